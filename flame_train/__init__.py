@@ -1,0 +1,3 @@
+"""flame-train: LoRA training for diffusion models without PyTorch."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,73 @@
+"""The few errors a user can meet. Each carries the exit code that `cli.py` returns for it.
+
+A message says what was expected, what came, and what to do. Everything that is not one of these is a bug
+in flame-train and exits with 1.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class FlameError(Exception):
+    """Base of every error that is not a bug. `exit_code` is the process's exit status."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(FlameError):
+    """Bad usage or configuration: unknown keys, wrong types, impossible values, conflicting options."""
+
+    exit_code = 2
+
+
+class DataError(FlameError):
+    """A picture, caption or dataset folder that cannot be used."""
+
+    exit_code = 3
+
+
+class ModelFileError(FlameError):
+    """A model or LoRA file that is damaged, of another family, or of a refused format."""
+
+    exit_code = 3
+
+
+class EnvironmentFault(FlameError):
+    """The machine lacks something: driver, library, GPU."""
+
+    exit_code = 4
+
+
+class DeviceFault(FlameError):
+    """The device failed or ran out of memory while working."""
+
+    exit_code = 5
+
+
+class OutputError(FlameError):
+    """The output folder cannot be written: full disk, permissions, locked by another run."""
+
+    exit_code = 6
+
+
+class NonFiniteError(FlameError):
+    """Training met a NaN or an infinity and stopped before it reached the weights."""
+
+    exit_code = 7
+
+
+class Interrupted(FlameError):
+    """A signal asked the program to stop; the checkpoint is saved. 128 + signal number is the exit status."""
+
+    def __init__(self, signal_number: int, message: str) -> None:
+        super().__init__(message)
+        self.signal_number = signal_number
+
+
+class ShapeError(ValueError):
+    """An operation was given shapes, dtypes or attributes it cannot take. A programmer's error: exit 1."""
+
+
+class Unsupported(NotImplementedError):
+    """Something the engine refuses by design, with the reason (second-order gradients, for one)."""
