@@ -1,0 +1,1 @@
+"""Configuration: `schema` says which keys exist, `load` reads a file, `render` writes one."""

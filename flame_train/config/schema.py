@@ -1,0 +1,282 @@
+"""Every configuration key: its type, default, bounds, unit and meaning. The only place a key exists.
+
+The loader, its messages, `init`, `--set`, the run folder and `configs/` all read this file; none repeats it.
+A field marked `free` may be changed between a run and its continuation, because the trained weights do not
+depend on it. `aka` lists the names other trainers use for the same thing; they appear in suggestions only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+def field(
+    default: Any,
+    doc: str,
+    *,
+    unit: str = "",
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    multiple_of: int | None = None,
+    free: bool = False,
+    aka: tuple[str, ...] = (),
+) -> Any:
+    """A key with its default, one-line meaning, unit, inclusive (ge, le) and exclusive (gt, lt) bounds."""
+    extra: dict[str, Any] = {"unit": unit, "free": free, "aka": list(aka)}
+    bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt, "multiple_of": multiple_of}
+    given: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
+    return Field(default, description=doc, json_schema_extra=extra, **given)
+
+
+class Section(BaseModel):
+    """A table of the file: unknown keys are refused, values are never coerced, NaN and infinity are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class ModelSection(Section):
+    """The base model, which is never changed."""
+
+    checkpoint: str = field(
+        "",
+        "base model: a .safetensors file, a diffusers folder or a hub id; required",
+        aka=("pretrained_model_name_or_path", "base_model", "name_or_path"),
+    )
+    vae: str = field("", "another VAE to use instead of the checkpoint's own; empty: its own")
+    prediction: Literal["epsilon", "v"] = field(
+        "epsilon", "what the model predicts", aka=("prediction_type", "v_parameterization")
+    )
+    vae_precision: Literal["fp32", "bf16"] = field(
+        "fp32", "number format of the VAE; fp16 is not offered because SDXL's VAE overflows in it"
+    )
+
+
+class DataSection(Section):
+    """The pictures and their captions."""
+
+    path: str = field(
+        "",
+        "folder of images with same-named captions, or with metadata.jsonl; required",
+        aka=("train_data_dir", "dataset", "folder_path", "image_dir"),
+    )
+    resolution: int = field(
+        1024, "side of the square whose area a bucket may have", unit="pixels", ge=8, le=8192, multiple_of=8
+    )
+    batch_size: int = field(1, "images in one micro-batch", unit="images", ge=1, aka=("train_batch_size",))
+    repeats: int = field(1, "how often each image comes in one epoch", ge=1, aka=("num_repeats",))
+    caption_dropout: float = field(
+        0.0,
+        "probability that an image is seen with an empty caption",
+        ge=0,
+        le=1,
+        aka=("caption_dropout_rate",),
+    )
+    caption: str = field("", "caption of images that have none; empty: such an image is an error")
+    caption_extension: str = field(".txt", "file name ending of a caption")
+    upscale: bool = field(
+        False, "enlarge images that are smaller than their bucket; false: they get a smaller bucket"
+    )
+    bucket_step: int = field(
+        64,
+        "bucket sides are multiples of this",
+        unit="pixels",
+        ge=8,
+        multiple_of=8,
+        aka=("bucket_reso_steps",),
+    )
+    min_bucket: int = field(
+        0,
+        "shortest bucket side; 0: half of resolution",
+        unit="pixels",
+        ge=0,
+        multiple_of=8,
+        aka=("min_bucket_reso",),
+    )
+    max_bucket: int = field(
+        0,
+        "longest bucket side; 0: twice resolution",
+        unit="pixels",
+        ge=0,
+        multiple_of=8,
+        aka=("max_bucket_reso",),
+    )
+    max_tokens: Literal[75, 150, 225] = field(
+        75, "caption length that is kept, in chunks of 75", unit="tokens", aka=("max_token_length",)
+    )
+    on_bad_image: Literal["error", "skip"] = field(
+        "error", "what an unreadable image does: stop before training, or be left out with a warning"
+    )
+    cache: str = field(
+        "",
+        "folder for encoded images and captions; empty: .flame-cache inside data.path",
+        free=True,
+        aka=("cache_dir", "vae_cache_dir"),
+    )
+
+
+class LoraSection(Section):
+    """The adapter that is trained."""
+
+    kind: Literal["lora"] = field("lora", "kind of adapter", aka=("network_module", "network_type"))
+    rank: int = field(16, "inner width of the two matrices", ge=1, le=4096, aka=("network_dim", "dim", "r"))
+    alpha: float = field(
+        16.0, "the update is scaled by alpha / rank", gt=0, aka=("network_alpha", "lora_alpha")
+    )
+    targets: tuple[str, ...] = field(
+        ("attention",),
+        "presets (attention, attention+mlp, full) or globs over module names",
+        aka=("target_modules",),
+    )
+
+
+class OptimizerSection(Section):
+    """How gradients become updates."""
+
+    name: Literal["adamw", "sgd"] = field("adamw", "optimizer", aka=("optimizer_type",))
+    lr: float = field(1e-4, "peak learning rate", gt=0, le=10, aka=("learning_rate", "unet_lr", "max_lr"))
+    weight_decay: float = field(0.01, "decoupled weight decay", ge=0, le=1)
+    betas: tuple[float, float] = field(
+        (0.9, 0.999), "AdamW: decay of the two moments", aka=("adam_beta1", "adam_beta2")
+    )
+    eps: float = field(1e-8, "AdamW: added to the denominator", gt=0, le=1, aka=("adam_epsilon",))
+    momentum: float = field(0.0, "SGD: momentum", ge=0, lt=1)
+
+
+class ScheduleSection(Section):
+    """How the learning rate moves over the run."""
+
+    name: Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial"] = field(
+        "cosine", "shape after the warm-up", aka=("lr_scheduler", "lr_scheduler_type")
+    )
+    warmup_steps: int = field(0, "linear rise from 0", unit="steps", ge=0, aka=("lr_warmup_steps",))
+    cycles: int = field(1, "cosine_restarts: number of restarts", ge=1, aka=("lr_scheduler_num_cycles",))
+    power: float = field(1.0, "polynomial: exponent", gt=0, aka=("lr_scheduler_power",))
+    min_lr: float = field(0.0, "learning rate at the end of the decay", ge=0, le=10)
+
+
+class GradientSection(Section):
+    """What happens to gradients before the optimizer sees them."""
+
+    accumulation: int = field(
+        1, "micro-batches in one update", ge=1, aka=("gradient_accumulation_steps", "accumulation_steps")
+    )
+    clip_norm: float = field(1.0, "largest total norm; 0: off", ge=0, aka=("max_grad_norm", "clip_grad_norm"))
+    clip_value: float = field(0.0, "largest absolute value of an entry; 0: off", ge=0)
+    noise_std: float = field(0.0, "standard deviation of added Gaussian noise at step 0; 0: off", ge=0)
+    noise_decay: float = field(
+        0.55, "the noise's variance falls as 1 / (1 + step)^noise_decay (arXiv 1511.06807)", ge=0
+    )
+    checkpointing: bool = field(
+        False,
+        "recompute activations in the backward pass: less memory, slower",
+        aka=("gradient_checkpointing",),
+    )
+
+
+class TrainSection(Section):
+    """The run."""
+
+    steps: int = field(2000, "optimizer updates in the run", unit="steps", ge=1, aka=("max_train_steps",))
+    seed: int = field(42, "every random number follows from it", ge=0, le=2**63 - 1)
+    precision: Literal["fp32", "bf16", "fp16"] = field(
+        "bf16",
+        "number format of the base model's arithmetic; fp16 scales its loss; adapters are always fp32",
+        aka=("mixed_precision", "dtype"),
+    )
+    deterministic: bool = field(True, "same seed, same bytes on the same device; false may be faster")
+
+
+class LossSection(Section):
+    """What is minimised."""
+
+    kind: Literal["mse"] = field("mse", "loss function", aka=("loss_type",))
+    snr_gamma: float = field(
+        0.0, "min-SNR weighting (arXiv 2303.09556); 5 is usual; 0: off", ge=0, aka=("min_snr_gamma",)
+    )
+    offset_noise: float = field(
+        0.0, "strength of a constant added to each channel's noise; 0: off", ge=0, le=1, aka=("noise_offset",)
+    )
+    zero_terminal_snr: bool = field(
+        False,
+        "rescale the schedule so that the last timestep is pure noise (arXiv 2305.08891); needs prediction v",
+        aka=("zero_terminal_snr", "rescale_betas_zero_snr"),
+    )
+
+
+class CheckpointSection(Section):
+    """What a stopped run continues from."""
+
+    every: int = field(
+        500,
+        "interval between checkpoints; 0: only at the end and when stopped",
+        unit="steps",
+        ge=0,
+        free=True,
+        aka=("save_every_n_steps", "checkpointing_steps", "save_every"),
+    )
+    keep: int = field(
+        3,
+        "newest checkpoints that stay",
+        ge=1,
+        free=True,
+        aka=("checkpoints_total_limit", "max_step_saves_to_keep"),
+    )
+
+
+class SampleSection(Section):
+    """Pictures made during the run."""
+
+    every: int = field(
+        250,
+        "interval between grids; 0: none",
+        unit="steps",
+        ge=0,
+        free=True,
+        aka=("sample_every_n_steps", "sample_every"),
+    )
+    prompts: tuple[str, ...] = field(
+        (), "one picture each; empty: no grids", free=True, aka=("sample_prompts",)
+    )
+    negative: str = field("", "negative prompt", free=True, aka=("negative_prompt",))
+    steps: int = field(
+        20, "sampler steps", ge=1, le=1000, free=True, aka=("num_inference_steps", "sample_steps")
+    )
+    guidance: float = field(
+        7.0, "classifier-free guidance scale; 1: off", ge=1, free=True, aka=("cfg_scale", "guidance_scale")
+    )
+    sampler: Literal["euler", "ddim"] = field("euler", "sampler", free=True, aka=("sample_sampler",))
+    seed: int = field(42, "seed of the first picture; the next has the next", ge=0, le=2**63 - 1, free=True)
+    width: int = field(0, "picture width; 0: data.resolution", unit="pixels", ge=0, multiple_of=8, free=True)
+    height: int = field(
+        0, "picture height; 0: data.resolution", unit="pixels", ge=0, multiple_of=8, free=True
+    )
+
+
+class OutputSection(Section):
+    """Where the run is kept."""
+
+    dir: str = field("", "run folder; required", free=True, aka=("output_dir", "training_folder"))
+    format: Literal["kohya", "diffusers"] = field(
+        "kohya", "names inside lora.safetensors", free=True, aka=("save_model_as",)
+    )
+    tensorboard: bool = field(False, "also write TensorBoard events", free=True, aka=("log_with",))
+
+
+class Config(Section):
+    """A training run as described by one file."""
+
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    lora: LoraSection = LoraSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    schedule: ScheduleSection = ScheduleSection()
+    gradient: GradientSection = GradientSection()
+    train: TrainSection = TrainSection()
+    loss: LossSection = LossSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    sample: SampleSection = SampleSection()
+    output: OutputSection = OutputSection()
