@@ -24,16 +24,20 @@ def field(
     multiple_of: int | None = None,
     free: bool = False,
     aka: tuple[str, ...] = (),
+    later: tuple[str, ...] = (),
 ) -> Any:
-    """A key with its default, one-line meaning, unit, inclusive (ge, le) and exclusive (gt, lt) bounds."""
-    extra: dict[str, Any] = {"unit": unit, "free": free, "aka": list(aka)}
+    """A key with its default, one-line meaning, unit, inclusive (ge, le) and exclusive (gt, lt) bounds.
+
+    `later` names choices that are known but not built, so that the message can say so.
+    """
+    extra: dict[str, Any] = {"unit": unit, "free": free, "aka": list(aka), "later": list(later)}
     bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt, "multiple_of": multiple_of}
     given: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
     return Field(default, description=doc, json_schema_extra=extra, **given)
 
 
 class Section(BaseModel):
-    """A table of the file: unknown keys are refused, values are never coerced, NaN and infinity are refused."""
+    """A table of the file. Unknown keys, NaN and infinity are refused; values are never coerced."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -43,7 +47,7 @@ class ModelSection(Section):
 
     checkpoint: str = field(
         "",
-        "base model: a .safetensors file, a diffusers folder or a hub id; required",
+        "the base model: a .safetensors file, a diffusers folder or a hub id; required",
         aka=("pretrained_model_name_or_path", "base_model", "name_or_path"),
     )
     vae: str = field("", "another VAE to use instead of the checkpoint's own; empty: its own")
@@ -60,7 +64,7 @@ class DataSection(Section):
 
     path: str = field(
         "",
-        "folder of images with same-named captions, or with metadata.jsonl; required",
+        "the folder of images with same-named captions, or with metadata.jsonl; required",
         aka=("train_data_dir", "dataset", "folder_path", "image_dir"),
     )
     resolution: int = field(
@@ -121,7 +125,12 @@ class DataSection(Section):
 class LoraSection(Section):
     """The adapter that is trained."""
 
-    kind: Literal["lora"] = field("lora", "kind of adapter", aka=("network_module", "network_type"))
+    kind: Literal["lora"] = field(
+        "lora",
+        "kind of adapter",
+        aka=("network_module", "network_type"),
+        later=("locon", "dora", "loha", "lokr"),
+    )
     rank: int = field(16, "inner width of the two matrices", ge=1, le=4096, aka=("network_dim", "dim", "r"))
     alpha: float = field(
         16.0, "the update is scaled by alpha / rank", gt=0, aka=("network_alpha", "lora_alpha")
@@ -180,7 +189,9 @@ class GradientSection(Section):
 class TrainSection(Section):
     """The run."""
 
-    steps: int = field(2000, "optimizer updates in the run", unit="steps", ge=1, aka=("max_train_steps",))
+    steps: int = field(
+        2000, "optimizer updates in the run", unit="steps", ge=1, le=100_000_000, aka=("max_train_steps",)
+    )
     seed: int = field(42, "every random number follows from it", ge=0, le=2**63 - 1)
     precision: Literal["fp32", "bf16", "fp16"] = field(
         "bf16",
@@ -203,7 +214,7 @@ class LossSection(Section):
     zero_terminal_snr: bool = field(
         False,
         "rescale the schedule so that the last timestep is pure noise (arXiv 2305.08891); needs prediction v",
-        aka=("zero_terminal_snr", "rescale_betas_zero_snr"),
+        aka=("rescale_betas_zero_snr", "zsnr"),
     )
 
 
@@ -259,7 +270,7 @@ class SampleSection(Section):
 class OutputSection(Section):
     """Where the run is kept."""
 
-    dir: str = field("", "run folder; required", free=True, aka=("output_dir", "training_folder"))
+    dir: str = field("", "the run folder; required", free=True, aka=("output_dir", "training_folder"))
     format: Literal["kohya", "diffusers"] = field(
         "kohya", "names inside lora.safetensors", free=True, aka=("save_model_as",)
     )

@@ -1,0 +1,111 @@
+"""The schema as a flat table: `section.name` to what may stand there, in the order of the file."""
+
+from __future__ import annotations
+
+import functools
+import types
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from flame_train.config.schema import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One configuration key. `annotation` is its Python type; `expected` says type and bounds in words."""
+
+    section: str
+    name: str
+    annotation: Any
+    default: Any
+    doc: str
+    unit: str
+    free: bool
+    aka: tuple[str, ...]
+    later: tuple[str, ...]
+    expected: str
+
+    @property
+    def path(self) -> str:
+        """`section.name`, as messages and `--set` write it."""
+        return f"{self.section}.{self.name}"
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the value is a list in the file (a tuple in Python)."""
+        return get_origin(self.annotation) is tuple
+
+
+@functools.cache
+def keys() -> types.MappingProxyType[str, Key]:
+    """Every key of the schema by its path."""
+    table = {}
+    for section, section_doc in sections().items():
+        for name, info in section_doc.model_fields.items():
+            key = _key(section, name, info)
+            table[key.path] = key
+    return types.MappingProxyType(table)
+
+
+def sections() -> dict[str, type[BaseModel]]:
+    """The tables of the file by name, in order."""
+    return {name: _model(info) for name, info in Config.model_fields.items()}
+
+
+def _model(info: FieldInfo) -> type[BaseModel]:
+    assert isinstance(info.annotation, type)
+    assert issubclass(info.annotation, BaseModel)
+    return info.annotation
+
+
+def _key(section: str, name: str, info: FieldInfo) -> Key:
+    extra = info.json_schema_extra
+    assert isinstance(extra, dict), f"{section}.{name} was not declared with field()"
+    facts: dict[str, Any] = dict(extra)
+    return Key(
+        section=section,
+        name=name,
+        annotation=info.annotation,
+        default=info.default,
+        doc=info.description or "",
+        unit=facts["unit"],
+        free=facts["free"],
+        aka=tuple(facts["aka"]),
+        later=tuple(facts["later"]),
+        expected=_expected(info),
+    )
+
+
+_WORDS = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
+_PLURALS = {str: "strings", int: "integers", float: "numbers"}
+
+
+def _expected(info: FieldInfo) -> str:
+    annotation = info.annotation
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        quoted = [f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in arguments]
+        return quoted[0] if len(quoted) == 1 else "one of " + ", ".join(quoted)
+    if get_origin(annotation) is tuple:
+        count = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
+        return f"a list of {count}{_PLURALS[arguments[0]]}"
+    assert isinstance(annotation, type)
+    return _WORDS[annotation] + _bounds(info)
+
+
+def _bounds(info: FieldInfo) -> str:
+    found = {
+        name: getattr(constraint, name)
+        for constraint in info.metadata
+        for name in ("ge", "gt", "le", "lt", "multiple_of")
+        if hasattr(constraint, name)
+    }
+    step = f", a multiple of {found['multiple_of']}" if "multiple_of" in found else ""
+    if "ge" in found and "le" in found:
+        return f" from {found['ge']} to {found['le']}{step}"
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    limits = " and ".join(f"{sign} {found[name]}" for name, sign in signs.items() if name in found)
+    return f" {limits}{step}" if limits else step

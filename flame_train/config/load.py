@@ -1,0 +1,197 @@
+"""A configuration file and `--set` overrides to a checked `Config`, or one report of everything wrong."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from flame_train.config.checks import checks
+from flame_train.config.keys import Key, keys, sections
+from flame_train.config.read import KeyPath, Layered, read_layers
+from flame_train.config.schema import Config
+from flame_train.config.suggest import did_you_mean, nearest, nearest_section
+from flame_train.errors import ConfigError
+
+_OVERRIDE = "--set"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong: where (`file:line` or `--set`), which key, and what was expected and got."""
+
+    place: str
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.key}: {self.message}"
+
+
+def load(source: str, overrides: Sequence[str] = ()) -> Config:
+    """The configuration in `source` (a path, or `-`) with each `section.key=value` of `overrides` on top.
+
+    A value of `overrides` is read as TOML where that fits the key, else as text. Raises ConfigError with
+    every problem of the files and the overrides, one a line, in the order of the files.
+    """
+    layered = read_layers(source)
+    problems = _apply(layered, overrides)
+    problems += _unknown(layered)
+    config, wrong = _validate(layered)
+    problems += wrong
+    bad = {problem.key for problem in problems}
+    problems += _cross_checks(config, layered, bad)
+    if problems:
+        raise ConfigError(_report(problems, layered))
+    return config
+
+
+def _apply(layered: Layered, overrides: Sequence[str]) -> list[Problem]:
+    """Lay the overrides over the tree. What cannot be laid is returned as problems."""
+    problems = []
+    for override in overrides:
+        path, equals, raw = override.partition("=")
+        path = path.strip()
+        key = keys().get(path)
+        if not equals:
+            problems.append(Problem(_OVERRIDE, path, "expected section.key=value, got no ="))
+        elif key is None:
+            problems.append(Problem(_OVERRIDE, path, "unknown key" + did_you_mean(nearest(path))))
+        else:
+            table = layered.tree.setdefault(key.section, {})
+            if isinstance(table, dict):
+                table[key.name] = _typed(raw.strip(), key)
+                layered.places[(key.section, key.name)] = _OVERRIDE
+    return problems
+
+
+def _typed(raw: str, key: Key) -> Any:
+    """`raw` as the TOML value it spells, or as text where it spells none or the key wants text."""
+    try:
+        parsed = tomllib.loads(f"v = {raw}")
+        value = parsed["v"] if len(parsed) == 1 else raw
+    except (ValueError, RecursionError):
+        value = raw
+    if key.annotation is str and not isinstance(value, str):
+        return raw
+    return [value] if key.is_list and isinstance(value, str) else value
+
+
+def _unknown(layered: Layered) -> list[Problem]:
+    problems = []
+    for section, table in layered.tree.items():
+        if section not in sections():
+            problems.append(_unknown_section(layered, section, table))
+        elif isinstance(table, dict):
+            for name in table:
+                path = f"{section}.{name}"
+                if path not in keys():
+                    message = "unknown key" + did_you_mean(nearest(path))
+                    problems.append(Problem(_place(layered, (section, name)), path, message))
+        else:
+            message = f"expected a table of keys, got {_shown(table)}" + did_you_mean(nearest(section))
+            problems.append(Problem(_place(layered, (section,)), section, message))
+    return problems
+
+
+def _unknown_section(layered: Layered, section: str, table: Any) -> Problem:
+    place = _place(layered, (section,))
+    if isinstance(table, dict):
+        return Problem(place, section, "unknown section" + did_you_mean(nearest_section(section)))
+    return Problem(place, section, "unknown key" + did_you_mean(nearest(section)))
+
+
+def _known_part(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The keys of `tree` that exist, lists as the tuples the schema has."""
+    return {
+        section: {
+            name: tuple(value) if isinstance(value, list) and keys()[f"{section}.{name}"].is_list else value
+            for name, value in table.items()
+            if f"{section}.{name}" in keys()
+        }
+        for section, table in tree.items()
+        if section in sections() and isinstance(table, dict)
+    }
+
+
+def _validate(layered: Layered) -> tuple[Config, list[Problem]]:
+    """The config and its wrong values; in the config those have their defaults, so that checks can go on."""
+    tree = _known_part(layered.tree)
+    try:
+        return Config.model_validate(tree), []
+    except ValidationError as error:
+        wrong = dict.fromkeys((str(item["loc"][0]), str(item["loc"][1])) for item in error.errors())
+    problems = []
+    for section, name in wrong:
+        key = keys()[f"{section}.{name}"]
+        message = _wrong_value(key, layered.tree[section][name])
+        problems.append(Problem(_place(layered, (section, name)), key.path, message))
+        del tree[section][name]
+    return Config.model_validate(tree), problems
+
+
+def _wrong_value(key: Key, value: Any) -> str:
+    message = f"expected {key.expected}, got {_shown(value)}"
+    if isinstance(value, str) and value in key.later:
+        return message + ", which this version does not have yet"
+    if isinstance(value, str) and not isinstance(key.annotation, type):
+        choices = [choice for choice in re.findall(r'"([^"]+)"', key.expected) if choice == value.lower()]
+        return message + did_you_mean([f'"{choice}"' for choice in choices])
+    return message
+
+
+def _cross_checks(config: Config, layered: Layered, bad: set[str]) -> list[Problem]:
+    problems = []
+    for check in checks():
+        if bad.isdisjoint(check.paths) and bad.isdisjoint(path.split(".")[0] for path in check.paths):
+            message = check.broken(config)
+            if message is not None:
+                problems.append(_problem_at(check.paths, message, layered))
+    return problems
+
+
+def _problem_at(paths: Iterable[str], message: str, layered: Layered) -> Problem:
+    subject, *_ = paths
+    for path in paths:
+        section, name = path.split(".")
+        if (section, name) in layered.places:
+            return Problem(layered.places[(section, name)], subject, message)
+    return Problem(_place(layered, (subject.split(".")[0],)), subject, message)
+
+
+def _place(layered: Layered, path: KeyPath) -> str:
+    return layered.places.get(path, layered.files[-1])
+
+
+def _shown(value: Any) -> str:
+    """`value` as a reader of the file knows it, at most 60 characters."""
+    if isinstance(value, bool):
+        text = "true" if value else "false"
+    elif isinstance(value, str):
+        text = '"' + value.encode("unicode_escape").decode("ascii").replace('"', '\\"') + '"'
+    elif isinstance(value, dict):
+        text = "a table"
+    elif isinstance(value, datetime.date | datetime.time):
+        text = f"the date {value}"
+    elif isinstance(value, int) and value.bit_length() > 200:
+        text = "a huge integer"
+    else:
+        text = "nothing" if value is None else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _report(problems: list[Problem], layered: Layered) -> str:
+    def order(problem: Problem) -> tuple[int, int]:
+        name, _, line = problem.place.rpartition(":")
+        if name in layered.files:
+            return layered.files.index(name), int(line)
+        return (
+            (len(layered.files), 0) if problem.place == _OVERRIDE else (layered.files.index(problem.place), 0)
+        )
+
+    return "\n".join(str(problem) for problem in sorted(problems, key=order))

@@ -1,0 +1,85 @@
+"""A configuration as TOML text: commented, for a person to edit, or resolved, for the run folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flame_train.config.keys import Key, keys, sections
+from flame_train.config.schema import Config
+
+_COMMENT_COLUMN = 34
+
+
+def commented(config: Config, title: str) -> str:
+    """Every key of `config` with its value, meaning, allowed values and unit. `title` is the first line."""
+    lines = [f"# {title}"]
+    values = flat(config)
+    for section, model in sections().items():
+        heading = (model.__doc__ or "").strip().splitlines()[0]
+        lines += ["", f"# {heading}", f"[{section}]"]
+        for key in keys().values():
+            if key.section == section:
+                setting = f"{key.name} = {toml_value(values[key.path])}"
+                lines.append(f"{setting:<{_COMMENT_COLUMN}}  # {_comment(key)}")
+    return "\n".join(lines) + "\n"
+
+
+def resolved(config: Config) -> str:
+    """Every key of `config`, defaults filled in. The same config always gives the same text."""
+    lines: list[str] = []
+    values = flat(config)
+    for section in sections():
+        lines += ["", f"[{section}]"]
+        lines += [
+            f"{key.name} = {toml_value(values[key.path])}"
+            for key in keys().values()
+            if key.section == section
+        ]
+    return "\n".join(lines[1:]) + "\n"
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Each value by its path, `section.name`, in the order of the schema."""
+    return {path: getattr(getattr(config, key.section), key.name) for path, key in keys().items()}
+
+
+def decisive(config: Config) -> dict[str, Any]:
+    """The part of `flat` that the trained weights depend on."""
+    return {path: value for path, value in flat(config).items() if not keys()[path].free}
+
+
+def toml_value(value: Any) -> str:
+    """`value` (text, number, truth value, or a list of them) as TOML writes it, read back unchanged."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    if isinstance(value, int | float):
+        return repr(value)
+    raise TypeError(
+        f"toml_value: expected text, a number, a truth value or a list, got {type(value).__name__}"
+    )
+
+
+def _quoted(text: str) -> str:
+    escapes = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+    return '"' + "".join(escapes.get(c) or (c if c.isprintable() else _escape(c)) for c in text) + '"'
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _comment(key: Key) -> str:
+    parts = [key.doc]
+    if key.expected.startswith("one of "):
+        choices = key.expected.removeprefix("one of ").replace('"', "").replace(", ", " | ")
+        parts.append(choices)
+    elif key.expected not in ("a string", "true or false") and not key.is_list:
+        parts.append(key.expected)
+    if key.unit:
+        parts.append(f"in {key.unit}")
+    return "; ".join(parts)

@@ -1,0 +1,36 @@
+"""The nearest valid key for one that does not exist."""
+
+from __future__ import annotations
+
+import difflib
+
+from flame_train.config.keys import keys, sections
+
+
+def nearest(path: str) -> list[str]:
+    """Up to three valid keys that `path` (`section.name` or a bare name) may have meant, best first.
+
+    In order: near names in the same section, the same name elsewhere (also under the name another trainer
+    gives it), then whatever path is spelled most alike.
+    """
+    section, _, name = path.rpartition(".")
+    home = {key.name: key.path for key in keys().values() if key.section == section}
+    found = [home[match] for match in difflib.get_close_matches(name, home, n=3, cutoff=0.5)]
+    found += [key.path for key in keys().values() if name == key.name or name in key.aka]
+    if not found:
+        known = {key.name: key.path for key in keys().values()}
+        known |= {other: key.path for key in keys().values() for other in key.aka}
+        found = [known[match] for match in difflib.get_close_matches(name, known, n=2, cutoff=0.75)]
+    if not found or section not in sections():
+        found += difflib.get_close_matches(path, keys(), n=2, cutoff=0.7)
+    return list(dict.fromkeys(found))[:3]
+
+
+def nearest_section(name: str) -> list[str]:
+    """Up to two sections spelled like `name`."""
+    return difflib.get_close_matches(name, sections(), n=2, cutoff=0.5)
+
+
+def did_you_mean(candidates: list[str]) -> str:
+    """`; did you mean a or b?`, or nothing where there is no candidate."""
+    return f"; did you mean {' or '.join(candidates)}?" if candidates else ""
