@@ -15,7 +15,11 @@ from flame_train.config.schema import Config
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One configuration key. `annotation` is its Python type; `expected` says type and bounds in words."""
+    """One configuration key.
+
+    `annotation` is its Python type, `limits` its bounds in words ("from 1 to 4096"), `choices` the values of
+    a closed list; `expected` says all of that for a message.
+    """
 
     section: str
     name: str
@@ -26,6 +30,8 @@ class Key:
     free: bool
     aka: tuple[str, ...]
     later: tuple[str, ...]
+    limits: str
+    choices: tuple[str | int, ...]
     expected: str
 
     @property
@@ -75,6 +81,8 @@ def _key(section: str, name: str, info: FieldInfo) -> Key:
         free=facts["free"],
         aka=tuple(facts["aka"]),
         later=tuple(facts["later"]),
+        limits=_limits(info),
+        choices=_choices(info),
         expected=_expected(info),
     )
 
@@ -83,29 +91,35 @@ _WORDS = {str: "a string", int: "an integer", float: "a number", bool: "true or 
 _PLURALS = {str: "strings", int: "integers", float: "numbers"}
 
 
+def _choices(info: FieldInfo) -> tuple[str | int, ...]:
+    return get_args(info.annotation) if get_origin(info.annotation) is Literal else ()
+
+
 def _expected(info: FieldInfo) -> str:
     annotation = info.annotation
-    arguments = get_args(annotation)
-    if get_origin(annotation) is Literal:
-        quoted = [f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in arguments]
+    if choices := _choices(info):
+        quoted = [f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices]
         return quoted[0] if len(quoted) == 1 else "one of " + ", ".join(quoted)
     if get_origin(annotation) is tuple:
+        arguments = get_args(annotation)
         count = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
         return f"a list of {count}{_PLURALS[arguments[0]]}"
     assert isinstance(annotation, type)
-    return _WORDS[annotation] + _bounds(info)
+    return f"{_WORDS[annotation]} {_limits(info)}".rstrip()
 
 
-def _bounds(info: FieldInfo) -> str:
+def _limits(info: FieldInfo) -> str:
     found = {
         name: getattr(constraint, name)
         for constraint in info.metadata
         for name in ("ge", "gt", "le", "lt", "multiple_of")
         if hasattr(constraint, name)
     }
-    step = f", a multiple of {found['multiple_of']}" if "multiple_of" in found else ""
-    if "ge" in found and "le" in found:
-        return f" from {found['ge']} to {found['le']}{step}"
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    limits = " and ".join(f"{sign} {found[name]}" for name, sign in signs.items() if name in found)
-    return f" {limits}{step}" if limits else step
+    if "ge" in found and "le" in found:
+        parts = [f"from {found['ge']} to {found['le']}"]
+    else:
+        parts = [" and ".join(f"{sign} {found[name]}" for name, sign in signs.items() if name in found)]
+    if "multiple_of" in found:
+        parts.append(f"a multiple of {found['multiple_of']}")
+    return ", ".join(part for part in parts if part)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import re
+import difflib
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -139,9 +139,9 @@ def _wrong_value(key: Key, value: Any) -> str:
     message = f"expected {key.expected}, got {_shown(value)}"
     if isinstance(value, str) and value in key.later:
         return message + ", which this version does not have yet"
-    if isinstance(value, str) and not isinstance(key.annotation, type):
-        choices = [choice for choice in re.findall(r'"([^"]+)"', key.expected) if choice == value.lower()]
-        return message + did_you_mean([f'"{choice}"' for choice in choices])
+    if isinstance(value, str) and key.choices:
+        near = difflib.get_close_matches(value.lower(), [str(choice) for choice in key.choices], n=1)
+        return message + did_you_mean([f'"{choice}"' for choice in near])
     return message
 
 

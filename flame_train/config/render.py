@@ -74,12 +74,6 @@ def _escape(character: str) -> str:
 
 
 def _comment(key: Key) -> str:
-    parts = [key.doc]
-    if key.expected.startswith("one of "):
-        choices = key.expected.removeprefix("one of ").replace('"', "").replace(", ", " | ")
-        parts.append(choices)
-    elif key.expected not in ("a string", "true or false") and not key.is_list:
-        parts.append(key.expected)
-    if key.unit:
-        parts.append(f"in {key.unit}")
-    return "; ".join(parts)
+    choices = " | ".join(str(choice) for choice in key.choices)
+    facts = ", ".join(fact for fact in (key.unit, choices, key.limits) if fact)
+    return f"{key.doc} [{facts}]" if facts else key.doc

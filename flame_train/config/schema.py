@@ -47,7 +47,7 @@ class ModelSection(Section):
 
     checkpoint: str = field(
         "",
-        "the base model: a .safetensors file, a diffusers folder or a hub id; required",
+        "the base model: .safetensors file, diffusers folder or hub id; required",
         aka=("pretrained_model_name_or_path", "base_model", "name_or_path"),
     )
     vae: str = field("", "another VAE to use instead of the checkpoint's own; empty: its own")
@@ -55,7 +55,7 @@ class ModelSection(Section):
         "epsilon", "what the model predicts", aka=("prediction_type", "v_parameterization")
     )
     vae_precision: Literal["fp32", "bf16"] = field(
-        "fp32", "number format of the VAE; fp16 is not offered because SDXL's VAE overflows in it"
+        "fp32", "number format of the VAE; no fp16, in which SDXL's overflows"
     )
 
 
@@ -64,7 +64,7 @@ class DataSection(Section):
 
     path: str = field(
         "",
-        "the folder of images with same-named captions, or with metadata.jsonl; required",
+        "the folder of images with captions or metadata.jsonl; required",
         aka=("train_data_dir", "dataset", "folder_path", "image_dir"),
     )
     resolution: int = field(
@@ -81,9 +81,7 @@ class DataSection(Section):
     )
     caption: str = field("", "caption of images that have none; empty: such an image is an error")
     caption_extension: str = field(".txt", "file name ending of a caption")
-    upscale: bool = field(
-        False, "enlarge images that are smaller than their bucket; false: they get a smaller bucket"
-    )
+    upscale: bool = field(False, "enlarge images smaller than their bucket; false: take a smaller bucket")
     bucket_step: int = field(
         64,
         "bucket sides are multiples of this",
@@ -112,7 +110,7 @@ class DataSection(Section):
         75, "caption length that is kept, in chunks of 75", unit="tokens", aka=("max_token_length",)
     )
     on_bad_image: Literal["error", "skip"] = field(
-        "error", "what an unreadable image does: stop before training, or be left out with a warning"
+        "error", "an unreadable image stops the run before training, or is left out with a warning"
     )
     cache: str = field(
         "",
@@ -175,9 +173,9 @@ class GradientSection(Section):
     )
     clip_norm: float = field(1.0, "largest total norm; 0: off", ge=0, aka=("max_grad_norm", "clip_grad_norm"))
     clip_value: float = field(0.0, "largest absolute value of an entry; 0: off", ge=0)
-    noise_std: float = field(0.0, "standard deviation of added Gaussian noise at step 0; 0: off", ge=0)
+    noise_std: float = field(0.0, "std of Gaussian noise added at step 0; 0: off", ge=0)
     noise_decay: float = field(
-        0.55, "the noise's variance falls as 1 / (1 + step)^noise_decay (arXiv 1511.06807)", ge=0
+        0.55, "its variance falls as 1 / (1 + step)^noise_decay (arXiv 1511.06807)", ge=0
     )
     checkpointing: bool = field(
         False,
@@ -195,7 +193,7 @@ class TrainSection(Section):
     seed: int = field(42, "every random number follows from it", ge=0, le=2**63 - 1)
     precision: Literal["fp32", "bf16", "fp16"] = field(
         "bf16",
-        "number format of the base model's arithmetic; fp16 scales its loss; adapters are always fp32",
+        "number format of the base model; adapters stay fp32",
         aka=("mixed_precision", "dtype"),
     )
     deterministic: bool = field(True, "same seed, same bytes on the same device; false may be faster")
@@ -213,7 +211,7 @@ class LossSection(Section):
     )
     zero_terminal_snr: bool = field(
         False,
-        "rescale the schedule so that the last timestep is pure noise (arXiv 2305.08891); needs prediction v",
+        "last timestep is pure noise (arXiv 2305.08891); needs prediction v",
         aka=("rescale_betas_zero_snr", "zsnr"),
     )
 
