@@ -1,0 +1,94 @@
+"""Any Pillow mode becomes 8-bit sRGB: alpha, palettes, CMYK, 16-bit, floats and colour profiles.
+
+Ranges: 16-bit grey is divided by 257 and rounded, so 0 and 65535 meet 0 and 255. 16-bit colour PNG reaches
+Pillow's decoder as its high bytes, within one level of the same. Floats are 0..1.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageCms
+
+from flame_train.errors import DataError
+
+WHITE = (255, 255, 255)
+
+_PROFILE_SPACE = {"RGB": "RGB ", "RGBA": "RGB ", "L": "GRAY", "CMYK": "CMYK"}
+
+
+def to_rgb(
+    image: Image.Image, label: str, background: tuple[int, int, int], notices: list[str]
+) -> np.ndarray[Any, Any]:
+    """uint8 (H, W, 3) sRGB of a decoded picture. Raises DataError for a mode without defined colours."""
+    mode = image.mode
+    if mode.startswith("I;16"):
+        return _grey16(image, background)
+    if mode == "F":
+        return _float_grey(np.asarray(image), label)
+    if mode in ("LAB", "HSV", "I"):
+        raise DataError(f"{label}: pixels of the kind {mode} have no fixed range or colour: save it as RGB")
+    if _has_alpha(image):
+        image = image.convert("RGBA")
+    elif mode not in ("RGB", "L", "CMYK"):
+        image = image.convert("L" if mode == "1" else "RGB")
+    image = _to_srgb(image, label, notices)
+    if image.mode == "RGBA":
+        return _composite(np.asarray(image), background)
+    return np.array(image.convert("RGB"))
+
+
+def _has_alpha(image: Image.Image) -> bool:
+    return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
+
+
+def _grey16(image: Image.Image, background: tuple[int, int, int]) -> np.ndarray[Any, Any]:
+    """16-bit grey: value / 257, rounded. (Pillow's own conversion clips everything above 255 to white.)"""
+    values = np.asarray(image).astype(np.int64)
+    grey = ((values + 128) // 257).astype(np.uint8)
+    pixels = np.repeat(grey[:, :, None], 3, axis=2)
+    key = image.info.get("transparency")
+    if isinstance(key, int):
+        pixels[values == key] = background
+    return pixels
+
+
+def _float_grey(values: np.ndarray[Any, Any], label: str) -> np.ndarray[Any, Any]:
+    low, high = float(values.min()), float(values.max())
+    if not (low >= 0.0 and high <= 1.0):  # written so that NaN is refused too
+        raise DataError(
+            f"{label}: float pixels must lie in 0..1, these lie in {low:g}..{high:g}: save it with 8 or 16 bits"
+        )
+    grey = np.rint(values.astype(np.float64) * 255.0).astype(np.uint8)
+    return np.repeat(grey[:, :, None], 3, axis=2)
+
+
+def _composite(rgba: np.ndarray[Any, Any], background: tuple[int, int, int]) -> np.ndarray[Any, Any]:
+    """colour * a + background * (1 - a), rounded, in sRGB values as browsers and editors do."""
+    colour, alpha = rgba[..., :3].astype(np.uint32), rgba[..., 3:].astype(np.uint32)
+    mixed = colour * alpha + np.asarray(background, np.uint32) * (255 - alpha)
+    return ((mixed + 127) // 255).astype(np.uint8)
+
+
+def _to_srgb(image: Image.Image, label: str, notices: list[str]) -> Image.Image:
+    """Convert through an embedded ICC profile; without one, or with sRGB's own, the values stand as they are."""
+    data = image.info.get("icc_profile")
+    if not data:
+        return image
+    try:
+        profile = ImageCms.ImageCmsProfile(io.BytesIO(data))
+        if profile.profile.xcolor_space != _PROFILE_SPACE[image.mode]:
+            notices.append(f"{label}: its colour profile is for other pixels than it has: ignored")
+            return image
+        if "sRGB" in (profile.profile.profile_description or ""):
+            return image
+        output = "RGBA" if image.mode == "RGBA" else "RGB"
+        converted = ImageCms.profileToProfile(
+            image, profile, ImageCms.createProfile("sRGB"), outputMode=output
+        )
+    except Exception as error:  # profiles are untrusted binary; the picture without one is still a picture
+        notices.append(f"{label}: its colour profile is damaged ({error}): ignored")
+        return image
+    return image if converted is None else converted

@@ -1,0 +1,67 @@
+"""Reading a file that a stranger put there: never a hang, never more memory than allowed, a name fit to print."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from flame_train.errors import DataError
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def shown(name: str | Path) -> str:
+    """`name` as one printable line: control characters and bytes that are not UTF-8 appear escaped."""
+    text = str(name)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that os.fsdecode could not decode
+        return f"\\x{code - 0xDC00:02x}"
+    return char.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def special_kind(mode: int) -> str | None:
+    """What a file of this `st_mode` is called when it is not a regular file; None when it is one."""
+    if stat.S_ISREG(mode):
+        return None
+    return next((text for test, text in _KINDS if test(mode)), "not a regular file")
+
+
+def read_bytes(path: Path, *, limit: int, name: str | None = None) -> bytes:
+    """The whole content of a regular file of at most `limit` bytes.
+
+    Pipes, devices and sockets are refused before anything is read, so that none can block or feed for ever.
+    Raises DataError, whose message begins with `name` (default: the path).
+    """
+    label = name if name is not None else shown(path)
+    try:
+        kind = special_kind(os.stat(path).st_mode)
+        if kind is not None:
+            raise DataError(f"{label}: expected a file, found {kind}: take it out of the dataset")
+        # The file may be swapped between the two calls: O_NONBLOCK keeps a pipe from blocking even then.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with os.fdopen(handle, "rb") as file:
+            size = os.fstat(handle).st_size
+            data = file.read(limit + 1) if size <= limit else None
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise DataError(
+            f"{label}: cannot be read ({reason}): check the file, its links and permissions"
+        ) from error
+    if data is None or len(data) > limit:
+        raise DataError(
+            f"{label}: larger than the {limit:,} bytes allowed here: make it smaller or remove it"
+        )
+    return data

@@ -1,0 +1,158 @@
+"""An image file becomes 8-bit sRGB pixels, upright, or a DataError that names the file, the cause and the remedy.
+
+Never a guess: what has no defined colour (floats outside 0..1, LAB, unknown 32-bit ranges) is refused.
+Pillow decodes; its known traps are dealt with here and in `sniff` and `colour`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from flame_train.data import sniff
+from flame_train.data.colour import WHITE, to_rgb
+from flame_train.data.files import read_bytes, shown
+from flame_train.errors import DataError
+
+MAX_PIXELS = 89_478_485  # Pillow's own bound, at which it only warns: 256 MiB of RGB
+MAX_FILE_BYTES = 1 << 30
+
+Animated = Literal["refuse", "first"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInfo:
+    """What is known of a picture after it was decoded once. `height` and `width` are those of the upright one."""
+
+    height: int
+    width: int
+    format: str  # of the content, not of the name
+    mode: str  # Pillow's name of the stored pixels: "RGB", "P", "CMYK", "I;16", ...
+    sha256: str  # of the file's bytes
+    notices: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) in pixels."""
+        return self.height, self.width
+
+
+def read_image(
+    path: Path,
+    *,
+    background: tuple[int, int, int] = WHITE,
+    animated: Animated = "refuse",
+    name: str | None = None,
+) -> np.ndarray[Any, Any]:
+    """The picture as uint8 (H, W, 3), sRGB, upright; see `load_image`."""
+    return load_image(path, background=background, animated=animated, name=name)[0]
+
+
+def probe(path: Path, *, animated: Animated = "refuse", name: str | None = None) -> ImageInfo:
+    """Decodes the picture fully, as `read_image` would, and keeps only what is known of it."""
+    return load_image(path, animated=animated, name=name)[1]
+
+
+def load_image(
+    path: Path,
+    *,
+    background: tuple[int, int, int] = WHITE,
+    animated: Animated = "refuse",
+    name: str | None = None,
+) -> tuple[np.ndarray[Any, Any], ImageInfo]:
+    """Read, check and decode one picture: (uint8 pixels (H, W, 3), what is known of it).
+
+    EXIF orientation is applied, an embedded colour profile is converted to sRGB, transparency is laid over
+    `background` (0..255 sRGB), 16-bit values are scaled by 1/257. A file with several frames is refused, or
+    gives its first frame and a notice with `animated="first"`. Raises DataError, whose message begins with
+    `name` (default: the path).
+    """
+    label = name if name is not None else shown(path)
+    data = read_bytes(path, limit=MAX_FILE_BYTES, name=label)
+    if not data:
+        raise DataError(f"{label}: the file is empty (zero bytes): copy or download it again")
+    found = sniff.sniff(data)
+    if found not in sniff.PICTURES:
+        raise DataError(f"{label}: {sniff.refusal(found)}")
+    if found == "PNG":
+        sniff.check_png(data, label)
+    _refuse_bomb(sniff.declared_pixels(data, found), label)
+    notices: list[str] = []
+    try:
+        pixels, mode = _decode(data, found, label, background, animated, notices)
+    except DataError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DataError(f"{label}: {_bomb_text()}") from error
+    except Exception as error:  # a decoder fed damaged bytes may raise anything at all
+        raise DataError(
+            f"{label}: the {found} is damaged and cannot be decoded ({error}): copy or download it again"
+        ) from error
+    info = ImageInfo(
+        pixels.shape[0], pixels.shape[1], found, mode, hashlib.sha256(data).hexdigest(), tuple(notices)
+    )
+    return pixels, info
+
+
+@contextmanager
+def quiet_decoders() -> Iterator[None]:
+    """Silences Pillow's warnings while many files are read: each is judged here and reported by name.
+
+    It changes the process's warning filters, so it belongs around a pool of threads, never inside one.
+    """
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _decode(
+    data: bytes,
+    found: str,
+    label: str,
+    background: tuple[int, int, int],
+    animated: Animated,
+    notices: list[str],
+) -> tuple[np.ndarray[Any, Any], str]:
+    """(uint8 (H, W, 3), stored mode). Only the sniffed format's decoder is ever tried."""
+    with Image.open(io.BytesIO(data), formats=[found]) as image:
+        _refuse_bomb(image.width * image.height, label)
+        # A JPEG with several pictures is a phone's photo with a depth map or thumbnail: the first is the photo.
+        if found != "JPEG" and getattr(image, "is_animated", False):
+            if animated == "refuse":
+                raise DataError(
+                    f"{label}: a {found} with several frames or pages; expected one picture: "
+                    f"extract the frame you want"
+                )
+            notices.append(f"{label}: only the first of several frames or pages is used")
+        image.load()
+        mode = image.mode
+        upright = _upright(image, label, notices)
+        return to_rgb(upright, label, background, notices), mode
+
+
+def _upright(image: Image.Image, label: str, notices: list[str]) -> Image.Image:
+    """Apply EXIF orientation 1 to 8. Unreadable EXIF leaves the picture as stored, with a notice."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception as error:  # the EXIF block is untrusted binary of its own
+        notices.append(f"{label}: its EXIF data is unreadable ({error}): taken as upright")
+        return image
+
+
+def _refuse_bomb(pixels: int, label: str) -> None:
+    if pixels > MAX_PIXELS:
+        raise DataError(f"{label}: {_bomb_text()}")
+
+
+def _bomb_text() -> str:
+    return f"more than {MAX_PIXELS:,} pixels (a decompression bomb, or far too large): shrink or remove it"
