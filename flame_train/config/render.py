@@ -7,7 +7,7 @@ from typing import Any
 from flame_train.config.keys import Key, keys, sections
 from flame_train.config.schema import Config
 
-_COMMENT_COLUMN = 34
+_COMMENT_COLUMN = 28
 
 
 def commented(config: Config, title: str) -> str:

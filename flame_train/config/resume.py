@@ -1,0 +1,44 @@
+"""Whether a run may be continued with another configuration."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+from flame_train.config.keys import keys
+from flame_train.config.render import decisive, toml_value
+from flame_train.config.schema import Config
+
+
+def differences(old: str, new: Config) -> str | None:
+    """A table of the settings that differ between `old`, a resolved config as text, and `new`, and that the
+    trained weights depend on; None where there is none and the run may go on.
+
+    `train.steps` may change under a constant schedule: the steps already taken are then the same.
+    """
+    before, now = _settings(old), decisive(new)
+    constant = before.get("schedule.name") == now["schedule.name"] == "constant"
+    rows = [
+        (path, toml_value(before[path]) if path in before else "(missing)", toml_value(value))
+        for path, value in now.items()
+        if before.get(path, keys()[path].default) != value and not (constant and path == "train.steps")
+    ]
+    if not rows:
+        return None
+    rows.insert(0, ("setting", "that run", "this config"))
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    return "\n".join(f"  {path:<{widths[0]}}  {was:<{widths[1]}}  {now}" for path, was, now in rows)
+
+
+def _settings(text: str) -> dict[str, Any]:
+    """Values by path. Text that is no resolved config has none, so that every setting differs."""
+    try:
+        tree = tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return {
+        f"{section}.{name}": tuple(value) if isinstance(value, list) else value
+        for section, table in tree.items()
+        if isinstance(table, dict)
+        for name, value in table.items()
+    }

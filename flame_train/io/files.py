@@ -1,0 +1,96 @@
+"""Folders and free space: what must be so before a run starts, and disk trouble told in a sentence."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flame_train.errors import OutputError
+
+_MARGIN = 1.2  # a preflight asks for this much more than the expected size
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the bytes of `path` are on the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def disk_errors(path: Path, *, needed: int | None = None) -> Iterator[None]:
+    """Turn an OSError in the body into an OutputError about `path`, which takes `needed` bytes if known."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(_disk_message(path, needed, error)) from error
+
+
+def _disk_message(path: Path, needed: int | None, error: OSError) -> str:
+    if error.errno in _FULL:
+        need = f"needs {size(needed)}, " if needed is not None else ""
+        return (
+            f"{path}: the disk is full: {need}has {size(free_bytes(path))}; free some space and start again"
+        )
+    if error.errno == errno.EFBIG:
+        need = f" of {size(needed)}" if needed is not None else ""
+        return f"{path}: a file{need} is larger than this system or its limits (ulimit -f) allow"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{path}: cannot be written ({error.strerror}); choose a folder this user may write to"
+    return f"{path}: cannot be written: {error.strerror or error}"
+
+
+def free_bytes(path: Path) -> int:
+    """Free bytes on the disk that holds `path`, or would hold it once made. Raises OSError."""
+    return shutil.disk_usage(_existing(path)).free
+
+
+def _existing(path: Path) -> Path:
+    path = path.absolute()
+    while not path.exists() and path.parent != path:
+        path = path.parent
+    return path
+
+
+def preflight(folder: Path, expected: int) -> None:
+    """Refuse early: raises OutputError unless the disk of `folder` has 1.2 times `expected` bytes free."""
+    with disk_errors(folder):
+        available = free_bytes(folder)
+    if available < expected * _MARGIN:
+        raise OutputError(
+            f"{folder}: the disk is too full to start: needs {size(int(expected * _MARGIN))}, "
+            f"has {size(available)}; free some space, or set output.dir to another disk"
+        )
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder` and its parents, and prove that it can be written to. Raises OutputError."""
+    for part in (folder, *folder.parents):
+        if part.exists() and not part.is_dir():
+            raise OutputError(
+                f"{folder}: expected a folder, but {part} is a file; set output.dir to another place"
+            )
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".write-probe-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+
+
+def size(count: int) -> str:
+    """`count` bytes for a reader: `12 B`, `3.4 KiB`, `1.2 GiB`."""
+    if count < 1024:
+        return f"{count} B"
+    amount = float(count)
+    for unit in ("KiB", "MiB", "GiB"):
+        amount /= 1024
+        if amount < 1024:
+            return f"{amount:.1f} {unit}"
+    return f"{amount / 1024:.1f} TiB"

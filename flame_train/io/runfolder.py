@@ -1,0 +1,234 @@
+"""The folder of one run: its lock, resolved config, status, log and checkpoints.
+
+Opening the folder either starts a run in it or continues the one it holds; nothing else may be in its place.
+The lock is the kernel's, so it is gone with the process that held it, however that ended.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
+
+from flame_train import __version__
+from flame_train.errors import FlameError, Interrupted, OutputError
+from flame_train.io import commit
+from flame_train.io.durable import write_durably
+from flame_train.io.files import disk_errors, make_folder
+
+_LOG = logging.getLogger(__name__)
+
+_OURS = ("config.toml", "lora.safetensors", "checkpoints", "log.jsonl")
+
+
+class RunFolder:
+    """An open run. Use as a context manager: leaving it writes the final status and releases the lock.
+
+    `differences(old)` is given the `config.toml` of the run that the folder holds, and returns a table of the
+    settings that forbid continuing it, or None.
+    """
+
+    def __init__(self, folder: Path, config: str, differences: Callable[[str], str | None]) -> None:
+        self.folder = folder
+        self.step = 0
+        self._config = config
+        self._differences = differences
+        self._lock = FileLock(str(folder / ".lock"), blocking=False)
+        self._log: LogFile | None = None
+
+    def __enter__(self) -> Self:
+        """Take the folder. Raises OutputError if it is in use, cannot be written or holds another run."""
+        make_folder(self.folder)
+        self._acquire()
+        try:
+            self._refuse_foreign()
+            self.write_status("running")
+            _write_text(self.folder / "config.toml", self._config)
+            commit.sweep(self.checkpoints)
+            self._log = LogFile(self.folder / "log.jsonl")
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._log is not None:
+            self._log.close()
+        try:
+            self.write_status(*_ending(error))
+        except OutputError:
+            if error is None:
+                raise
+        finally:
+            self._lock.release()
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.folder / "checkpoints"
+
+    @property
+    def samples(self) -> Path:
+        """The folder of the sample grids."""
+        return self.folder / "samples"
+
+    @property
+    def lora(self) -> Path:
+        """The result."""
+        return self.folder / "lora.safetensors"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The folder of TensorBoard's events."""
+        return self.folder / "tensorboard"
+
+    def resume(self) -> commit.Found | None:
+        """The checkpoint to continue from, or None in a new run. Cuts the log back to its step."""
+        found = commit.newest(self.checkpoints)
+        self.step = found.step if found else 0
+        self._opened_log().truncate(self.step)
+        return found
+
+    def checkpoint(self, step: int, files: Mapping[str, commit.Content], keep: int) -> Path:
+        """Make the log durable, commit the checkpoint of `step`, and note the step in the status."""
+        self._opened_log().sync()
+        path = commit.commit(self.checkpoints, step, files, keep)
+        self.step = step
+        self.write_status("running")
+        return path
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Append a line to `log.jsonl`. `record` must have `step`. A full disk costs lines, never the run."""
+        self.step = int(record["step"])
+        self._opened_log().append(record)
+
+    def write_status(self, state: str, exit_code: int | None = None) -> None:
+        """Write `status.json`: running, done, interrupted or failed, with the exit code once there is one."""
+        status = {
+            "state": state,
+            "exit_code": exit_code,
+            "step": self.step,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "version": __version__,
+        }
+        _write_text(self.folder / "status.json", json.dumps(status, indent=1) + "\n")
+
+    def _opened_log(self) -> LogFile:
+        assert self._log is not None, "the run folder is not open"
+        return self._log
+
+    def _acquire(self) -> None:
+        try:
+            self._lock.acquire()
+        except Timeout:
+            holder = _read_status(self.folder)
+            raise OutputError(
+                f"{self.folder}: another run is writing here (process {holder.get('pid', 'unknown')} on "
+                f"{holder.get('host', 'unknown host')}); wait for it, or set output.dir to another folder"
+            ) from None
+        except (OSError, NotImplementedError) as error:
+            raise OutputError(
+                f"{self.folder}: the folder cannot be locked ({error}); set output.dir to a local disk"
+            ) from None
+
+    def _refuse_foreign(self) -> None:
+        """Refuse a folder with files that look like a run's and are not, or a run with another config."""
+        if not (self.folder / "status.json").exists():
+            present = [name for name in _OURS if (self.folder / name).exists()]
+            if present:
+                raise OutputError(
+                    f"{self.folder}: expected a new folder or one that holds a run, but found {present[0]} "
+                    "without status.json, and would overwrite it; set output.dir to another folder"
+                )
+            return
+        config = self.folder / "config.toml"
+        if not config.exists():
+            return
+        with disk_errors(config):
+            table = self._differences(config.read_text(encoding="utf-8", errors="replace"))
+        if table is not None:
+            raise OutputError(
+                f"{self.folder}: holds a run with other settings, which change its result:\n{table}\n"
+                "set them back to continue that run, or set output.dir to another folder for a new one"
+            )
+
+
+class LogFile:
+    """`log.jsonl`, appended line by line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._warned = False
+        with disk_errors(path):
+            self._file = path.open("ab")
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one line and hand it to the system, so that a reader sees it at once."""
+        try:
+            self._file.write(json.dumps(dict(record)).encode() + b"\n")
+            self._file.flush()
+        except OSError as error:
+            if not self._warned:
+                _LOG.warning("%s: %s; lines are being lost", self.path, error.strerror)
+                self._warned = True
+
+    def truncate(self, step: int) -> None:
+        """Drop every line after `step`, and a last line that was cut short."""
+        good = 0
+        with disk_errors(self.path):
+            with self.path.open("rb") as file:
+                for line in file:
+                    if not line.endswith(b"\n") or _step_of(line) > step:
+                        break
+                    good += len(line)
+            self._file.truncate(good)
+
+    def sync(self) -> None:
+        """Wait until the lines are on the disk."""
+        with disk_errors(self.path):
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _write_text(path: Path, text: str) -> None:
+    raw = text.encode()
+    write_durably(path, [raw], len(raw))
+
+
+def _step_of(line: bytes) -> float:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return float("inf")  # not a line of ours: cut from here on
+
+
+def _ending(error: BaseException | None) -> tuple[str, int]:
+    """State and exit code of a run that ended with `error`."""
+    if error is None:
+        return "done", 0
+    if isinstance(error, Interrupted):
+        return "interrupted", 128 + error.signal_number
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", 130
+    return "failed", error.exit_code if isinstance(error, FlameError) else 1
+
+
+def _read_status(folder: Path) -> dict[str, Any]:
+    try:
+        status = json.loads((folder / "status.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return status if isinstance(status, dict) else {}
