@@ -1,0 +1,30 @@
+"""The tensor library: tensors, gradients, layers, optimizers. It knows nothing of diffusion.
+
+import flame_train.engine as flame
+x = flame.tensor([1.0, 2.0], requires_grad=True)
+(x * x).sum().backward()
+x.grad.numpy()
+"""
+
+from __future__ import annotations
+
+from . import functional
+from .capture import capture
+from .checkpoint import checkpoint
+from .graph import backward, grad
+from .mode import enable_grad, no_grad
+from .tensor import Frozen, Parameter, Tensor, tensor
+
+__all__ = [
+    "Frozen",
+    "Parameter",
+    "Tensor",
+    "backward",
+    "capture",
+    "checkpoint",
+    "enable_grad",
+    "functional",
+    "grad",
+    "no_grad",
+    "tensor",
+]

@@ -1,0 +1,29 @@
+"""The two places a tensor can live, looked up by name or by array."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..dtype import Array
+from .base import Backend, Memory
+from .cpu import CpuBackend
+
+__all__ = ["Backend", "Memory", "backend_of", "get_backend"]
+
+_CPU = CpuBackend()
+
+
+def get_backend(name: str) -> Backend:
+    """The backend called `name`. "cuda" raises `EnvironmentFault` where no usable GPU is found."""
+    if name == "cpu":
+        return _CPU
+    if name == "cuda":
+        from .cuda import cuda_backend
+
+        return cuda_backend()
+    raise ValueError(f"device: expected 'cpu' or 'cuda', got {name!r}")
+
+
+def backend_of(array: Array) -> Backend:
+    """The backend an array lives on."""
+    return _CPU if isinstance(array, (np.ndarray, np.generic)) else get_backend("cuda")

@@ -1,0 +1,62 @@
+"""What a backend is: memory, copies and a clock, never an op.
+
+Adding an op does not touch this page. Ops find their kernels by the backend's name and fall back to their
+reference on `xp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..dtype import Array, DType
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes in use by this process's arrays now, the most ever since the last reset, and the device's size."""
+
+    live: int
+    peak: int
+    total: int
+
+
+class Backend(Protocol):
+    """A place where arrays live."""
+
+    @property
+    def name(self) -> str:
+        """ "cpu" or "cuda"."""
+
+    @property
+    def xp(self) -> ModuleType:
+        """The array namespace: numpy or cupy."""
+
+    @property
+    def kernels(self) -> Any:
+        """What kernel launchers receive as `k`; None on a backend that has only references."""
+
+    def empty(self, shape: Sequence[int], dtype: DType) -> Array:
+        """An uninitialised array."""
+
+    def put(self, host: np.ndarray[Any, Any]) -> Array:
+        """A copy of a host array on this device, same dtype and memory order."""
+
+    def get(self, array: Array) -> np.ndarray[Any, Any]:
+        """The array on the host: the only host read. Raises RuntimeError while a step is captured."""
+
+    def synchronize(self) -> None:
+        """Waits until the device has done everything asked of it."""
+
+    def memory(self) -> Memory:
+        """Bytes in use, peak and total."""
+
+    def reset_peak(self) -> None:
+        """Starts the peak anew."""
+
+    def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
+        """`fn` as one replayable device program, or `fn` itself where there is none."""

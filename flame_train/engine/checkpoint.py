@@ -1,0 +1,71 @@
+"""Gradient checkpointing: keep a function's inputs, run it again when its gradient is wanted (arXiv 1604.06174)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .dtype import Array, is_float
+from .graph import Edge, Node, Sink, run_backward
+from .mode import enable_grad, mode, no_grad
+from .tensor import Tensor
+
+
+class _Recompute(Node):
+    """A whole function as one node of the graph."""
+
+    __slots__ = ("args", "fn")
+
+    def __init__(
+        self, fn: Callable[..., Tensor], args: tuple[Any, ...], edges: list[Edge], out: Tensor
+    ) -> None:
+        super().__init__(None, (), {}, edges, [(out.shape, out.dtype)], out.backend)
+        self.fn, self.args = fn, args
+
+    def apply(self, grads: list[Array | None], sink: Sink) -> list[Array | None]:
+        if self.saved is None:
+            raise RuntimeError(
+                "checkpoint: backward ran through this graph already; compute the result again"
+            )
+        fresh = [_fresh(a) for a in self.args]
+        with enable_grad():
+            out = self.fn(*fresh)
+        inner: dict[int, Array] = {}
+        own = {id(t) for t in fresh}
+
+        def collect(leaf: Tensor, g: Array) -> None:
+            if id(leaf) in own:
+                inner[id(leaf)] = g
+            else:
+                sink(leaf, g)
+
+        if out.requires_grad and grads[0] is not None:
+            run_backward([(out, grads[0])], collect, nested=True)
+        wanted = [
+            t for a, t in zip(self.args, fresh, strict=True) if isinstance(a, Tensor) and a.requires_grad
+        ]
+        return [*(inner.get(id(t)) for t in wanted), *([None] * (len(self.edges) - len(wanted)))]
+
+
+def _fresh(value: Any) -> Any:
+    """The same values as a leaf of their own graph."""
+    if isinstance(value, Tensor) and value.requires_grad:
+        return Tensor(value.data, requires_grad=True)
+    return value
+
+
+def checkpoint(fn: Callable[..., Tensor], *args: Any) -> Tensor:
+    """fn(*args) without keeping what happens inside; fn runs once more during backward.
+
+    As torch.utils.checkpoint.checkpoint(use_reentrant=False): gradients reach the parameters fn uses as well as
+    its arguments, and equal those without checkpointing bit for bit. `fn` must be a pure function of its arguments
+    and of parameters, and return one Tensor.
+    """
+    if not mode().grad:
+        return fn(*args)
+    with no_grad():
+        out = fn(*args)
+    if not is_float(out.dtype):
+        return out
+    edges = [Edge.to(a) for a in args if isinstance(a, Tensor) and a.requires_grad]
+    return Tensor._from_op(out.data, _Recompute(fn, args, edges, out), 0)

@@ -1,0 +1,66 @@
+"""The dtypes the engine knows: one table, NumPy dtypes throughout.
+
+bfloat16 and the two fp8 formats come from `ml_dtypes` and are ordinary NumPy dtypes; CuPy takes the same
+objects, so the rest of the engine never asks which library an array belongs to.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+Array: TypeAlias = Any
+"""A NumPy or CuPy array. In an op's signature it marks a tensor input; see `op.py`."""
+
+DType: TypeAlias = "np.dtype[Any]"
+
+float64 = np.dtype(np.float64)
+float32 = np.dtype(np.float32)
+float16 = np.dtype(np.float16)
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
+float8_e4m3fn = np.dtype(ml_dtypes.float8_e4m3fn)
+float8_e5m2 = np.dtype(ml_dtypes.float8_e5m2)
+int64 = np.dtype(np.int64)
+int32 = np.dtype(np.int32)
+uint32 = np.dtype(np.uint32)
+uint8 = np.dtype(np.uint8)
+bool_ = np.dtype(np.bool_)
+
+_FLOATS = (float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2)
+_NAMED = {d.name: d for d in (*_FLOATS, int64, int32, uint32, uint8, bool_)}
+_NAMED |= {"fp64": float64, "fp32": float32, "fp16": float16, "bf16": bfloat16}
+
+
+def as_dtype(dtype: str | DType | type) -> DType:
+    """A dtype by its PyTorch name ("float32", "bfloat16", ...), short name ("bf16") or NumPy object.
+
+    Raises `TypeError` for a name that is not known.
+    """
+    if isinstance(dtype, str):
+        if dtype not in _NAMED:
+            raise TypeError(f"dtype: expected one of {', '.join(sorted(_NAMED))}, got {dtype!r}")
+        return _NAMED[dtype]
+    return np.dtype(dtype)
+
+
+def is_float(dtype: DType) -> bool:
+    """True for every floating dtype, the 8- and 16-bit ones included (NumPy calls those kind 'V')."""
+    return dtype in _FLOATS
+
+
+def compute_dtype(dtype: DType) -> DType:
+    """What arithmetic on `dtype` is done in: fp32 for anything narrower, else `dtype` itself."""
+    return float32 if is_float(dtype) and dtype.itemsize < 4 else dtype
+
+
+def promote(dtypes: list[DType]) -> DType | None:
+    """The result dtype of the floating ones among `dtypes`; None if there is none. As torch.result_type."""
+    floats = [d for d in dtypes if d in _FLOATS]
+    if not floats:
+        return None
+    result = floats[0]
+    for d in floats[1:]:
+        result = result if d == result else np.promote_types(result, d)
+    return result

@@ -1,0 +1,296 @@
+"""The graph and the backward pass.
+
+Nodes point only to what they were computed from, so there are no cycles and activations are freed by
+reference count as the backward pass goes by. Order is by sequence number: no recursion.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ShapeError, Unsupported
+from .backend import Backend
+from .dtype import Array, DType, compute_dtype, is_float
+from .mode import mode
+
+if TYPE_CHECKING:
+    from .op import Formula, Op
+    from .tensor import Tensor
+
+_SEQUENCE = itertools.count()
+
+Sink = Callable[["Tensor", Array], None]
+"""Takes a finished gradient of a leaf."""
+
+
+class Edge:
+    """Where a gradient goes: to another node's output, or to a leaf."""
+
+    __slots__ = ("arg", "dtype", "index", "item", "leaf", "node", "shape")
+
+    def __init__(
+        self, arg: str, item: int | None, node: Node | None, index: int, leaf: Tensor | None,
+        shape: tuple[int, ...], dtype: DType,
+    ) -> None:  # fmt: skip
+        self.arg, self.item, self.node, self.index, self.leaf = arg, item, node, index, leaf
+        self.shape, self.dtype = shape, dtype
+
+    @classmethod
+    def to(cls, t: Tensor, arg: str = "", item: int | None = None) -> Edge:
+        """The edge that leads to `t`."""
+        return cls(arg, item, t._node, t._index, t if t._node is None else None, t.shape, t.dtype)
+
+
+class Node:
+    """One op that ran: its formulas, exactly what they name, and where its gradients go."""
+
+    __slots__ = ("__weakref__", "backend", "edges", "formulas", "hooks", "op", "outputs", "saved", "seq")
+
+    def __init__(
+        self, op: Op | None, formulas: tuple[Formula, ...], saved: dict[str, Any] | None, edges: list[Edge],
+        outputs: list[tuple[tuple[int, ...], DType]], backend: Backend,
+    ) -> None:  # fmt: skip
+        self.op, self.formulas, self.saved, self.edges = op, formulas, saved, edges
+        self.outputs, self.backend = outputs, backend
+        self.seq = next(_SEQUENCE)
+        self.hooks: dict[int, list[Callable[[Tensor], Tensor | None]]] = {}
+
+    @property
+    def name(self) -> str:
+        return self.op.name if self.op else "checkpoint"
+
+    def apply(self, grads: list[Array | None], sink: Sink) -> list[Array | None]:
+        """The gradients along `edges`, given those of the outputs."""
+        assert self.op is not None
+        if self.saved is None:
+            raise RuntimeError(
+                f"{self.name}: backward ran through this graph already and freed it; "
+                "compute the result again, or pass retain_graph=True the first time"
+            )
+        g: Any = self._dense(grads)
+        results: dict[str, Any] = {}
+        needs = frozenset(e.arg for e in self.edges)
+        for formula in self.formulas:
+            found = self._run(formula, g, needs)
+            results.update(zip(formula.args, found if len(formula.args) > 1 else (found,), strict=True))
+        return [results[e.arg] if e.item is None else results[e.arg][e.item] for e in self.edges]
+
+    def _dense(self, grads: list[Array | None]) -> Any:
+        """The op's `g`: the gradient, or for several outputs a tuple with zeros where none arrived."""
+        assert self.op is not None
+        if not self.op.multiple:
+            return grads[0]
+        xp = self.backend.xp
+        pairs = zip(grads, self.outputs, strict=True)
+        return tuple(xp.zeros(shape, dtype) if g is None else g for g, (shape, dtype) in pairs)
+
+    def _run(self, formula: Formula, g: Any, needs: frozenset[str]) -> Any:
+        assert self.op is not None and self.saved is not None
+        values = [self.saved[n] for n in formula.names]
+        extra = {"needs": needs} if formula.takes_needs else {}
+        if formula.impl != "reference":
+            return formula.fn(self.backend.kernels, g, *values, **extra)
+        if not self.op.moves:
+            g = _raised(g)
+            values = [_raised(v) for v in values]
+        return formula.fn(self.backend.xp, g, *values, **extra)
+
+
+def _raised(value: Any) -> Any:
+    if isinstance(value, (list, tuple)) and any(hasattr(v, "dtype") for v in value):
+        return type(value)(_raised(v) for v in value)
+    if hasattr(value, "dtype") and is_float(value.dtype) and compute_dtype(value.dtype) != value.dtype:
+        return value.astype(compute_dtype(value.dtype))
+    return value
+
+
+def unbroadcast(xp: Any, g: Array, shape: tuple[int, ...], dtype: DType) -> Array:
+    """`g` summed over the axes along which an input of `shape` was broadcast, in the input's dtype."""
+    if g.shape != shape:
+        if g.ndim > len(shape):
+            g = g.sum(axis=tuple(range(g.ndim - len(shape))))
+        axes = tuple(i for i, (n, m) in enumerate(zip(g.shape, shape, strict=True)) if n != m)
+        if axes:
+            g = g.sum(axis=axes, keepdims=True)
+        if g.shape != shape:
+            raise ShapeError(f"a gradient of shape {g.shape} cannot be summed down to its input's {shape}")
+    return xp.asarray(g, dtype) if g.dtype != dtype else g
+
+
+class _Sums:
+    """Gradients on their way, one slot an output. The first is borrowed, later ones are added."""
+
+    __slots__ = ("owned", "values")
+
+    def __init__(self, count: int) -> None:
+        self.values: list[Array | None] = [None] * count
+        self.owned = [False] * count
+
+    def add(self, index: int, g: Array) -> None:
+        held = self.values[index]
+        if held is None:
+            self.values[index] = g
+        elif self.owned[index]:
+            held += g
+        else:
+            self.values[index] = held + g
+            self.owned[index] = True
+
+
+def run_backward(
+    roots: Sequence[tuple[Tensor, Array]], sink: Sink, *, retain_graph: bool = False, nested: bool = False,
+    targets: dict[tuple[int, int], Callable[[Array], None]] | None = None,
+) -> None:  # fmt: skip
+    """Carries gradients from `roots` to the leaves, each handed to `sink` once.
+
+    `targets` receives the gradients of inner tensors by (id of node, output index). A `nested` pass, inside a
+    recomputed node, leaves the leaves' hooks to the pass around it, which alone knows the whole gradient.
+    """
+    pending: dict[Node, _Sums] = {}
+    heap: list[tuple[int, Node]] = []
+    leaves: dict[int, tuple[Tensor, _Sums]] = {}
+
+    def send(edge: Edge, g: Array) -> None:
+        if edge.node is not None:
+            if edge.node not in pending:
+                pending[edge.node] = _Sums(len(edge.node.outputs))
+                heapq.heappush(heap, (-edge.node.seq, edge.node))
+            pending[edge.node].add(edge.index, g)
+        elif edge.leaf is not None:
+            collect(edge.leaf, g)
+
+    def collect(leaf: Tensor, g: Array) -> None:
+        leaves.setdefault(id(leaf), (leaf, _Sums(1)))[1].add(0, g)
+
+    for t, g in roots:
+        send(Edge.to(t), g)
+    while heap:
+        node = heapq.heappop(heap)[1]
+        grads = _through_hooks(node, pending.pop(node).values, targets)
+        for edge, g in zip(node.edges, _observe(node, grads, collect), strict=True):
+            if g is not None:
+                send(edge, unbroadcast(node.backend.xp, g, edge.shape, edge.dtype))
+        if not retain_graph:
+            node.saved = None
+        del grads
+    for leaf, sums in leaves.values():
+        g = sums.values[0]
+        for hook in () if nested else leaf._hooks or ():
+            g = _hooked(hook, g)
+        sink(leaf, g)
+
+
+def _observe(node: Node, grads: list[Array | None], sink: Sink) -> list[Array | None]:
+    hooks = mode().hooks
+    for h in hooks:
+        h.before(node.name, "backward")
+    result = node.apply(grads, sink)
+    for h in hooks:
+        h.after(node.name, "backward", [g for g in result if g is not None])
+    return result
+
+
+def _through_hooks(
+    node: Node, grads: list[Array | None], targets: dict[tuple[int, int], Callable[[Array], None]] | None
+) -> list[Array | None]:
+    for index, hooks in node.hooks.items():
+        for hook in hooks:
+            if grads[index] is not None:
+                grads[index] = _hooked(hook, grads[index])
+    if targets:
+        for index, g in enumerate(grads):
+            if g is not None and (id(node), index) in targets:
+                targets[id(node), index](g)
+    return grads
+
+
+def _hooked(hook: Callable[[Tensor], Tensor | None], g: Array) -> Array:
+    from .tensor import Tensor
+
+    replaced = hook(Tensor(g))
+    if replaced is None:
+        return g
+    if replaced.shape != g.shape:
+        raise ShapeError(
+            f"a hook returned a gradient of shape {replaced.shape} for a tensor of shape {g.shape}"
+        )
+    return replaced.data
+
+
+def backward(
+    outputs: Sequence[Tensor],
+    grad_outputs: Sequence[Tensor | None] | None = None,
+    *,
+    retain_graph: bool = False,
+) -> None:
+    """Accumulates d outputs / d leaf into the `.grad` of every leaf, as torch.autograd.backward."""
+    run_backward(_roots(outputs, grad_outputs), _accumulate, retain_graph=retain_graph)
+
+
+def _accumulate(leaf: Tensor, g: Array) -> None:
+    leaf._accumulate(g)
+
+
+def grad(
+    outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None, *, retain_graph: bool = False,
+    create_graph: bool = False, allow_unused: bool = False,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """The gradients of the sum of `outputs` with respect to `inputs`; no `.grad` is touched.
+
+    As torch.autograd.grad. Raises `Unsupported` for `create_graph`: the engine differentiates once.
+    """
+    from .tensor import Tensor
+
+    if create_graph:
+        raise Unsupported(
+            "grad: create_graph=True asks for second-order gradients; the engine is first order only"
+        )
+    outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    given = [grad_outputs] if isinstance(grad_outputs, Tensor) else grad_outputs
+    found: dict[int, Array] = {}
+    targets = {
+        (id(t._node), t._index): (lambda g, key=id(t): found.__setitem__(key, g))
+        for t in ins
+        if t._node is not None
+    }
+    wanted = {id(t) for t in ins}
+
+    def sink(leaf: Tensor, g: Array) -> None:
+        if id(leaf) in wanted:
+            found[id(leaf)] = g
+
+    run_backward(_roots(outs, given), sink, retain_graph=retain_graph, targets=targets)
+    missing = [i for i, t in enumerate(ins) if id(t) not in found]
+    if missing and not allow_unused:
+        raise RuntimeError(
+            f"grad: input {missing[0]} was not used to compute the outputs; allow_unused=True gives None"
+        )
+    return tuple(Tensor(found[id(t)]) if id(t) in found else None for t in ins)
+
+
+def _roots(
+    outputs: Sequence[Tensor], grad_outputs: Sequence[Tensor | None] | None
+) -> list[tuple[Tensor, Array]]:
+    roots = []
+    for i, t in enumerate(outputs):
+        if not t.requires_grad:
+            raise RuntimeError(
+                "backward: this tensor does not require grad; nothing it was computed from does"
+            )
+        g = grad_outputs[i] if grad_outputs is not None else None
+        if g is None:
+            if t.size != 1:
+                raise RuntimeError(
+                    f"backward: a gradient must be given for a tensor of shape {t.shape}, only scalars need none"
+                )
+            roots.append((t, t.backend.xp.ones(t.shape, t.dtype)))
+        elif g.shape != t.shape:
+            raise ShapeError(f"backward: expected a gradient of shape {t.shape}, got {g.shape}")
+        else:
+            roots.append((t, g.data))
+    return roots

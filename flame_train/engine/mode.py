@@ -1,0 +1,104 @@
+"""All ambient state of the engine: one frozen value in a ContextVar.
+
+A thread, an asyncio task or a test that changes the mode changes it for itself alone; leaving the `with`
+block restores the old value even when an exception passes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Protocol
+
+from .dtype import Array
+
+
+class OpHook(Protocol):
+    """Watches every op that runs: timing, NaN hunting, memory. Costs nothing while none is set."""
+
+    def before(self, op: str, phase: str) -> None:
+        """Called before op `op` runs; `phase` is "forward" or "backward"."""
+
+    def after(self, op: str, phase: str, arrays: list[Array]) -> None:
+        """Called with what the op produced: its outputs, or the gradients of its inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """The ambient settings. `forced` maps an op's name to the implementation it must use."""
+
+    grad: bool = True
+    device: str = "cpu"
+    deterministic: bool = True
+    capturing: bool = False
+    hooks: tuple[OpHook, ...] = ()
+    forced: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+_MODE: ContextVar[Mode] = ContextVar("flame_mode", default=Mode())
+
+
+def mode() -> Mode:
+    """The mode in force here."""
+    return _MODE.get()
+
+
+@contextmanager
+def _changed(new: Mode) -> Iterator[Mode]:
+    token = _MODE.set(new)
+    try:
+        yield new
+    finally:
+        _MODE.reset(token)
+
+
+@contextmanager
+def no_grad() -> Iterator[None]:
+    """Nothing computed inside records a graph. Also works as a decorator, as torch.no_grad."""
+    with _changed(replace(mode(), grad=False)):
+        yield
+
+
+@contextmanager
+def enable_grad() -> Iterator[None]:
+    """Records a graph again inside a `no_grad` block, as torch.enable_grad."""
+    with _changed(replace(mode(), grad=True)):
+        yield
+
+
+@contextmanager
+def device(name: str) -> Iterator[None]:
+    """New tensors are made on `name` ("cpu" or "cuda") unless told otherwise."""
+    with _changed(replace(mode(), device=name)):
+        yield
+
+
+@contextmanager
+def op_hooks(*hooks: OpHook) -> Iterator[None]:
+    """Adds observers of every op run inside."""
+    with _changed(replace(mode(), hooks=(*mode().hooks, *hooks))):
+        yield
+
+
+@contextmanager
+def use(**implementations: str) -> Iterator[None]:
+    """Forces implementations by op name, `use(linear="reference")`. One that cannot be met is an error."""
+    with _changed(replace(mode(), forced=MappingProxyType({**mode().forced, **implementations}))):
+        yield
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """Marks the extent of a graph capture, in which nothing may be read back to the host."""
+    with _changed(replace(mode(), capturing=True)):
+        yield
+
+
+@contextmanager
+def deterministic(on: bool) -> Iterator[None]:
+    """Whether kernels must give the same bits every run, where the library offers the choice."""
+    with _changed(replace(mode(), deterministic=on)):
+        yield

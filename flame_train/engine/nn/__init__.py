@@ -1,0 +1,21 @@
+"""Layers and modules, named as torch.nn names them."""
+
+from __future__ import annotations
+
+from .layers import Conv2d, Embedding, GroupNorm, LayerAdapter, LayerNorm, Linear
+from .module import Module, ModuleList, Slot, WeightSource, load, weight
+
+__all__ = [
+    "Conv2d",
+    "Embedding",
+    "GroupNorm",
+    "LayerAdapter",
+    "LayerNorm",
+    "Linear",
+    "Module",
+    "ModuleList",
+    "Slot",
+    "WeightSource",
+    "load",
+    "weight",
+]

@@ -1,0 +1,103 @@
+"""The layers networks are made of. `Linear` and `Conv2d` carry a slot in which an adapter can sit."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from .. import functional as F
+from ..tensor import Tensor
+from .module import Module, weight
+
+
+class LayerAdapter(Protocol):
+    """What sits in a layer's slot: it computes the layer's output, its own update included."""
+
+    def __call__(self, layer: Linear | Conv2d, x: Tensor) -> Tensor:
+        """The adapted layer's output for `x`."""
+
+
+class Linear(Module):
+    """x @ weight^T + bias; weight is (out_features, in_features)."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = weight(out_features, in_features)
+        self.bias = weight(out_features, init="zeros") if bias else None
+        self.adapter: LayerAdapter | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.adapter is None:
+            return F.linear(x, self.weight, self.bias)  # type: ignore[no-any-return]
+        return self.adapter(self, x)
+
+
+class Conv2d(Module):
+    """2-D convolution over channels-last activations (B, H, W, C); weight is (out, in, kh, kw) as in checkpoints."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0,
+        bias: bool = True,
+    ) -> None:  # fmt: skip
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
+        self.weight = weight(out_channels, in_channels, kernel_size, kernel_size)
+        self.bias = weight(out_channels, init="zeros") if bias else None
+        self.adapter: LayerAdapter | None = None
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        if self.adapter is None:
+            return F.conv2d(  # type: ignore[no-any-return]
+                x_BHWC, self.weight, self.bias, self.stride, self.padding, layout="NHWC"
+            )
+        return self.adapter(self, x_BHWC)
+
+
+class LayerNorm(Module):
+    """Layer normalisation over the last dim."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        self.dim, self.eps = dim, eps
+        self.weight = weight(dim, init="ones")
+        self.bias = weight(dim, init="zeros")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (self.dim,), self.weight, self.bias, self.eps)  # type: ignore[no-any-return]
+
+
+class GroupNorm(Module):
+    """Group normalisation over channels-last activations; `silu=True` applies the activation in the same pass."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, silu: bool = False) -> None:
+        self.num_groups, self.eps = num_groups, eps
+        self.op = F.group_norm_silu if silu else F.group_norm
+        self.weight = weight(num_channels, init="ones")
+        self.bias = weight(num_channels, init="zeros")
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        return self.op(  # type: ignore[no-any-return]
+            x_BHWC, self.num_groups, self.weight, self.bias, self.eps, layout="NHWC"
+        )
+
+
+class Embedding(Module):
+    """Rows of a table by index."""
+
+    weight: Tensor
+
+    def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
+        self.weight = weight(num_embeddings, embedding_dim, init="normal")
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return F.embedding(indices, self.weight)  # type: ignore[no-any-return]

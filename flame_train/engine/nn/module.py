@@ -1,0 +1,219 @@
+"""Modules declare their weights; they do not allocate them. Loading or `init` fills the declared slots.
+
+Attribute names are those of the published checkpoints, so `named_slots()` yields checkpoint keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from ...errors import ModelFileError
+from ..backend import get_backend
+from ..dtype import DType, as_dtype, float32, is_float
+from ..tensor import Frozen, Tensor
+
+Init = Literal["fan_in", "ones", "zeros", "normal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A declared weight: its shape in the checkpoint, and how `init` fills it for tests."""
+
+    shape: tuple[int, ...]
+    init: Init = "fan_in"
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def weight(*shape: int, init: Init = "fan_in") -> Any:
+    """Declares a weight. The attribute becomes a Tensor when the module is loaded."""
+    return Slot(shape, init)
+
+
+class Module:
+    """A part of a network. Parts and weights are found by assigning them to attributes, as torch.nn.Module."""
+
+    _slots: dict[str, Slot]
+    _children: dict[str, Module]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Module:
+        self = super().__new__(cls)
+        object.__setattr__(self, "_slots", {})
+        object.__setattr__(self, "_children", {})
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Slot):
+            self._slots[name] = value
+            return
+        if isinstance(value, Module):
+            self._children[name] = value
+        object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.__dict__.get("_slots", {}):
+            raise RuntimeError(
+                f"{type(self).__name__}.{name} is declared but not loaded; call load() or init() first"
+            )
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the part computes."""
+        raise NotImplementedError(type(self).__name__)
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """This module and every part below it, with dotted names; this one's is `prefix`."""
+        yield prefix, self
+        for name, child in self._children.items():
+            yield from child.named_modules(f"{prefix}.{name}" if prefix else name)
+
+    def named_slots(self) -> Iterator[tuple[str, Module, str, Slot]]:
+        """Every declared weight: its checkpoint name, its module, its attribute and its declaration."""
+        for path, module in self.named_modules():
+            for attr, slot in module._slots.items():
+                yield (f"{path}.{attr}" if path else attr), module, attr, slot
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every declared weight's shape by checkpoint name."""
+        return {name: slot.shape for name, _, _, slot in self.named_slots()}
+
+    def num_weights(self) -> int:
+        """The number of elements in all declared weights."""
+        return sum(slot.size for _, _, _, slot in self.named_slots())
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every loaded weight by checkpoint name."""
+        for name, module, attr, _ in self.named_slots():
+            yield name, getattr(module, attr)
+
+    def init(self, rng: np.random.Generator, dtype: DType | str = float32, device: str = "cpu") -> None:
+        """Fills every slot with random values of a sensible size, made on the host: for tests and small models."""
+        for _, module, attr, slot in self.named_slots():
+            _fill(module, attr, _initial(slot, rng).astype(as_dtype(dtype)), device)
+
+    def unload(self) -> None:
+        """Drops every weight; the slots stay declared."""
+        for _, module, attr, _ in self.named_slots():
+            module.__dict__.pop(attr, None)
+
+
+class ModuleList(Module):
+    """Parts in a row, named 0, 1, 2, ... An entry may be None where the checkpoint has no weights."""
+
+    def __init__(self, modules: Sequence[Module | None] = ()) -> None:
+        self._items: list[Module | None] = []
+        for m in modules:
+            self.append(m)
+
+    def append(self, module: Module | None) -> None:
+        """Adds a part at the end."""
+        if module is not None:
+            setattr(self, str(len(self._items)), module)
+        self._items.append(module)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._items[index]
+
+
+class WeightSource(Protocol):
+    """Where weights come from: shapes known at once, values one at a time."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Every tensor's shape by native name."""
+
+    def read(self, name: str) -> np.ndarray[Any, Any]:
+        """One tensor on the host."""
+
+
+def load(
+    module: Module,
+    source: WeightSource,
+    *,
+    dtype: DType | str,
+    device: str,
+    what: str,
+    check_finite: bool = True,
+) -> None:
+    """Streams every declared weight from `source` to `device` in `dtype`.
+
+    Raises `ModelFileError` listing every missing, unexpected and mis-shaped tensor at once, before anything is
+    read, and naming the tensors that hold NaN or infinity. `what` names the component in the message.
+    """
+    _compare(module.shapes(), source.shapes, what)
+    target = as_dtype(dtype)
+    broken = []
+    for name, part, attr, _ in module.named_slots():
+        host = source.read(name)
+        if (
+            check_finite
+            and is_float(host.dtype)
+            and not np.isfinite(host.astype(np.float32, copy=False)).all()
+        ):
+            broken.append(name)
+        _fill(part, attr, host if host.dtype == target else host.astype(target), device)
+    if broken:
+        raise ModelFileError(
+            f"{what}: {len(broken)} tensor(s) hold NaN or infinity ({', '.join(broken[:5])}); "
+            "the file is damaged or was saved from a broken run: get another copy"
+        )
+
+
+def _compare(
+    declared: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], what: str
+) -> None:
+    missing = [n for n in declared if n not in found]
+    unexpected = [n for n in found if n not in declared]
+    wrong = [n for n in declared if n in found and tuple(found[n]) != declared[n]]
+    if not (missing or unexpected or wrong):
+        return
+    lines = [f"{what}: the weights do not fit the model"]
+    lines += _listed("missing", missing, lambda n: f"{n}{_near(n, unexpected)}")
+    lines += _listed("unexpected", unexpected, lambda n: n)
+    lines += _listed("mis-shaped", wrong, lambda n: f"{n}: expected {declared[n]}, found {tuple(found[n])}")
+    raise ModelFileError("\n".join(lines))
+
+
+def _near(name: str, names: Sequence[str]) -> str:
+    match = get_close_matches(name, names[:2000], n=1, cutoff=0.85)
+    return f" (the file has {match[0]})" if match else ""
+
+
+def _listed(title: str, names: Sequence[str], show: Any) -> list[str]:
+    if not names:
+        return []
+    rest = [f"    ... and {len(names) - 5} more"] if len(names) > 5 else []
+    return [f"  {title}: {len(names)}", *(f"    {show(n)}" for n in names[:5]), *rest]
+
+
+def _fill(module: Module, attr: str, host: np.ndarray[Any, Any], device: str) -> None:
+    """Puts a weight on the device; convolution kernels go to channels-last memory, which the kernels want."""
+    if host.ndim == 4:
+        host = np.ascontiguousarray(host.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    object.__setattr__(module, attr, Frozen(get_backend(device).put(host)))
+
+
+def _initial(slot: Slot, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    if slot.init == "ones":
+        return np.ones(slot.shape)
+    if slot.init == "zeros":
+        return np.zeros(slot.shape)
+    scale = 0.02 if slot.init == "normal" else 1.0 / math.sqrt(max(1, math.prod(slot.shape[1:])))
+    return rng.standard_normal(slot.shape) * scale

@@ -1,0 +1,273 @@
+"""How an operation is declared, chosen and run.
+
+An op is one stanza: a reference on the array namespace `xp` (NumPy or CuPy), gradient formulas, samples,
+and, where it pays, kernels. Its signature is its declaration: parameters annotated `Array`, `Array | None`,
+`Array | float` or `Sequence[Array]` are tensors, the others are attributes, in PyTorch's order.
+
+Four rules hold everywhere, so that no op has to think of them:
+
+- A formula's parameter names say what is saved for it. A formula that is not needed saves nothing.
+- References see fp32 or fp64: narrower floats are raised before and rounded once after. Ops that only move
+  data (`moves=True`) opt out.
+- Gradients are summed down to a broadcast input's shape, and cast to its dtype, in `graph.py`.
+- A kernel is only ever an override of a reference. The choice looks at shapes, dtypes, strides and
+  attributes, never at values.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..errors import Unsupported
+from .dtype import Array
+
+Kind = Literal["tensor", "list", "attr"]
+When = Callable[..., "bool | str"]
+
+_KINDS: dict[str, Kind] = {
+    "Array": "tensor",
+    "Array | None": "tensor",
+    "Array | float": "tensor",
+    "Sequence[Array]": "list",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of an op's reference."""
+
+    name: str
+    kind: Kind
+    default: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """The gradient with respect to `args`. `names` is what it reads, and so what is saved for it."""
+
+    args: tuple[str, ...]
+    fn: Callable[..., Any]
+    names: tuple[str, ...]
+    takes_needs: bool
+    impl: str = "reference"
+    when: When | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A forward override: a host launcher that allocates, launches and returns."""
+
+    impl: str
+    fn: Callable[..., Any]
+    when: When | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Inputs to try an op on, positional and by name; tensors are written as shapes or as `Values`."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorSample:
+    """Inputs an op must refuse, the error's type and a regular expression its message must match."""
+
+    sample: Sample
+    error: type[Exception]
+    match: str
+
+
+def sample(*args: Any, **kwargs: Any) -> Sample:
+    """`sample((2, 3), (3,), eps=1e-5)`: a tensor is written as its shape or as `Values`."""
+    return Sample(args, kwargs)
+
+
+REGISTRY: dict[str, Op] = {}
+"""Every op by name. Written at import only."""
+
+
+class Op:
+    """A named operation. Calling it runs it on Tensors; see the module's docstring."""
+
+    def __init__(
+        self, fn: Callable[..., Any], *, composite: bool, torch: str | None, aux: tuple[str, ...], moves: bool,
+        multiple: bool,
+    ) -> None:  # fmt: skip
+        self.name = fn.__name__
+        self.fn = fn
+        self.composite = composite
+        self.torch = torch
+        self.aux = aux
+        self.moves = moves
+        self.multiple = multiple
+        self.params = _parameters(fn, skip_first=not composite)
+        self.names = tuple(p.name for p in self.params)
+        self.tensor_names = tuple(p.name for p in self.params if p.kind != "attr")
+        self.list_names = frozenset(p.name for p in self.params if p.kind == "list")
+        self.formulas: list[Formula] = []
+        self.kernel_formulas: list[Formula] = []
+        self.kernels: list[Kernel] = []
+        self.undifferentiable: set[str] = set()
+        self._samples: Callable[[], Iterator[Sample]] | None = None
+        self._errors: Callable[[], Iterator[ErrorSample]] | None = None
+        self.__doc__ = fn.__doc__
+        self.__name__ = self.name
+        self.__signature__ = _public_signature(fn, skip_first=not composite)
+        if self.name in REGISTRY:
+            raise ValueError(f"op {self.name}: declared twice")
+        REGISTRY[self.name] = self
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from .dispatch import run
+
+        return run(self, self.bind(args, kwargs))
+
+    # ---- declaration -------------------------------------------------------------------------------
+
+    def vjp(self, *args: str) -> Callable[[Callable[..., Any]], None]:
+        """Declares the gradient for `args` as `f(xp, g, <names>)`; several args return a tuple."""
+
+        def declare(fn: Callable[..., Any]) -> None:
+            self.formulas.append(self._formula(args, fn, "reference", None))
+
+        return declare
+
+    def nograd(self, *args: str) -> None:
+        """Declares that `args` have no gradient by nature: indices, masks."""
+        for a in args:
+            self._check_names("nograd", [a])
+        self.undifferentiable.update(args)
+
+    def samples(self, fn: Callable[[], Iterator[Sample]]) -> None:
+        """Declares the samples that every generated test runs on."""
+        self._samples = fn
+
+    def errors(self, fn: Callable[[], Iterator[ErrorSample]]) -> None:
+        """Declares inputs that must be refused, with the message they must meet."""
+        self._errors = fn
+
+    def cuda(self, impl: str, *, when: When | None = None) -> Callable[[Callable[..., Any]], None]:
+        """Declares a forward kernel `f(k, <all inputs and attributes>)` returning what the reference returns."""
+
+        def declare(fn: Callable[..., Any]) -> None:
+            self.kernels.append(Kernel(impl, fn, when))
+
+        return declare
+
+    def cuda_vjp(
+        self, impl: str, *args: str, when: When | None = None
+    ) -> Callable[[Callable[..., Any]], None]:
+        """Declares a gradient kernel `f(k, g, <names>)` for `args`."""
+
+        def declare(fn: Callable[..., Any]) -> None:
+            self.kernel_formulas.append(self._formula(args, fn, impl, when))
+
+        return declare
+
+    def _formula(
+        self, args: tuple[str, ...], fn: Callable[..., Any], impl: str, when: When | None
+    ) -> Formula:
+        self._check_names("vjp", args)
+        names = list(inspect.signature(fn).parameters)[2:]
+        takes_needs = "needs" in names
+        names = [n for n in names if n != "needs"]
+        known = {*self.names, *self.aux, "out"}
+        for n in names:
+            if n not in known:
+                raise TypeError(
+                    f"{self.name}.vjp: nothing named {n!r} to save; known: {', '.join(sorted(known))}"
+                )
+        return Formula(args, fn, tuple(names), takes_needs, impl, when)
+
+    def _check_names(self, what: str, args: Sequence[str]) -> None:
+        for a in args:
+            if a not in self.tensor_names:
+                raise TypeError(
+                    f"{self.name}.{what}: no tensor input named {a!r}; inputs are {list(self.tensor_names)}"
+                )
+
+    # ---- use ---------------------------------------------------------------------------------------
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The call's values by parameter name, defaults filled in. Raises `TypeError` like a Python call."""
+        if len(args) > len(self.params):
+            raise TypeError(
+                f"{self.name}: takes {len(self.params)} arguments ({', '.join(self.names)}), got {len(args)}"
+            )
+        values = dict(zip(self.names, args, strict=False))
+        for name in kwargs:
+            if name not in self.names or name in values:
+                raise TypeError(
+                    f"{self.name}: argument {name!r} is unknown or given twice; takes {', '.join(self.names)}"
+                )
+        values.update(kwargs)
+        for p in self.params:
+            if p.name not in values:
+                if p.default is inspect.Parameter.empty:
+                    raise TypeError(f"{self.name}: missing argument {p.name!r}")
+                values[p.name] = p.default
+        return values
+
+    def iter_samples(self) -> Iterator[Sample]:
+        """The declared samples."""
+        if self._samples is None:
+            raise LookupError(f"op {self.name} has no samples")
+        return self._samples()
+
+    def iter_errors(self) -> Iterator[ErrorSample]:
+        """The declared bad inputs, none if the op declares none."""
+        return self._errors() if self._errors else iter(())
+
+    @property
+    def differentiable(self) -> tuple[str, ...]:
+        """The tensor inputs that have a gradient."""
+        if self.composite:
+            return tuple(n for n in self.tensor_names if n not in self.undifferentiable)
+        covered = {a for f in self.formulas for a in f.args}
+        return tuple(n for n in self.tensor_names if n in covered)
+
+    def formula_for(self, arg: str, candidates: Sequence[Formula]) -> Formula:
+        """The reference formula for `arg`, or `Unsupported` naming op and argument."""
+        for f in candidates:
+            if arg in f.args:
+                return f
+        raise Unsupported(f"{self.name}: no gradient with respect to {arg!r}; detach() it if none is wanted")
+
+
+def primitive(
+    *, torch: str | None = None, aux: tuple[str, ...] = (), moves: bool = False, multiple: bool = False
+) -> Callable[[Callable[..., Any]], Op]:
+    """Declares an op by its reference `f(xp, ...)`.
+
+    `torch` is its PyTorch counterpart; `aux` names what it returns beside the result for its formulas;
+    `moves` says it only moves data; `multiple` that its result is a tuple of tensors.
+    """
+    return lambda fn: Op(fn, composite=False, torch=torch, aux=aux, moves=moves, multiple=multiple)
+
+
+def composite(*, torch: str | None = None, aux: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Op]:
+    """Declares an op by a body over Tensors; its gradient follows. A kernel may override it as a whole."""
+    return lambda fn: Op(fn, composite=True, torch=torch, aux=aux, moves=False, multiple=False)
+
+
+def _parameters(fn: Callable[..., Any], skip_first: bool) -> tuple[Parameter, ...]:
+    found = list(inspect.signature(fn).parameters.values())[1 if skip_first else 0 :]
+    return tuple(Parameter(p.name, _kind(str(p.annotation)), p.default) for p in found)
+
+
+def _kind(annotation: str) -> Kind:
+    normal = annotation.replace("Tensor", "Array")
+    return _KINDS.get(normal, "attr")
+
+
+def _public_signature(fn: Callable[..., Any], skip_first: bool) -> inspect.Signature:
+    signature = inspect.signature(fn)
+    return signature.replace(parameters=list(signature.parameters.values())[1 if skip_first else 0 :])

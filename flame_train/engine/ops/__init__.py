@@ -1,0 +1,1 @@
+"""The operations, one idea a file; `functional.py` is the public list."""

@@ -1,0 +1,113 @@
+"""Scaled dot-product attention, block by block: the L x L matrix is never whole in memory.
+
+The forward pass keeps each row's log-sum-exp, from which the backward pass rebuilds any block of the
+probabilities (FlashAttention, arXiv 2205.14135). On CUDA in bf16 and fp16 cuDNN does both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ...errors import ShapeError
+from ..dtype import Array
+from ..op import ErrorSample, Sample, primitive, sample
+
+_BLOCK_BYTES = 1 << 26  # one block of scores, over all batches and heads, stays below this
+
+
+def _blocks(query: Array, key: Array) -> Iterator[slice]:
+    """Ranges of query rows whose scores fit the block size."""
+    row = max(1, math.prod(query.shape[:-2]) * key.shape[-2] * query.itemsize)
+    step = max(1, _BLOCK_BYTES // row)
+    n = query.shape[-2]
+    return (slice(i, min(i + step, n)) for i in range(0, n, step))
+
+
+def _scores(
+    xp: Any, query: Array, key: Array, mask: Array | None, causal: bool, scale: float, rows: slice
+) -> Array:
+    """The scaled, masked scores of some query rows, (..., rows, keys)."""
+    s = xp.matmul(query[..., rows, :], key.swapaxes(-1, -2)) * scale
+    if causal:
+        below = xp.arange(rows.start, rows.stop)[:, None] >= xp.arange(key.shape[-2])[None, :]
+        s = xp.where(below, s, -math.inf)
+    if mask is not None:
+        part = mask[..., rows, :] if mask.shape[-2] != 1 else mask
+        s = xp.where(part, s, -math.inf) if mask.dtype == bool else s + part
+    return s
+
+
+@primitive(torch="nn.functional.scaled_dot_product_attention", aux=("lse",))
+def scaled_dot_product_attention(
+    xp: Any, query: Array, key: Array, value: Array, attn_mask: Array | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """softmax(query @ key^T * scale + mask) @ value, per head; scale is 1 / sqrt(head dim) unless given"""
+    check_attention(query, key, value, dropout_p)
+    factor = scale if scale is not None else query.shape[-1] ** -0.5
+    out = xp.empty((*query.shape[:-1], value.shape[-1]), query.dtype)
+    lse = xp.empty((*query.shape[:-1], 1), query.dtype)
+    for rows in _blocks(query, key):
+        s = _scores(xp, query, key, attn_mask, is_causal, factor, rows)
+        top = xp.max(s, axis=-1, keepdims=True)
+        e = xp.exp(s - top)
+        total = xp.sum(e, axis=-1, keepdims=True)
+        out[..., rows, :] = xp.matmul(e, value) / total
+        lse[..., rows, :] = top + xp.log(total)
+    return out, lse
+
+
+def check_attention(query: Array, key: Array, value: Array, dropout_p: float) -> None:
+    """Raises ShapeError when the three do not fit each other."""
+    if (
+        query.shape[-1] != key.shape[-1]
+        or key.shape[-2] != value.shape[-2]
+        or query.shape[:-2] != key.shape[:-2]
+    ):
+        raise ShapeError(
+            "scaled_dot_product_attention: expected query (..., L, E), key (..., S, E), value (..., S, V), "
+            f"got {tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
+        )
+    if dropout_p:
+        raise ShapeError(f"scaled_dot_product_attention: only dropout_p=0 is built, got {dropout_p}")
+
+
+scaled_dot_product_attention.nograd("attn_mask")
+
+
+@scaled_dot_product_attention.vjp("query", "key", "value")
+def _(
+    xp: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, attn_mask: Array | None,
+    is_causal: bool, scale: float | None,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    factor = scale if scale is not None else query.shape[-1] ** -0.5
+    dq, dk, dv = xp.empty(query.shape, g.dtype), xp.zeros(key.shape, g.dtype), xp.zeros(value.shape, g.dtype)
+    drop = xp.sum(g * out, axis=-1, keepdims=True)
+    for rows in _blocks(query, key):
+        p = xp.exp(_scores(xp, query, key, attn_mask, is_causal, factor, rows) - lse[..., rows, :])
+        gr = g[..., rows, :]
+        ds = p * (xp.matmul(gr, value.swapaxes(-1, -2)) - drop[..., rows, :]) * factor
+        dv += xp.matmul(p.swapaxes(-1, -2), gr)
+        dq[..., rows, :] = xp.matmul(ds, key)
+        dk += xp.matmul(ds.swapaxes(-1, -2), query[..., rows, :])
+    return dq, dk, dv
+
+
+@scaled_dot_product_attention.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 2, 5, 4), (2, 2, 3, 4), (2, 2, 3, 4))
+    yield sample((1, 2, 4, 3), (1, 2, 4, 3), (1, 2, 4, 2), is_causal=True)
+    yield sample((3, 4), (5, 4), (5, 4), scale=0.3)
+    yield sample((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 4), (2, 1, 1, 5))
+    yield sample(
+        (1, 1, 2, 4), (1, 1, 3, 4), (1, 1, 3, 4), np.array([[True, False, True], [True, True, False]])
+    )
+
+
+@scaled_dot_product_attention.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 4), (3, 5), (3, 5)), ShapeError, r"got \(2, 4\), \(3, 5\), \(3, 5\)")

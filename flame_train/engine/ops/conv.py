@@ -1,0 +1,203 @@
+"""Convolution and nearest-neighbour resizing, in NCHW or NHWC. Weights are always (out, in, kh, kw)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...errors import ShapeError
+from ..dtype import Array
+from ..op import ErrorSample, Sample, primitive, sample
+
+Pair = int | tuple[int, int]
+_PATCH_BYTES = 1 << 26  # the unfolded patches of one block of rows stay below this
+
+
+def pair(value: Pair) -> tuple[int, int]:
+    """(h, w) from one number or two."""
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+def _to_nhwc(x: Array, layout: str) -> Array:
+    if layout not in ("NCHW", "NHWC"):
+        raise ShapeError(f"conv2d: expected layout 'NCHW' or 'NHWC', got {layout!r}")
+    return x.transpose(0, 2, 3, 1) if layout == "NCHW" else x
+
+
+def _from_nhwc(xp: Any, y: Array, layout: str) -> Array:
+    return xp.ascontiguousarray(y.transpose(0, 3, 1, 2)) if layout == "NCHW" else y
+
+
+def out_size(n: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    """The length of a convolution's output along one axis."""
+    return (n + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def _row_blocks(batch: int, oh: int, ow: int, width: int, itemsize: int) -> Iterator[tuple[int, int]]:
+    """Ranges of output rows whose patches fit the block size."""
+    row = max(1, batch * ow * width * itemsize)
+    step = max(1, _PATCH_BYTES // row)
+    return ((r, min(r + step, oh)) for r in range(0, oh, step))
+
+
+def _patches(
+    xp: Any,
+    padded: Array,
+    r0: int,
+    r1: int,
+    ow: int,
+    kernel: tuple[int, int],
+    s: tuple[int, int],
+    d: tuple[int, int],
+) -> Array:
+    """The patches under output rows [r0, r1) as (B, rows, ow, kh, kw, C), copied."""
+    taps = []
+    for i in range(kernel[0]):
+        rows = slice(r0 * s[0] + i * d[0], (r1 - 1) * s[0] + i * d[0] + 1, s[0])
+        for j in range(kernel[1]):
+            taps.append(padded[:, rows, j * d[1] : (ow - 1) * s[1] + j * d[1] + 1 : s[1]])
+    return xp.stack(taps, axis=3)
+
+
+@primitive(torch="nn.functional.conv2d")
+def conv2d(
+    xp: Any, input: Array, weight: Array, bias: Array | None = None, stride: Pair = 1, padding: Pair = 0,
+    dilation: Pair = 1, groups: int = 1, layout: str = "NCHW",
+) -> Array:  # fmt: skip
+    """Cross-correlation of input with weight (out, in / groups, kh, kw), plus bias"""
+    check_conv2d(input, weight, groups, layout)
+    x = _to_nhwc(input, layout)
+    s, p, d = pair(stride), pair(padding), pair(dilation)
+    out_ch, in_ch, kh, kw = weight.shape
+    b, h, w, _ = x.shape
+    oh, ow = out_size(h, kh, s[0], p[0], d[0]), out_size(w, kw, s[1], p[1], d[1])
+    if kh == kw == 1 and s == (1, 1) and p == (0, 0) and groups == 1:
+        y = xp.matmul(x, weight.reshape(out_ch, in_ch).T)
+        return _from_nhwc(xp, y if bias is None else y + bias, layout)
+    padded = xp.pad(x, ((0, 0), (p[0], p[0]), (p[1], p[1]), (0, 0))) if any(p) else x
+    y = xp.empty((b, oh, ow, out_ch), x.dtype)
+    for r0, r1 in _row_blocks(b, oh, ow, kh * kw * x.shape[3], x.itemsize):
+        cols = _patches(xp, padded, r0, r1, ow, (kh, kw), s, d).reshape(-1, kh * kw, x.shape[3])
+        for g, (ci, co) in enumerate(_groups(in_ch, out_ch, groups)):
+            flat = cols[:, :, ci].reshape(-1, kh * kw * in_ch)
+            kernel = weight[co].transpose(2, 3, 1, 0).reshape(kh * kw * in_ch, out_ch // groups)
+            y[:, r0:r1, :, co] = xp.matmul(flat, kernel).reshape(b, r1 - r0, ow, out_ch // groups)
+    return _from_nhwc(xp, y if bias is None else y + bias, layout)
+
+
+def _groups(in_ch: int, out_ch: int, groups: int) -> list[tuple[slice, slice]]:
+    """Each group's (input channels, output channels)."""
+    o = out_ch // groups
+    return [(slice(g * in_ch, (g + 1) * in_ch), slice(g * o, (g + 1) * o)) for g in range(groups)]
+
+
+def check_conv2d(input: Array, weight: Array, groups: int, layout: str) -> None:
+    """Raises ShapeError when the channels of input and weight do not meet."""
+    channels = input.shape[1 if layout == "NCHW" else -1]
+    if (
+        input.ndim != 4
+        or weight.ndim != 4
+        or channels != weight.shape[1] * groups
+        or weight.shape[0] % groups
+    ):
+        raise ShapeError(
+            f"conv2d: input {tuple(input.shape)} ({layout}) has {channels} channels but weight {tuple(weight.shape)} "
+            f"with groups={groups} takes {weight.shape[1] * groups}"
+        )
+
+
+@conv2d.vjp("input")
+def _(
+    xp: Any,
+    g: Array,
+    input: Array,
+    weight: Array,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+    layout: str,
+) -> Array:
+    g, x_shape = _to_nhwc(g, layout), _to_nhwc(input, layout).shape
+    s, p, d = pair(stride), pair(padding), pair(dilation)
+    out_ch, in_ch, kh, kw = weight.shape
+    b, h, w, channels = x_shape
+    oh, ow = g.shape[1:3]
+    dx = xp.zeros((b, h + 2 * p[0], w + 2 * p[1], channels), g.dtype)
+    for i in range(kh):
+        rows = slice(i * d[0], (oh - 1) * s[0] + i * d[0] + 1, s[0])
+        for j in range(kw):
+            columns = slice(j * d[1], (ow - 1) * s[1] + j * d[1] + 1, s[1])
+            for ci, co in _groups(in_ch, out_ch, groups):
+                dx[:, rows, columns, ci] += xp.matmul(g[..., co], weight[co, :, i, j])
+    return _from_nhwc(xp, dx[:, p[0] : p[0] + h, p[1] : p[1] + w], layout)
+
+
+@conv2d.vjp("weight")
+def _(
+    xp: Any,
+    g: Array,
+    input: Array,
+    weight: Array,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+    layout: str,
+) -> Array:
+    g, x = _to_nhwc(g, layout), _to_nhwc(input, layout)
+    s, p, d = pair(stride), pair(padding), pair(dilation)
+    out_ch, in_ch, kh, kw = weight.shape
+    b, oh, ow = g.shape[:3]
+    padded = xp.pad(x, ((0, 0), (p[0], p[0]), (p[1], p[1]), (0, 0)))
+    dw = xp.zeros((out_ch, kh * kw, in_ch), g.dtype)
+    for r0, r1 in _row_blocks(b, oh, ow, kh * kw * x.shape[3], x.itemsize):
+        cols = _patches(xp, padded, r0, r1, ow, (kh, kw), s, d).reshape(-1, kh * kw, x.shape[3])
+        rows = g[:, r0:r1].reshape(-1, out_ch)
+        for ci, co in _groups(in_ch, out_ch, groups):
+            dw[co] += xp.matmul(rows[:, co].T, cols[:, :, ci].reshape(-1, kh * kw * in_ch)).reshape(
+                -1, kh * kw, in_ch
+            )
+    return dw.reshape(out_ch, kh, kw, in_ch).transpose(0, 3, 1, 2)
+
+
+@conv2d.vjp("bias")
+def _(xp: Any, g: Array, layout: str) -> Array:
+    return xp.sum(g, axis=(0, 2, 3) if layout == "NCHW" else (0, 1, 2))
+
+
+@conv2d.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 5, 4), (4, 3, 3, 3), (4,), padding=1)
+    yield sample((1, 3, 6, 5), (2, 3, 3, 3), None, 2, 1)
+    yield sample((1, 4, 5, 5), (6, 2, 3, 2), (6,), (1, 2), (1, 0), (2, 1), 2)
+    yield sample((2, 5, 4, 3), (4, 3, 1, 1), (4,), layout="NHWC")
+    yield sample((1, 5, 4, 3), (4, 3, 3, 3), (4,), 2, 1, layout="NHWC")
+
+
+@conv2d.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((1, 3, 4, 4), (2, 4, 3, 3)), ShapeError, "has 3 channels but weight .* takes 4")
+
+
+@primitive(torch=None, moves=True)
+def upsample_nearest(xp: Any, input: Array, scale_factor: int = 2, layout: str = "NCHW") -> Array:
+    """Each pixel repeated scale_factor times in both directions (torch's interpolate, mode="nearest")"""
+    h, w = (2, 3) if layout == "NCHW" else (1, 2)
+    return xp.repeat(xp.repeat(input, scale_factor, axis=h), scale_factor, axis=w)
+
+
+@upsample_nearest.vjp("input")
+def _(xp: Any, g: Array, scale_factor: int, layout: str) -> Array:
+    n = scale_factor
+    if layout == "NCHW":
+        b, c, h, w = g.shape
+        return xp.sum(g.reshape(b, c, h // n, n, w // n, n), axis=(3, 5))
+    b, h, w, c = g.shape
+    return xp.sum(g.reshape(b, h // n, n, w // n, n, c), axis=(2, 4))
+
+
+@upsample_nearest.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 2, 3))
+    yield sample((1, 2, 3, 4), 3, layout="NHWC")

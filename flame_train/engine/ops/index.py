@@ -1,0 +1,69 @@
+"""Looking things up by whole-number index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ...errors import ShapeError
+from ..dtype import Array
+from ..op import Sample, primitive, sample
+from ..sample import integers
+
+
+def scatter_add_rows(xp: Any, out: Array, rows: Array, values: Array) -> Array:
+    """out[rows] += values with repeated rows added up; `out` is the caller's own."""
+    if xp is np:
+        np.add.at(out, rows, values)
+    else:
+        from ..backend import get_backend
+
+        get_backend("cuda").kernels.scatter_add(out, rows, values)
+    return out
+
+
+@primitive(torch="nn.functional.embedding", moves=True)
+def embedding(xp: Any, input: Array, weight: Array) -> Array:
+    """weight[input]: rows of weight by index"""
+    if input.dtype.kind not in "iu":
+        raise ShapeError(f"embedding: expected whole-number indices, got {input.dtype.name}")
+    return weight[input]
+
+
+embedding.nograd("input")
+
+
+@embedding.vjp("weight")
+def _(xp: Any, g: Array, input: Array, weight: Array) -> Array:
+    return scatter_add_rows(xp, xp.zeros(weight.shape, g.dtype), input, g)
+
+
+@embedding.samples
+def _() -> Iterator[Sample]:
+    yield sample(integers(5, 2, 3), (5, 4))
+    yield sample(integers(5, 7), (5, 1))
+
+
+@primitive(torch="take_along_dim", moves=True)
+def take_along_dim(xp: Any, input: Array, indices: Array, dim: int) -> Array:
+    """input[..., indices[..., i, ...], ...] along dim"""
+    return xp.take_along_axis(input, indices, axis=dim)
+
+
+take_along_dim.nograd("indices")
+
+
+@take_along_dim.vjp("input")
+def _(xp: Any, g: Array, input: Array, indices: Array, dim: int) -> Array:
+    shape = list(input.shape)
+    grids = list(xp.meshgrid(*[xp.arange(n) for n in indices.shape], indexing="ij"))
+    grids[dim] = indices % shape[dim]
+    return scatter_add_rows(xp, xp.zeros(input.shape, g.dtype), tuple(grids), g)
+
+
+@take_along_dim.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 5), integers(5, 3, 2), 1)
+    yield sample((3, 5, 2), integers(3, 4, 5, 2), 0)

@@ -1,0 +1,103 @@
+"""Matrix products. On CUDA they go through cuBLASLt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...errors import ShapeError
+from ..dtype import Array
+from ..op import ErrorSample, Sample, primitive, sample
+
+
+def _t(x: Array) -> Array:
+    return x.swapaxes(-1, -2)
+
+
+@primitive(torch="matmul")
+def matmul(xp: Any, input: Array, other: Array) -> Array:
+    """input @ other over the last two dims, the others broadcast; a 1-D operand is a vector"""
+    inner = other.shape[-2] if other.ndim > 1 else other.shape[0]
+    if input.shape[-1] != inner:
+        raise ShapeError(
+            f"matmul: {tuple(input.shape)} @ {tuple(other.shape)}: inner sizes {input.shape[-1]} and {inner} differ"
+        )
+    return xp.matmul(input, other)
+
+
+@matmul.vjp("input")
+def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
+    if other.ndim == 1:
+        return xp.expand_dims(g, -1) * other
+    if input.ndim == 1:
+        return xp.matmul(g[..., None, :], _t(other))[..., 0, :]
+    return xp.matmul(g, _t(other))
+
+
+@matmul.vjp("other")
+def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
+    if input.ndim == 1:
+        return xp.expand_dims(input, -1) * g[..., None, :] if other.ndim > 1 else g * input
+    if other.ndim == 1:
+        return xp.matmul(_t(input), g[..., None])[..., 0]
+    return xp.matmul(_t(input), g)
+
+
+@matmul.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 4), (4, 2))
+    yield sample((2, 3, 4), (4, 5))
+    yield sample((2, 1, 3, 4), (3, 4, 2))
+    yield sample((4,), (4, 2))
+    yield sample((2, 3, 4), (4,))
+    yield sample((4,), (4,))
+    yield sample((0, 4), (4, 2))
+
+
+@matmul.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (4, 2)), ShapeError, "inner sizes 3 and 4 differ")
+
+
+@primitive(torch="nn.functional.linear")
+def linear(xp: Any, input: Array, weight: Array, bias: Array | None = None) -> Array:
+    """input @ weight^T + bias, over the last dim"""
+    check_linear(input, weight)
+    y = xp.matmul(input, weight.T)
+    return y if bias is None else y + bias
+
+
+def check_linear(input: Array, weight: Array) -> None:
+    """Raises ShapeError when input's width is not what the weight takes."""
+    if input.shape[-1] != weight.shape[-1]:
+        raise ShapeError(
+            f"linear: input has last dim {input.shape[-1]} but weight is {tuple(weight.shape)}, which takes {weight.shape[-1]}"
+        )
+
+
+@linear.vjp("input")
+def _(xp: Any, g: Array, weight: Array) -> Array:
+    return xp.matmul(g, weight)
+
+
+@linear.vjp("weight")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    return xp.matmul(g.reshape(-1, g.shape[-1]).T, input.reshape(-1, input.shape[-1]))
+
+
+@linear.vjp("bias")
+def _(xp: Any, g: Array) -> Array:
+    return g  # summed down to the bias's shape where every gradient is
+
+
+@linear.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 4), (5, 4), (5,))
+    yield sample((2, 3, 4), (5, 4))
+    yield sample((4,), (1, 4), (1,))
+    yield sample((0, 4), (5, 4), (5,))
+
+
+@linear.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (4, 5)), ShapeError, r"last dim 3 but weight is \(4, 5\)")

@@ -1,0 +1,89 @@
+"""Sample inputs: from a declared `Sample` to Tensors, for tests, gradcheck and benchmarks alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .dtype import DType, float64
+from .op import Op, Sample
+from .tensor import Tensor, tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """A tensor's shape and the range of its values. `gap` keeps |x| away from zero, where kinks live."""
+
+    shape: tuple[int, ...]
+    low: float = -2.0
+    high: float = 2.0
+    gap: float = 0.0
+    kind: str = "float"
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+        """fp64, int64 or bool values in the range."""
+        if self.kind == "int":
+            return rng.integers(int(self.low), int(self.high), self.shape)
+        if self.kind == "bool":
+            return rng.random(self.shape) < 0.6
+        x = rng.uniform(self.low, self.high, self.shape)
+        return np.where(np.abs(x) < self.gap, np.copysign(self.gap, x) + x, x) if self.gap else x
+
+
+def positive(*shape: int) -> Values:
+    """Values in [0.3, 2.5]."""
+    return Values(shape, 0.3, 2.5)
+
+
+def apart(*shape: int) -> Values:
+    """Values no nearer to zero than 0.1."""
+    return Values(shape, gap=0.1)
+
+
+def integers(high: int, *shape: int) -> Values:
+    """Whole numbers in [0, high)."""
+    return Values(shape, 0, high, kind="int")
+
+
+def booleans(*shape: int) -> Values:
+    """True six times in ten."""
+    return Values(shape, kind="bool")
+
+
+def materialise(
+    op: Op, s: Sample, rng: np.random.Generator, dtype: DType = float64, device: str = "cpu"
+) -> dict[str, Any]:
+    """The sample's arguments by name with Tensors drawn for the tensor ones; floats get `dtype`."""
+    bound = op.bind(s.args, s.kwargs)
+    for name in op.tensor_names:
+        value = bound[name]
+        if name in op.list_names:
+            bound[name] = [_draw(v, rng, dtype, device) for v in value]
+        else:
+            bound[name] = _draw(value, rng, dtype, device)
+    return bound
+
+
+def _draw(value: Any, rng: np.random.Generator, dtype: DType, device: str) -> Any:
+    if value is None or isinstance(value, (bool, int, float, Tensor)):
+        return value
+    if isinstance(value, np.ndarray):
+        host = value
+    else:
+        host = (value if isinstance(value, Values) else Values(tuple(value))).draw(rng)
+    return tensor(host, dtype if host.dtype == np.float64 else None, device)
+
+
+def tensor_arguments(op: Op, bound: dict[str, Any]) -> Sequence[tuple[str, int | None, Tensor]]:
+    """Every Tensor among the bound arguments as (argument, position in its list or None, tensor)."""
+    found: list[tuple[str, int | None, Tensor]] = []
+    for name in op.tensor_names:
+        value = bound[name]
+        if isinstance(value, Tensor):
+            found.append((name, None, value))
+        elif isinstance(value, list):
+            found.extend((name, i, t) for i, t in enumerate(value))
+    return found
