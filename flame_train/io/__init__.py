@@ -1,0 +1,1 @@
+"""Files: the safetensors reader and writer, weights folders, name maps between layouts."""

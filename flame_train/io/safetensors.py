@@ -1,0 +1,227 @@
+"""Reading and writing safetensors files: strict, memory-mapped, deterministic, and never half written."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Self
+
+import numpy as np
+
+from flame_train.errors import ModelFileError, OutputError
+from flame_train.io.dtypes import DTYPE_OF_TAG, Array, tag_of
+from flame_train.io.durable import write_durably
+from flame_train.io.header import (
+    MAX_HEADER_BYTES,
+    MAX_RANK,
+    Header,
+    HeaderError,
+    TensorInfo,
+    build_header,
+    parse_header,
+)
+from flame_train.io.sniff import describe_foreign, refused_by_suffix
+
+__all__ = ["SafetensorsFile", "TensorInfo", "describe", "save_file", "save_stream", "serialize"]
+
+MAX_METADATA_VALUE: Final = 64 * 1024
+
+
+class SafetensorsFile:
+    """A safetensors file, its header checked, its data mapped and read only when asked for.
+
+    A context manager. Arrays returned by `read` stay valid after it is closed: they keep the map alive.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Check the header of `path`. Raises ModelFileError naming the file, the reason and the remedy."""
+        self.path = Path(path)
+        reason = refused_by_suffix(self.path)
+        if reason is not None:
+            raise ModelFileError(f"{self.path}: refused. {reason}")
+        self._map: mmap.mmap | None = _map_file(self.path)
+        self._data_begin, header = _read_header(self.path, self._map)
+        self._tensors = header.tensors
+        self.names: tuple[str, ...] = tuple(header.tensors)
+        self.metadata: Mapping[str, str] = MappingProxyType(header.metadata)
+
+    def info(self, name: str) -> TensorInfo:
+        """What the header says of tensor `name`. Raises ModelFileError if there is none."""
+        info = self._tensors.get(name)
+        if info is None:
+            raise ModelFileError(f"{self.path}: holds no tensor {name!r} (it holds {len(self.names)} others)")
+        return info
+
+    def read(self, name: str) -> Array:
+        """Tensor `name` as a read-only view of the file, in its own dtype and shape; nothing is copied."""
+        info = self.info(name)
+        if self._map is None:
+            raise ValueError(f"{self.path} is closed")
+        dtype = DTYPE_OF_TAG[info.dtype].newbyteorder("<")
+        count = info.nbytes // dtype.itemsize
+        if count == 0:
+            return _read_only(np.empty(info.shape, dtype))
+        flat: Array = np.frombuffer(self._map, dtype, count, self._data_begin + info.begin)
+        return flat.reshape(info.shape)
+
+    def close(self) -> None:
+        """Let go of the map; it is unmapped once no array uses it."""
+        self._map = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def describe(name: str, array: Array) -> TensorInfo:
+    """The header entry that `array` will get. TypeError or ValueError for what the format cannot hold."""
+    if array.ndim > MAX_RANK:
+        raise ValueError(f"{name}: {array.ndim} dimensions; at most {MAX_RANK} can be stored")
+    return TensorInfo(name, tag_of(array.dtype), array.shape, array.nbytes)
+
+
+def save_file(
+    path: str | Path, tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write `tensors` to `path`, whole or not at all; equal contents give equal bytes.
+
+    Any strides are allowed; values are stored in C order, little-endian. Raises OutputError when the disk
+    cannot take it (what was at `path` is then untouched) or when a metadata value is over 64 KiB.
+    """
+    infos = [describe(name, array) for name, array in tensors.items()]
+    save_stream(path, infos, tensors.__getitem__, metadata)
+
+
+def save_stream(
+    path: str | Path,
+    infos: Iterable[TensorInfo],
+    read: Callable[[str], Array],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """As `save_file`, but each tensor is asked for once, when its turn comes, so one at a time is in memory.
+
+    `infos` announces name, dtype tag and shape; `read(name)` must return exactly that (ValueError if not).
+    """
+    header, placed = build_header(infos, _checked_metadata(metadata))
+    if len(header) > MAX_HEADER_BYTES:
+        raise OutputError(
+            f"{path}: the header would take {len(header)} bytes; at most {MAX_HEADER_BYTES} allowed"
+        )
+    total = len(header) + sum(info.nbytes for info in placed)
+    write_durably(Path(path), _chunks(header, placed, read), total)
+
+
+def serialize(
+    tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
+    """The bytes that `save_file` would write, header first, then tensor by tensor. For hashes."""
+    infos = [describe(name, array) for name, array in tensors.items()]
+    header, placed = build_header(infos, _checked_metadata(metadata))
+    return _chunks(header, placed, tensors.__getitem__)
+
+
+def hash_data(tensors: Mapping[str, Array]) -> str:
+    """SHA-256, in hex, of the tensors' bytes in file order, without the header."""
+    digest = hashlib.sha256()
+    chunks = serialize(tensors)
+    next(chunks)
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _chunks(
+    header: bytes, placed: Iterable[TensorInfo], read: Callable[[str], Array]
+) -> Iterator[bytes | memoryview]:
+    yield header
+    for info in placed:
+        array = read(info.name)
+        if tag_of(array.dtype) != info.dtype or array.shape != info.shape:
+            raise ValueError(
+                f"{info.name}: announced {info.dtype} {info.shape}, got {array.dtype} {array.shape}"
+            )
+        # order="C" keeps a 0-d array 0-d, which np.ascontiguousarray would not
+        packed = np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
+        if packed.size:
+            yield packed.reshape(-1).view(np.uint8).data
+
+
+def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    checked = dict(metadata or {})
+    for key, value in checked.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"metadata must map text to text, got {key!r}: {type(value).__name__}")
+        size = len(value.encode("utf-8"))
+        if size > MAX_METADATA_VALUE:
+            raise OutputError(
+                f"metadata {key!r} takes {size} bytes; at most {MAX_METADATA_VALUE} are written, "
+                "because readers refuse files with very large headers. Shorten it"
+            )
+    return checked
+
+
+def _map_file(path: Path) -> mmap.mmap:
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise ModelFileError(f"{path}: is a folder; a safetensors file was expected")
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe or a device could block for ever
+            raise ModelFileError(f"{path}: is not a regular file")
+        if status.st_size == 0:
+            raise ModelFileError(f"{path}: {describe_foreign(b'', 0)}")
+        with open(path, "rb") as stream:
+            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        raise ModelFileError(f"{path}: no such file; check the path") from None
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _read_header(path: Path, mapped: Any) -> tuple[int, Header]:
+    """Where the data begins, and the header. Raises ModelFileError."""
+    size = len(mapped)
+    head = bytes(mapped[:512])
+    length = int.from_bytes(head[:8], "little")
+    if size < 9 or head[8:9] != b"{" or length > size - 8:
+        foreign = describe_foreign(head, size)
+        if foreign is not None:
+            raise ModelFileError(f"{path}: not a safetensors file. {foreign}")
+    remedy = "The file is damaged or not a safetensors file; download it again"
+    try:
+        if size < 8:
+            raise HeaderError(f"{size} bytes are too few for a header")
+        if length > MAX_HEADER_BYTES:
+            raise HeaderError(f"the stated header length {length} is over the limit of {MAX_HEADER_BYTES}")
+        if length > size - 8:
+            raise HeaderError(
+                f"the stated header length {length} goes past the end of the file ({size} bytes)"
+            )
+        header = parse_header(mapped, 8, 8 + length)
+    except HeaderError as error:
+        raise ModelFileError(f"{path}: {error}. {remedy}") from None
+    _check_size(path, size, 8 + length + header.data_bytes)
+    return 8 + length, header
+
+
+def _check_size(path: Path, size: int, promised: int) -> None:
+    if size < promised:
+        raise ModelFileError(
+            f"{path}: incomplete: its header promises {promised} bytes, the file has {size} "
+            f"({100 * size / promised:.1f} %). The download was cut off; download it again"
+        )
+    if size > promised:
+        raise ModelFileError(
+            f"{path}: {size - promised} bytes follow the last tensor, where the file should end. "
+            "It is damaged or hides something; download it again"
+        )
+
+
+def _read_only(array: Array) -> Array:
+    array.flags.writeable = False
+    return array
