@@ -58,8 +58,9 @@ def checkpoint(fn: Callable[..., Tensor], *args: Any) -> Tensor:
     """fn(*args) without keeping what happens inside; fn runs once more during backward.
 
     As torch.utils.checkpoint.checkpoint(use_reentrant=False): gradients reach the parameters fn uses as well as
-    its arguments, and equal those without checkpointing bit for bit. `fn` must be a pure function of its arguments
-    and of parameters, and return one Tensor.
+    its arguments, and equal those without checkpointing bit for bit, unless an argument is used outside as well:
+    then its gradient is the same sum in another order. `fn` must be a pure function of its arguments and of
+    parameters, and return one Tensor.
     """
     if not mode().grad:
         return fn(*args)

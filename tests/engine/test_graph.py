@@ -1,0 +1,216 @@
+"""The graph: accumulation, hooks, isolation, recomputation, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import flame_train.engine as flame
+from flame_train.engine import functional as F
+from flame_train.engine.graph import Node
+from flame_train.engine.mode import Mode, mode
+from flame_train.errors import ShapeError, Unsupported
+
+
+def leaf(*shape: int, seed: int = 0) -> flame.Tensor:
+    return flame.tensor(np.random.default_rng(seed).standard_normal(shape), requires_grad=True)
+
+
+@pytest.fixture(autouse=True)
+def _mode_is_restored():  # type: ignore[no-untyped-def]
+    yield
+    assert mode() == Mode()
+
+
+def test_a_tensor_used_twice_gets_the_sum() -> None:
+    x = leaf(3)
+    y = x + x
+    (y * x).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), 4 * x.numpy())
+
+
+def test_accumulates_over_calls_and_never_aliases() -> None:
+    x, y = leaf(3), leaf(3, seed=1)
+    z = x + y
+    z.backward(flame.tensor(np.ones(3)))
+    x.grad.data[...] = 7.0
+    np.testing.assert_array_equal(y.grad.numpy(), np.ones(3))
+    (x * 1.0).sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), np.full(3, 8.0))
+
+
+def test_deep_chain_needs_no_recursion() -> None:
+    x = leaf(2)
+    y = x
+    for _ in range(20_000):
+        y = y + 1.0
+    y.sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), np.ones(2))
+
+
+def test_second_backward_says_what_to_do() -> None:
+    x = leaf(2)
+    y = x.exp().sum()
+    y.backward()
+    with pytest.raises(RuntimeError, match="retain_graph=True"):
+        y.backward()
+
+
+def test_retain_graph_gives_the_same_gradient_again() -> None:
+    x = leaf(2)
+    y = x.exp().sum()
+    y.backward(retain_graph=True)
+    first = x.grad.numpy().copy()
+    y.backward()
+    np.testing.assert_array_equal(x.grad.numpy(), 2 * first)
+
+
+def test_grad_touches_no_grad_and_reaches_inner_tensors() -> None:
+    x = leaf(3)
+    h = x.exp()
+    gx, gh = flame.grad((h * h).sum(), [x, h])
+    np.testing.assert_allclose(gh.numpy(), 2 * h.numpy())
+    np.testing.assert_allclose(gx.numpy(), 2 * h.numpy() ** 2)
+    assert x.grad is None
+
+
+def test_grad_refuses_what_it_cannot_do() -> None:
+    x, y = leaf(2), leaf(2)
+    with pytest.raises(Unsupported, match="first order"):
+        flame.grad(x.sum(), [x], create_graph=True)
+    with pytest.raises(RuntimeError, match="not used"):
+        flame.grad(x.sum(), [y])
+    assert flame.grad(x.sum(), [y], allow_unused=True) == (None,)
+    with pytest.raises(RuntimeError, match="only scalars"):
+        x.exp().backward()
+    with pytest.raises(ShapeError, match="expected a gradient of shape"):
+        x.exp().backward(flame.tensor(np.ones(3)))
+
+
+def test_hooks_replace_inner_and_leaf_gradients() -> None:
+    x = leaf(3)
+    h = x * 2.0
+    handle = h.register_hook(lambda g: g * 10.0)
+    x.register_hook(lambda g: g + 1.0)
+    h.sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), np.full(3, 21.0))
+    handle.remove()
+    (x * 2.0).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), np.full(3, 24.0))
+
+
+def test_leaf_hook_sees_the_whole_gradient_once() -> None:
+    x, seen = leaf(3), []
+    x.register_hook(lambda g: seen.append(g.numpy().copy()))
+    (x * 2.0 + flame.checkpoint(lambda a: a * 3.0, x) + x).sum().backward()
+    assert len(seen) == 1
+    np.testing.assert_allclose(seen[0], np.full(3, 6.0))
+
+
+def test_no_grad_is_for_its_own_thread() -> None:
+    seen: list[bool] = []
+    with flame.no_grad():
+        worker = threading.Thread(target=lambda: seen.append((leaf(2) * 2.0).requires_grad))
+        worker.start()
+        worker.join()
+        assert not (leaf(2) * 2.0).requires_grad
+    assert seen == [True]
+
+
+def test_threads_get_the_results_of_one() -> None:
+    def work(seed: int) -> bytes:
+        x, w = leaf(8, 8, seed=seed), leaf(8, 8, seed=seed + 100)
+        for _ in range(20):
+            F.layer_norm(F.linear(x, w), (8,)).tanh().sum().backward()
+        return x.grad.numpy().tobytes()
+
+    alone = [work(s) for s in range(4)]
+    together: dict[int, bytes] = {}
+    threads = [threading.Thread(target=lambda s=s: together.__setitem__(s, work(s))) for s in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert [together[s] for s in range(4)] == alone
+
+
+def test_frozen_has_no_gradient_at_all() -> None:
+    w = flame.Frozen(np.ones((2, 3)))
+    assert not hasattr(w, "grad")
+    with pytest.raises(TypeError, match="Frozen"):
+        w.requires_grad_()
+    x = leaf(4, 3)
+    y = F.linear(x, w)
+    assert set(y._node.saved) == {"weight"}
+    y.sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), np.full((4, 3), 2.0))
+
+
+def test_memory_is_freed_as_backward_goes_without_the_collector() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        x = leaf(4, 4)
+        y = F.layer_norm(F.linear(x, leaf(4, 4, seed=1)), (4,)).exp()
+        nodes = []
+        stack: list[Node] = [y._node]
+        while stack:
+            node = stack.pop()
+            nodes.append(weakref.ref(node))
+            stack += [e.node for e in node.edges if e.node is not None]
+        del node, stack
+        y.sum().backward()
+        del y
+        assert not [n() for n in nodes if n() is not None]
+    finally:
+        gc.enable()
+
+
+class TestCheckpoint:
+    @staticmethod
+    def block(x: flame.Tensor, w: flame.Tensor) -> flame.Tensor:
+        return F.gelu(F.linear(F.layer_norm(x, (6,)), w)) + x
+
+    def test_equals_plain_bit_for_bit_parameters_included(self) -> None:
+        def run(wrap: bool) -> list[bytes]:
+            x, w, outside = leaf(3, 6), leaf(6, 6, seed=1), leaf(6, 6, seed=2)
+            call = (
+                (lambda a, b: flame.checkpoint(lambda p, q: F.linear(self.block(p, q), outside), a, b))
+                if wrap
+                else (lambda a, b: F.linear(self.block(a, b), outside))
+            )
+            h = call(x, w)
+            call(h, w).square().sum().backward()
+            return [t.grad.numpy().tobytes() for t in (x, w, outside)]
+
+        assert run(True) == run(False)
+
+    def test_keeps_only_its_inputs(self) -> None:
+        x, w = leaf(3, 6), leaf(6, 6, seed=1)
+        y = flame.checkpoint(self.block, x, w)
+        assert [e.leaf for e in y._node.edges] == [x, w]
+
+    def test_reaches_parameters_when_no_argument_requires_grad(self) -> None:
+        w = leaf(6, 6)
+        flame.checkpoint(lambda a: F.linear(a, w), flame.tensor(np.ones((2, 6)))).sum().backward()
+        np.testing.assert_allclose(w.grad.numpy(), np.full((6, 6), 2.0))
+
+
+def test_devices_do_not_mix_and_arrays_must_be_wrapped() -> None:
+    with pytest.raises(TypeError, match="wrap it with engine.tensor"):
+        F.exp(np.ones(3))
+    with pytest.raises(TypeError, match="missing argument 'dim'"):
+        F.softmax(leaf(3))
+    with pytest.raises(ValueError, match="expected 'cpu' or 'cuda'"):
+        flame.tensor([1.0], device="tpu")
+
+
+def test_dlpack_both_ways() -> None:
+    x = leaf(2, 3)
+    back = np.from_dlpack(x)
+    np.testing.assert_array_equal(back, x.numpy())
+    np.testing.assert_array_equal(flame.tensor(x).numpy(), x.numpy())
