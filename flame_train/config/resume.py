@@ -17,6 +17,8 @@ def differences(old: str, new: Config) -> str | None:
     `train.steps` may change under a constant schedule: the steps already taken are then the same.
     """
     before, now = _settings(old), decisive(new)
+    if before is None:
+        return "  its config.toml cannot be read"
     constant = before.get("schedule.name") == now["schedule.name"] == "constant"
     rows = [
         (path, toml_value(before[path]) if path in before else "(missing)", toml_value(value))
@@ -27,15 +29,15 @@ def differences(old: str, new: Config) -> str | None:
         return None
     rows.insert(0, ("setting", "that run", "this config"))
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    return "\n".join(f"  {path:<{widths[0]}}  {was:<{widths[1]}}  {now}" for path, was, now in rows)
+    return "\n".join(f"  {path:<{widths[0]}}  {was:<{widths[1]}}  {wanted}" for path, was, wanted in rows)
 
 
-def _settings(text: str) -> dict[str, Any]:
-    """Values by path. Text that is no resolved config has none, so that every setting differs."""
+def _settings(text: str) -> dict[str, Any] | None:
+    """Values by path, or None if `text` is not TOML."""
     try:
         tree = tomllib.loads(text)
     except (ValueError, RecursionError):
-        return {}
+        return None
     return {
         f"{section}.{name}": tuple(value) if isinstance(value, list) else value
         for section, table in tree.items()

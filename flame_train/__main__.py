@@ -1,0 +1,7 @@
+"""`python -m flame_train`."""
+
+from __future__ import annotations
+
+from flame_train.cli import main
+
+main()

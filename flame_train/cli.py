@@ -1,0 +1,341 @@
+"""The command line: parses, calls `recipes` or `tools`, prints the result, maps errors to exit codes.
+
+Results go to standard output, everything else to standard error. Each command imports what it needs when it
+runs, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from flame_train import __version__
+from flame_train.errors import FlameError, Interrupted
+
+app = typer.Typer(
+    name="flame-train",
+    help="LoRA training for diffusion models without PyTorch.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+DeviceName = Literal["cuda", "cpu"]
+Device = Annotated[DeviceName, typer.Option("--device", help="Where to compute. Never chosen silently.")]
+ConfigPath = Annotated[str, typer.Option("--config", "-c", help="TOML or YAML file; - reads standard input.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the config; repeatable."),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check everything, read headers only, print the plan.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+def main() -> None:
+    """Entry point of the `flame-train` program. Exits with a code of the table in `errors.py`."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
+    logging.raiseExceptions = False  # a closed standard error must not stop a run
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the program with `arguments`. Returns the exit code; prints one `error:` line for a failure."""
+    debug = "--debug" in arguments
+    try:
+        code = app(arguments, prog_name="flame-train", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not complain
+        return 0
+    except (KeyboardInterrupt, typer.Abort):
+        _complain("interrupted")
+        return 130
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        return _report(error, debug)
+
+
+def _report(error: Exception, debug: bool) -> int:
+    """Tell the user about `error` in their terms. Returns the exit code."""
+    show = getattr(error, "show", None)  # the parser's own complaint about the command line
+    if show is not None:
+        show()
+        return 2
+    if isinstance(error, Interrupted):
+        _complain(str(error))
+        return 128 + error.signal_number
+    if isinstance(error, FlameError):
+        _complain(str(error))
+        return error.exit_code
+    if isinstance(error, MemoryError) or _is_device_memory(error):
+        _complain(f"out of memory: {error}; try data.batch_size=1, gradient.checkpointing=true, a lower rank")
+        return 5
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        _complain(f"{error.filename or 'output'}: the disk is full; free some space and start again")
+        return 6
+    _complain(
+        f"this is a bug in flame-train: {type(error).__name__}: {error}{'' if debug else _saved_trace()}"
+    )
+    return 1
+
+
+def _is_device_memory(error: Exception) -> bool:
+    kind = type(error)
+    return kind.__name__ == "OutOfMemoryError" and kind.__module__.startswith("cupy")
+
+
+def _complain(message: str) -> None:
+    typer.echo(f"error: {message}", err=True)
+
+
+def _saved_trace() -> str:
+    """Where the traceback of the error being handled was written, as the end of a sentence."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="flame-train-bug-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(f"flame-train {__version__}, Python {sys.version}\n{traceback.format_exc()}")
+    except OSError:
+        return " (run again with --debug for the traceback)"
+    return f" (please report it with {file.name})"
+
+
+def _print(result: Mapping[str, Any], as_json: bool) -> None:
+    """Print what a command found: as JSON, or one `name: value` a line, tables indented under their name."""
+    if as_json:
+        typer.echo(json.dumps(result, indent=1, default=str))
+    else:
+        typer.echo("\n".join(_lines(result, "")))
+
+
+def _lines(table: Mapping[str, Any], indent: str) -> list[str]:
+    lines = []
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            lines += [f"{indent}{name}:", *_lines(value, indent + "  ")]
+        elif isinstance(value, list | tuple) and value:
+            lines.append(f"{indent}{name}:")
+            lines += [f"{indent}  {item}" for item in value]
+        else:
+            lines.append(f"{indent}{name}: {value}")
+    return lines
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"flame-train {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("sdxl-lora")
+def sdxl_lora(
+    config: ConfigPath,
+    device: Device = "cuda",
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Train a LoRA for SDXL; run it again to continue a stopped run."""
+    from flame_train import recipes
+
+    _print(recipes.train("sdxl", config, overrides or [], device, dry_run), as_json)
+
+
+@app.command()
+def quickstart(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to fill.")] = Path("quickstart"),
+    device: Annotated[
+        DeviceName | None, typer.Option("--device", help="Default: a GPU if one is usable, else the CPU.")
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Train a small LoRA from nothing: no checkpoint, no download, no GPU needed."""
+    from flame_train.recipes import quickstart as recipe
+
+    _print(recipe.run(directory, device), as_json)
+
+
+@app.command()
+def init(
+    family: Annotated[str, typer.Argument(help="Model family, for instance sdxl.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a commented config with every key, its default and its unit."""
+    from flame_train.tools.init import template, write_template
+
+    if output is None:
+        typer.echo(template(family), nl=False)
+    else:
+        write_template(family, output)
+        typer.echo(str(output))
+
+
+@app.command()
+def sample(
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", "-m", help="Base model: file, folder or hub id.")
+    ],
+    prompt: Annotated[list[str], typer.Option("--prompt", "-p", help="What to draw; repeatable.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="PNG to write.")] = Path("sample.png"),
+    lora: Annotated[Path | None, typer.Option("--lora", help="LoRA file, kohya or diffusers.")] = None,
+    strength: Annotated[float, typer.Option("--strength", help="How much of the LoRA.")] = 1.0,
+    negative: Annotated[str, typer.Option("--negative", help="Negative prompt.")] = "",
+    steps: Annotated[int, typer.Option("--steps", min=1, max=1000)] = 20,
+    guidance: Annotated[float, typer.Option("--guidance", min=1.0)] = 7.0,
+    sampler: Annotated[Literal["euler", "ddim"], typer.Option("--sampler")] = "euler",
+    prediction: Annotated[Literal["epsilon", "v"], typer.Option("--prediction")] = "epsilon",
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 42,
+    width: Annotated[int, typer.Option("--width", min=8, help="Pixels.")] = 1024,
+    height: Annotated[int, typer.Option("--height", min=8, help="Pixels.")] = 1024,
+    device: Device = "cuda",
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Make pictures from a base model, with or without a LoRA."""
+    from flame_train.tools.sample import sample as draw
+
+    result = draw(
+        checkpoint,
+        prompt,
+        output,
+        lora=lora,
+        strength=strength,
+        negative=negative,
+        steps=steps,
+        guidance=guidance,
+        sampler=sampler,
+        prediction=prediction,
+        precision=precision,
+        seed=seed,
+        width=width,
+        height=height,
+        device=device,
+    )
+    _print(result, as_json)
+
+
+@app.command()
+def cache(
+    config: ConfigPath,
+    device: Device = "cuda",
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Encode the pictures and captions of a config ahead of training."""
+    from flame_train import recipes
+
+    _print(recipes.cache("sdxl", config, overrides or [], device, dry_run), as_json)
+
+
+@app.command("inspect")
+def inspect_command(
+    file: Annotated[Path, typer.Argument(help="A .safetensors file.")],
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Say what a safetensors file is: family, layout, dtype, rank, modules, metadata."""
+    from flame_train.tools.inspect import inspect_file
+
+    _print(inspect_file(file), as_json)
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="LoRA file to read.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="LoRA file to write.")],
+    to: Annotated[Literal["kohya", "diffusers"], typer.Option("--to", help="Naming of OUT.")],
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Rename a LoRA's tensors between the two formats in use, without loss."""
+    from flame_train.tools.convert import convert as rename
+
+    _print(rename(source, target, to), as_json)
+
+
+@app.command()
+def merge(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="Base checkpoint.")],
+    lora: Annotated[Path, typer.Argument(metavar="LORA", help="LoRA file.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="Checkpoint to write.")],
+    strength: Annotated[float, typer.Option("--strength", help="How much of the LoRA.")] = 1.0,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Bake a LoRA into a base checkpoint."""
+    from flame_train.tools.merge import merge as bake
+
+    _print(bake(base, lora, output, strength), as_json)
+
+
+@app.command()
+def gradcheck(
+    ops: Annotated[list[str] | None, typer.Argument(metavar="OP", help="Default: every op.")] = None,
+    device: Device = "cuda",
+    dtype: Annotated[Literal["float64", "float32"], typer.Option("--dtype")] = "float64",
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Check the gradient of every differentiable op against finite differences."""
+    from flame_train.tools import gradcheck as tool
+
+    result = tool.run(ops or [], device, dtype)
+    _print(result, as_json)
+    raise typer.Exit(1 if result["failed"] else 0)
+
+
+@app.command()
+def bench(
+    what: Annotated[Literal["step"], typer.Argument(help="What to measure.")] = "step",
+    resolution: Annotated[int, typer.Option("--resolution", min=8, help="Pixels.")] = 1024,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1)] = 1,
+    rank: Annotated[int, typer.Option("--rank", min=1)] = 16,
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
+    device: Device = "cuda",
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Measure this machine: the time and peak memory of a training step."""
+    from flame_train.tools import bench as tool
+
+    _print(tool.step(resolution, batch_size, rank, precision, device), as_json)
+
+
+@app.command()
+def doctor(device: Device = "cuda", as_json: AsJson = False, debug: Debug = False) -> None:
+    """Say what this machine has and lacks for training, and the command that mends it."""
+    from flame_train.tools.doctor import examine, render
+
+    report = examine(device)
+    typer.echo(json.dumps(report.as_dict(), indent=1) if as_json else render(report))
+    raise typer.Exit(0 if report.usable else 4)

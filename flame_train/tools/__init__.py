@@ -1,0 +1,1 @@
+"""What the commands do besides training: one file a command."""

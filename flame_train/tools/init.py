@@ -1,0 +1,35 @@
+"""`flame-train init`: a commented config that a person edits."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from flame_train.config.render import commented
+from flame_train.config.schema import Config
+from flame_train.config.suggest import did_you_mean
+from flame_train.errors import ConfigError, OutputError
+from flame_train.io.durable import write_durably
+
+
+def template(family: str) -> str:
+    """The commented config of `family`. Raises ConfigError if there is no such family."""
+    from flame_train.recipes import RECIPES
+
+    if family not in RECIPES:
+        near = difflib.get_close_matches(family.removesuffix("-lora"), RECIPES, n=1)
+        raise ConfigError(f"expected a model family ({', '.join(RECIPES)}), got {family}{did_you_mean(near)}")
+    return commented(Config(), f"A LoRA for {family}: flame-train {family}-lora --config FILE")
+
+
+def write_template(family: str, path: Path) -> None:
+    """Write the commented config of `family` to `path`.
+
+    Raises ConfigError if there is no such family, OutputError if `path` exists or cannot be written.
+    """
+    raw = template(family).encode()
+    if path.exists():
+        raise OutputError(
+            f"{path}: exists already and would be overwritten; choose another name or remove it"
+        )
+    write_durably(path, [raw], len(raw))
