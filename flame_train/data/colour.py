@@ -59,7 +59,8 @@ def _float_grey(values: np.ndarray[Any, Any], label: str) -> np.ndarray[Any, Any
     low, high = float(values.min()), float(values.max())
     if not (low >= 0.0 and high <= 1.0):  # written so that NaN is refused too
         raise DataError(
-            f"{label}: float pixels must lie in 0..1, these lie in {low:g}..{high:g}: save it with 8 or 16 bits"
+            f"{label}: float pixels must lie in 0..1, these lie in {low:g}..{high:g}: "
+            f"save it with 8 or 16 bits"
         )
     grey = np.rint(values.astype(np.float64) * 255.0).astype(np.uint8)
     return np.repeat(grey[:, :, None], 3, axis=2)
@@ -73,7 +74,7 @@ def _composite(rgba: np.ndarray[Any, Any], background: tuple[int, int, int]) -> 
 
 
 def _to_srgb(image: Image.Image, label: str, notices: list[str]) -> Image.Image:
-    """Convert through an embedded ICC profile; without one, or with sRGB's own, the values stand as they are."""
+    """Convert through an embedded ICC profile. Without one, or with sRGB's own, the values stand."""
     data = image.info.get("icc_profile")
     if not data:
         return image

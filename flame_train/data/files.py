@@ -1,4 +1,4 @@
-"""Reading a file that a stranger put there: never a hang, never more memory than allowed, a name fit to print."""
+"""Reading a file that a stranger put there: no hang, no more memory than allowed, a name fit to print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An image file becomes 8-bit sRGB pixels, upright, or a DataError that names the file, the cause and the remedy.
+"""An image file becomes upright 8-bit sRGB pixels, or a DataError that names file, cause and remedy.
 
 Never a guess: what has no defined colour (floats outside 0..1, LAB, unknown 32-bit ranges) is refused.
 Pillow decodes; its known traps are dealt with here and in `sniff` and `colour`.
@@ -30,7 +30,7 @@ Animated = Literal["refuse", "first"]
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """What is known of a picture after it was decoded once. `height` and `width` are those of the upright one."""
+    """What is known of a picture once it was decoded. `height` and `width` are those of the upright one."""
 
     height: int
     width: int
@@ -126,7 +126,7 @@ def _decode(
     """(uint8 (H, W, 3), stored mode). Only the sniffed format's decoder is ever tried."""
     with Image.open(io.BytesIO(data), formats=[found]) as image:
         _refuse_bomb(image.width * image.height, label)
-        # A JPEG with several pictures is a phone's photo with a depth map or thumbnail: the first is the photo.
+        # A JPEG that holds more is a phone's photo with a depth map or preview: the first is the photo.
         if found != "JPEG" and getattr(image, "is_animated", False):
             if animated == "refuse":
                 raise DataError(

@@ -83,7 +83,7 @@ class ClipTokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the tables and the padding: what a cached text embedding depends on besides its model."""
+        """SHA-256 of tables and padding: what a cached text embedding depends on besides its model."""
         vocab, merges = self._tables
         content = json.dumps([vocab, merges, self.pad_id], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
@@ -156,7 +156,7 @@ def _parse_merges(text: str, name: str) -> list[tuple[str, str]]:
 
 
 def _byte_letters() -> list[str]:
-    """The printable letter that stands for each byte, in the order of CLIP's first 256 ids (GPT-2's table)."""
+    """The printable letter that stands for each byte, in the order of CLIP's first 256 ids (as in GPT-2)."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),

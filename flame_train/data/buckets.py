@@ -1,0 +1,157 @@
+"""Aspect-ratio buckets: which shape a picture is trained at, and what is scaled and cropped for that.
+
+A bucket's sides are multiples of `step` and its area is at most resolution squared. A picture goes to the
+bucket whose aspect ratio is nearest in log space, is scaled to cover it and cropped at the centre. Without
+`upscale`, a picture that would have to grow gets a smaller bucket of its own: its sides rounded down.
+All sizes are (height, width) in pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from flame_train.errors import ConfigError, DataError
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How one picture meets its bucket."""
+
+    original: Size
+    bucket: Size
+    resized: Size  # covers the bucket; both sides at least as long
+    crop_top: int  # in the resized picture
+    crop_left: int
+
+    @property
+    def time_ids(self) -> tuple[int, int, int, int, int, int]:
+        """SDXL's micro-conditioning (Podell et al. 2023, section 2.2): original size, crop, target size."""
+        return (*self.original, self.crop_top, self.crop_left, *self.bucket)
+
+    @property
+    def scale(self) -> float:
+        """Resized height over original height, of the longer side, where rounding weighs least."""
+        side = int(self.original[1] > self.original[0])
+        return self.resized[side] / self.original[side]
+
+    @property
+    def kept(self) -> float:
+        """Share of the picture's area that is left after cropping, 0..1."""
+        return (self.bucket[0] * self.bucket[1]) / (self.resized[0] * self.resized[1])
+
+
+@dataclass(frozen=True)
+class BucketRule:
+    """What buckets there may be. Raises ConfigError for bounds that leave none.
+
+    min_side 0 means a quarter of the resolution, at most 256; max_side 0 twice the resolution.
+    """
+
+    resolution: int
+    step: int = 64
+    min_side: int = 0
+    max_side: int = 0
+    upscale: bool = False
+
+    def __post_init__(self) -> None:
+        if self.step < 1 or self.resolution < self.step:
+            raise ConfigError(
+                f"buckets: the resolution {self.resolution} must be at least the step {self.step}: "
+                f"raise data.resolution or lower data.bucket_step"
+            )
+        if not self.shortest <= self.resolution <= self.longest + self.step - 1:
+            raise ConfigError(
+                f"buckets: the sides {self.min_side}..{self.max_side} must include the resolution "
+                f"{self.resolution}: change data.min_bucket or data.max_bucket"
+            )
+
+    @property
+    def shortest(self) -> int:
+        """The shortest side a bucket may have, a multiple of `step`."""
+        wanted = self.min_side or min(256, self.resolution // 4)
+        return max(self.step, -(-wanted // self.step) * self.step)
+
+    @property
+    def longest(self) -> int:
+        """The longest side a bucket may have, a multiple of `step`."""
+        return (self.max_side or 2 * self.resolution) // self.step * self.step
+
+    @cached_property
+    def buckets(self) -> tuple[Size, ...]:
+        """For each height the widest bucket within the area, and the same turned: sorted, without doubles."""
+        area, square = self.resolution**2, self.resolution // self.step * self.step
+        found = {(square, square)} if self.shortest <= square <= self.longest else set()
+        for side in range(self.shortest, self.longest + 1, self.step):
+            other = min(area // side // self.step * self.step, self.longest)
+            if other >= self.shortest:
+                found |= {(side, other), (other, side)}
+        return tuple(sorted(found))
+
+    def assign(self, size: Size) -> Placement:
+        """The picture's bucket, scale and crop; a pure function of its size.
+
+        Raises DataError (without a file's name) if the picture is smaller than the smallest bucket.
+        """
+        height, width = size
+        if height < 1 or width < 1:
+            raise ValueError(f"a picture's sides must be positive, got {size}")
+        bucket = min(self.buckets, key=lambda b: (_misfit(size, b), -b[0] * b[1], b))
+        if not self.upscale and (bucket[0] > height or bucket[1] > width):
+            bucket = self._rounded_down(size)
+        return _cover(size, bucket)
+
+    def _rounded_down(self, size: Size) -> Size:
+        """The bucket of a picture that is too small for a regular one: no side of it has to grow."""
+        height, width = size
+        area = self.resolution**2  # the floor of side * resolution / sqrt(height * width), in whole numbers:
+        within = (
+            min(height, math.isqrt(area * height // width)),
+            min(width, math.isqrt(area * width // height)),
+        )
+        rows, columns = (min(side // self.step * self.step, self.longest) for side in within)
+        if min(rows, columns) < self.shortest:
+            raise DataError(
+                f"{width}x{height} pixels is too small: at data.resolution {self.resolution} each side must "
+                f"have {self.shortest} after scaling: remove it, lower the resolution, or set data.upscale"
+            )
+        return rows, columns
+
+
+def _misfit(size: Size, bucket: Size) -> float:
+    """exp(|log of the two aspect ratios' quotient|): 1 for equal ratios. One rounding, so ties are ties."""
+    a, b = size[0] * bucket[1], size[1] * bucket[0]
+    return max(a, b) / min(a, b)
+
+
+def _cover(size: Size, bucket: Size) -> Placement:
+    """Scale with the ratio kept so that the picture just covers the bucket; crop the overhang at the centre.
+
+    Whole numbers throughout: the same on every machine. The free side is rounded to nearest.
+    """
+    (height, width), (rows, columns) = size, bucket
+    if rows * width >= columns * height:
+        resized = rows, max(columns, (2 * width * rows + height) // (2 * height))
+    else:
+        resized = max(rows, (2 * height * columns + width) // (2 * width)), columns
+    return Placement(size, bucket, resized, (resized[0] - rows) // 2, (resized[1] - columns) // 2)
+
+
+def resize_and_crop(pixels: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[Any, Any]:
+    """uint8 (H, W, 3) of the placement's original size -> uint8 (h, w, 3) of its bucket, by Lanczos."""
+    from PIL import Image
+
+    if pixels.shape[:2] != placement.original:
+        raise ValueError(f"expected a picture of {placement.original}, got {pixels.shape[:2]}")
+    height, width = placement.resized
+    resized = Image.fromarray(pixels)
+    if placement.resized != placement.original:
+        resized = resized.resize((width, height), Image.Resampling.LANCZOS)
+    top, left, (rows, columns) = placement.crop_top, placement.crop_left, placement.bucket
+    return np.array(resized)[top : top + rows, left : left + columns]

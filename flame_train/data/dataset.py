@@ -1,0 +1,249 @@
+"""A folder of pictures and captions, checked once and whole: an ordered list, or every problem at once.
+
+The order is that of the relative paths' bytes, so it is the same on every machine. Nothing is kept of a
+picture but its size and the hash of its bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from flame_train.data.captions import METADATA_NAME, Metadata, read_caption, read_metadata
+from flame_train.data.files import shown
+from flame_train.data.images import Animated, ImageInfo, probe, quiet_decoders
+from flame_train.data.walk import Listing, list_files
+from flame_train.errors import DataError
+
+PICTURE_ENDINGS = frozenset(
+    {".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".tif", ".tiff", ".gif"}
+    | {".heic", ".heif", ".jxl"}  # not readable, so named in the report rather than passed over
+)
+CAPTION_ENDINGS = (".txt", ".caption")
+MIN_SIDE = 8  # pixels: one latent
+MAX_RATIO = 16.0
+_LISTED = 100  # lines of one report; the rest is counted
+
+OnBad = Literal["error", "skip"]
+Progress = Callable[[int, int], None]  # (pictures read, pictures in all)
+
+
+class DatasetError(DataError):
+    """All that is wrong with a dataset. `problems` holds one sentence each, beginning with the file."""
+
+    def __init__(self, folder: Path, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        lines = [f"{shown(folder)}: {len(self.problems)} problem(s) in the dataset:"]
+        lines += [f"  {problem}" for problem in self.problems[:_LISTED]]
+        if len(self.problems) > _LISTED:
+            lines.append(f"  ... and {len(self.problems) - _LISTED} more")
+        super().__init__("\n".join(lines))
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One picture with its caption."""
+
+    path: Path
+    key: str  # relative posix path; bytes that are not UTF-8 as surrogate escapes
+    caption: str
+    size: tuple[int, int]  # (height, width) in pixels, upright
+    sha256: str  # of the file's bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """The pictures of one folder in their fixed order."""
+
+    root: Path
+    items: tuple[Item, ...]
+    repeats: int = 1  # how often each comes in one epoch
+    notices: tuple[str, ...] = ()
+
+    @classmethod
+    def scan(
+        cls,
+        path: Path,
+        repeats: int = 1,
+        *,
+        default_caption: str | None = None,
+        caption_endings: Sequence[str] = CAPTION_ENDINGS,
+        on_bad: OnBad = "error",
+        animated: Animated = "refuse",
+        min_side: int = MIN_SIDE,
+        max_ratio: float = MAX_RATIO,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Read every picture and caption under `path`, subfolders included, decoding each picture fully.
+
+        default_caption: for pictures without one; None makes a missing caption a problem. on_bad "skip"
+        leaves out a picture that has a problem, with a notice. min_side (pixels) and max_ratio (longer side
+        to shorter) bound what can be trained on. Raises DatasetError with every problem found, or DataError
+        if `path` is no folder.
+        """
+        if repeats < 1:
+            raise ValueError(f"repeats must be at least 1, got {repeats}")
+        listing = list_files(path)
+        scan = _Scan(path, listing, default_caption, tuple(caption_endings), min_side, max_ratio)
+        items = scan.read(animated, progress)
+        fatal = [*listing.problems, *scan.problems, *([] if on_bad == "skip" else scan.bad)]
+        if fatal:
+            raise DatasetError(path, fatal)
+        if not items:
+            raise DatasetError(
+                path, [*scan.bad, "no usable picture: put images with captions into the folder"]
+            )
+        skipped = [f"left out: {problem}" for problem in scan.bad]
+        return cls(path, tuple(items), repeats, (*listing.notices, *scan.notices, *skipped))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of names, contents, captions and repeats: a run continues only with the same one."""
+        digest = hashlib.sha256(f"dataset {self.repeats}\n".encode())
+        for item in self.items:
+            for part in (os.fsencode(item.key), item.sha256.encode(), item.caption.encode()):
+                digest.update(len(part).to_bytes(8, "little") + part)
+        return digest.hexdigest()
+
+
+class _Scan:
+    """One pass over a listing. `problems` spoil the dataset, `bad` only the picture they name."""
+
+    def __init__(
+        self,
+        root: Path,
+        listing: Listing,
+        default_caption: str | None,
+        endings: tuple[str, ...],
+        min_side: int,
+        max_ratio: float,
+    ) -> None:
+        self.root, self.files, self.default, self.endings = root, listing.files, default_caption, endings
+        self.min_side, self.max_ratio = min_side, max_ratio
+        self.problems: list[str] = []
+        self.bad: list[str] = []
+        self.notices: list[str] = []
+        self.empty = self.defaulted = 0
+
+    def read(self, animated: Animated, progress: Progress | None) -> list[Item]:
+        pictures = [key for key in self.files if _ending(key) in PICTURE_ENDINGS]
+        texts = self._caption_files()
+        metadata = self._metadata(set(pictures))
+        items = []
+        for key, info in self._probe_all(pictures, animated, progress):
+            caption = self._caption(key, texts, metadata)
+            if info is not None and caption is not None and self._fits(key, info):
+                items.append(Item(self.root / key, key, caption, info.size, info.sha256))
+                self.notices.extend(info.notices)
+        self._note_counts(pictures, texts)
+        return items
+
+    def _probe_all(
+        self, pictures: Sequence[str], animated: Animated, progress: Progress | None
+    ) -> list[tuple[str, ImageInfo | None]]:
+        """Decode every picture, a few at a time; the result's order is the input's."""
+
+        def one(key: str) -> ImageInfo | str:
+            try:
+                return probe(self.root / key, animated=animated, name=shown(key))
+            except DataError as error:
+                return str(error)
+
+        found: list[tuple[str, ImageInfo | None]] = []
+        pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
+        try:
+            with quiet_decoders():
+                for done, (key, result) in enumerate(zip(pictures, pool.map(one, pictures), strict=True), 1):
+                    if isinstance(result, str):
+                        self.bad.append(result)
+                    found.append((key, None if isinstance(result, str) else result))
+                    if progress is not None:
+                        progress(done, len(pictures))
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return found
+
+    def _caption_files(self) -> dict[str, list[str]]:
+        """Path without its ending -> the caption files that belong to it."""
+        texts: dict[str, list[str]] = {}
+        for key in self.files:
+            if _ending(key) in self.endings:
+                texts.setdefault(os.path.splitext(key)[0], []).append(key)
+        return texts
+
+    def _metadata(self, pictures: set[str]) -> Metadata:
+        if METADATA_NAME not in self.files:
+            return Metadata({}, ())
+        metadata = read_metadata(self.root / METADATA_NAME, METADATA_NAME)
+        self.problems.extend(metadata.problems)
+        for key, entry in metadata.entries.items():
+            if key not in pictures:
+                self.problems.append(
+                    f"{METADATA_NAME}:{entry.line}: there is no picture {shown(key)}: "
+                    f"correct file_name (with / between folders) or remove the line"
+                )
+        return metadata
+
+    def _caption(self, key: str, texts: Mapping[str, list[str]], metadata: Metadata) -> str | None:
+        """The picture's caption; None if it has a problem, which is then noted."""
+        stem = os.path.splitext(key)[0]
+        given: dict[str, str] = {}
+        try:
+            for text in texts.get(stem, []):
+                given[text] = read_caption(self.root / text, shown(text))
+        except DataError as error:
+            self.bad.append(str(error))
+            return None
+        if key in metadata.entries:
+            given[METADATA_NAME] = metadata.entries[key].caption
+        if len(set(given.values())) > 1:
+            self.bad.append(f"{shown(key)}: {', '.join(map(shown, given))} differ: keep one caption")
+            return None
+        if not given and self.default is None:
+            self.bad.append(
+                f"{shown(key)}: has no caption: write {shown(os.path.basename(stem))}{self.endings[0]} "
+                f"beside it, or set data.caption"
+            )
+            return None
+        if not given:
+            self.defaulted += 1
+            return self.default
+        caption = next(iter(given.values()))
+        self.empty += not caption
+        return caption
+
+    def _fits(self, key: str, info: ImageInfo) -> bool:
+        short, long = sorted(info.size)
+        size = f"{shown(key)}: {info.width}x{info.height} pixels"
+        if short < self.min_side:
+            self.bad.append(f"{size}: its shorter side must be at least {self.min_side}: remove it")
+        elif long > short * self.max_ratio:
+            self.bad.append(f"{size}: longer than {self.max_ratio:g} times its other side: crop or remove it")
+        else:
+            return True
+        return False
+
+    def _note_counts(self, pictures: Sequence[str], texts: Mapping[str, list[str]]) -> None:
+        if self.empty:
+            self.notices.append(f"{self.empty} caption(s) are empty")
+        if self.defaulted:
+            self.notices.append(f"{self.defaulted} picture(s) have no caption and take the default one")
+        stems = {os.path.splitext(key)[0] for key in pictures}
+        orphans = [key for stem, keys in texts.items() if stem not in stems for key in keys]
+        if orphans:
+            self.notices.append(
+                f"{len(orphans)} caption file(s) belong to no picture, e.g. {shown(orphans[0])}"
+            )
+        known = {METADATA_NAME, *pictures, *(key for keys in texts.values() for key in keys)}
+        others = [key for key in self.files if key not in known]
+        if others:
+            self.notices.append(f"{len(others)} other file(s) are passed over, e.g. {shown(others[0])}")
+
+
+def _ending(key: str) -> str:
+    return os.path.splitext(key)[1].lower()

@@ -1,0 +1,130 @@
+"""Which samples come when: a pure function of (seed, epoch), so that nothing has to be saved to resume.
+
+Random numbers are raw Philox words (Salmon et al. 2011) under a key hashed from what they are for. NumPy
+promises those words for ever, unlike its `shuffle` and `permutation`: a permutation here is a stable sort
+of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Bucket = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples of one bucket. `draws[i]` numbers, from 0, the comings of item `indices[i]` in an epoch."""
+
+    indices: tuple[int, ...]
+    draws: tuple[int, ...]
+    bucket: Bucket
+    filled: int = 0  # of its samples, how many at the end repeat others to make it full
+
+
+class Order:
+    """The batches of every epoch, by step.
+
+    bucket_of: each item's bucket, by item index. Batches never mix buckets. The last batch of a bucket is
+    filled by starting that bucket's order anew (`fill=True`: every batch has `batch_size` samples), or is
+    left short. An epoch holds each item exactly `repeats` times, besides the filling.
+    """
+
+    def __init__(
+        self, bucket_of: Sequence[Bucket], repeats: int, batch_size: int, seed: int, *, fill: bool = True
+    ) -> None:
+        if not bucket_of or repeats < 1 or batch_size < 1:
+            raise ValueError(
+                f"an order needs items, repeats and a batch size of at least 1 each, "
+                f"got {len(bucket_of)}, {repeats} and {batch_size}"
+            )
+        self._members: dict[Bucket, list[int]] = {}
+        for index, bucket in enumerate(bucket_of):
+            self._members.setdefault(bucket, []).append(index)
+        self._repeats, self._batch_size, self._seed, self._fill = repeats, batch_size, seed, fill
+        self._last: tuple[int, tuple[Batch, ...]] | None = None
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """The same for every epoch."""
+        return sum(-(-len(m) * self._repeats // self._batch_size) for m in self._members.values())
+
+    @property
+    def filled_per_epoch(self) -> int:
+        """How many samples of an epoch are there only to make batches full."""
+        if not self._fill:
+            return 0
+        return sum(-len(m) * self._repeats % self._batch_size for m in self._members.values())
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch that step (from 0) lies in."""
+        return step // self.batches_per_epoch
+
+    def batch_at(self, step: int) -> Batch:
+        """The batch of a step, counted from 0 over all epochs. Any step may be asked for at any time."""
+        if step < 0:
+            raise ValueError(f"steps count from 0, got {step}")
+        epoch, within = divmod(step, self.batches_per_epoch)
+        last = self._last
+        if last is None or last[0] != epoch:
+            last = self._last = epoch, self.epoch(epoch)
+        return last[1][within]
+
+    def epoch(self, epoch: int) -> tuple[Batch, ...]:
+        """All batches of an epoch (from 0), in order."""
+        batches: list[Batch] = []
+        for bucket in sorted(self._members):
+            batches += self._bucket_batches(bucket, epoch)
+        shuffled = permutation(len(batches), "batches", self._seed, epoch)
+        return tuple(batches[i] for i in shuffled)
+
+    def _bucket_batches(self, bucket: Bucket, epoch: int) -> list[Batch]:
+        members, size = self._members[bucket], self._batch_size
+        slots = permutation(len(members) * self._repeats, "samples", self._seed, epoch, *bucket).tolist()
+        batches = []
+        for start in range(0, len(slots), size):
+            taken = slots[start : start + size]
+            filled = size - len(taken) if self._fill else 0
+            taken += [slots[i % len(slots)] for i in range(filled)]
+            indices = tuple(members[slot // self._repeats] for slot in taken)
+            batches.append(Batch(indices, tuple(slot % self._repeats for slot in taken), bucket, filled))
+        return batches
+
+
+def epoch_batches(
+    bucket_of: Sequence[Bucket],
+    repeats: int,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    *,
+    fill: bool = True,
+) -> list[Batch]:
+    """The batches of one epoch: `Order(...).epoch(epoch)` as a list."""
+    return list(Order(bucket_of, repeats, batch_size, seed, fill=fill).epoch(epoch))
+
+
+def caption_dropped(probability: float, seed: int, epoch: int, index: int, draw: int = 0) -> bool:
+    """Whether sample `draw` of item `index` is seen without its caption in this epoch.
+
+    A pure function of its arguments; over many samples true with `probability`.
+    """
+    word = int.from_bytes(_key("caption dropout", seed, epoch, index, draw)[:8], "little")
+    return word >> 11 < probability * 2**53  # 53 bits: exact in a float, so 0 is never and 1 always
+
+
+def permutation(count: int, purpose: str, seed: int, *where: int) -> np.ndarray[Any, Any]:
+    """int64 (count,): 0..count-1 shuffled, by (purpose, seed, where) alone."""
+    key = np.frombuffer(_key(purpose, seed, *where)[:16], dtype="<u8").astype(np.uint64)
+    words = np.random.Philox(key=key).random_raw(count)
+    return np.argsort(words, kind="stable")
+
+
+def _key(purpose: str, *numbers: int) -> bytes:
+    """32 bytes that differ for every purpose and list of integers, of any size and sign."""
+    return hashlib.sha256("|".join([purpose, *map(str, numbers)]).encode()).digest()

@@ -1,0 +1,115 @@
+"""A dataset with each picture's place in a bucket, and the report that tells which went where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from flame_train.data.buckets import BucketRule, Placement, Size
+from flame_train.data.dataset import Dataset, DatasetError, Item, OnBad
+from flame_train.data.files import shown
+from flame_train.errors import DataError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """`placements[i]` belongs to `dataset.items[i]`."""
+
+    dataset: Dataset
+    placements: tuple[Placement, ...]
+
+    def __iter__(self) -> Iterator[tuple[Item, Placement]]:
+        return zip(self.dataset.items, self.placements, strict=True)
+
+    @property
+    def buckets(self) -> tuple[Size, ...]:
+        """Each item's bucket, (height, width): what the sample order is made from."""
+        return tuple(placement.bucket for placement in self.placements)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """One object a picture; sizes as [height, width], scale and kept rounded to four places."""
+        return [
+            {
+                "file": shown(item.key),
+                "original": list(p.original),
+                "bucket": list(p.bucket),
+                "resized": list(p.resized),
+                "crop": [p.crop_top, p.crop_left],
+                "scale": round(p.scale, 4),
+                "kept": round(p.kept, 4),
+            }
+            for item, p in self
+        ]
+
+    def bucket_table(self) -> Table:
+        """A line a bucket: how many pictures, how they were scaled, the largest share cropped away."""
+        table = _table("bucket", "pictures", "scale", "cropped at most")
+        for bucket in sorted(set(self.buckets)):
+            inside = [p for p in self.placements if p.bucket == bucket]
+            scales = [p.scale for p in inside]
+            table.add_row(
+                _size(bucket),
+                str(len(inside)),
+                f"{min(scales):.2f} to {max(scales):.2f}",
+                f"{1 - min(p.kept for p in inside):.0%}",
+            )
+        return table
+
+    def picture_table(self) -> Table:
+        """A line a picture: its size, its bucket, its scale and what was cropped on which sides."""
+        table = _table("picture", "size", "bucket", "scale", "cropped")
+        for item, p in self:
+            row = shown(item.key), _size(p.original), _size(p.bucket), f"{p.scale:.2f}", _cropped(p)
+            table.add_row(*row)
+        return table
+
+
+def place(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") -> Placed:
+    """Give every picture its bucket.
+
+    Pictures too small for any are a DatasetError that lists them all, or with on_bad "skip" left out with a
+    notice (DatasetError if none is left).
+    """
+    kept: list[Item] = []
+    placements: list[Placement] = []
+    problems: list[str] = []
+    for item in dataset.items:
+        try:
+            placements.append(rule.assign(item.size))
+            kept.append(item)
+        except DataError as error:
+            problems.append(f"{shown(item.key)}: {error}")
+    if problems and (on_bad == "error" or not kept):
+        raise DatasetError(dataset.root, problems)
+    notices = (*dataset.notices, *(f"left out: {problem}" for problem in problems))
+    return Placed(replace(dataset, items=tuple(kept), notices=notices), tuple(placements))
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table()
+    table.add_column(columns[0], overflow="fold")
+    for column in columns[1:]:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _size(size: Size) -> str:
+    return f"{size[1]}x{size[0]}"
+
+
+def _cropped(p: Placement) -> str:
+    """Such as "left 3, right 4"; pixels of the resized picture."""
+    (height, width), (rows, columns) = p.resized, p.bucket
+    sides = {
+        "top": p.crop_top,
+        "bottom": height - rows - p.crop_top,
+        "left": p.crop_left,
+        "right": width - columns - p.crop_left,
+    }
+    return ", ".join(f"{side} {pixels}" for side, pixels in sides.items() if pixels) or "-"

@@ -1,0 +1,86 @@
+"""What lies in a dataset's folder: a walk that ends, whatever links, pipes or names it meets.
+
+Links to files and folders are followed, also out of the folder, since people build datasets from links. A
+folder reached twice is taken once, under its real place if that lies inside. Hidden names are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flame_train.data.files import shown, special_kind
+from flame_train.errors import DataError
+
+
+@dataclass(slots=True)
+class Listing:
+    """Relative posix paths of regular files, in byte order, with what was passed over and what failed."""
+
+    files: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def list_files(root: Path) -> Listing:
+    """Every regular file under `root`, hidden ones excepted. Raises DataError if `root` is no folder."""
+    listing = Listing()
+    seen: set[tuple[int, int]] = set()
+    # Linked folders wait until every real one was walked, so that a file's key does not depend on link names.
+    real, linked = deque([""]), deque[str]()
+    while real or linked:
+        folder = real.popleft() if real else linked.popleft()
+        _walk_one(root, folder, listing, seen, real, linked)
+    listing.files.sort(key=os.fsencode)
+    return listing
+
+
+def _walk_one(
+    root: Path,
+    folder: str,
+    listing: Listing,
+    seen: set[tuple[int, int]],
+    real: deque[str],
+    linked: deque[str],
+) -> None:
+    label = shown(folder) or shown(root)
+    try:
+        status = os.stat(root / folder)
+        if (status.st_dev, status.st_ino) in seen:
+            listing.notices.append(f"{label}: a link to a folder that was read already: passed over")
+            return
+        seen.add((status.st_dev, status.st_ino))
+        with os.scandir(root / folder) as entries:
+            found = sorted(entries, key=lambda entry: os.fsencode(entry.name))
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        if not folder:
+            raise DataError(
+                f"{label}: expected a folder of pictures ({reason}): check data.path and its permissions"
+            ) from error
+        listing.problems.append(f"{label}: cannot be read ({reason}): check the folder's permissions")
+        return
+    for entry in found:
+        if entry.name.startswith("."):
+            continue
+        _sort_entry(entry, f"{folder}/{entry.name}" if folder else entry.name, listing, real, linked)
+
+
+def _sort_entry(
+    entry: os.DirEntry[str], key: str, listing: Listing, real: deque[str], linked: deque[str]
+) -> None:
+    try:
+        mode = entry.stat().st_mode
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        listing.problems.append(f"{shown(key)}: leads nowhere ({reason}): mend or remove the link")
+        return
+    if stat.S_ISDIR(mode):
+        (linked if entry.is_symlink() else real).append(key)
+    elif (kind := special_kind(mode)) is not None:
+        listing.notices.append(f"{shown(key)}: {kind}: passed over")
+    else:
+        listing.files.append(key)
