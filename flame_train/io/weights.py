@@ -1,0 +1,184 @@
+"""One way to read weights, whether they are a single file, shards, or the folders of a diffusers pipeline."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Protocol, Self
+
+from flame_train.errors import ModelFileError
+from flame_train.io.dtypes import Array
+from flame_train.io.header import TensorInfo
+from flame_train.io.safetensors import SafetensorsFile
+from flame_train.io.sniff import HOW_TO_CONVERT, PICKLE_SUFFIXES
+
+COMPONENTS: Final = ("unet", "transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3")
+
+_STEMS: Final = ("diffusion_pytorch_model", "model")
+_VARIANTS: Final = ("fp32", "bf16", "fp16")  # in order of preference after the one without a variant
+_MAX_INDEX_BYTES: Final = 20_000_000
+
+
+class Weights(Protocol):
+    """Named tensors that are read one at a time. Closed by leaving the `with` block."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def metadata(self) -> Mapping[str, str]: ...
+    def info(self, name: str) -> TensorInfo:
+        """Dtype tag, shape and bytes of a tensor. Raises ModelFileError if there is none."""
+
+    def read(self, name: str) -> Array:
+        """A read-only view of the tensor's bytes on disk."""
+
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+
+def shapes_of(weights: Weights) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of everything in `weights`, from headers alone."""
+    return {name: weights.info(name).shape for name in weights.names}
+
+
+def open_weights(path: str | Path) -> Weights:
+    """Open a safetensors file, a component folder, or a whole diffusers folder.
+
+    A component folder may hold one file or shards with an index; the full-precision one is preferred, a
+    variant (`.fp16.`) taken when it is all there is. In a whole diffusers folder each tensor's name begins
+    with its component's, as in `unet/conv_in.weight`. Raises ModelFileError.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return SafetensorsFile(path)
+    components = [name for name in COMPONENTS if (path / name).is_dir()]
+    return _open_pipeline(path, components) if components else _open_component(path)
+
+
+class Together:
+    """Several files read as one: which file each name lives in, and what it is called there."""
+
+    def __init__(self, path: Path, parts: Sequence[Weights], home: Mapping[str, tuple[Weights, str]]) -> None:
+        self.path = path
+        self._parts = tuple(parts)
+        self._home = home
+        self.names: tuple[str, ...] = tuple(home)
+        metadata = {key: value for part in parts for key, value in part.metadata.items()}
+        self.metadata: Mapping[str, str] = MappingProxyType(metadata)
+
+    def info(self, name: str) -> TensorInfo:
+        part, own_name = self._find(name)
+        found = part.info(own_name)
+        return TensorInfo(name, found.dtype, found.shape, found.nbytes, found.begin)
+
+    def read(self, name: str) -> Array:
+        part, own_name = self._find(name)
+        return part.read(own_name)
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _find(self, name: str) -> tuple[Weights, str]:
+        if name not in self._home:
+            raise ModelFileError(f"{self.path}: holds no tensor {name!r} (it holds {len(self.names)} others)")
+        return self._home[name]
+
+
+def _open_pipeline(folder: Path, components: Sequence[str]) -> Weights:
+    with contextlib.ExitStack() as opened:
+        parts = {name: opened.enter_context(_open_component(folder / name)) for name in components}
+        home = {
+            f"{part}/{name}": (weights, name) for part, weights in parts.items() for name in weights.names
+        }
+        opened.pop_all()
+    return Together(folder, tuple(parts.values()), home)
+
+
+def _open_component(folder: Path) -> Weights:
+    for candidate in _candidates():
+        path = folder / candidate
+        if path.is_file():
+            return _open_shards(path) if candidate.endswith(".json") else SafetensorsFile(path)
+    others = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".safetensors")
+    if len(others) == 1:
+        return SafetensorsFile(others[0])
+    if others:
+        names = ", ".join(path.name for path in others[:5])
+        raise ModelFileError(
+            f"{folder}: holds {len(others)} safetensors files ({names}); name the one to use"
+        )
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in PICKLE_SUFFIXES)
+    if pickles:
+        raise ModelFileError(f"{folder}: holds no safetensors, only {pickles[0]}, a pickle. {HOW_TO_CONVERT}")
+    raise ModelFileError(f"{folder}: holds no safetensors file; expected one, or a diffusers model folder")
+
+
+def _candidates() -> list[str]:
+    """The file names under which a component's weights are known, best first."""
+    found = []
+    for stem in _STEMS:
+        found += [f"{stem}.safetensors", f"{stem}.safetensors.index.json"]
+    for variant in _VARIANTS:
+        for stem in _STEMS:
+            found += [
+                f"{stem}.{variant}.safetensors",
+                f"{stem}.safetensors.index.{variant}.json",
+                f"{stem}.{variant}.safetensors.index.json",
+            ]
+    return found
+
+
+def _open_shards(index: Path) -> Weights:
+    file_of = _read_index(index)
+    with contextlib.ExitStack() as opened:
+        parts = {
+            file: opened.enter_context(SafetensorsFile(index.parent / file))
+            for file in sorted(set(file_of.values()))
+        }
+        held = {file: frozenset(part.names) for file, part in parts.items()}
+        lost = [name for name, file in file_of.items() if name not in held[file]]
+        if lost:
+            raise ModelFileError(
+                f"{index}: lists {len(lost)} tensors that its files do not hold, {lost[0]!r} in "
+                f"{file_of[lost[0]]} for one; download the folder again"
+            )
+        opened.pop_all()
+    home = {name: (parts[file], name) for name, file in file_of.items()}
+    return Together(index.parent, tuple(parts.values()), home)
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    """Tensor name -> file name, both checked. A file name that leaves the folder is refused."""
+    try:
+        if index.stat().st_size > _MAX_INDEX_BYTES:
+            raise ModelFileError(
+                f"{index}: is over {_MAX_INDEX_BYTES} bytes, too large for an index of shards"
+            )
+        content: Any = json.loads(index.read_bytes())
+        file_of = content["weight_map"]
+        pairs = list(file_of.items())
+    except OSError as error:
+        raise ModelFileError(f"{index}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        raise ModelFileError(
+            f"{index}: expected JSON with a weight_map of tensor names to files; download the folder again"
+        ) from None
+    for name, file in pairs:
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+            raise ModelFileError(
+                f"{index}: {name!r} is said to be in {file!r}, not a safetensors file beside it"
+            )
+    return dict(pairs)

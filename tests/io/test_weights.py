@@ -1,0 +1,102 @@
+"""Files, shards and folders read alike."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from flame_train.errors import ModelFileError
+from flame_train.io.weights import open_weights, shapes_of
+
+
+def write(path, **tensors):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    safetensors.numpy.save_file({k: np.asarray(v, np.float32) for k, v in tensors.items()}, path)
+
+
+def write_index(path, weight_map):
+    path.write_text(json.dumps({"metadata": {"total_size": 8}, "weight_map": weight_map}))
+
+
+def test_single_file(tmp_path):
+    write(tmp_path / "x.safetensors", a=[1, 2])
+    with open_weights(tmp_path / "x.safetensors") as weights:
+        assert shapes_of(weights) == {"a": (2,)}
+
+
+@pytest.mark.parametrize("index", ["model.safetensors.index.json", "model.safetensors.index.fp16.json"])
+def test_shards(tmp_path, index):
+    write(tmp_path / "model-00001-of-00002.safetensors", a=[1])
+    write(tmp_path / "model-00002-of-00002.safetensors", b=[2], unlisted=[3])
+    write_index(
+        tmp_path / index, {"b": "model-00002-of-00002.safetensors", "a": "model-00001-of-00002.safetensors"}
+    )
+    with open_weights(tmp_path) as weights:
+        assert set(weights.names) == {"a", "b"}
+        assert (weights.read("a")[0], weights.read("b")[0]) == (1, 2)
+        with pytest.raises(ModelFileError, match="no tensor 'unlisted'"):
+            weights.read("unlisted")
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        {"a": "../secret.safetensors"},
+        {"a": "/etc/passwd"},
+        {"a": "sub/x.safetensors"},
+        {"a": "x.bin"},
+        {"a": 5},
+        {"a": "missing.safetensors"},
+        {"other": "real.safetensors"},
+        ["a"],
+        None,
+    ],
+)
+def test_an_index_that_cannot_be_right(tmp_path, index):
+    folder = tmp_path / "model"
+    write(folder / "real.safetensors", a=[1])
+    write(tmp_path / "secret.safetensors", a=[1])
+    write_index(folder / "model.safetensors.index.json", index)
+    with pytest.raises(ModelFileError, match=r"index\.json|missing\.safetensors"):
+        open_weights(folder)
+
+
+def test_full_precision_is_preferred_and_a_variant_taken_when_alone(tmp_path):
+    write(tmp_path / "diffusion_pytorch_model.fp16.safetensors", a=[16])
+    with open_weights(tmp_path) as weights:
+        assert weights.read("a")[0] == 16
+    write(tmp_path / "diffusion_pytorch_model.safetensors", a=[32])
+    with open_weights(tmp_path) as weights:
+        assert weights.read("a")[0] == 32
+
+
+def test_a_whole_diffusers_folder(tmp_path):
+    write(tmp_path / "unet" / "diffusion_pytorch_model.safetensors", a=[1])
+    write(tmp_path / "vae" / "diffusion_pytorch_model.fp16.safetensors", a=[2])
+    write(tmp_path / "text_encoder" / "model.safetensors", a=[3])
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "model_index.json").write_text("{}")
+    with open_weights(tmp_path) as weights:
+        assert {name: weights.read(name)[0] for name in weights.names} == {
+            "unet/a": 1,
+            "vae/a": 2,
+            "text_encoder/a": 3,
+        }
+        assert weights.info("vae/a").name == "vae/a"
+
+
+def test_folders_that_do_not_say_what_to_read(tmp_path):
+    with pytest.raises(ModelFileError, match="no safetensors file"):
+        open_weights(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(ModelFileError, match=r"only pytorch_model\.bin, a pickle.*weights_only"):
+        open_weights(tmp_path)
+    write(tmp_path / "one.safetensors", a=[1])
+    with open_weights(tmp_path) as weights:
+        assert weights.names == ("a",)
+    write(tmp_path / "two.safetensors", a=[1])
+    with pytest.raises(ModelFileError, match=r"2 safetensors files \(one.safetensors, two.safetensors\)"):
+        open_weights(tmp_path)
