@@ -87,9 +87,13 @@ def _max_bucket(config: Config) -> str | None:
 
 
 def _targets(config: Config) -> str | None:
-    return (
-        None if config.lora.targets and all(config.lora.targets) else "expected at least one preset or glob"
-    )
+    targets = config.lora.targets
+    return None if targets and all(targets) else f"expected presets or globs, got {list(targets)}"
+
+
+def _resolution(config: Config) -> str | None:
+    step, resolution = config.data.bucket_step, config.data.resolution
+    return f"expected at most data.resolution ({resolution}), got {step}" if step > resolution else None
 
 
 def _caption_extension(config: Config) -> str | None:
@@ -110,6 +114,7 @@ def checks() -> Iterator[Check]:
     for path in ("model.checkpoint", "data.path", "output.dir"):
         yield _for_path(_required, path)
     yield Check(("data.caption_extension",), _caption_extension)
+    yield Check(("data.bucket_step", "data.resolution"), _resolution)
     yield Check(("data.min_bucket", "data.bucket_step"), lambda config: _bucket_step(config, "min_bucket"))
     yield Check(("data.max_bucket", "data.bucket_step"), lambda config: _bucket_step(config, "max_bucket"))
     yield Check(("data.min_bucket", "data.resolution"), _min_bucket)

@@ -42,7 +42,7 @@ def read_layers(source: str) -> Layered:
     seen: list[Path] = []
     current: str | None = source
     while current is not None:
-        _refuse_cycle(current, seen)
+        _refuse_path(current, seen)
         tree, lines = _parse(_read_text(current), current)
         chain.append((_name(current), tree, lines))
         current = _base_of(tree, lines, current)
@@ -58,7 +58,9 @@ def _name(source: str) -> str:
     return "standard input" if source == "-" else source
 
 
-def _refuse_cycle(source: str, seen: list[Path]) -> None:
+def _refuse_path(source: str, seen: list[Path]) -> None:
+    if "\0" in source:
+        raise ConfigError(f"{source!r}: expected the path of a configuration file, got a NUL character in it")
     path = Path(source).absolute() if source == "-" else Path(source).resolve()
     if path in seen:
         raise ConfigError(f"{source}: expected a chain of extends that ends, but it comes back to this file")
@@ -72,7 +74,7 @@ def _base_of(tree: dict[str, Any], lines: dict[KeyPath, int], source: str) -> st
         return None
     base = tree.pop("extends")
     line = lines.pop(("extends",))
-    if not isinstance(base, str) or not base or "\0" in base:
+    if not isinstance(base, str) or not base:
         raise ConfigError(
             f"{_name(source)}:{line}: extends: expected the path of another config, got {base!r}"
         )

@@ -92,7 +92,7 @@ class DataSection(Section):
     )
     min_bucket: int = field(
         0,
-        "shortest bucket side; 0: half of resolution",
+        "shortest bucket side; 0: a quarter of resolution, at most 256",
         unit="pixels",
         ge=0,
         multiple_of=8,

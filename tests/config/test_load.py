@@ -1,0 +1,350 @@
+"""Bad configurations and the exact words they get; good ones and the values they give."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flame_train.config.keys import keys
+from flame_train.config.load import load
+from flame_train.config.schema import Config
+from flame_train.config.suggest import nearest
+from flame_train.errors import ConfigError
+
+GOOD = '[model]\ncheckpoint = "base.safetensors"\n[data]\npath = "photos"\n[output]\ndir = "run"\n'
+
+# One line each, put below GOOD's seven lines or as written; the report must be exactly the message.
+BAD_LINES = [
+    ("[lora]\nrnak = 4", "8: lora.rnak: unknown key; did you mean lora.rank?"),
+    ("[lora]\nlr = 1e-4", "8: lora.lr: unknown key; did you mean optimizer.lr?"),
+    ("[lora]\nnetwork_dim = 8", "8: lora.network_dim: unknown key; did you mean lora.rank?"),
+    ("[optimizer]\nlearning_rate = 1", "8: optimizer.learning_rate: unknown key; did you mean optimizer.lr?"),
+    ("[train]\nmax_train_steps = 1", "8: train.max_train_steps: unknown key; did you mean train.steps?"),
+    ("[trian]\nsteps = 1", "7: trian: unknown section; did you mean train?"),
+    ("[zzz]\nq = 1", "7: zzz: unknown section"),
+    ("[train]\nqqqqqq = 1", "8: train.qqqqqq: unknown key"),
+    ("[lora]\nrank = 0", "8: lora.rank: expected an integer from 1 to 4096, got 0"),
+    ("[lora]\nrank = 5000", "8: lora.rank: expected an integer from 1 to 4096, got 5000"),
+    ("[lora]\nrank = 4.0", "8: lora.rank: expected an integer from 1 to 4096, got 4.0"),
+    ("[lora]\nrank = '4'", '8: lora.rank: expected an integer from 1 to 4096, got "4"'),
+    ("[lora]\nrank = true", "8: lora.rank: expected an integer from 1 to 4096, got true"),
+    ("[lora]\nrank = [4]", "8: lora.rank: expected an integer from 1 to 4096, got [4]"),
+    ("[lora]\nrank = {a = 1}", "8: lora.rank: expected an integer from 1 to 4096, got a table"),
+    ("[lora.rank]\nx = 1", "7: lora.rank: expected an integer from 1 to 4096, got a table"),
+    ("[lora]\nalpha = 0", "8: lora.alpha: expected a number > 0, got 0"),
+    ("[lora]\nalpha = nan", "8: lora.alpha: expected a number > 0, got nan"),
+    ("[lora]\nalpha = inf", "8: lora.alpha: expected a number > 0, got inf"),
+    (
+        "[lora]\nkind = 'loha'",
+        '8: lora.kind: expected "lora", got "loha", which this version does not have yet',
+    ),
+    ("[lora]\nkind = 'foo'", '8: lora.kind: expected "lora", got "foo"'),
+    ("[lora]\ntargets = 'attention'", '8: lora.targets: expected a list of strings, got "attention"'),
+    ("[lora]\ntargets = [1]", "8: lora.targets: expected a list of strings, got [1]"),
+    ("[lora]\ntargets = []", "8: lora.targets: expected presets or globs, got []"),
+    ("[lora]\ntargets = ['']", "8: lora.targets: expected presets or globs, got ['']"),
+    ("[optimizer]\nlr = '1e-4'", '8: optimizer.lr: expected a number > 0 and <= 10, got "1e-4"'),
+    ("[optimizer]\nlr = -1e-4", "8: optimizer.lr: expected a number > 0 and <= 10, got -0.0001"),
+    (
+        "[optimizer]\nlr = 2024-01-01",
+        "8: optimizer.lr: expected a number > 0 and <= 10, got the date 2024-01-01",
+    ),
+    (
+        "[optimizer]\nname = 'AdamW'",
+        '8: optimizer.name: expected one of "adamw", "sgd", got "AdamW"; did you mean "adamw"?',
+    ),
+    ("[optimizer]\nname = 'lion'", '8: optimizer.name: expected one of "adamw", "sgd", got "lion"'),
+    ("[optimizer]\nbetas = [0.9]", "8: optimizer.betas: expected a list of 2 numbers, got [0.9]"),
+    ("[optimizer]\nbetas = [0.9, 1.0]", "8: optimizer.betas: expected each >= 0 and < 1, got [0.9, 1.0]"),
+    ("[optimizer]\nmomentum = 1", "8: optimizer.momentum: expected a number >= 0 and < 1, got 1"),
+    (
+        "[optimizer]\nmomentum = 0.9",
+        '8: optimizer.momentum: expected optimizer.name = "sgd" with it, got "adamw"',
+    ),
+    ("[optimizer]\nweight_decay = 2", "8: optimizer.weight_decay: expected a number from 0 to 1, got 2"),
+    (
+        "[schedule]\nname = 'step'",
+        '8: schedule.name: expected one of "constant", "linear", "cosine", "cosine_restarts", "polynomial", '
+        'got "step"',
+    ),
+    (
+        "[schedule]\nwarmup_steps = 2000",
+        "8: schedule.warmup_steps: expected less than train.steps (2000), got 2000",
+    ),
+    ("[schedule]\nmin_lr = 0.1", "8: schedule.min_lr: expected at most optimizer.lr (0.0001), got 0.1"),
+    (
+        "[schedule]\ncycles = 2",
+        '8: schedule.cycles: expected schedule.name = "cosine_restarts" with it, got "cosine"',
+    ),
+    (
+        "[schedule]\npower = 2.0",
+        '8: schedule.power: expected schedule.name = "polynomial" with it, got "cosine"',
+    ),
+    ("[gradient]\naccumulation = 0", "8: gradient.accumulation: expected an integer >= 1, got 0"),
+    ("[gradient]\ncheckpointing = 1", "8: gradient.checkpointing: expected true or false, got 1"),
+    ("[gradient]\ncheckpointing = 'no'", '8: gradient.checkpointing: expected true or false, got "no"'),
+    ("[train]\nsteps = 0", "8: train.steps: expected an integer from 1 to 100000000, got 0"),
+    ("[train]\nseed = -1", "8: train.seed: expected an integer from 0 to 9223372036854775807, got -1"),
+    (
+        "[train]\nprecision = 'BF16'",
+        '8: train.precision: expected one of "fp32", "bf16", "fp16", got "BF16"; did you mean "bf16"?',
+    ),
+    (
+        "[loss]\nzero_terminal_snr = true",
+        '8: loss.zero_terminal_snr: expected model.prediction = "v" with it: '
+        "pure noise teaches an epsilon model nothing",
+    ),
+    ("[loss]\noffset_noise = 2.0", "8: loss.offset_noise: expected a number from 0 to 1, got 2.0"),
+    ("[checkpoint]\nkeep = 0", "8: checkpoint.keep: expected an integer >= 1, got 0"),
+    ("[sample]\nwidth = 100", "8: sample.width: expected an integer >= 0, a multiple of 8, got 100"),
+    ("[sample]\nprompts = 'a dog'", '8: sample.prompts: expected a list of strings, got "a dog"'),
+    ('[sample]\nprompts = ["a\\u0000"]', "8: sample.prompts: expected text, got a NUL character in it"),
+    ("[sample]\nguidance = 0.5", "8: sample.guidance: expected a number >= 1, got 0.5"),
+    ("data.repeats = 2", "7: output.data: unknown key; did you mean output.dir or output.format?"),
+    (
+        "[train]\nseed = 0x" + "f" * 9000,
+        "8: train.seed: expected an integer from 0 to 9223372036854775807, got a huge integer",
+    ),
+]
+
+BAD_FILES = [
+    ("rank = 4\n" + GOOD, "x.toml:1: rank: unknown key; did you mean lora.rank?"),
+    ("lora = 4\n" + GOOD, "x.toml:1: lora: expected a table of keys, got 4"),
+    (
+        "[model\n",
+        "x.toml:1: expected TOML, got a syntax error: Expected ']' at the end of a table declaration",
+    ),
+    ("a = 1\na = 2\n", "x.toml:2: expected TOML, got a syntax error: Cannot overwrite a value"),
+    ("\n\na = ", "x.toml:3: expected TOML, got a syntax error: Invalid value"),
+    ("[a]\n[a]\n", "x.toml:2: expected TOML, got a syntax error: Cannot declare ('a',) twice"),
+    ("a = " + "[" * 5000, "x.toml: expected TOML, got values nested too deep"),
+    (
+        "a = " + "9" * 5000,
+        "x.toml: expected TOML, got: Exceeds the limit (4300 digits) for integer string conversion",
+    ),
+    ("extends = 3\n", "x.toml:1: extends: expected the path of another config, got 3"),
+    ("extends = 'x.toml'\n", "x.toml: expected a chain of extends that ends, but it comes back to this file"),
+    ("extends = 'gone.toml'\n", "gone.toml: no such file; `flame-train init` writes a template"),
+]
+
+YAML_GOOD = "model: {checkpoint: base.safetensors}\ndata: {path: photos}\noutput: {dir: run}\n"
+
+BAD_YAML = [
+    ("lora: {rank: no}", '4: lora.rank: expected an integer from 1 to 4096, got "no"'),
+    ("lora:\n  rank: 4\n  rank: 8", "6: expected each key once, got rank again (first on line 5)"),
+    ("lora:\n  rnak: 4", "5: lora.rnak: unknown key; did you mean lora.rank?"),
+    (
+        "lora: !!python/object:os.system {}",
+        "4: expected plain values, got the tag tag:yaml.org,2002:python/object:os.system; remove it",
+    ),
+    ("lora: !x {}", "4: expected plain values, got the tag !x; remove it"),
+    ("lora: &a\n  rank: 4", "4: expected plain values, got an anchor or alias (& or *); write the value out"),
+    ("lora: *a", "4: expected plain values, got an anchor or alias (& or *); write the value out"),
+    (
+        "lora:\n\trank: 4",
+        "5: expected YAML, got a syntax error: found character '\\t' that cannot start any token",
+    ),
+    ("? [a]\n: 1", "4: expected a name as key"),
+    ("---\na: 1", "4: expected one document, got a second one"),
+    ("lora: " + "[" * 40 + "]" * 40, "4: expected at most 32 levels of nesting"),
+    ("optimizer: {lr: .nan}", "4: optimizer.lr: expected a number > 0 and <= 10, got nan"),
+    ("optimizer: {lr: 2024-01-01}", '4: optimizer.lr: expected a number > 0 and <= 10, got "2024-01-01"'),
+    ("optimizer: {lr: }", "4: optimizer.lr: expected a number > 0 and <= 10, got nothing"),
+    ("lora: 3", "4: lora: expected a table of keys, got 3"),
+]
+
+BAD_SETS = [
+    ("lora.rank", "--set: lora.rank: expected section.key=value, got no ="),
+    ("lora.rnak=4", "--set: lora.rnak: unknown key; did you mean lora.rank?"),
+    ("rank=4", "--set: rank: unknown key; did you mean lora.rank?"),
+    ("lora.rank=four", '--set: lora.rank: expected an integer from 1 to 4096, got "four"'),
+    ("lora.rank=", '--set: lora.rank: expected an integer from 1 to 4096, got ""'),
+    ("lora.rank=4\nx = 1", '--set: lora.rank: expected an integer from 1 to 4096, got "4\\nx = 1"'),
+    ("output.dir=", "--set: output.dir: expected the run folder, got nothing"),
+    (
+        "schedule.warmup_steps=2000",
+        "--set: schedule.warmup_steps: expected less than train.steps (2000), got 2000",
+    ),
+    ("lora=3", "--set: lora: unknown key"),
+]
+
+
+def report(path: Path | str, overrides: tuple[str, ...] = ()) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(str(path), overrides)
+    return str(caught.value)
+
+
+@pytest.fixture(autouse=True)
+def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(text: str, name: str = "x.toml") -> str:
+    Path(name).write_text(text, encoding="utf-8")
+    return name
+
+
+@pytest.mark.parametrize(("lines", "message"), BAD_LINES)
+def test_a_bad_line_gets_its_message(lines: str, message: str) -> None:
+    assert report(write(GOOD + lines + "\n")) == f"x.toml:{message}"
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_FILES)
+def test_a_bad_file_gets_its_message(text: str, message: str) -> None:
+    assert report(write(text)).startswith(message)
+
+
+@pytest.mark.parametrize(("lines", "message"), BAD_YAML)
+def test_bad_yaml_gets_its_message(lines: str, message: str) -> None:
+    assert report(write(YAML_GOOD + lines + "\n", "x.yaml")) == f"x.yaml:{message}"
+
+
+@pytest.mark.parametrize(("override", "message"), BAD_SETS)
+def test_a_bad_override_gets_its_message(override: str, message: str) -> None:
+    assert report(write(GOOD), (override,)) == message
+
+
+def test_all_problems_come_in_one_report_in_the_order_of_the_files() -> None:
+    write("[lora]\nrank = 0\n[train]\nsteps = 5\n", "base.toml")
+    write("extends = 'base.toml'\n[lora]\nalpha = 0\n[schedule]\nwarmup_steps = 7\n[nope]\n")
+    assert report("x.toml", ("optimizer.lr=fast",)).splitlines() == [
+        "base.toml:2: lora.rank: expected an integer from 1 to 4096, got 0",
+        "x.toml: model.checkpoint: expected the base model: .safetensors file, diffusers folder or hub id, "
+        "got nothing",
+        "x.toml: data.path: expected the folder of images with captions or metadata.jsonl, got nothing",
+        "x.toml: output.dir: expected the run folder, got nothing",
+        "x.toml:3: lora.alpha: expected a number > 0, got 0",
+        "x.toml:5: schedule.warmup_steps: expected less than train.steps (5), got 7",
+        "x.toml:6: nope: unknown section",
+        '--set: optimizer.lr: expected a number > 0 and <= 10, got "fast"',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "message"),
+    [
+        (
+            "x.toml",
+            b"[lora]\nrank = \xff",
+            "x.toml:2: expected UTF-8 text, got the byte 0xff; save the file as UTF-8",
+        ),
+        (
+            "x.toml",
+            "rank = 4".encode("utf-16"),
+            "x.toml: expected UTF-8 text, got UTF-16; save the file as UTF-8",
+        ),
+        (
+            "x.toml",
+            b"#" * (50 << 20),
+            "x.toml: expected a configuration of at most 1 MiB, got more; is this the right file?",
+        ),
+        ("x.json", b"{}", "x.json: expected a file ending in .toml, .yaml or .yml, got .json"),
+        ("config", b"", "config: expected a file ending in .toml, .yaml or .yml, got no ending"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused(name: str, raw: bytes, message: str) -> None:
+    Path(name).write_bytes(raw)
+    assert report(name) == message
+
+
+def test_a_missing_file_a_folder_and_an_impossible_name_are_refused() -> None:
+    assert report("gone.toml") == "gone.toml: no such file; `flame-train init` writes a template"
+    Path("dir.toml").mkdir()
+    assert report("dir.toml") == "dir.toml: expected a configuration file, got a folder"
+    assert report("a\0b.toml") == (
+        "'a\\x00b.toml': expected the path of a configuration file, got a NUL character in it"
+    )
+
+
+def test_yaml_that_would_grow_without_end_is_refused_at_its_first_anchor() -> None:
+    bomb = "a: &a [x, x]\n" + "".join(
+        f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdef", "bcdefg", strict=True)
+    )
+    assert "anchor" in report(write(bomb, "x.yaml"))
+
+
+def test_yaml_and_toml_give_the_same_configuration() -> None:
+    toml = GOOD + "[optimizer]\nlr = 1e-5\n[sample]\nprompts = ['no', 'a: b']\n[train]\nseed = 0o17\n"
+    yaml = YAML_GOOD + 'optimizer:\n  lr: 1e-5\nsample:\n  prompts: [no, "a: b"]\ntrain: {seed: 0o17}\n'
+    assert load(write(toml)) == load(write(yaml, "x.yml"))
+
+
+def test_extends_layers_one_file_over_another_relative_to_itself() -> None:
+    Path("lib").mkdir()
+    write("lora: {rank: 8, alpha: 2.0}\n", "lib/deep.yaml")
+    write("extends = 'deep.yaml'\n[lora]\nrank = 9\n[train]\nseed = 1\n", "lib/base.toml")
+    config = load(write("extends = 'lib/base.toml'\n" + GOOD + "[train]\nseed = 2\n"))
+    assert (config.lora.rank, config.lora.alpha, config.train.seed) == (9, 2.0, 2)
+
+
+def test_overrides_are_typed_by_the_schema() -> None:
+    overrides = (
+        "data.path=other photos",
+        "data.caption=3",
+        'output.dir="a\\tb"',
+        "lora.rank=1_024",
+        "lora.alpha=4",
+        "lora.targets=attention",
+        'sample.prompts=["one", "two"]',
+        "optimizer.betas=[0.5, 0.75]",
+        "gradient.checkpointing=true",
+        "train.steps=7",
+        "train.steps=8",
+    )
+    config = load(write(GOOD), overrides)
+    assert (config.data.path, config.data.caption, config.output.dir) == ("other photos", "3", "a\tb")
+    assert (config.lora.rank, config.lora.alpha, config.lora.targets) == (1024, 4.0, ("attention",))
+    assert (config.sample.prompts, config.optimizer.betas) == (("one", "two"), (0.5, 0.75))
+    assert config.gradient.checkpointing
+    assert config.train.steps == 8
+
+
+def test_standard_input_is_toml(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stdin:
+        def __init__(self, text: str) -> None:
+            self.buffer = io.BytesIO(text.encode())
+
+    monkeypatch.setattr("sys.stdin", Stdin("\ufeff" + GOOD.replace("\n", "\r\n")))
+    assert load("-").data.path == "photos"
+    monkeypatch.setattr("sys.stdin", Stdin("rank = 4\n" + GOOD))
+    assert report("-") == "standard input:1: rank: unknown key; did you mean lora.rank?"
+
+
+def edits(word: str) -> st.SearchStrategy[str]:
+    """Every word one deletion, insertion, replacement or exchange of neighbours away."""
+    letters = "abcdefghijklmnopqrstuvwxyz_"
+    places = range(len(word))
+    words = [word[:i] + word[i + 1 :] for i in places if len(word) > 1]
+    words += [word[:i] + c + word[i + 1 :] for i in places for c in letters]
+    words += [word[:i] + c + word[i:] for i in range(len(word) + 1) for c in letters]
+    words += [word[:i] + word[i + 1] + word[i] + word[i + 2 :] for i in places[:-1]]
+    return st.sampled_from(words)
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from(sorted(keys())).flatmap(
+        lambda path: st.tuples(st.just(path), edits(path.partition(".")[2]))
+    )
+)
+def test_a_typo_of_one_edit_is_told_the_key(pair: tuple[str, str]) -> None:
+    path, typo = pair
+    wrong = f"{path.partition('.')[0]}.{typo}"
+    if wrong not in keys():
+        assert path in nearest(wrong)
+
+
+def test_the_schema_is_complete() -> None:
+    """Every key explains itself, no other name of it is a key, and its default satisfies its own bounds."""
+    for path, key in keys().items():
+        assert key.doc, path
+        assert not key.doc.endswith("."), path
+        assert not set(key.aka) & {other.name for other in keys().values() if other.section == key.section}, (
+            path
+        )
+    Config.model_validate(Config().model_dump())
