@@ -1,0 +1,221 @@
+"""Name tables between checkpoint layouts, as data that can be read in both directions.
+
+A `Rule` says which tensors of one layout make which of the other, and by what rearrangement. A `KeyMap` is a
+set of rules; its `inverse` is the same set read backwards, so a table that loads a layout can also write it.
+Nothing is read from disk here: `pull` returns for each wanted tensor a `Source`, a recipe for reading it
+later, one tensor at a time.
+
+Patterns: `{p}` stands for `weight` and `bias`; `{i}`, `{j}`, `{k}` for any number, the same on both sides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Final, Protocol
+
+import numpy as np
+
+from flame_train.io.dtypes import Array
+
+Shape = tuple[int, ...]
+
+_NUMBER: Final = re.compile(r"\d+")
+_WILDCARD: Final = re.compile(r"\{([a-z])\}")
+
+
+class Op(Enum):
+    """How a tensor is rearranged; values never change. Comments give source -> target."""
+
+    COPY = "copy"
+    SQUEEZE = "squeeze"  # [O, I, 1, 1] -> [O, I]
+    UNSQUEEZE = "unsqueeze"  # [O, I] -> [O, I, 1, 1]
+    TRANSPOSE = "transpose"  # [A, B] -> [B, A]
+    ROWS = "rows"  # one tensor -> n equal blocks of rows, or n tensors -> one
+
+    @property
+    def inverse(self) -> Op:
+        return {Op.SQUEEZE: Op.UNSQUEEZE, Op.UNSQUEEZE: Op.SQUEEZE}.get(self, self)
+
+
+class Readable(Protocol):
+    """Where a Source reads from: open weights, or anything with named arrays."""
+
+    def read(self, name: str) -> Array: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`source` tensors of one layout make `target` tensors of the other. One side has exactly one name."""
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    op: Op = Op.COPY
+
+    @property
+    def inverse(self) -> Rule:
+        return Rule(self.target, self.source, self.op.inverse)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """How to make one tensor from those of a file: which ones, rearranged how.
+
+    `part` of `parts` chooses a block of rows when one stored tensor holds several wanted ones. `shape`, when
+    set, is the shape wanted by the model; it differs from the stored one by trailing ones only.
+    """
+
+    names: tuple[str, ...]
+    op: Op = Op.COPY
+    part: int = 0
+    parts: int = 1
+    shape: Shape | None = None
+
+    def read(self, weights: Readable) -> Array:
+        """The tensor, a view of the stored one except where several are joined."""
+        return self.apply([weights.read(name) for name in self.names])
+
+    def apply(self, stored: Sequence[Array]) -> Array:
+        """Rearrange the arrays of `names`. Shapes: see `Op`."""
+        first = stored[0]
+        match self.op:
+            case Op.COPY:
+                made = first
+            case Op.SQUEEZE:
+                made = first.reshape(first.shape[:2])
+            case Op.UNSQUEEZE:
+                made = first.reshape(*first.shape[:2], 1, 1)
+            case Op.TRANSPOSE:
+                made = first.T
+            case Op.ROWS:
+                rows = len(first) // self.parts
+                made = np.concatenate(stored) if len(stored) > 1 else first[self.part * rows :][:rows]
+        return made if self.shape is None else made.reshape(self.shape)
+
+    def made_shape(self, shapes: Mapping[str, Shape]) -> Shape | None:
+        """The shape `read` will return; None when the stored shapes do not allow the rearrangement."""
+        if self.shape is not None:
+            return self.shape
+        first, *rest = (shapes[name] for name in self.names)
+        match self.op:
+            case Op.SQUEEZE | Op.UNSQUEEZE:
+                base, ones = first[:2], first[2:]
+                if len(base) < 2 or ones not in ((), (1, 1)):
+                    return None
+                return base if self.op is Op.SQUEEZE else (*base, 1, 1)
+            case Op.TRANSPOSE:
+                return first[::-1] if len(first) == 2 else None
+            case Op.ROWS:
+                if not first or first[0] % self.parts or any(other[1:] != first[1:] for other in rest):
+                    return None
+                rows = sum(shapes[name][0] for name in self.names)
+                return (rows // self.parts, *first[1:])
+        return first
+
+
+@dataclass(frozen=True)
+class KeyMap:
+    """Rules from the names of one layout (source) to those of another (target).
+
+    `aliases` are further source names that are understood but that `inverse` never produces.
+    """
+
+    rules: tuple[Rule, ...]
+    aliases: tuple[Rule, ...] = ()
+
+    def __post_init__(self) -> None:
+        for rule in (*self.rules, *self.aliases):
+            if min(len(rule.source), len(rule.target)) != 1:
+                raise ValueError(f"one side of a rule must have one name: {rule}")
+        for side in ("source", "target"):
+            patterns = [pattern for rule in self.rules for pattern in getattr(rule, side)]
+            if len(set(patterns)) != len(patterns):
+                twice = sorted({pattern for pattern in patterns if patterns.count(pattern) > 1})
+                raise ValueError(f"{side} patterns given twice: {twice}")
+
+    @property
+    def inverse(self) -> KeyMap:
+        return KeyMap(tuple(rule.inverse for rule in self.rules))
+
+    def pull(self, names: Iterable[str]) -> Pulled:
+        """For every target that `names` can make, how; and which names fit no rule or a half-filled one."""
+        present = set(names)
+        sources: dict[str, Source] = {}
+        unknown: list[str] = []
+        for name in sorted(present):
+            made = self._made_from(name)
+            if made is None or any(
+                needed not in present for source in made.values() for needed in source.names
+            ):
+                unknown.append(name)
+                continue
+            for target, source in made.items():
+                if sources.setdefault(target, source) != source:
+                    unknown.append(name)  # an alias of what is there under another name already
+                    break
+        return Pulled(sources, tuple(unknown))
+
+    def _made_from(self, name: str) -> dict[str, Source] | None:
+        """Target name -> Source for the rule that `name` belongs to, or None."""
+        for pattern, rule in self._by_template.get(_NUMBER.sub("#", name), ()):
+            found = pattern.fullmatch(name)
+            if found is not None:
+                numbers = found.groupdict()
+                needed = tuple(_filled(source, numbers) for source in rule.source)
+                parts = len(rule.target)
+                return {
+                    _filled(target, numbers): Source(needed, rule.op, part, parts)
+                    for part, target in enumerate(rule.target)
+                }
+        return None
+
+    @cached_property
+    def _by_template(self) -> dict[str, list[tuple[re.Pattern[str], Rule]]]:
+        """Rules by the shape of their source names, every number replaced: few are left to try per name."""
+        found: dict[str, list[tuple[re.Pattern[str], Rule]]] = {}
+        for rule in (*self.rules, *self.aliases):
+            for source in rule.source:
+                template = _NUMBER.sub("#", _WILDCARD.sub("#", source))
+                found.setdefault(template, []).append((_compiled(source), rule))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What a KeyMap made of a list of names."""
+
+    sources: dict[str, Source]
+    unknown: tuple[str, ...] = ()
+
+
+def table(
+    direct: Iterable[tuple[str, str | tuple[str, ...], Op]] = (),
+    prefixes: Iterable[tuple[str, str, str]] = (),
+    suffixes: Mapping[str, Iterable[tuple[str, str | tuple[str, ...], Op]]] | None = None,
+) -> tuple[Rule, ...]:
+    """Rules from whole names, and from prefixes each combined with the suffixes of the kind it names."""
+    lines = list(direct)
+    for source, target, kind in prefixes:
+        for source_end, target_end, op in (suffixes or {})[kind]:
+            ends = (target_end,) if isinstance(target_end, str) else target_end
+            lines.append((source + source_end, tuple(target + end for end in ends), op))
+    rules = []
+    for source, made, op in lines:
+        targets = (made,) if isinstance(made, str) else made
+        for kind in ("weight", "bias") if "{p}" in source else ("",):
+            filled = tuple(target.replace("{p}", kind) for target in targets)
+            rules.append(Rule((source.replace("{p}", kind),), filled, op))
+    return tuple(rules)
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    parts = _WILDCARD.split(pattern)  # text, wildcard, text, wildcard, ..., text
+    text = [rf"(?P<{part}>\d+)" if index % 2 else re.escape(part) for index, part in enumerate(parts)]
+    return re.compile("".join(text))
+
+
+def _filled(pattern: str, numbers: Mapping[str, str]) -> str:
+    return _WILDCARD.sub(lambda found: numbers[found[1]], pattern)

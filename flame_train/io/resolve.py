@@ -1,0 +1,121 @@
+"""Which tensor of a file is which part of a model: components, their layouts, and the fit to a model.
+
+Everything is collected, nothing raised at the first fault: a user sees all of what is wrong at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from flame_train.io.keymap import KeyMap, Pulled, Shape, Source
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One way in which a component's tensors may be named.
+
+    `marker` is part of a name that no other layout of the component has. `keymap` makes the table to native
+    names, for the names at hand (a table may depend on how deep the model is); None: they are native.
+    """
+
+    name: str
+    marker: str
+    keymap: Callable[[Collection[str]], KeyMap] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A part of a model: where its tensors are found in a file, and under which layouts."""
+
+    name: str
+    prefixes: tuple[str, ...]
+    layouts: tuple[Layout, ...]
+    ignored: re.Pattern[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Which tensor of the file makes which tensor of which component; and what is left over."""
+
+    sources: dict[str, dict[str, Source]]
+    layouts: dict[str, str]
+    ignored: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+def resolve(components: Sequence[Component], names: Iterable[str], only: str | None = None) -> Resolved:
+    """Sort the names of a file into components and find how each native tensor is read.
+
+    `only` says that the file holds that one component, whose names may then stand without a prefix.
+    """
+    left = sorted(names)
+    sources: dict[str, dict[str, Source]] = {}
+    layouts: dict[str, str] = {}
+    ignored: list[str] = []
+    unknown: list[str] = []
+    for component in components:
+        if only not in (None, component.name):
+            continue
+        prefix = next((p for p in component.prefixes if any(name.startswith(p) for name in left)), None)
+        if prefix is None and only is None:
+            continue
+        prefix = prefix or ""
+        own = [name for name in left if name.startswith(prefix)]
+        left = [name for name in left if not name.startswith(prefix)]
+        wanted = [name for name in own if not component.ignored.fullmatch(name, len(prefix))]
+        ignored += sorted(set(own) - set(wanted))
+        pulled, layouts[component.name] = _pull(component, [name[len(prefix) :] for name in wanted])
+        sources[component.name] = {
+            target: replace(source, names=tuple(prefix + name for name in source.names))
+            for target, source in pulled.sources.items()
+        }
+        unknown += [prefix + name for name in pulled.unknown]
+    return Resolved(sources, layouts, tuple(ignored), (*unknown, *left))
+
+
+def _pull(component: Component, names: Collection[str]) -> tuple[Pulled, str]:
+    for layout in component.layouts:
+        if any(layout.marker in name for name in names):
+            if layout.keymap is None:
+                return Pulled({name: Source((name,)) for name in names}), layout.name
+            return layout.keymap(names).pull(names), layout.name
+    return Pulled({}, tuple(names)), "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A component's sources held against what the model expects. Wrong when the last three are not empty."""
+
+    sources: dict[str, Source]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    misshaped: tuple[tuple[str, Shape, Shape | None], ...]  # name, expected, found
+
+
+def fit(sources: Mapping[str, Source], shapes: Mapping[str, Shape], expected: Mapping[str, Shape]) -> Fit:
+    """Compare with the model's names and shapes; a linear and a 1x1 convolution may stand for each other.
+
+    `shapes` are those of the file, `expected` those of the model by native name.
+    """
+    fitting: dict[str, Source] = {}
+    misshaped: list[tuple[str, Shape, Shape | None]] = []
+    for name, source in sources.items():
+        wanted = expected.get(name)
+        if wanted is None:
+            continue
+        found = source.made_shape(shapes)
+        if found == wanted:
+            fitting[name] = source
+        elif found is not None and _without_ones(found) == _without_ones(wanted):
+            fitting[name] = replace(source, shape=wanted)
+        else:
+            misshaped.append((name, wanted, found))
+    missing = tuple(name for name in expected if name not in sources)
+    unexpected = tuple(name for name in sources if name not in expected)
+    return Fit(fitting, missing, unexpected, tuple(misshaped))
+
+
+def _without_ones(shape: Shape) -> Shape:
+    return shape[:-2] if len(shape) == 4 and shape[-2:] == (1, 1) else shape

@@ -1,0 +1,115 @@
+"""SDXL's names: components, layouts, and how its LoRA files call every module."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from flame_train.io.keymap import KeyMap
+from flame_train.io.lora_names import LoraComponent, LoraFamily
+from flame_train.io.resolve import Component, Layout, Resolved
+from flame_train.io.resolve import resolve as resolve_components
+from flame_train.models.keys.sdxl_modules import base_modules
+from flame_train.models.keys.sdxl_text import clip_from_bare_transformers, clip_from_openclip
+from flame_train.models.keys.sdxl_unet import SDXL_LEVELS, UNetLevels, unet_from_diffusers
+from flame_train.models.keys.sdxl_vae import vae_from_diffusers
+
+_NOTHING: Final = re.compile(r"(?!)")
+_TEXT_EXTRAS: Final = re.compile(r"(text_model\.)?embeddings\.position_ids|logit_scale|visual_projection\..*")
+_CLIP_L_EXTRAS: Final = re.compile(rf"{_TEXT_EXTRAS.pattern}|text_projection(\.weight)?")
+_ELSEWHERE: Final = re.compile(
+    r"denoiser\.(log_)?sigmas|model_ema\..*|conditioner\.embedders\.0\.(logit_scale|text_projection.*)"
+    r"|betas|alphas_cumprod(_prev)?|(log_)?(one_minus|sqrt|posterior).*"
+)
+
+
+def _unet_table(names: Collection[str]) -> KeyMap:
+    return unet_from_diffusers(UNetLevels.of_diffusers(names))
+
+
+def _vae_table(names: Collection[str]) -> KeyMap:
+    found = [re.match(r"decoder\.up_blocks\.(\d+)\.", name) for name in names]
+    return vae_from_diffusers(1 + max(int(match[1]) for match in found if match))
+
+
+_TRANSFORMERS: Final = (
+    Layout("transformers", "text_model.encoder."),
+    Layout("openclip", "transformer.resblocks.", lambda names: clip_from_openclip()),
+    Layout("transformers, short", "encoder.layers.", lambda names: clip_from_bare_transformers()),
+)
+COMPONENTS: Final = (
+    Component(
+        "unet",
+        ("model.diffusion_model.", "unet/", "diffusion_model."),
+        (Layout("single-file", "input_blocks."), Layout("diffusers", "down_blocks.", _unet_table)),
+        _NOTHING,
+    ),
+    Component(
+        "vae",
+        ("first_stage_model.", "vae/", "vae."),
+        (Layout("diffusers", "decoder.up_blocks.", _vae_table), Layout("single-file", "decoder.up.")),
+        _NOTHING,
+    ),
+    Component(
+        "text_encoder",
+        ("conditioner.embedders.0.transformer.", "text_encoder/"),
+        _TRANSFORMERS,
+        _CLIP_L_EXTRAS,
+    ),
+    Component(
+        "text_encoder_2",
+        ("conditioner.embedders.1.model.", "text_encoder_2/"),
+        _TRANSFORMERS,
+        _TEXT_EXTRAS,
+    ),
+)
+
+
+def resolve(names: Iterable[str], only: str | None = None) -> Resolved:
+    """Which tensor of a file, or of a diffusers folder, is which native tensor of which component.
+
+    `names` as `open_weights` gives them. `only` ("unet", "vae", "text_encoder", "text_encoder_2") says that
+    the file holds that component alone. Text encoders' native names are those of transformers, UNet's and
+    VAE's those of the single file without its prefixes.
+    """
+    all_names = set(names)
+    idle = {name for name in all_names if _ELSEWHERE.fullmatch(name)}
+    found = resolve_components(COMPONENTS, all_names - idle, only)
+    return replace(found, ignored=(*found.ignored, *sorted(idle)))
+
+
+def lora_family(
+    modules: Mapping[str, Iterable[str]] | None = None, levels: UNetLevels = SDXL_LEVELS
+) -> LoraFamily:
+    """How SDXL LoRA files name the given native modules of each component; by default, all of SDXL base.
+
+    `modules`: component -> module paths (a weight's name without `.weight`), for models of another depth.
+    """
+    chosen = base_modules() if modules is None else modules
+    unet = chosen.get("unet", ())
+    diffusers = unet_from_diffusers(levels).inverse.pull(f"{module}.weight" for module in unet)
+    if diffusers.unknown:
+        raise ValueError(f"not modules of a UNet with {levels}: {diffusers.unknown[:5]}")
+    unet_paths = {
+        source.names[0].removesuffix(".weight"): there.removesuffix(".weight")
+        for there, source in diffusers.sources.items()
+    }
+    text = {
+        name: {path: path for path in chosen.get(name, ())} for name in ("text_encoder", "text_encoder_2")
+    }
+    clip_l = ("text_encoders.clip_l.transformer.",)
+    clip_g = ("text_encoders.clip_g.transformer.",)
+    return LoraFamily(
+        name="sdxl",
+        components=(
+            LoraComponent("unet", "lora_unet", unet_paths, ("diffusion_model.", "model.diffusion_model.")),
+            LoraComponent("text_encoder", "lora_te1", text["text_encoder"], clip_l),
+            LoraComponent("text_encoder_2", "lora_te2", text["text_encoder_2"], clip_g),
+        ),
+        base_version="sdxl_base_v1-0",
+        architecture="stable-diffusion-xl-v1-base/lora",
+        implementation="https://github.com/Stability-AI/generative-models",
+        resolution="1024x1024",
+    )

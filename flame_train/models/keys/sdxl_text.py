@@ -1,0 +1,53 @@
+"""SDXL's two text encoders: OpenCLIP names -> the native ones, which are those of transformers.
+
+OpenCLIP keeps q, k and v as one matrix, and `text_projection` as a bare matrix that multiplies from the
+right: a linear layer's weight is its transpose. It is square, so no shape check would catch a mistake.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flame_train.io.keymap import KeyMap, Op, Rule, table
+
+_QKV: Final = ("q_proj", "k_proj", "v_proj")
+_LAYER: Final[tuple[tuple[str, str | tuple[str, ...], Op], ...]] = (
+    ("ln_1.{p}", "layer_norm1.{p}", Op.COPY),
+    ("ln_2.{p}", "layer_norm2.{p}", Op.COPY),
+    ("attn.in_proj_weight", tuple(f"self_attn.{part}.weight" for part in _QKV), Op.ROWS),
+    ("attn.in_proj_bias", tuple(f"self_attn.{part}.bias" for part in _QKV), Op.ROWS),
+    ("attn.out_proj.{p}", "self_attn.out_proj.{p}", Op.COPY),
+    ("mlp.c_fc.{p}", "mlp.fc1.{p}", Op.COPY),
+    ("mlp.c_proj.{p}", "mlp.fc2.{p}", Op.COPY),
+)
+_ENDS: Final = (
+    ("token_embedding.weight", "text_model.embeddings.token_embedding.weight", Op.COPY),
+    ("positional_embedding", "text_model.embeddings.position_embedding.weight", Op.COPY),
+    ("ln_final.{p}", "text_model.final_layer_norm.{p}", Op.COPY),
+    ("text_projection", "text_projection.weight", Op.TRANSPOSE),
+)
+_NATIVE_PARTS: Final = (
+    *(f"encoder.layers.{{i}}.self_attn.{part}.{{p}}" for part in (*_QKV, "out_proj")),
+    *(f"encoder.layers.{{i}}.{part}.{{p}}" for part in ("layer_norm1", "layer_norm2", "mlp.fc1", "mlp.fc2")),
+    "embeddings.token_embedding.weight",
+    "embeddings.position_embedding.weight",
+    "final_layer_norm.{p}",
+)
+
+
+def clip_from_openclip() -> KeyMap:
+    """The table for an OpenCLIP text tower of any depth; its `inverse` goes from native to OpenCLIP names.
+
+    `logit_scale` has no native counterpart: it plays no part in encoding a text.
+    """
+    rules = table(
+        _ENDS, [("transformer.resblocks.{i}.", "text_model.encoder.layers.{i}.", "layer")], {"layer": _LAYER}
+    )
+    # some third-party files hold the projection as a linear weight among OpenCLIP names
+    return KeyMap(rules, (Rule(("text_projection.weight",), ("text_projection.weight",)),))
+
+
+def clip_from_bare_transformers() -> KeyMap:
+    """For files saved by newer software, which drops the leading `text_model.`."""
+    lines = [(name, f"text_model.{name}", Op.COPY) for name in _NATIVE_PARTS]
+    return KeyMap(table([*lines, ("text_projection.weight", "text_projection.weight", Op.COPY)]))

@@ -1,0 +1,123 @@
+"""SDXL's UNet: diffusers names -> single-file names, for any depth of the same construction.
+
+The native names are those of the single file without `model.diffusion_model.`. All tensors keep their shape.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from flame_train.io.keymap import KeyMap, Op, Rule, table
+
+_RESNET: Final = (
+    ("norm1.{p}", "in_layers.0.{p}", Op.COPY),
+    ("conv1.{p}", "in_layers.2.{p}", Op.COPY),
+    ("time_emb_proj.{p}", "emb_layers.1.{p}", Op.COPY),
+    ("norm2.{p}", "out_layers.0.{p}", Op.COPY),
+    ("conv2.{p}", "out_layers.3.{p}", Op.COPY),
+    ("conv_shortcut.{p}", "skip_connection.{p}", Op.COPY),
+)
+_BLOCK: Final = (
+    *(f"norm{n}.{{p}}" for n in (1, 2, 3)),
+    *(f"attn{n}.to_{part}.weight" for n in (1, 2) for part in "qkv"),
+    *(f"attn{n}.to_out.0.{{p}}" for n in (1, 2)),
+    "ff.net.0.proj.{p}",
+    "ff.net.2.{p}",
+)
+_ATTENTION: Final = tuple(
+    (name, name, Op.COPY)
+    for name in (
+        "norm.{p}",
+        "proj_in.{p}",
+        "proj_out.{p}",
+        *(f"transformer_blocks.{{k}}.{n}" for n in _BLOCK),
+    )
+)
+_ENDS: Final = (
+    ("time_embedding.linear_1.{p}", "time_embed.0.{p}", Op.COPY),
+    ("time_embedding.linear_2.{p}", "time_embed.2.{p}", Op.COPY),
+    ("add_embedding.linear_1.{p}", "label_emb.0.0.{p}", Op.COPY),
+    ("add_embedding.linear_2.{p}", "label_emb.0.2.{p}", Op.COPY),
+    ("conv_in.{p}", "input_blocks.0.0.{p}", Op.COPY),
+    ("conv_norm_out.{p}", "out.0.{p}", Op.COPY),
+    ("conv_out.{p}", "out.2.{p}", Op.COPY),
+)
+_MIDDLE: Final = (
+    ("mid_block.resnets.0.", "middle_block.0.", "resnet"),
+    ("mid_block.attentions.0.", "middle_block.1.", "attention"),
+    ("mid_block.resnets.1.", "middle_block.2.", "resnet"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UNetLevels:
+    """What the numbering depends on: resnets per level on the way down, and which levels have attention."""
+
+    resnets: int
+    attention: tuple[bool, ...]
+
+    @classmethod
+    def of_diffusers(cls, names: Collection[str]) -> UNetLevels:
+        """Read off the names of a diffusers UNet."""
+        found = [re.match(r"down_blocks\.(\d+)\.(resnets|attentions)\.(\d+)\.", name) for name in names]
+        parts = {(int(match[1]), match[2], int(match[3])) for match in found if match}
+        levels = 1 + max((level for level, _, _ in parts), default=0)
+        resnets = 1 + max((number for _, kind, number in parts if kind == "resnets"), default=0)
+        return cls(resnets, tuple((level, "attentions", 0) in parts for level in range(levels)))
+
+
+SDXL_LEVELS: Final = UNetLevels(resnets=2, attention=(False, True, True))
+
+
+def unet_from_diffusers(levels: UNetLevels = SDXL_LEVELS) -> KeyMap:
+    """The table for a UNet of these levels; its `inverse` goes from native to diffusers names."""
+    samplers, prefixes = _down(levels)
+    up_samplers, up_prefixes = _up(levels)
+    direct = (*_ENDS, *samplers, *up_samplers)
+    rules: tuple[Rule, ...] = table(
+        direct, (*prefixes, *_MIDDLE, *up_prefixes), {"resnet": _RESNET, "attention": _ATTENTION}
+    )
+    return KeyMap(rules)
+
+
+_Direct = list[tuple[str, str, Op]]
+_Prefixes = list[tuple[str, str, str]]
+
+
+def _down(levels: UNetLevels) -> tuple[_Direct, _Prefixes]:
+    direct: _Direct = []
+    prefixes: _Prefixes = []
+    block = 1
+    for level, attention in enumerate(levels.attention):
+        for number in range(levels.resnets):
+            prefixes.append((f"down_blocks.{level}.resnets.{number}.", f"input_blocks.{block}.0.", "resnet"))
+            if attention:
+                there = f"down_blocks.{level}.attentions.{number}."
+                prefixes.append((there, f"input_blocks.{block}.1.", "attention"))
+            block += 1
+        if level + 1 < len(levels.attention):
+            there = f"down_blocks.{level}.downsamplers.0.conv.{{p}}"
+            direct.append((there, f"input_blocks.{block}.0.op.{{p}}", Op.COPY))
+            block += 1
+    return direct, prefixes
+
+
+def _up(levels: UNetLevels) -> tuple[_Direct, _Prefixes]:
+    """The way up has one resnet a level more; the upsampler comes last in its block, after any attention."""
+    direct: _Direct = []
+    prefixes: _Prefixes = []
+    block = 0
+    for level, attention in enumerate(reversed(levels.attention)):
+        for number in range(levels.resnets + 1):
+            prefixes.append((f"up_blocks.{level}.resnets.{number}.", f"output_blocks.{block}.0.", "resnet"))
+            if attention:
+                there = f"up_blocks.{level}.attentions.{number}."
+                prefixes.append((there, f"output_blocks.{block}.1.", "attention"))
+            block += 1
+        if level + 1 < len(levels.attention):
+            here = f"output_blocks.{block - 1}.{1 + attention}.conv.{{p}}"
+            direct.append((f"up_blocks.{level}.upsamplers.0.conv.{{p}}", here, Op.COPY))
+    return direct, prefixes
