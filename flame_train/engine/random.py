@@ -1,0 +1,180 @@
+"""Random numbers as a function of their place: Philox4x32-10.
+
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+
+A number is named by (seed, stream, step, sample, position). There is no state to save or to keep in step: the
+same numbers come on CPU and GPU, alone or in a batch, on one device or many, before and after a resume.
+`step` and `sample` may be device arrays, so a captured step draws new numbers at each replay.
+
+Bits are equal on NumPy and CuPy because nothing but integer arithmetic and IEEE-exact operations (+, -, *,
+/, sqrt, frexp) is used, each as an array operation of its own: no library's `log`, nothing a compiler could
+fuse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .dtype import Array, float32
+
+GRADIENT_NOISE = 1
+"""Stream of the optimizer's gradient noise. Streams below 16 are the engine's, the others its users'."""
+
+_MASK = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+Words = tuple[Array, Array, Array, Array]
+
+
+def philox(counter: Words, key: tuple[int, int]) -> Words:
+    """The four output words for four counter words: uint64 arrays (or scalars) holding values below 2^32."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            (p1 >> _HALF) ^ c1 ^ np.uint64(k0),
+            p1 & _MASK,
+            (p0 >> _HALF) ^ c3 ^ np.uint64(k1),
+            p0 & _MASK,
+        )
+        k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
+    return c0, c1, c2, c3
+
+
+def bits(xp: Any, seed: int, stream: int, step: Array | int, sample_index: Array, count: int) -> Array:
+    """uint32 (B, count): `count` random words for each sample of `sample_index` (B,), a whole-number array.
+
+    `seed` has 64 bits, `stream`, `step` and the indices 32. A sample's words do not depend on the other
+    samples, and fewer of them are a prefix of more.
+    """
+    blocks = -(-count // 4)
+    block = xp.arange(blocks, dtype=np.uint64)[None, :]
+    samples = _word(sample_index).reshape(-1, 1)
+    words = philox(
+        (block, _word(step), samples, _word(stream)), (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
+    )
+    shape = (samples.shape[0], blocks)
+    rows = xp.stack([xp.broadcast_to(w, shape) for w in words], axis=-1)
+    return rows.reshape(shape[0], 4 * blocks)[:, :count].astype(np.uint32)
+
+
+def _word(value: Array | int) -> Array:
+    """The low 32 bits as uint64. A Python number stays on the host, where it costs no copy to the device."""
+    if isinstance(value, int):
+        return np.uint64(value & 0xFFFFFFFF)
+    return value.astype(np.uint64) & _MASK
+
+
+@dataclass(frozen=True, slots=True)
+class Rng:
+    """The random numbers of one step's samples.
+
+    `step` is a number or a 0-d array, `samples` (B,) global sample indices. `stream` keeps purposes apart:
+    numbers of different streams are independent. Shapes are those of one sample.
+    """
+
+    xp: Any
+    seed: int
+    step: Array | int
+    samples: Array
+
+    def bits(self, stream: int, shape: Sequence[int] = ()) -> Array:
+        """uint32 (B, *shape)."""
+        words = bits(self.xp, self.seed, stream, self.step, self.samples, math.prod(shape))
+        return words.reshape(words.shape[0], *shape)
+
+    def uniform(self, stream: int, shape: Sequence[int] = ()) -> Array:
+        """fp32 (B, *shape) in the open interval (0, 1): odd multiples of 2^-24, so that none rounds to 1."""
+        return uniform_of(self.bits(stream, shape))
+
+    def normal(self, stream: int, shape: Sequence[int] = ()) -> Array:
+        """fp32 (B, *shape) of mean 0 and standard deviation 1."""
+        return normal_of(self.xp, self.bits(stream, shape))
+
+    def randint(self, stream: int, high: int, shape: Sequence[int] = ()) -> Array:
+        """int64 (B, *shape) in 0 .. high - 1, by multiply and shift; the bias is below high / 2^32."""
+        return ((self.bits(stream, shape).astype(np.uint64) * np.uint64(high)) >> _HALF).astype(np.int64)
+
+
+def uniform_of(words: Array) -> Array:
+    """uint32 words to fp32 in (0, 1): the upper 23 bits and a half."""
+    odd = (words >> np.uint32(9)) * np.uint32(2) + np.uint32(1)
+    return odd.astype(np.float32) * np.float32(2.0**-24)
+
+
+def normal_of(xp: Any, words: Array) -> Array:
+    """uint32 words to fp32 standard normals, through the fp64 inverse of the distribution function."""
+    return normal_quantile(xp, (words.astype(np.float64) + 0.5) * 2.0**-32).astype(float32)
+
+
+# Wichura, "Algorithm AS 241: the percentage points of the normal distribution" (1988), PPND16: numerators and
+# denominators of three rational functions, highest power first; relative accuracy about 1e-16.
+_CENTRE = (
+    (2.5090809287301226727e3, 3.3430575583588128105e4, 6.7265770927008700853e4, 4.5921953931549871457e4,
+     1.3731693765509461125e4, 1.9715909503065514427e3, 1.3314166789178437745e2, 3.3871328727963666080e0),
+    (5.2264952788528545610e3, 2.8729085735721942674e4, 3.9307895800092710610e4, 2.1213794301586595867e4,
+     5.3941960214247511077e3, 6.8718700749205790830e2, 4.2313330701600911252e1, 1.0),
+)  # fmt: skip
+_MIDDLE = (
+    (7.74545014278341407640e-4, 2.27238449892691845833e-2, 2.41780725177450611770e-1,
+     1.27045825245236838258e0, 3.64784832476320460504e0, 5.76949722146069140550e0,
+     4.63033784615654529590e0, 1.42343711074968357734e0),
+    (1.05075007164441684324e-9, 5.47593808499534494600e-4, 1.51986665636164571966e-2,
+     1.48103976427480074590e-1, 6.89767334985100004550e-1, 1.67638483018380384940e0,
+     2.05319162663775882187e0, 1.0),
+)  # fmt: skip
+_TAIL = (
+    (2.01033439929228813265e-7, 2.71155556874348757815e-5, 1.24266094738807843860e-3,
+     2.65321895265761230930e-2, 2.96560571828504891230e-1, 1.78482653991729133580e0,
+     5.46378491116411436990e0, 6.65790464350110377720e0),
+    (2.04426310338993978564e-15, 1.42151175831644588870e-7, 1.84631831751005468180e-5,
+     7.86869131145613259100e-4, 1.48753612908506148525e-2, 1.36929880922735805310e-1,
+     5.99832206555887937690e-1, 1.0),
+)  # fmt: skip
+
+
+def normal_quantile(xp: Any, p: Array) -> Array:
+    """The z for which a standard normal is below z with probability p, for fp64 p in (0, 1)."""
+    q = p - 0.5
+    centre = q * _ratio(_CENTRE, 0.180625 - q * q)
+    r = xp.sqrt(-exact_log(xp, xp.minimum(p, 1.0 - p)))
+    outer = xp.where(r <= 5.0, _ratio(_MIDDLE, r - 1.6), _ratio(_TAIL, r - 5.0))
+    return xp.where(xp.abs(q) <= 0.425, centre, xp.where(q < 0.0, -outer, outer))
+
+
+def _ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], x: Array) -> Array:
+    numerator, denominator = (_horner(c, x) for c in coefficients)
+    return numerator / denominator
+
+
+def _horner(coefficients: Sequence[float], x: Array) -> Array:
+    total = coefficients[0] * x + coefficients[1]
+    for c in coefficients[2:]:
+        total = total * x + c
+    return total
+
+
+_ATANH = tuple(1.0 / (2 * k + 1) for k in reversed(range(12)))
+"""atanh(s) / s as a polynomial in s^2; for s^2 < 0.0295 what is left out is below 1e-18."""
+
+
+def exact_log(xp: Any, x: Array) -> Array:
+    """The natural logarithm of fp64 x > 0 to about 1 ulp, from exact operations only.
+
+    log(m 2^e) = 2 atanh((m - 1) / (m + 1)) + e log 2, with m in [sqrt(1/2), sqrt 2).
+    """
+    m, e = xp.frexp(x)
+    small = m < math.sqrt(0.5)
+    m = xp.where(small, m * 2.0, m)
+    e = xp.where(small, e - 1, e).astype(np.float64)
+    s = (m - 1.0) / (m + 1.0)
+    return 2.0 * s * _horner(_ATANH, s * s) + e * math.log(2.0)
