@@ -1,0 +1,1 @@
+"""The networks, one file each, named as their published checkpoints name them."""

@@ -1,0 +1,62 @@
+"""SDXL's text conditioning: both encoders' hidden states side by side, and bigG's pooled text.
+
+Shape letters: B captions, N windows a caption, T token positions, E embedding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flame_train.engine import Tensor, tensor
+from flame_train.engine import functional as F
+
+from .clip import ClipTextEncoder
+
+END_TOKEN = 49407
+
+Ids = np.ndarray[Any, Any]
+
+
+def encode_prompts(
+    clip_l: ClipTextEncoder, bigg: ClipTextEncoder, ids_l_BNT: Ids, ids_g_BNT: Ids
+) -> tuple[Tensor, Tensor]:
+    """What SDXL's UNet is told of B captions, each cut into N windows of 77 ids.
+
+    Returns the context (B, 75 N + 2, 2048) and the pooled text (B, 1280), on the encoders' device and in
+    their dtype. A caption of several windows keeps the first begin token and the last end token; its pooled
+    text is that of its first window (the convention of sd-scripts, which most published LoRAs follow).
+    The ids are those of the two tokenizers: CLIP-L pads with its end token, bigG with 0.
+    """
+    states_l, _ = _encode(clip_l, ids_l_BNT)
+    states_g, pooled = _encode(bigg, ids_g_BNT)
+    if pooled is None:
+        raise ValueError("encode_prompts: the second encoder must have a text projection, this one has none")
+    context = F.cat([_joined(states_l, ids_l_BNT.shape[1]), _joined(states_g, ids_g_BNT.shape[1])], dim=-1)
+    return context, pooled.reshape(*ids_g_BNT.shape[:2], -1)[:, 0]
+
+
+def _encode(encoder: ClipTextEncoder, ids_BNT: Ids) -> tuple[Tensor, Tensor | None]:
+    """Every window on its own, as rows."""
+    ids = np.ascontiguousarray(ids_BNT.reshape(-1, ids_BNT.shape[-1]), np.int32)
+    device = encoder.text_model.final_layer_norm.weight.device
+    states, pooled = encoder(tensor(ids, device=device), tensor(end_positions(ids), device=device))
+    return states, pooled
+
+
+def end_positions(ids_BT: Ids) -> Ids:
+    """The position of each row's first end token: its words end there, and padding begins."""
+    found: Ids = np.argmax(ids_BT == END_TOKEN, axis=-1).astype(np.int32)
+    return found
+
+
+def _joined(states: Tensor, windows: int) -> Tensor:
+    """(B * N, T, E) -> (B, N (T - 2) + 2, E): windows in a row, no begin or end tokens between them."""
+    T, E = states.shape[1:]
+    if windows == 1:
+        return states
+    rows = states.reshape(-1, windows, T, E)
+    B = rows.shape[0]
+    words = rows[:, :, 1:-1].reshape(B, windows * (T - 2), E)
+    return F.cat([rows[:, 0, :1], words, rows[:, -1, -1:]], dim=1)

@@ -1,0 +1,91 @@
+"""The transformer inside a UNet (Latent Diffusion, arXiv 2112.10752): self attention, cross attention, GEGLU.
+
+Shape letters: B batch, L image positions, T text positions, C channels, H heads, D channels a head.
+"""
+
+from __future__ import annotations
+
+from flame_train.engine import Tensor, checkpoint, nn
+from flame_train.engine import functional as F
+
+
+def attend(q_BLC: Tensor, k_BTC: Tensor, v_BTC: Tensor, heads: int, is_causal: bool = False) -> Tensor:
+    """Multi-head attention on projected queries, keys and values; returns (B, L, C)."""
+
+    def split(x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
+
+    o_BHLD = F.scaled_dot_product_attention(split(q_BLC), split(k_BTC), split(v_BTC), is_causal=is_causal)
+    return o_BHLD.transpose(1, 2).reshape(q_BLC.shape)
+
+
+class Attention(nn.Module):
+    """Attention from an image to a context, which is the image itself where it is self attention."""
+
+    def __init__(self, channels: int, context_dim: int, head_dim: int) -> None:
+        self.heads = channels // head_dim
+        self.to_q = nn.Linear(channels, channels, bias=False)
+        self.to_k = nn.Linear(context_dim, channels, bias=False)
+        self.to_v = nn.Linear(context_dim, channels, bias=False)
+        self.to_out = nn.ModuleList([nn.Linear(channels, channels)])
+
+    def forward(self, x_BLC: Tensor, context_BTC: Tensor) -> Tensor:
+        o_BLC = attend(self.to_q(x_BLC), self.to_k(context_BTC), self.to_v(context_BTC), self.heads)
+        return self.to_out[0](o_BLC)
+
+
+class GegluProjection(nn.Module):
+    """To value and gate in one product, then value * gelu(gate)."""
+
+    def __init__(self, channels: int, hidden: int) -> None:
+        self.proj = nn.Linear(channels, 2 * hidden)
+
+    def forward(self, x_BLC: Tensor) -> Tensor:
+        return F.geglu(self.proj(x_BLC))
+
+
+class FeedForward(nn.Module):
+    """The gated two-layer network; entry 1 is the checkpoint's dropout, which holds no weights."""
+
+    def __init__(self, channels: int) -> None:
+        self.net = nn.ModuleList(
+            [GegluProjection(channels, 4 * channels), None, nn.Linear(4 * channels, channels)]
+        )
+
+    def forward(self, x_BLC: Tensor) -> Tensor:
+        return self.net[2](self.net[0](x_BLC))
+
+
+class TransformerBlock(nn.Module):
+    """Self attention, cross attention and feed-forward, each behind a layer norm and around a residual."""
+
+    def __init__(self, channels: int, context_dim: int, head_dim: int) -> None:
+        self.attn1 = Attention(channels, channels, head_dim)
+        self.ff = FeedForward(channels)
+        self.attn2 = Attention(channels, context_dim, head_dim)
+        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(channels) for _ in range(3))
+
+    def forward(self, x_BLC: Tensor, context_BTC: Tensor) -> Tensor:
+        h_BLC = self.norm1(x_BLC)
+        x_BLC = x_BLC + self.attn1(h_BLC, h_BLC)
+        x_BLC = x_BLC + self.attn2(self.norm2(x_BLC), context_BTC)
+        return x_BLC + self.ff(self.norm3(x_BLC))
+
+
+class SpatialTransformer(nn.Module):
+    """A feature map as a sequence of positions, through transformer blocks, around a residual."""
+
+    def __init__(self, channels: int, depth: int, context_dim: int, head_dim: int, groups: int) -> None:
+        self.norm = nn.GroupNorm(groups, channels, eps=1e-6)
+        self.proj_in = nn.Linear(channels, channels)
+        self.transformer_blocks = nn.ModuleList(
+            [TransformerBlock(channels, context_dim, head_dim) for _ in range(depth)]
+        )
+        self.proj_out = nn.Linear(channels, channels)
+
+    def forward(self, x_BHWC: Tensor, context_BTC: Tensor, checkpointing: bool) -> Tensor:
+        B, H, W, C = x_BHWC.shape
+        h_BLC = self.proj_in(self.norm(x_BHWC).reshape(B, H * W, C))
+        for block in self.transformer_blocks:
+            h_BLC = checkpoint(block, h_BLC, context_BTC) if checkpointing else block(h_BLC, context_BTC)
+        return x_BHWC + self.proj_out(h_BLC).reshape(B, H, W, C)

@@ -1,0 +1,304 @@
+"""SDXL's denoiser: a UNet with transformers at its lower resolutions (arXiv 2307.01952, 2112.10752).
+
+Attribute names are those of the published single file below `model.diffusion_model.`. Activations are
+channels-last, so a transformer block sees its positions without a transpose.
+Shape letters: B batch, H height and W width in latent pixels, C channels, T text positions, E embedding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from flame_train.engine import Tensor, checkpoint, nn
+from flame_train.engine import functional as F
+from flame_train.engine.dtype import DType
+from flame_train.errors import ModelFileError
+
+from .transformer import SpatialTransformer
+
+SIZE_EMBEDDING = 256  # the sinusoid's width for each of the six sizes
+SIZES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class UNetArch:
+    """Everything that decides the network's shapes, and the two numbers that shapes do not tell."""
+
+    in_channels: int = 4
+    out_channels: int = 4
+    model_channels: int = 320
+    channel_mult: tuple[int, ...] = (1, 2, 4)
+    num_res_blocks: int = 2
+    transformer_depth: tuple[int, ...] = (0, 2, 10)  # blocks a transformer, by level; the middle has the last
+    context_dim: int = 2048
+    adm_in_channels: int = 2816  # pooled text and six size embeddings
+    head_dim: int = 64
+    groups: int = 32
+
+    @classmethod
+    def sdxl(cls) -> Self:
+        """The published SDXL base."""
+        return cls()
+
+    @classmethod
+    def tiny(cls, model_channels: int = 32, context_dim: int = 64, pooled_dim: int = 32) -> Self:
+        """The same structure, small enough to train on a CPU; fits `ClipArch.tiny` twice."""
+        return cls(
+            model_channels=model_channels,
+            transformer_depth=(0, 1, 2),
+            context_dim=context_dim,
+            adm_in_channels=pooled_dim + SIZES * SIZE_EMBEDDING,
+            head_dim=_head_dim(model_channels),
+            groups=_groups(model_channels),
+        )
+
+    @classmethod
+    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> Self:
+        """The architecture of a file's UNet, from its native names and shapes.
+
+        Raises ModelFileError naming the tensor it looked for in vain.
+        """
+        ends = sorted(int(m[1]) for m in _matches(r"input_blocks\.(\d+)\.0\.op\.weight", shapes))
+        per_level = ends[0] if ends else max(_numbers(r"input_blocks\.(\d+)\.", shapes), default=0) + 1
+        firsts = [1 + level * per_level for level in range(len(ends) + 1)]
+        channels = _shape(shapes, "input_blocks.0.0.weight")[0]
+        widths = [_shape(shapes, f"input_blocks.{i}.0.in_layers.2.weight")[0] for i in firsts]
+        contexts = {
+            shape[1]
+            for name, shape in shapes.items()
+            if name.endswith("transformer_blocks.0.attn2.to_k.weight")
+        }
+        if len(contexts) != 1:
+            raise ModelFileError(
+                f"UNet: expected one text width in the attn2.to_k weights, found {sorted(contexts)}"
+            )
+        return cls(
+            in_channels=_shape(shapes, "input_blocks.0.0.weight")[1],
+            out_channels=_shape(shapes, "out.2.weight")[0],
+            model_channels=channels,
+            channel_mult=tuple(w // channels for w in widths),
+            num_res_blocks=per_level - 1,
+            transformer_depth=tuple(
+                len(_numbers(rf"input_blocks\.{i}\.1\.transformer_blocks\.(\d+)\.", shapes)) for i in firsts
+            ),
+            context_dim=contexts.pop(),
+            adm_in_channels=_shape(shapes, "label_emb.0.0.weight")[1],
+            head_dim=_head_dim(channels),
+            groups=_groups(channels),
+        )
+
+
+def _head_dim(model_channels: int) -> int:
+    """The family's 64, less in networks too narrow for them; shapes do not tell."""
+    return min(64, model_channels // 2)
+
+
+def _groups(model_channels: int) -> int:
+    """The family's 32, less in networks too narrow for them; shapes do not tell."""
+    return min(32, model_channels // 4)
+
+
+def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
+    if name not in shapes:
+        raise ModelFileError(f"UNet: expected a tensor {name}, which is missing: this is not an SDXL UNet")
+    return shapes[name]
+
+
+def _matches(pattern: str, names: Iterable[str]) -> list[re.Match[str]]:
+    return [m for n in names if (m := re.match(pattern, n))]
+
+
+def _numbers(pattern: str, names: Iterable[str]) -> set[int]:
+    return {int(m[1]) for m in _matches(pattern, names)}
+
+
+def size_conditioning(time_ids_B6: Tensor, dtype: DType | str) -> Tensor:
+    """The sizes SDXL is told, each as a 256-wide sinusoid: (B, 6) -> (B, 1536).
+
+    The six are original height and width, crop top and left, target height and width, in pixels
+    (arXiv 2307.01952, section 2.2).
+    """
+    B = time_ids_B6.shape[0]
+    flat = F.timestep_embedding(time_ids_B6.reshape(B * SIZES), SIZE_EMBEDDING, dtype=dtype)
+    return flat.reshape(B, SIZES * SIZE_EMBEDDING)
+
+
+def vector_conditioning(pooled_BE: Tensor, time_ids_B6: Tensor) -> Tensor:
+    """SDXL's `vector` input: the pooled text, then the six sizes; (B, 2816) for the published model."""
+    return F.cat([pooled_BE, size_conditioning(time_ids_B6, pooled_BE.dtype)], dim=-1)
+
+
+class ResBlock(nn.Module):
+    """Two convolutions with the time embedding added between them, around a residual.
+
+    The `None` entries stand for the checkpoint's activations and dropout, which hold no weights.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, emb_dim: int, groups: int) -> None:
+        self.in_layers = nn.ModuleList(
+            [
+                nn.GroupNorm(groups, in_channels, silu=True),
+                None,
+                nn.Conv2d(in_channels, out_channels, 3, 1, 1),
+            ]
+        )
+        self.emb_layers = nn.ModuleList([None, nn.Linear(emb_dim, out_channels)])
+        self.out_layers = nn.ModuleList(
+            [
+                nn.GroupNorm(groups, out_channels, silu=True),
+                None,
+                None,
+                nn.Conv2d(out_channels, out_channels, 3, 1, 1),
+            ]
+        )
+        self.has_skip = in_channels != out_channels
+        if self.has_skip:
+            self.skip_connection = nn.Conv2d(in_channels, out_channels, 1)
+
+    def forward(self, x_BHWC: Tensor, silu_emb_BE: Tensor) -> Tensor:
+        emb_BC = self.emb_layers[1](silu_emb_BE)
+        h_BHWC = self.in_layers[2](self.in_layers[0](x_BHWC)) + emb_BC[:, None, None, :]
+        h_BHWC = self.out_layers[3](self.out_layers[0](h_BHWC))
+        return (self.skip_connection(x_BHWC) if self.has_skip else x_BHWC) + h_BHWC
+
+
+class Downsample(nn.Module):
+    """Half the resolution, by a convolution of stride 2."""
+
+    def __init__(self, channels: int) -> None:
+        self.op = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        return self.op(x_BHWC)
+
+
+class Upsample(nn.Module):
+    """Twice the resolution: each pixel repeated, then a convolution."""
+
+    def __init__(self, channels: int) -> None:
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        return self.conv(F.upsample_nearest(x_BHWC, 2, layout="NHWC"))
+
+
+class UNet(nn.Module):
+    """Predicts the noise (or the velocity) in noised latents.
+
+    `checkpointing` may be set at any time: every residual and transformer block is then run again during the
+    backward pass instead of keeping what happens inside it.
+    """
+
+    def __init__(self, arch: UNetArch) -> None:
+        self.arch = arch
+        self.checkpointing = False
+        emb_dim = 4 * arch.model_channels
+        self.time_embed = _mlp(arch.model_channels, emb_dim)
+        self.label_emb = nn.ModuleList([_mlp(arch.adm_in_channels, emb_dim)])
+        skips = self._build_down(emb_dim)
+        width = arch.model_channels * arch.channel_mult[-1]
+        self.middle_block = nn.ModuleList(
+            [
+                self._resblock(width, width),
+                self._transformer(width, arch.transformer_depth[-1]),
+                self._resblock(width, width),
+            ]
+        )
+        self._build_up(skips)
+        self.out = nn.ModuleList(
+            [
+                nn.GroupNorm(arch.groups, arch.model_channels, silu=True),
+                None,
+                nn.Conv2d(arch.model_channels, arch.out_channels, 3, padding=1),
+            ]
+        )
+
+    def _build_down(self, emb_dim: int) -> list[int]:
+        """The way down; returns the channels that each of its blocks leaves for the way up."""
+        arch = self.arch
+        width = arch.model_channels
+        self.input_blocks = nn.ModuleList([nn.ModuleList([nn.Conv2d(arch.in_channels, width, 3, padding=1)])])
+        skips = [width]
+        for level, mult in enumerate(arch.channel_mult):
+            for _ in range(arch.num_res_blocks):
+                out = arch.model_channels * mult
+                self.input_blocks.append(self._stage(width, out, level))
+                width = out
+                skips.append(width)
+            if level + 1 < len(arch.channel_mult):
+                self.input_blocks.append(nn.ModuleList([Downsample(width)]))
+                skips.append(width)
+        return skips
+
+    def _build_up(self, skips: list[int]) -> None:
+        arch = self.arch
+        width = skips[-1]
+        self.output_blocks = nn.ModuleList()
+        for level, mult in reversed(list(enumerate(arch.channel_mult))):
+            out = arch.model_channels * mult
+            for i in range(arch.num_res_blocks + 1):
+                stage = self._stage(width + skips.pop(), out, level)
+                width = out
+                if level and i == arch.num_res_blocks:
+                    stage.append(Upsample(width))
+                self.output_blocks.append(stage)
+
+    def _stage(self, in_channels: int, out_channels: int, level: int) -> nn.ModuleList:
+        depth = self.arch.transformer_depth[level]
+        parts: list[nn.Module | None] = [self._resblock(in_channels, out_channels)]
+        return nn.ModuleList([*parts, self._transformer(out_channels, depth)] if depth else parts)
+
+    def _resblock(self, in_channels: int, out_channels: int) -> ResBlock:
+        return ResBlock(in_channels, out_channels, 4 * self.arch.model_channels, self.arch.groups)
+
+    def _transformer(self, channels: int, depth: int) -> SpatialTransformer:
+        a = self.arch
+        return SpatialTransformer(channels, depth, a.context_dim, a.head_dim, a.groups)
+
+    def forward(self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor, vector_BE: Tensor) -> Tensor:
+        """The prediction (B, H, W, out_channels) for latents (B, H, W, in_channels).
+
+        H and W must be multiples of 4 for three levels (2 to the number of downsamplings). timesteps are in
+        0..999; context is (B, T, context_dim) from the text encoders, vector (B, adm_in_channels) from
+        `vector_conditioning`. Everything but the timesteps is in the dtype of the weights.
+        """
+        silu_emb_BE = F.silu(
+            self._embed(timesteps_B, vector_BE)
+        )  # every residual block's first step, done once
+        h_BHWC, skips = x_BHWC, []
+        for stage in self.input_blocks:
+            h_BHWC = self._run(stage, h_BHWC, silu_emb_BE, context_BTC)
+            skips.append(h_BHWC)
+        h_BHWC = self._run(self.middle_block, h_BHWC, silu_emb_BE, context_BTC)
+        for stage in self.output_blocks:
+            h_BHWC = F.cat([h_BHWC, skips.pop()], dim=-1)
+            h_BHWC = self._run(stage, h_BHWC, silu_emb_BE, context_BTC)
+        return self.out[2](self.out[0](h_BHWC))
+
+    def _embed(self, timesteps_B: Tensor, vector_BE: Tensor) -> Tensor:
+        """Time and vector as one embedding (B, 4 * model_channels); the sinusoid is computed in fp32."""
+        t_BE = F.timestep_embedding(timesteps_B, self.arch.model_channels, dtype=vector_BE.dtype)
+        first, last = self.time_embed[0], self.time_embed[2]
+        label = self.label_emb[0]
+        return last(F.silu(first(t_BE))) + label[2](F.silu(label[0](vector_BE)))
+
+    def _run(self, stage: nn.ModuleList, h_BHWC: Tensor, silu_emb_BE: Tensor, context_BTC: Tensor) -> Tensor:
+        """One numbered block of the checkpoint: residual block, transformer, resampling, in its order."""
+        for part in stage:
+            if isinstance(part, ResBlock):
+                h_BHWC = (
+                    checkpoint(part, h_BHWC, silu_emb_BE) if self.checkpointing else part(h_BHWC, silu_emb_BE)
+                )
+            elif isinstance(part, SpatialTransformer):
+                h_BHWC = part(h_BHWC, context_BTC, self.checkpointing)
+            else:
+                h_BHWC = part(h_BHWC)
+        return h_BHWC
+
+
+def _mlp(in_features: int, out_features: int) -> nn.ModuleList:
+    """linear, silu, linear; entry 1 is the activation, which holds no weights."""
+    return nn.ModuleList([nn.Linear(in_features, out_features), None, nn.Linear(out_features, out_features)])

@@ -1,0 +1,239 @@
+"""The convolutional autoencoder between pixels and latents (AutoencoderKL, arXiv 2112.10752).
+
+Attribute names are those of the published single file below `first_stage_model.`. Activations are
+channels-last. The published weights overflow in fp16: run it in fp32 (or bf16).
+Shape letters: B batch, H height, W width, C channels, Z latent channels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from flame_train.engine import Tensor, nn
+from flame_train.engine import functional as F
+from flame_train.errors import ModelFileError
+
+_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class VaeArch:
+    """What decides the autoencoder's shapes, and what is done to its latents."""
+
+    channels: int = 128
+    channel_mult: tuple[int, ...] = (1, 2, 4, 4)
+    num_res_blocks: int = 2  # a level on the way down; the way up has one more
+    latent_channels: int = 4
+    scaling_factor: float = 0.13025  # a diffusion model's latents are this times the autoencoder's
+    groups: int = 32
+
+    @classmethod
+    def sdxl(cls) -> Self:
+        """SDXL's. SD 1 and 2 have the same shapes and another scaling factor."""
+        return cls()
+
+    @classmethod
+    def tiny(cls, channels: int = 16) -> Self:
+        """The same structure, small enough for a CPU."""
+        return cls(channels=channels, num_res_blocks=1, groups=_groups(channels))
+
+    @classmethod
+    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], scaling_factor: float = 0.13025) -> Self:
+        """The architecture of a file's autoencoder, from its native names and shapes.
+
+        The scaling factor is in no file: it belongs to the family. Raises ModelFileError naming the tensor
+        it looked for in vain.
+        """
+        blocks = [m for n in shapes if (m := re.match(r"encoder\.down\.(\d+)\.block\.(\d+)\.", n))]
+        levels = sorted({int(m[1]) for m in blocks})
+        channels = _shape(shapes, "encoder.conv_in.weight")[0]
+        widths = [_shape(shapes, f"encoder.down.{i}.block.0.conv1.weight")[0] for i in levels]
+        return cls(
+            channels=channels,
+            channel_mult=tuple(w // channels for w in widths),
+            num_res_blocks=max((int(m[2]) for m in blocks), default=-1) + 1,
+            latent_channels=_shape(shapes, "decoder.conv_in.weight")[1],
+            scaling_factor=scaling_factor,
+            groups=_groups(channels),
+        )
+
+    @property
+    def downscale(self) -> int:
+        """Pixels a latent pixel stands for, along each side: 8 for the published one."""
+        return 1 << (len(self.channel_mult) - 1)
+
+
+def _groups(channels: int) -> int:
+    """The family's 32 groups, less in networks too narrow for them; shapes do not tell."""
+    return min(32, channels // 4)
+
+
+def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
+    if name not in shapes:
+        raise ModelFileError(f"VAE: expected a tensor {name}, which is missing: this is not an AutoencoderKL")
+    return shapes[name]
+
+
+class ResnetBlock(nn.Module):
+    """Two convolutions around a residual."""
+
+    def __init__(self, in_channels: int, out_channels: int, groups: int) -> None:
+        self.norm1 = nn.GroupNorm(groups, in_channels, _EPS, silu=True)
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1)
+        self.norm2 = nn.GroupNorm(groups, out_channels, _EPS, silu=True)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
+        self.has_shortcut = in_channels != out_channels
+        if self.has_shortcut:
+            self.nin_shortcut = nn.Conv2d(in_channels, out_channels, 1)
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        h_BHWC = self.conv1(self.norm1(x_BHWC))
+        h_BHWC = self.conv2(self.norm2(h_BHWC))
+        return (self.nin_shortcut(x_BHWC) if self.has_shortcut else x_BHWC) + h_BHWC
+
+
+class AttnBlock(nn.Module):
+    """Self attention over all positions with one head; its projections are 1x1 convolutions."""
+
+    def __init__(self, channels: int, groups: int) -> None:
+        self.norm = nn.GroupNorm(groups, channels, _EPS)
+        self.q, self.k, self.v, self.proj_out = (nn.Conv2d(channels, channels, 1) for _ in range(4))
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        B, H, W, C = x_BHWC.shape
+        h_BHWC = self.norm(x_BHWC)
+        q, k, v = (part(h_BHWC).reshape(B, 1, H * W, C) for part in (self.q, self.k, self.v))
+        o_BHWC = F.scaled_dot_product_attention(q, k, v).reshape(B, H, W, C)
+        return x_BHWC + self.proj_out(o_BHWC)
+
+
+class Middle(nn.Module):
+    """The lowest resolution: attention between two residual blocks."""
+
+    def __init__(self, channels: int, groups: int) -> None:
+        self.block_1 = ResnetBlock(channels, channels, groups)
+        self.attn_1 = AttnBlock(channels, groups)
+        self.block_2 = ResnetBlock(channels, channels, groups)
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        return self.block_2(self.attn_1(self.block_1(x_BHWC)))
+
+
+class Downsample(nn.Module):
+    """Half the resolution; the zeros are put to the right of and below the picture only."""
+
+    def __init__(self, channels: int) -> None:
+        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        return self.conv(F.pad(x_BHWC, (0, 0, 0, 1, 0, 1)))
+
+
+class Upsample(nn.Module):
+    """Twice the resolution: each pixel repeated, then a convolution."""
+
+    def __init__(self, channels: int) -> None:
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        return self.conv(F.upsample_nearest(x_BHWC, 2, layout="NHWC"))
+
+
+class Level(nn.Module):
+    """One resolution: residual blocks, then the resampling to the next, if there is a next."""
+
+    def __init__(
+        self, in_channels: int, channels: int, blocks: int, groups: int, down: bool = False, up: bool = False
+    ) -> None:
+        self.block = nn.ModuleList(
+            [ResnetBlock(in_channels if i == 0 else channels, channels, groups) for i in range(blocks)]
+        )
+        self.has_down, self.has_up = down, up
+        if down:
+            self.downsample = Downsample(channels)
+        if up:
+            self.upsample = Upsample(channels)
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        for block in self.block:
+            x_BHWC = block(x_BHWC)
+        if self.has_down:
+            x_BHWC = self.downsample(x_BHWC)
+        return self.upsample(x_BHWC) if self.has_up else x_BHWC
+
+
+class Encoder(nn.Module):
+    """Pixels to the moments of the latents, before `quant_conv`."""
+
+    def __init__(self, arch: VaeArch) -> None:
+        widths = [arch.channels * m for m in arch.channel_mult]
+        self.conv_in = nn.Conv2d(3, arch.channels, 3, padding=1)
+        self.down = nn.ModuleList()
+        before = arch.channels
+        for width in widths:
+            last = len(self.down) + 1 == len(widths)
+            self.down.append(Level(before, width, arch.num_res_blocks, arch.groups, down=not last))
+            before = width
+        self.mid = Middle(before, arch.groups)
+        self.norm_out = nn.GroupNorm(arch.groups, before, _EPS, silu=True)
+        self.conv_out = nn.Conv2d(before, 2 * arch.latent_channels, 3, padding=1)
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        h_BHWC = self.conv_in(x_BHWC)
+        for level in self.down:
+            h_BHWC = level(h_BHWC)
+        return self.conv_out(self.norm_out(self.mid(h_BHWC)))
+
+
+class Decoder(nn.Module):
+    """Latents, after `post_quant_conv`, to pixels. Levels are numbered as the encoder's: 0 is the finest."""
+
+    def __init__(self, arch: VaeArch) -> None:
+        widths = [arch.channels * m for m in arch.channel_mult]
+        self.conv_in = nn.Conv2d(arch.latent_channels, widths[-1], 3, padding=1)
+        self.mid = Middle(widths[-1], arch.groups)
+        levels = []
+        for i, width in enumerate(widths):
+            before = widths[min(i + 1, len(widths) - 1)]
+            levels.append(Level(before, width, arch.num_res_blocks + 1, arch.groups, up=i > 0))
+        self.up = nn.ModuleList(levels)
+        self.norm_out = nn.GroupNorm(arch.groups, arch.channels, _EPS, silu=True)
+        self.conv_out = nn.Conv2d(arch.channels, 3, 3, padding=1)
+
+    def forward(self, z_BHWZ: Tensor) -> Tensor:
+        h_BHWC = self.mid(self.conv_in(z_BHWZ))
+        for level in reversed(list(self.up)):
+            h_BHWC = level(h_BHWC)
+        return self.conv_out(self.norm_out(h_BHWC))
+
+
+class Vae(nn.Module):
+    """Encoder, decoder and the scale of the latents between them."""
+
+    def __init__(self, arch: VaeArch) -> None:
+        self.arch = arch
+        self.encoder = Encoder(arch)
+        self.decoder = Decoder(arch)
+        self.quant_conv = nn.Conv2d(2 * arch.latent_channels, 2 * arch.latent_channels, 1)
+        self.post_quant_conv = nn.Conv2d(arch.latent_channels, arch.latent_channels, 1)
+
+    def encode_moments(self, pixels_BHWC: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log variance (B, H / 8, W / 8, Z), unscaled, of RGB pixels in [-1, 1].
+
+        H and W must be multiples of `arch.downscale`. The log variance is held within [-30, 20].
+        """
+        mean, logvar = F.chunk(self.quant_conv(self.encoder(pixels_BHWC)), 2, dim=-1)
+        return mean, logvar.clamp(-30.0, 20.0)
+
+    def sample_latents(self, moments: tuple[Tensor, Tensor], noise_BHWZ: Tensor) -> Tensor:
+        """Latents as the diffusion model sees them: (mean + std * noise) * scaling factor."""
+        mean, logvar = moments
+        return (mean + (logvar * 0.5).exp() * noise_BHWZ) * self.arch.scaling_factor
+
+    def decode(self, latents_BHWZ: Tensor) -> Tensor:
+        """RGB pixels (B, 8 H, 8 W, 3), about [-1, 1] and not clamped, of scaled latents (B, H, W, Z)."""
+        z_BHWZ = latents_BHWZ * (1.0 / self.arch.scaling_factor)
+        return self.decoder(self.post_quant_conv(z_BHWZ))
