@@ -180,7 +180,8 @@ def _flaw(folder: Path) -> str | None:
             f"{FORMAT}); update flame-train to continue this run"
         )
     entries = manifest.get("files") if version == FORMAT else None
-    if not isinstance(entries, dict) or f"step-{manifest.get('step'):06d}" != folder.name:
+    step = _STEP.fullmatch(folder.name)
+    if not isinstance(entries, dict) or step is None or manifest.get("step") != int(step.group(1)):
         return f"{MANIFEST} does not describe this folder"
     for name, entry in entries.items():
         flaw = _file_flaw(folder, name, entry)

@@ -15,7 +15,7 @@ from collections import Counter
 VARIABLE = "FLAME_TEST_FAILPOINT"
 
 _SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}
-_hits: Counter[str] = Counter()  # filled only while the variable is set
+_hits: Counter[str] = Counter()  # by the variable's whole value; filled only while it is set
 
 
 def hit(name: str) -> None:
@@ -32,8 +32,8 @@ def hit(name: str) -> None:
             nth = int(part)
         else:
             action = part
-    _hits[name] += 1
-    if _hits[name] == nth:
+    _hits[armed] += 1
+    if _hits[armed] == nth:
         _act(name, action)
 
 

@@ -6,6 +6,7 @@ The lock is the kernel's, so it is gone with the process that held it, however t
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -170,13 +171,16 @@ class LogFile:
         self.path = path
         self._warned = False
         with disk_errors(path):
-            self._file = path.open("ab")
+            self._file = path.open("ab", buffering=0)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one line and hand it to the system, so that a reader sees it at once."""
+        """Write one line at once. A disk that has no room for it costs the line and one warning."""
+        line = json.dumps(dict(record)).encode() + b"\n"
         try:
-            self._file.write(json.dumps(dict(record)).encode() + b"\n")
-            self._file.flush()
+            written = self._file.write(line)
+            if written < len(line):
+                self._file.truncate(self._file.tell() - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             if not self._warned:
                 _LOG.warning("%s: %s; lines are being lost", self.path, error.strerror)

@@ -1,0 +1,232 @@
+"""The commit protocol: order of its system calls, damage, a full disk, and what stays."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from flame_train.errors import OutputError
+from flame_train.io import commit as commit_module
+from flame_train.io import failpoint
+from flame_train.io.commit import commit, newest, sweep
+
+FILES = {"lora.safetensors": b"lora" * 1000, "state.json": b"{}"}
+
+
+def steps(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_a_commit_is_found_with_its_files_and_the_oldest_go(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 1_000_000):
+        commit(tmp_path, step, FILES, keep=2)
+    assert steps(tmp_path) == ["step-000003", "step-1000000"]
+    found = newest(tmp_path)
+    assert found is not None
+    assert (found.step, found.skipped) == (1_000_000, ())
+    assert (found.path / "lora.safetensors").read_bytes() == FILES["lora.safetensors"]
+    assert newest(tmp_path / "absent") is None
+
+
+def test_everything_is_synced_before_the_rename_and_pruning_comes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(tmp_path, 1, FILES, keep=1)
+    calls: list[tuple[str, str]] = []
+    fsync, rename, rmtree = os.fsync, os.rename, shutil.rmtree
+
+    def name(descriptor: int) -> str:
+        return Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+
+    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(("fsync", name(fd))), fsync(fd))[1])
+    monkeypatch.setattr(os, "rename", lambda a, b: (calls.append(("rename", Path(b).name)), rename(a, b))[1])
+    monkeypatch.setattr(
+        shutil, "rmtree", lambda p, **kw: (calls.append(("remove", Path(p).name)), rmtree(p, **kw))[1]
+    )
+    commit(tmp_path, 2, FILES, keep=1)
+    temporary, doomed = f".tmp-2-{os.getpid()}", f".del-step-000001-{os.getpid()}"
+    assert calls == [
+        ("remove", temporary),  # what an earlier process of this number may have left
+        ("fsync", "lora.safetensors"),
+        ("fsync", "state.json"),
+        ("fsync", "MANIFEST.json"),
+        ("fsync", temporary),
+        ("rename", "step-000002"),
+        ("fsync", tmp_path.name),
+        ("remove", doomed),
+        ("rename", doomed),
+        ("remove", doomed),
+    ]
+
+
+@pytest.mark.parametrize("name", [*FILES, "MANIFEST.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "remove", "folder"])
+def test_a_damaged_newest_falls_back_with_the_reason(tmp_path: Path, name: str, damage: str) -> None:
+    commit(tmp_path, 1, FILES, keep=3)
+    path = commit(tmp_path, 2, FILES, keep=3) / name
+    raw = path.read_bytes()
+    path.unlink()
+    if damage == "folder":
+        path.mkdir()
+    elif damage != "remove":
+        flipped = bytes([raw[0] ^ 1]) + raw[1:]
+        path.write_bytes({"flip": flipped, "cut": raw[:-1], "empty": b""}[damage])
+    found = newest(tmp_path)
+    if damage == "cut" and name == "MANIFEST.json":  # only its newline is gone: still whole
+        assert found is not None
+        assert found.step == 2
+        return
+    assert found is not None
+    assert found.step == 1
+    assert len(found.skipped) == 1
+    assert name in found.skipped[0]
+
+
+def test_each_bit_of_a_manifest_is_guarded(tmp_path: Path) -> None:
+    """A flipped bit is either seen, or in white space: never is another manifest believed."""
+    commit(tmp_path, 1, {"a": b"x"}, keep=3)
+    path = commit(tmp_path, 2, {"a": b"y"}, keep=3) / "MANIFEST.json"
+    raw = path.read_bytes()
+    for position in range(len(raw)):
+        for bit in range(8):
+            path.write_bytes(raw[:position] + bytes([raw[position] ^ (1 << bit)]) + raw[position + 1 :])
+            with suppress(OutputError):  # a flip can turn format 1 into format 3, 5 or 9
+                found = newest(tmp_path)
+                assert found is not None
+                assert found.step == 1 or json.loads(path.read_bytes()) == json.loads(raw)
+
+
+def test_all_bad_is_a_refusal_that_lists_each(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (commit(tmp_path, step, FILES, keep=3) / "state.json").write_bytes(b"[]")
+    with pytest.raises(OutputError) as caught:
+        newest(tmp_path)
+    assert caught.value.exit_code == 6
+    for step in ("step-000001", "step-000002"):
+        assert f"{step}: state.json does not match its SHA-256" in str(caught.value)
+
+
+def test_a_newer_format_is_refused_not_skipped(tmp_path: Path) -> None:
+    commit(tmp_path, 1, FILES, keep=3)
+    path = commit(tmp_path, 2, FILES, keep=3) / "MANIFEST.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(OutputError, match=r"newer flame-train \(checkpoint format 2"):
+        newest(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../state.json", "/etc/hostname", "sub/state.json", ""])
+def test_a_manifest_cannot_name_a_file_elsewhere(tmp_path: Path, name: str) -> None:
+    path = commit(tmp_path, 1, FILES, keep=3) / "MANIFEST.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"] = {name: manifest["files"]["state.json"]}
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(OutputError, match="is not a file of this folder"):
+        newest(tmp_path)
+
+
+def test_a_bad_later_checkpoint_never_outlives_the_good_ones(tmp_path: Path) -> None:
+    """Continue from step 2 because step 9 is bad; pruning must drop 9, not what was just written."""
+    for step in (1, 2, 9):
+        commit(tmp_path, step, FILES, keep=9)
+    (tmp_path / "step-000009" / "state.json").unlink()
+    commit(tmp_path, 3, FILES, keep=2)
+    assert steps(tmp_path) == ["step-000002", "step-000003"]
+
+
+def test_a_bad_checkpoint_of_the_same_step_is_replaced_and_a_whole_one_kept(tmp_path: Path) -> None:
+    path = commit(tmp_path, 1, FILES, keep=1)
+    commit(tmp_path, 1, {"other": b"x"}, keep=1)
+    assert (path / "state.json").exists()
+    (path / "state.json").unlink()
+    commit(tmp_path, 1, {"other": b"x"}, keep=1)
+    assert sorted(file.name for file in path.iterdir()) == ["MANIFEST.json", "other"]
+    assert steps(tmp_path) == ["step-000001"]
+
+
+def test_sweep_removes_leftovers_and_nothing_else(tmp_path: Path) -> None:
+    commit(tmp_path, 1, FILES, keep=1)
+    (tmp_path / ".tmp-2-99").mkdir()
+    (tmp_path / ".tmp-2-99" / "half").write_bytes(b"x")
+    (tmp_path / ".del-step-000000-99").mkdir()
+    (tmp_path / "notes").mkdir()
+    sweep(tmp_path)
+    sweep(tmp_path / "absent")
+    assert steps(tmp_path) == ["notes", "step-000001"]
+
+
+@contextmanager
+def file_size_limit(limit: int) -> Iterator[None]:
+    """Files of this process may not grow beyond `limit`. Python ignores SIGXFSZ, so writes give EFBIG."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_size_limit_keeps_the_old_checkpoint_and_leaves_no_trace(tmp_path: Path) -> None:
+    commit(tmp_path, 1, FILES, keep=1)
+    with (
+        file_size_limit(1024),
+        pytest.raises(OutputError, match="larger than this system or its limits") as caught,
+    ):
+        commit(tmp_path, 2, FILES, keep=1)
+    assert caught.value.exit_code == 6
+    assert steps(tmp_path) == ["step-000001"]
+    assert newest(tmp_path) is not None
+
+
+POINTS = (
+    "checkpoint.begin",
+    "checkpoint.mid_file",
+    "checkpoint.after_file",
+    "checkpoint.before_manifest",
+    "checkpoint.after_manifest",
+    "checkpoint.before_rename",
+)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_full_disk_keeps_the_old_checkpoint_and_says_what_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    commit(tmp_path, 1, FILES, keep=1)
+    monkeypatch.setenv(failpoint.VARIABLE, f"{point}:enospc")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - 512, 512))
+    with pytest.raises(OutputError, match=r"the disk is full: needs 3\.9 KiB, has 512 B"):
+        commit(tmp_path, 2, FILES, keep=1)
+    assert steps(tmp_path) == ["step-000001"]
+
+
+def test_an_error_of_a_writer_passes_through_and_leaves_no_trace(tmp_path: Path) -> None:
+    def broken(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise KeyError("a bug")
+
+    with pytest.raises(KeyError):
+        commit(tmp_path, 2, {"lora.safetensors": broken}, keep=1)
+    assert steps(tmp_path) == []
+
+
+def test_every_failpoint_of_the_protocol_is_in_the_kill_tests() -> None:
+    source = Path(commit_module.__file__).read_text()
+    named = {part.split('"')[0] for part in source.split('hit("')[1:]}
+    assert named == {*POINTS, "checkpoint.after_rename", "checkpoint.before_prune", "checkpoint.mid_prune"}
+
+
+def test_a_read_only_place_is_an_output_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *args: object, **kwargs: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(OutputError, match="Read-only file system"):
+        commit(tmp_path / "root", 1, FILES, keep=1)

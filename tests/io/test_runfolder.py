@@ -1,0 +1,241 @@
+"""The run folder: who may have it, what it holds, and that killing a run anywhere loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flame_train.errors import ConfigError, FlameError, Interrupted, NonFiniteError, OutputError
+from flame_train.io import failpoint
+from flame_train.io.runfolder import LogFile, RunFolder
+
+TOY = Path(__file__).with_name("toy_run.py")
+ROOT = Path(__file__).parents[2]
+POINTS = [
+    "checkpoint.begin",
+    "checkpoint.mid_file",
+    "checkpoint.after_file",
+    "checkpoint.before_manifest",
+    "checkpoint.after_manifest",
+    "checkpoint.before_rename",
+    "checkpoint.after_rename",
+    "checkpoint.before_prune",
+    "checkpoint.mid_prune",
+]
+
+
+def toy(folder: Path, armed: str | None = None) -> int:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if armed:
+        environment[failpoint.VARIABLE] = armed
+    return subprocess.run([sys.executable, str(TOY), str(folder)], env=environment, check=False).returncode
+
+
+def outcome(folder: Path) -> dict[str, bytes]:
+    """Every file of the finished run that must not depend on how it got there."""
+    found = {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in ("status.json", ".lock")
+    }
+    status = json.loads((folder / "status.json").read_text())
+    assert (status["state"], status["exit_code"], status["step"]) == ("done", 0, 10)
+    return found
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert toy(folder) == 0
+    found = outcome(folder)
+    assert len(found["log.jsonl"].splitlines()) == 10
+    assert "checkpoints/step-000010/MANIFEST.json" in found
+    assert "checkpoints/step-000009/MANIFEST.json" in found
+    assert "checkpoints/step-000006/MANIFEST.json" not in found
+    return found
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_run_killed_inside_a_save_continues_to_the_same_bytes(
+    tmp_path: Path, uninterrupted: dict[str, bytes], point: str, nth: int
+) -> None:
+    killed = toy(tmp_path / "run", f"{point}:{nth}:kill")
+    assert killed == (0 if (point, nth) == ("checkpoint.mid_prune", 3) else -signal.SIGKILL)
+    assert toy(tmp_path / "run") == 0
+    assert outcome(tmp_path / "run") == uninterrupted
+
+
+def test_a_run_killed_again_and_again_at_random_continues_to_the_same_bytes(
+    tmp_path: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    rng = random.Random(7)
+    for _ in range(6):
+        toy(tmp_path / "run", f"{rng.choice(POINTS)}:{rng.randint(1, 4)}:kill")
+    assert toy(tmp_path / "run") == 0
+    assert outcome(tmp_path / "run") == uninterrupted
+
+
+def test_a_full_disk_ends_the_run_with_the_old_checkpoint_whole(
+    tmp_path: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    assert toy(tmp_path / "run", "checkpoint.mid_file:2:enospc") == 1  # the toy lets the error out
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 6)
+    assert toy(tmp_path / "run") == 0
+    assert outcome(tmp_path / "run") == uninterrupted
+
+
+def folder(path: Path, config: str = "a = 1\n", table: str | None = None) -> RunFolder:
+    return RunFolder(path, config, lambda old: table)
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from flame_train.io.runfolder import RunFolder
+with RunFolder(Path(sys.argv[1]), "a = 1", lambda old: None):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / "run")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_second_run_is_refused_with_process_and_host(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    with pytest.raises(OutputError, match=f"process {holder.pid} on {os.uname().nodename}"):
+        folder(tmp_path / "run").__enter__()
+
+
+def test_the_lock_of_a_killed_run_is_gone(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    holder.kill()
+    holder.wait()
+    with folder(tmp_path / "run"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "code"),
+    [
+        (None, "done", 0),
+        (Interrupted(signal.SIGTERM, "stopped"), "interrupted", 143),
+        (Interrupted(signal.SIGINT, "stopped"), "interrupted", 130),
+        (KeyboardInterrupt(), "interrupted", 130),
+        (NonFiniteError("nan"), "failed", 7),
+        (ConfigError("x"), "failed", 2),
+        (KeyError("x"), "failed", 1),
+    ],
+)
+def test_the_status_says_how_a_run_ended(
+    tmp_path: Path, error: BaseException | None, state: str, code: int
+) -> None:
+    def body() -> None:
+        with folder(tmp_path / "run") as run:
+            running = json.loads((tmp_path / "run" / "status.json").read_text())
+            assert (running["state"], running["exit_code"]) == ("running", None)
+            run.resume()
+            run.log({"step": 4})
+            if error is not None:
+                raise error
+
+    if error is None:
+        body()
+    else:
+        with pytest.raises(type(error)):
+            body()
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["exit_code"], status["step"]) == (state, code, 4)
+
+
+def test_another_config_is_refused_with_its_table_and_nothing_changes(tmp_path: Path) -> None:
+    with folder(tmp_path / "run", "a = 1\n"):
+        pass
+    before = (tmp_path / "run" / "status.json").read_bytes()
+    with pytest.raises(OutputError, match="other settings, which change its result:\n  a 1 2"):
+        folder(tmp_path / "run", "a = 2\n", "  a 1 2").__enter__()
+    assert (tmp_path / "run" / "config.toml").read_text() == "a = 1\n"
+    assert (tmp_path / "run" / "status.json").read_bytes() == before
+    with folder(tmp_path / "run", "a = 3\n"):  # a difference that does not matter is taken over
+        assert (tmp_path / "run" / "config.toml").read_text() == "a = 3\n"
+
+
+@pytest.mark.parametrize("name", ["config.toml", "lora.safetensors", "log.jsonl"])
+def test_files_that_are_no_runs_are_not_overwritten(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(OutputError, match=f"found {name} without status.json"):
+        folder(tmp_path).__enter__()
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_file_in_the_way_is_refused_and_missing_parents_are_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(OutputError, match="file is a file"):
+            folder(path).__enter__()
+    with folder(tmp_path / "a" / "b" / "run"):
+        pass
+    assert (tmp_path / "a" / "b" / "run" / "status.json").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, data: bytes) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(OutputError, match="choose a folder this user may write to") as caught:
+        folder(tmp_path / "run").__enter__()
+    assert isinstance(caught.value, FlameError)
+
+
+def test_the_log_is_cut_back_to_the_checkpoint_and_a_torn_line_goes(tmp_path: Path) -> None:
+    with folder(tmp_path) as run:
+        run.resume()
+        for step in (1, 2, 3):
+            run.log({"step": step})
+            if step == 2:
+                run.checkpoint(2, {"state.json": b"{}"}, keep=1)
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(log.read_bytes() + b'{"step": 4, "lo')
+    with folder(tmp_path) as run:
+        found = run.resume()
+        assert found is not None
+        assert found.step == 2
+        run.log({"step": 3, "again": True})
+    assert [json.loads(line) for line in log.read_text().splitlines()] == [
+        {"step": 1},
+        {"step": 2},
+        {"step": 3, "again": True},
+    ]
+
+
+def test_a_full_disk_costs_log_lines_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "log.jsonl").symlink_to("/dev/full")
+    log = LogFile(tmp_path / "log.jsonl")
+    log.append({"step": 1})
+    log.append({"step": 2})
+    log.close()
+    assert [record.message for record in caplog.records] == [
+        f"{tmp_path / 'log.jsonl'}: No space left on device; lines are being lost"
+    ]

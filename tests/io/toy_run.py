@@ -1,0 +1,42 @@
+"""A trainer of a few milliseconds: `python toy_run.py FOLDER [STEPS]`. Its state is a chain of hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+from flame_train.io.runfolder import RunFolder
+
+
+def advance(state: bytes, step: int) -> bytes:
+    return hashlib.sha256(state + str(step).encode()).digest() * 64
+
+
+def files(state: bytes, step: int) -> dict[str, object]:
+    return {
+        "lora.safetensors": state,
+        "optimizer.safetensors": lambda path: path.write_bytes(state[::-1]),
+        "state.json": json.dumps({"step": step}).encode(),
+    }
+
+
+def main(folder: Path, steps: int) -> None:
+    with RunFolder(folder, "toy = true\n", lambda old: None) as run:
+        found = run.resume()
+        state, first = b"", 1
+        if found is not None:
+            state = (found.path / "lora.safetensors").read_bytes()
+            first = json.loads((found.path / "state.json").read_bytes())["step"] + 1
+            assert (found.path / "optimizer.safetensors").read_bytes() == state[::-1]
+        for step in range(first, steps + 1):
+            state = advance(state, step)
+            run.log({"step": step, "loss": state[0]})
+            if step % 3 == 0 or step == steps:
+                run.checkpoint(step, files(state, step), keep=2)
+        run.lora.write_bytes(state)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 10)
