@@ -1,0 +1,260 @@
+"""A whole folder: what is found, in which order, and every problem in one report."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flame_train.data.dataset import Dataset, DatasetError
+from flame_train.errors import DataError
+
+Folder = Callable[[dict[str, tuple[int, int]]], Path]
+
+
+def test_items(folder: Folder) -> None:
+    root = folder({"b.png": (20, 30), "a/z.png": (40, 16), "a.png": (10, 12)})
+    dataset = Dataset.scan(root, repeats=3)
+    # bytes of the path: "." sorts before "/"
+    assert [item.key for item in dataset.items] == ["a.png", "a/z.png", "b.png"]
+    assert [item.caption for item in dataset.items] == ["caption of 2", "caption of 1", "caption of 0"]
+    assert [item.size for item in dataset.items] == [(10, 12), (40, 16), (20, 30)]
+    assert all(item.path.read_bytes() for item in dataset.items)
+    assert dataset.repeats == 3
+    assert dataset.notices == ()
+
+
+def test_order_does_not_depend_on_the_disk(folder: Folder, tmp_path: Path) -> None:
+    names = [f"{stem}.png" for stem in ["Z", "a", "B", "é", "e\u0301", "10", "9", "🦊", "a b", "-x", "x/y", "x-y"]]
+    root = folder(dict.fromkeys(names, (16, 16)))
+    first = Dataset.scan(root)
+    other = tmp_path / "copied"
+    shuffled = random.Random(3).sample(names, len(names))
+    for name in shuffled:
+        (other / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root / name, other / name)
+        shutil.copy((root / name).with_suffix(".txt"), (other / name).with_suffix(".txt"))
+    second = Dataset.scan(other)
+    assert [item.key for item in first.items] == sorted(names, key=os.fsencode)
+    assert [item.key for item in second.items] == [item.key for item in first.items]
+    assert second.digest == first.digest
+
+
+@pytest.mark.parametrize(
+    "stem",
+    [b"new\nline", "🦊".encode(), b"two  spaces ", b"not-utf8-\xff\xfe", b"-rf", b"x" * 251, b"a.b.c", b"\x1b[2J"],
+)  # fmt: skip
+def test_odd_names(tmp_path: Path, picture: Callable[..., object], encode: Callable[..., bytes], stem: bytes) -> None:
+    (tmp_path / os.fsdecode(stem + b".png")).write_bytes(encode(picture(16, 16), "PNG"))
+    (tmp_path / os.fsdecode(stem + b".txt")).write_text("a caption")
+    (item,) = Dataset.scan(tmp_path).items
+    assert os.fsencode(item.key) == stem + b".png"
+    assert item.caption == "a caption"
+    assert len(Dataset.scan(tmp_path).digest) == 64
+
+
+def test_all_problems_in_one_report(folder: Folder) -> None:
+    root = folder({f"{i}.png": (16, 16) for i in range(9)} | {"tiny.png": (1, 1), "long.png": (10, 8000)})
+    (root / "0.png").write_bytes(b"")
+    (root / "1.png").write_bytes((root / "1.png").read_bytes()[:-20])
+    (root / "2.png").write_text("not a picture")
+    (root / "3.txt").unlink()
+    (root / "4.txt").write_bytes(b"ok\nbad \xff")
+    (root / "5.caption").write_text("something else")
+    (root / "6.png").unlink()
+    (root / "6.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    (root / "gone.png").symlink_to("nowhere.png")
+    with pytest.raises(DatasetError) as caught:
+        Dataset.scan(root)
+    expected = {
+        "0.png: the file is empty",
+        "1.png: the PNG is cut short",
+        "2.png: expected a picture, but its content is text",
+        "3.png: has no caption: write 3.txt beside it",
+        "4.txt:2: not valid UTF-8",
+        "5.png: 5.caption, 5.txt differ",
+        "6.heic: expected a picture, but its content is HEIC",
+        "tiny.png: 1x1 pixels: its shorter side must be at least 8",
+        "long.png: 8000x10 pixels: longer than 16 times",
+        "gone.png: leads nowhere",
+    }
+    problems = caught.value.problems
+    assert len(problems) == len(expected)
+    for start in expected:
+        assert any(problem.startswith(start) for problem in problems), start
+        assert start in str(caught.value)
+    assert caught.value.exit_code == 3
+
+
+def test_bad_pictures_can_be_left_out(folder: Folder) -> None:
+    root = folder({"a.png": (16, 16), "b.png": (16, 16)})
+    (root / "a.png").write_bytes(b"")
+    dataset = Dataset.scan(root, on_bad="skip")
+    assert [item.key for item in dataset.items] == ["b.png"]
+    assert any(notice.startswith("left out: a.png: the file is empty") for notice in dataset.notices)
+    (root / "b.png").write_bytes(b"")
+    with pytest.raises(DatasetError, match="no usable picture") as caught:
+        Dataset.scan(root, on_bad="skip")
+    assert len(caught.value.problems) == 3
+
+
+def test_no_pictures(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="no usable picture"):
+        Dataset.scan(tmp_path)
+    with pytest.raises(DataError, match=r"expected a folder.*No such file"):
+        Dataset.scan(tmp_path / "missing")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"expected a folder.*Not a directory"):
+        Dataset.scan(tmp_path / "file")
+
+
+def test_default_and_empty_captions(folder: Folder) -> None:
+    root = folder({"a.png": (16, 16), "b.png": (16, 16)})
+    (root / "a.txt").unlink()
+    (root / "b.txt").write_text("\n")
+    dataset = Dataset.scan(root, default_caption="a photo of sks dog")
+    assert [item.caption for item in dataset.items] == ["a photo of sks dog", ""]
+    assert dataset.notices == (
+        "1 caption(s) are empty",
+        "1 picture(s) have no caption and take the default one",
+    )
+
+
+def test_metadata_jsonl(folder: Folder) -> None:
+    root = folder({"a.png": (16, 16), "sub/b.png": (16, 16), "c.png": (16, 16)})
+    (root / "a.txt").unlink()
+    (root / "sub/b.txt").unlink()
+    lines = [{"file_name": "sub/b.png", "text": "bee"}, {"file_name": "a.png", "caption": "ay"}]
+    (root / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert [item.caption for item in Dataset.scan(root).items] == ["ay", "caption of 2", "bee"]
+
+
+def test_metadata_problems(folder: Folder) -> None:
+    root = folder({"a.png": (16, 16), "b.png": (16, 16)})
+    (root / "b.txt").unlink()
+    lines = [
+        {"file_name": "a.png", "text": "not what the text file says"},
+        {"file_name": "missing.png", "text": "x"},
+        {"file_name": "../b.png", "text": "x"},
+    ]
+    (root / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(DatasetError) as caught:
+        Dataset.scan(root, on_bad="skip")
+    starts = [problem[:40] for problem in caught.value.problems]
+    assert starts[0].startswith("metadata.jsonl:3: ")
+    assert starts[1].startswith("metadata.jsonl:2: there is no picture mi")
+    with pytest.raises(DatasetError, match=r"a\.png: a\.txt, metadata\.jsonl differ(.|\n)*b\.png: has no caption"):
+        Dataset.scan(root)
+
+
+def test_upper_case_endings_and_shared_stems(folder: Folder) -> None:
+    root = folder({"a.png": (16, 16)})
+    (root / "a.png").rename(root / "a.PNG")
+    (root / "a.txt").rename(root / "a.TXT")
+    assert [item.caption for item in Dataset.scan(root).items] == ["caption of 0"]
+
+
+def test_strays_are_noted_and_hidden_files_ignored(folder: Folder) -> None:
+    root = folder({"a.png": (16, 16)})
+    (root / "b.txt").write_text("whose?")
+    (root / "notes.md").write_text("")
+    (root / ".hidden.png").write_bytes(b"rubbish")
+    (root / ".cache").mkdir()
+    (root / ".cache" / "x.png").write_bytes(b"rubbish")
+    assert Dataset.scan(root).notices == (
+        "1 caption file(s) belong to no picture, e.g. b.txt",
+        "1 other file(s) are passed over, e.g. notes.md",
+    )
+
+
+@pytest.mark.timeout(20)
+def test_links_pipes_and_loops(folder: Folder, tmp_path: Path) -> None:
+    root = folder({"z/a.png": (16, 16)})
+    (root / "a-link").symlink_to("z")
+    (root / "z" / "up").symlink_to("..")
+    (root / "z" / "self").symlink_to("self")
+    os.mkfifo(root / "pipe.png")
+    (root / "null.png").symlink_to("/dev/null")
+    outside = tmp_path / "outside"
+    shutil.copytree(root / "z", outside, ignore=lambda *_: ["up", "self"])
+    (root / "more").symlink_to(outside)
+    with pytest.raises(DatasetError, match="z/self: leads nowhere") as caught:
+        Dataset.scan(root)
+    assert len(caught.value.problems) == 1
+    (root / "z" / "self").unlink()
+    dataset = Dataset.scan(root)
+    # the real place gives the name, not the link that sorts before it
+    assert [item.key for item in dataset.items] == ["more/a.png", "z/a.png"]
+    for start in ("a-link: a link", "z/up: a link", "pipe.png: a named pipe", "null.png: a device"):
+        assert any(notice.startswith(start) for notice in dataset.notices), start
+
+
+@pytest.mark.timeout(20)
+def test_many_links_to_each_other_end_soon(folder: Folder) -> None:
+    root = folder({f"d{i}/a.png": (16, 16) for i in range(12)})
+    for i in range(12):
+        for j in range(12):
+            (root / f"d{i}" / f"to{j}").symlink_to(f"../d{j}")
+    assert len(Dataset.scan(root).items) == 12
+
+
+def test_content_decides_not_the_clock(
+    folder: Folder, encode: Callable[..., bytes], picture: Callable[..., object]
+) -> None:
+    root = folder({"a.png": (16, 16)})
+    path = root / "a.png"
+    before, status = Dataset.scan(root), path.stat()
+    os.utime(path, ns=(1, 1))
+    assert Dataset.scan(root).items == before.items
+    path.write_bytes(encode(picture(16, 16, seed=9), "PNG"))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    after = Dataset.scan(root)
+    assert after.items[0].sha256 != before.items[0].sha256
+    assert after.digest != before.digest
+
+
+def test_digest_sees_every_part(folder: Folder) -> None:
+    root = folder({"a.png": (16, 16), "b.png": (16, 16)})
+    digests = {Dataset.scan(root).digest, Dataset.scan(root, repeats=2).digest}
+    (root / "a.txt").write_text("another caption")
+    digests.add(Dataset.scan(root).digest)
+    (root / "b.png").rename(root / "c.png")
+    (root / "b.txt").rename(root / "c.txt")
+    digests.add(Dataset.scan(root).digest)
+    assert len(digests) == 4
+
+
+def test_progress_is_told(folder: Folder) -> None:
+    calls: list[tuple[int, int]] = []
+    Dataset.scan(folder({f"{i}.png": (16, 16) for i in range(5)}), progress=lambda *at: calls.append(at))
+    assert calls == [(i, 5) for i in range(1, 6)]
+
+
+def test_a_stop_in_the_progress_hook_ends_the_scan(folder: Folder) -> None:
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Dataset.scan(folder({f"{i}.png": (16, 16) for i in range(5)}), progress=stop)
+
+
+def test_same_digest_in_another_process(folder: Folder) -> None:
+    root = folder({"a.png": (16, 16), "ü.png": (24, 16)})
+    code = (
+        "import sys, pathlib; from flame_train.data.dataset import Dataset; "
+        "print(Dataset.scan(pathlib.Path(sys.argv[1])).digest)"
+    )
+    for seed in ("0", "1"):
+        run = subprocess.run(
+            [sys.executable, "-c", code, str(root)],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert run.stdout.strip() == Dataset.scan(root).digest
