@@ -1,0 +1,74 @@
+"""Rendered configs: read back they are what was rendered, and the committed files are current."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flame_train.config.keys import keys
+from flame_train.config.load import load
+from flame_train.config.render import commented, decisive, flat, resolved, toml_value
+from flame_train.config.schema import Config
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@given(
+    st.recursive(
+        st.one_of(
+            st.booleans(),
+            st.integers(-(2**63), 2**63 - 1),
+            st.floats(allow_nan=False, allow_infinity=False),
+            st.text(st.characters(codec="utf-8")),
+        ),
+        st.lists,
+        max_leaves=8,
+    )
+)
+def test_a_value_is_read_back_unchanged(value: object) -> None:
+    assert tomllib.loads(f"v = {toml_value(value)}")["v"] == value
+
+
+def test_a_resolved_config_loads_to_itself(tmp_path: Path) -> None:
+    config = Config.model_validate(
+        {
+            "model": {"checkpoint": 'a "quoted" \\ path', "prediction": "v"},
+            "data": {"path": "ünïcode\t\u0007", "caption_dropout": 0.1, "max_tokens": 225},
+            "lora": {"targets": ("*.attn1.to_[qk]", "full")},
+            "optimizer": {"lr": 1e-7, "betas": (0.5, 0.25)},
+            "sample": {"prompts": ("one", 'two "2"')},
+            "output": {"dir": "runs/x"},
+        }
+    )
+    path = tmp_path / "config.toml"
+    path.write_text(resolved(config), encoding="utf-8")
+    assert load(str(path)) == config
+
+
+def test_a_template_has_every_key_with_its_default_and_unit() -> None:
+    text = commented(Config(), "title")
+    tree = tomllib.loads(text)
+    assert {f"{section}.{name}" for section, table in tree.items() for name in table} == set(keys())
+    for path, key in keys().items():
+        section, name = path.split(".")
+        value = tree[section][name]
+        assert (tuple(value) if isinstance(value, list) else value) == key.default
+        lines = text[text.index(f"[{section}]") :].splitlines()
+        line = next(line for line in lines if line.startswith(f"{name} = "))
+        assert key.doc in line
+        assert key.unit in line
+        assert key.limits in line
+
+
+def test_the_committed_config_is_the_template() -> None:
+    title = "A LoRA for sdxl: flame-train sdxl-lora --config FILE"
+    assert (CONFIGS / "sdxl.toml").read_text(encoding="utf-8") == commented(Config(), title)
+
+
+def test_settings_that_cannot_change_the_weights_are_left_out_of_the_decisive() -> None:
+    left_out = flat(Config()).keys() - decisive(Config()).keys()
+    assert {path.partition(".")[0] for path in left_out} == {"checkpoint", "sample", "output", "data"}
+    assert {path for path in left_out if path.startswith("data.")} == {"data.cache"}

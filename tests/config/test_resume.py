@@ -1,0 +1,76 @@
+"""Which settings may differ between a run and its continuation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flame_train.config.render import resolved
+from flame_train.config.resume import differences
+from flame_train.config.schema import Config
+
+
+def config(**changes: dict[str, Any]) -> Config:
+    return Config.model_validate(changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"checkpoint": {"every": 7, "keep": 1}},
+        {"sample": {"every": 1, "prompts": ("x",), "guidance": 2.0}},
+        {"output": {"dir": "moved", "format": "diffusers", "tensorboard": True}},
+        {"data": {"cache": "elsewhere"}},
+    ],
+)
+def test_what_does_not_change_the_weights_may_change(changes: dict[str, Any]) -> None:
+    assert differences(resolved(Config()), config(**changes)) is None
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        ("optimizer", "lr", 0.5),
+        ("lora", "rank", 3),
+        ("train", "seed", 1),
+        ("train", "steps", 9),
+        ("data", "path", "other"),
+        ("model", "checkpoint", "other"),
+        ("lora", "targets", ("full",)),
+    ],
+)
+def test_what_changes_the_weights_is_listed(section: str, name: str, value: Any) -> None:
+    table = differences(resolved(Config()), config(**{section: {name: value}}))
+    assert table is not None
+    header, row = table.splitlines()
+    assert header.split() == ["setting", "that", "run", "this", "config"]
+    assert row.split()[0] == f"{section}.{name}"
+
+
+def test_the_table_is_aligned() -> None:
+    new = config(optimizer={"lr": 0.5}, lora={"targets": ("full",)})
+    assert differences(resolved(Config()), new) == (
+        "  setting       that run       this config\n"
+        '  lora.targets  ["attention"]  ["full"]\n'
+        "  optimizer.lr  0.0001         0.5"
+    )
+
+
+def test_steps_may_change_when_no_rate_depends_on_them() -> None:
+    old = config(schedule={"name": "constant"})
+    new = config(schedule={"name": "constant"}, train={"steps": 9})
+    assert differences(resolved(old), new) is None
+    assert differences(resolved(Config()), new) is not None
+
+
+def test_a_key_that_the_older_run_did_not_know_had_its_default() -> None:
+    old = "\n".join(line for line in resolved(Config()).splitlines() if not line.startswith("snr_gamma"))
+    assert differences(old, Config()) is None
+    table = differences(old, config(loss={"snr_gamma": 5.0}))
+    assert table is not None
+    assert "loss.snr_gamma  (missing)" in table
+
+
+def test_a_config_that_cannot_be_read_is_another_run() -> None:
+    assert differences("[[", Config()) is not None

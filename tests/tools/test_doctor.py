@@ -1,0 +1,145 @@
+"""doctor's judgement of machines it is told about, and that it can look at this one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+import pytest
+
+from flame_train.tools.doctor import Report, examine, render
+from flame_train.tools.probe import Gpu, Machine, look
+
+H200 = Gpu("NVIDIA H200", 141 << 30, 140 << 30, (9, 0))
+PACKAGES = dict.fromkeys(("flame-train", "numpy", "ml-dtypes", "pillow", "tokenizers", "nvidia-cudnn-frontend"), "1.0")
+WHOLE = Machine(
+    python="3.11.9",
+    packages={**PACKAGES, "cupy-cuda13x": "14.2.0"},
+    codecs={"PNG": True, "JPEG": True, "WebP": True, "AVIF": True},
+    driver="580.1",
+    driver_cuda=(13, 0),
+    driver_error="",
+    gpus=(H200,),
+    libraries={"cudart": "13.0", "nvrtc": "13.0", "cublasLt": "13.0.1", "cudnn": "9.19.0"},
+    visible=None,
+    memory=64 << 30,
+    disk=500 << 30,
+)
+NOTHING = Machine(
+    python="3.11.9",
+    packages={name: "1.0" for name in PACKAGES if name != "nvidia-cudnn-frontend"},
+    codecs={"PNG": True, "JPEG": True, "WebP": True, "AVIF": True},
+    driver=None,
+    driver_cuda=None,
+    driver_error="NVML Shared Library Not Found",
+    gpus=(),
+    libraries={},
+    visible=None,
+    memory=None,
+    disk=None,
+)
+
+
+def faults(report: Report) -> dict[str, tuple[str, str]]:
+    return {line.name: (line.state, line.mend) for line in report.lines if line.state != "ok"}
+
+
+def changed(**changes: object) -> Report:
+    return examine("cuda", dataclasses.replace(WHOLE, **changes))
+
+
+def test_a_whole_machine_can_train_on_both_devices() -> None:
+    for device in ("cuda", "cpu"):
+        assert examine(device, WHOLE).usable
+        assert faults(examine(device, WHOLE)) == {}
+
+
+def test_a_machine_with_nothing_can_train_on_the_cpu_only() -> None:
+    assert examine("cpu", NOTHING).usable
+    report = examine("cuda", NOTHING)
+    assert not report.usable
+    assert {name for name, _ in faults(report).items()} == {
+        "driver",
+        "GPU",
+        "CuPy",
+        "CUDA runtime",
+        "NVRTC",
+        "cuBLASLt",
+        "cuDNN",
+        "cuDNN frontend",
+    }
+    assert "--device cpu works without a GPU" in render(report)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line", "state", "mend"),
+    [
+        (
+            {"packages": {**WHOLE.packages, "cupy-cuda12x": "14.2.0"}},
+            "CuPy",
+            "bad",
+            "pip uninstall -y cupy-cuda12x cupy-cuda13x && pip install 'flame-train[cuda13]'",
+        ),
+        ({"packages": PACKAGES}, "CuPy", "missing", "pip install 'flame-train[cuda13]'"),
+        ({"packages": PACKAGES, "driver_cuda": (12, 4)}, "CuPy", "missing", "pip install 'flame-train[cuda12]'"),
+        (
+            {"driver_cuda": (12, 4)},
+            "CuPy",
+            "bad",
+            "pip uninstall -y cupy-cuda13x && pip install 'flame-train[cuda12]'",
+        ),
+        ({"driver_cuda": (11, 8)}, "driver", "bad", "update NVIDIA's driver to 525 or newer"),
+        ({"visible": ""}, "GPU", "bad", "unset CUDA_VISIBLE_DEVICES"),
+        ({"visible": "-1"}, "GPU", "bad", "unset CUDA_VISIBLE_DEVICES"),
+        ({"gpus": ()}, "GPU", "missing", "train with --device cpu"),
+        (
+            {"gpus": (dataclasses.replace(H200, capability=(7, 5)),)},
+            "GPU 0",
+            "bad",
+            "use a GPU of compute capability 8.0 or newer (Ampere), or --device cpu",
+        ),
+        (
+            {"libraries": {**WHOLE.libraries, "cudnn": "9.10.2"}},
+            "cuDNN",
+            "bad",
+            "pip install --upgrade 'flame-train[cuda13]'",
+        ),
+        (
+            {"libraries": {"cudart": "13.0", "cublasLt": "13.0", "cudnn": "9.19.0"}},
+            "NVRTC",
+            "missing",
+            "pip install 'flame-train[cuda13]'",
+        ),
+    ],
+)
+def test_one_fault_is_named_with_the_one_thing_that_mends_it(
+    changes: dict[str, object], line: str, state: str, mend: str
+) -> None:
+    report = changed(**changes)
+    assert not report.usable
+    assert faults(report)[line] == (state, mend)
+    assert examine("cpu", dataclasses.replace(WHOLE, **changes)).usable
+
+
+def test_little_disk_and_a_missing_codec_are_told_but_stop_nothing() -> None:
+    report = changed(disk=1 << 30, codecs={**WHOLE.codecs, "AVIF": False})
+    assert report.usable
+    assert set(faults(report)) == {"disk, this folder", "image formats"}
+
+
+def test_the_report_is_also_json() -> None:
+    table = json.loads(json.dumps(examine("cuda", NOTHING).as_dict()))
+    assert table["usable"] is False
+    assert {"name", "state", "found", "mend", "device"} == set(table["lines"][0])
+
+
+def test_this_machine_can_be_looked_at_even_without_the_driver_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it now raises ImportError
+    machine = look()
+    assert machine.driver is None
+    assert machine.driver_error
+    assert machine.packages["numpy"]
+    assert machine.codecs["PNG"]
+    assert examine("cpu", machine).usable
+    assert not examine("cuda", machine).usable
