@@ -84,6 +84,12 @@ def _pull(component: Component, names: Collection[str]) -> tuple[Pulled, str]:
     return Pulled({}, tuple(names)), "unknown"
 
 
+def native_shapes(sources: Mapping[str, Source], shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Native name -> shape, from the file's `shapes`; left out are those whose rearrangement is impossible."""
+    made = {name: source.made_shape(shapes) for name, source in sources.items()}
+    return {name: shape for name, shape in made.items() if shape is not None}
+
+
 @dataclass(frozen=True, slots=True)
 class Fit:
     """A component's sources held against what the model expects. Wrong when the last three are not empty."""

@@ -1,0 +1,104 @@
+"""Which family an adapter file belongs to, from its names, a few shapes, and its metadata as a last resort."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+_LORA_ENDS: Final = re.compile(
+    r".*(\.lora_(down|up)\.weight|\.lora_[AB](\.[^.]+)?\.weight|[._](lora|lora_linear_layer)\.(down|up)\.weight)"
+)
+_OTHER_SIGNS: Final = (
+    ("hada_w1_a", "LoHa"),
+    ("lokr_w1", "LoKr"),
+    ("oft_blocks", "OFT"),
+    ("dora_scale", "DoRA"),
+    ("lora_magnitude_vector", "DoRA"),
+)
+_CONTEXT_WIDTH: Final = {768: "sd1", 1024: "sd2", 2048: "sdxl", 1280: "sdxl-refiner"}
+# how the name of a down matrix ends in any dialect, every dot made an underscore
+_DOWN: Final = r".*%s_(lora_down|lora_A|lora_A_default|lora_linear_layer_down)_weight"
+# signs in what trainers write down about the base model, the narrower before the wider
+_WRITTEN: Final = (
+    ("refiner", "sdxl-refiner"),
+    ("sdxl", "sdxl"),
+    ("stable-diffusion-xl", "sdxl"),
+    ("flux", "flux"),
+    ("3.5-large", "sd35-large"),
+    ("3-5-large", "sd35-large"),
+    ("3.5-medium", "sd35-medium"),
+    ("3-5-medium", "sd35-medium"),
+    ("stable-diffusion-3-medium", "sd3-medium"),
+    ("stable-diffusion-3", "sd3"),
+    ("sd3", "sd3"),
+    ("stable-diffusion-v2", "sd2"),
+    ("sd_v2", "sd2"),
+    ("stable-diffusion-v1", "sd1"),
+    ("sd_v1", "sd1"),
+)
+
+
+def is_adapter(shapes: Shapes) -> bool:
+    """True for a LoRA or one of its relatives."""
+    return other_adapter(shapes) is not None or any(_LORA_ENDS.fullmatch(name) for name in shapes)
+
+
+def other_adapter(shapes: Shapes) -> str | None:
+    """The name of the adapter's kind when it is not a plain LoRA."""
+    return next((kind for sign, kind in _OTHER_SIGNS if any(sign in name for name in shapes)), None)
+
+
+def lora_family_of(shapes: Shapes, metadata: Mapping[str, str]) -> tuple[str, str]:
+    """Family (a key of `identify.FAMILY_NAMES`, or "unknown") and layout ("kohya", "peft" or "native").
+
+    Every name is looked at with its dots made underscores, so that a sign is sought once for all dialects.
+    """
+    flat = {name.replace(".", "_"): shape for name, shape in shapes.items()}
+    return _by_names(flat) or _by_metadata(metadata) or _by_part(flat), _layout(shapes)
+
+
+def _layout(shapes: Shapes) -> str:
+    if any(name.startswith(("lora_unet_", "lora_te", "lora_transformer_", "lycoris_")) for name in shapes):
+        return "kohya"
+    return "native" if any(name.startswith("diffusion_model.") for name in shapes) else "peft"
+
+
+def _by_names(flat: Shapes) -> str | None:
+    """What names and shapes prove; None where they leave several families possible."""
+
+    def has(part: str) -> bool:
+        return any(part in name for name in flat)
+
+    if has("double_blocks_") or has("single_blocks_") or has("single_transformer_blocks_"):
+        return "flux"
+    if has("joint_blocks_"):
+        wide = _down_width(flat, "_x_block_attn_qkv") == 2432
+        return "sd35-medium" if has("_x_block_attn2_") else "sd35-large" if wide else None
+    if any(name.startswith(("transformer_transformer_blocks_", "transformer_blocks_")) for name in flat):
+        width = _down_width(flat, "_attn_(to_[qkv]|add_[qkv]_proj)")
+        return "sd35-medium" if has("_attn2_") else {3072: "flux", 2432: "sd35-large"}.get(width or 0)
+    return _CONTEXT_WIDTH.get(_down_width(flat, "_attn2_(processor_)?to_[kv]") or 0)
+
+
+def _down_width(flat: Shapes, module: str) -> int | None:
+    """The input width of the first down matrix of a module whose path ends as the pattern `module` says."""
+    pattern = re.compile(_DOWN % module)
+    return next((shape[1] for name, shape in flat.items() if len(shape) > 1 and pattern.fullmatch(name)), None)
+
+
+def _by_metadata(metadata: Mapping[str, str]) -> str | None:
+    written = f"{metadata.get('ss_base_model_version', '')} {metadata.get('modelspec.architecture', '')}".lower()
+    return next((family for sign, family in _WRITTEN if sign in written), None)
+
+
+def _by_part(flat: Shapes) -> str:
+    """The narrowest thing that can be said when several families are possible."""
+    starts = {name.partition("_text_model")[0] for name in flat}
+    if any("joint_blocks_" in name or "transformer_blocks_0_attn_" in name for name in flat):
+        return "sd3"
+    if {"lora_te2", "text_encoder_2"} & starts:
+        return "sdxl-sd3"
+    return "sd1" if "lora_te" in starts else "unknown"

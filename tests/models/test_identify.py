@@ -1,0 +1,215 @@
+"""Every published key list is told for what it is, with and without its usual prefix."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from flame_train.models.identify import FAMILY_NAMES, could_be, identify
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
+
+
+def golden(name):
+    with gzip.open(GOLDEN / f"{name}.json.gz") as stream:
+        return json.load(stream)
+
+
+def tensors(name):
+    return {key: tuple(shape) for key, shape in golden(name).items()}
+
+
+def kohya(name, rank=4):
+    found = {}
+    for module, base in golden(name).items():
+        out, into, *kernel = base["shape"]
+        found[f"{module}.lora_down.weight"] = (rank, into, *kernel)
+        found[f"{module}.lora_up.weight"] = (out, rank, *([1] * len(kernel)))
+        found[f"{module}.alpha"] = ()
+    return found
+
+
+def prefixed(prefix, shapes):
+    return {prefix + name: shape for name, shape in shapes.items()}
+
+
+def without(shapes, *parts):
+    return {name: shape for name, shape in shapes.items() if not any(part in name for part in parts)}
+
+
+def sd1_unet(context=768, **more):
+    return {
+        "input_blocks.0.0.weight": (320, 4, 3, 3),
+        "input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight": (320, context),
+    } | more
+
+
+def transformer(shapes, family, layout):
+    return shapes, "transformer", family, layout, ("transformer",)
+
+
+def with_vae(shapes, family):
+    return shapes, "checkpoint", family, "single-file", ("transformer", "vae")
+
+
+SDXL = tensors("sdxl_base_single_file")
+FLUX = tensors("flux_dev_single_file")
+FOLDER = {
+    f"{part}/{name}": shape
+    for part in ("unet", "vae", "text_encoder", "text_encoder_2")
+    for name, shape in tensors(f"sdxl_diffusers_{part}").items()
+}
+UNET_OF_SDXL = {n.removeprefix("model."): s for n, s in SDXL.items() if "diffusion_model" in n}
+ALL = ("unet", "vae", "text_encoder", "text_encoder_2")
+
+MODELS = {
+    "SDXL": (SDXL, "checkpoint", "sdxl", "single-file", ALL),
+    "SDXL folder": (FOLDER, "checkpoint", "sdxl", "diffusers", ALL),
+    "SDXL unet, prefixed": (UNET_OF_SDXL, "unet", "sdxl", "single-file", ("unet",)),
+    "SDXL unet folder": (tensors("sdxl_diffusers_unet"), "unet", "sdxl", "diffusers", ("unet",)),
+    "SDXL vae folder": (tensors("sdxl_diffusers_vae"), "vae", "sd1-sd2-sdxl", "diffusers", ("vae",)),
+    "SDXL vae, single": (
+        {n.removeprefix("first_stage_model."): s for n, s in SDXL.items() if "first_stage" in n},
+        "vae", "sd1-sd2-sdxl", "single-file", ("vae",),
+    ),
+    "refiner": (
+        prefixed("model.diffusion_model.", sd1_unet(1280, **{"label_emb.0.0.weight": (1536, 2560)})),
+        "unet", "sdxl-refiner", "single-file", ("unet",),
+    ),
+    "SD1": (
+        prefixed("model.diffusion_model.", sd1_unet()) | {"cond_stage_model.transformer.x": (1,)},
+        "checkpoint", "sd1", "single-file", ("unet", "text_encoder"),
+    ),
+    "SD2 unCLIP": (
+        sd1_unet(1024, **{"label_emb.0.0.weight": (1280, 2048)}), "unet", "unknown", "single-file", ("unet",)
+    ),
+    "SD1 inpainting": (
+        sd1_unet() | {"input_blocks.0.0.weight": (320, 9, 3, 3)}, "unet", "sd1", "single-file", ("unet",)
+    ),
+    "SD2": (sd1_unet(1024), "unet", "sd2", "single-file", ("unet",)),
+    "Flux dev": transformer(FLUX, "flux-dev", "single-file"),
+    "Flux dev, prefixed": transformer(prefixed("model.diffusion_model.", FLUX), "flux-dev", "single-file"),
+    "Flux schnell": transformer(without(FLUX, "guidance_in"), "flux-schnell", "single-file"),
+    "Flux fill": transformer(FLUX | {"img_in.weight": (3072, 384)}, "flux-fill", "single-file"),
+    "Chroma": transformer(FLUX | {"distilled_guidance_layer.in_proj.weight": (1,)}, "chroma", "single-file"),
+    "Flux.2": transformer(FLUX | {"single_stream_modulation.lin.weight": (1,)}, "flux2", "single-file"),
+    "Flux folder": transformer(tensors("flux_diffusers_transformer"), "flux-dev", "diffusers"),
+    "Flux vae": (tensors("flux_vae_single_file"), "vae", "sd3-flux", "single-file", ("vae",)),
+    "Flux vae folder": (tensors("flux_vae_diffusers"), "vae", "sd3-flux", "diffusers", ("vae",)),
+    "SD3 medium": with_vae(tensors("sd3_medium_single_file"), "sd3-medium"),
+    "SD3.5 medium": with_vae(tensors("sd35_medium_single_file"), "sd35-medium"),
+    "SD3.5 large": with_vae(tensors("sd35_large_single_file"), "sd35-large"),
+    "SD3 medium folder": transformer(tensors("sd3_medium_diffusers_transformer"), "sd3-medium", "diffusers"),
+    "SD3.5 medium folder": transformer(tensors("sd35_medium_diffusers_transformer"), "sd35-medium", "diffusers"),
+    "SD3.5 large folder": transformer(tensors("sd35_large_diffusers_transformer"), "sd35-large", "diffusers"),
+    "CLIP-L": (tensors("clip_l"), "text_encoder", "clip-l", "transformers", ("text_encoder",)),
+    "CLIP-L, short names": (
+        {n.removeprefix("text_model."): s for n, s in tensors("clip_l").items()},
+        "text_encoder", "clip-l", "transformers", ("text_encoder",),
+    ),
+    "bigG": (tensors("sdxl_diffusers_text_encoder_2"), "text_encoder", "clip-bigg", "transformers", ("text_encoder",)),
+    "bigG OpenCLIP": (
+        {n.removeprefix("conditioner.embedders.1.model."): s for n, s in SDXL.items() if "embedders.1" in n},
+        "text_encoder", "clip-bigg", "openclip", ("text_encoder",),
+    ),
+    "T5": (tensors("t5xxl_encoder"), "text_encoder", "t5-xxl", "transformers", ("text_encoder",)),
+    "nothing known": ({"a.weight": (3, 3)}, "unknown", "unknown", "", ()),
+    "no tensors": ({}, "unknown", "unknown", "", ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name):
+    shapes, kind, family, layout, parts = MODELS[name]
+    found = identify(shapes)
+    assert (found.kind, found.family, found.layout, found.parts) == (kind, family, layout, parts)
+    assert FAMILY_NAMES.get(family, "known") in found.detail
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("lora_kohya_sdxl", "sdxl"),
+        ("lora_kohya_sdxl_conv", "sdxl"),
+        ("lora_kohya_flux", "flux"),
+        ("lora_kohya_flux_with_t5", "flux"),
+        ("lora_kohya_sd35_large", "sd35-large"),
+        ("lora_kohya_sd35_medium", "sd35-medium"),
+        ("lora_kohya_sd3_medium", "sd3"),
+    ],
+)
+def test_kohya_loras(name, family):
+    shapes = kohya(name)
+    assert (identify(shapes).kind, identify(shapes).family, identify(shapes).layout) == ("lora", family, "kohya")
+    bases = [base for module, base in golden(name).items() if module.startswith("lora_unet_")]
+    paths = [base["base"].removeprefix("model.diffusion_model.").removesuffix(".weight") for base in bases]
+    native = {
+        f"diffusion_model.{path}.lora_A.weight": (4, base["shape"][1]) for path, base in zip(paths, bases, strict=True)
+    }
+    assert (identify(native).family, identify(native).layout) == (family, "native")
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("lora_peft_sdxl", "sdxl"),
+        ("lora_peft_flux", "flux"),
+        ("lora_peft_sd35_large", "sd35-large"),
+        ("lora_peft_sd35_medium", "sd3"),
+        ("lora_peft_sd3_medium", "sd3"),
+    ],
+)
+def test_peft_loras(name, family):
+    for target_set, shapes in golden(name).items():
+        found = identify({key: tuple(shape) for key, shape in shapes.items()})
+        expected = "sd35-medium" if "attn2" in target_set else family
+        assert (found.kind, found.family, found.layout) == ("lora", expected, "peft")
+
+
+def test_metadata_decides_only_what_names_cannot():
+    sd3 = kohya("lora_kohya_sd3_medium")
+    assert identify(sd3, {"modelspec.architecture": "stable-diffusion-3-medium/lora"}).family == "sd3-medium"
+    assert identify(kohya("lora_kohya_sdxl"), {"ss_base_model_version": "flux1"}).family == "sdxl"
+    text_only = {name: s for name, s in kohya("lora_kohya_sdxl").items() if name.startswith("lora_te")}
+    assert identify(text_only).family == "sdxl-sd3"
+    assert identify(text_only, {"ss_base_model_version": "sdxl_base_v1-0"}).family == "sdxl"
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("hada_w1_a", "LoHa"),
+        ("lokr_w1", "LoKr"),
+        ("dora_scale", "DoRA"),
+        ("lora_magnitude_vector", "DoRA"),
+        ("oft_blocks", "OFT"),
+    ],
+)
+def test_relatives_of_lora_are_no_plain_lora(key, words):
+    found = identify(kohya("lora_kohya_sdxl") | {f"lora_unet_x.{key}": (4, 4)})
+    assert found.kind == "adapter"
+    assert words in found.detail
+
+
+@pytest.mark.parametrize(
+    "end", ["lora.down.weight", "lora_linear_layer.down.weight", "lora_A.default.weight", "lora_A.weight"]
+)
+def test_older_peft_spellings(end):
+    name = f"unet.down_blocks.1.attentions.0.transformer_blocks.0.attn2.to_k.{end}"
+    assert identify({name: (4, 2048)}).family == "sdxl"
+    old = "unet.mid_block.attentions.0.transformer_blocks.0.attn2.processor.to_k_lora.down.weight"
+    assert (identify({old: (4, 768)}).kind, identify({old: (4, 768)}).family) == ("lora", "sd1")
+
+
+def test_could_be():
+    assert could_be("sdxl", "sdxl")
+    assert could_be("sdxl-sd3", "sdxl")
+    assert could_be("unknown", "sdxl")
+    assert could_be("flux", "flux-dev")
+    assert could_be("flux-dev", "flux")
+    assert not could_be("flux-dev", "sdxl")
+    assert not could_be("sd1", "sdxl")
+    assert not could_be("sdxl-refiner", "sdxl")
