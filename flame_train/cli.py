@@ -37,9 +37,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the config; repeatable."),
 ]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check everything, read headers only, print the plan.")
-]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, read headers only, print the plan.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
@@ -58,7 +56,7 @@ def run(arguments: list[str]) -> int:
         code = app(arguments, prog_name="flame-train", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # the parser's answer to a closed pipe is to exit with 1
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not complain
         return 0
     except (KeyboardInterrupt, typer.Abort):
@@ -88,9 +86,7 @@ def _report(error: Exception, debug: bool) -> int:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         _complain(f"{error.filename or 'output'}: the disk is full; free some space and start again")
         return 6
-    _complain(
-        f"this is a bug in flame-train: {type(error).__name__}: {error}{'' if debug else _saved_trace()}"
-    )
+    _complain(f"this is a bug in flame-train: {type(error).__name__}: {error}{'' if debug else _saved_trace()}")
     return 1
 
 
@@ -199,9 +195,7 @@ def init(
 
 @app.command()
 def sample(
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", "-m", help="Base model: file, folder or hub id.")
-    ],
+    checkpoint: Annotated[str, typer.Option("--checkpoint", "-m", help="Base model: file, folder or hub id.")],
     prompt: Annotated[list[str], typer.Option("--prompt", "-p", help="What to draw; repeatable.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="PNG to write.")] = Path("sample.png"),
     lora: Annotated[Path | None, typer.Option("--lora", help="LoRA file, kohya or diffusers.")] = None,

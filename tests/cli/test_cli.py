@@ -1,0 +1,240 @@
+"""The command line: exit codes, what goes where, and that a user never sees a traceback."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flame_train
+from flame_train import cli
+from flame_train.errors import (
+    ConfigError,
+    DataError,
+    DeviceFault,
+    EnvironmentFault,
+    Interrupted,
+    ModelFileError,
+    NonFiniteError,
+    OutputError,
+    ShapeError,
+)
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = (
+    "sdxl-lora",
+    "quickstart",
+    "init",
+    "sample",
+    "cache",
+    "inspect",
+    "convert",
+    "merge",
+    "gradcheck",
+    "bench",
+    "doctor",
+)
+
+
+def program(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flame_train", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        **options,
+    )
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, train: Callable[..., Any]) -> None:
+    """Put `train` in the place of training, so that a test says how it ends."""
+    fake = types.SimpleNamespace(train=train)
+    monkeypatch.setattr(flame_train, "recipes", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "flame_train.recipes", fake)
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def train(*arguments: Any) -> Any:
+        raise error
+
+    return train
+
+
+class OutOfMemoryError(MemoryError):
+    """Stands in for the GPU library's own, which is known by name and module."""
+
+
+OutOfMemoryError.__module__ = "cupy.cuda.memory"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("the reason"), 2),
+        (DataError("the reason"), 3),
+        (ModelFileError("the reason"), 3),
+        (EnvironmentFault("the reason"), 4),
+        (DeviceFault("the reason"), 5),
+        (MemoryError("the reason"), 5),
+        (OutOfMemoryError("the reason"), 5),
+        (OutputError("the reason"), 6),
+        (OSError(errno.ENOSPC, "full", "the reason"), 6),
+        (NonFiniteError("the reason"), 7),
+        (Interrupted(signal.SIGINT, "the reason"), 130),
+        (Interrupted(signal.SIGTERM, "the reason"), 143),
+    ],
+)
+def test_an_error_a_user_can_meet_has_its_code_and_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, code: int
+) -> None:
+    plant(monkeypatch, raising(error))
+    assert cli.run(["sdxl-lora", "--config", "x.toml"]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert "the reason" in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_a_keyboard_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    plant(monkeypatch, raising(KeyboardInterrupt()))
+    assert cli.run(["sdxl-lora", "--config", "x.toml"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [KeyError("why"), ShapeError("why"), OSError(errno.EIO, "why"), OutOfMemoryError])
+def test_anything_else_is_a_bug_with_its_traceback_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, error: Any
+) -> None:
+    if error is OutOfMemoryError:
+        error = type("OutOfMemoryError", (Exception,), {"__module__": "somewhere.else"})("why")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    plant(monkeypatch, raising(error))
+    assert cli.run(["sdxl-lora", "--config", "x.toml"]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: this is a bug in flame-train: {type(error).__name__}: ")
+    assert "Traceback" not in message
+    (saved,) = tmp_path.iterdir()
+    assert str(saved) in message
+    assert "Traceback" in saved.read_text()
+    assert "why" in saved.read_text()
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyError("why"), 1), (ConfigError("why"), 2)])
+def test_debug_shows_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, code: int
+) -> None:
+    plant(monkeypatch, raising(error))
+    assert cli.run(["sdxl-lora", "--config", "x.toml", "--debug"]) == code
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_training_gets_what_the_command_line_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, ...]] = []
+    plant(monkeypatch, lambda *arguments: seen.append(arguments) or {})
+    line = "sdxl-lora -c - --set a.b=1 --set c.d=x --device cpu --dry-run"
+    assert cli.run(line.split()) == 0
+    assert cli.run(["sdxl-lora", "--config", "x.toml"]) == 0
+    assert seen == [
+        ("sdxl", "-", ["a.b=1", "c.d=x"], "cpu", True),
+        ("sdxl", "x.toml", [], "cuda", False),
+    ]
+
+
+def test_a_result_is_lines_or_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    result = {"lora": Path("run/lora.safetensors"), "steps": 3, "buckets": {"64x64": 2}, "seen": [1, 2]}
+    plant(monkeypatch, lambda *arguments: result)
+    assert cli.run(["sdxl-lora", "--config", "x.toml"]) == 0
+    assert capsys.readouterr().out == ("lora: run/lora.safetensors\nsteps: 3\nbuckets:\n  64x64: 2\nseen:\n  1\n  2\n")
+    assert cli.run(["sdxl-lora", "--config", "x.toml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {**result, "lora": "run/lora.safetensors"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nonsense",
+        "sdxl-lora",
+        "sdxl-lora --config x.toml --device tpu",
+        "sdxl-lora --config x.toml --nonsense",
+        "convert a b",
+        "convert a b --to other",
+        "sample --checkpoint x",
+        "bench nonsense",
+        "gradcheck --dtype int8",
+    ],
+)
+def test_a_wrong_command_line_is_2_without_a_traceback(capsys: pytest.CaptureFixture[str], line: str) -> None:
+    assert cli.run(line.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Error: " in captured.err
+    assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert cli.run([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "Usage: flame-train " + command in text
+    assert "--debug" in text
+
+
+def test_help_lists_the_commands_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from flame_train import cli; code = cli.run(['--help']);"
+        "heavy = {'numpy', 'pydantic', 'PIL', 'tokenizers', 'cupy', 'torch', 'ruamel', 'huggingface_hub'};"
+        "print('loaded:', sorted(heavy & set(sys.modules)), code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.endswith("loaded: [] 0\n")
+    for command in COMMANDS:
+        assert f"│ {command} " in done.stdout
+
+
+def test_the_version_is_the_package_s() -> None:
+    done = program("--version")
+    assert (done.returncode, done.stdout) == (0, f"flame-train {flame_train.__version__}\n")
+
+
+def test_a_reader_that_stops_reading_is_no_error() -> None:
+    """`flame-train doctor | true`: the pipe is closed before the first byte."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "flame_train", "doctor", "--device", "cpu"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("environment", [{"LANG": "C", "LC_ALL": "C"}, {"TERM": "dumb", "COLUMNS": "20"}])
+def test_poor_terminals_get_plain_output(environment: dict[str, str]) -> None:
+    done = program("doctor", "--device", "cpu", env={**os.environ, "PYTHONUTF8": "0", **environment})
+    assert done.returncode == 0
+    assert done.stdout.endswith("cpu: can train here\n")
+    assert "\x1b" not in done.stdout
+    assert program("--help", env={**os.environ, "PYTHONUTF8": "0", **environment}).returncode == 0
+
+
+def test_doctor_is_4_where_the_asked_device_is_unusable_and_json_on_request() -> None:
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = program("doctor", "--json", env=hidden)
+    assert done.returncode == 4
+    assert json.loads(done.stdout)["usable"] is False
+    assert program("doctor", "--device", "cpu", env=hidden).returncode == 0
