@@ -1,0 +1,223 @@
+"""One flat buffer for all trainable values and one for their gradients; parameters are views into them.
+
+Clearing, clipping, updating, saving and reducing are then one operation over one buffer, at addresses that
+never move, which is what lets a captured step be replayed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...errors import ModelFileError
+from ..backend import Backend
+from ..dtype import Array, float32
+from ..tensor import Frozen, Tensor
+
+_ALIGNMENT = 64
+"""Segments start at multiples of this many elements (256 bytes), as device allocations do."""
+
+Named = Mapping[str, Tensor] | Iterable[Tensor] | Iterable[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Where a parameter lies: elements `start` to `stop` of the flat buffers."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + math.prod(self.shape)
+
+
+class Arena:
+    """Packs fp32 leaves into flat buffers and makes their `.data` and `.grad` views into them.
+
+    `parameters` is a mapping by name, (name, tensor) pairs, or Tensors, named by their `.name` or number.
+    `lr_scale` and `decay_scale` give factors on learning rate and weight decay by parameter name; 1 if absent.
+    A parameter on another device is moved to `backend`, by default the first one's.
+
+    Raises `TypeError` for a `Frozen` weight, one that is not fp32 or does not require grad, `ValueError` for
+    none at all, for a name or a tensor given twice, and for factors of unknown names.
+    """
+
+    def __init__(
+        self, parameters: Named, backend: Backend | None = None, *,
+        lr_scale: Mapping[str, float] | None = None, decay_scale: Mapping[str, float] | None = None,
+    ) -> None:  # fmt: skip
+        named = _checked(named_parameters(parameters))
+        self.parameters = dict(named)
+        self.backend = backend or named[0][1].backend
+        self.segments = _lay_out(named)
+        xp, size = self.backend.xp, _aligned(self.segments[-1].stop)
+        self.values: Array = xp.zeros(size, float32)
+        self.grads: Array = xp.zeros(size, float32)
+        self._views = {
+            s.name: (self.view(self.values, s), Tensor(self.view(self.grads, s))) for s in self.segments
+        }
+        for name, p in named:
+            self._pack(name, p)
+        self.lr_scale = self._spread("lr_scale", lr_scale)
+        self.decay_scale = self._spread("decay_scale", decay_scale)
+
+    @property
+    def size(self) -> int:
+        """Elements of each flat buffer, padding between the segments included."""
+        return int(self.values.size)
+
+    @property
+    def count(self) -> int:
+        """The number of trainable values."""
+        return sum(s.stop - s.start for s in self.segments)
+
+    @staticmethod
+    def view(flat: Array, segment: Segment) -> Array:
+        """A segment of a flat buffer in its parameter's shape; writes go through."""
+        return flat[segment.start : segment.stop].reshape(segment.shape)
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """The stretches of padding, whose values and gradients are 0 and stay so."""
+        starts = [*(s.start for s in self.segments[1:]), self.size]
+        ends = [s.stop for s in self.segments]
+        return [(e, s) for e, s in zip(ends, starts, strict=True) if e < s]
+
+    def zero_grad(self) -> None:
+        """Clears every gradient; one that was set to None or replaced is the arena's view again."""
+        for name, p in self.parameters.items():
+            p.grad = self._views[name][1]
+        self.grads[...] = 0.0
+
+    def gather(self) -> None:
+        """Brings gradients that were replaced or dropped since back into the flat buffer.
+
+        Raises `RuntimeError` if a parameter's values were replaced: they would no longer be trained.
+        """
+        for name, p in self.parameters.items():
+            values, grad = self._views[name]
+            if p.data is not values:
+                raise RuntimeError(
+                    f"parameter {name!r}: its data was replaced after it was packed for the optimizer; "
+                    "write into it in place (p.data[...] = new) and give it to one optimizer only"
+                )
+            if p.grad is not grad:
+                grad.data[...] = 0.0 if p.grad is None else p.grad.data
+                p.grad = grad
+
+    # ---- saving ------------------------------------------------------------------------------------
+
+    def split(self, flat: Array) -> dict[str, np.ndarray[Any, Any]]:
+        """A flat buffer on the host, by parameter name, in the parameters' shapes; copies."""
+        host = self.backend.get(flat)
+        return {s.name: self.view(host, s).copy() for s in self.segments}
+
+    def join(self, flat: Array, entries: Mapping[str, np.ndarray[Any, Any]], what: str) -> None:
+        """Writes what `split` returned into a flat buffer.
+
+        Raises `ModelFileError`, and writes nothing, unless names and shapes are exactly the parameters'.
+        """
+        wanted = {s.name: s.shape for s in self.segments}
+        faults = [f"missing: {n}" for n in wanted if n not in entries]
+        faults += [f"unexpected: {n}" for n in entries if n not in wanted]
+        faults += [
+            f"mis-shaped: {n}: expected {shape}, found {tuple(entries[n].shape)}"
+            for n, shape in wanted.items()
+            if n in entries and tuple(entries[n].shape) != shape
+        ]
+        if faults:
+            more = [f"... and {len(faults) - 5} more"] if len(faults) > 5 else []
+            raise ModelFileError("\n  ".join([f"{what}: does not fit the parameters", *faults[:5], *more]))
+        host = np.zeros(self.size, float32)
+        for s in self.segments:
+            host[s.start : s.stop] = entries[s.name].reshape(-1)
+        flat[...] = self.backend.put(host)
+
+    def state(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The values by parameter name, on the host; copies."""
+        return self.split(self.values)
+
+    def load_state(self, entries: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Restores what `state` returned. Raises `ModelFileError` if it does not fit."""
+        self.join(self.values, entries, "trained weights")
+
+    # ---- construction ------------------------------------------------------------------------------
+
+    def _pack(self, name: str, p: Tensor) -> None:
+        values, grad = self._views[name]
+        values[...] = self._here(p)
+        if p.grad is not None:
+            grad.data[...] = self._here(p.grad)
+        p.data, p.grad = values, grad
+
+    def _here(self, t: Tensor) -> Array:
+        return t.data if t.device == self.backend.name else self.backend.put(t.numpy())
+
+    def _spread(self, what: str, factors: Mapping[str, float] | None) -> Array | None:
+        """Factors by name as a flat vector; None where all are 1."""
+        unknown = [n for n in factors or {} if n not in self.parameters]
+        if unknown:
+            raise ValueError(f"{what}: no parameter named {unknown[0]!r}")
+        if not factors or all(f == 1.0 for f in factors.values()):
+            return None
+        result = self.backend.xp.ones(self.size, float32)
+        for s in self.segments:
+            result[s.start : s.stop] = factors.get(s.name, 1.0)
+        return result
+
+
+def named_parameters(parameters: Named) -> list[tuple[str, Tensor]]:
+    """`parameters` as (name, tensor) pairs."""
+    if isinstance(parameters, Mapping):
+        return list(parameters.items())
+    pairs = []
+    for i, p in enumerate(parameters):
+        pairs.append(p if isinstance(p, tuple) else (getattr(p, "name", "") or str(i), p))
+    return pairs
+
+
+def _checked(named: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    if not named:
+        raise ValueError("optimizer: expected at least one parameter, got none")
+    for name, p in named:
+        _check(name, p)
+    for what, keys in (("name", [n for n, _ in named]), ("tensor", [id(p) for _, p in named])):
+        twice = (
+            [named[i][0] for i, k in enumerate(keys) if k in keys[:i]] if len(set(keys)) < len(keys) else []
+        )
+        if twice:
+            raise ValueError(f"parameter {twice[0]!r}: the same {what} is given twice")
+    return named
+
+
+def _check(name: str, p: Tensor) -> None:
+    if isinstance(p, Frozen):
+        raise TypeError(
+            f"parameter {name!r} is a Frozen weight, which is never trained; pass Parameters only"
+        )
+    if not isinstance(p, Tensor):
+        raise TypeError(f"parameter {name!r}: expected a Tensor, got {type(p).__name__}")
+    if p.dtype != float32:
+        raise TypeError(f"parameter {name!r}: trained weights are float32, this one is {p.dtype.name}")
+    if not (p.is_leaf and p.requires_grad):
+        raise TypeError(
+            f"parameter {name!r}: expected a leaf that requires grad; call requires_grad_() on it"
+        )
+
+
+def _lay_out(named: list[tuple[str, Tensor]]) -> tuple[Segment, ...]:
+    segments, start = [], 0
+    for name, p in named:
+        segments.append(Segment(name, p.shape, start))
+        start = _aligned(segments[-1].stop)
+    return tuple(segments)
+
+
+def _aligned(n: int) -> int:
+    return -(-n // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,67 @@
+"""Optimizers under PyTorch's names, for PyTorch users: the given leaves are packed into an arena of their own.
+
+A parameter whose gradient is None counts as having a gradient of zeros: PyTorch would leave it alone, here
+momentum and weight decay still act on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..tensor import Tensor
+from .arena import Arena
+from .optimizer import Optimizer
+from .rules import AdamWRule, SGDRule
+
+Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
+"""Tensors, (name, tensor) pairs, or groups: {"params": ..., "lr": ..., "weight_decay": ...}."""
+
+
+class AdamW(Optimizer):
+    """torch.optim.AdamW over fp32 leaves; groups may differ in `lr` and `weight_decay`."""
+
+    def __init__(
+        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:  # fmt: skip
+        arena, lr, weight_decay = _pack(params, lr, weight_decay)
+        super().__init__(arena, [AdamWRule(betas, eps, weight_decay)], lr=lr)
+
+
+class SGD(Optimizer):
+    """torch.optim.SGD over fp32 leaves; groups may differ in `lr` and `weight_decay`."""
+
+    def __init__(
+        self, params: Params, lr: float = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
+        weight_decay: float = 0.0, nesterov: bool = False,
+    ) -> None:  # fmt: skip
+        arena, lr, weight_decay = _pack(params, lr, weight_decay)
+        super().__init__(arena, [SGDRule(momentum, dampening, weight_decay, nesterov)], lr=lr)
+
+
+def _pack(params: Params, lr: float, weight_decay: float) -> tuple[Arena, float, float]:
+    """The arena, and the largest rate and decay of any group, of which the arena holds each group's share."""
+    given: list[Any] = list(params)
+    groups: list[Any] = given if given and isinstance(given[0], Mapping) else [{"params": given}]
+    named: list[tuple[str, Tensor]] = []
+    rates: dict[str, float] = {}
+    decays: dict[str, float] = {}
+    for group in groups:
+        unknown = sorted(set(group) - {"params", "lr", "weight_decay"})
+        if unknown:
+            raise TypeError(f"optimizer: a group may set params, lr and weight_decay; got {unknown[0]!r}")
+        for p in group["params"]:
+            name, tensor = p if isinstance(p, tuple) else (getattr(p, "name", "") or str(len(named)), p)
+            named.append((name, tensor))
+            rates[name] = group.get("lr", lr)
+            decays[name] = group.get("weight_decay", weight_decay)
+    if not named:
+        raise ValueError("optimizer: expected at least one parameter, got none")
+    lr, weight_decay = max(rates.values()), max(decays.values())
+    arena = Arena(named, lr_scale=_shares(rates, lr), decay_scale=_shares(decays, weight_decay))
+    return arena, lr, weight_decay
+
+
+def _shares(values: Mapping[str, float], largest: float) -> dict[str, float]:
+    return {name: v / largest if largest else 1.0 for name, v in values.items()}

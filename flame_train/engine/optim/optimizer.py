@@ -1,0 +1,187 @@
+"""An optimizer step: unscale, check, the chain, the schedule, and one select that takes the step or leaves it.
+
+Everything is device work over the arena's flat buffers: no value is read back, and every buffer that outlives
+the step is written in place, so that a captured step can be replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import ModelFileError
+from ..dtype import Array, float32
+from ..tensor import Tensor
+from .arena import Arena
+from .scaler import LossScaler
+from .schedule import Schedule
+from .transform import State, Step, Transform, global_norm
+
+METRICS = ("count", "lr", "grad_norm", "loss_scale", "finite", "healthy", "skipped")
+"""What `Optimizer.metrics` holds, in order."""
+
+
+class Optimizer:
+    """Updates an arena's values with a chain of transforms whose last link gives the direction.
+
+    `lr` is the schedule's peak. The gradients are divided by `accumulation` and by the loss scale, with which
+    the loss must have been multiplied: `(loss * optimizer.loss_scale).backward()`, `accumulation` times a step.
+
+    A step whose gradient norm or loss is not finite changes nothing but the counters: not values, not moments,
+    not the schedule. With a `scaler` (fp16) it lowers the loss scale. Without one, or once the scaler is
+    exhausted, `healthy` turns false and stays so, and no later step is taken: the values are the last good.
+    """
+
+    def __init__(
+        self, arena: Arena, transforms: Sequence[Transform], *, lr: float, schedule: Schedule | None = None,
+        accumulation: int = 1, scaler: LossScaler | None = None,
+    ) -> None:  # fmt: skip
+        names = [t.name for t in transforms]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"optimizer: expected links with different names, got {names}")
+        if accumulation < 1:
+            raise ValueError(f"optimizer: accumulation must be at least 1, got {accumulation}")
+        xp = arena.backend.xp
+        self.arena, self.transforms = arena, tuple(transforms)
+        self.schedule, self.scaler, self.accumulation = schedule or Schedule(), scaler, accumulation
+        self._own: State = {
+            "lr": xp.full((), lr, np.float64),
+            "count": xp.zeros((), np.int64),
+            "skipped": xp.zeros((), np.int64),
+        }
+        self._scaling: State = scaler.state(xp) if scaler else {"scale": xp.ones((), float32)}
+        self._links: list[State] = [t.init(arena) for t in self.transforms]
+        self._healthy: Array = xp.ones((), np.bool_)
+        self._metrics: Array = xp.zeros(len(METRICS), np.float64)
+
+    @property
+    def loss_scale(self) -> Tensor:
+        """What the loss is multiplied by before its backward pass: 0-d fp32, always the same buffer."""
+        return Tensor(self._scaling["scale"])
+
+    @property
+    def count(self) -> Array:
+        """The number of updates done: 0-d int64, always the same buffer."""
+        return self._own["count"]
+
+    def metrics(self) -> Array:
+        """The last step's figures in the order of `METRICS`: fp64, on the device, always the same buffer.
+
+        `count` and `skipped` are as after the step, `lr` and `loss_scale` as used in it, `grad_norm` is the
+        unscaled norm before any clipping, `finite` and `healthy` are 0 or 1.
+        """
+        return self._metrics
+
+    def zero_grad(self) -> None:
+        """Clears every gradient."""
+        self.arena.zero_grad()
+
+    def step(self, loss: Tensor | None = None) -> None:
+        """One update from the accumulated gradients. `loss`, of any shape, is only checked for finiteness."""
+        # Overflow is an expected event here, and is dealt with: NumPy need not warn of it.
+        with np.errstate(all="ignore"):
+            self.arena.gather()
+            self._step(loss)
+
+    def _step(self, loss: Tensor | None) -> None:
+        arena, xp = self.arena, self.arena.backend.xp
+        g = self._unscaled(arena.grads)
+        norm = global_norm(xp, g)
+        finite = xp.isfinite(norm)
+        if loss is not None:
+            finite = finite & xp.isfinite(loss.data).all()
+        take = finite & self._healthy
+        lr = self.schedule.rate(xp, self.count, self._own["lr"])
+        used = self._scaling["scale"].copy()
+
+        step = Step(xp, arena, self.count)
+        changes: list[tuple[State, State]] = []
+        for link, state in zip(self.transforms, self._links, strict=True):
+            g, changed = link.update(g, state, step)
+            changes.append((state, changed))
+        rate = lr.astype(float32) if arena.lr_scale is None else lr.astype(float32) * arena.lr_scale
+        _select(xp, take, arena.values, arena.values - rate * g)
+        for state, changed in changes:
+            for name, new in changed.items():
+                _select(xp, take, state[name], new)
+        self._advance(xp, finite, take)
+        self._report(xp, lr, norm, used, finite)
+
+    def _unscaled(self, g: Array) -> Array:
+        if self.scaler is not None or self.accumulation != 1:
+            g /= self._scaling["scale"] * np.float32(self.accumulation)
+        return g
+
+    def _advance(self, xp: Any, finite: Array, take: Array) -> None:
+        """The counters, the scaler and the flag, after the values."""
+        self._own["count"] += take
+        self._own["skipped"] += ~take
+        failed = ~finite
+        if self.scaler is not None:
+            scaling, failed = self.scaler.update(xp, self._scaling, finite)
+            for name, new in scaling.items():
+                _select(xp, self._healthy, self._scaling[name], new)
+        self._healthy &= ~failed
+
+    def _report(self, xp: Any, lr: Array, norm: Array, scale: Array, finite: Array) -> None:
+        figures = [self.count, lr, norm, scale, finite, self._healthy, self._own["skipped"]]
+        self._metrics[...] = xp.stack([xp.asarray(f).astype(np.float64) for f in figures])
+
+    # ---- saving ------------------------------------------------------------------------------------
+
+    def set(self, name: str, value: float) -> None:
+        """Writes a 0-d entry of the state, by its saved name: `set("lr", 1e-5)`, `set("clip_norm.max_norm", 1)`."""
+        found = {n: a for n, a in self._entries() if a.ndim == 0}
+        if name not in found:
+            raise KeyError(f"optimizer: nothing named {name!r} to set; has {', '.join(sorted(found))}")
+        found[name][...] = value
+
+    def state_dict(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Everything the next step depends on beside the arena's values, on the host, by name; copies.
+
+        Flat entries come by parameter, "adamw.exp_avg.<parameter>", so that they do not depend on the layout.
+        """
+        result: dict[str, np.ndarray[Any, Any]] = {}
+        for name, array in self._entries():
+            if array.ndim:
+                result |= {f"{name}.{p}": part for p, part in self.arena.split(array).items()}
+            else:
+                result[name] = np.array(self.arena.backend.get(array), copy=True)
+        return result
+
+    def load_state_dict(self, entries: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Restores what `state_dict` returned; the next step is then bit-identical to the uninterrupted one.
+
+        Raises `ModelFileError` naming what is missing, unexpected or mis-shaped.
+        """
+        left = dict(entries)
+        for name, array in self._entries():
+            if array.ndim:
+                own = [k for k in left if k.startswith(f"{name}.")]
+                self.arena.join(
+                    array, {k[len(name) + 1 :]: left.pop(k) for k in own}, f"optimizer state {name}"
+                )
+            elif name in left and left[name].size == 1:
+                array[...] = self.arena.backend.put(left.pop(name).astype(array.dtype).reshape(()))
+            else:
+                raise ModelFileError(f"optimizer state: expected one number named {name!r}; it is not there")
+        if left:
+            raise ModelFileError(
+                f"optimizer state: unexpected {sorted(left)[0]!r}; it was saved by another optimizer or precision"
+            )
+        self._healthy[...] = True
+
+    def _entries(self) -> list[tuple[str, Array]]:
+        """Every buffer of the state with its saved name."""
+        found = [*self._own.items()]
+        found += [(f"loss_scaler.{n}", a) for n, a in self._scaling.items() if self.scaler]
+        for link, state in zip(self.transforms, self._links, strict=True):
+            found += [(f"{link.name}.{n}", a) for n, a in state.items()]
+        return found
+
+
+def _select(xp: Any, take: Array, buffer: Array, new: Array) -> None:
+    """buffer = new where the step is taken. A select and no product: inf * 0 is NaN."""
+    buffer[...] = xp.where(take, new, buffer)

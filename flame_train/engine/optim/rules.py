@@ -1,0 +1,72 @@
+"""The last link: from a gradient to the direction that is subtracted, times the learning rate, from the values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..dtype import Array, float32
+from .arena import Arena
+from .transform import State, Step
+
+
+@dataclass(frozen=True, slots=True)
+class AdamWRule:
+    """Adam with decoupled weight decay (arXiv 1711.05101) and bias correction, as torch.optim.AdamW."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    name: str = "adamw"
+
+    def init(self, arena: Arena) -> State:
+        xp = arena.backend.xp
+        return {"exp_avg": xp.zeros(arena.size, float32), "exp_avg_sq": xp.zeros(arena.size, float32)}
+
+    def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
+        xp, (b1, b2) = step.xp, self.betas
+        t = step.count.astype(np.float64) + 1.0
+        first = (1.0 - b1**t).astype(float32)
+        second = xp.sqrt(1.0 - b2**t).astype(float32)
+        m = b1 * state["exp_avg"] + (1.0 - b1) * g
+        v = b2 * state["exp_avg_sq"] + (1.0 - b2) * (g * g)
+        direction = m / (first * (xp.sqrt(v) / second + self.eps))
+        return _decayed(direction, self.weight_decay, step.arena), {"exp_avg": m, "exp_avg_sq": v}
+
+
+@dataclass(frozen=True, slots=True)
+class SGDRule:
+    """Gradient descent with momentum and coupled weight decay, as torch.optim.SGD."""
+
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    name: str = "sgd"
+
+    def __post_init__(self) -> None:
+        if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
+            raise ValueError("sgd: nesterov needs a momentum above 0 and a dampening of 0")
+
+    def init(self, arena: Arena) -> State:
+        if self.momentum == 0.0:
+            return {}
+        return {"momentum": arena.backend.xp.zeros(arena.size, float32)}
+
+    def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
+        g = _decayed(g, self.weight_decay, step.arena)
+        if self.momentum == 0.0:
+            return g, {}
+        fresh = step.xp.where(step.count == 0, np.float32(1.0), np.float32(1.0 - self.dampening))
+        buffer = self.momentum * state["momentum"] + fresh * g
+        return (g + self.momentum * buffer if self.nesterov else buffer), {"momentum": buffer}
+
+
+def _decayed(g: Array, weight_decay: float, arena: Arena) -> Array:
+    """g + weight_decay * values, with the arena's factors."""
+    if weight_decay == 0.0:
+        return g
+    factor: Any = weight_decay if arena.decay_scale is None else weight_decay * arena.decay_scale
+    return g + factor * arena.values

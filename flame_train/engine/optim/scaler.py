@@ -1,0 +1,39 @@
+"""Dynamic loss scaling for fp16, on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..dtype import Array
+
+
+@dataclass(frozen=True, slots=True)
+class LossScaler:
+    """torch.amp.GradScaler's defaults and rules, with a floor.
+
+    The scale doubles after `interval` clean steps in a row and halves at an overflow, whose step is skipped.
+    An overflow at `minimum` is no longer a matter of scale: it exhausts the scaler, which stops the run.
+    """
+
+    init: float = 65536.0
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+    minimum: float = 1.0
+
+    def state(self, xp: Any) -> dict[str, Array]:
+        """`scale` (0-d fp32) and `clean`, the clean steps since the scale last changed (0-d int64)."""
+        return {"scale": xp.full((), self.init, np.float32), "clean": xp.zeros((), np.int64)}
+
+    def update(self, xp: Any, state: dict[str, Array], finite: Array) -> tuple[dict[str, Array], Array]:
+        """The state after a step that was `finite` (0-d bool) or not, and whether the scaler is exhausted."""
+        scale, clean = state["scale"], state["clean"] + 1
+        due = clean >= self.interval
+        grown = scale * np.float32(self.growth)
+        up = xp.where(due & xp.isfinite(grown), grown, scale)
+        down = xp.maximum(scale * np.float32(self.backoff), np.float32(self.minimum))
+        exhausted = ~finite & (scale <= np.float32(self.minimum))
+        return {"scale": xp.where(finite, up, down), "clean": xp.where(finite & ~due, clean, 0)}, exhausted

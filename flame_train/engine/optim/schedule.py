@@ -1,0 +1,56 @@
+"""Learning rate as a function of the number of updates done, computed on the device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ..dtype import Array
+
+Name = Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial"]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A linear rise from 0 over `warmup` updates, then a decay to `min_lr` at update `total`, then `min_lr`.
+
+    The formulas are those of transformers' get_constant_with_warmup, get_linear, get_cosine (half a cosine),
+    get_cosine_with_hard_restarts and get_polynomial_decay schedules; update number 0 of a warm-up has rate 0,
+    as there. `min_lr` lifts every decay as get_cosine_with_min_lr does: min_lr + (peak - min_lr) * factor.
+    """
+
+    name: Name = "constant"
+    total: int = 0
+    warmup: int = 0
+    cycles: int = 1
+    power: float = 1.0
+    min_lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.name not in ("constant", "linear", "cosine", "cosine_restarts", "polynomial"):
+            raise ValueError(f"schedule: no schedule named {self.name!r}")
+        if self.name != "constant" and self.total <= 0:
+            raise ValueError(
+                f"schedule {self.name!r}: expected the number of updates as total, got {self.total}"
+            )
+
+    def rate(self, xp: Any, count: Array, peak: Array) -> Array:
+        """The fp64 learning rate of update number `count` (0-d int64, from 0) for a 0-d fp64 `peak`."""
+        done = count.astype(np.float64)
+        floor = peak if self.name == "constant" else self.min_lr
+        left = max(1, self.total - self.warmup)
+        progress = xp.clip((done - self.warmup) / left, 0.0, 1.0)
+        decayed = floor + (peak - floor) * self._factor(xp, progress)
+        return xp.where(done < self.warmup, peak * done / max(1, self.warmup), decayed)
+
+    def _factor(self, xp: Any, progress: Array) -> Array:
+        """1 at the start of the decay, 0 at its end."""
+        if self.name == "cosine":
+            return 0.5 * (1.0 + xp.cos(math.pi * progress))
+        if self.name == "cosine_restarts":
+            wave = 0.5 * (1.0 + xp.cos(math.pi * ((self.cycles * progress) % 1.0)))
+            return xp.where(progress >= 1.0, 0.0, wave)
+        return (1.0 - progress) ** (self.power if self.name == "polynomial" else 1.0)

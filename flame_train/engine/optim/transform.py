@@ -1,0 +1,110 @@
+"""The links of an optimizer's chain: each takes the flat gradient and hands on what the next shall see.
+
+A link's state is named arrays: flat ones, an entry for each trainable value, and 0-d ones. It returns the
+entries that change and writes none of them: the optimizer does, if the step is taken at all. The gradient
+itself is the arena's buffer, or the link's own, and may be edited in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..dtype import Array, float32
+from ..random import GRADIENT_NOISE, bits, normal_of
+from .arena import Arena
+
+State = dict[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a link may know: the arena, and `count`, the number of updates done before this one (0-d int64)."""
+
+    xp: Any
+    arena: Arena
+    count: Array
+
+
+class Transform(Protocol):
+    """A link. `name` prefixes its state's entries when they are saved."""
+
+    @property
+    def name(self) -> str:
+        """Unique within a chain."""
+
+    def init(self, arena: Arena) -> State:
+        """The state before the first step."""
+
+    def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
+        """What `g` becomes, and the changed entries of the state."""
+
+
+def global_norm(xp: Any, g: Array) -> Array:
+    """The 2-norm of a flat fp32 array as 0-d fp32, summed in fp64. Not finite if any entry is not."""
+    return xp.sqrt(xp.sum(xp.square(g), dtype=np.float64)).astype(float32)
+
+
+@dataclass(frozen=True, slots=True)
+class ClipNorm:
+    """Scales the gradient down to a total norm of at most `max_norm`, as torch.nn.utils.clip_grad_norm_."""
+
+    max_norm: float
+    name: str = "clip_norm"
+
+    def init(self, arena: Arena) -> State:
+        return {"max_norm": arena.backend.xp.full((), self.max_norm, float32)}
+
+    def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
+        xp = step.xp
+        g *= xp.minimum(state["max_norm"] / (global_norm(xp, g) + np.float32(1e-6)), np.float32(1.0))
+        return g, {}
+
+
+@dataclass(frozen=True, slots=True)
+class ClipValue:
+    """Limits every entry to [-limit, limit], as torch.nn.utils.clip_grad_value_."""
+
+    limit: float
+    name: str = "clip_value"
+
+    def init(self, arena: Arena) -> State:
+        return {"limit": arena.backend.xp.full((), self.limit, float32)}
+
+    def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
+        g[...] = step.xp.clip(g, -state["limit"], state["limit"])
+        return g, {}
+
+
+@dataclass(frozen=True, slots=True)
+class GradientNoise:
+    """Adds N(0, std^2 / (1 + count)^decay) to every entry (arXiv 1511.06807, with eta = std^2).
+
+    The noise is a function of (seed, count, position), so a resumed run draws what it would have drawn.
+    """
+
+    std: float
+    seed: int
+    decay: float = 0.55
+    name: str = "gradient_noise"
+
+    _CHUNK = 1 << 20
+    """Drawn so many at a time: drawing takes some ten fp64 arrays of this size."""
+
+    def init(self, arena: Arena) -> State:
+        return {"std": arena.backend.xp.full((), self.std, float32)}
+
+    def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
+        xp = step.xp
+        anneal = (1.0 + step.count.astype(np.float64)) ** (-0.5 * self.decay)
+        std = (state["std"] * anneal).astype(float32)
+        for chunk, start in enumerate(range(0, g.size, self._CHUNK)):
+            part = g[start : start + self._CHUNK]
+            place = xp.full((1,), chunk, np.int64)
+            words = bits(xp, self.seed, GRADIENT_NOISE, step.count, place, part.size)
+            part += std * normal_of(xp, words[0])
+        for start, stop in step.arena.gaps:
+            g[start:stop] = 0.0
+        return g, {}
