@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Installs the project with what its tests need, then runs every check. `scripts/test.sh -k name` passes
+# arguments on to pytest. PYTHON chooses the interpreter for a new .venv.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+[ -x .venv/bin/python ] || "${PYTHON:-python3}" -m venv .venv
+.venv/bin/python -m pip install --quiet --editable '.[dev,parity]'
+
+.venv/bin/ruff check .
+.venv/bin/ruff format --check .
+.venv/bin/mypy
+.venv/bin/lint-imports --no-logo
+.venv/bin/pytest -n 2 "$@"
