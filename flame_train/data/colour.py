@@ -46,7 +46,7 @@ def _has_alpha(image: Image.Image) -> bool:
 
 def _grey16(image: Image.Image, background: tuple[int, int, int]) -> np.ndarray[Any, Any]:
     """16-bit grey: value / 257, rounded. (Pillow's own conversion clips everything above 255 to white.)"""
-    values = np.asarray(image).astype(np.int64)
+    values = np.asarray(image).astype(np.uint32)
     grey = ((values + 128) // 257).astype(np.uint8)
     pixels = np.repeat(grey[:, :, None], 3, axis=2)
     key = image.info.get("transparency")
@@ -59,8 +59,7 @@ def _float_grey(values: np.ndarray[Any, Any], label: str) -> np.ndarray[Any, Any
     low, high = float(values.min()), float(values.max())
     if not (low >= 0.0 and high <= 1.0):  # written so that NaN is refused too
         raise DataError(
-            f"{label}: float pixels must lie in 0..1, these lie in {low:g}..{high:g}: "
-            f"save it with 8 or 16 bits"
+            f"{label}: float pixels must lie in 0..1, these lie in {low:g}..{high:g}: save it with 8 or 16 bits"
         )
     grey = np.rint(values.astype(np.float64) * 255.0).astype(np.uint8)
     return np.repeat(grey[:, :, None], 3, axis=2)
@@ -68,8 +67,9 @@ def _float_grey(values: np.ndarray[Any, Any], label: str) -> np.ndarray[Any, Any
 
 def _composite(rgba: np.ndarray[Any, Any], background: tuple[int, int, int]) -> np.ndarray[Any, Any]:
     """colour * a + background * (1 - a), rounded, in sRGB values as browsers and editors do."""
-    colour, alpha = rgba[..., :3].astype(np.uint32), rgba[..., 3:].astype(np.uint32)
-    mixed = colour * alpha + np.asarray(background, np.uint32) * (255 - alpha)
+    # 16 bits hold every sum: at most 255 * 255 + 127
+    colour, alpha = rgba[..., :3].astype(np.uint16), rgba[..., 3:].astype(np.uint16)
+    mixed = colour * alpha + np.asarray(background, np.uint16) * (255 - alpha)
     return ((mixed + 127) // 255).astype(np.uint8)
 
 
@@ -86,9 +86,7 @@ def _to_srgb(image: Image.Image, label: str, notices: list[str]) -> Image.Image:
         if "sRGB" in (profile.profile.profile_description or ""):
             return image
         output = "RGBA" if image.mode == "RGBA" else "RGB"
-        converted = ImageCms.profileToProfile(
-            image, profile, ImageCms.createProfile("sRGB"), outputMode=output
-        )
+        converted = ImageCms.profileToProfile(image, profile, ImageCms.createProfile("sRGB"), outputMode=output)
     except Exception as error:  # profiles are untrusted binary; the picture without one is still a picture
         notices.append(f"{label}: its colour profile is damaged ({error}): ignored")
         return image

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from flame_train.data import sniff
 from flame_train.data.colour import WHITE, to_rgb
@@ -92,13 +92,16 @@ def load_image(
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(f"{label}: {_bomb_text()}") from error
+    except UnidentifiedImageError as error:
+        raise DataError(
+            f"{label}: the {found} is damaged or of a rare kind that Pillow cannot read: "
+            f"download it again or convert it to an 8-bit RGB PNG"
+        ) from error
     except Exception as error:  # a decoder fed damaged bytes may raise anything at all
         raise DataError(
             f"{label}: the {found} is damaged and cannot be decoded ({error}): copy or download it again"
         ) from error
-    info = ImageInfo(
-        pixels.shape[0], pixels.shape[1], found, mode, hashlib.sha256(data).hexdigest(), tuple(notices)
-    )
+    info = ImageInfo(pixels.shape[0], pixels.shape[1], found, mode, hashlib.sha256(data).hexdigest(), tuple(notices))
     return pixels, info
 
 
@@ -130,8 +133,7 @@ def _decode(
         if found != "JPEG" and getattr(image, "is_animated", False):
             if animated == "refuse":
                 raise DataError(
-                    f"{label}: a {found} with several frames or pages; expected one picture: "
-                    f"extract the frame you want"
+                    f"{label}: a {found} with several frames or pages; expected one picture: extract the frame you want"
                 )
             notices.append(f"{label}: only the first of several frames or pages is used")
         image.load()

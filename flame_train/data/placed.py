@@ -14,6 +14,8 @@ from flame_train.errors import DataError
 if TYPE_CHECKING:
     from rich.table import Table
 
+WELL_KEPT = 0.8  # a picture that keeps less of its area is worth a notice
+
 
 @dataclass(frozen=True, slots=True)
 class Placed:
@@ -85,8 +87,14 @@ def place(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") -> Placed
             problems.append(f"{shown(item.key)}: {error}")
     if problems and (on_bad == "error" or not kept):
         raise DatasetError(dataset.root, problems)
-    notices = (*dataset.notices, *(f"left out: {problem}" for problem in problems))
-    return Placed(replace(dataset, items=tuple(kept), notices=notices), tuple(placements))
+    notices = [*dataset.notices, *(f"left out: {problem}" for problem in problems)]
+    cropped = [item.key for item, p in zip(kept, placements, strict=True) if p.kept < WELL_KEPT]
+    if cropped:
+        notices.append(
+            f"{len(cropped)} picture(s) lose over {1 - WELL_KEPT:.0%} to the crop, e.g. {shown(cropped[0])}: "
+            f"see the report; a smaller data.bucket_step crops less"
+        )
+    return Placed(replace(dataset, items=tuple(kept), notices=tuple(notices)), tuple(placements))
 
 
 def _table(*columns: str) -> Table:

@@ -66,13 +66,17 @@ STORED = {
 }
 
 
-@pytest.mark.parametrize("fmt", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("fmt", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation(tmp_path: Path, encode: Encode, fmt: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    options: dict[str, Any] = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}.get(fmt, {})
-    data = encode(np.ascontiguousarray(STORED[orientation]), fmt, exif=exif, **options)
+    options: dict[str, dict[str, Any]] = {
+        "JPEG": {"quality": 100, "subsampling": 0},
+        "WEBP": {"lossless": True},
+        "AVIF": {"quality": 100, "subsampling": "4:4:4"},
+    }
+    data = encode(np.ascontiguousarray(STORED[orientation]), fmt, exif=exif, **options.get(fmt, {}))
     pixels, info = load_image(write(tmp_path, data))
     assert info.size == (16, 24)
     assert near(pixels, CORNERS, 3)

@@ -61,6 +61,14 @@ def test_too_small_pictures_are_listed_together_or_left_out(folder: Folder) -> N
     assert sum(notice.startswith("left out: ") for notice in placed.dataset.notices) == 2
 
 
+def test_heavy_crops_are_noted(folder: Folder) -> None:
+    dataset = Dataset.scan(folder({"a.png": (64, 64), "wide.png": (31, 64)}))
+    placed = place(dataset, BucketRule(64, 16))
+    assert placed.placements[1].bucket == (16, 64)
+    (notice,) = placed.dataset.notices
+    assert notice.startswith("1 picture(s) lose over 20% to the crop, e.g. wide.png")
+
+
 def test_none_left_is_refused(folder: Folder) -> None:
     dataset = Dataset.scan(folder({"s.png": (9, 9)}))
     with pytest.raises(DatasetError, match="too small"):
