@@ -22,7 +22,7 @@ def run(op: Op, values: dict[str, Any]) -> Any:
     backend = _backend(op, tensors, m)
     wanted = _wanted(op, tensors) if m.grad else ()
     kernel = _choose(op, arrays, backend, m)
-    if op.composite and kernel is None:
+    if op.composite and (kernel is None or not _covers(op, wanted)):
         return _observed(op, m, lambda: op.fn(**values))
     for hook in m.hooks:
         hook.before(op.name, "forward")
@@ -116,6 +116,11 @@ def _choose(op: Op, arrays: dict[str, Any], backend: Backend, m: Mode) -> Kernel
     return None
 
 
+def _covers(op: Op, wanted: Sequence[str]) -> bool:
+    """True if a composite's kernels have a gradient for all that is wanted; its body has one for everything."""
+    return all(any(arg in f.args for f in op.kernel_formulas) for arg in wanted)
+
+
 def _reference(op: Op, arrays: dict[str, Any], backend: Backend) -> Any:
     if op.moves:
         return op.fn(backend.xp, **arrays)
@@ -158,11 +163,8 @@ def _record(
 ) -> Node:  # fmt: skip
     """The graph node: which formulas will run, and exactly the values they name."""
     formulas = _plan(op, kernel, wanted, arrays, backend, m)
-    saved: dict[str, Any] = {}
-    for name in {n for f in formulas for n in f.names}:
-        saved[name] = aux[name] if name in aux else outputs if name == "out" else arrays[name]
-    if "out" in saved and not op.multiple:
-        saved["out"] = outputs[0]
+    known = {**arrays, **aux, "out": outputs if op.multiple else outputs[0]}
+    saved = {name: _saved(known, name) for f in formulas for name in f.names}
     edges = [
         Edge.to(t, name, i if name in op.list_names else None)
         for name in wanted
@@ -170,6 +172,14 @@ def _record(
         if t.requires_grad
     ]
     return Node(op, tuple(formulas), saved, edges, [(o.shape, o.dtype) for o in outputs], backend)
+
+
+def _saved(known: dict[str, Any], name: str) -> Any:
+    """The value a formula asks for by name, or the shape of one."""
+    if name in known:
+        return known[name]
+    value = known[name.removesuffix("_shape")]
+    return [v.shape for v in value] if isinstance(value, list) else value.shape
 
 
 def _plan(

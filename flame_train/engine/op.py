@@ -6,7 +6,8 @@ and, where it pays, kernels. Its signature is its declaration: parameters annota
 
 Four rules hold everywhere, so that no op has to think of them:
 
-- A formula's parameter names say what is saved for it. A formula that is not needed saves nothing.
+- A formula's parameter names say what is saved for it: inputs, attributes, `aux` values, `out`, and
+  `<input>_shape` where the shape alone will do. A formula that is not needed saves nothing.
 - References see fp32 or fp64: narrower floats are raised before and rounded once after. Ops that only move
   data (`moves=True`) opt out.
 - Gradients are summed down to a broadcast input's shape, and cast to its dtype, in `graph.py`.
@@ -114,6 +115,7 @@ class Op:
         self.kernels: list[Kernel] = []
         self.undifferentiable: set[str] = set()
         self._samples: Callable[[], Iterator[Sample]] | None = None
+        self._large: Callable[[], Iterator[Sample]] | None = None
         self._errors: Callable[[], Iterator[ErrorSample]] | None = None
         self.__doc__ = fn.__doc__
         self.__name__ = self.name
@@ -150,6 +152,10 @@ class Op:
         """Declares the samples that every generated test runs on."""
         self._samples = fn
 
+    def large_samples(self, fn: Callable[[], Iterator[Sample]]) -> None:
+        """Declares samples of the sizes kernels are made for: checked against the reference, and timed."""
+        self._large = fn
+
     def errors(self, fn: Callable[[], Iterator[ErrorSample]]) -> None:
         """Declares inputs that must be refused, with the message they must meet."""
         self._errors = fn
@@ -179,7 +185,7 @@ class Op:
         names = list(inspect.signature(fn).parameters)[2:]
         takes_needs = "needs" in names
         names = [n for n in names if n != "needs"]
-        known = {*self.names, *self.aux, "out"}
+        known = {*self.names, *self.aux, "out", "out_shape", *(f"{n}_shape" for n in self.tensor_names)}
         for n in names:
             if n not in known:
                 raise TypeError(
@@ -221,6 +227,10 @@ class Op:
         if self._samples is None:
             raise LookupError(f"op {self.name} has no samples")
         return self._samples()
+
+    def iter_large_samples(self) -> Iterator[Sample]:
+        """The declared large samples, none if the op has no kernel that needs them."""
+        return self._large() if self._large else iter(())
 
     def iter_errors(self) -> Iterator[ErrorSample]:
         """The declared bad inputs, none if the op declares none."""

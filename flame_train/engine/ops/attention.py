@@ -15,6 +15,7 @@ import numpy as np
 from ...errors import ShapeError
 from ..dtype import Array
 from ..op import ErrorSample, Sample, primitive, sample
+from . import conditions
 
 _BLOCK_BYTES = 1 << 26  # one block of scores, over all batches and heads, stays below this
 
@@ -111,3 +112,58 @@ def _() -> Iterator[Sample]:
 @scaled_dot_product_attention.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 4), (3, 5), (3, 5)), ShapeError, r"got \(2, 4\), \(3, 5\), \(3, 5\)")
+
+
+# ---- cuDNN ---------------------------------------------------------------------------------------------
+
+
+def _flash(query: Array, key: Array, value: Array, attn_mask: Array | None) -> str:
+    """Why cuDNN's flash attention is not asked; empty when it is."""
+    if attn_mask is not None or query.ndim != 4 or 0 in (*query.shape, *key.shape):
+        return "only (B, H, L, E) without a mask"
+    if query.shape[-1] % 8 or query.shape[-1] > 128 or value.shape[-1] != query.shape[-1]:
+        return f"head sizes {query.shape[-1]} and {value.shape[-1]}: expected equal, a multiple of 8, at most 128"
+    return conditions.same(conditions.LOW, query, key, value)
+
+
+def _unit(k: Any, x: Array) -> Array:
+    return x if x.strides[-1] == x.itemsize else k.rows_first(x)
+
+
+def _like_rows(k: Any, x: Array) -> Array:
+    """Memory for (B, H, L, E) laid out as (B, L, H, E), so that merging the heads copies nothing."""
+    b, h, length, e = x.shape
+    return k.empty((b, length, h, e), x.dtype).transpose(0, 2, 1, 3)
+
+
+@scaled_dot_product_attention.cuda("cudnn", when=_flash)
+def _(
+    k: Any, query: Array, key: Array, value: Array, attn_mask: None, dropout_p: float, is_causal: bool,
+    scale: float | None,
+) -> tuple[Array, Array]:  # fmt: skip
+    check_attention(query, key, value, dropout_p)
+    q, key, value = (_unit(k, x) for x in (query, key, value))
+    out, lse = _like_rows(k, q), k.empty((*q.shape[:-1], 1), np.dtype(np.float32))
+    k.cudnn.attention_forward(q, key, value, out, lse, scale or q.shape[-1] ** -0.5, is_causal)
+    return out, lse
+
+
+@scaled_dot_product_attention.cuda_vjp("cudnn", "query", "key", "value", when=_flash)
+def _(
+    k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, is_causal: bool,
+    scale: float | None,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    q, key, value, g = (_unit(k, x) for x in (query, key, value, g))
+    dq, dk, dv = (_like_rows(k, x) for x in (q, key, value))
+    k.cudnn.attention_backward(
+        q, key, value, out, lse, g, dq, dk, dv, scale or q.shape[-1] ** -0.5, is_causal
+    )
+    return dq, dk, dv
+
+
+@scaled_dot_product_attention.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 4, 256, 64), (2, 4, 256, 64), (2, 4, 256, 64))
+    yield sample((2, 4, 200, 64), (2, 4, 77, 64), (2, 4, 77, 64))
+    yield sample((1, 2, 77, 64), (1, 2, 77, 64), (1, 2, 77, 64), is_causal=True)
+    yield sample((1, 1, 300, 512), (1, 1, 300, 512), (1, 1, 300, 512))

@@ -8,8 +8,10 @@ from typing import Any
 from ...errors import ShapeError
 from ..dtype import Array
 from ..op import ErrorSample, Sample, primitive, sample
+from . import conditions
 
 Pair = int | tuple[int, int]
+Shape = tuple[int, ...]
 _PATCH_BYTES = 1 << 26  # the unfolded patches of one block of rows stay below this
 
 
@@ -22,6 +24,10 @@ def _to_nhwc(x: Array, layout: str) -> Array:
     if layout not in ("NCHW", "NHWC"):
         raise ShapeError(f"conv2d: expected layout 'NCHW' or 'NHWC', got {layout!r}")
     return x.transpose(0, 2, 3, 1) if layout == "NCHW" else x
+
+
+def _nhwc_shape(shape: Shape, layout: str) -> Shape:
+    return (shape[0], shape[2], shape[3], shape[1]) if layout == "NCHW" else shape
 
 
 def _from_nhwc(xp: Any, y: Array, layout: str) -> Array:
@@ -108,20 +114,13 @@ def check_conv2d(input: Array, weight: Array, groups: int, layout: str) -> None:
 
 @conv2d.vjp("input")
 def _(
-    xp: Any,
-    g: Array,
-    input: Array,
-    weight: Array,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
+    xp: Any, g: Array, input_shape: Shape, weight: Array, stride: Pair, padding: Pair, dilation: Pair, groups: int,
     layout: str,
-) -> Array:
-    g, x_shape = _to_nhwc(g, layout), _to_nhwc(input, layout).shape
+) -> Array:  # fmt: skip
+    g = _to_nhwc(g, layout)
     s, p, d = pair(stride), pair(padding), pair(dilation)
     out_ch, in_ch, kh, kw = weight.shape
-    b, h, w, channels = x_shape
+    b, h, w, channels = _nhwc_shape(input_shape, layout)
     oh, ow = g.shape[1:3]
     dx = xp.zeros((b, h + 2 * p[0], w + 2 * p[1], channels), g.dtype)
     for i in range(kh):
@@ -135,19 +134,12 @@ def _(
 
 @conv2d.vjp("weight")
 def _(
-    xp: Any,
-    g: Array,
-    input: Array,
-    weight: Array,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    groups: int,
+    xp: Any, g: Array, input: Array, weight_shape: Shape, stride: Pair, padding: Pair, dilation: Pair, groups: int,
     layout: str,
-) -> Array:
+) -> Array:  # fmt: skip
     g, x = _to_nhwc(g, layout), _to_nhwc(input, layout)
     s, p, d = pair(stride), pair(padding), pair(dilation)
-    out_ch, in_ch, kh, kw = weight.shape
+    out_ch, in_ch, kh, kw = weight_shape
     b, oh, ow = g.shape[:3]
     padded = xp.pad(x, ((0, 0), (p[0], p[0]), (p[1], p[1]), (0, 0)))
     dw = xp.zeros((out_ch, kh * kw, in_ch), g.dtype)
@@ -178,6 +170,93 @@ def _() -> Iterator[Sample]:
 @conv2d.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 3, 4, 4), (2, 4, 3, 3)), ShapeError, "has 3 channels but weight .* takes 4")
+
+
+# ---- cuDNN ---------------------------------------------------------------------------------------------
+
+
+def _cudnn(input: Array, weight: Array, groups: int) -> str:
+    """Why cuDNN is not asked; empty when it is."""
+    if groups != 1:
+        return "grouped convolutions take the reference"
+    if 0 in input.shape:
+        return "there is nothing to convolve"
+    return conditions.same(conditions.AT_MOST_FP32, input, weight)
+
+
+def _padded(k: Any, x: Array, *axes: int) -> Array:
+    """x with zeros up to a multiple of 8 along the axes: the tensor cores' granularity in 16 bits."""
+    widths = [(0, -x.shape[i] % 8 if i in axes and x.itemsize == 2 else 0) for i in range(x.ndim)]
+    return k.xp.pad(x, widths) if any(b for _, b in widths) else x
+
+
+def _kernel_memory(k: Any, w: Array) -> Array:
+    """The weight in (out, kh, kw, in) memory under its (out, in, kh, kw) name, as cuDNN's fast kernels want it."""
+    return k.rows_first(w.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+
+
+@conv2d.cuda("cudnn", when=_cudnn)
+def _(
+    k: Any, input: Array, weight: Array, bias: Array | None, stride: Pair, padding: Pair, dilation: Pair, groups: int,
+    layout: str,
+) -> Array:  # fmt: skip
+    s, p, d = pair(stride), pair(padding), pair(dilation)
+    x = _padded(k, k.rows_first(_to_nhwc(input, layout)), 3)
+    w = _kernel_memory(k, _padded(k, weight, 0, 1))
+    b, h, width, _ = x.shape
+    oh, ow = out_size(h, w.shape[2], s[0], p[0], d[0]), out_size(width, w.shape[3], s[1], p[1], d[1])
+    out = k.empty((b, oh, ow, w.shape[0]), x.dtype)
+    shift = None if bias is None else _padded(k, bias.astype(x.dtype), 0)
+    k.cudnn.conv_forward(x, w, shift, out, s, p, d)
+    return _from_nhwc(k.xp, k.rows_first(out[..., : weight.shape[0]]), layout)
+
+
+@conv2d.cuda_vjp("cudnn", "input", when=_cudnn)
+def _(
+    k: Any,
+    g: Array,
+    input_shape: Shape,
+    weight: Array,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    layout: str,
+) -> Array:
+    s, p, d = pair(stride), pair(padding), pair(dilation)
+    g = _padded(k, k.rows_first(_to_nhwc(g, layout)), 3)
+    w = _kernel_memory(k, _padded(k, weight, 0, 1))
+    dx = k.empty((*_nhwc_shape(input_shape, layout)[:3], w.shape[1]), g.dtype)
+    k.cudnn.conv_input_gradient(g, w, dx, s, p, d)
+    return _from_nhwc(k.xp, k.rows_first(dx[..., : weight.shape[1]]), layout)
+
+
+@conv2d.cuda_vjp("cudnn", "weight", when=_cudnn)
+def _(
+    k: Any,
+    g: Array,
+    input: Array,
+    weight_shape: Shape,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    layout: str,
+) -> Array:
+    s, p, d = pair(stride), pair(padding), pair(dilation)
+    out_ch, in_ch, kh, kw = weight_shape
+    g = _padded(k, k.rows_first(_to_nhwc(g, layout)), 3)
+    x = _padded(k, k.rows_first(_to_nhwc(input, layout)), 3)
+    dw = k.empty((g.shape[3], kh, kw, x.shape[3]), g.dtype).transpose(0, 3, 1, 2)
+    k.cudnn.conv_weight_gradient(x, g, dw, s, p, d)
+    return dw[:out_ch, :in_ch]
+
+
+@conv2d.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 16, 16, 64), (96, 64, 3, 3), (96,), 1, 1, layout="NHWC")
+    yield sample((1, 32, 24, 4), (64, 4, 3, 3), (64,), 1, 1, layout="NHWC")
+    yield sample((1, 32, 24, 64), (4, 64, 3, 3), (4,), 1, 1, layout="NHWC")
+    yield sample((2, 17, 16, 64), (64, 64, 3, 3), (64,), 2, 1, layout="NHWC")
+    yield sample((2, 64, 9, 8), (32, 64, 1, 1), None)
 
 
 @primitive(torch=None, moves=True)

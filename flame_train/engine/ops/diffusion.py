@@ -12,6 +12,7 @@ from ...errors import ShapeError
 from ..dtype import Array, DType, as_dtype
 from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import Values
+from . import conditions
 from .elementwise import gelu_slope, gelu_value
 
 
@@ -47,6 +48,36 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3)), ShapeError, "expected an even last dim")
 
 
+def _geglu_condition(input: Array) -> str:
+    if input.size == 0:
+        return "there is nothing to compute"
+    width = input.shape[-1] // 2
+    return conditions.same(conditions.AT_MOST_FP32, input) or conditions.packets(width, 1 << 24)
+
+
+@geglu.cuda("diffusion.cu", when=_geglu_condition)
+def _(k: Any, input: Array) -> Array:
+    h, width = k.rows_first(input), input.shape[-1] // 2
+    y = k.empty((*h.shape[:-1], width), h.dtype)
+    k.launch("diffusion.cu", "geglu_forward", h.dtype, (-(-y.size // 2048),), 256,
+             (h, y, np.int64(y.size // 8), np.int32(width)))  # fmt: skip
+    return y
+
+
+@geglu.cuda_vjp("diffusion.cu", "input", when=_geglu_condition)
+def _(k: Any, g: Array, input: Array) -> Array:
+    h, g, dh = k.rows_first(input), k.rows_first(g), k.empty(input.shape, input.dtype)
+    k.launch("diffusion.cu", "geglu_gradient", h.dtype, (-(-g.size // 2048),), 256,
+             (h, g, dh, np.int64(g.size // 8), np.int32(h.shape[-1] // 2)))  # fmt: skip
+    return dh
+
+
+@geglu.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 77, 2560))
+    yield sample((5, 16))
+
+
 @primitive(torch=None, moves=True)
 def timestep_embedding(
     xp: Any, timesteps: Array, dim: int, max_period: float = 10000.0, dtype: DType | str = "float32"
@@ -56,8 +87,8 @@ def timestep_embedding(
     Computed in fp32 from fp32 frequencies, as the reference implementations do, and returned as `dtype`.
     """
     half = dim // 2
-    steps = xp.arange(half, dtype=np.float32) / np.float32(half)
-    freqs = xp.exp(np.float32(-math.log(max_period)) * steps)
+    exponents = np.float32(-math.log(max_period)) * xp.arange(half, dtype=np.float32)
+    freqs = xp.exp(exponents / np.float32(half))  # in this order: dividing first loses a bit at 320
     args = timesteps.astype(np.float32)[..., None] * freqs
     return xp.concatenate([xp.cos(args), xp.sin(args)], axis=-1).astype(as_dtype(dtype))
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..dtype import Array, DType
 from ..op import Op, Sample, primitive, sample
 from ..sample import apart, booleans, positive
-from . import special
+from . import conditions, special
 
 
 def _binary_samples(op: Op) -> None:
@@ -64,6 +64,18 @@ def _(xp: Any, g: Array) -> Array:
 @sub.vjp("other")
 def _(xp: Any, g: Array, alpha: float) -> Array:
     return -alpha * g
+
+
+def _one_pass(input: Array, other: Any, alpha: float) -> str:
+    """CuPy adds 16-bit floats in fp32 and rounds once, in one pass: what the reference does in four."""
+    if alpha != 1.0 or not hasattr(other, "dtype"):
+        return "only a plain sum of two arrays"
+    return conditions.same(conditions.LOW, input, other)
+
+
+@add.cuda("one pass", when=_one_pass)
+def _(k: Any, input: Array, other: Array, alpha: float) -> Array:
+    return k.xp.add(input, other)
 
 
 @primitive(torch="rsub")

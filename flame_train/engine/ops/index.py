@@ -36,8 +36,8 @@ embedding.nograd("input")
 
 
 @embedding.vjp("weight")
-def _(xp: Any, g: Array, input: Array, weight: Array) -> Array:
-    return scatter_add_rows(xp, xp.zeros(weight.shape, g.dtype), input, g)
+def _(xp: Any, g: Array, input: Array, weight_shape: tuple[int, ...]) -> Array:
+    return scatter_add_rows(xp, xp.zeros(weight_shape, g.dtype), input, g)
 
 
 @embedding.samples
@@ -56,11 +56,10 @@ take_along_dim.nograd("indices")
 
 
 @take_along_dim.vjp("input")
-def _(xp: Any, g: Array, input: Array, indices: Array, dim: int) -> Array:
-    shape = list(input.shape)
+def _(xp: Any, g: Array, input_shape: tuple[int, ...], indices: Array, dim: int) -> Array:
     grids = list(xp.meshgrid(*[xp.arange(n) for n in indices.shape], indexing="ij"))
-    grids[dim] = indices % shape[dim]
-    return scatter_add_rows(xp, xp.zeros(input.shape, g.dtype), tuple(grids), g)
+    grids[dim] = indices % input_shape[dim]
+    return scatter_add_rows(xp, xp.zeros(input_shape, g.dtype), tuple(grids), g)
 
 
 @take_along_dim.samples

@@ -6,21 +6,23 @@ The adapter's weights are fp32 masters and are cast to the activations' dtype wh
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+from ..dtype import Array
 from ..op import Sample, composite, sample
 from ..tensor import Tensor
 from .conv import Pair, conv2d
 from .elementwise import cast
-from .matmul import linear
+from .matmul import check_linear, linear, linear_condition
 
 
-@composite()
+@composite(aux=("low",))
 def lora_linear(
     input: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
 ) -> Tensor:
-    """linear(input, weight, bias) + scale * (input @ down^T) @ up^T"""
-    low = linear(input, _like(down, input))
-    return linear(input, weight, bias) + linear(low, _like(up, input)) * scale  # type: ignore[no-any-return]
+    """linear(input, weight, bias) + (scale * input @ down^T) @ up^T"""
+    low = linear(input, _like(down, input)) * scale
+    return linear(input, weight, bias) + linear(low, _like(up, input))  # type: ignore[no-any-return]
 
 
 @lora_linear.samples
@@ -29,14 +31,40 @@ def _() -> Iterator[Sample]:
     yield sample((4, 8), (6, 8), None, (1, 8), (6, 1), 2.0)
 
 
+@lora_linear.cuda("cublaslt", when=linear_condition)
+def _(
+    k: Any, input: Array, weight: Array, bias: Array | None, down: Array, up: Array, scale: float
+) -> tuple[Array, Array]:
+    check_linear(input, weight)
+    low = k.matmul(input, down.astype(input.dtype).T, alpha=scale)
+    y = k.matmul(input, weight.T, bias=bias)
+    return k.matmul(low, up.astype(input.dtype).T, out=y, accumulate=True), low
+
+
+@lora_linear.cuda_vjp("cublaslt", "input", "down", "up", when=linear_condition)
+def _(
+    k: Any, g: Array, input: Array, weight: Array, down: Array, up: Array, low: Array, scale: float,
+    needs: frozenset[str],
+) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
+    rows, x = g.reshape(-1, g.shape[-1]), input.reshape(-1, input.shape[-1])
+    inner = k.matmul(rows, up.astype(g.dtype), alpha=scale)
+    dx = None
+    if "input" in needs:
+        dx = k.matmul(rows, weight)
+        dx = k.matmul(inner, down.astype(g.dtype), out=dx, accumulate=True).reshape(input.shape)
+    d_down = k.matmul(inner.T, x, out_dtype=down.dtype) if "down" in needs else None
+    d_up = k.matmul(rows.T, low.reshape(-1, low.shape[-1]), out_dtype=up.dtype) if "up" in needs else None
+    return dx, d_down, d_up
+
+
 @composite()
 def lora_conv2d(
     input: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float, stride: Pair = 1,
     padding: Pair = 0, layout: str = "NCHW",
 ) -> Tensor:  # fmt: skip
-    """conv2d(input, weight, bias) + scale * conv1x1(conv2d(input, down), up): down keeps the kernel, up is 1x1"""
-    low = conv2d(input, _like(down, input), None, stride, padding, layout=layout)
-    update = conv2d(low, _like(up, input), layout=layout) * scale
+    """conv2d(input, weight, bias) + conv1x1(scale * conv2d(input, down), up): down keeps the kernel, up is 1x1"""
+    low = conv2d(input, _like(down, input), None, stride, padding, layout=layout) * scale
+    update = conv2d(low, _like(up, input), layout=layout)
     return conv2d(input, weight, bias, stride, padding, layout=layout) + update  # type: ignore[no-any-return]
 
 
@@ -48,3 +76,9 @@ def _() -> Iterator[Sample]:
 
 def _like(w: Tensor, x: Tensor) -> Tensor:
     return w if w.dtype == x.dtype else cast(w, x.dtype)
+
+
+@lora_linear.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 77, 320), (640, 320), (640,), (16, 320), (640, 16), 0.5)
+    yield sample((100, 96), (64, 96), None, (4, 96), (64, 4), 1.0)

@@ -8,6 +8,7 @@ from typing import Any
 from ...errors import ShapeError
 from ..dtype import Array
 from ..op import ErrorSample, Sample, primitive, sample
+from . import conditions
 
 
 def _t(x: Array) -> Array:
@@ -101,3 +102,62 @@ def _() -> Iterator[Sample]:
 @linear.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (4, 5)), ShapeError, r"last dim 3 but weight is \(4, 5\)")
+
+
+# ---- cuBLASLt ------------------------------------------------------------------------------------------
+
+
+def _products(input: Array, other: Array) -> str:
+    if input.ndim < 2 or other.ndim < 2:
+        return "a vector operand"
+    return conditions.same(conditions.ANY_FLOAT, input, other)
+
+
+@matmul.cuda("cublaslt", when=_products)
+def _(k: Any, input: Array, other: Array) -> Array:
+    return k.matmul(input, other)
+
+
+@matmul.cuda_vjp("cublaslt", "input", when=_products)
+def _(k: Any, g: Array, other: Array) -> Array:
+    return k.matmul(g, _t(other))
+
+
+@matmul.cuda_vjp("cublaslt", "other", when=_products)
+def _(k: Any, g: Array, input: Array) -> Array:
+    return k.matmul(_t(input), g)
+
+
+def linear_condition(input: Array, weight: Array, bias: Array | None) -> str:
+    """Why a linear layer cannot go through cuBLASLt; empty when it can."""
+    return (
+        "a vector operand" if input.ndim < 2 else conditions.same(conditions.ANY_FLOAT, input, weight, bias)
+    )
+
+
+@linear.cuda("cublaslt", when=linear_condition)
+def _(k: Any, input: Array, weight: Array, bias: Array | None) -> Array:
+    check_linear(input, weight)
+    return k.matmul(input, weight.T, bias=bias)
+
+
+@linear.cuda_vjp("cublaslt", "input", when=linear_condition)
+def _(k: Any, g: Array, weight: Array) -> Array:
+    return k.matmul(g, weight)
+
+
+@linear.cuda_vjp("cublaslt", "weight", when=linear_condition)
+def _(k: Any, g: Array, input: Array) -> Array:
+    return k.matmul(g.reshape(-1, g.shape[-1]).T, input.reshape(-1, input.shape[-1]))
+
+
+@matmul.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((4, 8, 96, 64), (4, 8, 64, 80))
+    yield sample((300, 200), (200, 100))
+
+
+@linear.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 77, 640), (1280, 640), (1280,))
+    yield sample((333, 250), (130, 250))

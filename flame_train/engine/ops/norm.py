@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from ...errors import ShapeError
 from ..dtype import Array
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
+from . import conditions
 from .elementwise import silu
 
 
@@ -165,3 +168,154 @@ def group_norm_silu(
 def _() -> Iterator[Sample]:
     yield sample((2, 6, 3, 2), 3, (6,), (6,))
     yield sample((2, 3, 2, 6), 2, (6,), (6,), 1e-3, layout="NHWC")
+
+
+# ---- our kernels (norm.cu) -----------------------------------------------------------------------------
+
+
+def _group_condition(
+    input: Array, num_groups: int, weight: Array | None, bias: Array | None, layout: str
+) -> str:
+    if layout != "NHWC" or weight is None or bias is None:
+        return "only channels-last with weight and bias"
+    if input.shape[-1] % num_groups or input.size == 0:
+        return "channels do not divide into groups, or there are none"
+    return conditions.same(conditions.AT_MOST_FP32, input, weight, bias) or conditions.packets(
+        input.shape[-1], 4096
+    )
+
+
+class _GroupPlan:
+    """How a (B, P, C) array is cut into blocks: `chunks` of `span` pixels an image, `threads` of whole pixels."""
+
+    def __init__(self, k: Any, x: Array, groups: int) -> None:
+        self.batch, self.channels, self.groups = x.shape[0], x.shape[-1], groups
+        self.pixels = x.size // (self.batch * self.channels)
+        vec = self.channels // 8
+        rows = max(1, 256 // vec)
+        self.threads, self.shared = vec * rows, 2 * rows * self.channels * 4
+        wanted = max(1, 2 * k.multiprocessors // self.batch)
+        self.span = max(4 * rows, -(-self.pixels // wanted))
+        self.chunks = -(-self.pixels // self.span)
+        self.packets = (-(-self.pixels * vec // 256), self.batch)
+
+    def part(self, k: Any) -> Array:
+        return k.empty((self.batch, self.chunks, self.groups, 2), np.dtype(np.float32))
+
+
+def _group_forward(
+    k: Any, input: Array, groups: int, weight: Array, bias: Array, eps: float, silu: bool
+) -> tuple[Array, Array, Array]:
+    x, plan = k.rows_first(input), _GroupPlan(k, input, groups)
+    mean, rstd = (k.empty((plan.batch, 1, groups, 1), np.dtype(np.float32)) for _ in range(2))
+    y, part = k.empty(x.shape, x.dtype), plan.part(k)
+    size = (np.int32(plan.pixels), np.int32(plan.channels), np.int32(groups))
+    k.launch("norm.cu", "group_norm_sums", x.dtype, (plan.chunks, plan.batch), plan.threads,
+             (x, part, *size, np.int32(plan.span)), plan.shared)  # fmt: skip
+    k.launch("norm.cu", "group_norm_finish", x.dtype, (plan.batch, groups), 32,
+             (x, part, mean, rstd, *size, np.int32(plan.chunks), np.float32(eps)))  # fmt: skip
+    k.launch("norm.cu", "group_norm_apply", x.dtype, plan.packets, 256,
+             (x, weight, bias, mean, rstd, y, *size, np.int32(silu)))  # fmt: skip
+    return y, mean, rstd
+
+
+def _group_gradient(
+    k: Any,
+    g: Array,
+    input: Array,
+    groups: int,
+    weight: Array,
+    bias: Array,
+    mean: Array,
+    rstd: Array,
+    silu: bool,
+) -> Array:
+    x, g, plan = k.rows_first(input), k.rows_first(g), _GroupPlan(k, input, groups)
+    dx, part = k.empty(x.shape, x.dtype), plan.part(k)
+    means = k.empty((plan.batch, groups, 2), np.dtype(np.float32))
+    size = (np.int32(plan.pixels), np.int32(plan.channels), np.int32(groups))
+    k.launch("norm.cu", "group_norm_gradient_sums", x.dtype, (plan.chunks, plan.batch), plan.threads,
+             (x, g, weight, bias, mean, rstd, part, *size, np.int32(plan.span), np.int32(silu)),
+             plan.shared)  # fmt: skip
+    k.launch("norm.cu", "group_norm_gradient_finish", x.dtype, (plan.batch, groups), 32,
+             (part, means, *size, np.int32(plan.chunks)))  # fmt: skip
+    k.launch("norm.cu", "group_norm_gradient_apply", x.dtype, plan.packets, 256,
+             (x, g, weight, bias, mean, rstd, means, dx, *size, np.int32(silu)))  # fmt: skip
+    return dx
+
+
+@group_norm.cuda("norm.cu", when=_group_condition)
+def _(
+    k: Any, input: Array, num_groups: int, weight: Array, bias: Array, eps: float, layout: str
+) -> tuple[Array, Array, Array]:
+    return _group_forward(k, input, num_groups, weight, bias, eps, False)
+
+
+@group_norm.cuda_vjp("norm.cu", "input", when=_group_condition)
+def _(
+    k: Any, g: Array, input: Array, num_groups: int, weight: Array, bias: Array, mean: Array, rstd: Array
+) -> Array:
+    return _group_gradient(k, g, input, num_groups, weight, bias, mean, rstd, False)
+
+
+@group_norm_silu.cuda("norm.cu", when=_group_condition)
+def _(
+    k: Any, input: Array, num_groups: int, weight: Array, bias: Array, eps: float, layout: str
+) -> tuple[Array, Array, Array]:
+    return _group_forward(k, input, num_groups, weight, bias, eps, True)
+
+
+@group_norm_silu.cuda_vjp("norm.cu", "input", when=_group_condition)
+def _(
+    k: Any, g: Array, input: Array, num_groups: int, weight: Array, bias: Array, mean: Array, rstd: Array
+) -> Array:
+    return _group_gradient(k, g, input, num_groups, weight, bias, mean, rstd, True)
+
+
+def _layer_condition(
+    input: Array, normalized_shape: Sequence[int], weight: Array | None, bias: Array | None
+) -> str:
+    if weight is None or bias is None or len(normalized_shape) != 1 or input.size == 0:
+        return "only one normalised dim, with weight and bias"
+    return conditions.same(conditions.AT_MOST_FP32, input, weight, bias) or conditions.packets(
+        input.shape[-1], 16384
+    )
+
+
+@layer_norm.cuda("norm.cu", when=_layer_condition)
+def _(
+    k: Any, input: Array, normalized_shape: Sequence[int], weight: Array, bias: Array, eps: float
+) -> tuple[Array, Array, Array]:
+    x = k.rows_first(input)
+    rows = x.size // x.shape[-1]
+    mean, rstd = (k.empty((*x.shape[:-1], 1), np.dtype(np.float32)) for _ in range(2))
+    y = k.empty(x.shape, x.dtype)
+    k.launch("norm.cu", "layer_norm_forward", x.dtype, (-(-rows // 4),), 128,
+             (x, weight, bias, y, mean, rstd, np.int32(rows), np.int32(x.shape[-1]), np.float32(eps)))  # fmt: skip
+    return y, mean, rstd
+
+
+@layer_norm.cuda_vjp("norm.cu", "input", when=_layer_condition)
+def _(k: Any, g: Array, input: Array, weight: Array, mean: Array, rstd: Array) -> Array:
+    x, g = k.rows_first(input), k.rows_first(g)
+    rows = x.size // x.shape[-1]
+    dx = k.empty(x.shape, x.dtype)
+    k.launch("norm.cu", "layer_norm_gradient", x.dtype, (-(-rows // 4),), 128,
+             (x, g, weight, mean, rstd, dx, np.int32(rows), np.int32(x.shape[-1])))  # fmt: skip
+    return dx
+
+
+for _norm in (group_norm, group_norm_silu):
+
+    @_norm.large_samples
+    def _() -> Iterator[Sample]:
+        yield sample((2, 32, 32, 320), 32, (320,), (320,), layout="NHWC")
+        yield sample((1, 17, 9, 1920), 32, (1920,), (1920,), 1e-6, layout="NHWC")
+        yield sample((3, 5, 7, 2560), 32, (2560,), (2560,), layout="NHWC")
+
+
+@layer_norm.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 77, 1280), (1280,), (1280,), (1280,))
+    yield sample((1023, 640), (640,), (640,), (640,))
+    yield sample((5, 8), (8,), (8,), (8,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from ..dtype import Array
 from ..op import Sample, primitive, sample
 
 Dims = int | Sequence[int] | None
+Shape = tuple[int, ...]
 
 
 def _axes(dim: Dims, ndim: int) -> tuple[int, ...]:
@@ -34,8 +36,8 @@ def sum(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array
 
 
 @sum.vjp("input")
-def _(xp: Any, g: Array, input: Array, dim: Dims, keepdim: bool) -> Array:
-    return _spread(xp, g, input.shape, dim, keepdim)
+def _(xp: Any, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
+    return _spread(xp, g, input_shape, dim, keepdim)
 
 
 @primitive(torch="mean")
@@ -45,9 +47,9 @@ def mean(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Arra
 
 
 @mean.vjp("input")
-def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
-    count = max(input.size // max(out.size, 1), 1)
-    return _spread(xp, g / count, input.shape, dim, keepdim)
+def _(xp: Any, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
+    count = max(math.prod(input_shape[a] for a in _axes(dim, len(input_shape))), 1)
+    return _spread(xp, g / count, input_shape, dim, keepdim)
 
 
 @primitive(torch="amax")
@@ -70,8 +72,8 @@ def var(xp: Any, input: Array, dim: Dims = None, correction: int = 1, keepdim: b
 
 
 @var.vjp("input")
-def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, correction: int, keepdim: bool) -> Array:
-    count = input.size // max(out.size, 1)
+def _(xp: Any, g: Array, input: Array, dim: Dims, correction: int, keepdim: bool) -> Array:
+    count = math.prod(input.shape[a] for a in _axes(dim, input.ndim))
     centred = input - xp.mean(input, axis=_axes(dim, input.ndim), keepdims=True)
     return _spread(xp, g, input.shape, dim, keepdim) * centred * (2.0 / (count - correction))
 

@@ -13,6 +13,8 @@ from ..dtype import Array
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 
+Shape = tuple[int, ...]
+
 
 @primitive(torch="reshape", moves=True)
 def reshape(xp: Any, input: Array, shape: Sequence[int]) -> Array:
@@ -27,8 +29,8 @@ def reshape(xp: Any, input: Array, shape: Sequence[int]) -> Array:
 
 
 @reshape.vjp("input")
-def _(xp: Any, g: Array, input: Array) -> Array:
-    return g.reshape(input.shape)
+def _(xp: Any, g: Array, input_shape: Shape) -> Array:
+    return g.reshape(input_shape)
 
 
 @reshape.samples
@@ -96,8 +98,8 @@ def squeeze(xp: Any, input: Array, dim: int) -> Array:
 
 
 @squeeze.vjp("input")
-def _(xp: Any, g: Array, input: Array) -> Array:
-    return g.reshape(input.shape)
+def _(xp: Any, g: Array, input_shape: Shape) -> Array:
+    return g.reshape(input_shape)
 
 
 @squeeze.samples
@@ -113,8 +115,8 @@ def unsqueeze(xp: Any, input: Array, dim: int) -> Array:
 
 
 @unsqueeze.vjp("input")
-def _(xp: Any, g: Array, input: Array) -> Array:
-    return g.reshape(input.shape)
+def _(xp: Any, g: Array, input_shape: Shape) -> Array:
+    return g.reshape(input_shape)
 
 
 @unsqueeze.samples
@@ -149,8 +151,8 @@ def cat(xp: Any, tensors: Sequence[Array], dim: int = 0) -> Array:
 
 
 @cat.vjp("tensors")
-def _(xp: Any, g: Array, tensors: Sequence[Array], dim: int) -> list[Array]:
-    ends = np.cumsum([t.shape[dim] for t in tensors])[:-1].tolist()
+def _(xp: Any, g: Array, tensors_shape: list[Shape], dim: int) -> list[Array]:
+    ends = np.cumsum([shape[dim] for shape in tensors_shape])[:-1].tolist()
     return list(xp.split(g, ends, axis=dim))
 
 
@@ -167,8 +169,8 @@ def stack(xp: Any, tensors: Sequence[Array], dim: int = 0) -> Array:
 
 
 @stack.vjp("tensors")
-def _(xp: Any, g: Array, tensors: Sequence[Array], dim: int) -> list[Array]:
-    return [xp.take(g, i, axis=dim) for i in range(len(tensors))]
+def _(xp: Any, g: Array, dim: int) -> list[Array]:
+    return [xp.take(g, i, axis=dim) for i in range(g.shape[dim])]
 
 
 @stack.samples
@@ -224,8 +226,8 @@ def getitem(xp: Any, input: Array, index: Any) -> Array:
 
 
 @getitem.vjp("input")
-def _(xp: Any, g: Array, input: Array, index: Any) -> Array:
-    out = xp.zeros(input.shape, g.dtype)
+def _(xp: Any, g: Array, input_shape: Shape, index: Any) -> Array:
+    out = xp.zeros(input_shape, g.dtype)
     if _basic(index):
         out[_plain(index)] = g
     elif xp is np:
@@ -274,9 +276,9 @@ def _window(ndim: int, dim: int, start: int, length: int) -> tuple[slice, ...]:
 
 
 @narrow.vjp("input")
-def _(xp: Any, g: Array, input: Array, dim: int, start: int, length: int) -> Array:
-    out = xp.zeros(input.shape, g.dtype)
-    out[_window(input.ndim, dim, start, length)] = g
+def _(xp: Any, g: Array, input_shape: Shape, dim: int, start: int, length: int) -> Array:
+    out = xp.zeros(input_shape, g.dtype)
+    out[_window(g.ndim, dim, start, length)] = g
     return out
 
 
@@ -298,9 +300,9 @@ def _widths(pad: Sequence[int], ndim: int) -> list[tuple[int, int]]:
 
 
 @pad.vjp("input")
-def _(xp: Any, g: Array, input: Array, pad: Sequence[int]) -> Array:
-    widths = _widths(pad, input.ndim)
-    return g[tuple(slice(a, a + n) for (a, _), n in zip(widths, input.shape, strict=True))]
+def _(xp: Any, g: Array, input_shape: Shape, pad: Sequence[int]) -> Array:
+    widths = _widths(pad, g.ndim)
+    return g[tuple(slice(a, a + n) for (a, _), n in zip(widths, input_shape, strict=True))]
 
 
 @pad.samples

@@ -41,7 +41,7 @@ class Arena:
     """Packs fp32 leaves into flat buffers and makes their `.data` and `.grad` views into them.
 
     `parameters` is a mapping by name, (name, tensor) pairs, or Tensors, named by their `.name` or number.
-    `lr_scale` and `decay_scale` give factors on learning rate and weight decay by parameter name; 1 if absent.
+    `lr_scale` and `decay_scale` are factors on learning rate and weight decay by parameter name; 1 if absent.
     A parameter on another device is moved to `backend`, by default the first one's.
 
     Raises `TypeError` for a `Frozen` weight, one that is not fp32 or does not require grad, `ValueError` for

@@ -1,4 +1,4 @@
-"""Optimizers under PyTorch's names, for PyTorch users: the given leaves are packed into an arena of their own.
+"""Optimizers under PyTorch's names, for PyTorch users: the given leaves are packed into one arena.
 
 A parameter whose gradient is None counts as having a gradient of zeros: PyTorch would leave it alone, here
 momentum and weight decay still act on it.

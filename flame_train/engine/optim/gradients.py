@@ -25,8 +25,8 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scales the gradients down to a total norm of at most `max_norm`; returns the norm they had (0-d fp32).
 
-    As torch.nn.utils.clip_grad_norm_: the factor is max_norm / (norm + 1e-6), at most 1. `norm_type` may be any
-    positive number or inf. `error_if_nonfinite` reads the norm and raises `RuntimeError`.
+    As torch.nn.utils.clip_grad_norm_: the factor is max_norm / (norm + 1e-6), at most 1. `norm_type` may be
+    any positive number or inf. `error_if_nonfinite` reads the norm and raises `RuntimeError`.
     """
     grads = _grads(parameters)
     norm = _total_norm(grads, norm_type)
@@ -58,7 +58,7 @@ def normalize(parameters: Tensors, norm: float = 1.0, eps: float = 1e-12) -> Ten
 
 
 def add_noise_(parameters: Tensors, std: float, *, seed: int, step: int = 0) -> None:
-    """Adds N(0, std^2) to every gradient entry. Noise is a function of (seed, step, which gradient, place)."""
+    """Adds N(0, std^2) to every gradient entry. It is a function of (seed, step, which gradient, place)."""
     for i, g in enumerate(_grads(parameters)):
         xp = g.backend.xp
         words = bits(xp, seed, GRADIENT_NOISE, step, xp.full((1,), i, np.int64), g.size)
@@ -80,7 +80,7 @@ class GradientStatistics:
 
 
 def statistics(parameters: Tensors) -> GradientStatistics:
-    """Norm and largest magnitude of the finite entries, fractions that are zero and not finite, and a histogram.
+    """Norm and largest magnitude of the finite entries, fractions zero and not finite, and a histogram.
 
     The histogram is of magnitudes by power of ten from 1e-12 to 1e4; the outer bins hold what lies beyond.
     Reads the gradients back to the host.

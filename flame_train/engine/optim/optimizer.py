@@ -1,4 +1,4 @@
-"""An optimizer step: unscale, check, the chain, the schedule, and one select that takes the step or leaves it.
+"""An optimizer step: unscale, check, chain, schedule, and one select that takes the step or leaves it.
 
 Everything is device work over the arena's flat buffers: no value is read back, and every buffer that outlives
 the step is written in place, so that a captured step can be replayed.
@@ -27,11 +27,11 @@ class Optimizer:
     """Updates an arena's values with a chain of transforms whose last link gives the direction.
 
     `lr` is the schedule's peak. The gradients are divided by `accumulation` and by the loss scale, with which
-    the loss must have been multiplied: `(loss * optimizer.loss_scale).backward()`, `accumulation` times a step.
+    the loss must have been multiplied: `(loss * optimizer.loss_scale).backward()`, `accumulation` times.
 
-    A step whose gradient norm or loss is not finite changes nothing but the counters: not values, not moments,
-    not the schedule. With a `scaler` (fp16) it lowers the loss scale. Without one, or once the scaler is
-    exhausted, `healthy` turns false and stays so, and no later step is taken: the values are the last good.
+    A step whose gradient norm or loss is not finite is skipped and counted: values, moments and schedule stay
+    as they were. With a `scaler` (fp16) it lowers the loss scale. Without one, or once that is exhausted,
+    `healthy` turns false and stays so, and no later step is taken: the values are the last good ones.
     """
 
     def __init__(
@@ -132,7 +132,10 @@ class Optimizer:
     # ---- saving ------------------------------------------------------------------------------------
 
     def set(self, name: str, value: float) -> None:
-        """Writes a 0-d entry of the state, by its saved name: `set("lr", 1e-5)`, `set("clip_norm.max_norm", 1)`."""
+        """Writes a 0-d entry of the state by its saved name: `set("lr", 1e-5)`, `set("clip_norm.max_norm", 1)`.
+
+        Raises `KeyError` naming what there is.
+        """
         found = {n: a for n, a in self._entries() if a.ndim == 0}
         if name not in found:
             raise KeyError(f"optimizer: nothing named {name!r} to set; has {', '.join(sorted(found))}")
@@ -169,7 +172,7 @@ class Optimizer:
                 raise ModelFileError(f"optimizer state: expected one number named {name!r}; it is not there")
         if left:
             raise ModelFileError(
-                f"optimizer state: unexpected {sorted(left)[0]!r}; it was saved by another optimizer or precision"
+                f"optimizer state: unexpected {sorted(left)[0]!r}; another optimizer or precision saved it"
             )
         self._healthy[...] = True
 

@@ -1,4 +1,4 @@
-"""The last link: from a gradient to the direction that is subtracted, times the learning rate, from the values."""
+"""The last link: from a gradient to what is subtracted from the values, times the learning rate."""
 
 from __future__ import annotations
 

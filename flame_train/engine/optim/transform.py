@@ -21,7 +21,7 @@ State = dict[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a link may know: the arena, and `count`, the number of updates done before this one (0-d int64)."""
+    """What a link may know: the arena, and `count`, the number of updates done so far (0-d int64)."""
 
     xp: Any
     arena: Arena

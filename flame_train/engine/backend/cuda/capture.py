@@ -1,0 +1,60 @@
+"""A step as one CUDA graph.
+
+The first call runs eagerly, so that kernels are compiled and plans are made; the second is captured while it is
+recorded, and every later one replays. Memory used inside comes from a pool of the graph's own, kept alive with
+it: a block freed during capture must never reach a tensor outside, or a replay would overwrite it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ...mode import capturing
+
+if TYPE_CHECKING:
+    from .device import CudaBackend
+
+
+def capture(backend: CudaBackend, fn: Callable[[], None]) -> Callable[[], None]:
+    """`fn` as a callable that records itself once and replays from then on."""
+    return _Captured(backend, fn)
+
+
+class _Captured:
+    def __init__(self, backend: CudaBackend, fn: Callable[[], None]) -> None:
+        self._backend, self._fn = backend, fn
+        self._warm = False
+        self._graph: Any = None
+        self._pool: Any = None
+
+    def __call__(self) -> None:
+        if not self._warm:
+            self._fn()
+            self._warm = True
+            return
+        if self._graph is None:
+            self._record()
+        self._graph.launch(self._backend.stream)
+
+    def _record(self) -> None:
+        cuda = self._backend.xp.cuda
+        stream = self._backend.stream
+        self._pool = cuda.MemoryPool()
+        self._backend.synchronize()
+        with cuda.using_allocator(self._pool.malloc), capturing():
+            stream.begin_capture()
+            try:
+                self._fn()
+            except BaseException:
+                self._abandon(stream)
+                raise
+            self._graph = stream.end_capture()
+        self._graph.upload(stream)
+
+    def _abandon(self, stream: Any) -> None:
+        """Ends a broken capture so that the stream can be used again; the first error is the one to show."""
+        try:
+            stream.end_capture()
+        except self._backend.xp.cuda.runtime.CUDARuntimeError:
+            self._graph = None

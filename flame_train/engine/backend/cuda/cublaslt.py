@@ -1,0 +1,216 @@
+"""Matrix products through cuBLASLt, called by ctypes with descriptors kept per problem.
+
+CuPy's own products cannot be captured in a CUDA graph; these can. Matrices are row-major for us and
+column-major for cuBLASLt, so D = A B is asked for as D^T = B^T A^T, and each operand may be transposed by
+stride alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ....errors import DeviceFault
+from ...dtype import Array, DType, bfloat16, float16, float32, float64
+from .libraries import load
+
+_TYPE = {float32: 0, float64: 1, float16: 2, bfloat16: 14}  # cudaDataType_t
+_COMPUTE_32F, _COMPUTE_64F = 68, 70  # full-precision accumulation: no TF32
+_TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER, _BIAS_TYPE = 3, 4, 7, 8, 26  # cublasLtMatmulDescAttributes_t
+_BATCH_COUNT, _BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
+_MAX_WORKSPACE, _MIN_ALIGNMENT = 1, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t
+_EPILOGUE_BIAS = 4
+_WORKSPACE_BYTES = 32 << 20  # NVIDIA's advice for Hopper
+_RESULT_BYTES = 96  # sizeof(cublasLtMatmulHeuristicResult_t)
+
+SUPPORTED = frozenset(_TYPE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """One matrix as cuBLASLt sees it: column-major rows x columns, leading dimension, stride between batches."""
+
+    rows: int
+    cols: int
+    ld: int
+    batch_stride: int
+    transposed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """Everything an algorithm is chosen by."""
+
+    dtype: DType
+    out_dtype: DType
+    a: _Operand
+    b: _Operand
+    out_ld: int
+    out_batch_stride: int
+    batch: int
+    bias: bool
+    accumulate: bool
+    alignment: int
+
+
+class _Plan:
+    """The descriptors and the algorithm of one problem."""
+
+    __slots__ = ("a", "algorithm", "b", "d", "description")
+
+    def __init__(self, description: int, a: int, b: int, d: int, algorithm: Any) -> None:
+        self.description, self.a, self.b, self.d, self.algorithm = description, a, b, d, algorithm
+
+
+class CublasLt:
+    """One handle, one workspace, the plans seen so far."""
+
+    def __init__(self, cupy: Any, stream: Any) -> None:
+        self._cupy, self._stream = cupy, stream
+        self._lib = _declare(load("cublasLt"))
+        handle = ctypes.c_void_p()
+        self._check(self._lib.cublasLtCreate(ctypes.byref(handle)), "create")
+        self._handle = handle.value
+        self._workspace = cupy.cuda.alloc(_WORKSPACE_BYTES)
+        self._plans: dict[_Problem, _Plan] = {}
+        self._lock = threading.Lock()
+
+    def product(
+        self,
+        a: Array,
+        b: Array,
+        out: Array,
+        *,
+        bias: Array | None = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+    ) -> None:
+        """out = alpha * a @ b + beta * out (+ bias along the last dim).
+
+        `a` (M, K) and `b` (K, N), or (batch, M, K) and (batch, K, N); each with one of its last two strides equal to
+        the item size. `out` is row-major.
+        """
+        batch = out.shape[0] if out.ndim == 3 else 1
+        pointers = (a.data.ptr, b.data.ptr, out.data.ptr)
+        problem = _Problem(
+            a.dtype, out.dtype, _operand(a), _operand(b), out.strides[-2] // out.itemsize,
+            out.strides[0] // out.itemsize if out.ndim == 3 else 0, batch, bias is not None, beta != 0.0,
+            16 if all(p % 16 == 0 for p in pointers) else a.itemsize,
+        )  # fmt: skip
+        scalar = np.float64 if a.dtype == float64 else np.float32
+        scale = np.array([alpha, beta], scalar)
+        address = scale.ctypes.data
+        with self._lock:
+            plan = self._plans.get(problem) or self._make(problem, out.shape)
+            if bias is not None:
+                self._set(plan.description, _BIAS_POINTER, ctypes.c_void_p(bias.data.ptr))
+            status = self._lib.cublasLtMatmul(
+                self._handle, plan.description, address, pointers[1], plan.b, pointers[0], plan.a,
+                address + scale.itemsize, pointers[2], plan.d, pointers[2], plan.d, plan.algorithm,
+                self._workspace.ptr, _WORKSPACE_BYTES, self._stream.ptr,
+            )  # fmt: skip
+        self._check(status, f"matmul {tuple(a.shape)} @ {tuple(b.shape)} {a.dtype.name}")
+
+    def _make(self, p: _Problem, out_shape: tuple[int, ...]) -> _Plan:
+        lib = self._lib
+        fp64 = p.dtype == float64
+        description = self._new(
+            lib.cublasLtMatmulDescCreate,
+            _COMPUTE_64F if fp64 else _COMPUTE_32F,
+            _TYPE[float64 if fp64 else float32],
+        )
+        # cuBLASLt's A is our b and its B is our a: the product is asked for transposed.
+        self._set(description, _TRANSA, ctypes.c_int32(p.b.transposed))
+        self._set(description, _TRANSB, ctypes.c_int32(p.a.transposed))
+        if p.bias:
+            self._set(description, _EPILOGUE, ctypes.c_uint32(_EPILOGUE_BIAS))
+            self._set(description, _BIAS_TYPE, ctypes.c_int32(_TYPE[p.dtype]))
+        a = self._layout(p.dtype, p.a.rows, p.a.cols, p.a.ld, p.batch, p.a.batch_stride)
+        b = self._layout(p.dtype, p.b.rows, p.b.cols, p.b.ld, p.batch, p.b.batch_stride)
+        d = self._layout(p.out_dtype, out_shape[-1], out_shape[-2], p.out_ld, p.batch, p.out_batch_stride)
+        plan = _Plan(description, a, b, d, self._choose(p, description, a, b, d))
+        self._plans[p] = plan
+        return plan
+
+    def _layout(self, dtype: DType, rows: int, cols: int, ld: int, batch: int, stride: int) -> int:
+        layout = self._new(self._lib.cublasLtMatrixLayoutCreate, _TYPE[dtype], rows, cols, ld)
+        if batch > 1:
+            count, step = ctypes.c_int32(batch), ctypes.c_int64(stride)
+            setter = self._lib.cublasLtMatrixLayoutSetAttribute
+            self._check(setter(layout, _BATCH_COUNT, ctypes.byref(count), 4), "batch count")
+            self._check(setter(layout, _BATCH_STRIDE, ctypes.byref(step), 8), "batch stride")
+        return layout
+
+    def _choose(self, p: _Problem, description: int, a: int, b: int, d: int) -> Any:
+        """The heuristic's first choice: the same for the same problem on the same library and card."""
+        preference = self._new(self._lib.cublasLtMatmulPreferenceCreate)
+        setter = self._lib.cublasLtMatmulPreferenceSetAttribute
+        room = ctypes.c_uint64(_WORKSPACE_BYTES)
+        self._check(setter(preference, _MAX_WORKSPACE, ctypes.byref(room), 8), "workspace")
+        for attribute in _MIN_ALIGNMENT:
+            self._check(
+                setter(preference, attribute, ctypes.byref(ctypes.c_uint32(p.alignment)), 4), "alignment"
+            )
+        result = (ctypes.c_uint8 * _RESULT_BYTES)()
+        found = ctypes.c_int()
+        status = self._lib.cublasLtMatmulAlgoGetHeuristic(
+            self._handle, description, b, a, d, d, preference, 1, result, ctypes.byref(found)
+        )
+        self._check(status if status else 0 if found.value else 15, f"no algorithm for {p}")
+        return result
+
+    def _new(self, create: Any, *args: int) -> int:
+        made = ctypes.c_void_p()
+        self._check(create(ctypes.byref(made), *args), create.__name__)
+        assert made.value is not None
+        return made.value
+
+    def _set(self, description: int, attribute: int, value: Any) -> None:
+        status = self._lib.cublasLtMatmulDescSetAttribute(
+            description, attribute, ctypes.byref(value), ctypes.sizeof(value)
+        )
+        self._check(status, f"attribute {attribute}")
+
+    @staticmethod
+    def _check(status: int, what: str) -> None:
+        if status:
+            raise DeviceFault(f"cuBLASLt failed with status {status}: {what}")
+
+
+def _operand(x: Array) -> _Operand:
+    """`x` (..., R, C), row-major, is column-major C x R; with exchanged strides it is read transposed."""
+    rows, cols = x.shape[-2:]
+    item = x.itemsize
+    batch_stride = x.strides[0] // item if x.ndim == 3 else 0
+    down, across = x.strides[-2] // item, x.strides[-1] // item
+    if across == 1 or cols == 1:
+        return _Operand(cols, rows, max(down, cols), batch_stride, False)
+    return _Operand(rows, cols, max(across, rows), batch_stride, True)
+
+
+def is_plain(x: Array) -> bool:
+    """True if cuBLASLt can read `x` as it lies: unit stride along one of the last two dims, no overlap along the other."""
+    rows, cols = x.shape[-2:]
+    down, across = x.strides[-2] // x.itemsize, x.strides[-1] // x.itemsize
+    by_rows = (across == 1 or cols == 1) and (down >= cols or rows == 1)
+    by_cols = (down == 1 or rows == 1) and (across >= rows or cols == 1)
+    return bool(by_rows or by_cols)
+
+
+def _declare(lib: ctypes.CDLL) -> Any:
+    pointer, integer, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+    u64, i64 = ctypes.c_uint64, ctypes.c_int64
+    lib.cublasLtCreate.argtypes = [pointer]
+    lib.cublasLtMatmulDescCreate.argtypes = [pointer, integer, integer]
+    lib.cublasLtMatmulDescSetAttribute.argtypes = [pointer, integer, pointer, size]
+    lib.cublasLtMatrixLayoutCreate.argtypes = [pointer, integer, u64, u64, i64]
+    lib.cublasLtMatrixLayoutSetAttribute.argtypes = [pointer, integer, pointer, size]
+    lib.cublasLtMatmulPreferenceCreate.argtypes = [pointer]
+    lib.cublasLtMatmulPreferenceSetAttribute.argtypes = [pointer, integer, pointer, size]
+    lib.cublasLtMatmulAlgoGetHeuristic.argtypes = [*[pointer] * 7, integer, pointer, pointer]
+    lib.cublasLtMatmul.argtypes = [*[pointer] * 14, size, pointer]
+    return lib

@@ -1,0 +1,234 @@
+"""Convolution and attention through cuDNN's graph API, plans kept per problem."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ....errors import DeviceFault, EnvironmentFault
+from ...dtype import Array, DType, bfloat16, float16, float32
+from ...mode import mode
+from .libraries import load
+
+Layout = tuple[list[int], list[int]]  # dims and strides, in elements
+
+
+class CuDnn:
+    """One handle on the backend's stream and the plans seen so far."""
+
+    def __init__(self, cupy: Any, stream: Any) -> None:
+        for name in ("nvrtc", "cublasLt", "cublas"):
+            load(name)
+        try:
+            import cudnn
+        except ImportError as e:
+            raise EnvironmentFault(
+                f"cuDNN's frontend is not installed ({e}); run `flame-train doctor`"
+            ) from e
+        self._cudnn, self._cupy = cudnn, cupy
+        self._types = {
+            float32: cudnn.data_type.FLOAT,
+            float16: cudnn.data_type.HALF,
+            bfloat16: cudnn.data_type.BFLOAT16,
+        }
+        try:
+            self._handle = cudnn.create_handle()
+            cudnn.set_stream(handle=self._handle, stream=stream.ptr)
+        except RuntimeError as e:
+            raise EnvironmentFault(f"cuDNN did not start ({e}); run `flame-train doctor`") from e
+        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        # Captured graphs hold the addresses of the workspaces they were recorded with, so none is ever freed.
+        self._workspaces = [cupy.empty(1 << 20, "uint8")]
+        self._lock = threading.Lock()
+
+    # ---- convolution ---------------------------------------------------------------------------------
+
+    def conv_forward(
+        self, x: Array, w: Array, bias: Array | None, out: Array, stride: tuple[int, int], padding: tuple[int, int],
+        dilation: tuple[int, int],
+    ) -> None:  # fmt: skip
+        """out = conv(x, w) + bias for NHWC x and out, and a weight of any strides."""
+        lx, lw, lo = nhwc(x), _weight(w), nhwc(out)
+        key = ("fprop", x.dtype, *_flat(lx, lw, lo), stride, padding, dilation, bias is not None)
+
+        def build(g: Any, t: Callable[..., Any]) -> None:
+            y = g.conv_fprop(image=t("x", lx), weight=t("w", lw), **_geometry(stride, padding, dilation))
+            if bias is not None:
+                k = w.shape[0]
+                y.set_data_type(self._types[float32])
+                y = g.bias(input=y, bias=t("b", ([1, k, 1, 1], [k, 1, k, k])))
+            t("y", lo, output=y)
+
+        arrays = {"x": x, "w": w, "y": out} | ({"b": bias} if bias is not None else {})
+        self._run(key, x.dtype, build, arrays)
+
+    def conv_input_gradient(
+        self, g_out: Array, w: Array, dx: Array, stride: tuple[int, int], padding: tuple[int, int],
+        dilation: tuple[int, int],
+    ) -> None:  # fmt: skip
+        """dx of a convolution, from the gradient of its output (both NHWC)."""
+        lg, lw, lx = nhwc(g_out), _weight(w), nhwc(dx)
+        key = ("dgrad", dx.dtype, *_flat(lg, lw, lx), stride, padding, dilation)
+
+        def build(g: Any, t: Callable[..., Any]) -> None:
+            t("dx", lx, output=g.conv_dgrad(
+                loss=t("g", lg), filter=t("w", lw), **_geometry(stride, padding, dilation)
+            ))  # fmt: skip
+
+        self._run(key, dx.dtype, build, {"g": g_out, "w": w, "dx": dx})
+
+    def conv_weight_gradient(
+        self, x: Array, g_out: Array, dw: Array, stride: tuple[int, int], padding: tuple[int, int],
+        dilation: tuple[int, int],
+    ) -> None:  # fmt: skip
+        """dw of a convolution, from its NHWC input and the gradient of its output."""
+        lx, lg, lw = nhwc(x), nhwc(g_out), _weight(dw)
+        key = ("wgrad", x.dtype, *_flat(lx, lg, lw), stride, padding, dilation)
+
+        def build(g: Any, t: Callable[..., Any]) -> None:
+            t("dw", lw, output=g.conv_wgrad(
+                image=t("x", lx), loss=t("g", lg), **_geometry(stride, padding, dilation)
+            ))  # fmt: skip
+
+        self._run(key, x.dtype, build, {"x": x, "g": g_out, "dw": dw})
+
+    # ---- attention -----------------------------------------------------------------------------------
+
+    def attention_forward(
+        self, q: Array, k: Array, v: Array, out: Array, stats: Array, scale: float, causal: bool
+    ) -> None:
+        """out and the rows' log-sum-exp for (B, H, L, D) operands of any strides with unit stride along D."""
+        layouts = [strided(a) for a in (q, k, v, out, stats)]
+        key = ("sdpa", q.dtype, *_flat(*layouts), scale, causal)
+
+        def build(g: Any, t: Callable[..., Any]) -> None:
+            o, s = g.sdpa(
+                q=t("q", layouts[0]), k=t("k", layouts[1]), v=t("v", layouts[2]), attn_scale=scale,
+                generate_stats=True, use_causal_mask=causal,
+            )[:2]  # fmt: skip
+            t("o", layouts[3], output=o)
+            t("s", layouts[4], output=s, dtype=float32)
+
+        self._run(key, q.dtype, build, {"q": q, "k": k, "v": v, "o": out, "s": stats})
+
+    def attention_backward(
+        self, q: Array, k: Array, v: Array, out: Array, stats: Array, g_out: Array, dq: Array, dk: Array, dv: Array,
+        scale: float, causal: bool,
+    ) -> None:  # fmt: skip
+        """The gradients of attention; bit-equal between runs where the mode asks for determinism."""
+        inputs = {"q": q, "k": k, "v": v, "o": out, "g": g_out}
+        results = {"dq": dq, "dk": dk, "dv": dv}
+        layouts = {n: strided(a) for n, a in {**inputs, **results, "s": stats}.items()}
+        exact = mode().deterministic
+        key = ("sdpa_backward", q.dtype, *_flat(*layouts.values()), scale, causal, exact)
+
+        def build(g: Any, t: Callable[..., Any]) -> None:
+            made = g.sdpa_backward(
+                q=t("q", layouts["q"]), k=t("k", layouts["k"]), v=t("v", layouts["v"]), o=t("o", layouts["o"]),
+                dO=t("g", layouts["g"]), stats=t("s", layouts["s"], dtype=float32), attn_scale=scale,
+                use_causal_mask=causal, use_deterministic_algorithm=exact,
+            )  # fmt: skip
+            for name, tensor in zip(results, made, strict=False):
+                t(name, layouts[name], output=tensor)
+
+        self._run(key, q.dtype, build, {**inputs, **results, "s": stats})
+
+    # ---- plans ---------------------------------------------------------------------------------------
+
+    def _run(
+        self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None], arrays: dict[str, Array]
+    ) -> None:
+        with self._lock:
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plans[key] = self._build(key, dtype, build)
+            plan.graph.execute(
+                {plan.tensors[n]: a.data.ptr for n, a in arrays.items()},
+                self._workspaces[-1].data.ptr,
+                handle=self._handle,
+            )
+
+    def _build(self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None]) -> _Plan:
+        cudnn = self._cudnn
+        full = cudnn.data_type.FLOAT
+        graph = cudnn.pygraph(
+            io_data_type=self._types[dtype],
+            intermediate_data_type=full,
+            compute_data_type=full,
+            handle=self._handle,
+        )
+        tensors: dict[str, Any] = {}
+
+        def declare(name: str, layout: Layout, output: Any = None, dtype: DType = dtype) -> Any:
+            dims, strides = layout
+            kind = self._types[dtype]
+            if output is None:
+                tensors[name] = graph.tensor(name=name, dim=dims, stride=strides, data_type=kind)
+            else:
+                output.set_output(True).set_data_type(kind).set_dim(dims).set_stride(strides)
+                tensors[name] = output
+            return tensors[name]
+
+        try:
+            build(graph, declare)
+            graph.validate()
+            graph.build_operation_graph()
+            graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+            self._restrict(graph, dtype, key[0])
+            graph.check_support()
+            graph.build_plans()
+        except (RuntimeError, cudnn.cudnnGraphNotSupportedError) as e:
+            raise DeviceFault(f"cuDNN has no plan for {key}: {e}") from e
+        self._grow_workspace(graph.get_workspace_size())
+        return _Plan(graph, tensors)
+
+    def _restrict(self, graph: Any, dtype: DType, kind: str) -> None:
+        """fp32 stays fp32 (no TF32); where determinism is asked for, no plan that adds in varying order."""
+        notes = self._cudnn.numerical_note
+        barred = []
+        if dtype == float32:
+            barred += [notes.DOWN_CONVERT_INPUTS, notes.WINOGRAD]
+        if mode().deterministic and not kind.startswith("sdpa"):
+            barred.append(notes.NONDETERMINISTIC)
+        if barred:
+            graph.deselect_numeric_notes(barred)
+
+    def _grow_workspace(self, needed: int) -> None:
+        if needed > self._workspaces[-1].size:
+            self._workspaces.append(self._cupy.empty(needed, "uint8"))
+
+
+class _Plan:
+    """A built graph and its tensors by name."""
+
+    __slots__ = ("graph", "tensors")
+
+    def __init__(self, graph: Any, tensors: dict[str, Any]) -> None:
+        self.graph, self.tensors = graph, tensors
+
+
+def nhwc(x: Array) -> Layout:
+    """An array (B, H, W, C) in cuDNN's order of dims, N C H W."""
+    b, h, w, c = x.shape
+    sb, sh, sw, sc = (s // x.itemsize for s in x.strides)
+    return [b, c, h, w], [sb, sc, sh, sw]
+
+
+def _weight(w: Array) -> Layout:
+    return list(w.shape), [s // w.itemsize for s in w.strides]
+
+
+def strided(x: Array) -> Layout:
+    """An array as it lies."""
+    return list(x.shape), [s // x.itemsize for s in x.strides]
+
+
+def _flat(*layouts: Layout) -> tuple[int, ...]:
+    return tuple(n for dims, strides in layouts for n in (*dims, *strides))
+
+
+def _geometry(
+    stride: tuple[int, int], padding: tuple[int, int], dilation: tuple[int, int]
+) -> dict[str, list[int]]:
+    return {"padding": list(padding), "stride": list(stride), "dilation": list(dilation)}

@@ -1,0 +1,98 @@
+"""Device, stream and memory: what the engine needs of a GPU besides kernels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ....errors import EnvironmentFault
+from ...dtype import Array, DType
+from ...mode import mode
+from ..base import Memory
+from .capture import capture
+from .kernels import Kernels
+
+_HINT = "use --device cpu, or run `flame-train doctor` to see what is missing"
+
+
+class CudaBackend:
+    """One GPU, one stream, one memory pool. All work of all threads is queued on the one stream."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        cupy = _import_cupy()
+        self.xp: ModuleType = cupy
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self._threads = threading.local()
+        self._pool = cupy.cuda.MemoryPool()
+        self._peak = 0
+        cupy.cuda.set_allocator(self._malloc)
+        self.enter_thread()
+        self.kernels = Kernels(cupy, self.stream)
+
+    def enter_thread(self) -> None:
+        """Makes the stream current in this thread. CuPy keeps the current stream per thread."""
+        if not getattr(self._threads, "entered", False):
+            self.stream.use()
+            self._threads.entered = True
+
+    def _malloc(self, size: int) -> Any:
+        memory = self._pool.malloc(size)
+        self._peak = max(self._peak, self._pool.used_bytes())
+        return memory
+
+    def empty(self, shape: Sequence[int], dtype: DType) -> Array:
+        return self.xp.empty(tuple(shape), dtype)
+
+    def put(self, host: np.ndarray[Any, Any]) -> Array:
+        """A copy on the device. Memory order is kept: a transposed view stays one."""
+        order = sorted(range(host.ndim), key=lambda i: -host.strides[i])
+        dense = host.transpose(order)
+        if not dense.flags.c_contiguous:
+            return self.xp.asarray(np.ascontiguousarray(host))
+        back = [order.index(i) for i in range(host.ndim)]
+        return self.xp.asarray(dense).transpose(back)
+
+    def get(self, array: Array) -> np.ndarray[Any, Any]:
+        if mode().capturing:
+            raise RuntimeError(
+                "a captured step reads nothing back to the host: move this read out of the step"
+            )
+        result: np.ndarray[Any, Any] = array.get(stream=self.stream)
+        return result
+
+    def synchronize(self) -> None:
+        self.stream.synchronize()
+
+    def memory(self) -> Memory:
+        total = self.xp.cuda.runtime.memGetInfo()[1]
+        return Memory(int(self._pool.used_bytes()), self._peak, int(total))
+
+    def reset_peak(self) -> None:
+        self._peak = int(self._pool.used_bytes())
+
+    def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
+        return capture(self, fn)
+
+
+def _import_cupy() -> ModuleType:
+    """CuPy with a working device, or an `EnvironmentFault` that says what is wrong."""
+    try:
+        import cupy
+    except ImportError as e:
+        raise EnvironmentFault(
+            f"--device cuda needs CuPy, which is not installed ({e}); pip install 'flame-train[cuda13]', or {_HINT}"
+        ) from e
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as e:
+        raise EnvironmentFault(f"no usable NVIDIA GPU: {e}; {_HINT}") from e
+    if count == 0:
+        raise EnvironmentFault(f"no NVIDIA GPU is visible (CUDA_VISIBLE_DEVICES?); {_HINT}")
+    found: ModuleType = cupy
+    return found

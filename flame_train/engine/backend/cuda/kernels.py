@@ -1,0 +1,114 @@
+"""What a kernel launcher receives as `k`: allocation, libraries, our own modules. Launchers do no maths themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from ...dtype import Array, DType
+from .cublaslt import SUPPORTED, CublasLt, is_plain
+from .cudnn import CuDnn
+from .nvrtc import KernelModules
+
+
+class Kernels:
+    """The GPU's toolbox."""
+
+    def __init__(self, cupy: Any, stream: Any) -> None:
+        self.xp, self._stream = cupy, stream
+        self._modules = KernelModules(cupy)
+        self._erf = cupy.ElementwiseKernel("T x", "T y", "y = erf(x)", "flame_erf")
+        device = cupy.cuda.Device()
+        self.multiprocessors = int(device.attributes["MultiProcessorCount"])
+        self.compute_capability = int(device.compute_capability)
+
+    @cached_property
+    def cublaslt(self) -> CublasLt:
+        """Loaded on first use."""
+        return CublasLt(self.xp, self._stream)
+
+    @cached_property
+    def cudnn(self) -> CuDnn:
+        """Loaded on first use."""
+        return CuDnn(self.xp, self._stream)
+
+    # ---- memory --------------------------------------------------------------------------------------
+
+    def empty(self, shape: Sequence[int], dtype: DType) -> Array:
+        """Uninitialised memory."""
+        return self.xp.empty(tuple(shape), dtype)
+
+    def rows_first(self, x: Array) -> Array:
+        """`x` in row-major memory, itself if it is already."""
+        return self.xp.ascontiguousarray(x)
+
+    # ---- our own kernels -----------------------------------------------------------------------------
+
+    def launch(
+        self, file: str, kernel: str, dtype: DType, grid: Sequence[int], block: int, args: Sequence[Any],
+        shared_bytes: int = 0,
+    ) -> None:  # fmt: skip
+        """Runs `kernel` of ops/`file`, compiled for elements of `dtype`."""
+        self._modules.get(file, kernel, dtype)(tuple(grid), (block,), tuple(args), shared_mem=shared_bytes)
+
+    def erf(self, x: Array) -> Array:
+        """The error function, elementwise."""
+        return self._erf(x)
+
+    def scatter_add(self, out: Array, index: Any, values: Array) -> None:
+        """out[index] += values, repeated indices added up."""
+        import cupyx
+
+        cupyx.scatter_add(out, index, values)
+
+    # ---- matrix products -----------------------------------------------------------------------------
+
+    def matmul(
+        self, a: Array, b: Array, *, bias: Array | None = None, out: Array | None = None, alpha: float = 1.0,
+        accumulate: bool = False, out_dtype: DType | None = None,
+    ) -> Array:  # fmt: skip
+        """alpha * a @ b (+ bias), for a (..., M, K) and b (K, N) or (..., K, N); `accumulate` adds to `out`."""
+        a, b = self._plain(a), self._plain(b)
+        if b.ndim == 2 and a.ndim > 2:
+            a2 = self.rows_first(a).reshape(-1, a.shape[-1])
+            target = None if out is None else out.reshape(a2.shape[0], b.shape[1])
+            flat = self.matmul(
+                a2, b, bias=bias, out=target, alpha=alpha, accumulate=accumulate, out_dtype=out_dtype
+            )
+            return flat.reshape(*a.shape[:-1], b.shape[1])
+        lead = self.xp.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim > 2 or b.ndim > 2 else ()
+        if out is None:
+            out = self.empty((*lead, a.shape[-2], b.shape[-1]), out_dtype or a.dtype)
+        if 0 in (*out.shape, a.shape[-1]):
+            if not accumulate:
+                out.fill(0)
+            return out
+        a3, b3, o3 = (_three(x, lead) for x in (a, b, out))
+        self.cublaslt.product(a3, b3, o3, bias=bias, alpha=alpha, beta=1.0 if accumulate else 0.0)
+        return out
+
+    def _plain(self, x: Array) -> Array:
+        return x if is_plain(x) else self.rows_first(x)
+
+
+def _three(x: Array, lead: tuple[int, ...]) -> Array:
+    """`x` with its leading dims as one batch; a view unless its strides forbid it."""
+    if not lead:
+        return x
+    import cupy
+
+    full = cupy.broadcast_to(x, (*lead, *x.shape[-2:]))
+    if math.prod(x.shape[:-2]) == 1:
+        base = x.reshape(1, *x.shape[-2:])
+        return cupy.broadcast_to(base, (math.prod(lead), *x.shape[-2:]))
+    return full.reshape(-1, *x.shape[-2:])
+
+
+def products_reason(*arrays: Array | None) -> str:
+    """Why cuBLASLt cannot take these operands; empty when it can."""
+    found = {a.dtype for a in arrays if a is not None}
+    if len(found) != 1:
+        return f"operands of several dtypes: {sorted(d.name for d in found)}"
+    return "" if found <= SUPPORTED else f"no cuBLASLt product for {found.pop().name}"

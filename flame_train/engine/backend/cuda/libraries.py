@@ -1,0 +1,38 @@
+"""Finding and loading NVIDIA's libraries, by the full path of the installed wheel."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+from ....errors import EnvironmentFault
+
+
+@cache
+def load(name: str) -> ctypes.CDLL:
+    """The CUDA library called `name` ("cublasLt", "nvrtc", ...), loaded for everyone in the process.
+
+    cuDNN finds the libraries it needs only if they are loaded already. Raises `EnvironmentFault`.
+    """
+    from cuda import pathfinder
+
+    try:
+        found = pathfinder.load_nvidia_dynamic_lib(name)
+    except Exception as e:
+        raise EnvironmentFault(
+            f"the CUDA library {name} was not found ({e}); run `flame-train doctor`"
+        ) from e
+    return ctypes.CDLL(found.abs_path, mode=ctypes.RTLD_GLOBAL)
+
+
+@cache
+def header_directory() -> str:
+    """The folder that holds cuda_bf16.h and its kin."""
+    from cuda import pathfinder
+
+    found = pathfinder.find_nvidia_header_directory("cudart")
+    if found is None:
+        raise EnvironmentFault(
+            "the CUDA headers were not found; pip install 'flame-train[cuda13]', or see doctor"
+        )
+    return str(found)

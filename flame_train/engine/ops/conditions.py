@@ -1,0 +1,24 @@
+"""What kernels ask of their operands: each answers with the reason against, or with nothing."""
+
+from __future__ import annotations
+
+from ..dtype import Array, DType, bfloat16, float16, float32, float64
+
+LOW = frozenset({float16, bfloat16})
+AT_MOST_FP32 = frozenset({float32, float16, bfloat16})
+ANY_FLOAT = frozenset({float64, float32, float16, bfloat16})
+
+
+def same(allowed: frozenset[DType], *arrays: Array | None) -> str:
+    """All operands have one dtype, and it is among `allowed`."""
+    found = {a.dtype for a in arrays if a is not None}
+    if len(found) != 1:
+        return f"operands of several dtypes: {', '.join(sorted(d.name for d in found))}"
+    return "" if found <= allowed else f"no kernel for {found.pop().name}"
+
+
+def packets(width: int, limit: int) -> str:
+    """A row of `width` elements is made of whole packets of eight, and not longer than `limit`."""
+    if width % 8 or width == 0:
+        return f"rows of {width} are no multiple of 8"
+    return "" if width <= limit else f"rows of {width} are longer than {limit}"

@@ -1,0 +1,109 @@
+"""The CUDA backend: memory order, threads, capture, memory accounting."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import flame_train.engine as flame
+from flame_train.engine import functional as F
+from flame_train.engine.backend import get_backend
+
+pytestmark = pytest.mark.gpu
+
+
+def test_put_keeps_memory_order_and_values() -> None:
+    host = np.arange(120.0).reshape(2, 3, 4, 5).transpose(0, 3, 1, 2)
+    moved = get_backend("cuda").put(host)
+    assert moved.strides == host.strides
+    np.testing.assert_array_equal(get_backend("cuda").get(moved), host)
+
+
+def test_broadcast_and_reversed_views_arrive_with_their_values() -> None:
+    for host in (np.broadcast_to(np.arange(3.0), (4, 3)), np.arange(6.0)[::-1], np.array(3.0)):
+        np.testing.assert_array_equal(get_backend("cuda").get(get_backend("cuda").put(host)), host)
+
+
+def test_threads_get_the_results_of_one() -> None:
+    def work(seed: int) -> bytes:
+        rng = np.random.default_rng(seed)
+        x = flame.tensor(rng.standard_normal((64, 64)), "bfloat16", "cuda", requires_grad=True)
+        w = flame.tensor(rng.standard_normal((64, 64)), "bfloat16", "cuda")
+        for _ in range(10):
+            F.linear(F.layer_norm(F.linear(x, w), (64,)), w).sum().backward()
+        return x.grad.numpy().tobytes()
+
+    alone = [work(s) for s in range(4)]
+    together: dict[int, bytes] = {}
+    threads = [threading.Thread(target=lambda s=s: together.__setitem__(s, work(s))) for s in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert [together[s] for s in range(4)] == alone
+
+
+def _step(state: dict[str, flame.Tensor]) -> None:
+    """A small training step: two linears, attention, a norm, and an update in place."""
+    x, w = state["x"], state["w"]
+    w.grad = None
+    h = F.layer_norm(F.linear(x, w), (64,))
+    q = h.reshape(2, 16, 2, 32).transpose(1, 2)
+    a = F.scaled_dot_product_attention(q, q, q).transpose(1, 2).reshape(2, 16, 64)
+    loss = F.mse_loss(F.linear(a, w).float(), x.float())
+    loss.backward()
+    w.data[...] = w.data - w.grad.data * 0.1
+    state["loss"].data[...] = loss.data
+
+
+def _fresh() -> dict[str, flame.Tensor]:
+    rng = np.random.default_rng(0)
+    return {
+        "x": flame.tensor(rng.standard_normal((2, 16, 64)), "bfloat16", "cuda"),
+        "w": flame.tensor(rng.standard_normal((64, 64)) * 0.1, "bfloat16", "cuda", requires_grad=True),
+        "loss": flame.tensor(np.zeros((), np.float32), device="cuda"),
+    }
+
+
+def test_captured_steps_equal_eager_ones_bit_for_bit() -> None:
+    eager, replayed = _fresh(), _fresh()
+    captured = flame.capture(lambda: _step(replayed), "cuda")
+    for _ in range(10):
+        _step(eager)
+        captured()
+    for name in ("w", "loss"):
+        assert eager[name].numpy().tobytes() == replayed[name].numpy().tobytes(), name
+
+
+def test_a_replay_touches_no_memory_of_others() -> None:
+    state = _fresh()
+    captured = flame.capture(lambda: _step(state), "cuda")
+    for _ in range(3):
+        captured()
+    bystanders = [flame.tensor(np.full((64, 64), float(i)), device="cuda") for i in range(200)]
+    for _ in range(5):
+        captured()
+    for i, t in enumerate(bystanders):
+        assert (t.numpy() == i).all()
+
+
+def test_reading_back_while_capturing_is_refused_and_leaves_the_stream_usable() -> None:
+    x = flame.tensor(np.ones(4), device="cuda")
+    captured = flame.capture(lambda: print(x.sum().item(), end=""), "cuda")  # noqa: T201
+    captured()
+    with pytest.raises(RuntimeError, match="reads nothing back"):
+        captured()
+    assert x.sum().item() == 4.0
+
+
+def test_live_bytes_return_after_a_step() -> None:
+    state = _fresh()
+    _step(state)
+    backend = get_backend("cuda")
+    backend.synchronize()
+    before = backend.memory().live
+    _step(state)
+    assert backend.memory().live == before
+    assert backend.memory().peak > before

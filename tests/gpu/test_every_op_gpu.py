@@ -1,0 +1,146 @@
+"""Every op on the GPU: references and kernels against the fp64 reference on the CPU, by one tolerance rule.
+
+Truth is the fp64 reference on the same rounded inputs; the yardstick is the CPU's own error in the tested dtype. An
+implementation passes with an error of at most twice the yardstick plus one unit in the last place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import flame_train.engine as flame
+from flame_train.engine.check import generator, gradcheck
+from flame_train.engine.dispatch import explain
+from flame_train.engine.dtype import bfloat16, float16, float32, float64, is_float
+from flame_train.engine.mode import use
+from flame_train.engine.op import REGISTRY, Op, Sample
+from flame_train.engine.sample import materialise, tensor_arguments
+
+pytestmark = pytest.mark.gpu
+
+OPS = sorted(REGISTRY)
+CASES = [
+    pytest.param(n, f"{kind}{i}", s, id=f"{n}-{kind}{i}")
+    for n in OPS
+    for kind, found in (("s", REGISTRY[n].iter_samples()), ("l", REGISTRY[n].iter_large_samples()))
+    for i, s in enumerate(found)
+]
+DTYPES = [float64, float32, bfloat16, float16]
+
+
+def outputs(result: Any) -> list[flame.Tensor]:
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+def on(bound: dict[str, Any], op: Op, device: str, dtype: Any) -> dict[str, Any]:
+    """The same drawn arguments on a device, the floats in `dtype`."""
+
+    def move(t: Any) -> Any:
+        if isinstance(t, list):
+            return [move(x) for x in t]
+        if not isinstance(t, flame.Tensor):
+            return t
+        return flame.tensor(t.numpy(), dtype if is_float(t.dtype) else None, device)
+
+    return {n: move(v) if n in op.tensor_names else v for n, v in bound.items()}
+
+
+def results(
+    op: Op, bound: dict[str, Any], weights: list[np.ndarray] | None
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Outputs and the gradients of every differentiable argument, on the host in fp64."""
+    found = [t for a, _, t in tensor_arguments(op, bound) if a in op.differentiable and is_float(t.dtype)]
+    for t in found:
+        t.requires_grad_()
+    made = outputs(op(**bound))
+    values = [np.asarray(o.numpy(), np.float64) for o in made]
+    roots = [o for o in made if o.requires_grad]
+    if not roots or weights is None:
+        return values, []
+    cotangents = [flame.tensor(w, o.dtype, o.device) for o, w in zip(roots, weights, strict=False)]
+    got = flame.grad(roots, found, cotangents, allow_unused=True)
+    return values, [
+        np.zeros(t.shape) if g is None else np.asarray(g.numpy(), np.float64)
+        for t, g in zip(found, got, strict=True)
+    ]
+
+
+def error(got: np.ndarray, truth: np.ndarray) -> float:
+    assert got.shape == truth.shape
+    assert not np.isnan(got).any()
+    scale = np.linalg.norm(truth)
+    return float(np.linalg.norm(got - truth) / scale) if scale else float(np.linalg.norm(got))
+
+
+def ulp(dtype: Any) -> float:
+    return float(ml_dtypes.finfo(dtype).eps)
+
+
+def record(row: dict[str, Any]) -> None:
+    """The measured ratios, for the generated op table, when OUT names a folder."""
+    if "OUT" in os.environ:
+        with open(Path(os.environ["OUT"]) / "op_errors.jsonl", "a") as f:
+            f.write(json.dumps(row) + "\n")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+@pytest.mark.parametrize(("name", "label", "s"), CASES)
+def test_meets_the_tolerance_rule(name: str, label: str, s: Sample, dtype: Any) -> None:
+    op = REGISTRY[name]
+    if "dtype" in op.names and dtype != float64:
+        pytest.skip("the op's output dtype is an argument of its own")
+    rng = generator(name, len(label) * 100 + int(label[1:]))
+    rounded = on(materialise(op, s, rng), op, "cpu", dtype)
+    exact = on(rounded, op, "cpu", float64)
+    shapes = [o.shape for o in outputs(op(**exact)) if is_float(o.dtype)]
+    weights = [rng.standard_normal(shape).astype(dtype).astype(np.float64) for shape in shapes]
+    with use(**{name: "reference"}) if not op.composite else use():
+        truth = results(op, exact, weights)
+        yard = results(op, rounded, weights)
+    moved = on(rounded, op, "cuda", dtype)
+    chosen = next(i for i, why in explain(op, **moved) if why == "chosen")
+    got = results(op, moved, weights)
+    worst = 0.0
+    for part in (0, 1):
+        for g, t, y in zip(got[part], truth[part], yard[part], strict=True):
+            limit = 2.0 * error(y, t) + ulp(dtype)
+            worst = max(worst, error(g, t) / limit)
+    record({"op": name, "sample": label, "dtype": dtype.name, "impl": chosen, "of_limit": worst})
+    assert worst <= 1.0, f"{chosen}: {worst:.2f} of the allowed error"
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_gradients_meet_finite_differences_on_the_gpu(name: str) -> None:
+    assert not [v for v in gradcheck(REGISTRY[name], "cuda") if not v.passed]
+
+
+@pytest.mark.parametrize("dtype", [float32, bfloat16], ids=lambda d: d.name)
+@pytest.mark.parametrize(("name", "label", "s"), [c for c in CASES if c.values[1].startswith("l")])
+def test_two_runs_are_bit_equal(name: str, label: str, s: Sample, dtype: Any) -> None:
+    op = REGISTRY[name]
+    rng = generator(name, int(label[1:]))
+    bound = materialise(op, s, rng)
+    weights = [rng.standard_normal(o.shape) for o in outputs(op(**bound))]
+    runs = [results(op, on(bound, op, "cuda", dtype), weights) for _ in range(2)]
+    for first, second in zip(runs[0][0] + runs[0][1], runs[1][0] + runs[1][1], strict=True):
+        assert np.array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("name", "impl"), [(n, k.impl) for n in OPS for k in REGISTRY[n].kernels], ids=lambda v: str(v)
+)
+def test_every_kernel_is_reached_by_some_sample(name: str, impl: str) -> None:
+    op = REGISTRY[name]
+    for s in [*op.iter_samples(), *op.iter_large_samples()]:
+        for dtype in DTYPES:
+            moved = on(materialise(op, s, generator(name, 0)), op, "cuda", dtype)
+            if (impl, "chosen") in explain(op, **moved):
+                return
+    pytest.fail(f"no sample of {name} is taken by {impl}")
