@@ -1,0 +1,1 @@
+"""Small trainable additions to frozen networks, and where they attach."""

@@ -1,0 +1,105 @@
+"""How LoRA files spell their keys: every ending in use, and every name a module goes by.
+
+Dialects: kohya (`lora_unet_input_blocks_4_1_proj_in.lora_down.weight`), the same with diffusers' paths,
+PEFT as diffusers writes it (`unet.down_blocks.1...to_q.lora_A.weight`), its two older spellings, and native
+paths with dots (`diffusion_model.input_blocks.4.1...`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from flame_train.io.lora_names import LoraComponent, LoraFamily
+
+DOWN: Final = "down"
+UP: Final = "up"
+ALPHA: Final = "alpha"
+
+_ENDS: Final = (
+    (".lora_down.weight", DOWN),
+    (".lora_up.weight", UP),
+    (".lora_A.weight", DOWN),
+    (".lora_B.weight", UP),
+    (".lora_A.default.weight", DOWN),
+    (".lora_B.default.weight", UP),
+    (".lora.down.weight", DOWN),
+    (".lora.up.weight", UP),
+    (".lora_linear_layer.down.weight", DOWN),
+    (".lora_linear_layer.up.weight", UP),
+    ("_lora.down.weight", DOWN),
+    ("_lora.up.weight", UP),
+    (".alpha", ALPHA),
+)
+NOT_PLAIN_LORA: Final = (
+    ("hada_", "LoHa"),
+    ("lokr_", "LoKr"),
+    ("oft_", "OFT"),
+    ("dora_scale", "DoRA"),
+    ("lora_magnitude_vector", "DoRA"),
+    ("lora_mid", "a Tucker-decomposed LoCon"),
+    (".diff", "full differences of weights"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The module that a spelling stands for, and the dialect it belongs to."""
+
+    component: str
+    module: str
+    dialect: str
+
+
+def split_key(key: str) -> tuple[str, str] | None:
+    """(the module as spelled, `down`, `up` or `alpha`), or None for a key that is no part of a LoRA."""
+    for end, slot in _ENDS:
+        if key.endswith(end):
+            return _modern(key.removesuffix(end)), slot
+    return None
+
+
+def _modern(module: str) -> str:
+    """`attn1.processor.to_out` of old files is today's `attn1.to_out.0`."""
+    if ".processor." not in module:
+        return module
+    module = module.replace(".processor.", ".")
+    return f"{module}.0" if module.endswith(".to_out") else module
+
+
+def spellings(family: LoraFamily) -> dict[str, Place]:
+    """Every spelling of every module of the family. ValueError if one spelling could mean two modules."""
+    found: dict[str, Place] = {}
+    for component in family.components:
+        for module, diffusers in component.modules.items():
+            for spelling, dialect in _spellings_of(component, module, diffusers):
+                place = Place(component.name, module, dialect)
+                known = found.setdefault(spelling, place)
+                if known.module != module or known.component != component.name:
+                    raise ValueError(f"{spelling!r} could mean {known} or {place}")
+    return found
+
+
+def kohya_name(component: LoraComponent, module: str) -> str:
+    """`lora_unet` and the native path, every dot an underscore."""
+    return f"{component.kohya}_{module.replace('.', '_')}"
+
+
+def diffusers_name(component: LoraComponent, module: str) -> str:
+    """`unet.` and the path in diffusers."""
+    return f"{component.name}.{component.modules[module]}"
+
+
+def _spellings_of(component: LoraComponent, module: str, diffusers: str) -> list[tuple[str, str]]:
+    found = [
+        (kohya_name(component, module), "kohya"),
+        (f"{component.kohya}_{diffusers.replace('.', '_')}", "kohya with diffusers paths"),
+    ]
+    # newer software drops the leading text_model. of the text encoders
+    paths = dict.fromkeys((module, diffusers, diffusers.removeprefix("text_model.")))
+    dotted = dict.fromkeys((f"{component.name}.", f"base_model.model.{component.name}."), "peft")
+    dotted |= dict.fromkeys(component.others, "native")
+    if component.name == "unet":
+        dotted["base_model.model."] = "peft"
+    found += [(prefix + path, dialect) for prefix, dialect in dotted.items() for path in paths]
+    return found

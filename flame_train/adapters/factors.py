@@ -1,0 +1,47 @@
+"""A LoRA as arrays: what every file format stores in its own words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LoraFactors:
+    """One module's pair of matrices: W' = W + strength * (alpha / rank) * up @ down.
+
+    Linear: `down` [rank, in], `up` [out, rank]. Convolution: [rank, in, kh, kw] and [out, rank, 1, 1].
+    """
+
+    down: Array
+    up: Array
+    alpha: float
+
+    @property
+    def rank(self) -> int:
+        return int(self.down.shape[0])
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """The shape of the weight it modifies."""
+        return (int(self.up.shape[0]), *self.down.shape[1:])
+
+    def delta(self, strength: float = 1.0) -> Array:
+        """strength * (alpha / rank) * up @ down in fp32, in the shape of the weight."""
+        down = self.down.astype(np.float32).reshape(self.rank, -1)
+        up = self.up.astype(np.float32).reshape(-1, self.rank)
+        product: Array = np.float32(strength * self.scale) * (up @ down)
+        return product.reshape(self.weight_shape)
+
+
+LoraState = Mapping[str, Mapping[str, LoraFactors]]
+"""Component ("unet", "text_encoder", ...) -> native module path -> factors."""

@@ -1,0 +1,96 @@
+"""Moving alpha / rank into the up matrix, as diffusers' files want it, and out again without loss.
+
+Folding is exact when the scaled values fit the matrix's dtype (a scale that is a power of two, short of
+underflow). Otherwise the folded matrix is stored in fp32: 16-bit matrices are then restored exactly, fp32
+ones to within one unit in the last place, always so that folding them again gives the very same file.
+The alphas that were folded are kept in the file's metadata.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from flame_train.adapters.factors import Array, LoraFactors, LoraState
+
+ALPHA_KEY: Final = "flame_train.folded_alpha"
+
+
+def fold(factors: LoraFactors) -> Array:
+    """`up` times alpha / rank: in its own dtype when that is exact, else in fp32, rounded once."""
+    if factors.scale == 1.0:
+        return factors.up
+    exact = factors.up.astype(np.float64) * factors.scale
+    with np.errstate(over="ignore"):  # too large for 16 bits is seen below
+        own = exact.astype(factors.up.dtype)
+    if np.array_equal(own.astype(np.float64), exact):
+        return own
+    return own if factors.up.dtype.itemsize >= 4 else exact.astype(np.float32)
+
+
+def unfold(down: Array, folded: Array, alpha: float) -> LoraFactors:
+    """The factors whose `fold` is `folded` and whose alpha is `alpha`."""
+    scale = alpha / down.shape[0]
+    if scale == 1.0 or scale == 0.0:
+        return LoraFactors(down, folded, float(down.shape[0]))
+    quotient = folded.astype(np.float64) / scale
+    for dtype in dict.fromkeys((down.dtype, folded.dtype)):
+        with np.errstate(over="ignore"):  # then it does not fold back
+            restored = _nearest_that_folds_back(quotient.astype(dtype), folded, scale)
+        factors = LoraFactors(down, restored, alpha)
+        again = fold(factors)
+        if again.dtype == folded.dtype and np.array_equal(again, folded):
+            return factors
+    return LoraFactors(
+        down, folded, float(down.shape[0])
+    )  # never written by `fold`: same effect, other alpha
+
+
+def _nearest_that_folds_back(restored: Array, folded: Array, scale: float) -> Array:
+    """fp32 division may miss by one unit in the last place; step to the neighbour where it did."""
+    if restored.dtype != np.float32 or folded.dtype != np.float32:
+        return restored
+    for toward in (np.float32(np.inf), np.float32(-np.inf)):
+        neighbour = np.nextafter(restored, toward)
+        wrong = (restored.astype(np.float64) * scale).astype(np.float32) != folded
+        right = (neighbour.astype(np.float64) * scale).astype(np.float32) == folded
+        restored = np.where(wrong & right, neighbour, restored)
+    return restored
+
+
+def alpha_record(state: LoraState) -> dict[str, str]:
+    """Metadata from which `recorded_alphas` restores each module's alpha; empty when every scale is 1.
+
+    One number per component when all its modules share it, else one per module in the order of their names.
+    """
+    if all(factors.scale == 1.0 for modules in state.values() for factors in modules.values()):
+        return {}
+    record: dict[str, Any] = {}
+    for component, modules in sorted(state.items()):
+        alphas = [modules[module].alpha for module in sorted(modules)]
+        record[component] = alphas[0] if len(set(alphas)) == 1 else alphas
+    return {ALPHA_KEY: json.dumps(record, separators=(",", ":"))}
+
+
+def recorded_alphas(
+    metadata: Mapping[str, str], modules: Mapping[str, list[str]]
+) -> dict[tuple[str, str], float]:
+    """(component, module) -> alpha folded into the file; empty when nothing usable is recorded.
+
+    A record that does not fit the modules at hand (tensors were added or taken away since) is left alone:
+    without it the file means the same, with alpha equal to rank.
+    """
+    try:
+        record = json.loads(metadata.get(ALPHA_KEY, "{}"))
+        found: dict[tuple[str, str], float] = {}
+        for component, names in modules.items():
+            value = record[component]
+            values = value if isinstance(value, list) else [value] * len(names)
+            for name, alpha in zip(sorted(names), values, strict=True):
+                found[component, name] = float(alpha)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
+    return found if all(np.isfinite(alpha) and alpha > 0 for alpha in found.values()) else {}

@@ -1,0 +1,138 @@
+"""LoRA (arXiv 2106.09685): a frozen layer plus scale * up(down(x)), with scale = alpha / rank."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from flame_train.engine import Parameter, Tensor, nn
+from flame_train.engine import functional as F
+from flame_train.engine.backend import get_backend
+from flame_train.engine.dtype import compute_dtype
+from flame_train.engine.mode import no_grad
+
+Layer = nn.Linear | nn.Conv2d
+MakeParameter = Callable[[str, np.ndarray[Any, Any], str], Parameter]
+"""(name, fp32 values on the host, device) -> the parameter that holds them."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraAdapter:
+    """One layer's low-rank update, sitting in the layer's `adapter` slot.
+
+    For a linear layer `down` is (rank, in) and `up` (out, rank); for a convolution `down` is
+    (rank, in, kh, kw) with the layer's own stride and padding, and `up` (out, rank, 1, 1).
+    """
+
+    down: Parameter
+    up: Parameter
+    alpha: float
+    rank: int
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def __call__(self, layer: Layer, x: Tensor) -> Tensor:
+        """The layer's output with the update; the layer's weight stays as it is."""
+        if isinstance(layer, nn.Linear):
+            return F.lora_linear(x, layer.weight, layer.bias, self.down, self.up, self.scale)
+        return F.lora_conv2d(
+            x,
+            layer.weight,
+            layer.bias,
+            self.down,
+            self.up,
+            self.scale,
+            layer.stride,
+            layer.padding,
+            layout="NHWC",
+        )
+
+    def delta(self) -> Tensor:
+        """The update as a matrix of the weight's shape, in fp32: scale * up @ down."""
+        with no_grad():
+            flat = self.up.reshape(self.up.shape[0], self.rank) @ self.down.reshape(self.rank, -1)
+            return (flat * self.scale).reshape(self.up.shape[0], *self.down.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """The adapters that sit in a model, by layer name, until `detach` takes them out."""
+
+    model: nn.Module
+    adapters: Mapping[str, LoraAdapter]
+
+    def parameters(self) -> list[Parameter]:
+        """Every trainable matrix, layer by layer, down before up."""
+        return [p for adapter in self.adapters.values() for p in (adapter.down, adapter.up)]
+
+    def detach(self) -> None:
+        """Empties the slots; the model computes what it did before `attach`."""
+        for name, layer in _layers(self.model).items():
+            if name in self.adapters and layer.adapter is self.adapters[name]:
+                layer.adapter = None
+
+    def merged(self) -> Iterator[tuple[str, Tensor]]:
+        """Each adapted weight's name with W + delta, added in fp32 or better and rounded once to W's dtype."""
+        layers = _layers(self.model)
+        for name, adapter in self.adapters.items():
+            weight = layers[name].weight
+            with no_grad():
+                total = weight.to(compute_dtype(weight.dtype)) + adapter.delta()
+                yield f"{name}.weight", total.to(weight.dtype)
+
+
+def attach(
+    model: nn.Module, names: Sequence[str], *, rank: int, alpha: float, seed: int,
+    make_parameter: MakeParameter | None = None,
+) -> Attached:  # fmt: skip
+    """Puts a fresh LoRA into each named layer of a loaded `model`; the output stays, for up is zero.
+
+    down is uniform in +-1 / sqrt(fan in) (Kaiming with a = sqrt 5, as in the reference implementation), drawn
+    for each layer from (seed, the layer's name): which other layers take part does not matter. Parameters
+    are called `<layer>.lora_down.weight` and `<layer>.lora_up.weight`. Raises KeyError for a name that is no
+    layer, ValueError for a layer that already has an adapter.
+    """
+    make = make_parameter or _own_parameter
+    layers = _layers(model)
+    taken = [name for name in names if layers[name].adapter is not None]
+    if taken:
+        raise ValueError(f"attach: {len(taken)} layer(s) already have an adapter, such as {taken[0]}; detach first")
+    adapters: dict[str, LoraAdapter] = {}
+    for name in names:
+        layer = layers[name]
+        down, up = initial(layer.weight.shape, rank, seed, name)
+        device = layer.weight.device
+        adapters[name] = layer.adapter = LoraAdapter(
+            make(f"{name}.lora_down.weight", down, device),
+            make(f"{name}.lora_up.weight", up, device),
+            alpha,
+            rank,
+        )
+    return Attached(model, MappingProxyType(adapters))
+
+
+def initial(
+    weight_shape: tuple[int, ...], rank: int, seed: int, name: str
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """A layer's first (down, up) in fp32; see `attach`."""
+    out, *taps = weight_shape
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    bound = 1.0 / math.sqrt(math.prod(taps))
+    down = rng.uniform(-bound, bound, (rank, *taps)).astype(np.float32)
+    return down, np.zeros((out, rank, *(1 for _ in taps[1:])), np.float32)
+
+
+def _own_parameter(name: str, values: np.ndarray[Any, Any], device: str) -> Parameter:
+    return Parameter(get_backend(device).put(values), name)
+
+
+def _layers(model: nn.Module) -> dict[str, Layer]:
+    return {name: part for name, part in model.named_modules() if isinstance(part, (nn.Linear, nn.Conv2d))}

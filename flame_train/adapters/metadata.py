@@ -1,0 +1,72 @@
+"""The metadata of a LoRA file, by which web interfaces recognise, name and look up LoRAs.
+
+The `ss_*` and `sshs_*` keys are kohya's convention; `modelspec.*` is the ModelSpec 1.0.1 standard. All values
+are text. No time and no path is written, so that equal runs give equal bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from flame_train.adapters.factors import Array, LoraState
+from flame_train.io.lora_names import LoraFamily
+from flame_train.io.safetensors import hash_data, serialize
+
+_LEGACY_BEGIN: Final = 0x100000
+_LEGACY_END: Final = 0x110000
+
+
+def network_metadata(
+    state: LoraState, family: LoraFamily, network_args: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The `ss_*` keys that every reader of kohya files relies on; "Dynamic" where modules differ."""
+    ranks = {str(factors.rank) for modules in state.values() for factors in modules.values()}
+    alphas = {str(float(factors.alpha)) for modules in state.values() for factors in modules.values()}
+    return {
+        "ss_v2": "False",
+        "ss_base_model_version": family.base_version,
+        "ss_network_module": "networks.lora",
+        "ss_network_dim": ranks.pop() if len(ranks) == 1 else "Dynamic",
+        "ss_network_alpha": alphas.pop() if len(alphas) == 1 else "Dynamic",
+        "ss_network_args": json.dumps(dict(network_args or {}), sort_keys=True),
+    }
+
+
+def model_spec(family: LoraFamily, title: str, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """ModelSpec 1.0.1's required keys; `extra` (author, trigger_phrase, prediction_type, ...) by bare name."""
+    fields = {
+        "sai_model_spec": "1.0.1",
+        "architecture": family.architecture,
+        "implementation": family.implementation,
+        "title": title,
+        "resolution": family.resolution,
+    }
+    return {f"modelspec.{key}": value for key, value in (fields | dict(extra or {})).items()}
+
+
+def with_hashes(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> dict[str, str]:
+    """`metadata` with the three hashes of these tensors put in, or put right.
+
+    `sshs_model_hash`: SHA-256 of everything after the header. `sshs_legacy_hash`: first 8 digits of the
+    SHA-256 of bytes 0x100000 to 0x110000. Both of a file that has the `ss_*` metadata only.
+    """
+    trained = {key: value for key, value in metadata.items() if key.startswith("ss_")}
+    model_hash = hash_data(tensors)
+    hashes = {"sshs_model_hash": model_hash, "sshs_legacy_hash": _legacy_hash(tensors, trained)}
+    if any(key.startswith("modelspec.") for key in metadata):
+        hashes["modelspec.hash_sha256"] = f"0x{model_hash}"
+    return dict(metadata) | hashes
+
+
+def _legacy_hash(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> str:
+    digest = hashlib.sha256()
+    position = 0
+    for chunk in serialize(tensors, metadata):
+        digest.update(chunk[max(0, _LEGACY_BEGIN - position) : max(0, _LEGACY_END - position)])
+        position += len(chunk)
+        if position >= _LEGACY_END:
+            break
+    return digest.hexdigest()[:8]

@@ -1,0 +1,72 @@
+"""Our random weights put into the reference implementations' classes, and the one measure of agreement."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(params=["float32", "float64"])
+def dtype(request):
+    return request.param
+
+
+@pytest.fixture
+def bound(dtype):
+    """The largest relative error allowed in each precision."""
+    return {"float32": 1e-5, "float64": 1e-9}[dtype]
+
+
+@pytest.fixture
+def off():
+    """Largest error over the largest value of the expected array."""
+
+    def measure(found, expected):
+        found, expected = (x.numpy() if hasattr(x, "numpy") else x for x in (found, expected))
+        assert found.shape == expected.shape
+        assert np.abs(expected).max() > 0
+        return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+    return measure
+
+
+@pytest.fixture
+def fill():
+    """Copies a network's weights into a torch module, through the name table native -> the module's names."""
+    torch = pytest.importorskip("torch")
+
+    class Weights:
+        def __init__(self, model):
+            self.arrays = {name: t.numpy() for _, t in model.weights()}
+
+        def read(self, name):
+            return self.arrays[name]
+
+    def copy(model, twin, to_twin=None):
+        weights = Weights(model)
+        if to_twin is None:
+            made = weights.arrays
+        else:
+            pulled = to_twin.pull(weights.arrays)
+            assert pulled.unknown == ()
+            made = {name: source.read(weights) for name, source in pulled.sources.items()}
+        values = {name: torch.from_numpy(np.array(array, order="C")) for name, array in made.items()}
+        twin.to(next(iter(values.values())).dtype).load_state_dict(values, strict=True)
+        return twin.eval()
+
+    return copy
+
+
+@pytest.fixture
+def scrambled():
+    """Fills a network with random weights, none of them at its neutral value: biases and norms count too."""
+
+    def init(model, dtype, seed=0):
+        rng = np.random.default_rng(seed)
+        model.init(rng, dtype)
+        for _, t in model.weights():
+            if t.ndim == 1:
+                t.data[...] += 0.2 * rng.standard_normal(t.shape)
+        return model
+
+    return init

@@ -1,0 +1,185 @@
+"""The UNet against diffusers': predictions, and the gradient of every LoRA matrix."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flame_train.adapters.lora import attach
+from flame_train.adapters.targets import UNET_PRESETS, resolve
+from flame_train.engine import Parameter, Tensor, tensor
+from flame_train.engine import functional as F
+from flame_train.models.keys.sdxl_unet import UNetLevels, unet_from_diffusers
+from flame_train.models.unet_sdxl import UNet, UNetArch, vector_conditioning
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+pytestmark = pytest.mark.parity
+
+ARCH = UNetArch(
+    model_channels=16,
+    transformer_depth=(0, 1, 2),
+    context_dim=24,
+    adm_in_channels=20 + 1536,
+    head_dim=8,
+    groups=4,
+)
+TO_DIFFUSERS = unet_from_diffusers(UNetLevels(2, (False, True, True))).inverse
+
+
+def diffusers_unet(arch):
+    widths = [arch.model_channels * m for m in arch.channel_mult]
+    return diffusers.UNet2DConditionModel(
+        in_channels=arch.in_channels,
+        out_channels=arch.out_channels,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        block_out_channels=widths,
+        layers_per_block=arch.num_res_blocks,
+        transformer_layers_per_block=[max(1, d) for d in arch.transformer_depth],
+        attention_head_dim=[w // arch.head_dim for w in widths],  # diffusers' name for the number of heads
+        cross_attention_dim=arch.context_dim,
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=256,
+        projection_class_embeddings_input_dim=arch.adm_in_channels,
+        norm_num_groups=arch.groups,
+    )
+
+
+@pytest.fixture
+def batch(dtype):
+    rng = np.random.default_rng(1)
+    return {
+        "latents": rng.standard_normal((2, 12, 8, 4)).astype(dtype),
+        "timesteps": np.array([3.0, 871.0], np.float32),
+        "context": rng.standard_normal((2, 7, 24)).astype(dtype),
+        "pooled": rng.standard_normal((2, 20)).astype(dtype),
+        "time_ids": np.array([[1024, 768, 0, 64, 1024, 1024], [333, 500, 12, 0, 896, 1152]], np.float32),
+        "weight": rng.standard_normal((2, 12, 8, 4)).astype(dtype),
+    }
+
+
+def ours(model, batch, latents=None):
+    vector = vector_conditioning(tensor(batch["pooled"]), tensor(batch["time_ids"]))
+    x = tensor(batch["latents"]) if latents is None else latents
+    return model(x, tensor(batch["timesteps"]), tensor(batch["context"]), vector)
+
+
+def theirs(twin, batch, weights=None, latents=None):
+    x = torch.from_numpy(batch["latents"]) if latents is None else latents
+    call = {
+        "sample": x.permute(0, 3, 1, 2),
+        "timestep": torch.from_numpy(batch["timesteps"]),
+        "encoder_hidden_states": torch.from_numpy(batch["context"]),
+        "added_cond_kwargs": {
+            "text_embeds": torch.from_numpy(batch["pooled"]),
+            "time_ids": torch.from_numpy(batch["time_ids"]),
+        },
+    }
+    out = torch.func.functional_call(twin, weights or {}, kwargs=call)
+    return out.sample.permute(0, 2, 3, 1)
+
+
+def same_sinusoids(twin):
+    """Gives the twin our sinusoids: both make them in fp32, where one bit of a frequency is 1e-4 at t = 1000.
+
+    They have a test of their own.
+    """
+
+    def forward(dim):
+        return lambda t: torch.from_numpy(F.timestep_embedding(tensor(t.numpy()), dim).numpy())
+
+    twin.time_proj.forward = forward(ARCH.model_channels)
+    twin.add_time_proj.forward = forward(256)
+
+
+@pytest.fixture
+def pair(dtype, fill, scrambled):
+    model = scrambled(UNet(ARCH), dtype)
+    twin = fill(model, diffusers_unet(ARCH), TO_DIFFUSERS)
+    twin.requires_grad_(False)
+    same_sinusoids(twin)
+    return model, twin
+
+
+@pytest.mark.parametrize("dim", [256, 320])
+def test_sinusoids_are_as_near_to_the_formula_as_diffusers(dim):
+    t = np.arange(2048, dtype=np.float32)
+    args = t[:, None] * np.exp(-np.log(10000.0) * np.arange(dim // 2) / (dim // 2))
+    exact = np.concatenate([np.cos(args), np.sin(args)], axis=1)
+    embed = diffusers.models.embeddings.get_timestep_embedding
+    theirs = embed(torch.from_numpy(t), dim, flip_sin_to_cos=True, downscale_freq_shift=0).numpy()
+    found = F.timestep_embedding(tensor(t), dim).numpy()
+    assert np.abs(found - exact).max() <= 2 * np.abs(theirs - exact).max()
+
+
+def test_prediction(pair, batch, bound, off):
+    model, twin = pair
+    assert off(ours(model, batch), theirs(twin, batch)) < bound
+
+
+def with_lora(model, dtype):
+    """Every layer of the preset `full` with a LoRA whose up is not zero, in the precision of the test."""
+    attached = attach(
+        model, resolve(model, ["full"], UNET_PRESETS), rank=3, alpha=2.0, seed=5,
+        make_parameter=lambda name, values, device: Parameter(values.astype(dtype), name),
+    )  # fmt: skip
+    rng = np.random.default_rng(6)
+    for adapter in attached.adapters.values():
+        adapter.up.data[...] = 0.3 * rng.standard_normal(adapter.up.shape)
+    return attached
+
+
+def merged_in_torch(twin, attached):
+    """torch leaves for every LoRA matrix, and the twin's weights with the updates they make."""
+    leaves, weights, there = {}, {}, dict(twin.named_parameters())
+    for name, adapter in attached.adapters.items():
+        down, up = (torch.from_numpy(p.numpy().copy()).requires_grad_() for p in (adapter.down, adapter.up))
+        leaves[name] = (down, up)
+        [their_name] = TO_DIFFUSERS.pull([f"{name}.weight"]).sources
+        base = there[their_name]
+        update = (up.flatten(1) @ down.flatten(1)).reshape(base.shape)
+        weights[their_name] = base + (adapter.alpha / adapter.rank) * update
+    return leaves, weights
+
+
+def test_every_lora_gradient(pair, batch, dtype, bound, off):
+    model, twin = pair
+    attached = with_lora(model, dtype)
+    leaves, weights = merged_in_torch(twin, attached)
+    out, expected = ours(model, batch), theirs(twin, batch, weights)
+    assert off(out, expected.detach()) < bound
+
+    (out * tensor(batch["weight"])).sum().backward()
+    (expected * torch.from_numpy(batch["weight"])).sum().backward()
+    errors = {}
+    for name, (down, up) in leaves.items():
+        errors[f"{name} down"] = off(attached.adapters[name].down.grad, down.grad)
+        errors[f"{name} up"] = off(attached.adapters[name].up.grad, up.grad)
+    assert len(errors) == 2 * len(resolve(model, ["full"], UNET_PRESETS))
+    assert {name: e for name, e in errors.items() if not e < bound} == {}
+
+
+def test_merged_weights_predict_as_the_adapters_do(pair, batch, dtype, bound, off):
+    model, _ = pair
+    attached = with_lora(model, dtype)
+    adapted = ours(model, batch)
+    merged = dict(attached.merged())
+    attached.detach()
+    assert off(ours(model, batch), adapted) > 1e-2
+    for name, module, attr, _ in model.named_slots():
+        if name in merged:
+            object.__setattr__(module, attr, merged[name])
+    assert off(ours(model, batch), adapted) < bound
+
+
+def test_gradient_of_the_latents(pair, batch, bound, off):
+    model, twin = pair
+    here, there = (
+        Tensor(batch["latents"], requires_grad=True),
+        torch.from_numpy(batch["latents"]).requires_grad_(),
+    )
+    (ours(model, batch, here) * tensor(batch["weight"])).sum().backward()
+    (theirs(twin, batch, latents=there) * torch.from_numpy(batch["weight"])).sum().backward()
+    assert off(here.grad, there.grad) < bound
