@@ -1,0 +1,28 @@
+"""The README's tree and the program agree with the package."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_tree_has_a_line_for_every_file() -> None:
+    written = README.split("<!-- tree: scripts/tree.py --write -->\n")[1].split("<!-- end of tree -->")[0]
+    names = [line.split()[0] for line in written.splitlines() if line.startswith(" ")]
+    files = [path for path in (ROOT / "flame_train").rglob("*") if path.suffix in (".py", ".cu", ".cuh")]
+    expected = [path.name for path in files if path.name != "__init__.py"]
+    expected += [f"{path.parent.name}/" for path in files if path.name == "__init__.py"]
+    expected.remove("flame_train/")
+    assert sorted(names) == sorted(expected), "run scripts/tree.py --write"
+
+
+def test_every_command_of_the_readme_exists_and_the_reverse() -> None:
+    listed = set(re.findall(r"^\| `([a-z0-9-]+)", README, re.MULTILINE))
+    code = "from flame_train.cli import app; import typer; print(*typer.main.get_command(app).commands)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert listed == set(done.stdout.split())
