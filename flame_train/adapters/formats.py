@@ -179,7 +179,7 @@ def _with_alphas(
 
 
 def _peft_scales(metadata: Mapping[str, str]) -> Callable[[str, str, int], float]:
-    """(component, path in diffusers, rank) -> scale, from `lora_adapter_metadata`; 1 where it says nothing."""
+    """(component, path in diffusers, rank) -> scale, from `lora_adapter_metadata`; 1 where it is silent."""
     try:
         config: Any = json.loads(metadata.get("lora_adapter_metadata", "{}"))
         config = dict(config)

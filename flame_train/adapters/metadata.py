@@ -36,7 +36,7 @@ def network_metadata(
 
 
 def model_spec(family: LoraFamily, title: str, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """ModelSpec 1.0.1's required keys; `extra` (author, trigger_phrase, prediction_type, ...) by bare name."""
+    """ModelSpec 1.0.1's required keys; `extra` (author, trigger_phrase, ...) goes by bare name."""
     fields = {
         "sai_model_spec": "1.0.1",
         "architecture": family.architecture,
