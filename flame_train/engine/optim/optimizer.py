@@ -132,7 +132,7 @@ class Optimizer:
     # ---- saving ------------------------------------------------------------------------------------
 
     def set(self, name: str, value: float) -> None:
-        """Writes a 0-d entry of the state by its saved name: `set("lr", 1e-5)`, `set("clip_norm.max_norm", 1)`.
+        """Writes a number of the state by its saved name: `set("lr", 1e-5)`, `set("clip_norm.max_norm", 2)`.
 
         Raises `KeyError` naming what there is.
         """

@@ -1,0 +1,128 @@
+"""Parameters as views into one buffer whose addresses never move."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flame_train.engine import Frozen, Parameter, tensor
+from flame_train.engine import functional as F
+from flame_train.engine.optim import Arena
+from flame_train.errors import ModelFileError
+
+
+def parameters(seed: int = 0) -> list[Parameter]:
+    rng = np.random.default_rng(seed)
+    shapes = {"down": (3, 5), "up": (130,), "gain": ()}
+    return [Parameter(np.asarray(rng.standard_normal(s), np.float32), n) for n, s in shapes.items()]
+
+
+def test_values_are_kept_and_become_views() -> None:
+    ps = parameters()
+    before = [p.numpy().copy() for p in ps]
+    arena = Arena(ps)
+    for p, old in zip(ps, before, strict=True):
+        np.testing.assert_array_equal(p.numpy(), old)
+        assert np.shares_memory(p.data, arena.values)
+        assert np.shares_memory(p.grad.data, arena.grads)
+    arena.values[...] = 3.0
+    assert all((p.numpy() == 3.0).all() for p in ps)
+    assert arena.count == 15 + 130 + 1
+    covered = sum(s.stop - s.start for s in arena.segments) + sum(b - a for a, b in arena.gaps)
+    assert covered == arena.size
+
+
+def test_backward_accumulates_into_the_buffer() -> None:
+    ps = parameters()
+    arena = Arena(ps)
+    addresses = [p.grad.data.ctypes.data for p in ps]
+    for _ in range(2):
+        (ps[0].sum() * ps[2] + ps[1].square().sum()).backward()
+    np.testing.assert_allclose(ps[1].grad.numpy(), 4 * ps[1].numpy(), rtol=1e-6)
+    np.testing.assert_allclose(arena.grads[arena.segments[0].start], 2 * ps[2].item(), rtol=1e-6)
+    arena.zero_grad()
+    assert not arena.grads.any()
+    assert [p.grad.data.ctypes.data for p in ps] == addresses
+
+
+def test_plain_leaves_and_their_first_gradients_are_packed() -> None:
+    x = tensor([1.0, 2.0], requires_grad=True)
+    x.square().sum().backward()
+    arena = Arena([x])
+    np.testing.assert_array_equal(x.grad.numpy(), [2.0, 4.0])
+    F.sum(x).backward()
+    np.testing.assert_array_equal(arena.grads[:2], [3.0, 5.0])
+
+
+def test_replaced_and_dropped_gradients_come_back() -> None:
+    ps = parameters()
+    arena = Arena(ps)
+    arena.grads[...] = 9.0
+    ps[0].grad = None
+    ps[1].grad = tensor(np.full(130, 5.0, np.float32))
+    arena.gather()
+    values = {s.name: arena.view(arena.grads, s) for s in arena.segments}
+    assert (values["down"] == 0).all()
+    assert (values["up"] == 5).all()
+    assert (values["gain"] == 9).all()
+    assert all(np.shares_memory(p.grad.data, arena.grads) for p in ps)
+
+
+def test_replaced_values_are_an_error_not_a_silent_stop_of_training() -> None:
+    ps = parameters()
+    arena = Arena(ps)
+    ps[1].data = np.zeros(130, np.float32)
+    with pytest.raises(RuntimeError, match=r"'up'.*replaced"):
+        arena.gather()
+
+
+def test_state_round_trips_by_name_whatever_the_order() -> None:
+    arena = Arena(parameters())
+    saved = arena.state()
+    assert {n: a.shape for n, a in saved.items()} == {"down": (3, 5), "up": (130,), "gain": ()}
+    arena.values[...] = 0.0
+    assert any(a.any() for a in saved.values())
+    other = Arena(list(reversed(parameters(1))))
+    other.load_state(saved)
+    for name, p in other.parameters.items():
+        np.testing.assert_array_equal(p.numpy(), saved[name])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("up"), "missing: up"),
+        (lambda s: s.update(extra=np.zeros(1)), "unexpected: extra"),
+        (lambda s: s.update(down=np.zeros((5, 3))), r"mis-shaped: down: expected \(3, 5\), found \(5, 3\)"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(change: object, message: str) -> None:
+    arena = Arena(parameters())
+    state, before = arena.state(), arena.values.copy()
+    change(state)
+    with pytest.raises(ModelFileError, match=message):
+        arena.load_state(state)
+    np.testing.assert_array_equal(arena.values, before)
+
+
+def test_what_cannot_be_trained_is_refused_by_name() -> None:
+    one = np.ones(2, np.float32)
+    with pytest.raises(TypeError, match="'base' is a Frozen weight"):
+        Arena({"base": Frozen(one)})
+    with pytest.raises(TypeError, match=r"'half'.*float16"):
+        Arena({"half": tensor(one.astype(np.float16), requires_grad=True)})
+    with pytest.raises(TypeError, match=r"'still'.*requires_grad_"):
+        Arena({"still": tensor(one)})
+    with pytest.raises(TypeError, match="'made'"):
+        Arena({"made": Parameter(one) * 2.0})
+    with pytest.raises(TypeError, match="expected a Tensor, got ndarray"):
+        Arena([one])
+    with pytest.raises(ValueError, match="at least one parameter"):
+        Arena([])
+    twice = Parameter(one, "w")
+    with pytest.raises(ValueError, match="same tensor"):
+        Arena({"a": twice, "b": twice})
+    with pytest.raises(ValueError, match="'w': the same name"):
+        Arena([twice, Parameter(one, "w")])
+    with pytest.raises(ValueError, match="lr_scale: no parameter named 'v'"):
+        Arena([Parameter(one, "w")], lr_scale={"v": 2.0})
