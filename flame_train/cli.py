@@ -7,6 +7,7 @@ runs, so that `--help` answers at once.
 from __future__ import annotations
 
 import errno
+import io
 import json
 import logging
 import os
@@ -37,15 +38,21 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the config; repeatable."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, read headers only, print the plan.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check everything, read headers only, print the plan.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
 def main() -> None:
     """Entry point of the `flame-train` program. Exits with a code of the table in `errors.py`."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
+    logging.getLogger("flame_train").setLevel(logging.INFO)
     logging.raiseExceptions = False  # a closed standard error must not stop a run
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a caption may not fit the terminal's encoding
     sys.exit(run(sys.argv[1:]))
 
 
@@ -86,7 +93,9 @@ def _report(error: Exception, debug: bool) -> int:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         _complain(f"{error.filename or 'output'}: the disk is full; free some space and start again")
         return 6
-    _complain(f"this is a bug in flame-train: {type(error).__name__}: {error}{'' if debug else _saved_trace()}")
+    _complain(
+        f"this is a bug in flame-train: {type(error).__name__}: {error}{'' if debug else _saved_trace()}"
+    )
     return 1
 
 
@@ -195,7 +204,9 @@ def init(
 
 @app.command()
 def sample(
-    checkpoint: Annotated[str, typer.Option("--checkpoint", "-m", help="Base model: file, folder or hub id.")],
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", "-m", help="Base model: file, folder or hub id.")
+    ],
     prompt: Annotated[list[str], typer.Option("--prompt", "-p", help="What to draw; repeatable.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="PNG to write.")] = Path("sample.png"),
     lora: Annotated[Path | None, typer.Option("--lora", help="LoRA file, kohya or diffusers.")] = None,

@@ -145,7 +145,9 @@ class OptimizerSection(Section):
 
     name: Literal["adamw", "sgd"] = field("adamw", "optimizer", aka=("optimizer_type",))
     lr: float = field(1e-4, "peak learning rate", gt=0, le=10, aka=("learning_rate", "unet_lr", "max_lr"))
-    weight_decay: float = field(0.01, "weight decay; decoupled from the gradient in adamw, added to it in sgd", ge=0, le=1)
+    weight_decay: float = field(
+        0.01, "weight decay; decoupled from the gradient in adamw, added to it in sgd", ge=0, le=1
+    )
     betas: tuple[float, float] = field(
         (0.9, 0.999), "AdamW: decay of the two moments", aka=("adam_beta1", "adam_beta2")
     )

@@ -12,7 +12,9 @@ from flame_train.tools.doctor import Report, examine, render
 from flame_train.tools.probe import Gpu, Machine, look
 
 H200 = Gpu("NVIDIA H200", 141 << 30, 140 << 30, (9, 0))
-PACKAGES = dict.fromkeys(("flame-train", "numpy", "ml-dtypes", "pillow", "tokenizers", "nvidia-cudnn-frontend"), "1.0")
+PACKAGES = dict.fromkeys(
+    ("flame-train", "numpy", "ml-dtypes", "pillow", "tokenizers", "nvidia-cudnn-frontend"), "1.0"
+)
 WHOLE = Machine(
     python="3.11.9",
     packages={**PACKAGES, "cupy-cuda13x": "14.2.0"},
@@ -82,7 +84,12 @@ def test_a_machine_with_nothing_can_train_on_the_cpu_only() -> None:
             "pip uninstall -y cupy-cuda12x cupy-cuda13x && pip install 'flame-train[cuda13]'",
         ),
         ({"packages": PACKAGES}, "CuPy", "missing", "pip install 'flame-train[cuda13]'"),
-        ({"packages": PACKAGES, "driver_cuda": (12, 4)}, "CuPy", "missing", "pip install 'flame-train[cuda12]'"),
+        (
+            {"packages": PACKAGES, "driver_cuda": (12, 4)},
+            "CuPy",
+            "missing",
+            "pip install 'flame-train[cuda12]'",
+        ),
         (
             {"driver_cuda": (12, 4)},
             "CuPy",
@@ -134,7 +141,9 @@ def test_the_report_is_also_json() -> None:
     assert {"name", "state", "found", "mend", "device"} == set(table["lines"][0])
 
 
-def test_this_machine_can_be_looked_at_even_without_the_driver_module(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_machine_can_be_looked_at_even_without_the_driver_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it now raises ImportError
     machine = look()
     assert machine.driver is None

@@ -1,0 +1,51 @@
+"""init: a file that loads, never over another."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import flame_train
+from flame_train import cli
+from flame_train.config.load import load
+
+
+@pytest.fixture(autouse=True)
+def _families(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The names are all that init asks of the recipes, and recipes load the engine."""
+    fake = types.SimpleNamespace(RECIPES={"sdxl": None, "other": None})
+    monkeypatch.setattr(flame_train, "recipes", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "flame_train.recipes", fake)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_file_needs_only_its_required_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["init", "sdxl", "-o", "my.toml"]) == 0
+    assert capsys.readouterr().out == "my.toml\n"
+    config = load("my.toml", ("model.checkpoint=a", "data.path=b", "output.dir=c"))
+    assert config.lora.rank == 16
+    assert cli.run(["init", "sdxl"]) == 0
+    assert capsys.readouterr().out == Path("my.toml").read_text()
+
+
+def test_an_existing_file_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my.toml").write_text("mine")
+    assert cli.run(["init", "sdxl", "-o", "my.toml"]) == 6
+    assert "exists already" in capsys.readouterr().err
+    assert Path("my.toml").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("family", "hint"), [("sdlx", "; did you mean sdxl?"), ("sdxl-lora", "sdxl?"), ("zzz", "")]
+)
+def test_an_unknown_family_is_told_the_known(
+    capsys: pytest.CaptureFixture[str], family: str, hint: str
+) -> None:
+    assert cli.run(["init", family, "-o", "my.toml"]) == 2
+    message = capsys.readouterr().err
+    assert f"expected a model family (sdxl, other), got {family}" in message
+    assert message.endswith(hint + "\n")
+    assert not Path("my.toml").exists()
