@@ -37,7 +37,7 @@ def fill():
 
     class Weights:
         def __init__(self, model):
-            self.arrays = {name: t.numpy() for _, t in model.weights()}
+            self.arrays = {name: t.numpy() for name, t in model.weights()}
 
         def read(self, name):
             return self.arrays[name]
