@@ -1,0 +1,209 @@
+"""Optimizers, schedules, loss scaling and clipping against torch and transformers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flame_train.engine import Parameter, Tensor, tensor
+from flame_train.engine.optim import (
+    METRICS,
+    SGD,
+    AdamW,
+    Arena,
+    ClipNorm,
+    LossScaler,
+    Optimizer,
+    Schedule,
+    SGDRule,
+    clip_grad_norm_,
+    clip_grad_value_,
+)
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.parity
+
+SHAPES = [(17, 3), (64,), ()]
+STEPS = 50
+
+RULES: list[tuple[type[Any], str, dict[str, Any]]] = [
+    (AdamW, "AdamW", {}),
+    (AdamW, "AdamW", {"lr": 0.03, "betas": (0.8, 0.95), "eps": 1e-5, "weight_decay": 0.2}),
+    (AdamW, "AdamW", {"lr": 0.01, "weight_decay": 0.0}),
+    (SGD, "SGD", {"lr": 0.1}),
+    (SGD, "SGD", {"lr": 0.05, "momentum": 0.9}),
+    (SGD, "SGD", {"lr": 0.05, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01}),
+    (SGD, "SGD", {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.1, "nesterov": True}),
+]
+
+
+def start(seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [np.asarray(rng.standard_normal(s), np.float32) for s in SHAPES]
+
+
+def trained(make: Callable[[list[Any]], Any], leaf: Callable[[np.ndarray], Any], dtype: Any) -> np.ndarray:
+    """The values after 50 steps on seeded gradients, from the library whose `leaf` and `make` are given."""
+    params = [leaf(w.astype(dtype)) for w in start()]
+    optimizer = make(params)
+    rng = np.random.default_rng(1)
+    for _ in range(STEPS):
+        for p in params:
+            g = np.asarray(rng.standard_normal(tuple(p.shape)), np.float32).astype(dtype)
+            p.grad = tensor(g) if isinstance(p, Tensor) else torch.tensor(g)
+        optimizer.step()
+    read = [p.numpy() if isinstance(p, Tensor) else p.detach().numpy() for p in params]
+    return np.concatenate([r.ravel() for r in read]).astype(np.float64)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "settings"), RULES)
+def test_fifty_steps(ours: type[Any], theirs: str, settings: dict[str, Any]) -> None:
+    """Against torch in fp64: at most twice the error of torch in fp32, plus one ulp."""
+    reference = getattr(torch.optim, theirs)
+
+    def torch_leaf(a: np.ndarray) -> Any:
+        return torch.tensor(a, requires_grad=True)
+
+    exact = trained(lambda ps: reference(ps, **settings), torch_leaf, np.float64)
+    single = trained(lambda ps: reference(ps, **settings), torch_leaf, np.float32)
+    mine = trained(lambda ps: ours(ps, **settings), lambda a: tensor(a, requires_grad=True), np.float32)
+    allowed = 2 * np.abs(single - exact).max() + np.spacing(np.abs(exact).max().astype(np.float32))
+    assert np.abs(mine - exact).max() <= allowed
+    np.testing.assert_allclose(mine, single, rtol=1e-5, atol=1e-5)
+
+
+def test_groups_follow_torch() -> None:
+    def groups(ps: list[Any]) -> list[dict[str, Any]]:
+        return [{"params": ps[:1], "lr": 0.01}, {"params": ps[1:2], "weight_decay": 0.3}, {"params": ps[2:]}]
+
+    theirs = trained(
+        lambda ps: torch.optim.AdamW(groups(ps)), lambda a: torch.tensor(a, requires_grad=True), np.float64
+    )
+    mine = trained(lambda ps: AdamW(groups(ps)), lambda a: tensor(a, requires_grad=True), np.float32)
+    np.testing.assert_allclose(mine, theirs, rtol=2e-6, atol=2e-6)
+
+
+def schedule_cases() -> list[Any]:
+    from transformers import optimization as t
+
+    w, n = 7, 60
+    return [
+        pytest.param(Schedule("constant"), lambda o: t.get_constant_schedule(o), id="constant"),
+        pytest.param(
+            Schedule("constant", warmup=w),
+            lambda o: t.get_constant_schedule_with_warmup(o, w),
+            id="constant+warmup",
+        ),
+        pytest.param(
+            Schedule("linear", n, w), lambda o: t.get_linear_schedule_with_warmup(o, w, n), id="linear"
+        ),
+        pytest.param(
+            Schedule("cosine", n, w), lambda o: t.get_cosine_schedule_with_warmup(o, w, n), id="cosine"
+        ),
+        pytest.param(
+            Schedule("cosine", n, w, min_lr=2e-4),
+            lambda o: t.get_cosine_with_min_lr_schedule_with_warmup(o, w, n, min_lr=2e-4),
+            id="cosine+min",
+        ),
+        pytest.param(
+            Schedule("cosine_restarts", n, w, cycles=3),
+            lambda o: t.get_cosine_with_hard_restarts_schedule_with_warmup(o, w, n, num_cycles=3),
+            id="restarts",
+        ),
+        pytest.param(
+            Schedule("polynomial", n, w, power=2.5, min_lr=1e-5),
+            lambda o: t.get_polynomial_decay_schedule_with_warmup(o, w, n, lr_end=1e-5, power=2.5),
+            id="polynomial",
+        ),
+        pytest.param(
+            Schedule("cosine", n, min_lr=1e-4),
+            lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, n, eta_min=1e-4),
+            id="annealing",
+        ),
+        pytest.param(
+            Schedule("polynomial", n, power=0.7),
+            lambda o: torch.optim.lr_scheduler.PolynomialLR(o, n, 0.7),
+            id="torch polynomial",
+        ),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_schedules() -> None:
+    pytest.importorskip("transformers")
+    for case in schedule_cases():
+        schedule, theirs = case.values
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1e-3)
+        scheduler = theirs(optimizer)
+        for k in range(61):
+            mine = float(schedule.rate(np, np.asarray(k), np.asarray(1e-3)))
+            assert mine == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9, abs=1e-15), (case.id, k)
+            optimizer.step()
+            scheduler.step()
+
+
+@pytest.mark.parametrize("planted", [{3}, {0, 1, 2, 9}, {5, 11, 12}, set()])
+def test_loss_scale_follows_grad_scaler(planted: set[int]) -> None:
+    """The same scales, values and skips as torch.amp.GradScaler on planted overflows."""
+    theirs = torch.amp.GradScaler("cpu", growth_interval=3)
+    w = torch.ones(4, requires_grad=True)
+    sgd = torch.optim.SGD([w], lr=0.1, momentum=0.9)
+    p = Parameter(np.ones(4, np.float32), "w")
+    mine = Optimizer(Arena([p]), [SGDRule(0.9)], lr=0.1, scaler=LossScaler(interval=3))
+    for i in range(16):
+        assert mine.loss_scale.item() == theirs.get_scale()
+        bad = math.inf if i in planted else 1.0
+        sgd.zero_grad()
+        theirs.scale((w * torch.arange(4.0) * bad).sum()).backward()
+        theirs.step(sgd)
+        theirs.update()
+        mine.zero_grad()
+        p.grad.data[...] = np.arange(4, dtype=np.float32) * mine.loss_scale.numpy()
+        if i in planted:
+            p.grad.data[2] = bad
+        mine.step()
+        np.testing.assert_allclose(p.numpy(), w.detach().numpy(), rtol=1e-6)
+    assert mine.metrics()[METRICS.index("skipped")] == len(planted)
+
+
+@pytest.mark.parametrize("max_norm", [0.1, 1e3])
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, 3.0, math.inf])
+def test_clip_grad_norm(max_norm: float, norm_type: float) -> None:
+    theirs, mine = both()
+    expected = torch.nn.utils.clip_grad_norm_(theirs, max_norm, norm_type)
+    assert clip_grad_norm_(mine, max_norm, norm_type).item() == pytest.approx(expected.item(), rel=1e-6)
+    same(mine, theirs)
+
+
+def test_clip_grad_value() -> None:
+    theirs, mine = both()
+    torch.nn.utils.clip_grad_value_(theirs, 0.3)
+    clip_grad_value_(mine, 0.3)
+    same(mine, theirs)
+
+
+def test_clip_norm_in_the_chain() -> None:
+    theirs, mine = both()
+    arena = Arena(mine)
+    torch.nn.utils.clip_grad_norm_(theirs, 0.5)
+    Optimizer(arena, [ClipNorm(0.5), SGDRule()], lr=0.0).step()
+    same(mine, theirs)
+
+
+def both() -> tuple[list[Any], list[Tensor]]:
+    theirs, mine = [], []
+    for w, g in zip(start(), start(5), strict=True):
+        theirs.append(torch.tensor(w, requires_grad=True))
+        theirs[-1].grad = torch.tensor(g)
+        mine.append(tensor(w, requires_grad=True))
+        mine[-1].grad = tensor(g)
+    return theirs, mine
+
+
+def same(mine: list[Tensor], theirs: list[Any]) -> None:
+    for a, b in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(a.grad.numpy(), b.grad.numpy(), rtol=1e-6, atol=1e-9)
