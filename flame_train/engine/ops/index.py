@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from ...errors import ShapeError
-from ..dtype import Array
+from ..dtype import Array, compute_dtype
 from ..op import Sample, primitive, sample
 from ..sample import integers
 
 
-def scatter_add_rows(xp: Any, out: Array, rows: Array, values: Array) -> Array:
-    """out[rows] += values with repeated rows added up; `out` is the caller's own."""
-    if xp is np:
-        np.add.at(out, rows, values)
-    else:
-        from ..backend import get_backend
+def scatter_add(xp: Any, shape: tuple[int, ...], index: Any, values: Array) -> Array:
+    """Zeros of `shape` with values added at index, repeated places added up; the sums are kept in fp32 or fp64.
 
-        get_backend("cuda").kernels.scatter_add(out, rows, values)
-    return out
+    On a GPU the order of the additions, and so the last bit, may change from run to run.
+    """
+    out = xp.zeros(shape, compute_dtype(values.dtype))
+    xp.add.at(out, index, values.astype(out.dtype))
+    return out.astype(values.dtype)
 
 
 @primitive(torch="nn.functional.embedding", moves=True)
@@ -37,7 +34,7 @@ embedding.nograd("input")
 
 @embedding.vjp("weight")
 def _(xp: Any, g: Array, input: Array, weight_shape: tuple[int, ...]) -> Array:
-    return scatter_add_rows(xp, xp.zeros(weight_shape, g.dtype), input, g)
+    return scatter_add(xp, weight_shape, input, g)
 
 
 @embedding.samples
@@ -59,7 +56,7 @@ take_along_dim.nograd("indices")
 def _(xp: Any, g: Array, input_shape: tuple[int, ...], indices: Array, dim: int) -> Array:
     grids = list(xp.meshgrid(*[xp.arange(n) for n in indices.shape], indexing="ij"))
     grids[dim] = indices % input_shape[dim]
-    return scatter_add_rows(xp, xp.zeros(input_shape, g.dtype), tuple(grids), g)
+    return scatter_add(xp, input_shape, tuple(grids), g)
 
 
 @take_along_dim.samples

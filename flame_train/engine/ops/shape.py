@@ -12,6 +12,7 @@ from ...errors import ShapeError
 from ..dtype import Array
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
+from .index import scatter_add
 
 Shape = tuple[int, ...]
 
@@ -227,15 +228,10 @@ def getitem(xp: Any, input: Array, index: Any) -> Array:
 
 @getitem.vjp("input")
 def _(xp: Any, g: Array, input_shape: Shape, index: Any) -> Array:
+    if not _basic(index):
+        return scatter_add(xp, input_shape, _plain(index), g)
     out = xp.zeros(input_shape, g.dtype)
-    if _basic(index):
-        out[_plain(index)] = g
-    elif xp is np:
-        np.add.at(out, _plain(index), g)
-    else:
-        from ..backend import get_backend
-
-        get_backend("cuda").kernels.scatter_add(out, _plain(index), g)
+    out[_plain(index)] = g
     return out
 
 

@@ -188,7 +188,7 @@ class CuDnn:
         notes = self._cudnn.numerical_note
         barred = []
         if dtype == float32:
-            barred += [notes.DOWN_CONVERT_INPUTS, notes.WINOGRAD]
+            barred += [notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS, notes.WINOGRAD]
         if mode().deterministic and not kind.startswith("sdpa"):
             barred.append(notes.NONDETERMINISTIC)
         if barred:

@@ -27,7 +27,8 @@ class CudaBackend:
     def __init__(self) -> None:
         cupy = _import_cupy()
         self.xp: ModuleType = cupy
-        self.stream = cupy.cuda.Stream(non_blocking=True)
+        # A blocking stream: CuPy makes some copies on the null stream, and only with such a stream are they in order.
+        self.stream = cupy.cuda.Stream()
         self._threads = threading.local()
         self._pool = cupy.cuda.MemoryPool()
         self._peak = 0
@@ -54,9 +55,10 @@ class CudaBackend:
         order = sorted(range(host.ndim), key=lambda i: -host.strides[i])
         dense = host.transpose(order)
         if not dense.flags.c_contiguous:
-            return self.xp.asarray(np.ascontiguousarray(host))
-        back = [order.index(i) for i in range(host.ndim)]
-        return self.xp.asarray(dense).transpose(back)
+            order, dense = list(range(host.ndim)), np.ascontiguousarray(host)
+        array = self.empty(dense.shape, dense.dtype)
+        array.set(dense, stream=self.stream)
+        return array.transpose([order.index(i) for i in range(host.ndim)])
 
     def get(self, array: Array) -> np.ndarray[Any, Any]:
         if mode().capturing:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from ...dtype import Array, DType
+from ...dtype import Array, DType, float64
 from .cublaslt import SUPPORTED, CublasLt, is_plain
 from .cudnn import CuDnn
 from .nvrtc import KernelModules
@@ -57,12 +57,6 @@ class Kernels:
         """The error function, elementwise."""
         return self._erf(x)
 
-    def scatter_add(self, out: Array, index: Any, values: Array) -> None:
-        """out[index] += values, repeated indices added up."""
-        import cupyx
-
-        cupyx.scatter_add(out, index, values)
-
     # ---- matrix products -----------------------------------------------------------------------------
 
     def matmul(
@@ -81,6 +75,11 @@ class Kernels:
         lead = self.xp.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim > 2 or b.ndim > 2 else ()
         if out is None:
             out = self.empty((*lead, a.shape[-2], b.shape[-1]), out_dtype or a.dtype)
+        if bias is not None and a.dtype == float64:
+            # cuBLASLt adds a bias in no fp64 product.
+            self.matmul(a, b, out=out, alpha=alpha, accumulate=accumulate)
+            out += bias
+            return out
         if 0 in (*out.shape, a.shape[-1]):
             if not accumulate:
                 out.fill(0)
