@@ -12,39 +12,38 @@ from .tensor import Tensor
 
 
 class _Recompute(Node):
-    """A whole function as one node of the graph."""
+    """A whole function as one node of the graph.
 
-    __slots__ = ("args", "fn")
+    Running it again gives one gradient for every use of an argument inside; each goes out on an edge of its
+    own, so that sums are taken in the order they would have without checkpointing, to the last bit.
+    """
 
-    def __init__(
-        self, fn: Callable[..., Tensor], args: tuple[Any, ...], edges: list[Edge], out: Tensor
-    ) -> None:
+    __slots__ = ("args", "fn", "inputs")
+
+    def __init__(self, fn: Callable[..., Tensor], args: tuple[Any, ...], edges: list[Edge], out: Tensor) -> None:
         super().__init__(None, (), {}, edges, [(out.shape, out.dtype)], out.backend)
-        self.fn, self.args = fn, args
+        self.fn, self.args, self.inputs = fn, args, edges
 
     def apply(self, grads: list[Array | None], sink: Sink) -> list[Array | None]:
         if self.saved is None:
-            raise RuntimeError(
-                "checkpoint: backward ran through this graph already; compute the result again"
-            )
+            raise RuntimeError("checkpoint: backward ran through this graph already; compute the result again")
         fresh = [_fresh(a) for a in self.args]
         with enable_grad():
             out = self.fn(*fresh)
-        inner: dict[int, Array] = {}
-        own = {id(t) for t in fresh}
+        leaves = [t for a, t in zip(self.args, fresh, strict=True) if isinstance(a, Tensor) and a.requires_grad]
+        own = {id(t): edge for t, edge in zip(leaves, self.inputs, strict=True)}
+        found: list[tuple[Edge, Array]] = []
 
         def collect(leaf: Tensor, g: Array) -> None:
             if id(leaf) in own:
-                inner[id(leaf)] = g
+                found.append((own[id(leaf)], g))
             else:
                 sink(leaf, g)
 
         if out.requires_grad and grads[0] is not None:
             run_backward([(out, grads[0])], collect, nested=True)
-        wanted = [
-            t for a, t in zip(self.args, fresh, strict=True) if isinstance(a, Tensor) and a.requires_grad
-        ]
-        return [*(inner.get(id(t)) for t in wanted), *([None] * (len(self.edges) - len(wanted)))]
+        self.edges = [edge for edge, _ in found]
+        return [g for _, g in found]
 
 
 def _fresh(value: Any) -> Any:
@@ -64,9 +63,14 @@ def checkpoint(fn: Callable[..., Tensor], *args: Any) -> Tensor:
     """
     if not mode().grad:
         return fn(*args)
-    with no_grad():
+    edges = [Edge.to(a) for a in args if isinstance(a, Tensor) and a.requires_grad]
+    if edges:
+        with no_grad():
+            out = fn(*args)
+    else:  # whether a parameter takes part shows only in the graph, which is dropped at once
         out = fn(*args)
+        if not out.requires_grad:
+            return out
     if not is_float(out.dtype):
         return out
-    edges = [Edge.to(a) for a in args if isinstance(a, Tensor) and a.requires_grad]
     return Tensor._from_op(out.data, _Recompute(fn, args, edges, out), 0)

@@ -147,7 +147,8 @@ def run_backward(
     """Carries gradients from `roots` to the leaves, each handed to `sink` once.
 
     `targets` receives the gradients of inner tensors by (id of node, output index). A `nested` pass, inside a
-    recomputed node, leaves the leaves' hooks to the pass around it, which alone knows the whole gradient.
+    recomputed node, hands on every contribution to a leaf as it comes: the pass around it, which alone knows
+    the whole gradient, adds them up in the order of a run without recomputation, and calls the hooks.
     """
     pending: dict[Node, _Sums] = {}
     heap: list[tuple[int, Node]] = []
@@ -163,22 +164,26 @@ def run_backward(
             collect(edge.leaf, g)
 
     def collect(leaf: Tensor, g: Array) -> None:
-        leaves.setdefault(id(leaf), (leaf, _Sums(1)))[1].add(0, g)
+        if nested:
+            sink(leaf, g)
+        else:
+            leaves.setdefault(id(leaf), (leaf, _Sums(1)))[1].add(0, g)
 
     for t, g in roots:
         send(Edge.to(t), g)
     while heap:
         node = heapq.heappop(heap)[1]
         grads = _through_hooks(node, pending.pop(node).values, targets)
-        for edge, g in zip(node.edges, _observe(node, grads, collect), strict=True):
+        sent = _observe(node, grads, collect)  # a recomputed node knows its edges after this only
+        for edge, g in zip(node.edges, sent, strict=True):
             if g is not None:
                 send(edge, unbroadcast(node.backend.xp, g, edge.shape, edge.dtype))
         if not retain_graph:
             node.saved = None
-        del grads
+        del grads, sent
     for leaf, sums in leaves.values():
         g = sums.values[0]
-        for hook in () if nested else leaf._hooks or ():
+        for hook in leaf._hooks or ():
             g = _hooked(hook, g)
         sink(leaf, g)
 
@@ -214,9 +219,7 @@ def _hooked(hook: Callable[[Tensor], Tensor | None], g: Array) -> Array:
     if replaced is None:
         return g
     if replaced.shape != g.shape:
-        raise ShapeError(
-            f"a hook returned a gradient of shape {replaced.shape} for a tensor of shape {g.shape}"
-        )
+        raise ShapeError(f"a hook returned a gradient of shape {replaced.shape} for a tensor of shape {g.shape}")
     return replaced.data
 
 
@@ -246,17 +249,13 @@ def grad(
     from .tensor import Tensor
 
     if create_graph:
-        raise Unsupported(
-            "grad: create_graph=True asks for second-order gradients; the engine is first order only"
-        )
+        raise Unsupported("grad: create_graph=True asks for second-order gradients; the engine is first order only")
     outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     given = [grad_outputs] if isinstance(grad_outputs, Tensor) else grad_outputs
     found: dict[int, Array] = {}
     targets = {
-        (id(t._node), t._index): (lambda g, key=id(t): found.__setitem__(key, g))
-        for t in ins
-        if t._node is not None
+        (id(t._node), t._index): (lambda g, key=id(t): found.__setitem__(key, g)) for t in ins if t._node is not None
     }
     wanted = {id(t) for t in ins}
 
@@ -273,15 +272,11 @@ def grad(
     return tuple(Tensor(found[id(t)]) if id(t) in found else None for t in ins)
 
 
-def _roots(
-    outputs: Sequence[Tensor], grad_outputs: Sequence[Tensor | None] | None
-) -> list[tuple[Tensor, Array]]:
+def _roots(outputs: Sequence[Tensor], grad_outputs: Sequence[Tensor | None] | None) -> list[tuple[Tensor, Array]]:
     roots = []
     for i, t in enumerate(outputs):
         if not t.requires_grad:
-            raise RuntimeError(
-                "backward: this tensor does not require grad; nothing it was computed from does"
-            )
+            raise RuntimeError("backward: this tensor does not require grad; nothing it was computed from does")
         g = grad_outputs[i] if grad_outputs is not None else None
         if g is None:
             if t.size != 1:

@@ -189,6 +189,33 @@ class TestCheckpoint:
 
         assert run(True) == run(False)
 
+    def test_sums_in_the_order_of_a_plain_run(self) -> None:
+        """An input used twice inside and once later, as a UNet's skip: three terms, whose order shows in the bits."""
+
+        def run(wrap: bool) -> list[bytes]:
+            x, w, skip = leaf(40, 6), leaf(6, 6, seed=1), leaf(40, 6, seed=2)
+            h = x * 1.7
+            y = flame.checkpoint(self.block, h, w) if wrap else self.block(h, w)
+            z = self.block(y, w)  # w too is used in both
+            (z.square() + h * skip).sum().backward()
+            return [t.grad.numpy().tobytes() for t in (x, w, skip)]
+
+        assert run(True) == run(False)
+
+    def test_runs_backward_twice_when_the_graph_is_kept(self) -> None:
+        x, w = leaf(3, 6), leaf(6, 6, seed=1)
+        y = flame.checkpoint(self.block, x, w).square().sum()
+        y.backward(retain_graph=True)
+        once = x.grad.numpy().copy()
+        y.backward()
+        np.testing.assert_array_equal(x.grad.numpy(), 2 * once)
+
+    def test_of_something_frozen_records_nothing(self) -> None:
+        x, w = flame.tensor(np.ones((2, 6))), flame.Frozen(np.ones((6, 6)))
+        y = flame.checkpoint(self.block, x, w)
+        assert not y.requires_grad
+        np.testing.assert_array_equal(y.numpy(), self.block(x, w).numpy())
+
     def test_keeps_only_its_inputs(self) -> None:
         x, w = leaf(3, 6), leaf(6, 6, seed=1)
         y = flame.checkpoint(self.block, x, w)
