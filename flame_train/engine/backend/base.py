@@ -49,6 +49,12 @@ class Backend(Protocol):
     def get(self, array: Array) -> np.ndarray[Any, Any]:
         """The array on the host: the only host read. Raises RuntimeError while a step is captured."""
 
+    def fetch(self, array: Array) -> Callable[[], np.ndarray[Any, Any]]:
+        """Starts copying the array to the host. Calling the result waits for that copy, not for later work."""
+
+    def write(self, target: Array, host: np.ndarray[Any, Any]) -> None:
+        """Copies host values into an existing array of the same shape and dtype, in order with other work."""
+
     def synchronize(self) -> None:
         """Waits until the device has done everything asked of it."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -22,6 +20,9 @@ class CpuBackend:
     xp: ModuleType = np
     kernels = None
 
+    def __init__(self) -> None:
+        self._peak = 0
+
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
         return np.empty(tuple(shape), dtype)
 
@@ -36,19 +37,26 @@ class CpuBackend:
         result: np.ndarray[Any, Any] = array
         return result
 
+    def fetch(self, array: Array) -> Callable[[], np.ndarray[Any, Any]]:
+        held = self.get(array).copy()
+        return lambda: held
+
+    def write(self, target: Array, host: np.ndarray[Any, Any]) -> None:
+        target[...] = host
+
     def synchronize(self) -> None:
         pass
 
     def memory(self) -> Memory:
-        """The whole process's resident memory: NumPy does not count its own."""
-        page = os.sysconf("SC_PAGE_SIZE")
-        with open("/proc/self/statm") as f:
-            live = int(f.read().split()[1]) * page
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return Memory(live, peak, page * os.sysconf("SC_PHYS_PAGES"))
+        """The whole process's resident memory: NumPy does not count its own. The peak is the largest seen here."""
+        import psutil
+
+        live = int(psutil.Process().memory_info().rss)
+        self._peak = max(self._peak, live)
+        return Memory(live, self._peak, int(psutil.virtual_memory().total))
 
     def reset_peak(self) -> None:
-        pass
+        self._peak = 0
 
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
         return fn

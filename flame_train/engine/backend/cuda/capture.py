@@ -1,8 +1,9 @@
 """A step as one CUDA graph.
 
 The first call runs eagerly, so that kernels are compiled and plans are made; the second is captured while it is
-recorded, and every later one replays. Memory used inside comes from a pool of the graph's own, kept alive with
-it: a block freed during capture must never reach a tensor outside, or a replay would overwrite it.
+recorded, and every later one replays. Memory used inside comes from a pool that only captures use: a block freed
+during capture must never reach a tensor outside, or a replay would overwrite it. All graphs share that pool, since
+they run one after another on one stream and leave nothing in it that is read later.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ class _Captured:
         self._backend, self._fn = backend, fn
         self._warm = False
         self._graph: Any = None
-        self._pool: Any = None
 
     def __call__(self) -> None:
         if not self._warm:
@@ -40,9 +40,8 @@ class _Captured:
     def _record(self) -> None:
         cuda = self._backend.xp.cuda
         stream = self._backend.stream
-        self._pool = cuda.MemoryPool()
         self._backend.synchronize()
-        with cuda.using_allocator(self._pool.malloc), capturing():
+        with cuda.using_allocator(self._backend.graph_pool.malloc), capturing():
             stream.begin_capture()
             try:
                 self._fn()

@@ -31,6 +31,7 @@ class CudaBackend:
         self.stream = cupy.cuda.Stream()
         self._threads = threading.local()
         self._pool = cupy.cuda.MemoryPool()
+        self.graph_pool = cupy.cuda.MemoryPool()
         self._peak = 0
         cupy.cuda.set_allocator(self._malloc)
         self.enter_thread()
@@ -67,6 +68,21 @@ class CudaBackend:
             )
         result: np.ndarray[Any, Any] = array.get(stream=self.stream)
         return result
+
+    def fetch(self, array: Array) -> Callable[[], np.ndarray[Any, Any]]:
+        held = self.xp.cuda.alloc_pinned_memory(array.nbytes)
+        host = np.frombuffer(held, array.dtype, array.size).reshape(array.shape)
+        array.get(stream=self.stream, out=host, blocking=False)
+        done = self.stream.record()
+
+        def wait() -> np.ndarray[Any, Any]:
+            done.synchronize()
+            return host.copy()
+
+        return wait
+
+    def write(self, target: Array, host: np.ndarray[Any, Any]) -> None:
+        target.set(np.ascontiguousarray(host), stream=self.stream)
 
     def synchronize(self) -> None:
         self.stream.synchronize()
