@@ -1,0 +1,68 @@
+"""`flame-train convert`: a LoRA file from one format to another, both ways, without loss."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from flame_train.adapters.factors import LoraState
+from flame_train.adapters.folding import ALPHA_KEY
+from flame_train.adapters.formats import from_file, to_diffusers, to_kohya
+from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
+from flame_train.errors import ConfigError
+from flame_train.io.lora_names import LoraFamily
+from flame_train.io.safetensors import save_file
+from flame_train.tools.families import lora_family, require_lora, split_metadata
+
+FORMATS: Final = ("kohya", "diffusers")
+
+_ABOUT_SCALES: Final = (ALPHA_KEY, "lora_adapter_metadata")  # true of the source's tensors only
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertReport:
+    """What was read and written. `modules`: component -> count. `dropped_metadata`: keys too long to keep."""
+
+    source: Path
+    target: Path
+    to: str
+    dialects: tuple[str, ...]
+    modules: dict[str, int]
+    tensors: int
+    dropped_metadata: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return asdict(self) | {"source": str(self.source), "target": str(self.target)}
+
+
+def convert(source: Path, target: Path, to: str) -> ConvertReport:
+    """Write the LoRA `source` to `target` in format `to`, "kohya" or "diffusers".
+
+    The source may be in any dialect. Raises ConfigError for an unknown format, ModelFileError for a file that
+    is no LoRA of a supported family, OutputError when the target cannot be written.
+    """
+    source, target = Path(source), Path(target)
+    if to not in FORMATS:
+        raise ConfigError(f"format {to!r} is not known; expected one of {', '.join(FORMATS)}")
+    if target.exists() and target.samefile(source):
+        raise ConfigError(f"{target}: source and target are the same file; give another name for the target")
+    family = lora_family(source, require_lora(source))
+    lora = from_file(source, family)
+    metadata, dropped = split_metadata(lora.metadata)
+    written = {key: value for key, value in metadata.items() if key not in _ABOUT_SCALES}
+    written = _described(lora.state, family, target.stem) | written
+    if to == "kohya":
+        tensors = to_kohya(lora.state, family)
+    else:
+        tensors, record = to_diffusers(lora.state, family)
+        written |= record
+    save_file(target, tensors, with_hashes(tensors, written))
+    modules = {component: len(found) for component, found in lora.state.items()}
+    return ConvertReport(source, target, to, lora.dialects, modules, len(tensors), dropped)
+
+
+def _described(state: LoraState, family: LoraFamily, title: str) -> dict[str, str]:
+    """What a file should say of itself, for sources that are silent."""
+    return network_metadata(state, family) | model_spec(family, title) | {"format": "pt"}

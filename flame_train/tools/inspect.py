@@ -1,0 +1,151 @@
+"""`flame-train inspect`: what a safetensors file is, from its header and a LoRA's alphas."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from flame_train.adapters.dialects import ALPHA, DOWN, split_key
+from flame_train.io.weights import Weights, open_weights, shapes_of
+from flame_train.models.identify import Identity, identify
+
+_NUMBER: Final = re.compile(r"(?<![^._])\d+(?![^._])")
+_BEFORE_TARGET: Final = re.compile(r".*(blocks?|layers)[._]#[._](#[._])?")
+_COMPONENTS: Final = (
+    (re.compile(r"lora_te2_|text_encoder_2\.|text_encoders\.clip_g\."), "text_encoder_2"),
+    (re.compile(r"lora_te3_|text_encoder_3\.|text_encoders\.t5xxl\."), "text_encoder_3"),
+    (re.compile(r"lora_te1?_|text_encoder\.|text_encoders\.clip_l\."), "text_encoder"),
+    (re.compile(r"transformer\."), "transformer"),
+)
+_LONGEST_VALUE: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSummary:
+    """A LoRA's make-up: modules per component, per rank, per alpha, and per kind of target."""
+
+    modules: dict[str, int]
+    ranks: dict[int, int]
+    alphas: dict[float, int]
+    targets: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeSummary:
+    """How much of a file is stored in one dtype."""
+
+    tensors: int
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class InspectReport:
+    """What a file is. `lora` is None for anything but an adapter; `identity.parts` are a model's components."""
+
+    path: Path
+    identity: Identity
+    tensors: int
+    parameters: int
+    nbytes: int
+    dtypes: dict[str, DtypeSummary]
+    lora: LoraSummary | None
+    metadata: dict[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return asdict(self) | {"path": str(self.path)}
+
+
+def inspect_file(path: Path) -> InspectReport:
+    """What the file, or folder of files, at `path` is. Raises ModelFileError if it cannot be read at all."""
+    path = Path(path)
+    with open_weights(path) as weights:
+        shapes = shapes_of(weights)
+        identity = identify(shapes, weights.metadata)
+        return InspectReport(
+            path=path,
+            identity=identity,
+            tensors=len(shapes),
+            parameters=sum(math.prod(shape) for shape in shapes.values()),
+            nbytes=sum(weights.info(name).nbytes for name in shapes),
+            dtypes=_dtypes(weights),
+            lora=_lora(weights) if identity.kind in ("lora", "adapter") else None,
+            metadata=dict(weights.metadata),
+        )
+
+
+def render(report: InspectReport) -> str:
+    """The report for a reader. Metadata is shortened, and what could steer a terminal is written as escapes."""
+    lines = [
+        f"{report.path}",
+        f"  {report.identity.detail}",
+        f"  {report.tensors} tensors, {report.parameters:,} parameters, {report.nbytes:,} bytes",
+    ]
+    for tag, found in report.dtypes.items():
+        lines.append(f"  {tag}: {found.tensors} tensors, {found.parameters:,} parameters")
+    if report.lora is not None:
+        lines.append(f"  modules: {_counted(report.lora.modules)}")
+        lines.append(f"  rank: {_counted(report.lora.ranks)}")
+        lines.append(f"  alpha: {_counted(report.lora.alphas) or 'not stored (equal to rank)'}")
+        lines.append(f"  targets: {_counted(report.lora.targets)}")
+    if report.metadata:
+        lines.append(f"  metadata, {len(report.metadata)} keys:")
+        lines += [f"    {_printable(key)}: {_printable(value)}" for key, value in sorted(report.metadata.items())]
+    return "\n".join(lines)
+
+
+def _dtypes(weights: Weights) -> dict[str, DtypeSummary]:
+    tensors: Counter[str] = Counter()
+    parameters: Counter[str] = Counter()
+    for name in weights.names:
+        info = weights.info(name)
+        tensors[info.dtype] += 1
+        parameters[info.dtype] += math.prod(info.shape)
+    return {tag: DtypeSummary(count, parameters[tag]) for tag, count in tensors.most_common()}
+
+
+def _lora(weights: Weights) -> LoraSummary:
+    modules: Counter[str] = Counter()
+    ranks: Counter[int] = Counter()
+    alphas: Counter[float] = Counter()
+    targets: Counter[str] = Counter()
+    for name in weights.names:
+        module, slot = split_key(name) or ("", "")
+        shape = weights.info(name).shape
+        if slot == DOWN and shape:
+            modules[_component(module)] += 1
+            targets[_target(module)] += 1
+            ranks[shape[0]] += 1
+        elif slot == ALPHA and math.prod(shape) == 1:
+            alphas[float(weights.read(name).reshape(()))] += 1
+    return LoraSummary(
+        modules=dict(modules.most_common()),
+        ranks=dict(ranks.most_common()),
+        alphas=dict(alphas.most_common()),
+        targets=dict(targets.most_common()),
+    )
+
+
+def _component(module: str) -> str:
+    return next((name for pattern, name in _COMPONENTS if pattern.match(module)), "unet")
+
+
+def _target(module: str) -> str:
+    """The module's path inside its block: `attn1.to_q`; flattened paths keep their underscores."""
+    return _BEFORE_TARGET.sub("", _NUMBER.sub("#", module))
+
+
+def _counted(counts: Mapping[Any, int]) -> str:
+    if len(counts) == 1:
+        return f"{next(iter(counts))} ({next(iter(counts.values()))})"
+    return ", ".join(f"{what} ({count})" for what, count in counts.items())
+
+
+def _printable(text: str) -> str:
+    clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return clean if len(clean) <= _LONGEST_VALUE else f"{clean[:_LONGEST_VALUE]}... ({len(text)} characters)"

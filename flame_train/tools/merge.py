@@ -1,0 +1,179 @@
+"""`flame-train merge`: bakes a LoRA into a base model, tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from flame_train.adapters.factors import LoraFactors, LoraState
+from flame_train.adapters.formats import from_file
+from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
+from flame_train.io.dtypes import Array
+from flame_train.io.keymap import Shape, Source
+from flame_train.io.resolve import Resolved
+from flame_train.io.safetensors import save_stream
+from flame_train.io.weights import Weights, open_weights, shapes_of
+from flame_train.models.identify import Identity, could_be, identify
+from flame_train.models.keys import sdxl
+from flame_train.tools.families import lora_family, require_lora, split_metadata
+
+MERGED_KEY: Final = "flame_train.merged"
+
+# a text encoder on its own says which of the two it is by its width
+_COMPONENT_OF: Final = {"clip-l": "text_encoder", "clip-bigg": "text_encoder_2"}
+
+
+@dataclass(frozen=True, slots=True)
+class MergeReport:
+    """What was merged. `modules`: component -> count; `skipped`: those of components that the base lacks."""
+
+    base: Path
+    lora: Path
+    out: Path
+    strength: float
+    modules: dict[str, int]
+    skipped: dict[str, int]
+    changed_tensors: int
+    dropped_metadata: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return asdict(self) | {"base": str(self.base), "lora": str(self.lora), "out": str(self.out)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Patch:
+    """One module's update and the place of its weight in a stored tensor."""
+
+    source: Source
+    factors: LoraFactors
+
+
+def merge(base: Path, lora: Path, out: Path, strength: float = 1.0) -> MergeReport:
+    """Write `base` with W + strength * (alpha / rank) * up @ down for every module of `lora` to `out`.
+
+    `base` is a single file or one component's folder; the result is a single file in the base's own layout,
+    names and dtypes. Sums are in fp32, rounded once. One tensor at a time is in memory. Raises ModelFileError
+    when the two files do not belong together, NonFiniteError when a sum overflows the stored dtype.
+    """
+    base, lora, out = Path(base), Path(lora), Path(out)
+    _check_call(base, lora, out, strength)
+    with open_weights(base) as weights:
+        identity = identify(shapes_of(weights), weights.metadata)
+        resolved = _resolved_base(base, weights, identity)
+        family = lora_family(lora, _matching(lora, base, identity))
+        state = from_file(lora, family).state
+        present = {part: modules for part, modules in state.items() if part in resolved.sources}
+        patches = _patches(lora, base, present, resolved, shapes_of(weights))
+        metadata, dropped = split_metadata(weights.metadata)
+        metadata.pop("modelspec.hash_sha256", None)  # no longer true
+        metadata[MERGED_KEY] = _history(metadata, lora, strength)
+        merging = _Merging(weights, patches, strength)
+        save_stream(out, [weights.info(name) for name in weights.names], merging.read, metadata)
+    merged = {part: len(modules) for part, modules in present.items()}
+    skipped = {part: len(modules) for part, modules in state.items() if part not in present}
+    return MergeReport(base, lora, out, strength, merged, skipped, len(patches), dropped)
+
+
+def _check_call(base: Path, lora: Path, out: Path, strength: float) -> None:
+    if not np.isfinite(strength):
+        raise ConfigError(f"strength must be a finite number, got {strength}")
+    for other in (base, lora):
+        if out.exists() and other.exists() and out.samefile(other):
+            raise ConfigError(f"{out}: would overwrite {other}; give another name for the result")
+
+
+def _resolved_base(base: Path, weights: Weights, identity: Identity) -> Resolved:
+    """The base's tensors by component and native name. Raises ModelFileError if it is no base for a LoRA."""
+    if identity.kind in ("lora", "adapter"):
+        raise ModelFileError(f"{base}: expected a base model, but this is: {identity.detail}. Swap the two files?")
+    if any("/" in name for name in weights.names):
+        raise ModelFileError(f"{base}: is a whole diffusers folder; name one component of it, such as {base}/unet")
+    if identity.kind == "text_encoder":
+        return sdxl.resolve(weights.names, only=_COMPONENT_OF.get(identity.family, "unknown"))
+    if identity.family != "sdxl":
+        raise ModelFileError(f"{base}: this is {identity.detail}; LoRAs can be merged into SDXL only")
+    return sdxl.resolve(weights.names, only=None if identity.kind == "checkpoint" else identity.kind)
+
+
+def _matching(lora: Path, base: Path, base_identity: Identity) -> Identity:
+    identity = require_lora(lora)
+    if base_identity.kind != "text_encoder" and not could_be(identity.family, base_identity.family):
+        raise ModelFileError(f"{lora}: is a {identity.detail}, but {base} is {base_identity.detail}")
+    return identity
+
+
+def _patches(
+    lora: Path, base: Path, state: LoraState, resolved: Resolved, shapes: Mapping[str, Shape]
+) -> dict[str, list[_Patch]]:
+    """Stored tensor name -> the updates it gets. Raises ModelFileError listing every module without a place."""
+    found: dict[str, list[_Patch]] = {}
+    faults: list[str] = []
+    for component, modules in state.items():
+        sources = resolved.sources[component]
+        for module, factors in modules.items():
+            source = sources.get(f"{module}.weight")
+            if source is None:
+                near = get_close_matches(f"{module}.weight", sources, n=1)
+                faults.append(f"{component} {module} is not in the base" + (f" (nearest: {near[0]})" if near else ""))
+                continue
+            shape = source.made_shape(shapes)
+            if shape is None or not _fits(shape, factors.weight_shape):
+                faults.append(f"{component} {module} is {factors.weight_shape} in the LoRA, {shape} in the base")
+                continue
+            for name in source.names:
+                found.setdefault(name, []).append(_Patch(source, factors))
+    if faults:
+        lines = "\n  ".join(faults[:5])
+        raise ModelFileError(f"{lora}: {len(faults)} of its modules do not fit {base}; nothing was written:\n  {lines}")
+    if not found:
+        raise ModelFileError(f"{lora}: has no module for any component in {base}; nothing to merge")
+    return found
+
+
+def _fits(stored: Shape, wanted: Shape) -> bool:
+    """Equal, or one a linear layer and the other the same as a 1x1 convolution."""
+    return stored == wanted or (stored[:2] == wanted[:2] and set(stored[2:] + wanted[2:]) <= {1})
+
+
+def _history(metadata: Mapping[str, str], lora: Path, strength: float) -> str:
+    """The LoRAs baked in so far, this one last, as JSON."""
+    try:
+        before = json.loads(metadata.get(MERGED_KEY, "[]"))
+    except ValueError:
+        before = []
+    entries = before if isinstance(before, list) else []
+    return json.dumps([*entries, {"lora": lora.name, "strength": strength}], sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Merging:
+    """The base's tensors as they will be: read when asked for, updated on the way."""
+
+    weights: Weights
+    patches: Mapping[str, list[_Patch]]
+    strength: float
+
+    def read(self, name: str) -> Array:
+        stored = self.weights.read(name)
+        patches = self.patches.get(name)
+        if patches is None:
+            return stored
+        total = stored.astype(np.promote_types(stored.dtype, np.float32), order="C")
+        with np.errstate(over="ignore", invalid="ignore"):  # told below, with the tensor's name
+            for patch in patches:
+                place = patch.source.apply([total])  # a view, so that adding to it adds to `total`
+                place += patch.factors.delta(self.strength).reshape(place.shape)
+            merged: Array = total.astype(stored.dtype)
+        if not np.isfinite(merged.astype(np.float32)).all():
+            raise NonFiniteError(
+                f"{name}: the merged weights are not finite in {self.weights.info(name).dtype}; the LoRA or the "
+                "base holds NaN or infinity, or the strength is too large. Nothing was written"
+            )
+        return merged
