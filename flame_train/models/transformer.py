@@ -48,9 +48,7 @@ class FeedForward(nn.Module):
     """The gated two-layer network; entry 1 is the checkpoint's dropout, which holds no weights."""
 
     def __init__(self, channels: int) -> None:
-        self.net = nn.ModuleList(
-            [GegluProjection(channels, 4 * channels), None, nn.Linear(4 * channels, channels)]
-        )
+        self.net = nn.ModuleList([GegluProjection(channels, 4 * channels), None, nn.Linear(4 * channels, channels)])
 
     def forward(self, x_BLC: Tensor) -> Tensor:
         return self.net[2](self.net[0](x_BLC))

@@ -67,14 +67,10 @@ class UNetArch:
         channels = _shape(shapes, "input_blocks.0.0.weight")[0]
         widths = [_shape(shapes, f"input_blocks.{i}.0.in_layers.2.weight")[0] for i in firsts]
         contexts = {
-            shape[1]
-            for name, shape in shapes.items()
-            if name.endswith("transformer_blocks.0.attn2.to_k.weight")
+            shape[1] for name, shape in shapes.items() if name.endswith("transformer_blocks.0.attn2.to_k.weight")
         }
         if len(contexts) != 1:
-            raise ModelFileError(
-                f"UNet: expected one text width in the attn2.to_k weights, found {sorted(contexts)}"
-            )
+            raise ModelFileError(f"UNet: expected one text width in the attn2.to_k weights, found {sorted(contexts)}")
         return cls(
             in_channels=_shape(shapes, "input_blocks.0.0.weight")[1],
             out_channels=_shape(shapes, "out.2.weight")[0],
@@ -265,9 +261,7 @@ class UNet(nn.Module):
         0..999; context is (B, T, context_dim) from the text encoders, vector (B, adm_in_channels) from
         `vector_conditioning`. Everything but the timesteps is in the dtype of the weights.
         """
-        silu_emb_BE = F.silu(
-            self._embed(timesteps_B, vector_BE)
-        )  # every residual block's first step, done once
+        silu_emb_BE = F.silu(self._embed(timesteps_B, vector_BE))  # every residual block's first step, done once
         h_BHWC, skips = x_BHWC, []
         for stage in self.input_blocks:
             h_BHWC = self._run(stage, h_BHWC, silu_emb_BE, context_BTC)
@@ -289,9 +283,7 @@ class UNet(nn.Module):
         """One numbered block of the checkpoint: residual block, transformer, resampling, in its order."""
         for part in stage:
             if isinstance(part, ResBlock):
-                h_BHWC = (
-                    checkpoint(part, h_BHWC, silu_emb_BE) if self.checkpointing else part(h_BHWC, silu_emb_BE)
-                )
+                h_BHWC = checkpoint(part, h_BHWC, silu_emb_BE) if self.checkpointing else part(h_BHWC, silu_emb_BE)
             elif isinstance(part, SpatialTransformer):
                 h_BHWC = part(h_BHWC, context_BTC, self.checkpointing)
             else:

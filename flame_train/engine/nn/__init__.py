@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .layers import Conv2d, Embedding, GroupNorm, LayerAdapter, LayerNorm, Linear
-from .module import Module, ModuleList, Slot, WeightSource, load, weight
+from .module import Module, ModuleList, Slot, WeightSource, check_shapes, load, weight
 
 __all__ = [
     "Conv2d",
@@ -16,6 +16,7 @@ __all__ = [
     "ModuleList",
     "Slot",
     "WeightSource",
+    "check_shapes",
     "load",
     "weight",
 ]

@@ -60,9 +60,7 @@ class Module:
 
     def __getattr__(self, name: str) -> Any:
         if name in self.__dict__.get("_slots", {}):
-            raise RuntimeError(
-                f"{type(self).__name__}.{name} is declared but not loaded; call load() or init() first"
-            )
+            raise RuntimeError(f"{type(self).__name__}.{name} is declared but not loaded; call load() or init() first")
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -157,16 +155,12 @@ def load(
     Raises `ModelFileError` listing every missing, unexpected and mis-shaped tensor at once, before anything is
     read, and naming the tensors that hold NaN or infinity. `what` names the component in the message.
     """
-    _compare(module.shapes(), source.shapes, what)
+    check_shapes(module.shapes(), source.shapes, what)
     target = as_dtype(dtype)
     broken = []
     for name, part, attr, _ in module.named_slots():
         host = source.read(name)
-        if (
-            check_finite
-            and is_float(host.dtype)
-            and not np.isfinite(host.astype(np.float32, copy=False)).all()
-        ):
+        if check_finite and is_float(host.dtype) and not np.isfinite(host.astype(np.float32, copy=False)).all():
             broken.append(name)
         _fill(part, attr, host if host.dtype == target else host.astype(target), device)
     if broken:
@@ -176,9 +170,8 @@ def load(
         )
 
 
-def _compare(
-    declared: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], what: str
-) -> None:
+def check_shapes(declared: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], what: str) -> None:
+    """Raises `ModelFileError` listing every missing, unexpected and mis-shaped tensor of the component `what`."""
     missing = [n for n in declared if n not in found]
     unexpected = [n for n in found if n not in declared]
     wrong = [n for n in declared if n in found and tuple(found[n]) != declared[n]]

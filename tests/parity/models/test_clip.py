@@ -80,9 +80,7 @@ def test_hidden_state_and_pooled_text(pair, bound, off, arch, pad):
 def test_the_padding_after_the_end_token_changes_nothing_before_it(pair):
     model, _ = pair(BIGG, 2)
     with_zeros, with_ends = rows(0, [5]), rows(EOS, [5])
-    (a, pooled_a), (b, pooled_b) = (
-        model(tensor(i), tensor(end_positions(i))) for i in (with_zeros, with_ends)
-    )
+    (a, pooled_a), (b, pooled_b) = (model(tensor(i), tensor(end_positions(i))) for i in (with_zeros, with_ends))
     np.testing.assert_array_equal(a.numpy()[:, :7], b.numpy()[:, :7])
     np.testing.assert_array_equal(pooled_a.numpy(), pooled_b.numpy())
 
@@ -101,9 +99,7 @@ def test_context_of_long_captions(pair, bound, off, windows):
         sides = []
         for twin, ids in ((twin_l, ids_l), (twin_g, ids_g)):
             with torch.no_grad():
-                out = twin(
-                    input_ids=torch.from_numpy(ids[caption].astype(np.int64)), output_hidden_states=True
-                )
+                out = twin(input_ids=torch.from_numpy(ids[caption].astype(np.int64)), output_hidden_states=True)
             state = out.hidden_states[-2].numpy()
             words = [state[w, 1:76] for w in range(windows)]
             sides.append(np.concatenate([state[0, :1], *words, state[-1, 76:]]))

@@ -161,19 +161,6 @@ def test_every_lora_gradient(pair, batch, dtype, bound, off):
     assert {name: e for name, e in errors.items() if not e < bound} == {}
 
 
-def test_merged_weights_predict_as_the_adapters_do(pair, batch, dtype, bound, off):
-    model, _ = pair
-    attached = with_lora(model, dtype)
-    adapted = ours(model, batch)
-    merged = dict(attached.merged())
-    attached.detach()
-    assert off(ours(model, batch), adapted) > 1e-2
-    for name, module, attr, _ in model.named_slots():
-        if name in merged:
-            object.__setattr__(module, attr, merged[name])
-    assert off(ours(model, batch), adapted) < bound
-
-
 def test_gradient_of_the_latents(pair, batch, bound, off):
     model, twin = pair
     here, there = (

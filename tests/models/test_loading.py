@@ -1,0 +1,179 @@
+"""Loading small SDXL models from both layouts, and refusing what is not one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flame_train.errors import ModelFileError
+from flame_train.models.clip import ClipArch, ClipTextEncoder
+from flame_train.models.keys.sdxl_text import clip_from_openclip
+from flame_train.models.keys.sdxl_unet import unet_from_diffusers
+from flame_train.models.keys.sdxl_vae import vae_from_diffusers
+from flame_train.models.loading import load_sdxl, load_vae
+from flame_train.models.unet_sdxl import UNet, UNetArch
+from flame_train.models.vae import Vae, VaeArch
+
+safetensors = pytest.importorskip("safetensors.numpy")
+
+PREFIXES = {
+    "unet": "model.diffusion_model.",
+    "vae": "first_stage_model.",
+    "text_encoder": "conditioner.embedders.0.transformer.",
+    "text_encoder_2": "conditioner.embedders.1.model.",
+}
+
+
+@pytest.fixture(scope="module")
+def models():
+    """One small network each, weights representable in fp16."""
+    made = {
+        "unet": UNet(UNetArch.tiny(16)),
+        "vae": Vae(VaeArch.tiny(16)),
+        "text_encoder": ClipTextEncoder(ClipArch.tiny("quick_gelu")),
+        "text_encoder_2": ClipTextEncoder(ClipArch.tiny("gelu", 32)),
+    }
+    rng = np.random.default_rng(0)
+    for model in made.values():
+        model.init(rng, "float16")
+    return made
+
+
+def renamed(model, table=None):
+    arrays = {name: t.numpy() for name, t in model.weights()}
+    if table is not None:
+        reader = type("Reader", (), {"read": staticmethod(arrays.__getitem__)})
+        arrays = {name: source.read(reader) for name, source in table.pull(arrays).sources.items()}
+    return {name: np.array(array, order="C") for name, array in arrays.items()}
+
+
+def single_file(models):
+    tables = {"text_encoder_2": clip_from_openclip().inverse}
+    tensors = {
+        prefix + name: array
+        for part, prefix in PREFIXES.items()
+        for name, array in renamed(models[part], tables.get(part)).items()
+    }
+    extras = {
+        "conditioner.embedders.0.transformer.text_model.embeddings.position_ids": np.arange(77)[None],
+        "conditioner.embedders.1.model.logit_scale": np.array(4.6, np.float32),
+        "denoiser.sigmas": np.ones(1000, np.float32),
+    }
+    return tensors | extras
+
+
+@pytest.fixture(scope="module")
+def checkpoint(models, tmp_path_factory):
+    path = tmp_path_factory.mktemp("single") / "tiny.safetensors"
+    safetensors.save_file(single_file(models), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(models, tmp_path_factory):
+    root = tmp_path_factory.mktemp("folder")
+    tables = {"unet": unet_from_diffusers().inverse, "vae": vae_from_diffusers().inverse}
+    for part, model in models.items():
+        (root / part).mkdir()
+        stem = "model" if part.startswith("text") else "diffusion_pytorch_model"
+        safetensors.save_file(renamed(model, tables.get(part)), root / part / f"{stem}.safetensors")
+    return root
+
+
+@pytest.mark.parametrize("layout", ["checkpoint", "folder"])
+def test_every_weight_arrives(layout, models, request):
+    found = load_sdxl(request.getfixturevalue(layout), device="cpu", dtype="float32")
+    for part, model in models.items():
+        loaded = getattr(found, part)
+        assert loaded.arch == model.arch
+        for (name, t), (_, expected) in zip(loaded.weights(), model.weights(), strict=True):
+            assert t.dtype.name == "float32"
+            np.testing.assert_array_equal(t.numpy(), expected.numpy(), err_msg=f"{part} {name}")
+    ours = {"denoiser.sigmas", "conditioner.embedders.1.model.logit_scale"} if layout == "checkpoint" else set()
+    assert ours <= set(found.ignored)
+
+
+def test_the_autoencoder_keeps_its_own_precision_and_only_what_is_asked_for_is_loaded(checkpoint):
+    found = load_sdxl(checkpoint, device="cpu", dtype="bfloat16", components=["unet", "vae"])
+    assert {t.dtype.name for _, t in found.unet.weights()} == {"bfloat16"}
+    assert {t.dtype.name for _, t in found.vae.weights()} == {"float32"}
+    assert found.text_encoder is None
+    assert found.text_encoder_2 is None
+
+
+def test_convolutions_lie_channels_last_in_memory(checkpoint):
+    found = load_sdxl(checkpoint, device="cpu", dtype="float32", components=["unet"])
+    weight = found.unet.input_blocks[1][0].in_layers[2].weight.data
+    assert weight.transpose(0, 2, 3, 1).flags.c_contiguous
+
+
+def test_all_faults_of_all_components_in_one_message(models, tmp_path):
+    tensors = single_file(models)
+    tensors["model.diffusion_model.out.2.bias_"] = tensors.pop("model.diffusion_model.out.2.bias")
+    tensors["first_stage_model.encoder.conv_out.bias"] = np.zeros(9, np.float16)
+    tensors["first_stage_model.extra"] = np.zeros(3, np.float16)
+    del tensors["conditioner.embedders.1.model.ln_final.bias"]
+    path = tmp_path / "broken.safetensors"
+    safetensors.save_file(tensors, path)
+    with pytest.raises(ModelFileError) as caught:
+        load_sdxl(path, device="cpu", dtype="float32")
+    text = str(caught.value)
+    assert "missing: 1\n    out.2.bias (the file has out.2.bias_)" in text
+    assert "encoder.conv_out.bias: expected (8,), found (9,)" in text
+    assert "unexpected: 1\n    extra" in text
+    assert "text_model.final_layer_norm.bias" in text
+
+
+def test_a_name_that_the_diffusers_table_does_not_know_is_unexpected(models, tmp_path):
+    tensors = renamed(models["unet"], unet_from_diffusers().inverse) | {"conv_inn.bias": np.zeros(3, np.float16)}
+    root = tmp_path / "root"
+    (root / "unet").mkdir(parents=True)
+    safetensors.save_file(tensors, root / "unet" / "diffusion_pytorch_model.safetensors")
+    with pytest.raises(ModelFileError, match=r"unexpected: 1\n    unet/conv_inn\.bias"):
+        load_sdxl(root, device="cpu", dtype="float32", components=["unet"])
+
+
+def test_nan_is_named(models, tmp_path):
+    tensors = single_file(models)
+    tensors["model.diffusion_model.out.0.bias"] = np.full(16, np.nan, np.float16)
+    path = tmp_path / "nan.safetensors"
+    safetensors.save_file(tensors, path)
+    with pytest.raises(ModelFileError, match=r"NaN or infinity \(out\.0\.bias\)"):
+        load_sdxl(path, device="cpu", dtype="float32", components=["unet"])
+
+
+@pytest.mark.parametrize(
+    ("tensors", "name"),
+    [
+        ({"double_blocks.0.img_attn.norm.key_norm.scale": (128,), "img_in.weight": (3072, 64)}, "Flux"),
+        ({"lora_unet_input_blocks_4_1_proj_in.lora_down.weight": (4, 640)}, "LoRA"),
+        ({"anything": (3,)}, "not a model that is known"),
+    ],
+)
+def test_another_file_is_named_for_what_it_is(tensors, name, tmp_path):
+    path = tmp_path / "other.safetensors"
+    safetensors.save_file({n: np.zeros(shape, np.float16) for n, shape in tensors.items()}, path)
+    with pytest.raises(ModelFileError, match=f"expected an SDXL model, found .*{name}"):
+        load_sdxl(path, device="cpu", dtype="float32")
+
+
+def test_a_lone_unet_lacks_the_rest(models, tmp_path):
+    path = tmp_path / "unet.safetensors"
+    safetensors.save_file(renamed(models["unet"]), path)
+    assert load_sdxl(path, device="cpu", dtype="float32", components=["unet"]).unet.arch == models["unet"].arch
+    with pytest.raises(ModelFileError, match="holds no vae, no text_encoder, no text_encoder_2"):
+        load_sdxl(path, device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize("prefix", ["", "first_stage_model."])
+def test_a_lone_vae(models, tmp_path, prefix):
+    path = tmp_path / "vae.safetensors"
+    safetensors.save_file({prefix + name: array for name, array in renamed(models["vae"]).items()}, path)
+    loaded = load_vae(path, device="cpu")
+    for (name, t), (_, expected) in zip(loaded.weights(), models["vae"].weights(), strict=True):
+        np.testing.assert_array_equal(t.numpy(), expected.numpy(), err_msg=name)
+
+
+def test_a_checkpoint_is_no_lone_vae(checkpoint):
+    with pytest.raises(ModelFileError, match="expected an SDXL VAE alone, found SDXL"):
+        load_vae(checkpoint, device="cpu")

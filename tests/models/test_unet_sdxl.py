@@ -1,0 +1,123 @@
+"""The UNet's behaviour beyond its numbers: checkpointing, precision, memory. Its numbers are in tests/parity."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from flame_train.adapters.lora import attach
+from flame_train.adapters.targets import UNET_PRESETS, resolve
+from flame_train.engine import Tensor, no_grad, tensor
+from flame_train.engine.graph import Node
+from flame_train.engine.mode import op_hooks
+from flame_train.models.unet_sdxl import UNet, UNetArch, size_conditioning
+
+
+def with_lora(model, targets=("full",)):
+    attached = attach(model, resolve(model, targets, UNET_PRESETS), rank=2, alpha=2.0, seed=0)
+    rng = np.random.default_rng(2)
+    for adapter in attached.adapters.values():
+        adapter.up.data[...] = 0.1 * rng.standard_normal(adapter.up.shape)
+    return attached
+
+
+def gradients(model, attached, predict):
+    for p in attached.parameters():
+        p.grad = None
+    out = predict(model)
+    out.square().sum().backward()
+    return out.numpy(), {p.name: p.grad.numpy() for p in attached.parameters()}
+
+
+def test_checkpointing_changes_no_bit(unet, predict):
+    attached = with_lora(unet)
+    plain, expected = gradients(unet, attached, predict)
+    unet.checkpointing = True
+    out, found = gradients(unet, attached, predict)
+    np.testing.assert_array_equal(out, plain)
+    assert found.keys() == expected.keys()
+    for name, g in expected.items():
+        assert np.abs(g).max() > 0, name
+        np.testing.assert_array_equal(found[name], g, err_msg=name)
+
+
+class Count:
+    def __init__(self):
+        self.forward = self.backward = 0
+
+    def before(self, op, phase):
+        self.forward += phase == "forward"
+        self.backward += phase == "backward"
+
+    def after(self, op, phase, arrays):
+        pass
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_no_work_below_the_first_adapter(unet, predict, checkpointing):
+    """With an adapter in the last block only, all before it runs once, without a graph."""
+    unet.checkpointing = checkpointing
+    attached = with_lora(unet, ["output_blocks.8.0.out_layers.3"])
+    forward, backward = Count(), Count()
+    with op_hooks(forward):
+        loss = predict(unet).square().sum()
+    with op_hooks(backward):
+        loss.backward()
+    assert backward.backward < 30
+    assert backward.forward < 30  # what checkpointing runs again
+    assert forward.forward > 10 * backward.forward
+    assert all(p.grad is not None for p in attached.parameters())
+
+
+def alive():
+    """Tensors and graph nodes that anything still holds."""
+    return sum(isinstance(o, (Tensor, Node)) for o in gc.get_objects())
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_step_leaves_nothing_behind(unet, predict, checkpointing):
+    """Reference counts alone free every activation: the collector is off."""
+    unet.checkpointing = checkpointing
+    attached = with_lora(unet)
+    gradients(unet, attached, predict)
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        gradients(unet, attached, predict)
+        assert alive() == before
+    finally:
+        gc.enable()
+
+
+def test_bfloat16_stays_near_fp32(predict):
+    arch = UNetArch.tiny(model_channels=16, context_dim=24, pooled_dim=8)
+    fp32, bf16 = UNet(arch), UNet(arch)
+    fp32.init(np.random.default_rng(0))
+    bf16.init(np.random.default_rng(0), "bfloat16")
+    for model in (fp32, bf16):
+        with_lora(model)
+    with no_grad():
+        expected, found = predict(fp32).numpy(), predict(bf16)
+    assert found.dtype.name == "bfloat16"
+    error = np.abs(found.numpy().astype(np.float32) - expected).max() / np.abs(expected).max()
+    assert error < 0.05
+
+
+def test_the_gradients_of_a_bfloat16_model_are_fp32(predict):
+    model = UNet(UNetArch.tiny(model_channels=16, context_dim=24, pooled_dim=8))
+    model.init(np.random.default_rng(0), "bfloat16")
+    _, found = gradients(model, with_lora(model), predict)
+    assert {g.dtype.name for g in found.values()} == {"float32"}
+    assert all(np.isfinite(g).all() for g in found.values())
+
+
+def test_sizes_are_embedded_each_on_its_own_in_their_order():
+    sizes = np.array([[1024, 768, 0, 64, 512, 896]], np.float32)
+    found = size_conditioning(tensor(sizes), "float32").numpy().reshape(6, 256)
+    freqs = 10000.0 ** (-np.arange(128) / 128)
+    for row, size in zip(found, sizes[0], strict=True):
+        np.testing.assert_allclose(row[:128], np.cos(size * freqs), atol=2e-4)
+        np.testing.assert_allclose(row[128:], np.sin(size * freqs), atol=2e-4)
