@@ -1,0 +1,1 @@
+"""What diffusion models are trained and sampled with: noise schedules, objectives and samplers."""

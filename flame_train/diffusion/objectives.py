@@ -1,0 +1,101 @@
+"""What a denoiser is trained on: timestep, noise, noised latents, target and loss.
+
+Latents are (B, H, W, C). Random numbers come from `engine.random` by (seed, stream, step, global sample index),
+tables live on the device: nothing here reads a value back, so a step made of it can be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, Literal
+
+import numpy as np
+
+from ..engine import Tensor
+from ..engine import functional as F
+from ..engine.backend import get_backend
+from ..engine.random import Rng
+from .schedules import NoiseSchedule
+
+Prediction = Literal["epsilon", "v"]
+
+
+class Stream(IntEnum):
+    """The random streams of a training step."""
+
+    NOISE = 16
+    TIMESTEPS = 17
+    OFFSET = 18
+
+
+class Objective:
+    """Predicts the noise ("epsilon") or v = sqrt(abar) noise - sqrt(1 - abar) x_0 (arXiv 2202.00512).
+
+    `snr_gamma` above 0 weighs each sample by min-SNR (arXiv 2303.09556): min(snr, gamma) / snr for epsilon,
+    min(snr, gamma) / (snr + 1) for v. `offset_noise` adds that much of a normal number to each channel's noise.
+
+    Raises `ValueError` for epsilon on a schedule with zero terminal SNR: there the noise says nothing of the
+    picture.
+    """
+
+    def __init__(
+        self, schedule: NoiseSchedule, prediction: Prediction = "epsilon", *, snr_gamma: float = 0.0,
+        offset_noise: float = 0.0, device: str = "cpu",
+    ) -> None:  # fmt: skip
+        if prediction == "epsilon" and schedule.alphas_cumprod[-1] == 0.0:
+            raise ValueError("objective: zero terminal SNR needs prediction 'v', got 'epsilon'")
+        self.schedule, self.prediction, self.offset_noise = schedule, prediction, offset_noise
+        self._signal = _table(np.sqrt(schedule.alphas_cumprod), device)
+        self._noise = _table(np.sqrt(1.0 - schedule.alphas_cumprod), device)
+        self._weight = _table(min_snr_weights(schedule, prediction, snr_gamma), device) if snr_gamma > 0 else None
+
+    def timesteps(self, rng: Rng) -> Tensor:
+        """(B,) int64, uniform in 0 .. T - 1."""
+        return Tensor(rng.randint(Stream.TIMESTEPS, self.schedule.steps))
+
+    def noise(self, rng: Rng, shape: Sequence[int]) -> Tensor:
+        """(B, H, W, C) fp32 for `shape` (H, W, C): standard normal, plus the offset if there is one."""
+        noise = rng.normal(Stream.NOISE, shape)
+        if self.offset_noise > 0:
+            noise = noise + np.float32(self.offset_noise) * rng.normal(Stream.OFFSET, (1, 1, shape[-1]))
+        return Tensor(noise)
+
+    def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """x_t, computed in fp32 and given in the latents' dtype."""
+        x: Tensor = _at(self._signal, t, latents) * latents + _at(self._noise, t, latents) * noise
+        return x.to(latents.dtype)
+
+    def target(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """What the prediction is compared with, fp32."""
+        if self.prediction == "epsilon":
+            return noise.float()
+        return _at(self._signal, t, latents) * noise - _at(self._noise, t, latents) * latents
+
+    def losses(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """(B,) fp32: each sample's mean squared error, times its weight."""
+        error: Tensor = F.mse_loss(prediction.float(), self.target(latents, noise, t), "none")
+        each = error.mean(tuple(range(1, error.ndim)))
+        if self._weight is not None:
+            each = each * F.embedding(t, self._weight)
+        return each
+
+    def loss(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """The mean of `losses`: 0-d fp32, differentiable with respect to the prediction."""
+        return self.losses(prediction, latents, noise, t).mean()
+
+
+def min_snr_weights(schedule: NoiseSchedule, prediction: Prediction, gamma: float) -> np.ndarray[Any, Any]:
+    """The weight of each timestep (T,) fp64; see `Objective`."""
+    snr = schedule.snr
+    return np.minimum(snr, gamma) / (snr if prediction == "epsilon" else snr + 1.0)
+
+
+def _table(values: np.ndarray[Any, Any], device: str) -> Tensor:
+    return Tensor(get_backend(device).put(values.astype(np.float32)))
+
+
+def _at(table: Tensor, t: Tensor, like: Tensor) -> Tensor:
+    """The table at each sample's timestep, shaped to multiply `like`."""
+    values: Tensor = F.embedding(t, table)
+    return values.reshape(t.shape[0], *([1] * (like.ndim - 1)))
