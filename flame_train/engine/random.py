@@ -63,8 +63,10 @@ def bits(xp: Any, seed: int, stream: int, step: Array | int, sample_index: Array
         (block, _word(step), samples, _word(stream)), (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
     )
     shape = (samples.shape[0], blocks)
-    rows = xp.stack([xp.broadcast_to(w, shape) for w in words], axis=-1)
-    return rows.reshape(shape[0], 4 * blocks)[:, :count].astype(np.uint32)
+    rows = xp.empty((*shape, 4), np.uint32)
+    for i, w in enumerate(words):
+        rows[..., i] = w
+    return rows.reshape(shape[0], 4 * blocks)[:, :count]
 
 
 def _word(value: Array | int) -> Array:

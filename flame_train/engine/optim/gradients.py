@@ -104,7 +104,7 @@ def statistics(parameters: Tensors) -> GradientStatistics:
 
 def _grads(parameters: Tensors) -> list[Tensor]:
     tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    return [t.grad for t in tensors if t.grad is not None]
+    return [t.grad for t in tensors if t.grad is not None and t.size]
 
 
 def _raised(g: Tensor) -> Array:
@@ -121,7 +121,9 @@ def _total_norm(grads: list[Tensor], norm_type: float) -> Tensor:
         return Tensor(np.zeros((), float32))
     xp = grads[0].backend.xp
     with np.errstate(all="ignore"):
-        parts = xp.stack([xp.asarray(_norm(xp, _raised(g), norm_type)) for g in grads])
+        parts = xp.empty(len(grads), float32)
+        for i, g in enumerate(grads):
+            parts[i] = _norm(xp, _raised(g), norm_type)
         return Tensor(xp.asarray(_norm(xp, parts, norm_type)))
 
 
@@ -129,6 +131,6 @@ def _norm(xp: Any, g: Array, norm_type: float) -> Array:
     if norm_type == 2.0:
         return global_norm(xp, g)
     if math.isinf(norm_type):
-        return xp.abs(g).max(initial=0.0)
+        return xp.abs(g).max()
     total = xp.sum(xp.abs(g) ** norm_type, dtype=np.float64)
     return (total ** (1.0 / norm_type)).astype(float32)

@@ -107,7 +107,7 @@ class Optimizer:
             for name, new in changed.items():
                 _select(xp, take, state[name], new)
         self._advance(xp, finite, take)
-        self._report(xp, lr, norm, used, finite)
+        self._report(lr, norm, used, finite)
 
     def _unscaled(self, g: Array) -> Array:
         if self.scaler is not None or self.accumulation != 1:
@@ -125,9 +125,10 @@ class Optimizer:
                 _select(xp, self._healthy, self._scaling[name], new)
         self._healthy &= ~failed
 
-    def _report(self, xp: Any, lr: Array, norm: Array, scale: Array, finite: Array) -> None:
+    def _report(self, lr: Array, norm: Array, scale: Array, finite: Array) -> None:
         figures = [self.count, lr, norm, scale, finite, self._healthy, self._own["skipped"]]
-        self._metrics[...] = xp.stack([xp.asarray(f).astype(np.float64) for f in figures])
+        for i, figure in enumerate(figures):
+            self._metrics[i] = figure
 
     # ---- saving ------------------------------------------------------------------------------------
 

@@ -41,6 +41,9 @@ class OnDevice(np.ndarray):
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return wrap(func(*bare(args), **bare(kwargs)))
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        bare(self)[key] = bare(value)
+
     def astype(self, *args: Any, **kwargs: Any) -> Any:
         return wrap(bare(self).astype(*args, **kwargs))
 
