@@ -122,9 +122,7 @@ def test_normals_of_neighbours_are_uncorrelated() -> None:
 
 
 def test_normal_quantile_is_the_inverse_of_the_distribution() -> None:
-    p = np.concatenate(
-        [np.logspace(-300, -1, 400), np.linspace(0.01, 0.99, 999), 1 - np.logspace(-15, -1, 100)]
-    )
+    p = np.concatenate([np.logspace(-300, -1, 400), np.linspace(0.01, 0.99, 999), 1 - np.logspace(-15, -1, 100)])
     z = normal_quantile(np, p)
     expected = [statistics.NormalDist().inv_cdf(v) for v in p]
     np.testing.assert_allclose(z, expected, rtol=1e-13, atol=1e-15)
@@ -144,16 +142,3 @@ def test_randint_covers_its_range_evenly() -> None:
     assert counts.size == 1000
     chi2 = float(((counts - 100.0) ** 2 / 100.0).sum())
     assert abs(chi2 - 999) < 4 * math.sqrt(2 * 999)
-
-
-@pytest.mark.gpu
-def test_gpu_gives_the_same_bits() -> None:
-    cupy = pytest.importorskip("cupy")
-    on_gpu = Rng(cupy, 7, cupy.asarray(3), cupy.arange(5))
-    on_cpu = Rng(np, 7, 3, np.arange(5))
-    for draw in (
-        lambda r: r.normal(16, (70_000,)),
-        lambda r: r.uniform(16, (999,)),
-        lambda r: r.randint(16, 77),
-    ):
-        np.testing.assert_array_equal(cupy.asnumpy(draw(on_gpu)), draw(on_cpu))

@@ -1,0 +1,137 @@
+"""Random numbers, optimizer and objective on the GPU: against the CPU, and captured against eager."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flame_train.diffusion.objectives import Objective
+from flame_train.diffusion.schedules import NoiseSchedule
+from flame_train.engine import Parameter, Tensor, capture, tensor
+from flame_train.engine import functional as F
+from flame_train.engine.backend import get_backend
+from flame_train.engine.optim import (
+    AdamWRule,
+    Arena,
+    ClipNorm,
+    ClipValue,
+    GradientNoise,
+    LossScaler,
+    Optimizer,
+    Schedule,
+    SGDRule,
+    clip_grad_norm_,
+    normalize,
+)
+from flame_train.engine.random import Rng
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = {"a": (300, 7), "b": (65,)}
+RULES = {"adamw": AdamWRule(), "sgd": SGDRule(0.9, weight_decay=0.1, nesterov=True)}
+
+
+def optimizer(device: str, rule: str, schedule: Any = "cosine", scaled: bool = True) -> Optimizer:
+    rng = np.random.default_rng(0)
+    ps = [Parameter(rng.standard_normal(s).astype(np.float32), n) for n, s in SHAPES.items()]
+    links = [ClipNorm(5.0), ClipValue(0.2), GradientNoise(0.01, seed=1), RULES[rule]]
+    curve = Schedule(schedule, total=20, warmup=3, cycles=2, power=1.7)
+    scaler = LossScaler(interval=4) if scaled else None
+    return Optimizer(Arena(ps, get_backend(device)), links, lr=0.01, schedule=curve, scaler=scaler, accumulation=2)
+
+
+def everything(o: Optimizer) -> dict[str, np.ndarray]:
+    metrics = get_backend("cuda" if o.arena.values.__class__.__module__ != "numpy" else "cpu").get(o.metrics())
+    return {**o.arena.state(), **o.state_dict(), "metrics": metrics.copy()}
+
+
+def test_random_numbers_have_the_same_bits() -> None:
+    cuda = get_backend("cuda")
+    xp = cuda.xp
+    on_gpu = Rng(xp, 2**63 + 7, xp.full((), 3, np.int64), xp.arange(5))
+    on_cpu = Rng(np, 2**63 + 7, 3, np.arange(5))
+    draws: list[Callable[[Rng], Any]] = [
+        lambda r: r.normal(16, (1000, 333)),
+        lambda r: r.uniform(17, (999,)),
+        lambda r: r.randint(18, 77, (1001,)),
+    ]
+    for draw in draws:
+        np.testing.assert_array_equal(cuda.get(draw(on_gpu)), draw(on_cpu))
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "cosine_restarts", "polynomial"])
+@pytest.mark.parametrize("rule", RULES)
+def test_steps_equal_those_on_the_cpu(rule: str, schedule: str) -> None:
+    """To a few ulp: pow and cos are the device's own."""
+    results = []
+    for device in ("cpu", "cuda"):
+        o = optimizer(device, rule, schedule)
+        rng = np.random.default_rng(1)
+        for i in range(12):
+            o.zero_grad()
+            for p in o.arena.parameters.values():
+                g = rng.standard_normal(p.shape).astype(np.float32) * np.float32(math.inf if i == 5 else 1e4)
+                p.grad.data[...] = get_backend(device).put(g)
+            o.step()
+        results.append(everything(o))
+    for name, value in results[0].items():
+        np.testing.assert_allclose(results[1][name], value, rtol=1e-5, atol=1e-7, err_msg=name)
+    assert results[1]["skipped"] == 1
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_captured_training_step_equals_the_eager_one_bit_for_bit(rule: str) -> None:
+    """Noise, timesteps, loss, backward and update in one graph; an overflow on the way is skipped inside it."""
+    results = []
+    for captured in (False, True):
+        o = optimizer("cuda", rule)
+        xp = o.arena.backend.xp
+        objective = Objective(NoiseSchedule.scaled_linear(), "v", snr_gamma=5.0, offset_noise=0.1, device="cuda")
+        latents = tensor(np.random.default_rng(2).standard_normal((4, 5, 3, 7)).astype(np.float32), device="cuda")
+        samples, bad = xp.arange(4), tensor(np.ones((), np.float32), device="cuda")
+        a, b = o.arena.parameters["a"], o.arena.parameters["b"]
+
+        def step(
+            o: Optimizer = o, objective: Objective = objective, latents: Tensor = latents, samples: Any = samples,
+            bad: Tensor = bad, a: Tensor = a, b: Tensor = b, xp: Any = xp,
+        ) -> None:  # fmt: skip
+            o.zero_grad()
+            rng = Rng(xp, 9, o.count, samples)
+            noise, t = objective.noise(rng, (5, 3, 7)), objective.timesteps(rng)
+            h = F.linear(objective.noised(latents, noise, t), a, None).sum(-1, keepdim=True)
+            loss = objective.loss(h * latents + b.square().mean(), latents, noise, t)
+            (loss * bad * o.loss_scale).backward()
+            o.step(loss)
+
+        run = capture(step, "cuda") if captured else step
+        for i in range(10):
+            bad.data[...] = math.inf if i == 6 else 1.0
+            run()
+        results.append(everything(o))
+    for name, value in results[0].items():
+        np.testing.assert_array_equal(results[1][name], value, err_msg=name)
+    assert results[1]["skipped"] == 1
+    assert results[1]["count"] == 9
+
+
+def test_state_moves_between_devices() -> None:
+    cpu, cuda = optimizer("cpu", "adamw"), optimizer("cuda", "adamw")
+    cpu.arena.grads[...] = 0.5
+    cpu.step()
+    cuda.arena.load_state(cpu.arena.state())
+    cuda.load_state_dict(cpu.state_dict())
+    for name, value in {**cpu.arena.state(), **cpu.state_dict()}.items():
+        np.testing.assert_array_equal({**cuda.arena.state(), **cuda.state_dict()}[name], value)
+
+
+def test_gradient_tools() -> None:
+    x = tensor(np.ones(3), "float32", "cuda", requires_grad=True)
+    (x * tensor(np.array([3.0, 4.0, 0.0], np.float32), device="cuda")).sum().backward()
+    assert clip_grad_norm_([x], 1.0, math.inf).item() == 4.0
+    assert clip_grad_norm_([x], 1.0).item() == pytest.approx(1.25)
+    normalize([x], 2.0)
+    np.testing.assert_allclose(x.grad.numpy(), [1.2, 1.6, 0.0], rtol=1e-6)
