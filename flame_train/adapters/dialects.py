@@ -31,6 +31,7 @@ _ENDS: Final = (
     ("_lora.up.weight", UP),
     (".alpha", ALPHA),
 )
+_OLD_TEXT_PARTS: Final = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out": "out_proj"}
 NOT_PLAIN_LORA: Final = (
     ("hada_", "LoHa"),
     ("lokr_", "LoKr"),
@@ -60,11 +61,13 @@ def split_key(key: str) -> tuple[str, str] | None:
 
 
 def _modern(module: str) -> str:
-    """`attn1.processor.to_out` of old files is today's `attn1.to_out.0`."""
-    if ".processor." not in module:
-        return module
-    module = module.replace(".processor.", ".")
-    return f"{module}.0" if module.endswith(".to_out") else module
+    """Old files' `attn1.processor.to_out` is `attn1.to_out.0`; their `self_attn.to_q` is `self_attn.q_proj`."""
+    path, _, last = module.rpartition(".")
+    if path.endswith(".self_attn") and last in _OLD_TEXT_PARTS:
+        return f"{path}.{_OLD_TEXT_PARTS[last]}"
+    if path.endswith(".processor"):
+        return f"{path.removesuffix('.processor')}.{'to_out.0' if last == 'to_out' else last}"
+    return module
 
 
 def spellings(family: LoraFamily) -> dict[str, Place]:

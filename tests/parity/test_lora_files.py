@@ -1,0 +1,174 @@
+"""Our LoRA files in diffusers' own hands: every key understood, every module changed as the formula says."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flame_train.adapters.factors import LoraFactors
+from flame_train.adapters.formats import from_file, to_diffusers, to_kohya
+from flame_train.adapters.metadata import network_metadata, with_hashes
+from flame_train.io.safetensors import save_file
+from flame_train.models.keys.sdxl import lora_family
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.filterwarnings("ignore"),  # the libraries' own deprecations
+]
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
+COMPONENT = {"lora_unet": "unet", "lora_te1": "text_encoder", "lora_te2": "text_encoder_2"}
+SDXL = lora_family()
+
+
+def small_state(name, shrink):
+    with gzip.open(GOLDEN / f"{name}.json.gz") as stream:
+        modules = json.load(stream)
+    rng = np.random.default_rng(0)
+    state = {}
+    for module, base in modules.items():
+        component = COMPONENT["_".join(module.split("_")[:2])]
+        path = base["base"].removeprefix("model.diffusion_model.").removesuffix(".weight")
+        out, into, *kernel = shrink(component, base["shape"])
+        down = rng.standard_normal((2, into, *kernel)).astype(np.float32)
+        up = rng.standard_normal((out, 2, *[1] * len(kernel))).astype(np.float32)
+        state.setdefault(component, {})[path] = LoraFactors(down, up, 3.0)
+    return state
+
+
+def tiny(component, shape):
+    return [min(size, 4) for size in shape]
+
+
+def write_both(folder, state):
+    """The two files, by format."""
+    kohya = to_kohya(state, SDXL)
+    save_file(folder / "kohya.safetensors", kohya, with_hashes(kohya, network_metadata(state, SDXL)))
+    tensors, record = to_diffusers(state, SDXL)
+    save_file(folder / "diffusers.safetensors", tensors, with_hashes(tensors, record | {"format": "pt"}))
+    return {name: str(folder / f"{name}.safetensors") for name in ("kohya", "diffusers")}
+
+
+@pytest.mark.parametrize("name", ["lora_kohya_sdxl", "lora_kohya_sdxl_conv"])
+def test_diffusers_converter_leaves_no_key_and_we_read_what_it_makes(tmp_path, name):
+    from diffusers.loaders.lora_conversion_utils import (
+        _convert_non_diffusers_lora_to_diffusers,
+        _maybe_map_sgm_blocks_to_diffusers,
+    )
+
+    state = small_state(name, tiny)
+    kohya = {key: torch.from_numpy(np.array(value)) for key, value in to_kohya(state, SDXL).items()}
+    mapped = _maybe_map_sgm_blocks_to_diffusers(kohya, type("Config", (), {"layers_per_block": 2})())
+    converted, alphas = _convert_non_diffusers_lora_to_diffusers(mapped)  # raises when a key is left
+
+    assert set(alphas.values()) == {3.0}
+    save_file(tmp_path / "x.safetensors", {key: value.numpy() for key, value in converted.items()})
+    back = from_file(tmp_path / "x.safetensors", SDXL)
+    assert back.dialects == ("peft",)
+    assert {part: modules.keys() for part, modules in back.state.items()} == {
+        part: modules.keys() for part, modules in state.items()
+    }
+    for part, modules in state.items():
+        for path, factors in modules.items():
+            np.testing.assert_array_equal(back.state[part][path].down, factors.down)
+            np.testing.assert_array_equal(back.state[part][path].up, factors.up)
+
+
+@pytest.fixture(scope="module")
+def unet():
+    """SDXL's structure with 32, 64 and 128 channels."""
+    torch.manual_seed(0)
+    return diffusers.UNet2DConditionModel(
+        sample_size=8,
+        block_out_channels=(32, 64, 128),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        layers_per_block=2,
+        transformer_layers_per_block=(1, 2, 10),
+        attention_head_dim=(2, 4, 8),
+        cross_attention_dim=48,
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=80,
+    )
+
+
+@pytest.mark.parametrize("form", ["kohya", "diffusers"])
+def test_every_unet_module_changes_by_the_formula(tmp_path, unet, form):
+    from diffusers import StableDiffusionXLPipeline
+
+    before = {name: value.detach().numpy().copy() for name, value in unet.state_dict().items()}
+    unet_paths = next(c for c in SDXL.components if c.name == "unet").modules
+    state = {"unet": small_state("lora_kohya_sdxl_conv", tiny)["unet"]}
+    rng = np.random.default_rng(1)
+    for path in state["unet"]:
+        out, into, *kernel = before[f"{unet_paths[path]}.weight"].shape
+        down = rng.standard_normal((4, into, *kernel)).astype(np.float32)
+        up = rng.standard_normal((out, 4, *[1] * len(kernel))).astype(np.float32)
+        state["unet"][path] = LoraFactors(down, up, 3.0)
+    file = write_both(tmp_path, state)[form]
+    loaded, alphas, metadata = StableDiffusionXLPipeline.lora_state_dict(
+        file, unet_config=unet.config, return_lora_metadata=True
+    )
+    StableDiffusionXLPipeline.load_lora_into_unet(loaded, alphas, unet, metadata=metadata)
+    try:
+        unet.fuse_lora()
+        after = {name.replace(".base_layer", ""): v.detach().numpy().copy() for name, v in unet.state_dict().items()}
+    finally:
+        unet.unfuse_lora()
+        unet.unload_lora()
+    for path, factors in state["unet"].items():
+        name = f"{unet_paths[path]}.weight"
+        np.testing.assert_allclose(after[name] - before[name], factors.delta(), atol=2e-5)
+    touched = {f"{unet_paths[path]}.weight" for path in state["unet"]}
+    assert all(np.array_equal(after[name], value) for name, value in before.items() if name not in touched)
+
+
+@pytest.mark.parametrize("form", ["kohya", "diffusers"])
+@pytest.mark.parametrize("part", ["text_encoder", "text_encoder_2"])
+def test_every_text_encoder_module_changes_by_the_formula(tmp_path, part, form):
+    from diffusers import StableDiffusionXLPipeline
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+    layers = {"text_encoder": 12, "text_encoder_2": 32}[part]
+    config = CLIPTextConfig(
+        vocab_size=99, hidden_size=16, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=2
+    )
+    kind = {"text_encoder": CLIPTextModel, "text_encoder_2": CLIPTextModelWithProjection}[part]
+    encoder = kind(config)
+    before = weights_of(encoder)
+    rng = np.random.default_rng(1)
+    modules = {}
+    for path in small_state("lora_kohya_sdxl", tiny)[part]:
+        out, into = before[f"{path}.weight"].shape
+        down, up = rng.standard_normal((4, into)), rng.standard_normal((out, 4))
+        modules[path] = LoraFactors(down.astype(np.float32), up.astype(np.float32), 3.0)
+    file = write_both(tmp_path, {part: modules})[form]
+    loaded, alphas = StableDiffusionXLPipeline.lora_state_dict(file)
+    StableDiffusionXLPipeline.load_lora_into_text_encoder(loaded, alphas, encoder, prefix=part)
+    for module in encoder.modules():
+        if hasattr(module, "merge"):
+            module.merge()
+    after = weights_of(encoder)
+    for path, factors in modules.items():
+        name = f"{path}.weight"
+        np.testing.assert_allclose(after[name] - before[name], factors.delta(), atol=2e-5)
+
+
+def weights_of(encoder):
+    """Its weights by published name, whichever version of the library named them, LoRA matrices left out."""
+    found = {}
+    for name, value in encoder.state_dict().items():
+        name = name.replace(".base_layer", "")
+        if "lora_" not in name:
+            name = name if name.startswith("text_") else f"text_model.{name}"
+            found[name] = value.detach().numpy().copy()
+    return found
