@@ -13,7 +13,7 @@ from ..dtype import Array, DType, as_dtype
 from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import Values
 from . import conditions
-from .elementwise import gelu_slope, gelu_value
+from .elementwise import gelu_value, gelu_value_and_slope
 
 
 @primitive(torch=None)
@@ -33,7 +33,8 @@ def _halves(x: Array) -> tuple[Array, Array]:
 @geglu.vjp("input")
 def _(xp: Any, g: Array, input: Array) -> Array:
     value, gate = _halves(input)
-    return xp.concatenate([g * gelu_value(xp, gate), g * value * gelu_slope(xp, gate, "none")], axis=-1)
+    gelu, slope = gelu_value_and_slope(xp, gate)
+    return xp.concatenate([g * gelu, g * value * slope], axis=-1)
 
 
 @geglu.samples

@@ -533,7 +533,13 @@ def gelu_slope(xp: Any, x: Array, approximate: str) -> Array:
         t = xp.tanh(_tanh_argument(x))
         inner = math.sqrt(2.0 / math.pi) * (1.0 + 3.0 * 0.044715 * x * x)
         return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner
-    return _phi(xp, x, "none") + x * _INV_SQRT_2PI * xp.exp(-0.5 * x * x)
+    return gelu_value_and_slope(xp, x)[1]
+
+
+def gelu_value_and_slope(xp: Any, x: Array) -> tuple[Array, Array]:
+    """The exact gelu and its derivative, which share the costly part."""
+    phi = _phi(xp, x, "none")
+    return x * phi, phi + x * _INV_SQRT_2PI * xp.exp(-0.5 * x * x)
 
 
 def gelu_value(xp: Any, x: Array) -> Array:
