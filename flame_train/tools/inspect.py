@@ -14,8 +14,7 @@ from flame_train.adapters.dialects import ALPHA, DOWN, split_key
 from flame_train.io.weights import Weights, open_weights, shapes_of
 from flame_train.models.identify import Identity, identify
 
-_NUMBER: Final = re.compile(r"(?<![^._])\d+(?![^._])")
-_BEFORE_TARGET: Final = re.compile(r".*(blocks?|layers)[._]#[._](#[._])?")
+_BEFORE_TARGET: Final = re.compile(r".*(blocks?|layers)[._]\d+[._](\d+[._])?")
 _COMPONENTS: Final = (
     (re.compile(r"lora_te2_|text_encoder_2\.|text_encoders\.clip_g\."), "text_encoder_2"),
     (re.compile(r"lora_te3_|text_encoder_3\.|text_encoders\.t5xxl\."), "text_encoder_3"),
@@ -137,7 +136,7 @@ def _component(module: str) -> str:
 
 def _target(module: str) -> str:
     """The module's path inside its block: `attn1.to_q`; flattened paths keep their underscores."""
-    return _BEFORE_TARGET.sub("", _NUMBER.sub("#", module))
+    return _BEFORE_TARGET.sub("", module)
 
 
 def _counted(counts: Mapping[Any, int]) -> str:
