@@ -44,9 +44,7 @@ def unfold(down: Array, folded: Array, alpha: float) -> LoraFactors:
         again = fold(factors)
         if again.dtype == folded.dtype and np.array_equal(again, folded):
             return factors
-    return LoraFactors(
-        down, folded, float(down.shape[0])
-    )  # never written by `fold`: same effect, other alpha
+    return LoraFactors(down, folded, float(down.shape[0]))  # never written by `fold`: same effect, other alpha
 
 
 def _nearest_that_folds_back(restored: Array, folded: Array, scale: float) -> Array:
@@ -75,9 +73,7 @@ def alpha_record(state: LoraState) -> dict[str, str]:
     return {ALPHA_KEY: json.dumps(record, separators=(",", ":"))}
 
 
-def recorded_alphas(
-    metadata: Mapping[str, str], modules: Mapping[str, list[str]]
-) -> dict[tuple[str, str], float]:
+def recorded_alphas(metadata: Mapping[str, str], modules: Mapping[str, list[str]]) -> dict[tuple[str, str], float]:
     """(component, module) -> alpha folded into the file; empty when nothing usable is recorded.
 
     A record that does not fit the modules at hand (tensors were added or taken away since) is left alone:

@@ -47,7 +47,5 @@ def tag_of(dtype: Any) -> str:
     little = np.dtype(dtype).newbyteorder("<")
     tag = TAG_OF_DTYPE.get(little)
     if tag is None:
-        raise TypeError(
-            f"safetensors has no type for NumPy dtype {dtype!r}; known: {', '.join(DTYPE_OF_TAG)}"
-        )
+        raise TypeError(f"safetensors has no type for NumPy dtype {dtype!r}; known: {', '.join(DTYPE_OF_TAG)}")
     return tag

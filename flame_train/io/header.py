@@ -75,9 +75,7 @@ def parse_header(buffer: Any, begin: int, end: int) -> Header:
     return Header(ordered, metadata or {}, total)
 
 
-def build_header(
-    tensors: Iterable[TensorInfo], metadata: Mapping[str, str]
-) -> tuple[bytes, list[TensorInfo]]:
+def build_header(tensors: Iterable[TensorInfo], metadata: Mapping[str, str]) -> tuple[bytes, list[TensorInfo]]:
     """The header's bytes, length included, and the tensors in file order with their places filled in.
 
     Order: widest dtype first, then by name. Metadata keys are sorted and the whole is padded with spaces to
@@ -188,9 +186,7 @@ def _parse_tensor(name: str, cursor: _Cursor) -> TensorInfo:
     fields = dict(pairs)
     if len(pairs) != 3 or fields.keys() != {"dtype", "shape", "data_offsets"}:
         keys = ", ".join(_shortened(key) for key, _ in pairs)
-        raise HeaderError(
-            f"{where}: expected dtype, shape and data_offsets, once each, found {keys or 'nothing'}"
-        )
+        raise HeaderError(f"{where}: expected dtype, shape and data_offsets, once each, found {keys or 'nothing'}")
     dtype = fields["dtype"]
     if not isinstance(dtype, str) or dtype not in DTYPE_OF_TAG:
         raise HeaderError(f"{where} has dtype {_shortened(dtype)}; readable are {', '.join(DTYPE_OF_TAG)}")
@@ -230,9 +226,7 @@ def _check_contiguous(tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Tens
     for info in sorted(tensors.values(), key=lambda info: (info.begin, info.begin + info.nbytes)):
         if info.begin != expected:
             kind = "leaves a hole" if info.begin > expected else "overlaps another tensor"
-            raise HeaderError(
-                f"tensor {_shortened(info.name)} {kind}: begins at {info.begin}, expected {expected}"
-            )
+            raise HeaderError(f"tensor {_shortened(info.name)} {kind}: begins at {info.begin}, expected {expected}")
         ordered[info.name] = info
         expected += info.nbytes
     return ordered, expected

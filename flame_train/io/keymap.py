@@ -147,9 +147,7 @@ class KeyMap:
         unknown: list[str] = []
         for name in sorted(present):
             made = self._made_from(name)
-            if made is None or any(
-                needed not in present for source in made.values() for needed in source.names
-            ):
+            if made is None or any(needed not in present for source in made.values() for needed in source.names):
                 unknown.append(name)
                 continue
             for target, source in made.items():

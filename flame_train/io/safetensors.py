@@ -86,9 +86,7 @@ def describe(name: str, array: Array) -> TensorInfo:
     return TensorInfo(name, tag_of(array.dtype), array.shape, array.nbytes)
 
 
-def save_file(
-    path: str | Path, tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None
-) -> None:
+def save_file(path: str | Path, tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> None:
     """Write `tensors` to `path`, whole or not at all; equal contents give equal bytes.
 
     Any strides are allowed; values are stored in C order, little-endian. Raises OutputError when the disk
@@ -110,16 +108,12 @@ def save_stream(
     """
     header, placed = build_header(infos, _checked_metadata(metadata))
     if len(header) > MAX_HEADER_BYTES:
-        raise OutputError(
-            f"{path}: the header would take {len(header)} bytes; at most {MAX_HEADER_BYTES} allowed"
-        )
+        raise OutputError(f"{path}: the header would take {len(header)} bytes; at most {MAX_HEADER_BYTES} allowed")
     total = len(header) + sum(info.nbytes for info in placed)
     write_durably(Path(path), _chunks(header, placed, read), total)
 
 
-def serialize(
-    tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None
-) -> Iterator[bytes | memoryview]:
+def serialize(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> Iterator[bytes | memoryview]:
     """The bytes that `save_file` would write, header first, then tensor by tensor. For hashes."""
     infos = [describe(name, array) for name, array in tensors.items()]
     header, placed = build_header(infos, _checked_metadata(metadata))
@@ -136,16 +130,12 @@ def hash_data(tensors: Mapping[str, Array]) -> str:
     return digest.hexdigest()
 
 
-def _chunks(
-    header: bytes, placed: Iterable[TensorInfo], read: Callable[[str], Array]
-) -> Iterator[bytes | memoryview]:
+def _chunks(header: bytes, placed: Iterable[TensorInfo], read: Callable[[str], Array]) -> Iterator[bytes | memoryview]:
     yield header
     for info in placed:
         array = read(info.name)
         if tag_of(array.dtype) != info.dtype or array.shape != info.shape:
-            raise ValueError(
-                f"{info.name}: announced {info.dtype} {info.shape}, got {array.dtype} {array.shape}"
-            )
+            raise ValueError(f"{info.name}: announced {info.dtype} {info.shape}, got {array.dtype} {array.shape}")
         # order="C" keeps a 0-d array 0-d, which np.ascontiguousarray would not
         packed = np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
         if packed.size:
@@ -199,9 +189,7 @@ def _read_header(path: Path, mapped: Any) -> tuple[int, Header]:
         if length > MAX_HEADER_BYTES:
             raise HeaderError(f"the stated header length {length} is over the limit of {MAX_HEADER_BYTES}")
         if length > size - 8:
-            raise HeaderError(
-                f"the stated header length {length} goes past the end of the file ({size} bytes)"
-            )
+            raise HeaderError(f"the stated header length {length} goes past the end of the file ({size} bytes)")
         header = parse_header(mapped, 8, 8 + length)
     except HeaderError as error:
         raise ModelFileError(f"{path}: {error}. {remedy}") from None

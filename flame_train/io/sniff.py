@@ -43,9 +43,7 @@ def describe_foreign(head: bytes, size: int) -> str | None:
         )
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if text.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
-        return (
-            f"It is a web page ({size} bytes), not the model; often a login or error page. {_DOWNLOAD_AGAIN}"
-        )
+        return f"It is a web page ({size} bytes), not the model; often a login or error page. {_DOWNLOAD_AGAIN}"
     if head.startswith(b"PK\x03\x04"):
         return f"It is a zip archive, most likely a PyTorch checkpoint (a pickle). {HOW_TO_CONVERT}"
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):

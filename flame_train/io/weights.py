@@ -100,9 +100,7 @@ class Together:
 def _open_pipeline(folder: Path, components: Sequence[str]) -> Weights:
     with contextlib.ExitStack() as opened:
         parts = {name: opened.enter_context(_open_component(folder / name)) for name in components}
-        home = {
-            f"{part}/{name}": (weights, name) for part, weights in parts.items() for name in weights.names
-        }
+        home = {f"{part}/{name}": (weights, name) for part, weights in parts.items() for name in weights.names}
         opened.pop_all()
     return Together(folder, tuple(parts.values()), home)
 
@@ -117,9 +115,7 @@ def _open_component(folder: Path) -> Weights:
         return SafetensorsFile(others[0])
     if others:
         names = ", ".join(path.name for path in others[:5])
-        raise ModelFileError(
-            f"{folder}: holds {len(others)} safetensors files ({names}); name the one to use"
-        )
+        raise ModelFileError(f"{folder}: holds {len(others)} safetensors files ({names}); name the one to use")
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in PICKLE_SUFFIXES)
     if pickles:
         raise ModelFileError(f"{folder}: holds no safetensors, only {pickles[0]}, a pickle. {HOW_TO_CONVERT}")
@@ -145,8 +141,7 @@ def _open_shards(index: Path) -> Weights:
     file_of = _read_index(index)
     with contextlib.ExitStack() as opened:
         parts = {
-            file: opened.enter_context(SafetensorsFile(index.parent / file))
-            for file in sorted(set(file_of.values()))
+            file: opened.enter_context(SafetensorsFile(index.parent / file)) for file in sorted(set(file_of.values()))
         }
         held = {file: frozenset(part.names) for file, part in parts.items()}
         lost = [name for name, file in file_of.items() if name not in held[file]]
@@ -164,9 +159,7 @@ def _read_index(index: Path) -> dict[str, str]:
     """Tensor name -> file name, both checked. A file name that leaves the folder is refused."""
     try:
         if index.stat().st_size > _MAX_INDEX_BYTES:
-            raise ModelFileError(
-                f"{index}: is over {_MAX_INDEX_BYTES} bytes, too large for an index of shards"
-            )
+            raise ModelFileError(f"{index}: is over {_MAX_INDEX_BYTES} bytes, too large for an index of shards")
         content: Any = json.loads(index.read_bytes())
         file_of = content["weight_map"]
         pairs = list(file_of.items())
@@ -178,7 +171,5 @@ def _read_index(index: Path) -> dict[str, str]:
         ) from None
     for name, file in pairs:
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise ModelFileError(
-                f"{index}: {name!r} is said to be in {file!r}, not a safetensors file beside it"
-            )
+            raise ModelFileError(f"{index}: {name!r} is said to be in {file!r}, not a safetensors file beside it")
     return dict(pairs)

@@ -83,9 +83,7 @@ def test_kohya_keys_are_those_of_kohyas_own_network(name, unet):
 @pytest.mark.parametrize(("targets", "modules"), [("attention", 560), ("attention_ff", 700)])
 def test_diffusers_keys_are_those_of_peft(targets, modules):
     """The same modules as PEFT's list, named through the native names of kohya's list."""
-    ends = ("to_q", "to_k", "to_v", "to_out.0") + (
-        ("ff.net.0.proj", "ff.net.2") if targets == "attention_ff" else ()
-    )
+    ends = ("to_q", "to_k", "to_v", "to_out.0") + (("ff.net.0.proj", "ff.net.2") if targets == "attention_ff" else ())
     unet = {path: f for path, f in state_of("lora_kohya_sdxl")["unet"].items() if path.endswith(ends)}
     tensors, metadata = to_diffusers({"unet": unet}, SDXL)
     assert len(unet) == modules
@@ -214,9 +212,7 @@ class TestDialects:
         assert found["text_encoder"]["text_model.encoder.layers.0.mlp.fc1"].scale == pytest.approx(8 / 2**0.5)
         assert found["text_encoder_2"]["text_model.encoder.layers.0.mlp.fc1"].scale == 1
 
-    @pytest.mark.parametrize(
-        "text", ["[", "5", "null", '{"unet.lora_alpha": "many"}', '{"unet.alpha_pattern": 3}']
-    )
+    @pytest.mark.parametrize("text", ["[", "5", "null", '{"unet.lora_alpha": "many"}', '{"unet.alpha_pattern": 3}'])
     def test_a_configuration_that_says_nothing_usable(self, tmp_path, state, text):
         found = self.read(tmp_path, to_diffusers(state, SDXL)[0], {"lora_adapter_metadata": text})
         assert same_state(found.state, state)
@@ -237,9 +233,7 @@ class TestRefusals:
             "lora_unet_input_blocks_4_1_proj_inn.lora_down.weight": np.zeros((2, 2)),
             "bundle_emb.x": np.zeros(2),
         }
-        self.check(
-            tmp_path, tensors | odd, "2 of its tensors.*nearest known: lora_unet_input_blocks_4_1_proj_in[)]"
-        )
+        self.check(tmp_path, tensors | odd, "2 of its tensors.*nearest known: lora_unet_input_blocks_4_1_proj_in[)]")
 
     def test_half_a_pair(self, tmp_path, tensors):
         del tensors["lora_unet_middle_block_1_proj_in.lora_up.weight"]
@@ -331,17 +325,13 @@ class TestConversion:
     def test_the_effect_is_that_of_the_formula(self, tmp_path):
         factors = factors_for((5, 4, 3, 3), rank=3, alpha=2.0, dtype=np.float32)
         expected = (
-            2.0
-            / 3
-            * np.einsum("or,rikl->oikl", factors.up[:, :, 0, 0].astype(float), factors.down.astype(float))
+            2.0 / 3 * np.einsum("or,rikl->oikl", factors.up[:, :, 0, 0].astype(float), factors.down.astype(float))
         )
         np.testing.assert_allclose(factors.delta(), expected, rtol=1e-5, atol=1e-6)
         tensors, _ = to_diffusers({"unet": {"input_blocks.1.0.in_layers.2": factors}}, SDXL)
         name = "unet.down_blocks.0.resnets.0.conv1"
         down, up = tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"]
-        np.testing.assert_allclose(
-            np.einsum("or,rikl->oikl", up[:, :, 0, 0], down), expected, rtol=1e-5, atol=1e-6
-        )
+        np.testing.assert_allclose(np.einsum("or,rikl->oikl", up[:, :, 0, 0], down), expected, rtol=1e-5, atol=1e-6)
 
     def test_a_record_that_no_longer_fits_is_left_alone(self, tmp_path):
         state = state_of("lora_kohya_sdxl", alpha=1.0)

@@ -52,7 +52,10 @@ LIES = {
     "header length 101 MB": (packed(GOOD, BODY, length=101_000_000), "over the limit"),
     "header past the end": (packed(GOOD, BODY, length=4096), "past the end"),
     "header too short": (packed(GOOD, BODY, length=20), "expected|header"),
-    "bad JSON": (packed(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]', bytes(8)), "expected a short"),
+    "bad JSON": (
+        packed(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]', bytes(8)),
+        "expected a short",
+    ),
     "bad UTF-8": (packed(b'{"\xff\xfe":' + json.dumps(entry()).encode() + b"}", bytes(8)), "UTF-8"),
     "half a surrogate": (packed(b'{"\\ud800":' + json.dumps(entry()).encode() + b"}", bytes(8)), "UTF-8"),
     "unknown dtype": (packed({"a": entry(dtype="F31")}, bytes(8)), "dtype 'F31'"),
@@ -96,9 +99,7 @@ OTHER_THINGS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"), [*LIES.values(), *OTHER_THINGS.values()], ids=[*LIES, *OTHER_THINGS]
-)
+@pytest.mark.parametrize(("content", "reason"), [*LIES.values(), *OTHER_THINGS.values()], ids=[*LIES, *OTHER_THINGS])
 def test_refused_with_reason(tmp_path, content, reason):
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)

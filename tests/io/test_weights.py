@@ -31,9 +31,7 @@ def test_single_file(tmp_path):
 def test_shards(tmp_path, index):
     write(tmp_path / "model-00001-of-00002.safetensors", a=[1])
     write(tmp_path / "model-00002-of-00002.safetensors", b=[2], unlisted=[3])
-    write_index(
-        tmp_path / index, {"b": "model-00002-of-00002.safetensors", "a": "model-00001-of-00002.safetensors"}
-    )
+    write_index(tmp_path / index, {"b": "model-00002-of-00002.safetensors", "a": "model-00001-of-00002.safetensors"})
     with open_weights(tmp_path) as weights:
         assert set(weights.names) == {"a", "b"}
         assert (weights.read("a")[0], weights.read("b")[0]) == (1, 2)

@@ -143,7 +143,11 @@ def test_models(name):
 )
 def test_kohya_loras(name, family):
     shapes = kohya(name)
-    assert (identify(shapes).kind, identify(shapes).family, identify(shapes).layout) == ("lora", family, "kohya")
+    assert (identify(shapes).kind, identify(shapes).family, identify(shapes).layout) == (
+        "lora",
+        family,
+        "kohya",
+    )
     bases = [base for module, base in golden(name).items() if module.startswith("lora_unet_")]
     paths = [base["base"].removeprefix("model.diffusion_model.").removesuffix(".weight") for base in bases]
     native = {

@@ -240,7 +240,9 @@ class TestMergeRefusals:
         tensors = base_tensors()
         del tensors["model.diffusion_model.middle_block.1.proj_in.weight"]
         base = write(tmp_path / "base.safetensors", tensors)
-        words = "1 of its modules do not fit.*unet middle_block.1.proj_in is not in the base .nearest: middle_block.1.proj_out"
+        words = (
+            "1 of its modules do not fit.*middle_block.1.proj_in is not in the base .nearest: middle_block.1.proj_out"
+        )
         self.check(base, files / "lora.safetensors", tmp_path / "out.safetensors", words)
 
     def test_shapes_that_differ(self, files, tmp_path):

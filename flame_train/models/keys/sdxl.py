@@ -80,9 +80,7 @@ def resolve(names: Iterable[str], only: str | None = None) -> Resolved:
     return replace(found, ignored=(*found.ignored, *sorted(idle)))
 
 
-def lora_family(
-    modules: Mapping[str, Iterable[str]] | None = None, levels: UNetLevels = SDXL_LEVELS
-) -> LoraFamily:
+def lora_family(modules: Mapping[str, Iterable[str]] | None = None, levels: UNetLevels = SDXL_LEVELS) -> LoraFamily:
     """How SDXL LoRA files name the given native modules of each component; by default, all of SDXL base.
 
     `modules`: component -> module paths (a weight's name without `.weight`), for models of another depth.
@@ -96,9 +94,7 @@ def lora_family(
         source.names[0].removesuffix(".weight"): there.removesuffix(".weight")
         for there, source in diffusers.sources.items()
     }
-    text = {
-        name: {path: path for path in chosen.get(name, ())} for name in ("text_encoder", "text_encoder_2")
-    }
+    text = {name: {path: path for path in chosen.get(name, ())} for name in ("text_encoder", "text_encoder_2")}
     clip_l = ("text_encoders.clip_l.transformer.",)
     clip_g = ("text_encoders.clip_g.transformer.",)
     return LoraFamily(

@@ -59,9 +59,7 @@ def _up() -> Iterator[str]:
     block = 0
     for level, depth in reversed(list(enumerate(_DEPTHS))):
         for _ in range(_RESNETS + 1):
-            yield from _resnet(
-                f"output_blocks.{block}.0", skip=True
-            )  # its input is joined with the way down's
+            yield from _resnet(f"output_blocks.{block}.0", skip=True)  # its input is joined with the way down's
             yield from _attention(f"output_blocks.{block}.1", depth)
             block += 1
         if level > 0:

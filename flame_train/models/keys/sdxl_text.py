@@ -40,9 +40,7 @@ def clip_from_openclip() -> KeyMap:
 
     `logit_scale` has no native counterpart: it plays no part in encoding a text.
     """
-    rules = table(
-        _ENDS, [("transformer.resblocks.{i}.", "text_model.encoder.layers.{i}.", "layer")], {"layer": _LAYER}
-    )
+    rules = table(_ENDS, [("transformer.resblocks.{i}.", "text_model.encoder.layers.{i}.", "layer")], {"layer": _LAYER})
     # some third-party files hold the projection as a linear weight among OpenCLIP names
     return KeyMap(rules, (Rule(("text_projection.weight",), ("text_projection.weight",)),))
 

@@ -22,18 +22,12 @@ _SAME: Final = ("quant_conv", "post_quant_conv", "encoder.conv_in", "encoder.con
 def vae_from_diffusers(stages: int = 4) -> KeyMap:
     """The table for a VAE of that many stages; its `inverse` goes from native to diffusers names."""
     direct = [(f"{name}.{{p}}", f"{name}.{{p}}", Op.COPY) for name in (*_SAME, "decoder.conv_out")]
-    direct += [
-        (f"{side}.conv_norm_out.{{p}}", f"{side}.norm_out.{{p}}", Op.COPY) for side in ("encoder", "decoder")
-    ]
+    direct += [(f"{side}.conv_norm_out.{{p}}", f"{side}.norm_out.{{p}}", Op.COPY) for side in ("encoder", "decoder")]
     prefixes = []
     for stage in range(stages):
         up = stages - 1 - stage
-        prefixes.append(
-            (f"encoder.down_blocks.{stage}.resnets.{{j}}.", f"encoder.down.{stage}.block.{{j}}.", "resnet")
-        )
-        prefixes.append(
-            (f"decoder.up_blocks.{stage}.resnets.{{j}}.", f"decoder.up.{up}.block.{{j}}.", "resnet")
-        )
+        prefixes.append((f"encoder.down_blocks.{stage}.resnets.{{j}}.", f"encoder.down.{stage}.block.{{j}}.", "resnet"))
+        prefixes.append((f"decoder.up_blocks.{stage}.resnets.{{j}}.", f"decoder.up.{up}.block.{{j}}.", "resnet"))
         if stage < stages - 1:
             down_conv = f"encoder.down_blocks.{stage}.downsamplers.0.conv.{{p}}"
             direct.append((down_conv, f"encoder.down.{stage}.downsample.conv.{{p}}", Op.COPY))

@@ -46,9 +46,7 @@ def single():
 
 @pytest.fixture(scope="module")
 def folder():
-    return {
-        f"{part}/{name}": shape for part in COUNTS for name, shape in golden(f"sdxl_diffusers_{part}").items()
-    }
+    return {f"{part}/{name}": shape for part in COUNTS for name, shape in golden(f"sdxl_diffusers_{part}").items()}
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +123,7 @@ def tiny(shapes, seed=0):
 
 @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder_2"])
 def test_values_survive_the_way_there_and_back(part, native):
-    keymap = {"unet": unet_from_diffusers, "vae": vae_from_diffusers, "text_encoder_2": clip_from_openclip}[
-        part
-    ]()
+    keymap = {"unet": unet_from_diffusers, "vae": vae_from_diffusers, "text_encoder_2": clip_from_openclip}[part]()
     ours = tiny(native[part])
     theirs = {name: s.read(Arrays(ours)) for name, s in keymap.inverse.pull(ours).sources.items()}
     back = {name: s.read(Arrays(theirs)) for name, s in keymap.pull(theirs).sources.items()}
