@@ -59,9 +59,7 @@ def bits(xp: Any, seed: int, stream: int, step: Array | int, sample_index: Array
     blocks = -(-count // 4)
     block = xp.arange(blocks, dtype=np.uint64)[None, :]
     samples = _word(sample_index).reshape(-1, 1)
-    words = philox(
-        (block, _word(step), samples, _word(stream)), (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
-    )
+    words = philox((block, _word(step), samples, _word(stream)), (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF))
     shape = (samples.shape[0], blocks)
     rows = xp.empty((*shape, 4), np.uint32)
     for i, w in enumerate(words):

@@ -98,12 +98,8 @@ def schedule_cases() -> list[Any]:
             lambda o: t.get_constant_schedule_with_warmup(o, w),
             id="constant+warmup",
         ),
-        pytest.param(
-            Schedule("linear", n, w), lambda o: t.get_linear_schedule_with_warmup(o, w, n), id="linear"
-        ),
-        pytest.param(
-            Schedule("cosine", n, w), lambda o: t.get_cosine_schedule_with_warmup(o, w, n), id="cosine"
-        ),
+        pytest.param(Schedule("linear", n, w), lambda o: t.get_linear_schedule_with_warmup(o, w, n), id="linear"),
+        pytest.param(Schedule("cosine", n, w), lambda o: t.get_cosine_schedule_with_warmup(o, w, n), id="cosine"),
         pytest.param(
             Schedule("cosine", n, w, min_lr=2e-4),
             lambda o: t.get_cosine_with_min_lr_schedule_with_warmup(o, w, n, min_lr=2e-4),

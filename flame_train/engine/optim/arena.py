@@ -59,9 +59,7 @@ class Arena:
         xp, size = self.backend.xp, _aligned(self.segments[-1].stop)
         self.values: Array = xp.zeros(size, float32)
         self.grads: Array = xp.zeros(size, float32)
-        self._views = {
-            s.name: (self.view(self.values, s), Tensor(self.view(self.grads, s))) for s in self.segments
-        }
+        self._views = {s.name: (self.view(self.values, s), Tensor(self.view(self.grads, s))) for s in self.segments}
         for name, p in named:
             self._pack(name, p)
         self.lr_scale = self._spread("lr_scale", lr_scale)
@@ -188,9 +186,7 @@ def _checked(named: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
     for name, p in named:
         _check(name, p)
     for what, keys in (("name", [n for n, _ in named]), ("tensor", [id(p) for _, p in named])):
-        twice = (
-            [named[i][0] for i, k in enumerate(keys) if k in keys[:i]] if len(set(keys)) < len(keys) else []
-        )
+        twice = [named[i][0] for i, k in enumerate(keys) if k in keys[:i]] if len(set(keys)) < len(keys) else []
         if twice:
             raise ValueError(f"parameter {twice[0]!r}: the same {what} is given twice")
     return named
@@ -198,17 +194,13 @@ def _checked(named: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
 
 def _check(name: str, p: Tensor) -> None:
     if isinstance(p, Frozen):
-        raise TypeError(
-            f"parameter {name!r} is a Frozen weight, which is never trained; pass Parameters only"
-        )
+        raise TypeError(f"parameter {name!r} is a Frozen weight, which is never trained; pass Parameters only")
     if not isinstance(p, Tensor):
         raise TypeError(f"parameter {name!r}: expected a Tensor, got {type(p).__name__}")
     if p.dtype != float32:
         raise TypeError(f"parameter {name!r}: trained weights are float32, this one is {p.dtype.name}")
     if not (p.is_leaf and p.requires_grad):
-        raise TypeError(
-            f"parameter {name!r}: expected a leaf that requires grad; call requires_grad_() on it"
-        )
+        raise TypeError(f"parameter {name!r}: expected a leaf that requires grad; call requires_grad_() on it")
 
 
 def _lay_out(named: list[tuple[str, Tensor]]) -> tuple[Segment, ...]:

@@ -164,9 +164,7 @@ class Optimizer:
         for name, array in self._entries():
             if array.ndim:
                 own = [k for k in left if k.startswith(f"{name}.")]
-                self.arena.join(
-                    array, {k[len(name) + 1 :]: left.pop(k) for k in own}, f"optimizer state {name}"
-                )
+                self.arena.join(array, {k[len(name) + 1 :]: left.pop(k) for k in own}, f"optimizer state {name}")
             elif name in left and left[name].size == 1:
                 array[...] = self.arena.backend.put(left.pop(name).astype(array.dtype).reshape(()))
             else:

@@ -33,9 +33,7 @@ class Schedule:
         if self.name not in ("constant", "linear", "cosine", "cosine_restarts", "polynomial"):
             raise ValueError(f"schedule: no schedule named {self.name!r}")
         if self.name != "constant" and self.total <= 0:
-            raise ValueError(
-                f"schedule {self.name!r}: expected the number of updates as total, got {self.total}"
-            )
+            raise ValueError(f"schedule {self.name!r}: expected the number of updates as total, got {self.total}")
 
     def rate(self, xp: Any, count: Array, peak: Array) -> Array:
         """The fp64 learning rate of update number `count` (0-d int64, from 0) for a 0-d fp64 `peak`."""
