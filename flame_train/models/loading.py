@@ -6,6 +6,7 @@ file to the device on its own, so the host never holds a whole network.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,14 +71,52 @@ def load_vae(path: str | Path, *, device: str, dtype: DType | str = "float32", s
     """A 4-channel autoencoder from a file or folder of its own, in either layout; see `load_sdxl`."""
     with open_weights(path) as weights:
         shapes = shapes_of(weights)
-        found = identify(shapes, weights.metadata)
-        if found.kind != "vae" or not could_be(found.family, "sdxl"):
-            raise ModelFileError(f"{path}: expected an SDXL VAE alone, found {found.detail}; name another file")
-        parts = _parts(weights, shapes, sdxl.resolve(shapes, only="vae"), ["vae"])
+        parts = _parts(weights, shapes, _lone_vae(weights, shapes), ["vae"])
         arch = VaeArch.from_shapes(parts["vae"][1].shapes, scaling_factor)
         vae = Vae(arch)
         nn.load(vae, parts["vae"][1], dtype=dtype, device=device, what=f"{path}: vae")
     return vae
+
+
+def inspect_sdxl(path: str | Path, only: str | None = None) -> dict[str, dict[str, Shape]]:
+    """Native names and shapes of each component in a file or folder, from headers alone.
+
+    `only` ("vae") expects a file of that component by itself. Raises ModelFileError as `load_sdxl` does, for
+    missing, unexpected and mis-shaped tensors of all components together.
+    """
+    with open_weights(path) as weights:
+        shapes = shapes_of(weights)
+        if only is None:
+            resolved = _resolved(weights, shapes, COMPONENTS)
+            parts = _parts(weights, shapes, resolved, COMPONENTS)
+        else:
+            parts = _parts(weights, shapes, _lone_vae(weights, shapes), [only])
+    return {name: dict(module.shapes()) for name, (module, _) in parts.items()}
+
+
+def tensor_digest(path: str | Path, components: Collection[str], alone: bool = False) -> str:
+    """SHA-256, in hex, over names and values of the components' tensors: what a cache of their outputs depends on.
+
+    `alone` says that the file holds nothing but a VAE.
+    """
+    digest = hashlib.sha256()
+    with open_weights(path) as weights:
+        shapes = shapes_of(weights)
+        resolved = _lone_vae(weights, shapes) if alone else _resolved(weights, shapes, components)
+        used = {n for c in components for source in resolved.sources[c].values() for n in source.names}
+        for name in sorted(used):
+            array = weights.read(name)
+            digest.update(f"{name} {weights.info(name).dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
+    return digest.hexdigest()
+
+
+def _lone_vae(weights: Weights, shapes: Mapping[str, Shape]) -> Resolved:
+    """The tensors of a file that holds an SDXL autoencoder and nothing else."""
+    found = identify(shapes, weights.metadata)
+    if found.kind != "vae" or not could_be(found.family, "sdxl"):
+        raise ModelFileError(f"{weights.path}: expected an SDXL VAE alone, found {found.detail}; name another file")
+    return sdxl.resolve(shapes, only="vae")
 
 
 class _Native:

@@ -1,0 +1,190 @@
+"""SDXL: what its files, captions and conditioning are, for the training pipeline."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flame_train.adapters.targets import UNET_PRESETS, Presets
+from flame_train.config.schema import Config
+from flame_train.data.buckets import Placement
+from flame_train.data.tokenizers.clip import ClipTokenizer
+from flame_train.engine import Tensor, nn, tensor
+from flame_train.engine.dtype import as_dtype
+from flame_train.io.lora_names import LoraFamily
+from flame_train.models.clip import ClipTextEncoder
+from flame_train.models.keys import sdxl as keys
+from flame_train.models.loading import inspect_sdxl, load_sdxl, load_vae, tensor_digest
+from flame_train.models.text_sdxl import encode_prompts
+from flame_train.models.unet_sdxl import UNet, UNetArch, vector_conditioning
+from flame_train.models.vae import Vae, VaeArch
+from flame_train.training.family import Denoiser, Example, Facts, base_model_path
+
+_LOG = logging.getLogger(__name__)
+_CLIP_L_PAD, _BIGG_PAD = 49407, 0
+_WINDOW = 75  # tokens of a caption's window, without begin and end
+
+
+@dataclass(frozen=True, slots=True)
+class SdxlEncoders:
+    """SDXL's networks for pictures and captions; only those that were asked for are there."""
+
+    vae: Vae | None
+    clip_l: ClipTextEncoder | None
+    bigg: ClipTextEncoder | None
+    tokenizers: tuple[ClipTokenizer, ClipTokenizer]
+    windows: int
+    device: str
+
+    def picture(self, pixels: np.ndarray[Any, Any]) -> Example:
+        """Latent moments (H / 8, W / 8, 4), fp32, of uint8 RGB pixels (H, W, 3)."""
+        assert self.vae is not None
+        scaled = pixels.astype(np.float32)[None] / 127.5 - 1.0
+        mean, logvar = self.vae.encode_moments(tensor(scaled, self.vae.post_quant_conv.weight.dtype, self.device))
+        return {"mean": mean.float().numpy()[0], "logvar": logvar.float().numpy()[0]}
+
+    def caption(self, text: str) -> Example:
+        """`context` (75 n + 2, 2048) and `pooled` (1280,) in the encoders' dtype."""
+        assert self.clip_l is not None
+        assert self.bigg is not None
+        ids = [t.chunks(text, self.windows, self.windows).ids for t in self.tokenizers]
+        context, pooled = encode_prompts(self.clip_l, self.bigg, ids[0][None], ids[1][None])
+        return {"context": context.numpy()[0], "pooled": pooled.numpy()[0]}
+
+
+class SdxlFamily:
+    """The recipe; see `training.family.Family` for what each method promises."""
+
+    name = "sdxl"
+    presets: Presets = UNET_PRESETS
+    lora_names: Callable[[], LoraFamily] = staticmethod(keys.lora_family)
+
+    def check(self, config: Config) -> Facts:
+        found = inspect_sdxl(base_model_path(config))
+        if config.model.vae:
+            inspect_sdxl(Path(config.model.vae), only="vae")
+        arch = UNetArch.from_shapes(found["unet"])
+        skeleton = UNet(arch)
+        layers = {
+            name: part.shapes()["weight"]
+            for name, part in skeleton.named_modules()
+            if isinstance(part, (nn.Linear, nn.Conv2d))
+        }
+        grid = 2 ** (len(arch.channel_mult) - 1) * self._downscale(found["vae"])
+        return Facts(skeleton.num_weights(), grid, layers, lambda *a: activation_bytes(arch, *a))
+
+    def skeleton(self, config: Config) -> nn.Module:
+        return UNet(UNetArch.from_shapes(inspect_sdxl(base_model_path(config))["unet"]))
+
+    def fingerprints(self, config: Config) -> Mapping[str, str]:
+        base = base_model_path(config)
+        own = bool(config.model.vae)
+        vae = tensor_digest(Path(config.model.vae) if own else base, ("vae",), alone=own)
+        words = "".join(t.fingerprint for t in _tokenizers(str(base)))
+        text = tensor_digest(base, ("text_encoder", "text_encoder_2"))
+        return {"picture": vae, "caption": hashlib.sha256((text + words).encode()).hexdigest()}
+
+    def truncated(self, config: Config, captions: Sequence[str]) -> int:
+        windows = config.data.max_tokens // _WINDOW
+        tokenizer = _tokenizers(str(base_model_path(config)))[0]
+        return sum(tokenizer.chunks(c, windows, windows).truncated > 0 for c in captions)
+
+    @contextmanager
+    def encoders(self, config: Config, device: str, want: Sequence[str]) -> Iterator[SdxlEncoders]:
+        base = base_model_path(config)
+        vae = self._vae(config, device) if "picture" in want else None
+        text = ("text_encoder", "text_encoder_2") if "caption" in want else ()
+        models = load_sdxl(base, device=device, dtype=config.train.precision, components=text) if text else None
+        windows = config.data.max_tokens // _WINDOW
+        yield SdxlEncoders(
+            vae,
+            models and models.text_encoder,
+            models and models.text_encoder_2,
+            _tokenizers(str(base)),
+            windows,
+            device,
+        )
+
+    def placement(self, placement: Placement) -> Example:
+        return {"time_ids": np.asarray(placement.time_ids, np.int32)}
+
+    def denoiser(self, config: Config, device: str) -> Denoiser:
+        base, dtype = base_model_path(config), as_dtype(config.train.precision)
+        unet = load_sdxl(base, device=device, dtype=dtype, components=("unet",)).unet
+        assert unet is not None
+        unet.checkpointing = config.gradient.checkpointing
+        scale = VaeArch.sdxl().scaling_factor
+
+        def denoise(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
+            vector = vector_conditioning(cond["pooled"], cond["time_ids"])
+            return unet(x, t, cond["context"], vector)  # type: ignore[no-any-return]
+
+        def sample_latents(moments: tuple[Tensor, Tensor], noise: Tensor) -> Tensor:
+            mean, logvar = moments
+            return (mean + (logvar * 0.5).exp() * noise) * scale
+
+        return Denoiser(unet, "unet", denoise, sample_latents)
+
+    def decoder(self, config: Config, device: str) -> Callable[[Tensor], np.ndarray[Any, Any]]:
+        vae = self._vae(config, device)
+        dtype = vae.post_quant_conv.weight.dtype
+
+        def decode(latents: Tensor) -> np.ndarray[Any, Any]:
+            pixels = vae.decode(latents.to(dtype)).float().numpy()
+            return np.rint((np.clip(pixels, -1.0, 1.0) + 1.0) * 127.5).astype(np.uint8)
+
+        return decode
+
+    def latent_shape(self, config: Config, size: tuple[int, int]) -> tuple[int, int, int]:
+        shapes = inspect_sdxl(base_model_path(config))
+        step = self._downscale(shapes["vae"])
+        return size[0] // step, size[1] // step, UNetArch.from_shapes(shapes["unet"]).in_channels
+
+    def _vae(self, config: Config, device: str) -> Vae:
+        if config.model.vae:
+            return load_vae(config.model.vae, device=device, dtype=config.model.vae_precision)
+        loaded = load_sdxl(
+            base_model_path(config), device=device, dtype="float32", components=("vae",),
+            vae_dtype=config.model.vae_precision,
+        ).vae  # fmt: skip
+        assert loaded is not None
+        return loaded
+
+    @staticmethod
+    def _downscale(vae_shapes: Mapping[str, tuple[int, ...]]) -> int:
+        return VaeArch.from_shapes(vae_shapes).downscale
+
+
+@lru_cache(maxsize=2)
+def _tokenizers(base: str) -> tuple[ClipTokenizer, ClipTokenizer]:
+    """CLIP-L's and bigG's; of a diffusers folder its own vocabularies, else the published one."""
+    folders = [Path(base) / n for n in ("tokenizer", "tokenizer_2")]
+    first, second = (f if (f / "vocab.json").exists() else None for f in folders)
+    return ClipTokenizer(_CLIP_L_PAD, first), ClipTokenizer(_BIGG_PAD, second)
+
+
+def activation_bytes(arch: UNetArch, bucket: tuple[int, int], batch: int, itemsize: int, checkpointing: bool) -> int:
+    """What a step keeps for its backward pass, predicted from what each kind of block saves.
+
+    A residual block keeps the inputs of its two norms; a transformer block its three norms' inputs, the adapted
+    layers' inputs, q, k, v and output of both attentions, and GEGLU's input: about 30 C a position. With
+    checkpointing only each block's input stays, and one block is whole at a time.
+    """
+    pixels = bucket[0] * bucket[1] // 64
+    kept = whole = 0
+    for level, (mult, depth) in enumerate(zip(arch.channel_mult, arch.transformer_depth, strict=True)):
+        positions = pixels >> (2 * level)
+        width = arch.model_channels * mult
+        blocks = 2 * arch.num_res_blocks + 1
+        in_block = positions * width * 30
+        kept += positions * width * blocks * 3 + blocks * depth * (positions * width if checkpointing else in_block)
+        whole = max(whole, in_block)
+    return (kept + (whole if checkpointing else 0)) * batch * itemsize

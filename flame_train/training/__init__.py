@@ -1,0 +1,1 @@
+"""The one training loop, and what a step consists of. It knows no model family."""

@@ -1,0 +1,104 @@
+"""What training asks of a model family. A recipe answers; nothing here knows which family it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from flame_train.adapters.targets import Presets
+from flame_train.config.schema import Config
+from flame_train.data.buckets import Placement
+from flame_train.engine import Tensor, nn
+from flame_train.io.lora_names import LoraFamily
+
+from .step import Denoise, SampleLatents
+
+Example = dict[str, np.ndarray[Any, Any]]
+"""Arrays of one sample, without a batch dimension."""
+
+
+class Encoders(Protocol):
+    """The networks that turn pictures and captions into what the denoiser is trained on."""
+
+    def picture(self, pixels: np.ndarray[Any, Any]) -> Example:
+        """The latents' `mean` and `logvar`, fp32 (h, w, Z), of uint8 RGB pixels (H, W, 3)."""
+
+    def caption(self, text: str) -> Example:
+        """The conditioning arrays of a caption."""
+
+
+@dataclass(frozen=True, slots=True)
+class Denoiser:
+    """The network that is adapted, and the functions the step calls. `component` names it in LoRA files."""
+
+    model: nn.Module
+    component: str
+    denoise: Denoise
+    sample_latents: SampleLatents
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What headers tell: sizes for the plan, and the grid that picture sides must fit."""
+
+    weights: int
+    side_multiple: int
+    layers: Mapping[str, tuple[int, ...]]
+    """Weight shapes of the layers an adapter may attach to, by name."""
+    activation_bytes: Callable[[tuple[int, int], int, int, bool], int]
+    """(bucket (H, W) in pixels, batch, bytes an element, checkpointing) -> a prediction of what a step keeps."""
+
+
+class Family(Protocol):
+    """One model family, as the training pipeline sees it."""
+
+    @property
+    def name(self) -> str:
+        """ "sdxl", ..."""
+
+    @property
+    def presets(self) -> Presets:
+        """LoRA target presets."""
+
+    @property
+    def lora_names(self) -> Callable[[], LoraFamily]:
+        """How LoRA files name its modules."""
+
+    def check(self, config: Config) -> Facts:
+        """Reads headers only. Raises `ModelFileError` for files that are not this family's."""
+
+    def skeleton(self, config: Config) -> nn.Module:
+        """The denoiser with its weights declared, none loaded."""
+
+    def fingerprints(self, config: Config) -> Mapping[str, str]:
+        """Hashes of the networks that make `picture` and `caption` entries."""
+
+    def truncated(self, config: Config, captions: Sequence[str]) -> int:
+        """How many captions are longer than what is kept."""
+
+    def encoders(self, config: Config, device: str, want: Sequence[str]) -> AbstractContextManager[Encoders]:
+        """The networks for "picture" and "caption" entries, loaded; unloaded again at the end."""
+
+    def placement(self, placement: Placement) -> Example:
+        """Conditioning that comes from a picture's size and crop alone."""
+
+    def denoiser(self, config: Config, device: str) -> Denoiser:
+        """The network to adapt, loaded in the precision of the config."""
+
+    def decoder(self, config: Config, device: str) -> Callable[[Tensor], np.ndarray[Any, Any]]:
+        """Latents (B, H, W, Z) as the denoiser sees them to uint8 pictures (B, H', W', 3)."""
+
+    def latent_shape(self, config: Config, size: tuple[int, int]) -> tuple[int, int, int]:
+        """(h, w, Z) of a picture (H, W)."""
+
+
+def base_model_path(config: Config) -> Path:
+    """The checkpoint as a path; a hub id is looked up in the local cache or downloaded."""
+    from flame_train.io.hub import resolve_checkpoint
+
+    return resolve_checkpoint(config.model.checkpoint)

@@ -1,0 +1,74 @@
+"""Batches for the loop: which samples come next, read from the cache, one batch ahead on a thread of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from flame_train.data.order import Order, caption_dropped
+
+from .batch import HostBatch
+
+Example = dict[str, np.ndarray[Any, Any]]
+
+
+class Loader:
+    """Micro-batches from `first` on. `example(index, drop_caption)` gives one item's arrays.
+
+    The micro-batch number m belongs to update m // accumulation; order and caption dropout are functions of
+    (seed, epoch), so starting at any m gives what an uninterrupted run would have had there.
+    """
+
+    def __init__(
+        self, order: Order, example: Callable[[int, bool], Example], names: Sequence[str], *, first: int,
+        accumulation: int, caption_dropout: float, seed: int,
+    ) -> None:  # fmt: skip
+        self._order, self._example, self._names = order, example, names
+        self._accumulation, self._dropout, self._seed = accumulation, caption_dropout, seed
+        self._next = first
+        self._thread = ThreadPoolExecutor(1, "flame-train-loader")
+        self._ahead: Future[HostBatch] = self._thread.submit(self._make, first)
+        self.wait_ms = 0.0
+
+    def take(self) -> HostBatch:
+        """The next micro-batch. `wait_ms` is then how long the loop stood still for it."""
+        begin = time.monotonic()
+        batch = self._ahead.result()
+        self.wait_ms = (time.monotonic() - begin) * 1e3
+        self._next += 1
+        self._ahead = self._thread.submit(self._make, self._next)
+        return batch
+
+    def epoch(self, micro: int) -> float:
+        """How many epochs have passed before micro-batch `micro`."""
+        return micro / self._order.batches_per_epoch
+
+    def _make(self, micro: int) -> HostBatch:
+        batch = self._order.batch_at(micro)
+        epoch = self._order.epoch_of(micro)
+        examples = [
+            self._example(i, caption_dropped(self._dropout, self._seed, epoch, i, draw))
+            for i, draw in zip(batch.indices, batch.draws, strict=True)
+        ]
+        step, within = divmod(micro, self._accumulation)
+        size = len(examples)
+        return HostBatch(
+            arrays={name: np.stack([e[name] for e in examples]) for name in examples[0]},
+            step=step,
+            samples=np.arange(within * size, (within + 1) * size),
+            files=tuple(self._names[i] for i in batch.indices),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ahead.cancel()
+        self._thread.shutdown(wait=True)

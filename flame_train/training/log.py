@@ -1,0 +1,102 @@
+"""What a run says while it runs: `log.jsonl`, a progress bar or plain lines, and TensorBoard."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+_LOG = logging.getLogger(__name__)
+_PLAIN_EVERY_S = 10.0
+_SMOOTHING = 0.95
+
+
+class Console:
+    """A progress bar on a terminal; elsewhere a line now and then. All of it goes to standard error."""
+
+    def __init__(self, total: int, start: int) -> None:
+        self._total, self._start = total, start
+        self._begin = self._last_line = time.monotonic()
+        self._smooth: float | None = None
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich.console import Console as RichConsole
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[figures]}"), TimeRemainingColumn(),
+                console=RichConsole(stderr=True),
+            )  # fmt: skip
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self._total, completed=self._start, figures="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, record: Mapping[str, Any]) -> None:
+        """The figures of one step."""
+        loss = float(record["loss"])
+        self._smooth = loss if self._smooth is None else _SMOOTHING * self._smooth + (1 - _SMOOTHING) * loss
+        text = (
+            f"loss {self._smooth:.4f}  lr {record['lr']:.2e}  |g| {record['grad_norm']:.3f}  "
+            f"{record['images_per_s']:.2f} img/s  {record['memory'] / 2**30:.1f} GiB"
+        )
+        if self._bar is not None:
+            self._bar.update(self._task, completed=record["step"], figures=text)
+            return
+        now = time.monotonic()
+        if record["step"] in (self._start + 1, self._total) or now - self._last_line >= _PLAIN_EVERY_S:
+            self._last_line = now
+            done = max(record["step"] - self._start, 1)
+            left = (now - self._begin) / done * (self._total - record["step"])
+            print(f"step {record['step']}/{self._total}  {text}  ETA {_clock(left)}", file=sys.stderr)  # noqa: T201
+
+
+def _clock(seconds: float) -> str:
+    minutes, s = divmod(int(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02d}:{s:02d}"
+
+
+class TensorBoard:
+    """TensorBoard's event files, if asked for. A writer that fails is given up with one warning."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._writer: Any = None
+        if folder is None:
+            return
+        try:
+            from tensorboardX import SummaryWriter
+
+            self._writer = SummaryWriter(str(folder))
+        except ImportError:
+            _LOG.warning("TensorBoard events are not written: pip install 'flame-train[tensorboard]'")
+        except OSError as e:
+            _LOG.warning("TensorBoard events are not written: %s", e)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """A point on each curve."""
+        if self._writer is None:
+            return
+        try:
+            for name in ("loss", "lr", "grad_norm", "loss_scale", "images_per_s"):
+                self._writer.add_scalar(name, float(record[name]), int(record["step"]))
+        except OSError as e:
+            _LOG.warning("TensorBoard events are no longer written: %s", e)
+            self._writer = None
+
+    def close(self) -> None:
+        """Flushes what is left."""
+        if self._writer is not None:
+            self._writer.close()

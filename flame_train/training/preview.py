@@ -1,0 +1,101 @@
+"""Sample grids: the same prompts from the same noise each time, so that two grids differ by the training alone."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flame_train.diffusion.samplers import ddim, euler, guided
+from flame_train.diffusion.schedules import NoiseSchedule
+from flame_train.engine import Tensor, no_grad, tensor
+from flame_train.engine.backend import get_backend
+from flame_train.engine.dtype import DType, is_float
+from flame_train.engine.random import Rng
+from flame_train.io.durable import write_durably
+
+from .family import Denoiser, Example
+from .stop import StopRequest
+
+_LOG = logging.getLogger(__name__)
+_SAMPLERS = {"euler": euler, "ddim": ddim}
+PREVIEW_NOISE = 33  # a stream of random numbers; see `engine/random.py`
+
+Pixels = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How pictures are drawn: everything but the prompts."""
+
+    sampler: str
+    steps: int
+    guidance: float
+    seed: int
+    schedule: NoiseSchedule
+    prediction: Any
+    latent: tuple[int, int, int]
+    device: str
+    dtype: DType
+
+
+def draw(
+    d: Drawing,
+    denoiser: Denoiser,
+    decode: Callable[[Tensor], Pixels],
+    prompts: Sequence[Example],
+    negative: Example,
+    stop: StopRequest,
+) -> list[Pixels]:
+    """One uint8 picture (H, W, 3) for each conditioning example; picture i starts from noise number seed + i."""
+    pictures = []
+    xp = get_backend(d.device).xp
+    with no_grad():
+        for i, prompt in enumerate(prompts):
+            noise = Tensor(Rng(xp, d.seed + i, 0, xp.zeros((1,), np.int64)).normal(PREVIEW_NOISE, d.latent))
+            wanted, unwanted = (_conditioning(e, d) for e in (prompt, negative))
+
+            def step(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
+                stop.check("stopped while sampling")
+                return denoiser.denoise(x.to(d.dtype), t, cond).float()
+
+            latents = _SAMPLERS[d.sampler](
+                guided(step, d.guidance), noise, (wanted, unwanted), d.schedule, d.steps, prediction=d.prediction
+            )
+            pictures.append(decode(latents)[0])
+    return pictures
+
+
+def _conditioning(example: Example, d: Drawing) -> dict[str, Tensor]:
+    """An example as a batch of one on the device, floats in the model's dtype."""
+    return {n: tensor(a[None], d.dtype if is_float(a.dtype) else None, d.device) for n, a in example.items()}
+
+
+def grid(pictures: Sequence[Pixels], gap: int = 4) -> Pixels:
+    """Pictures of one size side by side in rows, near to square, on white."""
+    columns = math.ceil(math.sqrt(len(pictures)))
+    rows = math.ceil(len(pictures) / columns)
+    h, w, _ = pictures[0].shape
+    sheet = np.full((rows * (h + gap) - gap, columns * (w + gap) - gap, 3), 255, np.uint8)
+    for i, picture in enumerate(pictures):
+        r, c = divmod(i, columns)
+        sheet[r * (h + gap) : r * (h + gap) + h, c * (w + gap) : c * (w + gap) + w] = picture
+    return sheet
+
+
+def write_png(path: Path, pixels: Pixels) -> None:
+    """A PNG, whole or not at all. Raises `OutputError` when the disk cannot take it."""
+    import io
+
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    raw = buffer.getvalue()
+    write_durably(path, [raw], len(raw))

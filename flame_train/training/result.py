@@ -1,0 +1,91 @@
+"""What a run leaves: the LoRA file, and the state from which it can be continued to the bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flame_train import __version__
+from flame_train.adapters.factors import LoraFactors
+from flame_train.adapters.formats import to_diffusers, to_kohya
+from flame_train.adapters.lora import Attached
+from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
+from flame_train.config.render import decisive
+from flame_train.config.schema import Config
+from flame_train.engine.optim import Optimizer
+from flame_train.errors import NonFiniteError, OutputError
+from flame_train.io.commit import Content, Found
+from flame_train.io.lora_names import LoraFamily
+from flame_train.io.safetensors import SafetensorsFile, save_file
+
+_VALUES, _OPTIMIZER = "values.", "optimizer."
+STATE_FORMAT = 1
+
+
+def write_lora(path: Path, attached: Attached, component: str, names: LoraFamily, config: Config, step: int) -> None:
+    """The adapters as a LoRA file in the config's format. Equal runs give equal bytes: no time, no path.
+
+    Raises `NonFiniteError` rather than write a NaN.
+    """
+    factors = {name: _factors(name, a.down.numpy(), a.up.numpy(), a.alpha) for name, a in attached.adapters.items()}
+    state = {component: factors}
+    metadata = {
+        **network_metadata(state, names),
+        **model_spec(names, Path(config.output.dir).name or "lora", {"prediction_type": config.model.prediction}),
+        "ss_steps": str(step),
+        "ss_seed": str(config.train.seed),
+        "ss_learning_rate": repr(config.optimizer.lr),
+        "ss_sd_model_name": Path(config.model.checkpoint).name,
+        "flame_train_version": __version__,
+        "flame_train_config": json.dumps(decisive(config), sort_keys=True, default=list),
+    }
+    if config.output.format == "kohya":
+        tensors = to_kohya(state, names)
+    else:
+        tensors, record = to_diffusers(state, names)
+        metadata |= {"format": "pt", **record}
+    save_file(path, tensors, with_hashes(tensors, metadata))
+
+
+def _factors(name: str, down: np.ndarray[Any, Any], up: np.ndarray[Any, Any], alpha: float) -> LoraFactors:
+    if not (np.isfinite(down).all() and np.isfinite(up).all()):
+        raise NonFiniteError(f"the LoRA of {name} holds NaN or infinity; it is not written")
+    return LoraFactors(down, up, alpha)
+
+
+def checkpoint_files(optimizer: Optimizer, step: int, dataset: str, write: Content) -> dict[str, Content]:
+    """What a checkpoint consists of: the LoRA as `write` writes it, exact values and moments, and the run's place."""
+    entries = {f"{_VALUES}{n}": a for n, a in optimizer.arena.state().items()}
+    entries |= {f"{_OPTIMIZER}{n}": a for n, a in optimizer.state_dict().items()}
+    place = {"format": STATE_FORMAT, "step": step, "dataset": dataset, "version": __version__}
+    return {
+        "lora.safetensors": write,
+        "optimizer.safetensors": lambda path: save_file(path, entries),
+        "state.json": (json.dumps(place, indent=1, sort_keys=True) + "\n").encode(),
+    }
+
+
+def restore(found: Found, optimizer: Optimizer, dataset: str) -> int:
+    """Puts a checkpoint's values and moments back and returns its step.
+
+    Raises `OutputError` if the dataset is not the one it was trained on: order and cache would not continue it.
+    """
+    place: Mapping[str, Any] = json.loads((found.path / "state.json").read_bytes())
+    if place["dataset"] != dataset:
+        raise OutputError(
+            f"{found.path}: was trained on other pictures or captions than data.path holds now; "
+            "put them back to continue that run, or set output.dir to another folder for a new one"
+        )
+    with SafetensorsFile(found.path / "optimizer.safetensors") as file:
+        entries = {name: np.array(file.read(name)) for name in file.names}
+    optimizer.arena.load_state(_below(entries, _VALUES))
+    optimizer.load_state_dict(_below(entries, _OPTIMIZER))
+    return int(place["step"])
+
+
+def _below(entries: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): array for name, array in entries.items() if name.startswith(prefix)}
