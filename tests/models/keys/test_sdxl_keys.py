@@ -257,3 +257,11 @@ def test_base_modules_are_the_weights_a_lora_can_sit_on(native):
     assert {part: len(found) for part, found in modules.items()} == {
         "unet": 794, "text_encoder": 72, "text_encoder_2": 193
     }  # fmt: skip
+
+
+def test_the_upsampler_comes_second_in_a_level_without_attention():
+    """As in SD1, whose deepest level has none: output_blocks.2.1.conv there, output_blocks.5.2.conv above it."""
+    sources = unet_from_diffusers(UNetLevels(2, (True, True, True, False))).pull(
+        [f"up_blocks.{level}.upsamplers.0.conv.weight" for level in (0, 1, 2)]
+    )
+    assert set(sources.sources) == {f"output_blocks.{n}.conv.weight" for n in ("2.1", "5.2", "8.2")}
