@@ -322,18 +322,20 @@ def gradcheck(
 @app.command()
 def bench(
     what: Annotated[Literal["step"], typer.Argument(help="What to measure.")] = "step",
-    resolution: Annotated[int, typer.Option("--resolution", min=8, help="Pixels.")] = 1024,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1)] = 1,
+    model: Annotated[str, typer.Option("--model", help="sdxl, or sdxl-tiny for a quick look.")] = "sdxl",
+    resolution: Annotated[int, typer.Option("--resolution", min=64, help="Pixels.")] = 1024,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images a step.")] = 1,
     rank: Annotated[int, typer.Option("--rank", min=1)] = 16,
     precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
+    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Recompute activations.")] = False,
     device: Device = "cuda",
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Measure this machine: the time and peak memory of a training step."""
+    """Measure this machine: the time and peak memory of a training step with random weights."""
     from flame_train.tools import bench as tool
 
-    _print(tool.step(resolution, batch_size, rank, precision, device), as_json)
+    _print(tool.step(model, resolution, batch, rank, precision, checkpointing, device), as_json)
 
 
 @app.command()

@@ -121,17 +121,7 @@ class SdxlFamily:
         unet = load_sdxl(base, device=device, dtype=dtype, components=("unet",)).unet
         assert unet is not None
         unet.checkpointing = config.gradient.checkpointing
-        scale = VaeArch.sdxl().scaling_factor
-
-        def denoise(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
-            vector = vector_conditioning(cond["pooled"], cond["time_ids"])
-            return unet(x, t, cond["context"], vector)  # type: ignore[no-any-return]
-
-        def sample_latents(moments: tuple[Tensor, Tensor], noise: Tensor) -> Tensor:
-            mean, logvar = moments
-            return (mean + (logvar * 0.5).exp() * noise) * scale
-
-        return Denoiser(unet, "unet", denoise, sample_latents)
+        return as_denoiser(unet)
 
     def decoder(self, config: Config, device: str) -> Callable[[Tensor], np.ndarray[Any, Any]]:
         vae = self._vae(config, device)
@@ -161,6 +151,21 @@ class SdxlFamily:
     @staticmethod
     def _downscale(vae_shapes: Mapping[str, tuple[int, ...]]) -> int:
         return VaeArch.from_shapes(vae_shapes).downscale
+
+
+def as_denoiser(unet: UNet) -> Denoiser:
+    """A loaded UNet with SDXL's conditioning and latent scale around it."""
+    scale = VaeArch.sdxl().scaling_factor
+
+    def denoise(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
+        vector = vector_conditioning(cond["pooled"], cond["time_ids"])
+        return unet(x, t, cond["context"], vector)
+
+    def sample_latents(moments: tuple[Tensor, Tensor], noise: Tensor) -> Tensor:
+        mean, logvar = moments
+        return (mean + (logvar * 0.5).exp() * noise) * scale
+
+    return Denoiser(unet, "unet", denoise, sample_latents)
 
 
 @lru_cache(maxsize=2)

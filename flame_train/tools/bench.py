@@ -1,0 +1,150 @@
+"""What this machine does: a real LoRA step of a full-size model with random weights, timed, on any card."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from flame_train.adapters.lora import attach
+from flame_train.adapters.targets import resolve
+from flame_train.config.schema import Config, DataSection, GradientSection, LoraSection, TrainSection
+from flame_train.engine import Frozen, capture, nn
+from flame_train.engine.backend import Backend, get_backend
+from flame_train.engine.dtype import DType, as_dtype
+from flame_train.engine.random import bits, uniform_of
+from flame_train.errors import ConfigError
+from flame_train.models.unet_sdxl import UNet, UNetArch
+from flame_train.recipes import RECIPES
+from flame_train.recipes.pipeline import make_state
+from flame_train.recipes.sdxl import as_denoiser
+from flame_train.training.batch import Batch, HostBatch
+from flame_train.training.step import FIGURES, micro, update
+
+_WARM, _TIMED = 3, 10
+
+_ARCHITECTURES: dict[str, Callable[[], UNetArch]] = {"sdxl": UNetArch.sdxl, "sdxl-tiny": UNetArch.tiny}
+
+
+def step(
+    model: str, resolution: int, batch: int, rank: int, precision: str, checkpointing: bool, device: str
+) -> dict[str, Any]:
+    """Times a whole training step: noise, forward, loss, backward, clip, AdamW. Weights are random.
+
+    Returns milliseconds (median) eager and, on a GPU, replayed as a captured graph, the host's share, peak bytes
+    and the figures of the last step. Raises `ConfigError` for a model that is not known.
+    """
+    if model not in _ARCHITECTURES:
+        raise ConfigError(f"bench: expected a model among {', '.join(_ARCHITECTURES)}, got {model}")
+    begin = time.monotonic()
+    config = Config(
+        train=TrainSection(precision=precision, steps=100),  # type: ignore[arg-type]
+        lora=LoraSection(rank=rank, alpha=float(rank)),
+        data=DataSection(resolution=resolution, batch_size=batch),
+        gradient=GradientSection(checkpointing=checkpointing),
+    )
+    backend, dtype = get_backend(device), as_dtype(precision)
+    unet = UNet(_ARCHITECTURES[model]())
+    randomise(unet, dtype, backend)
+    unet.checkpointing = checkpointing
+    denoiser = as_denoiser(unet)
+    targets = resolve(unet, config.lora.targets, RECIPES["sdxl"].presets)
+    attached = attach(unet, targets, rank=rank, alpha=float(rank), seed=0)
+    state = make_state(denoiser, attached, config, device)
+    for adapter in attached.adapters.values():  # zero would leave half of the gradients zero
+        adapter.up.data[...] = _uniform(backend, 1, adapter.up.shape, 1e-3, as_dtype("fp32"))
+    device_batch = Batch(host := random_batch(unet.arch, resolution, batch), backend, dtype)
+    device_batch.fill(host)
+    weights = backend.memory().live
+    backend.reset_peak()
+
+    def whole() -> None:
+        micro(state, device_batch)
+        update(state)
+
+    whole()
+    backend.synchronize()
+    first = time.monotonic() - begin
+    eager = _time(whole, backend)
+    peak = backend.memory().peak
+    result = {
+        "model": model,
+        "device": device,
+        "resolution": resolution,
+        "batch": batch,
+        "rank": rank,
+        "precision": precision,
+        "checkpointing": checkpointing,
+        "adapted_layers": len(targets),
+        "trainable_parameters": state.optimizer.arena.count,
+        "first_step_s": round(first, 2),
+        "eager_ms": eager[0],
+        "eager_host_ms": eager[1],
+        "weights_gib": round(weights / 2**30, 2),
+        "peak_gib": round(peak / 2**30, 2),
+    }
+    if device == "cuda":
+        captured = capture(whole, device)
+        captured()
+        captured()
+        replay = _time(captured, backend)
+        result |= {"captured_ms": replay[0], "captured_host_ms": replay[1]}
+    figures = dict(zip(FIGURES, backend.get(state.figures).tolist(), strict=True))
+    return result | {"figures": figures}
+
+
+def _time(fn: Callable[[], None], backend: Backend) -> tuple[float, float]:
+    """(milliseconds a call, of those the host's until it was free again), medians over separate calls."""
+    whole, host = [], []
+    for i in range(_WARM + _TIMED):
+        backend.synchronize()
+        begin = time.perf_counter()
+        fn()
+        queued = time.perf_counter()
+        backend.synchronize()
+        if i >= _WARM:
+            host.append((queued - begin) * 1e3)
+            whole.append((time.perf_counter() - begin) * 1e3)
+    return round(statistics.median(whole), 3), round(statistics.median(host), 3)
+
+
+def randomise(module: nn.Module, dtype: DType, backend: Backend) -> None:
+    """Fills every weight with uniform values of a sensible size, made on the device."""
+    for number, (_, part, attr, slot) in enumerate(module.named_slots()):
+        if slot.init in ("ones", "zeros"):
+            values = backend.xp.full(slot.shape, float(slot.init == "ones"), dtype)
+        else:
+            bound = (3.0 / max(1, int(np.prod(slot.shape[1:])))) ** 0.5
+            values = _uniform(backend, number, slot.shape, bound, dtype)
+        if values.ndim == 4:
+            values = backend.xp.ascontiguousarray(values.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+        object.__setattr__(part, attr, Frozen(values))
+
+
+def _uniform(backend: Backend, number: int, shape: tuple[int, ...], bound: float, dtype: DType) -> Any:
+    xp = backend.xp
+    rows = xp.arange(shape[0], dtype=np.int64)
+    words = bits(xp, 0, 48, number, rows, int(np.prod(shape[1:])))
+    return ((uniform_of(words) - np.float32(0.5)) * np.float32(2 * bound)).reshape(shape).astype(dtype)
+
+
+def random_batch(arch: UNetArch, resolution: int, size: int) -> HostBatch:
+    """A batch of random latents and conditioning of the model's shapes."""
+    rng = np.random.default_rng(0)
+    side = resolution // 8
+    pooled = arch.adm_in_channels - 6 * 256
+
+    def normal(*shape: int) -> np.ndarray[Any, Any]:
+        return rng.standard_normal((size, *shape)).astype(np.float32)
+
+    arrays = {
+        "mean": normal(side, side, arch.in_channels),
+        "logvar": normal(side, side, arch.in_channels) - 4.0,
+        "context": normal(77, arch.context_dim),
+        "pooled": normal(pooled),
+        "time_ids": np.tile(np.array([resolution, resolution, 0, 0, resolution, resolution], np.int32), (size, 1)),
+    }
+    return HostBatch(arrays, 0, np.arange(size), tuple(f"random {i}" for i in range(size)))
