@@ -83,7 +83,9 @@ def unet() -> None:
             return torch.from_numpy(a).to(torch.bfloat16).to(dtype).cuda()
 
         extra = {"text_embeds": to(pooled), "time_ids": to(ids.astype(np.float64)).float().to(dtype)}
-        out = theirs.to(dtype)(to(x).permute(0, 3, 1, 2), torch.from_numpy(t).cuda(), to(context), added_cond_kwargs=extra)
+        out = theirs.to(dtype)(
+            to(x).permute(0, 3, 1, 2), torch.from_numpy(t).cuda(), to(context), added_cond_kwargs=extra
+        )
         return out.sample.permute(0, 2, 3, 1)
 
     truth = torch_out(torch.float32)
@@ -105,10 +107,13 @@ def unet() -> None:
 def vae() -> None:
     ours = Vae(VaeArch.sdxl())
     randomise(ours, as_dtype("fp32"), BACKEND)
-    config = dict(
-        down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4,
-        block_out_channels=[128, 256, 512, 512], layers_per_block=2, latent_channels=4,
-    )  # fmt: skip
+    config = {
+        "down_block_types": ["DownEncoderBlock2D"] * 4,
+        "up_block_types": ["UpDecoderBlock2D"] * 4,
+        "block_out_channels": [128, 256, 512, 512],
+        "layers_per_block": 2,
+        "latent_channels": 4,
+    }
     theirs = twin_of(ours, AutoencoderKL(**config), vae_from_diffusers(4))
     pixels = np.random.default_rng(1).uniform(-1, 1, (1, 1024, 1024, 3)).astype(np.float32)
     truth = theirs.double().encode(torch.from_numpy(pixels).double().cuda().permute(0, 3, 1, 2)).latent_dist.mean
