@@ -78,18 +78,17 @@ def unet() -> None:
     pooled, t = rng.standard_normal((1, 1280)), np.array([500])
     ids = np.array([[1024, 1024, 0, 0, 1024, 1024]], np.int32)
 
-    def torch_out(dtype: torch.dtype) -> torch.Tensor:
+    def torch_out(twin: torch.nn.Module, dtype: torch.dtype) -> torch.Tensor:
         def to(a: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(a).to(torch.bfloat16).to(dtype).cuda()
 
-        extra = {"text_embeds": to(pooled), "time_ids": to(ids.astype(np.float64)).float().to(dtype)}
-        out = theirs.to(dtype)(
-            to(x).permute(0, 3, 1, 2), torch.from_numpy(t).cuda(), to(context), added_cond_kwargs=extra
-        )
+        extra = {"text_embeds": to(pooled), "time_ids": torch.from_numpy(ids).cuda().to(dtype)}
+        image = to(x).permute(0, 3, 1, 2)
+        out = twin.to(dtype)(image, torch.from_numpy(t).cuda(), to(context), added_cond_kwargs=extra)
         return out.sample.permute(0, 2, 3, 1)
 
-    truth = torch_out(torch.float32)
-    yard = error(torch_out(torch.bfloat16).float().cpu().numpy(), truth)
+    truth = torch_out(theirs, torch.float32)
+    yard = error(torch_out(theirs, torch.bfloat16).float().cpu().numpy(), truth)
     del theirs
     torch.cuda.empty_cache()
 
