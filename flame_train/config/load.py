@@ -190,8 +190,6 @@ def _report(problems: list[Problem], layered: Layered) -> str:
         name, _, line = problem.place.rpartition(":")
         if name in layered.files:
             return layered.files.index(name), int(line)
-        return (
-            (len(layered.files), 0) if problem.place == _OVERRIDE else (layered.files.index(problem.place), 0)
-        )
+        return (len(layered.files), 0) if problem.place == _OVERRIDE else (layered.files.index(problem.place), 0)
 
     return "\n".join(str(problem) for problem in sorted(problems, key=order))

@@ -75,9 +75,7 @@ def _base_of(tree: dict[str, Any], lines: dict[KeyPath, int], source: str) -> st
     base = tree.pop("extends")
     line = lines.pop(("extends",))
     if not isinstance(base, str) or not base:
-        raise ConfigError(
-            f"{_name(source)}:{line}: extends: expected the path of another config, got {base!r}"
-        )
+        raise ConfigError(f"{_name(source)}:{line}: extends: expected the path of another config, got {base!r}")
     return str(Path(base) if source == "-" else Path(source).parent / base)
 
 
@@ -93,9 +91,7 @@ def _read_text(source: str) -> str:
     raw = _read_bytes(source)
     name = _name(source)
     if len(raw) > MAX_BYTES:
-        raise ConfigError(
-            f"{name}: expected a configuration of at most 1 MiB, got more; is this the right file?"
-        )
+        raise ConfigError(f"{name}: expected a configuration of at most 1 MiB, got more; is this the right file?")
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise ConfigError(f"{name}: expected UTF-8 text, got UTF-16; save the file as UTF-8")
     try:
@@ -131,9 +127,7 @@ def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     if suffix in (".yaml", ".yml"):
         return parse_yaml(text, _name(source))
     if source != "-" and suffix != ".toml":
-        raise ConfigError(
-            f"{source}: expected a file ending in .toml, .yaml or .yml, got {suffix or 'no ending'}"
-        )
+        raise ConfigError(f"{source}: expected a file ending in .toml, .yaml or .yml, got {suffix or 'no ending'}")
     try:
         return tomllib.loads(text), key_lines(text)
     except RecursionError:

@@ -30,11 +30,7 @@ def resolved(config: Config) -> str:
     values = flat(config)
     for section in sections():
         lines += ["", f"[{section}]"]
-        lines += [
-            f"{key.name} = {toml_value(values[key.path])}"
-            for key in keys().values()
-            if key.section == section
-        ]
+        lines += [f"{key.name} = {toml_value(values[key.path])}" for key in keys().values() if key.section == section]
     return "\n".join(lines[1:]) + "\n"
 
 
@@ -58,9 +54,7 @@ def toml_value(value: Any) -> str:
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, int | float):
         return repr(value)
-    raise TypeError(
-        f"toml_value: expected text, a number, a truth value or a list, got {type(value).__name__}"
-    )
+    raise TypeError(f"toml_value: expected text, a number, a truth value or a list, got {type(value).__name__}")
 
 
 def _quoted(text: str) -> str:

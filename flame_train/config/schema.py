@@ -130,9 +130,7 @@ class LoraSection(Section):
         later=("locon", "dora", "loha", "lokr"),
     )
     rank: int = field(16, "inner width of the two matrices", ge=1, le=4096, aka=("network_dim", "dim", "r"))
-    alpha: float = field(
-        16.0, "the update is scaled by alpha / rank", gt=0, aka=("network_alpha", "lora_alpha")
-    )
+    alpha: float = field(16.0, "the update is scaled by alpha / rank", gt=0, aka=("network_alpha", "lora_alpha"))
     targets: tuple[str, ...] = field(
         ("attention",),
         "presets (attention, attention+mlp, full) or globs over module names",
@@ -176,9 +174,7 @@ class GradientSection(Section):
     clip_norm: float = field(1.0, "largest total norm; 0: off", ge=0, aka=("max_grad_norm", "clip_grad_norm"))
     clip_value: float = field(0.0, "largest absolute value of an entry; 0: off", ge=0)
     noise_std: float = field(0.0, "std of Gaussian noise added at step 0; 0: off", ge=0)
-    noise_decay: float = field(
-        0.55, "its variance falls as 1 / (1 + step)^noise_decay (arXiv 1511.06807)", ge=0
-    )
+    noise_decay: float = field(0.55, "its variance falls as 1 / (1 + step)^noise_decay (arXiv 1511.06807)", ge=0)
     checkpointing: bool = field(
         False,
         "recompute activations in the backward pass: less memory, slower",
@@ -249,22 +245,16 @@ class SampleSection(Section):
         free=True,
         aka=("sample_every_n_steps", "sample_every"),
     )
-    prompts: tuple[str, ...] = field(
-        (), "one picture each; empty: no grids", free=True, aka=("sample_prompts",)
-    )
+    prompts: tuple[str, ...] = field((), "one picture each; empty: no grids", free=True, aka=("sample_prompts",))
     negative: str = field("", "negative prompt", free=True, aka=("negative_prompt",))
-    steps: int = field(
-        20, "sampler steps", ge=1, le=1000, free=True, aka=("num_inference_steps", "sample_steps")
-    )
+    steps: int = field(20, "sampler steps", ge=1, le=1000, free=True, aka=("num_inference_steps", "sample_steps"))
     guidance: float = field(
         7.0, "classifier-free guidance scale; 1: off", ge=1, free=True, aka=("cfg_scale", "guidance_scale")
     )
     sampler: Literal["euler", "ddim"] = field("euler", "sampler", free=True, aka=("sample_sampler",))
     seed: int = field(42, "seed of the first picture; the next has the next", ge=0, le=2**63 - 1, free=True)
     width: int = field(0, "picture width; 0: data.resolution", unit="pixels", ge=0, multiple_of=8, free=True)
-    height: int = field(
-        0, "picture height; 0: data.resolution", unit="pixels", ge=0, multiple_of=8, free=True
-    )
+    height: int = field(0, "picture height; 0: data.resolution", unit="pixels", ge=0, multiple_of=8, free=True)
 
 
 class OutputSection(Section):

@@ -124,9 +124,7 @@ def _relative_key(name: str) -> str:
         raise DataError('"file_name" holds a NUL character: write a plain relative path')
     parts = name.replace("\\", "/").split("/")
     if name[0] in "/\\" or ".." in parts or re.match(r"[A-Za-z]:[/\\]", name):
-        raise DataError(
-            f'"file_name" {shown(name)} leads out of the folder: write a path relative to it, without ".."'
-        )
+        raise DataError(f'"file_name" {shown(name)} leads out of the folder: write a path relative to it, without ".."')
     return posixpath.normpath(name)
 
 

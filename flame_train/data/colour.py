@@ -59,8 +59,7 @@ def _float_grey(values: np.ndarray[Any, Any], label: str) -> np.ndarray[Any, Any
     low, high = float(values.min()), float(values.max())
     if not (low >= 0.0 and high <= 1.0):  # written so that NaN is refused too
         raise DataError(
-            f"{label}: float pixels must lie in 0..1, these lie in {low:g}..{high:g}: "
-            f"save it with 8 or 16 bits"
+            f"{label}: float pixels must lie in 0..1, these lie in {low:g}..{high:g}: save it with 8 or 16 bits"
         )
     grey = np.rint(values.astype(np.float64) * 255.0).astype(np.uint8)
     return np.repeat(grey[:, :, None], 3, axis=2)
@@ -87,9 +86,7 @@ def _to_srgb(image: Image.Image, label: str, notices: list[str]) -> Image.Image:
         if "sRGB" in (profile.profile.profile_description or ""):
             return image
         output = "RGBA" if image.mode == "RGBA" else "RGB"
-        converted = ImageCms.profileToProfile(
-            image, profile, ImageCms.createProfile("sRGB"), outputMode=output
-        )
+        converted = ImageCms.profileToProfile(image, profile, ImageCms.createProfile("sRGB"), outputMode=output)
     except Exception as error:  # profiles are untrusted binary; the picture without one is still a picture
         notices.append(f"{label}: its colour profile is damaged ({error}): ignored")
         return image

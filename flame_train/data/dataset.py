@@ -95,9 +95,7 @@ class Dataset:
         if fatal:
             raise DatasetError(path, fatal)
         if not items:
-            raise DatasetError(
-                path, [*scan.bad, "no usable picture: put images with captions into the folder"]
-            )
+            raise DatasetError(path, [*scan.bad, "no usable picture: put images with captions into the folder"])
         skipped = [f"left out: {problem}" for problem in scan.bad]
         return cls(path, tuple(items), repeats, (*listing.notices, *scan.notices, *skipped))
 
@@ -236,9 +234,7 @@ class _Scan:
         stems = {os.path.splitext(key)[0] for key in pictures}
         orphans = [key for stem, keys in texts.items() if stem not in stems for key in keys]
         if orphans:
-            self.notices.append(
-                f"{len(orphans)} caption file(s) belong to no picture, e.g. {shown(orphans[0])}"
-            )
+            self.notices.append(f"{len(orphans)} caption file(s) belong to no picture, e.g. {shown(orphans[0])}")
         known = {METADATA_NAME, *pictures, *(key for keys in texts.values() for key in keys)}
         others = [key for key in self.files if key not in known]
         if others:

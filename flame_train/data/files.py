@@ -57,11 +57,7 @@ def read_bytes(path: Path, *, limit: int, name: str | None = None) -> bytes:
             data = file.read(limit + 1) if size <= limit else None
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise DataError(
-            f"{label}: cannot be read ({reason}): check the file, its links and permissions"
-        ) from error
+        raise DataError(f"{label}: cannot be read ({reason}): check the file, its links and permissions") from error
     if data is None or len(data) > limit:
-        raise DataError(
-            f"{label}: larger than the {limit:,} bytes allowed here: make it smaller or remove it"
-        )
+        raise DataError(f"{label}: larger than the {limit:,} bytes allowed here: make it smaller or remove it")
     return data

@@ -101,9 +101,7 @@ def load_image(
         raise DataError(
             f"{label}: the {found} is damaged and cannot be decoded ({error}): copy or download it again"
         ) from error
-    info = ImageInfo(
-        pixels.shape[0], pixels.shape[1], found, mode, hashlib.sha256(data).hexdigest(), tuple(notices)
-    )
+    info = ImageInfo(pixels.shape[0], pixels.shape[1], found, mode, hashlib.sha256(data).hexdigest(), tuple(notices))
     return pixels, info
 
 
@@ -135,8 +133,7 @@ def _decode(
         if found != "JPEG" and getattr(image, "is_animated", False):
             if animated == "refuse":
                 raise DataError(
-                    f"{label}: a {found} with several frames or pages; expected one picture: "
-                    f"extract the frame you want"
+                    f"{label}: a {found} with several frames or pages; expected one picture: extract the frame you want"
                 )
             notices.append(f"{label}: only the first of several frames or pages is used")
         image.load()

@@ -69,9 +69,7 @@ def _walk_one(
         _sort_entry(entry, f"{folder}/{entry.name}" if folder else entry.name, listing, real, linked)
 
 
-def _sort_entry(
-    entry: os.DirEntry[str], key: str, listing: Listing, real: deque[str], linked: deque[str]
-) -> None:
+def _sort_entry(entry: os.DirEntry[str], key: str, listing: Listing, real: deque[str], linked: deque[str]) -> None:
     try:
         mode = entry.stat().st_mode
     except OSError as error:

@@ -56,9 +56,7 @@ def gradcheck_all(names: list[str] | None = None, device: str = "cpu") -> Iterat
 def _check_sample(op: Op, s: Sample, index: int, device: str) -> Iterator[Verdict]:
     rng = generator(op.name, index)
     bound = materialise(op, s, rng, float64, device)
-    found = [
-        (a, i, t) for a, i, t in tensor_arguments(op, bound) if a in op.differentiable and is_float(t.dtype)
-    ]
+    found = [(a, i, t) for a, i, t in tensor_arguments(op, bound) if a in op.differentiable and is_float(t.dtype)]
     for _, _, t in found:
         t.requires_grad_()
     outputs = _outputs(op(**bound))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .backend import Backend, backend_of, get_backend
+from .backend import Backend, get_backend
 from .dtype import Array, DType, compute_dtype, is_float, promote
 from .graph import Edge, Node
 from .mode import Mode, mode
@@ -76,16 +76,12 @@ def _backend(op: Op, tensors: dict[str, list[Tensor]], m: Mode) -> Backend:
     found = {t.device for ts in tensors.values() for t in ts}
     if len(found) > 1:
         where = ", ".join(f"{n} on {t.device}" for n, ts in tensors.items() for t in ts)
-        raise RuntimeError(
-            f"{op.name}: expected all tensors on one device, got {where}; move them with .to(device)"
-        )
+        raise RuntimeError(f"{op.name}: expected all tensors on one device, got {where}; move them with .to(device)")
     return get_backend(found.pop() if found else m.device)
 
 
 def _wanted(op: Op, tensors: dict[str, list[Tensor]]) -> tuple[str, ...]:
-    return tuple(
-        n for n, ts in tensors.items() if n not in op.undifferentiable and any(t.requires_grad for t in ts)
-    )
+    return tuple(n for n, ts in tensors.items() if n not in op.undifferentiable and any(t.requires_grad for t in ts))
 
 
 def _declined(when: Any, arrays: dict[str, Any]) -> str:
@@ -110,9 +106,7 @@ def _choose(op: Op, arrays: dict[str, Any], backend: Backend, m: Mode) -> Kernel
         if forced is not None:
             raise RuntimeError(f"{op.name}: implementation {forced!r} was asked for but cannot run: {reason}")
     if forced is not None:
-        raise RuntimeError(
-            f"{op.name}: no implementation named {forced!r}; has {[k.impl for k in op.kernels]}"
-        )
+        raise RuntimeError(f"{op.name}: no implementation named {forced!r}; has {[k.impl for k in op.kernels]}")
     return None
 
 
@@ -131,9 +125,7 @@ def _reference(op: Op, arrays: dict[str, Any], backend: Backend) -> Any:
     raised = {n: (_raise(v, work) if n in op.tensor_names else v) for n, v in arrays.items()}
     result = op.fn(backend.xp, **raised)
     outputs, aux = _split(op, result)
-    rounded = [
-        o.astype(result_dtype) if is_float(o.dtype) and o.dtype != result_dtype else o for o in outputs
-    ]
+    rounded = [o.astype(result_dtype) if is_float(o.dtype) and o.dtype != result_dtype else o for o in outputs]
     head = tuple(rounded) if op.multiple else rounded[0]
     return (head, *aux.values()) if op.aux else head
 

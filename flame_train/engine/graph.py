@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShapeError, Unsupported
@@ -88,7 +89,8 @@ class Node:
         return tuple(xp.zeros(shape, dtype) if g is None else g for g, (shape, dtype) in pairs)
 
     def _run(self, formula: Formula, g: Any, needs: frozenset[str]) -> Any:
-        assert self.op is not None and self.saved is not None
+        assert self.op is not None
+        assert self.saved is not None
         values = [self.saved[n] for n in formula.names]
         extra = {"needs": needs} if formula.takes_needs else {}
         if formula.impl != "reference":
@@ -254,8 +256,8 @@ def grad(
     ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     given = [grad_outputs] if isinstance(grad_outputs, Tensor) else grad_outputs
     found: dict[int, Array] = {}
-    targets = {
-        (id(t._node), t._index): (lambda g, key=id(t): found.__setitem__(key, g)) for t in ins if t._node is not None
+    targets: dict[tuple[int, int], Callable[[Array], None]] = {
+        (id(t._node), t._index): partial(found.__setitem__, id(t)) for t in ins if t._node is not None
     }
     wanted = {id(t) for t in ins}
 

@@ -38,7 +38,8 @@ class Mode:
     forced: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
-_MODE: ContextVar[Mode] = ContextVar("flame_mode", default=Mode())
+_DEFAULT = Mode()
+_MODE: ContextVar[Mode] = ContextVar("flame_mode", default=_DEFAULT)
 
 
 def mode() -> Mode:

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..errors import Unsupported
-from .dtype import Array
 
 Kind = Literal["tensor", "list", "attr"]
 When = Callable[..., "bool | str"]
@@ -168,9 +167,7 @@ class Op:
 
         return declare
 
-    def cuda_vjp(
-        self, impl: str, *args: str, when: When | None = None
-    ) -> Callable[[Callable[..., Any]], None]:
+    def cuda_vjp(self, impl: str, *args: str, when: When | None = None) -> Callable[[Callable[..., Any]], None]:
         """Declares a gradient kernel `f(k, g, <names>)` for `args`."""
 
         def declare(fn: Callable[..., Any]) -> None:
@@ -178,9 +175,7 @@ class Op:
 
         return declare
 
-    def _formula(
-        self, args: tuple[str, ...], fn: Callable[..., Any], impl: str, when: When | None
-    ) -> Formula:
+    def _formula(self, args: tuple[str, ...], fn: Callable[..., Any], impl: str, when: When | None) -> Formula:
         self._check_names("vjp", args)
         names = list(inspect.signature(fn).parameters)[2:]
         takes_needs = "needs" in names
@@ -188,9 +183,7 @@ class Op:
         known = {*self.names, *self.aux, "out", "out_shape", *(f"{n}_shape" for n in self.tensor_names)}
         for n in names:
             if n not in known:
-                raise TypeError(
-                    f"{self.name}.vjp: nothing named {n!r} to save; known: {', '.join(sorted(known))}"
-                )
+                raise TypeError(f"{self.name}.vjp: nothing named {n!r} to save; known: {', '.join(sorted(known))}")
         return Formula(args, fn, tuple(names), takes_needs, impl, when)
 
     def _check_names(self, what: str, args: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from .mode import mode
 from .op import REGISTRY
 
 Hook = Callable[["Tensor"], "Tensor | None"]
+Number = float
 Index = int | slice | EllipsisType | None | Sequence[int]
 
 
@@ -105,7 +106,7 @@ class Tensor:
         """The single value as a Python number."""
         if self.size != 1:
             raise ValueError(f"item(): expected one element, this tensor has shape {self.shape}")
-        return self.numpy().reshape(-1)[0].item()  # type: ignore[no-any-return]
+        return self.numpy().reshape(-1)[0].item()
 
     __float__ = item
 
@@ -136,9 +137,7 @@ class Tensor:
 
     def requires_grad_(self, value: bool = True) -> Tensor:
         if not self.is_leaf:
-            raise RuntimeError(
-                "requires_grad can be changed on leaves only; use detach() on a computed tensor"
-            )
+            raise RuntimeError("requires_grad can be changed on leaves only; use detach() on a computed tensor")
         if value and not is_float(self.dtype):
             raise TypeError(f"only floating tensors can require grad, this one is {self.dtype.name}")
         self._requires_grad = value
@@ -303,7 +302,7 @@ class Tensor:
     def tanh(self) -> Tensor:
         return _op("tanh", self)
 
-    def clamp(self, min: float | None = None, max: float | None = None) -> Tensor:
+    def clamp(self, min: Number | None = None, max: Number | None = None) -> Tensor:
         return _op("clamp", self, min, max)
 
     def softmax(self, dim: int) -> Tensor:
@@ -345,9 +344,7 @@ class Parameter(Tensor):
             self._grad.data[...] += g
 
     def __repr__(self) -> str:
-        return (
-            f"Parameter({self.name!r}, shape={self.shape}, dtype={self.dtype.name}, device={self.device!r})"
-        )
+        return f"Parameter({self.name!r}, shape={self.shape}, dtype={self.dtype.name}, device={self.device!r})"
 
 
 def tensor(

@@ -36,9 +36,7 @@ def disk_errors(path: Path, *, needed: int | None = None) -> Iterator[None]:
 def _disk_message(path: Path, needed: int | None, error: OSError) -> str:
     if error.errno in _FULL:
         need = f"needs {size(needed)}, " if needed is not None else ""
-        return (
-            f"{path}: the disk is full: {need}has {size(free_bytes(path))}; free some space and start again"
-        )
+        return f"{path}: the disk is full: {need}has {size(free_bytes(path))}; free some space and start again"
     if error.errno == errno.EFBIG:
         need = f" of {size(needed)}" if needed is not None else ""
         return f"{path}: a file{need} is larger than this system or its limits (ulimit -f) allow"
@@ -74,9 +72,7 @@ def make_folder(folder: Path) -> None:
     """Make `folder` and its parents, and prove that it can be written to. Raises OutputError."""
     for part in (folder, *folder.parents):
         if part.exists() and not part.is_dir():
-            raise OutputError(
-                f"{folder}: expected a folder, but {part} is a file; set output.dir to another place"
-            )
+            raise OutputError(f"{folder}: expected a folder, but {part} is a file; set output.dir to another place")
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".write-probe-{os.getpid()}"

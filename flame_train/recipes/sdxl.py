@@ -106,8 +106,8 @@ class SdxlFamily:
         windows = config.data.max_tokens // _WINDOW
         yield SdxlEncoders(
             vae,
-            models and models.text_encoder,
-            models and models.text_encoder_2,
+            models.text_encoder if models else None,
+            models.text_encoder_2 if models else None,
             _tokenizers(str(base)),
             windows,
             device,

@@ -29,7 +29,5 @@ def write_template(family: str, path: Path) -> None:
     """
     raw = template(family).encode()
     if path.exists():
-        raise OutputError(
-            f"{path}: exists already and would be overwritten; choose another name or remove it"
-        )
+        raise OutputError(f"{path}: exists already and would be overwritten; choose another name or remove it")
     write_durably(path, [raw], len(raw))

@@ -140,9 +140,7 @@ def _libraries() -> dict[str, str]:
     }
     found = {}
     for name, version in asked.items():
-        with contextlib.suppress(
-            Exception
-        ):  # missing, of another system, without the symbol: all the same here
+        with contextlib.suppress(Exception):  # missing, of another system, without the symbol: all the same here
             found[name] = version(_load(name))
     return found
 

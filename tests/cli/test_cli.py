@@ -106,17 +106,13 @@ def test_an_error_a_user_can_meet_has_its_code_and_one_line(
     assert captured.err.count("\n") == 1
 
 
-def test_a_keyboard_interrupt_is_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_keyboard_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     plant(monkeypatch, raising(KeyboardInterrupt()))
     assert cli.run(["sdxl-lora", "--config", "x.toml"]) == 130
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "error", [KeyError("why"), ShapeError("why"), OSError(errno.EIO, "why"), OutOfMemoryError]
-)
+@pytest.mark.parametrize("error", [KeyError("why"), ShapeError("why"), OSError(errno.EIO, "why"), OutOfMemoryError])
 def test_anything_else_is_a_bug_with_its_traceback_in_a_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, error: Any
 ) -> None:
@@ -155,15 +151,11 @@ def test_training_gets_what_the_command_line_said(monkeypatch: pytest.MonkeyPatc
     ]
 
 
-def test_a_result_is_lines_or_json(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_result_is_lines_or_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     result = {"lora": Path("run/lora.safetensors"), "steps": 3, "buckets": {"64x64": 2}, "seen": [1, 2]}
     plant(monkeypatch, lambda *arguments: result)
     assert cli.run(["sdxl-lora", "--config", "x.toml"]) == 0
-    assert capsys.readouterr().out == (
-        "lora: run/lora.safetensors\nsteps: 3\nbuckets:\n  64x64: 2\nseen:\n  1\n  2\n"
-    )
+    assert capsys.readouterr().out == ("lora: run/lora.safetensors\nsteps: 3\nbuckets:\n  64x64: 2\nseen:\n  1\n  2\n")
     assert cli.run(["sdxl-lora", "--config", "x.toml", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {**result, "lora": "run/lora.safetensors"}
 

@@ -68,8 +68,7 @@ BAD_LINES = [
     ("[optimizer]\nweight_decay = 2", "8: optimizer.weight_decay: expected a number from 0 to 1, got 2"),
     (
         "[schedule]\nname = 'step'",
-        '8: schedule.name: expected one of "constant", "linear", "cosine", "cosine_restarts", '
-        '"polynomial", got "step"',
+        '8: schedule.name: expected one of "constant", "linear", "cosine", "cosine_restarts", "polynomial", got "step"',
     ),
     (
         "[schedule]\nwarmup_steps = 2000",
@@ -214,8 +213,7 @@ def test_all_problems_come_in_one_report_in_the_order_of_the_files() -> None:
     write("extends = 'base.toml'\n[lora]\nalpha = 0\n[schedule]\nwarmup_steps = 7\n[nope]\n")
     assert report("x.toml", ("optimizer.lr=fast",)).splitlines() == [
         "base.toml:2: lora.rank: expected an integer from 1 to 4096, got 0",
-        "x.toml: model.checkpoint: expected the base model: .safetensors file, diffusers folder or "
-        "hub id, got nothing",
+        "x.toml: model.checkpoint: expected the base model: .safetensors file, diffusers folder or hub id, got nothing",
         "x.toml: data.path: expected the folder of images with captions or metadata.jsonl, got nothing",
         "x.toml: output.dir: expected the run folder, got nothing",
         "x.toml:3: lora.alpha: expected a number > 0, got 0",
@@ -262,9 +260,7 @@ def test_a_missing_file_a_folder_and_an_impossible_name_are_refused() -> None:
 
 
 def test_yaml_that_would_grow_without_end_is_refused_at_its_first_anchor() -> None:
-    bomb = "a: &a [x, x]\n" + "".join(
-        f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdef", "bcdefg", strict=True)
-    )
+    bomb = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdef", "bcdefg", strict=True))
     assert "anchor" in report(write(bomb, "x.yaml"))
 
 
@@ -327,11 +323,7 @@ def edits(word: str) -> st.SearchStrategy[str]:
 
 
 @settings(max_examples=300)
-@given(
-    st.sampled_from(sorted(keys())).flatmap(
-        lambda path: st.tuples(st.just(path), edits(path.partition(".")[2]))
-    )
-)
+@given(st.sampled_from(sorted(keys())).flatmap(lambda path: st.tuples(st.just(path), edits(path.partition(".")[2]))))
 def test_a_typo_of_one_edit_is_told_the_key(pair: tuple[str, str]) -> None:
     path, typo = pair
     wrong = f"{path.partition('.')[0]}.{typo}"
@@ -344,7 +336,5 @@ def test_the_schema_is_complete() -> None:
     for path, key in keys().items():
         assert key.doc, path
         assert not key.doc.endswith("."), path
-        assert not set(key.aka) & {other.name for other in keys().values() if other.section == key.section}, (
-            path
-        )
+        assert not set(key.aka) & {other.name for other in keys().values() if other.section == key.section}, path
     Config.model_validate(Config().model_dump())

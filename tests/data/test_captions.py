@@ -133,9 +133,7 @@ def test_metadata(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_line_is_named_and_the_others_read(tmp_path: Path, line: Any, match: str) -> None:
-    path = metadata_file(
-        tmp_path, {"file_name": "ok.png", "text": "fine"}, line, {"file_name": "z.png", "text": "z"}
-    )
+    path = metadata_file(tmp_path, {"file_name": "ok.png", "text": "fine"}, line, {"file_name": "z.png", "text": "z"})
     metadata = read_metadata(path, "metadata.jsonl")
     assert list(metadata.entries) == ["ok.png", "z.png"]
     assert len(metadata.problems) == 1

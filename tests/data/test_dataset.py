@@ -32,9 +32,7 @@ def test_items(folder: Folder) -> None:
 
 
 def test_order_does_not_depend_on_the_disk(folder: Folder, tmp_path: Path) -> None:
-    names = [
-        f"{stem}.png" for stem in ["Z", "a", "B", "é", "e\u0301", "10", "9", "🦊", "a b", "-x", "x/y", "x-y"]
-    ]
+    names = [f"{stem}.png" for stem in ["Z", "a", "B", "é", "e\u0301", "10", "9", "🦊", "a b", "-x", "x/y", "x-y"]]
     root = folder(dict.fromkeys(names, (16, 16)))
     first = Dataset.scan(root)
     other = tmp_path / "copied"
@@ -54,9 +52,7 @@ def test_order_does_not_depend_on_the_disk(folder: Folder, tmp_path: Path) -> No
     [b"new\nline", "🦊".encode(), b"two  spaces ", b"not-utf8-\xff\xfe", b"-rf", b"x" * 251, b"a.b.c",
      b"\x1b[2J"],
 )  # fmt: skip
-def test_odd_names(
-    tmp_path: Path, picture: Callable[..., object], encode: Callable[..., bytes], stem: bytes
-) -> None:
+def test_odd_names(tmp_path: Path, picture: Callable[..., object], encode: Callable[..., bytes], stem: bytes) -> None:
     (tmp_path / os.fsdecode(stem + b".png")).write_bytes(encode(picture(16, 16), "PNG"))
     (tmp_path / os.fsdecode(stem + b".txt")).write_text("a caption")
     (item,) = Dataset.scan(tmp_path).items
@@ -155,9 +151,7 @@ def test_metadata_problems(folder: Folder) -> None:
     starts = [problem[:40] for problem in caught.value.problems]
     assert starts[0].startswith("metadata.jsonl:3: ")
     assert starts[1].startswith("metadata.jsonl:2: there is no picture mi")
-    with pytest.raises(
-        DatasetError, match=r"a\.png: a\.txt, metadata\.jsonl differ(.|\n)*b\.png: has no caption"
-    ):
+    with pytest.raises(DatasetError, match=r"a\.png: a\.txt, metadata\.jsonl differ(.|\n)*b\.png: has no caption"):
         Dataset.scan(root)
 
 

@@ -176,9 +176,7 @@ def test_cmyk(tmp_path: Path, encode: Encode, fmt: str) -> None:
     inks = np.zeros((32, 64, 4), np.uint8)  # white, then pure cyan, black, half magenta
     inks[:, 16:32, 0], inks[:, 32:48, 3], inks[:, 48:, 1] = 255, 255, 128
     image = Image.frombytes("CMYK", (64, 32), inks.tobytes())
-    pixels, info = load_image(
-        write(tmp_path, encode(image, fmt, **({"quality": 100} if fmt == "JPEG" else {})))
-    )
+    pixels, info = load_image(write(tmp_path, encode(image, fmt, **({"quality": 100} if fmt == "JPEG" else {}))))
     assert info.mode == "CMYK"
     row = pixels[16, [8, 24, 40, 56]]
     assert near(row, [[255, 255, 255], [0, 255, 255], [0, 0, 0], [255, 127, 255]], 6)

@@ -123,9 +123,7 @@ def test_same_in_another_process() -> None:
     outputs = set()
     for seed in ("0", "1", "77"):
         env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-        run = subprocess.run(
-            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
-        )
+        run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
         outputs.add(run.stdout)
     assert len(outputs) == 1
     assert str(epoch_batches([(64, 64), (64, 128)] * 10, 2, 3, 42, 7)) in outputs.pop()

@@ -82,9 +82,7 @@ def test_no_grad_gives_the_same_bits(name: str, index: int, s: Sample) -> None:
         t.requires_grad_(is_float(t.dtype) and arg in op.differentiable)
     taped = outputs(op(**bound))
     assert all(not p.requires_grad for p in plain)
-    assert all(
-        np.array_equal(p.numpy(), q.numpy(), equal_nan=True) for p, q in zip(plain, taped, strict=True)
-    )
+    assert all(np.array_equal(p.numpy(), q.numpy(), equal_nan=True) for p, q in zip(plain, taped, strict=True))
 
 
 @pytest.mark.parametrize(("name", "index", "s"), CASES)
@@ -122,9 +120,7 @@ def test_saves_exactly_what_its_formulas_name(name: str, index: int, s: Sample) 
 
 @pytest.mark.parametrize("dtype", [float32, bfloat16, float16], ids=lambda d: d.name)
 @pytest.mark.parametrize(("name", "index", "s"), CASES)
-def test_precision_is_one_rounding_of_the_working_precision(
-    name: str, index: int, s: Sample, dtype: Any
-) -> None:
+def test_precision_is_one_rounding_of_the_working_precision(name: str, index: int, s: Sample, dtype: Any) -> None:
     """Low precision equals the reference run in fp32 on the same (rounded) inputs, rounded once."""
     op = REGISTRY[name]
     low = draw(op, index, s, dtype)

@@ -228,7 +228,7 @@ class TestCheckpoint:
 
 
 def test_devices_do_not_mix_and_arrays_must_be_wrapped() -> None:
-    with pytest.raises(TypeError, match="wrap it with engine.tensor"):
+    with pytest.raises(TypeError, match=r"wrap it with engine\.tensor"):
         F.exp(np.ones(3))
     with pytest.raises(TypeError, match="missing argument 'dim'"):
         F.softmax(leaf(3))

@@ -67,8 +67,7 @@ def results(
     cotangents = [flame.tensor(w, o.dtype, o.device) for o, w in zip(roots, weights, strict=False)]
     got = flame.grad(roots, found, cotangents, allow_unused=True)
     return values, [
-        np.zeros(t.shape) if g is None else np.asarray(g.numpy(), np.float64)
-        for t, g in zip(found, got, strict=True)
+        np.zeros(t.shape) if g is None else np.asarray(g.numpy(), np.float64) for t, g in zip(found, got, strict=True)
     ]
 
 

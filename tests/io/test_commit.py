@@ -48,9 +48,7 @@ def test_everything_is_synced_before_the_rename_and_pruning_comes_last(
 
     monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(("fsync", name(fd))), fsync(fd))[1])
     monkeypatch.setattr(os, "rename", lambda a, b: (calls.append(("rename", Path(b).name)), rename(a, b))[1])
-    monkeypatch.setattr(
-        shutil, "rmtree", lambda p, **kw: (calls.append(("remove", Path(p).name)), rmtree(p, **kw))[1]
-    )
+    monkeypatch.setattr(shutil, "rmtree", lambda p, **kw: (calls.append(("remove", Path(p).name)), rmtree(p, **kw))[1])
     commit(tmp_path, 2, FILES, keep=1)
     temporary, doomed = f".tmp-2-{os.getpid()}", f".del-step-000001-{os.getpid()}"
     assert calls == [

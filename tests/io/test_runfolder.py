@@ -148,9 +148,7 @@ def test_the_lock_of_a_killed_run_is_gone(tmp_path: Path, holder: subprocess.Pop
         (KeyError("x"), "failed", 1),
     ],
 )
-def test_the_status_says_how_a_run_ended(
-    tmp_path: Path, error: BaseException | None, state: str, code: int
-) -> None:
+def test_the_status_says_how_a_run_ended(tmp_path: Path, error: BaseException | None, state: str, code: int) -> None:
     def body() -> None:
         with folder(tmp_path / "run") as run:
             running = json.loads((tmp_path / "run" / "status.json").read_text())

@@ -12,9 +12,7 @@ from flame_train.tools.doctor import Report, examine, render
 from flame_train.tools.probe import Gpu, Machine, look
 
 H200 = Gpu("NVIDIA H200", 141 << 30, 140 << 30, (9, 0))
-PACKAGES = dict.fromkeys(
-    ("flame-train", "numpy", "ml-dtypes", "pillow", "tokenizers", "nvidia-cudnn-frontend"), "1.0"
-)
+PACKAGES = dict.fromkeys(("flame-train", "numpy", "ml-dtypes", "pillow", "tokenizers", "nvidia-cudnn-frontend"), "1.0")
 WHOLE = Machine(
     python="3.11.9",
     packages={**PACKAGES, "cupy-cuda13x": "14.2.0"},

@@ -38,12 +38,8 @@ def test_an_existing_file_stays(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("my.toml").read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    ("family", "hint"), [("sdlx", "; did you mean sdxl?"), ("sdxl-lora", "sdxl?"), ("zzz", "")]
-)
-def test_an_unknown_family_is_told_the_known(
-    capsys: pytest.CaptureFixture[str], family: str, hint: str
-) -> None:
+@pytest.mark.parametrize(("family", "hint"), [("sdlx", "; did you mean sdxl?"), ("sdxl-lora", "sdxl?"), ("zzz", "")])
+def test_an_unknown_family_is_told_the_known(capsys: pytest.CaptureFixture[str], family: str, hint: str) -> None:
     assert cli.run(["init", family, "-o", "my.toml"]) == 2
     message = capsys.readouterr().err
     assert f"expected a model family (sdxl, other), got {family}" in message

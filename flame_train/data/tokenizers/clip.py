@@ -91,9 +91,7 @@ class ClipTokenizer:
     def _special(self, token: str) -> int:
         found = self._tables[0].get(token)
         if found is None:
-            raise ModelFileError(
-                f"{self._folder}: expected a CLIP vocabulary with {token}: fetch the folder again"
-            )
+            raise ModelFileError(f"{self._folder}: expected a CLIP vocabulary with {token}: fetch the folder again")
         return found
 
     @cached_property
@@ -105,9 +103,7 @@ class ClipTokenizer:
         from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
         vocab, merges = self._tables
-        tokenizer = Tokenizer(
-            models.BPE(vocab=vocab, merges=merges, end_of_word_suffix="</w>", unk_token=EOS_TOKEN)
-        )
+        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, end_of_word_suffix="</w>", unk_token=EOS_TOKEN))
         tokenizer.normalizer = normalizers.Sequence(
             [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
         )

@@ -31,9 +31,7 @@ class CpuBackend:
 
     def get(self, array: Array) -> np.ndarray[Any, Any]:
         if mode().capturing:
-            raise RuntimeError(
-                "a captured step reads nothing back to the host: move this read out of the step"
-            )
+            raise RuntimeError("a captured step reads nothing back to the host: move this read out of the step")
         result: np.ndarray[Any, Any] = array
         return result
 

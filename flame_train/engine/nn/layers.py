@@ -30,7 +30,7 @@ class Linear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.adapter is None:
-            return F.linear(x, self.weight, self.bias)  # type: ignore[no-any-return]
+            return F.linear(x, self.weight, self.bias)
         return self.adapter(self, x)
 
 
@@ -52,9 +52,7 @@ class Conv2d(Module):
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         if self.adapter is None:
-            return F.conv2d(  # type: ignore[no-any-return]
-                x_BHWC, self.weight, self.bias, self.stride, self.padding, layout="NHWC"
-            )
+            return F.conv2d(x_BHWC, self.weight, self.bias, self.stride, self.padding, layout="NHWC")
         return self.adapter(self, x_BHWC)
 
 
@@ -70,7 +68,7 @@ class LayerNorm(Module):
         self.bias = weight(dim, init="zeros")
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, (self.dim,), self.weight, self.bias, self.eps)  # type: ignore[no-any-return]
+        return F.layer_norm(x, (self.dim,), self.weight, self.bias, self.eps)
 
 
 class GroupNorm(Module):
@@ -86,9 +84,7 @@ class GroupNorm(Module):
         self.bias = weight(num_channels, init="zeros")
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        return self.op(  # type: ignore[no-any-return]
-            x_BHWC, self.num_groups, self.weight, self.bias, self.eps, layout="NHWC"
-        )
+        return self.op(x_BHWC, self.num_groups, self.weight, self.bias, self.eps, layout="NHWC")
 
 
 class Embedding(Module):
@@ -100,4 +96,4 @@ class Embedding(Module):
         self.weight = weight(num_embeddings, embedding_dim, init="normal")
 
     def forward(self, indices: Tensor) -> Tensor:
-        return F.embedding(indices, self.weight)  # type: ignore[no-any-return]
+        return F.embedding(indices, self.weight)

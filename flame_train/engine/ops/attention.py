@@ -28,9 +28,7 @@ def _blocks(query: Array, key: Array) -> Iterator[slice]:
     return (slice(i, min(i + step, n)) for i in range(0, n, step))
 
 
-def _scores(
-    xp: Any, query: Array, key: Array, mask: Array | None, causal: bool, scale: float, rows: slice
-) -> Array:
+def _scores(xp: Any, query: Array, key: Array, mask: Array | None, causal: bool, scale: float, rows: slice) -> Array:
     """The scaled, masked scores of some query rows, (..., rows, keys)."""
     s = xp.matmul(query[..., rows, :], key.swapaxes(-1, -2)) * scale
     if causal:
@@ -64,11 +62,7 @@ def scaled_dot_product_attention(
 
 def check_attention(query: Array, key: Array, value: Array, dropout_p: float) -> None:
     """Raises ShapeError when the three do not fit each other."""
-    if (
-        query.shape[-1] != key.shape[-1]
-        or key.shape[-2] != value.shape[-2]
-        or query.shape[:-2] != key.shape[:-2]
-    ):
+    if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2] or query.shape[:-2] != key.shape[:-2]:
         raise ShapeError(
             "scaled_dot_product_attention: expected query (..., L, E), key (..., S, E), value (..., S, V), "
             f"got {tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
@@ -104,9 +98,7 @@ def _() -> Iterator[Sample]:
     yield sample((1, 2, 4, 3), (1, 2, 4, 3), (1, 2, 4, 2), is_causal=True)
     yield sample((3, 4), (5, 4), (5, 4), scale=0.3)
     yield sample((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 4), (2, 1, 1, 5))
-    yield sample(
-        (1, 1, 2, 4), (1, 1, 3, 4), (1, 1, 3, 4), np.array([[True, False, True], [True, True, False]])
-    )
+    yield sample((1, 1, 2, 4), (1, 1, 3, 4), (1, 1, 3, 4), np.array([[True, False, True], [True, True, False]]))
 
 
 @scaled_dot_product_attention.errors
@@ -155,9 +147,7 @@ def _(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     q, key, value, g = (_unit(k, x) for x in (query, key, value, g))
     dq, dk, dv = (_like_rows(k, x) for x in (q, key, value))
-    k.cudnn.attention_backward(
-        q, key, value, out, lse, g, dq, dk, dv, scale or q.shape[-1] ** -0.5, is_causal
-    )
+    k.cudnn.attention_backward(q, key, value, out, lse, g, dq, dk, dv, scale or q.shape[-1] ** -0.5, is_causal)
     return dq, dk, dv
 
 

@@ -84,7 +84,7 @@ def conv2d(
     y = xp.empty((b, oh, ow, out_ch), x.dtype)
     for r0, r1 in _row_blocks(b, oh, ow, kh * kw * x.shape[3], x.itemsize):
         cols = _patches(xp, padded, r0, r1, ow, (kh, kw), s, d).reshape(-1, kh * kw, x.shape[3])
-        for g, (ci, co) in enumerate(_groups(in_ch, out_ch, groups)):
+        for ci, co in _groups(in_ch, out_ch, groups):
             flat = cols[:, :, ci].reshape(-1, kh * kw * in_ch)
             kernel = weight[co].transpose(2, 3, 1, 0).reshape(kh * kw * in_ch, out_ch // groups)
             y[:, r0:r1, :, co] = xp.matmul(flat, kernel).reshape(b, r1 - r0, ow, out_ch // groups)
@@ -100,12 +100,7 @@ def _groups(in_ch: int, out_ch: int, groups: int) -> list[tuple[slice, slice]]:
 def check_conv2d(input: Array, weight: Array, groups: int, layout: str) -> None:
     """Raises ShapeError when the channels of input and weight do not meet."""
     channels = input.shape[1 if layout == "NCHW" else -1]
-    if (
-        input.ndim != 4
-        or weight.ndim != 4
-        or channels != weight.shape[1] * groups
-        or weight.shape[0] % groups
-    ):
+    if input.ndim != 4 or weight.ndim != 4 or channels != weight.shape[1] * groups or weight.shape[0] % groups:
         raise ShapeError(
             f"conv2d: input {tuple(input.shape)} ({layout}) has {channels} channels but weight {tuple(weight.shape)} "
             f"with groups={groups} takes {weight.shape[1] * groups}"
@@ -147,9 +142,7 @@ def _(
         cols = _patches(xp, padded, r0, r1, ow, (kh, kw), s, d).reshape(-1, kh * kw, x.shape[3])
         rows = g[:, r0:r1].reshape(-1, out_ch)
         for ci, co in _groups(in_ch, out_ch, groups):
-            dw[co] += xp.matmul(rows[:, co].T, cols[:, :, ci].reshape(-1, kh * kw * in_ch)).reshape(
-                -1, kh * kw, in_ch
-            )
+            dw[co] += xp.matmul(rows[:, co].T, cols[:, :, ci].reshape(-1, kh * kw * in_ch)).reshape(-1, kh * kw, in_ch)
     return dw.reshape(out_ch, kh, kw, in_ch).transpose(0, 3, 1, 2)
 
 

@@ -17,12 +17,10 @@ from .matmul import check_linear, linear, linear_condition
 
 
 @composite(aux=("low",))
-def lora_linear(
-    input: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
-) -> Tensor:
+def lora_linear(input: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float) -> Tensor:
     """linear(input, weight, bias) + (scale * input @ down^T) @ up^T"""
     low = linear(input, _like(down, input)) * scale
-    return linear(input, weight, bias) + linear(low, _like(up, input))  # type: ignore[no-any-return]
+    return linear(input, weight, bias) + linear(low, _like(up, input))
 
 
 @lora_linear.samples
@@ -65,7 +63,7 @@ def lora_conv2d(
     """conv2d(input, weight, bias) + conv1x1(scale * conv2d(input, down), up): down keeps the kernel, up is 1x1"""
     low = conv2d(input, _like(down, input), None, stride, padding, layout=layout) * scale
     update = conv2d(low, _like(up, input), layout=layout)
-    return conv2d(input, weight, bias, stride, padding, layout=layout) + update  # type: ignore[no-any-return]
+    return conv2d(input, weight, bias, stride, padding, layout=layout) + update
 
 
 @lora_conv2d.samples

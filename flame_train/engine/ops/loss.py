@@ -14,9 +14,7 @@ from ..op import ErrorSample, Sample, primitive, sample
 def mse_loss(xp: Any, input: Array, target: Array, reduction: str = "mean") -> Array:
     """(input - target)^2, averaged ("mean"), summed ("sum") or as it is ("none")"""
     if input.shape != target.shape:
-        raise ShapeError(
-            f"mse_loss: input {tuple(input.shape)} and target {tuple(target.shape)} must have one shape"
-        )
+        raise ShapeError(f"mse_loss: input {tuple(input.shape)} and target {tuple(target.shape)} must have one shape")
     d = (input - target) ** 2
     if reduction == "none":
         return d

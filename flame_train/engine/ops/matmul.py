@@ -72,7 +72,8 @@ def check_linear(input: Array, weight: Array) -> None:
     """Raises ShapeError when input's width is not what the weight takes."""
     if input.shape[-1] != weight.shape[-1]:
         raise ShapeError(
-            f"linear: input has last dim {input.shape[-1]} but weight is {tuple(weight.shape)}, which takes {weight.shape[-1]}"
+            f"linear: input has last dim {input.shape[-1]} but weight is {tuple(weight.shape)}, "
+            f"which takes {weight.shape[-1]}"
         )
 
 
@@ -130,9 +131,7 @@ def _(k: Any, g: Array, input: Array) -> Array:
 
 def linear_condition(input: Array, weight: Array, bias: Array | None) -> str:
     """Why a linear layer cannot go through cuBLASLt; empty when it can."""
-    return (
-        "a vector operand" if input.ndim < 2 else conditions.same(conditions.ANY_FLOAT, input, weight, bias)
-    )
+    return "a vector operand" if input.ndim < 2 else conditions.same(conditions.ANY_FLOAT, input, weight, bias)
 
 
 @linear.cuda("cublaslt", when=linear_condition)

@@ -23,9 +23,7 @@ def layer_norm(
     """(input - mean) / sqrt(var + eps) * weight + bias over the last dims (arXiv 1607.06450)"""
     n = len(normalized_shape)
     if tuple(input.shape[-n:]) != tuple(normalized_shape):
-        raise ShapeError(
-            f"layer_norm: expected input ending in {tuple(normalized_shape)}, got {tuple(input.shape)}"
-        )
+        raise ShapeError(f"layer_norm: expected input ending in {tuple(normalized_shape)}, got {tuple(input.shape)}")
     axes = tuple(range(-n, 0))
     mean = xp.mean(input, axis=axes, keepdims=True)
     centred = input - mean
@@ -161,7 +159,7 @@ def group_norm_silu(
     layout: str = "NCHW",
 ) -> Tensor:  # fmt: skip
     """silu(group_norm(input)): the opening of every residual block of a diffusion UNet"""
-    return silu(group_norm(input, num_groups, weight, bias, eps, layout))  # type: ignore[no-any-return]
+    return silu(group_norm(input, num_groups, weight, bias, eps, layout))
 
 
 @group_norm_silu.samples
@@ -173,16 +171,12 @@ def _() -> Iterator[Sample]:
 # ---- our kernels (norm.cu) -----------------------------------------------------------------------------
 
 
-def _group_condition(
-    input: Array, num_groups: int, weight: Array | None, bias: Array | None, layout: str
-) -> str:
+def _group_condition(input: Array, num_groups: int, weight: Array | None, bias: Array | None, layout: str) -> str:
     if layout != "NHWC" or weight is None or bias is None:
         return "only channels-last with weight and bias"
     if input.shape[-1] % num_groups or input.size == 0:
         return "channels do not divide into groups, or there are none"
-    return conditions.same(conditions.AT_MOST_FP32, input, weight, bias) or conditions.packets(
-        input.shape[-1], 4096
-    )
+    return conditions.same(conditions.AT_MOST_FP32, input, weight, bias) or conditions.packets(input.shape[-1], 4096)
 
 
 class _GroupPlan:
@@ -252,9 +246,7 @@ def _(
 
 
 @group_norm.cuda_vjp("norm.cu", "input", when=_group_condition)
-def _(
-    k: Any, g: Array, input: Array, num_groups: int, weight: Array, bias: Array, mean: Array, rstd: Array
-) -> Array:
+def _(k: Any, g: Array, input: Array, num_groups: int, weight: Array, bias: Array, mean: Array, rstd: Array) -> Array:
     return _group_gradient(k, g, input, num_groups, weight, bias, mean, rstd, False)
 
 
@@ -266,20 +258,14 @@ def _(
 
 
 @group_norm_silu.cuda_vjp("norm.cu", "input", when=_group_condition)
-def _(
-    k: Any, g: Array, input: Array, num_groups: int, weight: Array, bias: Array, mean: Array, rstd: Array
-) -> Array:
+def _(k: Any, g: Array, input: Array, num_groups: int, weight: Array, bias: Array, mean: Array, rstd: Array) -> Array:
     return _group_gradient(k, g, input, num_groups, weight, bias, mean, rstd, True)
 
 
-def _layer_condition(
-    input: Array, normalized_shape: Sequence[int], weight: Array | None, bias: Array | None
-) -> str:
+def _layer_condition(input: Array, normalized_shape: Sequence[int], weight: Array | None, bias: Array | None) -> str:
     if weight is None or bias is None or len(normalized_shape) != 1 or input.size == 0:
         return "only one normalised dim, with weight and bias"
-    return conditions.same(conditions.AT_MOST_FP32, input, weight, bias) or conditions.packets(
-        input.shape[-1], 16384
-    )
+    return conditions.same(conditions.AT_MOST_FP32, input, weight, bias) or conditions.packets(input.shape[-1], 16384)
 
 
 @layer_norm.cuda("norm.cu", when=_layer_condition)

@@ -23,9 +23,7 @@ def reshape(xp: Any, input: Array, shape: Sequence[int]) -> Array:
     known = math.prod(n for n in shape if n != -1)
     fits = input.size % known == 0 if -1 in shape and known else input.size == known
     if not fits:
-        raise ShapeError(
-            f"reshape: {tuple(input.shape)} has {input.size} elements, which do not fit {tuple(shape)}"
-        )
+        raise ShapeError(f"reshape: {tuple(input.shape)} has {input.size} elements, which do not fit {tuple(shape)}")
     return input.reshape(tuple(shape))
 
 
@@ -181,9 +179,7 @@ def _() -> Iterator[Sample]:
 
 
 @primitive(torch="split", moves=True, multiple=True)
-def split(
-    xp: Any, tensor: Array, split_size_or_sections: int | Sequence[int], dim: int = 0
-) -> tuple[Array, ...]:
+def split(xp: Any, tensor: Array, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Array, ...]:
     """Pieces of the given size along dim, or of the given sizes; the last may be smaller"""
     n = tensor.shape[dim]
     if isinstance(split_size_or_sections, int):
@@ -211,7 +207,7 @@ def _() -> Iterator[Sample]:
 @composite(torch="chunk")
 def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """Up to `chunks` equal pieces along dim, the last one smaller if it must be"""
-    return split(input, -(-input.shape[dim] // chunks), dim)  # type: ignore[no-any-return]
+    return split(input, -(-input.shape[dim] // chunks), dim)
 
 
 @chunk.samples
@@ -259,9 +255,7 @@ def _() -> Iterator[Sample]:
 def narrow(xp: Any, input: Array, dim: int, start: int, length: int) -> Array:
     """length entries of dim, from start"""
     if start < 0 or start + length > input.shape[dim]:
-        raise ShapeError(
-            f"narrow: [{start}, {start + length}) is outside dim {dim} of size {input.shape[dim]}"
-        )
+        raise ShapeError(f"narrow: [{start}, {start + length}) is outside dim {dim} of size {input.shape[dim]}")
     return input[_window(input.ndim, dim, start, length)]
 
 
