@@ -127,7 +127,7 @@ def with_lora(model, dtype):
     )  # fmt: skip
     rng = np.random.default_rng(6)
     for adapter in attached.adapters.values():
-        adapter.up.data[...] = 0.3 * rng.standard_normal(adapter.up.shape)
+        adapter.up.data[...] = 0.06 * rng.standard_normal(adapter.up.shape)
     return attached
 
 
