@@ -1,4 +1,7 @@
-"""Our random weights put into the reference implementations' classes, and the one measure of agreement."""
+"""Our random weights put into the reference implementations' classes, and the one measure of agreement.
+
+The reference always computes in fp64: what is measured is our error, in fp32 or fp64, not the sum of two.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def off():
 
 @pytest.fixture
 def fill():
-    """Copies a network's weights into a torch module, through the name table native -> the module's names."""
+    """Copies a network's weights into a torch module in fp64, through the table native -> the module's names."""
     torch = pytest.importorskip("torch")
 
     class Weights:
@@ -50,8 +53,8 @@ def fill():
             pulled = to_twin.pull(weights.arrays)
             assert pulled.unknown == ()
             made = {name: source.read(weights) for name, source in pulled.sources.items()}
-        values = {name: torch.from_numpy(np.array(array, order="C")) for name, array in made.items()}
-        twin.to(next(iter(values.values())).dtype).load_state_dict(values, strict=True)
+        values = {name: torch.from_numpy(np.array(array, np.float64, order="C")) for name, array in made.items()}
+        twin.double().load_state_dict(values, strict=True)
         return twin.eval()
 
     return copy

@@ -60,6 +60,10 @@ def batch(dtype):
     }
 
 
+def fp64(array):
+    return torch.from_numpy(array.astype(np.float64))
+
+
 def ours(model, batch, latents=None):
     vector = vector_conditioning(tensor(batch["pooled"]), tensor(batch["time_ids"]))
     x = tensor(batch["latents"]) if latents is None else latents
@@ -67,13 +71,13 @@ def ours(model, batch, latents=None):
 
 
 def theirs(twin, batch, weights=None, latents=None):
-    x = torch.from_numpy(batch["latents"]) if latents is None else latents
+    x = fp64(batch["latents"]) if latents is None else latents
     call = {
         "sample": x.permute(0, 3, 1, 2),
         "timestep": torch.from_numpy(batch["timesteps"]),
-        "encoder_hidden_states": torch.from_numpy(batch["context"]),
+        "encoder_hidden_states": fp64(batch["context"]),
         "added_cond_kwargs": {
-            "text_embeds": torch.from_numpy(batch["pooled"]),
+            "text_embeds": fp64(batch["pooled"]),
             "time_ids": torch.from_numpy(batch["time_ids"]),
         },
     }
@@ -82,13 +86,13 @@ def theirs(twin, batch, weights=None, latents=None):
 
 
 def same_sinusoids(twin):
-    """Gives the twin our sinusoids: both make them in fp32, where one bit of a frequency is 1e-4 at t = 1000.
+    """Gives the twin our sinusoids: both make them in fp32, where a bit of a frequency is 1e-4 at t = 1000.
 
     They have a test of their own.
     """
 
     def forward(dim):
-        return lambda t: torch.from_numpy(F.timestep_embedding(tensor(t.numpy()), dim).numpy())
+        return lambda t: fp64(F.timestep_embedding(tensor(t.numpy()), dim).numpy())
 
     twin.time_proj.forward = forward(ARCH.model_channels)
     twin.add_time_proj.forward = forward(256)
@@ -135,7 +139,7 @@ def merged_in_torch(twin, attached):
     """torch leaves for every LoRA matrix, and the twin's weights with the updates they make."""
     leaves, weights, there = {}, {}, dict(twin.named_parameters())
     for name, adapter in attached.adapters.items():
-        down, up = (torch.from_numpy(p.numpy().copy()).requires_grad_() for p in (adapter.down, adapter.up))
+        down, up = (fp64(p.numpy()).requires_grad_() for p in (adapter.down, adapter.up))
         leaves[name] = (down, up)
         [their_name] = TO_DIFFUSERS.pull([f"{name}.weight"]).sources
         base = there[their_name]
@@ -152,7 +156,7 @@ def test_every_lora_gradient(pair, batch, dtype, bound, off):
     assert off(out, expected.detach()) < bound
 
     (out * tensor(batch["weight"])).sum().backward()
-    (expected * torch.from_numpy(batch["weight"])).sum().backward()
+    (expected * fp64(batch["weight"])).sum().backward()
     errors = {}
     for name, (down, up) in leaves.items():
         errors[f"{name} down"] = off(attached.adapters[name].down.grad, down.grad)
@@ -165,8 +169,8 @@ def test_gradient_of_the_latents(pair, batch, bound, off):
     model, twin = pair
     here, there = (
         Tensor(batch["latents"], requires_grad=True),
-        torch.from_numpy(batch["latents"]).requires_grad_(),
+        fp64(batch["latents"]).requires_grad_(),
     )
     (ours(model, batch, here) * tensor(batch["weight"])).sum().backward()
-    (theirs(twin, batch, latents=there) * torch.from_numpy(batch["weight"])).sum().backward()
+    (theirs(twin, batch, latents=there) * fp64(batch["weight"])).sum().backward()
     assert off(here.grad, there.grad) < bound

@@ -37,7 +37,7 @@ def rng():
 
 
 def channels_first(array):
-    return torch.from_numpy(array).permute(0, 3, 1, 2)
+    return torch.from_numpy(array.astype(np.float64)).permute(0, 3, 1, 2)
 
 
 def channels_last(array):
@@ -75,7 +75,7 @@ def test_gradient_through_the_decoder(pair, rng, dtype, bound, off):
     model, twin = pair
     values = rng.standard_normal((1, 2, 3, 4)).astype(dtype)
     weight = rng.standard_normal((1, 16, 24, 3)).astype(dtype)
-    here, there = Tensor(values, requires_grad=True), torch.from_numpy(values).requires_grad_()
+    here, there = Tensor(values, requires_grad=True), torch.from_numpy(values.astype(np.float64)).requires_grad_()
     (model.decode(here) * tensor(weight)).sum().backward()
     pixels = twin.decode(there.permute(0, 3, 1, 2) / 0.13025).sample.permute(0, 2, 3, 1)
     (pixels * torch.from_numpy(weight)).sum().backward()
