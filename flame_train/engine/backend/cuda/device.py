@@ -82,7 +82,7 @@ class CudaBackend:
         return wait
 
     def write(self, target: Array, host: np.ndarray[Any, Any]) -> None:
-        target.set(np.ascontiguousarray(host), stream=self.stream)
+        target.set(np.asarray(host, order="C"), stream=self.stream)
 
     def synchronize(self) -> None:
         self.stream.synchronize()
