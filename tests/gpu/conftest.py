@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from flame_train.engine.backend import get_backend
@@ -19,13 +17,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if item.get_closest_marker("gpu"):
                 item.add_marker(skip)
 
-
-@pytest.fixture(autouse=True)
-def _the_stream_stays_current() -> Iterator[None]:
-    """CuPy's current stream is the backend's before and after every test, or work would run out of order."""
-    import cupy
-
-    ours = get_backend("cuda").stream.ptr  # type: ignore[attr-defined]
-    assert cupy.cuda.get_current_stream().ptr == ours
-    yield
-    assert cupy.cuda.get_current_stream().ptr == ours

@@ -45,6 +45,17 @@ def test_threads_get_the_results_of_one() -> None:
     assert [together[s] for s in range(4)] == alone
 
 
+def test_work_stays_in_order_after_someone_elses_stream() -> None:
+    import cupy
+
+    x = flame.tensor(np.full((256, 256), 2.0), "float32", "cuda")
+    with cupy.cuda.Stream(non_blocking=True):
+        pass
+    y = F.linear(x * 3.0, x).sum()
+    assert cupy.cuda.get_current_stream().ptr == get_backend("cuda").stream.ptr
+    assert y.item() == 256 * 256 * 256 * 12.0
+
+
 def _step(state: dict[str, flame.Tensor]) -> None:
     """A small training step: two linears, attention, a norm, and an update in place."""
     x, w = state["x"], state["w"]

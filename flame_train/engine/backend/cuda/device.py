@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -29,7 +28,6 @@ class CudaBackend:
         self.xp: ModuleType = cupy
         # A blocking stream: CuPy makes some copies on the null stream, and only with such a stream are they in order.
         self.stream = cupy.cuda.Stream()
-        self._threads = threading.local()
         self._pool = cupy.cuda.MemoryPool()
         self.graph_pool = cupy.cuda.MemoryPool()
         self._peak = 0
@@ -38,10 +36,13 @@ class CudaBackend:
         self.kernels = Kernels(cupy, self.stream)
 
     def enter_thread(self) -> None:
-        """Makes the stream current in this thread. CuPy keeps the current stream per thread."""
-        if not getattr(self._threads, "entered", False):
+        """Makes the stream current in this thread, where it is not.
+
+        CuPy keeps a current stream per thread, and leaving any `with stream:` block, ours or another library's, puts
+        the null stream back in its place. Asked at every op, this keeps all work in one order.
+        """
+        if self.xp.cuda.get_current_stream() is not self.stream:
             self.stream.use()
-            self._threads.entered = True
 
     def _malloc(self, size: int) -> Any:
         memory = self._pool.malloc(size)
