@@ -15,7 +15,7 @@ import numpy as np
 
 from ...errors import ModelFileError
 from ..backend import get_backend
-from ..dtype import DType, as_dtype, float32, is_float
+from ..dtype import Array, DType, as_dtype, compute_dtype, float32, is_float
 from ..tensor import Frozen, Tensor
 
 Init = Literal["fan_in", "ones", "zeros", "normal"]
@@ -156,13 +156,14 @@ def load(
     read, and naming the tensors that hold NaN or infinity. `what` names the component in the message.
     """
     check_shapes(module.shapes(), source.shapes, what)
-    target = as_dtype(dtype)
-    broken = []
+    backend, target = get_backend(device), as_dtype(dtype)
+    sound = []  # flags stay on the device until the end, so that reading, copying and checking overlap
     for name, part, attr, _ in module.named_slots():
-        host = source.read(name)
-        if check_finite and is_float(host.dtype) and not np.isfinite(host.astype(np.float32, copy=False)).all():
-            broken.append(name)
-        _fill(part, attr, host if host.dtype == target else host.astype(target), device)
+        with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is told below
+            array = _place(part, attr, backend.put(_kernel_order(source.read(name))).astype(target))
+        if check_finite and is_float(target):
+            sound.append((name, backend.xp.isfinite(array.astype(compute_dtype(target))).all()))
+    broken = [name for name, flag in sound if not backend.get(flag)]
     if broken:
         raise ModelFileError(
             f"{what}: {len(broken)} tensor(s) hold NaN or infinity ({', '.join(broken[:5])}); "
@@ -197,10 +198,19 @@ def _listed(title: str, names: Sequence[str], show: Any) -> list[str]:
 
 
 def _fill(module: Module, attr: str, host: np.ndarray[Any, Any], device: str) -> None:
-    """Puts a weight on the device; convolution kernels go to channels-last memory, which the kernels want."""
-    if host.ndim == 4:
-        host = np.ascontiguousarray(host.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
-    object.__setattr__(module, attr, Frozen(get_backend(device).put(host)))
+    _place(module, attr, get_backend(device).put(_kernel_order(host)))
+
+
+def _kernel_order(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Convolution weights in channels-last memory, which the kernels want, under their usual shape."""
+    if host.ndim != 4:
+        return host
+    return np.ascontiguousarray(host.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+
+
+def _place(module: Module, attr: str, array: Array) -> Array:
+    object.__setattr__(module, attr, Frozen(array))
+    return array
 
 
 def _initial(slot: Slot, rng: np.random.Generator) -> np.ndarray[Any, Any]:
