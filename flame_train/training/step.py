@@ -42,16 +42,23 @@ class State:
 
 def micro(s: State, batch: Batch) -> None:
     """One micro-batch: noise, forward, loss, backward. Gradients add up in the arena."""
-    moments = batch.latents()
-    xp, shape = moments[0].backend.xp, moments[0].shape[1:]
-    rng = Rng(xp, s.seed, batch.step, batch.samples)
-    latents = s.sample_latents(moments, Tensor(rng.normal(POSTERIOR, shape)))
-    noise, t = s.objective.noise(rng, shape), s.objective.timesteps(rng)
-    noised = s.objective.noised(latents, noise, t)
-    prediction = s.denoise(noised.to(s.dtype), t, batch.conditioning())
-    loss = s.objective.loss(prediction, latents, noise, t)
+    loss = batch_loss(s.denoise, s.sample_latents, s.objective, s.dtype, s.seed, batch)
     (loss * s.optimizer.loss_scale).backward()
     s.loss.data[...] += loss.data
+
+
+def batch_loss(
+    denoise: Denoise, sample_latents: SampleLatents, objective: Objective, dtype: DType, seed: int, batch: Batch
+) -> Tensor:
+    """The loss of a batch, fp32 scalar; latents, noise and timesteps are drawn by (seed, the batch's place)."""
+    moments = batch.latents()
+    xp, shape = moments[0].backend.xp, moments[0].shape[1:]
+    rng = Rng(xp, seed, batch.step, batch.samples)
+    latents = sample_latents(moments, Tensor(rng.normal(POSTERIOR, shape)))
+    noise, t = objective.noise(rng, shape), objective.timesteps(rng)
+    noised = objective.noised(latents, noise, t)
+    prediction = denoise(noised.to(dtype), t, batch.conditioning())
+    return objective.loss(prediction, latents, noise, t)
 
 
 def update(s: State) -> None:

@@ -1,0 +1,42 @@
+"""The loss on noise that training never sees, the same each time: two figures differ by the training alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from flame_train.diffusion.objectives import Objective
+from flame_train.engine import no_grad
+from flame_train.engine.backend import get_backend
+from flame_train.engine.dtype import DType
+
+from .batch import Batch, HostBatch
+from .family import Denoiser, Example
+from .step import batch_loss
+
+FIRST_STEP = 1 << 31
+"""Random numbers are named by step; training's steps stay below this one, so held-out noise is never trained on."""
+
+
+def held_out_loss(
+    denoiser: Denoiser, objective: Objective, examples: Iterable[Example], *, device: str, dtype: DType, seed: int,
+    draws: int = 4,
+) -> float:  # fmt: skip
+    """The mean loss over `draws` fixed noises and timesteps of each example. No graph is recorded.
+
+    The examples' noise depends on their order and `seed`, and on nothing else. Raises ValueError for no examples.
+    """
+    backend = get_backend(device)
+    losses = []
+    with no_grad():
+        for i, example in enumerate(examples):
+            arrays = {name: np.stack([array] * draws) for name, array in example.items()}
+            host = HostBatch(arrays, FIRST_STEP + i, np.arange(draws), ())
+            batch = Batch(host, backend, dtype)
+            batch.fill(host)
+            loss = batch_loss(denoiser.denoise, denoiser.sample_latents, objective, dtype, seed, batch)
+            losses.append(float(loss.numpy()))
+    if not losses:
+        raise ValueError("held_out_loss: expected at least one example, got none")
+    return float(np.mean(losses))
