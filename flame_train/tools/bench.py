@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,24 +23,42 @@ from flame_train.recipes import RECIPES
 from flame_train.recipes.pipeline import make_state
 from flame_train.recipes.sdxl import as_denoiser
 from flame_train.training.batch import Batch, HostBatch
-from flame_train.training.step import FIGURES, micro, update
+from flame_train.training.step import FIGURES, State, micro, update
 
 _WARM, _TIMED = 3, 10
 
 _ARCHITECTURES: dict[str, Callable[[], UNetArch]] = {"sdxl": UNetArch.sdxl, "sdxl-tiny": UNetArch.tiny}
 
 
-def step(
-    model: str, resolution: int, batch: int, rank: int, precision: str, checkpointing: bool, device: str
-) -> dict[str, Any]:
-    """Times a whole training step: noise, forward, loss, backward, clip, AdamW. Weights are random.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model with adapters, an optimizer and a batch on the device, ready to step."""
 
-    Returns milliseconds (median) eager and, on a GPU, replayed as a captured graph, the host's share, peak bytes
-    and the figures of the last step. Raises `ConfigError` for a model that is not known.
-    """
+    state: State
+    batch: Batch
+    backend: Backend
+    adapted: int
+    weights: int
+
+    def step(self) -> None:
+        """The whole step: noise, timesteps, forward, loss, backward, clip, AdamW."""
+        micro(self.state, self.batch)
+        update(self.state)
+
+    def captured(self) -> Callable[[], None]:
+        """The step as one device program, recorded."""
+        replay = capture(self.step, self.backend.name)
+        replay()
+        replay()
+        return replay
+
+
+def prepare(
+    model: str, resolution: int, batch: int, rank: int, precision: str, checkpointing: bool, device: str
+) -> Prepared:
+    """A step with random weights, made on the device. Raises `ConfigError` for a model that is not known."""
     if model not in _ARCHITECTURES:
         raise ConfigError(f"bench: expected a model among {', '.join(_ARCHITECTURES)}, got {model}")
-    begin = time.monotonic()
     config = Config(
         train=TrainSection(precision=precision, steps=100),  # type: ignore[arg-type]
         lora=LoraSection(rank=rank, alpha=float(rank)),
@@ -50,26 +69,31 @@ def step(
     unet = UNet(_ARCHITECTURES[model]())
     randomise(unet, dtype, backend)
     unet.checkpointing = checkpointing
-    denoiser = as_denoiser(unet)
     targets = resolve(unet, config.lora.targets, RECIPES["sdxl"].presets)
     attached = attach(unet, targets, rank=rank, alpha=float(rank), seed=0)
-    state = make_state(denoiser, attached, config, device)
+    state = make_state(as_denoiser(unet), attached, config, device)
     for adapter in attached.adapters.values():  # zero would leave half of the gradients zero
         adapter.up.data[...] = _uniform(backend, 1, adapter.up.shape, 1e-3, as_dtype("fp32"))
-    device_batch = Batch(host := random_batch(unet.arch, resolution, batch), backend, dtype)
+    host = random_batch(unet.arch, resolution, batch)
+    device_batch = Batch(host, backend, dtype)
     device_batch.fill(host)
-    weights = backend.memory().live
-    backend.reset_peak()
+    return Prepared(state, device_batch, backend, len(targets), backend.memory().live)
 
-    def whole() -> None:
-        micro(state, device_batch)
-        update(state)
 
-    whole()
-    backend.synchronize()
+def step(
+    model: str, resolution: int, batch: int, rank: int, precision: str, checkpointing: bool, device: str
+) -> dict[str, Any]:
+    """Times a whole training step with random weights, eager and, on a GPU, replayed as a captured graph.
+
+    Returns milliseconds (medians), of those the host's, peak GiB, and the figures of the last step.
+    """
+    begin = time.monotonic()
+    p = prepare(model, resolution, batch, rank, precision, checkpointing, device)
+    p.backend.reset_peak()
+    p.step()
+    p.backend.synchronize()
     first = time.monotonic() - begin
-    eager = _time(whole, backend)
-    peak = backend.memory().peak
+    eager = _time(p.step, p.backend)
     result = {
         "model": model,
         "device": device,
@@ -78,21 +102,21 @@ def step(
         "rank": rank,
         "precision": precision,
         "checkpointing": checkpointing,
-        "adapted_layers": len(targets),
-        "trainable_parameters": state.optimizer.arena.count,
+        "adapted_layers": p.adapted,
+        "trainable_parameters": p.state.optimizer.arena.count,
         "first_step_s": round(first, 2),
         "eager_ms": eager[0],
         "eager_host_ms": eager[1],
-        "weights_gib": round(weights / 2**30, 2),
-        "peak_gib": round(peak / 2**30, 2),
+        "weights_gib": round(p.weights / 2**30, 2),
+        "peak_gib": round(p.backend.memory().peak / 2**30, 2),
     }
     if device == "cuda":
-        captured = capture(whole, device)
-        captured()
-        captured()
-        replay = _time(captured, backend)
-        result |= {"captured_ms": replay[0], "captured_host_ms": replay[1]}
-    figures = dict(zip(FIGURES, backend.get(state.figures).tolist(), strict=True))
+        replay = p.captured()
+        p.backend.reset_peak()
+        captured = _time(replay, p.backend)
+        peak = round(p.backend.memory().peak / 2**30, 2)
+        result |= {"captured_ms": captured[0], "captured_host_ms": captured[1], "captured_gib": peak}
+    figures = dict(zip(FIGURES, p.backend.get(p.state.figures).tolist(), strict=True))
     return result | {"figures": figures}
 
 

@@ -40,7 +40,7 @@ class _Captured:
     def _record(self) -> None:
         cuda = self._backend.xp.cuda
         stream = self._backend.stream
-        self._backend.synchronize()
+        self._backend.release_unused()  # what the eager run took is better used by the graph
         with cuda.using_allocator(self._backend.graph_pool.malloc), capturing():
             stream.begin_capture()
             try:

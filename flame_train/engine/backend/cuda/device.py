@@ -89,11 +89,20 @@ class CudaBackend:
         self.stream.synchronize()
 
     def memory(self) -> Memory:
+        """What tensors take, and what captured graphs keep for themselves."""
         total = self.xp.cuda.runtime.memGetInfo()[1]
-        return Memory(int(self._pool.used_bytes()), self._peak, int(total))
+        live = int(self._pool.used_bytes() + self.graph_pool.total_bytes())
+        self._peak = max(self._peak, live)
+        return Memory(live, self._peak, int(total))
 
     def reset_peak(self) -> None:
-        self._peak = int(self._pool.used_bytes())
+        self._peak = 0
+        self._peak = self.memory().live
+
+    def release_unused(self) -> None:
+        """Gives the memory of freed tensors back to the device, for others to take."""
+        self.synchronize()
+        self._pool.free_all_blocks()
 
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
         return capture(self, fn)

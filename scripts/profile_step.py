@@ -1,0 +1,70 @@
+"""Where a captured step's time goes: GPU time by kind of kernel, and the longest kernels.
+
+    python scripts/profile_step.py [--batch N] [--checkpointing] [--top K]
+
+Needs a GPU and the parity extra: PyTorch's profiler reads the card's activity records, which include our kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import defaultdict
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from flame_train.tools import bench
+
+KINDS = [
+    ("attention", r"sdpa|flash|fmha|attention|softmax"),
+    ("convolution", r"conv|fprop|dgrad|wgrad|implicit"),
+    ("matrix product", r"gemm|nvjet|cutlass|splitK|cublas"),
+    ("normalisation", r"group_norm|layer_norm"),
+    ("geglu", r"geglu"),
+    ("concatenate and copy", r"concat|copy|Memcpy|memcpy|cupy_take"),
+    ("fill", r"Memset|memset|fill"),
+    ("cast", r"astype|cast"),
+    ("reduction", r"sum|reduce|cub"),
+    ("elementwise", r"cupy_"),
+]
+
+
+def kind_of(name: str) -> str:
+    return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.IGNORECASE)), "other")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--top", type=int, default=25)
+    args = parser.parse_args()
+    step = bench.prepare("sdxl", 1024, args.batch, 16, "bf16", args.checkpointing, "cuda").captured()
+    for _ in range(4):
+        step()
+    torch.cuda.synchronize()
+    repeats = 3
+    with profile(activities=[ProfilerActivity.CUDA]) as p:
+        for _ in range(repeats):
+            step()
+        torch.cuda.synchronize()
+    by_name: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for event in p.events():
+        by_name[event.name][0] += event.device_time_total / 1e3 / repeats
+        by_name[event.name][1] += 1 / repeats
+    by_kind: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for name, (ms, count) in by_name.items():
+        by_kind[kind_of(name)][0] += ms
+        by_kind[kind_of(name)][1] += count
+    total = sum(ms for ms, _ in by_kind.values())
+    print(f"{total:.2f} ms of GPU time a step")
+    for kind, (ms, count) in sorted(by_kind.items(), key=lambda kv: -kv[1][0]):
+        print(f"{ms:8.2f} ms {count:7.0f} x  {kind}")
+    print()
+    for name, (ms, count) in sorted(by_name.items(), key=lambda kv: -kv[1][0])[: args.top]:
+        print(f"{ms:8.3f} ms {count:6.0f} x {ms / count * 1e3:8.1f} us  {name[:110]}")
+
+
+if __name__ == "__main__":
+    main()
