@@ -16,6 +16,9 @@ from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import compute_dtype
 from flame_train.engine.mode import no_grad
+from flame_train.errors import ModelFileError
+
+from .factors import LoraFactors
 
 Layer = nn.Linear | nn.Conv2d
 MakeParameter = Callable[[str, np.ndarray[Any, Any], str], Parameter]
@@ -117,6 +120,46 @@ def attach(
             rank,
         )
     return Attached(model, MappingProxyType(adapters))
+
+
+def attach_factors(model: nn.Module, factors: Mapping[str, LoraFactors], strength: float = 1.0) -> Attached:
+    """Puts a finished LoRA into a loaded `model`, `strength` times as strong as it was trained; held in fp32.
+
+    Raises ModelFileError listing the modules that the model does not have or whose shapes differ from its own,
+    ValueError for a layer that already has an adapter.
+    """
+    layers = _layers(model)
+    strangers = [name for name in factors if name not in layers]
+    strangers += [name for name, f in factors.items() if name in layers and not _fits(f, layers[name])]
+    if strangers:
+        raise ModelFileError(
+            f"the LoRA does not fit the model: {len(strangers)} of its {len(factors)} modules are not there or have "
+            f"other shapes, such as {', '.join(strangers[:5])}; it was trained on another base model"
+        )
+    taken = [name for name in factors if layers[name].adapter is not None]
+    if taken:
+        raise ValueError(f"attach_factors: {len(taken)} layer(s) already have an adapter, such as {taken[0]}")
+    adapters: dict[str, LoraAdapter] = {}
+    for name, f in factors.items():
+        layer = layers[name]
+        out, *taps = layer.weight.shape
+        down = f.down.astype(np.float32).reshape(f.rank, *taps)
+        up = f.up.astype(np.float32).reshape(out, f.rank, *(1 for _ in taps[1:]))
+        device = layer.weight.device
+        adapters[name] = layer.adapter = LoraAdapter(
+            _own_parameter(f"{name}.lora_down.weight", down, device),
+            _own_parameter(f"{name}.lora_up.weight", up, device),
+            f.alpha * strength,
+            f.rank,
+        )
+    return Attached(model, MappingProxyType(adapters))
+
+
+def _fits(factors: LoraFactors, layer: Layer) -> bool:
+    """Whether the update has the weight's shape, but for trailing ones: a 1x1 convolution is a linear layer."""
+    shape, wanted = factors.weight_shape, tuple(layer.weight.shape)
+    longest = max(len(shape), len(wanted))
+    return shape + (1,) * (longest - len(shape)) == wanted + (1,) * (longest - len(wanted))
 
 
 def initial(

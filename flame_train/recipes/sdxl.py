@@ -44,6 +44,12 @@ class SdxlEncoders:
     windows: int
     device: str
 
+    @property
+    def networks(self) -> dict[str, nn.Module]:
+        """The text encoders by component name."""
+        named = {"text_encoder": self.clip_l, "text_encoder_2": self.bigg}
+        return {name: network for name, network in named.items() if network is not None}
+
     def picture(self, pixels: np.ndarray[Any, Any]) -> Example:
         """Latent moments (H / 8, W / 8, 4), fp32, of uint8 RGB pixels (H, W, 3)."""
         assert self.vae is not None

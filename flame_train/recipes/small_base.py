@@ -73,7 +73,9 @@ def _unet_weights(unet: UNet, rng: np.random.Generator) -> Weights:
             array *= 0.3
     latents, width = unet.arch.in_channels, unet.arch.model_channels
     both = np.concatenate([np.eye(latents), -np.eye(latents)])[_PAIRED]
-    first, skip, last = (made[f"{n}.weight"] for n in ("input_blocks.0.0", "output_blocks.8.0.skip_connection", "out.2"))
+    first, skip, last = (
+        made[f"{n}.weight"] for n in ("input_blocks.0.0", "output_blocks.8.0.skip_connection", "out.2")
+    )
     first[: 2 * latents] = 0.0
     first[: 2 * latents, :, 1, 1] = both
     skip[: 2 * latents] = 0.0

@@ -25,6 +25,10 @@ Example = dict[str, np.ndarray[Any, Any]]
 class Encoders(Protocol):
     """The networks that turn pictures and captions into what the denoiser is trained on."""
 
+    @property
+    def networks(self) -> Mapping[str, nn.Module]:
+        """Those of captions, by the names that LoRA files have for them."""
+
     def picture(self, pixels: np.ndarray[Any, Any]) -> Example:
         """The latents' `mean` and `logvar`, fp32 (h, w, Z), of uint8 RGB pixels (H, W, 3)."""
 

@@ -1,0 +1,115 @@
+"""`flame-train sample`: pictures from a base model, with or without a LoRA."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flame_train.adapters.factors import LoraState
+from flame_train.adapters.formats import from_file
+from flame_train.adapters.lora import attach_factors
+from flame_train.config.schema import Config, ModelSection, SampleSection, TrainSection
+from flame_train.engine import no_grad
+from flame_train.engine.backend import get_backend
+from flame_train.errors import ConfigError, ModelFileError
+from flame_train.models.identify import FAMILY_NAMES, could_be
+from flame_train.recipes import RECIPES
+from flame_train.recipes.pictures import drawing, size_conditioning
+from flame_train.tools.families import identify_file, require_lora
+from flame_train.training.family import Encoders, Example, Family, base_model_path
+from flame_train.training.preview import draw, grid, write_png
+from flame_train.training.stop import StopRequest
+
+_LOG = logging.getLogger(__name__)
+
+
+def sample(
+    checkpoint: str, prompts: Sequence[str], output: Path, *, lora: Path | None, strength: float, negative: str,
+    steps: int, guidance: float, sampler: Any, prediction: Any, precision: Any, seed: int, width: int, height: int,
+    device: str,
+) -> dict[str, Any]:  # fmt: skip
+    """Draws a picture for each prompt and writes them as one PNG. Returns what was drawn, from what, and where.
+
+    Picture i starts from noise number seed + i, so a picture with a LoRA stands beside one without it. The LoRA may
+    be in any dialect and may sit on the text encoders too. Raises ConfigError for impossible sizes, ModelFileError
+    for a model of an unknown family or a LoRA that is not one of it, and what loading and writing raise.
+    """
+    config = Config(
+        model=ModelSection(checkpoint=checkpoint, prediction=prediction),
+        train=TrainSection(precision=precision),
+        sample=SampleSection(
+            prompts=tuple(prompts), negative=negative, steps=steps, guidance=guidance, sampler=sampler, seed=seed,
+            width=width, height=height,
+        ),
+    )  # fmt: skip
+    get_backend(device)  # a missing GPU is told before anything is read
+    if not prompts:
+        raise ConfigError("sample: expected at least one --prompt, got none")
+    family = _family(config)
+    _check_size(config, family)
+    factors = _factors(lora, family) if lora is not None else {}
+    with StopRequest() as stop:
+        examples = _conditioning(config, family, device, factors, strength, stop)
+        denoiser = family.denoiser(config, device)
+        if denoiser.component in factors:
+            attach_factors(denoiser.model, factors[denoiser.component], strength)
+        wanted = [examples[prompt] for prompt in prompts]
+        how, decode = drawing(config, family, device), family.decoder(config, device)
+        pictures = draw(how, denoiser, decode, wanted, examples[negative], stop)
+    write_png(output, grid(pictures))
+    return {
+        "picture": str(output), "prompts": list(prompts), "checkpoint": checkpoint, "lora": str(lora) if lora else None,
+        "strength": strength if lora else None, "width": width, "height": height, "steps": steps, "seed": seed,
+    }  # fmt: skip
+
+
+def _family(config: Config) -> Family:
+    path = base_model_path(config)
+    identity = identify_file(path)
+    for name, family in RECIPES.items():
+        if identity.kind != "lora" and could_be(identity.family, name):
+            return family
+    known = ", ".join(FAMILY_NAMES[name] for name in RECIPES)
+    raise ModelFileError(f"{path}: expected a base model of {known}, but this is: {identity.detail}")
+
+
+def _check_size(config: Config, family: Family) -> None:
+    step = family.check(config).side_multiple
+    for name, side in (("width", config.sample.width), ("height", config.sample.height)):
+        if side % step:
+            below = max(side // step * step, step)
+            raise ConfigError(f"--{name}: expected a multiple of {step} for this model, got {side}; {below} is near")
+
+
+def _factors(lora: Path, family: Family) -> LoraState:
+    """The LoRA's matrices by component. Raises ModelFileError for what is no LoRA of this family."""
+    identity = require_lora(lora)
+    if not could_be(identity.family, family.name):
+        raise ModelFileError(f"{lora}: expected a LoRA for {FAMILY_NAMES[family.name]}, but this is: {identity.detail}")
+    return from_file(lora, family.lora_names()).state
+
+
+def _conditioning(
+    config: Config, family: Family, device: str, factors: LoraState, strength: float, stop: StopRequest
+) -> dict[str, Example]:
+    """The arrays of every prompt and of the negative one; the text encoders are gone again afterwards."""
+    sizes = size_conditioning(config, family)
+    with no_grad(), family.encoders(config, device, ["caption"]) as encoders:
+        _adapt(encoders, factors, strength)
+        texts = dict.fromkeys((*config.sample.prompts, config.sample.negative))
+        examples: dict[str, Example] = {}
+        for text in texts:
+            stop.check("while reading the prompts")
+            examples[text] = encoders.caption(text) | sizes
+    cut = family.truncated(config, config.sample.prompts)
+    if cut:
+        _LOG.warning("%d prompt(s) are longer than %d tokens; the rest is not seen", cut, config.data.max_tokens)
+    return examples
+
+
+def _adapt(encoders: Encoders, factors: LoraState, strength: float) -> None:
+    for component, network in encoders.networks.items():
+        if component in factors:
+            attach_factors(network, factors[component], strength)
