@@ -8,6 +8,7 @@ newest folder whose manifest verifies. There is no pointer to the latest: it cou
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ from typing import Any
 from flame_train.errors import OutputError
 from flame_train.io.durable import sync_folder
 from flame_train.io.failpoint import hit
-from flame_train.io.files import disk_errors, sync_file
+from flame_train.io.files import disk_errors, free_bytes, sync_file
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
@@ -40,20 +41,22 @@ class Found:
     skipped: tuple[str, ...]
 
 
-def commit(root: Path, step: int, files: Mapping[str, Content], keep: int) -> Path:
+def commit(root: Path, step: int, files: Mapping[str, Content], keep: int, size: int | None = None) -> Path:
     """Write the checkpoint of `step` under `root` and prune to the `keep` newest. Returns its folder.
 
-    Each content is the file's bytes, or a function that writes the file at the path it is given. If `step`
-    is already there and whole it is left as it is. Raises OutputError when the disk refuses; what was there
-    before stays, and nothing half-written is left behind.
+    Each content is the file's bytes, or a function that writes the file at the path it is given; `size` is about
+    what they take together, if known. If `step` is already there and whole it is left as it is. Raises OutputError
+    when the disk refuses; what was there before stays, and nothing half-written is left behind.
     """
     final = root / f"step-{step:06d}"
     temporary = root / f".tmp-{step}-{os.getpid()}"
     known = sum(len(content) for content in files.values() if isinstance(content, bytes))
-    with disk_errors(final, needed=known or None):
+    with disk_errors(final, needed=size or known or None):
         root.mkdir(parents=True, exist_ok=True)
         if final.exists() and _flaw(final) is None:
             return final
+        if size is not None and free_bytes(root) < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         try:
             _write(temporary, step, files)
             if final.exists():

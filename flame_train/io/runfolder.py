@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from flame_train import __version__
 from flame_train.errors import FlameError, Interrupted, OutputError
 from flame_train.io import commit
 from flame_train.io.durable import write_durably
+from flame_train.io.failpoint import hit
 from flame_train.io.files import disk_errors, make_folder
 
 _LOG = logging.getLogger(__name__)
@@ -82,6 +84,10 @@ class RunFolder:
         """The folder of the sample grids."""
         return self.folder / "samples"
 
+    def sample(self, step: int) -> Path:
+        """The sample grid of a step."""
+        return self.samples / f"step-{step:06d}.png"
+
     @property
     def lora(self) -> Path:
         """The result."""
@@ -99,12 +105,20 @@ class RunFolder:
         self._opened_log().truncate(self.step)
         return found
 
-    def checkpoint(self, step: int, files: Mapping[str, commit.Content], keep: int) -> Path:
-        """Make the log durable, commit the checkpoint of `step`, and note the step in the status."""
+    def checkpoint(
+        self, step: int, files: Mapping[str, commit.Content], keep: int, size: int | None = None
+    ) -> Path:  # fmt: skip
+        """Make the log durable, commit the checkpoint of `step`, and note the step in the status.
+
+        Raises OutputError if the checkpoint cannot be written. Log and status only report: they cost a warning.
+        """
         self._opened_log().sync()
-        path = commit.commit(self.checkpoints, step, files, keep)
+        path = commit.commit(self.checkpoints, step, files, keep, size)
         self.step = step
-        self.write_status("running")
+        try:
+            self.write_status("running")
+        except OutputError as error:
+            _LOG.warning("%s", error)
         return path
 
     def log(self, record: Mapping[str, Any]) -> None:
@@ -174,17 +188,24 @@ class LogFile:
             self._file = path.open("ab", buffering=0)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one line at once. A disk that has no room for it costs the line and one warning."""
-        line = json.dumps(dict(record)).encode() + b"\n"
+        """Write one line at once; NaN and infinity, which JSON has not, as null.
+
+        A disk that has no room for it costs the line and one warning.
+        """
+        line = json.dumps({name: _finite(value) for name, value in record.items()}).encode() + b"\n"
         try:
+            hit("log.append")
             written = self._file.write(line)
             if written < len(line):
                 self._file.truncate(self._file.tell() - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            if not self._warned:
-                _LOG.warning("%s: %s; lines are being lost", self.path, error.strerror)
-                self._warned = True
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            _LOG.warning("%s: %s; lines are being lost", self.path, error.strerror)
+            self._warned = True
 
     def truncate(self, step: int) -> None:
         """Drop every line after `step`, and a last line that was cut short."""
@@ -199,12 +220,18 @@ class LogFile:
 
     def sync(self) -> None:
         """Wait until the lines are on the disk."""
-        with disk_errors(self.path):
+        try:
             os.fsync(self._file.fileno())
+        except OSError as error:
+            self._warn(error)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write_text(path: Path, text: str) -> None:

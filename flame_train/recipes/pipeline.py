@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,29 +19,31 @@ from flame_train.config.load import load
 from flame_train.config.render import resolved
 from flame_train.config.resume import differences
 from flame_train.config.schema import Config
-from flame_train.data.buckets import BucketRule, Placement
+from flame_train.data.buckets import BucketRule
 from flame_train.data.dataset import Dataset
 from flame_train.data.order import Order
 from flame_train.data.placed import Placed, place
 from flame_train.diffusion.objectives import Objective
-from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine import Tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.engine.mode import deterministic
 from flame_train.errors import ConfigError
+from flame_train.io.commit import Found
 from flame_train.io.durable import write_durably
 from flame_train.io.files import preflight
 from flame_train.io.runfolder import RunFolder
-from flame_train.training.encode import Encoded, encode, keys_of
+from flame_train.training.encode import Encoded, Keys, encode, keys_of
 from flame_train.training.family import Denoiser, Facts, Family
 from flame_train.training.loader import Loader
 from flame_train.training.loop import Run, forgiving, train
 from flame_train.training.optimizer import build_optimizer
-from flame_train.training.preview import Drawing, draw, grid, write_png
-from flame_train.training.result import restore, write_lora
+from flame_train.training.preview import draw, grid, write_png
+from flame_train.training.result import check_dataset, restore
 from flame_train.training.step import FIGURES, State
 from flame_train.training.stop import StopRequest
+
+from .pictures import drawing, noise_schedule, size_conditioning
 
 _LOG = logging.getLogger(__name__)
 
@@ -92,13 +94,15 @@ def make_plan(family: Family, config: Config, stop: StopRequest) -> Plan:
             f"data.bucket_step: expected a multiple of {facts.side_multiple} for this model, "
             f"got {config.data.bucket_step}"
         )
+    _check_sampling(config, facts)
     dataset = Dataset.scan(
         Path(config.data.path), config.data.repeats, default_caption=config.data.caption or None,
         caption_endings=(config.data.caption_extension,), on_bad=config.data.on_bad_image,
-        progress=lambda done, total: stop.check("stopped while reading the dataset"),
+        progress=lambda done, total: stop.check("while reading the dataset"),
     )  # fmt: skip
     placed = place(dataset, rule, config.data.on_bad_image)
     targets = resolve(family.skeleton(config), config.lora.targets, family.presets)
+    _check_names(family, targets)
     for notice in placed.dataset.notices:
         _LOG.warning("%s", notice)
     cut = family.truncated(config, [item.caption for item in placed.dataset.items])
@@ -107,6 +111,34 @@ def make_plan(family: Family, config: Config, stop: StopRequest) -> Plan:
             "%d caption(s) are longer than data.max_tokens=%d; the rest is not seen", cut, config.data.max_tokens
         )
     return Plan(config, family, facts, placed, tuple(targets))
+
+
+def _check_names(family: Family, targets: Sequence[str]) -> None:
+    """Every adapted layer must have a name in LoRA files, which are written long after it was chosen."""
+    named = {module for component in family.lora_names().components for module in component.modules}
+    nameless = [target for target in targets if target not in named]
+    if nameless:
+        raise ConfigError(
+            f"lora.targets: {len(nameless)} of the chosen layers have no name in LoRA files of {family.name}, such as "
+            f"{nameless[0]}: no program could load them; choose other layers, or a model of the usual depth"
+        )
+
+
+def _check_sampling(config: Config, facts: Facts) -> None:
+    """Sampling is refused before training if it cannot work, rather than warned of at each grid."""
+    s = config.sample
+    if not _prompts(config) or not s.prompts:
+        return
+    for name, side in (("width", s.width), ("height", s.height)):
+        if side % facts.side_multiple:
+            raise ConfigError(f"sample.{name}: expected a multiple of {facts.side_multiple} for this model, got {side}")
+    noise_schedule(config).timesteps(s.steps)
+
+
+def sample_size(config: Config, facts: Facts) -> tuple[int, int]:
+    """(height, width) of a sample picture; what is not set is data.resolution, rounded down to what the model takes."""
+    usual = max(config.data.resolution // facts.side_multiple, 1) * facts.side_multiple
+    return config.sample.height or usual, config.sample.width or usual
 
 
 def describe(plan: Plan) -> dict[str, Any]:
@@ -144,12 +176,13 @@ def fill_cache(family: Family, source: str, overrides: list[str], device: str, d
     """The whole of `cache`."""
     config = load(source, overrides)
     with StopRequest() as stop:
+        if not dry_run:
+            get_backend(device)
         plan = make_plan(family, config, stop)
+        keys = keys_of(plan.placed, config, family, _prompts(config))
         if dry_run:
-            keys = keys_of(plan.placed, config, family, _prompts(config))
             return {"pictures": len(keys.pictures), "captions": len(keys.captions)}
-        encoded = encode(plan.placed, config, family, device, _prompts(config), stop)
-        keys, cache = encoded.keys, encoded.cache
+        cache = encode(plan.placed, keys, config, family, device, stop).cache
         return {
             "pictures": len(keys.pictures),
             "captions": len(keys.captions),
@@ -165,10 +198,13 @@ def train_plan(plan: Plan, device: str, stop: StopRequest) -> dict[str, Any]:
     out = Path(config.output.dir)
     preflight(out, plan.parameters * 4 * 4 * (config.checkpoint.keep + 1))
     with RunFolder(out, resolved(config), lambda old: differences(old, config)) as folder:
+        keys = keys_of(plan.placed, config, plan.family, _prompts(config))
+        dataset = dataset_digest(plan.placed, keys)
+        found = _resume(folder, dataset)
         _write_report(plan, folder)
         with deterministic(config.train.deterministic):
-            encoded = encode(plan.placed, config, plan.family, device, _prompts(config), stop)
-            last = _train(plan, encoded, folder, device, stop)
+            encoded = encode(plan.placed, keys, config, plan.family, device, stop)
+            last = _train(plan, encoded, folder, found, dataset, device, stop)
         return {
             "lora": str(folder.lora),
             "steps": folder.step,
@@ -179,31 +215,35 @@ def train_plan(plan: Plan, device: str, stop: StopRequest) -> dict[str, Any]:
         }
 
 
-def _train(plan: Plan, encoded: Encoded, folder: RunFolder, device: str, stop: StopRequest) -> dict[str, Any]:
+def _resume(folder: RunFolder, dataset: str) -> Found | None:
+    """The checkpoint to continue from. Raises OutputError, before anything slow is done, if it cannot be."""
+    found = folder.resume()
+    if found is not None:
+        for reason in found.skipped:
+            _LOG.warning("a newer checkpoint is damaged and was passed over: %s", reason)
+        check_dataset(found, dataset)
+        _LOG.info("continuing after step %d from %s", found.step, found.path)
+    return found
+
+
+def _train(
+    plan: Plan, encoded: Encoded, folder: RunFolder, found: Found | None, dataset: str, device: str, stop: StopRequest
+) -> dict[str, Any]:
     config, family = plan.config, plan.family
     denoiser = family.denoiser(config, device)
     attached = attach(
         denoiser.model, plan.targets, rank=config.lora.rank, alpha=config.lora.alpha, seed=config.train.seed
     )
     state = make_state(denoiser, attached, config, device)
-    dataset = dataset_digest(encoded)
-    found = folder.resume()
-    for reason in found.skipped if found else ():
-        _LOG.warning("a newer checkpoint is damaged and was passed over: %s", reason)
-    first = restore(found, state.optimizer, dataset) if found else 0
-    if found:
-        _LOG.info("continuing after step %d from %s", first, found.path)
+    first = restore(found, state.optimizer) if found else 0
     if first >= config.train.steps:
-        if not folder.lora.exists():
-            write_lora(folder.lora, attached, denoiser.component, family.lora_names(), config, first)
         _LOG.info("all %d steps are done already", config.train.steps)
-        return {}
     with Loader(
         plan.order, encoded.example, [item.key for item in plan.placed.dataset.items],
         first=first * config.gradient.accumulation, accumulation=config.gradient.accumulation,
         caption_dropout=config.data.caption_dropout, seed=config.train.seed,
     ) as loader:  # fmt: skip
-        preview = make_preview(plan, encoded, denoiser, folder.samples, device, stop)
+        preview = make_preview(plan, encoded, denoiser, folder.sample, device, stop)
         return train(
             Run(config, device, folder, denoiser, attached, family.lora_names(), state, loader, dataset, first,
                 forgiving(preview), stop)
@@ -229,40 +269,30 @@ def make_state(denoiser: Denoiser, attached: Attached, config: Config, device: s
     )  # fmt: skip
 
 
-def noise_schedule(config: Config) -> NoiseSchedule:
-    """The model's noise schedule, with zero terminal SNR if asked for."""
-    schedule = NoiseSchedule.scaled_linear()
-    return schedule.zero_terminal_snr() if config.loss.zero_terminal_snr else schedule
-
-
-def dataset_digest(encoded: Encoded) -> str:
+def dataset_digest(placed: Placed, keys: Keys) -> str:
     """A hash of everything the samples of a run depend on: pictures, captions, placements, networks, order."""
-    names = [item.key for item in encoded.placed.dataset.items]
-    captions = [encoded.keys.captions[item.caption] for item in encoded.placed.dataset.items]
-    rows = zip(names, encoded.keys.pictures, captions, strict=True)
+    names = [item.key for item in placed.dataset.items]
+    captions = [keys.captions[item.caption] for item in placed.dataset.items]
+    rows = zip(names, keys.pictures, captions, strict=True)
     return hashlib.sha256("\n".join("\t".join(row) for row in rows).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def make_preview(
-    plan: Plan, encoded: Encoded, denoiser: Denoiser, folder: Path, device: str, stop: StopRequest
+    plan: Plan, encoded: Encoded, denoiser: Denoiser, place: Callable[[int], Path], device: str, stop: StopRequest
 ) -> Callable[[int], None]:
-    """A function that writes the sample grid of a step; one that does nothing where no prompts are given."""
+    """A function that writes the sample grid of a step where `place` says; one that does nothing without prompts."""
     s, config, family = plan.config.sample, plan.config, plan.family
     if not s.prompts or not s.every:
         return lambda step: None
-    size = (s.height or config.data.resolution, s.width or config.data.resolution)
-    sizes = family.placement(Placement(size, size, size, 0, 0))
+    sizes = size_conditioning(config, family)
     prompts = [encoded.caption(p) | sizes for p in s.prompts]
     negative = encoded.caption(s.negative) | sizes
-    drawing = Drawing(
-        s.sampler, s.steps, s.guidance, s.seed, noise_schedule(config), config.model.prediction,
-        family.latent_shape(config, size), device, as_dtype(config.train.precision),
-    )  # fmt: skip
+    how = drawing(config, family, device)
     decode = family.decoder(config, device)
 
     def preview(step: int) -> None:
-        pictures = draw(drawing, denoiser, decode, prompts, negative, stop)
-        write_png(folder / f"step-{step:06d}.png", grid(pictures))
+        pictures = draw(how, denoiser, decode, prompts, negative, stop)
+        write_png(place(step), grid(pictures))
 
     return preview
 

@@ -1,11 +1,13 @@
-"""What a run says while it runs: `log.jsonl`, a progress bar or plain lines, and TensorBoard."""
+"""What a run says while it runs: a progress bar or plain lines, and TensorBoard. None of it can end the run."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,7 +28,7 @@ class Console:
         self._task: Any = None
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():
             from rich.console import Console as RichConsole
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -46,12 +48,22 @@ class Console:
 
     def show(self, record: Mapping[str, Any]) -> None:
         """The figures of one step."""
-        loss = float(record["loss"])
-        self._smooth = loss if self._smooth is None else _SMOOTHING * self._smooth + (1 - _SMOOTHING) * loss
         text = (
-            f"loss {self._smooth:.4f}  lr {record['lr']:.2e}  |g| {record['grad_norm']:.3f}  "
+            f"loss {self._smoothed(float(record['loss'])):.4f}  lr {record['lr']:.2e}  |g| {record['grad_norm']:.3f}  "
             f"{record['images_per_s']:.2f} img/s  {record['memory'] / 2**30:.1f} GiB"
         )
+        with contextlib.suppress(OSError):  # a terminal that was closed, a pipe nobody reads any more
+            self._show(record, text)
+
+    def _smoothed(self, loss: float) -> float:
+        """A running mean, over which an overflow in fp16 passes without a trace."""
+        if self._smooth is None or not math.isfinite(self._smooth):
+            self._smooth = loss
+        elif math.isfinite(loss):
+            self._smooth = _SMOOTHING * self._smooth + (1 - _SMOOTHING) * loss
+        return self._smooth
+
+    def _show(self, record: Mapping[str, Any], text: str) -> None:
         if self._bar is not None:
             self._bar.update(self._task, completed=record["step"], figures=text)
             return
@@ -70,33 +82,45 @@ def _clock(seconds: float) -> str:
 
 
 class TensorBoard:
-    """TensorBoard's event files, if asked for. A writer that fails is given up with one warning."""
+    """TensorBoard's event files, if asked for. A writer that fails is given up with one warning.
 
-    def __init__(self, folder: Path | None) -> None:
+    `done` is the step the run continues after; what an earlier process wrote beyond it is superseded.
+    """
+
+    def __init__(self, folder: Path | None, done: int) -> None:
         self._writer: Any = None
         if folder is None:
             return
         try:
             from tensorboardX import SummaryWriter
 
-            self._writer = SummaryWriter(str(folder))
+            self._writer = SummaryWriter(str(folder), purge_step=done + 1)
         except ImportError:
             _LOG.warning("TensorBoard events are not written: pip install 'flame-train[tensorboard]'")
         except OSError as e:
             _LOG.warning("TensorBoard events are not written: %s", e)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._attempt(lambda: self._writer.close())
+
     def write(self, record: Mapping[str, Any]) -> None:
         """A point on each curve."""
+        self._attempt(lambda: self._add(record))
+
+    def _add(self, record: Mapping[str, Any]) -> None:
+        for name in ("loss", "lr", "grad_norm", "loss_scale", "images_per_s"):
+            self._writer.add_scalar(name, float(record[name]), int(record["step"]))
+
+    def _attempt(self, work: Callable[[], None]) -> None:
         if self._writer is None:
             return
         try:
-            for name in ("loss", "lr", "grad_norm", "loss_scale", "images_per_s"):
-                self._writer.add_scalar(name, float(record[name]), int(record["step"]))
+            work()
         except OSError as e:
             _LOG.warning("TensorBoard events are no longer written: %s", e)
             self._writer = None
-
-    def close(self) -> None:
-        """Flushes what is left."""
-        if self._writer is not None:
-            self._writer.close()

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from flame_train.adapters.lora import Attached
 from flame_train.config.schema import Config
 from flame_train.engine import capture
 from flame_train.engine.backend import get_backend
-from flame_train.errors import FlameError, NonFiniteError
+from flame_train.errors import DeviceFault, Interrupted, NonFiniteError
 from flame_train.io.failpoint import hit
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.runfolder import RunFolder
@@ -50,7 +51,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A step whose figures are on their way to the host."""
+    """A step whose figures are on their way to the host. `begin` is when it was launched."""
 
     step: int
     figures: Callable[[], np.ndarray[Any, Any]]
@@ -61,48 +62,83 @@ class _Pending:
 
 
 def train(run: Run) -> dict[str, Any]:
-    """Runs the steps that are left, saves, and returns the last step's figures.
+    """Runs the steps that are left, saves, and returns the last step's figures; none if no step was left.
 
     Raises `NonFiniteError` before a non-finite number reaches the weights, and `Interrupted` after a signal, with
     the checkpoint saved.
     """
     c, steps = run.config, run.config.train.steps
-    board = TensorBoard(run.folder.tensorboard if c.output.tensorboard else None)
     step_once = _Stepper(run)
-    last: dict[str, Any] = {}
-    pending: _Pending | None = None
-    try:
-        with Console(steps, run.first) as console:
-
-            def settle(p: _Pending | None) -> None:
-                if p is not None:
-                    last.update(_record(run, p))
-                    run.folder.log(last)
-                    console.show(last)
-                    board.write(last)
-
-            if run.first == 0 and c.sample.every:
-                run.preview(0)
-            for step in range(run.first + 1, steps + 1):
-                launched = step_once(step)
-                settle(pending)  # one step late: the device has work while the host reads
-                pending = launched
-                if step == steps or run.stop.requested or _due(step, c.checkpoint.every, c.sample.every):
-                    settle(pending)
-                    pending = None
-                hit("train.after_step")
-                if step == steps or run.stop.requested or _due(step, c.checkpoint.every):
-                    _save(run, step)
-                run.stop.check(f"stopped after step {step}, which is saved in {run.folder.checkpoints};")
-                if _due(step, c.sample.every):
-                    run.preview(step)
-    finally:
-        board.close()
-    return last
+    with (
+        TensorBoard(run.folder.tensorboard if c.output.tensorboard else None, run.first) as board,
+        Console(steps, run.first) as console,
+    ):
+        figures = _Figures(run, console, board)
+        _catch_up(run)
+        for step in range(run.first + 1, steps + 1):
+            figures.push(step_once(step))
+            hit("train.after_step")
+            stopping = run.stop.requested  # asked once: a signal may come between any two lines
+            save = stopping or step == steps or _due(step, c.checkpoint.every)
+            draw = not stopping and _due(step, c.sample.every)
+            if save or draw:
+                figures.settle()
+            if save:
+                _save(run, step)
+            if draw:
+                run.preview(step)  # ends early when a signal comes
+            if draw and not save and run.stop.requested:
+                _save(run, step)
+                save = True
+            if save:
+                run.stop.check(f"after step {step}, which is saved in {run.folder.checkpoints}")
+    return figures.last
 
 
-def _due(step: int, *intervals: int) -> bool:
-    return any(every and step % every == 0 for every in intervals)
+def _catch_up(run: Run) -> None:
+    """What comes before the next step: the sample grid of this one, and what the last run left undone."""
+    every = run.config.sample.every
+    if every and run.first % every == 0 and (run.first == 0 or not run.folder.sample(run.first).exists()):
+        run.preview(run.first)
+    if run.first >= run.config.train.steps:
+        _write_result(run, run.first)
+    run.stop.check("before the next step")
+
+
+def _due(step: int, every: int) -> bool:
+    return bool(every) and step % every == 0
+
+
+class _Figures:
+    """Takes each step's figures to log, console and TensorBoard, one step late: meanwhile the device has work."""
+
+    def __init__(self, run: Run, console: Console, board: TensorBoard) -> None:
+        self.last: dict[str, Any] = {}
+        self._run, self._console, self._board = run, console, board
+        self._pending: _Pending | None = None
+
+    def push(self, launched: _Pending) -> None:
+        """Settles the step before the one just launched."""
+        self._settle(launched.begin)
+        self._pending = launched
+
+    def settle(self) -> None:
+        """Waits for the last step's figures. Raises `NonFiniteError` if it was not sound."""
+        self._settle(None)
+
+    def _settle(self, next_begin: float | None) -> None:
+        """A step took until the next began; where none did, until its figures came."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        figures = dict(zip(FIGURES, pending.figures().tolist(), strict=True))
+        if not figures["healthy"]:
+            raise NonFiniteError(_diagnosis(self._run, pending, figures))
+        seconds = (time.monotonic() if next_begin is None else next_begin) - pending.begin
+        self.last = _record(self._run, pending, figures, seconds)
+        self._run.folder.log(self.last)
+        self._console.show(self.last)
+        self._board.write(self.last)
 
 
 class _Stepper:
@@ -119,6 +155,7 @@ class _Stepper:
         files: list[str] = []
         images, waited = 0, 0.0
         for _ in range(run.config.gradient.accumulation):
+            hit("train.in_step")
             host = run.loader.take()
             waited += run.loader.wait_ms
             batch, run_micro = self._for(host)
@@ -138,26 +175,20 @@ class _Stepper:
         return self._micro[signature]
 
 
-def _record(run: Run, p: _Pending) -> dict[str, Any]:
-    """The step's line in the log. Raises `NonFiniteError` if the step was not sound."""
-    figures = dict(zip(FIGURES, p.figures().tolist(), strict=True))
-    seconds = max(time.monotonic() - p.begin, 1e-9)
-    per_update = run.config.gradient.accumulation
-    record = {
+def _record(run: Run, p: _Pending, figures: dict[str, float], seconds: float) -> dict[str, Any]:
+    """The step's line in the log."""
+    return {
         "step": p.step,
-        "epoch": round(run.loader.epoch(p.step * per_update), 4),
+        "epoch": round(run.loader.epoch(p.step * run.config.gradient.accumulation), 4),
         "loss": figures["loss"],
         "lr": figures["lr"],
         "grad_norm": figures["grad_norm"],
         "loss_scale": figures["loss_scale"],
         "skipped": int(figures["skipped"]),
-        "images_per_s": round(p.images / seconds, 4),
+        "images_per_s": round(p.images / max(seconds, 1e-9), 4),
         "data_wait_ms": round(p.wait_ms, 3),
         "memory": get_backend(run.device).memory().peak,
     }
-    if not figures["healthy"]:
-        raise NonFiniteError(_diagnosis(run, p, figures))
-    return record
 
 
 def _diagnosis(run: Run, p: _Pending, figures: dict[str, float]) -> str:
@@ -173,26 +204,33 @@ def _diagnosis(run: Run, p: _Pending, figures: dict[str, float]) -> str:
 
 def _save(run: Run, step: int) -> None:
     """A checkpoint; at the end also the result."""
-
-    def write(path: Any) -> None:
-        write_lora(path, run.attached, run.denoiser.component, run.names, run.config, step)
-
-    files = checkpoint_files(run.state.optimizer, step, run.dataset, write)
-    run.folder.checkpoint(step, files, run.config.checkpoint.keep)
+    files, size = checkpoint_files(run.state.optimizer, step, run.dataset, lambda path: _write_lora(run, path, step))
+    run.folder.checkpoint(step, files, run.config.checkpoint.keep, size)
     if step == run.config.train.steps:
         hit("train.before_result")
-        write(run.folder.lora)
+        _write_result(run, step)
+
+
+def _write_result(run: Run, step: int) -> None:
+    """The LoRA in its place, whatever was there: it may be of a run with fewer steps, or in the other format."""
+    _write_lora(run, run.folder.lora, step)
+
+
+def _write_lora(run: Run, path: Path, step: int) -> None:
+    write_lora(path, run.attached, run.denoiser.component, run.names, run.config, step)
 
 
 def forgiving(preview: Callable[[int], None]) -> Callable[[int], None]:
-    """A preview whose failure costs the picture, never the run. Being asked to stop is no failure."""
+    """A preview whose failure costs the picture, never the run. Being asked to stop ends it; the loop sees to it."""
 
     def attempt(step: int) -> None:
         try:
             preview(step)
-        except (FlameError, OSError, ValueError) as e:
-            if isinstance(e, FlameError) and e.exit_code == 1:  # an interruption
-                raise
-            _LOG.warning("no sample grid at step %d: %s", step, e)
+        except Interrupted:
+            return
+        except DeviceFault:
+            raise
+        except Exception as e:  # a decoder may run out of memory, a disk out of room: training goes on
+            _LOG.warning("no sample grid at step %d: %s: %s", step, type(e).__name__, e)
 
     return attempt

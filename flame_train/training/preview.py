@@ -18,6 +18,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import DType, is_float
 from flame_train.engine.random import Rng
 from flame_train.io.durable import write_durably
+from flame_train.io.failpoint import hit
 
 from .family import Denoiser, Example
 from .stop import StopRequest
@@ -61,7 +62,8 @@ def draw(
             wanted, unwanted = (_conditioning(e, d) for e in (prompt, negative))
 
             def step(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
-                stop.check("stopped while sampling")
+                hit("sample.step")
+                stop.check("while sampling")
                 return denoiser.denoise(x.to(d.dtype), t, cond).float()
 
             latents = _SAMPLERS[d.sampler](

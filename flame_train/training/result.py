@@ -24,6 +24,7 @@ from flame_train.io.safetensors import SafetensorsFile, save_file
 
 _VALUES, _OPTIMIZER = "values.", "optimizer."
 STATE_FORMAT = 1
+_HEADERS = 1 << 16  # bytes: a checkpoint's names and metadata, roughly
 
 
 def write_lora(path: Path, attached: Attached, component: str, names: LoraFamily, config: Config, step: int) -> None:
@@ -57,34 +58,54 @@ def _factors(name: str, down: np.ndarray[Any, Any], up: np.ndarray[Any, Any], al
     return LoraFactors(down, up, alpha)
 
 
-def checkpoint_files(optimizer: Optimizer, step: int, dataset: str, write: Content) -> dict[str, Content]:
-    """What a checkpoint consists of: the LoRA as `write` writes it, exact values and moments, and the run's place."""
+def checkpoint_files(
+    optimizer: Optimizer, step: int, dataset: str, write: Content
+) -> tuple[dict[str, Content], int]:  # fmt: skip
+    """What a checkpoint consists of, and about how many bytes it takes.
+
+    The LoRA as `write` writes it, exact values and moments, and the run's place.
+    """
     entries = {f"{_VALUES}{n}": a for n, a in optimizer.arena.state().items()}
     entries |= {f"{_OPTIMIZER}{n}": a for n, a in optimizer.state_dict().items()}
     place = {"format": STATE_FORMAT, "step": step, "dataset": dataset, "version": __version__}
-    return {
+    values = sum(a.nbytes for n, a in entries.items() if n.startswith(_VALUES))  # once more as the LoRA
+    size = values + sum(a.nbytes for a in entries.values()) + _HEADERS
+    files: dict[str, Content] = {
         "lora.safetensors": write,
         "optimizer.safetensors": lambda path: save_file(path, entries),
         "state.json": (json.dumps(place, indent=1, sort_keys=True) + "\n").encode(),
     }
+    return files, size
 
 
-def restore(found: Found, optimizer: Optimizer, dataset: str) -> int:
-    """Puts a checkpoint's values and moments back and returns its step.
-
-    Raises `OutputError` if the dataset is not the one it was trained on: order and cache would not continue it.
-    """
-    place: Mapping[str, Any] = json.loads((found.path / "state.json").read_bytes())
+def check_dataset(found: Found, dataset: str) -> None:
+    """Raises `OutputError` if a checkpoint was trained on another dataset: order and cache would not continue it."""
+    place = _place(found)
     if place["dataset"] != dataset:
         raise OutputError(
             f"{found.path}: was trained on other pictures or captions than data.path holds now; "
             "put them back to continue that run, or set output.dir to another folder for a new one"
         )
+
+
+def restore(found: Found, optimizer: Optimizer) -> int:
+    """Puts a checkpoint's values and moments back and returns its step."""
     with SafetensorsFile(found.path / "optimizer.safetensors") as file:
         entries = {name: np.array(file.read(name)) for name in file.names}
     optimizer.arena.load_state(_below(entries, _VALUES))
     optimizer.load_state_dict(_below(entries, _OPTIMIZER))
-    return int(place["step"])
+    return int(_place(found)["step"])
+
+
+def _place(found: Found) -> Mapping[str, Any]:
+    """Where in the run a checkpoint was made. Raises `OutputError` for one of a newer version."""
+    place: Mapping[str, Any] = json.loads((found.path / "state.json").read_bytes())
+    if place["format"] != STATE_FORMAT:
+        raise OutputError(
+            f"{found.path}: written by flame-train {place['version']} (state format {place['format']}, this version "
+            f"reads {STATE_FORMAT}); continue the run with that version"
+        )
+    return place
 
 
 def _below(entries: Mapping[str, Any], prefix: str) -> dict[str, Any]:

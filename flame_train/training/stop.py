@@ -1,7 +1,8 @@
-"""Being asked to stop: SIGINT and SIGTERM are noted, and acted on where nothing is lost."""
+"""Being asked to stop: SIGINT, SIGTERM and SIGHUP are noted, and acted on where nothing is lost."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -10,14 +11,15 @@ from typing import Any, Self
 
 from flame_train.errors import Interrupted
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
     """While entered, the first signal only sets `signal_number`; a second one ends the process at once.
 
     Work in many small parts (caching, sampling) calls `check()` between them; the training loop looks at
-    `requested` at the end of a step, saves, and then calls `check()`.
+    `requested` at the end of a step, saves, and then calls `check()`. A signal that is ignored from outside, as
+    `nohup` does with SIGHUP and a shell with a background job's SIGINT, stays ignored.
     """
 
     def __init__(self) -> None:
@@ -29,14 +31,15 @@ class StopRequest:
         """True once a signal came."""
         return self.signal_number != 0
 
-    def check(self, what: str = "stopped") -> None:
-        """Raises `Interrupted` if a signal came."""
+    def check(self, where: str) -> None:
+        """Raises `Interrupted` if a signal came. `where` ends the sentence "stopped by SIGINT ..."."""
         if self.requested:
-            raise Interrupted(self.signal_number, f"{what} by {signal.Signals(self.signal_number).name}")
+            raise Interrupted(self.signal_number, f"stopped by {signal.Signals(self.signal_number).name} {where}")
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python takes no handlers
-            self._previous = {s: signal.signal(s, self._note) for s in _SIGNALS}
+            heard = [s for s in _SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
+            self._previous = {s: signal.signal(s, self._note) for s in heard}
         return self
 
     def __exit__(
@@ -48,5 +51,7 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
+            with contextlib.suppress(OSError):
+                os.write(2, b"\nstopped at once: what was not saved before is lost\n")
             os._exit(128 + number)
         self.signal_number = number

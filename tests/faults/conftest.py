@@ -1,0 +1,275 @@
+"""A very small SDXL, six drawings, and the program run on them: what every test of faults begins with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from flame_train.config.render import toml_value
+from flame_train.io.safetensors import save_file
+from flame_train.models.clip import ClipArch, ClipTextEncoder
+from flame_train.models.unet_sdxl import UNet, UNetArch
+from flame_train.models.vae import Vae, VaeArch
+
+ROOT = Path(__file__).parents[2]
+TIMINGS = ("images_per_s", "data_wait_ms", "memory")
+ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it said."""
+
+    code: int
+    seconds: float
+    stdout: str
+    stderr: str
+
+    @property
+    def complaint(self) -> str:
+        """The error line and what belongs to it; fails unless there is exactly one, and no traceback."""
+        assert self.stderr.count("error: ") == 1, self.stderr
+        assert "Traceback" not in self.stderr + self.stdout
+        assert "bug in flame-train" not in self.stderr
+        return self.stderr[self.stderr.index("error: ") :]
+
+
+class Program:
+    """The command line. `__call__` forks a warm interpreter; `start` and `cold` begin a new one."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self._parent = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("warm.py"))],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | ENVIRONMENT,
+        )  # fmt: skip
+
+    def __call__(
+        self, *arguments: str, env: Mapping[str, str] | None = None, kill_after: float | None = None,
+        limits: Mapping[str, int] | None = None, cwd: Path = ROOT,
+    ) -> Ended:  # fmt: skip
+        stdout, stderr = (self._scratch / name for name in ("stdout", "stderr"))
+        order = {
+            "arguments": arguments, "env": dict(env or {}), "kill_after": kill_after, "limits": dict(limits or {}),
+            "cwd": str(cwd), "stdout": str(stdout), "stderr": str(stderr),
+        }  # fmt: skip
+        assert self._parent.stdin is not None
+        assert self._parent.stdout is not None
+        print(json.dumps(order), file=self._parent.stdin, flush=True)
+        answer = json.loads(self._parent.stdout.readline())
+        return Ended(answer["code"], answer["seconds"], stdout.read_text(), stderr.read_text())
+
+    def start(self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> subprocess.Popen[str]:
+        """A process of its own, just begun."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "flame_train", *arguments], cwd=cwd, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT)} | dict(env or {}),
+        )  # fmt: skip
+
+    def cold(self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> Ended:
+        """As a user runs it: a new interpreter."""
+        process = self.start(*arguments, env=env, cwd=cwd)
+        out, err = process.communicate()
+        return Ended(process.returncode, 0.0, out, err)
+
+    def close(self) -> None:
+        self._parent.communicate()
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    made = Program(tmp_path_factory.mktemp("program"))
+    yield made
+    made.close()
+
+
+def small_arch() -> UNetArch:
+    """Two levels, one transformer block each time: enough for every kind of layer SDXL has."""
+    arch = UNetArch.tiny(model_channels=16, context_dim=16, pooled_dim=8)
+    return replace(arch, channel_mult=(1, 2), transformer_depth=(0, 1))
+
+
+def write_checkpoint(path: Path, seed: int = 0) -> None:
+    """A single-file SDXL checkpoint with random weights."""
+    rng = np.random.default_rng(seed)
+    parts = {
+        "model.diffusion_model.": UNet(small_arch()),
+        "first_stage_model.": Vae(VaeArch.tiny(8)),
+        "conditioner.embedders.0.transformer.": ClipTextEncoder(ClipArch.tiny("quick_gelu", None, 8)),
+        "conditioner.embedders.1.model.": ClipTextEncoder(ClipArch.tiny("gelu", 8, 8)),
+    }
+    tensors = {}
+    for prefix, model in parts.items():
+        model.init(rng)
+        tensors |= {prefix + name: weight.numpy().astype(np.float16) for name, weight in model.weights()}
+    save_file(path, tensors)
+
+
+def draw(path: Path, height: int, width: int, seed: int) -> None:
+    """A drawing with its caption."""
+    y, x = np.mgrid[0:height, 0:width]
+    waves = [np.sin(x / (5 + seed) + y / (9 - c) + seed) for c in range(3)]
+    Image.fromarray(np.rint(127.5 + 127.5 * np.stack(waves, -1)).astype(np.uint8)).save(path)
+    path.with_suffix(".txt").write_text(f"drawing number {seed}", encoding="utf-8")
+
+
+def draw_all(folder: Path) -> None:
+    """Six drawings of two shapes."""
+    folder.mkdir()
+    for i in range(6):
+        draw(folder / f"{i}.png", *((64, 96) if i in (2, 4) else (64, 64)), seed=i)
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`base.safetensors` and `drawings/`, for tests that leave them as they are."""
+    folder = tmp_path_factory.mktemp("world")
+    write_checkpoint(folder / "base.safetensors")
+    draw_all(folder / "drawings")
+    return folder
+
+
+SETTINGS: dict[str, Any] = {
+    "data.resolution": 64,
+    "data.bucket_step": 16,
+    "data.batch_size": 2,
+    "data.caption_dropout": 0.3,
+    "lora.rank": 2,
+    "lora.alpha": 2.0,
+    "optimizer.lr": 1e-2,
+    "schedule.warmup_steps": 2,
+    "gradient.accumulation": 2,
+    "gradient.clip_norm": 0.05,
+    "gradient.clip_value": 0.04,
+    "gradient.noise_std": 1e-3,
+    "loss.snr_gamma": 5.0,
+    "loss.offset_noise": 0.05,
+    "train.steps": 6,
+    "train.precision": "fp32",
+    "checkpoint.every": 2,
+    "sample.every": 0,
+}
+"""With everything on that a continued run could lose: accumulation, dropout, noise, moments, a moving rate."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training run with a folder of its own: config, cache and output."""
+
+    program: Program
+    folder: Path
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "out"
+
+    @property
+    def cache(self) -> Path:
+        return self.folder / "cache"
+
+    def arguments(self, command: str, **changes: Any) -> list[str]:
+        """The command line; `changes` are settings with `__` for the dot."""
+        path = self.folder / "config.toml"
+        settings = self.settings | {key.replace("__", "."): value for key, value in changes.items()}
+        path.write_text("".join(f"{key} = {toml_value(value)}\n" for key, value in settings.items()))
+        return [command, "--config", str(path), "--device", "cpu"]
+
+    def train(self, failpoint: str = "", kill_after: float | None = None, limits: Any = None, **changes: Any) -> Ended:
+        """Runs to the end, or to where it is made to stop."""
+        env = {"FLAME_TEST_FAILPOINT": failpoint} if failpoint else {}
+        arguments = self.arguments("sdxl-lora", **changes)
+        return self.program(*arguments, env=env, kill_after=kill_after, limits=limits)
+
+    def fill_cache(self, failpoint: str = "", **changes: Any) -> Ended:
+        env = {"FLAME_TEST_FAILPOINT": failpoint} if failpoint else {}
+        return self.program(*self.arguments("cache", **changes), "--json", env=env)
+
+    def finish(self, **changes: Any) -> Result:
+        """Runs to the end, which must be reached."""
+        ended = self.train(**changes)
+        assert ended.code == 0, ended.stderr
+        return self.result()
+
+    def result(self) -> Result:
+        status = self.status()
+        assert (status["state"], status["exit_code"]) == ("done", 0)
+        newest = max((self.out / "checkpoints").glob("step-*"))
+        return Result(
+            digest(self.out / "lora.safetensors"),
+            {path.name: digest(path) for path in sorted(newest.iterdir())},
+            self.log(),
+        )
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.out / "status.json").read_text())
+        return found
+
+    def log(self) -> list[dict[str, Any]]:
+        """The log without what depends on the clock and on the machine."""
+        lines = [json.loads(line) for line in (self.out / "log.jsonl").read_text().splitlines()]
+        return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines]
+
+    def steps(self) -> list[int]:
+        """The steps of the whole checkpoints and of anything that looks like one."""
+        return sorted(int(path.name.removeprefix("step-")) for path in (self.out / "checkpoints").glob("step-*"))
+
+    def debris(self) -> list[str]:
+        """What half-done work left behind."""
+        return sorted(str(p.relative_to(self.folder)) for p in self.folder.rglob(".*") if p.name != ".lock")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What two runs must have in common to the byte."""
+
+    lora: str
+    checkpoint: dict[str, str]
+    log: list[dict[str, Any]]
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def make_job(program: Program, folder: Path, world: Path, **changes: Any) -> Job:
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "model.checkpoint": str(world / "base.safetensors"),
+        "data.path": str(world / "drawings"),
+        "data.cache": str(folder / "cache"),
+        "output.dir": str(folder / "out"),
+        **SETTINGS,
+        **{key.replace("__", "."): value for key, value in changes.items()},
+    }
+    return Job(program, folder, settings)
+
+
+@pytest.fixture
+def job(program: Program, tmp_path: Path, world: Path) -> Job:
+    """A run that was not begun yet."""
+    return make_job(program, tmp_path, world)
+
+
+@pytest.fixture(scope="session")
+def whole(program: Program, tmp_path_factory: pytest.TempPathFactory, world: Path) -> Result:
+    """What an uninterrupted run of `job` gives."""
+    return make_job(program, tmp_path_factory.mktemp("whole"), world).finish()
+
+
+@pytest.fixture(scope="session")
+def seconds(program: Program, tmp_path_factory: pytest.TempPathFactory, world: Path) -> float:
+    """How long an uninterrupted run takes, so that kills can be spread over it."""
+    return make_job(program, tmp_path_factory.mktemp("timed"), world).train().seconds
