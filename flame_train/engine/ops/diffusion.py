@@ -85,11 +85,13 @@ def timestep_embedding(
 ) -> Array:
     """[cos(t * f), sin(t * f)] with f = max_period^(-i / (dim / 2)), for t of shape (B,) (LDM's timestep_embedding)
 
-    Computed in fp32 from fp32 frequencies, as the reference implementations do, and returned as `dtype`.
+    Computed in fp32 from fp32 frequencies, as the reference implementations do, and returned as `dtype`. The
+    frequencies are rounded from fp64, so that every device has the same: at t = 999 their last bit shows.
     """
     half = dim // 2
     exponents = np.float32(-math.log(max_period)) * xp.arange(half, dtype=np.float32)
-    freqs = xp.exp(exponents / np.float32(half))  # in this order: dividing first loses a bit at 320
+    exponents = exponents / np.float32(half)  # in this order: dividing first loses a bit at 320
+    freqs = xp.exp(exponents.astype(np.float64)).astype(np.float32)
     args = timesteps.astype(np.float32)[..., None] * freqs
     return xp.concatenate([xp.cos(args), xp.sin(args)], axis=-1).astype(as_dtype(dtype))
 
