@@ -85,8 +85,11 @@ class ClipTokenizer:
     def fingerprint(self) -> str:
         """SHA-256 of tables and padding: what a cached text embedding depends on besides its model."""
         vocab, merges = self._tables
-        content = json.dumps([vocab, merges, self.pad_id], sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()
+        digest = hashlib.sha256(f"padding {self.pad_id}, {len(vocab)} tokens\n".encode())
+        digest.update("\n".join(sorted(vocab, key=vocab.__getitem__)).encode())
+        digest.update("\n".join(map(str, sorted(vocab.values()))).encode())
+        digest.update("\n".join(map(" ".join, merges)).encode())
+        return digest.hexdigest()
 
     def _special(self, token: str) -> int:
         found = self._tables[0].get(token)
