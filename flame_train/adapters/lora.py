@@ -45,13 +45,13 @@ class LoraAdapter:
     def __call__(self, layer: Layer, x: Tensor) -> Tensor:
         """The layer's output with the update; the layer's weight stays as it is."""
         if isinstance(layer, nn.Linear):
-            return F.lora_linear(x, layer.weight, layer.bias, self.down, self.up, self.scale)
+            return F.lora_linear(x, layer.weight, layer.bias, self.down.working, self.up.working, self.scale)
         return F.lora_conv2d(
             x,
             layer.weight,
             layer.bias,
-            self.down,
-            self.up,
+            self.down.working,
+            self.up.working,
             self.scale,
             layer.stride,
             layer.padding,

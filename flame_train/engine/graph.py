@@ -42,7 +42,9 @@ class Edge:
     @classmethod
     def to(cls, t: Tensor, arg: str = "", item: int | None = None) -> Edge:
         """The edge that leads to `t`."""
-        return cls(arg, item, t._node, t._index, t if t._node is None else None, t.shape, t.dtype)
+        if t._node is not None:
+            return cls(arg, item, t._node, t._index, None, t.shape, t.dtype)
+        return cls(arg, item, None, 0, t._leaf, t.shape, t._leaf.dtype)
 
 
 class Node:
@@ -112,11 +114,12 @@ def _raised(value: Any) -> Any:
 def unbroadcast(xp: Any, g: Array, shape: tuple[int, ...], dtype: DType) -> Array:
     """`g` summed over the axes along which an input of `shape` was broadcast, in the input's dtype."""
     if g.shape != shape:
+        work = compute_dtype(g.dtype)
         if g.ndim > len(shape):
-            g = g.sum(axis=tuple(range(g.ndim - len(shape))))
+            g = g.sum(axis=tuple(range(g.ndim - len(shape))), dtype=work)
         axes = tuple(i for i, (n, m) in enumerate(zip(g.shape, shape, strict=True)) if n != m)
         if axes:
-            g = g.sum(axis=axes, keepdims=True)
+            g = g.sum(axis=axes, keepdims=True, dtype=work)
         if g.shape != shape:
             raise ShapeError(f"a gradient of shape {g.shape} cannot be summed down to its input's {shape}")
     return xp.asarray(g, dtype) if g.dtype != dtype else g

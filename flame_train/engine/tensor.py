@@ -128,6 +128,11 @@ class Tensor:
     # ---- gradients ---------------------------------------------------------------------------------
 
     @property
+    def _leaf(self) -> Tensor:
+        """Where a gradient that reaches this leaf is kept; also the one whose hooks see it."""
+        return self
+
+    @property
     def requires_grad(self) -> bool:
         return self._requires_grad
 
@@ -331,11 +336,17 @@ class Frozen(Tensor):
 class Parameter(Tensor):
     """A trainable weight: an fp32 leaf with a name, whose values and gradient may be views into an arena."""
 
-    __slots__ = ("name",)
+    __slots__ = ("_working", "name")
 
     def __init__(self, data: Array, name: str = "") -> None:
         super().__init__(data, requires_grad=True)
         self.name = name
+        self._working: Tensor | None = None
+
+    @property
+    def working(self) -> Tensor:
+        """The values in the dtype that activations have, where an arena keeps such a copy; else the parameter."""
+        return self if self._working is None else self._working
 
     def _accumulate(self, g: Array) -> None:
         if self._grad is None:
@@ -345,6 +356,20 @@ class Parameter(Tensor):
 
     def __repr__(self) -> str:
         return f"Parameter({self.name!r}, shape={self.shape}, dtype={self.dtype.name}, device={self.device!r})"
+
+
+class Working(Tensor):
+    """A low-precision copy of a parameter, for use in its place: the gradient goes to the parameter, in fp32."""
+
+    __slots__ = ("parameter",)
+
+    def __init__(self, data: Array, parameter: Parameter) -> None:
+        super().__init__(data, requires_grad=True)
+        self.parameter = parameter
+
+    @property
+    def _leaf(self) -> Tensor:
+        return self.parameter
 
 
 def tensor(

@@ -74,6 +74,7 @@ def prepare(
     state = make_state(as_denoiser(unet), attached, config, device)
     for adapter in attached.adapters.values():  # zero would leave half of the gradients zero
         adapter.up.data[...] = _uniform(backend, 1, adapter.up.shape, 1e-3, as_dtype("fp32"))
+    state.optimizer.arena.refresh()
     host = random_batch(unet.arch, resolution, batch)
     device_batch = Batch(host, backend, dtype)
     device_batch.fill(host)

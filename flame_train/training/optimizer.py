@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from flame_train.config.schema import Config
 from flame_train.engine import Parameter
 from flame_train.engine.backend import Backend
+from flame_train.engine.dtype import as_dtype
 from flame_train.engine.optim import (
     AdamWRule,
     Arena,
@@ -37,5 +38,5 @@ def build_optimizer(parameters: Iterable[Parameter], config: Config, backend: Ba
         chain.append(SGDRule(momentum=o.momentum, weight_decay=o.weight_decay))
     schedule = Schedule(s.name, config.train.steps, s.warmup_steps, s.cycles, s.power, s.min_lr)
     scaler = LossScaler() if config.train.precision == "fp16" else None
-    arena = Arena(parameters, backend)
+    arena = Arena(parameters, backend, working=as_dtype(config.train.precision))
     return Optimizer(arena, chain, lr=o.lr, schedule=schedule, accumulation=g.accumulation, scaler=scaler)

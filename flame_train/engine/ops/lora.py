@@ -1,6 +1,7 @@
 """Layers with a low-rank update: W x + scale * up (down x) (LoRA, arXiv 2106.09685).
 
-The adapter's weights are fp32 masters and are cast to the activations' dtype where they are used.
+The adapter's weights may be fp32 masters, cast to the activations' dtype where they are used, or working copies in that
+dtype already. Their gradients are fp32 either way.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..dtype import Array
+from ..dtype import Array, compute_dtype
 from ..op import Sample, composite, sample
 from ..tensor import Tensor
 from .conv import Pair, conv2d
-from .elementwise import cast
+from .convert import cast
 from .matmul import check_linear, linear, linear_condition
 
 
@@ -50,8 +51,8 @@ def _(
     if "input" in needs:
         dx = k.matmul(rows, weight)
         dx = k.matmul(inner, down.astype(g.dtype), out=dx, accumulate=True).reshape(input.shape)
-    d_down = k.matmul(inner.T, x, out_dtype=down.dtype) if "down" in needs else None
-    d_up = k.matmul(rows.T, low.reshape(-1, low.shape[-1]), out_dtype=up.dtype) if "up" in needs else None
+    d_down = k.matmul(inner.T, x, out_dtype=compute_dtype(g.dtype)) if "down" in needs else None
+    d_up = k.matmul(rows.T, low.reshape(-1, low.shape[-1]), out_dtype=compute_dtype(g.dtype)) if "up" in needs else None
     return dx, d_down, d_up
 
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from ...errors import ModelFileError
 from ..backend import Backend
-from ..dtype import Array, float32
-from ..tensor import Frozen, Tensor
+from ..dtype import Array, DType, float32
+from ..tensor import Frozen, Parameter, Tensor, Working
 
 _ALIGNMENT = 64
 """Segments start at multiples of this many elements (256 bytes), as device allocations do."""
@@ -41,7 +41,8 @@ class Arena:
     """Packs fp32 leaves into flat buffers and makes their `.data` and `.grad` views into them.
 
     `parameters` is a mapping by name, (name, tensor) pairs, or Tensors, named by their `.name` or number.
-    `lr_scale` and `decay_scale` are factors on learning rate and weight decay by parameter name; 1 if absent.
+    With `working`, a 16-bit dtype, the arena also keeps a copy of the values in it, which `refresh` brings up to
+    date; parameters then have it as `.working`. `lr_scale` and `decay_scale` are factors on learning rate and weight decay by parameter name; 1 if absent.
     A parameter on another device is moved to `backend`, by default the first one's.
 
     Raises `TypeError` for a `Frozen` weight, one that is not fp32 or does not require grad, `ValueError` for
@@ -49,7 +50,7 @@ class Arena:
     """
 
     def __init__(
-        self, parameters: Named, backend: Backend | None = None, *,
+        self, parameters: Named, backend: Backend | None = None, *, working: DType = float32,
         lr_scale: Mapping[str, float] | None = None, decay_scale: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
         named = _checked(named_parameters(parameters))
@@ -62,6 +63,8 @@ class Arena:
         self._views = {s.name: (self.view(self.values, s), Tensor(self.view(self.grads, s))) for s in self.segments}
         for name, p in named:
             self._pack(name, p)
+        self._low: Array | None = None if working == float32 else xp.empty(size, working)
+        self._give_working_copies()
         self.lr_scale = self._spread("lr_scale", lr_scale)
         self.decay_scale = self._spread("decay_scale", decay_scale)
 
@@ -86,6 +89,11 @@ class Arena:
         starts = [*(s.start for s in self.segments[1:]), self.size]
         ends = [s.stop for s in self.segments]
         return [(e, s) for e, s in zip(ends, starts, strict=True) if e < s]
+
+    def refresh(self) -> None:
+        """Brings the working copies up to date with the values: to be called by whoever changes those."""
+        if self._low is not None:
+            self._low[...] = self.values
 
     def zero_grad(self) -> None:
         """Clears every gradient; one that was set to None or replaced is the arena's view again."""
@@ -144,6 +152,7 @@ class Arena:
     def load_state(self, entries: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Restores what `state` returned. Raises `ModelFileError` if it does not fit."""
         self.join(self.values, entries, "trained weights")
+        self.refresh()
 
     # ---- construction ------------------------------------------------------------------------------
 
@@ -153,6 +162,15 @@ class Arena:
         if p.grad is not None:
             grad.data[...] = self._here(p.grad)
         p.data, p.grad = values, grad
+
+    def _give_working_copies(self) -> None:
+        if self._low is None:
+            return
+        self.refresh()
+        for s in self.segments:
+            p = self.parameters[s.name]
+            if isinstance(p, Parameter):
+                p._working = Working(self.view(self._low, s), p)
 
     def _here(self, t: Tensor) -> Array:
         return t.data if t.device == self.backend.name else self.backend.put(t.numpy())

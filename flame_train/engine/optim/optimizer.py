@@ -103,6 +103,7 @@ class Optimizer:
             changes.append((state, changed))
         rate = lr.astype(float32) if arena.lr_scale is None else lr.astype(float32) * arena.lr_scale
         _select(xp, take, arena.values, arena.values - rate * g)
+        arena.refresh()
         for state, changed in changes:
             for name, new in changed.items():
                 _select(xp, take, state[name], new)

@@ -7,6 +7,7 @@ import pytest
 
 from flame_train.engine import Frozen, Parameter, tensor
 from flame_train.engine import functional as F
+from flame_train.engine.dtype import bfloat16
 from flame_train.engine.optim import Arena
 from flame_train.errors import ModelFileError
 
@@ -126,3 +127,32 @@ def test_what_cannot_be_trained_is_refused_by_name() -> None:
         Arena([twice, Parameter(one, "w")])
     with pytest.raises(ValueError, match="lr_scale: no parameter named 'v'"):
         Arena([Parameter(one, "w")], lr_scale={"v": 2.0})
+
+
+def test_working_copies_follow_the_values_and_gradients_reach_the_parameter_in_fp32() -> None:
+    p = Parameter(np.array([1.0, 2.0, 3.0], np.float32), "p")
+    arena = Arena([p], working=bfloat16)
+    assert p.working.dtype == bfloat16
+    (p.working * 3.0).float().sum().backward()
+    np.testing.assert_array_equal(p.grad.numpy(), np.full(3, 3.0, np.float32))
+    assert p.grad.dtype == np.float32
+    p.data[...] = 5.0
+    assert p.working.numpy().astype(np.float32)[0] == 1.0
+    arena.refresh()
+    assert p.working.numpy().astype(np.float32)[0] == 5.0
+    arena.load_state({"p": np.full(3, 7.0, np.float32)})
+    assert p.working.numpy().astype(np.float32)[0] == 7.0
+
+
+def test_hooks_on_a_parameter_see_the_gradient_of_its_working_copy() -> None:
+    p, seen = Parameter(np.ones(2, np.float32), "p"), []
+    Arena([p], working=bfloat16)
+    p.register_hook(lambda g: seen.append(g.dtype))
+    (p.working * p.working).float().sum().backward()
+    assert seen == [np.float32]
+
+
+def test_without_a_working_dtype_a_parameter_works_as_itself() -> None:
+    p = Parameter(np.ones(2, np.float32), "p")
+    Arena([p])
+    assert p.working is p
