@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .backend import Backend, get_backend
-from .dtype import Array, DType, compute_dtype, is_float, promote
+from .dtype import Array, DType, compute_dtype, float32, float64, is_float, promote
 from .graph import Edge, Node
 from .mode import Mode, mode
 from .op import Formula, Kernel, Op
@@ -120,13 +120,21 @@ def _reference(op: Op, arrays: dict[str, Any], backend: Backend) -> Any:
         return op.fn(backend.xp, **arrays)
     result_dtype = promote([a.dtype for a in _floats(op, arrays)])
     if result_dtype is None:
-        return op.fn(backend.xp, **arrays)
+        return _whole(op, op.fn(backend.xp, **arrays))
     work = compute_dtype(result_dtype)
     raised = {n: (_raise(v, work) if n in op.tensor_names else v) for n, v in arrays.items()}
     result = op.fn(backend.xp, **raised)
     outputs, aux = _split(op, result)
     rounded = [o.astype(result_dtype) if is_float(o.dtype) and o.dtype != result_dtype else o for o in outputs]
     head = tuple(rounded) if op.multiple else rounded[0]
+    return (head, *aux.values()) if op.aux else head
+
+
+def _whole(op: Op, result: Any) -> Any:
+    """What an op made of whole numbers or truth values: fractions among it are fp32, as in PyTorch."""
+    outputs, aux = _split(op, result)
+    outputs = [o.astype(float32) if o.dtype == float64 else o for o in outputs]
+    head = tuple(outputs) if op.multiple else outputs[0]
     return (head, *aux.values()) if op.aux else head
 
 

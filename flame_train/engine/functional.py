@@ -2,52 +2,21 @@
 
 from __future__ import annotations
 
+from .ops.activations import elu, gelu, hardswish, leaky_relu, mish, quick_gelu, relu, silu, softplus, swiglu
+from .ops.arithmetic import abs, add, div, lerp, mul, neg, pow, reciprocal, rsub, sign, square, sub
 from .ops.attention import scaled_dot_product_attention
+from .ops.comparison import eq, ge, gt, isfinite, le, logical_and, logical_not, logical_or, logical_xor, lt, ne
 from .ops.conv import conv2d, upsample_nearest
+from .ops.convert import cast, clone
 from .ops.diffusion import gated_add, geglu, timestep_embedding
-from .ops.elementwise import (
-    abs,
-    add,
-    cast,
-    clamp,
-    clone,
-    cos,
-    div,
-    eq,
-    erf,
-    exp,
-    ge,
-    gelu,
-    gt,
-    isfinite,
-    le,
-    log,
-    lt,
-    maximum,
-    minimum,
-    mul,
-    neg,
-    pow,
-    quick_gelu,
-    reciprocal,
-    relu,
-    rsqrt,
-    rsub,
-    sigmoid,
-    silu,
-    sin,
-    sqrt,
-    square,
-    sub,
-    tanh,
-    where,
-)
 from .ops.index import embedding, take_along_dim
 from .ops.lora import lora_conv2d, lora_linear
 from .ops.loss import mse_loss
 from .ops.matmul import linear, matmul
 from .ops.norm import group_norm, group_norm_silu, layer_norm
+from .ops.pointwise import ceil, cos, erf, exp, expm1, floor, log, log1p, round, rsqrt, sigmoid, sin, sqrt, tanh, trunc
 from .ops.reduce import amax, mean, sum, var
+from .ops.select import clamp, maximum, minimum, where
 from .ops.shape import (
     cat,
     chunk,
@@ -68,11 +37,13 @@ from .ops.shape import (
 from .ops.softmax import log_softmax, softmax
 
 __all__ = [
-    "abs", "add", "amax", "cast", "cat", "chunk", "clamp", "clone", "conv2d", "cos", "div", "embedding", "eq", "erf",
-    "exp", "expand", "flatten", "flip", "gated_add", "ge", "geglu", "gelu", "getitem", "group_norm", "group_norm_silu",
-    "gt", "isfinite", "layer_norm", "le", "linear", "log", "log_softmax", "lora_conv2d", "lora_linear", "lt", "matmul",
-    "maximum", "mean", "minimum", "mse_loss", "mul", "narrow", "neg", "pad", "permute", "pow", "quick_gelu",
-    "reciprocal", "relu", "reshape", "rsqrt", "rsub", "scaled_dot_product_attention", "sigmoid", "silu", "sin",
-    "softmax", "split", "sqrt", "square", "squeeze", "stack", "sub", "sum", "take_along_dim", "tanh",
-    "timestep_embedding", "transpose", "unsqueeze", "upsample_nearest", "var", "where",
+    "abs", "add", "amax", "cast", "cat", "ceil", "chunk", "clamp", "clone", "conv2d", "cos", "div", "elu",
+    "embedding", "eq", "erf", "exp", "expand", "expm1", "flatten", "flip", "floor", "gated_add", "ge", "geglu",
+    "gelu", "getitem", "group_norm", "group_norm_silu", "gt", "hardswish", "isfinite", "layer_norm", "le",
+    "leaky_relu", "lerp", "linear", "log", "log1p", "log_softmax", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "lora_conv2d", "lora_linear", "lt", "matmul", "maximum", "mean", "minimum", "mish", "mse_loss",
+    "mul", "narrow", "ne", "neg", "pad", "permute", "pow", "quick_gelu", "reciprocal", "relu", "reshape", "round",
+    "rsqrt", "rsub", "scaled_dot_product_attention", "sigmoid", "sign", "silu", "sin", "softmax", "softplus", "split",
+    "sqrt", "square", "squeeze", "stack", "sub", "sum", "swiglu", "take_along_dim", "tanh", "timestep_embedding",
+    "transpose", "trunc", "unsqueeze", "upsample_nearest", "var", "where",
 ]  # fmt: skip

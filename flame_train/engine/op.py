@@ -2,7 +2,8 @@
 
 An op is one stanza: a reference on the array namespace `xp` (NumPy or CuPy), gradient formulas, samples,
 and, where it pays, kernels. Its signature is its declaration: parameters annotated `Array`, `Array | None`,
-`Array | float` or `Sequence[Array]` are tensors, the others are attributes, in PyTorch's order.
+`Array | float`, `Array | float | None` or `Sequence[Array]` are tensors, the others are attributes, in PyTorch's
+order; what PyTorch takes by name only stands behind a `*`. A list that comes last may be given spread out.
 
 Four rules hold everywhere, so that no op has to think of them:
 
@@ -31,17 +32,19 @@ _KINDS: dict[str, Kind] = {
     "Array": "tensor",
     "Array | None": "tensor",
     "Array | float": "tensor",
+    "Array | float | None": "tensor",
     "Sequence[Array]": "list",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of an op's reference."""
+    """One parameter of an op's reference. `named` ones are given by name only."""
 
     name: str
     kind: Kind
     default: Any
+    named: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class Op:
 
     def __init__(
         self, fn: Callable[..., Any], *, composite: bool, torch: str | None, aux: tuple[str, ...], moves: bool,
-        multiple: bool,
+        multiple: bool, mutates: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.name = fn.__name__
         self.fn = fn
@@ -105,10 +108,13 @@ class Op:
         self.aux = aux
         self.moves = moves
         self.multiple = multiple
+        self.mutates = mutates
         self.params = _parameters(fn, skip_first=not composite)
         self.names = tuple(p.name for p in self.params)
+        self.positional = tuple(p.name for p in self.params if not p.named)
         self.tensor_names = tuple(p.name for p in self.params if p.kind != "attr")
         self.list_names = frozenset(p.name for p in self.params if p.kind == "list")
+        self._list_last = bool(self.positional) and self.positional[-1] in self.list_names
         self.formulas: list[Formula] = []
         self.kernel_formulas: list[Formula] = []
         self.kernels: list[Kernel] = []
@@ -197,11 +203,14 @@ class Op:
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The call's values by parameter name, defaults filled in. Raises `TypeError` like a Python call."""
-        if len(args) > len(self.params):
+        if self._list_last:
+            args = self._gathered(args)
+        if len(args) > len(self.positional):
             raise TypeError(
-                f"{self.name}: takes {len(self.params)} arguments ({', '.join(self.names)}), got {len(args)}"
+                f"{self.name}: takes {len(self.positional)} arguments by position "
+                f"({', '.join(self.positional)}), got {len(args)}"
             )
-        values = dict(zip(self.names, args, strict=False))
+        values = dict(zip(self.positional, args, strict=False))
         for name in kwargs:
             if name not in self.names or name in values:
                 raise TypeError(
@@ -214,6 +223,13 @@ class Op:
                     raise TypeError(f"{self.name}: missing argument {p.name!r}")
                 values[p.name] = p.default
         return values
+
+    def _gathered(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The positional arguments with tensors given one by one put into the list that comes last."""
+        first = len(self.positional) - 1
+        if len(args) <= first or (len(args) == first + 1 and isinstance(args[first], (list, tuple))):
+            return args
+        return [*args[:first], list(args[first:])]
 
     def iter_samples(self) -> Iterator[Sample]:
         """The declared samples."""
@@ -250,20 +266,28 @@ def primitive(
 ) -> Callable[[Callable[..., Any]], Op]:
     """Declares an op by its reference `f(xp, ...)`.
 
-    `torch` is its PyTorch counterpart; `aux` names what it returns beside the result for its formulas;
-    `moves` says it only moves data; `multiple` that its result is a tuple of tensors.
+    `torch` is its PyTorch counterpart, "add", "nn.functional.pad" or "Tensor.view"; `aux` names what it returns
+    beside the result for its formulas; `moves` says it only moves data; `multiple` that its result is a tuple of
+    tensors.
     """
     return lambda fn: Op(fn, composite=False, torch=torch, aux=aux, moves=moves, multiple=multiple)
 
 
-def composite(*, torch: str | None = None, aux: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Op]:
-    """Declares an op by a body over Tensors; its gradient follows. A kernel may override it as a whole."""
-    return lambda fn: Op(fn, composite=True, torch=torch, aux=aux, moves=False, multiple=False)
+def composite(
+    *, torch: str | None = None, aux: tuple[str, ...] = (), mutates: tuple[str, ...] = ()
+) -> Callable[[Callable[..., Any]], Op]:
+    """Declares an op by a body over Tensors; its gradient follows. A kernel may override it as a whole.
+
+    `mutates` names the inputs it writes into, which PyTorch's counterpart must do as well: running statistics.
+    """
+    return lambda fn: Op(fn, composite=True, torch=torch, aux=aux, moves=False, multiple=False, mutates=mutates)
 
 
 def _parameters(fn: Callable[..., Any], skip_first: bool) -> tuple[Parameter, ...]:
     found = list(inspect.signature(fn).parameters.values())[1 if skip_first else 0 :]
-    return tuple(Parameter(p.name, _kind(str(p.annotation)), p.default) for p in found)
+    return tuple(
+        Parameter(p.name, _kind(str(p.annotation)), p.default, p.kind is inspect.Parameter.KEYWORD_ONLY) for p in found
+    )
 
 
 def _kind(annotation: str) -> Kind:

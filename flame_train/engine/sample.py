@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .dtype import DType, float64
-from .op import Op, Sample
+from .op import Op, Sample, sample
 from .tensor import Tensor, tensor
 
 
@@ -51,6 +51,25 @@ def integers(high: int, *shape: int) -> Values:
 def booleans(*shape: int) -> Values:
     """True six times in ten."""
     return Values(shape, kind="bool")
+
+
+def of_one(make: Callable[..., Any] = lambda *shape: shape) -> Callable[[], Iterator[Sample]]:
+    """Samples for a function of one tensor, whose values `make` says: some, one and none."""
+
+    def samples() -> Iterator[Sample]:
+        yield sample(make(3, 5))
+        yield sample(make(1))
+        yield sample(make(0, 2))
+
+    return samples
+
+
+def of_two() -> Iterator[Sample]:
+    """Samples for a function of two tensors or a tensor and a number; the second stays away from zero."""
+    yield sample((2, 3), apart(2, 3))
+    yield sample((4, 1, 3), apart(5, 1))
+    yield sample((3,), 1.7)
+    yield sample((0, 3), apart(0, 3))
 
 
 def materialise(

@@ -13,26 +13,19 @@ from ..dtype import Array, DType, as_dtype
 from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import Values
 from . import conditions
-from .elementwise import gelu_value, gelu_value_and_slope
+from .activations import gelu_value, gelu_value_and_slope, halves
 
 
 @primitive(torch=None)
 def geglu(xp: Any, input: Array) -> Array:
     """value * gelu(gate) for input = [value, gate] along the last dim (arXiv 2002.05202), with the exact gelu"""
-    value, gate = _halves(input)
+    value, gate = halves(input, "geglu")
     return value * gelu_value(xp, gate)
-
-
-def _halves(x: Array) -> tuple[Array, Array]:
-    if x.shape[-1] % 2:
-        raise ShapeError(f"geglu: expected an even last dim holding value and gate, got {tuple(x.shape)}")
-    n = x.shape[-1] // 2
-    return x[..., :n], x[..., n:]
 
 
 @geglu.vjp("input")
 def _(xp: Any, g: Array, input: Array) -> Array:
-    value, gate = _halves(input)
+    value, gate = halves(input, "geglu")
     gelu, slope = gelu_value_and_slope(xp, gate)
     return xp.concatenate([g * gelu, g * value * slope], axis=-1)
 

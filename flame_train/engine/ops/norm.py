@@ -12,7 +12,7 @@ from ..dtype import Array
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from . import conditions
-from .elementwise import silu
+from .activations import silu
 
 
 @primitive(torch="nn.functional.layer_norm", aux=("mean", "rstd"))

@@ -1,0 +1,250 @@
+"""Arithmetic of tensors and numbers. Names, defaults and meaning as in PyTorch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from ..dtype import Array, is_float
+from ..op import ErrorSample, Sample, primitive, sample
+from ..sample import apart, of_one, of_two, positive
+from . import conditions
+
+
+@primitive(torch="add")
+def add(xp: Any, input: Array, other: Array | float, *, alpha: float = 1.0) -> Array:
+    """input + alpha * other"""
+    return input + other if alpha == 1.0 else input + alpha * other
+
+
+@add.vjp("input")
+def _(xp: Any, g: Array) -> Array:
+    return g
+
+
+@add.vjp("other")
+def _(xp: Any, g: Array, alpha: float) -> Array:
+    return g if alpha == 1.0 else alpha * g
+
+
+@primitive(torch="sub")
+def sub(xp: Any, input: Array, other: Array | float, *, alpha: float = 1.0) -> Array:
+    """input - alpha * other"""
+    return input - other if alpha == 1.0 else input - alpha * other
+
+
+@sub.vjp("input")
+def _(xp: Any, g: Array) -> Array:
+    return g
+
+
+@sub.vjp("other")
+def _(xp: Any, g: Array, alpha: float) -> Array:
+    return -alpha * g
+
+
+def _one_pass(input: Array, other: Any, alpha: float) -> str:
+    """CuPy adds 16-bit floats in fp32 and rounds once, in one pass: what the reference does in four."""
+    if alpha != 1.0 or not hasattr(other, "dtype"):
+        return "only a plain sum of two arrays"
+    return conditions.same(conditions.LOW, input, other)
+
+
+@add.cuda("one pass", when=_one_pass)
+def _(k: Any, input: Array, other: Array, alpha: float) -> Array:
+    return k.xp.add(input, other)
+
+
+@primitive(torch="rsub")
+def rsub(xp: Any, input: Array, other: Array | float) -> Array:
+    """other - input"""
+    return other - input
+
+
+@rsub.vjp("input")
+def _(xp: Any, g: Array) -> Array:
+    return -g
+
+
+@rsub.vjp("other")
+def _(xp: Any, g: Array) -> Array:
+    return g
+
+
+@primitive(torch="mul")
+def mul(xp: Any, input: Array, other: Array | float) -> Array:
+    """input * other"""
+    return input * other
+
+
+@mul.vjp("input")
+def _(xp: Any, g: Array, other: Array) -> Array:
+    return g * other
+
+
+@mul.vjp("other")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    return g * input
+
+
+@primitive(torch="div")
+def div(xp: Any, input: Array, other: Array | float, *, rounding_mode: str | None = None) -> Array:
+    """input / other; rounded down with rounding_mode="floor", towards zero with "trunc" """
+    if rounding_mode == "floor":
+        return xp.floor_divide(input, other)
+    if rounding_mode == "trunc":
+        quotient = xp.trunc(input / other)
+        return quotient if is_float(input.dtype) else quotient.astype(input.dtype)
+    if rounding_mode is not None:
+        raise ValueError(f"div: expected rounding_mode None, 'floor' or 'trunc', got {rounding_mode!r}")
+    return input / other
+
+
+@div.vjp("input")
+def _(xp: Any, g: Array, other: Array, rounding_mode: str | None) -> Array:
+    return g / other if rounding_mode is None else xp.zeros_like(g)
+
+
+@div.vjp("other")
+def _(xp: Any, g: Array, input: Array, other: Array, rounding_mode: str | None) -> Array:
+    return -g * input / (other * other) if rounding_mode is None else xp.zeros_like(g)
+
+
+@div.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2,), (2,), rounding_mode="up"), ValueError, "'floor' or 'trunc', got 'up'")
+
+
+for _op in (add, sub, rsub, mul):
+    _op.samples(of_two)
+
+
+@div.samples
+def _() -> Iterator[Sample]:
+    yield from of_two()
+    yield sample((4, 3), apart(3), rounding_mode="floor")
+    yield sample((4, 3), apart(3), rounding_mode="trunc")
+
+
+@primitive(torch="pow")
+def pow(xp: Any, input: Array | float, exponent: Array | float) -> Array:
+    """input ** exponent"""
+    return input**exponent
+
+
+@pow.vjp("input")
+def _(xp: Any, g: Array, input: Array, exponent: Array | float) -> Array:
+    if hasattr(exponent, "dtype"):
+        return xp.where(exponent == 0, 0.0, g * exponent * input ** xp.where(exponent == 0, 1.0, exponent - 1))
+    return g * exponent * input ** (exponent - 1) if exponent != 0 else xp.zeros_like(g)
+
+
+@pow.vjp("exponent")
+def _(xp: Any, g: Array, input: Array | float, exponent: Array, out: Array) -> Array:
+    if not hasattr(input, "dtype"):
+        return g * out * math.log(input) if input else xp.zeros_like(g)
+    zero = (input == 0) & (exponent >= 0)
+    return xp.where(zero, 0.0, g * out * xp.log(xp.where(zero, 1.0, input)))
+
+
+@pow.samples
+def _() -> Iterator[Sample]:
+    yield sample(positive(2, 3), 1.5)
+    yield sample((2, 3), 2)
+    yield sample((4,), 3)
+    yield sample((4,), 0)
+    yield sample(positive(2, 3), (3,))
+    yield sample(1.7, (2, 3))
+
+
+@primitive(torch="neg")
+def neg(xp: Any, input: Array) -> Array:
+    """-input"""
+    return -input
+
+
+@neg.vjp("input")
+def _(xp: Any, g: Array) -> Array:
+    return -g
+
+
+@primitive(torch="abs")
+def abs(xp: Any, input: Array) -> Array:
+    """|input|; the gradient at zero is zero"""
+    return xp.abs(input)
+
+
+@abs.vjp("input")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    return g * xp.sign(input)
+
+
+@primitive(torch="square")
+def square(xp: Any, input: Array) -> Array:
+    """input * input"""
+    return input * input
+
+
+@square.vjp("input")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    return 2.0 * g * input
+
+
+@primitive(torch="sign")
+def sign(xp: Any, input: Array) -> Array:
+    """-1, 0 or 1; the gradient is zero"""
+    return xp.sign(input)
+
+
+@sign.vjp("input")
+def _(xp: Any, g: Array) -> Array:
+    return xp.zeros_like(g)
+
+
+@primitive(torch="lerp")
+def lerp(xp: Any, input: Array, end: Array, weight: Array | float) -> Array:
+    """input + weight * (end - input), reckoned from the nearer end, so that weight 1 gives end exactly"""
+    rest = end - input
+    if not hasattr(weight, "dtype"):
+        return input + weight * rest if weight < 0.5 else end - rest * (1.0 - weight)
+    return xp.where(xp.abs(weight) < 0.5, input + weight * rest, end - rest * (1.0 - weight))
+
+
+@lerp.vjp("input")
+def _(xp: Any, g: Array, weight: Array | float) -> Array:
+    return g * (1.0 - weight)
+
+
+@lerp.vjp("end")
+def _(xp: Any, g: Array, weight: Array | float) -> Array:
+    return g * weight
+
+
+@lerp.vjp("weight")
+def _(xp: Any, g: Array, input: Array, end: Array) -> Array:
+    return g * (end - input)
+
+
+@lerp.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 4), (3, 4), 0.3)
+    yield sample((3, 4), (4,), 1.2)
+    yield sample((3, 1), (4,), (3, 4))
+
+
+@primitive(torch="reciprocal")
+def reciprocal(xp: Any, input: Array) -> Array:
+    """1 / input"""
+    return 1.0 / input
+
+
+@reciprocal.vjp("input")
+def _(xp: Any, g: Array, out: Array) -> Array:
+    return -g * out * out
+
+
+for _op in (neg, square):
+    _op.samples(of_one())
+for _op in (abs, reciprocal, sign):
+    _op.samples(of_one(apart))

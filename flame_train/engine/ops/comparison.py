@@ -1,0 +1,95 @@
+"""Comparisons and logic. The results are true or false, so there are no gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..dtype import Array
+from ..op import Sample, primitive, sample
+from ..sample import booleans, of_one, of_two
+
+
+@primitive(torch="lt")
+def lt(xp: Any, input: Array, other: Array | float) -> Array:
+    """input < other"""
+    return input < other
+
+
+@primitive(torch="le")
+def le(xp: Any, input: Array, other: Array | float) -> Array:
+    """input <= other"""
+    return input <= other
+
+
+@primitive(torch="gt")
+def gt(xp: Any, input: Array, other: Array | float) -> Array:
+    """input > other"""
+    return input > other
+
+
+@primitive(torch="ge")
+def ge(xp: Any, input: Array, other: Array | float) -> Array:
+    """input >= other"""
+    return input >= other
+
+
+@primitive(torch="eq")
+def eq(xp: Any, input: Array, other: Array | float) -> Array:
+    """input == other"""
+    return input == other
+
+
+@primitive(torch="ne")
+def ne(xp: Any, input: Array, other: Array | float) -> Array:
+    """input != other"""
+    return input != other
+
+
+for _op in (lt, le, gt, ge, eq, ne):
+    _op.nograd("input", "other")
+    _op.samples(of_two)
+
+
+@primitive(torch="logical_and")
+def logical_and(xp: Any, input: Array, other: Array) -> Array:
+    """True where both are true; a number is true if it is not zero"""
+    return xp.logical_and(input, other)
+
+
+@primitive(torch="logical_or")
+def logical_or(xp: Any, input: Array, other: Array) -> Array:
+    """True where one or both are true"""
+    return xp.logical_or(input, other)
+
+
+@primitive(torch="logical_xor")
+def logical_xor(xp: Any, input: Array, other: Array) -> Array:
+    """True where exactly one is true"""
+    return xp.logical_xor(input, other)
+
+
+for _op in (logical_and, logical_or, logical_xor):
+    _op.nograd("input", "other")
+
+    @_op.samples
+    def _() -> Iterator[Sample]:
+        yield sample(booleans(3, 4), booleans(3, 4))
+        yield sample(booleans(3, 4), (4,))
+
+
+@primitive(torch="logical_not")
+def logical_not(xp: Any, input: Array) -> Array:
+    """True where input is false or zero"""
+    return xp.logical_not(input)
+
+
+@primitive(torch="isfinite")
+def isfinite(xp: Any, input: Array) -> Array:
+    """True where input is neither infinite nor NaN"""
+    return xp.isfinite(input)
+
+
+for _op in (logical_not, isfinite):
+    _op.nograd("input")
+    _op.samples(of_one())

@@ -1,0 +1,121 @@
+"""Choosing between values: limits, extremes of pairs, and `where`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..dtype import Array
+from ..op import ErrorSample, Sample, primitive, sample
+from ..sample import Values, booleans
+
+
+@primitive(torch="clamp")
+def clamp(xp: Any, input: Array, min: Array | float | None = None, max: Array | float | None = None) -> Array:
+    """input limited to [min, max]; the gradient passes where input lies inside, bounds included"""
+    if min is None and max is None:
+        raise ValueError("clamp: expected min, max or both, got neither")
+    return xp.clip(input, min, max)
+
+
+@clamp.vjp("input")
+def _(xp: Any, g: Array, input: Array, min: Array | float | None, max: Array | float | None) -> Array:
+    inside = xp.ones(g.shape, bool)
+    if min is not None:
+        inside &= input >= min
+    if max is not None:
+        inside &= input <= max
+    return xp.where(inside, g, 0.0)
+
+
+@clamp.vjp("min")
+def _(xp: Any, g: Array, input: Array, min: Array, max: Array | float | None) -> Array:
+    below = input < min
+    return xp.where(below if max is None else below & (min < max), g, 0.0)
+
+
+@clamp.vjp("max")
+def _(xp: Any, g: Array, input: Array, min: Array | float | None, max: Array) -> Array:
+    above = input > max
+    return xp.where(above if min is None else above | (max < min), g, 0.0)
+
+
+@clamp.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 4), -0.5, 0.7)
+    yield sample((3, 4), min=0.3)
+    yield sample((5,), max=-0.2)
+    yield sample((3, 4), Values((4,), -1.0, 0.0), Values((3, 1), 0.0, 1.0))
+    yield sample((3, 1), (3, 4))
+    yield sample((3, 4), None, (3, 4))
+
+
+@clamp.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2,)), ValueError, "expected min, max or both")
+
+
+@primitive(torch="maximum")
+def maximum(xp: Any, input: Array, other: Array) -> Array:
+    """The larger of each pair; a tie shares the gradient evenly"""
+    return xp.maximum(input, other)
+
+
+@maximum.vjp("input")
+def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
+    return xp.where(input > other, g, xp.where(input == other, 0.5 * g, 0.0))
+
+
+@maximum.vjp("other")
+def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
+    return xp.where(other > input, g, xp.where(input == other, 0.5 * g, 0.0))
+
+
+@primitive(torch="minimum")
+def minimum(xp: Any, input: Array, other: Array) -> Array:
+    """The smaller of each pair; a tie shares the gradient evenly"""
+    return xp.minimum(input, other)
+
+
+@minimum.vjp("input")
+def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
+    return xp.where(input < other, g, xp.where(input == other, 0.5 * g, 0.0))
+
+
+@minimum.vjp("other")
+def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
+    return xp.where(other < input, g, xp.where(input == other, 0.5 * g, 0.0))
+
+
+for _op in (maximum, minimum):
+
+    @_op.samples
+    def _() -> Iterator[Sample]:
+        yield sample((3, 4), (3, 4))
+        yield sample((2, 1, 4), (3, 1))
+
+
+@primitive(torch="where")
+def where(xp: Any, condition: Array, input: Array | float, other: Array | float) -> Array:
+    """input where condition holds, else other"""
+    return xp.where(condition, input, other)
+
+
+where.nograd("condition")
+
+
+@where.vjp("input")
+def _(xp: Any, g: Array, condition: Array) -> Array:
+    return xp.where(condition, g, 0.0)
+
+
+@where.vjp("other")
+def _(xp: Any, g: Array, condition: Array) -> Array:
+    return xp.where(condition, 0.0, g)
+
+
+@where.samples
+def _() -> Iterator[Sample]:
+    yield sample(booleans(3, 4), (3, 4), (3, 4))
+    yield sample(booleans(4), (3, 4), 0.0)
+    yield sample(booleans(3, 4), (1, 4), (3, 1))
