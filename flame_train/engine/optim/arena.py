@@ -42,7 +42,8 @@ class Arena:
 
     `parameters` is a mapping by name, (name, tensor) pairs, or Tensors, named by their `.name` or number.
     With `working`, a 16-bit dtype, the arena also keeps a copy of the values in it, which `refresh` brings up to
-    date; parameters then have it as `.working`. `lr_scale` and `decay_scale` are factors on learning rate and weight decay by parameter name; 1 if absent.
+    date; parameters then have it as `.working`. `lr_scale` and `decay_scale` are factors on learning rate and weight
+    decay by parameter name; 1 if absent.
     A parameter on another device is moved to `backend`, by default the first one's.
 
     Raises `TypeError` for a `Frozen` weight, one that is not fp32 or does not require grad, `ValueError` for

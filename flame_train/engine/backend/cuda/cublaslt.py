@@ -193,7 +193,7 @@ def _operand(x: Array) -> _Operand:
 
 
 def is_plain(x: Array) -> bool:
-    """True if cuBLASLt can read `x` as it lies: unit stride along one of the last two dims, no overlap along the other."""
+    """True if cuBLASLt can read `x` as it lies: unit stride along one of the last two dims, no overlap in the other."""
     rows, cols = x.shape[-2:]
     down, across = x.strides[-2] // x.itemsize, x.strides[-1] // x.itemsize
     by_rows = (across == 1 or cols == 1) and (down >= cols or rows == 1)
