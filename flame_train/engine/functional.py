@@ -9,13 +9,14 @@ from .ops.comparison import eq, ge, gt, isfinite, le, logical_and, logical_not, 
 from .ops.conv import conv2d, upsample_nearest
 from .ops.convert import cast, clone
 from .ops.diffusion import gated_add, geglu, timestep_embedding
+from .ops.extrema import amax, amin, argmax, argmin, max, max_dim, min, min_dim
 from .ops.index import embedding, take_along_dim
 from .ops.lora import lora_conv2d, lora_linear
 from .ops.loss import mse_loss
 from .ops.matmul import linear, matmul
 from .ops.norm import group_norm, group_norm_silu, layer_norm
 from .ops.pointwise import ceil, cos, erf, exp, expm1, floor, log, log1p, round, rsqrt, sigmoid, sin, sqrt, tanh, trunc
-from .ops.reduce import amax, mean, sum, var
+from .ops.reduce import cumsum, mean, norm, prod, std, sum, var
 from .ops.select import clamp, maximum, minimum, where
 from .ops.shape import (
     cat,
@@ -34,16 +35,17 @@ from .ops.shape import (
     transpose,
     unsqueeze,
 )
-from .ops.softmax import log_softmax, softmax
+from .ops.softmax import log_softmax, logsumexp, softmax, softmin
 
 __all__ = [
-    "abs", "add", "amax", "cast", "cat", "ceil", "chunk", "clamp", "clone", "conv2d", "cos", "div", "elu",
-    "embedding", "eq", "erf", "exp", "expand", "expm1", "flatten", "flip", "floor", "gated_add", "ge", "geglu",
-    "gelu", "getitem", "group_norm", "group_norm_silu", "gt", "hardswish", "isfinite", "layer_norm", "le",
-    "leaky_relu", "lerp", "linear", "log", "log1p", "log_softmax", "logical_and", "logical_not", "logical_or",
-    "logical_xor", "lora_conv2d", "lora_linear", "lt", "matmul", "maximum", "mean", "minimum", "mish", "mse_loss",
-    "mul", "narrow", "ne", "neg", "pad", "permute", "pow", "quick_gelu", "reciprocal", "relu", "reshape", "round",
-    "rsqrt", "rsub", "scaled_dot_product_attention", "sigmoid", "sign", "silu", "sin", "softmax", "softplus", "split",
-    "sqrt", "square", "squeeze", "stack", "sub", "sum", "swiglu", "take_along_dim", "tanh", "timestep_embedding",
-    "transpose", "trunc", "unsqueeze", "upsample_nearest", "var", "where",
+    "abs", "add", "amax", "amin", "argmax", "argmin", "cast", "cat", "ceil", "chunk", "clamp", "clone", "conv2d",
+    "cos", "cumsum", "div", "elu", "embedding", "eq", "erf", "exp", "expand", "expm1", "flatten", "flip", "floor",
+    "gated_add", "ge", "geglu", "gelu", "getitem", "group_norm", "group_norm_silu", "gt", "hardswish", "isfinite",
+    "layer_norm", "le", "leaky_relu", "lerp", "linear", "log", "log1p", "log_softmax", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "logsumexp", "lora_conv2d", "lora_linear", "lt", "matmul", "max", "max_dim",
+    "maximum", "mean", "min", "min_dim", "minimum", "mish", "mse_loss", "mul", "narrow", "ne", "neg", "norm", "pad",
+    "permute", "pow", "prod", "quick_gelu", "reciprocal", "relu", "reshape", "round", "rsqrt", "rsub",
+    "scaled_dot_product_attention", "sigmoid", "sign", "silu", "sin", "softmax", "softmin", "softplus", "split",
+    "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "swiglu", "take_along_dim", "tanh",
+    "timestep_embedding", "transpose", "trunc", "unsqueeze", "upsample_nearest", "var", "where",
 ]  # fmt: skip

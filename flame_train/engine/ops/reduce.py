@@ -1,84 +1,82 @@
-"""Reductions, with `dim` and `keepdim` as in PyTorch; without `dim` over everything."""
+"""Sums and their kin, with `dim` and `keepdim` as in PyTorch; without `dim` over everything."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
+from ...errors import ShapeError
 from ..dtype import Array
-from ..op import Sample, primitive, sample
-
-Dims = int | Sequence[int] | None
-Shape = tuple[int, ...]
-
-
-def _axes(dim: Dims, ndim: int) -> tuple[int, ...]:
-    """The reduced axes, counted from the front."""
-    if dim is None:
-        return tuple(range(ndim))
-    dims = (dim,) if isinstance(dim, int) else tuple(dim)
-    return tuple(d % ndim for d in dims)
-
-
-def _spread(xp: Any, g: Array, shape: tuple[int, ...], dim: Dims, keepdim: bool) -> Array:
-    """A reduced gradient laid out again over the shape it was reduced from (a view, no copy)."""
-    if not keepdim:
-        for axis in sorted(_axes(dim, len(shape))):
-            g = xp.expand_dims(g, axis)
-    return xp.broadcast_to(g, shape)
+from ..op import ErrorSample, Sample, primitive, sample
+from ..sample import apart
+from .dims import Dims, Shape, axes, axis, spread
 
 
 @primitive(torch="sum")
 def sum(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """The sum over dim"""
-    return xp.sum(input, axis=_axes(dim, input.ndim), keepdims=keepdim)
+    return xp.sum(input, axis=axes(dim, input.ndim, "sum"), keepdims=keepdim)
 
 
 @sum.vjp("input")
 def _(xp: Any, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
-    return _spread(xp, g, input_shape, dim, keepdim)
+    return spread(xp, g, input_shape, axes(dim, len(input_shape), "sum"), keepdim)
 
 
 @primitive(torch="mean")
 def mean(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """The mean over dim"""
-    return xp.mean(input, axis=_axes(dim, input.ndim), keepdims=keepdim)
+    return xp.mean(input, axis=axes(dim, input.ndim, "mean"), keepdims=keepdim)
 
 
 @mean.vjp("input")
 def _(xp: Any, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
-    count = max(math.prod(input_shape[a] for a in _axes(dim, len(input_shape))), 1)
-    return _spread(xp, g / count, input_shape, dim, keepdim)
+    dims = axes(dim, len(input_shape), "mean")
+    return spread(xp, g / max(_count(input_shape, dims), 1), input_shape, dims, keepdim)
 
 
-@primitive(torch="amax")
-def amax(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
-    """The largest value over dim; ties share the gradient evenly"""
-    return xp.max(input, axis=_axes(dim, input.ndim), keepdims=keepdim)
-
-
-@amax.vjp("input")
-def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
-    here = input == _spread(xp, out, input.shape, dim, keepdim)
-    count = xp.sum(here, axis=_axes(dim, input.ndim), keepdims=keepdim)
-    return xp.where(here, _spread(xp, g / count, input.shape, dim, keepdim), 0.0)
+def _count(shape: Shape, dims: tuple[int, ...]) -> int:
+    return math.prod(shape[d] for d in dims)
 
 
 @primitive(torch="var")
-def var(xp: Any, input: Array, dim: Dims = None, correction: int = 1, keepdim: bool = False) -> Array:
+def var(xp: Any, input: Array, dim: Dims = None, *, correction: float = 1, keepdim: bool = False) -> Array:
     """sum((input - mean)^2) / (count - correction) over dim"""
-    return xp.var(input, axis=_axes(dim, input.ndim), ddof=correction, keepdims=keepdim)
+    return _variance(xp, input, axes(dim, input.ndim, "var"), correction, keepdim)
+
+
+def _variance(xp: Any, x: Array, dims: tuple[int, ...], correction: float, keepdim: bool) -> Array:
+    centred = x - xp.mean(x, axis=dims, keepdims=True)
+    return xp.sum(centred * centred, axis=dims, keepdims=keepdim) / max(_count(x.shape, dims) - correction, 0)
+
+
+def _variance_slope(xp: Any, x: Array, dims: tuple[int, ...], correction: float) -> Array:
+    """d variance / d x"""
+    centred = x - xp.mean(x, axis=dims, keepdims=True)
+    return centred * (2.0 / (_count(x.shape, dims) - correction))
 
 
 @var.vjp("input")
-def _(xp: Any, g: Array, input: Array, dim: Dims, correction: int, keepdim: bool) -> Array:
-    count = math.prod(input.shape[a] for a in _axes(dim, input.ndim))
-    centred = input - xp.mean(input, axis=_axes(dim, input.ndim), keepdims=True)
-    return _spread(xp, g, input.shape, dim, keepdim) * centred * (2.0 / (count - correction))
+def _(xp: Any, g: Array, input: Array, dim: Dims, correction: float, keepdim: bool) -> Array:
+    dims = axes(dim, input.ndim, "var")
+    return spread(xp, g, input.shape, dims, keepdim) * _variance_slope(xp, input, dims, correction)
 
 
-for _op in (sum, mean, amax, var):
+@primitive(torch="std")
+def std(xp: Any, input: Array, dim: Dims = None, *, correction: float = 1, keepdim: bool = False) -> Array:
+    """sqrt(sum((input - mean)^2) / (count - correction)) over dim; the gradient at zero is zero"""
+    return xp.sqrt(_variance(xp, input, axes(dim, input.ndim, "std"), correction, keepdim))
+
+
+@std.vjp("input")
+def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, correction: float, keepdim: bool) -> Array:
+    dims = axes(dim, input.ndim, "std")
+    half = xp.where(out == 0, 0.0, g / (2.0 * xp.where(out == 0, 1.0, out)))
+    return spread(xp, half, input.shape, dims, keepdim) * _variance_slope(xp, input, dims, correction)
+
+
+for _op in (sum, mean, var, std):
 
     @_op.samples
     def _() -> Iterator[Sample]:
@@ -86,3 +84,106 @@ for _op in (sum, mean, amax, var):
         yield sample((2, 3, 4), 1)
         yield sample((2, 3, 4), (0, 2), keepdim=True)
         yield sample((2, 3, 4), -1, keepdim=True)
+
+
+@sum.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), 2), ShapeError, "sum: dim 2 is outside a tensor of 2 dims")
+    yield ErrorSample(sample((2, 3), (0, -2)), ShapeError, r"a dim appears twice in \(0, -2\)")
+
+
+@primitive(torch="prod")
+def prod(xp: Any, input: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+    """The product over dim, which is one dim or all; exact gradients where factors are zero"""
+    return xp.prod(input, axis=axes(dim, input.ndim, "prod"), keepdims=keepdim)
+
+
+@prod.vjp("input")
+def _(xp: Any, g: Array, input: Array, dim: int | None, keepdim: bool) -> Array:
+    dims = axes(dim, input.ndim, "prod")
+    rows = input.reshape(1, -1) if dim is None else xp.moveaxis(input, dim, -1) if input.ndim else input.reshape(1, 1)
+    one = xp.ones((*rows.shape[:-1], 1), rows.dtype)
+    before = xp.cumprod(xp.concatenate([one, rows[..., :-1]], axis=-1), axis=-1)
+    after = xp.flip(xp.cumprod(xp.concatenate([one, xp.flip(rows, -1)[..., :-1]], axis=-1), axis=-1), -1)
+    others = before * after
+    others = others.reshape(input.shape) if dim is None or not input.ndim else xp.moveaxis(others, -1, dim)
+    return spread(xp, g, input.shape, dims, keepdim) * others
+
+
+@prod.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3))
+    yield sample((2, 3, 4), 1)
+    yield sample((2, 3, 4), -1, keepdim=True)
+
+
+@primitive(torch="norm")
+def norm(xp: Any, input: Array, p: float | str = "fro", dim: Dims = None, keepdim: bool = False) -> Array:
+    """(sum |input|^p)^(1/p) over dim; "fro" is p = 2, inf the largest, -inf the smallest, 0 how many are not zero"""
+    p, dims, size = _order(p), axes(dim, input.ndim, "norm"), xp.abs(input)
+    if p == 2.0:
+        return xp.sqrt(xp.sum(input * input, axis=dims, keepdims=keepdim))
+    if math.isinf(p):
+        return (xp.max if p > 0 else xp.min)(size, axis=dims, keepdims=keepdim)
+    if p == 0.0:
+        return xp.sum(input != 0, axis=dims, keepdims=keepdim).astype(input.dtype)
+    return xp.sum(size**p, axis=dims, keepdims=keepdim) ** (1.0 / p)
+
+
+def _order(p: float | str) -> float:
+    if p == "fro":
+        return 2.0
+    if isinstance(p, str):
+        raise ValueError(f"norm: expected p a number or 'fro', got {p!r}")
+    return float(p)
+
+
+@norm.vjp("input")
+def _(xp: Any, g: Array, input: Array, out: Array, p: float | str, dim: Dims, keepdim: bool) -> Array:
+    p, dims, size = _order(p), axes(dim, input.ndim, "norm"), xp.abs(input)
+    g, n = (spread(xp, a, input.shape, dims, keepdim) for a in (g, out))
+    if p == 0.0:
+        return xp.zeros_like(input)
+    if math.isinf(p):
+        here = size == n
+        return xp.where(here, g * xp.sign(input) / xp.sum(here, axis=dims, keepdims=True), 0.0)
+    absent = (n == 0) | (input == 0)  # there the slope is zero by convention
+    ratio = xp.where(absent, 1.0, size) / xp.where(absent, 1.0, n)
+    return xp.where(absent, 0.0, g * xp.sign(input) * ratio ** (p - 1.0))
+
+
+@norm.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 4))
+    yield sample((2, 3, 4), 2, -1)
+    yield sample(apart(2, 3, 4), 1, (0, 2), keepdim=True)
+    yield sample(apart(2, 3), 3.5, 1)
+    yield sample(apart(2, 3), 0.7, 0)
+    yield sample((2, 3), float("inf"), 0)
+    yield sample(apart(2, 3), float("-inf"))
+    yield sample((2, 3), 0, 1)
+
+
+@norm.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), "nuc"), ValueError, "a number or 'fro', got 'nuc'")
+
+
+@primitive(torch="cumsum")
+def cumsum(xp: Any, input: Array, dim: int) -> Array:
+    """The sums of the first, the first two, the first three, ... along dim"""
+    return xp.cumsum(input, axis=axis(dim, input.ndim, "cumsum")).reshape(input.shape)
+
+
+@cumsum.vjp("input")
+def _(xp: Any, g: Array, dim: int) -> Array:
+    if not g.ndim:
+        return g
+    return xp.flip(xp.cumsum(xp.flip(g, dim), axis=dim), dim)
+
+
+@cumsum.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 4), 0)
+    yield sample((2, 3, 4), -2)
+    yield sample((0, 3), 1)

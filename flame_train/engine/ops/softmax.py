@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..dtype import Array
-from ..op import Sample, primitive, sample
+from ..op import Sample, composite, primitive, sample
+from ..tensor import Tensor
+from .dims import Dims, axes, spread
 
 
 @primitive(torch="nn.functional.softmax")
@@ -21,6 +23,12 @@ def _(xp: Any, g: Array, out: Array, dim: int) -> Array:
     return out * (g - xp.sum(g * out, axis=dim, keepdims=True))
 
 
+@composite(torch="nn.functional.softmin")
+def softmin(input: Tensor, dim: int) -> Tensor:
+    """softmax(-input) along dim"""
+    return softmax(-input, dim)
+
+
 @primitive(torch="nn.functional.log_softmax")
 def log_softmax(xp: Any, input: Array, dim: int) -> Array:
     """input - log(sum(exp(input))) along dim, computed from input - max(input)"""
@@ -33,10 +41,34 @@ def _(xp: Any, g: Array, out: Array, dim: int) -> Array:
     return g - xp.exp(out) * xp.sum(g, axis=dim, keepdims=True)
 
 
-for _op in (softmax, log_softmax):
+for _op in (softmax, softmin, log_softmax):
 
     @_op.samples
     def _() -> Iterator[Sample]:
         yield sample((2, 3, 5), -1)
         yield sample((4, 3), 0)
         yield sample((3, 1), 1)
+
+
+@primitive(torch="logsumexp")
+def logsumexp(xp: Any, input: Array, dim: Dims, keepdim: bool = False) -> Array:
+    """log(sum(exp(input))) over dim, computed from input - max(input)"""
+    dims = axes(dim, input.ndim, "logsumexp")
+    top = xp.max(input, axis=dims, keepdims=True)
+    top = xp.where(xp.isfinite(top), top, 0.0)
+    total = xp.log(xp.sum(xp.exp(input - top), axis=dims, keepdims=True)) + top
+    return total if keepdim else xp.squeeze(total, dims)
+
+
+@logsumexp.vjp("input")
+def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
+    dims = axes(dim, input.ndim, "logsumexp")
+    g, out = (spread(xp, a, input.shape, dims, keepdim) for a in (g, out))
+    return g * xp.exp(input - xp.where(xp.isfinite(out), out, 0.0))
+
+
+@logsumexp.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 5), -1)
+    yield sample((4, 3), (0, 1), keepdim=True)
+    yield sample((3, 1), 1)

@@ -1,0 +1,36 @@
+"""Dims given as PyTorch gives them: counted from either end, one, several, or none for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import ShapeError
+from ..dtype import Array
+
+Dims = int | Sequence[int] | None
+Shape = tuple[int, ...]
+
+
+def axis(dim: int, ndim: int, op: str) -> int:
+    """`dim` counted from the front. Raises ShapeError if there is no such dim; a 0-d tensor has dims 0 and -1."""
+    if not -max(ndim, 1) <= dim < max(ndim, 1):
+        raise ShapeError(f"{op}: dim {dim} is outside a tensor of {ndim} dims")
+    return dim % max(ndim, 1)
+
+
+def axes(dim: Dims, ndim: int, op: str) -> tuple[int, ...]:
+    """The dims meant, counted from the front; every dim for None and for none at all."""
+    given = (dim,) if isinstance(dim, int) else tuple(dim or range(ndim))
+    found = tuple(axis(d, ndim, op) for d in given)
+    if len(set(found)) != len(found):
+        raise ShapeError(f"{op}: a dim appears twice in {given}")
+    return found if ndim else ()
+
+
+def spread(xp: Any, g: Array, shape: Shape, dims: tuple[int, ...], keepdim: bool) -> Array:
+    """A reduced gradient laid out again over the shape it was reduced from (a view, no copy)."""
+    if not keepdim:
+        for d in sorted(dims):
+            g = xp.expand_dims(g, d)
+    return xp.broadcast_to(g, shape)

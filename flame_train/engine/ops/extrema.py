@@ -1,0 +1,140 @@
+"""The largest and the smallest, and where they are. Where several are equal the first is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..dtype import Array
+from ..op import Sample, composite, primitive, sample
+from ..tensor import Tensor
+from .dims import Dims, Shape, axes, axis, spread
+from .select import maximum, minimum
+
+Pair = tuple[Array, Array]
+
+
+@primitive(torch="amax")
+def amax(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
+    """The largest value over dim; ties share the gradient evenly"""
+    return xp.max(input, axis=axes(dim, input.ndim, "amax"), keepdims=keepdim)
+
+
+@primitive(torch="amin")
+def amin(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
+    """The smallest value over dim; ties share the gradient evenly"""
+    return xp.min(input, axis=axes(dim, input.ndim, "amin"), keepdims=keepdim)
+
+
+for _op in (amax, amin):
+
+    @_op.vjp("input")
+    def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
+        dims = axes(dim, input.ndim, "amax")
+        here = input == spread(xp, out, input.shape, dims, keepdim)
+        share = spread(xp, g, input.shape, dims, keepdim) / xp.sum(here, axis=dims, keepdims=True)
+        return xp.where(here, share, 0.0)
+
+    @_op.samples
+    def _() -> Iterator[Sample]:
+        yield sample((2, 3, 4))
+        yield sample((2, 3, 4), 1)
+        yield sample((2, 3, 4), (0, 2), keepdim=True)
+        yield sample((2, 3, 4), -1, keepdim=True)
+
+
+def _positions(xp: Any, input: Array, dim: int | None, keepdim: bool, find: Any) -> Array:
+    """What `find` (argmax or argmin) gives along dim, or in the flattened input."""
+    if dim is None or not input.ndim:
+        flat = find(input.reshape(-1))
+        return flat.reshape([1] * input.ndim) if keepdim else flat
+    found = find(input, axis=axis(dim, input.ndim, "argmax"))
+    return xp.expand_dims(found, dim) if keepdim else found
+
+
+@primitive(torch="argmax")
+def argmax(xp: Any, input: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+    """The index of the largest value along dim; without dim, in the flattened input"""
+    return _positions(xp, input, dim, keepdim, xp.argmax)
+
+
+@primitive(torch="argmin")
+def argmin(xp: Any, input: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+    """The index of the smallest value along dim; without dim, in the flattened input"""
+    return _positions(xp, input, dim, keepdim, xp.argmin)
+
+
+for _op in (argmax, argmin):
+    _op.nograd("input")
+
+    @_op.samples
+    def _() -> Iterator[Sample]:
+        yield sample((2, 3, 4))
+        yield sample((2, 3, 4), 1)
+        yield sample((2, 3, 4), -1, keepdim=True)
+
+
+def _along(xp: Any, input: Array, dim: int, keepdim: bool, find: Any) -> tuple[Pair, Array]:
+    """Values and indices along dim, and the indices once more for the gradient."""
+    if not input.ndim:
+        at = xp.zeros((), "int64")
+        return (input.copy(), at), at
+    at = _positions(xp, input, dim, True, find)
+    values = xp.take_along_axis(input, at, axis=dim)
+    index = at if keepdim else xp.squeeze(at, dim)
+    return (values if keepdim else xp.squeeze(values, dim), index), index
+
+
+@primitive(multiple=True, aux=("index",))
+def max_dim(xp: Any, input: Array, dim: int, keepdim: bool = False) -> tuple[Pair, Array]:
+    """The largest value along dim and its index: max(input, dim)"""
+    return _along(xp, input, dim, keepdim, xp.argmax)
+
+
+@primitive(multiple=True, aux=("index",))
+def min_dim(xp: Any, input: Array, dim: int, keepdim: bool = False) -> tuple[Pair, Array]:
+    """The smallest value along dim and its index: min(input, dim)"""
+    return _along(xp, input, dim, keepdim, xp.argmin)
+
+
+for _op in (max_dim, min_dim):
+
+    @_op.vjp("input")
+    def _(xp: Any, g: Pair, input_shape: Shape, index: Array, dim: int, keepdim: bool) -> Array:
+        if not input_shape:
+            return g[0]
+        at = index if keepdim else xp.expand_dims(index, dim)
+        along = [1] * len(input_shape)
+        along[dim] = -1
+        here = xp.arange(input_shape[dim]).reshape(along) == at
+        return xp.where(here, g[0] if keepdim else xp.expand_dims(g[0], dim), 0.0)
+
+    @_op.samples
+    def _() -> Iterator[Sample]:
+        yield sample((2, 3, 4), 1)
+        yield sample((3, 4), -1, keepdim=True)
+
+
+@composite(torch="max")
+def max(input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+    """The largest value of all; with dim, (values, indices) along it; with a tensor in its place, that of each pair"""
+    if isinstance(dim, Tensor):
+        return maximum(input, dim)
+    return amax(input) if dim is None else max_dim(input, dim, keepdim)
+
+
+@composite(torch="min")
+def min(input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+    """The smallest value of all; with dim, (values, indices) along it; with a tensor in its place, that of each pair"""
+    if isinstance(dim, Tensor):
+        return minimum(input, dim)
+    return amin(input) if dim is None else min_dim(input, dim, keepdim)
+
+
+for _op in (max, min):
+
+    @_op.samples
+    def _() -> Iterator[Sample]:
+        yield sample((3, 4))
+        yield sample((2, 3, 4), 1)
+        yield sample((3, 4), 0, True)
