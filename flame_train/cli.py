@@ -38,9 +38,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the config; repeatable."),
 ]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check everything, read headers only, print the plan.")
-]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, read headers only, print the plan.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
@@ -93,9 +91,7 @@ def _report(error: Exception, debug: bool) -> int:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         _complain(f"{error.filename or 'output'}: the disk is full; free some space and start again")
         return 6
-    _complain(
-        f"this is a bug in flame-train: {type(error).__name__}: {error}{'' if debug else _saved_trace()}"
-    )
+    _complain(f"this is a bug in flame-train: {type(error).__name__}: {error}{'' if debug else _saved_trace()}")
     return 1
 
 
@@ -121,24 +117,54 @@ def _saved_trace() -> str:
 
 
 def _print(result: Mapping[str, Any], as_json: bool) -> None:
-    """Print what a command found: as JSON, or one `name: value` a line, tables indented under their name."""
+    """Print what a command found: as JSON, or one `name: value` a line, what is inside indented under its name."""
     if as_json:
         typer.echo(json.dumps(result, indent=1, default=str))
-    else:
-        typer.echo("\n".join(_lines(result, "")))
+        return
+    for name, value in result.items():
+        if _is_rows(value):
+            typer.echo(f"{name}:")
+            _print_table(value)
+        else:
+            typer.echo("\n".join(_lines({name: value}, "")))
 
 
 def _lines(table: Mapping[str, Any], indent: str) -> list[str]:
     lines = []
     for name, value in table.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             lines += [f"{indent}{name}:", *_lines(value, indent + "  ")]
         elif isinstance(value, list | tuple) and value:
             lines.append(f"{indent}{name}:")
             lines += [f"{indent}  {item}" for item in value]
         else:
-            lines.append(f"{indent}{name}: {value}")
+            lines.append(f"{indent}{name}: {'none' if value in (None, (), [], {}) else value}")
     return lines
+
+
+def _without_files(plan: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A result for a reader: the line for each picture is in the JSON and in the run folder only."""
+    return {name: value for name, value in plan.items() if name != "files"}
+
+
+def _is_rows(value: Any) -> bool:
+    """A list of mappings with the same keys."""
+    return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
+
+
+def _print_table(rows: list[Mapping[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2))
+    for name, value in rows[0].items():
+        table.add_column(name, justify="right" if isinstance(value, int | float) else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = 200  # a file or a pipe has no width to fit
+    console.print(table)
 
 
 def _show_version(wanted: bool) -> None:
@@ -168,7 +194,8 @@ def sdxl_lora(
     """Train a LoRA for SDXL; run it again to continue a stopped run."""
     from flame_train import recipes
 
-    _print(recipes.train("sdxl", config, overrides or [], device, dry_run), as_json)
+    result = recipes.train("sdxl", config, overrides or [], device, dry_run)
+    _print(result if as_json else _without_files(result), as_json)
 
 
 @app.command()
@@ -181,9 +208,9 @@ def quickstart(
     debug: Debug = False,
 ) -> None:
     """Train a small LoRA from nothing: no checkpoint, no download, no GPU needed."""
-    from flame_train.recipes import quickstart as recipe
+    from flame_train.recipes.quickstart import run
 
-    _print(recipe.run(directory, device), as_json)
+    _print(run(directory, device), as_json)
 
 
 @app.command()
@@ -204,9 +231,7 @@ def init(
 
 @app.command()
 def sample(
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", "-m", help="Base model: file, folder or hub id.")
-    ],
+    checkpoint: Annotated[str, typer.Option("--checkpoint", "-m", help="Base model: file, folder or hub id.")],
     prompt: Annotated[list[str], typer.Option("--prompt", "-p", help="What to draw; repeatable.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="PNG to write.")] = Path("sample.png"),
     lora: Annotated[Path | None, typer.Option("--lora", help="LoRA file, kohya or diffusers.")] = None,
@@ -269,9 +294,10 @@ def inspect_command(
     debug: Debug = False,
 ) -> None:
     """Say what a safetensors file is: family, layout, dtype, rank, modules, metadata."""
-    from flame_train.tools.inspect import inspect_file
+    from flame_train.tools.inspect import inspect_file, render
 
-    _print(inspect_file(file), as_json)
+    report = inspect_file(file)
+    typer.echo(json.dumps(report.as_dict(), indent=1) if as_json else render(report))
 
 
 @app.command()
@@ -285,7 +311,7 @@ def convert(
     """Rename a LoRA's tensors between the two formats in use, without loss."""
     from flame_train.tools.convert import convert as rename
 
-    _print(rename(source, target, to), as_json)
+    _print(rename(source, target, to).as_dict(), as_json)
 
 
 @app.command()
@@ -300,7 +326,7 @@ def merge(
     """Bake a LoRA into a base checkpoint."""
     from flame_train.tools.merge import merge as bake
 
-    _print(bake(base, lora, output, strength), as_json)
+    _print(bake(base, lora, output, strength).as_dict(), as_json)
 
 
 @app.command()
@@ -312,9 +338,9 @@ def gradcheck(
     debug: Debug = False,
 ) -> None:
     """Check the gradient of every differentiable op against finite differences."""
-    from flame_train.tools import gradcheck as tool
+    from flame_train.tools.gradcheck import run
 
-    result = tool.run(ops or [], device, dtype)
+    result = run(ops or [], device, dtype)
     _print(result, as_json)
     raise typer.Exit(1 if result["failed"] else 0)
 

@@ -47,18 +47,27 @@ class Placed:
             for item, p in self
         ]
 
-    def bucket_table(self) -> Table:
-        """A line a bucket: how many pictures, how they were scaled, the largest share cropped away."""
-        table = _table("bucket", "pictures", "scale", "cropped at most")
+    def bucket_rows(self) -> list[dict[str, Any]]:
+        """A row a bucket: its size, how many pictures, how they were scaled, the largest share cropped away."""
+        rows = []
         for bucket in sorted(set(self.buckets)):
             inside = [p for p in self.placements if p.bucket == bucket]
             scales = [p.scale for p in inside]
-            table.add_row(
-                _size(bucket),
-                str(len(inside)),
-                f"{min(scales):.2f} to {max(scales):.2f}",
-                f"{1 - min(p.kept for p in inside):.0%}",
+            rows.append(
+                {
+                    "bucket": _size(bucket),
+                    "pictures": len(inside),
+                    "scale": f"{min(scales):.2f} to {max(scales):.2f}",
+                    "cropped at most": f"{1 - min(p.kept for p in inside):.0%}",
+                }
             )
+        return rows
+
+    def bucket_table(self) -> Table:
+        """`bucket_rows`, to be printed."""
+        table = _table("bucket", "pictures", "scale", "cropped at most")
+        for row in self.bucket_rows():
+            table.add_row(*map(str, row.values()))
         return table
 
     def picture_table(self) -> Table:

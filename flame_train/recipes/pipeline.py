@@ -144,11 +144,10 @@ def sample_size(config: Config, facts: Facts) -> tuple[int, int]:
 def describe(plan: Plan) -> dict[str, Any]:
     """The plan as a user reads it."""
     c, order = plan.config, plan.order
-    buckets = [f"{w}x{h}" for h, w in plan.placed.buckets]
     return {
         "family": plan.family.name,
-        "pictures": len(buckets),
-        "buckets": {name: buckets.count(name) for name in sorted(set(buckets))},
+        "pictures": len(plan.placed.placements),
+        "buckets": plan.placed.bucket_rows(),
         "steps": c.train.steps,
         "batches per epoch": order.batches_per_epoch,
         "epochs": round(c.train.steps * c.gradient.accumulation / order.batches_per_epoch, 2),
