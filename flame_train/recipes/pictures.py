@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from flame_train.config.schema import Config
-from flame_train.data.buckets import Placement
+from flame_train.data.buckets import Placement, Size
 from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine.dtype import as_dtype
-from flame_train.training.family import Example, Family
+from flame_train.errors import ConfigError
+from flame_train.training.family import Example, Facts, Family
 from flame_train.training.preview import Drawing
 
 
@@ -16,22 +17,30 @@ def noise_schedule(config: Config) -> NoiseSchedule:
     return schedule.zero_terminal_snr() if config.loss.zero_terminal_snr else schedule
 
 
-def picture_size(config: Config) -> tuple[int, int]:
-    """(height, width) of sampled pictures in pixels."""
+def check_sampling(config: Config, facts: Facts) -> None:
+    """Raises ConfigError for sizes or steps with which no picture can be drawn; said early, not at each grid."""
     s = config.sample
-    return s.height or config.data.resolution, s.width or config.data.resolution
+    for name, side in (("width", s.width), ("height", s.height)):
+        if side % facts.side_multiple:
+            raise ConfigError(f"sample.{name}: expected a multiple of {facts.side_multiple} for this model, got {side}")
+    noise_schedule(config).timesteps(s.steps)
 
 
-def size_conditioning(config: Config, family: Family) -> Example:
+def picture_size(config: Config, facts: Facts) -> Size:
+    """(height, width) of a sample picture; what is not set is data.resolution, rounded down to what the model takes."""
+    usual = max(config.data.resolution // facts.side_multiple, 1) * facts.side_multiple
+    return config.sample.height or usual, config.sample.width or usual
+
+
+def size_conditioning(family: Family, size: Size) -> Example:
     """What the denoiser is told of the size of a sampled picture: whole, neither scaled nor cropped."""
-    size = picture_size(config)
     return family.placement(Placement(size, size, size, 0, 0))
 
 
-def drawing(config: Config, family: Family, device: str) -> Drawing:
-    """How `config.sample` wants pictures drawn."""
+def drawing(config: Config, family: Family, size: Size, device: str) -> Drawing:
+    """How `config.sample` wants pictures of `size` drawn."""
     s = config.sample
     return Drawing(
         s.sampler, s.steps, s.guidance, s.seed, noise_schedule(config), config.model.prediction,
-        family.latent_shape(config, picture_size(config)), device, as_dtype(config.train.precision),
+        family.latent_shape(config, size), device, as_dtype(config.train.precision),
     )  # fmt: skip

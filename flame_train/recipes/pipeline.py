@@ -43,7 +43,7 @@ from flame_train.training.result import check_dataset, restore
 from flame_train.training.step import FIGURES, State
 from flame_train.training.stop import StopRequest
 
-from .pictures import drawing, noise_schedule, size_conditioning
+from .pictures import check_sampling, drawing, noise_schedule, picture_size, size_conditioning
 
 _LOG = logging.getLogger(__name__)
 
@@ -94,7 +94,8 @@ def make_plan(family: Family, config: Config, stop: StopRequest) -> Plan:
             f"data.bucket_step: expected a multiple of {facts.side_multiple} for this model, "
             f"got {config.data.bucket_step}"
         )
-    _check_sampling(config, facts)
+    if config.sample.every and config.sample.prompts:
+        check_sampling(config, facts)
     dataset = Dataset.scan(
         Path(config.data.path), config.data.repeats, default_caption=config.data.caption or None,
         caption_endings=(config.data.caption_extension,), on_bad=config.data.on_bad_image,
@@ -122,23 +123,6 @@ def _check_names(family: Family, targets: Sequence[str]) -> None:
             f"lora.targets: {len(nameless)} of the chosen layers have no name in LoRA files of {family.name}, such as "
             f"{nameless[0]}: no program could load them; choose other layers, or a model of the usual depth"
         )
-
-
-def _check_sampling(config: Config, facts: Facts) -> None:
-    """Sampling is refused before training if it cannot work, rather than warned of at each grid."""
-    s = config.sample
-    if not _prompts(config) or not s.prompts:
-        return
-    for name, side in (("width", s.width), ("height", s.height)):
-        if side % facts.side_multiple:
-            raise ConfigError(f"sample.{name}: expected a multiple of {facts.side_multiple} for this model, got {side}")
-    noise_schedule(config).timesteps(s.steps)
-
-
-def sample_size(config: Config, facts: Facts) -> tuple[int, int]:
-    """(height, width) of a sample picture; what is not set is data.resolution, rounded down to what the model takes."""
-    usual = max(config.data.resolution // facts.side_multiple, 1) * facts.side_multiple
-    return config.sample.height or usual, config.sample.width or usual
 
 
 def describe(plan: Plan) -> dict[str, Any]:
@@ -283,10 +267,11 @@ def make_preview(
     s, config, family = plan.config.sample, plan.config, plan.family
     if not s.prompts or not s.every:
         return lambda step: None
-    sizes = size_conditioning(config, family)
+    size = picture_size(config, plan.facts)
+    sizes = size_conditioning(family, size)
     prompts = [encoded.caption(p) | sizes for p in s.prompts]
     negative = encoded.caption(s.negative) | sizes
-    how = drawing(config, family, device)
+    how = drawing(config, family, size, device)
     decode = family.decoder(config, device)
 
     def preview(step: int) -> None:

@@ -16,7 +16,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.errors import ConfigError, ModelFileError
 from flame_train.models.identify import FAMILY_NAMES, could_be
 from flame_train.recipes import RECIPES
-from flame_train.recipes.pictures import drawing, size_conditioning
+from flame_train.recipes.pictures import check_sampling, drawing, picture_size, size_conditioning
 from flame_train.tools.families import identify_file, require_lora
 from flame_train.training.family import Encoders, Example, Family, base_model_path
 from flame_train.training.preview import draw, grid, write_png
@@ -48,15 +48,17 @@ def sample(
     if not prompts:
         raise ConfigError("sample: expected at least one --prompt, got none")
     family = _family(config)
-    _check_size(config, family)
+    facts = family.check(config)
+    check_sampling(config, facts)
+    size = picture_size(config, facts)
     factors = _factors(lora, family) if lora is not None else {}
     with StopRequest() as stop:
-        examples = _conditioning(config, family, device, factors, strength, stop)
+        examples = _conditioning(config, family, size_conditioning(family, size), device, factors, strength, stop)
         denoiser = family.denoiser(config, device)
         if denoiser.component in factors:
             attach_factors(denoiser.model, factors[denoiser.component], strength)
         wanted = [examples[prompt] for prompt in prompts]
-        how, decode = drawing(config, family, device), family.decoder(config, device)
+        how, decode = drawing(config, family, size, device), family.decoder(config, device)
         pictures = draw(how, denoiser, decode, wanted, examples[negative], stop)
     write_png(output, grid(pictures))
     return {
@@ -75,14 +77,6 @@ def _family(config: Config) -> Family:
     raise ModelFileError(f"{path}: expected a base model of {known}, but this is: {identity.detail}")
 
 
-def _check_size(config: Config, family: Family) -> None:
-    step = family.check(config).side_multiple
-    for name, side in (("width", config.sample.width), ("height", config.sample.height)):
-        if side % step:
-            below = max(side // step * step, step)
-            raise ConfigError(f"--{name}: expected a multiple of {step} for this model, got {side}; {below} is near")
-
-
 def _factors(lora: Path, family: Family) -> LoraState:
     """The LoRA's matrices by component. Raises ModelFileError for what is no LoRA of this family."""
     identity = require_lora(lora)
@@ -92,10 +86,9 @@ def _factors(lora: Path, family: Family) -> LoraState:
 
 
 def _conditioning(
-    config: Config, family: Family, device: str, factors: LoraState, strength: float, stop: StopRequest
+    config: Config, family: Family, sizes: Example, device: str, factors: LoraState, strength: float, stop: StopRequest
 ) -> dict[str, Example]:
     """The arrays of every prompt and of the negative one; the text encoders are gone again afterwards."""
-    sizes = size_conditioning(config, family)
     with no_grad(), family.encoders(config, device, ["caption"]) as encoders:
         _adapt(encoders, factors, strength)
         texts = dict.fromkeys((*config.sample.prompts, config.sample.negative))
