@@ -9,14 +9,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
 from ...errors import ModelFileError
 from ..backend import get_backend
 from ..dtype import Array, DType, as_dtype, compute_dtype, float32, is_float
-from ..tensor import Frozen, Tensor
+from ..tensor import Frozen, Parameter, Tensor
 
 Init = Literal["fan_in", "ones", "zeros", "normal"]
 
@@ -99,6 +99,22 @@ class Module:
         """Fills every slot with random values of a sensible size, made on the host: for tests and small models."""
         for _, module, attr, slot in self.named_slots():
             _fill(module, attr, _initial(slot, rng).astype(as_dtype(dtype)), device)
+
+    def requires_grad_(self, value: bool = True) -> Self:
+        """Makes every loaded weight a trainable `Parameter` (fp32), or `Frozen` again. As torch.nn.Module."""
+        for name, module, attr, _ in self.named_slots():
+            values = getattr(module, attr).data
+            made = Parameter(values.astype(float32, copy=False), name) if value else Frozen(values)
+            object.__setattr__(module, attr, made)
+        return self
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Every trainable weight by checkpoint name."""
+        return ((name, weight) for name, weight in self.weights() if isinstance(weight, Parameter))
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Every trainable weight: what an optimizer takes."""
+        return (weight for _, weight in self.named_parameters())
 
     def unload(self) -> None:
         """Drops every weight; the slots stay declared."""
