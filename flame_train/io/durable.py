@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flame_train.errors import OutputError
+from flame_train.io.failpoint import hit
 from flame_train.io.files import disk_errors, free_bytes
 
 
@@ -32,11 +33,18 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview], total: int) 
     try:
         _write_and_sync(temporary, path, chunks, total)
         with disk_errors(path, needed=total):
+            hit("file.before_rename")
             os.replace(temporary, path)
             sync_folder(path.parent)
     finally:
         with contextlib.suppress(OSError):  # gone already after the rename; never hide the first error
             temporary.unlink(missing_ok=True)
+
+
+def sweep_files(folder: Path) -> None:
+    """Remove what killed processes left half-written in `folder`, which nobody else may be writing to."""
+    for path in folder.glob(".*.tmp-*"):
+        path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
@@ -55,6 +63,7 @@ def _write_and_sync(temporary: Path, path: Path, chunks: Iterable[bytes | memory
         for chunk in chunks:  # outside disk_errors: what the producer raises is not the disk's fault
             with disk_errors(path, needed=total):
                 stream.write(chunk)
+            hit("file.mid_write")
         with disk_errors(path, needed=total):
             stream.flush()
             os.fsync(stream.fileno())

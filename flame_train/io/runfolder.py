@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from flame_train import __version__
 from flame_train.errors import FlameError, Interrupted, OutputError
 from flame_train.io import commit
-from flame_train.io.durable import write_durably
+from flame_train.io.durable import sweep_files, write_durably
 from flame_train.io.failpoint import hit
 from flame_train.io.files import disk_errors, make_folder
 
@@ -55,6 +55,8 @@ class RunFolder:
             self.write_status("running")
             _write_text(self.folder / "config.toml", self._config)
             commit.sweep(self.checkpoints)
+            for folder in (self.folder, self.samples):
+                sweep_files(folder)
             self._log = LogFile(self.folder / "log.jsonl")
         except BaseException:
             self._lock.release()

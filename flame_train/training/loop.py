@@ -16,7 +16,7 @@ from flame_train.config.schema import Config
 from flame_train.engine import capture
 from flame_train.engine.backend import get_backend
 from flame_train.errors import DeviceFault, Interrupted, NonFiniteError
-from flame_train.io.failpoint import hit
+from flame_train.io.failpoint import hit, spoil
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.runfolder import RunFolder
 
@@ -164,6 +164,7 @@ class _Stepper:
             files += host.files
             images += batch.size
         hit("train.before_update")
+        spoil("train.gradient", run.state.optimizer.arena.grads)
         self._update()
         return _Pending(step, self._backend.fetch(run.state.figures), tuple(files), images, waited, begin)
 

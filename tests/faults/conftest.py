@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ class Program:
         self._scratch = scratch
         self._parent = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("warm.py"))],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | ENVIRONMENT,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+            env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT)},
         )  # fmt: skip
 
     def __call__(
@@ -72,8 +74,14 @@ class Program:
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> subprocess.Popen[str]:
         """A process of its own, just begun."""
+        return self.start_python("-m", "flame_train", *arguments, env=env, cwd=cwd)
+
+    def start_python(
+        self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT
+    ) -> subprocess.Popen[str]:  # fmt: skip
+        """Another Python with these arguments."""
         return subprocess.Popen(
-            [sys.executable, "-m", "flame_train", *arguments], cwd=cwd, text=True,
+            [sys.executable, *arguments], cwd=cwd, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT)} | dict(env or {}),
         )  # fmt: skip
@@ -156,7 +164,7 @@ SETTINGS: dict[str, Any] = {
     "gradient.noise_std": 1e-3,
     "loss.snr_gamma": 5.0,
     "loss.offset_noise": 0.05,
-    "train.steps": 6,
+    "train.steps": 5,
     "train.precision": "fp32",
     "checkpoint.every": 2,
     "sample.every": 0,
@@ -257,19 +265,55 @@ def make_job(program: Program, folder: Path, world: Path, **changes: Any) -> Job
     return Job(program, folder, settings)
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A run that nothing disturbed: what it gave, how long it took, and the cache it filled."""
+
+    result: Result
+    seconds: float
+    cache: Path
+
+
+@pytest.fixture(scope="session")
+def undisturbed(program: Program, tmp_path_factory: pytest.TempPathFactory, world: Path) -> Whole:
+    done = make_job(program, tmp_path_factory.mktemp("whole"), world)
+    ended = done.train()
+    assert ended.code == 0, ended.stderr
+    return Whole(done.result(), ended.seconds, done.cache)
+
+
 @pytest.fixture
-def job(program: Program, tmp_path: Path, world: Path) -> Job:
-    """A run that was not begun yet."""
+def new_job(program: Program, tmp_path: Path, world: Path) -> Job:
+    """A run that was not begun, nothing cached."""
     return make_job(program, tmp_path, world)
 
 
-@pytest.fixture(scope="session")
-def whole(program: Program, tmp_path_factory: pytest.TempPathFactory, world: Path) -> Result:
+@pytest.fixture
+def job(new_job: Job, undisturbed: Whole) -> Job:
+    """A run that was not begun, everything cached."""
+    shutil.copytree(undisturbed.cache, new_job.cache)
+    return new_job
+
+
+@pytest.fixture
+def another(program: Program, tmp_path: Path, world: Path, undisturbed: Whole) -> Callable[..., Job]:
+    """another(name, **changes): one more run that was not begun, everything of the usual settings cached."""
+
+    def make(name: str, **changes: Any) -> Job:
+        made = make_job(program, tmp_path / name, world, **changes)
+        shutil.copytree(undisturbed.cache, made.cache)
+        return made
+
+    return make
+
+
+@pytest.fixture
+def whole(undisturbed: Whole) -> Result:
     """What an uninterrupted run of `job` gives."""
-    return make_job(program, tmp_path_factory.mktemp("whole"), world).finish()
+    return undisturbed.result
 
 
-@pytest.fixture(scope="session")
-def seconds(program: Program, tmp_path_factory: pytest.TempPathFactory, world: Path) -> float:
+@pytest.fixture
+def seconds(undisturbed: Whole) -> float:
     """How long an uninterrupted run takes, so that kills can be spread over it."""
-    return make_job(program, tmp_path_factory.mktemp("timed"), world).train().seconds
+    return undisturbed.seconds

@@ -4,19 +4,115 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import subprocess
 
 import pytest
 
+from flame_train.data.cache import DiskCache
+
 SEEDS = int(os.environ.get("FLAME_TEST_KILLS", "25"))
+KILLED = -signal.SIGKILL
+
+POINTS = [
+    "train.in_step",
+    "train.in_step:6",
+    "train.before_update:3",
+    "train.after_step:3",
+    "train.after_step:4",
+    "checkpoint.begin:2",
+    "checkpoint.mid_file:2",
+    "checkpoint.after_file:4",
+    "checkpoint.after_file:5",
+    "checkpoint.before_manifest:2",
+    "checkpoint.after_manifest:2",
+    "checkpoint.before_rename:2",
+    "checkpoint.after_rename:2",
+    "checkpoint.before_prune:3",
+    "checkpoint.mid_prune",
+    "train.before_result",
+    "file.mid_write:2",
+    "file.before_rename:7",
+]
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_killed_at_random_times_and_continued(job, whole, seconds, seed):
-    rng = random.Random(seed)
+def test_killed_at_random_times_and_continued(new_job, whole, seconds, seed):
+    job, rng = new_job, random.Random(seed)
     ended = job.train(kill_after=rng.uniform(0.0, 1.1 * seconds))
-    while ended.code == -9 and rng.random() < 0.3:
+    while ended.code == KILLED and rng.random() < 0.3:
         ended = job.train(kill_after=rng.uniform(0.0, seconds))
-    assert ended.code in (0, -9), ended.stderr
+    assert ended.code in (0, KILLED), ended.stderr
 
     assert job.finish() == whole
     assert job.debris() == []
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_a_chosen_place_and_continued(job, whole, point):
+    keep = 1 if "prune" in point else 3  # so that there is something to prune
+    assert job.train(failpoint=point, checkpoint__keep=keep).code == KILLED
+
+    assert job.finish(checkpoint__keep=keep) == whole
+    assert job.debris() == []
+
+
+def test_killed_three_times_at_different_depths(job, whole):
+    """A resume of a resume of a resume: steps, epochs and rates go on as if nothing had been."""
+    for point in ("train.after_step:3", "checkpoint.before_rename", "train.before_update:2"):
+        assert job.train(failpoint=point).code == KILLED
+    assert job.finish() == whole
+
+
+@pytest.mark.parametrize("point", ["encode.before_put:9", "file.mid_write:9", "file.before_rename:9"])
+def test_killed_while_caching_leaves_no_entry_that_is_not_whole(new_job, whole, point):
+    assert new_job.fill_cache(failpoint=point).code == KILLED
+    entries = [path for path in new_job.cache.rglob("*.safetensors") if not path.name.startswith(".")]
+    assert 0 < len(entries) < 13
+    cache = DiskCache(new_job.cache)
+    assert all(cache.get(path.stem) is not None for path in entries)
+
+    assert new_job.finish() == whole
+
+
+@pytest.mark.parametrize("damage", ["cut", "bit", "empty"])
+def test_damaged_cache_entries_are_made_again(job, whole, damage):
+    for path in sorted(job.cache.rglob("*.safetensors"))[::3]:
+        raw = bytearray(path.read_bytes())
+        if damage == "bit":
+            raw[-5] ^= 4
+        path.write_bytes({"cut": raw[: len(raw) // 2], "bit": raw, "empty": b""}[damage])
+
+    assert job.finish() == whole
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cold_program_killed_from_outside(job, program, whole, seconds, seed):
+    """As a user would meet it: a new interpreter, killed by another process, started again by hand."""
+    process = program.start(*job.arguments("sdxl-lora"))
+    try:
+        process.communicate(timeout=1.0 + random.Random(100 + seed).uniform(0.2, 1.0) * seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+    ended = program.cold(*job.arguments("sdxl-lora"))
+    assert ended.code == 0, ended.stderr
+    assert job.result() == whole
+
+
+def test_the_next_run_starts_although_a_killed_one_left_its_lock_file(job):
+    assert job.train(failpoint="train.after_step:3").code == KILLED
+    assert (job.out / ".lock").exists()
+    assert job.status()["state"] == "running"
+    job.finish()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_continued_in_low_precision(another, precision):
+    """fp16 begins with a loss scale that overflows, so the scaler's state matters, too."""
+    changes = {"train__precision": precision, "optimizer__name": "sgd", "optimizer__momentum": 0.9}
+    whole = another("whole").finish(**changes)
+    job = another("killed")
+    for point in ("train.after_step:3", "train.before_update:2"):
+        assert job.train(failpoint=point, **changes).code == KILLED
+    assert job.finish(**changes) == whole

@@ -1,0 +1,115 @@
+"""Asked to stop, the program finishes the step, saves, says so and exits with 128 plus the signal's number."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+SIGNALS = {"int": 130, "term": 143, "hup": 129}
+
+
+def assert_stopped(job, ended, code: int) -> None:
+    assert ended.code == code, ended.stderr
+    name = signal.Signals(code - 128).name
+    assert f"stopped by {name}" in ended.complaint
+    assert (job.status()["state"], job.status()["exit_code"]) == ("interrupted", code)
+
+
+@pytest.mark.parametrize("action", SIGNALS)
+def test_a_signal_in_a_step_finishes_and_saves_that_step(job, whole, action):
+    ended = job.train(failpoint=f"train.in_step:5:{action}")  # the first half of step 3
+    assert_stopped(job, ended, SIGNALS[action])
+    assert job.steps() == [2, 3]
+    assert [line["step"] for line in job.log()] == [1, 2, 3]
+    assert "after step 3" in ended.complaint
+
+    assert job.finish() == whole
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "train.before_update:3",
+        "train.after_step:3",
+        "checkpoint.begin",
+        "checkpoint.mid_file",
+        "checkpoint.before_rename",
+        "checkpoint.after_rename",
+        "checkpoint.before_prune",
+    ],
+)
+def test_a_signal_anywhere_in_the_loop_leaves_a_whole_run_behind(job, whole, point):
+    """Between the step and its save, and while saving: the log has every saved step, and the result is the same."""
+    ended = job.train(failpoint=f"{point}:int")
+    assert_stopped(job, ended, 130)
+    saved = job.steps()[-1]
+    assert [line["step"] for line in job.log()] == list(range(1, saved + 1))
+
+    assert job.finish() == whole
+
+
+def test_a_signal_in_the_last_step_loses_nothing(job, whole):
+    ended = job.train(failpoint="train.in_step:10:term")
+    assert_stopped(job, ended, 143)
+    assert job.steps()[-1] == 5
+
+    assert job.finish() == whole
+
+
+def test_a_signal_while_caching_keeps_what_was_encoded(new_job, whole):
+    ended = new_job.train(failpoint="encode.before_put:4:int")
+    assert_stopped(new_job, ended, 130)
+    assert len(list(new_job.cache.rglob("*.safetensors"))) == 4
+    assert new_job.steps() == []
+
+    assert new_job.finish() == whole
+
+
+def test_the_cache_command_can_be_stopped_too(new_job):
+    ended = new_job.fill_cache(failpoint="encode.before_put:4:term")
+    assert ended.code == 143
+    assert "stopped by SIGTERM" in ended.complaint
+    assert len(list(new_job.cache.rglob("*.safetensors"))) == 4
+
+
+SAMPLING = {"sample__every": 3, "sample__steps": 3, "sample__prompts": ["a drawing"], "checkpoint__every": 4}
+
+
+def test_a_signal_while_sampling_saves_the_step_before_it(job, whole):
+    """The grid is due at a step that has no checkpoint of its own: one is made before the program ends."""
+    ended = job.train(failpoint="sample.step:9:int", **SAMPLING)  # 6 calls make the grid of step 0
+    assert_stopped(job, ended, 130)
+    assert job.steps() == [3]
+    assert sorted(path.name for path in (job.out / "samples").iterdir()) == ["step-000000.png"]
+
+    assert job.finish(**SAMPLING).lora == whole.lora
+    assert sorted(path.name for path in (job.out / "samples").iterdir()) == ["step-000000.png", "step-000003.png"]
+
+
+def test_a_signal_in_the_first_grid_stops_before_the_first_step(job):
+    ended = job.train(failpoint="sample.step:2:int", **SAMPLING)
+    assert_stopped(job, ended, 130)
+    assert "before the next step" in ended.complaint
+    assert (job.steps(), job.log()) == ([], [])
+
+
+def test_a_second_signal_ends_the_program_at_once(job, whole):
+    """It does not wait for the step; what was saved before stays, and the next run is the same as ever."""
+    ended = job.train(failpoint="train.in_step:6:int,train.before_update:3:int")
+    assert ended.code == 130
+    assert "stopped at once" in ended.stderr
+    assert job.steps() == [2]
+    assert job.status()["state"] == "running"
+
+    assert job.finish() == whole
+
+
+def test_a_hangup_that_nohup_ignores_does_not_stop_the_run(job, program, whole):
+    ignoring = ["-c", "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+                "os.execv(sys.executable, [sys.executable, '-m', 'flame_train', *sys.argv[1:]])"]  # fmt: skip
+    env = {"FLAME_TEST_FAILPOINT": "train.in_step:5:hup"}
+    process = program.start_python(*ignoring, *job.arguments("sdxl-lora"), env=env)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert job.result() == whole
