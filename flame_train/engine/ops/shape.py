@@ -1,4 +1,4 @@
-"""Ops that only move data. Results are views where NumPy gives views; nobody writes into them."""
+"""Other shapes for the same data. Results are views where NumPy gives views; nobody writes into them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from ...errors import ShapeError
 from ..dtype import Array
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
-from .index import scatter_add
-
-Shape = tuple[int, ...]
+from .dims import Shape, axes, axis
 
 
 @primitive(torch="reshape", moves=True)
@@ -44,10 +42,25 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (4, 2)), ShapeError, r"has 6 elements, which do not fit \(4, 2\)")
 
 
+@composite(torch="Tensor.view")
+def view(input: Tensor, shape: Sequence[int]) -> Tensor:
+    """reshape(input, shape); unlike PyTorch's it copies where no view is possible, instead of refusing"""
+    return input.reshape(shape)
+
+
+@view.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 6), (3, -1))
+
+
 @composite(torch="flatten")
 def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """The dims from start_dim to end_dim as one"""
-    first, last = start_dim % input.ndim, end_dim % input.ndim
+    if input.ndim == 0:
+        return input.reshape(1)
+    first, last = axis(start_dim, input.ndim, "flatten"), axis(end_dim, input.ndim, "flatten")
+    if last < first:
+        raise ShapeError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim}")
     return input.reshape(*input.shape[:first], -1, *input.shape[last + 1 :])
 
 
@@ -57,9 +70,16 @@ def _() -> Iterator[Sample]:
     yield sample((2, 3, 4), 1)
 
 
+@flatten.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), 1, 0), ShapeError, "start_dim 1 comes after end_dim 0")
+
+
 @primitive(torch="permute", moves=True)
 def permute(xp: Any, input: Array, dims: Sequence[int]) -> Array:
     """input's dims in the order given"""
+    if sorted(axis(d, input.ndim, "permute") for d in dims) != list(range(input.ndim)):
+        raise ShapeError(f"permute: {tuple(dims)} does not name each of {input.ndim} dims once")
     return xp.transpose(input, tuple(dims))
 
 
@@ -72,6 +92,11 @@ def _(xp: Any, g: Array, dims: Sequence[int]) -> Array:
 def _() -> Iterator[Sample]:
     yield sample((2, 3, 4), (2, 0, 1))
     yield sample((2, 3, 4), (0, -1, 1))
+
+
+@permute.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (0, 0)), ShapeError, "does not name each of 2 dims once")
 
 
 @primitive(torch="transpose", moves=True)
@@ -90,10 +115,28 @@ def _() -> Iterator[Sample]:
     yield sample((2, 3, 4), 0, -1)
 
 
+@primitive(torch="movedim", moves=True)
+def movedim(xp: Any, input: Array, source: int | Sequence[int], destination: int | Sequence[int]) -> Array:
+    """input with the dims at source put at destination, the others in order around them"""
+    return xp.moveaxis(input, source, destination)
+
+
+@movedim.vjp("input")
+def _(xp: Any, g: Array, source: int | Sequence[int], destination: int | Sequence[int]) -> Array:
+    return xp.moveaxis(g, destination, source)
+
+
+@movedim.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 4), 0, 2)
+    yield sample((2, 3, 4), (0, -1), (1, 0))
+
+
 @primitive(torch="squeeze", moves=True)
-def squeeze(xp: Any, input: Array, dim: int) -> Array:
-    """input without dim, if its size is 1"""
-    return xp.squeeze(input, dim) if input.shape[dim] == 1 else input
+def squeeze(xp: Any, input: Array, dim: int | Sequence[int] | None = None) -> Array:
+    """input without those of its dims (all, or the ones named) whose size is 1"""
+    dims = axes(dim, input.ndim, "squeeze") if dim != () else ()
+    return xp.squeeze(input, tuple(d for d in dims if input.shape[d] == 1))
 
 
 @squeeze.vjp("input")
@@ -105,6 +148,13 @@ def _(xp: Any, g: Array, input_shape: Shape) -> Array:
 def _() -> Iterator[Sample]:
     yield sample((2, 1, 3), 1)
     yield sample((2, 1, 3), 0)
+    yield sample((1, 2, 1))
+    yield sample((1, 2, 1), (0, 1))
+
+
+@squeeze.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 1), 2), ShapeError, "squeeze: dim 2 is outside a tensor of 2 dims")
 
 
 @primitive(torch="unsqueeze", moves=True)
@@ -124,11 +174,13 @@ def _() -> Iterator[Sample]:
     yield sample((2, 3), -1)
 
 
-@primitive(torch="expand", moves=True)
+@primitive(torch="Tensor.expand", moves=True)
 def expand(xp: Any, input: Array, shape: Sequence[int]) -> Array:
     """input repeated along its dims of size 1 to shape; -1 keeps a size"""
     lead = len(shape) - input.ndim
     full = [input.shape[i - lead] if n == -1 else n for i, n in enumerate(shape)]
+    if lead < 0 or any(n not in (1, m) for n, m in zip(input.shape, full[lead:], strict=True)):
+        raise ShapeError(f"expand: {tuple(input.shape)} does not expand to {tuple(shape)}")
     return xp.broadcast_to(input, tuple(full))
 
 
@@ -143,176 +195,6 @@ def _() -> Iterator[Sample]:
     yield sample((1, 4), (3, -1))
 
 
-@primitive(torch="cat", moves=True)
-def cat(xp: Any, tensors: Sequence[Array], dim: int = 0) -> Array:
-    """The tensors one after another along dim"""
-    return xp.concatenate(tensors, axis=dim)
-
-
-@cat.vjp("tensors")
-def _(xp: Any, g: Array, tensors_shape: list[Shape], dim: int) -> list[Array]:
-    ends = np.cumsum([shape[dim] for shape in tensors_shape])[:-1].tolist()
-    return list(xp.split(g, ends, axis=dim))
-
-
-@cat.samples
-def _() -> Iterator[Sample]:
-    yield sample([(2, 3), (1, 3), (4, 3)])
-    yield sample([(2, 3), (2, 5)], -1)
-
-
-@primitive(torch="stack", moves=True)
-def stack(xp: Any, tensors: Sequence[Array], dim: int = 0) -> Array:
-    """The tensors side by side along a new dim"""
-    return xp.stack(tensors, axis=dim)
-
-
-@stack.vjp("tensors")
-def _(xp: Any, g: Array, dim: int) -> list[Array]:
-    return [xp.take(g, i, axis=dim) for i in range(g.shape[dim])]
-
-
-@stack.samples
-def _() -> Iterator[Sample]:
-    yield sample([(2, 3), (2, 3)])
-    yield sample([(2, 3), (2, 3), (2, 3)], 1)
-
-
-@primitive(torch="split", moves=True, multiple=True)
-def split(xp: Any, tensor: Array, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Array, ...]:
-    """Pieces of the given size along dim, or of the given sizes; the last may be smaller"""
-    n = tensor.shape[dim]
-    if isinstance(split_size_or_sections, int):
-        ends = list(range(split_size_or_sections, n, split_size_or_sections))
-    else:
-        ends = np.cumsum(split_size_or_sections)[:-1].tolist()
-        if int(np.sum(split_size_or_sections)) != n:
-            raise ShapeError(
-                f"split: sections {tuple(split_size_or_sections)} do not add up to {n}, the size of dim {dim}"
-            )
-    return tuple(xp.split(tensor, ends, axis=dim))
-
-
-@split.vjp("tensor")
-def _(xp: Any, g: tuple[Array, ...], dim: int) -> Array:
-    return xp.concatenate(g, axis=dim)
-
-
-@split.samples
-def _() -> Iterator[Sample]:
-    yield sample((5, 3), 2)
-    yield sample((2, 6), (1, 2, 3), 1)
-
-
-@composite(torch="chunk")
-def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """Up to `chunks` equal pieces along dim, the last one smaller if it must be"""
-    return split(input, -(-input.shape[dim] // chunks), dim)
-
-
-@chunk.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 6), 2, -1)
-    yield sample((5, 2), 3)
-
-
-@primitive(torch=None, moves=True)
-def getitem(xp: Any, input: Array, index: Any) -> Array:
-    """input[index], for whole numbers, slices, None and lists of whole numbers (torch's indexing)"""
-    return input[_plain(index)]
-
-
-@getitem.vjp("input")
-def _(xp: Any, g: Array, input_shape: Shape, index: Any) -> Array:
-    if not _basic(index):
-        return scatter_add(xp, input_shape, _plain(index), g)
-    out = xp.zeros(input_shape, g.dtype)
-    out[_plain(index)] = g
-    return out
-
-
-def _plain(index: Any) -> Any:
-    """Tensors inside an index become their arrays."""
-    if isinstance(index, tuple):
-        return tuple(_plain(i) for i in index)
-    return index.data if isinstance(index, Tensor) else index
-
-
-def _basic(index: Any) -> bool:
-    parts = index if isinstance(index, tuple) else (index,)
-    return all(i is None or isinstance(i, (int, slice, type(...))) for i in parts)
-
-
-@getitem.samples
-def _() -> Iterator[Sample]:
-    yield sample((4, 3), 1)
-    yield sample((4, 3, 2), (slice(None), slice(0, 2), None))
-    yield sample((4, 3), (..., slice(None, None, 2)))
-    yield sample((4, 3), [0, 2, 0])
-
-
-@primitive(torch="narrow", moves=True)
-def narrow(xp: Any, input: Array, dim: int, start: int, length: int) -> Array:
-    """length entries of dim, from start"""
-    if start < 0 or start + length > input.shape[dim]:
-        raise ShapeError(f"narrow: [{start}, {start + length}) is outside dim {dim} of size {input.shape[dim]}")
-    return input[_window(input.ndim, dim, start, length)]
-
-
-def _window(ndim: int, dim: int, start: int, length: int) -> tuple[slice, ...]:
-    index = [slice(None)] * ndim
-    index[dim] = slice(start, start + length)
-    return tuple(index)
-
-
-@narrow.vjp("input")
-def _(xp: Any, g: Array, input_shape: Shape, dim: int, start: int, length: int) -> Array:
-    out = xp.zeros(input_shape, g.dtype)
-    out[_window(g.ndim, dim, start, length)] = g
-    return out
-
-
-@narrow.samples
-def _() -> Iterator[Sample]:
-    yield sample((4, 5), 1, 1, 3)
-    yield sample((4, 5), 0, 0, 4)
-
-
-@primitive(torch="nn.functional.pad", moves=True)
-def pad(xp: Any, input: Array, pad: Sequence[int], value: float = 0.0) -> Array:
-    """input with `value` around it; pad = (last dim before, after, next to last before, after, ...)"""
-    return xp.pad(input, _widths(pad, input.ndim), constant_values=value)
-
-
-def _widths(pad: Sequence[int], ndim: int) -> list[tuple[int, int]]:
-    pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)]
-    return [(0, 0)] * (ndim - len(pairs)) + pairs[::-1]
-
-
-@pad.vjp("input")
-def _(xp: Any, g: Array, input_shape: Shape, pad: Sequence[int]) -> Array:
-    widths = _widths(pad, g.ndim)
-    return g[tuple(slice(a, a + n) for (a, _), n in zip(widths, input_shape, strict=True))]
-
-
-@pad.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3), (1, 2))
-    yield sample((2, 3, 4), (0, 1, 2, 0))
-
-
-@primitive(torch="flip", moves=True)
-def flip(xp: Any, input: Array, dims: Sequence[int]) -> Array:
-    """input in reverse order along dims"""
-    return xp.flip(input, tuple(dims))
-
-
-@flip.vjp("input")
-def _(xp: Any, g: Array, dims: Sequence[int]) -> Array:
-    return xp.flip(g, tuple(dims))
-
-
-@flip.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3), (0,))
-    yield sample((2, 3, 2), (0, 2))
+@expand.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (4, 3)), ShapeError, r"\(2, 3\) does not expand to \(4, 3\)")

@@ -1,0 +1,253 @@
+"""Elements put elsewhere: reversed, rolled, repeated, padded, cut to a triangle, moved between pixels and channels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import ShapeError
+from ..dtype import Array
+from ..op import ErrorSample, Sample, primitive, sample
+from .dims import Shape
+from .index import added_at
+
+
+@primitive(torch="flip", moves=True)
+def flip(xp: Any, input: Array, dims: Sequence[int]) -> Array:
+    """input in reverse order along dims"""
+    return xp.flip(input, tuple(dims))
+
+
+@flip.vjp("input")
+def _(xp: Any, g: Array, dims: Sequence[int]) -> Array:
+    return xp.flip(g, tuple(dims))
+
+
+@flip.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3), (0,))
+    yield sample((2, 3, 2), (0, 2))
+
+
+@primitive(torch="roll", moves=True)
+def roll(xp: Any, input: Array, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Array:
+    """input moved along dims by shifts, what falls off one end coming in at the other; without dims, flattened"""
+    return xp.roll(input, shifts, dims)
+
+
+@roll.vjp("input")
+def _(xp: Any, g: Array, shifts: int | Sequence[int], dims: int | Sequence[int] | None) -> Array:
+    return xp.roll(g, -shifts if isinstance(shifts, int) else tuple(-n for n in shifts), dims)
+
+
+@roll.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3), 2)
+    yield sample((2, 5), -1, 1)
+    yield sample((3, 4), (1, -2), (0, 1))
+
+
+@primitive(torch="Tensor.repeat", moves=True)
+def repeat(xp: Any, input: Array, repeats: Sequence[int]) -> Array:
+    """input set side by side so many times along each dim; more repeats than dims add dims in front"""
+    if len(repeats) < input.ndim:
+        raise ShapeError(f"repeat: expected a number for each of {input.ndim} dims, got {tuple(repeats)}")
+    return xp.tile(input, tuple(repeats))
+
+
+@repeat.vjp("input")
+def _(xp: Any, g: Array, input_shape: Shape, repeats: Sequence[int]) -> Array:
+    shape = (1,) * (len(repeats) - len(input_shape)) + input_shape
+    apart = g.reshape([n for pair in zip(repeats, shape, strict=True) for n in pair])
+    return xp.sum(apart, axis=tuple(range(0, 2 * len(repeats), 2))).reshape(input_shape)
+
+
+@repeat.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3), (2, 1))
+    yield sample((2, 3), (2, 1, 3))
+    yield sample((2,), (0,))
+
+
+@repeat.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (2,)), ShapeError, "a number for each of 2 dims")
+
+
+_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+
+
+@primitive(torch="nn.functional.pad", moves=True)
+def pad(xp: Any, input: Array, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Array:
+    """input with something around it; pad = (last dim before, after, next to last before, after, ...)
+
+    The something is `value` (0 if not given) in mode "constant", and input itself mirrored, its border repeated or
+    its other end in modes "reflect", "replicate" and "circular". Negative numbers cut off, in "constant" mode only.
+    """
+    widths = _widths(pad, input.ndim)
+    if mode == "constant":
+        kept = input[tuple(slice(max(-a, 0), n - max(-b, 0)) for (a, b), n in zip(widths, input.shape, strict=True))]
+        return xp.pad(kept, [(max(a, 0), max(b, 0)) for a, b in widths], constant_values=value or 0.0)
+    for dim, index in _sources(input.shape, widths, mode):
+        input = xp.take(input, xp.asarray(index), axis=dim)
+    return input
+
+
+def _widths(pad: Sequence[int], ndim: int) -> list[tuple[int, int]]:
+    if len(pad) % 2 or len(pad) > 2 * ndim:
+        raise ShapeError(f"pad: expected two numbers for each of the last dims of {ndim}, got {tuple(pad)}")
+    pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)]
+    return [(0, 0)] * (ndim - len(pairs)) + pairs[::-1]
+
+
+def _sources(shape: Shape, widths: list[tuple[int, int]], mode: str) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+    """For each padded dim, where every entry of the result comes from."""
+    if mode not in _MODES:
+        raise ValueError(f"pad: expected mode {', '.join(_MODES)}, got {mode!r}")
+    for dim, (n, (a, b)) in enumerate(zip(shape, widths, strict=True)):
+        limit = {"reflect": n - 1, "circular": n, "replicate": max(a, b)}[mode]
+        if min(a, b) < 0 or max(a, b) > limit:
+            raise ShapeError(f"pad: {mode} padding of dim {dim} (size {n}) must be 0 to {limit}, got {(a, b)}")
+        if a or b:
+            yield dim, np.pad(np.arange(n), (a, b), _MODES[mode])  # type: ignore[call-overload]
+
+
+@pad.vjp("input")
+def _(xp: Any, g: Array, input_shape: Shape, pad: Sequence[int], mode: str) -> Array:
+    widths = _widths(pad, g.ndim)
+    if mode != "constant":
+        for dim, index in _sources(input_shape, widths, mode):
+            moved = xp.moveaxis(g, dim, 0)
+            g = xp.moveaxis(added_at(xp, (input_shape[dim], *moved.shape[1:]), xp.asarray(index), moved), 0, dim)
+        return g
+    inner = g[tuple(slice(max(a, 0), n - max(b, 0)) for (a, b), n in zip(widths, g.shape, strict=True))]
+    return xp.pad(inner, [(max(-a, 0), max(-b, 0)) for a, b in widths])
+
+
+@pad.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3), (1, 2))
+    yield sample((2, 3, 4), (0, 1, 2, 0))
+    yield sample((2, 3), (-1, 2), value=1.5)
+    yield sample((1, 2, 3, 4), (2, 1, 1, 2), "reflect")
+    yield sample((1, 2, 3, 4), (2, 1, 0, 3), "replicate")
+    yield sample((1, 3, 4), (2, 4), "circular")
+
+
+@pad.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (1,)), ShapeError, "two numbers for each")
+    yield ErrorSample(sample((1, 2, 3), (3, 0), "reflect"), ShapeError, "must be 0 to 2, got")
+    yield ErrorSample(sample((1, 2, 3), (1, 0), "mirror"), ValueError, "got 'mirror'")
+
+
+@primitive(torch="triu")
+def triu(xp: Any, input: Array, diagonal: int = 0) -> Array:
+    """The entries on and above the diagonal of the last two dims, zeros below"""
+    return xp.where(_above(xp, input.shape, diagonal), input, 0)
+
+
+@primitive(torch="tril")
+def tril(xp: Any, input: Array, diagonal: int = 0) -> Array:
+    """The entries on and below the diagonal of the last two dims, zeros above"""
+    return xp.where(_above(xp, input.shape, diagonal + 1), 0, input)
+
+
+def _above(xp: Any, shape: Shape, diagonal: int) -> Array:
+    """True where column - row >= diagonal, (rows, columns)."""
+    if len(shape) < 2:
+        raise ShapeError(f"triu, tril: expected at least 2 dims, got {tuple(shape)}")
+    return xp.arange(shape[-1])[None, :] - xp.arange(shape[-2])[:, None] >= diagonal
+
+
+@triu.vjp("input")
+def _(xp: Any, g: Array, diagonal: int) -> Array:
+    return xp.where(_above(xp, g.shape, diagonal), g, 0)
+
+
+@tril.vjp("input")
+def _(xp: Any, g: Array, diagonal: int) -> Array:
+    return xp.where(_above(xp, g.shape, diagonal + 1), 0, g)
+
+
+for _op in (triu, tril):
+
+    @_op.samples
+    def _() -> Iterator[Sample]:
+        yield sample((3, 4))
+        yield sample((2, 4, 3), 1)
+        yield sample((4, 4), -2)
+
+    @_op.errors
+    def _() -> Iterator[ErrorSample]:
+        yield ErrorSample(sample((3,)), ShapeError, "at least 2 dims")
+
+
+@primitive(torch="nn.functional.pixel_shuffle", moves=True)
+def pixel_shuffle(xp: Any, input: Array, upscale_factor: int, layout: str = "NCHW") -> Array:
+    """Channels in groups of r * r spread over r x r pixels each, r = upscale_factor (arXiv 1609.05158)"""
+    r = upscale_factor
+    *lead, c, h, w = input.shape if layout == "NCHW" else _channels_third(input.shape)
+    if c % (r * r):
+        raise ShapeError(f"pixel_shuffle: {c} channels do not divide by {r} * {r}")
+    n = len(lead)
+    if layout == "NHWC":
+        y = input.reshape(*lead, h, w, c // (r * r), r, r).transpose(*range(n), n, n + 3, n + 1, n + 4, n + 2)
+        return y.reshape(*lead, h * r, w * r, c // (r * r))
+    y = input.reshape(*lead, c // (r * r), r, r, h, w).transpose(*range(n), n, n + 3, n + 1, n + 4, n + 2)
+    return y.reshape(*lead, c // (r * r), h * r, w * r)
+
+
+def _channels_third(shape: Shape) -> Shape:
+    return (*shape[:-3], shape[-1], shape[-3], shape[-2])
+
+
+@primitive(torch="nn.functional.pixel_unshuffle", moves=True)
+def pixel_unshuffle(xp: Any, input: Array, downscale_factor: int, layout: str = "NCHW") -> Array:
+    """The r x r pixels of each block as channels, r = downscale_factor: pixel_shuffle undone"""
+    r = downscale_factor
+    *lead, c, h, w = input.shape if layout == "NCHW" else _channels_third(input.shape)
+    if h % r or w % r:
+        raise ShapeError(f"pixel_unshuffle: {h} x {w} pixels do not divide into blocks of {r} x {r}")
+    n = len(lead)
+    if layout == "NHWC":
+        y = input.reshape(*lead, h // r, r, w // r, r, c).transpose(*range(n), n, n + 2, n + 4, n + 1, n + 3)
+        return y.reshape(*lead, h // r, w // r, c * r * r)
+    y = input.reshape(*lead, c, h // r, r, w // r, r).transpose(*range(n), n, n + 2, n + 4, n + 1, n + 3)
+    return y.reshape(*lead, c * r * r, h // r, w // r)
+
+
+@pixel_shuffle.vjp("input")
+def _(xp: Any, g: Array, upscale_factor: int, layout: str) -> Array:
+    return pixel_unshuffle.fn(xp, g, upscale_factor, layout)
+
+
+@pixel_unshuffle.vjp("input")
+def _(xp: Any, g: Array, downscale_factor: int, layout: str) -> Array:
+    return pixel_shuffle.fn(xp, g, downscale_factor, layout)
+
+
+@pixel_shuffle.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 8, 2, 3), 2)
+    yield sample((9, 2, 1), 3)
+    yield sample((2, 2, 3, 8), 2, layout="NHWC")
+
+
+@pixel_unshuffle.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 2, 4, 6), 2)
+    yield sample((1, 3, 6), 3)
+    yield sample((2, 4, 6, 2), 2, layout="NHWC")
+
+
+@pixel_shuffle.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((1, 6, 2, 2), 2), ShapeError, "6 channels do not divide by 2")
+
+
+@pixel_unshuffle.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((1, 1, 3, 4), 2), ShapeError, "3 x 4 pixels do not divide")

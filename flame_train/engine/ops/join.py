@@ -1,0 +1,108 @@
+"""Putting tensors together and taking them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import ShapeError
+from ..dtype import Array
+from ..op import ErrorSample, Sample, composite, primitive, sample
+from ..tensor import Tensor
+from .dims import Shape, axis
+
+
+@primitive(torch="cat", moves=True)
+def cat(xp: Any, tensors: Sequence[Array], dim: int = 0) -> Array:
+    """The tensors one after another along dim"""
+    check_alike(tensors, dim)
+    return xp.concatenate(tensors, axis=dim)
+
+
+@cat.vjp("tensors")
+def _(xp: Any, g: Array, tensors_shape: list[Shape], dim: int) -> list[Array]:
+    ends = np.cumsum([shape[dim] for shape in tensors_shape])[:-1].tolist()
+    return list(xp.split(g, ends, axis=dim))
+
+
+def check_alike(tensors: Sequence[Array], dim: int) -> None:
+    """Raises ShapeError unless the shapes are equal but for `dim`."""
+    if not tensors:
+        raise ShapeError("cat: expected at least one tensor, got none")
+    rest = [tuple(n for i, n in enumerate(t.shape) if i != axis(dim, t.ndim, "cat")) for t in tensors]
+    if any(r != rest[0] for r in rest):
+        raise ShapeError(f"cat: shapes must be equal but for dim {dim}, got {[tuple(t.shape) for t in tensors]}")
+
+
+@cat.samples
+def _() -> Iterator[Sample]:
+    yield sample([(2, 3), (1, 3), (4, 3)])
+    yield sample([(2, 3), (2, 5)], -1)
+
+
+@cat.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample([(2, 3), (3, 2)]), ShapeError, "equal but for dim 0")
+    yield ErrorSample(sample([(2, 3), (2, 3)], 2), ShapeError, "dim 2 is outside a tensor of 2 dims")
+
+
+@primitive(torch="stack", moves=True)
+def stack(xp: Any, tensors: Sequence[Array], dim: int = 0) -> Array:
+    """The tensors side by side along a new dim"""
+    return xp.stack(tensors, axis=dim)
+
+
+@stack.vjp("tensors")
+def _(xp: Any, g: Array, dim: int) -> list[Array]:
+    return [xp.take(g, i, axis=dim) for i in range(g.shape[dim])]
+
+
+@stack.samples
+def _() -> Iterator[Sample]:
+    yield sample([(2, 3), (2, 3)])
+    yield sample([(2, 3), (2, 3), (2, 3)], 1)
+
+
+@primitive(torch="split", moves=True, multiple=True)
+def split(xp: Any, tensor: Array, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Array, ...]:
+    """Pieces of the given size along dim, or of the given sizes; the last may be smaller"""
+    n = tensor.shape[dim]
+    if isinstance(split_size_or_sections, int):
+        ends = list(range(split_size_or_sections, n, split_size_or_sections))
+    else:
+        ends = np.cumsum(split_size_or_sections)[:-1].tolist()
+        if int(np.sum(split_size_or_sections)) != n:
+            raise ShapeError(
+                f"split: sections {tuple(split_size_or_sections)} do not add up to {n}, the size of dim {dim}"
+            )
+    return tuple(xp.split(tensor, ends, axis=dim))
+
+
+@split.vjp("tensor")
+def _(xp: Any, g: tuple[Array, ...], dim: int) -> Array:
+    return xp.concatenate(g, axis=dim)
+
+
+@split.samples
+def _() -> Iterator[Sample]:
+    yield sample((5, 3), 2)
+    yield sample((2, 6), (1, 2, 3), 1)
+
+
+@split.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((5, 3), (2, 2)), ShapeError, "do not add up to 5")
+
+
+@composite(torch="chunk")
+def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+    """Up to `chunks` equal pieces along dim, the last one smaller if it must be"""
+    return split(input, -(-input.shape[dim] // chunks), dim)
+
+
+@chunk.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 6), 2, -1)
+    yield sample((5, 2), 3)
