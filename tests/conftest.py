@@ -1,0 +1,47 @@
+"""What several folders of tests share: the small base model of quickstart, its pictures, and a config for both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def small_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with SDXL's layout, small and random. Not to be written to."""
+    from flame_train.recipes.small_base import write_small_base
+
+    path = tmp_path_factory.mktemp("base") / "base.safetensors"
+    write_small_base(path)
+    return path
+
+
+@pytest.fixture
+def drawn(tmp_path: Path) -> Path:
+    """A folder of its own with the twelve drawings and their captions."""
+    from flame_train.recipes.drawings import write_drawings
+
+    write_drawings(tmp_path / "pictures")
+    return tmp_path / "pictures"
+
+
+@pytest.fixture
+def small_config(small_base: Path, drawn: Path, tmp_path: Path) -> Callable[..., Any]:
+    """A `Config` for the small base and the drawings; each keyword replaces a section's keys: `data={...}`."""
+    from flame_train.config import schema
+
+    def make(**sections: dict[str, Any]) -> schema.Config:
+        given = {
+            "model": {"checkpoint": str(small_base)},
+            "data": {"path": str(drawn), "resolution": 128, "bucket_step": 32},
+            "lora": {"rank": 2, "alpha": 2.0},
+            "train": {"precision": "fp32", "steps": 2},
+            "output": {"dir": str(tmp_path / "run")},
+        }
+        merged = {name: given.get(name, {}) | sections.get(name, {}) for name in {**given, **sections}}
+        return schema.Config(**{n: schema.Config.model_fields[n].annotation(**keys) for n, keys in merged.items()})
+
+    return make

@@ -1,0 +1,183 @@
+"""The cache is keyed by everything an entry depends on, and by nothing else: edit one thing, see what is made anew."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from flame_train.errors import DataError, ModelFileError
+from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.recipes import RECIPES
+from flame_train.recipes.pipeline import make_plan
+from flame_train.training.encode import Encoded, encode, keys_of
+from flame_train.training.stop import StopRequest
+
+FAMILY = RECIPES["sdxl"]
+KEPT = ("circle-1", "square-1", "triangle-2")
+PICTURES, CAPTIONS = 3, 4  # every caption is another; the fourth is the empty one
+
+
+def run(config) -> Encoded:
+    stop = StopRequest()
+    plan = make_plan(FAMILY, config, stop)
+    return encode(plan.placed, keys_of(plan.placed, config, FAMILY, ()), config, FAMILY, "cpu", stop)
+
+
+@pytest.fixture(autouse=True)
+def few(drawn):
+    """Three pictures are enough here."""
+    for path in drawn.iterdir():
+        if path.stem not in KEPT:
+            path.unlink()
+
+
+@pytest.fixture
+def made_anew(drawn):
+    """(pictures, captions) that encoding a config adds to the cache, told from the folder alone."""
+    folder = drawn / ".flame-cache"
+
+    def count(config):
+        before = set(folder.rglob("*.safetensors"))
+        run(config)
+        new = set(folder.rglob("*.safetensors")) - before
+        kinds = []
+        for path in new:
+            with SafetensorsFile(path) as file:
+                kinds.append("mean" in file.names)
+        return sum(kinds), len(kinds) - sum(kinds)
+
+    return count
+
+
+@pytest.fixture
+def warm(small_config, made_anew):
+    """The config, its cache filled."""
+    config = small_config()
+    assert made_anew(config) == (PICTURES, CAPTIONS)
+    return config
+
+
+def test_nothing_changed_nothing_made(warm, made_anew):
+    assert made_anew(warm) == (0, 0)
+
+
+def test_one_caption_edited_makes_one_text_anew(warm, made_anew, drawn):
+    (drawn / "circle-1.txt").write_text("a blue circle on a yellow background, and a hat")
+    assert made_anew(warm) == (0, 1)
+
+
+def test_one_picture_edited_makes_one_picture_anew(warm, made_anew, drawn):
+    path = drawn / "circle-1.png"
+    pixels = np.array(Image.open(path))
+    pixels[0, 0] ^= 1
+    Image.fromarray(pixels).save(path)
+    assert made_anew(warm) == (1, 0)
+
+
+def test_renamed_and_touched_files_are_the_same_pictures(warm, made_anew, drawn):
+    for ending in ("png", "txt"):
+        (drawn / f"circle-1.{ending}").rename(drawn / f"other.{ending}")
+    (drawn / "square-1.png").touch()
+    assert made_anew(warm) == (0, 0)
+
+
+def test_one_more_picture_is_one_more(warm, made_anew, drawn):
+    Image.new("RGB", (150, 150), (9, 200, 30)).save(drawn / "green.png")
+    (drawn / "green.txt").write_text("a green nothing")
+    assert made_anew(warm) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"data": {"resolution": 96}}, (PICTURES, 0)),
+        ({"model": {"vae_precision": "bf16"}}, (PICTURES, 0)),
+        ({"train": {"precision": "bf16"}}, (0, CAPTIONS)),
+        ({"data": {"max_tokens": 150}}, (0, CAPTIONS)),
+        ({"train": {"seed": 7, "steps": 9}, "lora": {"rank": 4}, "optimizer": {"lr": 0.5}}, (0, 0)),
+        ({"data": {"batch_size": 3, "repeats": 2, "caption_dropout": 0.5}}, (0, 0)),
+    ],
+)
+def test_a_setting_makes_anew_what_depends_on_it(warm, made_anew, small_config, sections, expected):
+    assert made_anew(small_config(**sections)) == expected
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        ("first_stage_model.encoder.conv_in.bias", (PICTURES, 0)),
+        ("conditioner.embedders.0.transformer.text_model.encoder.layers.0.mlp.fc1.bias", (0, CAPTIONS)),
+        ("conditioner.embedders.1.model.ln_final.bias", (0, CAPTIONS)),
+        ("model.diffusion_model.out.2.bias", (0, 0)),
+    ],
+)
+def test_a_network_makes_anew_what_it_encodes(
+    warm, made_anew, small_config, small_base, tmp_path, tensor, expected
+):  # fmt: skip
+    with SafetensorsFile(small_base) as file:
+        tensors = {name: np.array(file.read(name)) for name in file.names}
+    tensors[tensor] += np.float16(0.5)
+    other = tmp_path / "other.safetensors"
+    save_file(other, tensors)
+    assert made_anew(small_config(model={"checkpoint": str(other)})) == expected
+
+
+def test_the_same_model_under_another_name_is_the_same(warm, made_anew, small_config, small_base, tmp_path):
+    copy = tmp_path / "copy.safetensors"
+    shutil.copy(small_base, copy)
+    assert made_anew(small_config(model={"checkpoint": str(copy)})) == (0, 0)
+
+
+def test_another_vae_is_used_and_told_from_the_checkpoints_own(warm, made_anew, small_config, small_base, tmp_path):
+    prefix = "first_stage_model."
+    with SafetensorsFile(small_base) as file:
+        tensors = {n.removeprefix(prefix): np.array(file.read(n)) for n in file.names if n.startswith(prefix)}
+    tensors["quant_conv.bias"] += np.float16(1.0)
+    lone = tmp_path / "vae.safetensors"
+    save_file(lone, tensors)
+    config = small_config(model={"vae": str(lone)})
+    assert made_anew(config) == (PICTURES, 0)
+    own, other = (run(c).example(0, False)["mean"] for c in (warm, config))
+    np.testing.assert_allclose(other, own + 1.0, atol=1e-4)
+
+
+def test_an_example_has_the_picture_the_caption_and_the_size(warm):
+    encoded = run(warm)
+    index = next(i for i, item in enumerate(encoded.placed.dataset.items) if item.key == "square-1.png")
+    example, dropped = encoded.example(index, False), encoded.example(index, True)
+    height, width = encoded.placed.placements[index].bucket
+    assert example["mean"].shape == example["logvar"].shape == (height // 8, width // 8, 4)
+    assert example["context"].shape == (77, 64)
+    assert example["pooled"].shape == (32,)
+    assert example["time_ids"].tolist() == [144, 240, 0, 0, height, width]  # it is wide
+    np.testing.assert_array_equal(dropped["mean"], example["mean"])
+    np.testing.assert_array_equal(dropped["context"], encoded.caption("")["context"])
+    assert not np.array_equal(dropped["context"], example["context"])
+
+
+def test_a_damaged_entry_is_made_again(warm, drawn):
+    victim = next((drawn / ".flame-cache").rglob("*.safetensors"))
+    whole = victim.read_bytes()
+    victim.write_bytes(whole[:-1])
+    run(warm)
+    assert victim.read_bytes() == whole
+
+
+def test_an_entry_that_vanished_is_told(warm, drawn):
+    encoded = run(warm)
+    shutil.rmtree(drawn / ".flame-cache")
+    with pytest.raises(DataError, match="start again"):
+        encoded.example(0, False)
+
+
+def test_a_base_without_text_encoders_is_refused_by_name(small_config, small_base, tmp_path):
+    with SafetensorsFile(small_base) as file:
+        kept = {n: np.array(file.read(n)) for n in file.names if not n.startswith("conditioner.embedders.1")}
+    part = Path(tmp_path / "part.safetensors")
+    save_file(part, kept)
+    with pytest.raises(ModelFileError, match="text_encoder_2"):
+        run(small_config(model={"checkpoint": str(part)}))
