@@ -57,9 +57,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def _write_and_sync(temporary: Path, path: Path, chunks: Iterable[bytes | memoryview], total: int) -> None:
-    with contextlib.ExitStack() as stack:
-        with disk_errors(path, needed=total):
-            stream = stack.enter_context(open(temporary, "wb"))
+    with disk_errors(path, needed=total):
+        stream = open(temporary, "wb")  # noqa: SIM115  # closed below, with its own complaint held back
+    try:
         for chunk in chunks:  # outside disk_errors: what the producer raises is not the disk's fault
             with disk_errors(path, needed=total):
                 stream.write(chunk)
@@ -67,3 +67,6 @@ def _write_and_sync(temporary: Path, path: Path, chunks: Iterable[bytes | memory
         with disk_errors(path, needed=total):
             stream.flush()
             os.fsync(stream.fileno())
+    finally:
+        with contextlib.suppress(OSError):  # it tries to write again what the disk has just refused
+            stream.close()

@@ -100,4 +100,5 @@ def write_png(path: Path, pixels: Pixels) -> None:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     raw = buffer.getvalue()
+    hit("sample.before_write")
     write_durably(path, [raw], len(raw))

@@ -215,6 +215,22 @@ class TestDisk:
         subprocess.run([sys.executable, "-c", script, str(target)], check=True, cwd=Path(__file__).parents[2])
         self.check_untouched(target, before)
 
+    def test_file_size_limit_met_by_small_pieces(self, target):
+        """What is left in the buffer is refused once more when the file is closed: that must not be the error."""
+        before = target.read_bytes()
+        script = (
+            "import resource, sys\n"
+            "from pathlib import Path\n"
+            "from flame_train.errors import OutputError\n"
+            "from flame_train.io.durable import write_durably\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n"
+            "try:\n    write_durably(Path(sys.argv[1]), [b'x' * 100] * 1000, 100_000)\n"
+            "except OutputError as error:\n    assert 'a file of 97.7 KiB is larger' in str(error), error\n"
+            "else:\n    raise SystemExit('was written')\n"
+        )
+        subprocess.run([sys.executable, "-c", script, str(target)], check=True, cwd=Path(__file__).parents[2])
+        self.check_untouched(target, before)
+
     def test_too_little_space_is_seen_before_writing(self, target, monkeypatch):
         before = target.read_bytes()
         monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100})())

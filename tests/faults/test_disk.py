@@ -1,0 +1,112 @@
+"""A disk that is full or too small: the run ends with what is needed and what there is, and goes on afterwards."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+SAMPLING = {"sample__every": 2, "sample__steps": 2, "sample__prompts": ["a drawing"]}
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["checkpoint.begin:2", "checkpoint.after_file:5", "checkpoint.before_manifest:2", "checkpoint.before_rename:2"],
+)
+def test_a_disk_that_fills_while_a_checkpoint_is_saved(job, whole, point):
+    ended = job.train(failpoint=f"{point}:enospc")
+    assert ended.code == 6
+    assert re.search(r"step-000004: the disk is full: needs \d+\.\d KiB, has \d+\.\d \w+; free some", ended.complaint)
+    assert job.steps() == [2]
+    assert not list((job.out / "checkpoints").glob(".*"))
+    assert (job.status()["state"], job.status()["exit_code"]) == ("failed", 6)
+
+    assert job.finish() == whole
+
+
+def test_a_limit_on_the_size_of_files(job, whole):
+    limit = 100_000  # more than the LoRA takes, less than its moments
+    ended = job.train(limits={"RLIMIT_FSIZE": limit})
+    assert ended.code == 6
+    assert re.search(r"optimizer.safetensors: a file of \d+\.\d KiB is larger .*\(ulimit -f\)", ended.complaint)
+    assert job.steps() == []
+    assert job.debris() == []
+
+    assert job.finish() == whole
+
+
+def test_a_disk_that_fills_while_the_result_is_written(job, whole):
+    """The last checkpoint is there, and the result is made from it."""
+    ended = job.train(failpoint="train.before_result:enospc")
+    assert ended.code == 6
+    assert "the disk is full" in ended.complaint
+    assert job.steps() == [2, 4, 5]
+    assert not (job.out / "lora.safetensors").exists()
+
+    assert job.finish() == whole
+
+
+def test_a_disk_that_fills_while_caching(new_job, whole):
+    ended = new_job.train(failpoint="file.before_rename:9:enospc")
+    assert ended.code == 6
+    assert "the disk is full: needs" in ended.complaint
+    assert str(new_job.cache) in ended.complaint
+    assert new_job.debris() == []
+
+    assert new_job.finish() == whole
+
+
+def test_a_log_without_room_costs_its_lines_and_one_warning(job, whole):
+    ended = job.train(failpoint="log.append:all:enospc")
+    assert ended.code == 0, ended.stderr
+    assert ended.stderr.count("log.jsonl") == 1
+    assert "lines are being lost" in ended.stderr
+    result = job.result()
+    assert (result.lora, result.checkpoint, result.log) == (whole.lora, whole.checkpoint, [])
+
+
+@pytest.mark.parametrize("point", ["sample.step:all", "sample.before_write:all"])
+def test_a_sample_grid_that_fails_costs_the_picture(job, whole, point):
+    ended = job.train(failpoint=f"{point}:enospc", **SAMPLING)
+    assert ended.code == 0, ended.stderr
+    assert ended.stderr.count("no sample grid at step") == 3
+    assert not list((job.out / "samples").glob("*.png"))
+    assert job.result() == whole
+
+
+def test_a_disk_too_small_for_the_run_is_told_before_anything_is_encoded(new_job):
+    """The plan asks for more than any disk has."""
+    ended = new_job.train(checkpoint__keep=10**12)
+    assert ended.code == 6
+    assert "too full to start: needs" in ended.complaint
+    assert not new_job.cache.exists()
+    assert not new_job.out.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_encoded(new_job):
+    (new_job.folder / "out").write_text("a file of the user's")
+    ended = new_job.train()
+    assert ended.code == 6
+    assert "expected a folder" in ended.complaint
+    assert not new_job.cache.exists()
+    assert (new_job.folder / "out").read_text() == "a file of the user's"
+
+
+def test_a_cache_that_cannot_be_written_names_the_setting(new_job):
+    new_job.cache.write_text("a file of the user's")
+    ended = new_job.train()
+    assert ended.code == 6
+    assert "data.cache" in ended.complaint
+
+
+def test_every_line_of_the_log_is_json_for_any_reader(job):
+    """NaN and Infinity are no JSON: a step that overflows in fp16 has null for its norm."""
+    job.train(failpoint="train.gradient:2:nan", train__precision="fp16")
+    lines = (job.out / "log.jsonl").read_text().splitlines()
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    records = [json.loads(line, parse_constant=refuse) for line in lines]
+    assert records[1]["grad_norm"] is None
