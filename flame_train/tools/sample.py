@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from flame_train.adapters.factors import LoraState
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.lora import attach_factors
@@ -36,13 +38,13 @@ def sample(
     be in any dialect and may sit on the text encoders too. Raises ConfigError for impossible sizes, ModelFileError
     for a model of an unknown family or a LoRA that is not one of it, and what loading and writing raise.
     """
-    config = Config(
-        model=ModelSection(checkpoint=checkpoint, prediction=prediction),
-        train=TrainSection(precision=precision),
-        sample=SampleSection(
-            prompts=tuple(prompts), negative=negative, steps=steps, guidance=guidance, sampler=sampler, seed=seed,
-            width=width, height=height,
-        ),
+    config = _config(
+        {"checkpoint": checkpoint, "prediction": prediction},
+        {"precision": precision},
+        {
+            "prompts": tuple(prompts), "negative": negative, "steps": steps, "guidance": guidance, "sampler": sampler,
+            "seed": seed, "width": width, "height": height,
+        },
     )  # fmt: skip
     get_backend(device)  # a missing GPU is told before anything is read
     if not prompts:
@@ -65,6 +67,14 @@ def sample(
         "picture": str(output), "prompts": list(prompts), "checkpoint": checkpoint, "lora": str(lora) if lora else None,
         "strength": strength if lora else None, "width": width, "height": height, "steps": steps, "seed": seed,
     }  # fmt: skip
+
+
+def _config(model: dict[str, Any], train: dict[str, Any], sample: dict[str, Any]) -> Config:
+    try:
+        return Config(model=ModelSection(**model), train=TrainSection(**train), sample=SampleSection(**sample))
+    except ValidationError as error:
+        wrong = [f"--{'.'.join(map(str, e['loc']))}: {e['msg']}, got {e['input']}" for e in error.errors()]
+        raise ConfigError("; ".join(wrong)) from None
 
 
 def _family(config: Config) -> Family:

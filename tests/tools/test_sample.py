@@ -1,0 +1,153 @@
+"""`sample`: the same picture from the same words, a LoRA that acts as the merged model does, and clear refusals."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from flame_train import cli
+from flame_train.adapters.factors import LoraFactors
+from flame_train.adapters.formats import to_diffusers, to_kohya
+from flame_train.errors import ConfigError, ModelFileError
+from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.models.keys.sdxl import lora_family
+from flame_train.models.unet_sdxl import UNet, UNetArch
+from flame_train.tools.merge import merge
+from flame_train.tools.sample import sample
+
+PLAIN = {
+    "lora": None, "strength": 1.0, "negative": "", "steps": 3, "guidance": 2.0, "sampler": "euler",
+    "prediction": "epsilon", "precision": "fp32", "seed": 3, "width": 96, "height": 64, "device": "cpu",
+}  # fmt: skip
+PROMPTS = ("a blue circle", "a red house")
+
+
+@pytest.fixture
+def drawn_with(small_base, tmp_path):
+    """The pixels that `sample` writes, by default for one prompt and without a LoRA."""
+
+    def draw(prompts=PROMPTS[:1], base=small_base, **changes):
+        path = tmp_path / "sample.png"
+        sample(str(base), list(prompts), path, **{**PLAIN, **changes})
+        with Image.open(path) as picture:
+            return np.asarray(picture).astype(int)
+
+    return draw
+
+
+@pytest.fixture(scope="module")
+def state():
+    """A LoRA for the small model's UNet (attention and a convolution) and its first text encoder."""
+    rng = np.random.default_rng(0)
+
+    def factors(*shape):
+        out, *into = shape
+        down, up = rng.standard_normal((2, *into)), rng.standard_normal((out, 2, *([1] * (len(into) - 1))))
+        return LoraFactors((0.3 * down).astype(np.float32), (0.3 * up).astype(np.float32), 1.5)
+
+    shapes = UNet(UNetArch.tiny()).shapes()
+    unet = ["output_blocks.8.0.skip_connection", "output_blocks.8.0.out_layers.3", "middle_block.1.proj_in"]
+    unet += [name.removesuffix(".weight") for name in shapes if name.endswith("attn2.to_k.weight")]
+    return {
+        "unet": {name: factors(*shapes[f"{name}.weight"]) for name in unet},
+        "text_encoder": {"text_model.encoder.layers.0.mlp.fc1": factors(128, 32)},
+    }
+
+
+@pytest.fixture
+def kohya(state, tmp_path):
+    path = tmp_path / "kohya.safetensors"
+    save_file(path, to_kohya(state, lora_family()))
+    return path
+
+
+@pytest.fixture
+def diffusers(state, tmp_path):
+    path = tmp_path / "diffusers.safetensors"
+    tensors, metadata = to_diffusers(state, lora_family())
+    save_file(path, tensors, metadata)
+    return path
+
+
+def test_one_picture_a_prompt_in_a_grid(drawn_with):
+    both = drawn_with(PROMPTS)
+    assert both.shape == (64, 96 + 4 + 96, 3)
+    np.testing.assert_array_equal(both[:, :96], drawn_with(PROMPTS[:1]))
+    np.testing.assert_array_equal(both[:, 100:], drawn_with(PROMPTS[1:], seed=4))
+
+
+def test_a_lora_acts_and_its_strength_counts(drawn_with, kohya):
+    plain, without = drawn_with(), drawn_with(lora=kohya, strength=0.0)
+    half, whole = (drawn_with(lora=kohya, strength=s) for s in (0.5, 1.0))
+    np.testing.assert_array_equal(without, plain)
+    distances = [np.abs(p - plain).mean() for p in (half, whole)]
+    assert 1.0 < distances[0] < distances[1]
+
+
+def test_both_formats_draw_the_same(drawn_with, kohya, diffusers):
+    """Up to the rounding of the folded scale, which may turn a value to the next."""
+    one, other = (drawn_with(lora=path) for path in (kohya, diffusers))
+    assert np.abs(one - other).max() <= 1
+
+
+def test_a_lora_attached_is_a_lora_merged(drawn_with, kohya, small_base, tmp_path):
+    """The merged base, in fp32 so that nothing is rounded away, draws the same picture."""
+    with SafetensorsFile(small_base) as file:
+        exact = {name: np.array(file.read(name), np.float32) for name in file.names}
+    base, merged = tmp_path / "fp32.safetensors", tmp_path / "merged.safetensors"
+    save_file(base, exact)
+    merge(base, kohya, merged, 0.7)
+    difference = drawn_with(base=merged) - drawn_with(base=base, lora=kohya, strength=0.7)
+    assert np.abs(difference).max() <= 1
+
+
+def test_the_text_encoders_part_is_used(drawn_with, state, tmp_path):
+    text_only = tmp_path / "text.safetensors"
+    save_file(text_only, to_kohya({"text_encoder": state["text_encoder"]}, lora_family()))
+    assert not np.array_equal(drawn_with(lora=text_only, strength=8.0), drawn_with())
+
+
+@pytest.mark.parametrize(("width", "height"), [(100, 64), (64, 8)])
+def test_a_size_the_model_cannot_draw_is_refused(drawn_with, width, height):
+    with pytest.raises(ConfigError, match="multiple of"):
+        drawn_with(width=width, height=height)
+
+
+def test_a_lora_of_another_family_is_refused(drawn_with, tmp_path):
+    path = tmp_path / "flux.safetensors"
+    name = "lora_unet_double_blocks_0_img_attn_qkv"
+    save_file(path, {f"{name}.lora_down.weight": np.ones((2, 3072), np.float32),
+                     f"{name}.lora_up.weight": np.ones((9216, 2), np.float32)})  # fmt: skip
+    with pytest.raises(ModelFileError, match=r"expected a LoRA for SDXL.*Flux"):
+        drawn_with(lora=path)
+
+
+def test_a_lora_for_a_larger_base_is_refused_by_name(drawn_with, tmp_path):
+    path = tmp_path / "large.safetensors"
+    name = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q"
+    save_file(path, {f"{name}.lora_down.weight": np.ones((2, 640), np.float32),
+                     f"{name}.lora_up.weight": np.ones((640, 2), np.float32)})  # fmt: skip
+    with pytest.raises(ModelFileError, match=r"another base model"):
+        drawn_with(lora=path)
+
+
+def test_a_base_model_is_no_lora_and_a_lora_no_base_model(drawn_with, kohya, small_base):
+    with pytest.raises(ModelFileError, match="expected a LoRA, but this is: SDXL"):
+        drawn_with(lora=small_base)
+    with pytest.raises(ModelFileError, match=r"expected a base model of SDXL, but this is: LoRA"):
+        drawn_with(base=kohya)
+
+
+def test_the_command_says_where_the_picture_is(small_base, kohya, tmp_path, capsys):
+    path = tmp_path / "made" / "picture.png"
+    line = (
+        f"sample -m {small_base} -p circle -o {path} --lora {kohya} --steps 2 --width 64 --height 64 --precision fp32"
+    )
+    assert cli.run([*line.split(), "--device", "cpu", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["picture"], said["prompts"], said["strength"]) == (str(path), ["circle"], 1.0)
+    with Image.open(path) as picture:
+        assert picture.size == (64, 64)

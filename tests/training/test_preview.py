@@ -1,0 +1,102 @@
+"""Sample grids: their layout, and that nothing but prompts, noise and weights decides what they show."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from flame_train.adapters.lora import attach
+from flame_train.engine import no_grad
+from flame_train.errors import Interrupted
+from flame_train.recipes import RECIPES
+from flame_train.recipes.pictures import drawing, size_conditioning
+from flame_train.training.preview import draw, grid, write_png
+from flame_train.training.stop import StopRequest
+
+FAMILY = RECIPES["sdxl"]
+SIZE = (64, 96)  # height, width
+PROMPTS = ("a blue circle", "a red house", "")
+
+
+@pytest.fixture
+def studio(small_config):
+    """Everything `draw` needs: how, denoiser, decoder, and conditioning by prompt."""
+    config = small_config(sample={"steps": 3, "guidance": 3.0, "seed": 5, "height": SIZE[0], "width": SIZE[1]})
+    sizes = size_conditioning(FAMILY, SIZE)
+    with no_grad(), FAMILY.encoders(config, "cpu", ["caption"]) as encoders:
+        examples = {prompt: encoders.caption(prompt) | sizes for prompt in PROMPTS}
+    how = drawing(config, FAMILY, SIZE, "cpu")
+    return how, FAMILY.denoiser(config, "cpu"), FAMILY.decoder(config, "cpu"), examples
+
+
+def pictures(studio, prompts, **changes):
+    how, denoiser, decode, examples = studio
+    how = dataclasses.replace(how, **changes)
+    return draw(how, denoiser, decode, [examples[p] for p in prompts], examples[""], StopRequest())
+
+
+def test_same_seed_same_bytes(studio, tmp_path):
+    for name in "ab":
+        write_png(tmp_path / f"{name}.png", grid(pictures(studio, PROMPTS[:2])))
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    stored = np.asarray(Image.open(io.BytesIO((tmp_path / "a.png").read_bytes())))
+    np.testing.assert_array_equal(stored, grid(pictures(studio, PROMPTS[:2])))
+
+
+def test_pictures_have_the_size_asked_for(studio):
+    (picture,) = pictures(studio, PROMPTS[:1])
+    assert picture.shape == (*SIZE, 3)
+    assert picture.dtype == np.uint8
+
+
+def test_a_picture_does_not_depend_on_its_neighbours(studio):
+    """Number i of seed s is number 0 of seed s + i."""
+    _, second = pictures(studio, PROMPTS[:2])
+    (alone,) = pictures(studio, PROMPTS[1:2], seed=6)
+    np.testing.assert_array_equal(second, alone)
+
+
+@pytest.mark.parametrize("change", [{"seed": 6}, {"steps": 4}, {"sampler": "ddim"}, {"guidance": 1.0}])
+def test_what_is_asked_for_is_used(studio, change):
+    assert not np.array_equal(pictures(studio, PROMPTS[:1])[0], pictures(studio, PROMPTS[:1], **change)[0])
+
+
+def test_the_prompt_is_heard(studio):
+    first, second = (pictures(studio, [p], guidance=12.0)[0] for p in PROMPTS[:2])
+    assert not np.array_equal(first, second)
+
+
+def test_an_untrained_adapter_changes_nothing_and_a_trained_one_does(studio):
+    before = pictures(studio, PROMPTS[:1])[0]
+    attached = attach(studio[1].model, ["output_blocks.8.0.skip_connection"], rank=2, alpha=2.0, seed=0)
+    np.testing.assert_array_equal(pictures(studio, PROMPTS[:1])[0], before)
+    attached.parameters()[1].data[...] = 0.5
+    assert not np.array_equal(pictures(studio, PROMPTS[:1])[0], before)
+
+
+def test_drawing_stops_when_asked(studio):
+    how, denoiser, decode, examples = studio
+    stop = StopRequest()
+    stop.signal_number = 15
+    with pytest.raises(Interrupted, match="while sampling"):
+        draw(how, denoiser, decode, [examples[PROMPTS[0]]], examples[""], stop)
+
+
+@pytest.mark.parametrize(
+    ("count", "rows", "columns"), [(1, 1, 1), (2, 1, 2), (3, 2, 2), (4, 2, 2), (5, 2, 3), (9, 3, 3), (10, 3, 4)]
+)
+def test_grid_layout(count, rows, columns):
+    """Row by row, with white between and where nothing is."""
+    h, w, gap = 6, 8, 4
+    sheet = grid([np.full((h, w, 3), i, np.uint8) for i in range(count)], gap)
+    assert sheet.shape == (rows * (h + gap) - gap, columns * (w + gap) - gap, 3)
+    left = sheet.copy()
+    for i in range(count):
+        y, x = i // columns * (h + gap), i % columns * (w + gap)
+        assert (sheet[y : y + h, x : x + w] == i).all()
+        left[y : y + h, x : x + w] = 255
+    assert (left == 255).all()

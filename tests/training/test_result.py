@@ -1,0 +1,107 @@
+"""The file a run leaves: read by other programs' rules it is the update that was trained, in both formats."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+
+from flame_train.adapters.formats import from_file
+from flame_train.adapters.lora import attach
+from flame_train.adapters.targets import UNET_PRESETS, resolve
+from flame_train.errors import NonFiniteError
+from flame_train.models.keys.sdxl import lora_family
+from flame_train.models.unet_sdxl import UNet, UNetArch
+from flame_train.training.result import write_lora
+
+RANK, ALPHA = 3, 5.0
+
+
+@pytest.fixture(scope="module")
+def attached():
+    """A small UNet with adapters everywhere, as after training: no matrix is zero."""
+    unet = UNet(UNetArch.tiny(16))
+    rng = np.random.default_rng(0)
+    unet.init(rng)
+    made = attach(unet, resolve(unet, ["full"], UNET_PRESETS), rank=RANK, alpha=ALPHA, seed=1)
+    for parameter in made.parameters():
+        parameter.data[...] = rng.standard_normal(parameter.shape)
+    return made
+
+
+@pytest.fixture
+def write(attached, small_config, tmp_path):
+    def to(name, **sections):
+        path = tmp_path / name
+        config = small_config(**{"lora": {"rank": RANK, "alpha": ALPHA}, **sections})
+        write_lora(path, attached, "unet", lora_family(), config, 7)
+        return path
+
+    return to
+
+
+@pytest.mark.parametrize("form", ["kohya", "diffusers"])
+def test_reads_back_as_the_attached_update(attached, write, form):
+    state = from_file(write("l.safetensors", output={"format": form}), lora_family()).state
+    assert state.keys() == {"unet"}
+    assert state["unet"].keys() == attached.adapters.keys()
+    for name, factors in state["unet"].items():
+        np.testing.assert_allclose(factors.delta(), attached.adapters[name].delta().numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_kohya_by_its_own_rules(attached, write):
+    """W' = W + alpha / rank * up @ down, with flattened names."""
+    tensors = safetensors.numpy.load_file(write("l.safetensors"))
+    assert len(tensors) == 3 * len(attached.adapters)
+    for name, adapter in attached.adapters.items():
+        key = f"lora_unet_{name.replace('.', '_')}"
+        up, down, alpha = (tensors[f"{key}.{part}"] for part in ("lora_up.weight", "lora_down.weight", "alpha"))
+        update = float(alpha) / down.shape[0] * np.tensordot(up.reshape(up.shape[:2]), down, 1)
+        np.testing.assert_allclose(update, adapter.delta().numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_diffusers_by_its_own_rules(attached, write):
+    """W' = W + B @ A, with no alpha anywhere."""
+    tensors = safetensors.numpy.load_file(write("l.safetensors", output={"format": "diffusers"}))
+    assert len(tensors) == 2 * len(attached.adapters)
+    name = "input_blocks.4.1.transformer_blocks.0.attn1.to_q"
+    key = "unet.down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q"
+    update = tensors[f"{key}.lora_B.weight"] @ tensors[f"{key}.lora_A.weight"]
+    np.testing.assert_allclose(update, attached.adapters[name].delta().numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["kohya", "diffusers"])
+def test_says_what_it_is_and_where_it_came_from(write, form):
+    path = write("l.safetensors", output={"format": form}, train={"seed": 11})
+    with safetensors.safe_open(path, "numpy") as file:
+        said = file.metadata()
+    assert said["ss_base_model_version"] == "sdxl_base_v1-0"
+    assert said["modelspec.architecture"] == "stable-diffusion-xl-v1-base/lora"
+    assert (said["ss_network_dim"], float(said["ss_network_alpha"])) == (str(RANK), ALPHA)
+    assert (said["ss_steps"], said["ss_seed"], said["ss_sd_model_name"]) == ("7", "11", "base.safetensors")
+    config = json.loads(said["flame_train_config"])
+    assert config["lora.rank"] == RANK
+    assert config["train.seed"] == 11
+
+
+@pytest.mark.parametrize("form", ["kohya", "diffusers"])
+def test_equal_runs_give_equal_bytes(write, form):
+    first, second = (write(f"{n}.safetensors", output={"format": form}).read_bytes() for n in "ab")
+    assert first == second
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_never_writes_what_is_not_finite(attached, write, tmp_path, bad):
+    name, adapter = next(iter(attached.adapters.items()))
+    held = float(adapter.up.data.flat[0])
+    adapter.up.data.flat[0] = bad
+    try:
+        with pytest.raises(NonFiniteError, match=name):
+            write("l.safetensors")
+    finally:
+        adapter.up.data.flat[0] = held
+    assert not (tmp_path / "l.safetensors").exists()
