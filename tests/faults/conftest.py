@@ -40,10 +40,10 @@ class Ended:
     @property
     def complaint(self) -> str:
         """The error line and what belongs to it; fails unless there is exactly one, and no traceback."""
-        assert self.stderr.count("error: ") == 1, self.stderr
+        assert sum(line.startswith("error: ") for line in self.stderr.splitlines()) == 1, self.stderr
         assert "Traceback" not in self.stderr + self.stdout
         assert "bug in flame-train" not in self.stderr
-        return self.stderr[self.stderr.index("error: ") :]
+        return self.stderr[f"\n{self.stderr}".index("\nerror: ") :]
 
 
 class Program:

@@ -1,0 +1,246 @@
+"""What may have changed between two runs, and what another program may be doing meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from flame_train.data.cache import DiskCache
+from flame_train.io.safetensors import SafetensorsFile, save_file
+
+
+@pytest.fixture
+def own(job, world):
+    """A run whose drawings and checkpoint are its own, to be changed; everything is cached."""
+    shutil.copytree(world / "drawings", job.folder / "drawings")
+    shutil.copy(world / "base.safetensors", job.folder / "base.safetensors")
+    job.settings.update(
+        {"data.path": str(job.folder / "drawings"), "model.checkpoint": str(job.folder / "base.safetensors")}
+    )
+    return job
+
+
+def counts(job, **changes) -> tuple[int, int]:
+    """How much is encoded, and how much was there."""
+    ended = job.fill_cache(**changes)
+    assert ended.code == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    return found["encoded"], found["kept"]
+
+
+def repaint(path: Path) -> None:
+    pixels = np.array(Image.open(path))
+    Image.fromarray(pixels[::-1]).save(path)
+
+
+def rewrite(path: Path, name: str) -> None:
+    """Changes one tensor of a checkpoint."""
+    with SafetensorsFile(path) as file:
+        tensors = {key: np.array(file.read(key)) for key in file.names}
+    tensors[name] = tensors[name] + tensors[name].dtype.type(0.25)
+    save_file(path, tensors)
+
+
+def test_only_what_changed_is_encoded_again(own):
+    """Six drawings, their six captions and the empty one: 13 entries. Whatever is changed back is still there."""
+    drawings, base = own.folder / "drawings", own.folder / "base.safetensors"
+    assert counts(own) == (0, 13)
+    os.utime(drawings / "0.png", (1, 1))
+    assert counts(own) == (0, 13)
+    (drawings / "0.txt").write_text("something else")
+    assert counts(own) == (1, 12)
+    repaint(drawings / "1.png")
+    repaint(drawings / "2.png")
+    assert counts(own) == (2, 11)
+    assert counts(own, data__resolution=48) == (6, 7)
+    assert counts(own, data__max_tokens=150) == (7, 6)
+    assert counts(own, train__precision="bf16") == (7, 6)
+    assert counts(own, model__vae_precision="bf16") == (6, 7)
+    rewrite(base, "first_stage_model.encoder.conv_in.bias")
+    assert counts(own) == (6, 7)
+    rewrite(base, "conditioner.embedders.0.transformer.text_model.embeddings.position_embedding.weight")
+    assert counts(own) == (7, 6)
+    rewrite(base, "model.diffusion_model.out.2.bias")
+    assert counts(own) == (0, 13)
+
+
+def test_training_says_how_much_it_encodes(own):
+    (own.folder / "drawings" / "3.txt").write_text("something else")
+    assert "cache: 0 of 6 pictures and 1 of 7 captions to encode" in own.train(failpoint="train.in_step").stderr
+
+
+def test_an_edited_caption_is_what_is_trained_on(own, whole):
+    """Had the old entry been read, the losses would be the same as before."""
+    (own.folder / "drawings" / "0.txt").write_text("something else entirely")
+    assert [a["loss"] != b["loss"] for a, b in zip(own.finish().log, whole.log, strict=True)].count(True) >= 4
+
+
+CHANGES = {
+    "caption": lambda folder: (folder / "0.txt").write_text("something else"),
+    "picture": lambda folder: repaint(folder / "0.png"),
+    "removed": lambda folder: ((folder / "5.png").unlink(), (folder / "5.txt").unlink()),
+    "added": lambda folder: (shutil.copy(folder / "1.png", folder / "6.png"), (folder / "6.txt").write_text("x")),
+    "renamed": lambda folder: [(folder / f"5{end}").rename(folder / f"_5{end}") for end in (".png", ".txt")],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_run_is_not_continued_on_other_data(own, change):
+    own.train(failpoint="train.after_step:3")
+    kept = shutil.copytree(own.folder / "drawings", own.folder / "kept")
+    entries = len(list(own.cache.rglob("*.safetensors")))
+    CHANGES[change](own.folder / "drawings")
+    ended = own.train()
+    assert ended.code == 6
+    assert "other pictures or captions" in ended.complaint
+    assert "output.dir" in ended.complaint
+    assert len(list(own.cache.rglob("*.safetensors"))) == entries  # refused before anything was encoded
+    assert own.steps() == [2]
+
+    shutil.rmtree(own.folder / "drawings")
+    kept.rename(own.folder / "drawings")
+    own.finish()
+
+
+def test_a_run_is_not_continued_with_other_settings(job, whole):
+    job.train(failpoint="train.after_step:3")
+    before = (job.out / "config.toml").read_bytes()
+    ended = job.train(optimizer__lr=0.5, lora__rank=3)
+    assert ended.code == 6
+    table = [line.split() for line in ended.complaint.splitlines() if line.startswith("  ")]
+    assert table == [
+        ["setting", "that", "run", "this", "config"],
+        ["lora.rank", "2", "3"],
+        ["optimizer.lr", "0.01", "0.5"],
+    ]
+    assert (job.out / "config.toml").read_bytes() == before
+
+    assert job.finish() == whole
+
+
+def test_two_programs_in_one_folder(job, program, whole):
+    """The second is refused while the first works, and told who that is; the first does not notice."""
+    first = program.start(*job.arguments("sdxl-lora"))
+    log = job.out / "log.jsonl"
+    while first.poll() is None and not (log.exists() and log.stat().st_size):
+        os.sched_yield()
+    second = job.train()
+    _, errors = first.communicate()
+    assert first.returncode == 0, errors
+
+    assert second.code == 6
+    assert f"process {first.pid} on {socket.gethostname()}" in second.complaint
+    assert job.result() == whole
+
+
+def test_two_programs_that_fill_one_cache(new_job, program, whole):
+    arguments = new_job.arguments("cache")
+    both = [program.start(*arguments) for _ in range(2)]
+    for process in both:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    assert new_job.finish() == whole
+
+
+@pytest.mark.parametrize("name", ["MANIFEST.json", "lora.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["bit", "cut", "gone"])
+def test_a_damaged_newest_checkpoint_is_passed_over(job, whole, name, damage):
+    """With a warning that names it; the one before it leads to the same bytes."""
+    job.train(failpoint="train.before_update:5")
+    assert job.steps() == [2, 4]
+    path = job.out / "checkpoints" / "step-000004" / name
+    raw = bytearray(path.read_bytes())
+    if damage == "gone":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(raw[: len(raw) // 2])
+    else:
+        raw[len(raw) // 2] ^= 16
+        path.write_bytes(raw)
+    ended = job.train()
+    assert ended.code == 0, ended.stderr
+    assert "passed over" in ended.stderr
+    assert str(path.parent) in ended.stderr
+    assert "continuing after step 2" in ended.stderr
+    assert job.result() == whole
+
+
+def test_no_whole_checkpoint_is_a_refusal_and_not_a_new_run(job):
+    job.train(failpoint="train.before_update:5")
+    for path in (job.out / "checkpoints").rglob("optimizer.safetensors"):
+        path.write_bytes(b"")
+    log = (job.out / "log.jsonl").read_bytes()
+    ended = job.train()
+    assert ended.code == 6
+    assert ended.complaint.count("optimizer.safetensors has 0 bytes") == 2
+    assert (job.out / "log.jsonl").read_bytes() == log
+
+
+@pytest.mark.parametrize("fault", ["gone", "bit"])
+def test_a_cache_entry_that_goes_bad_while_training(job, whole, fault):
+    """It cannot be guessed: the run ends, naming picture and entry, and the next one makes it anew."""
+    job.train(failpoint="train.after_step:3")
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from flame_train import cli\n"
+        "from flame_train.training import loop\n"
+        "usual = loop._catch_up\n"
+        "def spoil(run):\n"
+        "    usual(run)\n"
+        f"    for path in Path({str(job.cache)!r}).rglob('*.safetensors'):\n"
+        f"        path.unlink() if {fault == 'gone'} else path.write_bytes(path.read_bytes()[:-1] + b'!')\n"
+        "loop._catch_up = spoil\n"
+        "sys.argv[0] = 'flame-train'\n"
+        "cli.main()\n"
+    )
+    process = job.program.start_python("-c", script, *job.arguments("sdxl-lora"))
+    _, errors = process.communicate()
+    assert process.returncode == 3, errors
+    assert "Traceback" not in errors
+    assert "vanished or was damaged" in errors
+    assert ".png" in errors or "the caption" in errors
+    assert job.steps()[-1] >= 2
+
+    assert job.finish() == whole
+
+
+def test_a_cache_entry_of_another_key_is_not_believed(job, whole):
+    """A file put under the wrong name by hand, whole in itself."""
+    entries = sorted(job.cache.rglob("*.safetensors"))
+    cache = DiskCache(job.cache)
+    pictures = [path for path in entries if "mean" in cache.get(path.stem)]
+    shutil.copy(pictures[0], pictures[1])
+    assert job.finish() == whole
+
+
+def test_a_finished_run_is_left_as_it_is(job, whole):
+    job.finish()
+    ended = job.train()
+    assert ended.code == 0
+    assert "done already" in ended.stderr
+    assert job.result() == whole
+
+
+def test_a_result_of_fewer_steps_is_not_taken_for_the_longer_run_s(another):
+    """A run that is made longer, and is killed just before its result: the old result lies in its place."""
+    longer = {"schedule__name": "constant", "schedule__warmup_steps": 0}
+    whole = another("whole").finish(**longer)
+    job = another("longer")
+    job.finish(train__steps=3, **longer)
+    assert job.train(failpoint="train.before_result", **longer).code == -9
+    assert job.finish(**longer).lora == whole.lora
+
+
+def test_the_result_is_in_the_format_last_asked_for(job):
+    job.finish()
+    assert job.finish(output__format="diffusers").lora
+    with SafetensorsFile(job.out / "lora.safetensors") as file:
+        assert all(name.endswith((".lora_A.weight", ".lora_B.weight")) for name in file.names)
