@@ -74,7 +74,7 @@ class Objective:
 
     def losses(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """(B,) fp32: each sample's mean squared error, times its weight."""
-        error: Tensor = F.mse_loss(prediction.float(), self.target(latents, noise, t), "none")
+        error: Tensor = F.mse_loss(prediction.float(), self.target(latents, noise, t), reduction="none")
         each = error.mean(tuple(range(1, error.ndim)))
         if self._weight is not None:
             each = each * F.embedding(t, self._weight)

@@ -25,6 +25,9 @@ from .dtype import Array, float32
 GRADIENT_NOISE = 1
 """Stream of the optimizer's gradient noise. Streams below 16 are the engine's, the others its users'."""
 
+DROPOUT = 2
+"""Stream of a dropout that is given none of its own."""
+
 _MASK = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))

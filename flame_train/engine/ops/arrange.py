@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from ...errors import ShapeError
 from ..dtype import Array
 from ..op import ErrorSample, Sample, primitive, sample
@@ -76,9 +74,6 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (2,)), ShapeError, "a number for each of 2 dims")
 
 
-_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
-
-
 @primitive(torch="nn.functional.pad", moves=True)
 def pad(xp: Any, input: Array, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Array:
     """input with something around it; pad = (last dim before, after, next to last before, after, ...)
@@ -90,8 +85,8 @@ def pad(xp: Any, input: Array, pad: Sequence[int], mode: str = "constant", value
     if mode == "constant":
         kept = input[tuple(slice(max(-a, 0), n - max(-b, 0)) for (a, b), n in zip(widths, input.shape, strict=True))]
         return xp.pad(kept, [(max(a, 0), max(b, 0)) for a, b in widths], constant_values=value or 0.0)
-    for dim, index in _sources(input.shape, widths, mode):
-        input = xp.take(input, xp.asarray(index), axis=dim)
+    for dim, index in _sources(xp, input.shape, widths, mode):
+        input = xp.take(input, index, axis=dim)
     return input
 
 
@@ -102,25 +97,28 @@ def _widths(pad: Sequence[int], ndim: int) -> list[tuple[int, int]]:
     return [(0, 0)] * (ndim - len(pairs)) + pairs[::-1]
 
 
-def _sources(shape: Shape, widths: list[tuple[int, int]], mode: str) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+def _sources(xp: Any, shape: Shape, widths: list[tuple[int, int]], mode: str) -> Iterator[tuple[int, Array]]:
     """For each padded dim, where every entry of the result comes from."""
-    if mode not in _MODES:
-        raise ValueError(f"pad: expected mode {', '.join(_MODES)}, got {mode!r}")
+    if mode not in ("reflect", "replicate", "circular"):
+        raise ValueError(f"pad: expected mode constant, reflect, replicate or circular, got {mode!r}")
     for dim, (n, (a, b)) in enumerate(zip(shape, widths, strict=True)):
         limit = {"reflect": n - 1, "circular": n, "replicate": max(a, b)}[mode]
         if min(a, b) < 0 or max(a, b) > limit:
             raise ShapeError(f"pad: {mode} padding of dim {dim} (size {n}) must be 0 to {limit}, got {(a, b)}")
         if a or b:
-            yield dim, np.pad(np.arange(n), (a, b), _MODES[mode])  # type: ignore[call-overload]
+            at = xp.arange(-a, n + b)
+            if mode == "reflect":
+                at = (n - 1) - xp.abs((n - 1) - xp.abs(at))
+            yield dim, at % n if mode == "circular" else xp.clip(at, 0, n - 1)
 
 
 @pad.vjp("input")
 def _(xp: Any, g: Array, input_shape: Shape, pad: Sequence[int], mode: str) -> Array:
     widths = _widths(pad, g.ndim)
     if mode != "constant":
-        for dim, index in _sources(input_shape, widths, mode):
+        for dim, index in _sources(xp, input_shape, widths, mode):
             moved = xp.moveaxis(g, dim, 0)
-            g = xp.moveaxis(added_at(xp, (input_shape[dim], *moved.shape[1:]), xp.asarray(index), moved), 0, dim)
+            g = xp.moveaxis(added_at(xp, (input_shape[dim], *moved.shape[1:]), index, moved), 0, dim)
         return g
     inner = g[tuple(slice(max(a, 0), n - max(b, 0)) for (a, b), n in zip(widths, g.shape, strict=True))]
     return xp.pad(inner, [(max(-a, 0), max(-b, 0)) for a, b in widths])

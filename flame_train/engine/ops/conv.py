@@ -1,4 +1,4 @@
-"""Convolution and nearest-neighbour resizing, in NCHW or NHWC. Weights are always (out, in, kh, kw)."""
+"""Convolution in NCHW or NHWC. Weights are always (out, in, kh, kw)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def pair(value: Pair) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
-def _to_nhwc(x: Array, layout: str) -> Array:
+def to_nhwc(x: Array, layout: str) -> Array:
+    """x as (B, H, W, C), a view. Raises ShapeError for a layout that is neither NCHW nor NHWC."""
     if layout not in ("NCHW", "NHWC"):
-        raise ShapeError(f"conv2d: expected layout 'NCHW' or 'NHWC', got {layout!r}")
+        raise ShapeError(f"expected layout 'NCHW' or 'NHWC', got {layout!r}")
     return x.transpose(0, 2, 3, 1) if layout == "NCHW" else x
 
 
@@ -30,7 +31,8 @@ def _nhwc_shape(shape: Shape, layout: str) -> Shape:
     return (shape[0], shape[2], shape[3], shape[1]) if layout == "NCHW" else shape
 
 
-def _from_nhwc(xp: Any, y: Array, layout: str) -> Array:
+def from_nhwc(xp: Any, y: Array, layout: str) -> Array:
+    """(B, H, W, C) in the layout asked for, dense."""
     return xp.ascontiguousarray(y.transpose(0, 3, 1, 2)) if layout == "NCHW" else y
 
 
@@ -72,14 +74,16 @@ def conv2d(
 ) -> Array:  # fmt: skip
     """Cross-correlation of input with weight (out, in / groups, kh, kw), plus bias"""
     check_conv2d(input, weight, groups, layout)
-    x = _to_nhwc(input, layout)
+    x = to_nhwc(input, layout)
     s, p, d = pair(stride), pair(padding), pair(dilation)
     out_ch, in_ch, kh, kw = weight.shape
     b, h, w, _ = x.shape
     oh, ow = out_size(h, kh, s[0], p[0], d[0]), out_size(w, kw, s[1], p[1], d[1])
+    if min(oh, ow) < 1:
+        raise ShapeError(f"conv2d: a kernel of {kh} x {kw} does not fit into {h} x {w} pixels padded by {p}")
     if kh == kw == 1 and s == (1, 1) and p == (0, 0) and groups == 1:
         y = xp.matmul(x, weight.reshape(out_ch, in_ch).T)
-        return _from_nhwc(xp, y if bias is None else y + bias, layout)
+        return from_nhwc(xp, y if bias is None else y + bias, layout)
     padded = xp.pad(x, ((0, 0), (p[0], p[0]), (p[1], p[1]), (0, 0))) if any(p) else x
     y = xp.empty((b, oh, ow, out_ch), x.dtype)
     for r0, r1 in _row_blocks(b, oh, ow, kh * kw * x.shape[3], x.itemsize):
@@ -88,7 +92,7 @@ def conv2d(
             flat = cols[:, :, ci].reshape(-1, kh * kw * in_ch)
             kernel = weight[co].transpose(2, 3, 1, 0).reshape(kh * kw * in_ch, out_ch // groups)
             y[:, r0:r1, :, co] = xp.matmul(flat, kernel).reshape(b, r1 - r0, ow, out_ch // groups)
-    return _from_nhwc(xp, y if bias is None else y + bias, layout)
+    return from_nhwc(xp, y if bias is None else y + bias, layout)
 
 
 def _groups(in_ch: int, out_ch: int, groups: int) -> list[tuple[slice, slice]]:
@@ -99,20 +103,22 @@ def _groups(in_ch: int, out_ch: int, groups: int) -> list[tuple[slice, slice]]:
 
 def check_conv2d(input: Array, weight: Array, groups: int, layout: str) -> None:
     """Raises ShapeError when the channels of input and weight do not meet."""
-    channels = input.shape[1 if layout == "NCHW" else -1]
-    if input.ndim != 4 or weight.ndim != 4 or channels != weight.shape[1] * groups or weight.shape[0] % groups:
+    if input.ndim != 4 or weight.ndim != 4:
+        raise ShapeError(f"conv2d: expected 4-D input and weight, got {tuple(input.shape)} and {tuple(weight.shape)}")
+    channels = input.shape[1 if layout == "NCHW" else 3]
+    if channels != weight.shape[1] * groups or weight.shape[0] % groups:
         raise ShapeError(
             f"conv2d: input {tuple(input.shape)} ({layout}) has {channels} channels but weight {tuple(weight.shape)} "
             f"with groups={groups} takes {weight.shape[1] * groups}"
         )
 
 
-@conv2d.vjp("input")
-def _(
+def input_gradient(
     xp: Any, g: Array, input_shape: Shape, weight: Array, stride: Pair, padding: Pair, dilation: Pair, groups: int,
     layout: str,
 ) -> Array:  # fmt: skip
-    g = _to_nhwc(g, layout)
+    """The gradient of conv2d with respect to its input; also what conv_transpose2d computes."""
+    g = to_nhwc(g, layout)
     s, p, d = pair(stride), pair(padding), pair(dilation)
     out_ch, in_ch, kh, kw = weight.shape
     b, h, w, channels = _nhwc_shape(input_shape, layout)
@@ -124,15 +130,15 @@ def _(
             columns = slice(j * d[1], (ow - 1) * s[1] + j * d[1] + 1, s[1])
             for ci, co in _groups(in_ch, out_ch, groups):
                 dx[:, rows, columns, ci] += xp.matmul(g[..., co], weight[co, :, i, j])
-    return _from_nhwc(xp, dx[:, p[0] : p[0] + h, p[1] : p[1] + w], layout)
+    return from_nhwc(xp, dx[:, p[0] : p[0] + h, p[1] : p[1] + w], layout)
 
 
-@conv2d.vjp("weight")
-def _(
+def weight_gradient(
     xp: Any, g: Array, input: Array, weight_shape: Shape, stride: Pair, padding: Pair, dilation: Pair, groups: int,
     layout: str,
 ) -> Array:  # fmt: skip
-    g, x = _to_nhwc(g, layout), _to_nhwc(input, layout)
+    """The gradient of conv2d with respect to its weight."""
+    g, x = to_nhwc(g, layout), to_nhwc(input, layout)
     s, p, d = pair(stride), pair(padding), pair(dilation)
     out_ch, in_ch, kh, kw = weight_shape
     b, oh, ow = g.shape[:3]
@@ -146,9 +152,14 @@ def _(
     return dw.reshape(out_ch, kh, kw, in_ch).transpose(0, 3, 1, 2)
 
 
-@conv2d.vjp("bias")
-def _(xp: Any, g: Array, layout: str) -> Array:
+def bias_gradient(xp: Any, g: Array, layout: str) -> Array:
+    """The sum over everything but the channels."""
     return xp.sum(g, axis=(0, 2, 3) if layout == "NCHW" else (0, 1, 2))
+
+
+conv2d.vjp("input")(input_gradient)
+conv2d.vjp("weight")(weight_gradient)
+conv2d.vjp("bias")(bias_gradient)
 
 
 @conv2d.samples
@@ -163,6 +174,8 @@ def _() -> Iterator[Sample]:
 @conv2d.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 3, 4, 4), (2, 4, 3, 3)), ShapeError, "has 3 channels but weight .* takes 4")
+    yield ErrorSample(sample((3, 4, 4), (2, 3, 3, 3)), ShapeError, "expected 4-D input and weight")
+    yield ErrorSample(sample((1, 3, 2, 4), (2, 3, 3, 3)), ShapeError, "kernel of 3 x 3 does not fit")
 
 
 # ---- cuDNN ---------------------------------------------------------------------------------------------
@@ -194,14 +207,14 @@ def _(
     layout: str,
 ) -> Array:  # fmt: skip
     s, p, d = pair(stride), pair(padding), pair(dilation)
-    x = _padded(k, k.rows_first(_to_nhwc(input, layout)), 3)
+    x = _padded(k, k.rows_first(to_nhwc(input, layout)), 3)
     w = _kernel_memory(k, _padded(k, weight, 0, 1))
     b, h, width, _ = x.shape
     oh, ow = out_size(h, w.shape[2], s[0], p[0], d[0]), out_size(width, w.shape[3], s[1], p[1], d[1])
     out = k.empty((b, oh, ow, w.shape[0]), x.dtype)
     shift = None if bias is None else _padded(k, bias.astype(x.dtype), 0)
     k.cudnn.conv_forward(x, w, shift, out, s, p, d)
-    return _from_nhwc(k.xp, k.rows_first(out[..., : weight.shape[0]]), layout)
+    return from_nhwc(k.xp, k.rows_first(out[..., : weight.shape[0]]), layout)
 
 
 @conv2d.cuda_vjp("cudnn", "input", when=_cudnn)
@@ -216,11 +229,11 @@ def _(
     layout: str,
 ) -> Array:
     s, p, d = pair(stride), pair(padding), pair(dilation)
-    g = _padded(k, k.rows_first(_to_nhwc(g, layout)), 3)
+    g = _padded(k, k.rows_first(to_nhwc(g, layout)), 3)
     w = _kernel_memory(k, _padded(k, weight, 0, 1))
     dx = k.empty((*_nhwc_shape(input_shape, layout)[:3], w.shape[1]), g.dtype)
     k.cudnn.conv_input_gradient(g, w, dx, s, p, d)
-    return _from_nhwc(k.xp, k.rows_first(dx[..., : weight.shape[1]]), layout)
+    return from_nhwc(k.xp, k.rows_first(dx[..., : weight.shape[1]]), layout)
 
 
 @conv2d.cuda_vjp("cudnn", "weight", when=_cudnn)
@@ -236,8 +249,8 @@ def _(
 ) -> Array:
     s, p, d = pair(stride), pair(padding), pair(dilation)
     out_ch, in_ch, kh, kw = weight_shape
-    g = _padded(k, k.rows_first(_to_nhwc(g, layout)), 3)
-    x = _padded(k, k.rows_first(_to_nhwc(input, layout)), 3)
+    g = _padded(k, k.rows_first(to_nhwc(g, layout)), 3)
+    x = _padded(k, k.rows_first(to_nhwc(input, layout)), 3)
     dw = k.empty((g.shape[3], kh, kw, x.shape[3]), g.dtype).transpose(0, 3, 1, 2)
     k.cudnn.conv_weight_gradient(x, g, dw, s, p, d)
     return dw[:out_ch, :in_ch]
@@ -250,26 +263,3 @@ def _() -> Iterator[Sample]:
     yield sample((1, 32, 24, 64), (4, 64, 3, 3), (4,), 1, 1, layout="NHWC")
     yield sample((2, 17, 16, 64), (64, 64, 3, 3), (64,), 2, 1, layout="NHWC")
     yield sample((2, 64, 9, 8), (32, 64, 1, 1), None)
-
-
-@primitive(torch=None, moves=True)
-def upsample_nearest(xp: Any, input: Array, scale_factor: int = 2, layout: str = "NCHW") -> Array:
-    """Each pixel repeated scale_factor times in both directions (torch's interpolate, mode="nearest")"""
-    h, w = (2, 3) if layout == "NCHW" else (1, 2)
-    return xp.repeat(xp.repeat(input, scale_factor, axis=h), scale_factor, axis=w)
-
-
-@upsample_nearest.vjp("input")
-def _(xp: Any, g: Array, scale_factor: int, layout: str) -> Array:
-    n = scale_factor
-    if layout == "NCHW":
-        b, c, h, w = g.shape
-        return xp.sum(g.reshape(b, c, h // n, n, w // n, n), axis=(3, 5))
-    b, h, w, c = g.shape
-    return xp.sum(g.reshape(b, h // n, n, w // n, n, c), axis=(2, 4))
-
-
-@upsample_nearest.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 2, 3))
-    yield sample((1, 2, 3, 4), 3, layout="NHWC")

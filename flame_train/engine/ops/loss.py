@@ -1,4 +1,4 @@
-"""Losses."""
+"""Losses between numbers. `reduction` is "mean", "sum" or "none", as in PyTorch."""
 
 from __future__ import annotations
 
@@ -7,39 +7,150 @@ from typing import Any
 
 from ...errors import ShapeError
 from ..dtype import Array
-from ..op import ErrorSample, Sample, primitive, sample
+from ..op import ErrorSample, Sample, composite, primitive, sample
+from ..sample import Values
+from ..tensor import Tensor
+
+
+def reduced(xp: Any, loss: Array, reduction: str) -> Array:
+    """The losses averaged, summed or as they are. Raises ValueError for another reduction."""
+    if reduction == "none":
+        return loss
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"loss: expected reduction 'mean', 'sum' or 'none', got {reduction!r}")
+    return xp.mean(loss) if reduction == "mean" else xp.sum(loss)
+
+
+def share(g: Array, count: int, reduction: str) -> Array:
+    """The gradient of each entry's loss, given that of the reduced one."""
+    return g / max(count, 1) if reduction == "mean" else g
+
+
+def check_pair(op: str, input: Array, target: Array) -> None:
+    """Raises ShapeError unless input and target have one shape: broadcast losses are slips more often than not."""
+    if input.shape != target.shape:
+        raise ShapeError(f"{op}: input {tuple(input.shape)} and target {tuple(target.shape)} must have one shape")
 
 
 @primitive(torch="nn.functional.mse_loss")
-def mse_loss(xp: Any, input: Array, target: Array, reduction: str = "mean") -> Array:
-    """(input - target)^2, averaged ("mean"), summed ("sum") or as it is ("none")"""
-    if input.shape != target.shape:
-        raise ShapeError(f"mse_loss: input {tuple(input.shape)} and target {tuple(target.shape)} must have one shape")
-    d = (input - target) ** 2
-    if reduction == "none":
-        return d
-    return xp.mean(d) if reduction == "mean" else xp.sum(d)
+def mse_loss(xp: Any, input: Array, target: Array, *, reduction: str = "mean") -> Array:
+    """(input - target)^2"""
+    check_pair("mse_loss", input, target)
+    return reduced(xp, (input - target) ** 2, reduction)
 
 
 @mse_loss.vjp("input")
 def _(xp: Any, g: Array, input: Array, target: Array, reduction: str) -> Array:
-    scale = 2.0 / input.size if reduction == "mean" else 2.0
-    return g * scale * (input - target)
+    return share(g, input.size, reduction) * 2.0 * (input - target)
 
 
 @mse_loss.vjp("target")
 def _(xp: Any, g: Array, input: Array, target: Array, reduction: str) -> Array:
-    scale = 2.0 / input.size if reduction == "mean" else 2.0
-    return g * scale * (target - input)
+    return share(g, input.size, reduction) * 2.0 * (target - input)
 
 
-@mse_loss.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3), (2, 3))
-    yield sample((2, 3), (2, 3), "sum")
-    yield sample((2, 3), (2, 3), "none")
+@primitive(torch="nn.functional.l1_loss")
+def l1_loss(xp: Any, input: Array, target: Array, *, reduction: str = "mean") -> Array:
+    """|input - target|"""
+    check_pair("l1_loss", input, target)
+    return reduced(xp, xp.abs(input - target), reduction)
+
+
+@l1_loss.vjp("input")
+def _(xp: Any, g: Array, input: Array, target: Array, reduction: str) -> Array:
+    return share(g, input.size, reduction) * xp.sign(input - target)
+
+
+@l1_loss.vjp("target")
+def _(xp: Any, g: Array, input: Array, target: Array, reduction: str) -> Array:
+    return share(g, input.size, reduction) * xp.sign(target - input)
+
+
+for _op in (mse_loss, l1_loss):
+
+    @_op.samples
+    def _() -> Iterator[Sample]:
+        yield sample((2, 3), (2, 3))
+        yield sample((2, 3), (2, 3), reduction="sum")
+        yield sample((2, 3), (2, 3), reduction="none")
 
 
 @mse_loss.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (2, 1)), ShapeError, "must have one shape")
+    yield ErrorSample(sample((2,), (2,), reduction="max"), ValueError, "'mean', 'sum' or 'none', got 'max'")
+
+
+@primitive(torch="nn.functional.huber_loss")
+def huber_loss(xp: Any, input: Array, target: Array, reduction: str = "mean", delta: float = 1.0) -> Array:
+    """d^2 / 2 where |d| < delta, else delta * (|d| - delta / 2), for d = input - target"""
+    check_pair("huber_loss", input, target)
+    if delta <= 0:
+        raise ValueError(f"huber_loss: expected delta above 0, got {delta}")
+    size = xp.abs(input - target)
+    return reduced(xp, xp.where(size < delta, 0.5 * size * size, delta * (size - 0.5 * delta)), reduction)
+
+
+@huber_loss.vjp("input")
+def _(xp: Any, g: Array, input: Array, target: Array, reduction: str, delta: float) -> Array:
+    return share(g, input.size, reduction) * xp.clip(input - target, -delta, delta)
+
+
+@huber_loss.vjp("target")
+def _(xp: Any, g: Array, input: Array, target: Array, reduction: str, delta: float) -> Array:
+    return share(g, input.size, reduction) * xp.clip(target - input, -delta, delta)
+
+
+@huber_loss.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3), (2, 3))
+    yield sample((2, 3), (2, 3), "sum", 0.5)
+    yield sample((2, 3), (2, 3), "none", 2.0)
+
+
+@huber_loss.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2,), (2,), delta=0.0), ValueError, "delta above 0, got 0.0")
+
+
+@composite(torch="nn.functional.smooth_l1_loss")
+def smooth_l1_loss(input: Tensor, target: Tensor, *, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+    """d^2 / (2 beta) where |d| < beta, else |d| - beta / 2, for d = input - target: huber_loss over beta"""
+    if beta == 0.0:
+        return l1_loss(input, target, reduction=reduction)
+    return huber_loss(input, target, reduction, beta) / beta
+
+
+@smooth_l1_loss.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3), (2, 3))
+    yield sample((2, 3), (2, 3), reduction="sum", beta=0.5)
+    yield sample((2, 3), (2, 3), reduction="none", beta=0.0)
+
+
+@primitive(torch="nn.functional.cosine_similarity")
+def cosine_similarity(xp: Any, x1: Array, x2: Array, dim: int = 1, eps: float = 1e-8) -> Array:
+    """x1 . x2 / (max(|x1|, eps) * max(|x2|, eps)) along dim"""
+    a, b, _, _ = _unit(xp, x1, x2, dim, eps)
+    return xp.sum(a * b, axis=dim)
+
+
+def _unit(xp: Any, x1: Array, x2: Array, dim: int, eps: float) -> tuple[Array, Array, Array, Array]:
+    """Both tensors over their lengths, and the lengths, at least eps."""
+    x1, x2 = xp.broadcast_arrays(x1, x2)
+    n1, n2 = (xp.maximum(xp.sqrt(xp.sum(x * x, axis=dim, keepdims=True)), eps) for x in (x1, x2))
+    return x1 / n1, x2 / n2, n1, n2
+
+
+@cosine_similarity.vjp("x1", "x2")
+def _(xp: Any, g: Array, x1: Array, x2: Array, dim: int, eps: float) -> tuple[Array, Array]:
+    a, b, n1, n2 = _unit(xp, x1, x2, dim, eps)
+    g, cosine = xp.expand_dims(g, dim), xp.sum(a * b, axis=dim, keepdims=True)
+    return g * (b - cosine * a) / n1, g * (a - cosine * b) / n2
+
+
+@cosine_similarity.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 4), (3, 4))
+    yield sample((2, 3, 4), (3, 1), dim=-2)
+    yield sample(Values((2, 5), 0.5, 2.0), (2, 5), 1, 1e-3)

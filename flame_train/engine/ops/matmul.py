@@ -7,7 +7,8 @@ from typing import Any
 
 from ...errors import ShapeError
 from ..dtype import Array
-from ..op import ErrorSample, Sample, primitive, sample
+from ..op import ErrorSample, Sample, composite, primitive, sample
+from ..tensor import Tensor
 from . import conditions
 
 
@@ -103,6 +104,44 @@ def _() -> Iterator[Sample]:
 @linear.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (4, 5)), ShapeError, r"last dim 3 but weight is \(4, 5\)")
+
+
+@composite(torch="bmm")
+def bmm(input: Tensor, mat2: Tensor) -> Tensor:
+    """input @ mat2 for batches of matrices, (B, n, m) and (B, m, p)"""
+    if input.ndim != 3 or mat2.ndim != 3 or input.shape[0] != mat2.shape[0]:
+        raise ShapeError(f"bmm: expected (B, n, m) and (B, m, p), got {input.shape} and {mat2.shape}")
+    return matmul(input, mat2)
+
+
+@bmm.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 4), (2, 4, 5))
+    yield sample((0, 3, 4), (0, 4, 5))
+
+
+@bmm.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3, 4), (4, 5)), ShapeError, r"expected \(B, n, m\) and \(B, m, p\)")
+    yield ErrorSample(sample((2, 3, 4), (2, 3, 5)), ShapeError, "inner sizes 4 and 3 differ")
+
+
+@composite(torch="outer")
+def outer(input: Tensor, vec2: Tensor) -> Tensor:
+    """input[i] * vec2[j] as a matrix"""
+    if input.ndim != 1 or vec2.ndim != 1:
+        raise ShapeError(f"outer: expected two vectors, got {input.shape} and {vec2.shape}")
+    return input.unsqueeze(1) * vec2
+
+
+@outer.samples
+def _() -> Iterator[Sample]:
+    yield sample((3,), (4,))
+
+
+@outer.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((3,), (1, 4)), ShapeError, "expected two vectors")
 
 
 # ---- cuBLASLt ------------------------------------------------------------------------------------------
