@@ -1,9 +1,8 @@
 """Every op on the GPU: references and kernels against the fp64 reference on the CPU, by one tolerance rule.
 
-Truth is the fp64 reference on the same rounded inputs; the yardstick is the reference's own error in the tested dtype,
-on the CPU or the GPU, whichever is larger (they add in different orders). An implementation passes with an error of at
-most twice the yardstick plus one unit in the last place. What has no kernel is held to the CPU's error alone. cuDNN's
-fp32 convolutions, whose long sums are not blocked as a matrix product's are, are held to PyTorch's, which are cuDNN's.
+Truth is the fp64 reference on the same rounded inputs. The yardstick is the largest error in the tested dtype among the
+reference on the CPU, for a kernel the reference on the GPU, and PyTorch on the GPU where it is installed and has the
+function. An implementation passes with an error of at most twice the yardstick plus one unit in the last place.
 """
 
 from __future__ import annotations
@@ -73,25 +72,42 @@ def results(
     ]
 
 
-def pytorch_conv2d(bound: dict[str, Any], weights: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """What PyTorch makes of the same arguments on the GPU, without TF32: values, and gradients by argument."""
-    import torch
+def pytorch(
+    op: Op, bound: dict[str, Any], weights: list[np.ndarray], dtype: Any
+) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
+    """What PyTorch makes of the same arguments on the GPU in the same dtype; None where it has no such function."""
+    torch = pytest.importorskip("torch")
+    if op.torch is None or op.list_names or op.multiple:
+        return None
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    nhwc = bound.get("layout") == "NHWC"
+    leaves: list[Any] = []
 
-    torch.backends.cudnn.allow_tf32 = False
-    nhwc = bound["layout"] == "NHWC"
+    def to(name: str, t: Any) -> Any:
+        if not isinstance(t, flame.Tensor):
+            return t
+        x = torch.from_numpy(np.array(t.numpy(), np.float64 if is_float(t.dtype) else None)).cuda()
+        if not is_float(t.dtype):
+            return x
+        leaf = x.to(getattr(torch, dtype.name)).requires_grad_()
+        if name in op.differentiable:
+            leaves.append(leaf)
+        return leaf.permute(0, 3, 1, 2) if nhwc and leaf.ndim == 4 and name == "input" else leaf
 
-    def to(t: flame.Tensor, image: bool) -> torch.Tensor:
-        x = torch.from_numpy(np.asarray(t.numpy(), np.float32)).cuda()
-        return (x.permute(0, 3, 1, 2) if image and nhwc else x).detach().requires_grad_()
-
-    tensors = [to(bound[n], n == "input") for n in ("input", "weight", "bias") if bound[n] is not None]
-    rest = [None] * (3 - len(tensors)) + [bound[n] for n in ("stride", "padding", "dilation", "groups")]
-    y = torch.nn.functional.conv2d(*tensors, *rest)
-    out = y.permute(0, 2, 3, 1) if nhwc else y
-    grads = torch.autograd.grad(out, tensors, torch.from_numpy(weights[0].astype(np.float32)).cuda())
-    first = grads[0].permute(0, 2, 3, 1) if nhwc else grads[0]
-    host = [g.detach().cpu().numpy().astype(np.float64) for g in (out, first, *grads[1:])]
-    return host[:1], host[1:]
+    arguments = {n: to(n, v) for n, v in bound.items() if n != "layout"}
+    fn: Any = torch
+    for part in op.torch.split("."):
+        fn = getattr(fn, part, None)
+    try:
+        y = fn(*arguments.values())
+    except (TypeError, RuntimeError, NotImplementedError, ValueError):
+        return None  # its argument order or its coverage differs: no yardstick
+    if not isinstance(y, torch.Tensor) or not y.is_floating_point() or not y.requires_grad:
+        return None
+    out = y.permute(0, 2, 3, 1) if nhwc and y.ndim == 4 else y
+    grads = torch.autograd.grad(out, leaves, torch.from_numpy(weights[0]).cuda().to(out.dtype), allow_unused=True)
+    host = [g.detach().double().cpu().numpy() for g in (out, *(g for g in grads if g is not None))]
+    return (host[:1], host[1:]) if len(host) == 1 + len(leaves) else None
 
 
 def error(got: np.ndarray, truth: np.ndarray) -> float:
@@ -128,17 +144,18 @@ def test_meets_the_tolerance_rule(name: str, label: str, s: Sample, dtype: Any) 
         yard = results(op, rounded, weights)
     moved = on(rounded, op, "cuda", dtype)
     chosen = next(i for i, why in explain(op, **moved) if why == "chosen")
-    there = yard
+    yards = [yard]
     if chosen != "reference" and not op.composite:
         with use(**{name: "reference"}):
-            there = results(op, on(rounded, op, "cuda", dtype), weights)
-    if chosen == "cudnn" and name == "conv2d" and dtype == float32:
-        there = pytorch_conv2d(rounded, weights)
+            yards.append(results(op, on(rounded, op, "cuda", dtype), weights))
+    theirs = pytorch(op, rounded, weights, dtype) if weights else None
+    if theirs is not None and [len(p) for p in theirs] == [len(p) for p in yard]:
+        yards.append(theirs)
     got = results(op, moved, weights)
     worst = 0.0
     for part in (0, 1):
-        for g, t, *yards in zip(got[part], truth[part], yard[part], there[part], strict=True):
-            limit = 2.0 * max(error(y, t) for y in yards) + ulp(dtype)
+        for n, (g, t) in enumerate(zip(got[part], truth[part], strict=True)):
+            limit = 2.0 * max(error(y[part][n], t) for y in yards) + ulp(dtype)
             worst = max(worst, error(g, t) / limit)
     record({"op": name, "sample": label, "dtype": dtype.name, "impl": chosen, "of_limit": worst})
     assert worst <= 1.0, f"{chosen}: {worst:.2f} of the allowed error"

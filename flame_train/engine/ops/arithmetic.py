@@ -56,6 +56,11 @@ def _(k: Any, input: Array, other: Array, alpha: float) -> Array:
     return k.xp.add(input, other)
 
 
+@add.cuda_vjp("one pass", "input", "other", when=_one_pass)
+def _(k: Any, g: Array) -> tuple[Array, Array]:
+    return g, g
+
+
 @primitive(torch="rsub")
 def rsub(xp: Any, input: Array, other: Array | float) -> Array:
     """other - input"""

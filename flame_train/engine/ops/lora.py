@@ -35,9 +35,9 @@ def _(
     k: Any, input: Array, weight: Array, bias: Array | None, down: Array, up: Array, scale: float
 ) -> tuple[Array, Array]:
     check_linear(input, weight)
-    low = k.matmul(input, down.astype(input.dtype).T, alpha=scale)
+    low = k.matmul(input, down.astype(input.dtype, copy=False).T, alpha=scale)
     y = k.matmul(input, weight.T, bias=bias)
-    return k.matmul(low, up.astype(input.dtype).T, out=y, accumulate=True), low
+    return k.matmul(low, up.astype(input.dtype, copy=False).T, out=y, accumulate=True), low
 
 
 @lora_linear.cuda_vjp("cublaslt", "input", "down", "up", when=linear_condition)
@@ -46,11 +46,11 @@ def _(
     needs: frozenset[str],
 ) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
     rows, x = g.reshape(-1, g.shape[-1]), input.reshape(-1, input.shape[-1])
-    inner = k.matmul(rows, up.astype(g.dtype), alpha=scale)
+    inner = k.matmul(rows, up.astype(g.dtype, copy=False), alpha=scale)
     dx = None
     if "input" in needs:
         dx = k.matmul(rows, weight)
-        dx = k.matmul(inner, down.astype(g.dtype), out=dx, accumulate=True).reshape(input.shape)
+        dx = k.matmul(inner, down.astype(g.dtype, copy=False), out=dx, accumulate=True).reshape(input.shape)
     d_down = k.matmul(inner.T, x, out_dtype=compute_dtype(g.dtype)) if "down" in needs else None
     d_up = k.matmul(rows.T, low.reshape(-1, low.shape[-1]), out_dtype=compute_dtype(g.dtype)) if "up" in needs else None
     return dx, d_down, d_up
