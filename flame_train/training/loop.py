@@ -116,26 +116,26 @@ class _Figures:
         self.last: dict[str, Any] = {}
         self._run, self._console, self._board = run, console, board
         self._pending: _Pending | None = None
+        self._ended = 0.0
 
     def push(self, launched: _Pending) -> None:
         """Settles the step before the one just launched."""
-        self._settle(launched.begin)
+        self.settle()
         self._pending = launched
 
     def settle(self) -> None:
-        """Waits for the last step's figures. Raises `NonFiniteError` if it was not sound."""
-        self._settle(None)
+        """Waits for the figures of the step in flight. Raises `NonFiniteError` if it was not sound.
 
-    def _settle(self, next_begin: float | None) -> None:
-        """A step took until the next began; where none did, until its figures came."""
+        A step took from its begin, or from the end of the one before it if that was later, until its figures came.
+        """
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
         figures = dict(zip(FIGURES, pending.figures().tolist(), strict=True))
+        before, self._ended = self._ended, time.monotonic()
         if not figures["healthy"]:
             raise NonFiniteError(_diagnosis(self._run, pending, figures))
-        seconds = (time.monotonic() if next_begin is None else next_begin) - pending.begin
-        self.last = _record(self._run, pending, figures, seconds)
+        self.last = _record(self._run, pending, figures, self._ended - max(before, pending.begin))
         self._run.folder.log(self.last)
         self._console.show(self.last)
         self._board.write(self.last)
