@@ -1,0 +1,145 @@
+"""`quickstart` as a user meets it: one command, and everything it promised is there."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from PIL import Image
+
+from flame_train import cli
+from flame_train.recipes.quickstart import run
+
+ROOT = Path(__file__).parents[2]
+
+
+def quickstart(folder, *arguments):
+    """The command in a process of its own, with every GPU hidden."""
+    return subprocess.run(
+        [sys.executable, "-m", "flame_train", "quickstart", str(folder), "--json", *arguments],
+        capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A finished quickstart: its folder, and how the command ended."""
+    folder = tmp_path_factory.mktemp("quickstart") / "new"
+    return folder, quickstart(folder)
+
+
+@pytest.mark.slow
+def test_it_ends_well_and_says_where_everything_is(done):
+    folder, ended = done
+    assert ended.returncode == 0, ended.stderr
+    said = json.loads(ended.stdout)
+    for name, path in {
+        "lora": "run/lora.safetensors", "log": "run/log.jsonl", "picture": "before-after.png", "config": "config.toml",
+    }.items():  # fmt: skip
+        assert said[name] == str(folder / path)
+        assert (folder / path).is_file()
+    assert len(list((folder / "pictures").glob("*.png"))) == len(list((folder / "pictures").glob("*.txt"))) == 12
+    assert json.loads((folder / "run" / "status.json").read_text())["state"] == "done"
+
+
+@pytest.mark.slow
+def test_it_says_which_device_it_took(done):
+    _, ended = done
+    assert json.loads(ended.stdout)["device"] == "cpu"
+    assert ended.stderr.startswith("device: cpu")
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_the_loss_fell(done):
+    """On noise that was never trained on, and in the log."""
+    folder, ended = done
+    loss = json.loads(ended.stdout)["held_out_loss"]
+    assert loss["after"] < 0.6 * loss["before"]
+    lines = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
+    losses = [line["loss"] for line in lines]
+    assert all(map(math.isfinite, losses))
+    assert np.mean(losses[-12:]) < 0.7 * np.mean(losses[:12])
+
+
+@pytest.mark.slow
+def test_the_lora_is_a_plain_kohya_file(done):
+    folder, _ = done
+    tensors = safetensors.numpy.load_file(folder / "run" / "lora.safetensors")
+    ups = [array for name, array in tensors.items() if name.endswith("lora_up.weight")]
+    assert all(name.startswith("lora_unet_") for name in tensors)
+    assert len(ups) * 3 == len(tensors)
+    assert all(np.isfinite(array).all() for array in tensors.values())
+    assert sum(bool(array.any()) for array in ups) > 0.9 * len(ups)
+
+
+@pytest.mark.slow
+def test_before_and_after_stand_beside_each_other(done):
+    folder, _ = done
+    grids = [Image.open(p).convert("RGB") for p in sorted((folder / "run" / "samples").glob("*.png"))]
+    with Image.open(folder / "before-after.png") as picture:
+        sheet = np.asarray(picture)
+    assert len(grids) == 2
+    first, last = (np.asarray(grid) for grid in grids)
+    assert not np.array_equal(first, last)
+    height, width, _ = first.shape
+    np.testing.assert_array_equal(sheet[-height:, :width], first)
+    np.testing.assert_array_equal(sheet[-height:, -width:], last)
+
+
+@pytest.mark.slow
+def test_run_again_it_finds_everything_done(done):
+    folder, first = done
+    held = (folder / "run" / "lora.safetensors").read_bytes()
+    again = quickstart(folder)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+    assert "done already" in again.stderr
+    assert (folder / "run" / "lora.safetensors").read_bytes() == held
+
+
+@pytest.mark.slow
+def test_its_config_is_one_for_the_ordinary_command(done, capsys):
+    folder, _ = done
+    line = ["sdxl-lora", "--config", str(folder / "config.toml"), "--device", "cpu", "--dry-run", "--json"]
+    assert cli.run(line) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["pictures"], len(plan["buckets"])) == (12, 3)
+
+
+@pytest.mark.parametrize("name", ["notes.md", "config.toml", "ABOUT.txt"])
+def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path, capsys, name):
+    (tmp_path / name).write_text("mine")
+    assert cli.run(["quickstart", str(tmp_path), "--device", "cpu"]) == 6
+    assert "name another folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_gpu_that_is_asked_for_and_not_there_is_an_error(tmp_path):
+    ended = quickstart(tmp_path / "new", "--device", "cuda")
+    assert ended.returncode == 4
+    assert "--device cpu" in ended.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_config_that_was_changed_is_obeyed(tmp_path, monkeypatch):
+    """The folder is laid once; from then on its config is the user's."""
+    monkeypatch.setattr("flame_train.recipes.quickstart._STEPS", 6)
+    folder = tmp_path / "new"
+    run(folder, "cpu")
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace(f'dir = "{folder / "run"}"', f'dir = "{folder / "other"}"'))
+    said = run(folder, "cpu")
+    assert said["lora"] == str(folder / "other" / "lora.safetensors")
+    first, second = (safetensors.numpy.load_file(folder / n / "lora.safetensors") for n in ("run", "other"))
+    assert first.keys() == second.keys()
+    assert all(np.array_equal(first[name], second[name]) for name in first)
