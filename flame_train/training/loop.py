@@ -51,7 +51,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A step whose figures are on their way to the host. `begin` is when it was launched."""
+    """A step whose figures are on their way to the host.
+
+    `begin` is when it was launched; `end` when it was done, if the device does not work on by itself.
+    """
 
     step: int
     figures: Callable[[], np.ndarray[Any, Any]]
@@ -59,6 +62,7 @@ class _Pending:
     images: int
     wait_ms: float
     begin: float
+    end: float | None
 
 
 def train(run: Run) -> dict[str, Any]:
@@ -126,13 +130,14 @@ class _Figures:
     def settle(self) -> None:
         """Waits for the figures of the step in flight. Raises `NonFiniteError` if it was not sound.
 
-        A step took from its begin, or from the end of the one before it if that was later, until its figures came.
+        A step took from its begin, or from the end of the one before it if that was later, until it was done: on a
+        device that works on by itself until its figures came.
         """
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
         figures = dict(zip(FIGURES, pending.figures().tolist(), strict=True))
-        before, self._ended = self._ended, time.monotonic()
+        before, self._ended = self._ended, time.monotonic() if pending.end is None else pending.end
         if not figures["healthy"]:
             raise NonFiniteError(_diagnosis(self._run, pending, figures))
         self.last = _record(self._run, pending, figures, self._ended - max(before, pending.begin))
@@ -166,7 +171,8 @@ class _Stepper:
         hit("train.before_update")
         spoil("train.gradient", run.state.optimizer.arena.grads)
         self._update()
-        return _Pending(step, self._backend.fetch(run.state.figures), tuple(files), images, waited, begin)
+        end = None if self._backend.asynchronous else time.monotonic()
+        return _Pending(step, self._backend.fetch(run.state.figures), tuple(files), images, waited, begin, end)
 
     def _for(self, host: HostBatch) -> tuple[Batch, Callable[[], None]]:
         signature = host.signature

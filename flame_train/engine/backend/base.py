@@ -40,6 +40,10 @@ class Backend(Protocol):
     def kernels(self) -> Any:
         """What kernel launchers receive as `k`; None on a backend that has only references."""
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether calls return before the device has done what they ask for."""
+
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
         """An uninitialised array."""
 

@@ -19,6 +19,7 @@ class CpuBackend:
     name = "cpu"
     xp: ModuleType = np
     kernels = None
+    asynchronous = False
 
     def __init__(self) -> None:
         self._peak = 0

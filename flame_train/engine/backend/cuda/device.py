@@ -22,6 +22,7 @@ class CudaBackend:
     """One GPU, one stream, one memory pool. All work of all threads is queued on the one stream."""
 
     name = "cuda"
+    asynchronous = True
 
     def __init__(self) -> None:
         cupy = _import_cupy()
