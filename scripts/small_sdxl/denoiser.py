@@ -1,0 +1,135 @@
+"""Training the denoiser and both text encoders together, on latents that were encoded beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from autoencoder import encode
+from draw import Scene, render
+from loop import Training
+from model import Networks, token_ids
+
+from flame_train.diffusion.objectives import Objective
+from flame_train.diffusion.schedules import NoiseSchedule
+from flame_train.engine import Tensor, no_grad
+from flame_train.engine import functional as F
+from flame_train.engine.backend import Backend
+from flame_train.engine.random import Rng
+from flame_train.models.text_sdxl import end_positions
+from flame_train.models.unet_sdxl import vector_conditioning
+
+Array = Any
+_PICK, _POSTERIOR, _DROP = 40, 41, 42  # streams of random numbers; the objective has its own
+_DROPPED = 0.1  # share of captions replaced by nothing
+_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Latents:
+    """Pictures of one size as the denoiser is trained on them, all on the device. Row 0 of the ids says nothing."""
+
+    mean: Array  # (N, h, w, Z) fp32, unscaled
+    logvar: Array
+    ids: tuple[Array, Array]  # (N + 1, 77) int32 for each encoder
+    ends: tuple[Array, Array]  # (N + 1,) int32
+    time_ids: Array  # (N, 6) int32
+
+    def __len__(self) -> int:
+        return int(self.mean.shape[0])
+
+
+def encoded(nets: Networks, scenes: Sequence[Scene], size: tuple[int, int], backend: Backend, seed: int) -> Latents:
+    """Scenes drawn, encoded and tokenised. The sizes told beside them vary, since no drawing has a larger original."""
+    parts = []
+    for i in range(0, len(scenes), _AT_ONCE):
+        parts.append(encode(nets.vae, render(backend.xp, scenes[i : i + _AT_ONCE], size)))
+    mean, logvar = (backend.put(np.concatenate(p)) for p in zip(*parts, strict=True))
+    ids = token_ids(["", *(s.caption for s in scenes)])
+    ends = [backend.put(end_positions(i)) for i in ids]
+    return Latents(
+        mean, logvar, (backend.put(ids[0]), backend.put(ids[1])), (ends[0], ends[1]),
+        backend.put(_time_ids(len(scenes), size, seed)),
+    )  # fmt: skip
+
+
+def _time_ids(count: int, size: tuple[int, int], seed: int) -> np.ndarray[Any, Any]:
+    """(count, 6) int32: original height and width (up to three times the picture's), crop, target."""
+    rng = np.random.default_rng(seed)
+    scale = np.where(rng.random(count) < 0.3, 1.0, rng.uniform(0.8, 3.0, count))
+    original = np.rint(np.outer(scale, size))
+    crop = np.where(rng.random((count, 2)) < 0.7, 0, rng.integers(0, 48, (count, 2)))
+    return np.concatenate([original, crop, np.tile(size, (count, 1))], axis=1).astype(np.int32)
+
+
+def conditioning(nets: Networks, ids: Sequence[Array], ends: Sequence[Array]) -> tuple[Tensor, Tensor]:
+    """Context (B, 77, E) and pooled text of token ids, differentiable with respect to both encoders."""
+    first, _ = nets.text_encoder(Tensor(ids[0]), Tensor(ends[0]))
+    second, pooled = nets.text_encoder_2(Tensor(ids[1]), Tensor(ends[1]))
+    assert pooled is not None
+    return F.cat([first, second], dim=-1), pooled
+
+
+def loss_of(nets: Networks, data: Latents, rows: Array, words: Array, rng: Rng, objective: Objective) -> Tensor:
+    """The noise prediction's error on some rows with some captions (0: none)."""
+    xp = rng.xp
+    shape = data.mean.shape[1:]
+    scale = np.float32(nets.vae.arch.scaling_factor)
+    latents = (data.mean[rows] + xp.exp(0.5 * data.logvar[rows]) * rng.normal(_POSTERIOR, shape)) * scale
+    x, noise, t = Tensor(latents), objective.noise(rng, shape), objective.timesteps(rng)
+    context, pooled = conditioning(nets, [i[words] for i in data.ids], [e[words] for e in data.ends])
+    vector = vector_conditioning(pooled, Tensor(data.time_ids[rows]))
+    prediction = nets.unet(objective.noised(x, noise, t), t, context, vector)
+    return objective.loss(prediction, x, noise, t)
+
+
+def train_denoiser(
+    nets: Networks, data: Sequence[Latents], held_out: Sequence[Latents], device: str, seconds: float, batch: int,
+    lr: float, report: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Trains UNet and text encoders, every other step on the first data, then puts the averaged weights in place."""
+    parts = {n: m for n, m in nets.named().items() if n != "vae"}
+    named = {f"{n}.{k}": p for n, m in parts.items() for k, p in m.requires_grad_().named_parameters()}
+    training = Training(_trained(named), device, lr)
+    objective = Objective(NoiseSchedule.scaled_linear(), device=device)
+    samples = training.backend.xp.arange(batch)
+
+    def loss_over(latents: Latents) -> Callable[[], Tensor]:
+        def loss() -> Tensor:
+            rng = Rng(training.backend.xp, 2, training.step_number, samples)
+            rows = rng.randint(_PICK, len(latents))
+            words = rng.xp.where(rng.uniform(_DROP) < _DROPPED, 0, rows + 1)
+            return loss_of(nets, latents, rows, words, rng, objective)
+
+        return loss
+
+    report(f"held-out loss before: {_held_out(nets, held_out, objective, training.backend):.4f}")
+    square, *others = [training.captured(loss_over(latents)) for latents in data]
+    turns = [step for other in others for step in (square, other)] or [square]
+    training.run(turns, seconds, report)
+    report(f"held-out loss: {_held_out(nets, held_out, objective, training.backend):.4f}")
+    training.use_average()
+    report(f"held-out loss of the averaged weights: {_held_out(nets, held_out, objective, training.backend):.4f}")
+    for part in parts.values():
+        part.requires_grad_(False)
+
+
+def _trained(named: dict[str, Any]) -> dict[str, Any]:
+    """Without CLIP-L's last layer and norm, which SDXL never reads: they get no gradient."""
+    last = max(int(n.split(".layers.")[1].split(".")[0]) for n in named if n.startswith("text_encoder.text_model.enc"))
+    idle = (f"text_encoder.text_model.encoder.layers.{last}.", "text_encoder.text_model.final_layer_norm.")
+    return {n: p for n, p in named.items() if not n.startswith(idle)}
+
+
+def _held_out(nets: Networks, data: Sequence[Latents], objective: Objective, backend: Backend) -> float:
+    """The mean loss over pictures that are never trained on, each with 4 fixed noises."""
+    losses = []
+    with no_grad():
+        for latents in data:
+            for draw in range(4):
+                rows = backend.xp.arange(len(latents))
+                rng = Rng(backend.xp, 3, 1 << 31 | draw, rows)
+                losses.append(float(loss_of(nets, latents, rows, rows + 1, rng, objective).numpy()))
+    return float(np.mean(losses))

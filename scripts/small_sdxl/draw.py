@@ -1,0 +1,187 @@
+"""A drawn world for a small diffusion model: coloured shapes on backgrounds, each with a caption that says so.
+
+`scenes` makes up what is drawn (NumPy, by seed); `render` draws whole batches at once, on the CPU or a GPU, from
+signed distances, so that edges are smooth. A star and stripes are there too, but `scenes` never uses them unless
+asked: they are what a LoRA can teach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = Any
+
+COLOURS = {
+    "red": (206, 42, 42), "orange": (240, 140, 40), "yellow": (246, 214, 66), "green": (52, 152, 72),
+    "cyan": (84, 200, 214), "blue": (44, 84, 196), "purple": (128, 60, 168), "pink": (244, 152, 190),
+    "brown": (126, 80, 46), "black": (24, 24, 28), "gray": (140, 142, 146), "white": (244, 244, 240),
+}  # fmt: skip
+SHAPES = ("circle", "square", "triangle", "diamond", "cross", "ring")
+TEXTURES = ("plain", "dotted", "checkered")
+SIZES = {"small": (0.13, 0.17), "": (0.20, 0.26), "large": (0.30, 0.36)}  # radius, in shares of the shorter side
+PLACES = {
+    "": (0, 0), "in the middle": (0, 0), "on the left": (-1, 0), "on the right": (1, 0), "at the top": (0, -1),
+    "at the bottom": (0, 1), "at the top left": (-1, -1), "at the top right": (1, -1), "at the bottom left": (-1, 1),
+    "at the bottom right": (1, 1),
+}  # fmt: skip
+
+_KINDS = (*SHAPES, "star")
+_GROUNDS = (*TEXTURES, "striped")
+_NAMES = tuple(COLOURS)
+_PERIOD = 16  # pixels: the size of a texture's pattern
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One thing: its kind, colour, radius in pixels and middle (x, y) in pixels."""
+
+    kind: str
+    colour: str
+    radius: float
+    centre: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One picture: its background, one or two shapes, and the sentence about it."""
+
+    ground: str
+    texture: str
+    shapes: tuple[Shape, ...]
+    caption: str
+
+
+def scenes(
+    count: int, size: tuple[int, int], seed: int, kinds: Sequence[str] = SHAPES, textures: Sequence[str] = TEXTURES,
+    alone: bool = False,
+) -> list[Scene]:  # fmt: skip
+    """`count` scenes for pictures of `size` (height, width); the same ones each time. `alone`: one shape each."""
+    rng = np.random.default_rng((seed, *size))
+    return [_scene(rng, size, kinds, textures, alone) for _ in range(count)]
+
+
+def _scene(
+    rng: np.random.Generator, size: tuple[int, int], kinds: Sequence[str], textures: Sequence[str], alone: bool
+) -> Scene:
+    colours = list(rng.choice(_NAMES, 3, replace=False))
+    ground = colours.pop()
+    often = [0.6, *[0.4 / (len(textures) - 1)] * (len(textures) - 1)] if len(textures) > 1 else None
+    texture = str(rng.choice(list(textures), p=often))
+    if alone or rng.random() < 0.65:
+        shapes, words = _one(rng, size, kinds, colours[0])
+    else:
+        shapes, words = _pair(rng, size, kinds, colours)
+    if alone or rng.random() < 0.85:
+        words += f" on a {texture + ' ' if texture != 'plain' else ''}{ground} background"
+    return Scene(ground, texture, shapes, words)
+
+
+def _one(
+    rng: np.random.Generator, size: tuple[int, int], kinds: Sequence[str], colour: str
+) -> tuple[tuple[Shape, ...], str]:
+    kind, how, place = (str(rng.choice(list(c))) for c in (kinds, SIZES, PLACES))
+    if rng.random() < 0.3:
+        place = ""
+    radius = rng.uniform(*SIZES[how]) * min(size)
+    middle = []
+    for side, towards in zip(reversed(size), PLACES[place], strict=True):
+        reach = side / 2 - radius - 3
+        off = towards * rng.uniform(0.75, 1.0) * reach if towards else rng.uniform(-0.12, 0.12) * min(size)
+        middle.append(side / 2 + float(np.clip(off, -reach, reach)))
+    said = how if rng.random() < 0.85 else ""
+    words = " ".join(w for w in ("a", said, colour, kind, place) if w)
+    return (Shape(kind, colour, radius, (middle[0], middle[1])),), words
+
+
+def _pair(
+    rng: np.random.Generator, size: tuple[int, int], kinds: Sequence[str], colours: Sequence[str]
+) -> tuple[tuple[Shape, ...], str]:
+    """Two shapes, one left of or above the other."""
+    short = min(size)
+    above = bool(rng.random() < 0.5) if size[0] == size[1] else size[0] > size[1]
+    made = []
+    for sign, colour in zip((-1, 1), colours, strict=True):
+        radius = rng.uniform(0.15, 0.2) * short
+        along = sign * rng.uniform(0.22, 0.27) * (size[0] if above else size[1])
+        across = rng.uniform(-0.1, 0.1) * short
+        dx, dy = (across, along) if above else (along, across)
+        made.append(Shape(str(rng.choice(list(kinds))), colour, radius, (size[1] / 2 + dx, size[0] / 2 + dy)))
+    first, second = (f"a {s.colour} {s.kind}" for s in made)
+    return tuple(made), f"{first} {'above' if above else 'left of'} {second}"
+
+
+def render(xp: Any, what: Sequence[Scene], size: tuple[int, int]) -> Array:
+    """uint8 RGB pictures (N, H, W, 3) of scenes, on the device of `xp` (NumPy or CuPy)."""
+    y, x = (xp.asarray(axis, np.float32) for axis in np.mgrid[: size[0], : size[1]] + 0.5)
+    picture = _grounds(xp, what, x, y)
+    for i in range(2):
+        rows = [j for j, scene in enumerate(what) if len(scene.shapes) > i]
+        if rows:
+            shapes = [what[j].shapes[i] for j in rows]
+            cover = xp.clip(0.5 - _distances(xp, shapes, x, y), 0.0, 1.0)[..., None]
+            colour = _columns(xp, [COLOURS[s.colour] for s in shapes])
+            at = xp.asarray(rows)
+            picture[at] = picture[at] * (1.0 - cover) + colour * cover
+    return xp.rint(picture).astype(np.uint8)
+
+
+def _columns(xp: Any, values: Any) -> Array:
+    """Per-scene numbers (N,) or colours (N, 3) as (N, 1, 1) or (N, 1, 1, 3)."""
+    host = np.asarray(values, np.float32)
+    return xp.asarray(host.reshape(host.shape[0], 1, 1, *host.shape[1:]))
+
+
+def _grounds(xp: Any, what: Sequence[Scene], x: Array, y: Array) -> Array:
+    """Backgrounds (N, H, W, 3): a pattern is drawn in the background's colour, mixed with white or black."""
+    base = np.array([COLOURS[s.ground] for s in what], np.float32)
+    light = base.mean(-1, keepdims=True) < 110
+    shade = base + (np.where(light, 255.0, 0.0) - base) * 0.35
+    fx, fy = x % _PERIOD - _PERIOD / 2, y % _PERIOD - _PERIOD / 2
+    patterns = {
+        "plain": xp.zeros_like(x),
+        "dotted": xp.clip(4.5 - xp.sqrt(fx * fx + fy * fy), 0.0, 1.0),
+        "checkered": ((x // _PERIOD + y // _PERIOD) % 2).astype(np.float32),
+        "striped": xp.clip(4.5 - xp.abs((x + y) % _PERIOD - _PERIOD / 2), 0.0, 1.0),
+    }
+    cover = xp.stack([patterns[n] for n in _GROUNDS])[xp.asarray([_GROUNDS.index(s.texture) for s in what])]
+    return _columns(xp, base) + cover[..., None] * _columns(xp, shade - base)
+
+
+def _distances(xp: Any, shapes: Sequence[Shape], x: Array, y: Array) -> Array:
+    """Signed distances (N, H, W) in pixels from each shape's edge, negative inside."""
+    centre, radius = np.array([s.centre for s in shapes]), _columns(xp, [s.radius for s in shapes])
+    dx, dy = x - _columns(xp, centre[:, 0]), y - _columns(xp, centre[:, 1])
+    kind = _columns(xp, [_KINDS.index(s.kind) for s in shapes])
+    far = xp.sqrt(dx * dx + dy * dy)
+    found = {
+        "circle": lambda: far - radius,
+        "square": lambda: xp.maximum(xp.abs(dx), xp.abs(dy)) - radius * 0.88,
+        "triangle": lambda: xp.maximum(dy - radius * 0.7, 0.87 * xp.abs(dx) - 0.5 * dy - radius * 0.55),
+        "diamond": lambda: (xp.abs(dx) + xp.abs(dy) - radius * 1.2) * 0.7071,
+        "cross": lambda: xp.minimum(_box(xp, dx, dy, radius, 0.36), _box(xp, dy, dx, radius, 0.36)),
+        "ring": lambda: xp.abs(far - radius * 0.76) - radius * 0.24,
+        "star": lambda: _star(xp, dx, dy, far, radius * 1.1),
+    }
+    result = xp.zeros_like(far)
+    for number, name in enumerate(_KINDS):
+        if any(s.kind == name for s in shapes):
+            result = xp.where(kind == number, found[name](), result)
+    return result
+
+
+def _box(xp: Any, dx: Array, dy: Array, radius: Array, ratio: float) -> Array:
+    return xp.maximum(xp.abs(dx) - radius, xp.abs(dy) - radius * ratio)
+
+
+def _star(xp: Any, dx: Array, dy: Array, far: Array, radius: Array, points: int = 5, inner: float = 0.42) -> Array:
+    """A star with one point up: the plane is folded into half a point, whose edge is one line."""
+    half = np.pi / points
+    angle = xp.abs((xp.arctan2(dx, -dy) + half) % (2 * half) - half)
+    u, v = far * xp.cos(angle), far * xp.sin(angle)
+    edge = (inner * np.cos(half) - 1.0, inner * np.sin(half))  # from the tip to the notch, in radii
+    length = float(np.hypot(*edge))
+    return ((u - radius) * edge[1] - v * edge[0]) / length

@@ -1,0 +1,83 @@
+"""Training against the clock: the whole step is one device program, the learning rate follows the time that is left."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flame_train.engine import Parameter, Tensor, capture
+from flame_train.engine.backend import get_backend
+from flame_train.engine.optim import AdamWRule, Arena, ClipNorm, Optimizer
+
+Array = Any
+_WARM_UP = 0.03  # share of the time in which the learning rate rises
+_LOOK = 50  # steps between two looks at the clock
+
+
+class Training:
+    """AdamW over named parameters, with an average of the weights (EMA) beside them."""
+
+    def __init__(self, parameters: Mapping[str, Parameter], device: str, lr: float, decay: float = 0.999) -> None:
+        self.backend, self.lr, self.decay = get_backend(device), lr, decay
+        words = {name: 0.0 for name in parameters if "embedding" in name}  # unused words must not shrink
+        self.arena = Arena(parameters, self.backend, decay_scale=words)
+        self.optimizer = Optimizer(self.arena, [ClipNorm(1.0), AdamWRule((0.9, 0.99), 1e-8, 0.01)], lr=0.0)
+        self.average: Array = self.arena.values.copy()
+        self.loss: Array = self.backend.xp.zeros((), np.float32)
+
+    @property
+    def step_number(self) -> Array:
+        """The number of steps done, on the device: names each step's random numbers."""
+        return self.optimizer.count
+
+    def captured(self, loss: Callable[[], Tensor]) -> Callable[[], None]:
+        """A whole step that minimises `loss()`, captured: called again and again, it draws its own data."""
+
+        def step() -> None:
+            value = loss()
+            value.backward()
+            self.loss[...] = 0.98 * self.loss + 0.02 * value.data
+            self.optimizer.step(value)
+            self.optimizer.zero_grad()
+            age = self.step_number.astype(np.float32)
+            keep = self.backend.xp.minimum(np.float32(self.decay), (1.0 + age) / (10.0 + age))
+            self.average[...] = self.arena.values + keep * (self.average - self.arena.values)
+
+        return capture(step, self.backend.name)
+
+    def run(self, steps: Sequence[Callable[[], None]], seconds: float, report: Callable[[str], None]) -> int:
+        """Calls the steps in turn until the time is up; returns how many were done. The first calls are not timed."""
+        begin = time.monotonic()
+        for step in [*steps, *steps]:  # compiling and recording, at a learning rate of 0
+            step()
+        self.backend.synchronize()
+        report(f"first {2 * len(steps)} steps: {time.monotonic() - begin:.1f} s")
+        begin, done = time.monotonic(), 0
+        while (share := (time.monotonic() - begin) / seconds) < 1.0:
+            self.optimizer.set("lr", self.lr * min(1.0, share / _WARM_UP + 0.02) * _cosine(share))
+            for _ in range(_LOOK):
+                steps[done % len(steps)]()
+                done += 1
+            self.backend.synchronize()
+            if (done // _LOOK) % 20 == 1 or done == _LOOK:
+                figures = dict(zip(("count", "lr", "norm"), self.backend.get(self.optimizer.metrics()), strict=False))
+                report(
+                    f"{time.monotonic() - begin:6.1f} s  step {done}  loss {float(self.backend.get(self.loss)):.4f}  "
+                    f"lr {figures['lr']:.2e}  norm {figures['norm']:.3f}"
+                )
+        report(
+            f"{done} steps in {time.monotonic() - begin:.1f} s, {1e3 * (time.monotonic() - begin) / done:.2f} ms each"
+        )
+        return done
+
+    def use_average(self) -> None:
+        """Puts the average in the weights' place."""
+        self.arena.values[...] = self.average
+
+
+def _cosine(share: float) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * min(share, 1.0)))

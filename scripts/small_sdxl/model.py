@@ -1,0 +1,119 @@
+"""The small SDXL: its architectures, its weights before training, and its way into and out of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flame_train.data.tokenizers.clip import ClipTokenizer
+from flame_train.engine import nn
+from flame_train.io.safetensors import save_file
+from flame_train.models.clip import ClipArch, ClipTextEncoder
+from flame_train.models.keys.sdxl_text import clip_from_openclip
+from flame_train.models.unet_sdxl import UNet, UNetArch
+from flame_train.models.vae import Vae, VaeArch
+
+Array = np.ndarray[Any, Any]
+
+TEXT_WIDTH, TEXT_LAYERS = 24, 3
+TOKENIZERS = (ClipTokenizer(49407), ClipTokenizer(0))  # as CLIP-L and bigG pad
+_PREFIXES = {
+    "unet": "model.diffusion_model.",
+    "vae": "first_stage_model.",
+    "text_encoder": "conditioner.embedders.0.transformer.",
+    "text_encoder_2": "conditioner.embedders.1.model.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Networks:
+    """The four networks; 7.7 million weights, of which 2.4 million are CLIP's vocabulary."""
+
+    unet: UNet
+    vae: Vae
+    text_encoder: ClipTextEncoder
+    text_encoder_2: ClipTextEncoder
+
+    def named(self) -> dict[str, nn.Module]:
+        """Each by its component name."""
+        return {name: getattr(self, name) for name in _PREFIXES}
+
+
+def build(seed: int, device: str) -> Networks:
+    """Fresh networks with random weights. Every residual branch of the UNet begins at zero."""
+    unet = replace(UNetArch.tiny(32, 2 * TEXT_WIDTH, TEXT_WIDTH), channel_mult=(1, 2, 3), transformer_depth=(0, 1, 1))
+    clip = ClipArch(TEXT_WIDTH, TEXT_LAYERS, 2, 4 * TEXT_WIDTH, "quick_gelu", None)
+    bigg = replace(clip, activation="gelu", projection=TEXT_WIDTH)
+    made = Networks(UNet(unet), Vae(VaeArch.tiny(16)), ClipTextEncoder(clip), ClipTextEncoder(bigg))
+    rng = np.random.default_rng(seed)
+    for network in made.named().values():
+        network.init(rng, device=device)
+    for name, weight in made.unet.weights():
+        if name.endswith(("out_layers.3.weight", "proj_out.weight", "out.2.weight")):
+            weight.data[...] = 0.0
+    for encoder in (made.text_encoder, made.text_encoder_2):
+        encoder.text_model.embeddings.token_embedding.weight.data[...] *= 20.0  # to a spread of 0.4: words tell apart
+    return made
+
+
+def token_ids(captions: Sequence[str]) -> tuple[Array, Array]:
+    """(N, 77) int32 for each of the two encoders."""
+    first, second = (np.concatenate([t.chunks(c).ids for c in captions]) for t in TOKENIZERS)
+    return first, second
+
+
+def normalise_latents(vae: Vae, mean: Array, std: Array) -> None:
+    """Folds a shift and a scale a channel into the autoencoder, so that what is diffused has mean 0 and spread 1.
+
+    `mean` and `std` (Z,) are those of its latents before the published scaling factor, which then fits.
+    """
+    z = vae.arch.latent_channels
+    gain = (1.0 / (std * vae.arch.scaling_factor)).astype(np.float32)
+    q, p = vae.quant_conv, vae.post_quant_conv
+    xp = q.weight.backend.xp
+    factor, shift = xp.asarray(gain), xp.asarray(mean.astype(np.float32))
+    p.bias.data[...] += p.weight.data[:, :, 0, 0] @ shift
+    p.weight.data[...] = p.weight.data / factor[None, :, None, None]
+    q.weight.data[:z] *= factor[:, None, None, None]
+    q.bias.data[:z] = (q.bias.data[:z] - shift) * factor
+    q.bias.data[z:] += 2.0 * xp.log(factor)
+
+
+def quiet_unused_words(weights: dict[str, Array], used: Array, seed: int) -> None:
+    """Gives tokens that no caption has a vector of random signs as large as the trained ones: it compresses well."""
+    name = "text_model.embeddings.token_embedding.weight"
+    table = weights[name]
+    size = float(np.sqrt(np.mean(np.square(table[used]))))
+    signs = np.random.default_rng(seed).choice(np.array([-size, size], np.float32), table.shape)
+    signs[used] = table[used]
+    weights[name] = signs
+
+
+def write(path: Path, networks: Mapping[str, Mapping[str, Array]], title: str) -> int:
+    """Writes weights by component as one fp16 file under the published single file's names; returns their number."""
+    tensors = {}
+    for component, weights in networks.items():
+        own = _openclip(weights) if component == "text_encoder_2" else weights
+        for name, array in own.items():
+            tensors[_PREFIXES[component] + name] = np.ascontiguousarray(array, np.float16)
+    save_file(path, tensors, {"modelspec.title": title})
+    return sum(array.size for array in tensors.values())
+
+
+class _Arrays:
+    """Named arrays as a source for a key map."""
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        self._arrays = arrays
+
+    def read(self, name: str) -> Array:
+        return self._arrays[name]
+
+
+def _openclip(weights: Mapping[str, Array]) -> dict[str, Array]:
+    sources = clip_from_openclip().inverse.pull(weights).sources
+    return {name: source.read(_Arrays(weights)) for name, source in sources.items()}

@@ -1,0 +1,106 @@
+"""Trains the small SDXL from nothing: first the autoencoder, then the denoiser with both text encoders.
+
+python scripts/small_sdxl/train.py vae --device cuda --minutes 1 --out out
+python scripts/small_sdxl/train.py base --vae out/vae.safetensors --device cuda --minutes 3 --out out
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from autoencoder import pictures, reconstructed, train_vae
+from denoiser import encoded, train_denoiser
+from draw import scenes
+from look import CAPTIONS, sheet
+from model import Networks, build, quiet_unused_words, token_ids, write
+
+from flame_train.engine.backend import get_backend
+from flame_train.engine.mode import deterministic
+from flame_train.models.loading import load_vae
+from flame_train.training.preview import write_png
+
+TITLE = "small SDXL of drawn shapes, trained from scratch by flame-train"
+SEED = 2307
+
+
+def main() -> None:
+    args = _arguments()
+    args.out.mkdir(parents=True, exist_ok=True)
+    with deterministic(False), open(args.out / f"{args.part}.log", "w") as log:
+        begin = time.monotonic()
+
+        def report(line: str) -> None:
+            print(f"[{time.monotonic() - begin:6.1f}] {line}", file=log, flush=True)
+            print(f"[{time.monotonic() - begin:6.1f}] {line}", flush=True)
+
+        report(f"{args.part} on {args.device}, {args.minutes} minutes, batch {args.batch}, lr {args.lr}")
+        (_vae if args.part == "vae" else _base)(args, report)
+
+
+def _vae(args: argparse.Namespace, report: Any) -> None:
+    nets, backend = build(SEED, args.device), get_backend(args.device)
+    shares = dict(zip(args.sizes, (1.0, 0.5, 0.5), strict=False))
+    data = [pictures(backend.xp, size, int(args.pictures * share), SEED) for size, share in shares.items()]
+    report(f"drawn: {[d.shape for d in data]}")
+    train_vae(nets.vae, data, args.device, 60 * args.minutes, args.batch, args.lr, report)
+    for size in args.sizes:
+        fresh = pictures(backend.xp, size, 16, SEED + 1)
+        back = reconstructed(nets.vae, fresh)
+        there = backend.get(fresh)
+        error = float(np.abs(back.astype(np.float32) - there.astype(np.float32)).mean())
+        report(f"pictures never seen, {size}: mean error {error:.2f} of 255")
+        rows = [np.concatenate(list(p), 1) for p in (there[:8], back[:8], there[8:], back[8:])]
+        write_png(args.out / f"vae-{size[0]}x{size[1]}.png", np.concatenate(rows))
+    write(args.out / "vae.safetensors", {"vae": _weights(nets.vae)}, TITLE)
+
+
+def _base(args: argparse.Namespace, report: Any) -> None:
+    fresh, backend = build(SEED, args.device), get_backend(args.device)
+    nets = Networks(fresh.unet, load_vae(args.vae, device=args.device), fresh.text_encoder, fresh.text_encoder_2)
+    data, held_out, captions = [], [], []
+    for i, size in enumerate(args.sizes):
+        made = scenes(args.pictures // (1 if i == 0 else 3), size, SEED)
+        data.append(encoded(nets, made, size, backend, SEED))
+        held_out.append(encoded(nets, scenes(64, size, SEED + 1), size, backend, SEED + 1))
+        captions += [s.caption for s in made]
+    report(f"encoded: {[d.mean.shape for d in data]}; std {float(backend.get(data[0].mean.std())) * 0.13025:.3f}")
+    train_denoiser(nets, data, held_out, args.device, 60 * args.minutes, args.batch, args.lr, report)
+    weights = {name: _weights(part) for name, part in nets.named().items()}
+    for name, ids in zip(("text_encoder", "text_encoder_2"), token_ids(["", *set(captions)]), strict=True):
+        quiet_unused_words(weights[name], np.unique(ids), SEED)
+    count = write(args.out / "small_sdxl.safetensors", weights, TITLE)
+    report(f"wrote {count} weights")
+    for size in args.sizes:
+        write_png(args.out / f"base-{size[0]}x{size[1]}.png", sheet(nets, CAPTIONS, size, args.device))
+    report("done")
+
+
+def _weights(module: Any) -> dict[str, Any]:
+    return {name: np.array(weight.numpy()) for name, weight in module.weights()}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["vae", "base"])
+    parser.add_argument("--vae", type=Path, help="the trained autoencoder (for base)")
+    parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--lr", type=float)
+    parser.add_argument("--pictures", type=int, help="square ones; the others are fewer")
+    parser.add_argument("--sizes", default="128x128,160x96,96x160", help="height x width, the square one first")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    args.sizes = [tuple(int(n) for n in size.split("x")) for size in args.sizes.split(",")]
+    args.batch = args.batch or (32 if args.part == "vae" else 128)
+    args.lr = args.lr or (2e-3 if args.part == "vae" else 1.5e-3)
+    args.pictures = args.pictures or (4096 if args.part == "vae" else 12288)
+    return args
+
+
+if __name__ == "__main__":
+    main()
