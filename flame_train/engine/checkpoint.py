@@ -7,7 +7,7 @@ from typing import Any
 
 from .dtype import Array, is_float
 from .graph import Edge, Node, Sink, run_backward
-from .mode import enable_grad, mode, no_grad
+from .mode import mode, no_grad, recomputing
 from .tensor import Tensor
 
 
@@ -28,7 +28,7 @@ class _Recompute(Node):
         if self.saved is None:
             raise RuntimeError("checkpoint: backward ran through this graph already; compute the result again")
         fresh = [_fresh(a) for a in self.args]
-        with enable_grad():
+        with recomputing():
             out = self.fn(*fresh)
         leaves = [t for a, t in zip(self.args, fresh, strict=True) if isinstance(a, Tensor) and a.requires_grad]
         own = {id(t): edge for t, edge in zip(leaves, self.inputs, strict=True)}

@@ -34,6 +34,7 @@ class Mode:
     device: str = "cpu"
     deterministic: bool = True
     capturing: bool = False
+    recomputing: bool = False
     hooks: tuple[OpHook, ...] = ()
     forced: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -95,6 +96,13 @@ def use(**implementations: str) -> Iterator[None]:
 def capturing() -> Iterator[None]:
     """Marks the extent of a graph capture, in which nothing may be read back to the host."""
     with _changed(replace(mode(), capturing=True)):
+        yield
+
+
+@contextmanager
+def recomputing() -> Iterator[None]:
+    """Records a graph again for something that ran before: what should happen once, such as counting, has happened."""
+    with _changed(replace(mode(), grad=True, recomputing=True)):
         yield
 
 

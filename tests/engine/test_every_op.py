@@ -68,7 +68,8 @@ def test_does_not_change_its_inputs(name: str, index: int, s: Sample) -> None:
     if results:
         flame.backward(results, cotangents)
     for (arg, _, t), held in zip(found, before, strict=True):
-        assert np.array_equal(t.numpy(), held), arg
+        if arg not in op.mutates:
+            assert np.array_equal(t.numpy(), held), arg
     assert all(np.array_equal(c.numpy(), np.ones(c.shape)) for c in cotangents)
 
 

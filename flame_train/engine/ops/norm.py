@@ -85,8 +85,8 @@ def group_norm(
     rstd = 1.0 / xp.sqrt(xp.mean(centred * centred, axis=axes, keepdims=True) + eps)
     y = (centred * rstd).reshape(input.shape)
     if weight is not None:
-        y = y * _per_channel(weight, input.ndim, layout)
-    return (y if bias is None else y + _per_channel(bias, input.ndim, layout)), mean, rstd
+        y = y * per_channel(weight, input.ndim, layout)
+    return (y if bias is None else y + per_channel(bias, input.ndim, layout)), mean, rstd
 
 
 def _grouped(x: Array, groups: int, layout: str) -> tuple[Array, tuple[int, ...]]:
@@ -100,7 +100,8 @@ def _grouped(x: Array, groups: int, layout: str) -> tuple[Array, tuple[int, ...]
     return x.reshape(x.shape[0], groups, -1), (2,)
 
 
-def _per_channel(w: Array, ndim: int, layout: str) -> Array:
+def per_channel(w: Array, ndim: int, layout: str) -> Array:
+    """(C,) shaped so that it meets the channels of an input of `ndim` dims."""
     return w if layout == "NHWC" else w.reshape(1, -1, *([1] * (ndim - 2)))
 
 
@@ -115,7 +116,7 @@ def _(
     rstd: Array,
     layout: str,
 ) -> Array:
-    gw = g if weight is None else g * _per_channel(weight, input.ndim, layout)
+    gw = g if weight is None else g * per_channel(weight, input.ndim, layout)
     grouped, axes = _grouped(input, num_groups, layout)
     gw, _ = _grouped(gw, num_groups, layout)
     xhat = (grouped - mean) * rstd

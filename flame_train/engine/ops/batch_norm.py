@@ -1,0 +1,198 @@
+"""Normalisation of each channel over the batch, or of each channel of each image, with running statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from ...errors import ShapeError
+from ..dtype import Array, compute_dtype
+from ..mode import mode
+from ..op import ErrorSample, Sample, composite, primitive, sample
+from ..sample import positive
+from ..tensor import Tensor
+from .dims import Shape
+from .norm import group_norm, per_channel
+
+
+@primitive(aux=("mean", "rstd"))
+def batch_norm_train(
+    xp: Any, input: Array, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5,
+    layout: str = "NCHW",
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """(input - mean) / sqrt(var + eps) * weight + bias per channel, over everything else (arXiv 1502.03167)"""
+    axes = _others(input.shape, layout)
+    mean = xp.mean(input, axis=axes, keepdims=True)
+    centred = input - mean
+    rstd = 1.0 / xp.sqrt(xp.mean(centred * centred, axis=axes, keepdims=True) + eps)
+    return _scaled(centred * rstd, weight, bias, layout), mean, rstd
+
+
+def _others(shape: Shape, layout: str) -> tuple[int, ...]:
+    """All dims but that of the channels."""
+    if len(shape) < 2:
+        raise ShapeError(f"batch_norm: expected at least 2 dims, got {tuple(shape)}")
+    channel = len(shape) - 1 if layout == "NHWC" else 1
+    return tuple(i for i in range(len(shape)) if i != channel)
+
+
+def _scaled(x: Array, weight: Array | None, bias: Array | None, layout: str) -> Array:
+    if weight is not None:
+        x = x * per_channel(weight, x.ndim, layout)
+    return x if bias is None else x + per_channel(bias, x.ndim, layout)
+
+
+@batch_norm_train.vjp("input")
+def _(xp: Any, g: Array, input: Array, weight: Array | None, mean: Array, rstd: Array, layout: str) -> Array:
+    axes = _others(input.shape, layout)
+    gw, xhat = _scaled(g, weight, None, layout), (input - mean) * rstd
+    slope = xp.mean(gw * xhat, axis=axes, keepdims=True)
+    return rstd * (gw - xp.mean(gw, axis=axes, keepdims=True) - xhat * slope)
+
+
+@batch_norm_train.vjp("weight")
+def _(xp: Any, g: Array, input: Array, mean: Array, rstd: Array, layout: str) -> Array:
+    return xp.sum(g * (input - mean) * rstd, axis=_others(input.shape, layout))
+
+
+@primitive()
+def batch_norm_inference(
+    xp: Any, input: Array, running_mean: Array, running_var: Array, weight: Array | None = None,
+    bias: Array | None = None, eps: float = 1e-5, layout: str = "NCHW",
+) -> Array:  # fmt: skip
+    """(input - running_mean) / sqrt(running_var + eps) * weight + bias per channel"""
+    mean, var = (per_channel(s, input.ndim, layout) for s in (running_mean, running_var))
+    return _scaled((input - mean) / xp.sqrt(var + eps), weight, bias, layout)
+
+
+batch_norm_inference.nograd("running_mean", "running_var")
+
+
+@batch_norm_inference.vjp("input")
+def _(xp: Any, g: Array, running_var: Array, weight: Array | None, eps: float, layout: str) -> Array:
+    return _scaled(g, weight, None, layout) / xp.sqrt(per_channel(running_var, g.ndim, layout) + eps)
+
+
+@batch_norm_inference.vjp("weight")
+def _(xp: Any, g: Array, input: Array, running_mean: Array, running_var: Array, eps: float, layout: str) -> Array:
+    mean, var = (per_channel(s, input.ndim, layout) for s in (running_mean, running_var))
+    return xp.sum(g * (input - mean) / xp.sqrt(var + eps), axis=_others(input.shape, layout))
+
+
+for _op in (batch_norm_train, batch_norm_inference):
+
+    @_op.vjp("bias")
+    def _(xp: Any, g: Array, layout: str) -> Array:
+        return xp.sum(g, axis=_others(g.shape, layout))
+
+
+@batch_norm_train.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 2, 2, 3), (2,), (2,))
+    yield sample((4, 3))
+    yield sample((2, 3, 2, 4), (4,), (4,), 1e-3, "NHWC")
+
+
+@batch_norm_inference.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 2, 2, 3), (2,), positive(2), (2,), (2,))
+    yield sample((4, 3), (3,), positive(3))
+    yield sample((2, 3, 2, 4), (4,), positive(4), (4,), (4,), 1e-3, "NHWC")
+
+
+@batch_norm_train.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((4,)), ShapeError, r"expected at least 2 dims, got \(4,\)")
+
+
+@composite(torch="nn.functional.batch_norm", mutates=("running_mean", "running_var"))
+def batch_norm(
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+    layout: str = "NCHW",
+) -> Tensor:  # fmt: skip
+    """(input - mean) / sqrt(var + eps) * weight + bias per channel, with the batch's statistics or the running ones
+
+    With training, the running statistics move towards the batch's in place, by `momentum`, the variance by its
+    unbiased estimate; not while a checkpoint recomputes, which would count a batch twice.
+    """
+    if not training:
+        return batch_norm_inference(input, *_given("batch_norm", running_mean, running_var), weight, bias, eps, layout)
+    _track("batch_norm", input, _others(input.shape, layout), running_mean, running_var, momentum)
+    return batch_norm_train(input, weight, bias, eps, layout)
+
+
+def _given(op: str, mean: Tensor | None, var: Tensor | None) -> tuple[Tensor, Tensor]:
+    if mean is None or var is None:
+        raise ValueError(f"{op}: expected running_mean and running_var where the input's statistics are not used")
+    return mean, var
+
+
+def _track(
+    op: str, input: Tensor, axes: tuple[int, ...], mean: Tensor | None, var: Tensor | None, momentum: float
+) -> None:
+    """Moves running statistics towards those of input over `axes`, averaged over what dims are left but channels."""
+    count = math.prod(input.shape[a] for a in axes)
+    if count < 2:
+        raise ShapeError(f"{op}: expected more than one value per channel when training, got {input.shape}")
+    if mode().recomputing:
+        return
+    xp, x = input.backend.xp, input.data.astype(compute_dtype(input.dtype))
+    for running, now in ((mean, xp.mean(x, axis=axes)), (var, xp.var(x, axis=axes, ddof=1))):
+        if running is not None:
+            now = now.reshape(-1, running.size).mean(axis=0)
+            running.data[...] = (running.data * (1.0 - momentum) + now * momentum).astype(running.dtype)
+
+
+batch_norm.nograd("running_mean", "running_var")
+
+
+@batch_norm.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 2, 2, 3), (2,), positive(2), (2,), (2,))
+    yield sample((3, 2, 4), (2,), positive(2), (2,), None, True, 0.3)
+    yield sample((4, 3), None, None, training=True)
+    yield sample((2, 3, 2, 4), (4,), positive(4), (4,), (4,), True, layout="NHWC")
+
+
+@batch_norm.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((3, 2), None, None), ValueError, "expected running_mean and running_var")
+    yield ErrorSample(sample((1, 2), None, None, training=True), ShapeError, "more than one value per channel")
+
+
+@composite(torch="nn.functional.instance_norm", mutates=("running_mean", "running_var"))
+def instance_norm(
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+    weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1,
+    eps: float = 1e-5, layout: str = "NCHW",
+) -> Tensor:  # fmt: skip
+    """Each channel of each image normalised over itself: group_norm with a group a channel (arXiv 1607.08022)
+
+    Running statistics, where given, move as in batch_norm towards the mean of the images' own.
+    """
+    if not use_input_stats:
+        given = _given("instance_norm", running_mean, running_var)
+        return batch_norm_inference(input, *given, weight, bias, eps, layout)
+    axes = tuple(a for a in _others(input.shape, layout) if a != 0)
+    _track("instance_norm", input, axes, running_mean, running_var, momentum)
+    channels = input.shape[-1 if layout == "NHWC" else 1]
+    return group_norm(input, channels, weight, bias, eps, layout)
+
+
+instance_norm.nograd("running_mean", "running_var")
+
+
+@instance_norm.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 2, 3), None, None, (3,), (3,))
+    yield sample((2, 3, 4), (3,), positive(3), momentum=0.3)
+    yield sample((2, 3, 4), (3,), positive(3), (3,), None, False)
+    yield sample((2, 3, 2, 4), layout="NHWC")
+
+
+@instance_norm.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3, 1)), ShapeError, "instance_norm: expected more than one value per channel")
+    yield ErrorSample(sample((2, 3, 2), use_input_stats=False), ValueError, "expected running_mean and running_var")
