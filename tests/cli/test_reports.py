@@ -1,0 +1,98 @@
+"""What commands print: for a reader, and with --json for a program."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from flame_train import cli
+from flame_train.config.render import resolved
+from flame_train.io.safetensors import save_file
+
+MODULE = "lora_unet_output_blocks_8_0_skip_connection"
+
+
+@pytest.fixture
+def lora(tmp_path):
+    rng = np.random.default_rng(0)
+    path = tmp_path / "l.safetensors"
+    tensors = {
+        f"{MODULE}.lora_down.weight": rng.standard_normal((2, 64, 1, 1)),
+        f"{MODULE}.lora_up.weight": rng.standard_normal((32, 2, 1, 1)),
+        f"{MODULE}.alpha": np.array(2.0),
+    }
+    said_of_itself = {"ss_base_model_version": "sdxl_base_v1-0"}
+    save_file(path, {name: array.astype(np.float32) for name, array in tensors.items()}, said_of_itself)
+    return path
+
+
+@pytest.fixture
+def config_file(small_config, tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text(resolved(small_config()))
+    return path
+
+
+@pytest.fixture
+def said(capsys):
+    """What the program prints on standard output for a line that ends well: text, or with --json the value."""
+
+    def of(*arguments):
+        assert cli.run([str(a) for a in arguments]) == 0
+        out = capsys.readouterr().out
+        return json.loads(out) if "--json" in arguments else out
+
+    return of
+
+
+def test_inspect(said, lora):
+    assert "LoRA for SDXL, kohya names" in said("inspect", lora)
+    found = said("inspect", lora, "--json")
+    assert (found["path"], found["identity"]["kind"], found["tensors"]) == (str(lora), "lora", 3)
+
+
+def test_convert(said, lora, tmp_path):
+    text = said("convert", lora, tmp_path / "a.safetensors", "--to", "diffusers")
+    assert "modules:\n  unet: 1\n" in text
+    assert "dropped_metadata: none\n" in text
+    found = said("convert", lora, tmp_path / "b.safetensors", "--to", "diffusers", "--json")
+    assert (found["to"], found["tensors"], found["target"]) == ("diffusers", 2, str(tmp_path / "b.safetensors"))
+
+
+def test_merge(said, lora, small_base, tmp_path):
+    text = said("merge", small_base, lora, tmp_path / "a.safetensors", "--strength", "0.5")
+    assert "changed_tensors: 1\n" in text
+    assert "strength: 0.5\n" in text
+    found = said("merge", small_base, lora, tmp_path / "b.safetensors", "--json")
+    assert (found["changed_tensors"], found["skipped"]) == (1, {})
+
+
+def test_a_plan_shows_the_buckets_as_a_table(said, config_file):
+    lines = said("sdxl-lora", "--config", config_file, "--device", "cpu", "--dry-run").splitlines()
+    head = next(i for i, line in enumerate(lines) if line.split()[:2] == ["bucket", "pictures"])
+    rows = [line.split()[:2] for line in lines[head + 1 : head + 4]]
+    assert sorted(rows) == [["128x128", "4"], ["160x96", "4"], ["96x160", "4"]]
+    assert not any("circle-1.png" in line for line in lines)
+
+
+def test_a_plan_as_json_has_every_picture(said, config_file):
+    plan = said("sdxl-lora", "--config", config_file, "--device", "cpu", "--dry-run", "--json")
+    assert sorted((row["bucket"], row["pictures"]) for row in plan["buckets"]) == [
+        ("128x128", 4), ("160x96", 4), ("96x160", 4),
+    ]  # fmt: skip
+    assert len(plan["files"]) == plan["pictures"] == 12
+
+
+def test_a_plan_writes_nothing(said, config_file, tmp_path, drawn):
+    before = set(tmp_path.rglob("*"))
+    said("sdxl-lora", "--config", config_file, "--device", "cpu", "--dry-run")
+    said("cache", "--config", config_file, "--device", "cpu", "--dry-run")
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_cache_counts_what_it_made_and_what_it_kept(said, config_file):
+    first, second = (said("cache", "--config", config_file, "--device", "cpu", "--json") for _ in range(2))
+    assert (first["encoded"], first["kept"]) == (25, 0)
+    assert (second["encoded"], second["kept"]) == (0, 25)
