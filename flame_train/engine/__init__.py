@@ -8,7 +8,7 @@ x.grad.numpy()
 
 from __future__ import annotations
 
-from . import functional
+from . import functional, nn, optim
 from .capture import capture
 from .checkpoint import checkpoint
 from .graph import backward, grad
@@ -25,6 +25,8 @@ __all__ = [
     "enable_grad",
     "functional",
     "grad",
+    "nn",
     "no_grad",
+    "optim",
     "tensor",
 ]

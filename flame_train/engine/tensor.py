@@ -1,12 +1,8 @@
-"""Tensors. `Tensor` is an array with a place in the graph; `Frozen` and `Parameter` are its two special kinds.
-
-Operators and methods find their ops by name in the registry, so this module imports none of them.
-"""
+"""Tensors. `Tensor` is an array with a place in the graph; `Frozen` and `Parameter` are its two special kinds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from types import EllipsisType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,12 +10,11 @@ import numpy as np
 from .backend import Backend, backend_of, get_backend
 from .dtype import Array, DType, as_dtype, is_float
 from .graph import Node, backward
-from .mode import mode
+from .methods import Methods, Number
+from .mode import mode, no_grad
 from .op import REGISTRY
 
 Hook = Callable[["Tensor"], "Tensor | None"]
-Number = float
-Index = int | slice | EllipsisType | None | Sequence[int]
 
 
 class HookHandle:
@@ -33,8 +28,11 @@ class HookHandle:
             self._hooks.remove(self._hook)
 
 
-class Tensor:
-    """An array on a device, with an optional place in the graph. Names and meaning follow torch.Tensor."""
+class Tensor(Methods):
+    """An array on a device, with an optional place in the graph. Names and meaning follow torch.Tensor.
+
+    What can be computed with it stands in `methods.py`.
+    """
 
     __slots__ = ("__weakref__", "_grad", "_hooks", "_index", "_node", "_requires_grad", "data")
     __array_priority__ = 1000
@@ -88,6 +86,12 @@ class Tensor:
     def is_leaf(self) -> bool:
         """True if no op computed it from something that requires grad."""
         return self._node is None
+
+    def numel(self) -> int:
+        return self.size
+
+    def dim(self) -> int:
+        return self.ndim
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -194,124 +198,63 @@ class Tensor:
                 return self
             return Tensor(get_backend(target).put(self.backend.get(self.data)), requires_grad=False)
         dtype = as_dtype(target)
-        return self if dtype == self.dtype else _op("cast", self, dtype)
+        return self if dtype == self.dtype else REGISTRY["cast"](self, dtype)
 
     def float(self) -> Tensor:
         return self.to("float32")
 
     def clone(self) -> Tensor:
-        return _op("clone", self)
+        return REGISTRY["clone"](self)
 
     def contiguous(self) -> Tensor:
         """The same values in row-major memory; itself if they are already."""
         return self if self.data.flags.c_contiguous else self.clone()
 
-    # ---- arithmetic --------------------------------------------------------------------------------
+    # ---- writing in place --------------------------------------------------------------------------
+    # For values without a history: gradients, buffers, weights between steps. A graph that still needs the old
+    # values does not notice, so these refuse a tensor that requires grad wherever graphs are recorded.
 
-    def __add__(self, other: Any) -> Tensor:
-        return _op("add", self, other)
+    def _check_writable(self) -> None:
+        if self._node is not None or (self.requires_grad and mode().grad):
+            raise RuntimeError("a tensor that requires grad is not written in place here; use no_grad(), or detach()")
 
-    def __radd__(self, other: Any) -> Tensor:
-        return _op("add", self, other)
+    def copy_(self, src: Tensor) -> Tensor:
+        self._check_writable()
+        self.data[...] = src.data.astype(self.dtype) if src.dtype != self.dtype else src.data
+        return self
 
-    def __sub__(self, other: Any) -> Tensor:
-        return _op("sub", self, other)
+    def _written(self, op: str, *args: Any, **kwargs: Any) -> Tensor:
+        self._check_writable()
+        with no_grad():
+            return self.copy_(REGISTRY[op](self, *args, **kwargs))
 
-    def __rsub__(self, other: Any) -> Tensor:
-        return _op("rsub", self, other)
+    def fill_(self, value: Number) -> Tensor:
+        self._check_writable()
+        self.data[...] = value
+        return self
 
-    def __mul__(self, other: Any) -> Tensor:
-        return _op("mul", self, other)
+    def zero_(self) -> Tensor:
+        return self.fill_(0)
 
-    def __rmul__(self, other: Any) -> Tensor:
-        return _op("mul", self, other)
+    def add_(self, other: Tensor | Number, *, alpha: Number = 1) -> Tensor:
+        return self._written("add", other, alpha=alpha)
 
-    def __truediv__(self, other: Any) -> Tensor:
-        return _op("div", self, other)
+    def sub_(self, other: Tensor | Number, *, alpha: Number = 1) -> Tensor:
+        return self._written("sub", other, alpha=alpha)
 
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return _op("mul", _op("reciprocal", self), other)
+    def mul_(self, other: Tensor | Number) -> Tensor:
+        return self._written("mul", other)
 
-    def __pow__(self, exponent: Any) -> Tensor:
-        return _op("pow", self, exponent)
+    def div_(self, other: Tensor | Number) -> Tensor:
+        return self._written("div", other)
 
-    def __neg__(self) -> Tensor:
-        return _op("neg", self)
+    def clamp_(self, min: Tensor | Number | None = None, max: Tensor | Number | None = None) -> Tensor:
+        return self._written("clamp", min, max)
 
-    def __matmul__(self, other: Tensor) -> Tensor:
-        return _op("matmul", self, other)
-
-    def __getitem__(self, index: Index | tuple[Index, ...]) -> Tensor:
-        return _op("getitem", self, index)
-
-    def __lt__(self, other: Any) -> Tensor:
-        return _op("lt", self, other)
-
-    def __le__(self, other: Any) -> Tensor:
-        return _op("le", self, other)
-
-    def __gt__(self, other: Any) -> Tensor:
-        return _op("gt", self, other)
-
-    def __ge__(self, other: Any) -> Tensor:
-        return _op("ge", self, other)
-
-    # ---- shape -------------------------------------------------------------------------------------
-
-    def reshape(self, *shape: Any) -> Tensor:
-        return _op("reshape", self, _spread(shape))
-
-    def permute(self, *dims: Any) -> Tensor:
-        return _op("permute", self, _spread(dims))
-
-    def transpose(self, dim0: int, dim1: int) -> Tensor:
-        return _op("transpose", self, dim0, dim1)
-
-    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-        return _op("flatten", self, start_dim, end_dim)
-
-    def squeeze(self, dim: int) -> Tensor:
-        return _op("squeeze", self, dim)
-
-    def unsqueeze(self, dim: int) -> Tensor:
-        return _op("unsqueeze", self, dim)
-
-    def expand(self, *shape: Any) -> Tensor:
-        return _op("expand", self, _spread(shape))
-
-    # ---- reductions --------------------------------------------------------------------------------
-
-    def sum(self, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
-        return _op("sum", self, dim, keepdim)
-
-    def mean(self, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
-        return _op("mean", self, dim, keepdim)
-
-    # ---- elementwise -------------------------------------------------------------------------------
-
-    def exp(self) -> Tensor:
-        return _op("exp", self)
-
-    def log(self) -> Tensor:
-        return _op("log", self)
-
-    def sqrt(self) -> Tensor:
-        return _op("sqrt", self)
-
-    def square(self) -> Tensor:
-        return _op("square", self)
-
-    def sigmoid(self) -> Tensor:
-        return _op("sigmoid", self)
-
-    def tanh(self) -> Tensor:
-        return _op("tanh", self)
-
-    def clamp(self, min: Number | None = None, max: Number | None = None) -> Tensor:
-        return _op("clamp", self, min, max)
-
-    def softmax(self, dim: int) -> Tensor:
-        return _op("softmax", self, dim)
+    def __setitem__(self, index: Any, value: Tensor | Number) -> None:
+        self._check_writable()
+        parts = tuple(p.data if isinstance(p, Tensor) else p for p in (index if isinstance(index, tuple) else (index,)))
+        self.data[parts] = value.data.astype(self.dtype) if isinstance(value, Tensor) else value
 
 
 class Frozen(Tensor):
@@ -326,6 +269,9 @@ class Frozen(Tensor):
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
         raise AttributeError("a Frozen tensor has no gradient")
+
+    def _check_writable(self) -> None:
+        raise TypeError("a Frozen tensor is read-only; it cannot be written in place")
 
     def requires_grad_(self, value: bool = True) -> Tensor:
         if value:
@@ -388,14 +334,3 @@ def tensor(
     if dtype is not None:
         host = host.astype(as_dtype(dtype))
     return Tensor(get_backend(device or mode().device).put(host), requires_grad=requires_grad)
-
-
-def _op(name: str, *args: Any) -> Any:
-    return REGISTRY[name](*args)
-
-
-def _spread(values: tuple[Any, ...]) -> tuple[int, ...]:
-    """`x.reshape(2, 3)` and `x.reshape((2, 3))` mean the same."""
-    if len(values) == 1 and isinstance(values[0], (tuple, list)):
-        return tuple(values[0])
-    return tuple(values)
