@@ -1,0 +1,260 @@
+"""A LoRA trained by the pipeline, in diffusers' hands: no key left over, and the same predictions as here."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from flame_train.adapters.formats import from_file
+from flame_train.adapters.lora import attach_factors
+from flame_train.data.tokenizers.clip import ClipTokenizer, shipped_tables
+from flame_train.engine import no_grad, tensor
+from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.models.keys.sdxl import lora_family
+from flame_train.models.keys.sdxl_text import clip_from_bare_transformers
+from flame_train.models.keys.sdxl_unet import SDXL_LEVELS, unet_from_diffusers
+from flame_train.models.keys.sdxl_vae import vae_from_diffusers
+from flame_train.models.loading import load_sdxl
+from flame_train.models.unet_sdxl import vector_conditioning
+from flame_train.recipes import RECIPES
+from flame_train.recipes.pipeline import make_plan, train_plan
+from flame_train.tools.merge import merge
+from flame_train.training.stop import StopRequest
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("peft")
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # the libraries' own deprecations
+]
+
+TRAINED = [("kohya", "attention", 0.5), ("diffusers", "attention", 0.5), ("kohya", "full", 2e-2)]
+"""Format, targets and a rate that is large enough for two steps to change the predictions."""
+
+
+class Arrays:
+    """A network's weights as a source for a key map."""
+
+    def __init__(self, model):
+        self.arrays = {name: weight.numpy() for name, weight in model.weights()}
+
+    def read(self, name):
+        return self.arrays[name]
+
+
+def filled(twin, model, table=None):
+    """The twin with our weights in it, through our name table native -> the twin's."""
+    source = Arrays(model)
+    made = source.arrays
+    if table is not None:
+        pulled = table.pull(source.arrays)
+        assert pulled.unknown == ()
+        made = {name: s.read(source) for name, s in pulled.sources.items()}
+    values = {name: torch.from_numpy(np.array(array, order="C")) for name, array in made.items()}
+    twin.load_state_dict(values, strict=True)
+    return twin.eval()
+
+
+def unet_twin(unet):
+    arch = unet.arch
+    widths = [arch.model_channels * m for m in arch.channel_mult]
+    twin = diffusers.UNet2DConditionModel(
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        block_out_channels=widths,
+        layers_per_block=arch.num_res_blocks,
+        transformer_layers_per_block=[max(1, d) for d in arch.transformer_depth],
+        attention_head_dim=[w // arch.head_dim for w in widths],  # diffusers' name for the number of heads
+        cross_attention_dim=arch.context_dim,
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=256,
+        projection_class_embeddings_input_dim=arch.adm_in_channels,
+        norm_num_groups=arch.groups,
+    )
+    return filled(twin, unet, unet_from_diffusers(SDXL_LEVELS).inverse)
+
+
+def vae_twin(vae):
+    arch = vae.arch
+    stages = len(arch.channel_mult)
+    twin = diffusers.AutoencoderKL(
+        down_block_types=["DownEncoderBlock2D"] * stages,
+        up_block_types=["UpDecoderBlock2D"] * stages,
+        block_out_channels=[arch.channels * m for m in arch.channel_mult],
+        layers_per_block=arch.num_res_blocks,
+        latent_channels=arch.latent_channels,
+        norm_num_groups=arch.groups,
+        scaling_factor=arch.scaling_factor,
+    )
+    return filled(twin, vae, vae_from_diffusers(stages).inverse)
+
+
+def text_twin(encoder):
+    arch = encoder.arch
+    config = transformers.CLIPTextConfig(
+        vocab_size=arch.vocabulary, hidden_size=arch.width, intermediate_size=arch.hidden,
+        num_hidden_layers=arch.layers, num_attention_heads=arch.heads, max_position_embeddings=arch.positions,
+        hidden_act=arch.activation, projection_dim=arch.projection or 16, bos_token_id=49406, eos_token_id=49407,
+    )  # fmt: skip
+    plain = arch.projection is None
+    twin = (transformers.CLIPTextModel if plain else transformers.CLIPTextModelWithProjection)(config)
+    native = any(name.startswith("text_model.") for name in twin.state_dict())
+    return filled(twin, encoder, None if native else clip_from_bare_transformers().inverse)
+
+
+def tokenizer_twin(folder, pad):
+    vocabulary, merges = shipped_tables()
+    folder.mkdir()
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *(" ".join(pair) for pair in merges)]) + "\n")
+    return transformers.CLIPTokenizer.from_pretrained(folder, pad_token=pad, model_max_length=77)
+
+
+@pytest.fixture(scope="module")
+def base(small_base, tmp_path_factory):
+    """The small base in fp32, so that merging into it rounds nothing away."""
+    path = tmp_path_factory.mktemp("fp32") / "base.safetensors"
+    with SafetensorsFile(small_base) as file:
+        save_file(path, {name: np.array(file.read(name)).astype(np.float32) for name in file.names})
+    return path
+
+
+@pytest.fixture(scope="module")
+def networks(base):
+    return load_sdxl(base, device="cpu", dtype="float32")
+
+
+@pytest.fixture
+def pipeline(networks, tmp_path):
+    return diffusers.StableDiffusionXLPipeline(
+        vae=vae_twin(networks.vae), unet=unet_twin(networks.unet), scheduler=diffusers.EulerDiscreteScheduler(),
+        text_encoder=text_twin(networks.text_encoder), text_encoder_2=text_twin(networks.text_encoder_2),
+        tokenizer=tokenizer_twin(tmp_path / "tokenizer", "<|endoftext|>"),
+        tokenizer_2=tokenizer_twin(tmp_path / "tokenizer_2", "!"),
+    )  # fmt: skip
+
+
+@pytest.fixture(params=TRAINED, ids=lambda p: f"{p[0]}-{p[1]}")
+def lora(request, small_config, base, drawn):
+    """The result of two steps on two drawings."""
+    form, targets, rate = request.param
+    for path in sorted(drawn.glob("*.png"))[2:]:
+        path.unlink()
+        path.with_suffix(".txt").unlink()
+    config = small_config(
+        model={"checkpoint": str(base)}, data={"resolution": 64}, lora={"rank": 4, "alpha": 2.0, "targets": (targets,)},
+        optimizer={"lr": rate}, train={"steps": 2}, output={"format": form}, sample={"every": 0},
+    )  # fmt: skip
+    stop = StopRequest()
+    done = train_plan(make_plan(RECIPES["sdxl"], config, stop), "cpu", stop)
+    return done["lora"]
+
+
+@pytest.fixture
+def batch(networks):
+    rng = np.random.default_rng(4)
+    arch = networks.unet.arch
+    return {
+        "latents": rng.standard_normal((2, 16, 12, 4)).astype(np.float32),
+        "timesteps": np.array([40.0, 820.0], np.float32),
+        "context": rng.standard_normal((2, 77, arch.context_dim)).astype(np.float32),
+        "pooled": rng.standard_normal((2, arch.adm_in_channels - 1536)).astype(np.float32),
+        "time_ids": np.array([[128, 96, 0, 0, 128, 96], [200, 300, 8, 0, 128, 96]], np.float32),
+    }
+
+
+def ours(unet, batch):
+    vector = vector_conditioning(tensor(batch["pooled"]), tensor(batch["time_ids"]))
+    with no_grad():
+        return unet(tensor(batch["latents"]), tensor(batch["timesteps"]), tensor(batch["context"]), vector).numpy()
+
+
+def theirs(unet, batch):
+    call = {
+        "sample": torch.from_numpy(batch["latents"]).permute(0, 3, 1, 2),
+        "timestep": torch.from_numpy(batch["timesteps"]),
+        "encoder_hidden_states": torch.from_numpy(batch["context"]),
+        "added_cond_kwargs": {
+            "text_embeds": torch.from_numpy(batch["pooled"]),
+            "time_ids": torch.from_numpy(batch["time_ids"]),
+        },
+    }
+    with torch.no_grad():
+        return unet(**call).sample.permute(0, 2, 3, 1).numpy()
+
+
+def off(found, expected):
+    """Largest error over the largest value."""
+    assert found.shape == expected.shape
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def loaded(pipeline, file, caplog):
+    """The pipeline with the LoRA, having said nothing while loading it; and how many layers it went into."""
+    diffusers.utils.logging.enable_propagation()
+    try:
+        with caplog.at_level(logging.INFO, logger="diffusers"):
+            pipeline.load_lora_weights(file)
+    finally:
+        diffusers.utils.logging.disable_propagation()
+    told = {r.getMessage() for r in caplog.records if r.name.startswith(("diffusers", "peft"))}
+    told -= {"Non-diffusers checkpoint detected.", "Loading unet."}
+    assert all(t.startswith("No LoRA keys associated to CLIPTextModel") for t in told), told  # none was trained
+    return sum(hasattr(module, "lora_A") for module in pipeline.unet.modules())
+
+
+def test_the_trained_file_predicts_the_same_there_merged_and_here(
+    pipeline, lora, networks, base, batch, tmp_path, caplog
+):
+    plain = ours(networks.unet, batch)
+    assert off(theirs(pipeline.unet, batch), plain) < 1e-4
+
+    layers = loaded(pipeline, lora, caplog)
+    state = from_file(lora, lora_family()).state
+    assert layers == len(state["unet"]) > 100
+    expected = theirs(pipeline.unet, batch)
+    assert off(plain, expected) > 1e-2  # the LoRA does something
+
+    attached = attach_factors(networks.unet, state["unet"])
+    try:
+        assert off(ours(networks.unet, batch), expected) < 1e-4
+    finally:
+        attached.detach()
+
+    merge(base, lora, tmp_path / "merged.safetensors")
+    merged = load_sdxl(tmp_path / "merged.safetensors", device="cpu", dtype="float32", components=("unet",)).unet
+    assert off(ours(merged, batch), expected) < 1e-4
+    assert off(theirs(unet_twin(merged), batch), expected) < 1e-4
+
+
+@pytest.mark.parametrize("lora", TRAINED[:1], indirect=True)
+def test_the_whole_pipeline_draws_with_it(pipeline, lora, caplog):
+    """From a prompt to a picture, captions read by diffusers: it runs, and the LoRA is seen in it."""
+
+    def picture():
+        noise = torch.Generator().manual_seed(1)
+        return pipeline(
+            "a blue circle", num_inference_steps=3, height=64, width=64, output_type="np", generator=noise
+        ).images[0]
+
+    pipeline.set_progress_bar_config(disable=True)
+    before = picture()
+    loaded(pipeline, lora, caplog)
+    after = picture()
+    assert after.shape == (64, 64, 3)
+    assert np.isfinite(after).all()
+    assert np.abs(after - before).max() > 1e-3
+
+
+@pytest.mark.parametrize("text", ["", "a blue circle on an orange background", "Ünïcode, 12 & 'quotes'..."])
+def test_the_pipeline_reads_captions_as_we_do(pipeline, text):
+    for twin, pad in ((pipeline.tokenizer, 49407), (pipeline.tokenizer_2, 0)):
+        theirs = twin(text, padding="max_length", max_length=77, truncation=True).input_ids
+        assert theirs == ClipTokenizer(pad).chunks(text).ids[0].tolist()
