@@ -6,7 +6,6 @@ runs, so that `--help` answers at once.
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import logging
@@ -21,7 +20,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from flame_train import __version__
-from flame_train.errors import FlameError, Interrupted
+from flame_train.errors import FlameError, exit_status, is_out_of_memory
 
 app = typer.Typer(
     name="flame-train",
@@ -79,25 +78,16 @@ def _report(error: Exception, debug: bool) -> int:
     if show is not None:
         show()
         return 2
-    if isinstance(error, Interrupted):
-        _complain(str(error))
-        return 128 + error.signal_number
+    status = exit_status(error)
     if isinstance(error, FlameError):
         _complain(str(error))
-        return error.exit_code
-    if isinstance(error, MemoryError) or _is_device_memory(error):
+    elif is_out_of_memory(error):
         _complain(f"out of memory: {error}; try data.batch_size=1, gradient.checkpointing=true, a lower rank")
-        return 5
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    elif isinstance(error, OSError) and status != 1:
         _complain(f"{error.filename or 'output'}: the disk is full; free some space and start again")
-        return 6
-    _complain(f"this is a bug in flame-train: {type(error).__name__}: {error}{'' if debug else _saved_trace()}")
-    return 1
-
-
-def _is_device_memory(error: Exception) -> bool:
-    kind = type(error)
-    return kind.__name__ == "OutOfMemoryError" and kind.__module__.startswith("cupy")
+    else:
+        _complain(f"this is a bug in flame-train: {type(error).__name__}: {error}{'' if debug else _saved_trace()}")
+    return status
 
 
 def _complain(message: str) -> None:
@@ -208,6 +198,9 @@ def quickstart(
     debug: Debug = False,
 ) -> None:
     """Train a small LoRA from nothing: no checkpoint, no download, no GPU needed."""
+    # Before NumPy loads. Its matrices are so small that BLAS threads would wait for one another more than work;
+    # beside another busy process they wait ten times as long.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from flame_train.recipes.quickstart import run
 
     _print(run(directory, device), as_json)
