@@ -6,6 +6,7 @@ in flame-train and exits with 1.
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 
@@ -63,6 +64,28 @@ class Interrupted(FlameError):
     def __init__(self, signal_number: int, message: str) -> None:
         super().__init__(message)
         self.signal_number = signal_number
+
+
+def exit_status(error: BaseException) -> int:
+    """The exit status of a program that ends with `error`."""
+    if isinstance(error, Interrupted):
+        return 128 + error.signal_number
+    if isinstance(error, FlameError):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if is_out_of_memory(error):
+        return DeviceFault.exit_code
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutputError.exit_code
+    return 1
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the host or the GPU had no more memory to give."""
+    kind = type(error)
+    on_device = kind.__name__ == "OutOfMemoryError" and kind.__module__.startswith("cupy")
+    return isinstance(error, MemoryError) or on_device
 
 
 class ShapeError(ValueError):
