@@ -338,9 +338,12 @@ def gradcheck(
     raise typer.Exit(1 if result["failed"] else 0)
 
 
-@app.command()
-def bench(
-    what: Annotated[Literal["step"], typer.Argument(help="What to measure.")] = "step",
+bench_app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+
+@bench_app.command("step")
+def bench_step(
     model: Annotated[str, typer.Option("--model", help="sdxl, or sdxl-tiny for a quick look.")] = "sdxl",
     resolution: Annotated[int, typer.Option("--resolution", min=64, help="Pixels.")] = 1024,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Images a step.")] = 1,
@@ -351,10 +354,30 @@ def bench(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Measure this machine: the time and peak memory of a training step with random weights."""
+    """The time and peak memory of a training step with random weights."""
     from flame_train.tools import bench as tool
 
     _print(tool.step(model, resolution, batch, rank, precision, checkpointing, device), as_json)
+
+
+@bench_app.command("ops")
+def bench_ops(
+    ops: Annotated[
+        list[str] | None, typer.Argument(metavar="OP", help="Default: what an SDXL step is made of.")
+    ] = None,
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
+    against: Annotated[
+        Literal["torch"] | None, typer.Option("--against", help="Also time PyTorch, if installed.")
+    ] = None,
+    device: Device = "cuda",
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Each op at the sizes that matter: time, rate, share of this machine's own ceiling, implementation."""
+    from flame_train.tools import bench_ops as tool
+
+    result = tool.run(ops or [], device, precision, against)
+    typer.echo(json.dumps(result, indent=1) if as_json else tool.table(result))
 
 
 @app.command()

@@ -20,7 +20,7 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from flame_train import __version__
-from flame_train.errors import FlameError, Interrupted, OutputError
+from flame_train.errors import Interrupted, OutputError, exit_status
 from flame_train.io import commit
 from flame_train.io.durable import sweep_files, write_durably
 from flame_train.io.failpoint import hit
@@ -252,11 +252,8 @@ def _ending(error: BaseException | None) -> tuple[str, int]:
     """State and exit code of a run that ended with `error`."""
     if error is None:
         return "done", 0
-    if isinstance(error, Interrupted):
-        return "interrupted", 128 + error.signal_number
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted", 130
-    return "failed", error.exit_code if isinstance(error, FlameError) else 1
+    asked = isinstance(error, Interrupted | KeyboardInterrupt)
+    return "interrupted" if asked else "failed", exit_status(error)
 
 
 def _read_status(folder: Path) -> dict[str, Any]:

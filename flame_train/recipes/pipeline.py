@@ -85,6 +85,7 @@ class Plan:
 def make_plan(family: Family, config: Config, stop: StopRequest) -> Plan:
     """Checks the model's headers, every picture and caption, the buckets and the targets. Nothing is loaded."""
     facts = family.check(config)
+    _check_places(config)
     rule = BucketRule(
         config.data.resolution, config.data.bucket_step, config.data.min_bucket, config.data.max_bucket,
         config.data.upscale,
@@ -112,6 +113,16 @@ def make_plan(family: Family, config: Config, stop: StopRequest) -> Plan:
             "%d caption(s) are longer than data.max_tokens=%d; the rest is not seen", cut, config.data.max_tokens
         )
     return Plan(config, family, facts, placed, tuple(targets))
+
+
+def _check_places(config: Config) -> None:
+    """A run beside its own pictures would take its sample grids for more of them. Hidden folders are never read."""
+    out, pictures = Path(config.output.dir).resolve(), Path(config.data.path).resolve()
+    if out.is_relative_to(pictures) and not any(p.startswith(".") for p in out.relative_to(pictures).parts):
+        raise ConfigError(
+            f"output.dir: {out} lies inside data.path, where its sample grids would be taken for pictures to train "
+            "on; name a folder elsewhere"
+        )
 
 
 def _check_names(family: Family, targets: Sequence[str]) -> None:

@@ -258,6 +258,14 @@ def test_layers_that_lora_files_have_no_name_for_are_refused_before_training(job
     assert not job.out.exists()
 
 
+@pytest.mark.parametrize("inside", ["run", "."])
+def test_a_run_folder_among_the_pictures_is_refused(own, inside):
+    ended = own.train(output__dir=str(own.folder / "drawings" / inside))
+    assert ended.code == 2
+    assert "output.dir" in ended.complaint
+    assert not (own.folder / "drawings" / "status.json").exists()
+
+
 @pytest.mark.parametrize(("key", "value"), [("sample__width", 40), ("sample__height", 8), ("sample__steps", 1000)])
 def test_sampling_that_cannot_work_is_refused_before_training(job, key, value):
     ended = job.train(sample__every=2, sample__prompts=["a drawing"], **{key: value})
