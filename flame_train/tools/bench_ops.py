@@ -151,7 +151,7 @@ def _flops(name: str, b: Mapping[str, Any]) -> float:
         return 2.0 * b["input"].size * b["other"].shape[-1]
     if name == "conv2d":
         image = b["input"].size / b["input"].shape[-1 if b["layout"] == "NHWC" else 1]
-        return 2.0 * image * b["weight"].size / (math.prod(np.atleast_1d(b["stride"]).tolist()) or 1)
+        return 2.0 * image * b["weight"].size / math.prod(np.broadcast_to(b["stride"], 2).tolist())
     if name == "scaled_dot_product_attention":
         return 4.0 * b["query"].size * b["key"].shape[-2]
     return 0.0
