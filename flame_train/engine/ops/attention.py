@@ -43,7 +43,7 @@ def _scores(xp: Any, query: Array, key: Array, mask: Array | None, causal: bool,
 @primitive(torch="nn.functional.scaled_dot_product_attention", aux=("lse",))
 def scaled_dot_product_attention(
     xp: Any, query: Array, key: Array, value: Array, attn_mask: Array | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> tuple[Array, Array]:  # fmt: skip
     """softmax(query @ key^T * scale + mask) @ value, per head; scale is 1 / sqrt(head dim) unless given
 

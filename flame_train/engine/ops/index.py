@@ -274,15 +274,15 @@ def _() -> Iterator[ErrorSample]:
 
 
 @primitive(torch="nn.functional.one_hot", moves=True)
-def one_hot(xp: Any, tensor: Array, num_classes: int = -1) -> Array:
+def one_hot(xp: Any, input: Array, num_classes: int = -1) -> Array:
     """1 at each index along a new last dim of num_classes, else 0 (int64); -1 takes the largest index plus one"""
-    if tensor.dtype.kind not in "iu":
-        raise ShapeError(f"one_hot: expected whole-number classes, got {tensor.dtype.name}")
-    count = int(tensor.max()) + 1 if num_classes == -1 else num_classes
-    return (tensor[..., None] == xp.arange(count)).astype(np.int64)
+    if input.dtype.kind not in "iu":
+        raise ShapeError(f"one_hot: expected whole-number classes, got {input.dtype.name}")
+    count = int(input.max()) + 1 if num_classes == -1 else num_classes
+    return (input[..., None] == xp.arange(count)).astype(np.int64)
 
 
-one_hot.nograd("tensor")
+one_hot.nograd("input")
 
 
 @one_hot.samples
