@@ -16,7 +16,8 @@ from flame_train.tools import bench, bench_ops
 
 
 def test_step_reports_a_finite_whole_step(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["bench", "step", "--model", "sdxl-tiny", "--resolution", "64", "--precision", "fp32", "--rank", "2", "--device", "cpu", "--json"]
+    argv = ["bench", "step", "--model", "sdxl-tiny", "--resolution", "64", "--precision", "fp32"]
+    argv += ["--rank", "2", "--device", "cpu", "--json"]
     assert cli.run(argv) == 0
     result = json.loads(capsys.readouterr().out)
     assert math.isfinite(result["figures"]["loss"])
