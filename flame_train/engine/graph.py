@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -116,13 +117,26 @@ def unbroadcast(xp: Any, g: Array, shape: tuple[int, ...], dtype: DType) -> Arra
     if g.shape != shape:
         work = compute_dtype(g.dtype)
         if g.ndim > len(shape):
-            g = g.sum(axis=tuple(range(g.ndim - len(shape))), dtype=work)
+            g = leading_sum(g, g.ndim - len(shape), work)
         axes = tuple(i for i, (n, m) in enumerate(zip(g.shape, shape, strict=True)) if n != m)
         if axes:
             g = g.sum(axis=axes, keepdims=True, dtype=work)
         if g.shape != shape:
             raise ShapeError(f"a gradient of shape {g.shape} cannot be summed down to its input's {shape}")
     return xp.asarray(g, dtype) if g.dtype != dtype else g
+
+
+def leading_sum(x: Array, axes: int, dtype: DType) -> Array:
+    """The sum over the first `axes` dims, in `dtype`.
+
+    Many rows of few columns are summed in parts and the parts then: CuPy gives each column's whole sum to one
+    processor of the GPU.
+    """
+    rows, columns = math.prod(x.shape[:axes]), math.prod(x.shape[axes:])
+    parts = math.gcd(rows, 512)
+    if rows < 4096 or columns > 4096 or parts == 1:
+        return x.sum(axis=tuple(range(axes)), dtype=dtype)
+    return x.reshape(parts, rows // parts, *x.shape[axes:]).sum(axis=1, dtype=dtype).sum(axis=0)
 
 
 class _Sums:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...errors import ShapeError
 from ..dtype import Array
+from ..graph import leading_sum
 from ..op import ErrorSample, Sample, primitive, sample
 from . import conditions
 
@@ -154,7 +155,7 @@ def weight_gradient(
 
 def bias_gradient(xp: Any, g: Array, layout: str) -> Array:
     """The sum over everything but the channels."""
-    return xp.sum(g, axis=(0, 2, 3) if layout == "NCHW" else (0, 1, 2))
+    return xp.sum(g, axis=(0, 2, 3)) if layout == "NCHW" else leading_sum(g, 3, g.dtype)
 
 
 conv2d.vjp("input")(input_gradient)

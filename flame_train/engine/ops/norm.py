@@ -9,6 +9,7 @@ import numpy as np
 
 from ...errors import ShapeError
 from ..dtype import Array
+from ..graph import leading_sum
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from . import conditions
@@ -137,8 +138,9 @@ def _(xp: Any, g: Array, layout: str) -> Array:
 
 def _to_channels(xp: Any, x: Array, layout: str) -> Array:
     """The sum over everything but the channels."""
-    channel = x.ndim - 1 if layout == "NHWC" else 1
-    return xp.sum(x, axis=tuple(i for i in range(x.ndim) if i != channel))
+    if layout == "NHWC":
+        return leading_sum(x, x.ndim - 1, x.dtype)
+    return xp.sum(x, axis=tuple(i for i in range(x.ndim) if i != 1))
 
 
 @group_norm.samples
