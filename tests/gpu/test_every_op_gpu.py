@@ -77,7 +77,7 @@ def pytorch(
 ) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
     """What PyTorch makes of the same arguments on the GPU in the same dtype; None where it has no such function."""
     torch = pytest.importorskip("torch")
-    if op.torch is None or op.list_names or op.multiple:
+    if op.torch is None or op.list_names or op.multiple or op.name == "getitem":
         return None
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     nhwc = bound.get("layout") == "NHWC"
@@ -99,13 +99,14 @@ def pytorch(
     for part in op.torch.split("."):
         fn = getattr(fn, part, None)
     try:
-        y = fn(*arguments.values())
+        y = fn(**arguments)
+        if not isinstance(y, torch.Tensor) or not y.is_floating_point() or not y.requires_grad:
+            return None
+        out = y.permute(0, 2, 3, 1) if nhwc and y.ndim == 4 else y
+        cotangent = torch.from_numpy(weights[0]).cuda().to(out.dtype)
+        grads = torch.autograd.grad(out, leaves, cotangent, allow_unused=True)
     except (TypeError, RuntimeError, NotImplementedError, ValueError):
-        return None  # its argument order or its coverage differs: no yardstick
-    if not isinstance(y, torch.Tensor) or not y.is_floating_point() or not y.requires_grad:
-        return None
-    out = y.permute(0, 2, 3, 1) if nhwc and y.ndim == 4 else y
-    grads = torch.autograd.grad(out, leaves, torch.from_numpy(weights[0]).cuda().to(out.dtype), allow_unused=True)
+        return None  # its arguments or its coverage differ: no yardstick
     host = [g.detach().double().cpu().numpy() for g in (out, *(g for g in grads if g is not None))]
     return (host[:1], host[1:]) if len(host) == 1 + len(leaves) else None
 

@@ -227,7 +227,7 @@ def _(
 ) -> tuple[Array, Array]:  # fmt: skip
     q, key, value, attn_mask = _raised(query, key, value, attn_mask)
     attend = scaled_dot_product_attention.fn
-    out, lse = attend(_Products(k), q, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    out, lse = attend(_Products(k), q, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return out.astype(query.dtype, copy=False), lse
 
 
