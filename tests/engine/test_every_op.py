@@ -202,3 +202,13 @@ def test_explain_names_the_choice() -> None:
 
 def test_signatures_read_like_pytorch() -> None:
     assert str(inspect.signature(functional.layer_norm)).startswith("(input: 'Array', normalized_shape")
+
+
+@pytest.mark.parametrize("name", [n for n in OPS if REGISTRY[n].kernels])
+def test_kernels_take_exactly_the_ops_arguments(name: str) -> None:
+    """Kernels cannot run here, but that they can be called at all is seen from their signatures."""
+    op = REGISTRY[name]
+    for kernel in op.kernels:
+        assert list(inspect.signature(kernel.fn).parameters)[1:] == list(op.names), kernel.impl
+        known = set(op.names)
+        assert kernel.when is None or set(inspect.signature(kernel.when).parameters) <= known, kernel.impl
