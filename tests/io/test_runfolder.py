@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -145,6 +146,9 @@ def test_the_lock_of_a_killed_run_is_gone(tmp_path: Path, holder: subprocess.Pop
         (KeyboardInterrupt(), "interrupted", 130),
         (NonFiniteError("nan"), "failed", 7),
         (ConfigError("x"), "failed", 2),
+        (MemoryError(), "failed", 5),
+        (OSError(errno.ENOSPC, "full"), "failed", 6),
+        (OSError(errno.EIO, "broken"), "failed", 1),
         (KeyError("x"), "failed", 1),
     ],
 )
@@ -237,3 +241,21 @@ def test_a_full_disk_costs_log_lines_not_the_run(tmp_path: Path, caplog: pytest.
     assert [record.message for record in caplog.records] == [
         f"{tmp_path / 'log.jsonl'}: No space left on device; lines are being lost"
     ]
+
+
+def test_numbers_that_json_has_not_are_null(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "log.jsonl")
+    log.append({"step": 1, "loss": float("nan"), "grad_norm": float("inf"), "lr": 0.5})
+    log.close()
+    assert json.loads((tmp_path / "log.jsonl").read_text()) == {"step": 1, "loss": None, "grad_norm": None, "lr": 0.5}
+
+
+def test_what_killed_processes_left_half_written_is_swept(tmp_path: Path) -> None:
+    with folder(tmp_path / "run"):
+        pass
+    for name in (".lora.safetensors.tmp-123", ".status.json.tmp-7"):
+        (tmp_path / "run" / name).write_bytes(b"half")
+    (tmp_path / "run" / ".notes").write_bytes(b"the user's own")
+    with folder(tmp_path / "run"):
+        pass
+    assert sorted(p.name for p in (tmp_path / "run").iterdir() if p.name.startswith(".")) == [".lock", ".notes"]
