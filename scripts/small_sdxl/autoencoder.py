@@ -16,12 +16,13 @@ from model import normalise_latents
 
 from flame_train.engine import Tensor, no_grad
 from flame_train.engine import functional as F
+from flame_train.engine.dtype import DType
 from flame_train.engine.random import Rng
 from flame_train.models.vae import Vae
 
 Array = Any
-_PICK, _NOISE = 40, 41  # streams of random numbers
-_KL = 2e-4
+_PICK, _NOISE, _WHERE = 40, 41, 42  # streams of random numbers
+_KL = 5e-5
 _AT_ONCE = 256
 
 
@@ -37,33 +38,45 @@ def to_unit(pixels: Array) -> Tensor:
 
 
 def train_vae(
-    vae: Vae, data: Sequence[Array], device: str, seconds: float, batch: int, lr: float, report: Callable[[str], None]
-) -> None:
-    """Trains on arrays of pictures, one a size, then makes the latents' spread what the scaling factor expects."""
-    training = Training(dict(vae.requires_grad_().named_parameters()), device, lr)
+    vae: Vae, data: Sequence[Array], device: str, precision: str, seconds: float, batch: int, lr: float, side: int,
+    report: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Trains on arrays of pictures, one a size, then makes the latents' spread what the scaling factor expects.
+
+    A step sees squares of `side` pixels cut from anywhere in the pictures; whole pictures if it is 0.
+    """
+    training = Training({"vae": vae}, device, lr, precision)
     samples = training.backend.xp.arange(batch)
 
     def loss_over(pixels: Array) -> Callable[[], Tensor]:
         def loss() -> Tensor:
             rng = Rng(training.backend.xp, 1, training.step_number, samples)
-            x = to_unit(pixels[rng.randint(_PICK, len(pixels))])
-            return _loss(vae, x, rng)
+            rows = rng.randint(_PICK, len(pixels))
+            return _loss(vae, to_unit(_cut(pixels, rows, side, rng) if side else pixels[rows]), rng, training.dtype)
 
         return loss
 
     training.run([training.captured(loss_over(pixels)) for pixels in data], seconds, report)
-    training.use_average()
-    vae.requires_grad_(False)
+    training.finish()
     mean, std, noise = _moments(vae, data[0])
     report(f"latents: mean {mean.round(2)}, std {std.round(2)}, their noise {noise:.3f} of the std")
     normalise_latents(vae, mean, std)
 
 
-def _loss(vae: Vae, x: Tensor, rng: Rng) -> Tensor:
+def _cut(pixels: Array, rows: Array, side: int, rng: Rng) -> Array:
+    """Squares (B, side, side, 3), each from its own place in pictures `rows`."""
+    free = [n - side + 1 for n in pixels.shape[1:3]]
+    words = rng.uniform(_WHERE, (2,))
+    down, across = ((words[:, i] * np.float32(n)).astype(np.int64)[:, None] for i, n in enumerate(free))
+    reach = rng.xp.arange(side)[None, :]
+    return pixels[rows[:, None, None], (down + reach)[:, :, None], (across + reach)[:, None, :]]
+
+
+def _loss(vae: Vae, x: Tensor, rng: Rng, dtype: DType) -> Tensor:
     """Absolute and squared error of pixels and of their slopes, which keeps edges sharp, and a little KL."""
-    mean, logvar = vae.encode_moments(x)
+    mean, logvar = (m.float() for m in vae.encode_moments(x.to(dtype)))
     z = mean + (logvar * 0.5).exp() * Tensor(rng.normal(_NOISE, mean.shape[1:]))
-    error = vae.decode(z * vae.arch.scaling_factor) - x
+    error = vae.decode((z * vae.arch.scaling_factor).to(dtype)).float() - x
     across, down = error[:, :, 1:] - error[:, :, :-1], error[:, 1:] - error[:, :-1]
     kl = (mean.square() + logvar.exp() - 1.0 - logvar).mean() * 0.5
     return _abs(error) + error.square().mean() + (_abs(across) + _abs(down)) * 0.5 + kl * _KL
@@ -76,7 +89,7 @@ def _abs(x: Tensor) -> Tensor:
 def _moments(vae: Vae, pixels: Array) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], float]:
     """Mean and spread of each latent channel over some pictures, and the noise on them in shares of that spread."""
     means, noise = [], []
-    for i in range(0, min(len(pixels), 2048), _AT_ONCE):
+    for i in range(0, min(len(pixels), 512), _AT_ONCE):
         mean, logvar = encode(vae, pixels[i : i + _AT_ONCE])
         means.append(mean)
         noise.append(np.exp(0.5 * logvar).mean())

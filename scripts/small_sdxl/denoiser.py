@@ -22,7 +22,7 @@ from flame_train.models.text_sdxl import end_positions
 from flame_train.models.unet_sdxl import vector_conditioning
 
 Array = Any
-_PICK, _POSTERIOR, _DROP = 40, 41, 42  # streams of random numbers; the objective has its own
+_PICK, _POSTERIOR = 40, 41  # streams of random numbers; the objective has its own
 _DROPPED = 0.1  # share of captions replaced by nothing
 _AT_ONCE = 256
 
@@ -79,48 +79,44 @@ def loss_of(nets: Networks, data: Latents, rows: Array, words: Array, rng: Rng, 
     scale = np.float32(nets.vae.arch.scaling_factor)
     latents = (data.mean[rows] + xp.exp(0.5 * data.logvar[rows]) * rng.normal(_POSTERIOR, shape)) * scale
     x, noise, t = Tensor(latents), objective.noise(rng, shape), objective.timesteps(rng)
+    dtype = nets.unet.out[2].weight.dtype
     context, pooled = conditioning(nets, [i[words] for i in data.ids], [e[words] for e in data.ends])
     vector = vector_conditioning(pooled, Tensor(data.time_ids[rows]))
-    prediction = nets.unet(objective.noised(x, noise, t), t, context, vector)
+    prediction = nets.unet(objective.noised(x, noise, t).to(dtype), t, context, vector)
     return objective.loss(prediction, x, noise, t)
 
 
 def train_denoiser(
-    nets: Networks, data: Sequence[Latents], held_out: Sequence[Latents], device: str, seconds: float, batch: int,
-    lr: float, report: Callable[[str], None],
+    nets: Networks, data: Sequence[Latents], held_out: Sequence[Latents], device: str, precision: str, seconds: float,
+    batch: int, lr: float, report: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Trains UNet and text encoders, every other step on the first data, then puts the averaged weights in place."""
     parts = {n: m for n, m in nets.named().items() if n != "vae"}
-    named = {f"{n}.{k}": p for n, m in parts.items() for k, p in m.requires_grad_().named_parameters()}
-    training = Training(_trained(named), device, lr)
+    training = Training(parts, device, lr, precision, idle=_idle(nets))
     objective = Objective(NoiseSchedule.scaled_linear(), device=device)
     samples = training.backend.xp.arange(batch)
 
     def loss_over(latents: Latents) -> Callable[[], Tensor]:
         def loss() -> Tensor:
             rng = Rng(training.backend.xp, 2, training.step_number, samples)
-            rows = rng.randint(_PICK, len(latents))
-            words = rng.xp.where(rng.uniform(_DROP) < _DROPPED, 0, rows + 1)
+            drawn = rng.uniform(_PICK, (2,))
+            rows = (drawn[:, 0] * np.float32(len(latents))).astype(np.int64)
+            words = rng.xp.where(drawn[:, 1] < _DROPPED, 0, rows + 1)
             return loss_of(nets, latents, rows, words, rng, objective)
 
         return loss
 
-    report(f"held-out loss before: {_held_out(nets, held_out, objective, training.backend):.4f}")
     square, *others = [training.captured(loss_over(latents)) for latents in data]
     turns = [step for other in others for step in (square, other)] or [square]
     training.run(turns, seconds, report)
-    report(f"held-out loss: {_held_out(nets, held_out, objective, training.backend):.4f}")
-    training.use_average()
+    training.finish()
     report(f"held-out loss of the averaged weights: {_held_out(nets, held_out, objective, training.backend):.4f}")
-    for part in parts.values():
-        part.requires_grad_(False)
 
 
-def _trained(named: dict[str, Any]) -> dict[str, Any]:
-    """Without CLIP-L's last layer and norm, which SDXL never reads: they get no gradient."""
-    last = max(int(n.split(".layers.")[1].split(".")[0]) for n in named if n.startswith("text_encoder.text_model.enc"))
-    idle = (f"text_encoder.text_model.encoder.layers.{last}.", "text_encoder.text_model.final_layer_norm.")
-    return {n: p for n, p in named.items() if not n.startswith(idle)}
+def _idle(nets: Networks) -> tuple[str, ...]:
+    """CLIP-L's last layer and norm, which SDXL never reads."""
+    last = nets.text_encoder.arch.layers - 1
+    return f"text_encoder.text_model.encoder.layers.{last}.", "text_encoder.text_model.final_layer_norm."
 
 
 def _held_out(nets: Networks, data: Sequence[Latents], objective: Objective, backend: Backend) -> float:

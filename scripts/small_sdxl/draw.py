@@ -67,10 +67,8 @@ def scenes(
 def _scene(
     rng: np.random.Generator, size: tuple[int, int], kinds: Sequence[str], textures: Sequence[str], alone: bool
 ) -> Scene:
-    colours = list(rng.choice(_NAMES, 3, replace=False))
-    ground = colours.pop()
-    often = [0.6, *[0.4 / (len(textures) - 1)] * (len(textures) - 1)] if len(textures) > 1 else None
-    texture = str(rng.choice(list(textures), p=often))
+    ground, *colours = (_NAMES[i] for i in rng.permutation(len(_NAMES))[:3])
+    texture = textures[0] if rng.random() < 0.6 else _any(rng, textures[1:] or textures)
     if alone or rng.random() < 0.65:
         shapes, words = _one(rng, size, kinds, colours[0])
     else:
@@ -80,10 +78,14 @@ def _scene(
     return Scene(ground, texture, shapes, words)
 
 
+def _any(rng: np.random.Generator, words: Sequence[str]) -> str:
+    return words[int(rng.random() * len(words))]
+
+
 def _one(
     rng: np.random.Generator, size: tuple[int, int], kinds: Sequence[str], colour: str
 ) -> tuple[tuple[Shape, ...], str]:
-    kind, how, place = (str(rng.choice(list(c))) for c in (kinds, SIZES, PLACES))
+    kind, how, place = _any(rng, kinds), _any(rng, tuple(SIZES)), _any(rng, tuple(PLACES))
     if rng.random() < 0.3:
         place = ""
     radius = rng.uniform(*SIZES[how]) * min(size)
@@ -109,7 +111,7 @@ def _pair(
         along = sign * rng.uniform(0.22, 0.27) * (size[0] if above else size[1])
         across = rng.uniform(-0.1, 0.1) * short
         dx, dy = (across, along) if above else (along, across)
-        made.append(Shape(str(rng.choice(list(kinds))), colour, radius, (size[1] / 2 + dx, size[0] / 2 + dy)))
+        made.append(Shape(_any(rng, kinds), colour, radius, (size[1] / 2 + dx, size[0] / 2 + dy)))
     first, second = (f"a {s.colour} {s.kind}" for s in made)
     return tuple(made), f"{first} {'above' if above else 'left of'} {second}"
 

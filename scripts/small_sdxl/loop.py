@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from flame_train.engine import Parameter, Tensor, capture
+from flame_train.engine import Frozen, Parameter, Tensor, capture, nn
 from flame_train.engine.backend import get_backend
+from flame_train.engine.dtype import as_dtype
 from flame_train.engine.optim import AdamWRule, Arena, ClipNorm, Optimizer
 
 Array = Any
@@ -19,15 +20,32 @@ _LOOK = 50  # steps between two looks at the clock
 
 
 class Training:
-    """AdamW over named parameters, with an average of the weights (EMA) beside them."""
+    """AdamW over the weights of modules, with an average of the weights (EMA) beside them.
 
-    def __init__(self, parameters: Mapping[str, Parameter], device: str, lr: float, decay: float = 0.999) -> None:
-        self.backend, self.lr, self.decay = get_backend(device), lr, decay
-        words = {name: 0.0 for name in parameters if "embedding" in name}  # unused words must not shrink
-        self.arena = Arena(parameters, self.backend, decay_scale=words)
+    While it lasts the modules compute in `precision`, from copies of the weights, which themselves stay fp32. Weights
+    whose name begins with one of `idle` are left alone: those that the forward pass never reads.
+    """
+
+    def __init__(
+        self, modules: Mapping[str, nn.Module], device: str, lr: float, precision: str, *, decay: float = 0.999,
+        idle: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        self.backend, self.lr, self.decay, self.dtype = get_backend(device), lr, decay, as_dtype(precision)
+        self._slots = [
+            (part, attr, Parameter(getattr(part, attr).data, f"{network}.{name}"))
+            for network, module in modules.items()
+            for name, part, attr, _ in module.named_slots()
+            if not f"{network}.{name}".startswith(idle or ("-",))
+        ]
+        named = {p.name: p for _, _, p in self._slots}
+        words = {name: 0.0 for name in named if "embedding" in name}  # unused words must not shrink
+        self.arena = Arena(named, self.backend, working=self.dtype, decay_scale=words)
+        self.arena.refresh()
         self.optimizer = Optimizer(self.arena, [ClipNorm(1.0), AdamWRule((0.9, 0.99), 1e-8, 0.01)], lr=0.0)
         self.average: Array = self.arena.values.copy()
         self.loss: Array = self.backend.xp.zeros((), np.float32)
+        for part, attr, parameter in self._slots:
+            setattr(part, attr, parameter.working)
 
     @property
     def step_number(self) -> Array:
@@ -74,9 +92,11 @@ class Training:
         )
         return done
 
-    def use_average(self) -> None:
-        """Puts the average in the weights' place."""
+    def finish(self) -> None:
+        """The modules get the averaged weights, fp32 and frozen."""
         self.arena.values[...] = self.average
+        for part, attr, parameter in self._slots:
+            setattr(part, attr, Frozen(parameter.data))
 
 
 def _cosine(share: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from flame_train.models.vae import Vae, VaeArch
 Array = np.ndarray[Any, Any]
 
 TEXT_WIDTH, TEXT_LAYERS = 24, 3
-TOKENIZERS = (ClipTokenizer(49407), ClipTokenizer(0))  # as CLIP-L and bigG pad
+TOKENIZER = ClipTokenizer(49407)  # pads as CLIP-L's does
+_BEGIN, _END, _LENGTH = 49406, 49407, 77
 _PREFIXES = {
     "unet": "model.diffusion_model.",
     "vae": "first_stage_model.",
@@ -62,8 +64,18 @@ def build(seed: int, device: str) -> Networks:
 
 def token_ids(captions: Sequence[str]) -> tuple[Array, Array]:
     """(N, 77) int32 for each of the two encoders."""
-    first, second = (np.concatenate([t.chunks(c).ids for c in captions]) for t in TOKENIZERS)
+    first = np.full((len(captions), _LENGTH), _END, np.int32)
+    second = np.zeros_like(first)  # bigG pads with 0
+    for i, caption in enumerate(captions):
+        row = [_BEGIN, *[n for word in caption.split() for n in _word(word)][: _LENGTH - 2], _END]
+        first[i, : len(row)] = second[i, : len(row)] = row
     return first, second
+
+
+@lru_cache
+def _word(word: str) -> list[int]:
+    """CLIP's tokens of a word: they never reach across a space, and there are few words."""
+    return TOKENIZER.encode(word)
 
 
 def normalise_latents(vae: Vae, mean: Array, std: Array) -> None:

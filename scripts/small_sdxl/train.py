@@ -20,7 +20,7 @@ from model import Networks, build, quiet_unused_words, token_ids, write
 
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
-from flame_train.models.loading import load_vae
+from flame_train.models.loading import load_sdxl, load_vae
 from flame_train.training.preview import write_png
 
 TITLE = "small SDXL of drawn shapes, trained from scratch by flame-train"
@@ -42,25 +42,27 @@ def main() -> None:
 
 
 def _vae(args: argparse.Namespace, report: Any) -> None:
-    nets, backend = build(SEED, args.device), get_backend(args.device)
+    backend = get_backend(args.device)
+    vae = load_vae(args.start, device=args.device) if args.start else build(SEED, args.device).vae
     shares = dict(zip(args.sizes, (1.0, 0.5, 0.5), strict=False))
     data = [pictures(backend.xp, size, int(args.pictures * share), SEED) for size, share in shares.items()]
     report(f"drawn: {[d.shape for d in data]}")
-    train_vae(nets.vae, data, args.device, 60 * args.minutes, args.batch, args.lr, report)
+    train_vae(vae, data, args.device, args.precision, 60 * args.minutes, args.batch, args.lr, args.side, report)
     for size in args.sizes:
         fresh = pictures(backend.xp, size, 16, SEED + 1)
-        back = reconstructed(nets.vae, fresh)
+        back = reconstructed(vae, fresh)
         there = backend.get(fresh)
         error = float(np.abs(back.astype(np.float32) - there.astype(np.float32)).mean())
         report(f"pictures never seen, {size}: mean error {error:.2f} of 255")
         rows = [np.concatenate(list(p), 1) for p in (there[:8], back[:8], there[8:], back[8:])]
         write_png(args.out / f"vae-{size[0]}x{size[1]}.png", np.concatenate(rows))
-    write(args.out / "vae.safetensors", {"vae": _weights(nets.vae)}, TITLE)
+    write(args.out / "vae.safetensors", {"vae": _weights(vae)}, TITLE)
 
 
 def _base(args: argparse.Namespace, report: Any) -> None:
-    fresh, backend = build(SEED, args.device), get_backend(args.device)
-    nets = Networks(fresh.unet, load_vae(args.vae, device=args.device), fresh.text_encoder, fresh.text_encoder_2)
+    backend = get_backend(args.device)
+    begun = load_sdxl(args.start, device=args.device, dtype="float32") if args.start else build(SEED, args.device)
+    nets = Networks(begun.unet, load_vae(args.vae, device=args.device), begun.text_encoder, begun.text_encoder_2)
     data, held_out, captions = [], [], []
     for i, size in enumerate(args.sizes):
         made = scenes(args.pictures // (1 if i == 0 else 3), size, SEED)
@@ -68,14 +70,14 @@ def _base(args: argparse.Namespace, report: Any) -> None:
         held_out.append(encoded(nets, scenes(64, size, SEED + 1), size, backend, SEED + 1))
         captions += [s.caption for s in made]
     report(f"encoded: {[d.mean.shape for d in data]}; std {float(backend.get(data[0].mean.std())) * 0.13025:.3f}")
-    train_denoiser(nets, data, held_out, args.device, 60 * args.minutes, args.batch, args.lr, report)
+    train_denoiser(nets, data, held_out, args.device, args.precision, 60 * args.minutes, args.batch, args.lr, report)
     weights = {name: _weights(part) for name, part in nets.named().items()}
     for name, ids in zip(("text_encoder", "text_encoder_2"), token_ids(["", *set(captions)]), strict=True):
         quiet_unused_words(weights[name], np.unique(ids), SEED)
     count = write(args.out / "small_sdxl.safetensors", weights, TITLE)
     report(f"wrote {count} weights")
-    for size in args.sizes:
-        write_png(args.out / f"base-{size[0]}x{size[1]}.png", sheet(nets, CAPTIONS, size, args.device))
+    if args.sheet:
+        write_png(args.out / "base.png", sheet(nets, CAPTIONS, args.sizes[0], args.device))
     report("done")
 
 
@@ -87,12 +89,16 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["vae", "base"])
     parser.add_argument("--vae", type=Path, help="the trained autoencoder (for base)")
+    parser.add_argument("--start", type=Path, help="go on from these weights")
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
+    parser.add_argument("--precision", default="bf16", choices=["fp32", "bf16"])
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--batch", type=int)
     parser.add_argument("--lr", type=float)
     parser.add_argument("--pictures", type=int, help="square ones; the others are fewer")
+    parser.add_argument("--side", type=int, default=0, help="train on squares of this side cut from them (for vae)")
     parser.add_argument("--sizes", default="128x128,160x96,96x160", help="height x width, the square one first")
+    parser.add_argument("--sheet", action="store_true", help="draw a sheet of pictures at the end (for base)")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.sizes = [tuple(int(n) for n in size.split("x")) for size in args.sizes.split(",")]
