@@ -42,7 +42,7 @@ def write_lora(path: Path, attached: Attached, component: str, names: LoraFamily
         "ss_learning_rate": repr(config.optimizer.lr),
         "ss_sd_model_name": Path(config.model.checkpoint).name,
         "flame_train_version": __version__,
-        "flame_train_config": json.dumps(decisive(config), sort_keys=True, default=list),
+        "flame_train_config": json.dumps(_without_places(config), sort_keys=True, default=list),
     }
     if config.output.format == "kohya":
         tensors = to_kohya(state, names)
@@ -50,6 +50,12 @@ def write_lora(path: Path, attached: Attached, component: str, names: LoraFamily
         tensors, record = to_diffusers(state, names)
         metadata |= {"format": "pt", **record}
     save_file(path, tensors, with_hashes(tensors, metadata))
+
+
+def _without_places(config: Config) -> dict[str, Any]:
+    """The settings the weights depend on, files and folders by their last name: where they lay is nobody's business."""
+    places = ("model.checkpoint", "model.vae", "data.path")
+    return {key: Path(value).name if key in places else value for key, value in decisive(config).items()}
 
 
 def _factors(name: str, down: np.ndarray[Any, Any], up: np.ndarray[Any, Any], alpha: float) -> LoraFactors:

@@ -105,3 +105,12 @@ def test_never_writes_what_is_not_finite(attached, write, tmp_path, bad):
     finally:
         adapter.up.data.flat[0] = held
     assert not (tmp_path / "l.safetensors").exists()
+
+
+def test_where_the_files_lay_does_not_show(write):
+    """Two people with the same files in other folders get the same bytes."""
+    here = write("a.safetensors", model={"checkpoint": "/home/a/base.safetensors"}, data={"path": "/home/a/photos"})
+    there = write("b.safetensors", model={"checkpoint": "base.safetensors"}, data={"path": "../photos"})
+    assert here.read_bytes() == there.read_bytes()
+    with safetensors.safe_open(here, "numpy") as file:
+        assert not any("/home" in value for value in file.metadata().values())
