@@ -71,7 +71,7 @@ class SdxlFamily:
 
     name = "sdxl"
     presets: Presets = UNET_PRESETS
-    lora_names: Callable[[], LoraFamily] = staticmethod(keys.lora_family)
+    lora_names: Callable[[], LoraFamily] = staticmethod(lru_cache(maxsize=1)(keys.lora_family))
 
     def check(self, config: Config) -> Facts:
         found = inspect_sdxl(base_model_path(config))

@@ -149,8 +149,17 @@ def test_two_programs_that_fill_one_cache(new_job, program, whole):
     assert new_job.finish() == whole
 
 
-@pytest.mark.parametrize("name", ["MANIFEST.json", "lora.safetensors", "optimizer.safetensors", "state.json"])
-@pytest.mark.parametrize("damage", ["bit", "cut", "gone"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("MANIFEST.json", "bit"),
+        ("MANIFEST.json", "gone"),
+        ("lora.safetensors", "gone"),
+        ("optimizer.safetensors", "bit"),
+        ("optimizer.safetensors", "cut"),
+        ("state.json", "bit"),
+    ],
+)
 def test_a_damaged_newest_checkpoint_is_passed_over(job, whole, name, damage):
     """With a warning that names it; the one before it leads to the same bytes."""
     job.train(failpoint="train.before_update:5")
