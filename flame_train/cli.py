@@ -6,6 +6,7 @@ runs, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -91,7 +92,8 @@ def _report(error: Exception, debug: bool) -> int:
 
 
 def _complain(message: str) -> None:
-    typer.echo(f"error: {message}", err=True)
+    with contextlib.suppress(OSError):  # a terminal that was closed: the exit status still tells
+        typer.echo(f"error: {message}", err=True)
 
 
 def _saved_trace() -> str:

@@ -44,7 +44,8 @@ class Console:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with contextlib.suppress(OSError):
+                self._bar.stop()
 
     def show(self, record: Mapping[str, Any]) -> None:
         """The figures of one step."""

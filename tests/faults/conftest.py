@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -77,11 +77,11 @@ class Program:
         return self.start_python("-m", "flame_train", *arguments, env=env, cwd=cwd)
 
     def start_python(
-        self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT
+        self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT, pass_fds: Sequence[int] = ()
     ) -> subprocess.Popen[str]:  # fmt: skip
         """Another Python with these arguments."""
         return subprocess.Popen(
-            [sys.executable, *arguments], cwd=cwd, text=True,
+            [sys.executable, *arguments], cwd=cwd, text=True, pass_fds=pass_fds,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT)} | dict(env or {}),
         )  # fmt: skip

@@ -27,12 +27,13 @@ def test_neither_hash_seed_nor_clock_nor_folder_matters(job, program, whole, tmp
 
 def test_the_order_in_which_files_were_made_does_not_matter(job, whole, world, tmp_path):
     """Folders list their files in an order of their own; the copy is made backwards."""
-    copy = tmp_path / "copy"
-    copy.mkdir()
+    copy = tmp_path / "elsewhere" / "drawings"
+    copy.mkdir(parents=True)
     for path in sorted((world / "drawings").iterdir(), reverse=True):
         if path.is_file():
             shutil.copy(path, copy / path.name)
-    assert job.finish(data__path=str(copy)).log == whole.log
+    copied = job.finish(data__path=str(copy))
+    assert (copied.lora, copied.log) == (whole.lora, whole.log)
 
 
 def test_two_threads_give_what_two_threads_gave(another, program):

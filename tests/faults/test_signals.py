@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -103,6 +104,28 @@ def test_a_second_signal_ends_the_program_at_once(job, whole):
     assert job.status()["state"] == "running"
 
     assert job.finish() == whole
+
+
+def test_a_terminal_that_is_closed_stops_the_run_as_a_signal_does(job, program, whole):
+    """The progress bar has nowhere to go any more; the step is finished and saved all the same."""
+    master, terminal = os.openpty()
+    script = (
+        "import fcntl, os, sys, termios\n"
+        "os.setsid()\n"
+        f"fcntl.ioctl({terminal}, termios.TIOCSCTTY, 0)\n"
+        f"os.dup2({terminal}, 2)\n"
+        f"os.close({terminal})\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'flame_train', *sys.argv[1:]])\n"
+    )
+    process = program.start_python("-c", script, *job.arguments("sdxl-lora", train__steps=200), pass_fds=[terminal])
+    os.close(terminal)
+    while b"loss" not in os.read(master, 4096):
+        pass
+    os.close(master)
+    process.communicate()
+    assert process.returncode == 129
+    assert (job.status()["state"], job.status()["exit_code"]) == ("interrupted", 129)
+    assert job.steps()[-1] == job.log()[-1]["step"] == job.status()["step"]
 
 
 def test_a_hangup_that_nohup_ignores_does_not_stop_the_run(job, program, whole):
