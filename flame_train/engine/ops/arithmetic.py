@@ -62,14 +62,14 @@ def _(k: Any, g: Array) -> tuple[Array, Array]:
 
 
 @primitive(torch="rsub")
-def rsub(xp: Any, input: Array, other: Array | float) -> Array:
-    """other - input"""
-    return other - input
+def rsub(xp: Any, input: Array, other: Array | float, *, alpha: float = 1.0) -> Array:
+    """other - alpha * input"""
+    return other - (input if alpha == 1.0 else alpha * input)
 
 
 @rsub.vjp("input")
-def _(xp: Any, g: Array) -> Array:
-    return -g
+def _(xp: Any, g: Array, alpha: float) -> Array:
+    return -alpha * g
 
 
 @rsub.vjp("other")
@@ -121,8 +121,13 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2,), (2,), rounding_mode="up"), ValueError, "'floor' or 'trunc', got 'up'")
 
 
-for _op in (add, sub, rsub, mul):
-    _op.samples(of_two)
+mul.samples(of_two)
+for _op in (add, sub, rsub):
+
+    @_op.samples
+    def _() -> Iterator[Sample]:
+        yield from of_two()
+        yield sample((2, 3), (3,), alpha=0.5)
 
 
 @div.samples

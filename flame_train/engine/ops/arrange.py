@@ -79,7 +79,7 @@ def pad(xp: Any, input: Array, pad: Sequence[int], mode: str = "constant", value
     """input with something around it; pad = (last dim before, after, next to last before, after, ...)
 
     The something is `value` (0 if not given) in mode "constant", and input itself mirrored, its border repeated or
-    its other end in modes "reflect", "replicate" and "circular". Negative numbers cut off, in "constant" mode only.
+    its other end in modes "reflect", "replicate" and "circular". Negative numbers cut off.
     """
     widths = _widths(pad, input.ndim)
     if mode == "constant":
@@ -102,14 +102,17 @@ def _sources(xp: Any, shape: Shape, widths: list[tuple[int, int]], mode: str) ->
     if mode not in ("reflect", "replicate", "circular"):
         raise ValueError(f"pad: expected mode constant, reflect, replicate or circular, got {mode!r}")
     for dim, (n, (a, b)) in enumerate(zip(shape, widths, strict=True)):
-        limit = {"reflect": n - 1, "circular": n, "replicate": max(a, b)}[mode]
-        if min(a, b) < 0 or max(a, b) > limit:
-            raise ShapeError(f"pad: {mode} padding of dim {dim} (size {n}) must be 0 to {limit}, got {(a, b)}")
         if a or b:
+            limit = {"reflect": n - 1, "circular": n, "replicate": max(a, b)}[mode]
+            if max(a, b) > limit or a + n + b < 1:
+                raise ShapeError(f"pad: {mode} padding of dim {dim} (size {n}) must be at most {limit}, got {(a, b)}")
             at = xp.arange(-a, n + b)
             if mode == "reflect":
                 at = (n - 1) - xp.abs((n - 1) - xp.abs(at))
-            yield dim, at % n if mode == "circular" else xp.clip(at, 0, n - 1)
+            if mode == "circular":  # what is cut off at one end does not come in at the other
+                first, left = max(-a, 0), n - max(-a, 0) - max(-b, 0)
+                at = (at - first) % left + first
+            yield dim, xp.clip(at, 0, n - 1)
 
 
 @pad.vjp("input")
@@ -132,12 +135,14 @@ def _() -> Iterator[Sample]:
     yield sample((1, 2, 3, 4), (2, 1, 1, 2), "reflect")
     yield sample((1, 2, 3, 4), (2, 1, 0, 3), "replicate")
     yield sample((1, 3, 4), (2, 4), "circular")
+    yield sample((1, 3, 4), (2, -1), "reflect")
+    yield sample((1, 3, 4), (-1, 2), "circular")
 
 
 @pad.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (1,)), ShapeError, "two numbers for each")
-    yield ErrorSample(sample((1, 2, 3), (3, 0), "reflect"), ShapeError, "must be 0 to 2, got")
+    yield ErrorSample(sample((1, 2, 3), (3, 0), "reflect"), ShapeError, "must be at most 2, got")
     yield ErrorSample(sample((1, 2, 3), (1, 0), "mirror"), ValueError, "got 'mirror'")
 
 

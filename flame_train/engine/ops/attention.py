@@ -98,9 +98,6 @@ def check_attention(query: Array, key: Array, value: Array, dropout_p: float, gr
         raise ShapeError(f"scaled_dot_product_attention: only dropout_p=0 is built, got {dropout_p}")
 
 
-scaled_dot_product_attention.nograd("attn_mask")
-
-
 def _gradient(
     xp: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, attn_mask: Array | None,
     is_causal: bool, scale: float | None, enable_gqa: bool,
@@ -123,6 +120,20 @@ def _gradient(
 scaled_dot_product_attention.vjp("query", "key", "value")(_gradient)
 
 
+@scaled_dot_product_attention.vjp("attn_mask")
+def _(
+    xp: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, attn_mask: Array,
+    is_causal: bool, scale: float | None, enable_gqa: bool,
+) -> Array:  # fmt: skip
+    """Of the size of all scores, unlike the others: for learnt biases of short sequences."""
+    shape, factor = (*query.shape[:-1], key.shape[-2]), scale if scale is not None else query.shape[-1] ** -0.5
+    query, key, value, attn_mask = _by_group(query, key, value, attn_mask, enable_gqa)
+    g, out, lse = (a.reshape(*query.shape[:-1], a.shape[-1]) for a in (g, out, lse))
+    every = slice(0, query.shape[-2])
+    p = xp.exp(_scores(xp, query, key, attn_mask, is_causal, factor, every) - lse)
+    return (p * (xp.matmul(g, value.swapaxes(-1, -2)) - xp.sum(g * out, axis=-1, keepdims=True))).reshape(shape)
+
+
 def _over_group(xp: Any, g: Array, grouped: bool) -> Array:
     """The gradient of a key's head, summed over the queries' heads that share it."""
     return xp.sum(g, axis=-3, keepdims=True) if grouped else g
@@ -136,7 +147,8 @@ def _() -> Iterator[Sample]:
     yield sample((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 4), (2, 1, 1, 5))
     yield sample((1, 1, 2, 4), (1, 1, 3, 4), (1, 1, 3, 4), np.array([[True, False, True], [True, True, False]]))
     yield sample((2, 4, 3, 2), (2, 2, 5, 2), (2, 2, 5, 3), enable_gqa=True)
-    yield sample((1, 4, 3, 2), (1, 1, 3, 2), (1, 1, 3, 2), (1, 4, 3, 3), is_causal=True, enable_gqa=True)
+    yield sample((1, 4, 3, 2), (1, 1, 3, 2), (1, 1, 3, 2), (1, 4, 3, 3), enable_gqa=True)
+    yield sample((1, 4, 3, 2), (1, 2, 3, 2), (1, 2, 3, 2), is_causal=True, enable_gqa=True)
     yield sample((1, 1, 2, 4), (1, 1, 2, 4), (1, 1, 2, 4), np.array([[True, False], [False, False]]))
 
 

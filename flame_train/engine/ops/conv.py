@@ -11,14 +11,31 @@ from ..graph import leading_sum
 from ..op import ErrorSample, Sample, primitive, sample
 from . import conditions
 
-Pair = int | tuple[int, int]
+Pair = int | tuple[int, ...]
+Padding = int | tuple[int, ...] | str
 Shape = tuple[int, ...]
 _PATCH_BYTES = 1 << 26  # the unfolded patches of one block of rows stay below this
 
 
 def pair(value: Pair) -> tuple[int, int]:
-    """(h, w) from one number or two."""
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
+    """(h, w) from one number or two; a tuple of one counts as one."""
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
+
+
+def steps(weight_shape: Shape, stride: Pair, padding: Padding, dilation: Pair) -> tuple[tuple[int, int], ...]:
+    """Stride, padding and dilation, (h, w) each. "same" padding keeps the size, "valid" is none."""
+    s, d = pair(stride), pair(dilation)
+    if not isinstance(padding, str):
+        return s, pair(padding), d
+    if padding == "valid":
+        return s, (0, 0), d
+    around = [n * (k - 1) for n, k in zip(d, weight_shape[2:], strict=True)]
+    if padding != "same" or s != (1, 1) or any(n % 2 for n in around):
+        raise ShapeError(
+            f"conv2d: padding {padding!r} with stride {s} and a kernel of {weight_shape[2:]}: expected numbers, "
+            "'valid', or 'same' with stride 1 and a kernel that has a middle; pad() gives uneven padding"
+        )
+    return s, (around[0] // 2, around[1] // 2), d
 
 
 def to_nhwc(x: Array, layout: str) -> Array:
@@ -70,13 +87,13 @@ def _patches(
 
 @primitive(torch="nn.functional.conv2d")
 def conv2d(
-    xp: Any, input: Array, weight: Array, bias: Array | None = None, stride: Pair = 1, padding: Pair = 0,
+    xp: Any, input: Array, weight: Array, bias: Array | None = None, stride: Pair = 1, padding: Padding = 0,
     dilation: Pair = 1, groups: int = 1, layout: str = "NCHW",
 ) -> Array:  # fmt: skip
     """Cross-correlation of input with weight (out, in / groups, kh, kw), plus bias"""
     check_conv2d(input, weight, groups, layout)
     x = to_nhwc(input, layout)
-    s, p, d = pair(stride), pair(padding), pair(dilation)
+    s, p, d = steps(weight.shape, stride, padding, dilation)
     out_ch, in_ch, kh, kw = weight.shape
     b, h, w, _ = x.shape
     oh, ow = out_size(h, kh, s[0], p[0], d[0]), out_size(w, kw, s[1], p[1], d[1])
@@ -115,12 +132,12 @@ def check_conv2d(input: Array, weight: Array, groups: int, layout: str) -> None:
 
 
 def input_gradient(
-    xp: Any, g: Array, input_shape: Shape, weight: Array, stride: Pair, padding: Pair, dilation: Pair, groups: int,
+    xp: Any, g: Array, input_shape: Shape, weight: Array, stride: Pair, padding: Padding, dilation: Pair, groups: int,
     layout: str,
 ) -> Array:  # fmt: skip
     """The gradient of conv2d with respect to its input; also what conv_transpose2d computes."""
     g = to_nhwc(g, layout)
-    s, p, d = pair(stride), pair(padding), pair(dilation)
+    s, p, d = steps(weight.shape, stride, padding, dilation)
     out_ch, in_ch, kh, kw = weight.shape
     b, h, w, channels = _nhwc_shape(input_shape, layout)
     oh, ow = g.shape[1:3]
@@ -135,12 +152,12 @@ def input_gradient(
 
 
 def weight_gradient(
-    xp: Any, g: Array, input: Array, weight_shape: Shape, stride: Pair, padding: Pair, dilation: Pair, groups: int,
+    xp: Any, g: Array, input: Array, weight_shape: Shape, stride: Pair, padding: Padding, dilation: Pair, groups: int,
     layout: str,
 ) -> Array:  # fmt: skip
     """The gradient of conv2d with respect to its weight."""
     g, x = to_nhwc(g, layout), to_nhwc(input, layout)
-    s, p, d = pair(stride), pair(padding), pair(dilation)
+    s, p, d = steps(weight_shape, stride, padding, dilation)
     out_ch, in_ch, kh, kw = weight_shape
     b, oh, ow = g.shape[:3]
     padded = xp.pad(x, ((0, 0), (p[0], p[0]), (p[1], p[1]), (0, 0)))
@@ -169,6 +186,8 @@ def _() -> Iterator[Sample]:
     yield sample((1, 3, 6, 5), (2, 3, 3, 3), None, 2, 1)
     yield sample((1, 4, 5, 5), (6, 2, 3, 2), (6,), (1, 2), (1, 0), (2, 1), 2)
     yield sample((2, 5, 4, 3), (4, 3, 1, 1), (4,), layout="NHWC")
+    yield sample((1, 2, 5, 6), (3, 2, 3, 1), None, padding="same", dilation=(2, 1))
+    yield sample((1, 2, 5, 6), (3, 2, 2, 3), (3,), 2, "valid")
     yield sample((1, 5, 4, 3), (4, 3, 3, 3), (4,), 2, 1, layout="NHWC")
 
 
@@ -177,6 +196,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 3, 4, 4), (2, 4, 3, 3)), ShapeError, "has 3 channels but weight .* takes 4")
     yield ErrorSample(sample((3, 4, 4), (2, 3, 3, 3)), ShapeError, "expected 4-D input and weight")
     yield ErrorSample(sample((1, 3, 2, 4), (2, 3, 3, 3)), ShapeError, "kernel of 3 x 3 does not fit")
+    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 2, 2), None, 1, "same"), ShapeError, "a kernel that has a middle")
 
 
 # ---- cuDNN ---------------------------------------------------------------------------------------------
@@ -204,10 +224,10 @@ def _kernel_memory(k: Any, w: Array) -> Array:
 
 @conv2d.cuda("cudnn", when=_cudnn)
 def _(
-    k: Any, input: Array, weight: Array, bias: Array | None, stride: Pair, padding: Pair, dilation: Pair, groups: int,
-    layout: str,
+    k: Any, input: Array, weight: Array, bias: Array | None, stride: Pair, padding: Padding, dilation: Pair,
+    groups: int, layout: str,
 ) -> Array:  # fmt: skip
-    s, p, d = pair(stride), pair(padding), pair(dilation)
+    s, p, d = steps(weight.shape, stride, padding, dilation)
     x = _padded(k, k.rows_first(to_nhwc(input, layout)), 3)
     w = _kernel_memory(k, _padded(k, weight, 0, 1))
     b, h, width, _ = x.shape
@@ -225,11 +245,11 @@ def _(
     input_shape: Shape,
     weight: Array,
     stride: Pair,
-    padding: Pair,
+    padding: Padding,
     dilation: Pair,
     layout: str,
 ) -> Array:
-    s, p, d = pair(stride), pair(padding), pair(dilation)
+    s, p, d = steps(weight.shape, stride, padding, dilation)
     g = _padded(k, k.rows_first(to_nhwc(g, layout)), 3)
     w = _kernel_memory(k, _padded(k, weight, 0, 1))
     dx = k.empty((*_nhwc_shape(input_shape, layout)[:3], w.shape[1]), g.dtype)
@@ -244,11 +264,11 @@ def _(
     input: Array,
     weight_shape: Shape,
     stride: Pair,
-    padding: Pair,
+    padding: Padding,
     dilation: Pair,
     layout: str,
 ) -> Array:
-    s, p, d = pair(stride), pair(padding), pair(dilation)
+    s, p, d = steps(weight_shape, stride, padding, dilation)
     out_ch, in_ch, kh, kw = weight_shape
     g = _padded(k, k.rows_first(to_nhwc(g, layout)), 3)
     x = _padded(k, k.rows_first(to_nhwc(input, layout)), 3)

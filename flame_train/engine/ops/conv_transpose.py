@@ -48,8 +48,12 @@ def _out_shape(
 
 
 @conv_transpose2d.vjp("input")
-def _(xp: Any, g: Array, weight: Array, stride: Pair, padding: Pair, groups: int, dilation: Pair, layout: str) -> Array:
-    return conv2d.fn(xp, g, weight, None, stride, padding, dilation, groups, layout)
+def _(
+    xp: Any, g: Array, input_shape: tuple[int, ...], weight: Array, stride: Pair, padding: Pair, groups: int,
+    dilation: Pair, layout: str,
+) -> Array:  # fmt: skip
+    dx = conv2d.fn(xp, g, weight, None, stride, padding, dilation, groups, layout)
+    return dx[tuple(slice(n) for n in input_shape)]  # a large output_padding leaves room for further kernels
 
 
 @conv_transpose2d.vjp("weight")
@@ -80,15 +84,16 @@ def _() -> Iterator[ErrorSample]:
 @composite(torch="nn.functional.conv1d")
 def conv1d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int | tuple[int] = 1,
-    padding: int | tuple[int] = 0, dilation: int | tuple[int] = 1, groups: int = 1,
+    padding: int | tuple[int] | str = 0, dilation: int | tuple[int] = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
     """Cross-correlation of input (B, in, L) with weight (out, in / groups, k), plus bias"""
     if input.ndim != 3 or weight.ndim != 3:
         raise ShapeError(
             f"conv1d: expected input (B, in, L) and weight (out, in, k), got {input.shape}, {weight.shape}"
         )
-    s, p, d = (n if isinstance(n, int) else n[0] for n in (stride, padding, dilation))
-    y: Tensor = conv2d(input.unsqueeze(2), weight.unsqueeze(2), bias, (1, s), (0, p), (1, d), groups)
+    s, d, p = (n if isinstance(n, (int, str)) else n[0] for n in (stride, dilation, padding))
+    around = p if isinstance(p, str) else (0, p)
+    y: Tensor = conv2d(input.unsqueeze(2), weight.unsqueeze(2), bias, (1, s), around, (1, d), groups)
     return y.squeeze(2)
 
 
@@ -96,6 +101,7 @@ def conv1d(
 def _() -> Iterator[Sample]:
     yield sample((2, 3, 6), (4, 3, 3), (4,), padding=1)
     yield sample((1, 4, 7), (6, 2, 2), None, 2, 1, 2, 2)
+    yield sample((1, 2, 5), (3, 2, 3), (3,), padding="same")
 
 
 @conv1d.errors

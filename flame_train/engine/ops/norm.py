@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -95,10 +96,10 @@ def _grouped(x: Array, groups: int, layout: str) -> tuple[Array, tuple[int, ...]
     if layout == "NHWC":
         if x.shape[-1] % groups:
             raise ShapeError(f"group_norm: {x.shape[-1]} channels do not divide into {groups} groups")
-        return x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups), (1, 3)
+        return x.reshape(x.shape[0], math.prod(x.shape[1:-1]), groups, x.shape[-1] // groups), (1, 3)
     if x.shape[1] % groups:
         raise ShapeError(f"group_norm: {x.shape[1]} channels do not divide into {groups} groups")
-    return x.reshape(x.shape[0], groups, -1), (2,)
+    return x.reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups), (2,)
 
 
 def per_channel(w: Array, ndim: int, layout: str) -> Array:

@@ -38,7 +38,7 @@ class _Window:
         k, p = pair(kernel), pair(padding)
         if any(2 * p[i] > k[i] for i in (0, 1)):
             raise ShapeError(f"{op}: padding {p} must be at most half of the kernel {k}")
-        window = cls(size, k, pair(stride) if stride is not None else k, p, pair(dilation), ceil)
+        window = cls(size, k, pair(stride) if stride else k, p, pair(dilation), ceil)
         if min(window.out) < 1:
             raise ShapeError(f"{op}: a kernel of {k} does not fit into {size} pixels padded by {p}")
         return window

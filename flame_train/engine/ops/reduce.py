@@ -41,9 +41,14 @@ def _count(shape: Shape, dims: tuple[int, ...]) -> int:
 
 
 @primitive(torch="var")
-def var(xp: Any, input: Array, dim: Dims = None, *, correction: float = 1, keepdim: bool = False) -> Array:
+def var(xp: Any, input: Array, dim: Dims = None, *, correction: float | None = 1, keepdim: bool = False) -> Array:
     """sum((input - mean)^2) / (count - correction) over dim"""
-    return _variance(xp, input, axes(dim, input.ndim, "var"), correction, keepdim)
+    return _variance(xp, input, axes(dim, input.ndim, "var"), _given(correction), keepdim)
+
+
+def _given(correction: float | None) -> float:
+    """None means 1, as in PyTorch."""
+    return 1 if correction is None else correction
 
 
 def _variance(xp: Any, x: Array, dims: tuple[int, ...], correction: float, keepdim: bool) -> Array:
@@ -58,22 +63,22 @@ def _variance_slope(xp: Any, x: Array, dims: tuple[int, ...], correction: float)
 
 
 @var.vjp("input")
-def _(xp: Any, g: Array, input: Array, dim: Dims, correction: float, keepdim: bool) -> Array:
+def _(xp: Any, g: Array, input: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
     dims = axes(dim, input.ndim, "var")
-    return spread(xp, g, input.shape, dims, keepdim) * _variance_slope(xp, input, dims, correction)
+    return spread(xp, g, input.shape, dims, keepdim) * _variance_slope(xp, input, dims, _given(correction))
 
 
 @primitive(torch="std")
-def std(xp: Any, input: Array, dim: Dims = None, *, correction: float = 1, keepdim: bool = False) -> Array:
+def std(xp: Any, input: Array, dim: Dims = None, *, correction: float | None = 1, keepdim: bool = False) -> Array:
     """sqrt(sum((input - mean)^2) / (count - correction)) over dim; the gradient at zero is zero"""
-    return xp.sqrt(_variance(xp, input, axes(dim, input.ndim, "std"), correction, keepdim))
+    return xp.sqrt(_variance(xp, input, axes(dim, input.ndim, "std"), _given(correction), keepdim))
 
 
 @std.vjp("input")
-def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, correction: float, keepdim: bool) -> Array:
+def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
     dims = axes(dim, input.ndim, "std")
     half = xp.where(out == 0, 0.0, g / (2.0 * xp.where(out == 0, 1.0, out)))
-    return spread(xp, half, input.shape, dims, keepdim) * _variance_slope(xp, input, dims, correction)
+    return spread(xp, half, input.shape, dims, keepdim) * _variance_slope(xp, input, dims, _given(correction))
 
 
 for _op in (sum, mean, var, std):
@@ -101,6 +106,8 @@ def prod(xp: Any, input: Array, dim: int | None = None, keepdim: bool = False) -
 @prod.vjp("input")
 def _(xp: Any, g: Array, input: Array, dim: int | None, keepdim: bool) -> Array:
     dims = axes(dim, input.ndim, "prod")
+    if not input.size:
+        return xp.zeros_like(input)
     rows = input.reshape(1, -1) if dim is None else xp.moveaxis(input, dim, -1) if input.ndim else input.reshape(1, 1)
     one = xp.ones((*rows.shape[:-1], 1), rows.dtype)
     before = xp.cumprod(xp.concatenate([one, rows[..., :-1]], axis=-1), axis=-1)

@@ -102,17 +102,27 @@ def _() -> Iterator[ErrorSample]:
 @primitive(torch="transpose", moves=True)
 def transpose(xp: Any, input: Array, dim0: int, dim1: int) -> Array:
     """input with two dims exchanged"""
-    return xp.swapaxes(input, dim0, dim1)
+    return _exchanged(xp, input, dim0, dim1)
+
+
+def _exchanged(xp: Any, x: Array, dim0: int, dim1: int) -> Array:
+    first, second = axis(dim0, x.ndim, "transpose"), axis(dim1, x.ndim, "transpose")
+    return xp.swapaxes(x, first, second) if x.ndim else x
 
 
 @transpose.vjp("input")
 def _(xp: Any, g: Array, dim0: int, dim1: int) -> Array:
-    return xp.swapaxes(g, dim0, dim1)
+    return _exchanged(xp, g, dim0, dim1)
 
 
 @transpose.samples
 def _() -> Iterator[Sample]:
     yield sample((2, 3, 4), 0, -1)
+
+
+@transpose.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), 0, 2), ShapeError, "transpose: dim 2 is outside a tensor of 2 dims")
 
 
 @primitive(torch="movedim", moves=True)

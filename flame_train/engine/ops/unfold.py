@@ -74,7 +74,7 @@ def _image(xp: Any, columns: Array, size: tuple[int, int], window: Window) -> Ar
             f"fold: expected (B, C * {kh * kw}, {oh * ow}) for {oh} x {ow} positions of a {kh} x {kw} kernel, "
             f"got {tuple(columns.shape)}"
         )
-    patches = columns.reshape(columns.shape[0], -1, kh, kw, oh, ow)
+    patches = columns.reshape(columns.shape[0], columns.shape[1] // (kh * kw), kh, kw, oh, ow)
     (h, w), (b, c) = size, patches.shape[:2]
     out = xp.zeros((b, c, h + 2 * p[0], w + 2 * p[1]), columns.dtype)
     for i, j, rows, across in _taps(size, window):
@@ -95,6 +95,7 @@ def _(xp: Any, g: Array, kernel_size: Pair, dilation: Pair, padding: Pair, strid
 @unfold.samples
 def _() -> Iterator[Sample]:
     yield sample((2, 3, 4, 5), 2)
+    yield sample((0, 3, 4, 5), 2)
     yield sample((1, 2, 5, 4), (3, 2), (1, 2), (1, 0), (2, 1))
 
 
