@@ -1,0 +1,91 @@
+"""What a run says while it runs, and that nothing about saying it can end the run."""
+
+from __future__ import annotations
+
+import errno
+import io
+import logging
+import math
+import re
+import sys
+
+import pytest
+
+from flame_train.training.log import Console, TensorBoard
+
+
+def record(step: int, loss: float = 1.0, **more: float) -> dict[str, float]:
+    usual = {"lr": 1e-3, "grad_norm": 0.5, "loss_scale": 1.0, "images_per_s": 2.0, "memory": 2**30}
+    return {"step": step, "loss": loss, **usual, **more}
+
+
+class Broken(io.StringIO):
+    """A stream whose reader has gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(errno.EPIPE, "gone")
+
+
+def test_lines_come_at_the_beginning_and_the_end(capsys):
+    with Console(5, 2) as console:
+        for step in range(3, 6):
+            console.show(record(step))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == ["3/5", "5/5"]
+    assert re.fullmatch(r"step 3/5  loss 1\.0000  lr 1\.00e-03  .*2\.00 img/s  1\.0 GiB  ETA \d:\d\d:\d\d", lines[0])
+
+
+def test_the_smooth_loss_passes_over_an_overflow(capsys):
+    with Console(4, 0) as console:
+        for step, loss in enumerate((1.0, math.inf, math.nan, 2.0), 1):
+            console.show(record(step, loss, grad_norm=math.inf))
+    assert "loss 1.0500" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_overflow_at_the_first_step_is_forgotten(capsys):
+    with Console(2, 0) as console:
+        console.show(record(1, math.inf))
+        console.show(record(2, 3.0))
+    assert "loss 3.0000" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("stream", [Broken(), None])
+def test_nobody_reads_standard_error(monkeypatch, stream):
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Console(1, 0) as console:
+        console.show(record(1))
+
+
+def test_tensorboard_has_a_point_a_step(tmp_path):
+    pytest.importorskip("tensorboardX")
+    with TensorBoard(tmp_path / "board", 0) as board:
+        for step in (1, 2):
+            board.write(record(step))
+    raw = b"".join(path.read_bytes() for path in (tmp_path / "board").iterdir())
+    assert raw.count(b"grad_norm") == 2
+
+
+def test_a_board_that_fails_is_given_up_with_one_warning(tmp_path, monkeypatch, caplog):
+    pytest.importorskip("tensorboardX")
+    from tensorboardX import SummaryWriter
+
+    calls = []
+
+    def fail(*arguments: object) -> None:
+        calls.append(arguments)
+        raise OSError(errno.ENOSPC, "full")
+
+    with caplog.at_level(logging.WARNING), TensorBoard(tmp_path / "board", 0) as board:
+        monkeypatch.setattr(SummaryWriter, "add_scalar", fail)
+        for step in (1, 2, 3):
+            board.write(record(step))
+    assert len(calls) == 1
+    assert caplog.text.count("no longer written") == 1
+
+
+def test_a_board_that_cannot_be_made_is_a_warning(tmp_path, caplog):
+    pytest.importorskip("tensorboardX")
+    (tmp_path / "board").write_text("a file")
+    with caplog.at_level(logging.WARNING), TensorBoard(tmp_path / "board", 0) as board:
+        board.write(record(1))
+    assert "TensorBoard events are not written" in caplog.text
