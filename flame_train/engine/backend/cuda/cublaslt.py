@@ -152,9 +152,7 @@ class CublasLt:
         room = ctypes.c_uint64(_WORKSPACE_BYTES)
         self._check(setter(preference, _MAX_WORKSPACE, ctypes.byref(room), 8), "workspace")
         for attribute in _MIN_ALIGNMENT:
-            self._check(
-                setter(preference, attribute, ctypes.byref(ctypes.c_uint32(p.alignment)), 4), "alignment"
-            )
+            self._check(setter(preference, attribute, ctypes.byref(ctypes.c_uint32(p.alignment)), 4), "alignment")
         result = (ctypes.c_uint8 * _RESULT_BYTES)()
         found = ctypes.c_int()
         status = self._lib.cublasLtMatmulAlgoGetHeuristic(

@@ -23,9 +23,7 @@ class CuDnn:
         try:
             import cudnn
         except ImportError as e:
-            raise EnvironmentFault(
-                f"cuDNN's frontend is not installed ({e}); run `flame-train doctor`"
-            ) from e
+            raise EnvironmentFault(f"cuDNN's frontend is not installed ({e}); run `flame-train doctor`") from e
         self._cudnn, self._cupy = cudnn, cupy
         self._types = {
             float32: cudnn.data_type.FLOAT,
@@ -136,9 +134,7 @@ class CuDnn:
 
     # ---- plans ---------------------------------------------------------------------------------------
 
-    def _run(
-        self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None], arrays: dict[str, Array]
-    ) -> None:
+    def _run(self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None], arrays: dict[str, Array]) -> None:
         with self._lock:
             plan = self._plans.get(key)
             if plan is None:
@@ -228,7 +224,5 @@ def _flat(*layouts: Layout) -> tuple[int, ...]:
     return tuple(n for dims, strides in layouts for n in (*dims, *strides))
 
 
-def _geometry(
-    stride: tuple[int, int], padding: tuple[int, int], dilation: tuple[int, int]
-) -> dict[str, list[int]]:
+def _geometry(stride: tuple[int, int], padding: tuple[int, int], dilation: tuple[int, int]) -> dict[str, list[int]]:
     return {"padding": list(padding), "stride": list(stride), "dilation": list(dilation)}

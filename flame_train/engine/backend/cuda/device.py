@@ -65,9 +65,7 @@ class CudaBackend:
 
     def get(self, array: Array) -> np.ndarray[Any, Any]:
         if mode().capturing:
-            raise RuntimeError(
-                "a captured step reads nothing back to the host: move this read out of the step"
-            )
+            raise RuntimeError("a captured step reads nothing back to the host: move this read out of the step")
         result: np.ndarray[Any, Any] = array.get(stream=self.stream)
         return result
 

@@ -68,9 +68,7 @@ class Kernels:
         if b.ndim == 2 and a.ndim > 2:
             a2 = self.rows_first(a).reshape(-1, a.shape[-1])
             target = None if out is None else out.reshape(a2.shape[0], b.shape[1])
-            flat = self.matmul(
-                a2, b, bias=bias, out=target, alpha=alpha, accumulate=accumulate, out_dtype=out_dtype
-            )
+            flat = self.matmul(a2, b, bias=bias, out=target, alpha=alpha, accumulate=accumulate, out_dtype=out_dtype)
             return flat.reshape(*a.shape[:-1], b.shape[1])
         lead = self.xp.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim > 2 or b.ndim > 2 else ()
         if out is None:

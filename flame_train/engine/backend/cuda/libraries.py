@@ -19,9 +19,7 @@ def load(name: str) -> ctypes.CDLL:
     try:
         found = pathfinder.load_nvidia_dynamic_lib(name)
     except Exception as e:
-        raise EnvironmentFault(
-            f"the CUDA library {name} was not found ({e}); run `flame-train doctor`"
-        ) from e
+        raise EnvironmentFault(f"the CUDA library {name} was not found ({e}); run `flame-train doctor`") from e
     return ctypes.CDLL(found.abs_path, mode=ctypes.RTLD_GLOBAL)
 
 
@@ -32,7 +30,5 @@ def header_directory() -> str:
 
     found = pathfinder.find_nvidia_header_directory("cudart")
     if found is None:
-        raise EnvironmentFault(
-            "the CUDA headers were not found; pip install 'flame-train[cuda13]', or see doctor"
-        )
+        raise EnvironmentFault("the CUDA headers were not found; pip install 'flame-train[cuda13]', or see doctor")
     return str(found)
