@@ -68,12 +68,13 @@ class Training:
         return capture(step, self.backend.name)
 
     def run(self, steps: Sequence[Callable[[], None]], seconds: float, report: Callable[[str], None]) -> int:
-        """Calls the steps in turn until the time is up; returns how many were done. The first calls are not timed."""
+        """Calls the steps in turn until the time is up, that of compiling included; returns how many were done."""
         begin = time.monotonic()
         for step in [*steps, *steps]:  # compiling and recording, at a learning rate of 0
             step()
         self.backend.synchronize()
         report(f"first {2 * len(steps)} steps: {time.monotonic() - begin:.1f} s")
+        seconds -= time.monotonic() - begin
         begin, done = time.monotonic(), 0
         while (share := (time.monotonic() - begin) / seconds) < 1.0:
             self.optimizer.set("lr", self.lr * min(1.0, share / _WARM_UP + 0.02) * _cosine(share))

@@ -38,6 +38,7 @@ def main() -> None:
             print(f"[{time.monotonic() - begin:6.1f}] {line}", flush=True)
 
         report(f"{args.part} on {args.device}, {args.minutes} minutes, batch {args.batch}, lr {args.lr}")
+        args.end = begin + 60 * args.minutes
         (_vae if args.part == "vae" else _base)(args, report)
 
 
@@ -47,7 +48,9 @@ def _vae(args: argparse.Namespace, report: Any) -> None:
     shares = dict(zip(args.sizes, (1.0, 0.5, 0.5), strict=False))
     data = [pictures(backend.xp, size, int(args.pictures * share), SEED) for size, share in shares.items()]
     report(f"drawn: {[d.shape for d in data]}")
-    train_vae(vae, data, args.device, args.precision, 60 * args.minutes, args.batch, args.lr, args.side, report)
+    train_vae(
+        vae, data, args.device, args.precision, args.end - time.monotonic(), args.batch, args.lr, args.side, report
+    )
     for size in args.sizes:
         fresh = pictures(backend.xp, size, 16, SEED + 1)
         back = reconstructed(vae, fresh)
@@ -70,7 +73,9 @@ def _base(args: argparse.Namespace, report: Any) -> None:
         held_out.append(encoded(nets, scenes(64, size, SEED + 1), size, backend, SEED + 1))
         captions += [s.caption for s in made]
     report(f"encoded: {[d.mean.shape for d in data]}; std {float(backend.get(data[0].mean.std())) * 0.13025:.3f}")
-    train_denoiser(nets, data, held_out, args.device, args.precision, 60 * args.minutes, args.batch, args.lr, report)
+    train_denoiser(
+        nets, data, held_out, args.device, args.precision, args.end - time.monotonic(), args.batch, args.lr, report
+    )
     weights = {name: _weights(part) for name, part in nets.named().items()}
     for name, ids in zip(("text_encoder", "text_encoder_2"), token_ids(["", *set(captions)]), strict=True):
         quiet_unused_words(weights[name], np.unique(ids), SEED)
@@ -92,7 +97,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--start", type=Path, help="go on from these weights")
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--precision", default="bf16", choices=["fp32", "bf16"])
-    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--minutes", type=float, default=1.0, help="for all but the export at the end")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--lr", type=float)
     parser.add_argument("--pictures", type=int, help="square ones; the others are fewer")
