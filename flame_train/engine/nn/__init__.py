@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .attention import MultiheadAttention
 from .layers import Conv2d, Embedding, GroupNorm, LayerAdapter, LayerNorm, Linear
 from .module import Module, ModuleList, Slot, WeightSource, check_shapes, load, weight
 
@@ -14,6 +15,7 @@ __all__ = [
     "Linear",
     "Module",
     "ModuleList",
+    "MultiheadAttention",
     "Slot",
     "WeightSource",
     "check_shapes",

@@ -1,0 +1,118 @@
+"""Multi-head attention as a layer, with the names, masks and defaults of torch.nn.MultiheadAttention."""
+
+from __future__ import annotations
+
+import math
+
+from ...errors import ShapeError, Unsupported
+from .. import functional as F
+from ..dtype import bool_
+from ..tensor import Tensor, tensor
+from .layers import Linear
+from .module import Module, weight
+
+
+class MultiheadAttention(Module):
+    """softmax(Q K^T / sqrt(head dim)) V in several heads at once (arXiv 1706.03762).
+
+    Weights are named as in PyTorch: `in_proj_weight` (3 E, E) for query, key and value together, or `q_proj_weight`,
+    `k_proj_weight`, `v_proj_weight` where key or value have a width of their own; `in_proj_bias`; `out_proj`.
+    """
+
+    in_proj_weight: Tensor
+    q_proj_weight: Tensor
+    k_proj_weight: Tensor
+    v_proj_weight: Tensor
+    in_proj_bias: Tensor | None
+
+    def __init__(
+        self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, *, kdim: int | None = None,
+        vdim: int | None = None, batch_first: bool = False,
+    ) -> None:  # fmt: skip
+        if embed_dim % num_heads:
+            raise ShapeError(f"MultiheadAttention: {embed_dim} channels do not divide into {num_heads} heads")
+        if dropout:
+            raise Unsupported(f"MultiheadAttention: only dropout=0 is built, got {dropout}")
+        self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
+        kdim, vdim = kdim if kdim is not None else embed_dim, vdim if vdim is not None else embed_dim
+        self.packed = kdim == vdim == embed_dim
+        if self.packed:
+            self.in_proj_weight = weight(3 * embed_dim, embed_dim)
+        else:
+            self.q_proj_weight = weight(embed_dim, embed_dim)
+            self.k_proj_weight = weight(embed_dim, kdim)
+            self.v_proj_weight = weight(embed_dim, vdim)
+        self.in_proj_bias = weight(3 * embed_dim, init="zeros") if bias else None
+        self.out_proj = Linear(embed_dim, embed_dim, bias)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
+        need_weights: bool = True, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """The attended values and, if wanted, the weights, averaged over heads or (B, heads, L, S).
+
+        query is (L, B, E), key and value (S, B, ·), with batch_first (B, L, E) and (B, S, ·), without a batch (L, E).
+        In boolean masks True bars, as in torch.nn.MultiheadAttention and unlike scaled_dot_product_attention; others
+        are added. key_padding_mask is (B, S), attn_mask (L, S) or (B * heads, L, S). Ask for no weights where none are
+        needed: only then is the L x S matrix never built.
+        """
+        single = query.ndim == 2
+        if single:
+            query, key, value = (t.unsqueeze(0) for t in (query, key, value))
+            key_padding_mask = key_padding_mask.unsqueeze(0) if key_padding_mask is not None else None
+        elif not self.batch_first:
+            query, key, value = (t.transpose(0, 1) for t in (query, key, value))
+        q, k, v = (self._heads(t) for t in self._projected(query, key, value))
+        bias = self._bias(q, k, key_padding_mask, attn_mask)
+        weights = None
+        if need_weights:
+            weights = self._weights(q, k, bias, is_causal)
+            out = weights @ v
+            weights = weights.mean(1) if average_attn_weights else weights
+            weights = weights.squeeze(0) if single else weights
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, bias, is_causal=is_causal)
+        y: Tensor = self.out_proj(out.transpose(1, 2).flatten(2))
+        return (y.squeeze(0) if single else y if self.batch_first else y.transpose(0, 1)), weights
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """Query, key and value through their parts of the input projection."""
+        e = self.embed_dim
+        w = [self.in_proj_weight[i * e : (i + 1) * e] for i in range(3)] if self.packed else self._separate()
+        b = [None if self.in_proj_bias is None else self.in_proj_bias[i * e : (i + 1) * e] for i in range(3)]
+        return [F.linear(x, w[i], b[i]) for i, x in enumerate((query, key, value))]
+
+    def _separate(self) -> list[Tensor]:
+        return [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
+
+    def _heads(self, x_BLE: Tensor) -> Tensor:
+        """(B, L, E) as (B, heads, L, E / heads)."""
+        B, L, E = x_BLE.shape
+        return x_BLE.reshape(B, L, self.num_heads, E // self.num_heads).transpose(1, 2)
+
+    def _bias(self, q: Tensor, k: Tensor, padding: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
+        """Both masks as one to be added to the scores, (B or 1, heads or 1, L or 1, S)."""
+        parts = []
+        if padding is not None:
+            parts.append(_added(padding, q).reshape(q.shape[0], 1, 1, k.shape[2]))
+        if attn_mask is not None:
+            lead = (1, 1) if attn_mask.ndim == 2 else q.shape[:2]
+            parts.append(_added(attn_mask, q).reshape(*lead, q.shape[2], k.shape[2]))
+        return None if not parts else parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+    def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None, is_causal: bool) -> Tensor:
+        scores = (q * (1.0 / math.sqrt(q.shape[-1]))) @ k.mT
+        if bias is not None:
+            scores = scores + bias
+        if is_causal:
+            ahead = tensor([[j > i for j in range(k.shape[2])] for i in range(q.shape[2])], device=q.device)
+            scores = scores.masked_fill(ahead, -math.inf)
+        return scores.softmax(-1)
+
+
+def _added(mask: Tensor, like: Tensor) -> Tensor:
+    """A boolean mask as minus infinity where it bars."""
+    if mask.dtype != bool_:
+        return mask
+    return tensor(0.0, like.dtype, like.device).masked_fill(mask, -math.inf)
