@@ -13,6 +13,7 @@ from .capture import capture
 from .checkpoint import checkpoint
 from .graph import backward, grad
 from .mode import enable_grad, no_grad
+from .report import memory_report
 from .tensor import Frozen, Parameter, Tensor, tensor
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "enable_grad",
     "functional",
     "grad",
+    "memory_report",
     "nn",
     "no_grad",
     "optim",

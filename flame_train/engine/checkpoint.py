@@ -11,6 +11,19 @@ from .mode import mode, no_grad, recomputing
 from .tensor import Tensor
 
 
+class _Away:
+    """An activation that waits on the host until it is wanted again."""
+
+    __slots__ = ("_fetched", "_put")
+
+    def __init__(self, t: Tensor) -> None:
+        self._fetched, self._put = t.backend.fetch(t.data), t.backend.put
+
+    def back(self) -> Tensor:
+        """The same values on their device, as a leaf."""
+        return Tensor(self._put(self._fetched()), requires_grad=True)
+
+
 class _Recompute(Node):
     """A whole function as one node of the graph.
 
@@ -20,9 +33,13 @@ class _Recompute(Node):
 
     __slots__ = ("args", "fn", "inputs")
 
-    def __init__(self, fn: Callable[..., Tensor], args: tuple[Any, ...], edges: list[Edge], out: Tensor) -> None:
+    def __init__(self, fn: Callable[..., Tensor], args: list[Any], edges: list[Edge], out: Tensor) -> None:
         super().__init__(None, (), {}, edges, [(out.shape, out.dtype)], out.backend)
         self.fn, self.args, self.inputs = fn, args, edges
+
+    @property
+    def kept(self) -> list[Any]:
+        return [a.data for a in self.args if isinstance(a, Tensor)]
 
     def apply(self, grads: list[Array | None], sink: Sink) -> list[Array | None]:
         if self.saved is None:
@@ -30,7 +47,7 @@ class _Recompute(Node):
         fresh = [_fresh(a) for a in self.args]
         with recomputing():
             out = self.fn(*fresh)
-        leaves = [t for a, t in zip(self.args, fresh, strict=True) if isinstance(a, Tensor) and a.requires_grad]
+        leaves = [t for t in fresh if isinstance(t, Tensor) and t.requires_grad]
         own = {id(t): edge for t, edge in zip(leaves, self.inputs, strict=True)}
         found: list[tuple[Edge, Array]] = []
 
@@ -48,19 +65,26 @@ class _Recompute(Node):
 
 def _fresh(value: Any) -> Any:
     """The same values as a leaf of their own graph."""
+    if isinstance(value, _Away):
+        return value.back()
     if isinstance(value, Tensor) and value.requires_grad:
         return Tensor(value.data, requires_grad=True)
     return value
 
 
-def checkpoint(fn: Callable[..., Tensor], *args: Any) -> Tensor:
+def checkpoint(fn: Callable[..., Tensor], *args: Any, offload: bool = False) -> Tensor:
     """fn(*args) without keeping what happens inside; fn runs once more during backward.
 
     As torch.utils.checkpoint.checkpoint(use_reentrant=False): gradients reach the parameters fn uses as well as
     its arguments, and equal those without checkpointing bit for bit, unless an argument is used outside as well:
     then its gradient is the same sum in another order. `fn` must be a pure function of its arguments and of
-    parameters, and return one Tensor.
+    parameters, and return one Tensor. What is to happen once, such as batch_norm's running statistics, does.
+
+    With `offload` the arguments that were computed wait in host memory, so that a chain of checkpointed blocks keeps
+    next to nothing on the device; leaves stay where they are. Copying to the host rules out capturing the step.
     """
+    if offload and mode().capturing:
+        raise RuntimeError("checkpoint: offload=True copies to the host, which a captured step cannot do")
     if not mode().grad:
         return fn(*args)
     edges = [Edge.to(a) for a in args if isinstance(a, Tensor) and a.requires_grad]
@@ -73,4 +97,5 @@ def checkpoint(fn: Callable[..., Tensor], *args: Any) -> Tensor:
             return out
     if not is_float(out.dtype):
         return out
-    return Tensor._from_op(out.data, _Recompute(fn, args, edges, out), 0)
+    held = [_Away(a) if offload and isinstance(a, Tensor) and not a.is_leaf else a for a in args]
+    return Tensor._from_op(out.data, _Recompute(fn, held, edges, out), 0)

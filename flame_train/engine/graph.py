@@ -66,6 +66,11 @@ class Node:
     def name(self) -> str:
         return self.op.name if self.op else "checkpoint"
 
+    @property
+    def kept(self) -> list[Any]:
+        """What the node holds on to for its backward pass."""
+        return list((self.saved or {}).values())
+
     def apply(self, grads: list[Array | None], sink: Sink) -> list[Array | None]:
         """The gradients along `edges`, given those of the outputs."""
         assert self.op is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ import flame_train.engine as flame
 from flame_train.engine import functional
 from flame_train.engine.check import TOLERANCE, generator, gradcheck
 from flame_train.engine.dispatch import explain
-from flame_train.engine.dtype import bfloat16, float16, float32, float64, is_float
-from flame_train.engine.op import REGISTRY, Op, Sample, primitive, sample
+from flame_train.engine.dtype import Array, bfloat16, float16, float32, float64, is_float
+from flame_train.engine.op import REGISTRY, Op, Sample, composite, primitive, sample
 from flame_train.engine.sample import materialise, tensor_arguments
+from flame_train.engine.tensor import Tensor
 
 OPS = sorted(REGISTRY)
 CASES = [pytest.param(n, i, s, id=f"{n}-{i}") for n in OPS for i, s in enumerate(REGISTRY[n].iter_samples())]
@@ -150,30 +152,118 @@ def test_refuses_bad_input_with_a_word(name: str, case: Any) -> None:
         op(**draw(op, 0, case.sample))
 
 
-def test_a_wrong_formula_is_caught() -> None:
-    """The check itself is checked: an op whose gradient is off by a factor of 1 + 1e-5 must not pass."""
+@pytest.fixture
+def plant() -> Iterator[Callable[..., Op]]:
+    """Declares ops for a test and takes them out of the registry again."""
+    planted: list[str] = []
 
-    def planted(xp: Any, input: Any) -> Any:
-        """sin, with a wrong gradient"""
-        return xp.sin(input)
+    def declare(op: Op, samples: Callable[[], Iterator[Sample]]) -> Op:
+        op.samples(samples)
+        planted.append(op.name)
+        return op
 
-    planted.__annotations__["input"] = "Array"
-    op = primitive()(planted)
-    try:
+    yield declare
+    for name in planted:
+        del REGISTRY[name]
 
-        @op.vjp("input")
-        def _(xp: Any, g: Any, input: Any) -> Any:
-            return g * xp.cos(input) * (1 + 1e-5)
 
-        @op.samples
-        def _() -> Any:
-            yield sample((3, 4))
+def caught(op: Op) -> bool:
+    verdicts = list(gradcheck(op))
+    assert verdicts
+    return any(v.error > TOLERANCE for v in verdicts)
 
-        verdicts = list(gradcheck(op))
-        assert verdicts
-        assert any(v.error > TOLERANCE for v in verdicts)
-    finally:
-        del REGISTRY["planted"]
+
+class TestWrongFormulasAreCaught:
+    """The check itself is checked: gradients off by a factor of 1 + 1e-5, or wrong where it is easy to be wrong."""
+
+    @pytest.mark.parametrize("factor", [1.0, 1 + 1e-5])
+    def test_elementwise(self, plant: Callable[..., Op], factor: float) -> None:
+        @primitive()
+        def planted_sin(xp: Any, input: Array) -> Array:
+            """sin"""
+            return xp.sin(input)
+
+        @planted_sin.vjp("input")
+        def _(xp: Any, g: Array, input: Array) -> Array:
+            return g * xp.cos(input) * factor
+
+        op = plant(planted_sin, lambda: iter([sample((3, 4))]))
+        assert caught(op) == (factor != 1.0)
+
+    @pytest.mark.parametrize("wrong", [False, True])
+    def test_reduction_that_forgets_where_the_maximum_was(self, plant: Callable[..., Op], wrong: bool) -> None:
+        @primitive()
+        def planted_max(xp: Any, input: Array, dim: int) -> Array:
+            """the largest along dim"""
+            return xp.max(input, axis=dim)
+
+        @planted_max.vjp("input")
+        def _(xp: Any, g: Array, input: Array, out: Array, dim: int) -> Array:
+            spread = xp.broadcast_to(xp.expand_dims(g, dim), input.shape)
+            return spread if wrong else xp.where(input == xp.expand_dims(out, dim), spread, 0.0)
+
+        assert caught(plant(planted_max, lambda: iter([sample((2, 3), 1)]))) == wrong
+
+    @pytest.mark.parametrize("wrong", [False, True])
+    def test_list_input_with_two_pieces_exchanged(self, plant: Callable[..., Op], wrong: bool) -> None:
+        @primitive()
+        def planted_sum(xp: Any, tensors: Sequence[Array]) -> Array:
+            """the sum of i * tensors[i]"""
+            return sum(i * t for i, t in enumerate(tensors))
+
+        @planted_sum.vjp("tensors")
+        def _(xp: Any, g: Array, tensors_shape: list[tuple[int, ...]]) -> list[Array]:
+            count = len(tensors_shape)
+            return [(count - 1 - i if wrong else i) * g for i in range(count)]
+
+        assert caught(plant(planted_sum, lambda: iter([sample([(2, 3), (2, 3), (2, 3)])]))) == wrong
+
+    @pytest.mark.parametrize("wrong", [False, True])
+    def test_several_outputs_of_which_one_is_forgotten(self, plant: Callable[..., Op], wrong: bool) -> None:
+        @primitive(multiple=True)
+        def planted_pair(xp: Any, input: Array) -> tuple[Array, Array]:
+            """sin and cos"""
+            return xp.sin(input), xp.cos(input)
+
+        @planted_pair.vjp("input")
+        def _(xp: Any, g: tuple[Array, Array], input: Array) -> Array:
+            return g[0] * xp.cos(input) - (0.0 if wrong else g[1] * xp.sin(input))
+
+        assert caught(plant(planted_pair, lambda: iter([sample((2, 3))]))) == wrong
+
+    @pytest.mark.parametrize("wrong", [False, True])
+    def test_composite_of_a_wrong_part(self, plant: Callable[..., Op], wrong: bool) -> None:
+        @primitive()
+        def planted_part(xp: Any, input: Array) -> Array:
+            """tanh"""
+            return xp.tanh(input)
+
+        @planted_part.vjp("input")
+        def _(xp: Any, g: Array, out: Array) -> Array:
+            return g * (1.0 - (out if wrong else out * out))
+
+        plant(planted_part, lambda: iter([sample((2,))]))
+
+        @composite()
+        def planted_whole(input: Tensor, scale: Tensor) -> Tensor:
+            """scale * tanh(input)"""
+            return planted_part(input) * scale
+
+        assert caught(plant(planted_whole, lambda: iter([sample((2, 3), (3,))]))) == wrong
+
+    @pytest.mark.parametrize("wrong", [False, True])
+    def test_saved_value_that_the_forward_pass_did_not_use(self, plant: Callable[..., Op], wrong: bool) -> None:
+        @primitive(aux=("norm",))
+        def planted_unit(xp: Any, input: Array) -> tuple[Array, Array]:
+            """input / |input|"""
+            norm = xp.sqrt(xp.sum(input * input))
+            return input / norm, norm * (1.0 + 1e-4) if wrong else norm
+
+        @planted_unit.vjp("input")
+        def _(xp: Any, g: Array, out: Array, norm: Array) -> Array:
+            return (g - out * xp.sum(g * out)) / norm
+
+        assert caught(plant(planted_unit, lambda: iter([sample((5,))]))) == wrong
 
 
 def test_formula_naming_something_unknown_fails_at_declaration() -> None:

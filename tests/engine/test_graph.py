@@ -12,7 +12,7 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine.graph import Node
-from flame_train.engine.mode import Mode, mode
+from flame_train.engine.mode import Mode, capturing, mode
 from flame_train.errors import ShapeError, Unsupported
 
 
@@ -201,6 +201,31 @@ class TestCheckpoint:
             return [t.grad.numpy().tobytes() for t in (x, w, skip)]
 
         assert run(True) == run(False)
+
+    def test_offload_keeps_computed_arguments_on_the_host_only(self) -> None:
+        x, w = leaf(3, 6), leaf(6, 6, seed=1)
+        h = x * 2.0
+        held = weakref.ref(h.data)
+        y = flame.checkpoint(self.block, h, w, offload=True)
+        del h
+        assert held() is None
+        y.square().sum().backward(retain_graph=True)
+        away = [t.grad.numpy().copy() for t in (x, w)]
+        x.grad = w.grad = None
+        self.block(x * 2.0, w).square().sum().backward()
+        for t, g in zip((x, w), away, strict=True):
+            assert np.array_equal(t.grad.numpy(), g)
+        y.square().sum().backward()  # the copy on the host serves again
+
+    def test_offload_refuses_a_captured_step(self) -> None:
+        with capturing(), pytest.raises(RuntimeError, match="a captured step cannot do"):
+            flame.checkpoint(lambda a: a, leaf(2), offload=True)
+
+    def test_running_statistics_move_once(self) -> None:
+        x, mean, var = leaf(8, 3), flame.tensor(np.zeros(3)), flame.tensor(np.ones(3))
+        flame.checkpoint(lambda a: F.batch_norm(a, mean, var, training=True), x).square().sum().backward()
+        np.testing.assert_allclose(mean.numpy(), 0.1 * x.numpy().mean(0))
+        np.testing.assert_allclose(var.numpy(), 0.9 + 0.1 * x.numpy().var(0, ddof=1))
 
     def test_runs_backward_twice_when_the_graph_is_kept(self) -> None:
         x, w = leaf(3, 6), leaf(6, 6, seed=1)

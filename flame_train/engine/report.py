@@ -1,0 +1,144 @@
+"""Where memory goes: what each op makes, what lives at the peak, and what a graph keeps for its backward pass.
+
+Only arrays that ops make are counted: weights, inputs and the leaves' own gradient buffers are not. Nothing is read
+from the device.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from .dtype import Array
+from .graph import Node
+from .mode import op_hooks
+from .tensor import Tensor
+
+Key = tuple[str, str]
+"""An op's name and "forward" or "backward"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One op in one phase: how often it ran, the bytes it made, and how many of them lived at the peak."""
+
+    op: str
+    phase: str
+    calls: int
+    made: int
+    at_peak: int
+
+
+def _root(array: Array) -> Array:
+    """The array that owns the memory a view looks into."""
+    while isinstance(array.base, type(array)):
+        array = array.base
+    return array
+
+
+@dataclass(slots=True)
+class MemoryReport:
+    """Counts while `memory_report` is entered; memory freed later still leaves `live`. In bytes."""
+
+    live: int = 0
+    peak: int = 0
+    _calls: Counter[Key] = field(default_factory=Counter)
+    _made: Counter[Key] = field(default_factory=Counter)
+    _living: Counter[Key] = field(default_factory=Counter)
+    _at_peak: Counter[Key] = field(default_factory=Counter)
+    _watched: dict[int, weakref.ref[Array]] = field(default_factory=dict)
+
+    def before(self, op: str, phase: str) -> None:
+        """An op starts."""
+        self._calls[op, phase] += 1
+
+    def after(self, op: str, phase: str, arrays: list[Array]) -> None:
+        """An op made `arrays`. Views of memory that is known already count nothing."""
+        for array in arrays:
+            root = _root(array)
+            if id(root) not in self._watched and root.nbytes:
+                self._watch(root, (op, phase))
+        if self.live > self.peak:
+            self.peak, self._at_peak = self.live, self._living.copy()
+
+    def _watch(self, root: Array, key: Key) -> None:
+        place, size = id(root), int(root.nbytes)
+
+        def freed(_: weakref.ref[Array]) -> None:
+            del self._watched[place]
+            self.live -= size
+            self._living[key] -= size
+
+        self._watched[place] = weakref.ref(root, freed)
+        self.live += size
+        self._made[key] += size
+        self._living[key] += size
+
+    def rows(self) -> list[Row]:
+        """One row an op and phase, the largest share of the peak first."""
+        found = [
+            Row(op, phase, n, self._made[op, phase], self._at_peak[op, phase]) for (op, phase), n in self._calls.items()
+        ]
+        return sorted((r for r in found if r.phase != "body"), key=lambda r: (-r.at_peak, -r.made, r.op, r.phase))
+
+    def table(self) -> str:
+        """The rows as text, in MiB."""
+        head = f"{'op':<32}{'phase':<10}{'calls':>7}{'made':>12}{'at peak':>12}"
+        lines = [f"{r.op:<32}{r.phase:<10}{r.calls:>7}{_mib(r.made):>12}{_mib(r.at_peak):>12}" for r in self.rows()]
+        return "\n".join([head, *lines, f"{'live ' + _mib(self.live):<49}{'peak':>12}{_mib(self.peak):>12}"])
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.2f}"
+
+
+@contextmanager
+def memory_report() -> Iterator[MemoryReport]:
+    """Counts what ops make inside: `with memory_report() as report: step()`, then `print(report.table())`."""
+    report = MemoryReport()
+    with op_hooks(report):
+        yield report
+
+
+def saved_by_op(*outputs: Tensor) -> dict[str, int]:
+    """Bytes that the graph behind `outputs` keeps for its backward pass, by op; memory held by several counts once.
+
+    Leaves are left out, which live anyway; Frozen weights among the operands are not told apart and count.
+    """
+    nodes = _nodes(outputs)
+    seen = {id(_root(edge.leaf.data)) for node in nodes for edge in node.edges if edge.leaf is not None}
+    found: Counter[str] = Counter()
+    for node in nodes:
+        for array in _arrays(node.kept):
+            root = _root(array)
+            if id(root) not in seen:
+                seen.add(id(root))
+                found[node.name] += int(root.nbytes)
+    return dict(found.most_common())
+
+
+def _nodes(outputs: Sequence[Tensor]) -> list[Node]:
+    """Every node of the graph behind `outputs`, in the order in which they ran."""
+    found: dict[int, Node] = {}
+    stack = [t._node for t in outputs]
+    while stack:
+        node = stack.pop()
+        if node is not None and id(node) not in found:
+            found[id(node)] = node
+            stack.extend(edge.node for edge in node.edges)
+    return sorted(found.values(), key=lambda node: node.seq)
+
+
+def _arrays(values: list[Any]) -> Iterator[Array]:
+    """The arrays among `values`, and inside lists of them."""
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        if isinstance(value, (list, tuple)):
+            stack.extend(value)
+        elif hasattr(value, "nbytes"):
+            yield value
