@@ -7,6 +7,7 @@ from .facade import SGD, AdamW
 from .gradients import (
     GradientStatistics,
     add_noise_,
+    clip_each_grad_norm_,
     clip_grad_norm_,
     clip_grad_value_,
     normalize,
@@ -37,6 +38,7 @@ __all__ = [
     "Step",
     "Transform",
     "add_noise_",
+    "clip_each_grad_norm_",
     "clip_grad_norm_",
     "clip_grad_value_",
     "normalize",

@@ -1,4 +1,4 @@
-"""Tools on the `.grad` of tensors, for loops written by hand. All but `statistics` stay on the device.
+"""Tools on the `.grad` of tensors, for loops written by hand. All stay on the device until something is read.
 
 A tensor whose gradient is None is passed over. Norms are taken over all given gradients together, in fp32.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,6 +38,20 @@ def clip_grad_norm_(
     return norm
 
 
+def clip_each_grad_norm_(parameters: Tensors, max_norm: float, norm_type: float = 2.0) -> Tensor:
+    """Scales each gradient down to a norm of at most `max_norm` of its own; returns the norms they had (n,) fp32."""
+    grads = _grads(parameters)
+    if not grads:
+        return Tensor(np.zeros(0, float32))
+    xp = grads[0].backend.xp
+    with np.errstate(all="ignore"):
+        norms = xp.empty(len(grads), float32)
+        for i, g in enumerate(grads):
+            norms[i] = _norm(xp, _raised(g), norm_type)
+            _write(g, _raised(g) * xp.minimum(max_norm / (norms[i] + np.float32(1e-6)), np.float32(1.0)))
+    return Tensor(norms)
+
+
 def clip_grad_value_(parameters: Tensors, clip_value: float) -> None:
     """Limits every gradient entry to [-clip_value, clip_value], as torch.nn.utils.clip_grad_value_."""
     for g in _grads(parameters):
@@ -57,49 +70,76 @@ def normalize(parameters: Tensors, norm: float = 1.0, eps: float = 1e-12) -> Ten
     return total
 
 
-def add_noise_(parameters: Tensors, std: float, *, seed: int, step: int = 0) -> None:
-    """Adds N(0, std^2) to every gradient entry. It is a function of (seed, step, which gradient, place)."""
+def add_noise_(parameters: Tensors, std: float, *, seed: int, step: int = 0, decay: float = 0.0) -> None:
+    """Adds N(0, std^2 / (1 + step)^decay) to every gradient entry (arXiv 1511.06807 anneals with decay 0.55).
+
+    The noise is a function of (seed, step, which gradient, place).
+    """
+    size = np.float32(std * (1.0 + step) ** (-0.5 * decay))
     for i, g in enumerate(_grads(parameters)):
         xp = g.backend.xp
         words = bits(xp, seed, GRADIENT_NOISE, step, xp.full((1,), i, np.int64), g.size)
         noise = normal_of(xp, words).reshape(g.shape)
-        _write(g, _raised(g) + np.float32(std) * noise)
+        _write(g, _raised(g) + size * noise)
 
 
-@dataclass(frozen=True, slots=True)
 class GradientStatistics:
-    """What `statistics` found. `histogram[i]` counts entries with 10^edges[i] <= |g| < 10^edges[i + 1]."""
+    """What `statistics` found. Reading any of it waits for the device, once; until then nothing does.
 
-    count: int
-    norm: float
-    largest: float
-    zeros: float
-    non_finite: float
-    histogram: tuple[int, ...]
-    edges: tuple[int, ...]
+    `norm` and `largest` are of the finite entries, `zeros` and `non_finite` fractions of all. `histogram[i]` counts
+    the finite entries other than zero with 10^edges[i] <= |g| < 10^edges[i + 1]; the outer bins hold what lies beyond.
+    """
+
+    edges = tuple(range(-12, 5))
+
+    def __init__(self, count: int, found: Tensor) -> None:
+        self.count = count
+        self._found = found
+        self._host: list[float] | None = None
+
+    def _read(self) -> list[float]:
+        if self._host is None:
+            self._host = self._found.numpy().tolist()
+        return self._host
+
+    @property
+    def norm(self) -> float:
+        return math.sqrt(self._read()[0])
+
+    @property
+    def largest(self) -> float:
+        return self._read()[1]
+
+    @property
+    def zeros(self) -> float:
+        return self._read()[2] / max(self.count, 1)
+
+    @property
+    def non_finite(self) -> float:
+        return self._read()[3] / max(self.count, 1)
+
+    @property
+    def histogram(self) -> tuple[int, ...]:
+        return tuple(int(n) for n in self._read()[4:])
 
 
 def statistics(parameters: Tensors) -> GradientStatistics:
-    """Norm and largest magnitude of the finite entries, fractions zero and not finite, and a histogram.
-
-    The histogram is of magnitudes by power of ten from 1e-12 to 1e4; the outer bins hold what lies beyond.
-    Reads the gradients back to the host.
-    """
-    edges = tuple(range(-12, 5))
-    flat = [g.numpy().astype(np.float64).ravel() for g in _grads(parameters)]
-    g = np.abs(np.concatenate(flat)) if flat else np.zeros(0)
-    finite = g[np.isfinite(g)]
-    nonzero = finite[finite > 0]
-    bins = np.clip(np.searchsorted(10.0 ** np.array(edges), nonzero, side="right") - 1, 0, len(edges) - 2)
-    return GradientStatistics(
-        count=g.size,
-        norm=float(np.sqrt(np.sum(finite**2))),
-        largest=float(finite.max(initial=0.0)),
-        zeros=float(np.mean(g == 0)) if g.size else 0.0,
-        non_finite=1.0 - finite.size / g.size if g.size else 0.0,
-        histogram=tuple(int(n) for n in np.bincount(bins, minlength=len(edges) - 1)),
-        edges=edges,
-    )
+    """Norm, largest magnitude, fractions zero and not finite, and a histogram by powers of ten from 1e-12 to 1e4."""
+    grads, edges = _grads(parameters), GradientStatistics.edges
+    xp = grads[0].backend.xp if grads else np
+    found = xp.zeros(4 + len(edges) - 1, np.float64)
+    limits = 10.0 ** xp.arange(edges[0], edges[-1] + 1, dtype=np.float64)
+    for g in grads:
+        size = xp.abs(_raised(g)).ravel().astype(np.float64)
+        finite = xp.isfinite(size)
+        size = xp.where(finite, size, 0.0)
+        found[0] += xp.sum(size * size)
+        found[1] = xp.maximum(found[1], xp.max(size))
+        found[2] += xp.sum(finite & (size == 0))
+        found[3] += xp.sum(~finite)
+        bins = xp.clip(xp.searchsorted(limits, size, side="right") - 1, 0, len(edges) - 2)
+        xp.add.at(found, bins + 4, (size > 0).astype(np.float64))
+    return GradientStatistics(sum(g.size for g in grads), Tensor(found))
 
 
 def _grads(parameters: Tensors) -> list[Tensor]:

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from flame_train.engine import Tensor, tensor
-from flame_train.engine.optim import add_noise_, clip_grad_norm_, clip_grad_value_, normalize, statistics
+from flame_train.engine.mode import capturing
+from flame_train.engine.optim import (
+    add_noise_,
+    clip_each_grad_norm_,
+    clip_grad_norm_,
+    clip_grad_value_,
+    normalize,
+    statistics,
+)
 
 
 def leaves(*grads: object, dtype: object = np.float32) -> list[Tensor]:
@@ -40,6 +48,13 @@ def test_clip_norm_scales_down_only_and_edits_in_place() -> None:
     one = leaves([3.0])[0]
     clip_grad_norm_(one, 1.0)
     assert one.grad.item() == pytest.approx(1.0)
+
+
+def test_clip_each_norm_leaves_small_gradients_alone() -> None:
+    ts = leaves([3.0, 4.0], [0.3, 0.4], [[0.0]])
+    np.testing.assert_allclose(clip_each_grad_norm_(ts, 1.0).numpy(), [5, 0.5, 0])
+    np.testing.assert_allclose(values(ts), [0.6, 0.8, 0.3, 0.4, 0], rtol=1e-6)
+    assert clip_each_grad_norm_([], 1.0).shape == (0,)
 
 
 def test_clip_norm_can_refuse_what_is_not_finite() -> None:
@@ -82,6 +97,25 @@ def test_noise_has_its_size_and_follows_seed_and_step() -> None:
     np.testing.assert_array_equal(first, noise(1, 0))
     assert not (first == noise(1, 1)).any()
     assert not (first == noise(2, 0)).any()
+
+
+def test_noise_anneals() -> None:
+    def size(step: int) -> float:
+        ts = leaves(np.zeros(20_000))
+        add_noise_(ts, 0.1, seed=0, step=step, decay=0.55)
+        return float(values(ts).std())
+
+    assert size(0) == pytest.approx(0.1, rel=0.03)
+    assert size(99) == pytest.approx(0.1 * 100**-0.275, rel=0.03)
+
+
+def test_statistics_reads_nothing_until_asked() -> None:
+    ts = leaves([3.0, 4.0])
+    with capturing():
+        s = statistics(ts)
+        with pytest.raises(RuntimeError, match="reads nothing back"):
+            _ = s.norm
+    assert s.norm == 5.0
 
 
 def test_statistics() -> None:
