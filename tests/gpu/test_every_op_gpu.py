@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,8 @@ def pytorch(
     for part in op.torch.split("."):
         fn = getattr(fn, part, None)
     try:
-        y = fn(**arguments)
+        with warnings.catch_warnings(action="ignore"):  # advice to PyTorch's users
+            y = fn(**arguments)
         if not isinstance(y, torch.Tensor) or not y.is_floating_point() or not y.requires_grad:
             return None
         out = y.permute(0, 2, 3, 1) if nhwc and y.ndim == 4 else y
