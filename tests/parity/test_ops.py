@@ -185,3 +185,13 @@ def test_upsample_nearest_is_interpolate(factor: int) -> None:
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 5))
     want = torch.nn.functional.interpolate(torch.from_numpy(x), scale_factor=factor)
     assert np.array_equal(F.upsample_nearest(flame.tensor(x), factor).numpy(), want.numpy())
+
+
+def test_embedding_padding_row_gets_no_gradient() -> None:
+    from flame_train.engine import functional as F
+
+    index, table = np.array([[1, 0, 3], [3, 3, 2]]), np.random.default_rng(0).standard_normal((4, 2))
+    w, tw = flame.tensor(table, requires_grad=True), torch.tensor(table, requires_grad=True)
+    F.embedding(flame.tensor(index), w, -1).square().sum().backward()
+    torch.nn.functional.embedding(torch.from_numpy(index), tw, -1).square().sum().backward()
+    np.testing.assert_allclose(w.grad.numpy(), tw.grad.numpy())

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...errors import ShapeError
-from ..dtype import Array
+from ..dtype import Array, compute_dtype
 from ..op import ErrorSample, Sample, primitive, sample
 from .dims import Shape
 from .index import added_at
@@ -59,7 +59,8 @@ def repeat(xp: Any, input: Array, repeats: Sequence[int]) -> Array:
 def _(xp: Any, g: Array, input_shape: Shape, repeats: Sequence[int]) -> Array:
     shape = (1,) * (len(repeats) - len(input_shape)) + input_shape
     apart = g.reshape([n for pair in zip(repeats, shape, strict=True) for n in pair])
-    return xp.sum(apart, axis=tuple(range(0, 2 * len(repeats), 2))).reshape(input_shape)
+    total = xp.sum(apart, axis=tuple(range(0, 2 * len(repeats), 2)), dtype=compute_dtype(g.dtype))
+    return total.reshape(input_shape)
 
 
 @repeat.samples

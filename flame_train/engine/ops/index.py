@@ -57,9 +57,10 @@ embedding.nograd("input")
 
 @embedding.vjp("weight")
 def _(xp: Any, g: Array, input: Array, weight_shape: Shape, padding_idx: int | None) -> Array:
+    dw = added_at(xp, weight_shape, input, g)
     if padding_idx is not None:
-        g = xp.where((input == padding_idx % weight_shape[0])[..., None], xp.zeros((), g.dtype), g)
-    return added_at(xp, weight_shape, input, g)
+        dw[padding_idx] = 0
+    return dw
 
 
 @embedding.samples

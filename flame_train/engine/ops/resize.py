@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ShapeError
-from ..dtype import Array
+from ..dtype import Array, compute_dtype
 from ..op import ErrorSample, Sample, primitive, sample
 from .dims import Shape
 
@@ -30,9 +30,9 @@ def _(xp: Any, g: Array, scale_factor: int, layout: str) -> Array:
     n = scale_factor
     if layout == "NCHW":
         b, c, h, w = g.shape
-        return xp.sum(g.reshape(b, c, h // n, n, w // n, n), axis=(3, 5))
+        return xp.sum(g.reshape(b, c, h // n, n, w // n, n), axis=(3, 5), dtype=compute_dtype(g.dtype))
     b, h, w, c = g.shape
-    return xp.sum(g.reshape(b, h // n, n, w // n, n, c), axis=(2, 4))
+    return xp.sum(g.reshape(b, h // n, n, w // n, n, c), axis=(2, 4), dtype=compute_dtype(g.dtype))
 
 
 @upsample_nearest.samples
