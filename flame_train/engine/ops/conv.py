@@ -77,12 +77,19 @@ def _patches(
     d: tuple[int, int],
 ) -> Array:
     """The patches under output rows [r0, r1) as (B, rows, ow, kh, kw, C), copied."""
-    taps = []
-    for i in range(kernel[0]):
-        rows = slice(r0 * s[0] + i * d[0], (r1 - 1) * s[0] + i * d[0] + 1, s[0])
-        for j in range(kernel[1]):
-            taps.append(padded[:, rows, j * d[1] : (ow - 1) * s[1] + j * d[1] + 1 : s[1]])
-    return xp.stack(taps, axis=3)
+    rows = [_under(r0, r1, i, s[0], d[0]) for i in range(kernel[0])]
+    columns = [_under(0, ow, j, s[1], d[1]) for j in range(kernel[1])]
+    return xp.stack([padded[:, r, c] for r in rows for c in columns], axis=3)
+
+
+def _under(first: int, stop: int, tap: int, stride: int, dilation: int) -> slice:
+    """The input's rows, or columns, that a tap of the kernel reads for outputs [first, stop)."""
+    return slice(first * stride + tap * dilation, (stop - 1) * stride + tap * dilation + 1, stride)
+
+
+def _plain(weight_shape: Shape, stride: tuple[int, int], padding: tuple[int, int], groups: int) -> bool:
+    """True if the convolution is a product of each pixel with one matrix."""
+    return weight_shape[2:] == (1, 1) and stride == (1, 1) and padding == (0, 0) and groups == 1
 
 
 @primitive(torch="nn.functional.conv2d")
@@ -99,8 +106,8 @@ def conv2d(
     oh, ow = out_size(h, kh, s[0], p[0], d[0]), out_size(w, kw, s[1], p[1], d[1])
     if min(oh, ow) < 1:
         raise ShapeError(f"conv2d: a kernel of {kh} x {kw} does not fit into {h} x {w} pixels padded by {p}")
-    if kh == kw == 1 and s == (1, 1) and p == (0, 0) and groups == 1:
-        y = xp.matmul(x, weight.reshape(out_ch, in_ch).T)
+    if _plain(weight.shape, s, p, groups):
+        y = xp.matmul(x.reshape(-1, in_ch), weight.reshape(out_ch, in_ch).T).reshape(b, oh, ow, out_ch)
         return from_nhwc(xp, y if bias is None else y + bias, layout)
     padded = xp.pad(x, ((0, 0), (p[0], p[0]), (p[1], p[1]), (0, 0))) if any(p) else x
     y = xp.empty((b, oh, ow, out_ch), x.dtype)
@@ -141,13 +148,18 @@ def input_gradient(
     out_ch, in_ch, kh, kw = weight.shape
     b, h, w, channels = _nhwc_shape(input_shape, layout)
     oh, ow = g.shape[1:3]
+    if _plain(weight.shape, s, p, groups):
+        dx = xp.matmul(g.reshape(-1, out_ch), weight.reshape(out_ch, in_ch))
+        return from_nhwc(xp, dx.reshape(b, h, w, channels), layout)
     dx = xp.zeros((b, h + 2 * p[0], w + 2 * p[1], channels), g.dtype)
-    for i in range(kh):
-        rows = slice(i * d[0], (oh - 1) * s[0] + i * d[0] + 1, s[0])
-        for j in range(kw):
-            columns = slice(j * d[1], (ow - 1) * s[1] + j * d[1] + 1, s[1])
-            for ci, co in _groups(in_ch, out_ch, groups):
-                dx[:, rows, columns, ci] += xp.matmul(g[..., co], weight[co, :, i, j])
+    for r0, r1 in _row_blocks(b, oh, ow, kh * kw * channels, g.itemsize):
+        flat = g[:, r0:r1].reshape(-1, out_ch)
+        for ci, co in _groups(in_ch, out_ch, groups):
+            kernel = weight[co].transpose(0, 2, 3, 1).reshape(-1, kh * kw * in_ch)
+            taps = xp.matmul(flat[:, co], kernel).reshape(b, r1 - r0, ow, kh, kw, in_ch)
+            for i, j in ((i, j) for i in range(kh) for j in range(kw)):
+                rows, columns = _under(r0, r1, i, s[0], d[0]), _under(0, ow, j, s[1], d[1])
+                dx[:, rows, columns, ci] += taps[:, :, :, i, j]
     return from_nhwc(xp, dx[:, p[0] : p[0] + h, p[1] : p[1] + w], layout)
 
 
