@@ -362,6 +362,25 @@ def bench_step(
     _print(tool.step(model, resolution, batch, rank, precision, checkpointing, device), as_json)
 
 
+@bench_app.command("memory")
+def bench_memory(
+    model: Annotated[str, typer.Option("--model", help="sdxl, or sdxl-tiny for a quick look.")] = "sdxl",
+    resolution: Annotated[int, typer.Option("--resolution", min=64, help="Pixels.")] = 1024,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images a step.")] = 1,
+    rank: Annotated[int, typer.Option("--rank", min=1)] = 16,
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
+    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Recompute activations.")] = False,
+    device: Device = "cuda",
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """What a training step takes, by kind and by op."""
+    from flame_train.tools import bench_memory as tool
+
+    result = tool.run(model, resolution, batch, rank, precision, checkpointing, device)
+    typer.echo(json.dumps(result, indent=1) if as_json else tool.table(result))
+
+
 @bench_app.command("ops")
 def bench_ops(
     ops: Annotated[

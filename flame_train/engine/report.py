@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from .dtype import Array
 from .graph import Node
 from .mode import op_hooks
@@ -57,10 +59,10 @@ class MemoryReport:
         self._calls[op, phase] += 1
 
     def after(self, op: str, phase: str, arrays: list[Array]) -> None:
-        """An op made `arrays`. Views of memory that is known already count nothing."""
+        """An op made `arrays`. Views of memory that is known already count nothing, nor do NumPy's bare scalars."""
         for array in arrays:
             root = _root(array)
-            if id(root) not in self._watched and root.nbytes:
+            if id(root) not in self._watched and root.nbytes and not isinstance(root, np.generic):
                 self._watch(root, (op, phase))
         if self.live > self.peak:
             self.peak, self._at_peak = self.live, self._living.copy()

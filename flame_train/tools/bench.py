@@ -39,6 +39,7 @@ class Prepared:
     backend: Backend
     adapted: int
     weights: int
+    frozen_bytes: int
 
     def step(self) -> None:
         """The whole step: noise, timesteps, forward, loss, backward, clip, AdamW."""
@@ -78,7 +79,8 @@ def prepare(
     host = random_batch(unet.arch, resolution, batch)
     device_batch = Batch(host, backend, dtype)
     device_batch.fill(host)
-    return Prepared(state, device_batch, backend, len(targets), backend.memory().live)
+    frozen = sum(int(t.data.nbytes) for _, t in unet.weights())
+    return Prepared(state, device_batch, backend, len(targets), backend.memory().live, frozen)
 
 
 def step(

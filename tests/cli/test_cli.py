@@ -182,7 +182,7 @@ def test_a_wrong_command_line_is_2_without_a_traceback(capsys: pytest.CaptureFix
     assert "Traceback" not in captured.err
 
 
-@pytest.mark.parametrize("command", [*(c for c in COMMANDS if c != "bench"), "bench step", "bench ops"])
+@pytest.mark.parametrize("command", [*(c for c in COMMANDS if c != "bench"), "bench step", "bench ops", "bench memory"])
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert cli.run([*command.split(), "--help"]) == 0
     text = capsys.readouterr().out

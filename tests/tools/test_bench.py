@@ -12,7 +12,8 @@ from flame_train.engine.check import generator
 from flame_train.engine.op import REGISTRY, sample
 from flame_train.engine.sample import materialise
 from flame_train.errors import ConfigError
-from flame_train.tools import bench, bench_ops
+from flame_train.models.unet_sdxl import UNet, UNetArch
+from flame_train.tools import bench, bench_memory, bench_ops
 
 
 def test_step_reports_a_finite_whole_step(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,3 +57,13 @@ def test_ops_refuses_an_unknown_op_with_the_nearest() -> None:
 def test_arithmetic_is_counted_as_two_for_each_multiply_add(name: str, s: object, multiply_adds: int) -> None:
     bound = materialise(REGISTRY[name], s, generator(name, 0))
     assert bench_ops._flops(name, bound) == 2.0 * multiply_adds
+
+
+def test_memory_adds_up_and_checkpointing_keeps_less() -> None:
+    plain, less = (bench_memory.run("sdxl-tiny", 64, 1, 2, "fp32", c, "cpu") for c in (False, True))
+    assert plain["weights"] == 4 * UNet(UNetArch.tiny()).num_weights()
+    assert sum(plain["kept by op"].values()) == plain["kept"]
+    assert less["kept"] < plain["kept"] / 2
+    assert plain["peak of what ops make"] == sum(r["at peak"] for r in plain["by op"])
+    assert {r["phase"] for r in plain["by op"]} == {"forward", "backward"}
+    assert "kept for the backward pass" in bench_memory.table(plain)

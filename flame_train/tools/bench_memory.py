@@ -1,0 +1,58 @@
+"""`bench memory`: what a training step takes, by kind and by op."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flame_train.engine.report import memory_report, saved_by_op
+from flame_train.training.step import batch_loss
+
+from .bench import prepare
+
+
+def run(
+    model: str, resolution: int, batch: int, rank: int, precision: str, checkpointing: bool, device: str
+) -> dict[str, Any]:
+    """Bytes by kind (weights, adapters, kept for the backward pass, peak of a step) and by op. Weights are random.
+
+    `kept` is what the graph holds when the forward pass is done, base weights among the operands included once.
+    """
+    p = prepare(model, resolution, batch, rank, precision, checkpointing, device)
+    s, arena = p.state, p.state.optimizer.arena
+    loss = batch_loss(s.denoise, s.sample_latents, s.objective, s.dtype, s.seed, p.batch)
+    kept = saved_by_op(loss)
+    del loss
+    with memory_report() as report:
+        p.step()
+    return {
+        "model": model,
+        "device": device,
+        "batch": batch,
+        "precision": precision,
+        "checkpointing": checkpointing,
+        "weights": p.frozen_bytes,
+        "adapters": int(arena.values.nbytes + arena.grads.nbytes),
+        "optimizer": sum(int(a.nbytes) for a in s.optimizer.state_dict().values()),
+        "kept": sum(kept.values()),
+        "peak of what ops make": report.peak,
+        "kept by op": kept,
+        "by op": [
+            {"op": r.op, "phase": r.phase, "calls": r.calls, "made": r.made, "at peak": r.at_peak}
+            for r in report.rows()
+        ],
+    }
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The result as lines of text, in MiB."""
+    kinds = ("weights", "adapters", "optimizer", "kept", "peak of what ops make")
+    lines = [f"{name:<28}{result[name] / 2**20:>12.2f} MiB" for name in kinds]
+    lines += ["", "kept for the backward pass, by op"]
+    lines += [f"{op:<34}{n / 2**20:>12.2f} MiB" for op, n in result["kept by op"].items()]
+    lines += ["", f"{'op':<32}{'phase':<10}{'calls':>7}{'made MiB':>12}{'at peak':>12}"]
+    lines += [
+        f"{r['op']:<32}{r['phase']:<10}{r['calls']:>7}{r['made'] / 2**20:>12.2f}{r['at peak'] / 2**20:>12.2f}"
+        for r in result["by op"]
+    ]
+    return "\n".join(lines)
