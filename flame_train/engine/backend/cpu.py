@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -11,6 +13,23 @@ import numpy as np
 from ..dtype import Array, DType
 from ..mode import mode
 from .base import Memory
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+_KEPT, _PLAIN = 1 << 28, 1 << 26  # bytes
+
+
+def _keep_freed_memory() -> None:
+    """Lets glibc reuse the memory of NumPy's temporaries.
+
+    Left alone it returns each large one to the system, which then has to clear its pages for the next: most of the
+    time of an elementwise operation. Arrays up to 64 MiB now stay with the process, up to 256 MiB of them when free.
+    """
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # other C libraries have none
+        mallopt(_M_MMAP_THRESHOLD, _PLAIN)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT)
 
 
 class CpuBackend:
@@ -23,6 +42,7 @@ class CpuBackend:
 
     def __init__(self) -> None:
         self._peak = 0
+        _keep_freed_memory()
 
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
         return np.empty(tuple(shape), dtype)
