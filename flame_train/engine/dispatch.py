@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.exceptions import AxisError
 
+from ..errors import ShapeError
 from .backend import Backend, get_backend
 from .dtype import Array, DType, compute_dtype, float32, float64, is_float, promote
 from .graph import Edge, Node
@@ -26,7 +28,7 @@ def run(op: Op, values: dict[str, Any]) -> Any:
         return _observed(op, m, lambda: op.fn(**values))
     for hook in m.hooks:
         hook.before(op.name, "forward")
-    result = kernel.fn(backend.kernels, **arrays) if kernel else _reference(op, arrays, backend)
+    result = _computed(op, kernel, arrays, backend)
     outputs, aux = _split(op, result)
     for hook in m.hooks:
         hook.after(op.name, "forward", outputs)
@@ -113,6 +115,19 @@ def _choose(op: Op, arrays: dict[str, Any], backend: Backend, m: Mode) -> Kernel
 def _covers(op: Op, wanted: Sequence[str]) -> bool:
     """True if a composite's kernels have a gradient for all that is wanted; its body has one for everything."""
     return all(any(arg in f.args for f in op.kernel_formulas) for arg in wanted)
+
+
+def _computed(op: Op, kernel: Kernel | None, arrays: dict[str, Any], backend: Backend) -> Any:
+    """The op's result. What the array library says of shapes is said again in the op's terms."""
+    try:
+        return kernel.fn(backend.kernels, **arrays) if kernel else _reference(op, arrays, backend)
+    except AxisError as e:
+        raise ShapeError(f"{op.name}: dim {e.axis} is outside a tensor of {e.ndim} dims") from e
+    except ValueError as e:
+        if "broadcast" not in str(e):
+            raise
+        shapes = [f"{n} {tuple(arrays[n].shape)}" for n in op.tensor_names if hasattr(arrays[n], "shape")]
+        raise ShapeError(f"{op.name}: the shapes of {', '.join(shapes)} do not broadcast together") from e
 
 
 def _reference(op: Op, arrays: dict[str, Any], backend: Backend) -> Any:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import ShapeError
 from .dtype import DType, float64
-from .op import Op, Sample, sample
+from .op import ErrorSample, Op, Sample, sample
 from .tensor import Tensor, tensor
 
 
@@ -70,6 +71,18 @@ def of_two() -> Iterator[Sample]:
     yield sample((4, 1, 3), apart(5, 1))
     yield sample((3,), 1.7)
     yield sample((0, 3), apart(0, 3))
+
+
+def not_broadcast() -> Iterator[ErrorSample]:
+    """Two tensors whose shapes do not meet."""
+    match = r"the shapes of .* \(2, 3\), .* \(4,\) do not broadcast together"
+    yield ErrorSample(sample((2, 3), (4,)), ShapeError, match)
+
+
+def no_such_dim(*rest: Any) -> Callable[[], Iterator[ErrorSample]]:
+    """A dim that a matrix does not have; `rest` are further arguments."""
+    match = "dim 2 is outside a tensor of 2 dims"
+    return lambda: iter([ErrorSample(sample((2, 3), 2, *rest), ShapeError, match)])
 
 
 def materialise(

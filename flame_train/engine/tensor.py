@@ -112,7 +112,8 @@ class Tensor(Methods):
             raise ValueError(f"item(): expected one element, this tensor has shape {self.shape}")
         return self.numpy().reshape(-1)[0].item()
 
-    __float__ = item
+    def __float__(self) -> float:
+        return float(self.item())
 
     def __int__(self) -> int:
         return int(self.item())

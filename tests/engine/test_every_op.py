@@ -152,6 +152,38 @@ def test_refuses_bad_input_with_a_word(name: str, case: Any) -> None:
         op(**draw(op, 0, case.sample))
 
 
+TAKES_ANYTHING = {
+    "abs", "cast", "ceil", "clone", "cos", "elu", "erf", "exp", "expm1", "floor", "hardswish", "isfinite", "leaky_relu",
+    "log", "log1p", "logical_not", "mish", "neg", "quick_gelu", "reciprocal", "relu", "round", "rsqrt", "sigmoid",
+    "sign", "silu", "sin", "softplus", "sqrt", "square", "tanh", "trunc",
+}  # fmt: skip
+"""One tensor of any shape, and numbers: nothing but the wrong kind of thing can be wrong; that is tested for all."""
+
+
+def test_every_op_that_can_be_given_wrong_shapes_says_so() -> None:
+    assert {n for n in OPS if not list(REGISTRY[n].iter_errors())} == TAKES_ANYTHING
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_refuses_what_is_no_tensor_by_the_arguments_name(name: str) -> None:
+    op = REGISTRY[name]
+    bound = draw(op, 0, next(op.iter_samples()))
+    for arg in op.tensor_names:
+        bad = [np.ones(2)] if arg in op.list_names else np.ones(2)
+        with pytest.raises(TypeError, match=rf"{name}: expected a Tensor for '{arg}', got ndarray; wrap it"):
+            op(**{**bound, arg: bad})
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_refuses_arguments_it_does_not_know(name: str) -> None:
+    op = REGISTRY[name]
+    bound = draw(op, 0, next(op.iter_samples()))
+    with pytest.raises(TypeError, match=f"{name}: argument 'colour' is unknown"):
+        op(**bound, colour=1)
+    with pytest.raises(TypeError, match=f"{name}: missing argument '{op.names[0]}'"):
+        op(**{n: v for n, v in bound.items() if n != op.names[0]})
+
+
 @pytest.fixture
 def plant() -> Iterator[Callable[..., Op]]:
     """Declares ops for a test and takes them out of the registry again."""

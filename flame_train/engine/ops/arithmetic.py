@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from ...errors import ShapeError
 from ..dtype import Array, is_float
 from ..op import ErrorSample, Sample, primitive, sample
-from ..sample import apart, of_one, of_two, positive
+from ..sample import apart, not_broadcast, of_one, of_two, positive
 from . import conditions
 
 
@@ -122,6 +123,8 @@ def _() -> Iterator[ErrorSample]:
 
 
 mul.samples(of_two)
+for _op in (add, sub, rsub, mul):
+    _op.errors(not_broadcast)
 for _op in (add, sub, rsub):
 
     @_op.samples
@@ -156,6 +159,9 @@ def _(xp: Any, g: Array, input: Array | float, exponent: Array, out: Array) -> A
         return g * out * math.log(input) if input else xp.zeros_like(g)
     zero = (input == 0) & (exponent >= 0)
     return xp.where(zero, 0.0, g * out * xp.log(xp.where(zero, 1.0, input)))
+
+
+pow.errors(not_broadcast)
 
 
 @pow.samples
@@ -234,6 +240,11 @@ def _(xp: Any, g: Array, weight: Array | float) -> Array:
 @lerp.vjp("weight")
 def _(xp: Any, g: Array, input: Array, end: Array) -> Array:
     return g * (end - input)
+
+
+@lerp.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (4,), 0.5), ShapeError, r"lerp: the shapes of input \(2, 3\), end \(4,\) do not")
 
 
 @lerp.samples

@@ -23,6 +23,11 @@ def _(xp: Any, g: Array, dims: Sequence[int]) -> Array:
     return xp.flip(g, tuple(dims))
 
 
+@flip.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (2,)), ShapeError, "flip: dim 2 is outside a tensor of 2 dims")
+
+
 @flip.samples
 def _() -> Iterator[Sample]:
     yield sample((2, 3), (0,))
@@ -38,6 +43,11 @@ def roll(xp: Any, input: Array, shifts: int | Sequence[int], dims: int | Sequenc
 @roll.vjp("input")
 def _(xp: Any, g: Array, shifts: int | Sequence[int], dims: int | Sequence[int] | None) -> Array:
     return xp.roll(g, -shifts if isinstance(shifts, int) else tuple(-n for n in shifts), dims)
+
+
+@roll.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), 1, 2), ShapeError, "roll: dim 2 is outside a tensor of 2 dims")
 
 
 @roll.samples

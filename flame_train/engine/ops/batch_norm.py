@@ -94,6 +94,11 @@ def _() -> Iterator[Sample]:
     yield sample((2, 3, 2, 4), (4,), (4,), 1e-3, "NHWC")
 
 
+@batch_norm_inference.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((4, 3), (2,), positive(2)), ShapeError, r"of input \(4, 3\), running_mean \(2,\)")
+
+
 @batch_norm_inference.samples
 def _() -> Iterator[Sample]:
     yield sample((3, 2, 2, 3), (2,), positive(2), (2,), (2,))

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..dtype import Array
 from ..op import Sample, primitive, sample
-from ..sample import booleans, of_one, of_two
+from ..sample import booleans, not_broadcast, of_one, of_two
 
 
 @primitive(torch="lt")
@@ -49,6 +49,7 @@ def ne(xp: Any, input: Array, other: Array | float) -> Array:
 for _op in (lt, le, gt, ge, eq, ne):
     _op.nograd("input", "other")
     _op.samples(of_two)
+    _op.errors(not_broadcast)
 
 
 @primitive(torch="logical_and")
@@ -71,6 +72,7 @@ def logical_xor(xp: Any, input: Array, other: Array) -> Array:
 
 for _op in (logical_and, logical_or, logical_xor):
     _op.nograd("input", "other")
+    _op.errors(not_broadcast)
 
     @_op.samples
     def _() -> Iterator[Sample]:

@@ -81,6 +81,8 @@ def timestep_embedding(
     Computed in fp32 from fp32 frequencies, as the reference implementations do, and returned as `dtype`. The
     frequencies are rounded from fp64, so that every device has the same: at t = 999 their last bit shows.
     """
+    if dim % 2:
+        raise ShapeError(f"timestep_embedding: expected an even dim, for as many cosines as sines, got {dim}")
     half = dim // 2
     exponents = np.float32(-math.log(max_period)) * xp.arange(half, dtype=np.float32)
     exponents = exponents / np.float32(half)  # in this order: dividing first loses a bit at 320
@@ -90,6 +92,11 @@ def timestep_embedding(
 
 
 timestep_embedding.nograd("timesteps")
+
+
+@timestep_embedding.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((3,), 7), ShapeError, "expected an even dim, .* got 7")
 
 
 @timestep_embedding.samples
@@ -116,6 +123,11 @@ def _(xp: Any, g: Array, update: Array) -> Array:
 @gated_add.vjp("update")
 def _(xp: Any, g: Array, gate: Array) -> Array:
     return g * gate
+
+
+@gated_add.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (4,), (2, 3)), ShapeError, "gated_add: the shapes of .* do not broadcast together")
 
 
 @gated_add.samples

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..dtype import Array
 from ..op import Sample, composite, primitive, sample
+from ..sample import no_such_dim
 from ..tensor import Tensor
 from .dims import Dims, Shape, axes, axis, spread
 from .select import maximum, minimum
@@ -27,6 +28,7 @@ def amin(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Arra
 
 
 for _op in (amax, amin):
+    _op.errors(no_such_dim())
 
     @_op.vjp("input")
     def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
@@ -66,6 +68,7 @@ def argmin(xp: Any, input: Array, dim: int | None = None, keepdim: bool = False)
 
 for _op in (argmax, argmin):
     _op.nograd("input")
+    _op.errors(no_such_dim())
 
     @_op.samples
     def _() -> Iterator[Sample]:
@@ -98,6 +101,7 @@ def min_dim(xp: Any, input: Array, dim: int, keepdim: bool = False) -> tuple[Pai
 
 
 for _op in (max_dim, min_dim):
+    _op.errors(no_such_dim())
 
     @_op.vjp("input")
     def _(xp: Any, g: Pair, input_shape: Shape, index: Array, dim: int, keepdim: bool) -> Array:
@@ -132,6 +136,7 @@ def min(input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -
 
 
 for _op in (max, min):
+    _op.errors(no_such_dim())
 
     @_op.samples
     def _() -> Iterator[Sample]:

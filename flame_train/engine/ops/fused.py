@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from ...errors import ShapeError
 from ..op import ErrorSample, Sample, composite, sample
 from ..tensor import Tensor
 from .activations import gelu, quick_gelu, relu, silu
@@ -52,6 +53,11 @@ def layer_norm_modulate(input: Tensor, scale: Tensor, shift: Tensor, eps: float 
     """
     normed: Tensor = layer_norm(input, (input.shape[-1],), eps=eps)
     return normed * (scale + 1.0) + shift
+
+
+@layer_norm_modulate.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 4), (3,), (4,)), ShapeError, r"\(2, 4\), other \(3,\) do not broadcast together")
 
 
 @layer_norm_modulate.samples

@@ -79,6 +79,7 @@ def take_along_dim(xp: Any, input: Array, indices: Array, dim: int | None = None
     """input[..., indices[..., i, ...], ...] along dim; without dim both are flattened"""
     if dim is None:
         return input.reshape(-1)[indices.reshape(-1)]
+    _check_index("take_along_dim", input, indices)
     return xp.take_along_axis(input, indices, axis=dim)
 
 
@@ -90,6 +91,12 @@ def _(xp: Any, g: Array, input_shape: Shape, indices: Array, dim: int | None) ->
     if dim is None:
         return added_at(xp, (int(np.prod(input_shape)),), indices.reshape(-1), g).reshape(input_shape)
     return added_at(xp, input_shape, _places(xp, xp.broadcast_to(indices, g.shape), dim, input_shape), g)
+
+
+@take_along_dim.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((3, 5), integers(5, 3), 1), ShapeError, "take_along_dim: .* must have as many dims")
+    yield ErrorSample(sample((3, 5), (3, 2), 1), ShapeError, "expected whole-number indices, got float64")
 
 
 @take_along_dim.samples
@@ -197,11 +204,11 @@ def _() -> Iterator[Sample]:
     yield sample((3, 5), 0, integers(3, 2, 4), (4, 5))
 
 
-for _op in (gather, scatter_add):
+for _op in (gather, scatter, scatter_add):
 
     @_op.errors
     def _(op: Any = _op) -> Iterator[ErrorSample]:
-        rest = ((2, 3),) if op is scatter_add else ()
+        rest = () if op is gather else ((2, 3),)
         yield ErrorSample(sample((2, 3), 0, (2, 3), *rest), ShapeError, "expected whole-number indices, got float64")
         yield ErrorSample(sample((2, 3), 0, integers(2, 3), *rest), ShapeError, "must have as many dims")
 

@@ -51,12 +51,20 @@ def _() -> Iterator[ErrorSample]:
 @primitive(torch="stack", moves=True)
 def stack(xp: Any, tensors: Sequence[Array], dim: int = 0) -> Array:
     """The tensors side by side along a new dim"""
+    if len({t.shape for t in tensors}) != 1:
+        raise ShapeError(f"stack: expected equal shapes, got {[tuple(t.shape) for t in tensors]}")
     return xp.stack(tensors, axis=dim)
 
 
 @stack.vjp("tensors")
 def _(xp: Any, g: Array, dim: int) -> list[Array]:
     return [xp.take(g, i, axis=dim) for i in range(g.shape[dim])]
+
+
+@stack.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample([(2, 3), (3, 2)]), ShapeError, r"stack: expected equal shapes, got .*\(3, 2\)")
+    yield ErrorSample(sample([(2, 3), (2, 3)], 3), ShapeError, "stack: dim 3 is outside a tensor of 3 dims")
 
 
 @stack.samples
@@ -99,7 +107,14 @@ def _() -> Iterator[ErrorSample]:
 @composite(torch="chunk")
 def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """Up to `chunks` equal pieces along dim, the last one smaller if it must be"""
+    if chunks < 1:
+        raise ValueError(f"chunk: expected at least one chunk, got {chunks}")
     return split(input, -(-input.shape[dim] // chunks), dim)
+
+
+@chunk.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), 0), ValueError, "at least one chunk, got 0")
 
 
 @chunk.samples

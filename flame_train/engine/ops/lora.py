@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ...errors import ShapeError
 from ..dtype import Array, compute_dtype
-from ..op import Sample, composite, sample
+from ..op import ErrorSample, Sample, composite, sample
 from ..tensor import Tensor
 from .conv import Pair, conv2d
 from .convert import cast
@@ -22,6 +23,11 @@ def lora_linear(input: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor
     """linear(input, weight, bias) + (scale * input @ down^T) @ up^T"""
     low = linear(input, _like(down, input)) * scale
     return linear(input, weight, bias) + linear(low, _like(up, input))
+
+
+@lora_linear.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 7), (6, 8), None, (2, 8), (6, 2), 0.5), ShapeError, "last dim 7 but weight is")
 
 
 @lora_linear.samples
@@ -65,6 +71,12 @@ def lora_conv2d(
     low = conv2d(input, _like(down, input), None, stride, padding, layout=layout) * scale
     update = conv2d(low, _like(up, input), layout=layout)
     return conv2d(input, weight, bias, stride, padding, layout=layout) + update
+
+
+@lora_conv2d.errors
+def _() -> Iterator[ErrorSample]:
+    bad = sample((1, 4, 4, 4), (5, 3, 1, 1), None, (2, 3, 1, 1), (5, 2, 1, 1), 1.5)
+    yield ErrorSample(bad, ShapeError, "has 4 channels but weight .* takes 3")
 
 
 @lora_conv2d.samples

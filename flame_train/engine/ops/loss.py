@@ -75,12 +75,6 @@ for _op in (mse_loss, l1_loss):
         yield sample((2, 3), (2, 3), reduction="none")
 
 
-@mse_loss.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (2, 1)), ShapeError, "must have one shape")
-    yield ErrorSample(sample((2,), (2,), reduction="max"), ValueError, "'mean', 'sum' or 'none', got 'max'")
-
-
 @primitive(torch="nn.functional.huber_loss")
 def huber_loss(xp: Any, input: Array, target: Array, reduction: str = "mean", delta: float = 1.0) -> Array:
     """d^2 / 2 where |d| < delta, else delta * (|d| - delta / 2), for d = input - target"""
@@ -121,6 +115,14 @@ def smooth_l1_loss(input: Tensor, target: Tensor, *, reduction: str = "mean", be
     return huber_loss(input, target, reduction, beta) / beta
 
 
+for _op in (mse_loss, l1_loss, smooth_l1_loss):
+
+    @_op.errors
+    def _() -> Iterator[ErrorSample]:
+        yield ErrorSample(sample((2, 3), (2, 1)), ShapeError, "must have one shape")
+        yield ErrorSample(sample((2,), (2,), reduction="max"), ValueError, "'mean', 'sum' or 'none', got 'max'")
+
+
 @smooth_l1_loss.samples
 def _() -> Iterator[Sample]:
     yield sample((2, 3), (2, 3))
@@ -147,6 +149,12 @@ def _(xp: Any, g: Array, x1: Array, x2: Array, dim: int, eps: float) -> tuple[Ar
     a, b, n1, n2 = _unit(xp, x1, x2, dim, eps)
     g, cosine = xp.expand_dims(g, dim), xp.sum(a * b, axis=dim, keepdims=True)
     return g * (b - cosine * a) / n1, g * (a - cosine * b) / n2
+
+
+@cosine_similarity.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (2, 4)), ShapeError, r"of x1 \(2, 3\), x2 \(2, 4\) do not broadcast together")
+    yield ErrorSample(sample((2, 3), (2, 3), 2), ShapeError, "dim 2 is outside a tensor of 2 dims")
 
 
 @cosine_similarity.samples

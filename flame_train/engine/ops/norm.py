@@ -166,6 +166,11 @@ def group_norm_silu(
     return silu(group_norm(input, num_groups, weight, bias, eps, layout))
 
 
+@group_norm_silu.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((1, 6, 2, 2), 4), ShapeError, "6 channels do not divide into 4 groups")
+
+
 @group_norm_silu.samples
 def _() -> Iterator[Sample]:
     yield sample((2, 6, 3, 2), 3, (6,), (6,))

@@ -147,6 +147,11 @@ def max_pool2d(
     return both if return_indices else both[0]
 
 
+@max_pool2d.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 4, 4), 2), ShapeError, "max_pool2d: expected a 4-D input")
+
+
 @max_pool2d.samples
 def _() -> Iterator[Sample]:
     yield sample((2, 3, 4, 6), 2)

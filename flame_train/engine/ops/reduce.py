@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import ShapeError
 from ..dtype import Array
 from ..op import ErrorSample, Sample, primitive, sample
-from ..sample import apart
+from ..sample import apart, no_such_dim
 from .dims import Dims, Shape, axes, axis, spread
 
 
@@ -81,6 +81,8 @@ def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, correction: float 
     return spread(xp, half, input.shape, dims, keepdim) * _variance_slope(xp, input, dims, _given(correction))
 
 
+for _op in (mean, var, std):
+    _op.errors(no_such_dim())
 for _op in (sum, mean, var, std):
 
     @_op.samples
@@ -115,6 +117,9 @@ def _(xp: Any, g: Array, input: Array, dim: int | None, keepdim: bool) -> Array:
     others = before * after
     others = others.reshape(input.shape) if dim is None or not input.ndim else xp.moveaxis(others, -1, dim)
     return spread(xp, g, input.shape, dims, keepdim) * others
+
+
+prod.errors(no_such_dim())
 
 
 @prod.samples
@@ -187,6 +192,9 @@ def _(xp: Any, g: Array, dim: int) -> Array:
     if not g.ndim:
         return g
     return xp.flip(xp.cumsum(xp.flip(g, dim), axis=dim), dim)
+
+
+cumsum.errors(no_such_dim())
 
 
 @cumsum.samples

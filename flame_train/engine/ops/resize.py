@@ -21,6 +21,8 @@ Factors = float | Sequence[float]
 @primitive(torch=None, moves=True)
 def upsample_nearest(xp: Any, input: Array, scale_factor: int = 2, layout: str = "NCHW") -> Array:
     """Each pixel repeated scale_factor times in both directions (torch's interpolate, mode="nearest")"""
+    if input.ndim != 4:
+        raise ShapeError(f"upsample_nearest: expected a 4-D input, got {tuple(input.shape)}")
     h, w = (2, 3) if layout == "NCHW" else (1, 2)
     return xp.repeat(xp.repeat(input, scale_factor, axis=h), scale_factor, axis=w)
 
@@ -33,6 +35,11 @@ def _(xp: Any, g: Array, scale_factor: int, layout: str) -> Array:
         return xp.sum(g.reshape(b, c, h // n, n, w // n, n), axis=(3, 5), dtype=compute_dtype(g.dtype))
     b, h, w, c = g.shape
     return xp.sum(g.reshape(b, h // n, n, w // n, n, c), axis=(2, 4), dtype=compute_dtype(g.dtype))
+
+
+@upsample_nearest.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3, 4)), ShapeError, "upsample_nearest: expected a 4-D input")
 
 
 @upsample_nearest.samples

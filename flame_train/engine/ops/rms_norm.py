@@ -114,6 +114,11 @@ def rms_norm_rope(
     return rope(normed, cos, sin, interleaved)
 
 
+@rms_norm_rope.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), None, (3,), (3,)), ShapeError, "rope: expected an even last dim")
+
+
 @rms_norm_rope.samples
 def _() -> Iterator[Sample]:
     yield sample((2, 2, 3, 4), (4,), (3, 4), (3, 4))

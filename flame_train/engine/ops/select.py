@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ...errors import ShapeError
 from ..dtype import Array
 from ..op import ErrorSample, Sample, primitive, sample
-from ..sample import Values, booleans
+from ..sample import Values, booleans, not_broadcast
 
 
 @primitive(torch="clamp")
@@ -88,6 +89,7 @@ def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
 
 
 for _op in (maximum, minimum):
+    _op.errors(not_broadcast)
 
     @_op.samples
     def _() -> Iterator[Sample]:
@@ -112,6 +114,11 @@ def _(xp: Any, g: Array, condition: Array) -> Array:
 @where.vjp("other")
 def _(xp: Any, g: Array, condition: Array) -> Array:
     return xp.where(condition, 0.0, g)
+
+
+@where.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample(booleans(2), (3,), 0.0), ShapeError, r"of condition \(2,\), input \(3,\) do not broadcast")
 
 
 @where.samples

@@ -11,6 +11,7 @@ import numpy as np
 from ...errors import ShapeError
 from ..dtype import Array
 from ..op import ErrorSample, Sample, composite, primitive, sample
+from ..sample import no_such_dim
 from ..tensor import Tensor
 from .dims import Shape, axes, axis
 
@@ -46,6 +47,11 @@ def _() -> Iterator[ErrorSample]:
 def view(input: Tensor, shape: Sequence[int]) -> Tensor:
     """reshape(input, shape); unlike PyTorch's it copies where no view is possible, instead of refusing"""
     return input.reshape(shape)
+
+
+@view.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (4, 2)), ShapeError, r"has 6 elements, which do not fit \(4, 2\)")
 
 
 @view.samples
@@ -136,6 +142,9 @@ def _(xp: Any, g: Array, source: int | Sequence[int], destination: int | Sequenc
     return xp.moveaxis(g, destination, source)
 
 
+movedim.errors(no_such_dim(0))
+
+
 @movedim.samples
 def _() -> Iterator[Sample]:
     yield sample((2, 3, 4), 0, 2)
@@ -176,6 +185,11 @@ def unsqueeze(xp: Any, input: Array, dim: int) -> Array:
 @unsqueeze.vjp("input")
 def _(xp: Any, g: Array, input_shape: Shape) -> Array:
     return g.reshape(input_shape)
+
+
+@unsqueeze.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), 3), ShapeError, "unsqueeze: dim 3 is outside a tensor of 3 dims")
 
 
 @unsqueeze.samples

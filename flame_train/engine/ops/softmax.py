@@ -8,6 +8,7 @@ from typing import Any
 from ...errors import ShapeError
 from ..dtype import Array
 from ..op import ErrorSample, Sample, composite, primitive, sample
+from ..sample import no_such_dim
 from ..tensor import Tensor
 from .dims import Dims, axes, spread
 
@@ -77,6 +78,9 @@ def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> 
     dims = axes(dim, input.ndim, "logsumexp")
     g, out = (spread(xp, a, input.shape, dims, keepdim) for a in (g, out))
     return g * xp.exp(input - xp.where(xp.isfinite(out), out, 0.0))
+
+
+logsumexp.errors(no_such_dim())
 
 
 @logsumexp.samples

@@ -1,0 +1,146 @@
+"""Tensor's operators and methods are the ops; writing in place; what a tensor says of itself."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flame_train.engine as flame
+from flame_train.engine import functional as F
+from flame_train.engine.methods import Methods
+from flame_train.engine.op import REGISTRY
+
+RNG = np.random.default_rng(0)
+X = flame.tensor(RNG.uniform(0.3, 2.0, (3, 4)))
+Y = flame.tensor(RNG.uniform(0.3, 2.0, (3, 4)))
+SQUARE = flame.tensor(RNG.standard_normal((2, 3, 3)))
+VECTOR = flame.tensor(RNG.standard_normal(4))
+MASK = flame.tensor(RNG.random((3, 4)) < 0.5)
+INDEX = flame.tensor(RNG.integers(0, 3, (2, 4)))
+
+# What a method is called with where one tensor alone will not do: (the tensor, the arguments).
+CALLS: dict[str, tuple[flame.Tensor, tuple[Any, ...]]] = {
+    **dict.fromkeys(("add", "sub", "mul", "div", "pow", "maximum", "minimum"), (X, (Y,))),
+    **dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne"), (X, (Y,))),
+    **dict.fromkeys(("logical_and", "logical_or", "logical_xor"), (MASK, (MASK,))),
+    **dict.fromkeys(("softmax", "log_softmax", "cumsum", "logsumexp", "unsqueeze"), (X, (1,))),
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "prod", "max", "min", "argmax", "argmin"), (X, (0, True))),
+    "lerp": (X, (Y, 0.3)), "clamp": (X, (0.5, 1.0)), "masked_fill": (X, (MASK, 0.0)), "norm": (X, (1, 0, True)),
+    "permute": (X, ((1, 0),)), "transpose": (X, (0, 1)), "movedim": (X, (0, 1)), "narrow": (X, (1, 1, 2)),
+    "split": (X, (2, 1)), "chunk": (X, (2, 1)), "flip": (X, ((0, 1),)), "roll": (X, (1, 0)),
+    "reshape": (X, ((4, 3),)), "view": (X, ((2, 6),)), "expand": (X, ((2, 3, 4),)), "repeat": (X, ((2, 1),)),
+    "gather": (X, (0, INDEX)), "scatter": (X, (0, INDEX, 0.0)), "scatter_add": (X, (0, INDEX, X)),
+    "index_select": (X, (0, INDEX[0])), "take_along_dim": (X, (INDEX, 0)),
+    "matmul": (X, (X.T,)), "bmm": (SQUARE, (SQUARE,)), "outer": (VECTOR, (VECTOR,)),
+}  # fmt: skip
+METHODS = sorted(n for n, f in vars(Methods).items() if inspect.isfunction(f) and not n.startswith("_"))
+
+
+def values(result: Any) -> list[np.ndarray]:
+    return [t.numpy() for t in (result if isinstance(result, tuple) else (result,))]
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if n != "where"])
+def test_a_method_is_the_op_of_its_name(name: str) -> None:
+    assert name in REGISTRY
+    t, args = CALLS.get(name, (X, ()))
+    for got, want in zip(values(getattr(t, name)(*args)), values(getattr(F, name)(t, *args)), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_methods_arguments_are_the_ops(name: str) -> None:
+    """Names, order, defaults, and what is given by name only; a shape may be spread out instead."""
+    mine = list(inspect.signature(getattr(Methods, name)).parameters.values())[1:]
+    if any(p.kind is p.VAR_POSITIONAL for p in mine):
+        return
+    op = REGISTRY[name]
+    theirs = [p for p in op.params if p.name not in ("input", "tensor")]
+    spelled = {"split_size": "split_size_or_sections"}
+    assert [spelled.get(p.name, p.name) for p in mine] == [p.name for p in theirs]
+    assert [p.default for p in mine] == [p.default for p in theirs]
+    assert [p.kind is p.KEYWORD_ONLY for p in mine] == [p.named for p in theirs]
+
+
+def test_operators() -> None:
+    x, y = X.numpy(), Y.numpy()
+    pairs = [
+        (X + Y, x + y), (1 + X, 1 + x), (X - Y, x - y), (1 - X, 1 - x), (X * Y, x * y), (2 * X, 2 * x), (X / Y, x / y),
+        (1 / X, 1 / x), (X // Y, x // y), (X**2, x**2), (2**X, 2**x), (X**Y, x**y), (-X, -x), (abs(-X), x),
+        (X @ X.T, x @ x.T), (X < Y, x < y), (X <= Y, x <= y), (X > Y, x > y), (X >= Y, x >= y), (X == Y, x == y),
+        (X != Y, x != y), ((X < 1) & (Y < 1), (x < 1) & (y < 1)), ((X < 1) | (Y < 1), (x < 1) | (y < 1)),
+        ((X < 1) ^ (Y < 1), (x < 1) ^ (y < 1)), (~(X < 1), ~(x < 1)), (X[1:, ::2], x[1:, ::2]), (X[X > 1], x[x > 1]),
+        (SQUARE.mT, SQUARE.numpy().swapaxes(1, 2)), (X.where(MASK, 0.0), np.where(MASK.numpy(), x, 0.0)),
+    ]  # fmt: skip
+    for got, want in pairs:
+        np.testing.assert_allclose(got.numpy(), want, rtol=1e-14)
+
+
+def test_comparing_with_something_else_is_plain_python() -> None:
+    assert (X == None) is False  # noqa: E711
+    assert X != "x"
+    assert len({X, X, Y}) == 2
+    with pytest.raises(TypeError, match="for boolean tensors here"):
+        X & Y
+
+
+def test_writing_in_place_keeps_the_memory() -> None:
+    t = flame.tensor(np.arange(4, dtype=np.float32))
+    memory = t.data
+    t.add_(1.0, alpha=2.0).mul_(3.0).sub_(1.0).div_(2.0).clamp_(max=6.0)
+    np.testing.assert_allclose(t.numpy(), [2.5, 4.0, 5.5, 6.0])
+    t[1] = 0.0
+    t[flame.tensor(np.array([True, False, False, True]))] = flame.tensor([7.0, 8.0])
+    np.testing.assert_allclose(t.numpy(), [7.0, 0.0, 5.5, 8.0])
+    assert t.copy_(flame.tensor(np.ones(4))).fill_(2.0).zero_() is t
+    assert t.data is memory
+    assert not t.numpy().any()
+
+
+def test_gradients_are_edited_in_place() -> None:
+    w = flame.tensor(np.ones(3), requires_grad=True)
+    (w * flame.tensor(np.array([1.0, 2.0, 3.0]))).sum().backward()
+    w.grad.mul_(2.0)
+    w.grad[0] = 0.0
+    np.testing.assert_array_equal(w.grad.numpy(), [0, 4, 6])
+    w.grad = flame.tensor(np.zeros(3))
+    with pytest.raises(ValueError, match=r"expected shape \(3,\), got \(2,\)"):
+        w.grad = flame.tensor(np.zeros(2))
+
+
+def test_writing_refuses_where_a_graph_is_recorded() -> None:
+    w = flame.tensor(np.ones(3), requires_grad=True)
+    for write in (lambda: w.zero_(), lambda: w.add_(1.0), lambda: w.__setitem__(0, 1.0), lambda: (w * 2).zero_()):
+        with pytest.raises(RuntimeError, match=r"use no_grad\(\), or detach\(\)"):
+            write()
+    with flame.no_grad():
+        w.sub_(0.5)
+    np.testing.assert_array_equal(w.numpy(), np.full(3, 0.5))
+    with pytest.raises(TypeError, match="read-only"):
+        flame.Frozen(np.ones(3)).zero_()
+
+
+def test_what_a_tensor_says_of_itself() -> None:
+    t = flame.tensor([[1, 2, 3]], requires_grad=False)
+    assert (t.numel(), t.dim(), len(t), t.ndim, t.size) == (3, 2, 1, 2, 3)
+    assert repr(t) == "Tensor(shape=(1, 3), dtype=int64, device='cpu')"
+    assert "requires_grad=True" in repr(flame.tensor([1.0], requires_grad=True))
+    assert (int(t[0, 1]), float(t[0, 2]), bool(t[0, 0]), t.tolist()) == (2, 3.0, True, [[1, 2, 3]])
+    with pytest.raises(ValueError, match="expected one element"):
+        t.item()
+    with pytest.raises(TypeError, match="only floating tensors can require grad"):
+        t.requires_grad_()
+    with pytest.raises(TypeError, match="only floating tensors can require grad"):
+        flame.tensor([1], requires_grad=True)
+    assert [row.tolist() for row in flame.tensor([[1.0], [2.0]])] == [[1.0], [2.0]]
+
+
+def test_fractions_of_whole_numbers_are_fp32() -> None:
+    t = flame.tensor([1, 2, 4])
+    for made in (t.exp(), t / 2, t.float().mean(), F.div(t, t)):
+        assert made.dtype == np.float32
+    assert (t * 2).dtype == np.int64
+    assert (t // 2).dtype == np.int64
