@@ -43,10 +43,9 @@ class Latents:
 
 def encoded(nets: Networks, scenes: Sequence[Scene], size: tuple[int, int], backend: Backend, seed: int) -> Latents:
     """Scenes drawn, encoded and tokenised. The sizes told beside them vary, since no drawing has a larger original."""
-    parts = []
-    for i in range(0, len(scenes), _AT_ONCE):
-        parts.append(encode(nets.vae, render(backend.xp, scenes[i : i + _AT_ONCE], size)))
-    mean, logvar = (backend.put(np.concatenate(p)) for p in zip(*parts, strict=True))
+    xp = backend.xp
+    drawn = [render(xp, scenes[i : i + _AT_ONCE], size) for i in range(0, len(scenes), _AT_ONCE)]
+    mean, logvar = encode(nets.vae, xp.concatenate(drawn))
     ids = token_ids(["", *(s.caption for s in scenes)])
     ends = [backend.put(end_positions(i)) for i in ids]
     return Latents(

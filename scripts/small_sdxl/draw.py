@@ -17,12 +17,12 @@ Array = Any
 
 COLOURS = {
     "red": (206, 42, 42), "orange": (240, 140, 40), "yellow": (246, 214, 66), "green": (52, 152, 72),
-    "cyan": (84, 200, 214), "blue": (44, 84, 196), "purple": (128, 60, 168), "pink": (244, 152, 190),
-    "brown": (126, 80, 46), "black": (24, 24, 28), "gray": (140, 142, 146), "white": (244, 244, 240),
+    "blue": (44, 84, 196), "purple": (128, 60, 168), "pink": (244, 152, 190), "black": (24, 24, 28),
+    "gray": (140, 142, 146), "white": (244, 244, 240),
 }  # fmt: skip
 SHAPES = ("circle", "square", "triangle", "diamond", "cross", "ring")
 TEXTURES = ("plain", "dotted", "checkered")
-SIZES = {"small": (0.13, 0.17), "": (0.20, 0.26), "large": (0.30, 0.36)}  # radius, in shares of the shorter side
+SIZES = {"small": (0.15, 0.19), "": (0.23, 0.27), "large": (0.32, 0.37)}  # radius, in shares of the shorter side
 PLACES = {
     "": (0, 0), "in the middle": (0, 0), "on the left": (-1, 0), "on the right": (1, 0), "at the top": (0, -1),
     "at the bottom": (0, 1), "at the top left": (-1, -1), "at the top right": (1, -1), "at the bottom left": (-1, 1),
@@ -32,7 +32,6 @@ PLACES = {
 _KINDS = (*SHAPES, "star")
 _GROUNDS = (*TEXTURES, "striped")
 _NAMES = tuple(COLOURS)
-_PERIOD = 16  # pixels: the size of a texture's pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def _scene(
 ) -> Scene:
     ground, *colours = (_NAMES[i] for i in rng.permutation(len(_NAMES))[:3])
     texture = textures[0] if rng.random() < 0.6 else _any(rng, textures[1:] or textures)
-    if alone or rng.random() < 0.65:
+    if alone or rng.random() < 0.8:
         shapes, words = _one(rng, size, kinds, colours[0])
     else:
         shapes, words = _pair(rng, size, kinds, colours)
@@ -142,12 +141,12 @@ def _grounds(xp: Any, what: Sequence[Scene], x: Array, y: Array) -> Array:
     base = np.array([COLOURS[s.ground] for s in what], np.float32)
     light = base.mean(-1, keepdims=True) < 110
     shade = base + (np.where(light, 255.0, 0.0) - base) * 0.35
-    fx, fy = x % _PERIOD - _PERIOD / 2, y % _PERIOD - _PERIOD / 2
+    fx, fy = x % 24 - 12, y % 24 - 12
     patterns = {
         "plain": xp.zeros_like(x),
-        "dotted": xp.clip(4.5 - xp.sqrt(fx * fx + fy * fy), 0.0, 1.0),
-        "checkered": ((x // _PERIOD + y // _PERIOD) % 2).astype(np.float32),
-        "striped": xp.clip(4.5 - xp.abs((x + y) % _PERIOD - _PERIOD / 2), 0.0, 1.0),
+        "dotted": xp.clip(7.5 - xp.sqrt(fx * fx + fy * fy), 0.0, 1.0),
+        "checkered": ((x // 16 + y // 16) % 2).astype(np.float32),
+        "striped": (y // 8 % 2).astype(np.float32),
     }
     cover = xp.stack([patterns[n] for n in _GROUNDS])[xp.asarray([_GROUNDS.index(s.texture) for s in what])]
     return _columns(xp, base) + cover[..., None] * _columns(xp, shade - base)

@@ -33,7 +33,7 @@ _PREFIXES = {
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """The four networks; 7.7 million weights, of which 2.4 million are CLIP's vocabulary."""
+    """The four networks; 6 million weights, of which 2.4 million are CLIP's vocabulary."""
 
     unet: UNet
     vae: Vae
@@ -47,7 +47,7 @@ class Networks:
 
 def build(seed: int, device: str) -> Networks:
     """Fresh networks with random weights. Every residual branch of the UNet begins at zero."""
-    unet = replace(UNetArch.tiny(32, 2 * TEXT_WIDTH, TEXT_WIDTH), channel_mult=(1, 2, 3), transformer_depth=(0, 1, 1))
+    unet = replace(UNetArch.tiny(32, 2 * TEXT_WIDTH, TEXT_WIDTH), channel_mult=(1, 2, 2), transformer_depth=(0, 1, 1))
     clip = ClipArch(TEXT_WIDTH, TEXT_LAYERS, 2, 4 * TEXT_WIDTH, "quick_gelu", None)
     bigg = replace(clip, activation="gelu", projection=TEXT_WIDTH)
     made = Networks(UNet(unet), Vae(VaeArch.tiny(16)), ClipTextEncoder(clip), ClipTextEncoder(bigg))

@@ -1,4 +1,4 @@
-"""Trains the small SDXL from nothing: first the autoencoder, then the denoiser with both text encoders.
+"""Trains the small SDXL from nothing: the autoencoder's decoder, then the denoiser with both text encoders.
 
 python scripts/small_sdxl/train.py vae --device cuda --minutes 1 --out out
 python scripts/small_sdxl/train.py base --vae out/vae.safetensors --device cuda --minutes 3 --out out
@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from autoencoder import pictures, reconstructed, train_vae
+from autoencoder import pictures, reconstructed, train_decoder
 from denoiser import encoded, train_denoiser
 from draw import scenes
 from look import CAPTIONS, sheet
 from model import Networks, build, quiet_unused_words, token_ids, write
+from start import hand_set
 
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
@@ -43,22 +44,20 @@ def main() -> None:
 
 
 def _vae(args: argparse.Namespace, report: Any) -> None:
-    backend = get_backend(args.device)
-    vae = load_vae(args.start, device=args.device) if args.start else build(SEED, args.device).vae
-    shares = dict(zip(args.sizes, (1.0, 0.5, 0.5), strict=False))
-    data = [pictures(backend.xp, size, int(args.pictures * share), SEED) for size, share in shares.items()]
-    report(f"drawn: {[d.shape for d in data]}")
-    train_vae(
+    backend, size = get_backend(args.device), args.sizes[0]
+    vae = build(SEED, args.device).vae
+    hand_set(vae, SEED)
+    data = pictures(backend, size, args.pictures, SEED)
+    report(f"drawn: {data.shape}")
+    train_decoder(
         vae, data, args.device, args.precision, args.end - time.monotonic(), args.batch, args.lr, args.side, report
     )
-    for size in args.sizes:
-        fresh = pictures(backend.xp, size, 16, SEED + 1)
-        back = reconstructed(vae, fresh)
-        there = backend.get(fresh)
-        error = float(np.abs(back.astype(np.float32) - there.astype(np.float32)).mean())
-        report(f"pictures never seen, {size}: mean error {error:.2f} of 255")
-        rows = [np.concatenate(list(p), 1) for p in (there[:8], back[:8], there[8:], back[8:])]
-        write_png(args.out / f"vae-{size[0]}x{size[1]}.png", np.concatenate(rows))
+    fresh = pictures(backend, size, 16, SEED + 1)
+    there, back = backend.get(fresh), reconstructed(vae, fresh)
+    error = float(np.abs(back.astype(np.float32) - there.astype(np.float32)).mean())
+    report(f"pictures never seen: mean error {error:.2f} of 255")
+    rows = [np.concatenate(list(p), 1) for p in (there[:8], back[:8], there[8:], back[8:])]
+    write_png(args.out / "vae.png", np.concatenate(rows))
     write(args.out / "vae.safetensors", {"vae": _weights(vae)}, TITLE)
 
 
@@ -94,15 +93,15 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["vae", "base"])
     parser.add_argument("--vae", type=Path, help="the trained autoencoder (for base)")
-    parser.add_argument("--start", type=Path, help="go on from these weights")
+    parser.add_argument("--start", type=Path, help="go on from these weights (for base)")
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--precision", default="bf16", choices=["fp32", "bf16"])
     parser.add_argument("--minutes", type=float, default=1.0, help="for all but the export at the end")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--lr", type=float)
     parser.add_argument("--pictures", type=int, help="square ones; the others are fewer")
-    parser.add_argument("--side", type=int, default=0, help="train on squares of this side cut from them (for vae)")
-    parser.add_argument("--sizes", default="128x128,160x96,96x160", help="height x width, the square one first")
+    parser.add_argument("--side", type=int, default=64, help="train on squares of this side cut from them (for vae)")
+    parser.add_argument("--sizes", default="96x96,64x128,128x64", help="height x width, the square one first")
     parser.add_argument("--sheet", action="store_true", help="draw a sheet of pictures at the end (for base)")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
