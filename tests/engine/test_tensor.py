@@ -123,6 +123,21 @@ def test_writing_refuses_where_a_graph_is_recorded() -> None:
         flame.Frozen(np.ones(3)).zero_()
 
 
+def test_freezing_and_thawing() -> None:
+    w, x = flame.tensor(np.ones(3), requires_grad=True), flame.tensor(np.ones(3), requires_grad=True)
+    w.requires_grad = False
+    (w * x).sum().backward()
+    assert w.grad is None
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        w.register_hook(lambda g: g)
+    with pytest.raises(RuntimeError, match="leaves only"):
+        (x * 2).requires_grad_(False)
+    w.requires_grad_()
+    (w * x).sum().backward()
+    np.testing.assert_array_equal(w.grad.numpy(), np.ones(3))
+    assert not (w * x).detach().requires_grad
+
+
 def test_what_a_tensor_says_of_itself() -> None:
     t = flame.tensor([[1, 2, 3]], requires_grad=False)
     assert (t.numel(), t.dim(), len(t), t.ndim, t.size) == (3, 2, 1, 2, 3)

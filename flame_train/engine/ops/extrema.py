@@ -43,6 +43,7 @@ for _op in (amax, amin):
         yield sample((2, 3, 4), 1)
         yield sample((2, 3, 4), (0, 2), keepdim=True)
         yield sample((2, 3, 4), -1, keepdim=True)
+        yield sample((), 0)
 
 
 def _positions(xp: Any, input: Array, dim: int | None, keepdim: bool, find: Any) -> Array:
@@ -75,6 +76,7 @@ for _op in (argmax, argmin):
         yield sample((2, 3, 4))
         yield sample((2, 3, 4), 1)
         yield sample((2, 3, 4), -1, keepdim=True)
+        yield sample((), 0)
 
 
 def _along(xp: Any, input: Array, dim: int, keepdim: bool, find: Any) -> tuple[Pair, Array]:
@@ -117,6 +119,7 @@ for _op in (max_dim, min_dim):
     def _() -> Iterator[Sample]:
         yield sample((2, 3, 4), 1)
         yield sample((3, 4), -1, keepdim=True)
+        yield sample((), 0)
 
 
 @composite(torch="max")

@@ -127,6 +127,7 @@ def _() -> Iterator[Sample]:
     yield sample((2, 3))
     yield sample((2, 3, 4), 1)
     yield sample((2, 3, 4), -1, keepdim=True)
+    yield sample((), 0)
 
 
 @primitive(torch="norm")
@@ -202,3 +203,4 @@ def _() -> Iterator[Sample]:
     yield sample((3, 4), 0)
     yield sample((2, 3, 4), -2)
     yield sample((0, 3), 1)
+    yield sample((), 0)
