@@ -132,13 +132,13 @@ def _computed(op: Op, kernel: Kernel | None, arrays: dict[str, Any], backend: Ba
 
 def _reference(op: Op, arrays: dict[str, Any], backend: Backend) -> Any:
     if op.moves:
-        return op.fn(backend.xp, **arrays)
+        return op.fn(backend.references, **arrays)
     result_dtype = promote([a.dtype for a in _floats(op, arrays)])
     if result_dtype is None:
-        return _whole(op, op.fn(backend.xp, **arrays))
+        return _whole(op, op.fn(backend.references, **arrays))
     work = compute_dtype(result_dtype)
     raised = {n: (_raise(v, work) if n in op.tensor_names else v) for n, v in arrays.items()}
-    result = op.fn(backend.xp, **raised)
+    result = op.fn(backend.references, **raised)
     outputs, aux = _split(op, result)
     rounded = [o.astype(result_dtype) if is_float(o.dtype) and o.dtype != result_dtype else o for o in outputs]
     head = tuple(rounded) if op.multiple else rounded[0]

@@ -106,7 +106,7 @@ class Node:
         if not self.op.moves:
             g = _raised(g)
             values = [_raised(v) for v in values]
-        return formula.fn(self.backend.xp, g, *values, **extra)
+        return formula.fn(self.backend.references, g, *values, **extra)
 
 
 def _raised(value: Any) -> Any:

@@ -37,6 +37,10 @@ class Backend(Protocol):
         """The array namespace: numpy or cupy."""
 
     @property
+    def references(self) -> Any:
+        """The namespace that references and their formulas are given: `xp`, its products capturable."""
+
+    @property
     def kernels(self) -> Any:
         """What kernel launchers receive as `k`; None on a backend that has only references."""
 

@@ -37,6 +37,7 @@ class CpuBackend:
 
     name = "cpu"
     xp: ModuleType = np
+    references: ModuleType = np
     kernels = None
     asynchronous = False
 

@@ -206,54 +206,6 @@ def _(
     return dq, dk, dv
 
 
-# ---- cuBLASLt, where cuDNN does not reach --------------------------------------------------------------
-
-
-class _Products:
-    """The array namespace with our matrix products: CuPy's own cannot be captured in a graph."""
-
-    def __init__(self, k: Any) -> None:
-        self._xp, self.matmul = k.xp, k.matmul
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._xp, name)
-
-
-def _by_products(query: Array, key: Array, value: Array) -> str:
-    """Why the products of the reference do not go through cuBLASLt; empty when they do."""
-    if query.ndim < 3 or 0 in (*query.shape, *key.shape, *value.shape):
-        return "only (..., H, L, E) with something in it"
-    return conditions.same(conditions.ANY_FLOAT, query, key, value)
-
-
-def _raised(*arrays: Array | None) -> list[Any]:
-    """Each in fp32, or fp64: the precision that this path computes in."""
-    low = conditions.LOW
-    return [a.astype(np.float32) if a is not None and a.dtype in low else a for a in arrays]
-
-
-@scaled_dot_product_attention.cuda("cublaslt", when=_by_products)
-def _(
-    k: Any, query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool,
-    scale: float | None, enable_gqa: bool,
-) -> tuple[Array, Array]:  # fmt: skip
-    q, key, value, attn_mask = _raised(query, key, value, attn_mask)
-    attend = scaled_dot_product_attention.fn
-    out, lse = attend(_Products(k), q, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    return out.astype(query.dtype, copy=False), lse
-
-
-@scaled_dot_product_attention.cuda_vjp("cublaslt", "query", "key", "value", when=_by_products)
-def _(
-    k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, attn_mask: Array | None,
-    is_causal: bool, scale: float | None, enable_gqa: bool,
-) -> tuple[Array, Array, Array]:  # fmt: skip
-    kept = query.dtype
-    g, query, key, value, out, lse, attn_mask = _raised(g, query, key, value, out, lse, attn_mask)
-    dq, dk, dv = _gradient(_Products(k), g, query, key, value, out, lse, attn_mask, is_causal, scale, enable_gqa)
-    return dq.astype(kept, copy=False), dk.astype(kept, copy=False), dv.astype(kept, copy=False)
-
-
 @scaled_dot_product_attention.large_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 4, 256, 64), (2, 4, 256, 64), (2, 4, 256, 64))

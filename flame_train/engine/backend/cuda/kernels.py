@@ -103,9 +103,19 @@ def _three(x: Array, lead: tuple[int, ...]) -> Array:
     return full.reshape(-1, *x.shape[-2:])
 
 
-def products_reason(*arrays: Array | None) -> str:
-    """Why cuBLASLt cannot take these operands; empty when it can."""
-    found = {a.dtype for a in arrays if a is not None}
-    if len(found) != 1:
-        return f"operands of several dtypes: {sorted(d.name for d in found)}"
-    return "" if found <= SUPPORTED else f"no cuBLASLt product for {found.pop().name}"
+class Products:
+    """CuPy with its matrix products made by cuBLASLt: CuPy's own cannot be captured in a graph."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._xp, self._kernels = kernels.xp, kernels
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._xp, name)
+        setattr(self, name, found)
+        return found
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        """a @ b as NumPy has it; vectors and whole numbers go CuPy's way."""
+        if min(a.ndim, b.ndim) < 2 or a.dtype != b.dtype or a.dtype not in SUPPORTED:
+            return self._xp.matmul(a, b)
+        return self._kernels.matmul(a, b)
