@@ -1,0 +1,158 @@
+"""The page for PyTorch users: its names exist, its statements hold, and its two programs compute the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flame_train.engine as flame
+from flame_train.engine import check, nn, optim
+from flame_train.engine import functional as F
+
+PAGE = (Path(__file__).parents[2] / "docs" / "migrating-from-pytorch.md").read_text(encoding="utf-8")
+
+
+def names(column: int) -> Iterator[str]:
+    """Every dotted name in a column of the table."""
+    table = PAGE.split("## Names")[1].split("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| `")]
+    return (name for row in rows for name in re.findall(r"`([\w.]+)`", row[column]))
+
+
+def program(name: str) -> str:
+    """The code block that follows the comment `name`."""
+    found = re.search(rf"<!-- {name} -->\n```python\n(.*?)```", PAGE, re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+def run(name: str, **given: Any) -> dict[str, Any]:
+    space: dict[str, Any] = {"__name__": name, **given}
+    exec(compile(program(name), name, "exec"), space)
+    return space
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    """Pictures whose class is their brightest colour and where it is."""
+    rng = np.random.default_rng(0)
+    classes = rng.integers(0, 10, 64)
+    pictures = rng.normal(0, 0.3, (64, 8, 8, 3)).astype(np.float32)
+    pictures[np.arange(64), :, :, classes % 3] += (classes // 3)[:, None, None].astype(np.float32)
+    return pictures, classes
+
+
+def test_the_names_on_our_side_exist() -> None:
+    assert flame.check is check  # a module of its own, not imported by the package
+    spaces = {"flame": flame, "nn": nn, "optim": optim, "F": F, "x": flame.tensor([1.0]), "model": nn.Linear(1, 1)}
+    listed = list(names(1))
+    assert len(listed) > 40
+    for name in listed:
+        root, _, rest = name.partition(".")
+        attrgetter(rest)(spaces[root])
+
+
+def test_the_loop_on_our_side_learns() -> None:
+    space = run("flame-train")
+    losses = space["train"](space["model"], *data())
+    assert np.mean(losses[-4:]) < 0.6 * np.mean(losses[:4])
+
+
+@pytest.mark.parity
+def test_the_names_on_pytorchs_side_exist() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch.utils.checkpoint")
+    spaces = {"torch": torch, "nn": torch.nn, "F": torch.nn.functional, "x": torch.ones(1), "model": torch.nn.ReLU()}
+    for name in names(0):
+        root, _, rest = name.partition(".")
+        attrgetter(rest)(spaces[root])
+
+
+@pytest.mark.parity
+def test_both_loops_have_the_same_losses() -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    theirs, ours = run("pytorch"), run("flame-train")
+    state = {name: t.clone() for name, t in theirs["model"].state_dict().items()}
+    assert list(state) == [name for name, _ in ours["model"].weights()]
+    run("weights", model=ours["model"], state=state)
+    np.testing.assert_allclose(
+        ours["train"](ours["model"], *data()), theirs["train"](theirs["model"], *data()), rtol=2e-4
+    )
+
+
+class TestWhatDiffers:
+    """The statements of the last section, one by one."""
+
+    def test_modules_declare(self) -> None:
+        layer = nn.Linear(2, 3)
+        with pytest.raises(RuntimeError, match="declared but not loaded"):
+            layer.weight  # noqa: B018
+        layer.init(np.random.default_rng(0))
+        assert isinstance(layer.weight, flame.Frozen)
+        layer.requires_grad_()
+        assert isinstance(layer.weight, flame.Parameter)
+
+    def test_layouts(self) -> None:
+        conv = nn.Conv2d(3, 4, 3, padding=1)
+        conv.init(np.random.default_rng(0))
+        x = flame.tensor(np.random.default_rng(1).standard_normal((2, 5, 5, 3), np.float32))
+        first = F.conv2d(x.permute(0, 3, 1, 2), conv.weight, conv.bias, padding=1)
+        np.testing.assert_allclose(conv(x).permute(0, 3, 1, 2).numpy(), first.numpy(), rtol=1e-4, atol=1e-5)
+
+    def test_dtypes(self) -> None:
+        x = flame.tensor([1.0]).to("bfloat16")
+        assert (x + 1.5).dtype == x.dtype
+        assert (x + flame.tensor([1.0])).dtype == np.float32
+
+    def test_random_numbers_are_by_place(self) -> None:
+        x = flame.tensor(np.ones((3, 8)))
+        made = [F.dropout(x, 0.5, rng=flame.random.Rng(np, 1, 2, np.arange(3))).numpy() for _ in range(2)]
+        np.testing.assert_array_equal(*made)
+        alone = F.dropout(x[2:], 0.5, rng=flame.random.Rng(np, 1, 2, np.arange(2, 3))).numpy()
+        np.testing.assert_array_equal(alone, made[0][2:])
+
+    def test_writing_in_place(self) -> None:
+        x = flame.tensor([1.0], requires_grad=True)
+        with pytest.raises(RuntimeError, match="not written in place"):
+            x.add_(1.0)
+        with pytest.raises(RuntimeError, match="not written in place"):
+            x[0] = 2.0
+        with flame.no_grad():
+            x.add_(1.0)
+        assert x.item() == 2.0
+
+    def test_unused_inputs(self) -> None:
+        x, y = (flame.tensor([1.0], requires_grad=True) for _ in range(2))
+        with pytest.raises(RuntimeError, match="was not used"):
+            flame.grad([(x * 2).sum()], [y])
+        assert flame.grad([(x * 2).sum()], [y], allow_unused=True) == (None,)
+
+    def test_a_missing_gradient_counts_as_zeros(self) -> None:
+        p = flame.tensor([1.0], requires_grad=True)
+        optimizer = optim.AdamW([p], lr=0.1, weight_decay=0.5)
+        optimizer.step()
+        assert p.item() == pytest.approx(0.95)
+
+    def test_a_step_that_is_not_finite_is_skipped(self) -> None:
+        p = flame.tensor([1.0], requires_grad=True)
+        optimizer = optim.AdamW([p], lr=0.1)
+        (p * np.inf).sum().backward()
+        optimizer.step()
+        assert p.item() == 1.0
+
+    def test_sizes_truth_values_and_maxima(self) -> None:
+        x = flame.tensor([[1.0, 2.0]])
+        assert x.size == 2
+        assert type(x.max(1)) is tuple
+        with pytest.raises(TypeError, match="boolean tensors"):
+            flame.tensor([1, 2]) & flame.tensor([1, 2])
+
+    def test_unknown_keywords(self) -> None:
+        with pytest.raises(TypeError, match="relu: argument 'inplace' is unknown"):
+            F.relu(flame.tensor([1.0]), inplace=True)
