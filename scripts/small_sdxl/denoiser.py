@@ -24,6 +24,7 @@ from flame_train.models.unet_sdxl import vector_conditioning
 Array = Any
 _PICK, _POSTERIOR = 40, 41  # streams of random numbers; the objective has its own
 _DROPPED = 0.1  # share of captions replaced by nothing
+_HEAVIEST = 20.0  # a timestep's weight at most, before they are brought to a mean of 1
 _AT_ONCE = 256
 
 
@@ -71,8 +72,10 @@ def conditioning(nets: Networks, ids: Sequence[Array], ends: Sequence[Array]) ->
     return F.cat([first, second], dim=-1), pooled
 
 
-def loss_of(nets: Networks, data: Latents, rows: Array, words: Array, rng: Rng, objective: Objective) -> Tensor:
-    """The noise prediction's error on some rows with some captions (0: none)."""
+def losses_of(
+    nets: Networks, data: Latents, rows: Array, words: Array, rng: Rng, objective: Objective
+) -> tuple[Tensor, Tensor]:
+    """The noise prediction's error (B,) on some rows with some captions (0: none), and the timesteps (B,)."""
     xp = rng.xp
     shape = data.mean.shape[1:]
     scale = np.float32(nets.vae.arch.scaling_factor)
@@ -82,7 +85,7 @@ def loss_of(nets: Networks, data: Latents, rows: Array, words: Array, rng: Rng, 
     context, pooled = conditioning(nets, [i[words] for i in data.ids], [e[words] for e in data.ends])
     vector = vector_conditioning(pooled, Tensor(data.time_ids[rows]))
     prediction = nets.unet(objective.noised(x, noise, t).to(dtype), t, context, vector)
-    return objective.loss(prediction, x, noise, t)
+    return objective.losses(prediction, x, noise, t), t
 
 
 def train_denoiser(
@@ -93,6 +96,7 @@ def train_denoiser(
     parts = {n: m for n, m in nets.named().items() if n != "vae"}
     training = Training(parts, device, lr, precision, idle=_idle(nets))
     objective = Objective(NoiseSchedule.scaled_linear(), device=device)
+    weights = Tensor(training.backend.put(weights_of(objective.schedule)))
     samples = training.backend.xp.arange(batch)
 
     def loss_over(latents: Latents) -> Callable[[], Tensor]:
@@ -101,7 +105,8 @@ def train_denoiser(
             drawn = rng.uniform(_PICK, (2,))
             rows = (drawn[:, 0] * np.float32(len(latents))).astype(np.int64)
             words = rng.xp.where(drawn[:, 1] < _DROPPED, 0, rows + 1)
-            return loss_of(nets, latents, rows, words, rng, objective)
+            losses, t = losses_of(nets, latents, rows, words, rng, objective)
+            return (losses * F.embedding(t, weights)).mean()
 
         return loss
 
@@ -110,6 +115,16 @@ def train_denoiser(
     training.run(turns, seconds, report)
     training.finish()
     report(f"held-out loss of the averaged weights: {_held_out(nets, held_out, objective, training.backend):.4f}")
+
+
+def weights_of(schedule: NoiseSchedule) -> np.ndarray[Any, Any]:
+    """A weight for each timestep (T,): what a prediction of v would have (1 / abar), so that layout is learned too.
+
+    Where there is nearly nothing but noise, what is predicted says little of the picture, and the picture, when it
+    is drawn, is decided there.
+    """
+    heavy = np.minimum(1.0 / schedule.alphas_cumprod, _HEAVIEST)
+    return (heavy / heavy.mean()).astype(np.float32)
 
 
 def _idle(nets: Networks) -> tuple[str, ...]:
@@ -126,5 +141,6 @@ def _held_out(nets: Networks, data: Sequence[Latents], objective: Objective, bac
             for draw in range(4):
                 rows = backend.xp.arange(len(latents))
                 rng = Rng(backend.xp, 3, 1 << 31 | draw, rows)
-                losses.append(float(loss_of(nets, latents, rows, rows + 1, rng, objective).numpy()))
+                found, _ = losses_of(nets, latents, rows, rows + 1, rng, objective)
+                losses.append(float(found.mean().numpy()))
     return float(np.mean(losses))

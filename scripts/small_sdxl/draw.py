@@ -73,12 +73,16 @@ def _scene(
     else:
         shapes, words = _pair(rng, size, kinds, colours)
     if alone or rng.random() < 0.85:
-        words += f" on a {texture + ' ' if texture != 'plain' else ''}{ground} background"
+        words += f" on {_a(f'{texture} {ground}' if texture != 'plain' else ground)} background"
     return Scene(ground, texture, shapes, words)
 
 
 def _any(rng: np.random.Generator, words: Sequence[str]) -> str:
     return words[int(rng.random() * len(words))]
+
+
+def _a(words: str) -> str:
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
 def _one(
@@ -94,8 +98,8 @@ def _one(
         off = towards * rng.uniform(0.75, 1.0) * reach if towards else rng.uniform(-0.12, 0.12) * min(size)
         middle.append(side / 2 + float(np.clip(off, -reach, reach)))
     said = how if rng.random() < 0.85 else ""
-    words = " ".join(w for w in ("a", said, colour, kind, place) if w)
-    return (Shape(kind, colour, radius, (middle[0], middle[1])),), words
+    words = " ".join(w for w in (said, colour, kind, place) if w)
+    return (Shape(kind, colour, radius, (middle[0], middle[1])),), _a(words)
 
 
 def _pair(
@@ -111,7 +115,7 @@ def _pair(
         across = rng.uniform(-0.1, 0.1) * short
         dx, dy = (across, along) if above else (along, across)
         made.append(Shape(_any(rng, kinds), colour, radius, (size[1] / 2 + dx, size[0] / 2 + dy)))
-    first, second = (f"a {s.colour} {s.kind}" for s in made)
+    first, second = (_a(f"{s.colour} {s.kind}") for s in made)
     return tuple(made), f"{first} {'above' if above else 'left of'} {second}"
 
 

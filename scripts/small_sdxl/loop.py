@@ -17,6 +17,7 @@ from flame_train.engine.optim import AdamWRule, Arena, ClipNorm, Optimizer
 Array = Any
 _WARM_UP = 0.03  # share of the time in which the learning rate rises
 _LOOK = 50  # steps between two looks at the clock
+_TELL = 10.0  # seconds between two lines of the log
 
 
 class Training:
@@ -75,14 +76,15 @@ class Training:
         self.backend.synchronize()
         report(f"first {2 * len(steps)} steps: {time.monotonic() - begin:.1f} s")
         seconds -= time.monotonic() - begin
-        begin, done = time.monotonic(), 0
+        begin, done, said = time.monotonic(), 0, 0.0
         while (share := (time.monotonic() - begin) / seconds) < 1.0:
             self.optimizer.set("lr", self.lr * min(1.0, share / _WARM_UP + 0.02) * _cosine(share))
-            for _ in range(_LOOK):
+            for _ in range(_LOOK if self.backend.name == "cuda" else len(steps)):
                 steps[done % len(steps)]()
                 done += 1
             self.backend.synchronize()
-            if (done // _LOOK) % 20 == 1 or done == _LOOK:
+            if time.monotonic() - begin > said:
+                said += _TELL
                 figures = dict(zip(("count", "lr", "norm"), self.backend.get(self.optimizer.metrics()), strict=False))
                 report(
                     f"{time.monotonic() - begin:6.1f} s  step {done}  loss {float(self.backend.get(self.loss)):.4f}  "

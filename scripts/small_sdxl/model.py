@@ -20,7 +20,7 @@ from flame_train.models.vae import Vae, VaeArch
 
 Array = np.ndarray[Any, Any]
 
-TEXT_WIDTH, TEXT_LAYERS = 24, 3
+TEXT_WIDTH, TEXT_LAYERS = 32, 3
 TOKENIZER = ClipTokenizer(49407)  # pads as CLIP-L's does
 _BEGIN, _END, _LENGTH = 49406, 49407, 77
 _PREFIXES = {
@@ -33,7 +33,7 @@ _PREFIXES = {
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """The four networks; 6 million weights, of which 2.4 million are CLIP's vocabulary."""
+    """The four networks; 7 million weights, of which 3.2 million are CLIP's vocabulary."""
 
     unet: UNet
     vae: Vae

@@ -185,7 +185,8 @@ def _() -> Iterator[ErrorSample]:
 @primitive(torch="cumsum")
 def cumsum(xp: Any, input: Array, dim: int) -> Array:
     """The sums of the first, the first two, the first three, ... along dim"""
-    return xp.cumsum(input, axis=axis(dim, input.ndim, "cumsum")).reshape(input.shape)
+    along = axis(dim, input.ndim, "cumsum")
+    return xp.cumsum(xp.atleast_1d(input), axis=along).reshape(input.shape)
 
 
 @cumsum.vjp("input")

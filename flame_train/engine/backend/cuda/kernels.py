@@ -10,6 +10,7 @@ from typing import Any
 from ...dtype import Array, DType, float64
 from .cublaslt import SUPPORTED, CublasLt, is_plain
 from .cudnn import CuDnn
+from .elementwise import Elementwise
 from .nvrtc import KernelModules
 
 
@@ -23,6 +24,7 @@ class Kernels:
         device = cupy.cuda.Device()
         self.multiprocessors = int(device.attributes["MultiProcessorCount"])
         self.compute_capability = int(device.compute_capability)
+        self.elementwise = Elementwise(cupy, self._modules, self.multiprocessors)
 
     @cached_property
     def cublaslt(self) -> CublasLt:
