@@ -1,7 +1,8 @@
-"""Training the autoencoder's decoder: from the mean colours of 8 x 8 blocks back to sharp pictures.
+"""Training the autoencoder, end to end, on squares cut from drawn pictures.
 
 It sees every shape and texture, also those that the denoiser never does, as published autoencoders have seen more
-than any one LoRA is about.
+than any one LoRA is about. Its latents are drawn towards the mean colours of 8 x 8 blocks: smooth latents, which a
+small denoiser learns easily, and still free to carry what the decoder needs for sharp edges.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from flame_train.models.vae import Vae
 Array = Any
 _PICK, _WHERE, _NOISE = 40, 41, 42  # streams of random numbers
 _BLUR = 0.05  # noise on the latents, in their own spread: the denoiser's will not be perfect either
-_AT_ONCE = 64
+_ANCHOR = 0.1  # weight of the distance between latents and mean colours
+_CORNERS = np.array([(1, 1, 1), (1, -1, -1), (-1, 1, -1), (-1, -1, 1)]) / np.sqrt(3.0)
+_COLOUR_SPREAD = 0.55  # of colours in [-1, 1]
+_AT_ONCE = 256
 
 
 def pictures(backend: Backend, size: tuple[int, int], count: int, seed: int) -> Array:
@@ -49,37 +53,45 @@ def encode(vae: Vae, pixels: Array) -> tuple[Array, Array]:
     return mean, logvar
 
 
-def train_decoder(
+def train_autoencoder(
     vae: Vae, pixels: Array, device: str, precision: str, seconds: float, batch: int, lr: float, side: int,
     report: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Gives the latents the spread that the scaling factor expects, then trains on squares of `side` pixels."""
-    mean, _ = encode(vae, pixels)
-    backend = vae.quant_conv.weight.backend
-    normalise_latents(vae, backend.get(mean.mean((0, 1, 2))), backend.get(mean.std((0, 1, 2))))
-    latents = encode(vae, pixels)[0] * np.float32(vae.arch.scaling_factor)
-    report(f"latents: std {backend.get(latents.std((0, 1, 2))).round(3)}")
-    training = Training({"decoder": vae.decoder}, device, lr, precision)
-    samples = backend.xp.arange(batch)
-    step = vae.arch.downscale
+    """Trains both halves on squares of `side` pixels, then gives the latents the spread that diffusion expects."""
+    training = Training({"vae": vae}, device, lr, precision)
+    samples = training.backend.xp.arange(batch)
+    step, scale = vae.arch.downscale, vae.arch.scaling_factor
 
     def loss() -> Tensor:
-        rng = Rng(backend.xp, 1, training.step_number, samples)
-        rows, begin = rng.randint(_PICK, len(pixels)), _corners(rng, latents.shape[1:3], side // step)
-        z = _cut(rng.xp, latents, rows, begin, side // step)
-        z = z + np.float32(_BLUR) * rng.normal(_NOISE, z.shape[1:])
-        x = to_unit(_cut(rng.xp, pixels, rows, begin * step, side))
-        return _loss(vae.decode(Tensor(z).to(training.dtype)).float() - x)
+        rng = Rng(training.backend.xp, 1, training.step_number, samples)
+        begin = _corners(rng, pixels.shape[1:3], side, step)
+        x = to_unit(_cut(rng.xp, pixels, rng.randint(_PICK, len(pixels)), begin, side))
+        mean, _ = vae.encode_moments(x.to(training.dtype))
+        z = mean.float() * scale
+        noise = np.float32(_BLUR) * rng.normal(_NOISE, z.shape[1:])
+        back = vae.decode((z + Tensor(noise)).to(training.dtype)).float()
+        return _loss(back - x) + (z - Tensor(_mean_colours(rng.xp, x.data, step))).square().mean() * _ANCHOR
 
     training.run([training.captured(loss)], seconds, report)
     training.finish()
+    mean, _ = encode(vae, pixels[:1024])
+    get = training.backend.get
+    normalise_latents(vae, get(mean.mean((0, 1, 2))), get(mean.std((0, 1, 2))))
+    report(f"latents before they were normalised: std {get(mean.std((0, 1, 2)) * scale).round(3)}")
 
 
-def _corners(rng: Rng, size: tuple[int, int], side: int) -> Array:
-    """(B, 2) int64: where each square begins."""
+def _mean_colours(xp: Any, pixels: Array, block: int) -> Array:
+    """(B, h, w, 4): each block's mean colour along the four directions to a tetrahedron's corners, of spread 1."""
+    B, H, W, C = pixels.shape
+    mean = pixels.reshape(B, H // block, block, W // block, block, C).mean((2, 4))
+    return mean @ xp.asarray(_CORNERS.T / _COLOUR_SPREAD, np.float32)
+
+
+def _corners(rng: Rng, size: tuple[int, int], side: int, step: int) -> Array:
+    """(B, 2) int64: where each square begins, in pixels; a multiple of `step`."""
     words = rng.uniform(_WHERE, (2,))
-    free = [n - side + 1 for n in size]
-    return rng.xp.stack([(words[:, i] * np.float32(n)).astype(np.int64) for i, n in enumerate(free)], axis=1)
+    free = [(n - side) // step + 1 for n in size]
+    return rng.xp.stack([(words[:, i] * np.float32(n)).astype(np.int64) * step for i, n in enumerate(free)], axis=1)
 
 
 def _cut(xp: Any, arrays: Array, rows: Array, begin: Array, side: int) -> Array:

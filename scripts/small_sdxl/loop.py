@@ -75,7 +75,7 @@ class Training:
             step()
         self.backend.synchronize()
         report(f"first {2 * len(steps)} steps: {time.monotonic() - begin:.1f} s")
-        seconds -= time.monotonic() - begin
+        seconds = max(seconds - (time.monotonic() - begin), 1.0)
         begin, done, said = time.monotonic(), 0, 0.0
         while (share := (time.monotonic() - begin) / seconds) < 1.0:
             self.optimizer.set("lr", self.lr * min(1.0, share / _WARM_UP + 0.02) * _cosine(share))

@@ -23,6 +23,7 @@ Array = np.ndarray[Any, Any]
 TEXT_WIDTH, TEXT_LAYERS = 32, 3
 TOKENIZER = ClipTokenizer(49407)  # pads as CLIP-L's does
 _BEGIN, _END, _LENGTH = 49406, 49407, 77
+_LOG_VARIANCE = -8.0
 _PREFIXES = {
     "unet": "model.diffusion_model.",
     "vae": "first_stage_model.",
@@ -57,6 +58,9 @@ def build(seed: int, device: str) -> Networks:
     for name, weight in made.unet.weights():
         if name.endswith(("out_layers.3.weight", "proj_out.weight", "out.2.weight")):
             weight.data[...] = 0.0
+    scale = made.vae.arch.scaling_factor  # latents have a spread of 1 / scale between encoder and decoder
+    made.vae.encoder.conv_out.weight.data[...] /= scale
+    made.vae.decoder.conv_in.weight.data[...] *= scale
     for encoder in (made.text_encoder, made.text_encoder_2):
         encoder.text_model.embeddings.token_embedding.weight.data[...] *= 20.0  # to a spread of 0.4: words tell apart
     return made
@@ -81,7 +85,8 @@ def _word(word: str) -> list[int]:
 def normalise_latents(vae: Vae, mean: Array, std: Array) -> None:
     """Folds a shift and a scale a channel into the autoencoder, so that what is diffused has mean 0 and spread 1.
 
-    `mean` and `std` (Z,) are those of its latents before the published scaling factor, which then fits.
+    `mean` and `std` (Z,) are those of its latents before the published scaling factor, which then fits. The
+    latents' own noise, which was not trained, is set to nearly nothing.
     """
     z = vae.arch.latent_channels
     gain = (1.0 / (std * vae.arch.scaling_factor)).astype(np.float32)
@@ -92,7 +97,7 @@ def normalise_latents(vae: Vae, mean: Array, std: Array) -> None:
     p.weight.data[...] = p.weight.data / factor[None, :, None, None]
     q.weight.data[:z] *= factor[:, None, None, None]
     q.bias.data[:z] = (q.bias.data[:z] - shift) * factor
-    q.bias.data[z:] += 2.0 * xp.log(factor)
+    q.weight.data[z:], q.bias.data[z:] = 0.0, _LOG_VARIANCE
 
 
 def quiet_unused_words(weights: dict[str, Array], used: Array, seed: int) -> None:

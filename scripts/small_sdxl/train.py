@@ -1,4 +1,4 @@
-"""Trains the small SDXL from nothing: the autoencoder's decoder, then the denoiser with both text encoders.
+"""Trains the small SDXL from nothing: the autoencoder, then the denoiser with both text encoders.
 
 python scripts/small_sdxl/train.py vae --device cuda --minutes 1 --out out
 python scripts/small_sdxl/train.py base --vae out/vae.safetensors --device cuda --minutes 3 --out out
@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from autoencoder import pictures, reconstructed, train_decoder
+from autoencoder import pictures, reconstructed, train_autoencoder
 from denoiser import encoded, train_denoiser
 from draw import scenes
 from look import CAPTIONS, sheet
 from model import Networks, build, quiet_unused_words, token_ids, write
-from start import hand_set
 
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
@@ -46,10 +45,9 @@ def main() -> None:
 def _vae(args: argparse.Namespace, report: Any) -> None:
     backend, size = get_backend(args.device), args.sizes[0]
     vae = build(SEED, args.device).vae
-    hand_set(vae, SEED)
     data = pictures(backend, size, args.pictures, SEED)
     report(f"drawn: {data.shape}")
-    train_decoder(
+    train_autoencoder(
         vae, data, args.device, args.precision, args.end - time.monotonic(), args.batch, args.lr, args.side, report
     )
     fresh = pictures(backend, size, 16, SEED + 1)
