@@ -13,7 +13,7 @@ from .backend import Backend, get_backend
 from .dtype import Array, DType, compute_dtype, float32, float64, is_float, promote
 from .graph import Edge, Node
 from .mode import Mode, mode
-from .op import Formula, Kernel, Op
+from .op import Condition, Formula, Kernel, Op
 from .tensor import Tensor
 
 
@@ -86,30 +86,28 @@ def _wanted(op: Op, tensors: dict[str, list[Tensor]]) -> tuple[str, ...]:
     return tuple(n for n, ts in tensors.items() if n not in op.undifferentiable and any(t.requires_grad for t in ts))
 
 
-def _declined(when: Any, arrays: dict[str, Any]) -> str:
+def _declined(when: Condition | None, arrays: dict[str, Any]) -> str:
     """Why a kernel cannot take these inputs; empty when it can."""
-    if when is None:
-        return ""
-    names = when.__code__.co_varnames[: when.__code__.co_argcount + when.__code__.co_kwonlyargcount]
-    verdict = when(**{n: arrays[n] for n in names})
-    return verdict if isinstance(verdict, str) else "" if verdict else "declined by its condition"
+    return when.against(arrays) if when else ""
 
 
 def _choose(op: Op, arrays: dict[str, Any], backend: Backend, m: Mode) -> Kernel | None:
     forced = m.forced.get(op.name)
     if forced == "reference" or (backend.kernels is None and forced is None):
         return None
+    reasons = []
     for kernel in op.kernels:
         if forced not in (None, kernel.impl):
             continue
         reason = "it needs a GPU" if backend.kernels is None else _declined(kernel.when, arrays)
         if not reason:
             return kernel
-        if forced is not None:
-            raise RuntimeError(f"{op.name}: implementation {forced!r} was asked for but cannot run: {reason}")
-    if forced is not None:
+        reasons.append(reason)
+    if forced is None:
+        return None
+    if not reasons:
         raise RuntimeError(f"{op.name}: no implementation named {forced!r}; has {[k.impl for k in op.kernels]}")
-    return None
+    raise RuntimeError(f"{op.name}: implementation {forced!r} was asked for but cannot run: {'; '.join(reasons)}")
 
 
 def _covers(op: Op, wanted: Sequence[str]) -> bool:

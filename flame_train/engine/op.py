@@ -5,13 +5,15 @@ and, where it pays, kernels. Its signature is its declaration: parameters annota
 `Array | float`, `Array | float | None` or `Sequence[Array]` are tensors, the others are attributes, in PyTorch's
 order; what PyTorch takes by name only stands behind a `*`. A list that comes last may be given spread out.
 
-Four rules hold everywhere, so that no op has to think of them:
+Five rules hold everywhere, so that no op has to think of them:
 
 - A formula's parameter names say what is saved for it: inputs, attributes, `aux` values, `out`, and
   `<input>_shape` where the shape alone will do. A formula that is not needed saves nothing.
 - References see fp32 or fp64: narrower floats are raised before and rounded once after. Ops that only move
   data (`moves=True`) opt out.
 - Gradients are summed down to a broadcast input's shape, and cast to its dtype, in `graph.py`.
+- A formula that names `needs` is told which arguments' gradients are wanted; one that names `plus` gets, by argument,
+  the gradients (`graph.Held`) that have already arrived where its own go, and for those returns the sums.
 - A kernel is only ever an override of a reference. The choice looks at shapes, dtypes, strides and
   attributes, never at values.
 """
@@ -47,6 +49,21 @@ class Parameter:
     named: bool
 
 
+class Condition:
+    """What a kernel asks of its inputs: a function of some of the op's arguments, and their names."""
+
+    __slots__ = ("ask", "names")
+
+    def __init__(self, ask: When) -> None:
+        self.ask = ask
+        self.names = tuple(inspect.signature(ask).parameters)
+
+    def against(self, arrays: Mapping[str, Any]) -> str:
+        """Why the kernel cannot take these inputs; empty when it can."""
+        verdict = self.ask(*[arrays[n] for n in self.names])
+        return verdict if isinstance(verdict, str) else "" if verdict else "declined by its condition"
+
+
 @dataclass(frozen=True, slots=True)
 class Formula:
     """The gradient with respect to `args`. `names` is what it reads, and so what is saved for it."""
@@ -55,8 +72,9 @@ class Formula:
     fn: Callable[..., Any]
     names: tuple[str, ...]
     takes_needs: bool
+    takes_plus: bool
     impl: str = "reference"
-    when: When | None = None
+    when: Condition | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +83,7 @@ class Kernel:
 
     impl: str
     fn: Callable[..., Any]
-    when: When | None
+    when: Condition | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +187,7 @@ class Op:
         """Declares a forward kernel `f(k, <all inputs and attributes>)` returning what the reference returns."""
 
         def declare(fn: Callable[..., Any]) -> None:
-            self.kernels.append(Kernel(impl, fn, when))
+            self.kernels.append(Kernel(impl, fn, Condition(when) if when else None))
 
         return declare
 
@@ -184,13 +202,13 @@ class Op:
     def _formula(self, args: tuple[str, ...], fn: Callable[..., Any], impl: str, when: When | None) -> Formula:
         self._check_names("vjp", args)
         names = list(inspect.signature(fn).parameters)[2:]
-        takes_needs = "needs" in names
-        names = [n for n in names if n != "needs"]
+        takes_needs, takes_plus = "needs" in names, "plus" in names
+        names = [n for n in names if n not in ("needs", "plus")]
         known = {*self.names, *self.aux, "out", "out_shape", *(f"{n}_shape" for n in self.tensor_names)}
         for n in names:
             if n not in known:
                 raise TypeError(f"{self.name}.vjp: nothing named {n!r} to save; known: {', '.join(sorted(known))}")
-        return Formula(args, fn, tuple(names), takes_needs, impl, when)
+        return Formula(args, fn, tuple(names), takes_needs, takes_plus, impl, Condition(when) if when else None)
 
     def _check_names(self, what: str, args: Sequence[str]) -> None:
         for a in args:
@@ -274,13 +292,13 @@ def primitive(
 
 
 def composite(
-    *, torch: str | None = None, aux: tuple[str, ...] = (), mutates: tuple[str, ...] = ()
+    *, torch: str | None = None, aux: tuple[str, ...] = (), mutates: tuple[str, ...] = (), multiple: bool = False
 ) -> Callable[[Callable[..., Any]], Op]:
     """Declares an op by a body over Tensors; its gradient follows. A kernel may override it as a whole.
 
     `mutates` names the inputs it writes into, which PyTorch's counterpart must do as well: running statistics.
     """
-    return lambda fn: Op(fn, composite=True, torch=torch, aux=aux, moves=False, multiple=False, mutates=mutates)
+    return lambda fn: Op(fn, composite=True, torch=torch, aux=aux, moves=False, multiple=multiple, mutates=mutates)
 
 
 def _parameters(fn: Callable[..., Any], skip_first: bool) -> tuple[Parameter, ...]:

@@ -11,6 +11,7 @@ from ..dtype import Array
 from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import Values, apart, of_one
 from . import special
+from .generated import floating, generated
 from .pointwise import sigmoid_value
 
 
@@ -25,6 +26,9 @@ def _(xp: Any, g: Array, out: Array) -> Array:
     return xp.where(out > 0, g, 0.0)
 
 
+generated(relu, "larger(input, 0.f)", input="out > 0.f ? g : 0.f")
+
+
 @primitive(torch="nn.functional.silu")
 def silu(xp: Any, input: Array) -> Array:
     """input * sigmoid(input)"""
@@ -37,6 +41,9 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     return g * s * (1.0 + input * (1.0 - s))
 
 
+generated(silu, "silu(input)", input="g * silu_slope(input)")
+
+
 @primitive(torch=None)
 def quick_gelu(xp: Any, input: Array) -> Array:
     """input * sigmoid(1.702 * input), the activation of OpenAI's CLIP (its `QuickGELU`)"""
@@ -47,6 +54,12 @@ def quick_gelu(xp: Any, input: Array) -> Array:
 def _(xp: Any, g: Array, input: Array) -> Array:
     s = sigmoid_value(xp, 1.702 * input)
     return g * s * (1.0 + 1.702 * input * (1.0 - s))
+
+
+generated(
+    quick_gelu, "input * sigmoid(1.702f * input)",
+    input="float s = sigmoid(1.702f * input); g * s * (1.f + 1.702f * input * (1.f - s))",
+)  # fmt: skip
 
 
 _INV_SQRT2 = 1.0 / math.sqrt(2.0)
@@ -62,6 +75,16 @@ def gelu(xp: Any, input: Array, *, approximate: str = "none") -> Array:
 @gelu.vjp("input")
 def _(xp: Any, g: Array, input: Array, approximate: str) -> Array:
     return g * gelu_slope(xp, input, approximate)
+
+
+generated(
+    gelu, "gelu(input)", input="g * gelu_slope(input)",
+    when=lambda approximate: approximate == "none" or "approximate asks for another formula",
+)  # fmt: skip
+generated(
+    gelu, "gelu_tanh(input)", input="g * gelu_tanh_slope(input)",
+    when=lambda approximate: approximate == "tanh" or "approximate asks for another formula",
+)  # fmt: skip
 
 
 @gelu.samples
@@ -120,6 +143,9 @@ def _(xp: Any, g: Array, input: Array, negative_slope: float) -> Array:
     return xp.where(input > 0, g, negative_slope * g)
 
 
+generated(leaky_relu, "input > 0.f ? input : negative_slope * input", input="input > 0.f ? g : negative_slope * g")
+
+
 @leaky_relu.samples
 def _() -> Iterator[Sample]:
     yield sample(apart(3, 5))
@@ -136,6 +162,9 @@ def elu(xp: Any, input: Array, alpha: float = 1.0) -> Array:
 @elu.vjp("input")
 def _(xp: Any, g: Array, input: Array, alpha: float) -> Array:
     return g * xp.where(input > 0, 1.0, alpha * xp.exp(xp.minimum(input, 0.0)))
+
+
+generated(elu, "input > 0.f ? input : alpha * expm1f(input)", input="input > 0.f ? g : g * alpha * e_to(input)")
 
 
 @elu.samples
@@ -163,6 +192,12 @@ def _(xp: Any, g: Array, input: Array, beta: float, threshold: float) -> Array:
     return xp.where(x > threshold, g, g * sigmoid_value(xp, x))
 
 
+generated(
+    softplus, "float x = beta * input; x > threshold ? input : softplus(x) / beta",
+    input="float x = beta * input; x > threshold ? g : g * sigmoid(x)",
+)  # fmt: skip
+
+
 @softplus.samples
 def _() -> Iterator[Sample]:
     yield sample((3, 5))
@@ -182,6 +217,12 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     return g * (t + input * (1.0 - t * t) * sigmoid_value(xp, input))
 
 
+generated(
+    mish, "input * tanhf(softplus(input))",
+    input="float t = tanhf(softplus(input)); g * (t + input * (1.f - t * t) * sigmoid(input))",
+)  # fmt: skip
+
+
 @primitive(torch="nn.functional.hardswish")
 def hardswish(xp: Any, input: Array) -> Array:
     """input * min(max(input + 3, 0), 6) / 6 (arXiv 1905.02244)"""
@@ -191,6 +232,12 @@ def hardswish(xp: Any, input: Array) -> Array:
 @hardswish.vjp("input")
 def _(xp: Any, g: Array, input: Array) -> Array:
     return xp.where(input <= -3.0, 0.0, xp.where(input < 3.0, g * (input / 3.0 + 0.5), g))
+
+
+generated(
+    hardswish, "input * fminf(fmaxf(input + 3.f, 0.f), 6.f) / 6.f",
+    input="input <= -3.f ? 0.f : input < 3.f ? g * (input / 3.f + 0.5f) : g",
+)  # fmt: skip
 
 
 for _op in (silu, quick_gelu, mish):
@@ -224,6 +271,31 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     value, gate = halves(input, "swiglu")
     s = sigmoid_value(xp, gate)
     return xp.concatenate([g * gate * s, g * value * s * (1.0 + gate * (1.0 - s))], axis=-1)
+
+
+def gated(k: Any, input: Array, expression: str) -> Array:
+    """A gated unit's value, from an expression over `value` and `gate`."""
+    value, gate = halves(input, "gated unit")
+    return k.elementwise((expression,), {"value": value, "gate": gate}, (input.dtype,))[0]
+
+
+def gated_gradient(k: Any, g: Array, input: Array, of_value: str, of_gate: str) -> Array:
+    """A gated unit's gradient with respect to both halves, from expressions over `g`, `value` and `gate`."""
+    value, gate = halves(input, "gated unit")
+    dinput = k.empty(input.shape, input.dtype)
+    operands = {"g": g, "value": value, "gate": gate}
+    k.elementwise((of_value, of_gate), operands, (input.dtype,) * 2, out=halves(dinput, "gated unit"))
+    return dinput
+
+
+@swiglu.cuda("generated", when=lambda input: floating(input))
+def _(k: Any, input: Array) -> Array:
+    return gated(k, input, "value * silu(gate)")
+
+
+@swiglu.cuda_vjp("generated", "input", when=lambda input: floating(input))
+def _(k: Any, g: Array, input: Array) -> Array:
+    return gated_gradient(k, g, input, "g * silu(gate)", "g * value * silu_slope(gate)")
 
 
 @swiglu.samples

@@ -10,7 +10,7 @@ from ...errors import ShapeError
 from ..dtype import Array, is_float
 from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import apart, not_broadcast, of_one, of_two, positive
-from . import conditions
+from .generated import generated
 
 
 @primitive(torch="add")
@@ -45,21 +45,8 @@ def _(xp: Any, g: Array, alpha: float) -> Array:
     return -alpha * g
 
 
-def _one_pass(input: Array, other: Any, alpha: float) -> str:
-    """CuPy adds 16-bit floats in fp32 and rounds once, in one pass: what the reference does in four."""
-    if alpha != 1.0 or not hasattr(other, "dtype"):
-        return "only a plain sum of two arrays"
-    return conditions.same(conditions.LOW, input, other)
-
-
-@add.cuda("one pass", when=_one_pass)
-def _(k: Any, input: Array, other: Array, alpha: float) -> Array:
-    return k.xp.add(input, other)
-
-
-@add.cuda_vjp("one pass", "input", "other", when=_one_pass)
-def _(k: Any, g: Array) -> tuple[Array, Array]:
-    return g, g
+generated(add, "input + alpha * other", input="g", other="alpha * g")
+generated(sub, "input - alpha * other", input="g", other="-alpha * g")
 
 
 @primitive(torch="rsub")
@@ -78,6 +65,9 @@ def _(xp: Any, g: Array) -> Array:
     return g
 
 
+generated(rsub, "other - alpha * input", input="-alpha * g", other="g")
+
+
 @primitive(torch="mul")
 def mul(xp: Any, input: Array, other: Array | float) -> Array:
     """input * other"""
@@ -92,6 +82,9 @@ def _(xp: Any, g: Array, other: Array) -> Array:
 @mul.vjp("other")
 def _(xp: Any, g: Array, input: Array) -> Array:
     return g * input
+
+
+generated(mul, "input * other", input="g * other", other="g * input")
 
 
 @primitive(torch="div")
@@ -115,6 +108,12 @@ def _(xp: Any, g: Array, other: Array, rounding_mode: str | None) -> Array:
 @div.vjp("other")
 def _(xp: Any, g: Array, input: Array, other: Array, rounding_mode: str | None) -> Array:
     return -g * input / (other * other) if rounding_mode is None else xp.zeros_like(g)
+
+
+generated(
+    div, "input / other", when=lambda rounding_mode: rounding_mode is None or "only the plain quotient",
+    input="g / other", other="-g * input / (other * other)",
+)  # fmt: skip
 
 
 @div.errors
@@ -161,6 +160,16 @@ def _(xp: Any, g: Array, input: Array | float, exponent: Array, out: Array) -> A
     return xp.where(zero, 0.0, g * out * xp.log(xp.where(zero, 1.0, input)))
 
 
+def _square(exponent: Any) -> bool | str:
+    return (not hasattr(exponent, "dtype") and exponent == 2.0) or "the exponent is not 2"
+
+
+generated(pow, "input * input", when=_square, input="2.f * g * input")
+generated(
+    pow, "powf(input, exponent)",
+    input="exponent == 0.f ? 0.f : g * exponent * powf(input, exponent - 1.f)",
+    exponent="input == 0.f && exponent >= 0.f ? 0.f : g * out * logf(input)",
+)  # fmt: skip
 pow.errors(not_broadcast)
 
 
@@ -185,6 +194,9 @@ def _(xp: Any, g: Array) -> Array:
     return -g
 
 
+generated(neg, "-input", input="-g")
+
+
 @primitive(torch="abs")
 def abs(xp: Any, input: Array) -> Array:
     """|input|; the gradient at zero is zero"""
@@ -194,6 +206,9 @@ def abs(xp: Any, input: Array) -> Array:
 @abs.vjp("input")
 def _(xp: Any, g: Array, input: Array) -> Array:
     return g * xp.sign(input)
+
+
+generated(abs, "fabsf(input)", input="g * sign(input)")
 
 
 @primitive(torch="square")
@@ -207,6 +222,9 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     return 2.0 * g * input
 
 
+generated(square, "input * input", input="2.f * g * input")
+
+
 @primitive(torch="sign")
 def sign(xp: Any, input: Array) -> Array:
     """-1, 0 or 1; the gradient is zero"""
@@ -216,6 +234,9 @@ def sign(xp: Any, input: Array) -> Array:
 @sign.vjp("input")
 def _(xp: Any, g: Array) -> Array:
     return xp.zeros_like(g)
+
+
+generated(sign, "sign(input)", input="0.f")
 
 
 @primitive(torch="lerp")
@@ -242,6 +263,12 @@ def _(xp: Any, g: Array, input: Array, end: Array) -> Array:
     return g * (end - input)
 
 
+generated(
+    lerp, "fabsf(weight) < 0.5f ? input + weight * (end - input) : end - (end - input) * (1.f - weight)",
+    input="g * (1.f - weight)", end="g * weight", weight="g * (end - input)",
+)  # fmt: skip
+
+
 @lerp.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (4,), 0.5), ShapeError, r"lerp: the shapes of input \(2, 3\), end \(4,\) do not")
@@ -265,6 +292,7 @@ def _(xp: Any, g: Array, out: Array) -> Array:
     return -g * out * out
 
 
+generated(reciprocal, "1.f / input", input="-g * out * out")
 for _op in (neg, square):
     _op.samples(of_one())
 for _op in (abs, reciprocal, sign):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..dtype import Array
+from ..dtype import Array, bool_
 from ..op import Sample, primitive, sample
 from ..sample import booleans, not_broadcast, of_one, of_two
+from .generated import generated
 
 
 @primitive(torch="lt")
@@ -52,6 +53,10 @@ for _op in (lt, le, gt, ge, eq, ne):
     _op.errors(not_broadcast)
 
 
+for _op, _sign in ((lt, "<"), (le, "<="), (gt, ">"), (ge, ">="), (eq, "=="), (ne, "!=")):
+    generated(_op, f"input {_sign} other", result=bool_)
+
+
 @primitive(torch="logical_and")
 def logical_and(xp: Any, input: Array, other: Array) -> Array:
     """True where both are true; a number is true if it is not zero"""
@@ -92,6 +97,8 @@ def isfinite(xp: Any, input: Array) -> Array:
     return xp.isfinite(input)
 
 
+generated(logical_not, "input == 0.f", result=bool_)
+generated(isfinite, "fabsf(input) < __int_as_float(0x7f800000)", result=bool_)
 for _op in (logical_not, isfinite):
     _op.nograd("input")
     _op.samples(of_one())

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..dtype import Array, DType
+from ..dtype import Array, DType, bool_
 from ..op import Sample, primitive, sample
 from ..sample import of_one
+from .dims import Shape
+from .generated import TAKEN, floating
 
 
 @primitive(torch=None, moves=True)
@@ -20,6 +22,20 @@ def cast(xp: Any, input: Array, dtype: DType) -> Array:
 
 @cast.vjp("input")
 def _(xp: Any, g: Array) -> Array:
+    return g
+
+
+def _castable(input: Array, dtype: DType) -> str:
+    return floating(input) or (f"no kernel for {dtype}" if np.dtype(dtype) not in TAKEN - {bool_} else "")
+
+
+@cast.cuda("generated", when=_castable)
+def _(k: Any, input: Array, dtype: DType) -> Array:
+    return k.elementwise(("input",), {"input": input}, (np.dtype(dtype),))[0]
+
+
+@cast.cuda_vjp("generated", "input", when=_castable)
+def _(k: Any, g: Array, input_shape: Shape) -> Array:
     return g
 
 

@@ -14,6 +14,7 @@ from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import Values
 from . import conditions
 from .activations import gelu_value, gelu_value_and_slope, halves
+from .generated import generated
 
 
 @primitive(torch=None)
@@ -123,6 +124,9 @@ def _(xp: Any, g: Array, update: Array) -> Array:
 @gated_add.vjp("update")
 def _(xp: Any, g: Array, gate: Array) -> Array:
     return g * gate
+
+
+generated(gated_add, "input + gate * update", input="g", gate="g * update", update="g * gate")
 
 
 @gated_add.errors

@@ -10,6 +10,7 @@ from ..dtype import Array
 from ..op import Sample, primitive, sample
 from ..sample import of_one, positive
 from . import special
+from .generated import generated
 
 
 @primitive(torch="exp")
@@ -23,6 +24,9 @@ def _(xp: Any, g: Array, out: Array) -> Array:
     return g * out
 
 
+generated(exp, "e_to(input)", input="g * out")
+
+
 @primitive(torch="expm1")
 def expm1(xp: Any, input: Array) -> Array:
     """e ** input - 1, exact near zero"""
@@ -32,6 +36,9 @@ def expm1(xp: Any, input: Array) -> Array:
 @expm1.vjp("input")
 def _(xp: Any, g: Array, out: Array) -> Array:
     return g * (out + 1.0)
+
+
+generated(expm1, "expm1f(input)", input="g * (out + 1.f)")
 
 
 @primitive(torch="log")
@@ -45,6 +52,9 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     return g / input
 
 
+generated(log, "logf(input)", input="g / input")
+
+
 @primitive(torch="log1p")
 def log1p(xp: Any, input: Array) -> Array:
     """The natural logarithm of 1 + input, exact near zero"""
@@ -54,6 +64,9 @@ def log1p(xp: Any, input: Array) -> Array:
 @log1p.vjp("input")
 def _(xp: Any, g: Array, input: Array) -> Array:
     return g / (input + 1.0)
+
+
+generated(log1p, "log1pf(input)", input="g / (input + 1.f)")
 
 
 @primitive(torch="sqrt")
@@ -67,6 +80,9 @@ def _(xp: Any, g: Array, out: Array) -> Array:
     return g / (2.0 * out)
 
 
+generated(sqrt, "sqrtf(input)", input="g / (2.f * out)")
+
+
 @primitive(torch="rsqrt")
 def rsqrt(xp: Any, input: Array) -> Array:
     """1 / sqrt(input)"""
@@ -76,6 +92,9 @@ def rsqrt(xp: Any, input: Array) -> Array:
 @rsqrt.vjp("input")
 def _(xp: Any, g: Array, out: Array) -> Array:
     return -0.5 * g * out * out * out
+
+
+generated(rsqrt, "rsqrtf(input)", input="-0.5f * g * out * out * out")
 
 
 @primitive(torch="sin")
@@ -89,6 +108,9 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     return g * xp.cos(input)
 
 
+generated(sin, "sinf(input)", input="g * cosf(input)")
+
+
 @primitive(torch="cos")
 def cos(xp: Any, input: Array) -> Array:
     """The cosine of input, in radians"""
@@ -100,6 +122,9 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     return -g * xp.sin(input)
 
 
+generated(cos, "cosf(input)", input="-g * sinf(input)")
+
+
 @primitive(torch="tanh")
 def tanh(xp: Any, input: Array) -> Array:
     """The hyperbolic tangent of input"""
@@ -109,6 +134,9 @@ def tanh(xp: Any, input: Array) -> Array:
 @tanh.vjp("input")
 def _(xp: Any, g: Array, out: Array) -> Array:
     return g * (1.0 - out * out)
+
+
+generated(tanh, "tanhf(input)", input="g * (1.f - out * out)")
 
 
 def sigmoid_value(xp: Any, x: Array) -> Array:
@@ -127,6 +155,9 @@ def _(xp: Any, g: Array, out: Array) -> Array:
     return g * out * (1.0 - out)
 
 
+generated(sigmoid, "sigmoid(input)", input="g * out * (1.f - out)")
+
+
 @primitive(torch="erf")
 def erf(xp: Any, input: Array) -> Array:
     """2 / sqrt(pi) * integral of exp(-t^2) from 0 to input"""
@@ -136,6 +167,9 @@ def erf(xp: Any, input: Array) -> Array:
 @erf.vjp("input")
 def _(xp: Any, g: Array, input: Array) -> Array:
     return g * (2.0 / math.sqrt(math.pi)) * xp.exp(-input * input)
+
+
+generated(erf, "erff(input)", input="g * 1.1283791670955126f * e_to(-input * input)")
 
 
 @primitive(torch="floor")
@@ -172,6 +206,10 @@ for _op in (floor, ceil, trunc, round):
         return xp.zeros_like(g)
 
 
+generated(floor, "floorf(input)", input="0.f")
+generated(ceil, "ceilf(input)", input="0.f")
+generated(trunc, "truncf(input)", input="0.f")
+generated(round, "rintf(input)", input="0.f", when=lambda decimals: decimals == 0 or "only whole numbers")
 for _op in (exp, expm1, sin, cos, tanh, sigmoid, erf, floor, ceil, trunc):
     _op.samples(of_one())
 for _op in (log, log1p, sqrt, rsqrt):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ from ...errors import ShapeError
 from ..dtype import Array
 from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import Values, booleans, not_broadcast
+from .generated import generated
 
 
 @primitive(torch="clamp")
@@ -56,6 +58,18 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2,)), ValueError, "expected min, max or both")
 
 
+def _limited(min: Array | float | None, max: Array | float | None) -> bool | str:
+    return min is not None or max is not None or "neither min nor max"
+
+
+generated(
+    clamp, "smaller(larger(input, min), max)", when=_limited, missing={"min": -math.inf, "max": math.inf},
+    input="input >= min && input <= max ? g : 0.f",
+    min="input < min && min < max ? g : 0.f",
+    max="input > max || max < min ? g : 0.f",
+)  # fmt: skip
+
+
 @primitive(torch="maximum")
 def maximum(xp: Any, input: Array, other: Array) -> Array:
     """The larger of each pair; a tie shares the gradient evenly"""
@@ -88,6 +102,16 @@ def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
     return xp.where(other < input, g, xp.where(input == other, 0.5 * g, 0.0))
 
 
+generated(
+    maximum, "larger(input, other)",
+    input="input > other ? g : input == other ? 0.5f * g : 0.f",
+    other="other > input ? g : input == other ? 0.5f * g : 0.f",
+)  # fmt: skip
+generated(
+    minimum, "smaller(input, other)",
+    input="input < other ? g : input == other ? 0.5f * g : 0.f",
+    other="other < input ? g : input == other ? 0.5f * g : 0.f",
+)  # fmt: skip
 for _op in (maximum, minimum):
     _op.errors(not_broadcast)
 
@@ -114,6 +138,12 @@ def _(xp: Any, g: Array, condition: Array) -> Array:
 @where.vjp("other")
 def _(xp: Any, g: Array, condition: Array) -> Array:
     return xp.where(condition, 0.0, g)
+
+
+generated(
+    where, "condition != 0.f ? input : other",
+    input="condition != 0.f ? g : 0.f", other="condition != 0.f ? 0.f : g",
+)  # fmt: skip
 
 
 @where.errors

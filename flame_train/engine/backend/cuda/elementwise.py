@@ -1,0 +1,225 @@
+"""One kernel an expression: operands of any shapes that broadcast, any strides and mixed dtypes, read once each.
+
+Contract of the generated kernels: arithmetic is fp32, each output is assigned, never accumulated, and written once;
+no output may overlap an input. Packets of up to 16 bytes are moved where all operands allow it. The expressions are C
+over operands' names and what `ops/elements.cuh` defines; statements may stand before the last, which is the value:
+"float s = sigmoid(input); s * (1 - s)".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ...dtype import Array, DType
+from .layout import Operand, Shape, dense_strides, plan
+from .nvrtc import KernelModules, element_name
+
+_THREADS = 256
+
+Signature = tuple[DType, Shape, tuple[int, ...], int]
+"""An array without its values: dtype, shape, strides in bytes, address modulo 16."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An operand's type and, over the layout's dims, 0 where it is broadcast, 1 for neighbours, 2 for a stride.
+
+    `dense` ones are counted along with the packets.
+    """
+
+    name: str
+    type: str
+    steps: tuple[int, ...]
+    dense: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What a call with given shapes and dtypes needs."""
+
+    function: Any
+    grid: tuple[int]
+    constants: tuple[Any, ...]
+    order: tuple[int, ...]
+
+
+class Elementwise:
+    """Compiles and launches; keeps what it found out about the last few thousand combinations of shapes and dtypes."""
+
+    def __init__(self, cupy: Any, modules: KernelModules, multiprocessors: int) -> None:
+        self._xp, self._modules = cupy, modules
+        self._few = multiprocessors * 2048  # packets, each with a thread of its own, that fill the GPU once
+        self._ready = lru_cache(maxsize=4096)(self._prepare)
+
+    def __call__(
+        self, expressions: tuple[str, ...], operands: Mapping[str, Any], dtypes: tuple[DType, ...],
+        shape: Shape | None = None, out: tuple[Array, ...] = (),
+    ) -> tuple[Array, ...]:  # fmt: skip
+        """The expressions' values, in new arrays of `dtypes` and `shape` (the operands' own), or in `out`.
+
+        Operands are arrays or numbers. Raises `ValueError` if shapes do not broadcast.
+        """
+        arrays = {n: v for n, v in operands.items() if hasattr(v, "dtype")}
+        numbers = {n: v for n, v in operands.items() if n not in arrays}
+        signatures = tuple(_signature(a) for a in (*arrays.values(), *out))
+        if shape is None:
+            shape = _common(tuple(s[1] for s in signatures))
+        ready = self._ready(expressions, tuple(arrays), tuple(numbers), signatures, dtypes, shape, len(out))
+        made = out or tuple(self._new(shape, ready.order, d) for d in dtypes)
+        if 0 not in shape:
+            values = tuple(np.float32(v) for v in numbers.values())
+            ready.function(ready.grid, (_THREADS,), (*arrays.values(), *values, *made, *ready.constants))
+        return made
+
+    def _new(self, shape: Shape, order: tuple[int, ...], dtype: DType) -> Array:
+        if order == tuple(range(len(shape))):
+            return self._xp.empty(shape, dtype)
+        made = self._xp.empty([shape[i] for i in order], dtype)
+        return made.transpose([order.index(i) for i in range(len(shape))])
+
+    def _prepare(
+        self, expressions: tuple[str, ...], names: tuple[str, ...], numbers: tuple[str, ...],
+        signatures: tuple[Signature, ...], dtypes: tuple[DType, ...], shape: Shape, given: int,
+    ) -> _Ready:  # fmt: skip
+        seen = [Operand(s[1], tuple(b // s[0].itemsize for b in s[2]), s[0].itemsize, s[3]) for s in signatures]
+        new = len(dtypes) if not given else 0
+        widest = max((d.itemsize for d in dtypes), default=1)
+        layout = plan(shape, seen, new, widest)
+        types = [element_name(s[0]) for s in signatures] + [element_name(d) for d in dtypes[:new]]
+        labels = [*names, *(f"out{i}" for i in range(len(expressions)))]
+        dense = dense_strides(layout.sizes)
+        places = [
+            _Place(label, t, tuple(min(abs(s), 2) if s >= 0 else 2 for s in row), row == dense)
+            for label, t, row in zip(labels, types, layout.strides, strict=True)
+        ]
+        count = math.prod(shape)
+        packets = -(-count // layout.width)
+        loads = sum(1 for p in places[: len(names)] if p.steps[-1])
+        unroll = 1 if packets < 2 * self._few else {0: 1, 1: 4, 2: 2}.get(loads, 1)
+        text = _source(expressions, places, len(names), numbers, layout.width, unroll, layout.wide)
+        integer = np.int64 if layout.wide else np.int32
+        constants = [integer(count), *map(integer, layout.sizes)]
+        for place, row in zip(places, layout.strides, strict=True):
+            constants += [integer(s) for step, s in zip(place.steps, row, strict=True) if step == 2]
+        grid = (max(1, -(-packets // (_THREADS * unroll))),)
+        return _Ready(self._modules.generated(text, "elementwise"), grid, tuple(constants), layout.order)
+
+
+def _signature(a: Array) -> Signature:
+    return a.dtype, a.shape, a.strides, a.data.ptr & 15
+
+
+@lru_cache(maxsize=4096)
+def _common(shapes: tuple[Shape, ...]) -> Shape:
+    return np.broadcast_shapes(*shapes)
+
+
+# ---- the text ------------------------------------------------------------------------------------------------------
+
+
+def _source(
+    expressions: Sequence[str], places: Sequence[_Place], inputs: int, numbers: Sequence[str], width: int, unroll: int,
+    wide: bool,
+) -> str:  # fmt: skip
+    """The kernel: loads of all packets first, so that they are on their way together, then values and stores."""
+    ins, outs = places[:inputs], places[inputs:]
+    dims = len(places[0].steps)
+    arguments = [
+        *(f"const {p.type}* __restrict__ p_{p.name}" for p in ins),
+        *(f"const float {n}" for n in numbers),
+        *(f"{p.type}* __restrict__ p_{p.name}" for p in outs),
+        "const I count",
+        *(f"const I size{d}" for d in range(dims)),
+        *(f"const I s_{p.name}{d}" for p in places for d, step in enumerate(p.steps) if step == 2),
+    ]
+    remainder = _remainder(ins, outs, numbers, width) if dims == 1 and width > 1 else ""
+    return f"""#define FAST {int(all(p.type != "float" for p in places))}
+#include "elements.cuh"
+typedef {"long long" if wide else "int"} I;
+{value_function(expressions, [p.name for p in ins], numbers)}
+extern "C" __global__ void __launch_bounds__({_THREADS}) elementwise({", ".join(arguments)}) {{
+  const I packets = count / {width}, first = blockIdx.x * (I){_THREADS * unroll} + threadIdx.x;
+{"".join(f"  Packet<{p.type}, {_held(p, width)}> q_{p.name}[{unroll}];" + chr(10) for p in ins)}
+#pragma unroll
+  for (int u = 0; u < {unroll}; u++) {{
+    const I packet = first + u * {_THREADS};
+    if (packet < packets) {{
+{_places(ins, width)}{"".join(_load(p, width) for p in ins)}    }}
+  }}
+#pragma unroll
+  for (int u = 0; u < {unroll}; u++) {{
+    const I packet = first + u * {_THREADS};
+    if (packet < packets) {{
+      float {", ".join(f"r_{p.name}[{width}]" for p in outs)};
+#pragma unroll
+      for (int i = 0; i < {width}; i++) value({_call(ins, outs, numbers)});
+{_places(outs, width)}{"".join(_store(p, width) for p in outs)}    }}
+  }}
+{remainder}}}
+"""
+
+
+def value_function(expressions: Sequence[str], names: Sequence[str], numbers: Sequence[str]) -> str:
+    """The expressions as a function of one element of each operand."""
+    arguments = [f"float& r{i}" for i in range(len(expressions))] + [f"const float {n}" for n in (*names, *numbers)]
+    lines = []
+    for i, e in enumerate(expressions):
+        before, _, last = e.rpartition(";")
+        lines.append(f"  {{ {before}{';' if before else ''} r{i} = {last}; }}\n")
+    return f"__device__ __forceinline__ void value({', '.join(arguments)}) {{\n{''.join(lines)}}}"
+
+
+def _held(p: _Place, width: int) -> int:
+    """Elements of an operand to a packet: one where it is broadcast."""
+    return width if p.steps[-1] else 1
+
+
+def _places(places: Sequence[_Place], width: int) -> str:
+    """The operands' offsets o_<name> of a packet; the packet's coordinates where they are needed."""
+    lines = []
+    if not all(p.dense for p in places) and (dims := len(places[0].steps)) > 1:
+        lines.append("I rest = packet;")
+        for d in range(dims - 1, 0, -1):
+            size = f"(size{d} / {width})" if d == dims - 1 else f"size{d}"
+            lines.append(f"const I c{d} = rest % {size}{f' * {width}' if d == dims - 1 else ''}; rest /= {size};")
+        lines.append("const I c0 = rest;")
+    elif not all(p.dense for p in places):
+        lines.append(f"const I c0 = packet * {width};")
+    for p in places:
+        terms = [f"c{d}" if step == 1 else f"c{d} * s_{p.name}{d}" for d, step in enumerate(p.steps) if step]
+        lines.append(f"const I o_{p.name} = {f'packet * {width}' if p.dense else ' + '.join(terms) or '0'};")
+    return "".join(f"      {line}\n" for line in lines)
+
+
+def _load(p: _Place, width: int) -> str:
+    packet = f"Packet<{p.type}, {_held(p, width)}>"
+    return f"      q_{p.name}[u] = *reinterpret_cast<const {packet}*>(p_{p.name} + o_{p.name});\n"
+
+
+def _store(p: _Place, width: int) -> str:
+    return f"      store<{p.type}, {width}>(p_{p.name} + o_{p.name}, r_{p.name});\n"
+
+
+def _call(ins: Sequence[_Place], outs: Sequence[_Place], numbers: Sequence[str]) -> str:
+    taken = [f"to_float(q_{p.name}[u].e[{'i' if p.steps[-1] else '0'}])" for p in ins]
+    return ", ".join([*(f"r_{p.name}[i]" for p in outs), *taken, *numbers])
+
+
+def _remainder(ins: Sequence[_Place], outs: Sequence[_Place], numbers: Sequence[str], width: int) -> str:
+    """The elements after the last whole packet, by the thread whose packet they would be."""
+    taken = [f"to_float(p_{p.name}[{'i' if p.steps[-1] else '0'}])" for p in ins]
+    results = ", ".join(f"r_{p.name}" for p in outs)
+    stores = " ".join(f"from_float(r_{p.name}, p_{p.name}[i]);" for p in outs)
+    return f"""  if (blockIdx.x == gridDim.x - 1 && threadIdx.x < count - packets * {width}) {{
+    const I i = packets * {width} + threadIdx.x;
+    float {results};
+    value({", ".join([results, *taken, *numbers])});
+    {stores}
+  }}
+"""

@@ -1,0 +1,111 @@
+"""How the operands of an elementwise kernel lie in memory: the fewest dims that say it, and how many go at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Shape = tuple[int, ...]
+Strides = tuple[int, ...]
+_INT32 = 2**31 - 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An array as the planner sees it: strides in elements, `offset` its address modulo 16, in bytes."""
+
+    shape: Shape
+    strides: Strides
+    itemsize: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The shape all operands are seen in. `strides` has a row an operand; `width` elements make a packet.
+
+    `order` lists the dims of the full shape from the outermost in memory to the innermost: how a new output lies.
+    `wide` says that 32 bits do not count the elements.
+    """
+
+    order: tuple[int, ...]
+    sizes: Shape
+    strides: tuple[Strides, ...]
+    width: int
+    wide: bool
+
+
+def plan(shape: Shape, operands: Sequence[Operand], new: int, itemsize: int) -> Layout:
+    """The layout for `operands` broadcast to `shape` and `new` outputs of `itemsize` bytes that are yet to be made.
+
+    New outputs take the memory order of the first operand that is not broadcast, as NumPy's do.
+    """
+    spread = [_spread(o, shape) for o in operands]
+    order = _order(shape, spread)
+    dense = _dense(shape, order)
+    sizes, strides = _merged([shape[i] for i in order], [[s[i] for i in order] for s in [*spread, *[dense] * new]])
+    made = [*operands, *[Operand(shape, dense, itemsize)] * new]
+    limit = 8 if any(o.itemsize == 2 for o in made) else 4
+    width = next(w for w in (8, 4, 2, 1) if w <= limit and _fits(w, sizes, strides, made))
+    extent = max(sum((n - 1) * abs(s) for n, s in zip(sizes, row, strict=True)) for row in strides)
+    return Layout(order, sizes, strides, width, max(extent, math.prod(shape)) > _INT32)
+
+
+def dense_strides(sizes: Sequence[int]) -> Strides:
+    """The strides of row-major memory."""
+    return tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
+
+
+def _spread(o: Operand, shape: Shape) -> Strides:
+    """Strides over the full shape: zero where the operand is broadcast."""
+    lead = len(shape) - len(o.shape)
+    own = [0 if n == 1 else s for n, s in zip(o.shape, o.strides, strict=True)]
+    return (*[0] * lead, *own)
+
+
+def _order(shape: Shape, spread: Sequence[Strides]) -> tuple[int, ...]:
+    dims = range(len(shape))
+    for strides in spread:
+        if all(s or shape[i] == 1 for i, s in enumerate(strides)):
+            return tuple(sorted(dims, key=lambda i: (-abs(strides[i]) if shape[i] > 1 else -math.inf, i)))
+    return tuple(dims)
+
+
+def _dense(shape: Shape, order: tuple[int, ...]) -> Strides:
+    inner = dense_strides([shape[i] for i in order])
+    return tuple(inner[order.index(i)] for i in range(len(shape)))
+
+
+def _merged(sizes: list[int], strides: list[list[int]]) -> tuple[Shape, tuple[Strides, ...]]:
+    """Neighbouring dims made one where every operand steps evenly through both; dims of one element are left out."""
+    kept: list[int] = []
+    rows: list[list[int]] = [[] for _ in strides]
+    for i, n in enumerate(sizes):
+        if n == 1:
+            continue
+        if kept and all(row[-1] == s[i] * n for row, s in zip(rows, strides, strict=True)):
+            kept[-1] *= n
+            for row, s in zip(rows, strides, strict=True):
+                row[-1] = s[i]
+        else:
+            kept.append(n)
+            for row, s in zip(rows, strides, strict=True):
+                row.append(s[i])
+    if not kept:
+        return (1,), tuple((1,) for _ in strides)
+    return tuple(kept), tuple(tuple(row) for row in rows)
+
+
+def _fits(width: int, sizes: Shape, strides: Sequence[Strides], operands: Sequence[Operand]) -> bool:
+    """Whether packets of `width` lie whole and aligned in every operand; a lone dim may have a remainder."""
+    if width == 1:
+        return True
+    if len(sizes) > 1 and sizes[-1] % width:
+        return False
+    for row, o in zip(strides, operands, strict=True):
+        if row[-1] not in (0, 1):
+            return False
+        if row[-1] == 1 and (any(s % width for s in row[:-1]) or o.offset % min(16, o.itemsize * width)):
+            return False
+    return True

@@ -1,0 +1,74 @@
+// What generated kernels are written in: packets of elements and the functions their expressions use.
+//
+// Contract: a packet's address is a multiple of its size, at most 16 bytes. Arithmetic is fp32 whatever is stored.
+// FAST is 1 where nothing wider than 16 bits is stored: exponentials then come from the special function unit, with
+// relative errors near 2^-21, far below what the result is rounded to.
+#pragma once
+#include "convert.cuh"
+
+template <typename S, int N> struct alignas(sizeof(S) * N < 16 ? sizeof(S) * N : 16) Packet { S e[N]; };
+
+template <typename S, int N> __device__ __forceinline__ void store(S* to, const float* f) {
+  Packet<S, N> q;
+  if (N == 1) {
+    from_float(f[0], q.e[0]);
+  } else {
+#pragma unroll
+    for (int i = 0; i + 1 < N; i += 2) from_two(f[i], f[i + 1], q.e + i);
+  }
+  *reinterpret_cast<Packet<S, N>*>(to) = q;
+}
+
+// ---- functions of expressions ---------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float e_to(float x) { return FAST ? __expf(x) : expf(x); }
+__device__ __forceinline__ float sigmoid(float x) { return FAST ? __fdividef(1.f, 1.f + __expf(-x)) : 1.f / (1.f + expf(-x)); }
+__device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
+__device__ __forceinline__ float silu_slope(float x) {
+  float s = sigmoid(x);
+  return s * (1.f + x * (1.f - s));
+}
+__device__ __forceinline__ float phi(float x) { return 0.5f * (1.f + erff(x * 0.70710678118654752f)); }
+__device__ __forceinline__ float gelu(float x) { return x * phi(x); }
+__device__ __forceinline__ float gelu_slope(float x) { return phi(x) + x * 0.39894228040143268f * e_to(-0.5f * x * x); }
+// Hendrycks and Gimpel's formula: 0.5 (1 + tanh(u)) is sigmoid(2 u)
+__device__ __forceinline__ float tanh_phi(float x) { return sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x)); }
+__device__ __forceinline__ float gelu_tanh(float x) { return x * tanh_phi(x); }
+__device__ __forceinline__ float gelu_tanh_slope(float x) {
+  float p = tanh_phi(x);
+  return p + x * p * (1.f - p) * 1.5957691216057308f * (1.f + 0.134145f * x * x);
+}
+__device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.f) + log1pf(e_to(-fabsf(x))); }
+__device__ __forceinline__ float sign(float x) { return x > 0.f ? 1.f : x < 0.f ? -1.f : x; }
+// As NumPy and PyTorch, and unlike fmaxf: what is not a number stays so.
+__device__ __forceinline__ float larger(float a, float b) { return a > b || a != a ? a : b; }
+__device__ __forceinline__ float smaller(float a, float b) { return a < b || a != a ? a : b; }
+
+// ---- sums over threads ----------------------------------------------------------------------------------------------
+
+struct Sum {
+  static __device__ __forceinline__ float none() { return 0.f; }
+  static __device__ __forceinline__ float of(float a, float b) { return a + b; }
+};
+struct Max {
+  static __device__ __forceinline__ float none() { return -__int_as_float(0x7f800000); }
+  static __device__ __forceinline__ float of(float a, float b) { return larger(a, b); }
+};
+struct Min {
+  static __device__ __forceinline__ float none() { return __int_as_float(0x7f800000); }
+  static __device__ __forceinline__ float of(float a, float b) { return smaller(a, b); }
+};
+
+// The total over THREADS neighbouring threads, in every one of them, always in the same order. Beyond a warp it is the
+// whole block's, by way of `shared`, one float a warp, which no other total of the kernel uses.
+template <typename How, int THREADS> __device__ __forceinline__ float total(float v, float* shared) {
+#pragma unroll
+  for (int o = (THREADS < 32 ? THREADS : 32) / 2; o; o >>= 1) v = How::of(v, __shfl_xor_sync(0xffffffffu, v, o));
+  if (THREADS <= 32) return v;
+  if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = v;
+  __syncthreads();
+  v = shared[0];
+#pragma unroll
+  for (int w = 1; w < THREADS / 32; w++) v = How::of(v, shared[w]);
+  return v;
+}
