@@ -59,15 +59,19 @@ def bits(xp: Any, seed: int, stream: int, step: Array | int, sample_index: Array
     `seed` has 64 bits, `stream`, `step` and the indices 32. A sample's words do not depend on the other
     samples, and fewer of them are a prefix of more.
     """
-    blocks = -(-count // 4)
-    block = xp.arange(blocks, dtype=np.uint64)[None, :]
+    block = xp.arange(-(-count // 4), dtype=np.uint64)
+    return blocks_of_bits(xp, seed, stream, step, sample_index, block)[:, :count]
+
+
+def blocks_of_bits(xp: Any, seed: int, stream: int, step: Array | int, sample_index: Array, block: Array) -> Array:
+    """uint32 (B, 4 n): words 4 b to 4 b + 3 of what `bits` draws, for each b of `block` (n,), uint64 below 2^32."""
     samples = _word(sample_index).reshape(-1, 1)
-    words = philox((block, _word(step), samples, _word(stream)), (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF))
-    shape = (samples.shape[0], blocks)
-    rows = xp.empty((*shape, 4), np.uint32)
+    counter = (block[None, :], _word(step), samples, _word(stream))
+    words = philox(counter, (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF))
+    rows = xp.empty((samples.shape[0], block.shape[0], 4), np.uint32)
     for i, w in enumerate(words):
         rows[..., i] = w
-    return rows.reshape(shape[0], 4 * blocks)[:, :count]
+    return rows.reshape(samples.shape[0], 4 * block.shape[0])
 
 
 def _word(value: Array | int) -> Array:

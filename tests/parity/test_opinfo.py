@@ -77,7 +77,7 @@ UNSUPPORTED = [
     ),
     Unsupported("narrow", "a tensor as start", lambda s: isinstance(s.args[1], torch.Tensor)),
     Unsupported("norm", "the nuclear norm", lambda s: s.args[:1] == ("nuc",)),
-    Unsupported("scaled_dot_product_attention", "dropout_p", lambda s: s.kwargs.get("dropout_p", 0.0) > 0),
+    Unsupported("scaled_dot_product_attention", "chance without an rng", lambda s: s.kwargs.get("dropout_p", 0.0) > 0),
     Unsupported(
         "scaled_dot_product_attention",
         "batches that broadcast: expand first",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from ...errors import ShapeError, Unsupported
+from ...errors import ShapeError
 from .. import functional as F
 from ..dtype import bool_
+from ..random import DROPOUT, Rng
 from ..tensor import Tensor, tensor
 from .layers import Linear
 from .module import Module, weight
@@ -31,9 +32,9 @@ class MultiheadAttention(Module):
     ) -> None:  # fmt: skip
         if embed_dim % num_heads:
             raise ShapeError(f"MultiheadAttention: {embed_dim} channels do not divide into {num_heads} heads")
-        if dropout:
-            raise Unsupported(f"MultiheadAttention: only dropout=0 is built, got {dropout}")
-        self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
+        if not 0.0 <= dropout <= 1.0:
+            raise ValueError(f"MultiheadAttention: expected a probability dropout in [0, 1], got {dropout}")
+        self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
         kdim, vdim = kdim if kdim is not None else embed_dim, vdim if vdim is not None else embed_dim
         self.packed = kdim == vdim == embed_dim
         if self.packed:
@@ -48,15 +49,17 @@ class MultiheadAttention(Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
         need_weights: bool = True, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
-        is_causal: bool = False,
+        is_causal: bool = False, *, training: bool = True, rng: Rng | None = None, stream: int = DROPOUT,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """The attended values and, if wanted, the weights, averaged over heads or (B, heads, L, S).
 
         query is (L, B, E), key and value (S, B, ·), with batch_first (B, L, E) and (B, S, ·), without a batch (L, E).
         In boolean masks True bars, as in torch.nn.MultiheadAttention and unlike scaled_dot_product_attention; others
         are added. key_padding_mask is (B, S), attn_mask (L, S) or (B * heads, L, S). Ask for no weights where none are
-        needed: only then is the L x S matrix never built.
+        needed: only then is the L x S matrix never built. In training weights are dropped with probability `dropout`:
+        `rng`, of as many samples as the batch, and `stream` say which, as in `dropout`.
         """
+        p = self.dropout if training else 0.0
         single = query.ndim == 2
         if single:
             query, key, value = (t.unsqueeze(0) for t in (query, key, value))
@@ -68,11 +71,13 @@ class MultiheadAttention(Module):
         weights = None
         if need_weights:
             weights = self._weights(q, k, bias, is_causal)
+            if p:
+                weights = _dropped(weights, p, rng, stream)
             out = weights @ v
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights.squeeze(0) if single else weights
         else:
-            out = F.scaled_dot_product_attention(q, k, v, bias, is_causal=is_causal)
+            out = F.scaled_dot_product_attention(q, k, v, bias, p, is_causal, rng=rng, stream=stream)
         y: Tensor = self.out_proj(out.transpose(1, 2).flatten(2))
         return (y.squeeze(0) if single else y if self.batch_first else y.transpose(0, 1)), weights
 
@@ -116,3 +121,9 @@ def _added(mask: Tensor, like: Tensor) -> Tensor:
     if mask.dtype != bool_:
         return mask
     return tensor(0.0, like.dtype, like.device).masked_fill(mask, -math.inf)
+
+
+def _dropped(weights: Tensor, p: float, rng: Rng | None, stream: int) -> Tensor:
+    """The weights after scaled_dot_product_attention's dropout, whose numbers lie in rows of whole blocks of four."""
+    keys = weights.shape[-1]
+    return F.dropout(F.pad(weights, (0, -keys % 4)), p, rng=rng, stream=stream)[..., :keys]

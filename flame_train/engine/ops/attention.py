@@ -1,7 +1,8 @@
 """Scaled dot-product attention, block by block: the L x L matrix is never whole in memory.
 
 The forward pass keeps each row's log-sum-exp, from which the backward pass rebuilds any block of the
-probabilities (FlashAttention, arXiv 2205.14135). On CUDA in bf16 and fp16 cuDNN does both, else cuBLASLt's products.
+probabilities (FlashAttention, arXiv 2205.14135). On CUDA cuDNN does both for bf16 and fp16 without masks, our own
+kernels (attention.cuh) nearly all the rest, and cuBLASLt's products what remains.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import numpy as np
 from ...errors import ShapeError
 from ..dtype import Array
 from ..op import ErrorSample, Sample, primitive, sample
+from ..random import DROPOUT, Rng, blocks_of_bits, uniform_of
+from ..sample import booleans
 from . import conditions
 
 _BLOCK_BYTES = 1 << 26  # one block of scores, over all batches and heads, stays below this
 
 
-def _blocks(query: Array, key: Array) -> Iterator[slice]:
-    """Ranges of query rows whose scores fit the block size."""
-    row = max(1, math.prod(query.shape[:-2]) * key.shape[-2] * query.itemsize)
+def _blocks(query: Array, key: Array, dropped: bool) -> Iterator[slice]:
+    """Ranges of query rows whose scores, and what they are dropped by, fit the block size."""
+    row = max(1, math.prod(query.shape[:-2]) * key.shape[-2] * (64 if dropped else query.itemsize))
     step = max(1, _BLOCK_BYTES // row)
     n = query.shape[-2]
     return (slice(i, min(i + step, n)) for i in range(0, n, step))
@@ -40,24 +43,42 @@ def _scores(xp: Any, query: Array, key: Array, mask: Array | None, causal: bool,
     return s
 
 
+def _kept(xp: Any, scores: Array, heads: int, length: int, rows: slice, p: float, rng: Rng, stream: int) -> Array:
+    """What dropout multiplies these scores' probabilities by: 0 or 1 / (1 - p).
+
+    A sample's numbers lie as (heads, L, S rounded up to blocks of four), so that any rows can be drawn alone.
+    """
+    count = scores.shape[-1]
+    per_row = -(-count // 4)
+    here, head = xp.arange(rows.start, rows.stop, dtype=np.uint64), xp.arange(heads, dtype=np.uint64)
+    row = (head[:, None] * length + here) * per_row
+    block = (row[..., None] + xp.arange(per_row, dtype=np.uint64)).reshape(-1)
+    words = blocks_of_bits(xp, rng.seed, stream, rng.step, xp.asarray(rng.samples), block)
+    kept = uniform_of(words.reshape(-1, 4 * per_row)[:, :count]) >= np.float32(p)
+    return (kept * scores.dtype.type(0.0 if p == 1.0 else 1.0 / (1.0 - p))).reshape(scores.shape)
+
+
 @primitive(torch="nn.functional.scaled_dot_product_attention", aux=("lse",))
 def scaled_dot_product_attention(
     xp: Any, query: Array, key: Array, value: Array, attn_mask: Array | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False, rng: Rng | None = None,
+    stream: int = DROPOUT,
 ) -> tuple[Array, Array]:  # fmt: skip
     """softmax(query @ key^T * scale + mask) @ value, per head; scale is 1 / sqrt(head dim) unless given
 
     A boolean mask says where to look, any other is added to the scores; a query that may look nowhere gets zeros.
     With enable_gqa, key and value have fewer heads (dim -3), each for as many queries' heads in a row
-    (arXiv 2305.13245).
+    (arXiv 2305.13245). With dropout_p, each probability is zeroed with it and the others divided by 1 - dropout_p;
+    which ones is said by `rng`, whose samples are query's first dim, and `stream`, as in `dropout`.
     """
-    check_attention(query, key, value, dropout_p, enable_gqa)
+    check_attention(query, key, value, enable_gqa)
+    _check_dropout(query, dropout_p, rng)
     shape = (*query.shape[:-1], value.shape[-1])
-    factor = scale if scale is not None else query.shape[-1] ** -0.5
+    factor, heads = _factor(scale, query), math.prod(query.shape[1:-2])
     query, key, value, attn_mask = _by_group(query, key, value, attn_mask, enable_gqa)
     out = xp.empty((*query.shape[:-1], value.shape[-1]), query.dtype)
     lse = xp.empty((*query.shape[:-1], 1), query.dtype)
-    for rows in _blocks(query, key):
+    for rows in _blocks(query, key, dropout_p > 0.0):
         s = _scores(xp, query, key, attn_mask, is_causal, factor, rows)
         top = xp.max(s, axis=-1, keepdims=True)
         top = xp.where(top == -math.inf, 0.0, top)
@@ -65,6 +86,8 @@ def scaled_dot_product_attention(
         total = xp.sum(e, axis=-1, keepdims=True)
         blind = total == 0.0
         total = xp.where(blind, 1.0, total)
+        if rng is not None and dropout_p:
+            e *= _kept(xp, e, heads, query.shape[-2], rows, dropout_p, rng, stream)
         out[..., rows, :] = xp.matmul(e, value) / total
         lse[..., rows, :] = xp.where(blind, math.inf, top + xp.log(total))
     return out.reshape(shape), lse.reshape(*shape[:-1], 1)
@@ -84,7 +107,7 @@ def _by_group(
     return query, key[..., None, :, :], value[..., None, :, :], mask
 
 
-def check_attention(query: Array, key: Array, value: Array, dropout_p: float, grouped: bool) -> None:
+def check_attention(query: Array, key: Array, value: Array, grouped: bool) -> None:
     """Raises ShapeError when the three do not fit each other."""
     fit = query.shape[-1] == key.shape[-1] and key.shape[-2] == value.shape[-2] and key.shape[:-2] == value.shape[:-2]
     if grouped:
@@ -94,24 +117,41 @@ def check_attention(query: Array, key: Array, value: Array, dropout_p: float, gr
             "scaled_dot_product_attention: expected query (..., L, E), key (..., S, E), value (..., S, V), "
             f"got {tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
         )
-    if dropout_p:
-        raise ShapeError(f"scaled_dot_product_attention: only dropout_p=0 is built, got {dropout_p}")
+
+
+def _check_dropout(query: Array, p: float, rng: Rng | None) -> None:
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"scaled_dot_product_attention: expected a probability dropout_p in [0, 1], got {p}")
+    if p and rng is None:
+        raise ValueError(
+            "scaled_dot_product_attention: dropout_p needs rng=engine.random.Rng(...), which says what to drop"
+        )
+    samples = query.shape[0] if query.ndim > 2 else 1
+    if p and rng is not None and rng.samples.shape != (samples,):
+        raise ShapeError(
+            f"scaled_dot_product_attention: rng has {rng.samples.size} samples, query {tuple(query.shape)} {samples}"
+        )
 
 
 def _gradient(
     xp: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, attn_mask: Array | None,
-    is_causal: bool, scale: float | None, enable_gqa: bool,
+    dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool, rng: Rng | None, stream: int,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    shapes, factor = (query.shape, key.shape, value.shape), scale if scale is not None else query.shape[-1] ** -0.5
+    shapes, factor = (query.shape, key.shape, value.shape), _factor(scale, query)
+    heads = math.prod(query.shape[1:-2])
     query, key, value, attn_mask = _by_group(query, key, value, attn_mask, enable_gqa)
     g, out, lse = (a.reshape(*query.shape[:-1], a.shape[-1]) for a in (g, out, lse))
     dq, dk, dv = xp.empty(query.shape, g.dtype), xp.zeros(key.shape, g.dtype), xp.zeros(value.shape, g.dtype)
     drop = xp.sum(g * out, axis=-1, keepdims=True)
-    for rows in _blocks(query, key):
+    for rows in _blocks(query, key, dropout_p > 0.0):
         p = xp.exp(_scores(xp, query, key, attn_mask, is_causal, factor, rows) - lse[..., rows, :])
         gr = g[..., rows, :]
-        ds = p * (xp.matmul(gr, value.swapaxes(-1, -2)) - drop[..., rows, :]) * factor
-        dv += _over_group(xp, xp.matmul(p.swapaxes(-1, -2), gr), enable_gqa)
+        dp, used = xp.matmul(gr, value.swapaxes(-1, -2)), p
+        if rng is not None and dropout_p:
+            kept = _kept(xp, p, heads, query.shape[-2], rows, dropout_p, rng, stream)
+            dp, used = dp * kept, p * kept
+        ds = p * (dp - drop[..., rows, :]) * factor
+        dv += _over_group(xp, xp.matmul(used.swapaxes(-1, -2), gr), enable_gqa)
         dq[..., rows, :] = xp.matmul(ds, key)
         dk += _over_group(xp, xp.matmul(ds.swapaxes(-1, -2), query[..., rows, :]), enable_gqa)
     return dq.reshape(shapes[0]), dk.reshape(shapes[1]), dv.reshape(shapes[2])
@@ -123,20 +163,28 @@ scaled_dot_product_attention.vjp("query", "key", "value")(_gradient)
 @scaled_dot_product_attention.vjp("attn_mask")
 def _(
     xp: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, attn_mask: Array,
-    is_causal: bool, scale: float | None, enable_gqa: bool,
+    dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool, rng: Rng | None, stream: int,
 ) -> Array:  # fmt: skip
     """Of the size of all scores, unlike the others: for learnt biases of short sequences."""
-    shape, factor = (*query.shape[:-1], key.shape[-2]), scale if scale is not None else query.shape[-1] ** -0.5
+    shape, factor = (*query.shape[:-1], key.shape[-2]), _factor(scale, query)
+    heads = math.prod(query.shape[1:-2])
     query, key, value, attn_mask = _by_group(query, key, value, attn_mask, enable_gqa)
     g, out, lse = (a.reshape(*query.shape[:-1], a.shape[-1]) for a in (g, out, lse))
     every = slice(0, query.shape[-2])
     p = xp.exp(_scores(xp, query, key, attn_mask, is_causal, factor, every) - lse)
-    return (p * (xp.matmul(g, value.swapaxes(-1, -2)) - xp.sum(g * out, axis=-1, keepdims=True))).reshape(shape)
+    dp = xp.matmul(g, value.swapaxes(-1, -2))
+    if rng is not None and dropout_p:
+        dp = dp * _kept(xp, p, heads, query.shape[-2], every, dropout_p, rng, stream)
+    return (p * (dp - xp.sum(g * out, axis=-1, keepdims=True))).reshape(shape)
 
 
 def _over_group(xp: Any, g: Array, grouped: bool) -> Array:
     """The gradient of a key's head, summed over the queries' heads that share it."""
     return xp.sum(g, axis=-3, keepdims=True) if grouped else g
+
+
+def _rng(samples: int) -> Rng:
+    return Rng(np, 7, 3, np.arange(samples))
 
 
 @scaled_dot_product_attention.samples
@@ -150,27 +198,36 @@ def _() -> Iterator[Sample]:
     yield sample((1, 4, 3, 2), (1, 1, 3, 2), (1, 1, 3, 2), (1, 4, 3, 3), enable_gqa=True)
     yield sample((1, 4, 3, 2), (1, 2, 3, 2), (1, 2, 3, 2), is_causal=True, enable_gqa=True)
     yield sample((1, 1, 2, 4), (1, 1, 2, 4), (1, 1, 2, 4), np.array([[True, False], [False, False]]))
+    yield sample((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 3), None, 0.4, rng=_rng(2))
+    yield sample((1, 4, 3, 2), (1, 2, 3, 2), (1, 2, 3, 2), (3, 3), 0.3, True, enable_gqa=True, rng=_rng(1), stream=20)
+    yield sample((3, 4), (5, 4), (5, 4), None, 1.0, rng=_rng(1))
 
 
 @scaled_dot_product_attention.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 4), (3, 5), (3, 5)), ShapeError, r"got \(2, 4\), \(3, 5\), \(3, 5\)")
     yield ErrorSample(sample((3, 2, 4), (2, 2, 4), (2, 2, 4), enable_gqa=True), ShapeError, r"got \(3, 2, 4\)")
-    yield ErrorSample(sample((2, 4), (2, 4), (2, 4), dropout_p=0.1), ShapeError, "only dropout_p=0 is built")
+    yield ErrorSample(sample((2, 4), (2, 4), (2, 4), dropout_p=0.1), ValueError, "dropout_p needs rng")
+    yield ErrorSample(sample((2, 4), (2, 4), (2, 4), dropout_p=1.5), ValueError, r"in \[0, 1\], got 1.5")
+    yield ErrorSample(
+        sample((3, 1, 2, 4), (3, 1, 2, 4), (3, 1, 2, 4), dropout_p=0.1, rng=_rng(2)), ShapeError, "rng has 2 samples"
+    )
 
 
 # ---- cuDNN ---------------------------------------------------------------------------------------------
 
 
-def _flash(query: Array, key: Array, value: Array, attn_mask: Array | None, enable_gqa: bool) -> str:
+def _flash(query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, enable_gqa: bool) -> str:
     """Why cuDNN's flash attention is not asked; empty when it is."""
-    if enable_gqa:
-        return "grouped heads take the reference"
+    if dropout_p or enable_gqa:
+        return "no dropout, no grouped heads"
     if attn_mask is not None or query.ndim != 4 or 0 in (*query.shape, *key.shape):
         return "only (B, H, L, E) without a mask"
     if query.shape[-1] % 8 or query.shape[-1] > 128 or value.shape[-1] != query.shape[-1]:
         return f"head sizes {query.shape[-1]} and {value.shape[-1]}: expected equal, a multiple of 8, at most 128"
-    return conditions.same(conditions.LOW, query, key, value)
+    if reason := conditions.same(conditions.LOW, query, key, value):
+        return reason
+    return "" if int(query.device.compute_capability) >= 80 else "cuDNN's attention needs compute capability 8.0"
 
 
 def _unit(k: Any, x: Array) -> Array:
@@ -183,15 +240,24 @@ def _like_rows(k: Any, x: Array) -> Array:
     return k.empty((b, length, h, e), x.dtype).transpose(0, 2, 1, 3)
 
 
+def _rows_together(k: Any, *arrays: Array) -> list[Array]:
+    """As `_like_rows` for each; where all have one shape, a position's rows lie next to each other, for one product."""
+    if len({x.shape for x in arrays}) > 1:
+        return [_like_rows(k, x) for x in arrays]
+    b, h, length, e = arrays[0].shape
+    block = k.empty((b, length, len(arrays), h, e), arrays[0].dtype)
+    return [block[:, :, i].transpose(0, 2, 1, 3) for i in range(len(arrays))]
+
+
 @scaled_dot_product_attention.cuda("cudnn", when=_flash)
 def _(
     k: Any, query: Array, key: Array, value: Array, attn_mask: None, dropout_p: float, is_causal: bool,
-    scale: float | None, enable_gqa: bool,
+    scale: float | None, enable_gqa: bool, rng: None, stream: int,
 ) -> tuple[Array, Array]:  # fmt: skip
-    check_attention(query, key, value, dropout_p, enable_gqa)
+    check_attention(query, key, value, enable_gqa)
     q, key, value = (_unit(k, x) for x in (query, key, value))
     out, lse = _like_rows(k, q), k.empty((*q.shape[:-1], 1), np.dtype(np.float32))
-    k.cudnn.attention_forward(q, key, value, out, lse, scale or q.shape[-1] ** -0.5, is_causal)
+    k.cudnn.attention_forward(q, key, value, out, lse, _factor(scale, q), is_causal)
     return out, lse
 
 
@@ -201,8 +267,99 @@ def _(
     scale: float | None,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     q, key, value, g = (_unit(k, x) for x in (query, key, value, g))
-    dq, dk, dv = (_like_rows(k, x) for x in (q, key, value))
-    k.cudnn.attention_backward(q, key, value, out, lse, g, dq, dk, dv, scale or q.shape[-1] ** -0.5, is_causal)
+    dq, dk, dv = _rows_together(k, q, key, value)
+    k.cudnn.attention_backward(q, key, value, out, lse, g, dq, dk, dv, _factor(scale, q), is_causal)
+    return dq, dk, dv
+
+
+# ---- our kernels (attention.cuh, one file for each class of head sizes) --------------------------------
+
+_THREADS = {64: 128, 128: 128, 256: 256, 512: 256}  # by class: TX * TY there
+_ROWS = 64  # of a tile
+
+
+def _tiles(query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float) -> str:
+    """Why our kernels are not asked; empty when they are."""
+    if dropout_p:
+        return "dropout takes the reference"
+    if query.ndim > 4 or 0 in (*query.shape, *key.shape, *value.shape):
+        return "only up to (B, H, L, E), and not empty"
+    if max(query.shape[-1], value.shape[-1]) > 512:
+        return f"head sizes {query.shape[-1]} and {value.shape[-1]}: expected at most 512"
+    if attn_mask is not None and (attn_mask.ndim < 2 or attn_mask.dtype not in (np.dtype(bool), query.dtype)):
+        return "a mask of another dtype than the query's, or of one dim"
+    return conditions.same(conditions.AT_MOST_FP32, query, key, value)
+
+
+class _Problem:
+    """One call as attention.cuh has it: dense arrays, and the numbers that follow them."""
+
+    def __init__(
+        self, k: Any, query: Array, key: Array, value: Array, attn_mask: Array | None, is_causal: bool,
+        scale: float | None, *others: Array,
+    ) -> None:  # fmt: skip
+        self.k, self.dtype = k, query.dtype
+        self.q, self.key, self.value, *self.others = (k.rows_first(x) for x in (query, key, value, *others))
+        self.heads = math.prod(query.shape[:-2]), math.prod(key.shape[:-2])
+        sizes = (*query.shape[-2:], *value.shape[-2:])  # L, E, S, V
+        aligned = all(x.data.ptr % 16 == 0 for x in (self.q, self.key, self.value, *self.others))
+        wide = aligned and sizes[1] % 4 == 0 and sizes[3] % 4 == 0
+        self.mask, kind, strides = _nowhere(), 0, (0, 0, 0, 0)
+        if attn_mask is not None:
+            full = (1,) * (4 - query.ndim) + (*query.shape[:-1], key.shape[-2])
+            self.mask, kind = attn_mask, 1 if attn_mask.dtype == bool else 2
+            strides = tuple(n // attn_mask.itemsize for n in k.xp.broadcast_to(attn_mask, full).strides)
+        groups = query.shape[-3] if query.ndim > 2 else 1, self.heads[0] // self.heads[1]
+        ints = (kind, is_causal, wide, *groups, sizes[0], sizes[2], sizes[1], sizes[3])
+        self.numbers = (*map(np.int32, ints), *map(np.int64, strides), np.float32(_factor(scale, query)))
+        self.head_class = next(c for c in _THREADS if max(sizes[1], sizes[3]) <= c)
+
+    def run(self, kernel: str, g: Any, lse: Array, drop: Any, out: Array) -> Array:
+        """Fills `out`, whose rows are the kernel's own."""
+        grid = (-(-out.shape[-2] // _ROWS) * math.prod(out.shape[:-2]),)
+        arrays = (self.q, self.key, self.value, g, lse, drop, self.mask, out)
+        file = f"attention_{self.head_class}.cu"
+        self.k.launch(file, kernel, self.dtype, grid, _THREADS[self.head_class], (*arrays, *self.numbers))
+        return out
+
+
+def _nowhere() -> Any:
+    """A pointer that no kernel follows."""
+    return np.uint64(0)
+
+
+def _factor(scale: float | None, query: Array) -> float:
+    return scale if scale is not None else query.shape[-1] ** -0.5
+
+
+@scaled_dot_product_attention.cuda("flame", when=_tiles)
+def _(
+    k: Any, query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool,
+    scale: float | None, enable_gqa: bool, rng: None, stream: int,
+) -> tuple[Array, Array]:  # fmt: skip
+    check_attention(query, key, value, enable_gqa)
+    problem = _Problem(k, query, key, value, attn_mask, is_causal, scale)
+    lse = k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
+    out = k.empty((*query.shape[:-1], value.shape[-1]), query.dtype)
+    return problem.run("attention_forward", _nowhere(), lse, _nowhere(), out), lse
+
+
+@scaled_dot_product_attention.cuda_vjp("flame", "query", "key", "value", when=_tiles)
+def _(
+    k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, attn_mask: Array | None,
+    is_causal: bool, scale: float | None, needs: frozenset[str],
+) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
+    problem = _Problem(k, query, key, value, attn_mask, is_causal, scale, g, out)
+    g, out = problem.others
+    drop, rows = k.empty(lse.shape, np.dtype(np.float32)), math.prod(lse.shape)
+    sizes = (np.int32(rows), np.int32(value.shape[-1]))
+    file = f"attention_{problem.head_class}.cu"
+    k.launch(file, "attention_drop", query.dtype, (-(-rows // 4),), 128, (g, out, drop, *sizes))
+    wanted = (("query", query), ("key", key), ("value", value))
+    dq, dk, dv = (
+        problem.run(f"attention_{name}", g, lse, drop, k.empty(x.shape, x.dtype)) if name in needs else None
+        for name, x in wanted
+    )
     return dq, dk, dv
 
 
@@ -213,3 +370,9 @@ def _() -> Iterator[Sample]:
     yield sample((1, 2, 77, 64), (1, 2, 77, 64), (1, 2, 77, 64), is_causal=True)
     yield sample((1, 1, 300, 512), (1, 1, 300, 512), (1, 1, 300, 512))
     yield sample((2, 2, 64, 12), (2, 2, 77, 12), (2, 2, 77, 12))
+    yield sample((1, 2, 100, 64), (1, 2, 77, 64), (1, 2, 77, 64), (1, 1, 1, 77))
+    yield sample((2, 2, 65, 40), (2, 2, 130, 40), (2, 2, 130, 40), booleans(2, 1, 65, 130))
+    yield sample((2, 6, 70, 80), (2, 2, 90, 80), (2, 2, 90, 80), is_causal=True, enable_gqa=True)
+    yield sample((1, 4, 66, 33), (1, 2, 129, 33), (1, 2, 129, 17), booleans(66, 129), enable_gqa=True)
+    yield sample((2, 70, 160), (2, 80, 160), (2, 80, 160), is_causal=True)
+    yield sample((1, 1, 67, 512), (1, 1, 70, 512), (1, 1, 70, 300), (67, 70))

@@ -9,7 +9,8 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import nn
-from flame_train.errors import ShapeError, Unsupported
+from flame_train.engine.random import Rng
+from flame_train.errors import ShapeError
 
 E, H, B, L, S = 8, 2, 3, 4, 5
 RNG = np.random.default_rng(0)
@@ -62,5 +63,22 @@ def test_layouts_agree() -> None:
 def test_refuses_what_it_cannot_do() -> None:
     with pytest.raises(ShapeError, match="8 channels do not divide into 3 heads"):
         nn.MultiheadAttention(8, 3)
-    with pytest.raises(Unsupported, match="only dropout=0 is built"):
-        nn.MultiheadAttention(8, 2, 0.1)
+    with pytest.raises(ValueError, match=r"in \[0, 1\], got 1.5"):
+        nn.MultiheadAttention(8, 2, 1.5)
+    with pytest.raises(ValueError, match="needs rng"):
+        made(dropout=0.1)(*[flame.tensor(RNG.standard_normal((L, B, E)))] * 3)
+
+
+@pytest.mark.parametrize("masks", MASKS)
+def test_dropout_takes_the_same_weights_with_and_without_showing_them(masks: dict[str, Any]) -> None:
+    layer = made(dropout=0.4)
+    q, k, v = (flame.tensor(RNG.standard_normal((n, B, E))) for n in (L, S, S))
+    call = {n: flame.tensor(m) if isinstance(m, np.ndarray) else m for n, m in masks.items()}
+    rng = Rng(np, 1, 2, np.arange(B))
+    y, weights = layer(q, k, v, average_attn_weights=False, rng=rng, **call)
+    alone, _ = layer(q, k, v, need_weights=False, rng=rng, **call)
+    np.testing.assert_allclose(alone.numpy(), y.numpy(), rtol=1e-10, atol=1e-12)
+    whole = layer(q, k, v, average_attn_weights=False, training=False, **call)[1].numpy()
+    dropped = weights.numpy()
+    assert 0 < np.mean(dropped[whole > 0] == 0) < 1
+    np.testing.assert_allclose(dropped[dropped > 0], whole[dropped > 0] / 0.6, rtol=1e-12)
