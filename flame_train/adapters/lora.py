@@ -42,10 +42,11 @@ class LoraAdapter:
     def scale(self) -> float:
         return self.alpha / self.rank
 
-    def __call__(self, layer: Layer, x: Tensor) -> Tensor:
+    def __call__(self, layer: Layer, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layer's output with the update; the layer's weight stays as it is."""
         if isinstance(layer, nn.Linear):
-            return F.lora_linear(x, layer.weight, layer.bias, self.down.working, self.up.working, self.scale)
+            down, up = self.down.working, self.up.working
+            return F.lora_linear(x, layer.weight, layer.bias, down, up, self.scale, residual)
         return F.lora_conv2d(
             x,
             layer.weight,
@@ -57,6 +58,16 @@ class LoraAdapter:
             layer.padding,
             layout="NHWC",
         )
+
+    def together(self, layers: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...] | None:
+        """All layers' outputs for `x` at once, where all have a LoRA of one scale and none a bias."""
+        adapters = [layer.adapter for layer in layers]
+        loras = [a for a in adapters if isinstance(a, LoraAdapter) and a.scale == self.scale]
+        if len(loras) < len(layers) or any(layer.bias is not None for layer in layers):
+            return None
+        downs, ups = [a.down.working for a in loras], [a.up.working for a in loras]
+        outputs: tuple[Tensor, ...] = F.lora_linears(x, [layer.weight for layer in layers], downs, ups, self.scale)
+        return outputs
 
     def delta(self) -> Tensor:
         """The update as a matrix of the weight's shape, in fp32: scale * up @ down."""
@@ -73,8 +84,20 @@ class Attached:
     adapters: Mapping[str, LoraAdapter]
 
     def parameters(self) -> list[Parameter]:
-        """Every trainable matrix, layer by layer, down before up."""
-        return [p for adapter in self.adapters.values() for p in (adapter.down, adapter.up)]
+        """Every trainable matrix, down before up; those of layers that share an input next to each other.
+
+        An arena lays them out in this order, so that one product can read them all.
+        """
+        name_of = {id(layer): name for name, layer in _layers(self.model).items()}
+        groups = [[name_of[id(layer)] for layer in group] for group in self.model.shared_inputs()]
+        joined = [group for group in groups if all(name in self.adapters for name in group)]
+        alone = [[name] for name in self.adapters if not any(name in group for group in joined)]
+        return [
+            parameter
+            for group in (*joined, *alone)
+            for kind in ("down", "up")
+            for parameter in (getattr(self.adapters[name], kind) for name in group)
+        ]
 
     def detach(self) -> None:
         """Empties the slots; the model computes what it did before `attach`."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .dtype import Array, is_float
-from .graph import Edge, Node, Sink, run_backward
+from .graph import Edge, Held, Node, Pass
 from .mode import mode, no_grad, recomputing
 from .tensor import Tensor
 
@@ -27,40 +27,52 @@ class _Away:
 class _Recompute(Node):
     """A whole function as one node of the graph.
 
-    Running it again gives one gradient for every use of an argument inside; each goes out on an edge of its
-    own, so that sums are taken in the order they would have without checkpointing, to the last bit.
+    Running it again gives one gradient for every use of an argument inside; each goes on its way by itself as it
+    comes, so that sums are taken in the order they would have without checkpointing, to the last bit.
     """
 
-    __slots__ = ("args", "fn", "inputs")
+    __slots__ = ("args", "fn")
 
     def __init__(self, fn: Callable[..., Tensor], args: list[Any], edges: list[Edge], out: Tensor) -> None:
         super().__init__(None, (), {}, edges, [(out.shape, out.dtype)], out.backend)
-        self.fn, self.args, self.inputs = fn, args, edges
+        self.fn, self.args = fn, args
 
     @property
     def kept(self) -> list[Any]:
         return [a.data for a in self.args if isinstance(a, Tensor)]
 
-    def apply(self, grads: list[Array | None], sink: Sink) -> list[Array | None]:
+    def apply(
+        self, grads: list[Array | None], held: Callable[[Edge], Held | None], around: Pass
+    ) -> tuple[list[Array | None], frozenset[int]]:
         if self.saved is None:
             raise RuntimeError("checkpoint: backward ran through this graph already; compute the result again")
         fresh = [_fresh(a) for a in self.args]
         with recomputing():
             out = self.fn(*fresh)
         leaves = [t for t in fresh if isinstance(t, Tensor) and t.requires_grad]
-        own = {id(t): edge for t, edge in zip(leaves, self.inputs, strict=True)}
-        found: list[tuple[Edge, Array]] = []
-
-        def collect(leaf: Tensor, g: Array) -> None:
-            if id(leaf) in own:
-                found.append((own[id(leaf)], g))
-            else:
-                sink(leaf, g)
-
+        ways = {id(t): edge for t, edge in zip(leaves, self.edges, strict=True)}
         if out.requires_grad and grads[0] is not None:
-            run_backward([(out, grads[0])], collect, nested=True)
-        self.edges = [edge for edge, _ in found]
-        return [g for _, g in found]
+            Pass(_Onward(ways, around), nested=True).run([(out, grads[0])])
+        return [None] * len(self.edges), frozenset()
+
+
+class _Onward:
+    """Sends the gradients of a recomputed function's arguments on at once, and those of parameters to their leaves."""
+
+    def __init__(self, ways: dict[int, Edge], around: Pass) -> None:
+        self._ways, self._around = ways, around
+
+    def add(self, leaf: Tensor, g: Array) -> None:
+        edge = self._ways.get(id(leaf))
+        self._around.add(leaf, g) if edge is None else self._around.send(edge, g)
+
+    def held(self, leaf: Tensor) -> Held | None:
+        edge = self._ways.get(id(leaf))
+        return self._around.held(leaf) if edge is None else self._around.held_at(edge)
+
+    def put(self, leaf: Tensor, total: Array) -> None:
+        edge = self._ways.get(id(leaf))
+        self._around.put(leaf, total) if edge is None else self._around.put_at(edge, total)
 
 
 def _fresh(value: Any) -> Any:

@@ -20,9 +20,9 @@ from .ops.fused import layer_norm_modulate, linear_activation
 from .ops.getitem import getitem, narrow
 from .ops.index import embedding, gather, index_select, masked_fill, one_hot, scatter, scatter_add, take_along_dim
 from .ops.join import cat, chunk, split, stack
-from .ops.lora import lora_conv2d, lora_linear
+from .ops.lora import lora_conv2d, lora_linear, lora_linears
 from .ops.loss import cosine_similarity, huber_loss, l1_loss, mse_loss, smooth_l1_loss
-from .ops.matmul import bmm, linear, matmul, outer
+from .ops.matmul import bmm, linear, linear_add, matmul, outer
 from .ops.norm import group_norm, group_norm_silu, layer_norm
 from .ops.pointwise import ceil, cos, erf, exp, expm1, floor, log, log1p, round, rsqrt, sigmoid, sin, sqrt, tanh, trunc
 from .ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d, max_pool2d_with_indices
@@ -42,14 +42,14 @@ __all__ = [
     "exp", "expand", "expm1", "flatten", "flip", "floor", "fold", "gated_add", "gather", "ge", "geglu", "gelu",
     "getitem", "group_norm", "group_norm_silu", "gt", "hardswish", "huber_loss", "index_select", "instance_norm",
     "interpolate", "isfinite", "kl_div", "l1_loss", "layer_norm", "layer_norm_modulate", "le", "leaky_relu", "lerp",
-    "linear", "linear_activation", "log", "log1p", "log_softmax", "logical_and", "logical_not", "logical_or",
-    "logical_xor", "logsumexp", "lora_conv2d", "lora_linear", "lt", "masked_fill", "matmul", "max", "max_dim",
-    "max_pool2d", "max_pool2d_with_indices", "maximum", "mean", "min", "min_dim", "minimum", "mish", "movedim",
-    "mse_loss", "mul", "narrow", "ne", "neg", "nll_loss", "norm", "one_hot", "outer", "pad", "permute",
-    "pixel_shuffle", "pixel_unshuffle", "pow", "prod", "quick_gelu", "reciprocal", "relu", "repeat", "reshape",
-    "rms_norm", "rms_norm_rope", "roll", "rope", "round", "rsqrt", "rsub", "scaled_dot_product_attention", "scatter",
-    "scatter_add", "sigmoid", "sign", "silu", "sin", "smooth_l1_loss", "softmax", "softmin", "softplus", "split",
-    "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "swiglu", "take_along_dim", "tanh",
+    "linear", "linear_activation", "linear_add", "log", "log1p", "log_softmax", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "logsumexp", "lora_conv2d", "lora_linear", "lora_linears", "lt", "masked_fill",
+    "matmul", "max", "max_dim", "max_pool2d", "max_pool2d_with_indices", "maximum", "mean", "min", "min_dim",
+    "minimum", "mish", "movedim", "mse_loss", "mul", "narrow", "ne", "neg", "nll_loss", "norm", "one_hot", "outer",
+    "pad", "permute", "pixel_shuffle", "pixel_unshuffle", "pow", "prod", "quick_gelu", "reciprocal", "relu", "repeat",
+    "reshape", "rms_norm", "rms_norm_rope", "roll", "rope", "round", "rsqrt", "rsub", "scaled_dot_product_attention",
+    "scatter", "scatter_add", "sigmoid", "sign", "silu", "sin", "smooth_l1_loss", "softmax", "softmin", "softplus",
+    "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "swiglu", "take_along_dim", "tanh",
     "timestep_embedding", "transpose", "tril", "triu", "trunc", "unfold", "unsqueeze", "upsample_nearest", "var",
     "view", "where",
 ]  # fmt: skip

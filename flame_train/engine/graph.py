@@ -10,8 +10,9 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import ShapeError, Unsupported
 from .backend import Backend
@@ -24,8 +25,31 @@ if TYPE_CHECKING:
 
 _SEQUENCE = itertools.count()
 
-Sink = Callable[["Tensor", Array], None]
-"""Takes a finished gradient of a leaf."""
+Targets = dict[tuple[int, int], Callable[[Array], None]]
+
+Plus = dict[str, Any]
+"""What a formula may add its gradients to: a `Held` by argument, or a list of them where the argument is a list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A gradient that has already arrived where another is about to be sent. An `owned` one may be written over."""
+
+    array: Array
+    owned: bool
+
+
+class Sink(Protocol):
+    """Where the gradients of leaves go."""
+
+    def add(self, leaf: Tensor, g: Array) -> None:
+        """One more contribution."""
+
+    def held(self, leaf: Tensor) -> Held | None:
+        """What the next contribution may be added to, by whoever makes it; None if it is to come by itself."""
+
+    def put(self, leaf: Tensor, total: Array) -> None:
+        """The sum of what was held and a further contribution."""
 
 
 class Edge:
@@ -71,8 +95,13 @@ class Node:
         """What the node holds on to for its backward pass."""
         return list((self.saved or {}).values())
 
-    def apply(self, grads: list[Array | None], sink: Sink) -> list[Array | None]:
-        """The gradients along `edges`, given those of the outputs."""
+    def apply(
+        self, grads: list[Array | None], held: Callable[[Edge], Held | None], around: Pass
+    ) -> tuple[list[Array | None], frozenset[int]]:
+        """The gradients along `edges`, given those of the outputs; and the edges whose gradient is a sum with `held`.
+
+        A node that is a graph of its own sends them through the pass `around` it, and returns none.
+        """
         assert self.op is not None
         if self.saved is None:
             raise RuntimeError(
@@ -82,10 +111,24 @@ class Node:
         g: Any = self._dense(grads)
         results: dict[str, Any] = {}
         needs = frozenset(e.arg for e in self.edges)
+        plus = self._plus(held)
         for formula in self.formulas:
-            found = self._run(formula, g, needs)
+            found = self._run(formula, g, needs, plus)
             results.update(zip(formula.args, found if len(formula.args) > 1 else (found,), strict=True))
-        return [results[e.arg] if e.item is None else results[e.arg][e.item] for e in self.edges]
+        sent = [results[e.arg] if e.item is None else results[e.arg][e.item] for e in self.edges]
+        return sent, frozenset(i for i, e in enumerate(self.edges) if e.arg in plus)
+
+    def _plus(self, held: Callable[[Edge], Held | None]) -> Plus:
+        """What the formulas that can add their gradients to others may add them to."""
+        able = {a for f in self.formulas if f.takes_plus for a in f.args}
+        edges = [e for e in self.edges if e.arg in able]
+        if not edges or len({(id(e.node or e.leaf), e.index) for e in self.edges}) < len(self.edges):
+            return {}  # two of them meet
+        found: dict[str, list[Held | None]] = {}
+        for e in edges:
+            found.setdefault(e.arg, []).append(held(e))
+        lists = {e.arg for e in edges if e.item is not None}
+        return {a: hs if a in lists else hs[0] for a, hs in found.items() if None not in hs}
 
     def _dense(self, grads: list[Array | None]) -> Any:
         """The op's `g`: the gradient, or for several outputs a tuple with zeros where none arrived."""
@@ -96,11 +139,13 @@ class Node:
         pairs = zip(grads, self.outputs, strict=True)
         return tuple(xp.zeros(shape, dtype) if g is None else g for g, (shape, dtype) in pairs)
 
-    def _run(self, formula: Formula, g: Any, needs: frozenset[str]) -> Any:
+    def _run(self, formula: Formula, g: Any, needs: frozenset[str], plus: Plus) -> Any:
         assert self.op is not None
         assert self.saved is not None
         values = [self.saved[n] for n in formula.names]
-        extra = {"needs": needs} if formula.takes_needs else {}
+        extra: dict[str, Any] = {"needs": needs} if formula.takes_needs else {}
+        if formula.takes_plus:
+            extra["plus"] = plus
         if formula.impl != "reference":
             return formula.fn(self.backend.kernels, g, *values, **extra)
         if not self.op.moves:
@@ -160,70 +205,112 @@ class _Sums:
         elif self.owned[index]:
             held += g
         else:
-            self.values[index] = held + g
-            self.owned[index] = True
+            self.put(index, held + g)
+
+    def held(self, index: int) -> Held | None:
+        value = self.values[index]
+        return None if value is None else Held(value, self.owned[index])
+
+    def put(self, index: int, total: Array) -> None:
+        self.values[index] = total
+        self.owned[index] = True
 
 
-def run_backward(
-    roots: Sequence[tuple[Tensor, Array]], sink: Sink, *, retain_graph: bool = False, nested: bool = False,
-    targets: dict[tuple[int, int], Callable[[Array], None]] | None = None,
-) -> None:  # fmt: skip
-    """Carries gradients from `roots` to the leaves, each handed to `sink` once.
+class Pass:
+    """One pass backward over a graph; for a recomputed node inside it, the sink.
 
-    `targets` receives the gradients of inner tensors by (id of node, output index). A `nested` pass, inside a
-    recomputed node, hands on every contribution to a leaf as it comes: the pass around it, which alone knows
-    the whole gradient, adds them up in the order of a run without recomputation, and calls the hooks.
+    A `nested` pass, inside such a node, hands every contribution to a leaf on as it comes: the pass around it, which
+    alone knows the whole gradient, adds them up in the order of a run without recomputation, and calls the hooks.
+    `targets` receives the gradients of inner tensors by (id of node, output index).
     """
-    pending: dict[Node, _Sums] = {}
-    heap: list[tuple[int, Node]] = []
-    leaves: dict[int, tuple[Tensor, _Sums]] = {}
 
-    def send(edge: Edge, g: Array) -> None:
+    def __init__(self, sink: Sink, *, nested: bool = False, targets: Targets | None = None) -> None:
+        self._sink, self._nested, self._targets = sink, nested, targets
+        self._pending: dict[Node, _Sums] = {}
+        self._heap: list[tuple[int, Node]] = []
+        self._leaves: dict[int, tuple[Tensor, _Sums]] = {}
+
+    def run(self, roots: Sequence[tuple[Tensor, Array]], *, retain_graph: bool = False) -> None:
+        """Carries gradients from `roots` to the leaves, each handed to the sink once."""
+        for t, g in roots:
+            self.send(Edge.to(t), g)
+        while self._heap:
+            node = heapq.heappop(self._heap)[1]
+            grads = _through_hooks(node, self._pending.pop(node).values, self._targets)
+            sent, sums = _observe(node, grads, self.held_at, self)
+            for i, (edge, g) in enumerate(zip(node.edges, sent, strict=True)):
+                if g is not None:
+                    whole = unbroadcast(node.backend.xp, g, edge.shape, edge.dtype)
+                    (self.put_at if i in sums else self.send)(edge, whole)
+            if not retain_graph:
+                node.saved = None
+            del grads, sent
+        for leaf, held in self._leaves.values():
+            g = held.values[0]
+            for hook in leaf._hooks or ():
+                g = _hooked(hook, g)
+            self._sink.add(leaf, g)
+
+    # ---- along edges -------------------------------------------------------------------------------
+
+    def send(self, edge: Edge, g: Array) -> None:
+        """One more contribution along an edge."""
         if edge.node is not None:
-            if edge.node not in pending:
-                pending[edge.node] = _Sums(len(edge.node.outputs))
-                heapq.heappush(heap, (-edge.node.seq, edge.node))
-            pending[edge.node].add(edge.index, g)
+            if edge.node not in self._pending:
+                self._pending[edge.node] = _Sums(len(edge.node.outputs))
+                heapq.heappush(self._heap, (-edge.node.seq, edge.node))
+            self._pending[edge.node].add(edge.index, g)
         elif edge.leaf is not None:
-            collect(edge.leaf, g)
+            self.add(edge.leaf, g)
 
-    def collect(leaf: Tensor, g: Array) -> None:
-        if nested:
-            sink(leaf, g)
+    def held_at(self, edge: Edge) -> Held | None:
+        """What has arrived at an edge's end."""
+        if edge.node is not None:
+            found = self._pending.get(edge.node)
+            return found.held(edge.index) if found else None
+        return self.held(edge.leaf) if edge.leaf is not None else None
+
+    def put_at(self, edge: Edge, total: Array) -> None:
+        """The sum of what had arrived and a further contribution."""
+        if edge.node is not None:
+            self._pending[edge.node].put(edge.index, total)
+        elif edge.leaf is not None:
+            self.put(edge.leaf, total)
+
+    # ---- to leaves ---------------------------------------------------------------------------------
+
+    def add(self, leaf: Tensor, g: Array) -> None:
+        if self._nested:
+            self._sink.add(leaf, g)
         else:
-            leaves.setdefault(id(leaf), (leaf, _Sums(1)))[1].add(0, g)
+            self._leaves.setdefault(id(leaf), (leaf, _Sums(1)))[1].add(0, g)
 
-    for t, g in roots:
-        send(Edge.to(t), g)
-    while heap:
-        node = heapq.heappop(heap)[1]
-        grads = _through_hooks(node, pending.pop(node).values, targets)
-        sent = _observe(node, grads, collect)  # a recomputed node knows its edges after this only
-        for edge, g in zip(node.edges, sent, strict=True):
-            if g is not None:
-                send(edge, unbroadcast(node.backend.xp, g, edge.shape, edge.dtype))
-        if not retain_graph:
-            node.saved = None
-        del grads, sent
-    for leaf, sums in leaves.values():
-        g = sums.values[0]
-        for hook in leaf._hooks or ():
-            g = _hooked(hook, g)
-        sink(leaf, g)
+    def held(self, leaf: Tensor) -> Held | None:
+        if id(leaf) in self._leaves:
+            return self._leaves[id(leaf)][1].held(0)
+        return None if leaf._hooks else self._sink.held(leaf)
+
+    def put(self, leaf: Tensor, total: Array) -> None:
+        if id(leaf) in self._leaves:
+            self._leaves[id(leaf)][1].put(0, total)
+        else:
+            self._sink.put(leaf, total)
 
 
-def _observe(node: Node, grads: list[Array | None], sink: Sink) -> list[Array | None]:
+def _observe(
+    node: Node, grads: list[Array | None], held: Callable[[Edge], Held | None], around: Pass
+) -> tuple[list[Array | None], frozenset[int]]:
     hooks = mode().hooks
     for h in hooks:
         h.before(node.name, "backward")
-    result = node.apply(grads, sink)
+    result, sums = node.apply(grads, held, around)
     for h in hooks:
         h.after(node.name, "backward", [g for g in result if g is not None])
-    return result
+    return result, sums
 
 
 def _through_hooks(
-    node: Node, grads: list[Array | None], targets: dict[tuple[int, int], Callable[[Array], None]] | None
+    node: Node, grads: list[Array | None], targets: Targets | None
 ) -> list[Array | None]:
     for index, hooks in node.hooks.items():
         for hook in hooks:
@@ -254,11 +341,39 @@ def backward(
     retain_graph: bool = False,
 ) -> None:
     """Accumulates d outputs / d leaf into the `.grad` of every leaf, as torch.autograd.backward."""
-    run_backward(_roots(outputs, grad_outputs), _accumulate, retain_graph=retain_graph)
+    Pass(_Accumulating()).run(_roots(outputs, grad_outputs), retain_graph=retain_graph)
 
 
-def _accumulate(leaf: Tensor, g: Array) -> None:
-    leaf._accumulate(g)
+class _Accumulating:
+    """Adds to the leaves' `.grad`."""
+
+    def add(self, leaf: Tensor, g: Array) -> None:
+        leaf._accumulate(g)
+
+    def held(self, leaf: Tensor) -> Held | None:
+        return None if leaf.grad is None else Held(leaf.grad.data, owned=True)
+
+    def put(self, leaf: Tensor, total: Array) -> None:
+        assert leaf.grad is not None
+        if total is not leaf.grad.data:
+            leaf.grad.data[...] = total
+
+
+class _Collecting:
+    """Keeps the gradients of some leaves, each by the tensor's id."""
+
+    def __init__(self, wanted: set[int], found: dict[int, Array]) -> None:
+        self._wanted, self._found = wanted, found
+
+    def add(self, leaf: Tensor, g: Array) -> None:
+        if id(leaf) in self._wanted:
+            self._found[id(leaf)] = g
+
+    def held(self, leaf: Tensor) -> Held | None:
+        return None
+
+    def put(self, leaf: Tensor, total: Array) -> None:
+        raise AssertionError("nothing is held here")
 
 
 def grad(
@@ -278,16 +393,11 @@ def grad(
     ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     given = [grad_outputs] if isinstance(grad_outputs, Tensor) else grad_outputs
     found: dict[int, Array] = {}
-    targets: dict[tuple[int, int], Callable[[Array], None]] = {
+    targets: Targets = {
         (id(t._node), t._index): partial(found.__setitem__, id(t)) for t in ins if t._node is not None
     }
-    wanted = {id(t) for t in ins}
-
-    def sink(leaf: Tensor, g: Array) -> None:
-        if id(leaf) in wanted:
-            found[id(leaf)] = g
-
-    run_backward(_roots(outs, given), sink, retain_graph=retain_graph, targets=targets)
+    sink = _Collecting({id(t) for t in ins}, found)
+    Pass(sink, targets=targets).run(_roots(outs, given), retain_graph=retain_graph)
     missing = [i for i, t in enumerate(ins) if id(t) not in found]
     if missing and not allow_unused:
         raise RuntimeError(

@@ -5,6 +5,8 @@ Shape letters: B batch, L image positions, T text positions, C channels, H heads
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from flame_train.engine import Tensor, checkpoint, nn
 from flame_train.engine import functional as F
 
@@ -20,7 +22,7 @@ def attend(q_BLC: Tensor, k_BTC: Tensor, v_BTC: Tensor, heads: int, is_causal: b
 
 
 class Attention(nn.Module):
-    """Attention from an image to a context, which is the image itself where it is self attention."""
+    """Attention from an image to itself, or to a text whose keys and values are given."""
 
     def __init__(self, channels: int, context_dim: int, head_dim: int) -> None:
         self.heads = channels // head_dim
@@ -29,9 +31,13 @@ class Attention(nn.Module):
         self.to_v = nn.Linear(context_dim, channels, bias=False)
         self.to_out = nn.ModuleList([nn.Linear(channels, channels)])
 
-    def forward(self, x_BLC: Tensor, context_BTC: Tensor) -> Tensor:
-        o_BLC = attend(self.to_q(x_BLC), self.to_k(context_BTC), self.to_v(context_BTC), self.heads)
-        return self.to_out[0](o_BLC)
+    def forward(self, x_BLC: Tensor, text_BTC: tuple[Tensor, Tensor] | None, residual_BLC: Tensor) -> Tensor:
+        """residual + what the positions of x find in themselves, or in the text's (keys, values)."""
+        if text_BTC is None:
+            q_BLC, k_BTC, v_BTC = nn.linears([self.to_q, self.to_k, self.to_v], x_BLC)
+        else:
+            q_BLC, (k_BTC, v_BTC) = self.to_q(x_BLC), text_BTC
+        return self.to_out[0](attend(q_BLC, k_BTC, v_BTC, self.heads), residual_BLC)
 
 
 class GegluProjection(nn.Module):
@@ -50,8 +56,8 @@ class FeedForward(nn.Module):
     def __init__(self, channels: int) -> None:
         self.net = nn.ModuleList([GegluProjection(channels, 4 * channels), None, nn.Linear(4 * channels, channels)])
 
-    def forward(self, x_BLC: Tensor) -> Tensor:
-        return self.net[2](self.net[0](x_BLC))
+    def forward(self, x_BLC: Tensor, residual_BLC: Tensor) -> Tensor:
+        return self.net[2](self.net[0](x_BLC), residual_BLC)
 
 
 class TransformerBlock(nn.Module):
@@ -63,11 +69,15 @@ class TransformerBlock(nn.Module):
         self.attn2 = Attention(channels, context_dim, head_dim)
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(channels) for _ in range(3))
 
-    def forward(self, x_BLC: Tensor, context_BTC: Tensor) -> Tensor:
-        h_BLC = self.norm1(x_BLC)
-        x_BLC = x_BLC + self.attn1(h_BLC, h_BLC)
-        x_BLC = x_BLC + self.attn2(self.norm2(x_BLC), context_BTC)
-        return x_BLC + self.ff(self.norm3(x_BLC))
+    def forward(self, x_BLC: Tensor, k_BTC: Tensor, v_BTC: Tensor) -> Tensor:
+        """k and v are the text's, as this block's cross attention projects it."""
+        x_BLC = self.attn1(self.norm1(x_BLC), None, x_BLC)
+        x_BLC = self.attn2(self.norm2(x_BLC), (k_BTC, v_BTC), x_BLC)
+        return self.ff(self.norm3(x_BLC), x_BLC)
+
+
+TextKeys = Mapping[TransformerBlock, tuple[Tensor, Tensor]]
+"""Each block's keys and values of the text."""
 
 
 class SpatialTransformer(nn.Module):
@@ -81,9 +91,9 @@ class SpatialTransformer(nn.Module):
         )
         self.proj_out = nn.Linear(channels, channels)
 
-    def forward(self, x_BHWC: Tensor, context_BTC: Tensor, checkpointing: bool) -> Tensor:
+    def forward(self, x_BHWC: Tensor, text: TextKeys, checkpointing: bool) -> Tensor:
         B, H, W, C = x_BHWC.shape
         h_BLC = self.proj_in(self.norm(x_BHWC).reshape(B, H * W, C))
         for block in self.transformer_blocks:
-            h_BLC = checkpoint(block, h_BLC, context_BTC) if checkpointing else block(h_BLC, context_BTC)
-        return x_BHWC + self.proj_out(h_BLC).reshape(B, H, W, C)
+            h_BLC = checkpoint(block, h_BLC, *text[block]) if checkpointing else block(h_BLC, *text[block])
+        return self.proj_out(h_BLC, x_BHWC.reshape(B, H * W, C)).reshape(B, H, W, C)

@@ -17,7 +17,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 
-from .transformer import SpatialTransformer
+from .transformer import SpatialTransformer, TextKeys, TransformerBlock
 
 SIZE_EMBEDDING = 256  # the sinusoid's width for each of the six sizes
 SIZES = 6
@@ -262,15 +262,40 @@ class UNet(nn.Module):
         `vector_conditioning`. Everything but the timesteps is in the dtype of the weights.
         """
         silu_emb_BE = F.silu(self._embed(timesteps_B, vector_BE))  # every residual block's first step, done once
+        text = self._text(context_BTC)
         h_BHWC, skips = x_BHWC, []
         for stage in self.input_blocks:
-            h_BHWC = self._run(stage, h_BHWC, silu_emb_BE, context_BTC)
+            h_BHWC = self._run(stage, h_BHWC, silu_emb_BE, text)
             skips.append(h_BHWC)
-        h_BHWC = self._run(self.middle_block, h_BHWC, silu_emb_BE, context_BTC)
+        h_BHWC = self._run(self.middle_block, h_BHWC, silu_emb_BE, text)
         for stage in self.output_blocks:
             h_BHWC = F.cat([h_BHWC, skips.pop()], dim=-1)
-            h_BHWC = self._run(stage, h_BHWC, silu_emb_BE, context_BTC)
+            h_BHWC = self._run(stage, h_BHWC, silu_emb_BE, text)
         return self.out[2](self.out[0](h_BHWC))
+
+    def shared_inputs(self) -> list[list[nn.Linear]]:
+        """Each block's projections of the image, and all blocks' projections of the text, by width."""
+        blocks = self._blocks()
+        images = [[b.attn1.to_q, b.attn1.to_k, b.attn1.to_v] for b in blocks]
+        widths = dict.fromkeys(b.attn2.to_k.out_features for b in blocks)
+        return images + [self._text_layers(width) for width in widths]
+
+    def _blocks(self) -> list[TransformerBlock]:
+        return [part for _, part in self.named_modules() if isinstance(part, TransformerBlock)]
+
+    def _text_layers(self, width: int) -> list[nn.Linear]:
+        """Keys' and values' projections of all blocks of a width, by turns."""
+        blocks = [b for b in self._blocks() if b.attn2.to_k.out_features == width]
+        return [layer for b in blocks for layer in (b.attn2.to_k, b.attn2.to_v)]
+
+    def _text(self, context_BTC: Tensor) -> TextKeys:
+        """The text's keys and values for every block, computed once: those of one width in one product."""
+        blocks = self._blocks()
+        found: dict[TransformerBlock, tuple[Tensor, Tensor]] = {}
+        for width in dict.fromkeys(b.attn2.to_k.out_features for b in blocks):
+            made = iter(nn.linears(self._text_layers(width), context_BTC))
+            found |= {b: (next(made), next(made)) for b in blocks if b.attn2.to_k.out_features == width}
+        return found
 
     def _embed(self, timesteps_B: Tensor, vector_BE: Tensor) -> Tensor:
         """Time and vector as one embedding (B, 4 * model_channels); the sinusoid is computed in fp32."""
@@ -279,13 +304,13 @@ class UNet(nn.Module):
         label = self.label_emb[0]
         return last(F.silu(first(t_BE))) + label[2](F.silu(label[0](vector_BE)))
 
-    def _run(self, stage: nn.ModuleList, h_BHWC: Tensor, silu_emb_BE: Tensor, context_BTC: Tensor) -> Tensor:
+    def _run(self, stage: nn.ModuleList, h_BHWC: Tensor, silu_emb_BE: Tensor, text: TextKeys) -> Tensor:
         """One numbered block of the checkpoint: residual block, transformer, resampling, in its order."""
         for part in stage:
             if isinstance(part, ResBlock):
                 h_BHWC = checkpoint(part, h_BHWC, silu_emb_BE) if self.checkpointing else part(h_BHWC, silu_emb_BE)
             elif isinstance(part, SpatialTransformer):
-                h_BHWC = part(h_BHWC, context_BTC, self.checkpointing)
+                h_BHWC = part(h_BHWC, text, self.checkpointing)
             else:
                 h_BHWC = part(h_BHWC)
         return h_BHWC

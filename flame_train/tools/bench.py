@@ -149,6 +149,7 @@ def randomise(module: nn.Module, dtype: DType, backend: Backend) -> None:
         if values.ndim == 4:
             values = backend.xp.ascontiguousarray(values.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
         object.__setattr__(part, attr, Frozen(values))
+    module.join_weights()
 
 
 def _uniform(backend: Backend, number: int, shape: tuple[int, ...], bound: float, dtype: DType) -> Any:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.graph import Node
+from flame_train.engine.dtype import Array
+from flame_train.engine.graph import Node, Plus
 from flame_train.engine.mode import Mode, capturing, mode
+from flame_train.engine.op import REGISTRY, Op, primitive
 from flame_train.errors import ShapeError, Unsupported
 
 
@@ -170,10 +174,105 @@ def test_memory_is_freed_as_backward_goes_without_the_collector() -> None:
         gc.enable()
 
 
+@pytest.fixture
+def doubled() -> Iterator[tuple[Op, list[str]]]:
+    """An op whose gradient formula can add itself to what is there, and a record of when it did, and how."""
+    calls: list[str] = []
+
+    @primitive()
+    def planted_double(xp: Any, input: Array) -> Array:
+        """2 * input"""
+        return 2.0 * input
+
+    @planted_double.vjp("input")
+    def _(xp: Any, g: Array, plus: Plus) -> Array:
+        held = plus.get("input")
+        calls.append("alone" if held is None else "in place" if held.owned else "sum")
+        if held is None:
+            return 2.0 * g
+        if not held.owned:
+            return held.array + 2.0 * g
+        held.array[...] += 2.0 * g
+        return held.array
+
+    yield planted_double, calls
+    del REGISTRY["planted_double"]
+
+
+class TestGradientsThatAddThemselves:
+    def test_to_an_inner_gradient_that_belongs_to_someone_else(self, doubled: tuple[Op, list[str]]) -> None:
+        double, calls = doubled
+        x = leaf(3)
+        h = x * 1.0
+        y = double(h)
+        (h + y).backward(flame.tensor(np.array([1.0, 2.0, 3.0])))
+        assert calls == ["sum"]
+        np.testing.assert_array_equal(x.grad.numpy(), [3.0, 6.0, 9.0])
+
+    def test_to_a_sum_of_several(self, doubled: tuple[Op, list[str]]) -> None:
+        double, calls = doubled
+        x = leaf(3)
+        h = x * 1.0
+        (double(double(h)) + h + h).sum().backward()
+        assert calls == ["alone", "in place"]
+        np.testing.assert_array_equal(x.grad.numpy(), np.full(3, 6.0))
+
+    def test_to_a_leafs_gradient_over_several_passes(self, doubled: tuple[Op, list[str]]) -> None:
+        double, calls = doubled
+        x = leaf(3)
+        for _ in range(3):
+            double(x).sum().backward()
+        assert calls == ["alone", "in place", "in place"]
+        np.testing.assert_array_equal(x.grad.numpy(), np.full(3, 6.0))
+
+    def test_not_where_a_hook_must_see_the_whole(self, doubled: tuple[Op, list[str]]) -> None:
+        double, calls = doubled
+        x, seen = leaf(3), []
+        x.grad = flame.tensor(np.ones(3))
+        x.register_hook(lambda g: seen.append(g.numpy().copy()))
+        double(x).sum().backward()
+        assert calls == ["alone"]
+        np.testing.assert_array_equal(seen, [np.full(3, 2.0)])
+        np.testing.assert_array_equal(x.grad.numpy(), np.full(3, 3.0))
+
+    def test_not_for_gradients_that_are_asked_for(self, doubled: tuple[Op, list[str]]) -> None:
+        double, calls = doubled
+        x = leaf(3)
+        x.grad = flame.tensor(np.ones(3))
+        (g,) = flame.grad(double(x).sum(), x)
+        assert calls == ["alone"]
+        np.testing.assert_array_equal(g.numpy(), np.full(3, 2.0))
+        np.testing.assert_array_equal(x.grad.numpy(), np.ones(3))
+
+    def test_in_a_checkpoint_as_outside(self, doubled: tuple[Op, list[str]]) -> None:
+        double, calls = doubled
+        w = leaf(3, seed=1)
+        w.grad = flame.tensor(np.ones(3))
+        x = leaf(3)
+        flame.checkpoint(lambda h: double(h) + h + double(w), x * 1.0).sum().backward()
+        assert sorted(calls) == ["in place", "sum"]
+        np.testing.assert_array_equal(x.grad.numpy(), np.full(3, 3.0))
+        np.testing.assert_array_equal(w.grad.numpy(), np.full(3, 3.0))
+
+
 class TestCheckpoint:
     @staticmethod
     def block(x: flame.Tensor, w: flame.Tensor) -> flame.Tensor:
         return F.gelu(F.linear(F.layer_norm(x, (6,)), w)) + x
+
+    def test_an_argument_used_outside_as_well_gets_the_same_bits(self) -> None:
+        def run(wrapped: bool) -> bytes:
+            x, w = leaf(64), leaf(64, seed=1)
+
+            def block(h: flame.Tensor) -> flame.Tensor:
+                return F.silu(h * w) + h * 0.1
+
+            h = x * 1.7
+            y = flame.checkpoint(block, h) if wrapped else block(h)
+            (y * h.square() + F.tanh(h)).sum().backward()
+            return x.grad.numpy().tobytes() + w.grad.numpy().tobytes()
+
+        assert run(True) == run(False)
 
     def test_equals_plain_bit_for_bit_parameters_included(self) -> None:
         def run(wrap: bool) -> list[bytes]:

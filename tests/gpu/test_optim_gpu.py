@@ -14,6 +14,7 @@ from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine import Parameter, Tensor, capture, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
+from flame_train.engine.dtype import bfloat16, float32
 from flame_train.engine.optim import (
     AdamWRule,
     Arena,
@@ -27,6 +28,7 @@ from flame_train.engine.optim import (
     clip_grad_norm_,
     normalize,
 )
+from flame_train.engine.optim.update import AdamWAtOnce, ByLinks
 from flame_train.engine.random import Rng
 
 pytestmark = pytest.mark.gpu
@@ -116,6 +118,29 @@ def test_a_captured_training_step_equals_the_eager_one_bit_for_bit(rule: str) ->
         np.testing.assert_array_equal(results[1][name], value, err_msg=name)
     assert results[1]["skipped"] == 1
     assert results[1]["count"] == 9
+
+
+@pytest.mark.parametrize("working", [float32, bfloat16], ids=lambda d: d.name)
+@pytest.mark.parametrize("links", [[AdamWRule()], [ClipNorm(5.0), AdamWRule((0.8, 0.95), 1e-6, 0.1)]], ids=len)
+def test_one_pass_gives_the_bits_of_the_links(links: list[Any], working: Any) -> None:
+    results = []
+    for way in (AdamWAtOnce, ByLinks):
+        rng = np.random.default_rng(0)
+        ps = [Parameter(rng.standard_normal(s).astype(np.float32), n) for n, s in SHAPES.items()]
+        arena = Arena(ps, get_backend("cuda"), working=working, lr_scale={"a": 0.5}, decay_scale={"b": 0.0})
+        o = Optimizer(arena, links, lr=0.01, scaler=LossScaler(interval=4), accumulation=3)
+        assert isinstance(o._update, AdamWAtOnce)
+        o._update = way(arena, o.transforms, o._links)
+        for i in range(8):
+            for p in arena.parameters.values():
+                g = rng.standard_normal(p.shape).astype(np.float32) * np.float32(math.inf if i == 5 else 1e4)
+                p.grad.data[...] = get_backend("cuda").put(g)
+            o.step()
+        low = [p.working.numpy() for p in ps] if working == bfloat16 else []
+        results.append({**everything(o), **{f"low {i}": x for i, x in enumerate(low)}})
+    for name, value in results[1].items():
+        np.testing.assert_array_equal(results[0][name], value, err_msg=name)
+    assert results[0]["skipped"] == 1
 
 
 def test_state_moves_between_devices() -> None:

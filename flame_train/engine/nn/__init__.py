@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .attention import MultiheadAttention
-from .layers import Conv2d, Embedding, GroupNorm, LayerAdapter, LayerNorm, Linear
+from .layers import Conv2d, Embedding, GroupNorm, LayerAdapter, LayerNorm, Linear, linears
 from .module import Module, ModuleList, Slot, WeightSource, check_shapes, load, weight
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Slot",
     "WeightSource",
     "check_shapes",
+    "linears",
     "load",
     "weight",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from .. import functional as F
@@ -12,8 +13,11 @@ from .module import Module, weight
 class LayerAdapter(Protocol):
     """What sits in a layer's slot: it computes the layer's output, its own update included."""
 
-    def __call__(self, layer: Linear | Conv2d, x: Tensor) -> Tensor:
-        """The adapted layer's output for `x`."""
+    def __call__(self, layer: Linear | Conv2d, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The adapted layer's output for `x`; a linear layer's with `residual` added, if there is one."""
+
+    def together(self, layers: Sequence[Linear], x: Tensor) -> tuple[Tensor, ...] | None:
+        """What each of the layers, this adapter's the first, makes of `x`; None if they cannot be joined."""
 
 
 class Linear(Module):
@@ -28,10 +32,20 @@ class Linear(Module):
         self.bias = weight(out_features, init="zeros") if bias else None
         self.adapter: LayerAdapter | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.adapter is None:
-            return F.linear(x, self.weight, self.bias)
-        return self.adapter(self, x)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The layer's output, with `residual`, of the same shape, added in the same pass."""
+        if self.adapter is not None:
+            return self.adapter(self, x, residual)
+        if residual is not None:
+            return F.linear_add(x, self.weight, self.bias, residual)
+        return F.linear(x, self.weight, self.bias)
+
+
+def linears(layers: Sequence[Linear], x: Tensor) -> tuple[Tensor, ...]:
+    """Each layer's output for the same input, in one product where their adapters can be joined."""
+    adapter = layers[0].adapter
+    joined = adapter.together(layers, x) if adapter is not None else None
+    return joined if joined is not None else tuple(layer(x) for layer in layers)
 
 
 class Conv2d(Module):

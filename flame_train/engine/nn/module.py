@@ -90,6 +90,19 @@ class Module:
         """The number of elements in all declared weights."""
         return sum(slot.size for _, _, _, slot in self.named_slots())
 
+    def shared_inputs(self) -> Sequence[Sequence[Any]]:
+        """Groups of `Linear` layers of one shape that always see the same input, such as queries, keys and values."""
+        return ()
+
+    def join_weights(self) -> None:
+        """Moves the weights of layers that share an input next to each other, for one product to read them."""
+        for layers in self.shared_inputs():
+            first = layers[0].weight
+            block = first.backend.empty((len(layers), *first.shape), first.dtype)
+            for layer, place in zip(layers, block, strict=True):
+                place[...] = layer.weight.data
+                layer.weight = Frozen(place)
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every loaded weight by checkpoint name."""
         for name, module, attr, _ in self.named_slots():
@@ -179,6 +192,8 @@ def load(
             array = _place(part, attr, backend.put(_kernel_order(source.read(name))).astype(target))
         if check_finite and is_float(target):
             sound.append((name, backend.xp.isfinite(array.astype(compute_dtype(target))).all()))
+    if backend.kernels is not None:
+        module.join_weights()
     broken = [name for name, flag in sound if not backend.get(flag)]
     if broken:
         raise ModelFileError(

@@ -6,23 +6,30 @@ dtype already. Their gradients are fp32 either way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...errors import ShapeError
 from ..dtype import Array, compute_dtype
+from ..graph import Held, Plus
 from ..op import ErrorSample, Sample, composite, sample
 from ..tensor import Tensor
 from .conv import Pair, conv2d
 from .convert import cast
-from .matmul import check_linear, linear, linear_condition
+from .matmul import check_linear, linear, linear_add, linear_condition
 
 
 @composite(aux=("low",))
-def lora_linear(input: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    """linear(input, weight, bias) + (scale * input @ down^T) @ up^T"""
+def lora_linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float,
+    residual: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """linear(input, weight, bias) + (scale * input @ down^T) @ up^T, and the residual, of the same shape, if given"""
     low = linear(input, _like(down, input)) * scale
-    return linear(input, weight, bias) + linear(low, _like(up, input))
+    update = linear(low, _like(up, input))
+    if residual is None:
+        return linear(input, weight, bias) + update
+    return linear_add(input, weight, bias, residual) + update
 
 
 @lora_linear.errors
@@ -34,32 +41,155 @@ def _() -> Iterator[ErrorSample]:
 def _() -> Iterator[Sample]:
     yield sample((2, 3, 8), (6, 8), (6,), (2, 8), (6, 2), 0.5)
     yield sample((4, 8), (6, 8), None, (1, 8), (6, 1), 2.0)
+    yield sample((2, 3, 8), (6, 8), (6,), (2, 8), (6, 2), 0.5, (2, 3, 6))
 
 
-@lora_linear.cuda("cublaslt", when=linear_condition)
+def _lora_condition(input: Array, weight: Array, bias: Array | None, residual: Array | None) -> str:
+    if residual is not None and residual.shape != (*input.shape[:-1], weight.shape[0]):
+        return "a residual of another shape"
+    return linear_condition(input, weight, residual if bias is None else bias)
+
+
+@lora_linear.cuda("cublaslt", when=_lora_condition)
 def _(
-    k: Any, input: Array, weight: Array, bias: Array | None, down: Array, up: Array, scale: float
-) -> tuple[Array, Array]:
+    k: Any, input: Array, weight: Array, bias: Array | None, down: Array, up: Array, scale: float,
+    residual: Array | None,
+) -> tuple[Array, Array]:  # fmt: skip
     check_linear(input, weight)
     low = k.matmul(input, down.astype(input.dtype, copy=False).T, alpha=scale)
-    y = k.matmul(input, weight.T, bias=bias)
-    return k.matmul(low, up.astype(input.dtype, copy=False).T, out=y, accumulate=True), low
+    y = k.matmul(input, weight.T, bias=bias, plus=residual)
+    return k.matmul(low, up.astype(input.dtype, copy=False).T, out=y, plus=y), low
 
 
-@lora_linear.cuda_vjp("cublaslt", "input", "down", "up", when=linear_condition)
+@lora_linear.cuda_vjp("cublaslt", "input", "down", "up", when=_lora_condition)
 def _(
     k: Any, g: Array, input: Array, weight: Array, down: Array, up: Array, low: Array, scale: float,
-    needs: frozenset[str],
+    needs: frozenset[str], plus: Plus,
 ) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
     rows, x = g.reshape(-1, g.shape[-1]), input.reshape(-1, input.shape[-1])
+    full = compute_dtype(g.dtype)
     inner = k.matmul(rows, up.astype(g.dtype, copy=False), alpha=scale)
-    dx = None
+    dx = d_down = d_up = None
     if "input" in needs:
-        dx = k.matmul(rows, weight)
-        dx = k.matmul(inner, down.astype(g.dtype, copy=False), out=dx, accumulate=True).reshape(input.shape)
-    d_down = k.matmul(inner.T, x, out_dtype=compute_dtype(g.dtype)) if "down" in needs else None
-    d_up = k.matmul(rows.T, low.reshape(-1, low.shape[-1]), out_dtype=compute_dtype(g.dtype)) if "up" in needs else None
+        dx = k.added_product(plus.get("input"), g, weight)
+        k.matmul(inner, down.astype(g.dtype, copy=False), out=dx.reshape(x.shape), plus=dx.reshape(x.shape))
+    if "down" in needs:
+        d_down = k.added_product(plus.get("down"), inner.T, x, out_dtype=full)
+    if "up" in needs:
+        d_up = k.added_product(plus.get("up"), rows.T, low.reshape(-1, low.shape[-1]), out_dtype=full)
     return dx, d_down, d_up
+
+
+@lora_linear.cuda_vjp("cublaslt", "residual", when=_lora_condition)
+def _(k: Any, g: Array) -> Array:
+    return g
+
+
+# ---- several layers of one input ---------------------------------------------------------------------------
+
+
+@composite(aux=("low",), multiple=True)
+def lora_linears(
+    input: Tensor, weights: Sequence[Tensor], downs: Sequence[Tensor], ups: Sequence[Tensor], scale: float
+) -> tuple[Tensor, ...]:
+    """lora_linear(input, weights[i], None, downs[i], ups[i], scale) for each i: queries, keys and values at once"""
+    if not len(weights) == len(downs) == len(ups):
+        raise ShapeError(f"lora_linears: {len(weights)} weights, {len(downs)} downs and {len(ups)} ups do not pair up")
+    parts = zip(weights, downs, ups, strict=True)
+    return tuple(lora_linear(input, w, None, d, u, scale) for w, d, u in parts)
+
+
+@lora_linears.errors
+def _() -> Iterator[ErrorSample]:
+    pair = [(6, 8), (6, 8)]
+    yield ErrorSample(sample((2, 8), pair, [(2, 8)], [(6, 2)], 0.5), ShapeError, "2 weights, 1 downs and 1 ups")
+
+
+@lora_linears.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 8), [(6, 8), (6, 8)], [(2, 8), (2, 8)], [(6, 2), (6, 2)], 0.5)
+    yield sample((4, 8), [(6, 8)], [(1, 8)], [(6, 1)], 2.0)
+    yield sample((2, 8), [(6, 8), (4, 8)], [(2, 8), (1, 8)], [(6, 2), (4, 1)], 0.5)
+
+
+def _stack_condition(
+    input: Array, weights: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array]
+) -> str:
+    for what in (weights, downs, ups):
+        if len({(w.shape, w.dtype) for w in what}) > 1 or len(what) != len(weights):
+            return "layers of several shapes or dtypes"
+    if input.shape[-1] != weights[0].shape[1]:
+        return "an input of another width"
+    if not downs[0].dtype == ups[0].dtype == input.dtype:
+        return "factors that must be cast first"
+    return linear_condition(input, weights[0], None)
+
+
+def _side_by_side(k: Any, arrays: Sequence[Array]) -> Array:
+    """n arrays (..., C) as (rows, n, C): no copy where they are slices of one buffer."""
+    flat = k.stacked([a.reshape(-1, a.shape[-1]) for a in arrays])
+    return flat.transpose(1, 0, 2)
+
+
+@lora_linears.cuda("cublaslt", when=_stack_condition)
+def _(
+    k: Any, input: Array, weights: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array], scale: float
+) -> tuple[list[Array], Array]:
+    weight, down, up = (k.stacked(what) for what in (weights, downs, ups))
+    n, out, width = weight.shape
+    x = k.rows_first(input).reshape(-1, width)
+    low = k.matmul(x, down.reshape(-1, width).T, alpha=scale)
+    y = k.matmul(x, weight.reshape(-1, width).T).reshape(-1, n, out)
+    each = y.transpose(1, 0, 2)
+    k.matmul(low.reshape(-1, n, down.shape[1]).transpose(1, 0, 2), up.transpose(0, 2, 1), out=each, plus=each)
+    shape = (*input.shape[:-1], out)
+    return [y[:, i].reshape(shape) for i in range(n)], low
+
+
+@lora_linears.cuda_vjp("cublaslt", "input", "downs", "ups", when=_stack_condition)
+def _(
+    k: Any, g: Sequence[Array], input: Array, weights: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array],
+    low: Array, scale: float, needs: frozenset[str], plus: Plus,
+) -> tuple[Array | None, list[Array] | None, list[Array] | None]:  # fmt: skip
+    weight, down, up = (k.stacked(what) for what in (weights, downs, ups))
+    (n, out, width), rank = weight.shape, down.shape[1]
+    x, rows = k.rows_first(input).reshape(-1, width), _side_by_side(k, g)
+    inner = k.empty((len(x), n, rank), x.dtype)
+    k.matmul(rows.transpose(1, 0, 2), up, out=inner.transpose(1, 0, 2), alpha=scale)
+    dx = d_downs = d_ups = None
+    if "input" in needs:
+        flat = k.rows_first(rows).reshape(len(x), n * out)
+        dx = k.added_product(plus.get("input"), flat.reshape(*input.shape[:-1], n * out), weight.reshape(-1, width))
+        k.matmul(inner.reshape(len(x), -1), down.reshape(-1, width), out=dx.reshape(x.shape), plus=dx.reshape(x.shape))
+    if "downs" in needs:
+        made = inner.reshape(len(x), -1).T, x
+        d_downs = _stacked_sums(k, plus.get("downs"), *made, (n, rank, width))
+    if "ups" in needs:
+        made = rows.transpose(1, 2, 0), low.reshape(len(x), n, rank).transpose(1, 0, 2)
+        d_ups = _stacked_sums(k, plus.get("ups"), *made, (n, out, rank))
+    return dx, d_downs, d_ups
+
+
+def _stacked_sums(
+    k: Any, held: Sequence[Held] | None, a: Array, b: Array, shape: tuple[int, int, int]
+) -> list[Array]:  # fmt: skip
+    """a @ b as n gradients in full precision; what is held is added to in place where it lies as one block."""
+    block = k.adjacent([h.array for h in held]) if held and all(h.owned for h in held) else None
+    if block is not None and block.flags.c_contiguous:
+        target = block.reshape(*a.shape[:-1], b.shape[-1])
+        k.matmul(a, b, out=target, plus=target)
+        return [h.array for h in held or ()]
+    made = k.matmul(a, b, out_dtype=compute_dtype(a.dtype)).reshape(shape)
+    return [g + h.array for g, h in zip(made, held, strict=True)] if held else list(made)
+
+
+@lora_linears.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 77, 320), [(640, 320)] * 3, [(16, 320)] * 3, [(640, 16)] * 3, 0.5)
+    yield sample((100, 96), [(64, 96)] * 2, [(4, 96)] * 2, [(64, 4)] * 2, 1.0)
+
+
+# ---- convolutions ------------------------------------------------------------------------------------------
 
 
 @composite()
@@ -93,3 +223,4 @@ def _like(w: Tensor, x: Tensor) -> Tensor:
 def _() -> Iterator[Sample]:
     yield sample((2, 77, 320), (640, 320), (640,), (16, 320), (640, 16), 0.5)
     yield sample((100, 96), (64, 96), None, (4, 96), (64, 4), 1.0)
+    yield sample((2, 77, 320), (640, 320), (640,), (16, 320), (640, 16), 0.5, (2, 77, 640))

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...errors import ShapeError
 from ..dtype import Array
+from ..graph import Plus
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from . import conditions
@@ -185,19 +186,75 @@ def _(k: Any, input: Array, weight: Array, bias: Array | None) -> Array:
 
 
 @linear.cuda_vjp("cublaslt", "input", when=linear_condition)
-def _(k: Any, g: Array, weight: Array) -> Array:
-    return k.matmul(g, weight)
+def _(k: Any, g: Array, weight: Array, plus: Plus) -> Array:
+    return k.added_product(plus.get("input"), g, weight)
 
 
 @linear.cuda_vjp("cublaslt", "weight", when=linear_condition)
-def _(k: Any, g: Array, input: Array) -> Array:
-    return k.matmul(g.reshape(-1, g.shape[-1]).T, input.reshape(-1, input.shape[-1]))
+def _(k: Any, g: Array, input: Array, plus: Plus) -> Array:
+    return k.added_product(plus.get("weight"), g.reshape(-1, g.shape[-1]).T, input.reshape(-1, input.shape[-1]))
+
+
+@composite()
+def linear_add(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+    """linear(input, weight, bias) + residual, of the result's shape"""
+    if residual.shape != (*input.shape[:-1], weight.shape[0]):
+        raise ShapeError(f"linear_add: expected a residual of the result's shape, got {residual.shape}")
+    return linear(input, weight, bias) + residual
+
+
+@linear_add.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 4), (5, 4), (5,), (2, 3, 5))
+    yield sample((3, 4), (5, 4), None, (3, 5))
+
+
+@linear_add.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (4, 3), (4,), (4,)), ShapeError, "a residual of the result's shape")
+
+
+def added_condition(input: Array, weight: Array, bias: Array | None, residual: Array) -> str:
+    """As `linear_condition`, and the residual as well."""
+    return linear_condition(input, weight, bias) or conditions.same(conditions.ANY_FLOAT, input, residual)
+
+
+@linear_add.cuda("cublaslt", when=added_condition)
+def _(k: Any, input: Array, weight: Array, bias: Array | None, residual: Array) -> Array:
+    check_linear(input, weight)
+    return k.matmul(input, weight.T, bias=bias, plus=residual)
+
+
+@linear_add.cuda_vjp("cublaslt", "input", when=added_condition)
+def _(k: Any, g: Array, weight: Array, plus: Plus) -> Array:
+    return k.added_product(plus.get("input"), g, weight)
+
+
+@linear_add.cuda_vjp("cublaslt", "weight", when=added_condition)
+def _(k: Any, g: Array, input: Array, plus: Plus) -> Array:
+    return k.added_product(plus.get("weight"), g.reshape(-1, g.shape[-1]).T, input.reshape(-1, input.shape[-1]))
+
+
+@linear_add.cuda_vjp("cublaslt", "bias", when=added_condition)
+def _(k: Any, g: Array) -> Array:
+    return g
+
+
+@linear_add.cuda_vjp("cublaslt", "residual", when=added_condition)
+def _(k: Any, g: Array) -> Array:
+    return g
 
 
 @matmul.large_samples
 def _() -> Iterator[Sample]:
     yield sample((4, 8, 96, 64), (4, 8, 64, 80))
     yield sample((300, 200), (200, 100))
+
+
+@linear_add.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 77, 640), (1280, 640), (1280,), (2, 77, 1280))
+    yield sample((333, 250), (130, 250), None, (333, 130))
 
 
 @linear.large_samples

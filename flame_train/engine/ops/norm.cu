@@ -2,7 +2,8 @@
 //
 // Contract: x, y, dy, dx are dense, row-major (B, P, C) or (rows, C) with C % 8 == 0, 16-byte aligned; w and b hold C
 // elements of the same type. mean and rstd are fp32, one a group or row. All sums are fp32 in a fixed order, so equal
-// inputs give equal bits. Outputs are assigned (=), never accumulated.
+// inputs give equal bits. Outputs are assigned (=), but an input gradient is added to `plus`, of the same type and
+// shape, where that is not null; `plus` may be dx itself.
 #include "common.cuh"
 
 // ---- group norm -------------------------------------------------------------------------------------------------
@@ -155,23 +156,24 @@ extern "C" __global__ void group_norm_gradient_finish(const float* part, float* 
 
 // dx = rstd * (g - mean(g) - xhat * mean(g * xhat))
 extern "C" __global__ void group_norm_gradient_apply(const T* x, const T* dy, const T* w, const T* b, const float* mean,
-                                                     const float* rstd, const float* means, T* dx, int P, int C,
-                                                     int groups, int silu) {
+                                                     const float* rstd, const float* means, const T* plus, T* dx,
+                                                     int P, int C, int groups, int silu) {
   int vec = C >> 3, per = C / groups;
   size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
   if (i >= (size_t)P * vec) return;
   int c = (int)(i % vec) * 8;
   size_t at = (size_t)blockIdx.y * P * C + i * 8;
-  float f[8], d[8], ga[8], be[8];
+  float f[8], d[8], ga[8], be[8], sum[8] = {0};
   load8(x + at, f);
   load8(dy + at, d);
+  if (plus) load8(plus + at, sum);
   load8(w + c, ga);
   load8(b + c, be);
 #pragma unroll
   for (int k = 0; k < 8; k++) {
     int g = blockIdx.y * groups + (c + k) / per;
     float xhat = (f[k] - mean[g]) * rstd[g];
-    f[k] = rstd[g] * (through(xhat, d[k], ga[k], be[k], silu) - means[2 * g] - xhat * means[2 * g + 1]);
+    f[k] = rstd[g] * (through(xhat, d[k], ga[k], be[k], silu) - means[2 * g] - xhat * means[2 * g + 1]) + sum[k];
   }
   store8(dx + at, f);
 }
@@ -223,7 +225,7 @@ extern "C" __global__ void layer_norm_forward(const T* x, const T* w, const T* b
 }
 
 extern "C" __global__ void layer_norm_gradient(const T* x, const T* dy, const T* w, const float* mean, const float* rstd,
-                                               T* dx, int rows, int C) {
+                                               const T* plus, T* dx, int rows, int C) {
   int row, lane;
   if (!row_of(rows, &row, &lane)) return;
   size_t at = (size_t)row * C;
@@ -244,12 +246,13 @@ extern "C" __global__ void layer_norm_gradient(const T* x, const T* dy, const T*
   s = warp_sum(s);
   float c0 = s.x / C, c1 = s.y / C;
   for (int c = lane * 8; c < C; c += 256) {
-    float f[8], d[8], ga[8];
+    float f[8], d[8], ga[8], sum[8] = {0};
     load8(x + at + c, f);
     load8(dy + at + c, d);
     load8(w + c, ga);
+    if (plus) load8(plus + at + c, sum);
 #pragma unroll
-    for (int i = 0; i < 8; i++) f[i] = r * (d[i] * ga[i] - c0 - (f[i] - m) * r * c1);
+    for (int i = 0; i < 8; i++) f[i] = r * (d[i] * ga[i] - c0 - (f[i] - m) * r * c1) + sum[i];
     store8(dx + at + c, f);
   }
 }

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...errors import ShapeError
 from ..dtype import Array
-from ..graph import leading_sum
+from ..graph import Plus, leading_sum
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from . import conditions
@@ -222,6 +222,15 @@ def _group_forward(
     return y, mean, rstd
 
 
+def _sum_of(k: Any, plus: Plus, x: Array) -> tuple[Array, Array | np.intp]:
+    """Where the input's gradient goes, and the one it is added to, or a null pointer."""
+    held = plus.get("input")
+    if held is None:
+        return k.empty(x.shape, x.dtype), np.intp(0)
+    array = k.rows_first(held.array)
+    return array if held.owned and array is held.array else k.empty(x.shape, x.dtype), array
+
+
 def _group_gradient(
     k: Any,
     g: Array,
@@ -232,9 +241,10 @@ def _group_gradient(
     mean: Array,
     rstd: Array,
     silu: bool,
+    plus: Plus,
 ) -> Array:
     x, g, plan = k.rows_first(input), k.rows_first(g), _GroupPlan(k, input, groups)
-    dx, part = k.empty(x.shape, x.dtype), plan.part(k)
+    (dx, held), part = _sum_of(k, plus, x), plan.part(k)
     means = k.empty((plan.batch, groups, 2), np.dtype(np.float32))
     size = (np.int32(plan.pixels), np.int32(plan.channels), np.int32(groups))
     k.launch("norm.cu", "group_norm_gradient_sums", x.dtype, (plan.chunks, plan.batch), plan.threads,
@@ -243,7 +253,7 @@ def _group_gradient(
     k.launch("norm.cu", "group_norm_gradient_finish", x.dtype, (plan.batch, groups), 32,
              (part, means, *size, np.int32(plan.chunks)))  # fmt: skip
     k.launch("norm.cu", "group_norm_gradient_apply", x.dtype, plan.packets, 256,
-             (x, g, weight, bias, mean, rstd, means, dx, *size, np.int32(silu)))  # fmt: skip
+             (x, g, weight, bias, mean, rstd, means, held, dx, *size, np.int32(silu)))  # fmt: skip
     return dx
 
 
@@ -255,8 +265,10 @@ def _(
 
 
 @group_norm.cuda_vjp("norm.cu", "input", when=_group_condition)
-def _(k: Any, g: Array, input: Array, num_groups: int, weight: Array, bias: Array, mean: Array, rstd: Array) -> Array:
-    return _group_gradient(k, g, input, num_groups, weight, bias, mean, rstd, False)
+def _(
+    k: Any, g: Array, input: Array, num_groups: int, weight: Array, bias: Array, mean: Array, rstd: Array, plus: Plus
+) -> Array:
+    return _group_gradient(k, g, input, num_groups, weight, bias, mean, rstd, False, plus)
 
 
 @group_norm_silu.cuda("norm.cu", when=_group_condition)
@@ -267,8 +279,10 @@ def _(
 
 
 @group_norm_silu.cuda_vjp("norm.cu", "input", when=_group_condition)
-def _(k: Any, g: Array, input: Array, num_groups: int, weight: Array, bias: Array, mean: Array, rstd: Array) -> Array:
-    return _group_gradient(k, g, input, num_groups, weight, bias, mean, rstd, True)
+def _(
+    k: Any, g: Array, input: Array, num_groups: int, weight: Array, bias: Array, mean: Array, rstd: Array, plus: Plus
+) -> Array:
+    return _group_gradient(k, g, input, num_groups, weight, bias, mean, rstd, True, plus)
 
 
 def _layer_condition(input: Array, normalized_shape: Sequence[int], weight: Array | None, bias: Array | None) -> str:
@@ -291,12 +305,12 @@ def _(
 
 
 @layer_norm.cuda_vjp("norm.cu", "input", when=_layer_condition)
-def _(k: Any, g: Array, input: Array, weight: Array, mean: Array, rstd: Array) -> Array:
+def _(k: Any, g: Array, input: Array, weight: Array, mean: Array, rstd: Array, plus: Plus) -> Array:
     x, g = k.rows_first(input), k.rows_first(g)
     rows = x.size // x.shape[-1]
-    dx = k.empty(x.shape, x.dtype)
+    dx, held = _sum_of(k, plus, x)
     k.launch("norm.cu", "layer_norm_gradient", x.dtype, (-(-rows // 4),), 128,
-             (x, g, weight, mean, rstd, dx, np.int32(rows), np.int32(x.shape[-1])))  # fmt: skip
+             (x, g, weight, mean, rstd, held, dx, np.int32(rows), np.int32(x.shape[-1])))  # fmt: skip
     return dx
 
 

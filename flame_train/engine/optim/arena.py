@@ -41,8 +41,8 @@ class Arena:
     """Packs fp32 leaves into flat buffers and makes their `.data` and `.grad` views into them.
 
     `parameters` is a mapping by name, (name, tensor) pairs, or Tensors, named by their `.name` or number.
-    With `working`, a 16-bit dtype, the arena also keeps a copy of the values in it, which `refresh` brings up to
-    date; parameters then have it as `.working`. `lr_scale` and `decay_scale` are factors on learning rate and weight
+    With `working`, a 16-bit dtype, the arena also keeps a copy of the values in it (`low`), which `refresh` brings up
+    to date; parameters then have it as `.working`. `lr_scale` and `decay_scale` are factors on learning rate and weight
     decay by parameter name; 1 if absent.
     A parameter on another device is moved to `backend`, by default the first one's.
 
@@ -64,7 +64,7 @@ class Arena:
         self._views = {s.name: (self.view(self.values, s), Tensor(self.view(self.grads, s))) for s in self.segments}
         for name, p in named:
             self._pack(name, p)
-        self._low: Array | None = None if working == float32 else xp.empty(size, working)
+        self.low: Array | None = None if working == float32 else xp.empty(size, working)
         self._give_working_copies()
         self.lr_scale = self._spread("lr_scale", lr_scale)
         self.decay_scale = self._spread("decay_scale", decay_scale)
@@ -93,8 +93,8 @@ class Arena:
 
     def refresh(self) -> None:
         """Brings the working copies up to date with the values: to be called by whoever changes those."""
-        if self._low is not None:
-            self._low[...] = self.values
+        if self.low is not None:
+            self.low[...] = self.values
 
     def zero_grad(self) -> None:
         """Clears every gradient; one that was set to None or replaced is the arena's view again."""
@@ -165,13 +165,13 @@ class Arena:
         p.data, p.grad = values, grad
 
     def _give_working_copies(self) -> None:
-        if self._low is None:
+        if self.low is None:
             return
         self.refresh()
         for s in self.segments:
             p = self.parameters[s.name]
             if isinstance(p, Parameter):
-                p._working = Working(self.view(self._low, s), p)
+                p._working = Working(self.view(self.low, s), p)
 
     def _here(self, t: Tensor) -> Array:
         return t.data if t.device == self.backend.name else self.backend.put(t.numpy())

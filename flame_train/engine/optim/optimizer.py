@@ -17,7 +17,8 @@ from ..tensor import Tensor
 from .arena import Arena
 from .scaler import LossScaler
 from .schedule import Schedule
-from .transform import State, Step, Transform, global_norm
+from .transform import State, Transform
+from .update import make_update, select
 
 METRICS = ("count", "lr", "grad_norm", "loss_scale", "finite", "healthy", "skipped")
 """What `Optimizer.metrics` holds, in order."""
@@ -53,6 +54,7 @@ class Optimizer:
         }
         self._scaling: State = scaler.state(xp) if scaler else {"scale": xp.ones((), float32)}
         self._links: list[State] = [t.init(arena) for t in self.transforms]
+        self._update = make_update(arena, self.transforms, self._links)
         self._healthy: Array = xp.ones((), np.bool_)
         self._metrics: Array = xp.zeros(len(METRICS), np.float64)
 
@@ -86,34 +88,23 @@ class Optimizer:
             self._step(loss)
 
     def _step(self, loss: Tensor | None) -> None:
-        arena, xp = self.arena, self.arena.backend.xp
-        g = self._unscaled(arena.grads)
-        norm = global_norm(xp, g)
+        xp = self.arena.backend.xp
+        norm = self._update.norm(self._divisor())
         finite = xp.isfinite(norm)
         if loss is not None:
             finite = finite & xp.isfinite(loss.data).all()
         take = finite & self._healthy
         lr = self.schedule.rate(xp, self.count, self._own["lr"])
         used = self._scaling["scale"].copy()
-
-        step = Step(xp, arena, self.count)
-        changes: list[tuple[State, State]] = []
-        for link, state in zip(self.transforms, self._links, strict=True):
-            g, changed = link.update(g, state, step)
-            changes.append((state, changed))
-        rate = lr.astype(float32) if arena.lr_scale is None else lr.astype(float32) * arena.lr_scale
-        _select(xp, take, arena.values, arena.values - rate * g)
-        arena.refresh()
-        for state, changed in changes:
-            for name, new in changed.items():
-                _select(xp, take, state[name], new)
+        self._update.apply(take, norm, lr, self.count)
         self._advance(xp, finite, take)
         self._report(lr, norm, used, finite)
 
-    def _unscaled(self, g: Array) -> Array:
-        if self.scaler is not None or self.accumulation != 1:
-            g /= self._scaling["scale"] * np.float32(self.accumulation)
-        return g
+    def _divisor(self) -> Array | None:
+        """What the accumulated gradients are divided by; None for 1."""
+        if self.scaler is None and self.accumulation == 1:
+            return None
+        return self._scaling["scale"] * np.float32(self.accumulation)
 
     def _advance(self, xp: Any, finite: Array, take: Array) -> None:
         """The counters, the scaler and the flag, after the values."""
@@ -123,7 +114,7 @@ class Optimizer:
         if self.scaler is not None:
             scaling, failed = self.scaler.update(xp, self._scaling, finite)
             for name, new in scaling.items():
-                _select(xp, self._healthy, self._scaling[name], new)
+                select(xp, self._healthy, self._scaling[name], new)
         self._healthy &= ~failed
 
     def _report(self, lr: Array, norm: Array, scale: Array, finite: Array) -> None:
@@ -183,8 +174,3 @@ class Optimizer:
         for link, state in zip(self.transforms, self._links, strict=True):
             found += [(f"{link.name}.{n}", a) for n, a in state.items()]
         return found
-
-
-def _select(xp: Any, take: Array, buffer: Array, new: Array) -> None:
-    """buffer = new where the step is taken. A select and no product: inf * 0 is NaN."""
-    buffer[...] = xp.where(take, new, buffer)

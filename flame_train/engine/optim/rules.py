@@ -27,13 +27,17 @@ class AdamWRule:
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
         xp, (b1, b2) = step.xp, self.betas
-        t = step.count.astype(np.float64) + 1.0
-        first = (1.0 - b1**t).astype(float32)
-        second = xp.sqrt(1.0 - b2**t).astype(float32)
+        first, second = self.corrections(xp, step.count)
         m = b1 * state["exp_avg"] + (1.0 - b1) * g
         v = b2 * state["exp_avg_sq"] + (1.0 - b2) * (g * g)
         direction = m / (first * (xp.sqrt(v) / second + self.eps))
         return _decayed(direction, self.weight_decay, step.arena), {"exp_avg": m, "exp_avg_sq": v}
+
+    def corrections(self, xp: Any, count: Array) -> tuple[Array, Array]:
+        """What the first moment, and the root of the second, are divided by in update number `count` (from 0)."""
+        b1, b2 = self.betas
+        t = count.astype(np.float64) + 1.0
+        return (1.0 - b1**t).astype(float32), xp.sqrt(1.0 - b2**t).astype(float32)
 
 
 @dataclass(frozen=True, slots=True)

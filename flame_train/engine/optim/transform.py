@@ -58,9 +58,13 @@ class ClipNorm:
         return {"max_norm": arena.backend.xp.full((), self.max_norm, float32)}
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
-        xp = step.xp
-        g *= xp.minimum(state["max_norm"] / (global_norm(xp, g) + np.float32(1e-6)), np.float32(1.0))
+        g *= self.factor(step.xp, state, global_norm(step.xp, g))
         return g, {}
+
+    @staticmethod
+    def factor(xp: Any, state: State, norm: Array) -> Array:
+        """What gradients of this norm are multiplied by."""
+        return xp.minimum(state["max_norm"] / (norm + np.float32(1e-6)), np.float32(1.0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class DeviceNumpy:
 
 def backend() -> Any:
     cpu = get_backend("cpu")
-    return SimpleNamespace(name="cpu", xp=DeviceNumpy(), put=lambda h: wrap(cpu.put(h)), get=bare)
+    return SimpleNamespace(name="cpu", kernels=None, xp=DeviceNumpy(), put=lambda h: wrap(cpu.put(h)), get=bare)
 
 
 def test_the_stand_in_refuses() -> None:

@@ -49,8 +49,8 @@ class _Problem:
     out_dtype: DType
     a: _Operand
     b: _Operand
-    out_ld: int
-    out_batch_stride: int
+    out: tuple[int, int]
+    added: tuple[int, int]
     batch: int
     bias: bool
     accumulate: bool
@@ -60,10 +60,10 @@ class _Problem:
 class _Plan:
     """The descriptors and the algorithm of one problem."""
 
-    __slots__ = ("a", "algorithm", "b", "d", "description")
+    __slots__ = ("a", "algorithm", "b", "c", "d", "description")
 
-    def __init__(self, description: int, a: int, b: int, d: int, algorithm: Any) -> None:
-        self.description, self.a, self.b, self.d, self.algorithm = description, a, b, d, algorithm
+    def __init__(self, description: int, a: int, b: int, c: int, d: int, algorithm: Any) -> None:
+        self.description, self.a, self.b, self.c, self.d, self.algorithm = description, a, b, c, d, algorithm
 
 
 class CublasLt:
@@ -87,22 +87,22 @@ class CublasLt:
         *,
         bias: Array | None = None,
         alpha: float = 1.0,
-        beta: float = 0.0,
+        plus: Array | None = None,
     ) -> None:
-        """out = alpha * a @ b + beta * out (+ bias along the last dim).
+        """out = alpha * a @ b (+ plus) (+ bias along the last dim).
 
         `a` (M, K) and `b` (K, N), or (batch, M, K) and (batch, K, N); each with one of its last two strides equal to
-        the item size. `out` is row-major.
+        the item size. The rows of `out` and `plus` are dense. `plus` has out's dtype, and may be `out` itself.
         """
         batch = out.shape[0] if out.ndim == 3 else 1
-        pointers = (a.data.ptr, b.data.ptr, out.data.ptr)
+        added = out if plus is None else plus
+        pointers = (a.data.ptr, b.data.ptr, out.data.ptr, added.data.ptr)
         problem = _Problem(
-            a.dtype, out.dtype, _operand(a), _operand(b), out.strides[-2] // out.itemsize,
-            out.strides[0] // out.itemsize if out.ndim == 3 else 0, batch, bias is not None, beta != 0.0,
-            16 if all(p % 16 == 0 for p in pointers) else a.itemsize,
+            a.dtype, out.dtype, _operand(a), _operand(b), _rows(out), _rows(added), batch, bias is not None,
+            plus is not None, 16 if all(p % 16 == 0 for p in pointers) else a.itemsize,
         )  # fmt: skip
         scalar = np.float64 if a.dtype == float64 else np.float32
-        scale = np.array([alpha, beta], scalar)
+        scale = np.array([alpha, 0.0 if plus is None else 1.0], scalar)
         address = scale.ctypes.data
         with self._lock:
             plan = self._plans.get(problem) or self._make(problem, out.shape)
@@ -110,7 +110,7 @@ class CublasLt:
                 self._set(plan.description, _BIAS_POINTER, ctypes.c_void_p(bias.data.ptr))
             status = self._lib.cublasLtMatmul(
                 self._handle, plan.description, address, pointers[1], plan.b, pointers[0], plan.a,
-                address + scale.itemsize, pointers[2], plan.d, pointers[2], plan.d, plan.algorithm,
+                address + scale.itemsize, pointers[3], plan.c, pointers[2], plan.d, plan.algorithm,
                 self._workspace.ptr, _WORKSPACE_BYTES, self._stream.ptr,
             )  # fmt: skip
         self._check(status, f"matmul {tuple(a.shape)} @ {tuple(b.shape)} {a.dtype.name}")
@@ -131,8 +131,9 @@ class CublasLt:
             self._set(description, _BIAS_TYPE, ctypes.c_int32(_TYPE[p.dtype]))
         a = self._layout(p.dtype, p.a.rows, p.a.cols, p.a.ld, p.batch, p.a.batch_stride)
         b = self._layout(p.dtype, p.b.rows, p.b.cols, p.b.ld, p.batch, p.b.batch_stride)
-        d = self._layout(p.out_dtype, out_shape[-1], out_shape[-2], p.out_ld, p.batch, p.out_batch_stride)
-        plan = _Plan(description, a, b, d, self._choose(p, description, a, b, d))
+        rows, cols = out_shape[-2:]
+        c, d = (self._layout(p.out_dtype, cols, rows, ld, p.batch, step) for ld, step in (p.added, p.out))
+        plan = _Plan(description, a, b, c, d, self._choose(p, description, a, b, c, d))
         self._plans[p] = plan
         return plan
 
@@ -145,7 +146,7 @@ class CublasLt:
             self._check(setter(layout, _BATCH_STRIDE, ctypes.byref(step), 8), "batch stride")
         return layout
 
-    def _choose(self, p: _Problem, description: int, a: int, b: int, d: int) -> Any:
+    def _choose(self, p: _Problem, description: int, a: int, b: int, c: int, d: int) -> Any:
         """The heuristic's first choice: the same for the same problem on the same library and card."""
         preference = self._new(self._lib.cublasLtMatmulPreferenceCreate)
         setter = self._lib.cublasLtMatmulPreferenceSetAttribute
@@ -156,7 +157,7 @@ class CublasLt:
         result = (ctypes.c_uint8 * _RESULT_BYTES)()
         found = ctypes.c_int()
         status = self._lib.cublasLtMatmulAlgoGetHeuristic(
-            self._handle, description, b, a, d, d, preference, 1, result, ctypes.byref(found)
+            self._handle, description, b, a, c, d, preference, 1, result, ctypes.byref(found)
         )
         self._check(status if status else 0 if found.value else 15, f"no algorithm for {p}")
         return result
@@ -188,6 +189,11 @@ def _operand(x: Array) -> _Operand:
     if across == 1 or cols == 1:
         return _Operand(cols, rows, max(down, cols), batch_stride, False)
     return _Operand(rows, cols, max(across, rows), batch_stride, True)
+
+
+def _rows(x: Array) -> tuple[int, int]:
+    """The distances between rows and between matrices of a result, in elements."""
+    return x.strides[-2] // x.itemsize, x.strides[0] // x.itemsize if x.ndim == 3 else 0
 
 
 def is_plain(x: Array) -> bool:

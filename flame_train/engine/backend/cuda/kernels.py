@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...dtype import Array, DType, float64
+from .columns import Columns
 from .cublaslt import SUPPORTED, CublasLt, is_plain
 from .cudnn import CuDnn
 from .elementwise import Elementwise
 from .nvrtc import KernelModules
+from .rows import Rows
+
+if TYPE_CHECKING:
+    from ...graph import Held
 
 
 class Kernels:
@@ -25,6 +30,8 @@ class Kernels:
         self.multiprocessors = int(device.attributes["MultiProcessorCount"])
         self.compute_capability = int(device.compute_capability)
         self.elementwise = Elementwise(cupy, self._modules, self.multiprocessors)
+        self.rows = Rows(cupy, self._modules)
+        self.columns = Columns(cupy, self._modules, self.rows, self.multiprocessors)
 
     @cached_property
     def cublaslt(self) -> CublasLt:
@@ -63,30 +70,53 @@ class Kernels:
 
     def matmul(
         self, a: Array, b: Array, *, bias: Array | None = None, out: Array | None = None, alpha: float = 1.0,
-        accumulate: bool = False, out_dtype: DType | None = None,
+        plus: Array | None = None, out_dtype: DType | None = None,
     ) -> Array:  # fmt: skip
-        """alpha * a @ b (+ bias), for a (..., M, K) and b (K, N) or (..., K, N); `accumulate` adds to `out`."""
+        """alpha * a @ b (+ bias) (+ plus), for a (..., M, K) and b (K, N) or (..., K, N); `plus` may be `out`."""
         a, b = self._plain(a), self._plain(b)
         if b.ndim == 2 and a.ndim > 2:
             a2 = self.rows_first(a).reshape(-1, a.shape[-1])
-            target = None if out is None else out.reshape(a2.shape[0], b.shape[1])
-            flat = self.matmul(a2, b, bias=bias, out=target, alpha=alpha, accumulate=accumulate, out_dtype=out_dtype)
+            flat_out, flat_plus = (None if x is None else x.reshape(a2.shape[0], b.shape[1]) for x in (out, plus))
+            flat = self.matmul(a2, b, bias=bias, out=flat_out, alpha=alpha, plus=flat_plus, out_dtype=out_dtype)
             return flat.reshape(*a.shape[:-1], b.shape[1])
         lead = self.xp.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim > 2 or b.ndim > 2 else ()
         if out is None:
             out = self.empty((*lead, a.shape[-2], b.shape[-1]), out_dtype or a.dtype)
         if bias is not None and a.dtype == float64:
             # cuBLASLt adds a bias in no fp64 product.
-            self.matmul(a, b, out=out, alpha=alpha, accumulate=accumulate)
+            self.matmul(a, b, out=out, alpha=alpha, plus=plus)
             out += bias
             return out
         if 0 in (*out.shape, a.shape[-1]):
-            if not accumulate:
-                out.fill(0)
+            out[...] = 0 if plus is None else plus
             return out
         a3, b3, o3 = (_three(x, lead) for x in (a, b, out))
-        self.cublaslt.product(a3, b3, o3, bias=bias, alpha=alpha, beta=1.0 if accumulate else 0.0)
+        p3 = o3 if plus is out else None if plus is None else _three(self.rows_first(plus), lead)
+        self.cublaslt.product(a3, b3, o3, bias=bias, alpha=alpha, plus=p3)
         return out
+
+    def added_product(self, held: Held | None, a: Array, b: Array, *, out_dtype: DType | None = None) -> Array:
+        """held + a @ b: in place where what is held may be written over."""
+        if held is None:
+            return self.matmul(a, b, out_dtype=out_dtype)
+        return self.matmul(a, b, out=held.array if held.owned else None, plus=held.array, out_dtype=held.array.dtype)
+
+    def adjacent(self, arrays: Sequence[Array]) -> Array | None:
+        """A view of the arrays along a new first dim, if they lie at equal distances in memory."""
+        first = arrays[0]
+        step = arrays[1].data.ptr - first.data.ptr if len(arrays) > 1 else first.nbytes
+        for i, a in enumerate(arrays):
+            if a.data.ptr != first.data.ptr + i * step or step <= 0:
+                return None
+            if (a.shape, a.strides, a.dtype) != (first.shape, first.strides, first.dtype):
+                return None
+        shape, strides = (len(arrays), *first.shape), (step, *first.strides)
+        return self.xp.lib.stride_tricks.as_strided(first, shape, strides)
+
+    def stacked(self, arrays: Sequence[Array]) -> Array:
+        """The arrays along a new first dim: a view if they lie at equal distances in memory, else a copy."""
+        found = self.adjacent(arrays)
+        return self.xp.stack(arrays) if found is None else found
 
     def _plain(self, x: Array) -> Array:
         return x if is_plain(x) else self.rows_first(x)
@@ -94,7 +124,7 @@ class Kernels:
 
 def _three(x: Array, lead: tuple[int, ...]) -> Array:
     """`x` with its leading dims as one batch; a view unless its strides forbid it."""
-    if not lead:
+    if not lead or (x.ndim == 3 and x.shape[:1] == lead):
         return x
     import cupy
 

@@ -1,0 +1,133 @@
+"""Kernels that add their gradient to one that is already there, and layers joined in one product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import flame_train.engine as flame
+from flame_train.adapters.lora import attach
+from flame_train.adapters.targets import resolve
+from flame_train.engine import Tensor
+from flame_train.engine import functional as F
+from flame_train.engine.backend import get_backend
+from flame_train.engine.dtype import bfloat16, float32
+from flame_train.engine.mode import op_hooks
+from flame_train.engine.optim import Arena
+from flame_train.models.unet_sdxl import UNet, UNetArch
+from flame_train.recipes import RECIPES
+
+pytestmark = pytest.mark.gpu
+
+Leaves = dict[str, Tensor]
+SHAPES = {
+    "x": (2, 24, 64), "w": (64, 64), "b": (64,), "down": (8, 64), "up": (64, 8),
+    **{f"w{i}": (64, 64) for i in range(3)}, **{f"down{i}": (8, 64) for i in range(3)},
+    **{f"up{i}": (64, 8) for i in range(3)},
+}  # fmt: skip
+
+
+def three(t: Leaves, name: str) -> list[Tensor]:
+    return [t[f"{name}{i}"] for i in range(3)]
+
+
+def with_input(op: Callable[[Leaves, Tensor], Tensor]) -> Callable[[Leaves], Tensor]:
+    """op(h) + h, so that h's gradient is there before op's arrives."""
+
+    def case(t: Leaves) -> Tensor:
+        h = t["x"] * 3
+        return op(t, h) + h
+
+    return case
+
+
+CASES: dict[str, Callable[[Leaves], Tensor]] = {
+    "layer_norm": with_input(lambda t, h: F.layer_norm(h, (64,), t["b"], t["b"])),
+    "group_norm": with_input(lambda t, h: F.group_norm(h, 8, t["b"], t["b"], layout="NHWC")),
+    "group_norm_silu": with_input(lambda t, h: F.group_norm_silu(h, 8, t["b"], t["b"], layout="NHWC")),
+    "linear": with_input(lambda t, h: F.linear(h, t["w"], t["b"])),
+    "linear_add": with_input(lambda t, h: F.linear_add(h, t["w"], t["b"], F.silu(t["x"]))),
+    "linear_add of itself": with_input(lambda t, h: F.linear_add(h, t["w"], None, h)),
+    "lora_linear": with_input(lambda t, h: F.lora_linear(h, t["w"], t["b"], t["down"], t["up"], 0.5)),
+    "lora_linear of itself": with_input(lambda t, h: F.lora_linear(h, t["w"], None, t["down"], t["up"], 0.5, h)),
+    "lora_linears": with_input(
+        lambda t, h: F.cat(F.lora_linears(h, three(t, "w"), three(t, "down"), three(t, "up"), 0.5), -1)[..., 5:69]
+    ),
+}
+
+
+def gradients(case: str, device: str, packed: bool) -> dict[str, np.ndarray]:
+    """What two backward passes leave in every leaf."""
+    rng = np.random.default_rng(7)
+    leaves = {
+        n: flame.tensor(rng.standard_normal(s) * s[-1] ** -0.5, "float32", device, requires_grad=True)
+        for n, s in SHAPES.items()
+    }
+    if packed:
+        Arena(leaves)
+    for _ in range(2):
+        CASES[case](leaves).square().sum().backward()
+    return {n: t.grad.numpy() for n, t in leaves.items() if t.grad is not None}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_sums_equal_those_of_the_cpu(case: str, packed: bool) -> None:
+    truth, got = gradients(case, "cpu", packed), gradients(case, "cuda", packed)
+    assert truth.keys() == got.keys()
+    for name, g in got.items():
+        np.testing.assert_allclose(g, truth[name], rtol=1e-4, atol=2e-5 * np.abs(truth[name]).max(), err_msg=name)
+
+
+class Seen:
+    """Counts ops."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def before(self, op: str, phase: str) -> None:
+        self.counts[f"{op} {phase}"] = self.counts.get(f"{op} {phase}", 0) + 1
+
+    def after(self, op: str, phase: str, arrays: list[object]) -> None:
+        pass
+
+
+def lora_gradients(device: str, dtype: object, checkpointing: bool) -> tuple[dict[str, np.ndarray], Seen]:
+    unet = UNet(UNetArch.tiny(64))
+    unet.init(np.random.default_rng(0), dtype, device)
+    if device == "cuda":
+        unet.join_weights()
+    unet.checkpointing = checkpointing
+    attached = attach(unet, resolve(unet, ("attention",), RECIPES["sdxl"].presets), rank=8, alpha=8.0, seed=0)
+    rng = np.random.default_rng(1)
+    for adapter in attached.adapters.values():
+        adapter.up.data[...] = get_backend(device).put(rng.standard_normal(adapter.up.shape).astype(np.float32) * 0.1)
+    arena = Arena(attached.parameters(), working=dtype)
+    a = unet.arch
+    x, context, vector = (
+        flame.tensor(rng.standard_normal(s), dtype, device)
+        for s in ((2, 16, 16, 4), (2, 77, a.context_dim), (2, a.adm_in_channels))
+    )
+    seen = Seen()
+    with op_hooks(seen):
+        unet(x, flame.tensor(np.array([3, 700]), device=device), context, vector).float().square().mean().backward()
+    return arena.split(arena.grads), seen
+
+
+def test_a_unets_adapters_get_the_gradients_of_the_cpu() -> None:
+    truth, _ = lora_gradients("cpu", float32, False)
+    got, seen = lora_gradients("cuda", float32, False)
+    blocks = sum(UNetArch.tiny(64).transformer_depth[1:]) * 5 + UNetArch.tiny(64).transformer_depth[-1]
+    assert seen.counts["lora_linears forward"] == blocks + 2, "an image's projections a block, the text's a width"
+    for name, g in got.items():
+        assert np.linalg.norm(g - truth[name]) <= 1e-4 * np.linalg.norm(truth[name]), name
+
+
+@pytest.mark.parametrize("dtype", [float32, bfloat16], ids=lambda d: d.name)
+def test_checkpointing_changes_no_bit(dtype: object) -> None:
+    plain, _ = lora_gradients("cuda", dtype, False)
+    again, _ = lora_gradients("cuda", dtype, True)
+    for name, g in plain.items():
+        np.testing.assert_array_equal(again[name], g, err_msg=name)
