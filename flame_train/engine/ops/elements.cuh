@@ -19,6 +19,8 @@ template <typename S, int N> __device__ __forceinline__ void store(S* to, const 
   *reinterpret_cast<Packet<S, N>*>(to) = q;
 }
 
+#define INFINITE __int_as_float(0x7f800000)
+
 // ---- functions of expressions ---------------------------------------------------------------------------------------
 
 __device__ __forceinline__ float e_to(float x) { return FAST ? __expf(x) : expf(x); }
@@ -51,17 +53,17 @@ struct Sum {
   static __device__ __forceinline__ float of(float a, float b) { return a + b; }
 };
 struct Max {
-  static __device__ __forceinline__ float none() { return -__int_as_float(0x7f800000); }
+  static __device__ __forceinline__ float none() { return -INFINITE; }
   static __device__ __forceinline__ float of(float a, float b) { return larger(a, b); }
 };
 struct Min {
-  static __device__ __forceinline__ float none() { return __int_as_float(0x7f800000); }
+  static __device__ __forceinline__ float none() { return INFINITE; }
   static __device__ __forceinline__ float of(float a, float b) { return smaller(a, b); }
 };
 
 // The total over THREADS neighbouring threads, in every one of them, always in the same order. Beyond a warp it is the
 // whole block's, by way of `shared`, one float a warp, which no other total of the kernel uses.
-template <typename How, int THREADS> __device__ __forceinline__ float total(float v, float* shared) {
+template <typename How, int THREADS> __device__ __forceinline__ float of_all(float v, float* shared) {
 #pragma unroll
   for (int o = (THREADS < 32 ? THREADS : 32) / 2; o; o >>= 1) v = How::of(v, __shfl_xor_sync(0xffffffffu, v, o));
   if (THREADS <= 32) return v;

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..dtype import Array
+from ..backend.cuda.programs import Reduction
+from ..dtype import Array, float32
 from ..op import Sample, composite, primitive, sample
 from ..sample import no_such_dim
 from ..tensor import Tensor
+from .along import reduce
 from .dims import Dims, Shape, axes, axis, spread
+from .reduce import neighbours, reducing
 from .select import maximum, minimum
 
 Pair = tuple[Array, Array]
@@ -44,6 +47,26 @@ for _op in (amax, amin):
         yield sample((2, 3, 4), (0, 2), keepdim=True)
         yield sample((2, 3, 4), -1, keepdim=True)
         yield sample((), 0)
+
+
+reducing(amax, Reduction("max", "input"))
+reducing(amin, Reduction("min", "input"))
+for _op in (amax, amin):
+
+    @_op.cuda_vjp("reduction", "input", when=neighbours)
+    def _(k: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
+        dims = axes(dim, input.ndim, "amax")
+        kept = [1 if i in dims else n for i, n in enumerate(input.shape)]
+        g, out = g.reshape(kept), out.reshape(kept)
+        ties = reduce(k, Reduction("sum", "input == out"), {"input": input}, dims, float32, each={"out": out})
+        operands = {"input": input, "g": g, "out": out, "ties": ties}
+        return k.elementwise(("input == out ? g / ties : 0.f",), operands, (input.dtype,))[0]
+
+    @_op.large_samples
+    def _() -> Iterator[Sample]:
+        yield sample((3, 70, 640), -1)
+        yield sample((3, 700, 40), 1, keepdim=True)
+        yield sample((77, 2048))
 
 
 def _positions(xp: Any, input: Array, dim: int | None, keepdim: bool, find: Any) -> Array:

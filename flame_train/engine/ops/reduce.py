@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...errors import ShapeError
-from ..dtype import Array
-from ..op import ErrorSample, Sample, primitive, sample
+from ..backend.cuda.programs import Reduction
+from ..dtype import Array, DType, float32
+from ..op import ErrorSample, Op, Sample, primitive, sample
 from ..sample import apart, no_such_dim
+from .along import no_reduction, reduce
 from .dims import Dims, Shape, axes, axis, spread
 
 
@@ -79,6 +81,104 @@ def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, correction: float 
     dims = axes(dim, input.ndim, "std")
     half = xp.where(out == 0, 0.0, g / (2.0 * xp.where(out == 0, 1.0, out)))
     return spread(xp, half, input.shape, dims, keepdim) * _variance_slope(xp, input, dims, _given(correction))
+
+
+def neighbours(input: Array, dim: Dims) -> str:
+    """Why the reduction kernels cannot take `input` over `dim`."""
+    return no_reduction(input, _dims(input, dim)) if input.ndim else "a single number"
+
+
+def _dims(x: Array, dim: Dims) -> tuple[int, ...]:
+    return axes(dim, x.ndim, "reduction")
+
+
+def _shaped(kept: Array, dims: tuple[int, ...], keepdim: bool) -> Array:
+    """A reduction's result with or without the dims it went over."""
+    return kept if keepdim else kept.reshape([n for i, n in enumerate(kept.shape) if i not in dims])
+
+
+def reducing(op: Op, reduction: Reduction) -> None:
+    """Declares the kernel of an op that reduces over neighbouring dims."""
+
+    @op.cuda("reduction", when=neighbours)
+    def _(k: Any, input: Array, dim: Dims, keepdim: bool) -> Array:
+        dims = _dims(input, dim)
+        return _shaped(reduce(k, reduction, {"input": input}, dims, input.dtype), dims, keepdim)
+
+
+reducing(sum, Reduction("sum", "input"))
+reducing(mean, Reduction("sum", "input", "total / n"))
+
+
+@sum.cuda_vjp("reduction", "input")
+def _(k: Any, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
+    return spread(k.xp, g, input_shape, axes(dim, len(input_shape), "sum"), keepdim)
+
+
+@mean.cuda_vjp("reduction", "input", when=neighbours)
+def _(k: Any, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
+    dims = axes(dim, len(input_shape), "mean")
+    share = k.elementwise(("g / count",), {"g": g, "count": _count(input_shape, dims)}, (g.dtype,))[0]
+    return spread(k.xp, share, input_shape, dims, keepdim)
+
+
+def _spreads(
+    k: Any, x: Array, dims: tuple[int, ...], result: str, correction: float, dtype: DType
+) -> tuple[Array, Array]:
+    """The mean in fp32 and `result`, an expression over `total`, the squares from the mean, in `dtype`."""
+    mean = reduce(k, Reduction("sum", "input", "total / n"), {"input": x}, dims, float32)
+    squares = Reduction("sum", "(input - mean) * (input - mean)", result)
+    numbers = {"correction": correction}
+    return mean, reduce(k, squares, {"input": x}, dims, dtype, each={"mean": mean}, numbers=numbers)
+
+
+_VARIANCE = "total / fmaxf(n - correction, 0.f)"
+
+
+@var.cuda("reduction", when=neighbours)
+def _(k: Any, input: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
+    dims = _dims(input, dim)
+    return _shaped(_spreads(k, input, dims, _VARIANCE, _given(correction), input.dtype)[1], dims, keepdim)
+
+
+@std.cuda("reduction", when=neighbours)
+def _(k: Any, input: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
+    dims = _dims(input, dim)
+    result = _spreads(k, input, dims, f"sqrtf({_VARIANCE})", _given(correction), input.dtype)[1]
+    return _shaped(result, dims, keepdim)
+
+
+def _away_from_mean(k: Any, factor: str, x: Array, dims: tuple[int, ...], correction: float, **more: Array) -> Array:
+    """`factor` times the variance's slope: 2 (x - mean) / (count - correction)."""
+    mean = reduce(k, Reduction("sum", "input", "total / n"), {"input": x}, dims, float32)
+    freedom = _count(x.shape, dims) - correction
+    operands = {"input": x, "mean": mean, **more, "slope": 2.0 / freedom if freedom else math.inf}
+    return k.elementwise((f"{factor} * (input - mean) * slope",), operands, (x.dtype,))[0]
+
+
+@var.cuda_vjp("reduction", "input", when=neighbours)
+def _(k: Any, g: Array, input: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
+    dims = _dims(input, dim)
+    return _away_from_mean(k, "g", input, dims, _given(correction), g=spread(k.xp, g, input.shape, dims, keepdim))
+
+
+@std.cuda_vjp("reduction", "input", when=neighbours)
+def _(k: Any, g: Array, input: Array, out: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
+    dims = _dims(input, dim)
+    g, out = (spread(k.xp, a, input.shape, dims, keepdim) for a in (g, out))
+    half = "(out == 0.f ? 0.f : g / (2.f * out))"
+    return _away_from_mean(k, half, input, dims, _given(correction), g=g, out=out)
+
+
+for _op in (sum, mean, var, std):
+
+    @_op.large_samples
+    def _() -> Iterator[Sample]:
+        yield sample((3, 70, 640), -1)
+        yield sample((3, 700, 40), 1)
+        yield sample((3, 70, 641), (0, 1), keepdim=True)
+        yield sample((5, 20001), -1)
+        yield sample((77, 2048))
 
 
 for _op in (mean, var, std):
@@ -163,6 +263,46 @@ def _(xp: Any, g: Array, input: Array, out: Array, p: float | str, dim: Dims, ke
     absent = (n == 0) | (input == 0)  # there the slope is zero by convention
     ratio = xp.where(absent, 1.0, size) / xp.where(absent, 1.0, n)
     return xp.where(absent, 0.0, g * xp.sign(input) * ratio ** (p - 1.0))
+
+
+_NORMS = {
+    2.0: Reduction("sum", "input * input", "sqrtf(total)"),
+    1.0: Reduction("sum", "fabsf(input)"),
+    math.inf: Reduction("max", "fabsf(input)"),
+    -math.inf: Reduction("min", "fabsf(input)"),
+}
+
+
+def _norm_condition(input: Array, p: float | str, dim: Dims) -> str:
+    if p != "fro" and (isinstance(p, str) or float(p) not in _NORMS):
+        return f"no kernel for p = {p}"
+    return neighbours(input, dim)
+
+
+@norm.cuda("reduction", when=_norm_condition)
+def _(k: Any, input: Array, p: float | str, dim: Dims, keepdim: bool) -> Array:
+    dims = _dims(input, dim)
+    return _shaped(reduce(k, _NORMS[_order(p)], {"input": input}, dims, input.dtype), dims, keepdim)
+
+
+def _norm_gradient_condition(input: Array, p: float | str, dim: Dims) -> str:
+    reason = _norm_condition(input, p, dim)
+    return reason or ("ties share the gradient" if math.isinf(_order(p)) else "")
+
+
+@norm.cuda_vjp("reduction", "input", when=_norm_gradient_condition)
+def _(k: Any, g: Array, input: Array, out: Array, p: float | str, dim: Dims, keepdim: bool) -> Array:
+    g, n = (spread(k.xp, a, input.shape, _dims(input, dim), keepdim) for a in (g, out))
+    expression = "n == 0.f ? 0.f : g * (input / n)" if _order(p) == 2.0 else "g * sign(input)"
+    return k.elementwise((expression,), {"input": input, "g": g, "n": n}, (input.dtype,), input.shape)[0]
+
+
+@norm.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 700, 40), 2, 1)
+    yield sample((3, 70, 640))
+    yield sample((300, 77), 1, -1)
+    yield sample((3, 700, 40), math.inf, (0, 1))
 
 
 @norm.samples

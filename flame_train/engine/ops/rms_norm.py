@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 
 from ...errors import ShapeError
-from ..dtype import Array
+from ..backend.cuda.programs import Extent, Operands, Program, Reduction, Table
+from ..dtype import Array, float32, promote
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
+from .along import no_rows, rows_of, shared, table
+from .generated import floating
 
 
 @primitive(torch="nn.functional.rms_norm", aux=("rstd",))
@@ -41,6 +44,75 @@ def _(xp: Any, g: Array, input: Array, weight: Array | None, rstd: Array, normal
 @rms_norm.vjp("weight")
 def _(xp: Any, g: Array, input: Array, rstd: Array) -> Array:
     return g * input * rstd
+
+
+def _whole_rows(input: Array, normalized_shape: Sequence[int], weight: Array | None) -> str:
+    n = len(normalized_shape)
+    if n == 0 or tuple(input.shape[-n:]) != tuple(normalized_shape):
+        return "shapes do not fit"
+    return no_rows(input, n, weight)
+
+
+def _weighted(k: Any, weight: Array | None) -> tuple[dict[str, Table], str]:
+    """The weight as a shared row, and what to multiply by."""
+    return ({}, "") if weight is None else ({"weight": Table(weight_row(k, weight))}, " * weight")
+
+
+def weight_row(k: Any, weight: Array) -> Array:
+    """A norm's weight as the one row that all rows share."""
+    return k.rows_first(weight).reshape(1, -1)
+
+
+_RSTD = ("sum s = input * input", "let rstd = rsqrtf(s / n + eps)")
+
+
+def _rms_operands(k: Any, g: Array, input: Array, rstd: Array, dims: int, tables: dict[str, Table]) -> Operands:
+    rows = {"g": rows_of(k, g, dims), "input": rows_of(k, input, dims)}
+    return Operands(rows, tables, {"rstd": rstd.reshape(-1)})
+
+
+@rms_norm.cuda("rows", when=_whole_rows)
+def _(
+    k: Any, input: Array, normalized_shape: Sequence[int], weight: Array | None, eps: float | None
+) -> tuple[Array, Array]:
+    dims, (tables, by) = len(normalized_shape), _weighted(k, weight)
+    small = eps if eps is not None else float(np.finfo(np.float32).eps)
+    program = Program(_RSTD, (f"input * rstd{by}",), ("rstd",))
+    dtype = input.dtype if weight is None else promote([input.dtype, weight.dtype])
+    operands = Operands({"input": rows_of(k, input, dims)}, tables, {}, {"eps": small})
+    y, rstd = k.rows(program, operands, (dtype, float32))
+    return y.reshape(input.shape), rstd.reshape((*input.shape[:-dims], *[1] * dims))
+
+
+@rms_norm.cuda_vjp("rows", "input", when=_whole_rows)
+def _(k: Any, g: Array, input: Array, weight: Array | None, rstd: Array, normalized_shape: Sequence[int]) -> Array:
+    tables, by = _weighted(k, weight)
+    operands = _rms_operands(k, g, input, rstd, len(normalized_shape), tables)
+    program = Program((f"sum s = g{by} * input", "let t = s * rstd * rstd / n"), (f"rstd * (g{by} - input * t)",))
+    return k.rows(program, operands, (input.dtype,))[0].reshape(input.shape)
+
+
+@rms_norm.cuda_vjp("rows", "weight", when=_whole_rows)
+def _(k: Any, g: Array, input: Array, weight: Array, rstd: Array) -> Array:
+    operands = _rms_operands(k, g, input, rstd, weight.ndim, {})
+    rows, columns = operands.rows["input"].shape
+    total = Reduction("sum", "g * input * rstd")
+    if columns == 1:
+        return k.columns([total], _one_column(operands), Extent(1, rows, 1), weight.dtype)[0].reshape(weight.shape)
+    return k.columns([total], operands, Extent(1, rows, columns), weight.dtype)[0].reshape(weight.shape)
+
+
+def _one_column(o: Operands) -> Operands:
+    """Rows of one element as one row of them all."""
+    rows = {n: a.reshape(1, -1) for n, a in (*o.rows.items(), *o.columns.items())}
+    return Operands(rows)
+
+
+@rms_norm.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 77, 640), (640,), (640,), 1e-6)
+    yield sample((200, 24, 128), (128,), (128,))
+    yield sample((9, 3072), (3072,))
 
 
 @rms_norm.samples
@@ -94,6 +166,39 @@ def _(xp: Any, g: Array, input: Array, interleaved: bool) -> Array:
     return g * _turned(xp, input, interleaved)
 
 
+def _pairs(input: Array, cos: Array, sin: Array, interleaved: bool) -> str:
+    if input.ndim == 0 or input.shape[-1] % 2 or not interleaved:
+        return "only neighbouring pairs"
+    if shared(cos, input.shape) is None or shared(sin, input.shape) is None:
+        return "cos or sin broadcast in another way than by rows"
+    return no_rows(input, 1, cos, sin)
+
+
+def _angles(k: Any, cos: Array, sin: Array, shape: tuple[int, ...]) -> dict[str, Table]:
+    return {"cosine": table(k, cos, shape), "sine": table(k, sin, shape)}
+
+
+@rope.cuda("rows", when=_pairs)
+def _(k: Any, input: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
+    program = Program(("row x = input",), ("x * cosine + turned(x) * sine",))
+    operands = Operands({"input": rows_of(k, input)}, _angles(k, cos, sin, input.shape))
+    dtype = promote([input.dtype, cos.dtype, sin.dtype])
+    return k.rows(program, operands, (dtype,))[0].reshape(input.shape)
+
+
+@rope.cuda_vjp("rows", "input", when=_pairs)
+def _(k: Any, g: Array, input: Array, cos: Array, sin: Array) -> Array:
+    program = Program(("row t = g * sine",), ("g * cosine - turned(t)",))
+    operands = Operands({"g": rows_of(k, g)}, _angles(k, cos, sin, g.shape))
+    return k.rows(program, operands, (input.dtype,))[0].reshape(g.shape)
+
+
+@rope.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 300, 128), (300, 128), (300, 128))
+    yield sample((2, 300, 3, 64), (300, 1, 64), (300, 1, 64))
+
+
 @rope.samples
 def _() -> Iterator[Sample]:
     yield sample((2, 2, 3, 4), (3, 4), (3, 4))
@@ -105,7 +210,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (3,), (3,)), ShapeError, "rope: expected an even last dim")
 
 
-@composite()
+@composite(aux=("rstd",))
 def rms_norm_rope(
     input: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float = 1e-6, interleaved: bool = True
 ) -> Tensor:
@@ -123,3 +228,53 @@ def _() -> Iterator[ErrorSample]:
 def _() -> Iterator[Sample]:
     yield sample((2, 2, 3, 4), (4,), (3, 4), (3, 4))
     yield sample((2, 3, 6), None, (3, 6), (3, 6), 1e-3, False)
+
+
+def _pairs_of_norm(input: Array, weight: Array | None, cos: Array, sin: Array, interleaved: bool) -> str:
+    if weight is not None and weight.shape != input.shape[-1:]:
+        return "shapes do not fit"
+    return _pairs(input, cos, sin, interleaved) or floating(input, weight)
+
+
+@rms_norm_rope.cuda("rows", when=_pairs_of_norm)
+def _(
+    k: Any, input: Array, weight: Array | None, cos: Array, sin: Array, eps: float, interleaved: bool
+) -> tuple[Array, Array]:
+    tables, by = _weighted(k, weight)
+    program = Program((*_RSTD, f"row x = input * rstd{by}"), ("x * cosine + turned(x) * sine",), ("rstd",))
+    tables |= _angles(k, cos, sin, input.shape)
+    dtype = promote([a.dtype for a in (input, weight, cos, sin) if a is not None])
+    operands = Operands({"input": rows_of(k, input)}, tables, {}, {"eps": eps})
+    y, rstd = k.rows(program, operands, (dtype, float32))
+    return y.reshape(input.shape), rstd.reshape((*input.shape[:-1], 1))
+
+
+@rms_norm_rope.cuda_vjp("rows", "input", when=_pairs_of_norm)
+def _(k: Any, g: Array, input: Array, weight: Array | None, cos: Array, sin: Array, rstd: Array) -> Array:
+    tables, by = _weighted(k, weight)
+    program = Program(
+        (
+            "row t = g * sine",
+            f"row d = (g * cosine - turned(t)){by}",
+            "sum s = d * input",
+            "let q = s * rstd * rstd / n",
+        ),
+        ("rstd * (d - input * q)",),
+    )
+    operands = _rms_operands(k, g, input, rstd, 1, tables | _angles(k, cos, sin, input.shape))
+    return k.rows(program, operands, (input.dtype,))[0].reshape(input.shape)
+
+
+@rms_norm_rope.cuda_vjp("rows", "weight", when=_pairs_of_norm)
+def _(k: Any, g: Array, input: Array, weight: Array, cos: Array, sin: Array, rstd: Array) -> Array:
+    program = Program(("row t = g * sine",), ("(g * cosine - turned(t)) * input * rstd",))
+    operands = _rms_operands(k, g, input, rstd, 1, _angles(k, cos, sin, input.shape))
+    (each,) = k.rows(program, operands, (float32,))
+    total = k.columns([Reduction("sum", "each")], Operands({"each": each}), Extent(1, *each.shape), weight.dtype)
+    return total[0].reshape(weight.shape)
+
+
+@rms_norm_rope.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 300, 128), (128,), (300, 128), (300, 128))
+    yield sample((2, 300, 3, 64), None, (300, 1, 64), (300, 1, 64))

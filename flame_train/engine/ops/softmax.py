@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...errors import ShapeError
+from ..backend.cuda.programs import Operands, Program
 from ..dtype import Array
-from ..op import ErrorSample, Sample, composite, primitive, sample
+from ..op import ErrorSample, Op, Sample, composite, primitive, sample
 from ..sample import no_such_dim
 from ..tensor import Tensor
+from .along import no_rows, rows_of
 from .dims import Dims, axes, spread
 
 
@@ -49,6 +51,40 @@ def _(xp: Any, g: Array, out: Array, dim: int) -> Array:
     return g - xp.exp(out) * xp.sum(g, axis=axes(dim, g.ndim, "log_softmax"), keepdims=True)
 
 
+def _last(input: Array, dim: int) -> str:
+    if not -max(input.ndim, 1) <= dim < max(input.ndim, 1) or input.ndim == 0:
+        return "no such dim"
+    if dim % input.ndim != input.ndim - 1:
+        return "only along the last dim"
+    return no_rows(input, 1)
+
+
+_SHIFTED = ("max m = input", "row e = e_to(input - m)", "sum s = e")
+_SOFTMAX = Program((*_SHIFTED, "let r = 1.f / s"), ("e * r",))
+_SOFTMAX_GRADIENT = Program(("sum d = g * out",), ("out * (g - d)",))
+_LOG_SOFTMAX = Program(("max m = input", "sum s = e_to(input - m)", "let l = logf(s)"), ("input - m - l",))
+_LOG_SOFTMAX_GRADIENT = Program(("sum d = g",), ("g - e_to(out) * d",))
+
+
+def _along_rows(op: Op, value: Program, slope: Program) -> None:
+    @op.cuda("rows", when=_last)
+    def _(k: Any, input: Array, dim: int) -> Array:
+        return k.rows(value, Operands({"input": rows_of(k, input)}), (input.dtype,))[0].reshape(input.shape)
+
+    @op.cuda_vjp("rows", "input", when=_last)
+    def _(k: Any, g: Array, out: Array) -> Array:
+        operands = Operands({"g": rows_of(k, g), "out": rows_of(k, out)})
+        return k.rows(slope, operands, (g.dtype,))[0].reshape(g.shape)
+
+    @op.large_samples
+    def _() -> Iterator[Sample]:
+        yield sample((3, 4096), -1)
+        yield sample((5, 7, 640), -1)
+        yield sample((200, 77), -1)
+
+
+_along_rows(softmax, _SOFTMAX, _SOFTMAX_GRADIENT)
+_along_rows(log_softmax, _LOG_SOFTMAX, _LOG_SOFTMAX_GRADIENT)
 for _op in (softmax, softmin, log_softmax):
 
     @_op.samples
@@ -78,6 +114,42 @@ def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> 
     dims = axes(dim, input.ndim, "logsumexp")
     g, out = (spread(xp, a, input.shape, dims, keepdim) for a in (g, out))
     return g * xp.exp(input - xp.where(xp.isfinite(out), out, 0.0))
+
+
+def _last_dims(input: Array, dim: Dims) -> str:
+    if input.ndim == 0:
+        return "no dim"
+    dims = axes(dim, input.ndim, "logsumexp")
+    if sorted(dims) != list(range(input.ndim - len(dims), input.ndim)):
+        return "only along the last dims"
+    return no_rows(input, len(dims))
+
+
+@logsumexp.cuda("rows", when=_last_dims)
+def _(k: Any, input: Array, dim: Dims, keepdim: bool) -> Array:
+    dims = axes(dim, input.ndim, "logsumexp")
+    program = Program(
+        ("max top = input", "let m = fabsf(top) < INFINITE ? top : 0.f", "sum s = e_to(input - m)"),
+        (),
+        ("logf(s) + m",),
+    )
+    total = k.rows(program, Operands({"input": rows_of(k, input, len(dims))}), (input.dtype,))[0]
+    lead = input.shape[: input.ndim - len(dims)]
+    return total.reshape((*lead, *[1] * len(dims)) if keepdim else lead)
+
+
+@logsumexp.cuda_vjp("rows", "input", when=_last_dims)
+def _(k: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
+    dims = axes(dim, input.ndim, "logsumexp")
+    g, out = (spread(k.xp, a, input.shape, dims, keepdim) for a in (g, out))
+    expression = "g * e_to(input - (fabsf(out) < INFINITE ? out : 0.f))"
+    return k.elementwise((expression,), {"input": input, "g": g, "out": out}, (input.dtype,))[0]
+
+
+@logsumexp.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 5000), -1)
+    yield sample((5, 7, 640), (-1, -2), keepdim=True)
 
 
 logsumexp.errors(no_such_dim())

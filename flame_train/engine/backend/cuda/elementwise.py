@@ -134,7 +134,7 @@ def _source(
         *(f"const {p.type}* __restrict__ p_{p.name}" for p in ins),
         *(f"const float {n}" for n in numbers),
         *(f"{p.type}* __restrict__ p_{p.name}" for p in outs),
-        "const I count",
+        "const I elements",
         *(f"const I size{d}" for d in range(dims)),
         *(f"const I s_{p.name}{d}" for p in places for d, step in enumerate(p.steps) if step == 2),
     ]
@@ -144,7 +144,7 @@ def _source(
 typedef {"long long" if wide else "int"} I;
 {value_function(expressions, [p.name for p in ins], numbers)}
 extern "C" __global__ void __launch_bounds__({_THREADS}) elementwise({", ".join(arguments)}) {{
-  const I packets = count / {width}, first = blockIdx.x * (I){_THREADS * unroll} + threadIdx.x;
+  const I packets = elements / {width}, first = blockIdx.x * (I){_THREADS * unroll} + threadIdx.x;
 {"".join(f"  Packet<{p.type}, {_held(p, width)}> q_{p.name}[{unroll}];" + chr(10) for p in ins)}
 #pragma unroll
   for (int u = 0; u < {unroll}; u++) {{
@@ -216,7 +216,7 @@ def _remainder(ins: Sequence[_Place], outs: Sequence[_Place], numbers: Sequence[
     taken = [f"to_float(p_{p.name}[{'i' if p.steps[-1] else '0'}])" for p in ins]
     results = ", ".join(f"r_{p.name}" for p in outs)
     stores = " ".join(f"from_float(r_{p.name}, p_{p.name}[i]);" for p in outs)
-    return f"""  if (blockIdx.x == gridDim.x - 1 && threadIdx.x < count - packets * {width}) {{
+    return f"""  if (blockIdx.x == gridDim.x - 1 && threadIdx.x < elements - packets * {width}) {{
     const I i = packets * {width} + threadIdx.x;
     float {results};
     value({", ".join([results, *taken, *numbers])});

@@ -1,0 +1,96 @@
+"""How tensors meet the row and reduction kernels: as rows of the last dims, as shared rows, as what is reduced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..backend.cuda.programs import Extent, Operands, Reduction, Table
+from ..dtype import Array, DType, bool_
+from .dims import Shape
+from .generated import floating
+
+_ELEMENTS = 16384  # of a row, with operands enough to fill the registers of a block
+
+
+def rows_of(k: Any, x: Array, dims: int = 1) -> Array:
+    """`x` as rows (R, C) of its last `dims` dims; a view where its memory allows."""
+    return k.rows_first(x).reshape(-1, math.prod(x.shape[x.ndim - dims :]))
+
+
+def no_rows(x: Array, dims: int, *others: Array | None) -> str:
+    """Why row kernels cannot take `x` by its last `dims` dims, together with `others`."""
+    reason = floating(x, *others)
+    if reason:
+        return reason
+    if x.dtype == bool_ or x.size == 0:
+        return "nothing to compute with"
+    columns = math.prod(x.shape[x.ndim - dims :])
+    limit = min(_ELEMENTS, 4096 * math.gcd(columns, 16 // x.dtype.itemsize))
+    return "" if columns <= limit else f"rows of {columns} are longer than {limit}"
+
+
+def shared(x: Array, shape: Shape) -> tuple[int, int] | None:
+    """(run, count) of the rows of `x`, broadcast to `shape`, as `Table` has them; None if they are no such pattern."""
+    own = (*[1] * (len(shape) - x.ndim), *x.shape)
+    if own[-1] != shape[-1] or len(own) != len(shape):
+        return None
+    lead = shape[:-1]
+    real = [i for i, n in enumerate(own[:-1]) if n != 1]
+    if not real:
+        return math.prod(lead), 1
+    first, last = real[0], real[-1]
+    if own[first : last + 1] != lead[first : last + 1]:
+        return None
+    return math.prod(lead[last + 1 :]), math.prod(lead[first : last + 1])
+
+
+def table(k: Any, x: Array, shape: Shape) -> Table:
+    """`x` as rows shared among those of `shape`, of which `shared` was asked before."""
+    found = shared(x, shape)
+    assert found is not None
+    return Table(rows_of(k, x), *found)
+
+
+def extent(shape: Shape, dims: Sequence[int]) -> Extent | None:
+    """The sizes of a reduction over `dims`; None if they are not neighbours."""
+    real = sorted(d for d in dims if shape[d] != 1)
+    if not real:
+        return Extent(math.prod(shape), 1, 1)
+    first, last = real[0], real[-1]
+    if any(shape[d] != 1 and d not in real for d in range(first, last + 1)):
+        return None
+    return Extent(math.prod(shape[:first]), math.prod(shape[first : last + 1]), math.prod(shape[last + 1 :]))
+
+
+def no_reduction(x: Array, dims: Sequence[int]) -> str:
+    """Why the reduction kernels cannot take `x` over `dims`."""
+    if reason := floating(x):
+        return reason
+    if x.dtype == bool_ or x.size == 0:
+        return "nothing to compute with"
+    return "" if extent(x.shape, dims) else "the dims are not neighbours"
+
+
+def reduce(
+    k: Any, reduction: Reduction, operands: dict[str, Array], dims: Sequence[int], dtype: DType, *,
+    each: dict[str, Array] | None = None, numbers: dict[str, float] | None = None,
+) -> Array:  # fmt: skip
+    """`reduction` over `dims` of operands of one shape, the dims left with one element.
+
+    `each` are operands with an element an output, of the result's shape.
+    """
+    shape = next(iter(operands.values())).shape
+    e = extent(shape, dims)
+    assert e is not None
+    flat = (e.outer * e.reduced, e.inner) if e.inner > 1 else (e.outer, e.reduced)
+    rows = {n: k.rows_first(a).reshape(flat) for n, a in operands.items()}
+    kept = {n: k.rows_first(a).reshape(e.outer, e.inner) for n, a in (each or {}).items()}
+    given = (
+        Operands(rows, {n: Table(a, e.reduced, e.outer) for n, a in kept.items()}, {}, numbers or {})
+        if e.inner > 1
+        else Operands(rows, {}, {n: a.reshape(-1) for n, a in kept.items()}, numbers or {})
+    )
+    done = k.columns([reduction], given, e, dtype)[0]
+    return done.reshape([1 if i in dims else n for i, n in enumerate(shape)])
