@@ -61,16 +61,20 @@ def train_autoencoder(
     training = Training({"vae": vae}, device, lr, precision)
     samples = training.backend.xp.arange(batch)
     step, scale = vae.arch.downscale, vae.arch.scaling_factor
+    parts = range(0, len(pixels), _AT_ONCE)
+    colours = training.backend.xp.concatenate([_mean_colours(pixels[i : i + _AT_ONCE], step) for i in parts])
 
     def loss() -> Tensor:
         rng = Rng(training.backend.xp, 1, training.step_number, samples)
         begin = _corners(rng, pixels.shape[1:3], side, step)
-        x = to_unit(_cut(rng.xp, pixels, rng.randint(_PICK, len(pixels)), begin, side))
+        rows = rng.randint(_PICK, len(pixels))
+        x = to_unit(_cut(rng.xp, pixels, rows, begin, side))
+        towards = _cut(rng.xp, colours, rows, begin // step, side // step)
         mean, _ = vae.encode_moments(x.to(training.dtype))
         z = mean.float() * scale
         noise = np.float32(_BLUR) * rng.normal(_NOISE, z.shape[1:])
         back = vae.decode((z + Tensor(noise)).to(training.dtype)).float()
-        return _loss(back - x) + (z - Tensor(_mean_colours(rng.xp, x.data, step))).square().mean() * _ANCHOR
+        return _loss(back - x) + (z - Tensor(towards)).square().mean() * _ANCHOR
 
     training.run([training.captured(loss)], seconds, report)
     training.finish()
@@ -80,11 +84,12 @@ def train_autoencoder(
     report(f"latents before they were normalised: std {get(mean.std((0, 1, 2)) * scale).round(3)}")
 
 
-def _mean_colours(xp: Any, pixels: Array, block: int) -> Array:
+def _mean_colours(pixels: Array, block: int) -> Array:
     """(B, h, w, 4): each block's mean colour along the four directions to a tetrahedron's corners, of spread 1."""
     B, H, W, C = pixels.shape
-    mean = pixels.reshape(B, H // block, block, W // block, block, C).mean((2, 4))
-    return mean @ xp.asarray(_CORNERS.T / _COLOUR_SPREAD, np.float32)
+    mean = to_unit(pixels).data.reshape(B, H // block, block, W // block, block, C).mean((2, 4))
+    along = [sum(float(n) * mean[..., i] for i, n in enumerate(corner)) for corner in _CORNERS / _COLOUR_SPREAD]
+    return Tensor(mean).backend.xp.stack(along, axis=-1)
 
 
 def _corners(rng: Rng, size: tuple[int, int], side: int, step: int) -> Array:
