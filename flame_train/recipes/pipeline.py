@@ -33,6 +33,7 @@ from flame_train.io.commit import Found
 from flame_train.io.durable import write_durably
 from flame_train.io.files import preflight
 from flame_train.io.runfolder import RunFolder
+from flame_train.training.batch import sender
 from flame_train.training.encode import Encoded, Keys, encode, keys_of
 from flame_train.training.family import Denoiser, Facts, Family
 from flame_train.training.loader import Loader
@@ -236,6 +237,7 @@ def _train(
         plan.order, encoded.example, [item.key for item in plan.placed.dataset.items],
         first=first * config.gradient.accumulation, accumulation=config.gradient.accumulation,
         caption_dropout=config.data.caption_dropout, seed=config.train.seed,
+        send=sender(get_backend(device), state.dtype),
     ) as loader:  # fmt: skip
         preview = make_preview(plan, encoded, denoiser, folder.sample, device, stop)
         return train(

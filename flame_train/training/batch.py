@@ -1,16 +1,16 @@
-"""A batch on the host, and the device buffers it is copied into: one set for each shape, at fixed addresses."""
+"""A batch on the host, and the device buffers it is copied into: one set for each shape."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from flame_train.engine import Tensor
-from flame_train.engine.backend import Backend
-from flame_train.engine.dtype import DType, as_dtype, is_float
+from flame_train.engine.backend import Backend, Parcel
+from flame_train.engine.dtype import Array, DType, as_dtype, is_float
 
 HostArray = np.ndarray[Any, Any]
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
@@ -24,13 +24,15 @@ class HostBatch:
     """One micro-batch: arrays (B, ...) by name, its place in the run, and the files it came from.
 
     `step` counts optimizer updates from 0. `samples` (B,) number the samples within the update, over all its
-    micro-batches, so that every random draw of a run has a name of its own.
+    micro-batches, so that every random draw of a run has a name of its own. `sent` is the same batch on its way to the
+    device, if it was sent ahead.
     """
 
     arrays: Mapping[str, HostArray]
     step: int
     samples: HostArray
     files: tuple[str, ...]
+    sent: Parcel | None = None
 
     @property
     def signature(self) -> Signature:
@@ -38,18 +40,38 @@ class HostBatch:
         return tuple(sorted((name, tuple(a.shape)) for name, a in self.arrays.items()))
 
 
+def device_arrays(host: HostBatch, dtype: DType) -> dict[str, HostArray]:
+    """A batch as the device holds it: conditioning in the model's `dtype`, latents fp32, `step` and `samples` int64."""
+    arrays = {
+        name: a.astype(dtype, copy=False) if is_float(a.dtype) and name not in LATENTS else a
+        for name, a in host.arrays.items()
+    }
+    numbers = {"step": np.asarray(host.step, np.int64), "samples": host.samples.astype(np.int64, copy=False)}
+    return arrays | numbers
+
+
+def sender(backend: Backend, dtype: DType) -> Callable[[HostBatch], HostBatch]:
+    """Sends batches ahead: the result is the batch with its parcel."""
+    mailbox = backend.mailbox()
+    return lambda host: replace(host, sent=mailbox.send(device_arrays(host, dtype)))
+
+
 class Batch:
-    """Device buffers for batches of one signature. `fill` copies a host batch into them."""
+    """Device buffers, at fixed addresses, for batches of one signature."""
 
     def __init__(self, like: HostBatch, backend: Backend, dtype: DType | str) -> None:
-        self._backend = backend
-        low = as_dtype(dtype)
-        self._arrays = {
-            name: backend.empty(a.shape, low if is_float(a.dtype) and name not in LATENTS else a.dtype)
-            for name, a in like.arrays.items()
-        }
-        self.step = backend.empty((), np.dtype(np.int64))
-        self.samples = backend.empty(like.samples.shape, np.dtype(np.int64))
+        self._backend, self._dtype = backend, as_dtype(dtype)
+        self._arrays = {name: backend.empty(a.shape, a.dtype) for name, a in device_arrays(like, self._dtype).items()}
+
+    @property
+    def step(self) -> Array:
+        """The number of the optimizer's update: 0-d int64."""
+        return self._arrays["step"]
+
+    @property
+    def samples(self) -> Array:
+        """The samples' numbers within the update: (B,) int64."""
+        return self._arrays["samples"]
 
     @property
     def size(self) -> int:
@@ -63,11 +85,14 @@ class Batch:
 
     def conditioning(self) -> dict[str, Tensor]:
         """Everything else, by name; floats in the model's dtype."""
-        return {name: Tensor(a) for name, a in self._arrays.items() if name not in LATENTS}
+        return {name: Tensor(a) for name, a in self._arrays.items() if name not in (*LATENTS, "step", "samples")}
 
     def fill(self, host: HostBatch) -> None:
-        """Copies a batch of this signature into the buffers."""
-        for name, target in self._arrays.items():
-            self._backend.write(target, host.arrays[name].astype(target.dtype, copy=False))
-        self._backend.write(self.step, np.asarray(host.step, np.int64))
-        self._backend.write(self.samples, host.samples.astype(np.int64, copy=False))
+        """Copies a batch of this signature into the buffers: from the device's memory, if it was sent ahead."""
+        if host.sent is None:
+            for name, array in device_arrays(host, self._dtype).items():
+                self._backend.write(self._arrays[name], array)
+        else:
+            for name, array in host.sent.open().items():
+                self._arrays[name][...] = array
+            host.sent.release()

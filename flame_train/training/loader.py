@@ -21,15 +21,17 @@ class Loader:
     """Micro-batches from `first` on. `example(index, drop_caption)` gives one item's arrays.
 
     The micro-batch number m belongs to update m // accumulation; order and caption dropout are functions of
-    (seed, epoch), so starting at any m gives what an uninterrupted run would have had there.
+    (seed, epoch), so starting at any m gives what an uninterrupted run would have had there. `send` starts a batch on
+    its way to the device, on the loader's thread.
     """
 
     def __init__(
         self, order: Order, example: Callable[[int, bool], Example], names: Sequence[str], *, first: int,
-        accumulation: int, caption_dropout: float, seed: int,
+        accumulation: int, caption_dropout: float, seed: int, send: Callable[[HostBatch], HostBatch] | None = None,
     ) -> None:  # fmt: skip
         self._order, self._example, self._names = order, example, names
         self._accumulation, self._dropout, self._seed = accumulation, caption_dropout, seed
+        self._send = send
         self._next = first
         self._thread = ThreadPoolExecutor(1, "flame-train-loader")
         self._ahead: Future[HostBatch] = self._thread.submit(self._make, first)
@@ -49,20 +51,21 @@ class Loader:
         return micro / self._order.batches_per_epoch
 
     def _make(self, micro: int) -> HostBatch:
-        batch = self._order.batch_at(micro)
+        planned = self._order.batch_at(micro)
         epoch = self._order.epoch_of(micro)
         examples = [
             self._example(i, caption_dropped(self._dropout, self._seed, epoch, i, draw))
-            for i, draw in zip(batch.indices, batch.draws, strict=True)
+            for i, draw in zip(planned.indices, planned.draws, strict=True)
         ]
         step, within = divmod(micro, self._accumulation)
         size = len(examples)
-        return HostBatch(
+        batch = HostBatch(
             arrays={name: np.stack([e[name] for e in examples]) for name in examples[0]},
             step=step,
             samples=np.arange(within * size, (within + 1) * size),
-            files=tuple(self._names[i] for i in batch.indices),
+            files=tuple(self._names[i] for i in planned.indices),
         )
+        return self._send(batch) if self._send else batch
 
     def __enter__(self) -> Self:
         return self

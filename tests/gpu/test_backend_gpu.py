@@ -118,3 +118,35 @@ def test_live_bytes_return_after_a_step() -> None:
     _step(state)
     assert backend.memory().live == before
     assert backend.memory().peak > before
+
+
+def test_parcels_arrive_whole_and_in_order_while_the_device_works() -> None:
+    backend = get_backend("cuda")
+    mailbox, rng = backend.mailbox(), np.random.default_rng(0)
+    busy = flame.tensor(rng.standard_normal((4096, 4096)), "float32", "cuda")
+    sent = [
+        {"a": rng.standard_normal((64, 33 + i % 2)).astype(np.float32), "n": np.asarray(i, np.int64)} for i in range(12)
+    ]
+    places = {i % 2: {n: backend.empty(a.shape, a.dtype) for n, a in sent[i % 2].items()} for i in range(2)}
+    seen = []
+    ahead: dict[int, object] = {}
+
+    def send(i: int) -> None:
+        ahead[i] = mailbox.send({n: a.copy() for n, a in sent[i].items()})
+
+    send(0)
+    for i, wanted in enumerate(sent):
+        parcel = ahead.pop(i)
+        thread = threading.Thread(target=send, args=(i + 1,)) if i + 1 < len(sent) else None
+        if thread:
+            thread.start()
+        for name, array in parcel.open().items():
+            places[i % 2][name][...] = array
+        parcel.release()
+        F.matmul(busy, busy)
+        seen.append((wanted, {n: a.copy() for n, a in places[i % 2].items()}))
+        if thread:
+            thread.join()
+    for wanted, got in seen:
+        for name, array in wanted.items():
+            np.testing.assert_array_equal(backend.get(got[name]), array)

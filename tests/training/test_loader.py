@@ -98,3 +98,17 @@ def test_leaving_ends_the_thread():
     with loader() as source:
         source.take()
     assert not [t for t in threading.enumerate() if t.name.startswith("flame-train-loader")]
+
+
+def test_batches_are_sent_on_the_loaders_thread_before_they_are_taken():
+    sent = []
+
+    def send(batch):
+        sent.append((threading.current_thread(), batch.files))
+        return batch
+
+    order = Order(BUCKETS, 1, 2, 5)
+    with Loader(order, example, NAMES, first=0, accumulation=1, caption_dropout=0.0, seed=5, send=send) as source:
+        taken = [source.take().files for _ in range(4)]
+    assert [files for _, files in sent[:4]] == taken
+    assert threading.current_thread() not in [thread for thread, _ in sent]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ..dtype import Array
-from .base import Backend, Memory
+from .base import Backend, Memory, Parcel
 from .cpu import CpuBackend
 
-__all__ = ["Backend", "Memory", "backend_of", "get_backend"]
+__all__ = ["Backend", "Memory", "Parcel", "backend_of", "get_backend"]
 
 _CPU = CpuBackend()
 

@@ -6,7 +6,7 @@ reference on `xp`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
@@ -23,6 +23,23 @@ class Memory:
     live: int
     peak: int
     total: int
+
+
+class Parcel(Protocol):
+    """Arrays on their way to a device."""
+
+    def open(self) -> Mapping[str, Array]:
+        """The arrays on the device. Work queued from now on waits for their arrival."""
+
+    def release(self) -> None:
+        """Says that what is queued so far was all that reads them: their memory may be used again after it."""
+
+
+class Mailbox(Protocol):
+    """Sends arrays to a device beside other work. One thread may send while another opens what came."""
+
+    def send(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Parcel:
+        """Starts copying; the host arrays may be changed as soon as this returns."""
 
 
 class Backend(Protocol):
@@ -62,6 +79,9 @@ class Backend(Protocol):
 
     def write(self, target: Array, host: np.ndarray[Any, Any]) -> None:
         """Copies host values into an existing array of the same shape and dtype, in order with other work."""
+
+    def mailbox(self) -> Mailbox:
+        """A new way of sending arrays beside other work."""
 
     def synchronize(self) -> None:
         """Waits until the device has done everything asked of it."""

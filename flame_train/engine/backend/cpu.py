@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -30,6 +30,24 @@ def _keep_freed_memory() -> None:
     if mallopt is not None:  # other C libraries have none
         mallopt(_M_MMAP_THRESHOLD, _PLAIN)
         mallopt(_M_TRIM_THRESHOLD, _KEPT)
+
+
+class _Handed:
+    """A parcel that is there already."""
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        self._arrays = arrays
+
+    def open(self) -> Mapping[str, Array]:
+        return self._arrays
+
+    def release(self) -> None:
+        pass
+
+
+class _HostMailbox:
+    def send(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> _Handed:
+        return _Handed({name: a.copy() for name, a in arrays.items()})
 
 
 class CpuBackend:
@@ -63,6 +81,9 @@ class CpuBackend:
 
     def write(self, target: Array, host: np.ndarray[Any, Any]) -> None:
         target[...] = host
+
+    def mailbox(self) -> _HostMailbox:
+        return _HostMailbox()
 
     def synchronize(self) -> None:
         pass

@@ -14,6 +14,7 @@ from ...mode import mode
 from ..base import Memory
 from .capture import capture
 from .kernels import Kernels, Products
+from .mailbox import CudaMailbox
 
 _HINT = "use --device cpu, or run `flame-train doctor` to see what is missing"
 
@@ -84,6 +85,9 @@ class CudaBackend:
 
     def write(self, target: Array, host: np.ndarray[Any, Any]) -> None:
         target.set(np.asarray(host, order="C"), stream=self.stream)
+
+    def mailbox(self) -> CudaMailbox:
+        return CudaMailbox(self)
 
     def synchronize(self) -> None:
         self.stream.synchronize()

@@ -1,0 +1,68 @@
+"""Arrays sent to the device beside other work: through pinned memory, on a stream of their own.
+
+A parcel's memory is one of two places kept for parcels of its shapes, filled by turns. A place is filled again only
+when the device is done with what was queued on the main stream up to the parcel's release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...dtype import Array
+
+if TYPE_CHECKING:
+    from .device import CudaBackend
+
+HostArray = np.ndarray[Any, Any]
+_PLACES = 2
+
+
+class CudaMailbox:
+    """Sends from one thread, opens and releases in another."""
+
+    def __init__(self, backend: CudaBackend) -> None:
+        self._backend = backend
+        self._stream = backend.xp.cuda.Stream(non_blocking=True)
+        self._places: dict[tuple[Any, ...], list[_Place]] = {}
+
+    def send(self, arrays: Mapping[str, HostArray]) -> _Place:
+        """Starts copying; returns at once, unless both places of these shapes are still in use."""
+        kind = tuple((name, a.shape, a.dtype) for name, a in sorted(arrays.items()))
+        places = self._places.setdefault(kind, [])
+        if len(places) < _PLACES:
+            places.append(_Place(self._backend, arrays))
+        else:
+            places.append(places.pop(0))
+        places[-1].fill(arrays, self._stream)
+        return places[-1]
+
+
+class _Place:
+    """Pinned memory, device memory, and what they wait for; as a parcel, see `base.Parcel`."""
+
+    def __init__(self, backend: CudaBackend, arrays: Mapping[str, HostArray]) -> None:
+        self._main, pinned = backend.stream, backend.xp.cuda.alloc_pinned_memory
+        self._host = {n: np.frombuffer(pinned(a.nbytes), a.dtype, a.size).reshape(a.shape) for n, a in arrays.items()}
+        self._device = {n: backend.empty(a.shape, a.dtype) for n, a in arrays.items()}
+        self._arrived = backend.xp.cuda.Event(disable_timing=True)
+        self._released = backend.xp.cuda.Event(disable_timing=True)
+
+    def fill(self, arrays: Mapping[str, HostArray], stream: Any) -> None:
+        """Copies the arrays in, once the last ones have been released and read."""
+        self._released.synchronize()
+        for name, a in arrays.items():
+            self._host[name][...] = a
+            self._device[name].set(self._host[name], stream=stream)
+        self._arrived.record(stream)
+
+    def open(self) -> Mapping[str, Array]:
+        """The arrays on the device: work queued from now on waits for their arrival."""
+        self._main.wait_event(self._arrived)
+        return self._device
+
+    def release(self) -> None:
+        """The arrays have been read by what is queued so far."""
+        self._released.record(self._main)
