@@ -14,22 +14,22 @@
 // query heads share a key head. lse, drop fp32 (N * group, L); lse is +inf for a query that may look nowhere, whose out
 // is 0. mask: none (0), bool (1) or T, added (2), at (batch, head, query, key) times its strides, batch * heads + head
 // counting q's heads. `wide`: E and V are multiples of 4 and all addresses of 16 bytes. Grid: tiles of ROWS own rows
-// times heads; block: TX * TY. Outputs are assigned (=).
+// times heads; block: THREADS. Outputs are assigned (=).
 #pragma once
 #include "common.cuh"
 
 enum Kind { FORWARD, VALUE, QUERY, KEY };
 
-// Thread (x, y) of TX * TY has the own rows y + TY * i, i < RM, and the other rows x + TX * j, j < RN, of a tile of ROWS x
-// ROWS; it has RC columns of the sums. JC rows of what is summed are in shared memory at a time.
-const int ROWS = 64, D = HEAD, TX = D > 256 ? 32 : 16, TY = D > 128 ? (D > 256 ? 8 : 16) : 8;
-const int RM = ROWS / TY, RN = ROWS / TX, RC = D / TX, THREADS = TX * TY, JC = D > 256 ? 8 : D > 128 ? 16 : 32;
-
+// Tiles are ROWS x ROWS. For products, thread (x, y) of PX * PY has the own rows y + PY * i, i < PM, and the other rows
+// x + PX * j, j < PN; for sums, thread (x, y) of TX * TY has the own rows y + TY * i, i < RM, and RC columns. What they
+// multiply passes through shared memory in stages: KC columns of both sides, or JC rows of what is summed.
+const int ROWS = 64, D = HEAD, THREADS = D > 256 ? 256 : 128;
+const int PX = 16, PY = THREADS / PX, PM = ROWS / PY, PN = ROWS / PX;
+const int TX = D > 128 ? 32 : 16, TY = THREADS / TX, RM = ROWS / TY, RC = D / TX;
+const int KC = 16, JC = 2048 / D;
+const int PITCH = KC + 4, STRIDE = ROWS + 4;  // keep eight rows' packets of four in different banks
+const int STAGE = 2 * ROWS * PITCH;
 #define INF __int_as_float(0x7f800000)
-
-const int KC = 32;         // columns of both sides in shared memory at a time, for products
-const int PITCH = KC + 4;  // keeps eight rows' packets of four in different banks
-const int STRIDE = ROWS + 4;  // of the weights, likewise
 
 struct Problem {
   const T *q, *k, *v, *g;
@@ -40,22 +40,45 @@ struct Problem {
   float scale;
 };
 
-__device__ __forceinline__ float4 load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
-template <typename S> __device__ __forceinline__ float4 load4(const S* p) {
-  struct alignas(8) Four { S e[4]; } q = *reinterpret_cast<const Four*>(p);
-  return make_float4(to_float(q.e[0]), to_float(q.e[1]), to_float(q.e[2]), to_float(q.e[3]));
+// Four elements to shared memory as fp32, or zeros; fp32 goes there by itself, and is awaited by `arrived`
+__device__ __forceinline__ void copy4(float* to, const float* from, bool valid) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(valid ? 16 : 0));
+#else
+  float4 none = make_float4(0.f, 0.f, 0.f, 0.f);
+  *reinterpret_cast<float4*>(to) = valid ? *reinterpret_cast<const float4*>(from) : none;
+#endif
+}
+template <typename S> __device__ __forceinline__ void copy4(float* to, const S* from, bool valid) {
+  struct alignas(8) Four { S e[4]; } q;
+  float4 f = make_float4(0.f, 0.f, 0.f, 0.f);
+  if (valid) {
+    q = *reinterpret_cast<const Four*>(from);
+    f = make_float4(to_float(q.e[0]), to_float(q.e[1]), to_float(q.e[2]), to_float(q.e[3]));
+  }
+  *reinterpret_cast<float4*>(to) = f;
+}
+
+// The stage that was fetched last is there for all, and the one before is free
+__device__ __forceinline__ void arrived() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+  __syncthreads();
 }
 
 // COUNT x COLUMNS of `from` (rows x width) from (row, column) on, zeros beyond its edges
 template <int COUNT, int COLUMNS, int PITCH>
 __device__ __forceinline__ void fetch(float* to, const T* from, int width, int rows, int row, int column, int wide) {
   if (wide) {
+    const int EACH = THREADS / (COLUMNS / 4);
+    int r = threadIdx.x / (COLUMNS / 4), c = threadIdx.x % (COLUMNS / 4) * 4;
+    const T* p = from + (size_t)(row + r) * width + column + c;
 #pragma unroll
-    for (int i = threadIdx.x; i < COUNT * COLUMNS / 4; i += THREADS) {
-      int r = i / (COLUMNS / 4), c = i % (COLUMNS / 4) * 4;
-      float4 f = make_float4(0.f, 0.f, 0.f, 0.f);
-      if (row + r < rows && column + c < width) f = load4(from + (size_t)(row + r) * width + column + c);
-      *reinterpret_cast<float4*>(to + r * PITCH + c) = f;
+    for (int n = 0; n < COUNT / EACH; n++) {
+      bool valid = column + c < width && row + r + n * EACH < rows;
+      copy4(to + (r + n * EACH) * PITCH + c, valid ? p + (size_t)n * EACH * width : from, valid);
     }
   } else {
 #pragma unroll 1
@@ -67,51 +90,70 @@ __device__ __forceinline__ void fetch(float* to, const T* from, int width, int r
   }
 }
 
+// One side of a product or sum: a matrix of `rows` rows, of which those from `row` on are meant
+struct Side {
+  const T* at;
+  int rows, row;
+};
+
 // s[i][j] = own row i . other row j, over `width` columns
-__device__ __forceinline__ void products(float (&s)[RM][RN], float* shared, const T* own, int own_rows, int own_row,
-                                         const T* other, int other_rows, int other_row, int width, int wide) {
-  int x = threadIdx.x % TX, y = threadIdx.x / TX;
-  float *a = shared, *b = shared + ROWS * PITCH;
+__device__ __forceinline__ void products(float (&s)[PM][PN], float* buffer, int& stage, Side own, Side other, int width,
+                                         int wide) {
+  int x = threadIdx.x % PX, y = threadIdx.x / PX;
 #pragma unroll
-  for (int i = 0; i < RM; i++)
+  for (int i = 0; i < PM; i++)
 #pragma unroll
-    for (int j = 0; j < RN; j++) s[i][j] = 0.f;
+    for (int j = 0; j < PN; j++) s[i][j] = 0.f;
+  float* to = buffer + (stage ^= STAGE);
+  fetch<ROWS, KC, PITCH>(to, own.at, width, own.rows, own.row, 0, wide);
+  fetch<ROWS, KC, PITCH>(to + ROWS * PITCH, other.at, width, other.rows, other.row, 0, wide);
 #pragma unroll 1
-  for (int column = 0; column < width; column += KC) {
-    __syncthreads();
-    fetch<ROWS, KC, PITCH>(a, own, width, own_rows, own_row, column, wide);
-    fetch<ROWS, KC, PITCH>(b, other, width, other_rows, other_row, column, wide);
-    __syncthreads();
-#pragma unroll 2
+  for (int column = KC; column < width + KC; column += KC) {
+    const float *a = buffer + stage, *b = a + ROWS * PITCH;
+    arrived();
+    if (column < width) {
+      to = buffer + (stage ^= STAGE);
+      fetch<ROWS, KC, PITCH>(to, own.at, width, own.rows, own.row, column, wide);
+      fetch<ROWS, KC, PITCH>(to + ROWS * PITCH, other.at, width, other.rows, other.row, column, wide);
+    }
+#pragma unroll
     for (int k = 0; k < KC; k += 4) {
-      float4 w[RN];
+      float4 w[PN];
 #pragma unroll
-      for (int j = 0; j < RN; j++) w[j] = *reinterpret_cast<const float4*>(b + (x + TX * j) * PITCH + k);
+      for (int j = 0; j < PN; j++) w[j] = *reinterpret_cast<const float4*>(b + (x + PX * j) * PITCH + k);
 #pragma unroll
-      for (int i = 0; i < RM; i++) {
-        float4 u = *reinterpret_cast<const float4*>(a + (y + TY * i) * PITCH + k);
+      for (int i = 0; i < PM; i++) {
+        float4 u = *reinterpret_cast<const float4*>(a + (y + PY * i) * PITCH + k);
 #pragma unroll
-        for (int j = 0; j < RN; j++) s[i][j] = fmaf(u.x, w[j].x, s[i][j]);
+        for (int j = 0; j < PN; j++) s[i][j] = fmaf(u.x, w[j].x, s[i][j]);
 #pragma unroll
-        for (int j = 0; j < RN; j++) s[i][j] = fmaf(u.y, w[j].y, s[i][j]);
+        for (int j = 0; j < PN; j++) s[i][j] = fmaf(u.y, w[j].y, s[i][j]);
 #pragma unroll
-        for (int j = 0; j < RN; j++) s[i][j] = fmaf(u.z, w[j].z, s[i][j]);
+        for (int j = 0; j < PN; j++) s[i][j] = fmaf(u.z, w[j].z, s[i][j]);
 #pragma unroll
-        for (int j = 0; j < RN; j++) s[i][j] = fmaf(u.w, w[j].w, s[i][j]);
+        for (int j = 0; j < PN; j++) s[i][j] = fmaf(u.w, w[j].w, s[i][j]);
       }
     }
   }
 }
 
-// sum[i] += weights of own row i . rows of `from`, from `row` on
-__device__ __forceinline__ void accumulate(float (&sum)[RM][RC], const float* weights, float* shared, const T* from,
-                                           int width, int rows, int row, int wide) {
-  int x = threadIdx.x % TX, y = threadIdx.x / TX;
+// sum[i] = sum[i] * shrink + weights of own row i . rows of `from`; no `shrink` leaves the sum as it is
+__device__ __forceinline__ void accumulate(float (&sum)[RM][RC], const float* weights, const float* shrink, float* buffer,
+                                           int& stage, Side from, int width, int wide) {
+  int x = threadIdx.x % TX, y = threadIdx.x / TX, count = min(ROWS, from.rows - from.row);
+  fetch<JC, D, D>(buffer + (stage ^= STAGE), from.at, width, from.rows, from.row, 0, wide);
 #pragma unroll 1
-  for (int j = 0; j < ROWS && row + j < rows; j += JC) {
-    __syncthreads();
-    fetch<JC, D, D>(shared, from, width, rows, row + j, 0, wide);
-    __syncthreads();
+  for (int j = 0; j < count; j += JC) {
+    const float* u = buffer + stage + x * 4;
+    arrived();
+    if (j == 0 && shrink) {
+#pragma unroll
+      for (int i = 0; i < RM; i++)
+#pragma unroll
+        for (int c = 0; c < RC; c++) sum[i][c] *= shrink[y + TY * i];
+    }
+    if (j + JC < count)
+      fetch<JC, D, D>(buffer + (stage ^= STAGE), from.at, width, from.rows, from.row + j + JC, 0, wide);
 #pragma unroll 1
     for (int n = 0; n < JC; n += 4) {
       float4 w[RM];
@@ -122,53 +164,59 @@ __device__ __forceinline__ void accumulate(float (&sum)[RM][RC], const float* we
       for (int m = 0; m < 4; m++)
 #pragma unroll
         for (int c = 0; c < RC; c += 4) {
-          float4 u = *reinterpret_cast<const float4*>(shared + (n + m) * D + x * 4 + TX * c);
+          float4 v = *reinterpret_cast<const float4*>(u + (n + m) * D + TX * c);
 #pragma unroll
           for (int i = 0; i < RM; i++) {
             float t = m == 0 ? w[i].x : m == 1 ? w[i].y : m == 2 ? w[i].z : w[i].w;
-            sum[i][c] = fmaf(t, u.x, sum[i][c]);
-            sum[i][c + 1] = fmaf(t, u.y, sum[i][c + 1]);
-            sum[i][c + 2] = fmaf(t, u.z, sum[i][c + 2]);
-            sum[i][c + 3] = fmaf(t, u.w, sum[i][c + 3]);
+            sum[i][c] = fmaf(t, v.x, sum[i][c]);
+            sum[i][c + 1] = fmaf(t, v.y, sum[i][c + 1]);
+            sum[i][c + 2] = fmaf(t, v.z, sum[i][c + 2]);
+            sum[i][c + 3] = fmaf(t, v.w, sum[i][c + 3]);
           }
         }
     }
   }
 }
 
-// A score after edges, causality and mask
-__device__ __forceinline__ float masked(const Problem& p, float s, int head, int query, int key) {
-  if (query >= p.L || key >= p.S || (p.causal && key > query)) return -INF;
-  if (!p.masked) return s;
-  long long at = head / p.heads * p.mask_batch + head % p.heads * p.mask_head + query * p.mask_query + key * p.mask_key;
-  if (p.masked == 1) return static_cast<const bool*>(p.mask)[at] ? s : -INF;
-  return s + to_float(static_cast<const T*>(p.mask)[at]);
+// A score after edges, causality and mask; `at` is where the head's mask begins
+__device__ __forceinline__ float masked(const Problem& p, float s, long long at, int query, int key) {
+  bool seen = query < p.L && key < p.S && !(p.causal && key > query);
+  at += query * p.mask_query + key * p.mask_key;
+  if (p.masked == 1) seen = seen && static_cast<const bool*>(p.mask)[at];
+  if (p.masked == 2 && seen) s += to_float(static_cast<const T*>(p.mask)[at]);
+  return seen ? s : -INF;
 }
 
 // The products of a tile as scores. Tiles that edges, causality or a mask touch go through `mine`, the thread's part of
-// the weights, element by element in a loop.
+// the weights, row by row in a loop.
 template <bool BY_KEY>
-__device__ __forceinline__ void scores(float (&s)[RM][RN], float* mine, const Problem& p, int head, int row, int col) {
+__device__ __forceinline__ void scores(float (&s)[PM][PN], float* mine, const Problem& p, int head, int row, int col) {
 #pragma unroll
-  for (int i = 0; i < RM; i++)
+  for (int i = 0; i < PM; i++)
 #pragma unroll
-    for (int j = 0; j < RN; j++) s[i][j] *= p.scale;
+    for (int j = 0; j < PN; j++) s[i][j] *= p.scale;
   int query = BY_KEY ? col : row, key = BY_KEY ? row : col;
   if (!p.masked && query + ROWS <= p.L && key + ROWS <= p.S && !(p.causal && key + ROWS - 1 > query)) return;
 #pragma unroll
-  for (int i = 0; i < RM; i++)
+  for (int i = 0; i < PM; i++)
 #pragma unroll
-    for (int j = 0; j < RN; j++) mine[TY * i * STRIDE + TX * j] = s[i][j];
+    for (int j = 0; j < PN; j++) mine[PY * i * STRIDE + PX * j] = s[i][j];
+  long long at = head / p.heads * p.mask_batch + head % p.heads * p.mask_head;
 #pragma unroll 1
-  for (int n = 0; n < RM * RN; n++) {
-    int a = row + threadIdx.x / TX + TY * (n / RN), b = col + threadIdx.x % TX + TX * (n % RN);
-    float* at = mine + TY * (n / RN) * STRIDE + TX * (n % RN);
-    *at = masked(p, *at, head, BY_KEY ? b : a, BY_KEY ? a : b);
+  for (int i = 0; i < PM; i++) {
+    float* four = mine + PY * i * STRIDE;
+    int a = row + threadIdx.x / PX + PY * i, b = col + threadIdx.x % PX;
+    float t[PN];
+#pragma unroll
+    for (int j = 0; j < PN; j++)
+      t[j] = masked(p, four[PX * j], at, BY_KEY ? b + PX * j : a, BY_KEY ? a : b + PX * j);
+#pragma unroll
+    for (int j = 0; j < PN; j++) four[PX * j] = t[j];
   }
 #pragma unroll
-  for (int i = 0; i < RM; i++)
+  for (int i = 0; i < PM; i++)
 #pragma unroll
-    for (int j = 0; j < RN; j++) s[i][j] = mine[TY * i * STRIDE + TX * j];
+    for (int j = 0; j < PN; j++) s[i][j] = mine[PY * i * STRIDE + PX * j];
 }
 
 // Over the threads that share a row
@@ -183,36 +231,36 @@ template <int COUNT> __device__ __forceinline__ float row_sum(float v) {
   return v;
 }
 
-// One tile's scores against the running maximum and sum; what was summed so far shrinks with a new maximum
-__device__ __forceinline__ void soften(float (&s)[RM][RN], float (&sum)[RM][RC], float (&top)[RM], float (&total)[RM]) {
+// One tile's scores against the running maximum and sum of their rows; what was summed so far is to shrink
+__device__ __forceinline__ void soften(float (&s)[PM][PN], float (&top)[PM], float (&total)[PM], float* shrink) {
+  int x = threadIdx.x % PX, y = threadIdx.x / PX;
 #pragma unroll
-  for (int i = 0; i < RM; i++) {
+  for (int i = 0; i < PM; i++) {
     float high = top[i];
 #pragma unroll
-    for (int j = 0; j < RN; j++) high = fmaxf(high, s[i][j]);
-    high = row_max<TX>(high);
-    float base = high == -INF ? 0.f : high, shrink = expf(top[i] - base);
+    for (int j = 0; j < PN; j++) high = fmaxf(high, s[i][j]);
+    high = row_max<PX>(high);
+    float base = high == -INF ? 0.f : high, less = expf(top[i] - base);
     top[i] = high;
-    total[i] *= shrink;
+    total[i] *= less;
+    if (x == 0) shrink[y + PY * i] = less;
 #pragma unroll
-    for (int c = 0; c < RC; c++) sum[i][c] *= shrink;
-#pragma unroll
-    for (int j = 0; j < RN; j++) total[i] += s[i][j] = expf(s[i][j] - base);
+    for (int j = 0; j < PN; j++) total[i] += s[i][j] = expf(s[i][j] - base);
   }
 }
 
 template <Kind KIND> __device__ __forceinline__ void attend(const Problem& p, T* out, float* lse) {
   const bool BY_KEY = KIND == VALUE || KIND == KEY, SLOPE = KIND == QUERY || KIND == KEY;
-  __shared__ __align__(16) float weights[ROWS * STRIDE], buffer[2 * ROWS * PITCH];
-  static_assert(JC * D <= 2 * ROWS * PITCH, "the summed rows share the products' buffer");
-  int x = threadIdx.x % TX, y = threadIdx.x / TX;
+  __shared__ __align__(16) float weights[ROWS * STRIDE], buffer[2 * STAGE], by_row[ROWS];
+  static_assert(JC * D <= STAGE, "a stage holds either");
+  int x = threadIdx.x % PX, y = threadIdx.x / PX, stage = 0;
   float* mine = weights + y * STRIDE + x;
   int own = BY_KEY ? p.S : p.L, other = BY_KEY ? p.L : p.S, tiles = (own + ROWS - 1) / ROWS;
   int head = blockIdx.x / tiles, row = blockIdx.x % tiles * ROWS;
   int first = BY_KEY && p.causal ? row : 0, last = !BY_KEY && p.causal ? min(other, row + ROWS) : other;
-  float sum[RM][RC] = {}, top[RM], total[RM] = {};
+  float sum[RM][RC] = {}, top[PM], total[PM] = {};
 #pragma unroll
-  for (int i = 0; i < RM; i++) top[i] = -INF;
+  for (int i = 0; i < PM; i++) top[i] = -INF;
   for (int member = 0; member < (BY_KEY ? p.group : 1); member++) {
     int hq = BY_KEY ? head * p.group + member : head, hk = BY_KEY ? head : head / p.group;
     const T *q = p.q + (size_t)hq * p.L * p.E, *k = p.k + (size_t)hk * p.S * p.E;
@@ -220,43 +268,54 @@ template <Kind KIND> __device__ __forceinline__ void attend(const Problem& p, T*
     const float *logs = lse + (size_t)hq * p.L, *drop = p.drop + (size_t)hq * p.L;
 #pragma unroll 1
     for (int col = first; col < last; col += ROWS) {
-      float s[RM][RN];
-      products(s, buffer, BY_KEY ? k : q, own, row, BY_KEY ? q : k, other, col, p.E, p.wide);
+      float s[PM][PN];
+      products(s, buffer, stage, {BY_KEY ? k : q, own, row}, {BY_KEY ? q : k, other, col}, p.E, p.wide);
       scores<BY_KEY>(s, mine, p, hq, row, col);
-      if (KIND == FORWARD) soften(s, sum, top, total);
+      if (KIND == FORWARD) soften(s, top, total, by_row);
 #pragma unroll
-      for (int i = 0; i < RM; i++)
+      for (int i = 0; i < PM; i++)
 #pragma unroll
-        for (int j = 0; j < RN; j++) {
-          int query = BY_KEY ? col + x + TX * j : row + y + TY * i;
-          mine[TY * i * STRIDE + TX * j] = KIND == FORWARD ? s[i][j] : expf(s[i][j] - logs[min(query, p.L - 1)]);
+        for (int j = 0; j < PN; j++) {
+          int query = BY_KEY ? col + x + PX * j : row + y + PY * i;
+          mine[PY * i * STRIDE + PX * j] = KIND == FORWARD ? s[i][j] : expf(s[i][j] - logs[min(query, p.L - 1)]);
         }
       if (SLOPE) {
-        products(s, buffer, BY_KEY ? v : g, own, row, BY_KEY ? g : v, other, col, p.V, p.wide);
+        products(s, buffer, stage, {BY_KEY ? v : g, own, row}, {BY_KEY ? g : v, other, col}, p.V, p.wide);
 #pragma unroll
-        for (int i = 0; i < RM; i++)
+        for (int i = 0; i < PM; i++)
 #pragma unroll
-          for (int j = 0; j < RN; j++) {
-            int query = BY_KEY ? col + x + TX * j : row + y + TY * i;
-            mine[TY * i * STRIDE + TX * j] *= (s[i][j] - drop[min(query, p.L - 1)]) * p.scale;
+          for (int j = 0; j < PN; j++) {
+            int query = BY_KEY ? col + x + PX * j : row + y + PY * i;
+            mine[PY * i * STRIDE + PX * j] *= (s[i][j] - drop[min(query, p.L - 1)]) * p.scale;
           }
       }
-      __syncwarp();  // a row's weights come from the threads of one warp
       const T* from = KIND == FORWARD ? v : KIND == VALUE ? g : KIND == QUERY ? k : q;
-      accumulate(sum, weights, buffer, from, SLOPE ? p.E : p.V, other, col, p.wide);
+      accumulate(sum, weights, KIND == FORWARD ? by_row : nullptr, buffer, stage, {from, other, col},
+                 SLOPE ? p.E : p.V, p.wide);
     }
+  }
+  if (KIND == FORWARD) {
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < PM; i++) {
+      float all = row_sum<PX>(total[i]);
+      int r = y + PY * i;
+      if (x == 0) by_row[r] = all == 0.f ? 0.f : 1.f / all;
+      if (x == 0 && row + r < own) lse[(size_t)head * own + row + r] = all == 0.f ? INF : top[i] + logf(all);
+    }
+    __syncthreads();
   }
   int width = SLOPE ? p.E : p.V;
 #pragma unroll
   for (int i = 0; i < RM; i++) {
-    int r = row + y + TY * i;
-    float all = KIND == FORWARD ? row_sum<TX>(total[i]) : 1.f, part = all == 0.f ? 0.f : 1.f / all;
-    if (r >= own) continue;
-    if (KIND == FORWARD && x == 0) lse[(size_t)head * own + r] = all == 0.f ? INF : top[i] + logf(all);
+    int r = threadIdx.x / TX + TY * i;
+    if (row + r >= own) continue;
+    float part = KIND == FORWARD ? by_row[r] : 1.f;
+    T* to = out + ((size_t)head * own + row + r) * width;
 #pragma unroll
     for (int c = 0; c < RC; c++) {
-      int column = x * 4 + TX * (c & ~3) + (c & 3);
-      if (column < width) out[((size_t)head * own + r) * width + column] = from_float<T>(sum[i][c] * part);
+      int column = threadIdx.x % TX * 4 + TX * (c & ~3) + (c & 3);
+      if (column < width) to[column] = from_float<T>(sum[i][c] * part);
     }
   }
 }
@@ -271,6 +330,7 @@ template <Kind KIND> __device__ __forceinline__ void attend(const Problem& p, T*
     attend<KIND>(p, out, lse);                                                                                       \
   }
 KERNEL(attention_forward, FORWARD)
+#if HEAD <= 256  // gradients of larger heads are faster as matrix products
 KERNEL(attention_value, VALUE)
 KERNEL(attention_query, QUERY)
 KERNEL(attention_key, KEY)
@@ -284,3 +344,4 @@ extern "C" __global__ void attention_drop(const T* g, const T* out, float* drop,
   sum = row_sum<32>(sum);
   if (lane == 0) drop[row] = sum;
 }
+#endif

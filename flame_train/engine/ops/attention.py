@@ -2,7 +2,7 @@
 
 The forward pass keeps each row's log-sum-exp, from which the backward pass rebuilds any block of the
 probabilities (FlashAttention, arXiv 2205.14135). On CUDA cuDNN does both for bf16 and fp16 without masks, our own
-kernels (attention.cuh) nearly all the rest, and cuBLASLt's products what remains.
+kernels (attention.cuh) the rest up to head sizes where cuBLASLt's products are faster.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ..op import ErrorSample, Sample, primitive, sample
 from ..random import DROPOUT, Rng, blocks_of_bits, uniform_of
 from ..sample import booleans
 from . import conditions
+from .attention_tiles import Problem, backward_tiles, forward_tiles, nowhere
 
 _BLOCK_BYTES = 1 << 26  # one block of scores, over all batches and heads, stays below this
 
@@ -117,6 +118,10 @@ def check_attention(query: Array, key: Array, value: Array, grouped: bool) -> No
             "scaled_dot_product_attention: expected query (..., L, E), key (..., S, E), value (..., S, V), "
             f"got {tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
         )
+
+
+def _factor(scale: float | None, query: Array) -> float:
+    return scale if scale is not None else query.shape[-1] ** -0.5
 
 
 def _check_dropout(query: Array, p: float, rng: Rng | None) -> None:
@@ -272,89 +277,29 @@ def _(
     return dq, dk, dv
 
 
-# ---- our kernels (attention.cuh, one file for each class of head sizes) --------------------------------
-
-_THREADS = {64: 128, 128: 128, 256: 256, 512: 256}  # by class: TX * TY there
-_ROWS = 64  # of a tile
+# ---- our kernels ---------------------------------------------------------------------------------------
 
 
-def _tiles(query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float) -> str:
-    """Why our kernels are not asked; empty when they are."""
-    if dropout_p:
-        return "dropout takes the reference"
-    if query.ndim > 4 or 0 in (*query.shape, *key.shape, *value.shape):
-        return "only up to (B, H, L, E), and not empty"
-    if max(query.shape[-1], value.shape[-1]) > 512:
-        return f"head sizes {query.shape[-1]} and {value.shape[-1]}: expected at most 512"
-    if attn_mask is not None and (attn_mask.ndim < 2 or attn_mask.dtype not in (np.dtype(bool), query.dtype)):
-        return "a mask of another dtype than the query's, or of one dim"
-    return conditions.same(conditions.AT_MOST_FP32, query, key, value)
-
-
-class _Problem:
-    """One call as attention.cuh has it: dense arrays, and the numbers that follow them."""
-
-    def __init__(
-        self, k: Any, query: Array, key: Array, value: Array, attn_mask: Array | None, is_causal: bool,
-        scale: float | None, *others: Array,
-    ) -> None:  # fmt: skip
-        self.k, self.dtype = k, query.dtype
-        self.q, self.key, self.value, *self.others = (k.rows_first(x) for x in (query, key, value, *others))
-        self.heads = math.prod(query.shape[:-2]), math.prod(key.shape[:-2])
-        sizes = (*query.shape[-2:], *value.shape[-2:])  # L, E, S, V
-        aligned = all(x.data.ptr % 16 == 0 for x in (self.q, self.key, self.value, *self.others))
-        wide = aligned and sizes[1] % 4 == 0 and sizes[3] % 4 == 0
-        self.mask, kind, strides = _nowhere(), 0, (0, 0, 0, 0)
-        if attn_mask is not None:
-            full = (1,) * (4 - query.ndim) + (*query.shape[:-1], key.shape[-2])
-            self.mask, kind = attn_mask, 1 if attn_mask.dtype == bool else 2
-            strides = tuple(n // attn_mask.itemsize for n in k.xp.broadcast_to(attn_mask, full).strides)
-        groups = query.shape[-3] if query.ndim > 2 else 1, self.heads[0] // self.heads[1]
-        ints = (kind, is_causal, wide, *groups, sizes[0], sizes[2], sizes[1], sizes[3])
-        self.numbers = (*map(np.int32, ints), *map(np.int64, strides), np.float32(_factor(scale, query)))
-        self.head_class = next(c for c in _THREADS if max(sizes[1], sizes[3]) <= c)
-
-    def run(self, kernel: str, g: Any, lse: Array, drop: Any, out: Array) -> Array:
-        """Fills `out`, whose rows are the kernel's own."""
-        grid = (-(-out.shape[-2] // _ROWS) * math.prod(out.shape[:-2]),)
-        arrays = (self.q, self.key, self.value, g, lse, drop, self.mask, out)
-        file = f"attention_{self.head_class}.cu"
-        self.k.launch(file, kernel, self.dtype, grid, _THREADS[self.head_class], (*arrays, *self.numbers))
-        return out
-
-
-def _nowhere() -> Any:
-    """A pointer that no kernel follows."""
-    return np.uint64(0)
-
-
-def _factor(scale: float | None, query: Array) -> float:
-    return scale if scale is not None else query.shape[-1] ** -0.5
-
-
-@scaled_dot_product_attention.cuda("flame", when=_tiles)
+@scaled_dot_product_attention.cuda("flame", when=forward_tiles)
 def _(
     k: Any, query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool,
     scale: float | None, enable_gqa: bool, rng: None, stream: int,
 ) -> tuple[Array, Array]:  # fmt: skip
     check_attention(query, key, value, enable_gqa)
-    problem = _Problem(k, query, key, value, attn_mask, is_causal, scale)
+    problem = Problem(k, query, key, value, attn_mask, is_causal, _factor(scale, query))
     lse = k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
     out = k.empty((*query.shape[:-1], value.shape[-1]), query.dtype)
-    return problem.run("attention_forward", _nowhere(), lse, _nowhere(), out), lse
+    return problem.run("attention_forward", nowhere(), lse, nowhere(), out), lse
 
 
-@scaled_dot_product_attention.cuda_vjp("flame", "query", "key", "value", when=_tiles)
+@scaled_dot_product_attention.cuda_vjp("flame", "query", "key", "value", when=backward_tiles)
 def _(
     k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, attn_mask: Array | None,
     is_causal: bool, scale: float | None, needs: frozenset[str],
 ) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
-    problem = _Problem(k, query, key, value, attn_mask, is_causal, scale, g, out)
+    problem = Problem(k, query, key, value, attn_mask, is_causal, _factor(scale, query), g, out)
     g, out = problem.others
-    drop, rows = k.empty(lse.shape, np.dtype(np.float32)), math.prod(lse.shape)
-    sizes = (np.int32(rows), np.int32(value.shape[-1]))
-    file = f"attention_{problem.head_class}.cu"
-    k.launch(file, "attention_drop", query.dtype, (-(-rows // 4),), 128, (g, out, drop, *sizes))
+    drop = problem.drop(g, out)
     wanted = (("query", query), ("key", key), ("value", value))
     dq, dk, dv = (
         problem.run(f"attention_{name}", g, lse, drop, k.empty(x.shape, x.dtype)) if name in needs else None
@@ -375,4 +320,6 @@ def _() -> Iterator[Sample]:
     yield sample((2, 6, 70, 80), (2, 2, 90, 80), (2, 2, 90, 80), is_causal=True, enable_gqa=True)
     yield sample((1, 4, 66, 33), (1, 2, 129, 33), (1, 2, 129, 17), booleans(66, 129), enable_gqa=True)
     yield sample((2, 70, 160), (2, 80, 160), (2, 80, 160), is_causal=True)
-    yield sample((1, 1, 67, 512), (1, 1, 70, 512), (1, 1, 70, 300), (67, 70))
+    yield sample((1, 2, 70, 200), (1, 2, 130, 200), (1, 2, 130, 100), booleans(1, 2, 70, 130))
+    yield sample((1, 1, 67, 512), (1, 1, 60, 512), (1, 1, 60, 300), (67, 60), is_causal=True)
+    yield sample((64, 1, 70, 260), (64, 1, 130, 260), (64, 1, 130, 260), is_causal=True)
