@@ -6,24 +6,28 @@ import importlib.util
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from flame_train.engine import Tensor, capture, no_grad
+from flame_train.engine import Tensor, capture, grad, no_grad
 from flame_train.engine import functional as F
 from flame_train.engine.backend import Backend, get_backend
 from flame_train.engine.check import generator
 from flame_train.engine.dispatch import explain
-from flame_train.engine.dtype import DType, as_dtype
+from flame_train.engine.dtype import DType, as_dtype, is_float
 from flame_train.engine.op import REGISTRY, Op, Sample, sample
-from flame_train.engine.sample import materialise, tensor_arguments
+from flame_train.engine.sample import booleans, materialise, positive, tensor_arguments
 from flame_train.errors import ConfigError, EnvironmentFault
+from flame_train.tools.bench_torch import torch_seconds
 
 _ROUNDS, _TARGET_S = 5, 0.02
+_BEYOND_CACHE, _SETS = 1 << 28, 24  # bytes that no GPU's cache holds; copies of the arguments at most
+_ATTENTION = (4, 10, 4096, 64)
 
 _SIZES: Mapping[str, list[Sample]] = {
     "add": [sample((4, 4096, 640), (4, 4096, 640))],
@@ -40,11 +44,39 @@ _SIZES: Mapping[str, list[Sample]] = {
     "geglu": [sample((4, 1024, 10240))],
     "lora_linear": [sample((4, 1024, 1280), (1280, 1280), (1280,), (16, 1280), (1280, 16), 1.0)],
     "scaled_dot_product_attention": [
-        sample((4, 10, 4096, 64), (4, 10, 4096, 64), (4, 10, 4096, 64)),
+        sample(_ATTENTION, _ATTENTION, _ATTENTION),
         sample((4, 20, 1024, 64), (4, 20, 77, 64), (4, 20, 77, 64)),
     ],
 }
-"""What one SDXL step at batch 4 and 1024 x 1024 is made of; other ops are timed on their own large samples."""
+"""What one SDXL step at batch 4 and 1024 x 1024 is made of: the ops that are timed if none is named."""
+
+_ONE = [sample((4, 4096, 640))]
+_TWO = [sample((4, 4096, 640), (4, 4096, 640)), sample((4608, 3072), (3072,))]
+_REDUCED = [sample((4, 4096, 640), -1), sample((4608, 3072), -1), sample((16384, 640), 0), sample((4608, 3072))]
+_ROWS = [sample((16384, 640), -1), sample((4096, 1280), -1), sample((4608, 3072), -1), sample((163840, 77), -1)]
+
+_MORE: Mapping[str, list[Sample]] = {
+    **dict.fromkeys(("relu", "sigmoid", "tanh", "exp", "mish", "quick_gelu", "neg", "square"), _ONE),
+    **dict.fromkeys(("mul", "sub", "maximum"), _TWO),
+    **dict.fromkeys(("sum", "mean", "var", "amax"), _REDUCED),
+    **dict.fromkeys(("softmax", "log_softmax", "logsumexp"), _ROWS),
+    "div": [sample((4, 4096, 640), positive(4, 4096, 640))],
+    "sqrt": [sample(positive(4, 4096, 640))],
+    "gelu": [*_ONE, sample((4608, 12288), approximate="tanh")],
+    "clamp": [sample((4, 4096, 640), -1.0, 1.0)],
+    "where": [sample(booleans(4, 4096, 640), (4, 4096, 640), 0.0)],
+    "lerp": [sample((4, 4096, 640), (4, 4096, 640), 0.3)],
+    "norm": [sample((4, 4096, 640), 2, -1), sample((4608, 3072))],
+    "rms_norm": [sample((24 * 4608, 128), (128,), (128,)), sample((4608, 3072), (3072,), (3072,))],
+    "rope": [sample((1, 24, 4608, 128), (4608, 128), (4608, 128))],
+    "rms_norm_rope": [sample((1, 24, 4608, 128), (128,), (4608, 128), (4608, 128))],
+    "layer_norm_modulate": [sample((1, 4608, 3072), (1, 1, 3072), (1, 1, 3072))],
+    "gated_add": [sample((1, 4608, 3072), (1, 1, 3072), (1, 4608, 3072))],
+    "swiglu": [sample((4, 1024, 10240))],
+    "silu": [sample((4, 128, 128, 320)), sample((4608, 3072))],
+    "add": [*_TWO],
+}
+"""SDXL's and Flux's sizes for the ops that memory bounds: timed when named, and all of them by the name "all"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +84,7 @@ class Row:
     """One op at one size. `rate` is in TFLOP/s where arithmetic counts, else TB/s; `share` is of the ceiling."""
 
     op: str
+    phase: str
     shapes: str
     us: float
     rate: float
@@ -68,7 +101,9 @@ class Row:
 
 
 def run(names: list[str], device: str, dtype: str, against: str | None) -> dict[str, Any]:
-    """Times the named ops' forward pass, or every op that has a size of its own.
+    """Times the named ops, or those of an SDXL step, or with the name "all" every op that has sizes of its own.
+
+    Those that memory bounds are timed backwards too. Inputs lie beyond the cache's reach.
 
     Raises `ConfigError` for an unknown op, `EnvironmentFault` if `against` is "torch" and it is not importable.
     """
@@ -76,12 +111,9 @@ def run(names: list[str], device: str, dtype: str, against: str | None) -> dict[
     if against and importlib.util.find_spec(against) is None:
         raise EnvironmentFault(f"bench ops --against {against}: it is not installed; leave the option out")
     backend, low = get_backend(device), as_dtype(dtype)
-    flops, bandwidth = ceilings(backend, low)
-    rows = []
-    for name in names or sorted(_SIZES):
-        op = REGISTRY[name]
-        for s in _SIZES.get(name) or [*op.iter_large_samples()] or [*op.iter_samples()]:
-            rows.append(_row(op, s, backend, low, flops, bandwidth, against))
+    limits = ceilings(backend, low)
+    rows = [r for op, s in _chosen(names) for r in _rows(op, s, backend, low, limits, against)]
+    flops, bandwidth = limits
     return {
         "device": device,
         "dtype": dtype,
@@ -91,8 +123,17 @@ def run(names: list[str], device: str, dtype: str, against: str | None) -> dict[
     }
 
 
+def _chosen(names: list[str]) -> Iterator[tuple[Op, Sample]]:
+    every = sorted({*_SIZES, *_MORE})
+    for name in every if names == ["all"] else names or sorted(_SIZES):
+        op = REGISTRY[name]
+        sizes = _MORE.get(name) or _SIZES.get(name) if names else _SIZES[name]
+        for s in sizes or [*op.iter_large_samples()] or [*op.iter_samples()]:
+            yield op, s
+
+
 def _check_names(names: list[str]) -> None:
-    unknown = [n for n in names if n not in REGISTRY]
+    unknown = [n for n in names if n not in REGISTRY and names != ["all"]]
     if unknown:
         near = get_close_matches(unknown[0], REGISTRY, n=3)
         hint = f"; did you mean {', '.join(near)}?" if near else ""
@@ -111,27 +152,80 @@ def ceilings(backend: Backend, dtype: DType) -> tuple[float, float]:
     def copy() -> None:
         target[...] = source
 
-    product = _seconds(lambda: F.matmul(*matrices), backend)
-    return 2.0 * n**3 / product, 2.0 * size / _seconds(copy, backend)
+    product = _seconds([lambda: F.matmul(*matrices)], backend)
+    return 2.0 * n**3 / product, 2.0 * size / _seconds([copy], backend)
 
 
-def _row(op: Op, s: Sample, backend: Backend, dtype: DType, flops: float, bandwidth: float, against: str | None) -> Row:
-    bound = materialise(op, s, generator(op.name, 0), dtype, backend.name)
+def _rows(
+    op: Op, s: Sample, backend: Backend, dtype: DType, limits: tuple[float, float], against: str | None
+) -> Iterator[Row]:
+    """The op's forward pass, and its backward pass where memory bounds it."""
+    sets = _argument_sets(op, s, backend, dtype)
+    with no_grad():
+        result = op(**sets[0])
+    work, moved = _flops(op.name, sets[0]), _bytes(op, sets[0], result)
+
+    def row(phase: str, calls: list[Callable[[], Any]], moved: int) -> Row:
+        seconds = _seconds(calls, backend)
+        rate, unit, top = (work, "TFLOP/s", limits[0]) if work else (moved, "TB/s", limits[1])
+        theirs = torch_seconds(op, sets, backend.name, phase) if against else None
+        return _row(op, phase, sets[0], seconds, (rate / seconds, unit, top), theirs)
+
+    def forward(bound: dict[str, Any]) -> Any:
+        with no_grad():
+            return op(**bound)
+
+    yield row("forward", [partial(forward, bound) for bound in sets], moved)
+    if not work and (calls := [c for bound in sets if (c := _backward(op, bound))]):
+        yield row("backward", [c for c, _ in calls], calls[0][1])
+
+
+def _argument_sets(op: Op, s: Sample, backend: Backend, dtype: DType) -> list[dict[str, Any]]:
+    """The arguments, as many times as it takes for them to be gone from the cache when their turn comes again."""
+    first = materialise(op, s, generator(op.name, 0), dtype, backend.name)
+    size = sum(t.data.nbytes for _, _, t in tensor_arguments(op, first))
+    count = min(_SETS, -(-_BEYOND_CACHE // max(size, 1))) if backend.name == "cuda" else 1
+
+    def again(value: Any) -> Any:
+        if isinstance(value, list):
+            return [again(v) for v in value]
+        return Tensor(value.data.copy()) if isinstance(value, Tensor) else value
+
+    return [first, *({n: again(v) for n, v in first.items()} for _ in range(count - 1))]
+
+
+def _backward(op: Op, bound: dict[str, Any]) -> tuple[Callable[[], Any], int] | None:
+    """The backward pass of one call as a function, and the bytes it must move; None if there is none to run."""
+    leaves = [t for name, _, t in tensor_arguments(op, bound) if name in op.differentiable and is_float(t.dtype)]
+    for t in leaves:
+        t.requires_grad_()
+    out = op(**bound)
+    if not isinstance(out, Tensor) or out._node is None:
+        return None
+    g = Tensor(out.data.copy())
+    kept = {id(v): v.nbytes for v in out._node.kept if hasattr(v, "nbytes")}
+
+    def run() -> Any:
+        return grad([out], leaves, [g], retain_graph=True)
+
+    made = [t.data for t in run()]
+    if all(x is g.data for x in made):
+        return None
+    return run, g.data.nbytes + sum(kept.values()) + sum(
+        x.nbytes for x in made if x is not g.data and 0 not in x.strides
+    )
+
+
+def _row(
+    op: Op, phase: str, bound: dict[str, Any], seconds: float, rate: tuple[float, str, float], theirs: float | None
+) -> Row:
     choices = explain(op, **bound)
     chosen = next(i for i, why in choices if why == "chosen")
     declined = "; ".join(f"{i}: {why}" for i, why in choices if i != chosen and "passed over" not in why)
-    with no_grad():
-        result = op(**bound)
-        seconds = _seconds(lambda: op(**bound), backend)
-    work = _flops(op.name, bound)
-    moved = _bytes(op, bound, result)
-    rate, unit = (work / seconds / 1e12, "TFLOP/s") if work else (moved / seconds / 1e12, "TB/s")
-    share = rate * 1e12 / (flops if work else bandwidth)
     shapes = " ".join("x".join(map(str, t.shape)) for _, _, t in tensor_arguments(op, bound))
-    other = _torch_seconds(op, bound, backend) if against else None
     return Row(
-        op.name, shapes, round(seconds * 1e6, 2), round(rate, 4), unit, round(share, 4), chosen, declined,
-        None if other is None else round(other * 1e6, 2),
+        op.name, phase, shapes, round(seconds * 1e6, 2), round(rate[0] / 1e12, 4), rate[1],
+        round(rate[0] / rate[2], 4), chosen, declined, None if theirs is None else round(theirs * 1e6, 2),
     )  # fmt: skip
 
 
@@ -157,18 +251,21 @@ def _flops(name: str, b: Mapping[str, Any]) -> float:
     return 0.0
 
 
-def _seconds(fn: Callable[[], Any], backend: Backend) -> float:
-    """Seconds a call, the median of some rounds; on a GPU many calls are one captured graph, so gaps do not count."""
-    fn()
+def _seconds(calls: Sequence[Callable[[], Any]], backend: Backend) -> float:
+    """Seconds a call, the median of some rounds; on a GPU many calls are one captured graph, so gaps do not count.
+
+    The calls take turns, and a round's results are kept until its end.
+    """
+    calls[0]()
     backend.synchronize()
     begin = time.perf_counter()
-    fn()
+    calls[0]()
     backend.synchronize()
     repeats = max(1, min(50, int(_TARGET_S / max(time.perf_counter() - begin, 1e-6))))
 
     def many() -> None:
-        for _ in range(repeats):
-            fn()
+        kept = [calls[i % len(calls)]() for i in range(repeats)]
+        del kept
 
     whole = capture(many, backend.name)
     whole()
@@ -186,63 +283,6 @@ def _rounds(fn: Callable[[], None], backend: Backend) -> Iterator[float]:
         yield time.perf_counter() - begin
 
 
-def _torch_seconds(op: Op, bound: Mapping[str, Any], backend: Backend) -> float | None:
-    """PyTorch's time for the same arguments, captured likewise; None for an op it does not have."""
-    if op.torch is None:
-        return None
-    torch = importlib.import_module("torch")
-    fn: Any = torch
-    for part in op.torch.split("."):
-        fn = getattr(fn, part)
-    arguments = _torch_arguments(torch, op, bound, backend.name)
-    with torch.no_grad():
-        return _torch_time(torch, lambda: fn(**arguments), backend.name)
-
-
-def _torch_arguments(torch: Any, op: Op, bound: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """The same values as torch tensors: bf16 by its bits, NHWC as channels-last memory, our layout word left out."""
-    nhwc = bound.get("layout") == "NHWC"
-
-    def to(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        host = value.numpy()
-        bits = host.dtype == as_dtype("bf16")
-        t = torch.from_numpy(np.ascontiguousarray(host.view(np.uint16) if bits else host)).to(device)
-        t = t.view(torch.bfloat16) if bits else t
-        return t.permute(0, 3, 1, 2) if nhwc and t.ndim == 4 and value is bound["input"] else t
-
-    return {n: [to(t) for t in v] if isinstance(v, list) else to(v) for n, v in bound.items() if n != "layout"}
-
-
-def _torch_time(torch: Any, fn: Callable[[], Any], device: str) -> float:
-    def wait() -> None:
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    for _ in range(3):
-        fn()
-    wait()
-    run: Callable[[], Any] = fn
-    repeats = 20
-    if device == "cuda":
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            kept = [fn() for _ in range(repeats)]
-        run = graph.replay
-        del kept
-    else:
-        run = lambda: [fn() for _ in range(repeats)]  # noqa: E731
-    times = []
-    for _ in range(_ROUNDS):
-        wait()
-        begin = time.perf_counter()
-        run()
-        wait()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times) / repeats
-
-
 def table(result: Mapping[str, Any]) -> str:
     """The result as lines of text."""
     lines = [
@@ -253,7 +293,7 @@ def table(result: Mapping[str, Any]) -> str:
         ratio = "" if r["ratio"] is None else f"  {r['ratio']:.2f} of torch's {r['torch_us']} us"
         why = f" ({r['declined']})" if r["declined"] else ""
         lines.append(
-            f"{r['op']:<30} {r['us']:>10.1f} us {r['rate']:>9.3f} {r['unit']:<8} {r['share']:>6.1%}  "
+            f"{r['op']:<28} {r['phase']:<8} {r['us']:>10.1f} us {r['rate']:>9.3f} {r['unit']:<8} {r['share']:>6.1%}  "
             f"{r['implementation']}{why}{ratio}  [{r['shapes']}]"
         )
     return "\n".join(lines)
