@@ -352,6 +352,9 @@ def bench_step(
     rank: Annotated[int, typer.Option("--rank", min=1)] = 16,
     precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Recompute activations.")] = False,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic/--not-deterministic", help="As train.deterministic in a config.")
+    ] = True,
     device: Device = "cuda",
     as_json: AsJson = False,
     debug: Debug = False,
@@ -359,7 +362,8 @@ def bench_step(
     """The time and peak memory of a training step with random weights."""
     from flame_train.tools import bench as tool
 
-    _print(tool.step(model, resolution, batch, rank, precision, checkpointing, device), as_json)
+    trial = tool.Trial(model, resolution, batch, rank, precision, checkpointing, device, deterministic)
+    _print(tool.step(trial), as_json)
 
 
 @bench_app.command("memory")
@@ -376,8 +380,9 @@ def bench_memory(
 ) -> None:
     """What a training step takes, by kind and by op."""
     from flame_train.tools import bench_memory as tool
+    from flame_train.tools.bench import Trial
 
-    result = tool.run(model, resolution, batch, rank, precision, checkpointing, device)
+    result = tool.run(Trial(model, resolution, batch, rank, precision, checkpointing, device))
     typer.echo(json.dumps(result, indent=1) if as_json else tool.table(result))
 
 

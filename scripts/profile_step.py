@@ -14,6 +14,7 @@ from collections import defaultdict
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from flame_train.engine.mode import deterministic
 from flame_train.tools import bench
 
 KINDS = [
@@ -38,9 +39,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--not-deterministic", action="store_true")
     parser.add_argument("--top", type=int, default=25)
     args = parser.parse_args()
-    step = bench.prepare("sdxl", 1024, args.batch, 16, "bf16", args.checkpointing, "cuda").captured()
+    with deterministic(not args.not_deterministic):
+        step = bench.prepare(bench.Trial(batch=args.batch, checkpointing=args.checkpointing)).captured()
     for _ in range(4):
         step()
     torch.cuda.synchronize()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from flame_train.config.schema import Config, DataSection, GradientSection, Lora
 from flame_train.engine import Frozen, capture, nn
 from flame_train.engine.backend import Backend, get_backend
 from flame_train.engine.dtype import DType, as_dtype
+from flame_train.engine.mode import deterministic
 from flame_train.engine.random import bits, uniform_of
 from flame_train.errors import ConfigError
 from flame_train.models.unet_sdxl import UNet, UNetArch
@@ -28,6 +29,20 @@ from flame_train.training.step import FIGURES, State, micro, update
 _WARM, _TIMED = 3, 10
 
 _ARCHITECTURES: dict[str, Callable[[], UNetArch]] = {"sdxl": UNetArch.sdxl, "sdxl-tiny": UNetArch.tiny}
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What is measured: a model by name, pixels, images a step, and how it is trained."""
+
+    model: str = "sdxl"
+    resolution: int = 1024
+    batch: int = 1
+    rank: int = 16
+    precision: str = "bf16"
+    checkpointing: bool = False
+    device: str = "cuda"
+    deterministic: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,57 +69,51 @@ class Prepared:
         return replay
 
 
-def prepare(
-    model: str, resolution: int, batch: int, rank: int, precision: str, checkpointing: bool, device: str
-) -> Prepared:
+def prepare(trial: Trial) -> Prepared:
     """A step with random weights, made on the device. Raises `ConfigError` for a model that is not known."""
-    if model not in _ARCHITECTURES:
-        raise ConfigError(f"bench: expected a model among {', '.join(_ARCHITECTURES)}, got {model}")
+    if trial.model not in _ARCHITECTURES:
+        raise ConfigError(f"bench: expected a model among {', '.join(_ARCHITECTURES)}, got {trial.model}")
     config = Config(
-        train=TrainSection(precision=precision, steps=100),  # type: ignore[arg-type]
-        lora=LoraSection(rank=rank, alpha=float(rank)),
-        data=DataSection(resolution=resolution, batch_size=batch),
-        gradient=GradientSection(checkpointing=checkpointing),
+        train=TrainSection(precision=trial.precision, steps=100),  # type: ignore[arg-type]
+        lora=LoraSection(rank=trial.rank, alpha=float(trial.rank)),
+        data=DataSection(resolution=trial.resolution, batch_size=trial.batch),
+        gradient=GradientSection(checkpointing=trial.checkpointing),
     )
-    backend, dtype = get_backend(device), as_dtype(precision)
-    unet = UNet(_ARCHITECTURES[model]())
+    backend, dtype = get_backend(trial.device), as_dtype(trial.precision)
+    unet = UNet(_ARCHITECTURES[trial.model]())
     randomise(unet, dtype, backend)
-    unet.checkpointing = checkpointing
+    unet.checkpointing = trial.checkpointing
     targets = resolve(unet, config.lora.targets, RECIPES["sdxl"].presets)
-    attached = attach(unet, targets, rank=rank, alpha=float(rank), seed=0)
-    state = make_state(as_denoiser(unet), attached, config, device)
+    attached = attach(unet, targets, rank=trial.rank, alpha=float(trial.rank), seed=0)
+    state = make_state(as_denoiser(unet), attached, config, trial.device)
     for adapter in attached.adapters.values():  # zero would leave half of the gradients zero
         adapter.up.data[...] = _uniform(backend, 1, adapter.up.shape, 1e-3, as_dtype("fp32"))
     state.optimizer.arena.refresh()
-    host = random_batch(unet.arch, resolution, batch)
+    host = random_batch(unet.arch, trial.resolution, trial.batch)
     device_batch = Batch(host, backend, dtype)
     device_batch.fill(host)
     frozen = sum(int(t.data.nbytes) for _, t in unet.weights())
     return Prepared(state, device_batch, backend, len(targets), backend.memory().live, frozen)
 
 
-def step(
-    model: str, resolution: int, batch: int, rank: int, precision: str, checkpointing: bool, device: str
-) -> dict[str, Any]:
+def step(trial: Trial) -> dict[str, Any]:
     """Times a whole training step with random weights, eager and, on a GPU, replayed as a captured graph.
 
     Returns milliseconds (medians), of those the host's, peak GiB, and the figures of the last step.
     """
+    with deterministic(trial.deterministic):
+        return _step(trial)
+
+
+def _step(trial: Trial) -> dict[str, Any]:
     begin = time.monotonic()
-    p = prepare(model, resolution, batch, rank, precision, checkpointing, device)
+    p = prepare(trial)
     p.backend.reset_peak()
     p.step()
     p.backend.synchronize()
     first = time.monotonic() - begin
     eager = _time(p.step, p.backend)
-    result = {
-        "model": model,
-        "device": device,
-        "resolution": resolution,
-        "batch": batch,
-        "rank": rank,
-        "precision": precision,
-        "checkpointing": checkpointing,
+    result = asdict(trial) | {
         "adapted_layers": p.adapted,
         "trainable_parameters": p.state.optimizer.arena.count,
         "first_step_s": round(first, 2),
@@ -113,7 +122,7 @@ def step(
         "weights_gib": round(p.weights / 2**30, 2),
         "peak_gib": round(p.backend.memory().peak / 2**30, 2),
     }
-    if device == "cuda":
+    if trial.device == "cuda":
         replay = p.captured()
         p.backend.reset_peak()
         captured = _time(replay, p.backend)

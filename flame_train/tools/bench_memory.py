@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from flame_train.engine.report import memory_report, saved_by_op
 from flame_train.training.step import batch_loss
 
-from .bench import prepare
+from .bench import Trial, prepare
 
 
-def run(
-    model: str, resolution: int, batch: int, rank: int, precision: str, checkpointing: bool, device: str
-) -> dict[str, Any]:
+def run(trial: Trial) -> dict[str, Any]:
     """Bytes by kind (weights, adapters, kept for the backward pass, peak of a step) and by op. Weights are random.
 
     `kept` is what the graph holds when the forward pass is done, base weights among the operands included once.
     """
-    p = prepare(model, resolution, batch, rank, precision, checkpointing, device)
+    p = prepare(trial)
     s, arena = p.state, p.state.optimizer.arena
     loss = batch_loss(s.denoise, s.sample_latents, s.objective, s.dtype, s.seed, p.batch)
     kept = saved_by_op(loss)
@@ -26,11 +25,7 @@ def run(
     with memory_report() as report:
         p.step()
     return {
-        "model": model,
-        "device": device,
-        "batch": batch,
-        "precision": precision,
-        "checkpointing": checkpointing,
+        **asdict(trial),
         "weights": p.frozen_bytes,
         "adapters": int(arena.values.nbytes + arena.grads.nbytes),
         "optimizer": sum(int(a.nbytes) for a in s.optimizer.state_dict().values()),

@@ -30,7 +30,7 @@ def test_step_reports_a_finite_whole_step(capsys: pytest.CaptureFixture[str]) ->
 
 def test_step_refuses_an_unknown_model() -> None:
     with pytest.raises(ConfigError, match="expected a model among sdxl"):
-        bench.prepare("sd1", 512, 1, 4, "fp32", False, "cpu")
+        bench.prepare(bench.Trial("sd1", device="cpu"))
 
 
 def test_ops_names_the_choice_and_why_others_declined(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +60,10 @@ def test_arithmetic_is_counted_as_two_for_each_multiply_add(name: str, s: object
 
 
 def test_memory_adds_up_and_checkpointing_keeps_less() -> None:
-    plain, less = (bench_memory.run("sdxl-tiny", 64, 1, 2, "fp32", c, "cpu") for c in (False, True))
+    plain, less = (
+        bench_memory.run(bench.Trial("sdxl-tiny", 64, 1, 2, "fp32", checkpointing, "cpu"))
+        for checkpointing in (False, True)
+    )
     assert plain["weights"] == 4 * UNet(UNetArch.tiny()).num_weights()
     assert sum(plain["kept by op"].values()) == plain["kept"]
     assert less["kept"] < plain["kept"] / 2
