@@ -1,0 +1,201 @@
+"""A stand-in for CuPy over NumPy: the CUDA backend's own code runs without a GPU, and every launch is checked.
+
+What a kernel would compute is left out; that a call fits the kernel's C signature is not: pointers to the right
+element type, whole numbers and fractions of the right width, a grid and a block that exist.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flame_train.engine import backend as backends
+from flame_train.engine.backend import cuda
+from flame_train.engine.backend.cuda import device, nvrtc
+from flame_train.engine.backend.cuda.cublaslt import is_plain
+from flame_train.engine.backend.cuda.cudnn import CuDnn
+
+NUMBERS = {"int": np.int32, "long long": np.int64, "float": np.float32}
+ELEMENTS = {
+    "float": np.dtype(np.float32), "double": np.dtype(np.float64), "bool": np.dtype(bool),
+    "fp16": np.dtype(np.float16), "__half": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16),
+    "__nv_bfloat16": np.dtype(ml_dtypes.bfloat16), "int": np.dtype(np.int32), "long long": np.dtype(np.int64),
+}  # fmt: skip
+
+
+class OnDevice(np.ndarray):
+    """An array that says it lies on a GPU."""
+
+    device = SimpleNamespace(compute_capability="90", id=0)
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        return SimpleNamespace(ptr=self.__array_interface__["data"][0])
+
+    def set(self, host: np.ndarray, stream: object = None) -> None:
+        self[...] = host
+
+    def get(self, stream: object = None, out: Any = None, blocking: bool = True) -> np.ndarray:
+        return np.array(self.view(np.ndarray))
+
+
+def on_device(found: Any) -> Any:
+    """Arrays and numbers out of NumPy as CuPy has them: arrays on the device, none of them a scalar."""
+    if isinstance(found, (np.ndarray, np.generic)):
+        return np.asarray(found).view(OnDevice)
+    if isinstance(found, (tuple, list)):
+        return type(found)(map(on_device, found))
+    return found
+
+
+class Function:
+    """A kernel that checks how it is called."""
+
+    def __init__(self, name: str, parameters: list[str], element: str) -> None:
+        self.name, self.calls = name, 0
+        self.parameters = [self._read(p, element) for p in parameters]
+
+    @staticmethod
+    def _read(text: str, element: str) -> tuple[str, bool]:
+        words = re.sub(r"\b(const|__restrict__)\b", "", text).replace("*", " * ").split()
+        kind = " ".join(w for w in words[:-1] if w != "*")
+        return (element if kind == "T" else kind), "*" in words
+
+    def __call__(
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int = 0
+    ) -> None:
+        self.calls += 1
+        assert len(args) == len(self.parameters), f"{self.name}: {len(args)} arguments for {len(self.parameters)}"
+        for n, (a, (kind, pointer)) in enumerate(zip(args, self.parameters, strict=True)):
+            where = f"{self.name}, argument {n}"
+            if not pointer:
+                assert type(a) is NUMBERS[kind], f"{where}: {type(a)} for {kind}"
+            elif isinstance(a, (np.uint64, np.int64)):
+                assert a == 0, f"{where}: only a null pointer may be a number"
+            else:
+                assert isinstance(a, OnDevice), f"{where}: {type(a)} for a pointer"
+                assert kind == "void" or a.dtype == ELEMENTS[kind], f"{where}: {a.dtype} for {kind}"
+        assert all(1 <= n <= limit for n, limit in zip(grid, (2**31 - 1, 65535, 65535), strict=False)), (
+            self.name,
+            grid,
+        )
+        assert 1 <= np.prod(block) <= 1024
+        assert shared_mem <= 48 << 10
+
+
+class RawModule:
+    """CuPy's, as far as it is used: finds kernels in the text, also those a macro defines."""
+
+    def __init__(self, code: str, options: tuple[str, ...] = ()) -> None:
+        self._element = next((o.split("=")[1] for o in options if o.startswith("-DELEMENT=")), "T")
+        self._code = re.sub(r"//[^\n]*", "", code).replace("\\\n", "\n")
+        wide = re.search(r"typedef (int|long long) I;", code)
+        self._integer = wide.group(1) if wide else "int"
+
+    def get_function(self, name: str) -> Function:
+        return Function(name, self._parameters(name), self._element)
+
+    def _parameters(self, name: str) -> list[str]:
+        direct = rf"__global__ void(?: __launch_bounds__\([^)]*\))?\s+{name}\(([^)]*)\)"
+        found = re.search(direct, self._code)
+        if found is None:
+            assert re.search(rf"^KERNEL\({name}, ", self._code, re.MULTILINE), f"no kernel {name}"
+            found = re.search(direct.replace(name, "NAME"), self._code)
+        assert found is not None
+        return [re.sub(r"\bI\b", self._integer, p) for p in found.group(1).split(",")]
+
+
+class Products:
+    """cuBLASLt's part, computed by NumPy where its conditions hold."""
+
+    def product(
+        self, a: Any, b: Any, out: Any, *, bias: Any = None, alpha: float = 1.0, plus: Any = None
+    ) -> None:  # fmt: skip
+        assert a.ndim == b.ndim == out.ndim
+        assert is_plain(a)
+        assert is_plain(b)
+        assert a.dtype == b.dtype
+        y = alpha * np.matmul(a.astype(np.float64), b.astype(np.float64))
+        y = y if bias is None else y + bias.astype(np.float64)
+        out[...] = y if plus is None else y + plus.astype(np.float64)
+
+
+class Plans:
+    """cuDNN's part: calls fit the signatures."""
+
+    def __getattr__(self, name: str) -> Any:
+        signature = inspect.signature(getattr(CuDnn, name))
+        return lambda *args, **kwargs: signature.bind(self, *args, **kwargs) and None
+
+
+class Stream:
+    """Does everything at once."""
+
+    ptr = 0
+
+    def use(self) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+def broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
+    """As NumPy's, but writable as CuPy's is."""
+    strides = np.broadcast_to(x, shape).strides
+    return np.lib.stride_tricks.as_strided(x, shape, strides, subok=True)
+
+
+class StandIn:
+    """The module `cupy`."""
+
+    ndarray, newaxis = OnDevice, None
+
+    def __init__(self) -> None:
+        self.RawModule = RawModule
+        self.ElementwiseKernel = lambda *_: lambda x: on_device(np.zeros_like(x))
+        stream, pool = Stream(), SimpleNamespace(used_bytes=lambda: 0, total_bytes=lambda: 0, malloc=None)
+        self.cuda = SimpleNamespace(
+            Stream=lambda **_: stream, MemoryPool=lambda: pool, set_allocator=lambda _: None,
+            get_current_stream=lambda: stream,
+            Device=lambda: SimpleNamespace(attributes={"MultiProcessorCount": 132}, compute_capability="90"),
+        )  # fmt: skip
+        self.broadcast_to = broadcast_to
+        self.lib = SimpleNamespace(
+            stride_tricks=SimpleNamespace(
+                as_strided=lambda x, shape, strides: np.lib.stride_tricks.as_strided(x, shape, strides, subok=True)
+            )
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(np, name)
+        if isinstance(found, type) or not callable(found):
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = found(*args, **kwargs)
+            return result if name.endswith("_shapes") else on_device(result)
+
+        # Memory as it comes from the device may hold anything; zeros keep NumPy from warning of it.
+        return (lambda shape, dtype=float: on_device(np.zeros(shape, dtype))) if name == "empty" else call
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The CUDA backend over the stand-in."""
+    cupy = StandIn()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(device, "_import_cupy", lambda: cupy)
+    monkeypatch.setattr(nvrtc, "header_directory", lambda: "")
+    monkeypatch.setattr(cuda, "_STATE", [])
+    made = backends.get_backend("cuda")
+    made.kernels.cublaslt, made.kernels.cudnn = Products(), Plans()
+    real = backends.backend_of
+    monkeypatch.setattr(
+        sys.modules["flame_train.engine.tensor"], "backend_of", lambda a: made if isinstance(a, OnDevice) else real(a)
+    )
+    return made

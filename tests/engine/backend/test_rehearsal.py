@@ -1,0 +1,86 @@
+"""Every op on the CUDA backend without a GPU: launchers fit their kernels, results have the references' shapes.
+
+Values are what tests/gpu are for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import flame_train.engine as flame
+from flame_train.engine.check import generator
+from flame_train.engine.dispatch import explain
+from flame_train.engine.dtype import is_float
+from flame_train.engine.op import REGISTRY, Op, Sample
+from flame_train.engine.sample import materialise, tensor_arguments
+
+DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
+OPS = sorted(n for n, op in REGISTRY.items() if op.kernels or op.kernel_formulas)
+
+
+def samples(op: Op) -> list[Sample]:
+    found = [*op.iter_samples(), *op.iter_large_samples()]
+    if "dtype" in op.names:  # an output dtype of its own: one that kernels have
+        found += [Sample(s.args[: op.names.index("dtype")], {**s.kwargs, "dtype": np.dtype(np.float16)}) for s in found]
+    return found
+
+
+def run(op: Op, bound: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Shapes and dtypes of the outputs, and of the gradients of all that has one."""
+    leaves = [
+        t.requires_grad_() for a, _, t in tensor_arguments(op, bound) if a in op.differentiable and is_float(t.dtype)
+    ]
+    result = op(**bound)
+    outputs = list(result) if isinstance(result, tuple) else [result]
+    roots = [o for o in outputs if o.requires_grad]
+    ones = [flame.tensor(np.ones(o.shape, o.dtype), device=o.device) for o in roots]
+    grads = flame.grad(roots, leaves, ones, allow_unused=True) if roots else ()
+    return [(o.shape, o.dtype) for o in outputs], [None if g is None else (g.shape, g.dtype) for g in grads]
+
+
+def moved(op: Op, bound: dict[str, Any], device: str) -> dict[str, Any]:
+    def move(v: Any) -> Any:
+        if isinstance(v, list):
+            return [move(x) for x in v]
+        return flame.tensor(v.numpy(), device=device) if isinstance(v, flame.Tensor) else v
+
+    return {n: move(v) if n in op.tensor_names else v for n, v in bound.items()}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # zeros where values would be
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+@pytest.mark.parametrize("name", OPS)
+def test_launches_fit_their_kernels(gpu: Any, name: str, dtype: Any) -> None:
+    op = REGISTRY[name]
+    for i, s in enumerate(samples(op)):
+        host = materialise(op, s, generator(name, i), dtype)
+        if sum(t.size for _, _, t in tensor_arguments(op, host)) > 300_000:
+            continue
+        want = run(op, moved(op, host, "cpu"))
+        assert run(op, moved(op, host, "cuda")) == want, f"sample {i}"
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_every_kernel_is_chosen_for_some_sample(gpu: Any, name: str) -> None:
+    op, chosen = REGISTRY[name], set()
+    for dtype in DTYPES:
+        for i, s in enumerate(samples(op)):
+            bound = moved(op, materialise(op, s, generator(name, i), dtype), "cuda")
+            chosen |= {impl for impl, why in explain(op, **bound) if why == "chosen"}
+    assert chosen >= {k.impl for k in op.kernels}
+
+
+def test_a_call_that_does_not_fit_is_noticed(gpu: Any) -> None:
+    x = gpu.empty((4, 8), np.dtype(np.float32))
+    rows = (np.int32(4), np.int32(8))
+    gpu.kernels.launch("attention_64.cu", "attention_drop", x.dtype, (1,), 128, (x, x, x, *rows))
+    with pytest.raises(AssertionError, match="4 arguments for 5"):
+        gpu.kernels.launch("attention_64.cu", "attention_drop", x.dtype, (1,), 128, (x, x, x, rows[0]))
+    with pytest.raises(AssertionError, match=r"argument 3: .* for int"):
+        gpu.kernels.launch("attention_64.cu", "attention_drop", x.dtype, (1,), 128, (x, x, x, np.int64(4), rows[1]))
+    with pytest.raises(AssertionError, match="argument 0: float32 for __half"):
+        gpu.kernels.launch("attention_64.cu", "attention_drop", np.dtype(np.float16), (1,), 128, (x, x, x, *rows))
