@@ -240,6 +240,11 @@ generated(
 )  # fmt: skip
 
 
+@silu.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((4097, 1283))
+
+
 for _op in (silu, quick_gelu, mish):
     _op.samples(of_one())
 relu.samples(of_one(apart))
@@ -308,3 +313,8 @@ def _() -> Iterator[Sample]:
 @swiglu.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3)), ShapeError, "swiglu: expected an even last dim")
+
+
+@swiglu.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 77, 2560))

@@ -292,6 +292,13 @@ def _(xp: Any, g: Array, out: Array) -> Array:
     return -g * out * out
 
 
+@add.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((4097, 1283), (4097, 1283))
+    yield sample((3, 70, 640), (640,), alpha=0.5)
+    yield sample((70, 640), (70, 1))
+
+
 generated(reciprocal, "1.f / input", input="-g * out * out")
 for _op in (neg, square):
     _op.samples(of_one())

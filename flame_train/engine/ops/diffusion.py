@@ -137,3 +137,8 @@ def _() -> Iterator[ErrorSample]:
 @gated_add.samples
 def _() -> Iterator[Sample]:
     yield sample((2, 3, 4), (2, 1, 4), (2, 3, 4))
+
+
+@gated_add.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 300, 640), (2, 1, 640), (2, 300, 640))

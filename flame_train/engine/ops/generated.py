@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..dtype import Array, DType, bfloat16, bool_, float16, float32, promote
@@ -52,10 +52,10 @@ def _condition(op: Op, when: Callable[..., bool | str] | None) -> Callable[..., 
         reason = floating(*values[:count])
         return reason if reason or when is None else when(*[values[i] for i in asked])
 
-    return _named(ask, names)
+    return named(ask, names)
 
 
-def _named(fn: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
+def named(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
     """`fn` with the parameter names by which it is called and asked what it needs."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     fn.__signature__ = inspect.Signature([inspect.Parameter(n, kind) for n in names])  # type: ignore[attr-defined]
@@ -75,7 +75,7 @@ def _forward(op: Op, expression: str, result: DType | None, missing: Mapping[str
         dtype = result or promote([values[n].dtype for n in op.tensor_names if hasattr(values[n], "dtype")])
         return k.elementwise((expression,), operands, (dtype,))[0]
 
-    return _named(launch, ["k", *op.names])
+    return named(launch, ["k", *op.names])
 
 
 def _gradient(op: Op, arg: str, expression: str, missing: Mapping[str, float]) -> Callable[..., Array]:
@@ -89,4 +89,4 @@ def _gradient(op: Op, arg: str, expression: str, missing: Mapping[str, float]) -
         dtype = g.dtype if values[-1] == g.shape else float32
         return k.elementwise((expression,), {"g": g, **operands}, (dtype,), g.shape)[0]
 
-    return _named(launch, ["k", "g", *used, f"{arg}_shape"])
+    return named(launch, ["k", "g", *used, f"{arg}_shape"])

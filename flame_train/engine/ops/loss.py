@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...errors import ShapeError
-from ..dtype import Array
-from ..op import ErrorSample, Sample, composite, primitive, sample
+from ..backend.cuda.programs import Reduction
+from ..dtype import Array, promote
+from ..op import ErrorSample, Op, Sample, composite, primitive, sample
 from ..sample import Values
 from ..tensor import Tensor
+from .along import no_reduction, reduce
+from .generated import floating, named
 
 
 def reduced(xp: Any, loss: Array, reduction: str) -> Array:
@@ -105,6 +108,52 @@ def _() -> Iterator[Sample]:
 @huber_loss.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2,), (2,), delta=0.0), ValueError, "delta above 0, got 0.0")
+
+
+def _kernels(op: Op, value: str, slope: str) -> None:
+    """Declares a loss's kernels from expressions for an element's loss and for its derivative after input."""
+    more = [n for n in op.names if n not in ("input", "target", "reduction")]
+
+    def possible(input: Array, target: Array, reduction: str) -> str:
+        if input.shape != target.shape or reduction not in ("mean", "sum", "none"):
+            return "arguments that are refused"
+        return no_reduction(input, range(input.ndim)) or floating(target)
+
+    def forward(k: Any, input: Array, target: Array, reduction: str, **numbers: float) -> Array:
+        dtype: Any = promote([input.dtype, target.dtype])
+        operands = {"input": input, "target": target}
+        if reduction == "none":
+            return k.elementwise((value,), operands | numbers, (dtype,))[0]
+        total = Reduction("sum", value, "total / n" if reduction == "mean" else "total")
+        return reduce(k, total, operands, range(input.ndim), dtype, numbers=numbers).reshape(())
+
+    op.cuda("reduction", when=possible)(named(forward, ["k", *op.names]))
+    for arg, sign in (("input", 1.0), ("target", -1.0)):
+
+        def backward(
+            k: Any, g: Array, input: Array, target: Array, reduction: str, *numbers: float, sign: float = sign
+        ) -> Array:
+            part = sign / input.size if reduction == "mean" else sign
+            operands = {"g": g, "input": input, "target": target, "part": part, **dict(zip(more, numbers, strict=True))}
+            return k.elementwise((f"g * part * ({slope})",), operands, (g.dtype,), input.shape)[0]
+
+        op.cuda_vjp("reduction", arg, when=possible)(named(backward, ["k", "g", "input", "target", "reduction", *more]))
+
+
+_kernels(mse_loss, "(input - target) * (input - target)", "2.f * (input - target)")
+_kernels(l1_loss, "fabsf(input - target)", "sign(input - target)")
+_kernels(
+    huber_loss,
+    "fabsf(input - target) < delta ? 0.5f * (input - target) * (input - target) "
+    ": delta * (fabsf(input - target) - 0.5f * delta)",
+    "fminf(fmaxf(input - target, -delta), delta)",
+)
+for _op in (mse_loss, l1_loss, huber_loss):
+
+    @_op.large_samples
+    def _() -> Iterator[Sample]:
+        yield sample((4, 4, 128, 128), (4, 4, 128, 128))
+        yield sample((3, 3, 77), (3, 3, 77), reduction="sum")
 
 
 @composite(torch="nn.functional.smooth_l1_loss")

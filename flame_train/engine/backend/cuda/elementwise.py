@@ -77,6 +77,10 @@ class Elementwise:
             ready.function(ready.grid, (_THREADS,), (*arrays.values(), *values, *made, *ready.constants))
         return made
 
+    def _unroll(self, packets: int, loads: int) -> int:
+        """Packets to a thread: several loads on their way at once, where there are threads enough."""
+        return 1 if packets < 2 * self._few else {0: 1, 1: 4, 2: 2}.get(loads, 1)
+
     def _new(self, shape: Shape, order: tuple[int, ...], dtype: DType) -> Array:
         if order == tuple(range(len(shape))):
             return self._xp.empty(shape, dtype)
@@ -101,7 +105,7 @@ class Elementwise:
         count = math.prod(shape)
         packets = -(-count // layout.width)
         loads = sum(1 for p in places[: len(names)] if p.steps[-1])
-        unroll = 1 if packets < 2 * self._few else {0: 1, 1: 4, 2: 2}.get(loads, 1)
+        unroll = self._unroll(packets, loads)
         text = _source(expressions, places, len(names), numbers, layout.width, unroll, layout.wide)
         integer = np.int64 if layout.wide else np.int32
         constants = [integer(count), *map(integer, layout.sizes)]

@@ -28,7 +28,8 @@ from ...dtype import Array, DType
 from .nvrtc import KernelModules, element_name
 from .programs import Operands, Program
 
-_PACKETS = 12  # of 16 bytes, in the registers of a thread
+_PACKETS = 12  # of 16 bytes, in the registers of a thread at most
+_ENOUGH = 5  # packets a thread has of a row before the row gets more threads
 _WARP = 32
 
 
@@ -52,7 +53,7 @@ def shape_of(columns: int, width: int, held: int) -> Shape:
     if packets <= _WARP:
         return Shape(width, 1 << (packets - 1).bit_length(), 1)
     for threads in (32, 64, 128, 256, 512):
-        if -(-packets // threads) <= min(5, limit):
+        if -(-packets // threads) <= min(_ENOUGH, limit):
             return Shape(width, threads, -(-packets // threads))
     return Shape(width, 1024, -(-packets // 1024))
 
