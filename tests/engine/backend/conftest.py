@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,7 +44,11 @@ class OnDevice(np.ndarray):
         self[...] = host
 
     def get(self, stream: object = None, out: Any = None, blocking: bool = True) -> np.ndarray:
-        return np.array(self.view(np.ndarray))
+        host = np.array(self.view(np.ndarray))
+        if out is None:
+            return host
+        out[...] = host
+        return out
 
 
 def on_device(found: Any) -> Any:
@@ -135,13 +140,56 @@ class Plans:
         return lambda *args, **kwargs: signature.bind(self, *args, **kwargs) and None
 
 
+class Event:
+    """Remembers how often it was recorded and awaited."""
+
+    def __init__(self, **_: Any) -> None:
+        self.recorded = self.awaited = 0
+
+    def record(self, stream: Any = None) -> None:
+        self.recorded += 1
+
+    def synchronize(self) -> None:
+        self.awaited += 1
+
+
 class Stream:
-    """Does everything at once."""
+    """Does everything at once; while it captures, it also keeps what is done for later."""
 
     ptr = 0
 
+    def __init__(self) -> None:
+        self.capturing, self.waits = False, []
+
     def use(self) -> None: ...
     def synchronize(self) -> None: ...
+
+    def record(self) -> Event:
+        event = Event()
+        event.record()
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        self.waits.append(event)
+
+    def begin_capture(self) -> None:
+        self.capturing = True
+
+    def end_capture(self) -> Graph:
+        self.capturing = False
+        return Graph()
+
+
+class Graph:
+    """Counts its launches."""
+
+    def __init__(self) -> None:
+        self.launches = 0
+
+    def upload(self, stream: Stream) -> None: ...
+
+    def launch(self, stream: Stream) -> None:
+        self.launches += 1
 
 
 def broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
@@ -158,11 +206,14 @@ class StandIn:
     def __init__(self) -> None:
         self.RawModule = RawModule
         self.ElementwiseKernel = lambda *_: lambda x: on_device(np.zeros_like(x))
-        stream, pool = Stream(), SimpleNamespace(used_bytes=lambda: 0, total_bytes=lambda: 0, malloc=None)
+        stream, freed = Stream(), lambda: None
+        pool = SimpleNamespace(used_bytes=lambda: 3, total_bytes=lambda: 4, malloc=None, free_all_blocks=freed)
         self.cuda = SimpleNamespace(
-            Stream=lambda **_: stream, MemoryPool=lambda: pool, set_allocator=lambda _: None,
-            get_current_stream=lambda: stream,
+            Stream=lambda non_blocking=False: Stream() if non_blocking else stream, MemoryPool=lambda: pool,
+            set_allocator=lambda _: None, using_allocator=lambda _: nullcontext(), Event=Event,
+            get_current_stream=lambda: stream, alloc_pinned_memory=bytearray,
             Device=lambda: SimpleNamespace(attributes={"MultiProcessorCount": 132}, compute_capability="90"),
+            runtime=SimpleNamespace(memGetInfo=lambda: (5, 9), CUDARuntimeError=OSError),
         )  # fmt: skip
         self.broadcast_to = broadcast_to
         self.lib = SimpleNamespace(

@@ -29,11 +29,9 @@ def samples(op: Op) -> list[Sample]:
     return found
 
 
-def run(op: Op, bound: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Shapes and dtypes of the outputs, and of the gradients of all that has one."""
-    leaves = [
-        t.requires_grad_() for a, _, t in tensor_arguments(op, bound) if a in op.differentiable and is_float(t.dtype)
-    ]
+def run(op: Op, bound: dict[str, Any], wanted: set[str]) -> tuple[list[Any], list[Any]]:
+    """Shapes and dtypes of the outputs, and of the gradients of the arguments `wanted`."""
+    leaves = [t.requires_grad_() for a, _, t in tensor_arguments(op, bound) if a in wanted and is_float(t.dtype)]
     result = op(**bound)
     outputs = list(result) if isinstance(result, tuple) else [result]
     roots = [o for o in outputs if o.requires_grad]
@@ -60,8 +58,9 @@ def test_launches_fit_their_kernels(gpu: Any, name: str, dtype: Any) -> None:
         host = materialise(op, s, generator(name, i), dtype)
         if sum(t.size for _, _, t in tensor_arguments(op, host)) > 300_000:
             continue
-        want = run(op, moved(op, host, "cpu"))
-        assert run(op, moved(op, host, "cuda")) == want, f"sample {i}"
+        for wanted in ({*op.differentiable}, {a for f in op.kernel_formulas for a in f.args}):
+            want = run(op, moved(op, host, "cpu"), wanted)
+            assert run(op, moved(op, host, "cuda"), wanted) == want, f"sample {i}"
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -72,6 +71,16 @@ def test_every_kernel_is_chosen_for_some_sample(gpu: Any, name: str) -> None:
             bound = moved(op, materialise(op, s, generator(name, i), dtype), "cuda")
             chosen |= {impl for impl, why in explain(op, **bound) if why == "chosen"}
     assert chosen >= {k.impl for k in op.kernels}
+
+
+@pytest.mark.parametrize("working", [np.float32, ml_dtypes.bfloat16])
+def test_an_optimizer_step(gpu: Any, working: Any) -> None:
+    leaves = [flame.tensor(np.ones(n, np.float32), device="cuda", requires_grad=True) for n in (3, 70)]
+    arena = flame.optim.Arena(leaves, working=np.dtype(working), lr_scale={"1": 0.5})
+    optimizer = flame.optim.Optimizer(arena, [flame.optim.ClipNorm(1.0), flame.optim.AdamWRule()], lr=1e-3)
+    (leaves[0].sum() + (leaves[1] * 2.0).sum()).backward()
+    optimizer.step()
+    assert int(optimizer.count) == 1
 
 
 def test_a_call_that_does_not_fit_is_noticed(gpu: Any) -> None:

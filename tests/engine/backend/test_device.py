@@ -1,0 +1,105 @@
+"""What the CUDA backend does around kernels, over the stand-in: copies, captures, arrays sent ahead."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flame_train.engine as flame
+from flame_train.engine import backend as backends
+from flame_train.engine.backend import cuda
+from flame_train.errors import EnvironmentFault
+
+
+def test_copies_keep_values_and_memory_order(gpu: Any) -> None:
+    x = np.arange(24.0).reshape(2, 3, 4)
+    for host in (x, x.transpose(2, 0, 1), x[:, ::2], np.float64(3.0) * np.ones(())):
+        there = gpu.put(host)
+        np.testing.assert_array_equal(gpu.get(there), host)
+        np.testing.assert_array_equal(gpu.fetch(there)(), host)
+    assert gpu.put(x.transpose(2, 0, 1)).strides == x.transpose(2, 0, 1).strides
+    assert gpu.put(x[:, ::2]).flags.c_contiguous
+    target = gpu.empty((2, 3), x.dtype)
+    gpu.write(target, x[:, :, 0].T.copy().T)
+    np.testing.assert_array_equal(gpu.get(target), x[:, :, 0])
+
+
+def test_tensors_on_two_devices_do_not_meet(gpu: Any) -> None:
+    there = flame.tensor([1.0, 2.0], device="cuda")
+    assert there.device == "cuda"
+    assert there.to("cpu").tolist() == [1.0, 2.0]
+    with pytest.raises(RuntimeError, match="input on cuda, other on cpu"):
+        there + flame.tensor([1.0, 2.0])
+
+
+def test_memory_counts_what_graphs_keep(gpu: Any) -> None:
+    found = gpu.memory()
+    assert (found.live, found.peak, found.total) == (7, 7, 9)
+    gpu.reset_peak()
+    assert gpu.memory().peak == 7
+
+
+def test_a_step_runs_once_is_captured_once_and_then_replayed(gpu: Any) -> None:
+    ran = []
+    step = gpu.capture(lambda: ran.append(gpu.stream.capturing))
+    step()
+    assert ran == [False]
+    for _ in range(3):
+        step()
+    assert ran == [False, True]
+    assert step._graph.launches == 3
+    assert not gpu.stream.capturing
+
+
+def test_a_captured_step_reads_nothing_back(gpu: Any) -> None:
+    x = flame.tensor([1.0], device="cuda")
+    step = gpu.capture(x.numpy)
+    step()
+    with pytest.raises(RuntimeError, match="reads nothing back"):
+        step()
+    assert not gpu.stream.capturing
+    assert x.item() == 1.0
+
+
+def test_a_parcel_is_awaited_before_it_is_read_and_before_it_is_filled_again(gpu: Any) -> None:
+    mailbox, sent = gpu.mailbox(), []
+    for n in range(4):
+        parcel = mailbox.send({"a": np.full(3, n), "b": np.full((2, 2), -n)})
+        found = parcel.open()
+        assert gpu.stream.waits[-1] is parcel._arrived
+        np.testing.assert_array_equal(gpu.get(found["a"]), np.full(3, n))
+        np.testing.assert_array_equal(gpu.get(found["b"]), np.full((2, 2), -n))
+        assert parcel._released.awaited == 1 + n // 2
+        parcel.release()
+        assert parcel._released.recorded == 1 + n // 2
+        sent.append(parcel)
+    assert sent[0] is sent[2]
+    assert sent[1] is sent[3]
+    assert sent[0] is not sent[1]
+    assert mailbox.send({"a": np.zeros(4)}) not in sent
+
+
+def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr(cuda, "_STATE", [])
+    with pytest.raises(EnvironmentFault, match="pip install 'flame-train"):
+        backends.get_backend("cuda")
+
+
+@pytest.mark.parametrize(("count", "match"), [(0, "no NVIDIA GPU is visible"), (OSError("driver"), "no usable NVIDIA")])
+def test_without_a_gpu_the_error_says_so(gpu: Any, monkeypatch: pytest.MonkeyPatch, count: Any, match: str) -> None:
+    def devices() -> int:
+        if isinstance(count, OSError):
+            raise count
+        return count
+
+    monkeypatch.undo()
+    cupy = gpu.xp
+    cupy.cuda.runtime.getDeviceCount = devices
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(cuda, "_STATE", [])
+    with pytest.raises(EnvironmentFault, match=match):
+        backends.get_backend("cuda")
