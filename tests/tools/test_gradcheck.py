@@ -25,9 +25,9 @@ def wrong_sin(monkeypatch):
     monkeypatch.setattr(op, "formulas", [spoiled if f is formula else f for f in op.formulas])
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_every_argument_of_every_op_has_a_row(dtype):
-    result = run([], "cpu", dtype)
+def test_every_argument_of_every_op_has_a_row():
+    """In fp32, which nothing else checks whole; in fp64 every op has a test of its own."""
+    result = run([], "cpu", "float32")
     checked = {(row["op"], row["argument"].split("[")[0]) for row in result["rows"]}
     assert checked == {(name, argument) for name, op in REGISTRY.items() for argument in op.differentiable}
     assert result["failed"] == 0
