@@ -1,29 +1,23 @@
-"""SDXL's networks from a file: a single-file checkpoint, a diffusers folder, or a component alone.
-
-Everything is checked against names and shapes first, for all components together; then each tensor goes from the
-file to the device on its own, so the host never holds a whole network.
-"""
+"""SDXL's networks from a file: a single-file checkpoint, a diffusers folder, or a component alone."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from flame_train.engine import nn
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
-from flame_train.io.keymap import Shape, Source
-from flame_train.io.resolve import Resolved, fit, native_shapes
+from flame_train.io.keymap import Shape
+from flame_train.io.resolve import Resolved
 from flame_train.io.weights import Weights, open_weights, shapes_of
 
 from .clip import ClipArch, ClipTextEncoder
 from .identify import could_be, identify
 from .keys import sdxl
+from .parts import Native, digest, parts
 from .unet_sdxl import UNet, UNetArch
 from .vae import Vae, VaeArch
 
@@ -59,11 +53,11 @@ def load_sdxl(
     with open_weights(path) as weights:
         shapes = shapes_of(weights)
         resolved = _resolved(weights, shapes, components)
-        parts = _parts(weights, shapes, resolved, components)
-        for name, (module, source) in parts.items():
+        found = _parts(weights, shapes, resolved, components)
+        for name, (module, source) in found.items():
             target = vae_dtype if name == "vae" else dtype
             nn.load(module, source, dtype=target, device=device, what=f"{path}: {name}", check_finite=check_finite)
-    models: dict[str, Any] = {name: parts[name][0] if name in parts else None for name in COMPONENTS}
+    models: dict[str, Any] = {name: found[name][0] if name in found else None for name in COMPONENTS}
     return Sdxl(**models, ignored=_ignored(resolved, components))
 
 
@@ -71,10 +65,10 @@ def load_vae(path: str | Path, *, device: str, dtype: DType | str = "float32", s
     """A 4-channel autoencoder from a file or folder of its own, in either layout; see `load_sdxl`."""
     with open_weights(path) as weights:
         shapes = shapes_of(weights)
-        parts = _parts(weights, shapes, _lone_vae(weights, shapes), ["vae"])
-        arch = VaeArch.from_shapes(parts["vae"][1].shapes, scaling_factor)
+        found = _parts(weights, shapes, _lone_vae(weights, shapes), ["vae"])
+        arch = VaeArch.from_shapes(found["vae"][1].shapes, scaling_factor)
         vae = Vae(arch)
-        nn.load(vae, parts["vae"][1], dtype=dtype, device=device, what=f"{path}: vae")
+        nn.load(vae, found["vae"][1], dtype=dtype, device=device, what=f"{path}: vae")
     return vae
 
 
@@ -88,10 +82,10 @@ def inspect_sdxl(path: str | Path, only: str | None = None) -> dict[str, dict[st
         shapes = shapes_of(weights)
         if only is None:
             resolved = _resolved(weights, shapes, COMPONENTS)
-            parts = _parts(weights, shapes, resolved, COMPONENTS)
+            found = _parts(weights, shapes, resolved, COMPONENTS)
         else:
-            parts = _parts(weights, shapes, _lone_vae(weights, shapes), [only])
-    return {name: dict(module.shapes()) for name, (module, _) in parts.items()}
+            found = _parts(weights, shapes, _lone_vae(weights, shapes), [only])
+    return {name: dict(module.shapes()) for name, (module, _) in found.items()}
 
 
 def tensor_digest(path: str | Path, components: Collection[str], alone: bool = False) -> str:
@@ -99,16 +93,10 @@ def tensor_digest(path: str | Path, components: Collection[str], alone: bool = F
 
     `alone` says that the file holds nothing but a VAE.
     """
-    digest = hashlib.sha256()
     with open_weights(path) as weights:
         shapes = shapes_of(weights)
         resolved = _lone_vae(weights, shapes) if alone else _resolved(weights, shapes, components)
-        used = {n for c in components for source in resolved.sources[c].values() for n in source.names}
-        for name in sorted(used):
-            array = weights.read(name)
-            digest.update(f"{name} {weights.info(name).dtype} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
-    return digest.hexdigest()
+        return digest(weights, [resolved.sources[name] for name in components])
 
 
 def _lone_vae(weights: Weights, shapes: Mapping[str, Shape]) -> Resolved:
@@ -117,17 +105,6 @@ def _lone_vae(weights: Weights, shapes: Mapping[str, Shape]) -> Resolved:
     if found.kind != "vae" or not could_be(found.family, "sdxl"):
         raise ModelFileError(f"{weights.path}: expected an SDXL VAE alone, found {found.detail}; name another file")
     return sdxl.resolve(shapes, only="vae")
-
-
-class _Native:
-    """One component's tensors by native name: a `WeightSource` over the open file."""
-
-    def __init__(self, weights: Weights, sources: Mapping[str, Source], shapes: Mapping[str, Shape]) -> None:
-        self.shapes = shapes
-        self._weights, self._sources = weights, sources
-
-    def read(self, name: str) -> np.ndarray[Any, Any]:
-        return self._sources[name].read(self._weights)
 
 
 def _resolved(weights: Weights, shapes: Mapping[str, Shape], components: Collection[str]) -> Resolved:
@@ -147,25 +124,9 @@ def _resolved(weights: Weights, shapes: Mapping[str, Shape], components: Collect
 
 def _parts(
     weights: Weights, shapes: Mapping[str, Shape], resolved: Resolved, components: Collection[str]
-) -> dict[str, tuple[nn.Module, _Native]]:
-    """Each component's empty network and where its weights come from, every name and shape checked."""
-    parts: dict[str, tuple[nn.Module, _Native]] = {}
-    faults = []
-    for name in components:
-        native = native_shapes(resolved.sources[name], shapes)
-        try:
-            module = _build(name, native)
-            fitted = fit(resolved.sources[name], shapes, module.shapes())
-            stray = {n: shapes[n] for n in resolved.unknown if _belongs(n, name)}
-            made = {n: source.shape for n, source in fitted.sources.items() if source.shape is not None}
-            nn.check_shapes(module.shapes(), native | made | stray, f"{weights.path}: {name}")
-        except ModelFileError as fault:
-            faults.append(str(fault))
-        else:
-            parts[name] = module, _Native(weights, fitted.sources, native | made)
-    if faults:
-        raise ModelFileError("\n".join(faults))
-    return parts
+) -> dict[str, tuple[nn.Module, Native]]:
+    wanted = [next(c for c in sdxl.COMPONENTS if c.name == name) for name in components]
+    return parts(weights, shapes, resolved, wanted, _build)
 
 
 def _build(component: str, native: Mapping[str, Shape]) -> nn.Module:

@@ -1,0 +1,73 @@
+"""A model's networks from an open file: each component's empty network, and where each of its weights is read.
+
+Everything is checked against names and shapes first, for all components together; then each tensor goes from the
+file to the device on its own, so the host never holds a whole network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flame_train.engine import nn
+from flame_train.errors import ModelFileError
+from flame_train.io.keymap import Shape, Source
+from flame_train.io.resolve import Component, Resolved, fit, native_shapes
+from flame_train.io.weights import Weights
+
+Build = Callable[[str, Mapping[str, Shape]], nn.Module]
+"""A component's empty network, from its name and its native names and shapes."""
+
+
+class Native:
+    """One component's tensors by native name: a `WeightSource` over the open file."""
+
+    def __init__(self, weights: Weights, sources: Mapping[str, Source], shapes: Mapping[str, Shape]) -> None:
+        self.shapes = shapes
+        self._weights, self._sources = weights, sources
+
+    def read(self, name: str) -> np.ndarray[Any, Any]:
+        return self._sources[name].read(self._weights)
+
+
+def parts(
+    weights: Weights, shapes: Mapping[str, Shape], resolved: Resolved, components: Sequence[Component], build: Build
+) -> dict[str, tuple[nn.Module, Native]]:
+    """Each component's empty network and where its weights come from, every name and shape checked.
+
+    `shapes` are those of the file, `resolved` what became of its names. Raises ModelFileError with all missing,
+    unexpected and mis-shaped tensors of all components; unexpected is what lies below a component's prefix and has no
+    place in it.
+    """
+    found: dict[str, tuple[nn.Module, Native]] = {}
+    faults = []
+    for component in components:
+        sources = resolved.sources[component.name]
+        native = native_shapes(sources, shapes)
+        try:
+            module = build(component.name, native)
+            fitted = fit(sources, shapes, module.shapes())
+            stray = {name: shapes[name] for name in resolved.unknown if name.startswith(component.prefixes)}
+            made = {name: source.shape for name, source in fitted.sources.items() if source.shape is not None}
+            nn.check_shapes(module.shapes(), native | made | stray, f"{weights.path}: {component.name}")
+        except ModelFileError as fault:
+            faults.append(str(fault))
+        else:
+            found[component.name] = module, Native(weights, fitted.sources, native | made)
+    if faults:
+        raise ModelFileError("\n".join(faults))
+    return found
+
+
+def digest(weights: Weights, sources: Iterable[Mapping[str, Source]]) -> str:
+    """SHA-256, in hex, over names and values of the file's tensors that the components' sources read."""
+    summed = hashlib.sha256()
+    used = {name for component in sources for source in component.values() for name in source.names}
+    for name in sorted(used):
+        array = weights.read(name)
+        summed.update(f"{name} {weights.info(name).dtype} {array.shape}".encode())
+        summed.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
+    return summed.hexdigest()
