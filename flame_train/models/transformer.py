@@ -11,13 +11,21 @@ from flame_train.engine import Tensor, checkpoint, nn
 from flame_train.engine import functional as F
 
 
-def attend(q_BLC: Tensor, k_BTC: Tensor, v_BTC: Tensor, heads: int, is_causal: bool = False) -> Tensor:
-    """Multi-head attention on projected queries, keys and values; returns (B, L, C)."""
+def attend(
+    q_BLC: Tensor, k_BTC: Tensor, v_BTC: Tensor, heads: int, is_causal: bool = False, *, mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:  # fmt: skip
+    """Multi-head attention on projected queries, keys and values; returns (B, L, C).
+
+    `mask` (B or 1, H or 1, L, T) and `scale` are scaled_dot_product_attention's.
+    """
 
     def split(x: Tensor) -> Tensor:
         return x.reshape(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
 
-    o_BHLD = F.scaled_dot_product_attention(split(q_BLC), split(k_BTC), split(v_BTC), is_causal=is_causal)
+    o_BHLD = F.scaled_dot_product_attention(
+        split(q_BLC), split(k_BTC), split(v_BTC), mask, is_causal=is_causal, scale=scale
+    )
     return o_BHLD.transpose(1, 2).reshape(q_BLC.shape)
 
 

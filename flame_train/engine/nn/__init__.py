@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .attention import MultiheadAttention
-from .layers import Conv2d, Embedding, GroupNorm, LayerAdapter, LayerNorm, Linear, linears
+from .layers import Conv2d, Embedding, GroupNorm, LayerAdapter, LayerNorm, Linear, RMSNorm, linears
 from .module import Module, ModuleList, Slot, WeightSource, check_shapes, load, weight
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Module",
     "ModuleList",
     "MultiheadAttention",
+    "RMSNorm",
     "Slot",
     "WeightSource",
     "check_shapes",

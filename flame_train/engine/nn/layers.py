@@ -85,6 +85,19 @@ class LayerNorm(Module):
         return F.layer_norm(x, (self.dim,), self.weight, self.bias, self.eps)
 
 
+class RMSNorm(Module):
+    """Root-mean-square normalisation over the last dim: no mean is taken away, nothing added."""
+
+    weight: Tensor
+
+    def __init__(self, dim: int, eps: float | None = None) -> None:
+        self.dim, self.eps = dim, eps
+        self.weight = weight(dim, init="ones")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (self.dim,), self.weight, self.eps)
+
+
 class GroupNorm(Module):
     """Group normalisation over channels-last activations; `silu=True` applies the activation in the same pass."""
 
