@@ -355,15 +355,27 @@ def bench_step(
     deterministic: Annotated[
         bool, typer.Option("--deterministic/--not-deterministic", help="As train.deterministic in a config.")
     ] = True,
+    against: Annotated[
+        Literal["torch", "torch-compiled"] | None,
+        typer.Option("--against", help="Also time PyTorch + diffusers + PEFT, if installed."),
+    ] = None,
+    sweep: Annotated[
+        Literal["batch"] | None, typer.Option("--sweep", help="Double the batch from 1 until memory runs out.")
+    ] = None,
+    plot: Annotated[Path, typer.Option("--plot", help="The PNG that a sweep draws.")] = Path("bench-step.png"),
     device: Device = "cuda",
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """The time and peak memory of a training step with random weights."""
+    """The time, the peak memory and the share of this machine's own best of a training step with random weights."""
     from flame_train.tools import bench as tool
+    from flame_train.tools import bench_sweep
 
     trial = tool.Trial(model, resolution, batch, rank, precision, checkpointing, device, deterministic)
-    _print(tool.step(trial), as_json)
+    if sweep:
+        _print(bench_sweep.run(trial, plot), as_json)
+    else:
+        _print(tool.step(trial, against), as_json)
 
 
 @bench_app.command("memory")

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,6 +25,10 @@ from flame_train.recipes.pipeline import make_state
 from flame_train.recipes.sdxl import as_denoiser
 from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.step import FIGURES, State, micro, update
+
+from . import bench_torch_step
+from .bench_flops import step_flops
+from .bench_ops import ceilings
 
 _WARM, _TIMED = 3, 10
 
@@ -49,6 +53,7 @@ class Trial:
 class Prepared:
     """A model with adapters, an optimizer and a batch on the device, ready to step."""
 
+    unet: UNet
     state: State
     batch: Batch
     backend: Backend
@@ -93,16 +98,26 @@ def prepare(trial: Trial) -> Prepared:
     device_batch = Batch(host, backend, dtype)
     device_batch.fill(host)
     frozen = sum(int(t.data.nbytes) for _, t in unet.weights())
-    return Prepared(state, device_batch, backend, len(targets), backend.memory().live, frozen)
+    return Prepared(unet, state, device_batch, backend, len(targets), backend.memory().live, frozen)
 
 
-def step(trial: Trial) -> dict[str, Any]:
+def step(trial: Trial, against: Literal["torch", "torch-compiled"] | None = None) -> dict[str, Any]:
     """Times a whole training step with random weights, eager and, on a GPU, replayed as a captured graph.
 
-    Returns milliseconds (medians), of those the host's, peak GiB, and the figures of the last step.
+    Returns milliseconds (medians), of those the host's, peak GiB, on a GPU the arithmetic done and its share of what
+    the card reaches in one large matrix product, and the last step's figures; with `against` PyTorch's as well.
     """
     with deterministic(trial.deterministic):
-        return _step(trial)
+        result = _step(trial)
+    if against is None:
+        return result
+    get_backend(trial.device).release_unused()
+    theirs = bench_torch_step.run(
+        _ARCHITECTURES[trial.model](), trial.resolution, trial.batch, trial.rank, trial.precision, trial.checkpointing,
+        trial.device, against == "torch-compiled",
+    )  # fmt: skip
+    best = result.get("captured_ms", result["eager_ms"])
+    return result | {"torch": theirs, "ratio": round(best / theirs["ms"], 4)}
 
 
 def _step(trial: Trial) -> dict[str, Any]:
@@ -128,8 +143,22 @@ def _step(trial: Trial) -> dict[str, Any]:
         captured = _time(replay, p.backend)
         peak = round(p.backend.memory().peak / 2**30, 2)
         result |= {"captured_ms": captured[0], "captured_host_ms": captured[1], "captured_gib": peak}
+        result |= _share(p, trial, captured[0])
     figures = dict(zip(FIGURES, p.backend.get(p.state.figures).tolist(), strict=True))
     return result | {"figures": figures}
+
+
+def _share(p: Prepared, trial: Trial, ms: float) -> dict[str, Any]:
+    """The step's arithmetic, its rate, and that rate over the card's own."""
+    work = step_flops(p.unet, trial.resolution, trial.batch)
+    ceiling, _ = ceilings(p.backend, p.state.dtype)
+    rate = work / ms * 1e3
+    return {
+        "tflop": round(work / 1e12, 3),
+        "tflop_per_s": round(rate / 1e12, 3),
+        "ceiling_tflop_per_s": round(ceiling / 1e12, 3),
+        "share_of_ceiling": round(rate / ceiling, 4),
+    }
 
 
 def _time(fn: Callable[[], None], backend: Backend) -> tuple[float, float]:

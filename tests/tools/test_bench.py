@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from flame_train import cli
+from flame_train.adapters.targets import resolve
 from flame_train.engine.check import generator
 from flame_train.engine.op import REGISTRY, sample
 from flame_train.engine.sample import materialise
-from flame_train.errors import ConfigError
+from flame_train.errors import ConfigError, EnvironmentFault
 from flame_train.models.unet_sdxl import UNet, UNetArch
-from flame_train.tools import bench, bench_memory, bench_ops
+from flame_train.recipes import RECIPES
+from flame_train.tools import bench, bench_memory, bench_ops, bench_sweep, bench_torch_step
+from flame_train.tools.bench_flops import forward_flops
 
 
 def test_step_reports_a_finite_whole_step(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,3 +75,60 @@ def test_memory_adds_up_and_checkpointing_keeps_less() -> None:
     assert plain["peak of what ops make"] == sum(r["at peak"] for r in plain["by op"])
     assert {r["phase"] for r in plain["by op"]} == {"forward", "backward"}
     assert "kept for the backward pass" in bench_memory.table(plain)
+
+
+def test_sweep_doubles_until_memory_runs_out_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stand_in(trial: bench.Trial) -> dict[str, float]:
+        if trial.batch > 4:
+            raise MemoryError
+        return {"eager_ms": 100.0 + 10.0 * trial.batch, "peak_gib": 2.0 + trial.batch}
+
+    monkeypatch.setattr(bench_sweep, "step", stand_in)
+    found = bench_sweep.run(bench.Trial("sdxl-tiny", device="cpu"), tmp_path / "plot.png")
+    assert [r["batch"] for r in found["sweep"]] == [1, 2, 4]
+    assert found["sweep"][2]["images_per_s"] == round(4000 / 140, 3)
+    assert found["stopped at"] == "out of memory at batch 8"
+    with Image.open(tmp_path / "plot.png") as image:
+        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 16)}
+    assert {(0x1F, 0x6F, 0xB4), (0xC8, 0x50, 0x1E)} <= colours  # both curves are there
+
+
+def test_against_torch_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_torch_step, "_NEEDED", ("no_such_package",))
+    with pytest.raises(EnvironmentFault, match="no_such_package not installed; leave the option out"):
+        bench.step(bench.Trial("sdxl-tiny", 64, rank=2, precision="fp32", device="cpu"), "torch")
+
+
+@pytest.mark.parity
+def test_the_yardstick_is_the_same_network_and_counts_the_same_arithmetic() -> None:
+    diffusers = pytest.importorskip("diffusers")
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    arch = UNetArch.tiny()
+    _, trained = bench_torch_step._build(torch, arch, 4, "fp32", False, "cpu")
+    ours = UNet(arch)
+    plain = diffusers.UNet2DConditionModel(**bench_torch_step.diffusers_config(arch))
+    assert sum(p.numel() for p in plain.parameters()) == ours.num_weights()
+    layers = resolve(ours, ("attention",), RECIPES["sdxl"].presets)
+    assert sum(p.numel() for p in trained) == sum(4 * sum(ours.shapes()[f"{n}.weight"]) for n in layers)
+
+    x, context = torch.zeros(1, 4, 16, 16), torch.zeros(1, 77, arch.context_dim)
+    extra = {"text_embeds": torch.zeros(1, arch.adm_in_channels - 1536), "time_ids": torch.zeros(1, 6)}
+    written_out = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)  # the fused one is not counted
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), written_out:
+        plain(x, torch.tensor([1]), context, added_cond_kwargs=extra)
+    shapes = ours.shapes()
+    embeddings = sum(
+        math.prod(s) for n, s in shapes.items() if n.startswith(("time_embed", "label_emb")) and len(s) == 2
+    )
+    assert sum(forward_flops(ours, 128)) + 2 * embeddings == counter.get_total_flops()
+
+
+@pytest.mark.parity
+def test_against_torch_measures_both(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("diffusers")
+    argv = ["bench", "step", "--model", "sdxl-tiny", "--resolution", "64", "--precision", "fp32", "--rank", "2"]
+    assert cli.run([*argv, "--device", "cpu", "--against", "torch", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["ratio"] == pytest.approx(result["eager_ms"] / result["torch"]["ms"], rel=1e-3)

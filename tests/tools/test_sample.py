@@ -14,7 +14,6 @@ from flame_train.adapters.formats import to_diffusers, to_kohya
 from flame_train.errors import ConfigError, ModelFileError
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.keys.sdxl import lora_family
-from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.tools.merge import merge
 from flame_train.tools.sample import sample
 
@@ -22,6 +21,7 @@ PLAIN = {
     "lora": None, "strength": 1.0, "negative": "", "steps": 3, "guidance": 2.0, "sampler": "euler",
     "prediction": "epsilon", "precision": "fp32", "seed": 3, "width": 96, "height": 64, "device": "cpu",
 }  # fmt: skip
+UNET = "model.diffusion_model."
 PROMPTS = ("a blue circle", "a red house")
 
 
@@ -39,7 +39,7 @@ def drawn_with(small_base, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def state():
+def state(small_base):
     """A LoRA for the small model's UNet (attention and a convolution) and its first text encoder."""
     rng = np.random.default_rng(0)
 
@@ -48,7 +48,8 @@ def state():
         down, up = rng.standard_normal((2, *into)), rng.standard_normal((out, 2, *([1] * (len(into) - 1))))
         return LoraFactors((0.3 * down).astype(np.float32), (0.3 * up).astype(np.float32), 1.5)
 
-    shapes = UNet(UNetArch.tiny()).shapes()
+    with SafetensorsFile(small_base) as file:
+        shapes = {n.removeprefix(UNET): file.info(n).shape for n in file.names if n.startswith(UNET)}
     unet = ["output_blocks.8.0.skip_connection", "output_blocks.8.0.out_layers.3", "middle_block.1.proj_in"]
     unet += [name.removesuffix(".weight") for name in shapes if name.endswith("attn2.to_k.weight")]
     return {

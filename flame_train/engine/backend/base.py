@@ -92,5 +92,8 @@ class Backend(Protocol):
     def reset_peak(self) -> None:
         """Starts the peak anew."""
 
+    def release_unused(self) -> None:
+        """Gives the memory of freed arrays back to the device, for others to take."""
+
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
         """`fn` as one replayable device program, or `fn` itself where there is none."""

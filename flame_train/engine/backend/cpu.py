@@ -99,5 +99,8 @@ class CpuBackend:
     def reset_peak(self) -> None:
         self._peak = 0
 
+    def release_unused(self) -> None:
+        pass
+
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
         return fn

@@ -1,0 +1,77 @@
+"""`bench step --sweep batch`: throughput and memory against batch size, as a table and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw
+
+from flame_train.errors import is_out_of_memory
+
+from .bench import Trial, step
+
+_LARGEST = 64
+_SIZE, _MARGIN = (880, 420), 70
+_INK, _GRID, _SPEED, _MEMORY = "#222222", "#dddddd", "#1f6fb4", "#c8501e"
+
+
+def run(trial: Trial, path: Path) -> dict[str, Any]:
+    """Doubles the batch from 1 until memory runs out, or to 64; draws what was measured into `path`, a PNG."""
+    rows: list[dict[str, Any]] = []
+    stopped, batch = f"batch {_LARGEST}", 1
+    while batch <= _LARGEST:
+        try:
+            found = step(replace(trial, batch=batch))
+        except Exception as e:
+            if not is_out_of_memory(e) or not rows:
+                raise
+            stopped = f"out of memory at batch {batch}"
+            break
+        ms = found.get("captured_ms", found["eager_ms"])
+        rows.append({
+            "batch": batch, "ms": ms, "images_per_s": round(1e3 * batch / ms, 3),
+            "peak_gib": found.get("captured_gib", found["peak_gib"]),
+        })  # fmt: skip
+        batch *= 2
+    draw(rows, f"{trial.model}, {trial.resolution} px, rank {trial.rank}, {trial.precision}", path)
+    return {"stopped at": stopped, "plot": str(path), "sweep": rows}
+
+
+def draw(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
+    """Images a second and peak memory against batch size, side by side."""
+    image = Image.new("RGB", _SIZE, "white")
+    canvas = ImageDraw.Draw(image)
+    canvas.text((_MARGIN, 12), title, _INK)
+    half = _SIZE[0] // 2
+    for left, key, name, colour in ((0, "images_per_s", "images / s", _SPEED), (half, "peak_gib", "peak GiB", _MEMORY)):
+        box = (left + _MARGIN, 60, left + half - 20, _SIZE[1] - 50)
+        _axes(canvas, box, rows, max(r[key] for r in rows), name)
+        points = [_place(box, i, len(rows), r[key], max(q[key] for q in rows)) for i, r in enumerate(rows)]
+        canvas.line(points, colour, 3)
+        for (x, y), r in zip(points, rows, strict=True):
+            canvas.ellipse((x - 4, y - 4, x + 4, y + 4), colour)
+            canvas.text((x - 12, y - 20), f"{r[key]:.3g}", colour)
+    image.save(path)
+
+
+def _axes(
+    canvas: ImageDraw.ImageDraw, box: tuple[int, int, int, int], rows: Sequence[dict[str, Any]], top: float, name: str
+) -> None:
+    for quarter in range(5):
+        y = box[3] - (box[3] - box[1]) * quarter / 4
+        canvas.line((box[0], y, box[2], y), _GRID)
+        canvas.text((box[0] - 45, y - 6), f"{top * quarter / 4:.3g}", _INK)
+    for i, r in enumerate(rows):
+        x, _ = _place(box, i, len(rows), 0.0, 1.0)
+        canvas.text((x - 4, box[3] + 8), str(r["batch"]), _INK)
+    canvas.text((box[0], box[1] - 22), name, _INK)
+    canvas.text(((box[0] + box[2]) // 2 - 15, box[3] + 26), "batch", _INK)
+
+
+def _place(box: tuple[int, int, int, int], i: int, count: int, value: float, top: float) -> tuple[float, float]:
+    """Where the i-th of `count` points stands: evenly along, as the batch doubles."""
+    along = (i + 0.5) / count
+    return box[0] + (box[2] - box[0]) * along, box[3] - (box[3] - box[1]) * (value / top if top else 0.0)
