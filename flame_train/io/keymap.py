@@ -10,6 +10,7 @@ Patterns: `{p}` stands for `weight` and `bias`; `{i}`, `{j}`, `{k}` for any numb
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,16 +29,19 @@ _WILDCARD: Final = re.compile(r"\{([a-z])\}")
 
 
 class Op(Enum):
-    """How a tensor is rearranged; values never change. Comments give source -> target."""
+    """How a tensor is rearranged; only SCALE changes values. Comments give source -> target."""
 
     COPY = "copy"
     SQUEEZE = "squeeze"  # [O, I, 1, 1] -> [O, I]
     UNSQUEEZE = "unsqueeze"  # [O, I] -> [O, I, 1, 1]
     TRANSPOSE = "transpose"  # [A, B] -> [B, A]
     ROWS = "rows"  # one tensor -> n equal blocks of rows, or n tensors -> one
+    SCALE = "scale"  # a tensor and a single number -> their product in fp32; only read, never written
 
     @property
     def inverse(self) -> Op:
+        if self is Op.SCALE:
+            raise ValueError("a table with scaled tensors has no inverse: they are read, not written")
         return {Op.SQUEEZE: Op.UNSQUEEZE, Op.UNSQUEEZE: Op.SQUEEZE}.get(self, self)
 
 
@@ -75,7 +79,7 @@ class Source:
     shape: Shape | None = None
 
     def read(self, weights: Readable) -> Array:
-        """The tensor, a view of the stored one except where several are joined."""
+        """The tensor, a view of the stored one except where several are joined or one is scaled."""
         return self.apply([weights.read(name) for name in self.names])
 
     def apply(self, stored: Sequence[Array]) -> Array:
@@ -93,6 +97,9 @@ class Source:
             case Op.ROWS:
                 rows = len(first) // self.parts
                 made = np.concatenate(stored) if len(stored) > 1 else first[self.part * rows :][:rows]
+            case Op.SCALE:
+                made = first.astype(np.float32)
+                made *= stored[1].astype(np.float32).reshape(())
         return made if self.shape is None else made.reshape(self.shape)
 
     def made_shape(self, shapes: Mapping[str, Shape]) -> Shape | None:
@@ -113,6 +120,8 @@ class Source:
                     return None
                 rows = sum(shapes[name][0] for name in self.names)
                 return (rows // self.parts, *first[1:])
+            case Op.SCALE:
+                return first if math.prod(rest[0]) == 1 else None
         return first
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from flame_train.io.keymap import KeyMap, Pulled, Shape, Source
 
@@ -27,12 +27,16 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A part of a model: where its tensors are found in a file, and under which layouts."""
+    """A part of a model: where its tensors are found in a file, and under which layouts.
+
+    `duplicates` names tensors that repeat another: they are ignored where that other is there too.
+    """
 
     name: str
     prefixes: tuple[str, ...]
     layouts: tuple[Layout, ...]
     ignored: re.Pattern[str]
+    duplicates: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,8 @@ def resolve(components: Sequence[Component], names: Iterable[str], only: str | N
         prefix = prefix or ""
         own = [name for name in left if name.startswith(prefix)]
         left = [name for name in left if not name.startswith(prefix)]
-        wanted = [name for name in own if not component.ignored.fullmatch(name, len(prefix))]
+        twice = {prefix + name for name, other in component.duplicates.items() if prefix + other in own}
+        wanted = [n for n in own if n not in twice and not component.ignored.fullmatch(n, len(prefix))]
         ignored += sorted(set(own) - set(wanted))
         pulled, layouts[component.name] = _pull(component, [name[len(prefix) :] for name in wanted])
         sources[component.name] = {

@@ -1,0 +1,53 @@
+"""The T5 encoder's names: those of transformers, below whatever prefix a file puts before them.
+
+Stand-alone files have none, full checkpoints `text_encoders.t5xxl.transformer.`, diffusers folders `text_encoder_3/`
+(SD3) or `text_encoder_2/` (Flux). Many files hold the embedding twice, some under its second name alone. ComfyUI's
+scaled fp8 files keep a factor beside each fp8 matrix, which the stored values are to be multiplied by.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from flame_train.io.keymap import KeyMap, Op, Rule, table
+from flame_train.io.resolve import Component, Layout
+
+SINGLE_FILE_PREFIX: Final = "text_encoders.t5xxl.transformer."
+
+_FIRST: Final = "encoder.block.0.layer.0.SelfAttention.q.weight"
+_EMBEDDING: Final = "shared.weight"
+_EMBEDDING_AGAIN: Final = "encoder.embed_tokens.weight"
+_BLOCK: Final = (
+    *(f"layer.0.SelfAttention.{part}.weight" for part in ("q", "k", "v", "o")),
+    *(f"layer.1.DenseReluDense.{part}.weight" for part in ("wi_0", "wi_1", "wo")),
+    *(f"layer.{part}.layer_norm.weight" for part in (0, 1)),
+)
+_NAMES: Final = (
+    _EMBEDDING,
+    "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+    *(f"encoder.block.{{i}}.{name}" for name in _BLOCK),
+    "encoder.final_layer_norm.weight",
+)
+# a whole T5's other half; and what marks a scaled file, or serves products in fp8
+_EXTRAS: Final = re.compile(r"decoder\..*|lm_head\.weight|scaled_fp8|.*\.scale_input")
+
+
+def t5_table(names: Collection[str] = ()) -> KeyMap:
+    """The table to native names, which are the same; `names` are a file's, of which those with a factor are scaled."""
+    stems = [name.removesuffix(".scale_weight") for name in sorted(names) if name.endswith(".scale_weight")]
+    scaled = [Rule((f"{stem}.weight", f"{stem}.scale_weight"), (f"{stem}.weight",), Op.SCALE) for stem in stems]
+    plain = table([(name, name, Op.COPY) for name in _NAMES])
+    return KeyMap((*scaled, *plain), (Rule((_EMBEDDING_AGAIN,), (_EMBEDDING,)),))
+
+
+def component(name: str, prefixes: tuple[str, ...]) -> Component:
+    """The encoder as a part of a model, found below one of `prefixes`; ("",) where the file holds nothing else."""
+    layouts = (Layout("transformers", ".SelfAttention.", t5_table),)
+    return Component(name, prefixes, layouts, _EXTRAS, duplicates={_EMBEDDING_AGAIN: _EMBEDDING})
+
+
+def prefix_of(names: Iterable[str]) -> str | None:
+    """What a file puts before the encoder's names, "" for nothing; None if it holds no such encoder."""
+    return next((name.removesuffix(_FIRST) for name in names if name.endswith(_FIRST)), None)
