@@ -11,7 +11,8 @@ from ..dtype import Array
 from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import Values, apart, of_one
 from . import special
-from .generated import floating, generated
+from .conditions import floating
+from .generated import generated
 from .pointwise import sigmoid_value
 
 
@@ -218,8 +219,8 @@ def _(xp: Any, g: Array, input: Array) -> Array:
 
 
 generated(
-    mish, "input * tanhf(softplus(input))",
-    input="float t = tanhf(softplus(input)); g * (t + input * (1.f - t * t) * sigmoid(input))",
+    mish, "input * mish_gate(input)",
+    input="float t = mish_gate(input); g * (t + input * (1.f - t * t) * sigmoid(input))",
 )  # fmt: skip
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from ..backend.cuda.programs import Extent, Operands, Reduction, Table
 from ..dtype import Array, DType, bool_
+from ..graph import Plus
+from .conditions import floating
 from .dims import Shape
-from .generated import floating
 
 _ELEMENTS = 16384  # of a row, with operands enough to fill the registers of a block
 
@@ -28,6 +29,8 @@ def no_rows(x: Array, dims: int, *others: Array | None) -> str:
         return "nothing to compute with"
     columns = math.prod(x.shape[x.ndim - dims :])
     limit = min(_ELEMENTS, 4096 * math.gcd(columns, 16 // x.dtype.itemsize))
+    if columns == 1:
+        return "rows of one element"
     return "" if columns <= limit else f"rows of {columns} are longer than {limit}"
 
 
@@ -51,6 +54,12 @@ def table(k: Any, x: Array, shape: Shape) -> Table:
     found = shared(x, shape)
     assert found is not None
     return Table(rows_of(k, x), *found)
+
+
+def plus_rows(k: Any, plus: Plus, arg: str, dims: int) -> tuple[dict[str, Array], str]:
+    """The gradient that `arg` has got before, as rows `held`, and what to write behind an expression to add it."""
+    held = plus.get(arg)
+    return ({}, "") if held is None else ({"held": rows_of(k, held.array, dims)}, " + held")
 
 
 def extent(shape: Shape, dims: Sequence[int]) -> Extent | None:

@@ -10,7 +10,9 @@ from ...errors import ShapeError
 from ..dtype import Array, is_float
 from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import apart, not_broadcast, of_one, of_two, positive
-from .generated import generated
+from .conditions import floating
+from .dims import Shape
+from .generated import carried, generated
 
 
 @primitive(torch="add")
@@ -263,10 +265,19 @@ def _(xp: Any, g: Array, input: Array, end: Array) -> Array:
     return g * (end - input)
 
 
-generated(
-    lerp, "fabsf(weight) < 0.5f ? input + weight * (end - input) : end - (end - input) * (1.f - weight)",
-    input="g * (1.f - weight)", end="g * weight", weight="g * (end - input)",
-)  # fmt: skip
+_LERP = "fabsf(weight) < 0.5f ? input + weight * (end - input) : end - (end - input) * (1.f - weight)"
+
+
+def _number(weight: Array | float) -> bool | str:
+    return not hasattr(weight, "dtype") or "the weight is a tensor"
+
+
+@lerp.cuda_vjp("generated", "input", when=lambda input, end, weight: floating(input, end) or _number(weight))
+def _(k: Any, g: Array, weight: float, input_shape: Shape) -> Array:
+    return carried(k, "g * rest", {"g": g, "rest": 1.0 - weight}, input_shape)  # 1 - weight, rounded once
+
+
+generated(lerp, _LERP, input="g * (1.f - weight)", end="g * weight", weight="g * (end - input)")
 
 
 @lerp.errors

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from ..dtype import Array, DType, bfloat16, float16, float32, float64
+from typing import Any
+
+from ..dtype import Array, DType, bfloat16, bool_, float16, float32, float64
 
 LOW = frozenset({float16, bfloat16})
 AT_MOST_FP32 = frozenset({float32, float16, bfloat16})
+GENERATED = AT_MOST_FP32 | {bool_}
 ANY_FLOAT = frozenset({float64, float32, float16, bfloat16})
 
 
@@ -22,3 +25,12 @@ def packets(width: int, limit: int) -> str:
     if width % 8 or width == 0:
         return f"rows of {width} are no multiple of 8"
     return "" if width <= limit else f"rows of {width} are longer than {limit}"
+
+
+def floating(*operands: Any) -> str:
+    """Generated kernels take the dtypes of all operands, and there is a float among them; numbers are no concern."""
+    dtypes = [a.dtype for a in operands if hasattr(a, "dtype")]
+    for d in dtypes:
+        if d not in GENERATED:
+            return f"no kernel for {d.name}"
+    return "" if any(d != bool_ for d in dtypes) else "no floating operand"

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..dtype import Array, DType, bool_
+from ..dtype import Array, DType, bfloat16
 from ..op import Sample, primitive, sample
 from ..sample import of_one
+from .conditions import AT_MOST_FP32, floating
 from .dims import Shape
-from .generated import TAKEN, floating
 
 
 @primitive(torch=None, moves=True)
@@ -26,7 +26,7 @@ def _(xp: Any, g: Array) -> Array:
 
 
 def _castable(input: Array, dtype: DType) -> str:
-    return floating(input) or (f"no kernel for {dtype}" if np.dtype(dtype) not in TAKEN - {bool_} else "")
+    return floating(input) or (f"no kernel for {dtype}" if np.dtype(dtype) not in AT_MOST_FP32 else "")
 
 
 @cast.cuda("generated", when=_castable)
@@ -42,6 +42,11 @@ def _(k: Any, g: Array, input_shape: Shape) -> Array:
 @cast.samples
 def _() -> Iterator[Sample]:
     yield sample((3, 4), np.dtype(np.float64))
+
+
+@cast.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((4097, 33), bfloat16)
 
 
 @primitive(torch="clone", moves=True)

@@ -12,8 +12,8 @@ from ...errors import ShapeError
 from ..dtype import Array, DType, as_dtype
 from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import Values
-from . import conditions
-from .activations import gelu_value, gelu_value_and_slope, halves
+from .activations import gated, gated_gradient, gelu_value, gelu_value_and_slope, halves
+from .conditions import floating
 from .generated import generated
 
 
@@ -43,28 +43,14 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3)), ShapeError, "expected an even last dim")
 
 
-def _geglu_condition(input: Array) -> str:
-    if input.size == 0:
-        return "there is nothing to compute"
-    width = input.shape[-1] // 2
-    return conditions.same(conditions.AT_MOST_FP32, input) or conditions.packets(width, 1 << 24)
-
-
-@geglu.cuda("diffusion.cu", when=_geglu_condition)
+@geglu.cuda("generated", when=lambda input: floating(input))
 def _(k: Any, input: Array) -> Array:
-    h, width = k.rows_first(input), input.shape[-1] // 2
-    y = k.empty((*h.shape[:-1], width), h.dtype)
-    k.launch("diffusion.cu", "geglu_forward", h.dtype, (-(-y.size // 2048),), 256,
-             (h, y, np.int64(y.size // 8), np.int32(width)))  # fmt: skip
-    return y
+    return gated(k, input, "value * gelu(gate)")
 
 
-@geglu.cuda_vjp("diffusion.cu", "input", when=_geglu_condition)
+@geglu.cuda_vjp("generated", "input", when=lambda input: floating(input))
 def _(k: Any, g: Array, input: Array) -> Array:
-    h, g, dh = k.rows_first(input), k.rows_first(g), k.empty(input.shape, input.dtype)
-    k.launch("diffusion.cu", "geglu_gradient", h.dtype, (-(-g.size // 2048),), 256,
-             (h, g, dh, np.int64(g.size // 8), np.int32(h.shape[-1] // 2)))  # fmt: skip
-    return dh
+    return gated_gradient(k, g, input, "g * gelu(gate)", "g * value * gelu_slope(gate)")
 
 
 @geglu.large_samples

@@ -30,15 +30,31 @@ __device__ __forceinline__ float silu_slope(float x) {
   float s = sigmoid(x);
   return s * (1.f + x * (1.f - s));
 }
-__device__ __forceinline__ float phi(float x) { return 0.5f * (1.f + erff(x * 0.70710678118654752f)); }
-__device__ __forceinline__ float gelu(float x) { return x * phi(x); }
-__device__ __forceinline__ float gelu_slope(float x) { return phi(x) + x * 0.39894228040143268f * e_to(-0.5f * x * x); }
+// The normal distribution function, `e` being exp(-x^2 / 2). The fast form is formula 7.1.26 of Abramowitz and Stegun,
+// to 1e-7, taken on the negative side, where it is small and keeps its digits.
+__device__ __forceinline__ float phi(float x, float e) {
+  if (!FAST) return 0.5f * (1.f + erff(x * 0.70710678118654752f));
+  float t = __fdividef(1.f, 1.f + 0.23164189f * fabsf(x));
+  float p = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
+  float tail = 0.5f * p * e;
+  return x < 0.f ? tail : 1.f - tail;
+}
+__device__ __forceinline__ float gelu(float x) { return x * phi(x, FAST ? e_to(-0.5f * x * x) : 0.f); }
+__device__ __forceinline__ float gelu_slope(float x) {
+  float e = e_to(-0.5f * x * x);
+  return phi(x, e) + x * 0.39894228040143268f * e;
+}
 // Hendrycks and Gimpel's formula: 0.5 (1 + tanh(u)) is sigmoid(2 u)
 __device__ __forceinline__ float tanh_phi(float x) { return sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x)); }
 __device__ __forceinline__ float gelu_tanh(float x) { return x * tanh_phi(x); }
 __device__ __forceinline__ float gelu_tanh_slope(float x) {
   float p = tanh_phi(x);
   return p + x * p * (1.f - p) * 1.5957691216057308f * (1.f + 0.134145f * x * x);
+}
+// tanh(log(1 + e^x)) = n / (n + 2) with n = e^x (e^x + 2), which is 1 well before e^x is infinite
+__device__ __forceinline__ float mish_gate(float x) {
+  float e = e_to(fminf(x, 20.f)), n = e * (e + 2.f);
+  return n / (n + 2.f);
 }
 __device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.f) + log1pf(e_to(-fabsf(x))); }
 __device__ __forceinline__ float sign(float x) { return x > 0.f ? 1.f : x < 0.f ? -1.f : x; }

@@ -9,12 +9,13 @@ from typing import Any
 from ...errors import ShapeError
 from ..backend.cuda.programs import Extent, Operands, Program, Reduction
 from ..dtype import Array, float32, promote
+from ..graph import Plus
 from ..op import ErrorSample, Sample, composite, sample
 from ..tensor import Tensor
 from .activations import gelu, quick_gelu, relu, silu
-from .along import no_rows, rows_of, shared, table
+from .along import no_rows, plus_rows, rows_of, shared, table
 from .matmul import linear
-from .norm import layer_norm
+from .norm import CENTRED, layer_norm
 from .pointwise import sigmoid, tanh
 
 _ACTIVATIONS: dict[str, Callable[..., Any]] = {
@@ -79,17 +80,7 @@ def _modulated(input: Array, scale: Array, shift: Array) -> str:
 
 @layer_norm_modulate.cuda("rows", when=_modulated)
 def _(k: Any, input: Array, scale: Array, shift: Array, eps: float) -> tuple[Array, Array, Array]:
-    program = Program(
-        (
-            "sum s = input",
-            "let mean = s / n",
-            "row c = input - mean",
-            "sum q = c * c",
-            "let rstd = rsqrtf(q / n + eps)",
-        ),
-        ("c * rstd * (1.f + scale) + shift",),
-        ("mean", "rstd"),
-    )
+    program = Program(CENTRED, ("c * rstd * (1.f + scale) + shift",), ("mean", "rstd"))
     tables = {"scale": table(k, scale, input.shape), "shift": table(k, shift, input.shape)}
     dtype = promote([a.dtype for a in (input, scale, shift)])
     operands = Operands({"input": rows_of(k, input)}, tables, {}, {"eps": eps})
@@ -99,7 +90,8 @@ def _(k: Any, input: Array, scale: Array, shift: Array, eps: float) -> tuple[Arr
 
 
 @layer_norm_modulate.cuda_vjp("rows", "input", when=_modulated)
-def _(k: Any, g: Array, input: Array, scale: Array, mean: Array, rstd: Array) -> Array:
+def _(k: Any, g: Array, input: Array, scale: Array, mean: Array, rstd: Array, plus: Plus) -> Array:
+    held, added = plus_rows(k, plus, "input", 1)
     program = Program(
         (
             "sum a = g * (1.f + scale)",
@@ -107,32 +99,35 @@ def _(k: Any, g: Array, input: Array, scale: Array, mean: Array, rstd: Array) ->
             "let t = b * rstd * rstd / n",
             "let m = a / n",
         ),
-        ("rstd * (g * (1.f + scale) - m - (input - mean) * t)",),
+        (f"rstd * (g * (1.f + scale) - m - (input - mean) * t){added}",),
     )
-    rows = {"g": rows_of(k, g), "input": rows_of(k, input)}
+    rows = {"g": rows_of(k, g), "input": rows_of(k, input), **held}
     columns = {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)}
     operands = Operands(rows, {"scale": table(k, scale, input.shape)}, columns)
     return k.rows(program, operands, (input.dtype,))[0].reshape(input.shape)
 
 
-@layer_norm_modulate.cuda_vjp("rows", "scale", when=_modulated)
-def _(k: Any, g: Array, input: Array, scale: Array, mean: Array, rstd: Array) -> Array:
+@layer_norm_modulate.cuda_vjp("rows", "scale", "shift", when=_modulated)
+def _(
+    k: Any, g: Array, input: Array, scale: Array, shift: Array, mean: Array, rstd: Array, needs: frozenset[str]
+) -> tuple[Array | None, Array | None]:
     rows = {"g": rows_of(k, g), "input": rows_of(k, input)}
-    columns = {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)}
-    return _to_shared(k, "g * (input - mean) * rstd", Operands(rows, {}, columns), scale, input.shape)
+    operands = Operands(rows, {}, {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)})
+    scaling, shifting = Reduction("sum", "g * (input - mean) * rstd"), Reduction("sum", "g")
+    if {"scale", "shift"} <= needs and shared(scale, input.shape) == shared(shift, input.shape):
+        both = _to_shared(k, [scaling, shifting], operands, scale, input.shape)
+        return both[0], both[1].reshape(shift.shape)
+    dscale = _to_shared(k, [scaling], operands, scale, input.shape)[0] if "scale" in needs else None
+    dshift = _to_shared(k, [shifting], operands, shift, input.shape)[0] if "shift" in needs else None
+    return dscale, dshift
 
 
-@layer_norm_modulate.cuda_vjp("rows", "shift", when=_modulated)
-def _(k: Any, g: Array, shift: Array) -> Array:
-    return _to_shared(k, "g", Operands({"g": rows_of(k, g)}), shift, g.shape)
-
-
-def _to_shared(k: Any, each: str, operands: Operands, x: Array, shape: tuple[int, ...]) -> Array:
-    """The gradient of shared rows: `each` summed over the run of rows that share one."""
+def _to_shared(k: Any, each: list[Reduction], operands: Operands, x: Array, shape: tuple[int, ...]) -> list[Array]:
+    """Gradients of shared rows like `x`, in fp32: sums over the run of rows that share one."""
     found = shared(x, shape)
     assert found is not None
     run, count = found
-    return k.columns([Reduction("sum", each)], operands, Extent(count, run, shape[-1]), x.dtype)[0].reshape(x.shape)
+    return [total.reshape(x.shape) for total in k.columns(each, operands, Extent(count, run, shape[-1]), float32)]
 
 
 @layer_norm_modulate.large_samples

@@ -11,10 +11,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..dtype import Array, DType, bfloat16, bool_, float16, float32, promote
+from ..backend.cuda.programs import Reduction
+from ..dtype import Array, DType, float32, promote
+from ..graph import Plus
 from ..op import Op
-
-TAKEN = frozenset({float32, float16, bfloat16, bool_})
+from .along import extent, reduce
+from .conditions import floating
+from .dims import Shape
 
 
 def generated(
@@ -24,22 +27,13 @@ def generated(
     """Declares a generated kernel for `op` and for the gradients named.
 
     `when` is a further condition, on any of the op's arguments; `result` the output's dtype if it is not the operands';
-    `missing` what an argument given as None counts as. The gradient "g" is handed on without a kernel.
+    `missing` what an argument given as None counts as. The gradient "g" is handed on without a kernel where it can.
     """
     stands = dict(missing or {})
     condition = _condition(op, when)
     op.cuda("generated", when=condition)(_forward(op, forward, result, stands))
     for arg, expression in gradients.items():
         op.cuda_vjp("generated", arg, when=condition)(_gradient(op, arg, expression, stands))
-
-
-def floating(*operands: Any) -> str:
-    """Why generated kernels cannot take these operands, of which numbers and None are no concern."""
-    dtypes = [a.dtype for a in operands if hasattr(a, "dtype")]
-    for d in dtypes:
-        if d not in TAKEN:
-            return f"no kernel for {d.name}"
-    return "" if any(d != bool_ for d in dtypes) else "no floating operand"
 
 
 def _condition(op: Op, when: Callable[..., bool | str] | None) -> Callable[..., bool | str]:
@@ -79,14 +73,47 @@ def _forward(op: Op, expression: str, result: DType | None, missing: Mapping[str
 
 
 def _gradient(op: Op, arg: str, expression: str, missing: Mapping[str, float]) -> Callable[..., Array]:
-    if expression == "g":
-        return lambda k, g: g
     used = _used(expression, (*op.names, *op.aux, "out"))
 
-    def launch(k: Any, g: Array, *values: Any) -> Array:
+    def launch(k: Any, g: Array, *values: Any, plus: Plus) -> Array:
         operands = {n: missing[n] if v is None else v for n, v in zip(used, values, strict=False)}
-        # What will be summed over a broadcast argument's dims is not rounded before.
-        dtype = g.dtype if values[-1] == g.shape else float32
-        return k.elementwise((expression,), {"g": g, **operands}, (dtype,), g.shape)[0]
+        return carried(k, expression, {"g": g, **operands}, values[-1], plus.get(arg))
 
-    return named(launch, ["k", "g", *used, f"{arg}_shape"])
+    return named(launch, ["k", "g", *used, f"{arg}_shape", "plus"])
+
+
+def carried(k: Any, expression: str, operands: Mapping[str, Any], shape: Shape, held: Any = None) -> Array:
+    """The gradient of an argument of `shape`: `expression` over `g` and other operands, summed down to it.
+
+    `held` is a `graph.Held`: a gradient that arrived before, which is added.
+    """
+    g = operands["g"]
+    if shape != g.shape:
+        total = _summed(k, expression, operands, shape)
+        if held is None:
+            return total
+        return k.elementwise(("g + held",), {"g": total, "held": held.array}, (held.array.dtype,), shape)[0]
+    if held is not None:
+        before, _, last = expression.rpartition(";")
+        expression = f"{before}{';' if before else ''}({last}) + held"
+        return k.elementwise((expression,), {**operands, "held": held.array}, (held.array.dtype,), shape)[0]
+    return g if expression == "g" else k.elementwise((expression,), operands, (g.dtype,), shape)[0]
+
+
+def _summed(k: Any, expression: str, operands: Mapping[str, Any], shape: Shape) -> Array:
+    """`expression` summed over the dims along which an argument of `shape` was broadcast; in one pass if it can be.
+
+    What is summed later is not rounded before.
+    """
+    g = operands["g"]
+    lead = g.ndim - len(shape)
+    dims = [*range(lead), *(i + lead for i, n in enumerate(shape) if n == 1 != g.shape[i + lead])]
+    one_pass = ";" not in expression and all(v.shape == g.shape for v in operands.values() if hasattr(v, "shape"))
+    if not one_pass or g.size == 0 or extent(g.shape, dims) is None:
+        each = k.elementwise((expression,), operands, (float32,), g.shape)[0]
+        if g.size == 0 or extent(g.shape, dims) is None:
+            return each  # summed by whoever sends it on
+        operands, expression = {"each": each}, "each"
+    arrays = {n: v for n, v in operands.items() if hasattr(v, "dtype")}
+    numbers = {n: v for n, v in operands.items() if n not in arrays}
+    return reduce(k, Reduction("sum", expression), arrays, dims, g.dtype, numbers=numbers).reshape(shape)

@@ -12,7 +12,8 @@ from ..op import ErrorSample, Op, Sample, composite, primitive, sample
 from ..sample import Values
 from ..tensor import Tensor
 from .along import no_reduction, reduce
-from .generated import floating, named
+from .conditions import floating
+from .generated import named
 
 
 def reduced(xp: Any, loss: Array, reduction: str) -> Array:

@@ -1,7 +1,7 @@
-// Group and layer normalisation over channels-last memory, forward and input gradient.
+// Group normalisation over channels-last memory, forward and input gradient.
 //
-// Contract: x, y, dy, dx are dense, row-major (B, P, C) or (rows, C) with C % 8 == 0, 16-byte aligned; w and b hold C
-// elements of the same type. mean and rstd are fp32, one a group or row. All sums are fp32 in a fixed order, so equal
+// Contract: x, y, dy, dx are dense, row-major (B, P, C) with C % 8 == 0, 16-byte aligned; w and b hold C
+// elements of the same type. mean and rstd are fp32, one a group. All sums are fp32 in a fixed order, so equal
 // inputs give equal bits. Outputs are assigned (=), but an input gradient is added to `plus`, of the same type and
 // shape, where that is not null; `plus` may be dx itself.
 #include "common.cuh"
@@ -176,83 +176,4 @@ extern "C" __global__ void group_norm_gradient_apply(const T* x, const T* dy, co
     f[k] = rstd[g] * (through(xhat, d[k], ga[k], be[k], silu) - means[2 * g] - xhat * means[2 * g + 1]) + sum[k];
   }
   store8(dx + at, f);
-}
-
-// ---- layer norm -------------------------------------------------------------------------------------------------
-//
-// One warp a row, four rows a block of 128 threads. A row is read once from memory and again from the cache.
-
-__device__ __forceinline__ bool row_of(int rows, int* row, int* lane) {
-  *row = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
-  *lane = threadIdx.x & 31;
-  return *row < rows;
-}
-
-extern "C" __global__ void layer_norm_forward(const T* x, const T* w, const T* b, T* y, float* mean, float* rstd,
-                                              int rows, int C, float eps) {
-  int row, lane;
-  if (!row_of(rows, &row, &lane)) return;
-  const T* p = x + (size_t)row * C;
-  float2 s = make_float2(0.f, 0.f);
-  for (int c = lane * 8; c < C; c += 256) {
-    float f[8];
-    load8(p + c, f);
-#pragma unroll
-    for (int i = 0; i < 8; i++) s.x += f[i];
-  }
-  float m = warp_sum(s).x / C;
-  s = make_float2(0.f, 0.f);
-  for (int c = lane * 8; c < C; c += 256) {
-    float f[8];
-    load8(p + c, f);
-#pragma unroll
-    for (int i = 0; i < 8; i++) s.x += (f[i] - m) * (f[i] - m);
-  }
-  float r = rsqrtf(warp_sum(s).x / C + eps);
-  for (int c = lane * 8; c < C; c += 256) {
-    float f[8], ga[8], be[8];
-    load8(p + c, f);
-    load8(w + c, ga);
-    load8(b + c, be);
-#pragma unroll
-    for (int i = 0; i < 8; i++) f[i] = (f[i] - m) * r * ga[i] + be[i];
-    store8(y + (size_t)row * C + c, f);
-  }
-  if (lane == 0) {
-    mean[row] = m;
-    rstd[row] = r;
-  }
-}
-
-extern "C" __global__ void layer_norm_gradient(const T* x, const T* dy, const T* w, const float* mean, const float* rstd,
-                                               const T* plus, T* dx, int rows, int C) {
-  int row, lane;
-  if (!row_of(rows, &row, &lane)) return;
-  size_t at = (size_t)row * C;
-  float m = mean[row], r = rstd[row];
-  float2 s = make_float2(0.f, 0.f);
-  for (int c = lane * 8; c < C; c += 256) {
-    float f[8], d[8], ga[8];
-    load8(x + at + c, f);
-    load8(dy + at + c, d);
-    load8(w + c, ga);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      float g = d[i] * ga[i];
-      s.x += g;
-      s.y += g * (f[i] - m) * r;
-    }
-  }
-  s = warp_sum(s);
-  float c0 = s.x / C, c1 = s.y / C;
-  for (int c = lane * 8; c < C; c += 256) {
-    float f[8], d[8], ga[8], sum[8] = {0};
-    load8(x + at + c, f);
-    load8(dy + at + c, d);
-    load8(w + c, ga);
-    if (plus) load8(plus + at + c, sum);
-#pragma unroll
-    for (int i = 0; i < 8; i++) f[i] = r * (d[i] * ga[i] - c0 - (f[i] - m) * r * c1) + sum[i];
-    store8(dx + at + c, f);
-  }
 }

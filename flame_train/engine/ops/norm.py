@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from ...errors import ShapeError
-from ..dtype import Array
+from ..backend.cuda.programs import Extent, Operands, Program, Reduction, Table
+from ..dtype import Array, float32, promote
 from ..graph import Plus, leading_sum
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from . import conditions
 from .activations import silu
+from .along import no_rows, plus_rows, rows_of
 
 
 @primitive(torch="nn.functional.layer_norm", aux=("mean", "rstd"))
@@ -286,32 +288,67 @@ def _(
 
 
 def _layer_condition(input: Array, normalized_shape: Sequence[int], weight: Array | None, bias: Array | None) -> str:
-    if weight is None or bias is None or len(normalized_shape) != 1 or input.size == 0:
-        return "only one normalised dim, with weight and bias"
-    return conditions.same(conditions.AT_MOST_FP32, input, weight, bias) or conditions.packets(input.shape[-1], 16384)
+    n = len(normalized_shape)
+    if n == 0 or tuple(input.shape[-n:]) != tuple(normalized_shape):
+        return "shapes do not fit"
+    return no_rows(input, n, weight, bias)
 
 
-@layer_norm.cuda("norm.cu", when=_layer_condition)
+def _affine(k: Any, **given: Array | None) -> dict[str, Table]:
+    """Weight and bias, where there are such, as rows that all share."""
+    return {n: Table(k.rows_first(a).reshape(1, -1)) for n, a in given.items() if a is not None}
+
+
+CENTRED = (
+    "sum s = input",
+    "let mean = s / n",
+    "row c = input - mean",
+    "sum q = c * c",
+    "let rstd = rsqrtf(q / n + eps)",
+)
+"""Steps to a row's mean, its elements less that, and their scale."""
+
+
+@layer_norm.cuda("rows", when=_layer_condition)
 def _(
-    k: Any, input: Array, normalized_shape: Sequence[int], weight: Array, bias: Array, eps: float
+    k: Any, input: Array, normalized_shape: Sequence[int], weight: Array | None, bias: Array | None, eps: float
 ) -> tuple[Array, Array, Array]:
-    x = k.rows_first(input)
-    rows = x.size // x.shape[-1]
-    mean, rstd = (k.empty((*x.shape[:-1], 1), np.dtype(np.float32)) for _ in range(2))
-    y = k.empty(x.shape, x.dtype)
-    k.launch("norm.cu", "layer_norm_forward", x.dtype, (-(-rows // 4),), 128,
-             (x, weight, bias, y, mean, rstd, np.int32(rows), np.int32(x.shape[-1]), np.float32(eps)))  # fmt: skip
-    return y, mean, rstd
+    tables, dims = _affine(k, weight=weight, bias=bias), len(normalized_shape)
+    value = f"c * rstd{' * weight' if 'weight' in tables else ''}{' + bias' if 'bias' in tables else ''}"
+    operands = Operands({"input": rows_of(k, input, dims)}, tables, {}, {"eps": eps})
+    dtype = promote([a.dtype for a in (input, weight, bias) if a is not None])
+    y, mean, rstd = k.rows(Program(CENTRED, (value,), ("mean", "rstd")), operands, (dtype, float32, float32))
+    kept = (*input.shape[: input.ndim - dims], *[1] * dims)
+    return y.reshape(input.shape), mean.reshape(kept), rstd.reshape(kept)
 
 
-@layer_norm.cuda_vjp("norm.cu", "input", when=_layer_condition)
-def _(k: Any, g: Array, input: Array, weight: Array, mean: Array, rstd: Array, plus: Plus) -> Array:
-    x, g = k.rows_first(input), k.rows_first(g)
-    rows = x.size // x.shape[-1]
-    dx, held = _sum_of(k, plus, x)
-    k.launch("norm.cu", "layer_norm_gradient", x.dtype, (-(-rows // 4),), 128,
-             (x, g, weight, mean, rstd, held, dx, np.int32(rows), np.int32(x.shape[-1])))  # fmt: skip
-    return dx
+@layer_norm.cuda_vjp("rows", "input", when=_layer_condition)
+def _(
+    k: Any, g: Array, input: Array, normalized_shape: Sequence[int], weight: Array | None, mean: Array, rstd: Array,
+    plus: Plus,
+) -> Array:  # fmt: skip
+    dims, tables = len(normalized_shape), _affine(k, weight=weight)
+    held, added = plus_rows(k, plus, "input", dims)
+    slope = "g * weight" if tables else "g"
+    steps = (f"sum a = {slope}", f"sum b = {slope} * (input - mean)", "let t = b * rstd * rstd / n", "let m = a / n")
+    rows = {"g": rows_of(k, g, dims), "input": rows_of(k, input, dims), **held}
+    operands = Operands(rows, tables, {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)})
+    program = Program(steps, (f"rstd * ({slope} - m - (input - mean) * t){added}",))
+    return k.rows(program, operands, (input.dtype,))[0].reshape(input.shape)
+
+
+@layer_norm.cuda_vjp("rows", "weight", "bias", when=_layer_condition)
+def _(
+    k: Any, g: Array, input: Array, mean: Array, rstd: Array, normalized_shape: Sequence[int], needs: frozenset[str]
+) -> tuple[Array | None, Array | None]:
+    dims = len(normalized_shape)
+    rows = {"g": rows_of(k, g, dims), "input": rows_of(k, input, dims)}
+    operands = Operands(rows, {}, {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)})
+    of = {"weight": Reduction("sum", "g * (input - mean) * rstd"), "bias": Reduction("sum", "g")}
+    wanted = [n for n in of if n in needs]
+    found = k.columns([of[n] for n in wanted], operands, Extent(1, *rows["g"].shape), float32)
+    made = {n: total.reshape(normalized_shape) for n, total in zip(wanted, found, strict=True)}
+    return made.get("weight"), made.get("bias")
 
 
 for _norm in (group_norm, group_norm_silu):
@@ -328,3 +365,5 @@ def _() -> Iterator[Sample]:
     yield sample((2, 77, 1280), (1280,), (1280,), (1280,))
     yield sample((1023, 640), (640,), (640,), (640,))
     yield sample((5, 8), (8,), (8,), (8,))
+    yield sample((300, 3072), (3072,))
+    yield sample((77, 130), (130,), (130,))

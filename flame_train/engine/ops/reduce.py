@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...errors import ShapeError
-from ..backend.cuda.programs import Reduction
-from ..dtype import Array, DType, float32
+from ..backend.cuda.programs import Operands, Program, Reduction
+from ..dtype import Array, float32
 from ..op import ErrorSample, Op, Sample, primitive, sample
 from ..sample import apart, no_such_dim
-from .along import no_reduction, reduce
+from .along import extent, no_reduction, no_rows, reduce
 from .dims import Dims, Shape, axes, axis, spread
 
 
@@ -122,14 +122,19 @@ def _(k: Any, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
     return spread(k.xp, share, input_shape, dims, keepdim)
 
 
-def _spreads(
-    k: Any, x: Array, dims: tuple[int, ...], result: str, correction: float, dtype: DType
-) -> tuple[Array, Array]:
-    """The mean in fp32 and `result`, an expression over `total`, the squares from the mean, in `dtype`."""
+def _squares(k: Any, x: Array, dims: tuple[int, ...], result: str, correction: float) -> Array:
+    """`result`, an expression over `total`, the squares from the mean: one pass along short rows, else two."""
+    squares, numbers = "(input - mean) * (input - mean)", {"correction": correction}
+    e = extent(x.shape, dims)
+    if e and e.inner == 1 and not no_rows(x, x.ndim - min(dims)):
+        program = Program(("sum s = input", "let mean = s / n", f"sum total = {squares}"), (), (result,))
+        rows = k.rows_first(x).reshape(e.outer, e.reduced)
+        done = k.rows(program, Operands({"input": rows}, numbers=numbers), (x.dtype,))[0]
+        return done.reshape([1 if i in dims else n for i, n in enumerate(x.shape)])
     mean = reduce(k, Reduction("sum", "input", "total / n"), {"input": x}, dims, float32)
-    squares = Reduction("sum", "(input - mean) * (input - mean)", result)
-    numbers = {"correction": correction}
-    return mean, reduce(k, squares, {"input": x}, dims, dtype, each={"mean": mean}, numbers=numbers)
+    return reduce(
+        k, Reduction("sum", squares, result), {"input": x}, dims, x.dtype, each={"mean": mean}, numbers=numbers
+    )
 
 
 _VARIANCE = "total / fmaxf(n - correction, 0.f)"
@@ -138,14 +143,13 @@ _VARIANCE = "total / fmaxf(n - correction, 0.f)"
 @var.cuda("reduction", when=neighbours)
 def _(k: Any, input: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
     dims = _dims(input, dim)
-    return _shaped(_spreads(k, input, dims, _VARIANCE, _given(correction), input.dtype)[1], dims, keepdim)
+    return _shaped(_squares(k, input, dims, _VARIANCE, _given(correction)), dims, keepdim)
 
 
 @std.cuda("reduction", when=neighbours)
 def _(k: Any, input: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
     dims = _dims(input, dim)
-    result = _spreads(k, input, dims, f"sqrtf({_VARIANCE})", _given(correction), input.dtype)[1]
-    return _shaped(result, dims, keepdim)
+    return _shaped(_squares(k, input, dims, f"sqrtf({_VARIANCE})", _given(correction)), dims, keepdim)
 
 
 def _away_from_mean(k: Any, factor: str, x: Array, dims: tuple[int, ...], correction: float, **more: Array) -> Array:

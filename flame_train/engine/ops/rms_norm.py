@@ -10,10 +10,13 @@ import numpy as np
 from ...errors import ShapeError
 from ..backend.cuda.programs import Extent, Operands, Program, Reduction, Table
 from ..dtype import Array, float32, promote
+from ..graph import Plus
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
-from .along import no_rows, rows_of, shared, table
-from .generated import floating
+from .along import no_rows, plus_rows, rows_of, shared, table
+from .conditions import floating
+from .dims import Shape
+from .generated import carried
 
 
 @primitive(torch="nn.functional.rms_norm", aux=("rstd",))
@@ -66,8 +69,10 @@ def weight_row(k: Any, weight: Array) -> Array:
 _RSTD = ("sum s = input * input", "let rstd = rsqrtf(s / n + eps)")
 
 
-def _rms_operands(k: Any, g: Array, input: Array, rstd: Array, dims: int, tables: dict[str, Table]) -> Operands:
-    rows = {"g": rows_of(k, g, dims), "input": rows_of(k, input, dims)}
+def _rms_operands(
+    k: Any, g: Array, input: Array, rstd: Array, dims: int, tables: dict[str, Table], held: dict[str, Array]
+) -> Operands:
+    rows = {"g": rows_of(k, g, dims), "input": rows_of(k, input, dims), **held}
     return Operands(rows, tables, {"rstd": rstd.reshape(-1)})
 
 
@@ -85,27 +90,22 @@ def _(
 
 
 @rms_norm.cuda_vjp("rows", "input", when=_whole_rows)
-def _(k: Any, g: Array, input: Array, weight: Array | None, rstd: Array, normalized_shape: Sequence[int]) -> Array:
+def _(
+    k: Any, g: Array, input: Array, weight: Array | None, rstd: Array, normalized_shape: Sequence[int], plus: Plus
+) -> Array:
     tables, by = _weighted(k, weight)
-    operands = _rms_operands(k, g, input, rstd, len(normalized_shape), tables)
-    program = Program((f"sum s = g{by} * input", "let t = s * rstd * rstd / n"), (f"rstd * (g{by} - input * t)",))
+    held, added = plus_rows(k, plus, "input", len(normalized_shape))
+    operands = _rms_operands(k, g, input, rstd, len(normalized_shape), tables, held)
+    steps = (f"sum s = g{by} * input", "let t = s * rstd * rstd / n")
+    program = Program(steps, (f"rstd * (g{by} - input * t){added}",))
     return k.rows(program, operands, (input.dtype,))[0].reshape(input.shape)
 
 
 @rms_norm.cuda_vjp("rows", "weight", when=_whole_rows)
 def _(k: Any, g: Array, input: Array, weight: Array, rstd: Array) -> Array:
-    operands = _rms_operands(k, g, input, rstd, weight.ndim, {})
-    rows, columns = operands.rows["input"].shape
-    total = Reduction("sum", "g * input * rstd")
-    if columns == 1:
-        return k.columns([total], _one_column(operands), Extent(1, rows, 1), weight.dtype)[0].reshape(weight.shape)
-    return k.columns([total], operands, Extent(1, rows, columns), weight.dtype)[0].reshape(weight.shape)
-
-
-def _one_column(o: Operands) -> Operands:
-    """Rows of one element as one row of them all."""
-    rows = {n: a.reshape(1, -1) for n, a in (*o.rows.items(), *o.columns.items())}
-    return Operands(rows)
+    operands = _rms_operands(k, g, input, rstd, weight.ndim, {}, {})
+    extent = Extent(1, *operands.rows["input"].shape)
+    return k.columns([Reduction("sum", "g * input * rstd")], operands, extent, weight.dtype)[0].reshape(weight.shape)
 
 
 @rms_norm.large_samples
@@ -193,6 +193,18 @@ def _(k: Any, g: Array, input: Array, cos: Array, sin: Array) -> Array:
     return k.rows(program, operands, (input.dtype,))[0].reshape(g.shape)
 
 
+@rope.cuda_vjp("rows", "cos", when=_pairs)
+def _(k: Any, g: Array, input: Array, cos_shape: Shape) -> Array:
+    return carried(k, "g * input", {"g": g, "input": input}, cos_shape)
+
+
+@rope.cuda_vjp("rows", "sin", when=_pairs)
+def _(k: Any, g: Array, input: Array, sin_shape: Shape) -> Array:
+    program = Program(("row x = input",), ("g * turned(x)",))
+    (each,) = k.rows(program, Operands({"g": rows_of(k, g), "input": rows_of(k, input)}), (float32,))
+    return carried(k, "g", {"g": each.reshape(g.shape)}, sin_shape)
+
+
 @rope.large_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 3, 300, 128), (300, 128), (300, 128))
@@ -250,8 +262,9 @@ def _(
 
 
 @rms_norm_rope.cuda_vjp("rows", "input", when=_pairs_of_norm)
-def _(k: Any, g: Array, input: Array, weight: Array | None, cos: Array, sin: Array, rstd: Array) -> Array:
+def _(k: Any, g: Array, input: Array, weight: Array | None, cos: Array, sin: Array, rstd: Array, plus: Plus) -> Array:
     tables, by = _weighted(k, weight)
+    held, added = plus_rows(k, plus, "input", 1)
     program = Program(
         (
             "row t = g * sine",
@@ -259,16 +272,16 @@ def _(k: Any, g: Array, input: Array, weight: Array | None, cos: Array, sin: Arr
             "sum s = d * input",
             "let q = s * rstd * rstd / n",
         ),
-        ("rstd * (d - input * q)",),
+        (f"rstd * (d - input * q){added}",),
     )
-    operands = _rms_operands(k, g, input, rstd, 1, tables | _angles(k, cos, sin, input.shape))
+    operands = _rms_operands(k, g, input, rstd, 1, tables | _angles(k, cos, sin, input.shape), held)
     return k.rows(program, operands, (input.dtype,))[0].reshape(input.shape)
 
 
 @rms_norm_rope.cuda_vjp("rows", "weight", when=_pairs_of_norm)
 def _(k: Any, g: Array, input: Array, weight: Array, cos: Array, sin: Array, rstd: Array) -> Array:
     program = Program(("row t = g * sine",), ("(g * cosine - turned(t)) * input * rstd",))
-    operands = _rms_operands(k, g, input, rstd, 1, _angles(k, cos, sin, input.shape))
+    operands = _rms_operands(k, g, input, rstd, 1, _angles(k, cos, sin, input.shape), {})
     (each,) = k.rows(program, operands, (float32,))
     total = k.columns([Reduction("sum", "each")], Operands({"each": each}), Extent(1, *each.shape), weight.dtype)
     return total[0].reshape(weight.shape)

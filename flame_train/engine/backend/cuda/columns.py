@@ -79,16 +79,19 @@ class Columns:
 
     # ---- columns -------------------------------------------------------------------------------------
 
-    def _down_columns(self, rs: tuple[Reduction, ...], operands: Operands, e: Extent, dtype: DType) -> list[Array]:
+    def _down_columns(
+        self, rs: tuple[Reduction, ...], operands: Operands, e: Extent, dtype: DType, last: bool = False
+    ) -> list[Array]:
         rows = {n: self._xp.ascontiguousarray(a) for n, a in operands.rows.items()}
         offsets = [a.data.ptr & 15 for a in (*rows.values(), *(t.array for t in operands.tables.values()))]
         limit = 8 if any(a.dtype.itemsize == 2 for a in rows.values()) and len(rs) < 3 else 4
         width = 1 if any(offsets) else gcd(e.inner, limit)
-        across = min(32, 1 << (-(-e.inner // width) - 1).bit_length())
+        across = _across(-(-e.inner // width), 8 if last else 32)
         tiles = -(-e.inner // (width * across))
         lanes = _THREADS // across
         stretch = max(-(-e.reduced // max(1, self._blocks // (tiles * e.outer))), 4 * lanes)
-        count = -(-e.reduced // stretch)
+        count = 1 if last else -(-e.reduced // stretch)
+        stretch = e.reduced if last else stretch
         made = self._xp.empty((len(rs), e.outer, count, e.inner), float32 if count > 1 else dtype)
         names, tables, columns, numbers = (
             tuple((n, a.dtype) for n, a in rows.items()),
@@ -111,7 +114,7 @@ class Columns:
     def _finished(self, r: Reduction, part: Array, e: Extent, numbers: Mapping[str, float], dtype: DType) -> Array:
         """The second stage: the stretches' totals taken together, and what becomes of them."""
         operands = Operands({"part": part.reshape(-1, e.inner)}, numbers={**numbers, "whole": e.reduced})
-        return self._down_columns((_second(r),), operands, Extent(e.outer, part.shape[1], e.inner), dtype)[0]
+        return self._down_columns((_second(r),), operands, Extent(e.outer, part.shape[1], e.inner), dtype, True)[0]
 
     def _compiled(
         self, rs: tuple[Reduction, ...], rows: Names, tables: Names, columns: Names, numbers: tuple[str, ...],
@@ -120,6 +123,12 @@ class Columns:
         return self._modules.generated(
             _column_source(rs, rows, tables, columns, numbers, dtype, width, across), "columns"
         )
+
+
+def _across(packets: int, most: int) -> int:
+    """Threads side by side: of the powers of two up to `most`, the one that leaves the fewest without a packet."""
+    enough = min(most, 1 << (packets - 1).bit_length())
+    return min((a for a in (32, 16, 8, 4, 2, 1) if enough >= a >= min(8, enough)), key=lambda a: (-packets % a, -a))
 
 
 def _second(r: Reduction) -> Reduction:

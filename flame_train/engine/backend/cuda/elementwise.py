@@ -52,9 +52,8 @@ class _Ready:
 class Elementwise:
     """Compiles and launches; keeps what it found out about the last few thousand combinations of shapes and dtypes."""
 
-    def __init__(self, cupy: Any, modules: KernelModules, multiprocessors: int) -> None:
+    def __init__(self, cupy: Any, modules: KernelModules) -> None:
         self._xp, self._modules = cupy, modules
-        self._few = multiprocessors * 2048  # packets, each with a thread of its own, that fill the GPU once
         self._ready = lru_cache(maxsize=4096)(self._prepare)
 
     def __call__(
@@ -76,10 +75,6 @@ class Elementwise:
             values = tuple(np.float32(v) for v in numbers.values())
             ready.function(ready.grid, (_THREADS,), (*arrays.values(), *values, *made, *ready.constants))
         return made
-
-    def _unroll(self, packets: int, loads: int) -> int:
-        """Packets to a thread: several loads on their way at once, where there are threads enough."""
-        return 1 if packets < 2 * self._few else {0: 1, 1: 4, 2: 2}.get(loads, 1)
 
     def _new(self, shape: Shape, order: tuple[int, ...], dtype: DType) -> Array:
         if order == tuple(range(len(shape))):
@@ -104,14 +99,12 @@ class Elementwise:
         ]
         count = math.prod(shape)
         packets = -(-count // layout.width)
-        loads = sum(1 for p in places[: len(names)] if p.steps[-1])
-        unroll = self._unroll(packets, loads)
-        text = _source(expressions, places, len(names), numbers, layout.width, unroll, layout.wide)
+        text = _source(expressions, places, len(names), numbers, layout.width, layout.wide)
         integer = np.int64 if layout.wide else np.int32
         constants = [integer(count), *map(integer, layout.sizes)]
         for place, row in zip(places, layout.strides, strict=True):
             constants += [integer(s) for step, s in zip(place.steps, row, strict=True) if step == 2]
-        grid = (max(1, -(-packets // (_THREADS * unroll))),)
+        grid = (max(1, -(-packets // _THREADS)),)
         return _Ready(self._modules.generated(text, "elementwise"), grid, tuple(constants), layout.order)
 
 
@@ -128,10 +121,9 @@ def _common(shapes: tuple[Shape, ...]) -> Shape:
 
 
 def _source(
-    expressions: Sequence[str], places: Sequence[_Place], inputs: int, numbers: Sequence[str], width: int, unroll: int,
-    wide: bool,
-) -> str:  # fmt: skip
-    """The kernel: loads of all packets first, so that they are on their way together, then values and stores."""
+    expressions: Sequence[str], places: Sequence[_Place], inputs: int, numbers: Sequence[str], width: int, wide: bool
+) -> str:
+    """The kernel: one packet a thread, and the elements after the last whole packet by threads of the last block."""
     ins, outs = places[:inputs], places[inputs:]
     dims = len(places[0].steps)
     arguments = [
@@ -146,30 +138,20 @@ def _source(
     return f"""#define FAST {int(all(p.type != "float" for p in places))}
 #include "elements.cuh"
 typedef {"long long" if wide else "int"} I;
-{value_function(expressions, [p.name for p in ins], numbers)}
+{_value_function(expressions, [p.name for p in ins], numbers)}
 extern "C" __global__ void __launch_bounds__({_THREADS}) elementwise({", ".join(arguments)}) {{
-  const I packets = elements / {width}, first = blockIdx.x * (I){_THREADS * unroll} + threadIdx.x;
-{"".join(f"  Packet<{p.type}, {_held(p, width)}> q_{p.name}[{unroll}];" + chr(10) for p in ins)}
+  const I packets = elements / {width}, packet = blockIdx.x * (I){_THREADS} + threadIdx.x;
+  if (packet < packets) {{
+{_places(places, width)}{"".join(_load(p, width) for p in ins)}
+    float {", ".join(f"r_{p.name}[{width}]" for p in outs)};
 #pragma unroll
-  for (int u = 0; u < {unroll}; u++) {{
-    const I packet = first + u * {_THREADS};
-    if (packet < packets) {{
-{_places(ins, width)}{"".join(_load(p, width) for p in ins)}    }}
-  }}
-#pragma unroll
-  for (int u = 0; u < {unroll}; u++) {{
-    const I packet = first + u * {_THREADS};
-    if (packet < packets) {{
-      float {", ".join(f"r_{p.name}[{width}]" for p in outs)};
-#pragma unroll
-      for (int i = 0; i < {width}; i++) value({_call(ins, outs, numbers)});
-{_places(outs, width)}{"".join(_store(p, width) for p in outs)}    }}
-  }}
+    for (int i = 0; i < {width}; i++) value({_call(ins, outs, numbers)});
+{"".join(_store(p, width) for p in outs)}  }}
 {remainder}}}
 """
 
 
-def value_function(expressions: Sequence[str], names: Sequence[str], numbers: Sequence[str]) -> str:
+def _value_function(expressions: Sequence[str], names: Sequence[str], numbers: Sequence[str]) -> str:
     """The expressions as a function of one element of each operand."""
     arguments = [f"float& r{i}" for i in range(len(expressions))] + [f"const float {n}" for n in (*names, *numbers)]
     lines = []
@@ -198,20 +180,20 @@ def _places(places: Sequence[_Place], width: int) -> str:
     for p in places:
         terms = [f"c{d}" if step == 1 else f"c{d} * s_{p.name}{d}" for d, step in enumerate(p.steps) if step]
         lines.append(f"const I o_{p.name} = {f'packet * {width}' if p.dense else ' + '.join(terms) or '0'};")
-    return "".join(f"      {line}\n" for line in lines)
+    return "".join(f"    {line}\n" for line in lines)
 
 
 def _load(p: _Place, width: int) -> str:
-    packet = f"Packet<{p.type}, {_held(p, width)}>"
-    return f"      q_{p.name}[u] = *reinterpret_cast<const {packet}*>(p_{p.name} + o_{p.name});\n"
+    packet = f"const Packet<{p.type}, {_held(p, width)}>"
+    return f"    {packet} q_{p.name} = *reinterpret_cast<{packet}*>(p_{p.name} + o_{p.name});\n"
 
 
 def _store(p: _Place, width: int) -> str:
-    return f"      store<{p.type}, {width}>(p_{p.name} + o_{p.name}, r_{p.name});\n"
+    return f"    store<{p.type}, {width}>(p_{p.name} + o_{p.name}, r_{p.name});\n"
 
 
 def _call(ins: Sequence[_Place], outs: Sequence[_Place], numbers: Sequence[str]) -> str:
-    taken = [f"to_float(q_{p.name}[u].e[{'i' if p.steps[-1] else '0'}])" for p in ins]
+    taken = [f"to_float(q_{p.name}.e[{'i' if p.steps[-1] else '0'}])" for p in ins]
     return ", ".join([*(f"r_{p.name}[i]" for p in outs), *taken, *numbers])
 
 

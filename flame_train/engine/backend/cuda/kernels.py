@@ -29,7 +29,7 @@ class Kernels:
         device = cupy.cuda.Device()
         self.multiprocessors = int(device.attributes["MultiProcessorCount"])
         self.compute_capability = int(device.compute_capability)
-        self.elementwise = Elementwise(cupy, self._modules, self.multiprocessors)
+        self.elementwise = Elementwise(cupy, self._modules)
         self.rows = Rows(cupy, self._modules)
         self.columns = Columns(cupy, self._modules, self.rows, self.multiprocessors)
 

@@ -28,8 +28,8 @@ from ...dtype import Array, DType
 from .nvrtc import KernelModules, element_name
 from .programs import Operands, Program
 
-_PACKETS = 12  # of 16 bytes, in the registers of a thread at most
-_ENOUGH = 5  # packets a thread has of a row before the row gets more threads
+_LOADS = 6  # packets of 16 bytes that a thread has on their way, before a row gets more threads
+_HELD = 24  # packets in a thread's registers
 _WARP = 32
 
 
@@ -47,13 +47,13 @@ class Shape:
         return self.threads if self.threads > _WARP else 128
 
 
-def shape_of(columns: int, width: int, held: int) -> Shape:
-    """The cut for rows of `columns` elements of which each thread holds `held` packets at a time."""
-    packets, limit = -(-columns // width), max(1, _PACKETS // held)
+def shape_of(columns: int, width: int, loads: int, held: int) -> Shape:
+    """The cut for rows of `columns` elements, of which a thread loads and holds so many packets for each of its own."""
+    packets, limit = -(-columns // width), max(1, min(_LOADS // loads, _HELD // held))
     if packets <= _WARP:
         return Shape(width, 1 << (packets - 1).bit_length(), 1)
     for threads in (32, 64, 128, 256, 512):
-        if -(-packets // threads) <= min(_ENOUGH, limit):
+        if -(-packets // threads) <= limit:
             return Shape(width, threads, -(-packets // threads))
     return Shape(width, 1024, -(-packets // 1024))
 
@@ -109,7 +109,7 @@ class Rows:
         width = gcd(step, 8 if any(d.itemsize == 2 for d in stored) else 4)
         vectors = sum(s.startswith("row ") for s in program.steps)
         wide = sum(max(1, d.itemsize * width // 16) for _, d in rows)
-        shape = shape_of(length, width, wide + vectors * max(1, width // 4))
+        shape = shape_of(length, width, wide, wide + vectors * max(1, width // 4))
         text = _Text(program, rows, tables, columns, numbers, outputs, shape).source()
         return self._modules.generated(text, "rows"), shape
 
