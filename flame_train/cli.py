@@ -351,7 +351,9 @@ def bench_step(
     batch: Annotated[int, typer.Option("--batch", min=1, help="Images a step.")] = 1,
     rank: Annotated[int, typer.Option("--rank", min=1)] = 16,
     precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
-    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Recompute activations.")] = False,
+    recompute: Annotated[
+        Literal["nothing", "feed_forward", "blocks"], typer.Option("--recompute", help="In the backward pass.")
+    ] = "nothing",
     deterministic: Annotated[
         bool, typer.Option("--deterministic/--not-deterministic", help="As train.deterministic in a config.")
     ] = True,
@@ -371,7 +373,7 @@ def bench_step(
     from flame_train.tools import bench as tool
     from flame_train.tools import bench_sweep
 
-    trial = tool.Trial(model, resolution, batch, rank, precision, checkpointing, device, deterministic)
+    trial = tool.Trial(model, resolution, batch, rank, precision, recompute, device, deterministic)
     if sweep:
         _print(bench_sweep.run(trial, plot), as_json)
     else:
@@ -385,7 +387,9 @@ def bench_memory(
     batch: Annotated[int, typer.Option("--batch", min=1, help="Images a step.")] = 1,
     rank: Annotated[int, typer.Option("--rank", min=1)] = 16,
     precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
-    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Recompute activations.")] = False,
+    recompute: Annotated[
+        Literal["nothing", "feed_forward", "blocks"], typer.Option("--recompute", help="In the backward pass.")
+    ] = "nothing",
     device: Device = "cuda",
     as_json: AsJson = False,
     debug: Debug = False,
@@ -394,7 +398,7 @@ def bench_memory(
     from flame_train.tools import bench_memory as tool
     from flame_train.tools.bench import Trial
 
-    result = tool.run(Trial(model, resolution, batch, rank, precision, checkpointing, device))
+    result = tool.run(Trial(model, resolution, batch, rank, precision, recompute, device))
     typer.echo(json.dumps(result, indent=1) if as_json else tool.table(result))
 
 

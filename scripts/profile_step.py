@@ -1,6 +1,6 @@
 """Where a captured step's time goes: GPU time by kind of kernel, and the longest kernels.
 
-    python scripts/profile_step.py [--batch N] [--checkpointing] [--top K]
+    python scripts/profile_step.py [--batch N] [--recompute WHAT] [--top K]
 
 Needs a GPU and the parity extra: PyTorch's profiler reads the card's activity records, which include our kernels.
 """
@@ -38,12 +38,12 @@ def kind_of(name: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--recompute", default="nothing", choices=["nothing", "feed_forward", "blocks"])
     parser.add_argument("--not-deterministic", action="store_true")
     parser.add_argument("--top", type=int, default=25)
     args = parser.parse_args()
     with deterministic(not args.not_deterministic):
-        step = bench.prepare(bench.Trial(batch=args.batch, checkpointing=args.checkpointing)).captured()
+        step = bench.prepare(bench.Trial(batch=args.batch, recompute=args.recompute)).captured()
     for _ in range(4):
         step()
     torch.cuda.synchronize()

@@ -180,6 +180,9 @@ class GradientSection(Section):
         "recompute activations in the backward pass: less memory, slower",
         aka=("gradient_checkpointing",),
     )
+    recompute: Literal["blocks", "feed_forward"] = field(
+        "blocks", "what checkpointing recomputes: everything, or the widest layers alone, which costs less time"
+    )
 
 
 class TrainSection(Section):

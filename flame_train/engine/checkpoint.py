@@ -88,9 +88,9 @@ def checkpoint(fn: Callable[..., Tensor], *args: Any, offload: bool = False) -> 
     """fn(*args) without keeping what happens inside; fn runs once more during backward.
 
     As torch.utils.checkpoint.checkpoint(use_reentrant=False): gradients reach the parameters fn uses as well as
-    its arguments, and equal those without checkpointing bit for bit, unless an argument is used outside as well:
-    then its gradient is the same sum in another order. `fn` must be a pure function of its arguments and of
-    parameters, and return one Tensor. What is to happen once, such as batch_norm's running statistics, does.
+    its arguments, and equal those without checkpointing bit for bit. `fn` must be a pure function of its
+    arguments and of parameters, and return one Tensor. What is to happen once, such as batch_norm's running
+    statistics, does.
 
     With `offload` the arguments that were computed wait in host memory, so that a chain of checkpointed blocks keeps
     next to nothing on the device; leaves stay where they are. Copying to the host rules out capturing the step.

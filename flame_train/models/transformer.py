@@ -6,9 +6,13 @@ Shape letters: B batch, L image positions, T text positions, C channels, H heads
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from flame_train.engine import Tensor, checkpoint, nn
 from flame_train.engine import functional as F
+
+Recompute = Literal["nothing", "feed_forward", "blocks"]
+"""What is run again in the backward pass instead of being kept."""
 
 
 def attend(
@@ -77,10 +81,15 @@ class TransformerBlock(nn.Module):
         self.attn2 = Attention(channels, context_dim, head_dim)
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(channels) for _ in range(3))
 
-    def forward(self, x_BLC: Tensor, k_BTC: Tensor, v_BTC: Tensor) -> Tensor:
+    def forward(self, x_BLC: Tensor, k_BTC: Tensor, v_BTC: Tensor, recompute: Recompute = "nothing") -> Tensor:
         """k and v are the text's, as this block's cross attention projects it."""
+        if recompute == "blocks":
+            return checkpoint(self, x_BLC, k_BTC, v_BTC)
         x_BLC = self.attn1(self.norm1(x_BLC), None, x_BLC)
         x_BLC = self.attn2(self.norm2(x_BLC), (k_BTC, v_BTC), x_BLC)
+        return checkpoint(self._feed_forward, x_BLC) if recompute == "feed_forward" else self._feed_forward(x_BLC)
+
+    def _feed_forward(self, x_BLC: Tensor) -> Tensor:
         return self.ff(self.norm3(x_BLC), x_BLC)
 
 
@@ -99,9 +108,9 @@ class SpatialTransformer(nn.Module):
         )
         self.proj_out = nn.Linear(channels, channels)
 
-    def forward(self, x_BHWC: Tensor, text: TextKeys, checkpointing: bool) -> Tensor:
+    def forward(self, x_BHWC: Tensor, text: TextKeys, recompute: Recompute) -> Tensor:
         B, H, W, C = x_BHWC.shape
         h_BLC = self.proj_in(self.norm(x_BHWC).reshape(B, H * W, C))
         for block in self.transformer_blocks:
-            h_BLC = checkpoint(block, h_BLC, *text[block]) if checkpointing else block(h_BLC, *text[block])
+            h_BLC = block(h_BLC, *text[block], recompute)
         return self.proj_out(h_BLC, x_BHWC.reshape(B, H * W, C)).reshape(B, H, W, C)

@@ -17,7 +17,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 
-from .transformer import SpatialTransformer, TextKeys, TransformerBlock
+from .transformer import Recompute, SpatialTransformer, TextKeys, TransformerBlock
 
 SIZE_EMBEDDING = 256  # the sinusoid's width for each of the six sizes
 SIZES = 6
@@ -184,13 +184,13 @@ class Upsample(nn.Module):
 class UNet(nn.Module):
     """Predicts the noise (or the velocity) in noised latents.
 
-    `checkpointing` may be set at any time: every residual and transformer block is then run again during the
-    backward pass instead of keeping what happens inside it.
+    `recompute` may be set at any time: with "blocks" every residual and transformer block is run again during the
+    backward pass instead of keeping what happens inside it, with "feed_forward" the widest layers alone are.
     """
 
     def __init__(self, arch: UNetArch) -> None:
         self.arch = arch
-        self.checkpointing = False
+        self.recompute: Recompute = "nothing"
         emb_dim = 4 * arch.model_channels
         self.time_embed = _mlp(arch.model_channels, emb_dim)
         self.label_emb = nn.ModuleList([_mlp(arch.adm_in_channels, emb_dim)])
@@ -308,9 +308,10 @@ class UNet(nn.Module):
         """One numbered block of the checkpoint: residual block, transformer, resampling, in its order."""
         for part in stage:
             if isinstance(part, ResBlock):
-                h_BHWC = checkpoint(part, h_BHWC, silu_emb_BE) if self.checkpointing else part(h_BHWC, silu_emb_BE)
+                again = self.recompute == "blocks"
+                h_BHWC = checkpoint(part, h_BHWC, silu_emb_BE) if again else part(h_BHWC, silu_emb_BE)
             elif isinstance(part, SpatialTransformer):
-                h_BHWC = part(h_BHWC, text, self.checkpointing)
+                h_BHWC = part(h_BHWC, text, self.recompute)
             else:
                 h_BHWC = part(h_BHWC)
         return h_BHWC

@@ -35,7 +35,7 @@ from flame_train.io.files import preflight
 from flame_train.io.runfolder import RunFolder
 from flame_train.training.batch import sender
 from flame_train.training.encode import Encoded, Keys, encode, keys_of
-from flame_train.training.family import Denoiser, Facts, Family
+from flame_train.training.family import Denoiser, Facts, Family, recomputed
 from flame_train.training.loader import Loader
 from flame_train.training.loop import Run, forgiving, train
 from flame_train.training.optimizer import build_optimizer
@@ -77,7 +77,7 @@ class Plan:
         item = as_dtype(c.train.precision).itemsize
         moments = 4 if c.optimizer.name == "adamw" else 3
         steps = [
-            self.facts.activation_bytes(b, c.data.batch_size, item, c.gradient.checkpointing)
+            self.facts.activation_bytes(b, c.data.batch_size, item, recomputed(c))
             for b in set(self.placed.buckets)
         ]
         return self.facts.weights * item + self.parameters * 4 * moments + max(steps)

@@ -26,7 +26,7 @@ from flame_train.models.loading import inspect_sdxl, load_sdxl, load_vae, tensor
 from flame_train.models.text_sdxl import encode_prompts
 from flame_train.models.unet_sdxl import UNet, UNetArch, vector_conditioning
 from flame_train.models.vae import Vae, VaeArch
-from flame_train.training.family import Denoiser, Example, Facts, base_model_path
+from flame_train.training.family import Denoiser, Example, Facts, base_model_path, recomputed
 
 _LOG = logging.getLogger(__name__)
 _CLIP_L_PAD, _BIGG_PAD = 49407, 0
@@ -126,7 +126,7 @@ class SdxlFamily:
         base, dtype = base_model_path(config), as_dtype(config.train.precision)
         unet = load_sdxl(base, device=device, dtype=dtype, components=("unet",)).unet
         assert unet is not None
-        unet.checkpointing = config.gradient.checkpointing
+        unet.recompute = recomputed(config)
         return as_denoiser(unet)
 
     def decoder(self, config: Config, device: str) -> Callable[[Tensor], np.ndarray[Any, Any]]:
@@ -182,20 +182,25 @@ def _tokenizers(base: str) -> tuple[ClipTokenizer, ClipTokenizer]:
     return ClipTokenizer(_CLIP_L_PAD, first), ClipTokenizer(_BIGG_PAD, second)
 
 
-def activation_bytes(arch: UNetArch, bucket: tuple[int, int], batch: int, itemsize: int, checkpointing: bool) -> int:
-    """What a step keeps for its backward pass, predicted from what each kind of block saves.
+def activation_bytes(arch: UNetArch, bucket: tuple[int, int], batch: int, itemsize: int, recompute: str) -> int:
+    """What a step takes beside weights and optimizer, predicted from what each kind of block saves.
 
     A residual block keeps the inputs of its two norms; a transformer block its three norms' inputs, the adapted
-    layers' inputs, q, k, v and output of both attentions, and GEGLU's input: about 30 C a position. With
-    checkpointing only each block's input stays, and one block is whole at a time.
+    layers' inputs, q, k, v and output of both attentions, and GEGLU's input, eight of about 19 C a position. Where
+    those are recomputed only their input stays, and one layer's are there at a time; likewise with whole blocks. On
+    top come the gradients of the widest layer, and the scores of one attention, which its backward pass writes down
+    for the sake of determinism.
     """
     pixels = bucket[0] * bucket[1] // 64
-    kept = whole = 0
+    kept = once = scores = 0
+    in_layer, in_block = 8, 19
+    stays = {"nothing": in_block, "feed_forward": in_block - in_layer, "blocks": 1}[recompute]
+    again = {"nothing": 0, "feed_forward": in_layer, "blocks": in_block}[recompute]
     for level, (mult, depth) in enumerate(zip(arch.channel_mult, arch.transformer_depth, strict=True)):
-        positions = pixels >> (2 * level)
-        width = arch.model_channels * mult
+        positions, channels = pixels >> (2 * level), arch.model_channels * mult
         blocks = 2 * arch.num_res_blocks + 1
-        in_block = positions * width * 30
-        kept += positions * width * blocks * 3 + blocks * depth * (positions * width if checkpointing else in_block)
-        whole = max(whole, in_block)
-    return (kept + (whole if checkpointing else 0)) * batch * itemsize
+        kept += positions * channels * blocks * (3 + (1 + depth * stays if depth else 0))
+        if depth:
+            once = max(once, positions * channels * (again + 3 * in_layer))
+            scores = max(scores, positions**2 * channels // arch.head_dim)
+    return (kept + once + scores) * batch * itemsize

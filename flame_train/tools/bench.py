@@ -19,6 +19,7 @@ from flame_train.engine.dtype import DType, as_dtype
 from flame_train.engine.mode import deterministic
 from flame_train.engine.random import bits, uniform_of
 from flame_train.errors import ConfigError
+from flame_train.models.transformer import Recompute
 from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.recipes import RECIPES
 from flame_train.recipes.pipeline import make_state
@@ -44,7 +45,7 @@ class Trial:
     batch: int = 1
     rank: int = 16
     precision: str = "bf16"
-    checkpointing: bool = False
+    recompute: Recompute = "nothing"
     device: str = "cuda"
     deterministic: bool = True
 
@@ -82,12 +83,12 @@ def prepare(trial: Trial) -> Prepared:
         train=TrainSection(precision=trial.precision, steps=100),  # type: ignore[arg-type]
         lora=LoraSection(rank=trial.rank, alpha=float(trial.rank)),
         data=DataSection(resolution=trial.resolution, batch_size=trial.batch),
-        gradient=GradientSection(checkpointing=trial.checkpointing),
+        gradient=GradientSection(checkpointing=trial.recompute != "nothing"),
     )
     backend, dtype = get_backend(trial.device), as_dtype(trial.precision)
     unet = UNet(_ARCHITECTURES[trial.model]())
     randomise(unet, dtype, backend)
-    unet.checkpointing = trial.checkpointing
+    unet.recompute = trial.recompute
     targets = resolve(unet, config.lora.targets, RECIPES["sdxl"].presets)
     attached = attach(unet, targets, rank=trial.rank, alpha=float(trial.rank), seed=0)
     state = make_state(as_denoiser(unet), attached, config, trial.device)
@@ -113,8 +114,8 @@ def step(trial: Trial, against: Literal["torch", "torch-compiled"] | None = None
         return result
     get_backend(trial.device).release_unused()
     theirs = bench_torch_step.run(
-        _ARCHITECTURES[trial.model](), trial.resolution, trial.batch, trial.rank, trial.precision, trial.checkpointing,
-        trial.device, against == "torch-compiled",
+        _ARCHITECTURES[trial.model](), trial.resolution, trial.batch, trial.rank, trial.precision,
+        trial.recompute == "blocks", trial.device, against == "torch-compiled",
     )  # fmt: skip
     best = result.get("captured_ms", result["eager_ms"])
     return result | {"torch": theirs, "ratio": round(best / theirs["ms"], 4)}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -54,8 +54,8 @@ class Facts:
     side_multiple: int
     layers: Mapping[str, tuple[int, ...]]
     """Weight shapes of the layers an adapter may attach to, by name."""
-    activation_bytes: Callable[[tuple[int, int], int, int, bool], int]
-    """(bucket (H, W) in pixels, batch, bytes an element, checkpointing) -> a prediction of what a step keeps."""
+    activation_bytes: Callable[[tuple[int, int], int, int, str], int]
+    """(bucket (H, W) in pixels, batch, bytes an element, what is recomputed) -> a prediction of what a step keeps."""
 
 
 class Family(Protocol):
@@ -99,6 +99,11 @@ class Family(Protocol):
 
     def latent_shape(self, config: Config, size: tuple[int, int]) -> tuple[int, int, int]:
         """(h, w, Z) of a picture (H, W)."""
+
+
+def recomputed(config: Config) -> Literal["nothing", "feed_forward", "blocks"]:
+    """What a config wants to be run again in the backward pass."""
+    return config.gradient.recompute if config.gradient.checkpointing else "nothing"
 
 
 def base_model_path(config: Config) -> Path:

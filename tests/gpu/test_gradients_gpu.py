@@ -99,7 +99,7 @@ def lora_gradients(device: str, dtype: object, checkpointing: bool) -> tuple[dic
     unet.init(np.random.default_rng(0), dtype, device)
     if device == "cuda":
         unet.join_weights()
-    unet.checkpointing = checkpointing
+    unet.recompute = "blocks" if checkpointing else "nothing"
     attached = attach(unet, resolve(unet, ("attention",), RECIPES["sdxl"].presets), rank=8, alpha=8.0, seed=0)
     rng = np.random.default_rng(1)
     for adapter in attached.adapters.values():

@@ -31,10 +31,11 @@ def gradients(model, attached, predict):
     return out.numpy(), {p.name: p.grad.numpy() for p in attached.parameters()}
 
 
-def test_checkpointing_changes_no_bit(unet, predict):
+@pytest.mark.parametrize("recompute", ["feed_forward", "blocks"])
+def test_checkpointing_changes_no_bit(unet, predict, recompute):
     attached = with_lora(unet)
     plain, expected = gradients(unet, attached, predict)
-    unet.checkpointing = True
+    unet.recompute = recompute
     out, found = gradients(unet, attached, predict)
     np.testing.assert_array_equal(out, plain)
     assert found.keys() == expected.keys()
@@ -58,7 +59,7 @@ class Count:
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_no_work_below_the_first_adapter(unet, predict, checkpointing):
     """With an adapter in the last block only, all before it runs once, without a graph."""
-    unet.checkpointing = checkpointing
+    unet.recompute = "blocks" if checkpointing else "nothing"
     attached = with_lora(unet, ["output_blocks.8.0.out_layers.3"])
     forward, backward = Count(), Count()
     with op_hooks(forward):
@@ -79,7 +80,7 @@ def alive():
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_step_leaves_nothing_behind(unet, predict, checkpointing):
     """Reference counts alone free every activation: the collector is off."""
-    unet.checkpointing = checkpointing
+    unet.recompute = "blocks" if checkpointing else "nothing"
     attached = with_lora(unet)
     gradients(unet, attached, predict)
     gc.collect()

@@ -39,9 +39,9 @@ def test_step_refuses_an_unknown_model() -> None:
 
 
 def test_ops_names_the_choice_and_why_others_declined(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["bench", "ops", "softmax", "--precision", "fp32", "--device", "cpu", "--json"]) == 0
+    assert cli.run(["bench", "ops", "softmin", "--precision", "fp32", "--device", "cpu", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["ops"]
-    assert {r["op"] for r in rows} == {"softmax"}
+    assert {r["op"] for r in rows} == {"softmin"}
     assert all(r["implementation"] == "reference" and r["us"] > 0 and r["unit"] == "TB/s" for r in rows)
 
 
@@ -65,12 +65,13 @@ def test_arithmetic_is_counted_as_two_for_each_multiply_add(name: str, s: object
 
 
 def test_memory_adds_up_and_checkpointing_keeps_less() -> None:
-    plain, less = (
-        bench_memory.run(bench.Trial("sdxl-tiny", 64, 1, 2, "fp32", checkpointing, "cpu"))
-        for checkpointing in (False, True)
+    plain, some, less = (
+        bench_memory.run(bench.Trial("sdxl-tiny", 64, 1, 2, "fp32", recompute, "cpu"))
+        for recompute in ("nothing", "feed_forward", "blocks")
     )
     assert plain["weights"] == 4 * UNet(UNetArch.tiny()).num_weights()
     assert sum(plain["kept by op"].values()) == plain["kept"]
+    assert less["kept"] < some["kept"] < plain["kept"]
     assert less["kept"] < plain["kept"] / 2
     assert plain["peak of what ops make"] == sum(r["at peak"] for r in plain["by op"])
     assert {r["phase"] for r in plain["by op"]} == {"forward", "backward"}
