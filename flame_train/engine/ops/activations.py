@@ -59,7 +59,7 @@ def _(xp: Any, g: Array, input: Array) -> Array:
 
 generated(
     quick_gelu, "input * sigmoid(1.702f * input)",
-    input="float s = sigmoid(1.702f * input); g * s * (1.f + 1.702f * input * (1.f - s))",
+    input="Logistic l(1.702f * input); g * (l.s + 1.702f * input * l.s * l.rest)",
 )  # fmt: skip
 
 

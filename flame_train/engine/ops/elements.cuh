@@ -26,9 +26,18 @@ template <typename S, int N> __device__ __forceinline__ void store(S* to, const 
 __device__ __forceinline__ float e_to(float x) { return FAST ? __expf(x) : expf(x); }
 __device__ __forceinline__ float sigmoid(float x) { return FAST ? __fdividef(1.f, 1.f + __expf(-x)) : 1.f / (1.f + expf(-x)); }
 __device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
+// The logistic function and what it lacks to 1, each to its own last digits: 1 - s would lose them where s is near 1.
+struct Logistic {
+  float s, rest;
+  __device__ __forceinline__ Logistic(float x) {
+    float e = e_to(-fmaxf(x, -80.f));
+    s = FAST ? __fdividef(1.f, 1.f + e) : 1.f / (1.f + e);
+    rest = e * s;
+  }
+};
 __device__ __forceinline__ float silu_slope(float x) {
-  float s = sigmoid(x);
-  return s * (1.f + x * (1.f - s));
+  Logistic l(x);
+  return l.s + x * l.s * l.rest;
 }
 // The normal distribution function, `e` being exp(-x^2 / 2). The fast form is formula 7.1.26 of Abramowitz and Stegun,
 // to 1e-7, taken on the negative side, where it is small and keeps its digits.
@@ -45,11 +54,11 @@ __device__ __forceinline__ float gelu_slope(float x) {
   return phi(x, e) + x * 0.39894228040143268f * e;
 }
 // Hendrycks and Gimpel's formula: 0.5 (1 + tanh(u)) is sigmoid(2 u)
-__device__ __forceinline__ float tanh_phi(float x) { return sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x)); }
-__device__ __forceinline__ float gelu_tanh(float x) { return x * tanh_phi(x); }
+__device__ __forceinline__ float tanh_argument(float x) { return 1.5957691216057308f * (x + 0.044715f * x * x * x); }
+__device__ __forceinline__ float gelu_tanh(float x) { return x * sigmoid(tanh_argument(x)); }
 __device__ __forceinline__ float gelu_tanh_slope(float x) {
-  float p = tanh_phi(x);
-  return p + x * p * (1.f - p) * 1.5957691216057308f * (1.f + 0.134145f * x * x);
+  Logistic l(tanh_argument(x));
+  return l.s + x * l.s * l.rest * 1.5957691216057308f * (1.f + 0.134145f * x * x);
 }
 // tanh(log(1 + e^x)) = n / (n + 2) with n = e^x (e^x + 2), which is 1 well before e^x is infinite
 __device__ __forceinline__ float mish_gate(float x) {
