@@ -34,7 +34,8 @@ MAX_METADATA_VALUE: Final = 64 * 1024
 class SafetensorsFile:
     """A safetensors file, its header checked, its data mapped and read only when asked for.
 
-    A context manager. Arrays returned by `read` stay valid after it is closed: they keep the map alive.
+    A context manager. Arrays returned by `read` stay valid after it is closed: they keep the map alive. Of a file
+    read through, only the last tensor's pages count as this process's memory.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -48,6 +49,7 @@ class SafetensorsFile:
         self._tensors = header.tensors
         self.names: tuple[str, ...] = tuple(header.tensors)
         self.metadata: Mapping[str, str] = MappingProxyType(header.metadata)
+        self._last: tuple[int, int] | None = None  # where the tensor read last begins in the map, and its size
 
     def info(self, name: str) -> TensorInfo:
         """What the header says of tensor `name`. Raises ModelFileError if there is none."""
@@ -65,8 +67,18 @@ class SafetensorsFile:
         count = info.nbytes // dtype.itemsize
         if count == 0:
             return _read_only(np.empty(info.shape, dtype))
-        flat: Array = np.frombuffer(self._map, dtype, count, self._data_begin + info.begin)
+        begin = self._data_begin + info.begin
+        self._let_go(self._map)
+        self._last = begin, info.nbytes
+        flat: Array = np.frombuffer(self._map, dtype, count, begin)
         return flat.reshape(info.shape)
+
+    def _let_go(self, mapped: mmap.mmap) -> None:
+        """Give back the pages of the tensor read last; an array that still needs them finds them in the file again."""
+        if self._last is not None and hasattr(mmap, "MADV_DONTNEED"):
+            begin, size = self._last
+            page = begin - begin % mmap.PAGESIZE
+            mapped.madvise(mmap.MADV_DONTNEED, page, begin + size - page)
 
     def close(self) -> None:
         """Let go of the map; it is unmapped once no array uses it."""

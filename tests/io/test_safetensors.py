@@ -284,3 +284,21 @@ def test_reading_takes_no_memory_for_tensors_not_asked_for(tmp_path):
         whole = file.read("w")
         assert whole[::500_000_000].sum() == 0
         assert process.memory_info().rss - before < 50e6
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts mapped pages as Linux does")
+def test_a_file_read_through_does_not_stay_in_this_process(tmp_path):
+    path = tmp_path / "large.safetensors"
+    tensors = {f"t{i:02}": np.full(2**20 + i, i, np.float32) for i in range(12)}  # 4 MiB and odd sizes
+    save_file(path, tensors)
+    mapped = lambda: psutil.Process().memory_info().shared  # noqa: E731
+    before, most = mapped(), 0
+    with SafetensorsFile(path) as file:
+        views = {}
+        for name in file.names:
+            views[name] = file.read(name)
+            assert views[name].sum() == tensors[name].sum()
+            most = max(most, mapped() - before)
+        assert most < 3 * 4 * 2**20
+        for name, view in views.items():  # pages given back come again from the file
+            np.testing.assert_array_equal(view, tensors[name])
