@@ -50,8 +50,8 @@ class Objective:
         self._noise = _table(np.sqrt(1.0 - schedule.alphas_cumprod), device)
         self._weight = _table(min_snr_weights(schedule, prediction, snr_gamma), device) if snr_gamma > 0 else None
 
-    def timesteps(self, rng: Rng) -> Tensor:
-        """(B,) int64, uniform in 0 .. T - 1."""
+    def timesteps(self, rng: Rng, shape: Sequence[int] = ()) -> Tensor:
+        """(B,) int64, uniform in 0 .. T - 1, whatever the latents' shape."""
         return Tensor(rng.randint(Stream.TIMESTEPS, self.schedule.steps))
 
     def noise(self, rng: Rng, shape: Sequence[int]) -> Tensor:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from flame_train.diffusion.objectives import Objective
 from flame_train.engine import Tensor
 from flame_train.engine.dtype import Array, DType
 from flame_train.engine.optim import METRICS, Optimizer
@@ -21,6 +21,22 @@ Denoise = Callable[[Tensor, Tensor, Mapping[str, Tensor]], Tensor]
 
 SampleLatents = Callable[[tuple[Tensor, Tensor], Tensor], Tensor]
 """(mean and log variance, noise) -> latents in the scale that the denoiser sees, all fp32 (B, H, W, Z)."""
+
+class Objective(Protocol):
+    """What is minimised: how pictures are noised, and how the answer is judged. All on the device."""
+
+    def timesteps(self, rng: Rng, shape: Sequence[int]) -> Tensor:
+        """(B,) places in the schedule, for latents of `shape` (H, W, Z); as the denoiser is told of them."""
+
+    def noise(self, rng: Rng, shape: Sequence[int]) -> Tensor:
+        """(B, H, W, Z) fp32."""
+
+    def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """What the denoiser sees."""
+
+    def loss(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """0-d fp32."""
+
 
 FIGURES = ("loss", *METRICS)
 """What `State.figures` holds after `update`, in order."""
@@ -55,7 +71,7 @@ def batch_loss(
     xp, shape = moments[0].backend.xp, moments[0].shape[1:]
     rng = Rng(xp, seed, batch.step, batch.samples)
     latents = sample_latents(moments, Tensor(rng.normal(POSTERIOR, shape)))
-    noise, t = objective.noise(rng, shape), objective.timesteps(rng)
+    noise, t = objective.noise(rng, shape), objective.timesteps(rng, shape)
     noised = objective.noised(latents, noise, t)
     prediction = denoise(noised.to(dtype), t, batch.conditioning())
     return objective.loss(prediction, latents, noise, t)

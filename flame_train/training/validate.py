@@ -6,14 +6,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from flame_train.diffusion.objectives import Objective
 from flame_train.engine import no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import DType
 
 from .batch import Batch, HostBatch
 from .family import Denoiser, Example
-from .step import batch_loss
+from .step import Objective, batch_loss
 
 FIRST_STEP = 1 << 31
 """Random numbers are named by step; training's steps stay below this one, so held-out noise is never trained on."""

@@ -1,0 +1,157 @@
+"""Rectified flow: the straight way from picture to noise, and the velocity along it (arXiv 2209.03003, 2403.03206).
+
+x_s = (1 - s) x_0 + s noise for s in (0, 1), target noise - x_0. Latents are (B, H, W, C); s is fp32 (B,).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ..engine import Tensor, no_grad
+from ..engine import functional as F
+from ..engine.random import Rng
+from ..errors import ConfigError
+from .objectives import Stream
+
+Sampling = Literal["uniform", "logit_normal", "sigmoid", "mode", "cosmap"]
+Weighting = Literal["none", "sigma_sqrt", "cosmap"]
+Shift = Callable[[int], float]
+"""The shift of noise levels for a number of image tokens; see `shifted`."""
+
+Denoise = Callable[[Tensor, Tensor, Any], Tensor]
+
+
+def constant_shift(shift: float) -> Shift:
+    """The same for every resolution: 3 is SD3's, 1 none."""
+    return lambda tokens: shift
+
+
+NO_SHIFT: Shift = constant_shift(1.0)
+
+
+def resolution_shift(low: float = 0.5, high: float = 1.15, low_tokens: int = 256, high_tokens: int = 4096) -> Shift:
+    """Flux's: exp(mu), mu linear in the tokens through (256, 0.5) and (4096, 1.15)."""
+    slope = (high - low) / (high_tokens - low_tokens)
+    return lambda tokens: math.exp(low + slope * (tokens - low_tokens))
+
+
+def shifted(sigma: Any, shift: float) -> Any:
+    """shift * s / (1 + (shift - 1) * s): more noise for a shift above 1 (arXiv 2403.03206, section 5.3.2)."""
+    return shift * sigma / (1.0 + (shift - 1.0) * sigma)
+
+
+@dataclass(frozen=True, slots=True)
+class FlowObjective:
+    """Mean squared error of the velocity.
+
+    `sampling` is how s is drawn before the shift: "uniform", "logit_normal" or its other name "sigmoid" (the sigmoid of
+    a normal number of `mean` and `std`), "mode" with `mode_scale` or "cosmap" (arXiv 2403.03206, section 3.1).
+    `weighting` multiplies each sample's loss: "sigma_sqrt" by s^-2, "cosmap" by 2 / (pi (1 - 2 s + 2 s^2)), as
+    diffusers' training examples do. `offset_noise` adds that much of a normal number to each channel's noise.
+    `patch` is the side of a token in latent pixels.
+    """
+
+    sampling: Sampling = "logit_normal"
+    mean: float = 0.0
+    std: float = 1.0
+    mode_scale: float = 1.29
+    shift: Shift = NO_SHIFT
+    weighting: Weighting = "none"
+    offset_noise: float = 0.0
+    patch: int = 2
+
+    def timesteps(self, rng: Rng, shape: Sequence[int]) -> Tensor:
+        """(B,) fp32 in (0, 1) for latents of `shape` (H, W, C)."""
+        xp = rng.xp
+        if self.sampling in ("logit_normal", "sigmoid"):
+            z = rng.normal(Stream.TIMESTEPS) * np.float32(self.std) + np.float32(self.mean)
+            s = 1.0 / (1.0 + xp.exp(-z))
+        else:
+            u = rng.uniform(Stream.TIMESTEPS)
+            if self.sampling == "uniform":
+                s = u
+            elif self.sampling == "mode":
+                s = 1.0 - u - np.float32(self.mode_scale) * (xp.cos(np.float32(math.pi / 2) * u) ** 2 - 1.0 + u)
+            else:
+                s = 1.0 - 1.0 / (xp.tan(np.float32(math.pi / 2) * u) + 1.0)
+        tokens = shape[0] * shape[1] // self.patch**2
+        return Tensor(shifted(s, self.shift(tokens)).astype(np.float32))
+
+    def noise(self, rng: Rng, shape: Sequence[int]) -> Tensor:
+        """(B, H, W, C) fp32 for `shape` (H, W, C): standard normal, plus the offset if there is one."""
+        noise = rng.normal(Stream.NOISE, shape)
+        if self.offset_noise > 0:
+            noise = noise + np.float32(self.offset_noise) * rng.normal(Stream.OFFSET, (1, 1, shape[-1]))
+        return Tensor(noise)
+
+    def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """x_s, computed in fp32 and given in the latents' dtype."""
+        s = _beside(t, latents)
+        x: Tensor = (1.0 - s) * latents + s * noise
+        return x.to(latents.dtype)
+
+    def target(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """What the prediction is compared with, fp32: the same for every s."""
+        return noise.float() - latents.float()
+
+    def losses(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """(B,) fp32: each sample's mean squared error, times its weight."""
+        error: Tensor = F.mse_loss(prediction.float(), self.target(latents, noise, t), reduction="none")
+        each = error.mean(tuple(range(1, error.ndim)))
+        return each if self.weighting == "none" else each * Tensor(flow_weights(t.data, self.weighting))
+
+    def loss(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """The mean of `losses`: 0-d fp32, differentiable with respect to the prediction."""
+        return self.losses(prediction, latents, noise, t).mean()
+
+
+def flow_weights(sigma: Any, weighting: Weighting) -> Any:
+    """What a sample's loss is multiplied by; see `FlowObjective`."""
+    if weighting == "sigma_sqrt":
+        return sigma**-2.0
+    return 2.0 / (np.float32(math.pi) * (1.0 - 2.0 * sigma + 2.0 * sigma**2))
+
+
+def _beside(t: Tensor, like: Tensor) -> Tensor:
+    """(B,) shaped to multiply `like`."""
+    return t.reshape(t.shape[0], *([1] * (like.ndim - 1)))
+
+
+# ---- sampling ----------------------------------------------------------------------------------------------
+
+
+def static_sigmas(steps: int, shift: float, train_steps: int = 1000) -> np.ndarray[Any, Any]:
+    """`steps` noise levels and 0, as diffusers' flow scheduler spaces them for SD3: shifted, from the shifted ends."""
+    ends = shifted(np.array([1.0, 1.0 / train_steps]), shift)
+    return _closed(shifted(np.linspace(ends[0], ends[1], _checked(steps, train_steps)), shift))
+
+
+def dynamic_sigmas(steps: int, shift: float, train_steps: int = 1000) -> np.ndarray[Any, Any]:
+    """`steps` noise levels and 0, as diffusers' Flux pipeline asks for them: evenly from 1 to 1 / steps, shifted."""
+    return _closed(shifted(np.linspace(1.0, 1.0 / _checked(steps, train_steps), steps), shift))
+
+
+def flow_euler(denoise: Denoise, noise: Tensor, cond: Any, sigmas: np.ndarray[Any, Any]) -> Tensor:
+    """Euler's method along the flow. `denoise(x, s, cond)` gives the velocity; `noise` is standard normal."""
+    with no_grad():
+        x = noise.float()
+        for now, then in itertools.pairwise(sigmas):
+            s = Tensor(x.backend.xp.full((x.shape[0],), float(now), np.float32))
+            x = x + denoise(x, s, cond).float() * float(then - now)
+    return x
+
+
+def _closed(sigmas: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.append(sigmas, 0.0)
+
+
+def _checked(steps: int, most: int) -> int:
+    if not 1 <= steps <= most:
+        raise ConfigError(f"sample.steps: expected 1 to {most}, got {steps}")
+    return steps

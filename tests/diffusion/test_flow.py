@@ -1,0 +1,120 @@
+"""Rectified flow: where it samples, what it asks, and the way back."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from flame_train.diffusion.flow import (
+    FlowObjective,
+    Sampling,
+    constant_shift,
+    dynamic_sigmas,
+    flow_euler,
+    resolution_shift,
+    shifted,
+    static_sigmas,
+)
+from flame_train.engine import Tensor, tensor
+from flame_train.engine.random import Rng
+from flame_train.errors import ConfigError
+
+SHAPE = (8, 6, 16)
+
+
+def rng(samples: object, step: int = 0) -> Rng:
+    return Rng(np, 42, step, np.asarray(samples))
+
+
+def below(sampling: Sampling, s: float) -> float:
+    """P(sigma < s) before the shift: the distributions of arXiv 2403.03206, section 3.1, integrated."""
+    if sampling == "uniform":
+        return s
+    if sampling in ("logit_normal", "sigmoid"):
+        return NormalDist(0.3, 1.2).cdf(math.log(s / (1.0 - s)))
+    if sampling == "cosmap":  # its density is 2 / (pi (1 - 2 s + 2 s^2))
+        grid = np.linspace(0.0, s, 20_001)
+        return float(np.trapezoid(2.0 / (math.pi * (1.0 - 2.0 * grid + 2.0 * grid**2)), grid))
+    u = np.linspace(0.0, 1.0, 200_001)  # mode: f(u) falls from 1 to 0
+    return float(np.mean(1.0 - u - 1.29 * (np.cos(np.pi / 2 * u) ** 2 - 1.0 + u) < s))
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "logit_normal", "sigmoid", "mode", "cosmap"])
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+def test_noise_levels_are_distributed_as_the_paper_says(sampling: Sampling, shift: float) -> None:
+    o = FlowObjective(sampling, mean=0.3, std=1.2, shift=constant_shift(shift))
+    found = np.sort(o.timesteps(rng(range(40_000)), SHAPE).numpy())
+    assert found[0] > 0.0
+    assert found[-1] <= 1.0
+    unshifted = found / (shift - (shift - 1.0) * found)
+    for s in np.linspace(0.05, 0.95, 19):
+        assert abs(np.searchsorted(unshifted, s) / 40_000 - below(sampling, float(s))) < 0.012  # Kolmogorov at 1e-5
+
+
+def test_fluxs_shift_follows_the_resolution() -> None:
+    shift = resolution_shift()
+    assert shift(256) == pytest.approx(math.exp(0.5))
+    assert shift(4096) == pytest.approx(math.exp(1.15))  # 1024 x 1024
+    assert shift(1024) == pytest.approx(1.878, abs=1e-3)  # 512 x 512
+    o = FlowObjective("uniform", shift=shift)
+    small, large = (o.timesteps(rng(range(5)), (side, side, 16)).numpy() for side in (32, 128))
+    np.testing.assert_allclose(large, shifted(small / (shift(256) - (shift(256) - 1) * small), shift(4096)), rtol=1e-5)
+
+
+def test_a_sample_gets_the_same_draws_in_any_batch() -> None:
+    o = FlowObjective(offset_noise=0.1)
+    whole_t, whole = o.timesteps(rng(range(4)), SHAPE).numpy(), o.noise(rng(range(4)), SHAPE).numpy()
+    for i in range(4):
+        assert o.timesteps(rng([i]), SHAPE).numpy() == whole_t[i]
+        np.testing.assert_array_equal(o.noise(rng([i]), SHAPE).numpy()[0], whole[i])
+    assert not np.array_equal(o.timesteps(rng(range(4), 1), SHAPE).numpy(), whole_t)
+
+
+@pytest.mark.parametrize("weighting", ["none", "sigma_sqrt", "cosmap"])
+def test_velocity_is_the_slope_of_what_the_denoiser_sees(weighting: str) -> None:
+    o = FlowObjective(weighting=weighting)  # type: ignore[arg-type]
+    x0 = tensor(np.random.default_rng(0).standard_normal((3, *SHAPE)))
+    noise, t = o.noise(rng(range(3)), SHAPE), tensor(np.array([0.2, 0.5, 0.7]))
+    h = 1e-3
+    slope = (o.noised(x0, noise, t + h) - o.noised(x0, noise, t - h)) * (0.5 / h)
+    np.testing.assert_allclose(slope.numpy(), o.target(x0, noise, t).numpy(), atol=1e-4)
+    assert o.loss(o.target(x0, noise, t), x0, noise, t).item() == 0.0
+    one_off = o.losses(o.target(x0, noise, t) + 1.0, x0, noise, t).numpy()
+    s = t.numpy()
+    weights = {"none": s**0, "sigma_sqrt": s**-2, "cosmap": 2 / (np.pi * ((1 - s) ** 2 + s**2))}[weighting]
+    np.testing.assert_allclose(one_off, weights, rtol=1e-5)
+
+
+def test_a_wrong_prediction_costs_more_the_more_wrong_it_is() -> None:
+    o = FlowObjective()
+    x0, noise = (tensor(np.random.default_rng(i).standard_normal((2, *SHAPE)).astype(np.float32)) for i in range(2))
+    t = tensor(np.array([0.1, 0.9], np.float32))
+    costs = [o.loss(o.target(x0, noise, t) + d, x0, noise, t).item() for d in (0.0, 0.5, 1.0)]
+    assert costs == pytest.approx([0.0, 0.25, 1.0])
+
+
+@pytest.mark.parametrize("sigmas", [static_sigmas(7, 3.0), dynamic_sigmas(4, 2.0)])
+def test_the_way_back_along_the_true_velocity_ends_at_the_picture(sigmas: np.ndarray) -> None:
+    x0, noise = (tensor(np.random.default_rng(i).standard_normal((2, *SHAPE)).astype(np.float32)) for i in range(2))
+    seen = []
+
+    def denoise(x: Tensor, s: Tensor, cond: object) -> Tensor:
+        seen.append(float(s.numpy()[0]))
+        return noise - x0
+
+    np.testing.assert_allclose(flow_euler(denoise, noise, None, sigmas).numpy(), x0.numpy(), atol=1e-5)
+    np.testing.assert_allclose(seen, sigmas[:-1], rtol=1e-6)
+    assert sigmas[0] == 1.0
+    assert sigmas[-1] == 0.0
+    assert (np.diff(sigmas) < 0).all()
+
+
+def test_steps_that_make_no_sense_are_refused() -> None:
+    for steps in (0, 1001):
+        with pytest.raises(ConfigError, match="expected 1 to 1000"):
+            static_sigmas(steps, 3.0)
+        with pytest.raises(ConfigError, match="expected 1 to 1000"):
+            dynamic_sigmas(steps, 1.0)
