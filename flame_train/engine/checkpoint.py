@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from .dtype import Array, is_float
 from .graph import Edge, Held, Node, Pass
 from .mode import mode, no_grad, recomputing
 from .tensor import Tensor
+
+
+Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, ...])
 
 
 class _Away:
@@ -33,8 +36,8 @@ class _Recompute(Node):
 
     __slots__ = ("args", "fn")
 
-    def __init__(self, fn: Callable[..., Tensor], args: list[Any], edges: list[Edge], out: Tensor) -> None:
-        super().__init__(None, (), {}, edges, [(out.shape, out.dtype)], out.backend)
+    def __init__(self, fn: Callable[..., Any], args: list[Any], edges: list[Edge], outs: tuple[Tensor, ...]) -> None:
+        super().__init__(None, (), {}, edges, [(o.shape, o.dtype) for o in outs], outs[0].backend)
         self.fn, self.args = fn, args
 
     @property
@@ -48,11 +51,11 @@ class _Recompute(Node):
             raise RuntimeError("checkpoint: backward ran through this graph already; compute the result again")
         fresh = [_fresh(a) for a in self.args]
         with recomputing():
-            out = self.fn(*fresh)
+            outs = _tuple(self.fn(*fresh))
         leaves = [t for t in fresh if isinstance(t, Tensor) and t.requires_grad]
         ways = {id(t): edge for t, edge in zip(leaves, self.edges, strict=True)}
-        if out.requires_grad and grads[0] is not None:
-            Pass(_Onward(ways, around), nested=True).run([(out, grads[0])])
+        roots = [(o, g) for o, g in zip(outs, grads, strict=True) if g is not None and o.requires_grad]
+        Pass(_Onward(ways, around), nested=True).run(roots)
         return [None] * len(self.edges), frozenset()
 
 
@@ -84,13 +87,17 @@ def _fresh(value: Any) -> Any:
     return value
 
 
-def checkpoint(fn: Callable[..., Tensor], *args: Any, offload: bool = False) -> Tensor:
+def _tuple(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def checkpoint(fn: Callable[..., Outputs], *args: Any, offload: bool = False) -> Outputs:
     """fn(*args) without keeping what happens inside; fn runs once more during backward.
 
     As torch.utils.checkpoint.checkpoint(use_reentrant=False): gradients reach the parameters fn uses as well as
     its arguments, and equal those without checkpointing bit for bit. `fn` must be a pure function of its
-    arguments and of parameters, and return one Tensor. What is to happen once, such as batch_norm's running
-    statistics, does.
+    arguments and of parameters, and return a Tensor or a tuple of them. What is to happen once, such as batch_norm's
+    running statistics, does.
 
     With `offload` the arguments that were computed wait in host memory, so that a chain of checkpointed blocks keeps
     next to nothing on the device; leaves stay where they are. Copying to the host rules out capturing the step.
@@ -102,12 +109,13 @@ def checkpoint(fn: Callable[..., Tensor], *args: Any, offload: bool = False) -> 
     edges = [Edge.to(a) for a in args if isinstance(a, Tensor) and a.requires_grad]
     if edges:
         with no_grad():
-            out = fn(*args)
+            made = fn(*args)
     else:  # whether a parameter takes part shows only in the graph, which is dropped at once
-        out = fn(*args)
-        if not out.requires_grad:
-            return out
-    if not is_float(out.dtype):
-        return out
+        made = fn(*args)
+    outs = _tuple(made)
+    if not any(is_float(o.dtype) for o in outs) or not (edges or any(o.requires_grad for o in outs)):
+        return made
     held = [_Away(a) if offload and isinstance(a, Tensor) and not a.is_leaf else a for a in args]
-    return Tensor._from_op(out.data, _Recompute(fn, held, edges, out), 0)
+    node = _Recompute(fn, held, edges, outs)
+    wrapped = tuple(Tensor._from_op(o.data, node, i) for i, o in enumerate(outs))
+    return wrapped if isinstance(made, tuple) else wrapped[0]

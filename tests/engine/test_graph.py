@@ -260,6 +260,20 @@ class TestCheckpoint:
     def block(x: flame.Tensor, w: flame.Tensor) -> flame.Tensor:
         return F.gelu(F.linear(F.layer_norm(x, (6,)), w)) + x
 
+    def test_several_results(self) -> None:
+        def block(a: flame.Tensor, b: flame.Tensor) -> tuple[flame.Tensor, flame.Tensor]:
+            h = F.tanh(a @ b)
+            return h + a, F.silu(h) * b
+
+        def run(wrapped: bool, use: str) -> list[bytes]:
+            a, b = leaf(4, 4), leaf(4, 4, seed=1)
+            x, y = flame.checkpoint(block, a * 1.5, b) if wrapped else block(a * 1.5, b)
+            {"both": (x * y).sum(), "first": x.sum(), "second": y.sum()}[use].backward()
+            return [t.grad.numpy().tobytes() for t in (a, b)]
+
+        for use in ("both", "first", "second"):
+            assert run(True, use) == run(False, use)
+
     def test_an_argument_used_outside_as_well_gets_the_same_bits(self) -> None:
         def run(wrapped: bool) -> bytes:
             x, w = leaf(64), leaf(64, seed=1)
