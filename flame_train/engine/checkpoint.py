@@ -10,7 +10,6 @@ from .graph import Edge, Held, Node, Pass
 from .mode import mode, no_grad, recomputing
 from .tensor import Tensor
 
-
 Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, ...])
 
 
