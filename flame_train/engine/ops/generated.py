@@ -13,7 +13,7 @@ from typing import Any
 
 from ..backend.cuda.programs import Reduction
 from ..dtype import Array, DType, float32, promote
-from ..graph import Plus
+from ..graph import Plus, unbroadcast
 from ..op import Op
 from .along import extent, reduce
 from .conditions import floating
@@ -112,7 +112,7 @@ def _summed(k: Any, expression: str, operands: Mapping[str, Any], shape: Shape) 
     if not one_pass or g.size == 0 or extent(g.shape, dims) is None:
         each = k.elementwise((expression,), operands, (float32,), g.shape)[0]
         if g.size == 0 or extent(g.shape, dims) is None:
-            return each  # summed by whoever sends it on
+            return unbroadcast(k.xp, each, shape, float32)
         operands, expression = {"each": each}, "each"
     arrays = {n: v for n, v in operands.items() if hasattr(v, "dtype")}
     numbers = {n: v for n, v in operands.items() if n not in arrays}

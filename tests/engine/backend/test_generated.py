@@ -1,0 +1,241 @@
+"""Generated kernels, their values included, without a GPU: compiled as C++ and run thread by thread over the stand-in.
+
+A block's threads are coroutines that take turns at barriers and shuffles. Truth is the fp64 reference on the rounded
+inputs. The rule is that of tests/gpu: at most twice the error of the reference in the tested dtype plus one ulp.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import flame_train.engine as flame
+from flame_train.engine.backend.cuda import nvrtc
+from flame_train.engine.check import generator
+from flame_train.engine.dtype import is_float
+from flame_train.engine.op import REGISTRY, Op
+from flame_train.engine.sample import materialise, tensor_arguments
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
+
+OPS = [
+    "add", "amax", "cast", "clamp", "gated_add", "geglu", "gelu", "layer_norm", "layer_norm_modulate", "lerp",
+    "log_softmax", "logsumexp", "mean", "mish", "mse_loss", "mul", "norm", "quick_gelu", "rms_norm", "rms_norm_rope",
+    "rope", "silu", "softmax", "sub", "sum", "swiglu", "var", "where",
+]  # fmt: skip
+DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
+
+CONVERSIONS = """
+struct bf16 { unsigned short bits; };
+struct fp16 { unsigned short bits; };
+static float to_float(float x) { return x; }
+static float to_float(bool x) { return x ? 1.f : 0.f; }
+static float to_float(bf16 x) { unsigned u = (unsigned)x.bits << 16; float f; memcpy(&f, &u, 4); return f; }
+static void from_float(float x, float& y) { y = x; }
+static void from_float(float x, bool& y) { y = x != 0.f; }
+static void from_float(float x, bf16& y) {
+  unsigned u; memcpy(&u, &x, 4);
+  y.bits = x != x ? 0x7fff : (unsigned short)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+template <typename S> static void from_two(float a, float b, S* y) { from_float(a, y[0]); from_float(b, y[1]); }
+"""
+
+MACHINE = (
+    """
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <vector>
+#include <ucontext.h>
+#define __device__
+#define __forceinline__ inline
+#define __restrict__
+#define __global__
+#define __launch_bounds__(...)
+#define __shared__ static
+struct Place { unsigned x, y, z; };
+static Place threadIdx, blockIdx, blockDim, gridDim;
+static float __int_as_float(int u) { float f; memcpy(&f, &u, 4); return f; }
+static float rsqrtf(float x) { return 1.f / sqrtf(x); }
+static float __fdividef(float a, float b) { return a / b; }
+#define __expf expf
+static std::vector<ucontext_t> contexts;
+static ucontext_t scheduler;
+static std::vector<std::vector<char>> stacks;
+static std::vector<float> lanes;
+static std::vector<int> waiting, rounds;
+static int current, done;
+static std::function<void()> body;
+static void barrier(int place, int members) {
+  int round = rounds[place];
+  if (++waiting[place] == members) { waiting[place] = 0; rounds[place]++; }
+  while (rounds[place] == round) swapcontext(&contexts[current], &scheduler);
+}
+static void __syncthreads() { barrier(0, blockDim.x); }
+static float __shfl_xor_sync(unsigned, float v, int offset) {
+  int me = current, warp = 1 + me / 32;
+  lanes[me] = v;
+  barrier(warp, 32);
+  float theirs = lanes[me ^ offset];
+  barrier(warp, 32);
+  return theirs;
+}
+static void thread() { body(); done++; for (;;) swapcontext(&contexts[current], &scheduler); }
+static void block(int threads, bool together) {
+  if (!together) {
+    for (int t = 0; t < threads; t++) { threadIdx = {(unsigned)t, 0, 0}; body(); }
+    return;
+  }
+  contexts.resize(threads); stacks.resize(threads, std::vector<char>(1 << 16)); lanes.assign(threads, 0.f);
+  waiting.assign(threads / 32 + 2, 0); rounds.assign(threads / 32 + 2, 0); done = 0;
+  for (int t = 0; t < threads; t++) {
+    getcontext(&contexts[t]);
+    contexts[t].uc_stack.ss_sp = stacks[t].data();
+    contexts[t].uc_stack.ss_size = stacks[t].size();
+    makecontext(&contexts[t], thread, 0);
+  }
+  while (done < threads)
+    for (current = 0; current < threads; current++) {
+      threadIdx = {(unsigned)current, 0, 0};
+      swapcontext(&scheduler, &contexts[current]);
+    }
+}
+static void launch(const int* grid, int threads, bool together) {
+  gridDim = {(unsigned)grid[0], (unsigned)grid[1], (unsigned)grid[2]};
+  blockDim = {(unsigned)threads, 1, 1};
+  for (int z = 0; z < grid[2]; z++)
+    for (int y = 0; y < grid[1]; y++)
+      for (int x = 0; x < grid[0]; x++) {
+        blockIdx = {(unsigned)x, (unsigned)y, (unsigned)z};
+        block(threads, together);
+      }
+}
+"""
+    + CONVERSIONS
+)
+
+
+class Kernels:
+    """Kernels by their text: collected in a first run, in which they do nothing, then compiled together."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.texts, self.library = folder, {}, None
+
+    def generated(self, text: str, kernel: str) -> Any:
+        at = self.texts.setdefault((text, kernel), len(self.texts))
+
+        def call(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
+            if self.library is None:
+                return
+            values = [np.array([a.data.ptr], np.uint64) if isinstance(a, np.ndarray) else np.array([a]) for a in args]
+            pointers = (ctypes.c_void_p * len(args))(*(v.ctypes.data for v in values))
+            whole = (ctypes.c_int * 3)(*(int(n) for n in (*grid, 1, 1)[:3]))
+            getattr(self.library, f"run{at}")(whole, block[0], pointers)
+
+        return call
+
+    def build(self) -> None:
+        source, found = self.folder / "kernels.cpp", self.folder / "kernels.so"
+        source.write_text(MACHINE + "".join(self._unit(n, *key) for key, n in self.texts.items()))
+        subprocess.run(["g++", "-std=c++20", "-O0", "-w", "-shared", "-fPIC", "-o", found, source], check=True)
+        self.library = ctypes.CDLL(str(found))
+
+    def _unit(self, n: int, text: str, kernel: str) -> str:
+        conversions = (
+            (Path(nvrtc.__file__).parents[2] / "ops" / "convert.cuh").read_text().replace("#pragma once\n", "")
+        )
+        code = nvrtc.included(text).replace(conversions, "").replace('extern "C" ', "")
+        assert "asm" not in code
+        found = re.search(rf"{kernel}\(([^)]*)\) {{", code[code.index("__global__ void") :])
+        assert found is not None
+        types = [re.sub(r"\b(const|__restrict__)\b|\w+$", "", p.strip()).strip() for p in found[1].split(",")]
+        arguments = ", ".join(
+            f"*({t.replace('I', f'unit{n}::I') if t == 'I' else t}*)a[{i}]" for i, t in enumerate(types)
+        )
+        together = "true" if "of_all<" in text or "__syncthreads" in text else "false"
+        return f"""
+#undef FAST
+#undef INFINITE
+namespace unit{n} {{
+{code}
+}}
+extern "C" void run{n}(const int* grid, int threads, void** a) {{
+  body = [=] {{ unit{n}::{kernel}({arguments}); }};
+  launch(grid, threads, {together});
+}}
+"""
+
+
+def on(bound: dict[str, Any], op: Op, device: str, dtype: Any) -> dict[str, Any]:
+    def move(t: Any) -> Any:
+        return (
+            flame.tensor(t.numpy(), dtype if is_float(t.dtype) else None, device) if isinstance(t, flame.Tensor) else t
+        )
+
+    return {n: move(v) if n in op.tensor_names else v for n, v in bound.items()}
+
+
+def results(op: Op, bound: dict[str, Any], weight: np.ndarray | None) -> list[np.ndarray]:
+    """The output and all gradients; the cotangent arrives twice, so that gradients are added to held ones as well."""
+    leaves = [
+        t.requires_grad_() for a, _, t in tensor_arguments(op, bound) if a in op.differentiable and is_float(t.dtype)
+    ]
+    made = [op(**bound), op(**bound)]
+    values = [np.asarray(made[0].numpy(), np.float64)]
+    if weight is None or not leaves:
+        return values
+    cotangent = flame.tensor(weight, made[0].dtype, made[0].device)
+    grads = flame.grad(made, leaves, [cotangent, cotangent])
+    return [*values, *(np.asarray(g.numpy(), np.float64) for g in grads)]
+
+
+def distance(got: np.ndarray, truth: np.ndarray) -> float:
+    assert got.shape == truth.shape
+    scale = np.linalg.norm(truth)
+    return float(np.linalg.norm(got - truth) / scale) if scale else float(np.linalg.norm(got))
+
+
+def cases(dtype: Any) -> list[tuple[str, int, Op, dict[str, Any]]]:
+    found = []
+    for name in OPS:
+        op = REGISTRY[name]
+        for i, s in enumerate([*op.iter_samples(), *op.iter_large_samples()]):
+            bound = materialise(op, s, generator(name, i), dtype)
+            if "dtype" in bound:
+                bound["dtype"] = dtype
+            if sum(t.size for _, _, t in tensor_arguments(op, bound)) <= 60_000:
+                found.append((name, i, op, bound))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the first run computes with what memory holds
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+def test_values_and_gradients(gpu: Any, dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels, wrong = Kernels(tmp_path), []
+    monkeypatch.setattr(gpu.kernels._modules, "generated", kernels.generated)
+    drawn = cases(dtype)
+    truths = []
+    for name, i, op, bound in drawn:
+        exact = on(bound, op, "cpu", np.dtype(np.float64))
+        if "dtype" in exact:
+            exact["dtype"] = np.dtype(np.float64)
+        weight = generator(name, i + 50).standard_normal(op(**exact).shape).astype(dtype).astype(np.float64)
+        truths.append((weight, results(op, exact, weight)))
+        results(op, on(bound, op, "cuda", dtype), weight)
+    kernels.build()
+    for (name, i, op, bound), (weight, truth) in zip(drawn, truths, strict=True):
+        plain = results(op, on(bound, op, "cpu", dtype), weight)
+        got = results(op, on(bound, op, "cuda", dtype), weight)
+        for part, (g, p, t) in enumerate(zip(got, plain, truth, strict=True)):
+            if not distance(g, t) <= 2.0 * distance(p, t) + float(ml_dtypes.finfo(dtype).eps):
+                wrong.append((name, i, part, distance(g, t), distance(p, t)))
+    assert len(kernels.texts) > 100
+    assert not wrong
