@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -35,7 +35,8 @@ class Op(Enum):
     SQUEEZE = "squeeze"  # [O, I, 1, 1] -> [O, I]
     UNSQUEEZE = "unsqueeze"  # [O, I] -> [O, I, 1, 1]
     TRANSPOSE = "transpose"  # [A, B] -> [B, A]
-    ROWS = "rows"  # one tensor -> n equal blocks of rows, or n tensors -> one
+    ROWS = "rows"  # one tensor -> n blocks of its rows, or n tensors -> one
+    SWAP = "swap"  # the two halves of the rows in the other order; goes back by itself
     SCALE = "scale"  # a tensor and a single number -> their product in fp32; only read, never written
 
     @property
@@ -53,29 +54,34 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`source` tensors of one layout make `target` tensors of the other. One side has exactly one name."""
+    """`source` tensors of one layout make `target` tensors of the other. One side has exactly one name.
+
+    `shares` are the proportions of the several tensors' rows, where they are not equal.
+    """
 
     source: tuple[str, ...]
     target: tuple[str, ...]
     op: Op = Op.COPY
+    shares: tuple[int, ...] = ()
 
     @property
     def inverse(self) -> Rule:
-        return Rule(self.target, self.source, self.op.inverse)
+        return Rule(self.target, self.source, self.op.inverse, self.shares)
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """How to make one tensor from those of a file: which ones, rearranged how.
 
-    `part` of `parts` chooses a block of rows when one stored tensor holds several wanted ones. `shape`, when
-    set, is the shape wanted by the model; it differs from the stored one by trailing ones only.
+    When one stored tensor holds several wanted ones, its rows are `parts` equal parts, of which this takes `span` from
+    `part` on. `shape`, when set, is the shape wanted by the model; it differs from the stored one by trailing ones only.
     """
 
     names: tuple[str, ...]
     op: Op = Op.COPY
     part: int = 0
     parts: int = 1
+    span: int = 1
     shape: Shape | None = None
 
     def read(self, weights: Readable) -> Array:
@@ -95,12 +101,40 @@ class Source:
             case Op.TRANSPOSE:
                 made = first.T
             case Op.ROWS:
-                rows = len(first) // self.parts
-                made = np.concatenate(stored) if len(stored) > 1 else first[self.part * rows :][:rows]
+                made = np.concatenate(stored) if len(stored) > 1 else first[self._rows(len(first))]
+            case Op.SWAP:
+                made = _swapped(first)
             case Op.SCALE:
                 made = first.astype(np.float32)
                 made *= stored[1].astype(np.float32).reshape(())
         return made if self.shape is None else made.reshape(self.shape)
+
+    def spread(self, made: Array, shapes: Mapping[str, Shape]) -> Iterator[tuple[str, slice, Array]]:
+        """The other way round: for each of `names`, which rows of it come from `made`, and their values.
+
+        `shapes` are those of the file. ValueError for SCALE: what is stored is not what is read.
+        """
+        if self.op is Op.SCALE:
+            raise ValueError("a scaled tensor cannot be written")
+        begin = 0
+        for name in self.names:
+            shape = shapes[name]
+            match self.op:
+                case Op.ROWS if len(self.names) > 1:
+                    yield name, slice(None), made[begin : begin + shape[0]]
+                    begin += shape[0]
+                case Op.ROWS:
+                    yield name, self._rows(shape[0]), made
+                case Op.TRANSPOSE:
+                    yield name, slice(None), made.T
+                case Op.SWAP:
+                    yield name, slice(None), _swapped(made)
+                case _:
+                    yield name, slice(None), made.reshape(shape)
+
+    def _rows(self, stored: int) -> slice:
+        unit = stored // self.parts
+        return slice(self.part * unit, (self.part + self.span) * unit)
 
     def made_shape(self, shapes: Mapping[str, Shape]) -> Shape | None:
         """The shape `read` will return; None when the stored shapes do not allow the rearrangement."""
@@ -119,7 +153,9 @@ class Source:
                 if not first or first[0] % self.parts or any(other[1:] != first[1:] for other in rest):
                     return None
                 rows = sum(shapes[name][0] for name in self.names)
-                return (rows // self.parts, *first[1:])
+                return (rows // self.parts * self.span, *first[1:])
+            case Op.SWAP:
+                return first if first and first[0] % 2 == 0 else None
             case Op.SCALE:
                 return first if math.prod(rest[0]) == 1 else None
         return first
@@ -172,10 +208,10 @@ class KeyMap:
             if found is not None:
                 numbers = found.groupdict()
                 needed = tuple(_filled(source, numbers) for source in rule.source)
-                parts = len(rule.target)
+                shares = rule.shares if len(rule.target) > 1 and rule.shares else (1,) * len(rule.target)
                 return {
-                    _filled(target, numbers): Source(needed, rule.op, part, parts)
-                    for part, target in enumerate(rule.target)
+                    _filled(target, numbers): Source(needed, rule.op, sum(shares[:i]), sum(shares), shares[i])
+                    for i, target in enumerate(rule.target)
                 }
         return None
 
@@ -216,6 +252,11 @@ def table(
             filled = tuple(target.replace("{p}", kind) for target in targets)
             rules.append(Rule((source.replace("{p}", kind),), filled, op))
     return tuple(rules)
+
+
+def _swapped(x: Array) -> Array:
+    half = len(x) // 2
+    return np.concatenate([x[half:], x[:half]])
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

@@ -226,9 +226,12 @@ def _() -> Iterator[ErrorSample]:
 def rms_norm_rope(
     input: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float = 1e-6, interleaved: bool = True
 ) -> Tensor:
-    """rope(rms_norm(input) over the last dim): queries and keys of a transformer that normalises them"""
+    """rope(rms_norm(input) over the last dim): queries and keys of a transformer that normalises them
+
+    cos and sin may be wider than the result, which has the dtype of input and weight.
+    """
     normed: Tensor = rms_norm(input, (input.shape[-1],), weight, eps)
-    return rope(normed, cos, sin, interleaved)
+    return rope(normed, cos, sin, interleaved).to(normed.dtype)
 
 
 @rms_norm_rope.errors
@@ -255,7 +258,7 @@ def _(
     tables, by = _weighted(k, weight)
     program = Program((*_RSTD, f"row x = input * rstd{by}"), ("x * cosine + turned(x) * sine",), ("rstd",))
     tables |= _angles(k, cos, sin, input.shape)
-    dtype = promote([a.dtype for a in (input, weight, cos, sin) if a is not None])
+    dtype = promote([a.dtype for a in (input, weight) if a is not None])
     operands = Operands({"input": rows_of(k, input)}, tables, {}, {"eps": eps})
     y, rstd = k.rows(program, operands, (dtype, float32))
     return y.reshape(input.shape), rstd.reshape((*input.shape[:-1], 1))
