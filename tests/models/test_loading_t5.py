@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from flame_train.engine.backend.cpu import CpuBackend
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
 from flame_train.models.loading_t5 import inspect_t5, load_t5, t5_digest
@@ -55,6 +56,16 @@ def test_scaled_fp8(arrays, tmp_path):
     save_file(path, tensors | scales | {"scaled_fp8": np.zeros(0, FP8)})
     expected = arrays | {name: tensors[name].astype(np.float32) / 4 for name in linear}
     same(load_t5(path, device="cpu", dtype="float32"), expected)
+
+
+def test_no_fp8_array_reaches_the_device(arrays, tmp_path, monkeypatch):
+    """CuPy has no such type."""
+    put, seen = CpuBackend.put, []
+    monkeypatch.setattr(CpuBackend, "put", lambda self, host: (seen.append(host.dtype.name), put(self, host))[1])
+    path = tmp_path / "t5.safetensors"
+    save_file(path, {name: array.astype(FP8) for name, array in arrays.items()})
+    same(load_t5(path, device="cpu", dtype="bfloat16"), arrays, "bfloat16")
+    assert set(seen) == {"bfloat16"}
 
 
 @pytest.mark.parametrize("family", ["sd3", "flux", "all-in-one", "the folder itself"])

@@ -189,7 +189,8 @@ def load(
     sound = []  # flags stay on the device until the end, so that reading, copying and checking overlap
     for name, part, attr, _ in module.named_slots():
         with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is told below
-            array = _place(part, attr, backend.put(_kernel_order(source.read(name))).astype(target))
+            host = _kernel_order(_widened(source.read(name), target))
+            array = _place(part, attr, backend.put(host).astype(target, copy=False))
         if check_finite and is_float(target):
             sound.append((name, backend.xp.isfinite(array.astype(compute_dtype(target))).all()))
     if backend.kernels is not None:
@@ -230,6 +231,11 @@ def _listed(title: str, names: Sequence[str], show: Any) -> list[str]:
 
 def _fill(module: Module, attr: str, host: np.ndarray[Any, Any], device: str) -> None:
     _place(module, attr, get_backend(device).put(_kernel_order(host)))
+
+
+def _widened(host: np.ndarray[Any, Any], target: DType) -> np.ndarray[Any, Any]:
+    """fp8 in `target` already here: CuPy has no type for it."""
+    return host.astype(target) if is_float(host.dtype) and host.dtype.itemsize == 1 else host
 
 
 def _kernel_order(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
