@@ -1,0 +1,263 @@
+"""SD3's denoiser: two streams, picture and text, that attend to each other in every block (MMDiT, arXiv 2403.03206).
+
+Attribute names are those of the published single file below `model.diffusion_model.`. Activations are channels-last.
+Shape letters: B batch, H height and W width in latent pixels, C latent channels, L image tokens, T text tokens,
+D model width, N heads, E width of a head.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from flame_train.engine import Tensor, checkpoint, nn
+from flame_train.engine import functional as F
+from flame_train.engine.nn import weight
+from flame_train.errors import ModelFileError
+
+from .transformer import Recompute
+
+_PATCH = 2
+_FREQUENCIES = 256  # the width of the timestep's sinusoid
+_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class MmditArch:
+    """Everything that decides the network's shapes, and the width of a head, which SD3 medium's do not tell."""
+
+    width: int = 1536
+    depth: int = 24
+    head_dim: int = 64
+    channels: int = 16
+    context_dim: int = 4096
+    pooled_dim: int = 2048
+    positions: int = 192  # along each side of the table of positions
+    qk_norm: bool = False
+    dual: tuple[int, ...] = ()  # blocks in which the picture attends to itself as well
+
+    @classmethod
+    def sd3_medium(cls) -> Self:
+        """SD3 medium."""
+        return cls()
+
+    @classmethod
+    def sd35_medium(cls) -> Self:
+        """SD3.5 medium: normed queries and keys, thirteen dual blocks, a larger table of positions."""
+        return cls(positions=384, qk_norm=True, dual=tuple(range(13)))
+
+    @classmethod
+    def sd35_large(cls) -> Self:
+        """SD3.5 large, and large turbo."""
+        return cls(width=2432, depth=38, qk_norm=True)
+
+    @classmethod
+    def tiny(cls, qk_norm: bool = True, dual: tuple[int, ...] = (0,)) -> Self:
+        """The same structure, small enough to train on a CPU."""
+        return cls(
+            width=64, depth=3, head_dim=32, context_dim=48, pooled_dim=40, positions=12, qk_norm=qk_norm, dual=dual
+        )
+
+    @classmethod
+    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> Self:
+        """The architecture of a file's denoiser, from its native names and shapes.
+
+        Raises ModelFileError naming the tensor it looked for in vain.
+        """
+        width, channels = _shape(shapes, "x_embedder.proj.weight")[:2]
+        norm = shapes.get("joint_blocks.0.x_block.attn.ln_q.weight")
+        return cls(
+            width=width,
+            depth=len({m[1] for n in shapes if (m := re.match(r"joint_blocks\.(\d+)\.", n))}),
+            head_dim=norm[0] if norm else min(64, width // 2),
+            channels=channels,
+            context_dim=_shape(shapes, "context_embedder.weight")[1],
+            pooled_dim=_shape(shapes, "y_embedder.mlp.0.weight")[1],
+            positions=math.isqrt(_shape(shapes, "pos_embed")[1]),
+            qk_norm=norm is not None,
+            dual=tuple(
+                sorted(int(m[1]) for n in shapes if (m := re.match(r"joint_blocks\.(\d+)\.x_block\.attn2\.proj\.w", n)))
+            ),
+        )
+
+
+def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
+    if name not in shapes:
+        raise ModelFileError(f"MMDiT: expected a tensor {name}, which is missing: this is not an SD3 transformer")
+    return shapes[name]
+
+
+class Mlp(nn.Module):
+    """Two layers with tanh-GELU between."""
+
+    def __init__(self, width: int) -> None:
+        self.fc1 = nn.Linear(width, 4 * width)
+        self.fc2 = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+
+
+class Projections(nn.Module):
+    """One stream's side of an attention: queries, keys, values, and the way out unless the stream ends there."""
+
+    def __init__(self, arch: MmditArch, goes_on: bool) -> None:
+        self.heads = arch.width // arch.head_dim
+        self.qkv = nn.Linear(arch.width, 3 * arch.width)
+        self.qk_norm = arch.qk_norm
+        if arch.qk_norm:
+            self.ln_q = nn.RMSNorm(arch.head_dim, _EPS)
+            self.ln_k = nn.RMSNorm(arch.head_dim, _EPS)
+        if goes_on:
+            self.proj = nn.Linear(arch.width, arch.width)
+
+    def project(self, x_BLD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values as (B, L, N, E)."""
+        B, L, _ = x_BLD.shape
+        qkv = self.qkv(x_BLD).reshape(B, L, 3, self.heads, -1)
+        q, k, v = (qkv[:, :, i] for i in range(3))
+        return (self.ln_q(q), self.ln_k(k), v) if self.qk_norm else (q, k, v)
+
+
+def _attend(streams: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
+    """Attention over all streams' tokens, (B, L, N, E) each, as one sequence; each stream's own rows (B, L, D)."""
+    joined = [F.cat(list(parts), dim=1) if len(parts) > 1 else parts[0] for parts in zip(*streams, strict=True)]
+    q, k, v = (x.transpose(1, 2) for x in joined)
+    o_BLND = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+    o_BLD = o_BLND.reshape(*o_BLND.shape[:2], -1)
+    ends = [s[0].shape[1] for s in streams]
+    return [o_BLD] if len(ends) == 1 else list(F.split(o_BLD, ends, dim=1))
+
+
+class Stream(nn.Module):
+    """One stream's half of a joint block. Its modulation is (shift, scale, gate) for each thing it does."""
+
+    def __init__(self, arch: MmditArch, *, goes_on: bool = True, dual: bool = False) -> None:
+        self.goes_on, self.dual = goes_on, dual
+        self.attn = Projections(arch, goes_on)
+        if dual:
+            self.attn2 = Projections(arch, True)
+        if goes_on:
+            self.mlp = Mlp(arch.width)
+        rows = 9 if dual else 6 if goes_on else 2
+        self.adaLN_modulation = nn.ModuleList([None, nn.Linear(arch.width, rows * arch.width)])
+
+    def modulation(self, silu_c_BD: Tensor) -> list[Tensor]:
+        """The rows of the modulation, (B, 1, D) each."""
+        made = self.adaLN_modulation[1](silu_c_BD)
+        rows = made.reshape(made.shape[0], -1, silu_c_BD.shape[1])
+        return [rows[:, i : i + 1] for i in range(rows.shape[1])]
+
+    def project(self, x_BLD: Tensor, m: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """What the stream brings to the joint attention."""
+        return self.attn.project(F.layer_norm_modulate(x_BLD, m[1], m[0], _EPS))
+
+    def proceed(self, x_BLD: Tensor, found_BLD: Tensor, m: Sequence[Tensor]) -> Tensor:
+        """The stream with what the joint attention found for it, its own attention's part, and its feed-forward's."""
+        y_BLD = F.gated_add(x_BLD, m[2], self.attn.proj(found_BLD))
+        if self.dual:
+            (own_BLD,) = _attend([self.attn2.project(F.layer_norm_modulate(x_BLD, m[7], m[6], _EPS))])
+            y_BLD = F.gated_add(y_BLD, m[8], self.attn2.proj(own_BLD))
+        return F.gated_add(y_BLD, m[5], self.mlp(F.layer_norm_modulate(y_BLD, m[4], m[3], _EPS)))
+
+
+class JointBlock(nn.Module):
+    """Both streams through one attention. In the last block nothing goes on from the text."""
+
+    def __init__(self, arch: MmditArch, index: int) -> None:
+        self.context_block = Stream(arch, goes_on=index + 1 < arch.depth)
+        self.x_block = Stream(arch, dual=index in arch.dual)
+
+    def forward(self, x_BLD: Tensor, c_BTD: Tensor, silu_c_BD: Tensor) -> tuple[Tensor, Tensor]:
+        image, text = self.x_block.modulation(silu_c_BD), self.context_block.modulation(silu_c_BD)
+        for_x, for_c = _attend([self.x_block.project(x_BLD, image), self.context_block.project(c_BTD, text)])
+        x_BLD = self.x_block.proceed(x_BLD, for_x, image)
+        return x_BLD, self.context_block.proceed(c_BTD, for_c, text) if self.context_block.goes_on else c_BTD
+
+
+class Embedder(nn.Module):
+    """A vector to the model's width: linear, silu, linear."""
+
+    def __init__(self, dim: int, width: int) -> None:
+        self.mlp = nn.ModuleList([nn.Linear(dim, width), None, nn.Linear(width, width)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp[2](F.silu(self.mlp[0](x)))
+
+
+class PatchEmbedder(nn.Module):
+    """Each 2 x 2 latent pixels to one token."""
+
+    def __init__(self, arch: MmditArch) -> None:
+        self.proj = nn.Conv2d(arch.channels, arch.width, _PATCH, _PATCH)
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        return self.proj(x_BHWC)
+
+
+class FinalLayer(nn.Module):
+    """Modulation, and the way back to patches: (row, column, channel) of each token."""
+
+    def __init__(self, arch: MmditArch) -> None:
+        self.linear = nn.Linear(arch.width, _PATCH * _PATCH * arch.channels)
+        self.adaLN_modulation = nn.ModuleList([None, nn.Linear(arch.width, 2 * arch.width)])
+
+    def forward(self, x_BLD: Tensor, silu_c_BD: Tensor) -> Tensor:
+        B, D = silu_c_BD.shape
+        m = self.adaLN_modulation[1](silu_c_BD).reshape(B, 2, D)
+        return self.linear(F.layer_norm_modulate(x_BLD, m[:, 1:2], m[:, 0:1], _EPS))
+
+
+class Mmdit(nn.Module):
+    """Predicts the velocity of the flow in noised latents.
+
+    `recompute` may be set at any time: with "blocks" every joint block is run again during the backward pass instead
+    of keeping what happens inside it.
+    """
+
+    def __init__(self, arch: MmditArch) -> None:
+        self.arch = arch
+        self.recompute: Recompute = "nothing"
+        self.pos_embed = weight(1, arch.positions**2, arch.width, init="normal")
+        self.x_embedder = PatchEmbedder(arch)
+        self.t_embedder = Embedder(_FREQUENCIES, arch.width)
+        self.y_embedder = Embedder(arch.pooled_dim, arch.width)
+        self.context_embedder = nn.Linear(arch.context_dim, arch.width)
+        self.joint_blocks = nn.ModuleList([JointBlock(arch, i) for i in range(arch.depth)])
+        self.final_layer = FinalLayer(arch)
+
+    def forward(self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor, pooled_BP: Tensor) -> Tensor:
+        """The velocity (B, H, W, C) for latents of that shape, H and W even and at most twice the table's side.
+
+        timesteps are 1000 times the noise level; context is (B, T, context_dim), pooled (B, pooled_dim). All but the
+        timesteps are in the dtype of the weights.
+        """
+        B, H, W, C = x_BHWC.shape
+        t_BF = F.timestep_embedding(timesteps_B, _FREQUENCIES, dtype=pooled_BP.dtype)
+        silu_c_BD = F.silu(self.t_embedder(t_BF) + self.y_embedder(pooled_BP))
+        tokens = self.x_embedder(x_BHWC)
+        h, w, D = tokens.shape[1:]
+        x_BLD = tokens.reshape(B, h * w, D) + self._positions(h, w)
+        c_BTD = self.context_embedder(context_BTC)
+        for block in self.joint_blocks:
+            if self.recompute == "blocks":
+                x_BLD, c_BTD = checkpoint(block, x_BLD, c_BTD, silu_c_BD)
+            else:
+                x_BLD, c_BTD = block(x_BLD, c_BTD, silu_c_BD)
+        out = self.final_layer(x_BLD, silu_c_BD).reshape(B, h, w, _PATCH, _PATCH, C)
+        return out.permute(0, 1, 3, 2, 4, 5).reshape(B, H, W, C)
+
+    def _positions(self, h: int, w: int) -> Tensor:
+        """The middle h x w of the table of positions, (1, h * w, D)."""
+        side, D = self.arch.positions, self.arch.width
+        if h > side or w > side:
+            raise ModelFileError(
+                f"MMDiT: a picture of {h} x {w} tokens is larger than the model's {side} x {side} positions; "
+                "lower data.resolution"
+            )
+        top, left = (side - h) // 2, (side - w) // 2
+        table = self.pos_embed.reshape(side, side, D)[top : top + h, left : left + w]
+        return table.reshape(1, h * w, D)
