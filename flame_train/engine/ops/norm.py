@@ -287,6 +287,49 @@ def _(
     return _group_gradient(k, g, input, num_groups, weight, bias, mean, rstd, True, plus)
 
 
+def _channel_gradients(
+    k: Any,
+    g: Array,
+    input: Array,
+    weight: Array,
+    bias: Array,
+    mean: Array,
+    rstd: Array,
+    needs: frozenset[str],
+    slope: str,
+) -> tuple[Array | None, Array | None]:
+    """The gradients of weight and bias; `slope` carries g back through what comes after them."""
+    batch, channels, groups = input.shape[0], input.shape[-1], mean.shape[2]
+    pixels = input.size // (batch * channels)
+
+    def spread(a: Array) -> Table:
+        wide = k.xp.broadcast_to(a.reshape(batch, groups, 1), (batch, groups, channels // groups))
+        return Table(k.rows_first(wide).reshape(batch, channels), pixels, batch)
+
+    tables = {"mean": spread(mean), "rstd": spread(rstd), **_affine(k, weight=weight, bias=bias)}
+    operands = Operands({"g": rows_of(k, g), "input": rows_of(k, input)}, tables)
+    of = {"weight": Reduction("sum", f"{slope} * (input - mean) * rstd"), "bias": Reduction("sum", slope)}
+    wanted = [n for n in of if n in needs]
+    found = k.columns([of[n] for n in wanted], operands, Extent(1, batch * pixels, channels), float32)
+    made = {n: total.reshape(channels) for n, total in zip(wanted, found, strict=True)}
+    return made.get("weight"), made.get("bias")
+
+
+@group_norm.cuda_vjp("norm.cu", "weight", "bias", when=_group_condition)
+def _(
+    k: Any, g: Array, input: Array, weight: Array, bias: Array, mean: Array, rstd: Array, needs: frozenset[str]
+) -> tuple[Array | None, Array | None]:
+    return _channel_gradients(k, g, input, weight, bias, mean, rstd, needs, "g")
+
+
+@group_norm_silu.cuda_vjp("norm.cu", "weight", "bias", when=_group_condition)
+def _(
+    k: Any, g: Array, input: Array, weight: Array, bias: Array, mean: Array, rstd: Array, needs: frozenset[str]
+) -> tuple[Array | None, Array | None]:
+    slope = "g * silu_slope((input - mean) * rstd * weight + bias)"
+    return _channel_gradients(k, g, input, weight, bias, mean, rstd, needs, slope)
+
+
 def _layer_condition(input: Array, normalized_shape: Sequence[int], weight: Array | None, bias: Array | None) -> str:
     n = len(normalized_shape)
     if n == 0 or tuple(input.shape[-n:]) != tuple(normalized_shape):
