@@ -73,8 +73,8 @@ class Rule:
 class Source:
     """How to make one tensor from those of a file: which ones, rearranged how.
 
-    When one stored tensor holds several wanted ones, its rows are `parts` equal parts, of which this takes `span` from
-    `part` on. `shape`, when set, is the shape wanted by the model; it differs from the stored one by trailing ones only.
+    When one stored tensor holds several wanted ones, its rows are `parts` equal parts, of which this takes `span`, from
+    `part` on. `shape`, if set, is the shape wanted by the model; it differs from the stored one by trailing ones only.
     """
 
     names: tuple[str, ...]

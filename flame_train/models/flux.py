@@ -1,0 +1,338 @@
+"""Flux.1's denoiser: blocks with a stream each for picture and text, then blocks with both in one stream.
+
+Attribute names are those of the published single file. The architecture was published as code only; the parts are
+those of arXiv 2403.03206 (two streams, joint attention), 2302.05442 (attention and MLP side by side) and 2104.09864
+(rotary positions). Activations are channels-last. Shape letters: B batch, H height and W width in latent pixels, C
+latent channels, L picture tokens, T text tokens, S = T + L, D model width, N heads, E width of a head.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+
+from flame_train.engine import Tensor, checkpoint, nn, tensor
+from flame_train.engine import functional as F
+from flame_train.engine.dtype import DType, compute_dtype
+from flame_train.engine.nn import weight
+from flame_train.errors import ModelFileError
+
+from .transformer import Recompute
+
+PATCH: Final = 2  # the side of a token in latent pixels
+_FREQUENCIES: Final = 256  # the width of the sinusoid of times and guidance
+_MLP_RATIO: Final = 4
+_THETA: Final = 10000.0
+_EPS: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class FluxArch:
+    """Everything that decides the network's shapes. schnell differs from dev in that it is not told a guidance."""
+
+    width: int = 3072
+    depth: int = 19
+    single_depth: int = 38
+    head_dim: int = 128
+    channels: int = 16
+    context_dim: int = 4096
+    pooled_dim: int = 768
+    guidance: bool = True
+
+    @classmethod
+    def dev(cls) -> Self:
+        """Flux.1 dev, and Krea dev."""
+        return cls()
+
+    @classmethod
+    def schnell(cls) -> Self:
+        """Flux.1 schnell."""
+        return cls(guidance=False)
+
+    @classmethod
+    def tiny(cls, *, guidance: bool = True, context_dim: int = 32, pooled_dim: int = 32) -> Self:
+        """The same structure, small enough to train on a CPU; fits `T5Arch.tiny` and `ClipArch.tiny`."""
+        return cls(
+            width=64, depth=2, single_depth=2, head_dim=32, context_dim=context_dim, pooled_dim=pooled_dim,
+            guidance=guidance,
+        )  # fmt: skip
+
+    @classmethod
+    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> Self:
+        """The architecture of a file's transformer, from its native names and shapes.
+
+        Raises ModelFileError naming the tensor it looked for in vain, and for the relatives that see a second picture.
+        """
+        width, features = _shape(shapes, "img_in.weight")
+        made = _shape(shapes, "final_layer.linear.weight")[0]
+        if features != made:
+            raise ModelFileError(
+                f"Flux: expected as many features into a token as out of it, found {features} and {made}: this is a "
+                "Fill, Canny or Depth model, which needs a second picture; use Flux.1 dev or schnell"
+            )
+        return cls(
+            width=width,
+            depth=_count(shapes, "double_blocks"),
+            single_depth=_count(shapes, "single_blocks"),
+            head_dim=_shape(shapes, "double_blocks.0.img_attn.norm.query_norm.scale")[0],
+            channels=made // PATCH**2,
+            context_dim=_shape(shapes, "txt_in.weight")[1],
+            pooled_dim=_shape(shapes, "vector_in.in_layer.weight")[1],
+            guidance="guidance_in.in_layer.weight" in shapes,
+        )
+
+    @property
+    def axes(self) -> tuple[int, int, int]:
+        """How many numbers of a head tell the picture (always 0 here), the row and the column of a token."""
+        each = self.head_dim * 7 // 16 // 2 * 2  # 56 of 128
+        return self.head_dim - 2 * each, each, each
+
+
+def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
+    if name not in shapes:
+        raise ModelFileError(f"Flux: expected a tensor {name}, which is missing: this is not a Flux.1 transformer")
+    return shapes[name]
+
+
+def _count(shapes: Mapping[str, tuple[int, ...]], blocks: str) -> int:
+    return len({m[1] for name in shapes if (m := re.match(rf"{blocks}\.(\d+)\.", name))})
+
+
+def position_angles(arch: FluxArch, text: int, rows: int, columns: int) -> np.ndarray[Any, Any]:
+    """The angle by which each number of a head is turned at each token, fp64 (S, E); text stands at the origin.
+
+    Each axis has frequencies 10000^(-2i / its numbers), each for two neighbouring numbers (BFL's flux.math.rope).
+    """
+    ids = np.zeros((text + rows * columns, 3))
+    ids[text:, 1] = np.repeat(np.arange(rows), columns)
+    ids[text:, 2] = np.tile(np.arange(columns), rows)
+    turns = [np.outer(ids[:, i], _THETA ** (-np.arange(0, n, 2) / n)) for i, n in enumerate(arch.axes)]
+    return np.repeat(np.concatenate(turns, axis=1), 2, axis=1)
+
+
+class Embedder(nn.Module):
+    """A vector to the model's width: linear, silu, linear."""
+
+    def __init__(self, dim: int, width: int) -> None:
+        self.in_layer = nn.Linear(dim, width)
+        self.out_layer = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out_layer(F.silu(self.in_layer(x)))
+
+
+class Modulation(nn.Module):
+    """(shift, scale, gate) for each part of a block, (B, 1, D) each, from what the picture is conditioned on."""
+
+    def __init__(self, width: int, parts: int) -> None:
+        self.rows = 3 * parts
+        self.lin = nn.Linear(width, self.rows * width)
+
+    def forward(self, silu_vec_BD: Tensor) -> tuple[Tensor, ...]:
+        made = self.lin(silu_vec_BD).reshape(silu_vec_BD.shape[0], 1, -1)
+        return F.chunk(made, self.rows, dim=-1)
+
+
+class RmsScale(nn.Module):
+    """What a head's numbers are multiplied by after they are divided by their root mean square."""
+
+    scale: Tensor
+
+    def __init__(self, dim: int) -> None:
+        self.scale = weight(dim, init="ones")
+
+
+class QueryKeyNorm(nn.Module):
+    """Queries and keys normalised by head, then turned by their tokens' positions."""
+
+    def __init__(self, dim: int) -> None:
+        self.query_norm = RmsScale(dim)
+        self.key_norm = RmsScale(dim)
+
+    def forward(self, qkv_BLF: Tensor, heads: int, cos_L1E: Tensor, sin_L1E: Tensor) -> list[Tensor]:
+        """Queries, keys and values, (B, L, N, E) each, from all three in a row."""
+        B, L, _ = qkv_BLF.shape
+        qkv = qkv_BLF.reshape(B, L, 3, heads, -1)
+        q = F.rms_norm_rope(qkv[:, :, 0], self.query_norm.scale, cos_L1E, sin_L1E, _EPS)
+        k = F.rms_norm_rope(qkv[:, :, 1], self.key_norm.scale, cos_L1E, sin_L1E, _EPS)
+        return [q, k, qkv[:, :, 2]]
+
+
+def _attend(q_BSNE: Tensor, k_BSNE: Tensor, v_BSNE: Tensor) -> Tensor:
+    """Attention of all tokens to all, (B, S, D)."""
+    B, S = q_BSNE.shape[:2]
+    q, k, v = (x.transpose(1, 2) for x in (q_BSNE, k_BSNE, v_BSNE))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, S, -1)
+
+
+class Projections(nn.Module):
+    """One stream's way into the joint attention and out of it."""
+
+    def __init__(self, arch: FluxArch) -> None:
+        self.heads = arch.width // arch.head_dim
+        self.qkv = nn.Linear(arch.width, 3 * arch.width)
+        self.norm = QueryKeyNorm(arch.head_dim)
+        self.proj = nn.Linear(arch.width, arch.width)
+
+    def forward(self, x_BLD: Tensor, cos_L1E: Tensor, sin_L1E: Tensor) -> list[Tensor]:
+        return self.norm(self.qkv(x_BLD), self.heads, cos_L1E, sin_L1E)
+
+
+def _mlp(width: int) -> nn.ModuleList:
+    """linear, gelu, linear; entry 1 is the activation, which holds no weights."""
+    return nn.ModuleList([nn.Linear(width, _MLP_RATIO * width), None, nn.Linear(_MLP_RATIO * width, width)])
+
+
+def _feed_forward(mlp: nn.ModuleList, x_BLD: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
+    h = mlp[0](F.layer_norm_modulate(x_BLD, scale, shift, _EPS))
+    return F.gated_add(x_BLD, gate, mlp[2](F.gelu(h, approximate="tanh")))
+
+
+class DoubleBlock(nn.Module):
+    """Picture and text, each with weights of its own, through one attention."""
+
+    def __init__(self, arch: FluxArch) -> None:
+        self.img_mod = Modulation(arch.width, 2)
+        self.img_attn = Projections(arch)
+        self.img_mlp = _mlp(arch.width)
+        self.txt_mod = Modulation(arch.width, 2)
+        self.txt_attn = Projections(arch)
+        self.txt_mlp = _mlp(arch.width)
+
+    def forward(
+        self, img_BLD: Tensor, txt_BTD: Tensor, silu_vec_BD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor,
+        recompute: Recompute = "nothing",
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        if recompute == "blocks":
+            return checkpoint(self, img_BLD, txt_BTD, silu_vec_BD, cos_S1E, sin_S1E)
+        T = txt_BTD.shape[1]
+        shift_i, scale_i, gate_i, *feed_i = self.img_mod(silu_vec_BD)
+        shift_t, scale_t, gate_t, *feed_t = self.txt_mod(silu_vec_BD)
+        img = F.layer_norm_modulate(img_BLD, scale_i, shift_i, _EPS)
+        txt = F.layer_norm_modulate(txt_BTD, scale_t, shift_t, _EPS)
+        of_txt, of_img = self.txt_attn(txt, cos_S1E[:T], sin_S1E[:T]), self.img_attn(img, cos_S1E[T:], sin_S1E[T:])
+        found_BSD = _attend(*(F.cat(list(pair), dim=1) for pair in zip(of_txt, of_img, strict=True)))
+        img_BLD = F.gated_add(img_BLD, gate_i, self.img_attn.proj(found_BSD[:, T:]))
+        txt_BTD = F.gated_add(txt_BTD, gate_t, self.txt_attn.proj(found_BSD[:, :T]))
+        if recompute == "feed_forward":
+            return (
+                checkpoint(_feed_forward, self.img_mlp, img_BLD, *feed_i),
+                checkpoint(_feed_forward, self.txt_mlp, txt_BTD, *feed_t),
+            )
+        return _feed_forward(self.img_mlp, img_BLD, *feed_i), _feed_forward(self.txt_mlp, txt_BTD, *feed_t)
+
+
+class SingleBlock(nn.Module):
+    """Text and picture as one sequence; attention and MLP side by side, each a part of two wide layers."""
+
+    def __init__(self, arch: FluxArch) -> None:
+        self.heads, self.width = arch.width // arch.head_dim, arch.width
+        hidden = _MLP_RATIO * arch.width
+        self.linear1 = nn.Linear(arch.width, 3 * arch.width + hidden)
+        self.linear2 = nn.Linear(arch.width + hidden, arch.width)
+        self.norm = QueryKeyNorm(arch.head_dim)
+        self.modulation = Modulation(arch.width, 1)
+
+    def forward(
+        self, x_BSD: Tensor, silu_vec_BD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, recompute: Recompute = "nothing"
+    ) -> Tensor:
+        if recompute == "blocks":
+            return checkpoint(self, x_BSD, silu_vec_BD, cos_S1E, sin_S1E)
+        shift, scale, gate = self.modulation(silu_vec_BD)
+        both = self.linear1(F.layer_norm_modulate(x_BSD, scale, shift, _EPS))
+        qkv, hidden = both[..., : 3 * self.width], both[..., 3 * self.width :]
+        found_BSD = _attend(*self.norm(qkv, self.heads, cos_S1E, sin_S1E))
+        if recompute == "feed_forward":
+            return checkpoint(self._out, x_BSD, found_BSD, hidden, gate)
+        return self._out(x_BSD, found_BSD, hidden, gate)
+
+    def _out(self, x_BSD: Tensor, found_BSD: Tensor, hidden: Tensor, gate: Tensor) -> Tensor:
+        joined = F.cat([found_BSD, F.gelu(hidden, approximate="tanh")], dim=-1)
+        return F.gated_add(x_BSD, gate, self.linear2(joined))
+
+
+class FinalLayer(nn.Module):
+    """Modulation, and the way back to a token's features."""
+
+    def __init__(self, arch: FluxArch) -> None:
+        self.linear = nn.Linear(arch.width, PATCH**2 * arch.channels)
+        self.adaLN_modulation = nn.ModuleList([None, nn.Linear(arch.width, 2 * arch.width)])
+
+    def forward(self, x_BLD: Tensor, silu_vec_BD: Tensor) -> Tensor:
+        made = self.adaLN_modulation[1](silu_vec_BD).reshape(silu_vec_BD.shape[0], 1, -1)
+        shift, scale = F.chunk(made, 2, dim=-1)
+        return self.linear(F.layer_norm_modulate(x_BLD, scale, shift, _EPS))
+
+
+class Flux(nn.Module):
+    """Predicts the velocity of the flow in noised latents.
+
+    `recompute` may be set at any time: with "blocks" every block is run again during the backward pass instead of
+    keeping what happens inside it, with "feed_forward" the feed-forward networks alone are, and the second layer of
+    single-stream blocks.
+    """
+
+    def __init__(self, arch: FluxArch) -> None:
+        self.arch = arch
+        self.recompute: Recompute = "nothing"
+        # one entry a shape, for as long as the model lives: captured steps read them at their addresses
+        self._turns: dict[tuple[int, int, int, DType], tuple[Tensor, Tensor]] = {}
+        self.img_in = nn.Linear(PATCH**2 * arch.channels, arch.width)
+        self.time_in = Embedder(_FREQUENCIES, arch.width)
+        self.vector_in = Embedder(arch.pooled_dim, arch.width)
+        if arch.guidance:
+            self.guidance_in = Embedder(_FREQUENCIES, arch.width)
+        self.txt_in = nn.Linear(arch.context_dim, arch.width)
+        self.double_blocks = nn.ModuleList([DoubleBlock(arch) for _ in range(arch.depth)])
+        self.single_blocks = nn.ModuleList([SingleBlock(arch) for _ in range(arch.single_depth)])
+        self.final_layer = FinalLayer(arch)
+
+    def forward(
+        self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor, pooled_BP: Tensor,
+        guidance_B: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The velocity (B, H, W, C) for latents of that shape, H and W even.
+
+        timesteps are 1000 times the noise level; context is (B, T, context_dim) from T5, pooled (B, pooled_dim) from
+        CLIP-L; guidance is as users give it, 3.5 say, and only for a model that knows one (ValueError otherwise). All
+        but timesteps and guidance are in the dtype of the weights.
+        """
+        silu_vec_BD = F.silu(self._vector(timesteps_B, pooled_BP, guidance_B))
+        B, H, W, C = x_BHWC.shape
+        h, w, T = H // PATCH, W // PATCH, context_BTC.shape[1]
+        turns = self._turn(T, h, w)
+        tokens = x_BHWC.reshape(B, h, PATCH, w, PATCH, C).permute(0, 1, 3, 5, 2, 4).reshape(B, h * w, -1)
+        img_BLD, txt_BTD = self.img_in(tokens), self.txt_in(context_BTC)
+        for block in self.double_blocks:
+            img_BLD, txt_BTD = block(img_BLD, txt_BTD, silu_vec_BD, *turns, self.recompute)
+        x_BSD = F.cat([txt_BTD, img_BLD], dim=1)
+        for block in self.single_blocks:
+            x_BSD = block(x_BSD, silu_vec_BD, *turns, self.recompute)
+        out = self.final_layer(x_BSD[:, T:], silu_vec_BD).reshape(B, h, w, C, PATCH, PATCH)
+        return out.permute(0, 1, 4, 2, 5, 3).reshape(B, H, W, C)
+
+    def _vector(self, timesteps_B: Tensor, pooled_BP: Tensor, guidance_B: Tensor | None) -> Tensor:
+        """What the whole picture is conditioned on, (B, D). The sinusoids are computed in fp32."""
+        if (guidance_B is not None) != self.arch.guidance:
+            wanted, came = ("a", "none") if self.arch.guidance else ("no", "one")
+            raise ValueError(f"Flux: expected {wanted} guidance for this model, got {came}")
+        t_BF = F.timestep_embedding(timesteps_B, _FREQUENCIES, dtype=pooled_BP.dtype)
+        vec_BD = self.time_in(t_BF) + self.vector_in(pooled_BP)
+        if guidance_B is not None:
+            g_BF = F.timestep_embedding(guidance_B * 1000.0, _FREQUENCIES, dtype=pooled_BP.dtype)
+            vec_BD = vec_BD + self.guidance_in(g_BF)
+        return vec_BD
+
+    def _turn(self, text: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of `position_angles`, (S, 1, E), in fp32 at least."""
+        like = self.img_in.weight
+        key = text, rows, columns, like.dtype
+        if key not in self._turns:
+            angles = position_angles(self.arch, text, rows, columns)[:, None]
+            dtype = compute_dtype(like.dtype)
+            self._turns[key] = tensor(np.cos(angles), dtype, like.device), tensor(np.sin(angles), dtype, like.device)
+        return self._turns[key]

@@ -1,0 +1,171 @@
+"""Flux against diffusers': predictions, and the gradient of every LoRA matrix, with guidance and without."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flame_train.adapters.lora import attach
+from flame_train.engine import Parameter, Tensor, nn, tensor
+from flame_train.engine import functional as F
+from flame_train.models.flux import Flux, FluxArch
+from flame_train.models.keys.flux import transformer_to_diffusers
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+pytestmark = pytest.mark.parity
+
+HERE = pytest.importorskip("diffusers.models.transformers.transformer_flux")
+TO_DIFFUSERS = transformer_to_diffusers()
+
+
+@pytest.fixture(params=[True, False], ids=["dev", "schnell"])
+def arch(request):
+    return FluxArch(
+        width=64, depth=2, single_depth=2, head_dim=16, channels=4, context_dim=24, pooled_dim=20,
+        guidance=request.param,
+    )  # fmt: skip
+
+
+def diffusers_flux(arch):
+    return diffusers.FluxTransformer2DModel(
+        in_channels=4 * arch.channels,
+        num_layers=arch.depth,
+        num_single_layers=arch.single_depth,
+        attention_head_dim=arch.head_dim,
+        num_attention_heads=arch.width // arch.head_dim,
+        joint_attention_dim=arch.context_dim,
+        pooled_projection_dim=arch.pooled_dim,
+        guidance_embeds=arch.guidance,
+        axes_dims_rope=arch.axes,
+    )
+
+
+@pytest.fixture(autouse=True)
+def positions_in_fp64(monkeypatch):
+    """diffusers turns queries and keys in fp32 whatever they are, which would hide what is measured here."""
+
+    def rotated(x, freqs_cis, sequence_dim):
+        assert sequence_dim == 1
+        cos, sin = (part[None, :, None] for part in freqs_cis)
+        turned = torch.stack([-x[..., 1::2], x[..., 0::2]], dim=-1).flatten(-2)
+        return x * cos + turned * sin
+
+    def angles(self, ids):
+        axes = []
+        for i, dim in enumerate(self.axes_dim):
+            freqs = self.theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+            axes.append(torch.outer(ids[:, i].double(), freqs).repeat_interleave(2, dim=1))
+        return torch.cat(axes, dim=1).cos(), torch.cat(axes, dim=1).sin()
+
+    monkeypatch.setattr(HERE, "apply_rotary_emb", rotated)
+    monkeypatch.setattr(HERE.FluxPosEmbed, "forward", angles)
+
+
+@pytest.fixture
+def batch(dtype):
+    rng = np.random.default_rng(1)
+    return {
+        "latents": rng.standard_normal((2, 8, 6, 4)).astype(dtype),
+        "timesteps": np.array([3.0, 875.0], np.float32),
+        "context": rng.standard_normal((2, 5, 24)).astype(dtype),
+        "pooled": rng.standard_normal((2, 20)).astype(dtype),
+        "guidance": np.array([1.0, 3.5], np.float32),
+        "weight": rng.standard_normal((2, 8, 6, 4)).astype(dtype),
+    }
+
+
+def fp64(array):
+    return torch.from_numpy(array.astype(np.float64))
+
+
+def ours(model, batch, latents=None):
+    x = tensor(batch["latents"]) if latents is None else latents
+    guidance = tensor(batch["guidance"]) if model.arch.guidance else None
+    return model(x, tensor(batch["timesteps"]), tensor(batch["context"]), tensor(batch["pooled"]), guidance)
+
+
+def theirs(twin, batch, weights=None, latents=None):
+    """Packed and unpacked by the pipeline's own functions."""
+    x = (fp64(batch["latents"]) if latents is None else latents).permute(0, 3, 1, 2)
+    B, C, H, W = x.shape
+    pipeline = diffusers.FluxPipeline
+    call = {
+        "hidden_states": pipeline._pack_latents(x, B, C, H, W),
+        "timestep": fp64(batch["timesteps"]) / 1000,
+        "encoder_hidden_states": fp64(batch["context"]),
+        "pooled_projections": fp64(batch["pooled"]),
+        "guidance": fp64(batch["guidance"]) if twin.config.guidance_embeds else None,
+        "img_ids": pipeline._prepare_latent_image_ids(B, H // 2, W // 2, "cpu", torch.float64),
+        "txt_ids": torch.zeros(batch["context"].shape[1], 3, dtype=torch.float64),
+    }
+    out = torch.func.functional_call(twin, weights or {}, kwargs=call).sample
+    return pipeline._unpack_latents(out, H * 8, W * 8, 8).permute(0, 2, 3, 1)
+
+
+@pytest.fixture
+def pair(arch, dtype, fill, scrambled):
+    model = scrambled(Flux(arch), dtype)
+    twin = fill(model, diffusers_flux(arch), TO_DIFFUSERS)
+    twin.requires_grad_(False)
+    # our sinusoids: both make them in fp32, where a bit of a frequency is 1e-4 at t = 1000; tested with the UNet
+    twin.time_text_embed.time_proj.forward = lambda t: fp64(F.timestep_embedding(tensor(t.numpy()), 256).numpy())
+    return model, twin
+
+
+def test_prediction(pair, batch, bound, off):
+    model, twin = pair
+    assert off(ours(model, batch), theirs(twin, batch)) < bound
+
+
+def with_lora(model, dtype):
+    """Every linear layer with a LoRA whose up is not zero, in the precision of the test."""
+    names = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    attached = attach(
+        model, names, rank=3, alpha=2.0, seed=5,
+        make_parameter=lambda name, values, device: Parameter(values.astype(dtype), name),
+    )  # fmt: skip
+    rng = np.random.default_rng(6)
+    for adapter in attached.adapters.values():
+        adapter.up.data[...] = 0.06 * rng.standard_normal(adapter.up.shape)
+    return attached
+
+
+def merged_in_torch(twin, attached):
+    """torch leaves for every LoRA matrix, and the twin's weights with the updates they make."""
+    leaves, weights, there = {}, {}, dict(twin.named_parameters())
+    for name, adapter in attached.adapters.items():
+        down, up = (fp64(p.numpy()).requires_grad_() for p in (adapter.down, adapter.up))
+        leaves[name] = (down, up)
+        update = (adapter.alpha / adapter.rank) * (up @ down)
+        for their_name, source in TO_DIFFUSERS.pull([f"{name}.weight"]).sources.items():
+            rows = np.arange(len(update))
+            weights[their_name] = there[their_name] + update[source.apply([rows])]
+    return leaves, weights
+
+
+@pytest.mark.parametrize("recompute", ["nothing", "feed_forward", "blocks"])
+def test_every_lora_gradient(pair, batch, dtype, bound, off, recompute):
+    model, twin = pair
+    model.recompute = recompute
+    attached = with_lora(model, dtype)
+    leaves, weights = merged_in_torch(twin, attached)
+    out, expected = ours(model, batch), theirs(twin, batch, weights)
+    assert off(out, expected.detach()) < bound
+
+    (out * tensor(batch["weight"])).sum().backward()
+    (expected * fp64(batch["weight"])).sum().backward()
+    errors = {}
+    for name, (down, up) in leaves.items():
+        errors[f"{name} down"] = off(attached.adapters[name].down.grad, down.grad)
+        errors[f"{name} up"] = off(attached.adapters[name].up.grad, up.grad)
+    assert len(errors) == 2 * len(attached.adapters) > 60
+    assert {name: e for name, e in errors.items() if not e < bound} == {}
+
+
+def test_gradient_of_the_latents(pair, batch, bound, off):
+    model, twin = pair
+    here, there = Tensor(batch["latents"], requires_grad=True), fp64(batch["latents"]).requires_grad_()
+    (ours(model, batch, here) * tensor(batch["weight"])).sum().backward()
+    (theirs(twin, batch, latents=there) * fp64(batch["weight"])).sum().backward()
+    assert off(here.grad, there.grad) < bound
