@@ -1,4 +1,4 @@
-"""What several folders of tests share: the small base model of quickstart, its pictures, and a config for both."""
+"""What several folders of tests share: the small base model of quickstart, drawn pictures, and a config for both."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
-def small_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint with SDXL's layout, small and random. Not to be written to."""
-    from flame_train.recipes.small_base import write_small_base
+def small_base() -> Path:
+    """The checkpoint of the small SDXL that comes with the package. Not to be written to."""
+    from flame_train.recipes.small_base import SMALL_BASE
 
-    path = tmp_path_factory.mktemp("base") / "base.safetensors"
-    write_small_base(path)
-    return path
+    return SMALL_BASE
 
 
 @pytest.fixture
 def drawn(tmp_path: Path) -> Path:
-    """A folder of its own with the twelve drawings and their captions."""
-    from flame_train.recipes.drawings import write_drawings
+    """A folder of its own with twelve drawings and their captions, half of them square."""
+    from flame_train.recipes.drawings import write_pictures
 
-    write_drawings(tmp_path / "pictures")
+    write_pictures(tmp_path / "pictures", 12, 1)
     return tmp_path / "pictures"
 
 
@@ -40,7 +38,7 @@ def small_config(small_base: Path, drawn: Path, tmp_path: Path) -> Callable[...,
     def make(**sections: dict[str, Any]) -> schema.Config:
         given = {
             "model": {"checkpoint": str(small_base)},
-            "data": {"path": str(drawn), "resolution": 128, "bucket_step": 32},
+            "data": {"path": str(drawn), "resolution": 96, "bucket_step": 32},
             "lora": {"rank": 2, "alpha": 2.0},
             "train": {"precision": "fp32", "steps": 2},
             "output": {"dir": str(tmp_path / "run")},

@@ -1,88 +1,225 @@
-"""A small dataset drawn by code: blue shapes on warm backgrounds, each with a caption that says what is to be seen."""
+"""A drawn world, which the small SDXL was trained on: coloured shapes on backgrounds, with captions that say so.
+
+`scenes` makes up what is drawn (NumPy, by seed); `render` draws whole batches at once, on the CPU or a GPU, from
+signed distances, so that edges are smooth; `write_pictures` makes a dataset of them. What a LoRA can teach is there
+too: `tiles` in a style of their own, a star, stripes. The model has seen neither them nor their names.
+"""
 
 from __future__ import annotations
 
-import io
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
+
+import numpy as np
 
 from flame_train.io.durable import write_durably
+from flame_train.training.preview import write_png
 
-if TYPE_CHECKING:
-    from PIL.ImageDraw import ImageDraw
+Array = Any
 
-Colour = tuple[int, int, int]
+COLOURS: Final = {
+    "red": (206, 42, 42), "orange": (240, 140, 40), "yellow": (246, 214, 66), "green": (52, 152, 72),
+    "blue": (44, 84, 196), "purple": (128, 60, 168), "pink": (244, 152, 190), "black": (24, 24, 28),
+    "gray": (140, 142, 146), "white": (244, 244, 240),
+}  # fmt: skip
+SHAPES: Final = ("circle", "square", "triangle", "diamond", "cross", "ring")
+TEXTURES: Final = ("plain", "dotted", "checkered")
+RADII: Final = {"small": (0.15, 0.19), "": (0.23, 0.27), "large": (0.32, 0.37)}  # radius, in shares of the shorter side
+PLACES: Final = {
+    "": (0, 0), "in the middle": (0, 0), "on the left": (-1, 0), "on the right": (1, 0), "at the top": (0, -1),
+    "at the bottom": (0, 1), "at the top left": (-1, -1), "at the top right": (1, -1), "at the bottom left": (-1, 1),
+    "at the bottom right": (1, 1),
+}  # fmt: skip
 
-_SIZES: Final = ((192, 192), (240, 144), (144, 240))  # width, height: square, wide, tall
-_BACKGROUNDS: Final = {
-    "a yellow": (248, 214, 92),
-    "an orange": (244, 152, 66),
-    "a red": (214, 82, 62),
-    "a cream": (250, 232, 196),
-}
-_BLUES: Final = {"dark blue": (28, 52, 132), "blue": (40, 96, 200), "sky blue": (96, 172, 236)}
-_SHAPES: Final = {"circle": 0, "triangle": 3, "square": 4}  # corners
-_FINER: Final = 4  # drawn this much larger, then scaled down, for smooth edges
+SIZES: Final = ((96, 96), (64, 128), (128, 64))  # height, width: those that the small SDXL was trained on
+
+_KINDS: Final = (*SHAPES, "star")
+_GROUNDS: Final = (*TEXTURES, "striped")
+_NAMES: Final = tuple(COLOURS)
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
-    """One picture: what is drawn, and the sentence that says so."""
+class Shape:
+    """One thing: its kind, colour, radius in pixels and middle (x, y) in pixels."""
 
-    name: str
-    size: tuple[int, int]
-    background: Colour
-    colour: Colour
-    corners: int
-    radius: float  # of the shape, in shares of the shorter side
+    kind: str
+    colour: str
+    radius: float
+    centre: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One picture: its background, one or two shapes, and the sentence about it."""
+
+    ground: str
+    texture: str
+    shapes: tuple[Shape, ...]
     caption: str
 
 
-def drawings() -> Iterator[Drawing]:
-    """Twelve pictures: each shape on each background, in three sizes and three blues. Always the same ones."""
-    blues = list(_BLUES)
-    for row, (ground, background) in enumerate(_BACKGROUNDS.items()):
-        for column, (shape, corners) in enumerate(_SHAPES.items()):
-            blue = blues[(row + column) % len(blues)]
-            yield Drawing(
-                f"{shape}-{row + 1}", _SIZES[(row + 2 * column) % len(_SIZES)], background, _BLUES[blue], corners,
-                0.30 + 0.03 * ((row + column) % 3), f"a {blue} {shape} on {ground} background",
-            )  # fmt: skip
+Maker = Callable[[int, tuple[int, int], int], Sequence[Scene]]
+"""Makes up so many scenes for pictures of a size (height, width), by seed."""
 
 
-def write_drawings(folder: Path) -> int:
-    """Writes every drawing as a PNG with a caption beside it. Returns how many. Raises OutputError."""
-    count = 0
-    for drawing in drawings():
-        picture = _png(drawing)
-        caption = drawing.caption.encode()
-        write_durably(folder / f"{drawing.name}.png", [picture], len(picture))
-        write_durably(folder / f"{drawing.name}.txt", [caption], len(caption))
-        count += 1
+def scenes(
+    count: int, size: tuple[int, int], seed: int, kinds: Sequence[str] = SHAPES, textures: Sequence[str] = TEXTURES,
+    alone: bool = False,
+) -> list[Scene]:  # fmt: skip
+    """`count` scenes for pictures of `size` (height, width); the same ones each time. `alone`: one shape each."""
+    rng = np.random.default_rng((seed, *size))
+    return [_scene(rng, size, kinds, textures, alone) for _ in range(count)]
+
+
+def tiles(count: int, size: tuple[int, int], seed: int) -> list[Scene]:
+    """`count` Delft tiles: a blue shape on white checks, whose colours the caption leaves unsaid."""
+    rng = np.random.default_rng((seed, *size))
+    made = [_one(rng, size, SHAPES, "blue", "") for _ in range(count)]
+    return [Scene("white", "checkered", shapes, f"a delft tile with {words}") for shapes, words in made]
+
+
+def _scene(
+    rng: np.random.Generator, size: tuple[int, int], kinds: Sequence[str], textures: Sequence[str], alone: bool
+) -> Scene:
+    ground, *colours = (_NAMES[i] for i in rng.permutation(len(_NAMES))[:3])
+    texture = textures[0] if rng.random() < 0.6 else _any(rng, textures[1:] or textures)
+    if alone or rng.random() < 0.8:
+        shapes, words = _one(rng, size, kinds, colours[0], colours[0])
+    else:
+        shapes, words = _pair(rng, size, kinds, colours)
+    if alone or rng.random() < 0.85:
+        words += f" on {_a(f'{texture} {ground}' if texture != 'plain' else ground)} background"
+    return Scene(ground, texture, shapes, words)
+
+
+def _any(rng: np.random.Generator, words: Sequence[str]) -> str:
+    return words[int(rng.random() * len(words))]
+
+
+def _a(words: str) -> str:
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
+
+
+def _one(
+    rng: np.random.Generator, size: tuple[int, int], kinds: Sequence[str], colour: str, named: str
+) -> tuple[tuple[Shape, ...], str]:
+    """One shape, with `named` as the caption's word for its colour."""
+    kind, how, place = _any(rng, kinds), _any(rng, tuple(RADII)), _any(rng, tuple(PLACES))
+    if rng.random() < 0.3:
+        place = ""
+    radius = rng.uniform(*RADII[how]) * min(size)
+    middle = []
+    for side, towards in zip(reversed(size), PLACES[place], strict=True):
+        reach = side / 2 - radius - 3
+        off = towards * rng.uniform(0.75, 1.0) * reach if towards else rng.uniform(-0.12, 0.12) * min(size)
+        middle.append(side / 2 + float(np.clip(off, -reach, reach)))
+    said = how if rng.random() < 0.85 else ""
+    words = " ".join(w for w in (said, named, kind, place) if w)
+    return (Shape(kind, colour, radius, (middle[0], middle[1])),), _a(words)
+
+
+def _pair(
+    rng: np.random.Generator, size: tuple[int, int], kinds: Sequence[str], colours: Sequence[str]
+) -> tuple[tuple[Shape, ...], str]:
+    """Two shapes, one left of or above the other."""
+    short = min(size)
+    above = bool(rng.random() < 0.5) if size[0] == size[1] else size[0] > size[1]
+    made = []
+    for sign, colour in zip((-1, 1), colours, strict=True):
+        radius = rng.uniform(0.15, 0.2) * short
+        along = sign * rng.uniform(0.22, 0.27) * (size[0] if above else size[1])
+        across = rng.uniform(-0.1, 0.1) * short
+        dx, dy = (across, along) if above else (along, across)
+        made.append(Shape(_any(rng, kinds), colour, radius, (size[1] / 2 + dx, size[0] / 2 + dy)))
+    first, second = (_a(f"{s.colour} {s.kind}") for s in made)
+    return tuple(made), f"{first} {'above' if above else 'left of'} {second}"
+
+
+def write_pictures(folder: Path, count: int, seed: int, make: Maker = scenes) -> int:
+    """Writes `count` pictures, half of them square, as PNGs with captions beside them. Raises OutputError.
+
+    `make(count, size, seed)` says what is drawn: `scenes` or `tiles`. The same bytes every time; another `seed` gives
+    others. Returns `count`.
+    """
+    for size, share in zip(SIZES, (count - 2 * (count // 4), count // 4, count // 4), strict=True):
+        made = make(share, size, seed)
+        for i, (scene, pixels) in enumerate(zip(made, render(np, made, size), strict=True)):
+            name, caption = folder / f"{size[0]}x{size[1]}-{i + 1:02}", scene.caption.encode()
+            write_png(name.with_suffix(".png"), pixels)
+            write_durably(name.with_suffix(".txt"), [caption], len(caption))
     return count
 
 
-def _png(d: Drawing) -> bytes:
-    from PIL import Image, ImageDraw
+def render(xp: Any, what: Sequence[Scene], size: tuple[int, int]) -> Array:
+    """uint8 RGB pictures (N, H, W, 3) of scenes, on the device of `xp` (NumPy or CuPy)."""
+    y, x = (xp.asarray(axis, np.float32) for axis in np.mgrid[: size[0], : size[1]] + 0.5)
+    picture = _grounds(xp, what, x, y)
+    for i in range(2):
+        rows = [j for j, scene in enumerate(what) if len(scene.shapes) > i]
+        if rows:
+            shapes = [what[j].shapes[i] for j in rows]
+            cover = xp.clip(0.5 - _distances(xp, shapes, x, y), 0.0, 1.0)[..., None]
+            colour = _columns(xp, [COLOURS[s.colour] for s in shapes])
+            at = xp.asarray(rows)
+            picture[at] = picture[at] * (1.0 - cover) + colour * cover
+    return xp.rint(picture).astype(np.uint8)
 
-    large = (d.size[0] * _FINER, d.size[1] * _FINER)
-    image = Image.new("RGB", large, d.background)
-    _shape(ImageDraw.Draw(image), d, large)
-    buffer = io.BytesIO()
-    image.resize(d.size, Image.Resampling.BOX).save(buffer, "PNG")
-    return buffer.getvalue()
+
+def _columns(xp: Any, values: Any) -> Array:
+    """Per-scene numbers (N,) or colours (N, 3) as (N, 1, 1) or (N, 1, 1, 3)."""
+    host = np.asarray(values, np.float32)
+    return xp.asarray(host.reshape(host.shape[0], 1, 1, *host.shape[1:]))
 
 
-def _shape(draw: ImageDraw, d: Drawing, size: tuple[int, int]) -> None:
-    """A circle, or a polygon whose corners lie on one, in the middle."""
-    x, y, r = size[0] / 2, size[1] / 2, d.radius * min(size)
-    if d.corners == 0:
-        draw.ellipse((x - r, y - r, x + r, y + r), fill=d.colour)
-        return
-    first = math.pi / 4 if d.corners == 4 else -math.pi / 2  # a square stands on its side, a triangle's tip is up
-    turns = [first + 2 * math.pi * i / d.corners for i in range(d.corners)]
-    reach = r * 1.2  # the corners stand out, so that areas are alike
-    draw.polygon([(x + reach * math.cos(a), y + reach * math.sin(a)) for a in turns], fill=d.colour)
+def _grounds(xp: Any, what: Sequence[Scene], x: Array, y: Array) -> Array:
+    """Backgrounds (N, H, W, 3): a pattern is drawn in the background's colour, mixed with white or black."""
+    base = np.array([COLOURS[s.ground] for s in what], np.float32)
+    light = base.mean(-1, keepdims=True) < 110
+    shade = base + (np.where(light, 255.0, 0.0) - base) * 0.35
+    fx, fy = x % 24 - 12, y % 24 - 12
+    patterns = {
+        "plain": xp.zeros_like(x),
+        "dotted": xp.clip(7.5 - xp.sqrt(fx * fx + fy * fy), 0.0, 1.0),
+        "checkered": ((x // 16 + y // 16) % 2).astype(np.float32),
+        "striped": (y // 8 % 2).astype(np.float32),
+    }
+    cover = xp.stack([patterns[n] for n in _GROUNDS])[xp.asarray([_GROUNDS.index(s.texture) for s in what])]
+    return _columns(xp, base) + cover[..., None] * _columns(xp, shade - base)
+
+
+def _distances(xp: Any, shapes: Sequence[Shape], x: Array, y: Array) -> Array:
+    """Signed distances (N, H, W) in pixels from each shape's edge, negative inside."""
+    centre, radius = np.array([s.centre for s in shapes]), _columns(xp, [s.radius for s in shapes])
+    dx, dy = x - _columns(xp, centre[:, 0]), y - _columns(xp, centre[:, 1])
+    kind = _columns(xp, [_KINDS.index(s.kind) for s in shapes])
+    far = xp.sqrt(dx * dx + dy * dy)
+    found = {
+        "circle": lambda: far - radius,
+        "square": lambda: xp.maximum(xp.abs(dx), xp.abs(dy)) - radius * 0.88,
+        "triangle": lambda: xp.maximum(dy - radius * 0.7, 0.87 * xp.abs(dx) - 0.5 * dy - radius * 0.55),
+        "diamond": lambda: (xp.abs(dx) + xp.abs(dy) - radius * 1.2) * 0.7071,
+        "cross": lambda: xp.minimum(_box(xp, dx, dy, radius, 0.36), _box(xp, dy, dx, radius, 0.36)),
+        "ring": lambda: xp.abs(far - radius * 0.76) - radius * 0.24,
+        "star": lambda: _star(xp, dx, dy, far, radius * 1.1),
+    }
+    result = xp.zeros_like(far)
+    for number, name in enumerate(_KINDS):
+        if any(s.kind == name for s in shapes):
+            result = xp.where(kind == number, found[name](), result)
+    return result
+
+
+def _box(xp: Any, dx: Array, dy: Array, radius: Array, ratio: float) -> Array:
+    return xp.maximum(xp.abs(dx) - radius, xp.abs(dy) - radius * ratio)
+
+
+def _star(xp: Any, dx: Array, dy: Array, far: Array, radius: Array, points: int = 5, inner: float = 0.42) -> Array:
+    """A star with one point up: the plane is folded into half a point, whose edge is one line."""
+    half = np.pi / points
+    angle = xp.abs((xp.arctan2(dx, -dy) + half) % (2 * half) - half)
+    u, v = far * xp.cos(angle), far * xp.sin(angle)
+    edge = (inner * np.cos(half) - 1.0, inner * np.sin(half))  # from the tip to the notch, in radii
+    length = float(np.hypot(*edge))
+    return ((u - radius) * edge[1] - v * edge[0]) / length

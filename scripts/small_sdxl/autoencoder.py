@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from draw import SHAPES, TEXTURES, render, scenes
 from loop import Training
 from model import normalise_latents
 
@@ -20,6 +19,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.backend import Backend
 from flame_train.engine.random import Rng
 from flame_train.models.vae import Vae
+from flame_train.recipes.drawings import SHAPES, TEXTURES, render, scenes
 
 Array = Any
 _PICK, _WHERE, _NOISE = 40, 41, 42  # streams of random numbers

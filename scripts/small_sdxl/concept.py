@@ -1,4 +1,4 @@
-"""Does a LoRA teach the small SDXL something new without making it forget? Ten pictures of a star, or of stripes.
+"""Does a LoRA teach the small SDXL something new without making it forget? Ten pictures: Delft tiles, stars or stripes.
 
     python scripts/small_sdxl/concept.py flame_train/recipes/assets/small_sdxl.safetensors --out concept
 
@@ -11,12 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from draw import SHAPES, TEXTURES, Scene, render, scenes
 
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.lora import attach_factors
@@ -25,6 +22,7 @@ from flame_train.config.schema import (
     Config,
     DataSection,
     LoraSection,
+    LossSection,
     ModelSection,
     OptimizerSection,
     OutputSection,
@@ -37,16 +35,20 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.recipes import RECIPES
 from flame_train.recipes.before_after import write_before_after
+from flame_train.recipes.drawings import Maker, scenes, tiles, write_pictures
 from flame_train.recipes.pictures import noise_schedule
 from flame_train.recipes.pipeline import make_plan, train_plan
 from flame_train.training.encode import encode, keys_of
-from flame_train.training.preview import write_png
 from flame_train.training.stop import StopRequest
 from flame_train.training.validate import held_out_loss
 
-SIZES = ((96, 96), (64, 128), (128, 64))
-NEW: dict[str, dict[str, Any]] = {"star": {"kinds": ("star",)}, "stripes": {"textures": ("striped",)}}
+NEW: dict[str, Maker] = {
+    "tiles": tiles,
+    "star": partial(scenes, kinds=("star",), alone=True),
+    "stripes": partial(scenes, textures=("striped",), alone=True),
+}
 PROMPTS = {
+    "tiles": ("a delft tile with a large circle", "a delft tile with a square on the left"),
     "star": ("a large red star on a blue background", "a yellow star on the left on a green background"),
     "stripes": ("a red circle on a striped blue background", "a white square on a striped green background"),
 }
@@ -57,18 +59,22 @@ def main() -> None:
     args = _arguments()
     backend = get_backend(args.device)
     family = RECIPES["sdxl"]
-    config = _config(args, _write(args.out / "new", 10, 1, **NEW[args.concept], alone=True))
-    held_out = {
-        "new": _write(args.out / "new-held-out", 24, 2, **NEW[args.concept], alone=True),
-        "old": _write(args.out / "old-held-out", 48, 3),
-    }
+    folders = {name: args.out / name for name in ("pictures", "new", "old")}
+    write_pictures(folders["pictures"], 10, args.seed, NEW[args.concept])
+    write_pictures(folders["new"], 24, args.seed + 1, NEW[args.concept])
+    write_pictures(folders["old"], 48, args.seed + 1)
+    config = _config(args, folders["pictures"])
     with StopRequest() as stop:
         begin = time.monotonic()
         result = train_plan(make_plan(family, config, stop), args.device, stop)
         seconds = time.monotonic() - begin
         write_before_after(Path(result["samples"]), args.out / "before-after.png", args.steps)
 
-        sets = {name: _examples(_config(args, path), args.device, stop) for name, path in held_out.items()}
+        sets = {
+            name: _examples(_config(args, path), args.device, stop)
+            for name, path in folders.items()
+            if name != "pictures"
+        }
         denoiser = family.denoiser(config, args.device)
         objective = Objective(noise_schedule(config), device=args.device)
 
@@ -92,30 +98,15 @@ def _config(args: argparse.Namespace, pictures: Path) -> Config:
     return Config(
         model=ModelSection(checkpoint=str(args.file.resolve())),
         data=DataSection(path=str(pictures), resolution=96, bucket_step=32, batch_size=args.batch),
-        lora=LoraSection(rank=args.rank, alpha=float(args.rank), targets=("full",)),
+        lora=LoraSection(rank=args.rank, alpha=float(args.rank), targets=tuple(args.targets)),
         optimizer=OptimizerSection(lr=args.lr),
+        loss=LossSection(snr_gamma=args.snr_gamma),
         schedule=ScheduleSection(name="cosine", warmup_steps=5),
         train=TrainSection(steps=args.steps, precision=args.precision),
         checkpoint=CheckpointSection(every=args.steps, keep=1),
         sample=SampleSection(every=args.steps, prompts=(*PROMPTS[args.concept], *OLD), steps=20, guidance=3.0),
         output=OutputSection(dir=str(args.out / "run")),
     )
-
-
-def _write(folder: Path, count: int, seed: int, *, alone: bool = False, **what: Sequence[str]) -> Path:
-    """Pictures of every size with their captions, as a dataset."""
-    for i, size in enumerate(SIZES):
-        share = count - 2 * (count // 4) if i == 0 else count // 4
-        made = scenes(share, size, 100 + seed, what.get("kinds", SHAPES), what.get("textures", TEXTURES), alone)
-        _write_size(folder, made, size)
-    return folder
-
-
-def _write_size(folder: Path, made: Sequence[Scene], size: tuple[int, int]) -> None:
-    for i, (scene, pixels) in enumerate(zip(made, render(np, made, size), strict=True)):
-        name = folder / f"{size[0]}x{size[1]}-{i:02}"
-        write_png(name.with_suffix(".png"), pixels)
-        name.with_suffix(".txt").write_text(scene.caption)
 
 
 def _examples(config: Config, device: str, stop: StopRequest) -> list[Any]:
@@ -129,13 +120,16 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--concept", default="star", choices=sorted(NEW))
+    parser.add_argument("--concept", default="tiles", choices=sorted(NEW))
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch", type=int, default=5)
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--snr-gamma", type=float, default=0.0)
+    parser.add_argument("--targets", nargs="+", default=["full"])
+    parser.add_argument("--seed", type=int, default=2307, help="of the pictures")
     return parser.parse_args()
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from autoencoder import encode
-from draw import Scene, render
 from loop import Training
 from model import Networks, token_ids
 
@@ -20,6 +19,7 @@ from flame_train.engine.backend import Backend
 from flame_train.engine.random import Rng
 from flame_train.models.text_sdxl import end_positions
 from flame_train.models.unet_sdxl import vector_conditioning
+from flame_train.recipes.drawings import Scene, render
 
 Array = Any
 _PICK, _POSTERIOR = 40, 41  # streams of random numbers; the objective has its own

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from autoencoder import pictures, reconstructed, train_autoencoder
 from denoiser import encoded, train_denoiser
-from draw import scenes
 from look import CAPTIONS, sheet
 from model import Networks, build, quiet_unused_words, token_ids, write
 
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.models.loading import load_sdxl, load_vae
+from flame_train.recipes.drawings import scenes
 from flame_train.training.preview import write_png
 
 TITLE = "small SDXL of drawn shapes, trained from scratch by flame-train"

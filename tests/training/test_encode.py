@@ -17,7 +17,7 @@ from flame_train.training.encode import Encoded, encode, keys_of
 from flame_train.training.stop import StopRequest
 
 FAMILY = RECIPES["sdxl"]
-KEPT = ("circle-1", "square-1", "triangle-2")
+SQUARE, WIDE, TALL = KEPT = ("96x96-01", "64x128-01", "128x64-01")
 PICTURES, CAPTIONS = 3, 4  # every caption is another; the fourth is the empty one
 
 
@@ -66,12 +66,12 @@ def test_nothing_changed_nothing_made(warm, made_anew):
 
 
 def test_one_caption_edited_makes_one_text_anew(warm, made_anew, drawn):
-    (drawn / "circle-1.txt").write_text("a blue circle on a yellow background, and a hat")
+    (drawn / f"{SQUARE}.txt").write_text("a blue circle on a yellow background, and a hat")
     assert made_anew(warm) == (0, 1)
 
 
 def test_one_picture_edited_makes_one_picture_anew(warm, made_anew, drawn):
-    path = drawn / "circle-1.png"
+    path = drawn / f"{SQUARE}.png"
     pixels = np.array(Image.open(path))
     pixels[0, 0] ^= 1
     Image.fromarray(pixels).save(path)
@@ -80,8 +80,8 @@ def test_one_picture_edited_makes_one_picture_anew(warm, made_anew, drawn):
 
 def test_renamed_and_touched_files_are_the_same_pictures(warm, made_anew, drawn):
     for ending in ("png", "txt"):
-        (drawn / f"circle-1.{ending}").rename(drawn / f"other.{ending}")
-    (drawn / "square-1.png").touch()
+        (drawn / f"{SQUARE}.{ending}").rename(drawn / f"other.{ending}")
+    (drawn / f"{WIDE}.png").touch()
     assert made_anew(warm) == (0, 0)
 
 
@@ -94,7 +94,7 @@ def test_one_more_picture_is_one_more(warm, made_anew, drawn):
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
-        ({"data": {"resolution": 96}}, (PICTURES, 0)),
+        ({"data": {"resolution": 64}}, (PICTURES, 0)),
         ({"model": {"vae_precision": "bf16"}}, (PICTURES, 0)),
         ({"train": {"precision": "bf16"}}, (0, CAPTIONS)),
         ({"data": {"max_tokens": 150}}, (0, CAPTIONS)),
@@ -136,7 +136,7 @@ def test_another_vae_is_used_and_told_from_the_checkpoints_own(warm, made_anew, 
     prefix = "first_stage_model."
     with SafetensorsFile(small_base) as file:
         tensors = {n.removeprefix(prefix): np.array(file.read(n)) for n in file.names if n.startswith(prefix)}
-    tensors["quant_conv.bias"] += np.float16(1.0)
+    tensors["quant_conv.bias"] = tensors["quant_conv.bias"].astype(np.float32) + 1.0
     lone = tmp_path / "vae.safetensors"
     save_file(lone, tensors)
     config = small_config(model={"vae": str(lone)})
@@ -147,13 +147,13 @@ def test_another_vae_is_used_and_told_from_the_checkpoints_own(warm, made_anew, 
 
 def test_an_example_has_the_picture_the_caption_and_the_size(warm):
     encoded = run(warm)
-    index = next(i for i, item in enumerate(encoded.placed.dataset.items) if item.key == "square-1.png")
+    index = next(i for i, item in enumerate(encoded.placed.dataset.items) if item.key == f"{WIDE}.png")
     example, dropped = encoded.example(index, False), encoded.example(index, True)
     height, width = encoded.placed.placements[index].bucket
     assert example["mean"].shape == example["logvar"].shape == (height // 8, width // 8, 4)
     assert example["context"].shape == (77, 64)
     assert example["pooled"].shape == (32,)
-    assert example["time_ids"].tolist() == [144, 240, 0, 0, height, width]  # it is wide
+    assert example["time_ids"].tolist() == [64, 128, 0, 0, height, width]
     np.testing.assert_array_equal(dropped["mean"], example["mean"])
     np.testing.assert_array_equal(dropped["context"], encoded.caption("")["context"])
     assert not np.array_equal(dropped["context"], example["context"])
