@@ -14,6 +14,7 @@ from typing import Self
 
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
+from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 
 _EPS = 1e-6
@@ -27,7 +28,9 @@ class VaeArch:
     channel_mult: tuple[int, ...] = (1, 2, 4, 4)
     num_res_blocks: int = 2  # a level on the way down; the way up has one more
     latent_channels: int = 4
-    scaling_factor: float = 0.13025  # a diffusion model's latents are this times the autoencoder's
+    scaling_factor: float = 0.13025  # a diffusion model's latents are this times the autoencoder's less the shift
+    shift_factor: float = 0.0
+    quant_convs: bool = True  # a 1 x 1 convolution on either side of the latents
     groups: int = 32
 
     @classmethod
@@ -36,16 +39,31 @@ class VaeArch:
         return cls()
 
     @classmethod
-    def tiny(cls, channels: int = 16) -> Self:
-        """The same structure, small enough for a CPU."""
-        return cls(channels=channels, num_res_blocks=1, groups=_groups(channels))
+    def sd3(cls) -> Self:
+        """SD3's and SD3.5's, with 16 latent channels."""
+        return cls(latent_channels=16, scaling_factor=1.5305, shift_factor=0.0609, quant_convs=False)
 
     @classmethod
-    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], scaling_factor: float = 0.13025) -> Self:
+    def flux(cls) -> Self:
+        """Flux.1's: SD3's structure with other weights."""
+        return cls(latent_channels=16, scaling_factor=0.3611, shift_factor=0.1159, quant_convs=False)
+
+    @classmethod
+    def tiny(cls, channels: int = 16, latent_channels: int = 4) -> Self:
+        """The same structure, small enough for a CPU; of 16 latent channels without the convolutions around them."""
+        return cls(
+            channels=channels, num_res_blocks=1, latent_channels=latent_channels, quant_convs=latent_channels == 4,
+            groups=_groups(channels),
+        )  # fmt: skip
+
+    @classmethod
+    def from_shapes(
+        cls, shapes: Mapping[str, tuple[int, ...]], scaling_factor: float = 0.13025, shift_factor: float = 0.0
+    ) -> Self:
         """The architecture of a file's autoencoder, from its native names and shapes.
 
-        The scaling factor is in no file: it belongs to the family. Raises ModelFileError naming the tensor
-        it looked for in vain.
+        Scale and shift are in no file: they belong to the family. Raises ModelFileError naming the tensor it looked
+        for in vain.
         """
         blocks = [m for n in shapes if (m := re.match(r"encoder\.down\.(\d+)\.block\.(\d+)\.", n))]
         levels = sorted({int(m[1]) for m in blocks})
@@ -57,6 +75,8 @@ class VaeArch:
             num_res_blocks=max((int(m[2]) for m in blocks), default=-1) + 1,
             latent_channels=_shape(shapes, "decoder.conv_in.weight")[1],
             scaling_factor=scaling_factor,
+            shift_factor=shift_factor,
+            quant_convs="quant_conv.weight" in shapes,
             groups=_groups(channels),
         )
 
@@ -217,23 +237,38 @@ class Vae(nn.Module):
         self.arch = arch
         self.encoder = Encoder(arch)
         self.decoder = Decoder(arch)
-        self.quant_conv = nn.Conv2d(2 * arch.latent_channels, 2 * arch.latent_channels, 1)
-        self.post_quant_conv = nn.Conv2d(arch.latent_channels, arch.latent_channels, 1)
+        if arch.quant_convs:
+            self.quant_conv = nn.Conv2d(2 * arch.latent_channels, 2 * arch.latent_channels, 1)
+            self.post_quant_conv = nn.Conv2d(arch.latent_channels, arch.latent_channels, 1)
+
+    @property
+    def dtype(self) -> DType:
+        """What the pixels and latents given to it must be in."""
+        return self.decoder.conv_in.weight.dtype
 
     def encode_moments(self, pixels_BHWC: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log variance (B, H / 8, W / 8, Z), unscaled, of RGB pixels in [-1, 1].
 
         H and W must be multiples of `arch.downscale`. The log variance is held within [-30, 20].
         """
-        mean, logvar = F.chunk(self.quant_conv(self.encoder(pixels_BHWC)), 2, dim=-1)
+        moments = self.encoder(pixels_BHWC)
+        mean, logvar = F.chunk(self.quant_conv(moments) if self.arch.quant_convs else moments, 2, dim=-1)
         return mean, logvar.clamp(-30.0, 20.0)
 
     def sample_latents(self, moments: tuple[Tensor, Tensor], noise_BHWZ: Tensor) -> Tensor:
-        """Latents as the diffusion model sees them: (mean + std * noise) * scaling factor."""
-        mean, logvar = moments
-        return (mean + (logvar * 0.5).exp() * noise_BHWZ) * self.arch.scaling_factor
+        """Latents as the diffusion model sees them; see `sample_latents`."""
+        return sample_latents(self.arch, moments, noise_BHWZ)
 
     def decode(self, latents_BHWZ: Tensor) -> Tensor:
         """RGB pixels (B, 8 H, 8 W, 3), about [-1, 1] and not clamped, of scaled latents (B, H, W, Z)."""
         z_BHWZ = latents_BHWZ * (1.0 / self.arch.scaling_factor)
-        return self.decoder(self.post_quant_conv(z_BHWZ))
+        if self.arch.shift_factor:
+            z_BHWZ = z_BHWZ + self.arch.shift_factor
+        return self.decoder(self.post_quant_conv(z_BHWZ) if self.arch.quant_convs else z_BHWZ)
+
+
+def sample_latents(arch: VaeArch, moments: tuple[Tensor, Tensor], noise_BHWZ: Tensor) -> Tensor:
+    """(mean + std * noise - shift) * scale: latents as the diffusion model of the autoencoder's family sees them."""
+    mean, logvar = moments
+    z_BHWZ = mean + (logvar * 0.5).exp() * noise_BHWZ
+    return (z_BHWZ - arch.shift_factor if arch.shift_factor else z_BHWZ) * arch.scaling_factor

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from flame_train.models.keys import sdxl as keys
 from flame_train.models.loading import inspect_sdxl, load_sdxl, load_vae, tensor_digest
 from flame_train.models.text_sdxl import encode_prompts
 from flame_train.models.unet_sdxl import UNet, UNetArch, vector_conditioning
-from flame_train.models.vae import Vae, VaeArch
+from flame_train.models.vae import Vae, VaeArch, sample_latents
 from flame_train.training.family import Denoiser, Example, Facts, base_model_path, recomputed
 
 _LOG = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class SdxlEncoders:
         """Latent moments (H / 8, W / 8, 4), fp32, of uint8 RGB pixels (H, W, 3)."""
         assert self.vae is not None
         scaled = pixels.astype(np.float32)[None] / 127.5 - 1.0
-        mean, logvar = self.vae.encode_moments(tensor(scaled, self.vae.post_quant_conv.weight.dtype, self.device))
+        mean, logvar = self.vae.encode_moments(tensor(scaled, self.vae.dtype, self.device))
         return {"mean": mean.float().numpy()[0], "logvar": logvar.float().numpy()[0]}
 
     def caption(self, text: str) -> Example:
@@ -131,10 +131,9 @@ class SdxlFamily:
 
     def decoder(self, config: Config, device: str) -> Callable[[Tensor], np.ndarray[Any, Any]]:
         vae = self._vae(config, device)
-        dtype = vae.post_quant_conv.weight.dtype
 
         def decode(latents: Tensor) -> np.ndarray[Any, Any]:
-            pixels = vae.decode(latents.to(dtype)).float().numpy()
+            pixels = vae.decode(latents.to(vae.dtype)).float().numpy()
             return np.rint((np.clip(pixels, -1.0, 1.0) + 1.0) * 127.5).astype(np.uint8)
 
         return decode
@@ -161,17 +160,13 @@ class SdxlFamily:
 
 def as_denoiser(unet: UNet) -> Denoiser:
     """A loaded UNet with SDXL's conditioning and latent scale around it."""
-    scale = VaeArch.sdxl().scaling_factor
+    vae = VaeArch.sdxl()
 
     def denoise(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
         vector = vector_conditioning(cond["pooled"], cond["time_ids"])
         return unet(x, t, cond["context"], vector)
 
-    def sample_latents(moments: tuple[Tensor, Tensor], noise: Tensor) -> Tensor:
-        mean, logvar = moments
-        return (mean + (logvar * 0.5).exp() * noise) * scale
-
-    return Denoiser(unet, "unet", denoise, sample_latents)
+    return Denoiser(unet, "unet", denoise, partial(sample_latents, vae))
 
 
 @lru_cache(maxsize=2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,20 +15,28 @@ torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 pytestmark = pytest.mark.parity
 
-ARCH = VaeArch(channels=16, num_res_blocks=2, groups=4)
+SMALL = {"channels": 16, "num_res_blocks": 2, "groups": 4}
+ARCHS = {"4 channels": replace(VaeArch.sdxl(), **SMALL), "16 channels": replace(VaeArch.flux(), **SMALL)}
+
+
+@pytest.fixture(params=ARCHS)
+def arch(request):
+    return ARCHS[request.param]
 
 
 @pytest.fixture
-def pair(dtype, fill, scrambled):
-    model = scrambled(Vae(ARCH), dtype)
-    stages = len(ARCH.channel_mult)
+def pair(dtype, fill, scrambled, arch):
+    model = scrambled(Vae(arch), dtype)
+    stages = len(arch.channel_mult)
     twin = diffusers.AutoencoderKL(
         down_block_types=["DownEncoderBlock2D"] * stages,
         up_block_types=["UpDecoderBlock2D"] * stages,
-        block_out_channels=[ARCH.channels * m for m in ARCH.channel_mult],
-        layers_per_block=ARCH.num_res_blocks,
-        latent_channels=ARCH.latent_channels,
-        norm_num_groups=ARCH.groups,
+        block_out_channels=[arch.channels * m for m in arch.channel_mult],
+        layers_per_block=arch.num_res_blocks,
+        latent_channels=arch.latent_channels,
+        norm_num_groups=arch.groups,
+        use_quant_conv=arch.quant_convs,
+        use_post_quant_conv=arch.quant_convs,
     )
     return model, fill(model, twin, vae_from_diffusers(stages).inverse)
 
@@ -54,29 +64,34 @@ def test_moments(pair, rng, dtype, bound, off, size):
     assert off(logvar, channels_last(posterior.logvar)) < bound
 
 
-def test_sampled_latents(pair, rng, dtype, bound, off):
+def test_architecture_is_read_from_shapes(arch):
+    assert VaeArch.from_shapes(Vae(arch).shapes(), arch.scaling_factor, arch.shift_factor) == arch
+
+
+def test_sampled_latents(pair, rng, dtype, bound, off, arch):
     model, twin = pair
     pixels = rng.uniform(-1, 1, (1, 16, 16, 3)).astype(dtype)
-    noise = rng.standard_normal((1, 2, 2, 4)).astype(dtype)
+    noise = rng.standard_normal((1, 2, 2, arch.latent_channels)).astype(dtype)
     posterior = twin.encode(channels_first(pixels)).latent_dist
-    expected = (posterior.mean + posterior.std * channels_first(noise)) * 0.13025
+    expected = (posterior.mean + posterior.std * channels_first(noise) - arch.shift_factor) * arch.scaling_factor
     found = model.sample_latents(model.encode_moments(tensor(pixels)), tensor(noise))
     assert off(found, channels_last(expected)) < bound
 
 
-def test_decoded_pixels(pair, rng, dtype, bound, off):
+def test_decoded_pixels(pair, rng, dtype, bound, off, arch):
     model, twin = pair
-    latents = rng.standard_normal((2, 3, 5, 4)).astype(dtype)
-    expected = twin.decode(channels_first(latents) / 0.13025).sample
+    latents = rng.standard_normal((2, 3, 5, arch.latent_channels)).astype(dtype)
+    expected = twin.decode(channels_first(latents) / arch.scaling_factor + arch.shift_factor).sample
     assert off(model.decode(tensor(latents)), channels_last(expected)) < bound
 
 
-def test_gradient_through_the_decoder(pair, rng, dtype, bound, off):
+def test_gradient_through_the_decoder(pair, rng, dtype, bound, off, arch):
     model, twin = pair
-    values = rng.standard_normal((1, 2, 3, 4)).astype(dtype)
+    values = rng.standard_normal((1, 2, 3, arch.latent_channels)).astype(dtype)
     weight = rng.standard_normal((1, 16, 24, 3)).astype(dtype)
     here, there = Tensor(values, requires_grad=True), torch.from_numpy(values.astype(np.float64)).requires_grad_()
     (model.decode(here) * tensor(weight)).sum().backward()
-    pixels = twin.decode(there.permute(0, 3, 1, 2) / 0.13025).sample.permute(0, 2, 3, 1)
+    z = there.permute(0, 3, 1, 2) / arch.scaling_factor + arch.shift_factor
+    pixels = twin.decode(z).sample.permute(0, 2, 3, 1)
     (pixels * torch.from_numpy(weight)).sum().backward()
     assert off(here.grad, there.grad) < bound
