@@ -16,7 +16,7 @@ from ..op import ErrorSample, Sample, composite, sample
 from ..tensor import Tensor
 from .conv import Pair, conv2d
 from .convert import cast
-from .matmul import check_linear, linear, linear_add, linear_condition
+from .matmul import added_product, check_linear, linear, linear_add, linear_condition
 
 
 @composite(aux=("low",))
@@ -71,12 +71,12 @@ def _(
     inner = k.matmul(rows, up.astype(g.dtype, copy=False), alpha=scale)
     dx = d_down = d_up = None
     if "input" in needs:
-        dx = k.added_product(plus.get("input"), g, weight)
+        dx = added_product(k, plus.get("input"), g, weight)
         k.matmul(inner, down.astype(g.dtype, copy=False), out=dx.reshape(x.shape), plus=dx.reshape(x.shape))
     if "down" in needs:
-        d_down = k.added_product(plus.get("down"), inner.T, x, out_dtype=full)
+        d_down = added_product(k, plus.get("down"), inner.T, x, full)
     if "up" in needs:
-        d_up = k.added_product(plus.get("up"), rows.T, low.reshape(-1, low.shape[-1]), out_dtype=full)
+        d_up = added_product(k, plus.get("up"), rows.T, low.reshape(-1, low.shape[-1]), full)
     return dx, d_down, d_up
 
 
@@ -112,9 +112,7 @@ def _() -> Iterator[Sample]:
     yield sample((2, 8), [(6, 8), (4, 8)], [(2, 8), (1, 8)], [(6, 2), (4, 1)], 0.5)
 
 
-def _stack_condition(
-    input: Array, weights: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array]
-) -> str:
+def _stack_condition(input: Array, weights: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array]) -> str:
     for what in (weights, downs, ups):
         if len({(w.shape, w.dtype) for w in what}) > 1 or len(what) != len(weights):
             return "layers of several shapes or dtypes"
@@ -159,7 +157,7 @@ def _(
     dx = d_downs = d_ups = None
     if "input" in needs:
         flat = k.rows_first(rows).reshape(len(x), n * out)
-        dx = k.added_product(plus.get("input"), flat.reshape(*input.shape[:-1], n * out), weight.reshape(-1, width))
+        dx = added_product(k, plus.get("input"), flat.reshape(*input.shape[:-1], n * out), weight.reshape(-1, width))
         k.matmul(inner.reshape(len(x), -1), down.reshape(-1, width), out=dx.reshape(x.shape), plus=dx.reshape(x.shape))
     if "downs" in needs:
         made = inner.reshape(len(x), -1).T, x

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...errors import ShapeError
-from ..dtype import Array
-from ..graph import Plus
+from ..dtype import Array, DType
+from ..graph import Held, Plus
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from . import conditions
@@ -179,6 +179,13 @@ def linear_condition(input: Array, weight: Array, bias: Array | None) -> str:
     return "a vector operand" if input.ndim < 2 else conditions.same(conditions.ANY_FLOAT, input, weight, bias)
 
 
+def added_product(k: Any, held: Held | None, a: Array, b: Array, out_dtype: DType | None = None) -> Array:
+    """held + a @ b: in place where what is held may be written over."""
+    if held is None:
+        return k.matmul(a, b, out_dtype=out_dtype)
+    return k.matmul(a, b, out=held.array if held.owned else None, plus=held.array, out_dtype=held.array.dtype)
+
+
 @linear.cuda("cublaslt", when=linear_condition)
 def _(k: Any, input: Array, weight: Array, bias: Array | None) -> Array:
     check_linear(input, weight)
@@ -187,12 +194,12 @@ def _(k: Any, input: Array, weight: Array, bias: Array | None) -> Array:
 
 @linear.cuda_vjp("cublaslt", "input", when=linear_condition)
 def _(k: Any, g: Array, weight: Array, plus: Plus) -> Array:
-    return k.added_product(plus.get("input"), g, weight)
+    return added_product(k, plus.get("input"), g, weight)
 
 
 @linear.cuda_vjp("cublaslt", "weight", when=linear_condition)
 def _(k: Any, g: Array, input: Array, plus: Plus) -> Array:
-    return k.added_product(plus.get("weight"), g.reshape(-1, g.shape[-1]).T, input.reshape(-1, input.shape[-1]))
+    return added_product(k, plus.get("weight"), g.reshape(-1, g.shape[-1]).T, input.reshape(-1, input.shape[-1]))
 
 
 @composite()
@@ -227,12 +234,12 @@ def _(k: Any, input: Array, weight: Array, bias: Array | None, residual: Array) 
 
 @linear_add.cuda_vjp("cublaslt", "input", when=added_condition)
 def _(k: Any, g: Array, weight: Array, plus: Plus) -> Array:
-    return k.added_product(plus.get("input"), g, weight)
+    return added_product(k, plus.get("input"), g, weight)
 
 
 @linear_add.cuda_vjp("cublaslt", "weight", when=added_condition)
 def _(k: Any, g: Array, input: Array, plus: Plus) -> Array:
-    return k.added_product(plus.get("weight"), g.reshape(-1, g.shape[-1]).T, input.reshape(-1, input.shape[-1]))
+    return added_product(k, plus.get("weight"), g.reshape(-1, g.shape[-1]).T, input.reshape(-1, input.shape[-1]))
 
 
 @linear_add.cuda_vjp("cublaslt", "bias", when=added_condition)

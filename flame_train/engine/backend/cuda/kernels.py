@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...dtype import Array, DType, float64
 from .columns import Columns
@@ -14,9 +14,6 @@ from .cudnn import CuDnn
 from .elementwise import Elementwise
 from .nvrtc import KernelModules
 from .rows import Rows
-
-if TYPE_CHECKING:
-    from ...graph import Held
 
 
 class Kernels:
@@ -94,12 +91,6 @@ class Kernels:
         p3 = o3 if plus is out else None if plus is None else _three(self.rows_first(plus), lead)
         self.cublaslt.product(a3, b3, o3, bias=bias, alpha=alpha, plus=p3)
         return out
-
-    def added_product(self, held: Held | None, a: Array, b: Array, *, out_dtype: DType | None = None) -> Array:
-        """held + a @ b: in place where what is held may be written over."""
-        if held is None:
-            return self.matmul(a, b, out_dtype=out_dtype)
-        return self.matmul(a, b, out=held.array if held.owned else None, plus=held.array, out_dtype=held.array.dtype)
 
     def adjacent(self, arrays: Sequence[Array]) -> Array | None:
         """A view of the arrays along a new first dim, if they lie at equal distances in memory."""
