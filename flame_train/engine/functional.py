@@ -20,10 +20,11 @@ from .ops.fused import layer_norm_modulate, linear_activation
 from .ops.getitem import getitem, narrow
 from .ops.index import embedding, gather, index_select, masked_fill, one_hot, scatter, scatter_add, take_along_dim
 from .ops.join import cat, chunk, split, stack
+from .ops.layer_norm import layer_norm
 from .ops.lora import lora_conv2d, lora_linear, lora_linears
 from .ops.loss import cosine_similarity, huber_loss, l1_loss, mse_loss, smooth_l1_loss
 from .ops.matmul import bmm, linear, linear_add, matmul, outer
-from .ops.norm import group_norm, group_norm_silu, layer_norm
+from .ops.norm import group_norm, group_norm_silu
 from .ops.pointwise import ceil, cos, erf, exp, expm1, floor, log, log1p, round, rsqrt, sigmoid, sin, sqrt, tanh, trunc
 from .ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d, max_pool2d_with_indices
 from .ops.reduce import cumsum, mean, norm, prod, std, sum, var

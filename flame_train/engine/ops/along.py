@@ -56,6 +56,11 @@ def table(k: Any, x: Array, shape: Shape) -> Table:
     return Table(rows_of(k, x), *found)
 
 
+def one_row(k: Any, **given: Array | None) -> dict[str, Table]:
+    """Weight and bias, where there are such, as rows that all share."""
+    return {n: Table(k.rows_first(a).reshape(1, -1)) for n, a in given.items() if a is not None}
+
+
 def plus_rows(k: Any, plus: Plus, arg: str, dims: int) -> tuple[dict[str, Array], str]:
     """The gradient that `arg` has got before, as rows `held`, and what to write behind an expression to add it."""
     held = plus.get(arg)

@@ -14,8 +14,8 @@ from ..op import ErrorSample, Sample, composite, sample
 from ..tensor import Tensor
 from .activations import gelu, quick_gelu, relu, silu
 from .along import no_rows, plus_rows, rows_of, shared, table
+from .layer_norm import CENTRED, layer_norm
 from .matmul import linear
-from .norm import CENTRED, layer_norm
 from .pointwise import sigmoid, tanh
 
 _ACTIVATIONS: dict[str, Callable[..., Any]] = {

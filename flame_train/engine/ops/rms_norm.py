@@ -13,7 +13,7 @@ from ..dtype import Array, float32, promote
 from ..graph import Plus
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
-from .along import no_rows, plus_rows, rows_of, shared, table
+from .along import no_rows, one_row, plus_rows, rows_of, shared, table
 from .conditions import floating
 from .dims import Shape
 from .generated import carried
@@ -58,12 +58,7 @@ def _whole_rows(input: Array, normalized_shape: Sequence[int], weight: Array | N
 
 def _weighted(k: Any, weight: Array | None) -> tuple[dict[str, Table], str]:
     """The weight as a shared row, and what to multiply by."""
-    return ({}, "") if weight is None else ({"weight": Table(weight_row(k, weight))}, " * weight")
-
-
-def weight_row(k: Any, weight: Array) -> Array:
-    """A norm's weight as the one row that all rows share."""
-    return k.rows_first(weight).reshape(1, -1)
+    return one_row(k, weight=weight), "" if weight is None else " * weight"
 
 
 _RSTD = ("sum s = input * input", "let rstd = rsqrtf(s / n + eps)")

@@ -1,0 +1,142 @@
+"""Layer normalisation. Statistics are taken in fp32 or fp64, whatever the input's dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ...errors import ShapeError
+from ..backend.cuda.programs import Extent, Operands, Program, Reduction
+from ..dtype import Array, float32, promote
+from ..graph import Plus
+from ..op import ErrorSample, Sample, primitive, sample
+from .along import no_rows, one_row, plus_rows, rows_of
+
+
+@primitive(torch="nn.functional.layer_norm", aux=("mean", "rstd"))
+def layer_norm(
+    xp: Any, input: Array, normalized_shape: Sequence[int], weight: Array | None = None, bias: Array | None = None,
+    eps: float = 1e-5,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """(input - mean) / sqrt(var + eps) * weight + bias over the last dims (arXiv 1607.06450)"""
+    n = len(normalized_shape)
+    if tuple(input.shape[-n:]) != tuple(normalized_shape):
+        raise ShapeError(f"layer_norm: expected input ending in {tuple(normalized_shape)}, got {tuple(input.shape)}")
+    axes = tuple(range(-n, 0))
+    mean = xp.mean(input, axis=axes, keepdims=True)
+    centred = input - mean
+    rstd = 1.0 / xp.sqrt(xp.mean(centred * centred, axis=axes, keepdims=True) + eps)
+    y = centred * rstd
+    if weight is not None:
+        y = y * weight
+    return (y if bias is None else y + bias), mean, rstd
+
+
+@layer_norm.vjp("input")
+def _(
+    xp: Any,
+    g: Array,
+    input: Array,
+    weight: Array | None,
+    mean: Array,
+    rstd: Array,
+    normalized_shape: Sequence[int],
+) -> Array:
+    axes = tuple(range(-len(normalized_shape), 0))
+    xhat = (input - mean) * rstd
+    gw = g if weight is None else g * weight
+    slope = xp.mean(gw * xhat, axis=axes, keepdims=True)
+    return rstd * (gw - xp.mean(gw, axis=axes, keepdims=True) - xhat * slope)
+
+
+@layer_norm.vjp("weight")
+def _(xp: Any, g: Array, input: Array, mean: Array, rstd: Array) -> Array:
+    return g * (input - mean) * rstd
+
+
+@layer_norm.vjp("bias")
+def _(xp: Any, g: Array) -> Array:
+    return g
+
+
+@layer_norm.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 8), (8,), (8,), (8,))
+    yield sample((3, 5), (5,), None, None, 1e-2)
+    yield sample((2, 3, 4), (3, 4), (3, 4), None)
+
+
+@layer_norm.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (4,)), ShapeError, r"ending in \(4,\), got \(2, 3\)")
+
+
+# ---- our kernels -------------------------------------------------------------------------------------------------
+
+
+def _layer_condition(input: Array, normalized_shape: Sequence[int], weight: Array | None, bias: Array | None) -> str:
+    n = len(normalized_shape)
+    if n == 0 or tuple(input.shape[-n:]) != tuple(normalized_shape):
+        return "shapes do not fit"
+    return no_rows(input, n, weight, bias)
+
+
+CENTRED = (
+    "sum s = input",
+    "let mean = s / n",
+    "row c = input - mean",
+    "sum q = c * c",
+    "let rstd = rsqrtf(q / n + eps)",
+)
+"""Steps to a row's mean, its elements less that, and their scale."""
+
+
+@layer_norm.cuda("rows", when=_layer_condition)
+def _(
+    k: Any, input: Array, normalized_shape: Sequence[int], weight: Array | None, bias: Array | None, eps: float
+) -> tuple[Array, Array, Array]:
+    tables, dims = one_row(k, weight=weight, bias=bias), len(normalized_shape)
+    value = f"c * rstd{' * weight' if 'weight' in tables else ''}{' + bias' if 'bias' in tables else ''}"
+    operands = Operands({"input": rows_of(k, input, dims)}, tables, {}, {"eps": eps})
+    dtype = promote([a.dtype for a in (input, weight, bias) if a is not None])
+    y, mean, rstd = k.rows(Program(CENTRED, (value,), ("mean", "rstd")), operands, (dtype, float32, float32))
+    kept = (*input.shape[: input.ndim - dims], *[1] * dims)
+    return y.reshape(input.shape), mean.reshape(kept), rstd.reshape(kept)
+
+
+@layer_norm.cuda_vjp("rows", "input", when=_layer_condition)
+def _(
+    k: Any, g: Array, input: Array, normalized_shape: Sequence[int], weight: Array | None, mean: Array, rstd: Array,
+    plus: Plus,
+) -> Array:  # fmt: skip
+    dims, tables = len(normalized_shape), one_row(k, weight=weight)
+    held, added = plus_rows(k, plus, "input", dims)
+    slope = "g * weight" if tables else "g"
+    steps = (f"sum a = {slope}", f"sum b = {slope} * (input - mean)", "let t = b * rstd * rstd / n", "let m = a / n")
+    rows = {"g": rows_of(k, g, dims), "input": rows_of(k, input, dims), **held}
+    operands = Operands(rows, tables, {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)})
+    program = Program(steps, (f"rstd * ({slope} - m - (input - mean) * t){added}",))
+    return k.rows(program, operands, (input.dtype,))[0].reshape(input.shape)
+
+
+@layer_norm.cuda_vjp("rows", "weight", "bias", when=_layer_condition)
+def _(
+    k: Any, g: Array, input: Array, mean: Array, rstd: Array, normalized_shape: Sequence[int], needs: frozenset[str]
+) -> tuple[Array | None, Array | None]:
+    dims = len(normalized_shape)
+    rows = {"g": rows_of(k, g, dims), "input": rows_of(k, input, dims)}
+    operands = Operands(rows, {}, {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)})
+    of = {"weight": Reduction("sum", "g * (input - mean) * rstd"), "bias": Reduction("sum", "g")}
+    wanted = [n for n in of if n in needs]
+    found = k.columns([of[n] for n in wanted], operands, Extent(1, *rows["g"].shape), float32)
+    made = {n: total.reshape(normalized_shape) for n, total in zip(wanted, found, strict=True)}
+    return made.get("weight"), made.get("bias")
+
+
+@layer_norm.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 77, 1280), (1280,), (1280,), (1280,))
+    yield sample((1023, 640), (640,), (640,), (640,))
+    yield sample((5, 8), (8,), (8,), (8,))
+    yield sample((300, 3072), (3072,))
+    yield sample((77, 130), (130,), (130,))
