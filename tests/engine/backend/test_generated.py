@@ -239,3 +239,8 @@ def test_values_and_gradients(gpu: Any, dtype: Any, tmp_path: Path, monkeypatch:
                 wrong.append((name, i, part, distance(g, t), distance(p, t)))
     assert len(kernels.texts) > 100
     assert not wrong
+
+
+def test_a_reduction_has_more_outputs_than_a_grid_has_places_in_y(gpu: Any) -> None:
+    x = flame.tensor(np.ones((70_000, 2, 4), np.float32), device="cuda")
+    assert flame.functional.sum(x, 1).shape == (70_000, 4)

@@ -72,7 +72,7 @@ class Columns:
         numbers = [np.float32(v) for v in operands.numbers.values()]
         single = [a.astype(float32, copy=False) for a in operands.columns.values()]
         self._modules.generated(text, "stretches")(
-            (count, e.outer), (_THREADS,),
+            (e.outer, count), (_THREADS,),
             (*rows.values(), *single, *numbers, part, np.int64(e.reduced), np.int64(stretch)),
         )  # fmt: skip
         return part
@@ -106,7 +106,7 @@ class Columns:
             arguments += [t.array, np.int32(t.run), np.int32(t.count)]
         arguments += [*operands.columns.values(), *(np.float32(v) for v in operands.numbers.values()), made]
         arguments += [np.int64(e.reduced), np.int64(stretch), np.int32(e.inner), np.float32(e.reduced)]
-        function((tiles, count, e.outer), (_THREADS,), tuple(arguments))
+        function((e.outer, count, tiles), (_THREADS,), tuple(arguments))
         if count == 1:
             return [made[i, :, 0] for i in range(len(rs))]
         return [self._finished(r, made[i], e, operands.numbers, dtype) for i, r in enumerate(rs)]
@@ -142,7 +142,7 @@ def _second(r: Reduction) -> Reduction:
 def _stretch_source(
     r: Reduction, rows: Names, columns: tuple[str, ...], numbers: tuple[str, ...], width: int
 ) -> str:  # fmt: skip
-    """grid (stretches, rows): each block a stretch of a row; elements after the last whole packet go to its end."""
+    """grid (rows, stretches): each block a stretch of a row; elements after the last whole packet go to its end."""
     how = r.how.capitalize()
     arguments = [
         *(f"const {element_name(d)}* __restrict__ p_{n}" for n, d in rows),
@@ -155,11 +155,11 @@ def _stretch_source(
     )
     each = " ".join(f"const float {n} = to_float(q_{n}.e[i]);" for n, _ in rows)
     lone = " ".join(f"const float {n} = to_float(p_{n}[base + at]);" for n, _ in rows)
-    single = " ".join(f"const float {n} = p_{n}[blockIdx.y];" for n in columns)
+    single = " ".join(f"const float {n} = p_{n}[blockIdx.x];" for n in columns)
     return f"""#define FAST {int(all(d.itemsize == 2 for _, d in rows))}
 #include "elements.cuh"
 extern "C" __global__ void __launch_bounds__({_THREADS}) stretches({", ".join(arguments)}) {{
-  const long long base = blockIdx.y * reduced, first = blockIdx.x * stretch;
+  const long long base = blockIdx.x * reduced, first = blockIdx.y * stretch;
   const long long last = first + stretch < reduced ? first + stretch : reduced;
   const long long whole = first + (last - first) / {width} * {width};
   {single}
@@ -177,7 +177,7 @@ extern "C" __global__ void __launch_bounds__({_THREADS}) stretches({", ".join(ar
   }}
   __shared__ float shared[32];
   own = of_all<{how}, {_THREADS}>(own, shared);
-  if (threadIdx.x == 0) part[blockIdx.y * gridDim.x + blockIdx.x] = own;
+  if (threadIdx.x == 0) part[(long long)blockIdx.x * gridDim.y + blockIdx.y] = own;
 }}
 """
 
@@ -186,7 +186,7 @@ def _column_source(
     rs: Sequence[Reduction], rows: Names, tables: Names, columns: Names, numbers: Sequence[str], dtype: DType,
     width: int, across: int,
 ) -> str:  # fmt: skip
-    """grid (tiles, stretches, outer): `across` threads side by side, the others of a block further down."""
+    """grid (outer, stretches, tiles): `across` threads side by side, the others of a block further down."""
     lanes, out = _THREADS // across, element_name(dtype)
     arguments = [f"const {element_name(d)}* __restrict__ p_{n}" for n, d in rows]
     for n, d in tables:
@@ -213,7 +213,7 @@ def _column_source(
 #include "elements.cuh"
 extern "C" __global__ void __launch_bounds__({_THREADS}) columns({", ".join(arguments)}) {{
   const int x = threadIdx.x % {across}, y = threadIdx.x / {across};
-  const int c = (blockIdx.x * {across} + x) * {width};
+  const int c = (blockIdx.z * {across} + x) * {width};
   const bool live = c < inner;
   const long long first = blockIdx.y * stretch, last = first + stretch < reduced ? first + stretch : reduced;
   float own[{len(rs)}][{width}];
@@ -222,7 +222,7 @@ extern "C" __global__ void __launch_bounds__({_THREADS}) columns({", ".join(argu
   if (live)
 #pragma unroll 4
   for (long long at = first + y; at < last; at += {lanes}) {{
-    const long long row = blockIdx.z * reduced + at;
+    const long long row = blockIdx.x * reduced + at;
     {newline.join(reads)}
 #pragma unroll
     for (int i = 0; i < {width}; i++) {{ {" ".join(each)} {" ".join(sums)} }}
@@ -242,8 +242,8 @@ def _finish(j: int, r: Reduction, lanes: int, across: int, width: int) -> str:
   for (int t = threadIdx.x; t < {across * width}; t += {_THREADS}) {{
     float total = shared[0][t];
     for (int k = 1; k < {lanes}; k++) total = {how}::of(total, shared[k][t]);
-    const int column = (blockIdx.x * {across} + t % {across}) * {width} + t / {across};
-    const long long place = ({j} * (long long)gridDim.z + blockIdx.z) * gridDim.y + blockIdx.y;
+    const int column = (blockIdx.z * {across} + t % {across}) * {width} + t / {across};
+    const long long place = ({j} * (long long)gridDim.x + blockIdx.x) * gridDim.y + blockIdx.y;
     if (column < inner) from_float({r.result}, made[place * inner + column]);
   }}
 """
