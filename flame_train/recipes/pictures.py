@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from flame_train.config.schema import Config
 from flame_train.data.buckets import Placement, Size
-from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine.dtype import as_dtype
 from flame_train.errors import ConfigError
 from flame_train.training.family import Example, Facts, Family
 from flame_train.training.preview import Drawing
 
 
-def noise_schedule(config: Config) -> NoiseSchedule:
-    """The model's noise schedule, with zero terminal SNR if asked for."""
-    schedule = NoiseSchedule.scaled_linear()
-    return schedule.zero_terminal_snr() if config.loss.zero_terminal_snr else schedule
-
-
-def check_sampling(config: Config, facts: Facts) -> None:
+def check_sampling(config: Config, family: Family, facts: Facts) -> None:
     """Raises ConfigError for sizes or steps with which no picture can be drawn; said early, not at each grid."""
     s = config.sample
     for name, side in (("width", s.width), ("height", s.height)):
         if side % facts.side_multiple:
             raise ConfigError(f"sample.{name}: expected a multiple of {facts.side_multiple} for this model, got {side}")
-    noise_schedule(config).timesteps(s.steps)
+    family.sampler(config, picture_size(config, facts))
 
 
 def picture_size(config: Config, facts: Facts) -> Size:
@@ -40,7 +33,5 @@ def size_conditioning(family: Family, size: Size) -> Example:
 def drawing(config: Config, family: Family, size: Size, device: str) -> Drawing:
     """How `config.sample` wants pictures of `size` drawn."""
     s = config.sample
-    return Drawing(
-        s.sampler, s.steps, s.guidance, s.seed, noise_schedule(config), config.model.prediction,
-        family.latent_shape(config, size), device, as_dtype(config.train.precision),
-    )  # fmt: skip
+    latent, dtype = family.latent_shape(config, size), as_dtype(config.train.precision)
+    return Drawing(family.sampler(config, size), s.guidance, s.seed, latent, device, dtype)

@@ -23,7 +23,6 @@ from flame_train.data.buckets import BucketRule
 from flame_train.data.dataset import Dataset
 from flame_train.data.order import Order
 from flame_train.data.placed import Placed, place
-from flame_train.diffusion.objectives import Objective
 from flame_train.engine import Tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
@@ -41,10 +40,10 @@ from flame_train.training.loop import Run, forgiving, train
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.preview import draw, grid, write_png
 from flame_train.training.result import check_dataset, restore
-from flame_train.training.step import FIGURES, State
+from flame_train.training.step import FIGURES, Objective, State
 from flame_train.training.stop import StopRequest
 
-from .pictures import check_sampling, drawing, noise_schedule, picture_size, size_conditioning
+from .pictures import check_sampling, drawing, picture_size, size_conditioning
 
 _LOG = logging.getLogger(__name__)
 
@@ -77,8 +76,7 @@ class Plan:
         item = as_dtype(c.train.precision).itemsize
         moments = 4 if c.optimizer.name == "adamw" else 3
         steps = [
-            self.facts.activation_bytes(b, c.data.batch_size, item, recomputed(c))
-            for b in set(self.placed.buckets)
+            self.facts.activation_bytes(b, c.data.batch_size, item, recomputed(c)) for b in set(self.placed.buckets)
         ]
         return self.facts.weights * item + self.parameters * 4 * moments + max(steps)
 
@@ -97,7 +95,7 @@ def make_plan(family: Family, config: Config, stop: StopRequest) -> Plan:
             f"got {config.data.bucket_step}"
         )
     if config.sample.every and config.sample.prompts:
-        check_sampling(config, facts)
+        check_sampling(config, family, facts)
     dataset = Dataset.scan(
         Path(config.data.path), config.data.repeats, default_caption=config.data.caption or None,
         caption_endings=(config.data.caption_extension,), on_bad=config.data.on_bad_image,
@@ -229,7 +227,7 @@ def _train(
     attached = attach(
         denoiser.model, plan.targets, rank=config.lora.rank, alpha=config.lora.alpha, seed=config.train.seed
     )
-    state = make_state(denoiser, attached, config, device)
+    state = make_state(denoiser, attached, family.objective(config, device), config, device)
     first = restore(found, state.optimizer) if found else 0
     if first >= config.train.steps:
         _LOG.info("all %d steps are done already", config.train.steps)
@@ -246,17 +244,14 @@ def _train(
         )  # fmt: skip
 
 
-def make_state(denoiser: Denoiser, attached: Attached, config: Config, device: str) -> State:
+def make_state(denoiser: Denoiser, attached: Attached, objective: Objective, config: Config, device: str) -> State:
     """The device state of a fresh run."""
     backend = get_backend(device)
     optimizer = build_optimizer(attached.parameters(), config, backend)
     return State(
         denoise=denoiser.denoise,
         sample_latents=denoiser.sample_latents,
-        objective=Objective(
-            noise_schedule(config), config.model.prediction, snr_gamma=config.loss.snr_gamma,
-            offset_noise=config.loss.offset_noise, device=device,
-        ),
+        objective=objective,
         optimizer=optimizer,
         dtype=as_dtype(config.train.precision),
         seed=config.train.seed,

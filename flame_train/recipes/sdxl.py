@@ -17,6 +17,9 @@ from flame_train.adapters.targets import UNET_PRESETS, Presets
 from flame_train.config.schema import Config
 from flame_train.data.buckets import Placement
 from flame_train.data.tokenizers.clip import ClipTokenizer
+from flame_train.diffusion.objectives import Objective
+from flame_train.diffusion.samplers import ddim, euler
+from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine.dtype import as_dtype
 from flame_train.io.lora_names import LoraFamily
@@ -26,7 +29,7 @@ from flame_train.models.loading import inspect_sdxl, load_sdxl, load_vae, tensor
 from flame_train.models.text_sdxl import encode_prompts
 from flame_train.models.unet_sdxl import UNet, UNetArch, vector_conditioning
 from flame_train.models.vae import Vae, VaeArch, sample_latents
-from flame_train.training.family import Denoiser, Example, Facts, base_model_path, recomputed
+from flame_train.training.family import Denoiser, Example, Facts, Sampler, base_model_path, recomputed
 
 _LOG = logging.getLogger(__name__)
 _CLIP_L_PAD, _BIGG_PAD = 49407, 0
@@ -138,6 +141,18 @@ class SdxlFamily:
 
         return decode
 
+    def objective(self, config: Config, device: str) -> Objective:
+        return Objective(
+            noise_schedule(config), config.model.prediction, snr_gamma=config.loss.snr_gamma,
+            offset_noise=config.loss.offset_noise, device=device,
+        )  # fmt: skip
+
+    def sampler(self, config: Config, size: tuple[int, int]) -> Sampler:
+        s, schedule = config.sample, noise_schedule(config)
+        schedule.timesteps(s.steps)
+        draw = {"euler": euler, "ddim": ddim}[s.sampler]
+        return partial(draw, schedule=schedule, steps=s.steps, prediction=config.model.prediction)
+
     def latent_shape(self, config: Config, size: tuple[int, int]) -> tuple[int, int, int]:
         shapes = inspect_sdxl(base_model_path(config))
         step = self._downscale(shapes["vae"])
@@ -156,6 +171,12 @@ class SdxlFamily:
     @staticmethod
     def _downscale(vae_shapes: Mapping[str, tuple[int, ...]]) -> int:
         return VaeArch.from_shapes(vae_shapes).downscale
+
+
+def noise_schedule(config: Config) -> NoiseSchedule:
+    """The model's noise schedule, with zero terminal SNR if asked for."""
+    schedule = NoiseSchedule.scaled_linear()
+    return schedule.zero_terminal_snr() if config.loss.zero_terminal_snr else schedule
 
 
 def as_denoiser(unet: UNet) -> Denoiser:

@@ -91,7 +91,8 @@ def prepare(trial: Trial) -> Prepared:
     unet.recompute = trial.recompute
     targets = resolve(unet, config.lora.targets, RECIPES["sdxl"].presets)
     attached = attach(unet, targets, rank=trial.rank, alpha=float(trial.rank), seed=0)
-    state = make_state(as_denoiser(unet), attached, config, trial.device)
+    objective = RECIPES["sdxl"].objective(config, trial.device)
+    state = make_state(as_denoiser(unet), attached, objective, config, trial.device)
     for adapter in attached.adapters.values():  # zero would leave half of the gradients zero
         adapter.up.data[...] = _uniform(backend, 1, adapter.up.shape, 1e-3, as_dtype("fp32"))
     state.optimizer.arena.refresh()

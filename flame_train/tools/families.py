@@ -11,9 +11,9 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import MAX_METADATA_VALUE
 from flame_train.io.weights import open_weights, shapes_of
 from flame_train.models.identify import FAMILY_NAMES, Identity, could_be, identify
-from flame_train.models.keys import sdxl
+from flame_train.models.keys import flux, sdxl
 
-_SUPPORTED: Final = {"sdxl": sdxl.lora_family}
+_SUPPORTED: Final = {"sdxl": sdxl.lora_family, "flux": flux.lora_family}
 
 
 def identify_file(path: Path) -> Identity:

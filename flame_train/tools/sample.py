@@ -51,7 +51,7 @@ def sample(
         raise ConfigError("sample: expected at least one --prompt, got none")
     family = _family(config)
     facts = family.check(config)
-    check_sampling(config, facts)
+    check_sampling(config, family, facts)
     size = picture_size(config, facts)
     factors = _factors(lora, family) if lora is not None else {}
     with StopRequest() as stop:

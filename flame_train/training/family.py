@@ -16,7 +16,10 @@ from flame_train.data.buckets import Placement
 from flame_train.engine import Tensor, nn
 from flame_train.io.lora_names import LoraFamily
 
-from .step import Denoise, SampleLatents
+from .step import Denoise, Objective, SampleLatents
+
+Sampler = Callable[[Callable[[Tensor, Tensor, Any], Tensor], Tensor, Any], Tensor]
+"""(denoise(x, t, cond), standard normal noise (B, h, w, Z), cond) -> latents."""
 
 Example = dict[str, np.ndarray[Any, Any]]
 """Arrays of one sample, without a batch dimension."""
@@ -96,6 +99,12 @@ class Family(Protocol):
 
     def decoder(self, config: Config, device: str) -> Callable[[Tensor], np.ndarray[Any, Any]]:
         """Latents (B, H, W, Z) as the denoiser sees them to uint8 pictures (B, H', W', 3)."""
+
+    def objective(self, config: Config, device: str) -> Objective:
+        """What training minimises."""
+
+    def sampler(self, config: Config, size: tuple[int, int]) -> Sampler:
+        """How pictures (H, W) are drawn. Raises `ConfigError` for steps that cannot be taken."""
 
     def latent_shape(self, config: Config, size: tuple[int, int]) -> tuple[int, int, int]:
         """(h, w, Z) of a picture (H, W)."""

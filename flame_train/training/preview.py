@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flame_train.diffusion.samplers import ddim, euler, guided
-from flame_train.diffusion.schedules import NoiseSchedule
+from flame_train.diffusion.samplers import guided
 from flame_train.engine import Tensor, no_grad, tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import DType, is_float
@@ -20,11 +19,10 @@ from flame_train.engine.random import Rng
 from flame_train.io.durable import write_durably
 from flame_train.io.failpoint import hit
 
-from .family import Denoiser, Example
+from .family import Denoiser, Example, Sampler
 from .stop import StopRequest
 
 _LOG = logging.getLogger(__name__)
-_SAMPLERS = {"euler": euler, "ddim": ddim}
 PREVIEW_NOISE = 33  # a stream of random numbers; see `engine/random.py`
 
 Pixels = np.ndarray[Any, Any]
@@ -34,12 +32,9 @@ Pixels = np.ndarray[Any, Any]
 class Drawing:
     """How pictures are drawn: everything but the prompts."""
 
-    sampler: str
-    steps: int
+    sampler: Sampler
     guidance: float
     seed: int
-    schedule: NoiseSchedule
-    prediction: Any
     latent: tuple[int, int, int]
     device: str
     dtype: DType
@@ -66,9 +61,7 @@ def draw(
                 stop.check("while sampling")
                 return denoiser.denoise(x.to(d.dtype), t, cond).float()
 
-            latents = _SAMPLERS[d.sampler](
-                guided(step, d.guidance), noise, (wanted, unwanted), d.schedule, d.steps, prediction=d.prediction
-            )
+            latents = d.sampler(guided(step, d.guidance), noise, (wanted, unwanted))
             pictures.append(decode(latents)[0])
     return pictures
 

@@ -22,6 +22,7 @@ Denoise = Callable[[Tensor, Tensor, Mapping[str, Tensor]], Tensor]
 SampleLatents = Callable[[tuple[Tensor, Tensor], Tensor], Tensor]
 """(mean and log variance, noise) -> latents in the scale that the denoiser sees, all fp32 (B, H, W, Z)."""
 
+
 class Objective(Protocol):
     """What is minimised: how pictures are noised, and how the answer is judged. All on the device."""
 

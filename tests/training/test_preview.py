@@ -61,8 +61,10 @@ def test_a_picture_does_not_depend_on_its_neighbours(studio):
 
 
 @pytest.mark.parametrize("change", [{"seed": 6}, {"steps": 4}, {"sampler": "ddim"}, {"guidance": 1.0}])
-def test_what_is_asked_for_is_used(studio, change):
-    assert not np.array_equal(pictures(studio, PROMPTS[:1])[0], pictures(studio, PROMPTS[:1], **change)[0])
+def test_what_is_asked_for_is_used(studio, small_config, change):
+    asked = {"steps": 3, "guidance": 3.0, "seed": 5, "height": SIZE[0], "width": SIZE[1]} | change
+    how = drawing(small_config(sample=asked), FAMILY, SIZE, "cpu")
+    assert not np.array_equal(pictures(studio, PROMPTS[:1])[0], pictures((how, *studio[1:]), PROMPTS[:1])[0])
 
 
 def test_the_prompt_is_heard(studio):
