@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from flame_train.io.keymap import Op
 from flame_train.io.lora_names import LoraComponent, LoraFamily
 
 DOWN: Final = "down"
@@ -31,6 +32,7 @@ _ENDS: Final = (
     ("_lora.up.weight", UP),
     (".alpha", ALPHA),
 )
+_DENOISERS: Final = ("unet", "transformer")
 _OLD_TEXT_PARTS: Final = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out": "out_proj"}
 NOT_PLAIN_LORA: Final = (
     ("hada_", "LoHa"),
@@ -45,11 +47,15 @@ NOT_PLAIN_LORA: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The module that a spelling stands for, and the dialect it belongs to."""
+    """The module that a spelling stands for, and the dialect it belongs to.
+
+    `path` is the module's path in diffusers where its rows there are others than the module's own, else empty.
+    """
 
     component: str
     module: str
     dialect: str
+    path: str = ""
 
 
 def split_key(key: str) -> tuple[str, str] | None:
@@ -74,11 +80,10 @@ def spellings(family: LoraFamily) -> dict[str, Place]:
     """Every spelling of every module of the family. ValueError if one spelling could mean two modules."""
     found: dict[str, Place] = {}
     for component in family.components:
-        for module, diffusers in component.modules.items():
-            for spelling, dialect in _spellings_of(component, module, diffusers):
-                place = Place(component.name, module, dialect)
+        for module in component.modules:
+            for spelling, place in _spellings_of(component, module):
                 known = found.setdefault(spelling, place)
-                if known.module != module or known.component != component.name:
+                if (known.component, known.module, known.path) != (place.component, place.module, place.path):
                     raise ValueError(f"{spelling!r} could mean {known} or {place}")
     return found
 
@@ -88,21 +93,27 @@ def kohya_name(component: LoraComponent, module: str) -> str:
     return f"{component.kohya}_{module.replace('.', '_')}"
 
 
-def diffusers_name(component: LoraComponent, module: str) -> str:
+def diffusers_name(component: LoraComponent, path: str) -> str:
     """`unet.` and the path in diffusers."""
-    return f"{component.name}.{component.modules[module]}"
+    return f"{component.name}.{path}"
 
 
-def _spellings_of(component: LoraComponent, module: str, diffusers: str) -> list[tuple[str, str]]:
-    found = [
-        (kohya_name(component, module), "kohya"),
-        (f"{component.kohya}_{diffusers.replace('.', '_')}", "kohya with diffusers paths"),
-    ]
+def _spellings_of(component: LoraComponent, module: str) -> list[tuple[str, Place]]:
+    own = [(module, "")]
+    own += [(path, "" if source.op is Op.COPY else path) for path, source in component.modules[module].items()]
+    found = [(kohya_name(component, module), Place(component.name, module, "kohya"))]
     # newer software drops the leading text_model. of the text encoders
-    paths = dict.fromkeys((module, diffusers, diffusers.removeprefix("text_model.")))
+    written = dict.fromkeys(
+        pair for path, part in own for pair in ((path, part), (path.removeprefix("text_model."), part))
+    )
     dotted = dict.fromkeys((f"{component.name}.", f"base_model.model.{component.name}."), "peft")
     dotted |= dict.fromkeys(component.others, "native")
-    if component.name == "unet":
+    if component.name in _DENOISERS:
         dotted["base_model.model."] = "peft"
-    found += [(prefix + path, dialect) for prefix, dialect in dotted.items() for path in paths]
+    for prefix, dialect in dotted.items():
+        found += [(prefix + path, Place(component.name, module, dialect, part)) for path, part in written]
+    for prefix in (component.kohya, *component.flat):
+        for path, part in own[1:]:
+            place = Place(component.name, module, "kohya with diffusers paths", part)
+            found.append((f"{prefix}_{path.replace('.', '_')}", place))
     return found

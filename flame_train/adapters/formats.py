@@ -25,12 +25,14 @@ from flame_train.adapters.dialects import (
 )
 from flame_train.adapters.factors import Array, LoraFactors, LoraState
 from flame_train.adapters.folding import alpha_record, fold, recorded_alphas, unfold
+from flame_train.adapters.fused import join, split
 from flame_train.errors import ModelFileError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile
 
 _Slots = dict[str, Array]
-_Places = dict[tuple[str, str], _Slots]  # (component, module) -> its tensors
+_Key = tuple[str, str, str]  # component, module, path in diffusers if it stands for a part of the module
+_Places = dict[_Key, _Slots]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +63,19 @@ def to_kohya(state: LoraState, family: LoraFamily) -> dict[str, Array]:
 def to_diffusers(state: LoraState, family: LoraFamily) -> tuple[dict[str, Array], dict[str, str]]:
     """Tensors by diffusers' names, alpha / rank folded into `lora_B`; and the metadata that undoes it.
 
-    No alpha tensors, because several loaders refuse them. See `folding` for what stays exact.
+    No alpha tensors, because several loaders refuse them. See `folding` for what stays exact, `fused` for modules that
+    diffusers cuts up. KeyError for a module that the family does not have.
     """
     tensors: dict[str, Array] = {}
+    written: dict[str, dict[str, LoraFactors]] = {}
     for component in family.components:
-        for module, factors in state.get(component.name, {}).items():
-            name = diffusers_name(component, module)
-            tensors[f"{name}.lora_A.weight"] = factors.down
-            tensors[f"{name}.lora_B.weight"] = fold(factors)
-    return tensors, alpha_record(state)
+        for module, whole in state.get(component.name, {}).items():
+            for path, factors in split(whole, component.modules[module]).items():
+                name = diffusers_name(component, path)
+                tensors[f"{name}.lora_A.weight"] = factors.down
+                tensors[f"{name}.lora_B.weight"] = fold(factors)
+                written.setdefault(component.name, {})[path] = factors
+    return tensors, alpha_record(written)
 
 
 def from_file(path: str | Path, family: LoraFamily) -> LoraFile:
@@ -87,11 +93,7 @@ def from_file(path: str | Path, family: LoraFamily) -> LoraFile:
         raise ModelFileError(
             f"{path}: {len(incomplete)} modules of the LoRA do not fit together: {'; '.join(incomplete[:5])}"
         )
-    factors_of = _with_alphas(metadata, places, family)
-    state: dict[str, dict[str, LoraFactors]] = {}
-    for (component, module), slots in sorted(places.items()):
-        state.setdefault(component, {})[module] = factors_of(component, module, slots)
-    return LoraFile(state, metadata, dialects)
+    return LoraFile(_joined(path, _factors(metadata, places, family), family), metadata, dialects)
 
 
 def _alpha_tensor(factors: LoraFactors) -> Array:
@@ -111,7 +113,7 @@ def _collect(file: SafetensorsFile, table: Mapping[str, Place]) -> tuple[_Places
         if found is None or place is None:
             lost.append(key)
             continue
-        slots = places.setdefault((place.component, place.module), {})
+        slots = places.setdefault((place.component, place.module, place.path), {})
         if found[1] in slots:
             raise ModelFileError(f"{file.path}: {key!r} is there twice, under two spellings of one module")
         slots[found[1]] = file.read(key)
@@ -137,8 +139,8 @@ def _lost_message(path: Path, lost: Sequence[str], table: Mapping[str, Place]) -
 
 def _problems(places: _Places) -> list[str]:
     found = []
-    for (component, module), slots in sorted(places.items()):
-        where = f"{component} {module}"
+    for (component, module, path), slots in sorted(places.items()):
+        where = f"{component} {path or module}"
         if DOWN not in slots or UP not in slots:
             found.append(f"{where} has no {UP if DOWN in slots else DOWN} matrix")
             continue
@@ -152,30 +154,50 @@ def _problems(places: _Places) -> list[str]:
     return found
 
 
-def _with_alphas(
-    metadata: Mapping[str, str], places: _Places, family: LoraFamily
-) -> Callable[[str, str, _Slots], LoraFactors]:
-    """How to make a module's factors from its tensors, by the best source of alpha that the file offers.
+def _factors(metadata: Mapping[str, str], places: _Places, family: LoraFamily) -> dict[_Key, LoraFactors]:
+    """Each place's factors, with alpha from the best source that the file offers.
 
     In order: an alpha tensor, the alphas folded by `to_diffusers`, PEFT's configuration; else alpha = rank.
     """
-    modules: dict[str, list[str]] = {}
-    for component, module in places:
-        modules.setdefault(component, []).append(module)
-    folded = recorded_alphas(metadata, modules)
+    names = {component.name: component.modules for component in family.components}
+    paths = {key: key[2] or next(iter(names[key[0]][key[1]])) for key in places}
+    written: dict[str, list[str]] = {}
+    for (component, _, _), path in paths.items():
+        written.setdefault(component, []).append(path)
+    folded = recorded_alphas(metadata, written)
     scale_of = _peft_scales(metadata)
-    paths = {component.name: component.modules for component in family.components}
-
-    def make(component: str, module: str, slots: _Slots) -> LoraFactors:
+    found: dict[_Key, LoraFactors] = {}
+    for key, slots in places.items():
+        (component, _, _), path = key, paths[key]
         down, up = slots[DOWN], slots[UP]
-        rank = down.shape[0]
         if ALPHA in slots:
-            return LoraFactors(down, up, float(slots[ALPHA].reshape(())))
-        if (component, module) in folded:
-            return unfold(down, up, folded[component, module])
-        return LoraFactors(down, up, rank * scale_of(component, paths[component][module], rank))
+            found[key] = LoraFactors(down, up, float(slots[ALPHA].reshape(())))
+        elif (component, path) in folded:
+            found[key] = unfold(down, up, folded[component, path])
+        else:
+            rank = down.shape[0]
+            found[key] = LoraFactors(down, up, rank * scale_of(component, path, rank))
+    return found
 
-    return make
+
+def _joined(
+    path: str | Path, factors: Mapping[_Key, LoraFactors], family: LoraFamily
+) -> dict[str, dict[str, LoraFactors]]:  # fmt: skip
+    """Whole modules, from those parts of them that the file has. Raises ModelFileError for parts that do not fit."""
+    names = {component.name: component.modules for component in family.components}
+    parts: dict[tuple[str, str], dict[str, LoraFactors]] = {}
+    for (component, module, part), found in sorted(factors.items(), key=lambda item: item[0]):
+        parts.setdefault((component, module), {})[part] = found
+    state: dict[str, dict[str, LoraFactors]] = {}
+    for (component, module), pieces in parts.items():
+        if "" in pieces and len(pieces) > 1:
+            raise ModelFileError(f"{path}: {component} {module!r} is there twice, whole and in parts")
+        try:
+            whole = pieces[""] if "" in pieces else join(pieces, names[component][module])
+        except ValueError as fault:
+            raise ModelFileError(f"{path}: the parts of {component} {module} do not fit together: {fault}") from fault
+        state.setdefault(component, {})[module] = whole
+    return state
 
 
 def _peft_scales(metadata: Mapping[str, str]) -> Callable[[str, str, int], float]:

@@ -28,7 +28,7 @@ def network_metadata(
     return {
         "ss_v2": "False",
         "ss_base_model_version": family.base_version,
-        "ss_network_module": "networks.lora",
+        "ss_network_module": family.network_module,
         "ss_network_dim": ranks.pop() if len(ranks) == 1 else "Dynamic",
         "ss_network_alpha": alphas.pop() if len(alphas) == 1 else "Dynamic",
         "ss_network_args": json.dumps(dict(network_args or {}), sort_keys=True),

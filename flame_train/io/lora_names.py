@@ -7,23 +7,32 @@ dialect is resolved through a table made from these lists.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+from flame_train.io.keymap import KeyMap, Source
+
+Modules = Mapping[str, Mapping[str, Source]]
+"""Native module path -> the paths it has in diffusers, each with how its rows are taken from the native weight's.
+
+One path as a rule; several where diffusers cuts the weight up, such as into queries, keys and values.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraComponent:
-    """One network of a model. `modules` maps each native module path to its path in diffusers."""
+    """One network of a model, and what its modules are called."""
 
     name: str  # "unet"; also the prefix in diffusers files
     kohya: str  # "lora_unet"
-    modules: Mapping[str, str]
+    modules: Modules
     others: tuple[str, ...] = ()  # further dotted prefixes seen in files, before either path
+    flat: tuple[str, ...] = ()  # further flattened prefixes, before the path in diffusers
 
 
 @dataclass(frozen=True, slots=True)
 class LoraFamily:
-    """A model family as LoRA files speak of it; the last four go into a file's metadata."""
+    """A model family as LoRA files speak of it; all but the components goes into a file's metadata."""
 
     name: str
     components: tuple[LoraComponent, ...]
@@ -31,3 +40,21 @@ class LoraFamily:
     architecture: str
     implementation: str
     resolution: str
+    network_module: str = "networks.lora"
+
+
+def modules_by_table(native: Iterable[str], to_diffusers: KeyMap) -> Modules:
+    """The modules of a network whose weights the table knows. ValueError for one that it does not."""
+    pulled = to_diffusers.pull(f"{module}.weight" for module in native)
+    if pulled.unknown:
+        raise ValueError(f"not modules of this network: {pulled.unknown[:5]}")
+    found: dict[str, dict[str, Source]] = {}
+    for there, source in pulled.sources.items():
+        (here,) = source.names
+        found.setdefault(here.removesuffix(".weight"), {})[there.removesuffix(".weight")] = source
+    return found
+
+
+def modules_as_they_are(native: Iterable[str]) -> Modules:
+    """The modules of a network that diffusers names as we do."""
+    return {module: {module: Source((module,))} for module in native}

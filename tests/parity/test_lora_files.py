@@ -106,7 +106,8 @@ def test_every_unet_module_changes_by_the_formula(tmp_path, unet, form):
     from diffusers import StableDiffusionXLPipeline
 
     before = {name: value.detach().numpy().copy() for name, value in unet.state_dict().items()}
-    unet_paths = next(c for c in SDXL.components if c.name == "unet").modules
+    modules = next(c for c in SDXL.components if c.name == "unet").modules
+    unet_paths = {module: path for module, (path,) in modules.items()}
     state = {"unet": small_state("lora_kohya_sdxl_conv", tiny)["unet"]}
     rng = np.random.default_rng(1)
     for path in state["unet"]:

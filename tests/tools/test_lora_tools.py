@@ -322,10 +322,10 @@ class TestConvert:
             convert(files / "lora.safetensors", tmp_path / "x.safetensors", "comfy")
         with pytest.raises(ConfigError, match="same file"):
             convert(files / "lora.safetensors", files / "lora.safetensors", "kohya")
-        flux = {"lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight": np.zeros((1, 3072))}
-        write(tmp_path / "flux.safetensors", flux)
-        with pytest.raises(ModelFileError, match=r"LoRA for Flux\.1.*SDXL only"):
-            convert(tmp_path / "flux.safetensors", tmp_path / "x.safetensors", "kohya")
+        sd1 = {"lora_unet_down_blocks_0_attentions_0_attn2_to_k.lora_down.weight": np.zeros((1, 768))}
+        write(tmp_path / "sd1.safetensors", sd1)
+        with pytest.raises(ModelFileError, match=r"LoRA for Stable Diffusion 1.*for SDXL.* only"):
+            convert(tmp_path / "sd1.safetensors", tmp_path / "x.safetensors", "kohya")
 
 
 class TestInspect:

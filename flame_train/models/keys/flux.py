@@ -8,14 +8,16 @@ then shift there.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
 from flame_train.io.keymap import KeyMap, Op, Rule, table
+from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
 from flame_train.io.resolve import Component, Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.keys import sdxl, t5
+from flame_train.models.keys.sdxl_modules import clip_modules
 
 MLP_RATIO: Final = 4  # of the width, in every model of the family
 
@@ -106,3 +108,44 @@ def resolve(names: Iterable[str], only: str | None = None) -> Resolved:
     idle = {name for name in all_names if _ELSEWHERE.fullmatch(name)}
     found = resolve_components(COMPONENTS, all_names - idle, only)
     return replace(found, ignored=(*found.ignored, *sorted(idle)))
+
+
+def base_modules() -> dict[str, tuple[str, ...]]:
+    """Component -> native paths of its linear layers: 314 in dev's transformer, 72 in CLIP-L, 168 in T5-XXL."""
+    return {"transformer": tuple(_linears()), "text_encoder": clip_modules(12), "text_encoder_2": t5.modules(24)}
+
+
+def _linears(double: int = 19, single: int = 38) -> Iterator[str]:
+    yield from ("img_in", "txt_in", "final_layer.linear", "final_layer.adaLN_modulation.1")
+    yield from (f"{part}_in.{layer}_layer" for part in ("time", "vector", "guidance") for layer in ("in", "out"))
+    for i in range(double):
+        for stream in ("img", "txt"):
+            parts = ("mod.lin", "attn.qkv", "attn.proj", "mlp.0", "mlp.2")
+            yield from (f"double_blocks.{i}.{stream}_{part}" for part in parts)
+    for i in range(single):
+        yield from (f"single_blocks.{i}.{part}" for part in ("linear1", "linear2", "modulation.lin"))
+
+
+def lora_family(modules: Mapping[str, Iterable[str]] | None = None) -> LoraFamily:
+    """How Flux LoRA files name the given native modules of each component; by default, all of Flux.1 dev.
+
+    `modules`: component -> module paths (a weight's name without `.weight`). kohya's name for T5 is `lora_te3`.
+    """
+    chosen = base_modules() if modules is None else modules
+    transformer = modules_by_table(chosen.get("transformer", ()), transformer_to_diffusers())
+    text = {name: modules_as_they_are(chosen.get(name, ())) for name in ("text_encoder", "text_encoder_2")}
+    native = ("diffusion_model.", "model.diffusion_model.", "")  # BFL's own LoRAs have no prefix
+    clip_l, t5xxl = ("text_encoders.clip_l.transformer.",), (t5.SINGLE_FILE_PREFIX,)
+    return LoraFamily(
+        name="flux",
+        components=(
+            LoraComponent("transformer", "lora_unet", transformer, native, ("lora_transformer",)),
+            LoraComponent("text_encoder", "lora_te1", text["text_encoder"], clip_l),
+            LoraComponent("text_encoder_2", "lora_te3", text["text_encoder_2"], t5xxl),
+        ),
+        base_version="flux1",
+        architecture="flux-1-dev/lora",
+        implementation="https://github.com/black-forest-labs/flux",
+        resolution="1024x1024",
+        network_module="networks.lora_flux",
+    )

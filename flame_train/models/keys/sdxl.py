@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from flame_train.io.keymap import KeyMap
-from flame_train.io.lora_names import LoraComponent, LoraFamily
+from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
 from flame_train.io.resolve import Component, Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.keys.sdxl_modules import base_modules
@@ -86,21 +86,14 @@ def lora_family(modules: Mapping[str, Iterable[str]] | None = None, levels: UNet
     `modules`: component -> module paths (a weight's name without `.weight`), for models of another depth.
     """
     chosen = base_modules() if modules is None else modules
-    unet = chosen.get("unet", ())
-    diffusers = unet_from_diffusers(levels).inverse.pull(f"{module}.weight" for module in unet)
-    if diffusers.unknown:
-        raise ValueError(f"not modules of a UNet with {levels}: {diffusers.unknown[:5]}")
-    unet_paths = {
-        source.names[0].removesuffix(".weight"): there.removesuffix(".weight")
-        for there, source in diffusers.sources.items()
-    }
-    text = {name: {path: path for path in chosen.get(name, ())} for name in ("text_encoder", "text_encoder_2")}
+    unet = modules_by_table(chosen.get("unet", ()), unet_from_diffusers(levels).inverse)
+    text = {name: modules_as_they_are(chosen.get(name, ())) for name in ("text_encoder", "text_encoder_2")}
     clip_l = ("text_encoders.clip_l.transformer.",)
     clip_g = ("text_encoders.clip_g.transformer.",)
     return LoraFamily(
         name="sdxl",
         components=(
-            LoraComponent("unet", "lora_unet", unet_paths, ("diffusion_model.", "model.diffusion_model.")),
+            LoraComponent("unet", "lora_unet", unet, ("diffusion_model.", "model.diffusion_model.")),
             LoraComponent("text_encoder", "lora_te1", text["text_encoder"], clip_l),
             LoraComponent("text_encoder_2", "lora_te2", text["text_encoder_2"], clip_g),
         ),

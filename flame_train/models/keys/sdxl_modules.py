@@ -27,8 +27,8 @@ def base_modules() -> dict[str, tuple[str, ...]]:
     """Component -> native module paths: 794 in the UNet, 72 in CLIP-L, 193 in bigG (with its projection)."""
     return {
         "unet": tuple(_unet()),
-        "text_encoder": tuple(_text(_CLIP_L_LAYERS)),
-        "text_encoder_2": (*_text(_BIGG_LAYERS), "text_projection"),
+        "text_encoder": clip_modules(_CLIP_L_LAYERS),
+        "text_encoder_2": (*clip_modules(_BIGG_LAYERS), "text_projection"),
     }
 
 
@@ -79,6 +79,6 @@ def _attention(prefix: str, depth: int) -> Iterator[str]:
         yield from (f"{prefix}.transformer_blocks.{block}.{part}" for part in _BLOCK)
 
 
-def _text(layers: int) -> Iterator[str]:
-    for layer in range(layers):
-        yield from (f"text_model.encoder.layers.{layer}.{part}" for part in _TEXT_LAYER)
+def clip_modules(layers: int) -> tuple[str, ...]:
+    """The linear layers of a CLIP text encoder's blocks."""
+    return tuple(f"text_model.encoder.layers.{layer}.{part}" for layer in range(layers) for part in _TEXT_LAYER)

@@ -42,6 +42,12 @@ def t5_table(names: Collection[str] = ()) -> KeyMap:
     return KeyMap((*scaled, *plain), (Rule((_EMBEDDING_AGAIN,), (_EMBEDDING,)),))
 
 
+def modules(layers: int) -> tuple[str, ...]:
+    """The linear layers of an encoder of that many blocks."""
+    linear = [name.removesuffix(".weight") for name in _BLOCK if not name.endswith("layer_norm.weight")]
+    return tuple(f"encoder.block.{i}.{name}" for i in range(layers) for name in linear)
+
+
 def component(name: str, prefixes: tuple[str, ...]) -> Component:
     """The encoder as a part of a model, found below one of `prefixes`; ("",) where the file holds nothing else."""
     layouts = (Layout("transformers", ".SelfAttention.", t5_table),)
