@@ -82,7 +82,7 @@ def test_says_what_it_is_and_where_it_came_from(write, form):
     assert said["ss_base_model_version"] == "sdxl_base_v1-0"
     assert said["modelspec.architecture"] == "stable-diffusion-xl-v1-base/lora"
     assert (said["ss_network_dim"], float(said["ss_network_alpha"])) == (str(RANK), ALPHA)
-    assert (said["ss_steps"], said["ss_seed"], said["ss_sd_model_name"]) == ("7", "11", "base.safetensors")
+    assert (said["ss_steps"], said["ss_seed"], said["ss_sd_model_name"]) == ("7", "11", "small_sdxl.safetensors")
     config = json.loads(said["flame_train_config"])
     assert config["lora.rank"] == RANK
     assert config["train.seed"] == 11
