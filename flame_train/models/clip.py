@@ -154,19 +154,21 @@ class ClipTextEncoder(nn.Module):
         if arch.projection is not None:
             self.text_projection = nn.Linear(arch.width, arch.projection, bias=False)
 
-    def forward(self, ids_BT: Tensor, eos_B: Tensor) -> tuple[Tensor, Tensor | None]:
+    def forward(self, ids_BT: Tensor, eos_B: Tensor, unprojected: bool = False) -> tuple[Tensor, Tensor | None]:
         """The last hidden state but one (B, T, C), not normalised, and pooled text (B, projection) or None.
 
-        Pooled is the last hidden state, normalised, at each row's end token (`eos_B` is its position),
-        projected. Without a projection the last layer has nothing to do and does not run.
+        Pooled is the last hidden state, normalised, at each row's end token (`eos_B` is its position), projected.
+        Of an encoder without a projection it is None, and the last layer, which then has nothing to do, does not run;
+        unless the pooled text is wanted `unprojected` (B, C).
         """
         *layers, last = self.text_model.encoder.layers
         h_BTC = self.text_model.embeddings(ids_BT)
         for layer in layers:
             h_BTC = layer(h_BTC)
-        if self.arch.projection is None:
+        if self.arch.projection is None and not unprojected:
             return h_BTC, None
         B, C = h_BTC.shape[0], h_BTC.shape[2]
         final_BTC = self.text_model.final_layer_norm(last(h_BTC))
         at_eos = F.take_along_dim(final_BTC, eos_B.reshape(B, 1, 1).expand(B, 1, C), 1)
-        return h_BTC, self.text_projection(at_eos.reshape(B, C))
+        pooled_BC = at_eos.reshape(B, C)
+        return h_BTC, pooled_BC if self.arch.projection is None else self.text_projection(pooled_BC)
