@@ -218,7 +218,7 @@ def test_the_trained_file_predicts_the_same_there_merged_and_here(
 
     layers = loaded(pipeline, lora, caplog)
     state = from_file(lora, lora_family()).state
-    assert layers == len(state["unet"]) > 100
+    assert layers == len(state["unet"]) >= 88  # 11 transformer blocks of 8 layers at least
     expected = theirs(pipeline.unet, batch)
     assert off(plain, expected) > 1e-2  # the LoRA does something
 
