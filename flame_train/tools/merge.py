@@ -15,18 +15,14 @@ from flame_train.adapters.factors import LoraFactors, LoraState
 from flame_train.adapters.formats import from_file
 from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
 from flame_train.io.dtypes import Array
-from flame_train.io.keymap import Shape, Source
+from flame_train.io.keymap import Op, Shape, Source
 from flame_train.io.resolve import Resolved
 from flame_train.io.safetensors import save_stream
 from flame_train.io.weights import Weights, open_weights, shapes_of
 from flame_train.models.identify import Identity, could_be, identify
-from flame_train.models.keys import sdxl
-from flame_train.tools.families import lora_family, require_lora, split_metadata
+from flame_train.tools.families import lora_family, require_lora, resolve_base, split_metadata
 
 MERGED_KEY: Final = "flame_train.merged"
-
-# a text encoder on its own says which of the two it is by its width
-_COMPONENT_OF: Final = {"clip-l": "text_encoder", "clip-bigg": "text_encoder_2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +45,7 @@ class MergeReport:
 
 @dataclass(frozen=True, slots=True)
 class _Patch:
-    """One module's update and the place of its weight in a stored tensor."""
+    """One module's update, and where its weight is stored."""
 
     source: Source
     factors: LoraFactors
@@ -66,15 +62,17 @@ def merge(base: Path, lora: Path, out: Path, strength: float = 1.0) -> MergeRepo
     _check_call(base, lora, out, strength)
     with open_weights(base) as weights:
         identity = identify(shapes_of(weights), weights.metadata)
-        resolved = _resolved_base(base, weights, identity)
+        _check_base(base, weights, identity)
         family = lora_family(lora, _matching(lora, base, identity))
+        resolved = resolve_base(base, weights.names, identity, family.name)
         state = from_file(lora, family).state
         present = {part: modules for part, modules in state.items() if part in resolved.sources}
-        patches = _patches(lora, base, present, resolved, shapes_of(weights))
+        shapes = shapes_of(weights)
+        patches = _patches(lora, base, present, resolved, shapes)
         metadata, dropped = split_metadata(weights.metadata)
         metadata.pop("modelspec.hash_sha256", None)  # no longer true
         metadata[MERGED_KEY] = _history(metadata, lora, strength)
-        merging = _Merging(weights, patches, strength)
+        merging = _Merging(weights, shapes, patches, strength)
         save_stream(out, [weights.info(name) for name in weights.names], merging.read, metadata)
     merged = {part: len(modules) for part, modules in present.items()}
     skipped = {part: len(modules) for part, modules in state.items() if part not in present}
@@ -89,17 +87,14 @@ def _check_call(base: Path, lora: Path, out: Path, strength: float) -> None:
             raise ConfigError(f"{out}: would overwrite {other}; give another name for the result")
 
 
-def _resolved_base(base: Path, weights: Weights, identity: Identity) -> Resolved:
-    """The base's tensors by component and native name. Raises ModelFileError if it is no base for a LoRA."""
+def _check_base(base: Path, weights: Weights, identity: Identity) -> None:
     if identity.kind in ("lora", "adapter"):
         raise ModelFileError(f"{base}: expected a base model, but this is: {identity.detail}. Swap the two files?")
     if any("/" in name for name in weights.names):
-        raise ModelFileError(f"{base}: is a whole diffusers folder; name one component of it, such as {base}/unet")
-    if identity.kind == "text_encoder":
-        return sdxl.resolve(weights.names, only=_COMPONENT_OF.get(identity.family, "unknown"))
-    if identity.family != "sdxl":
-        raise ModelFileError(f"{base}: this is {identity.detail}; LoRAs can be merged into SDXL only")
-    return sdxl.resolve(weights.names, only=None if identity.kind == "checkpoint" else identity.kind)
+        denoiser = next((part for part in identity.parts if part in ("unet", "transformer")), "unet")
+        raise ModelFileError(
+            f"{base}: is a whole diffusers folder; name one component of it, such as {base}/{denoiser}"
+        )
 
 
 def _matching(lora: Path, base: Path, base_identity: Identity) -> Identity:
@@ -122,6 +117,9 @@ def _patches(
             if source is None:
                 near = get_close_matches(f"{module}.weight", sources, n=1)
                 faults.append(f"{component} {module} is not in the base" + (f" (nearest: {near[0]})" if near else ""))
+                continue
+            if source.op is Op.SCALE:
+                faults.append(f"{component} {module} is stored as scaled fp8, which cannot be merged into")
                 continue
             shape = source.made_shape(shapes)
             if shape is None or not _fits(shape, factors.weight_shape):
@@ -157,6 +155,7 @@ class _Merging:
     """The base's tensors as they will be: read when asked for, updated on the way."""
 
     weights: Weights
+    shapes: Mapping[str, Shape]
     patches: Mapping[str, list[_Patch]]
     strength: float
 
@@ -168,8 +167,9 @@ class _Merging:
         total = stored.astype(np.promote_types(stored.dtype, np.float32), order="C")
         with np.errstate(over="ignore", invalid="ignore"):  # told below, with the tensor's name
             for patch in patches:
-                place = patch.source.apply([total])  # a view, so that adding to it adds to `total`
-                place += patch.factors.delta(self.strength).reshape(place.shape)
+                for stored_as, rows, update in patch.source.spread(patch.factors.delta(self.strength), self.shapes):
+                    if stored_as == name:
+                        total[rows] += update
             merged: Array = total.astype(stored.dtype)
         if not np.isfinite(merged.astype(np.float32)).all():
             raise NonFiniteError(

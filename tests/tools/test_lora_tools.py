@@ -234,7 +234,12 @@ class TestMergeRefusals:
 
     def test_another_family_as_base(self, files, tmp_path):
         base = write(tmp_path / "base.safetensors", {"double_blocks.0.img_attn.norm.key_norm.scale": np.zeros(128)})
-        self.check(base, files / "lora.safetensors", tmp_path / "out.safetensors", "this is Flux.1 schnell.*SDXL only")
+        self.check(base, files / "lora.safetensors", tmp_path / "out.safetensors", "LoRA for SDXL.*is Flux.1 schnell")
+
+    def test_a_base_that_nothing_is_known_of(self, files, tmp_path):
+        base = write(tmp_path / "base.safetensors", {"odd.weight": np.zeros(1)})
+        words = "not a model that is known here.*merged into SDXL, Flux.1 only"
+        self.check(base, files / "lora.safetensors", tmp_path / "out.safetensors", words)
 
     def test_modules_without_a_place_are_listed(self, files, tmp_path):
         tensors = base_tensors()

@@ -1,0 +1,120 @@
+"""convert and merge on Flux files of the true structure, shrunk; merge against NumPy in fp64, place by place."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from flame_train.errors import ModelFileError
+from flame_train.io.safetensors import save_file
+from flame_train.models.flux import Flux, FluxArch
+from flame_train.models.keys.flux import transformer_to_diffusers
+from flame_train.tools.convert import convert
+from flame_train.tools.merge import merge
+
+D = 64
+TARGETS = {  # native module: rows, columns
+    "double_blocks.1.img_attn.qkv": (3 * D, D),
+    "double_blocks.0.txt_attn.proj": (D, D),
+    "single_blocks.1.linear1": (7 * D, D),
+    "single_blocks.0.linear2": (D, 5 * D),
+    "final_layer.adaLN_modulation.1": (2 * D, D),
+}
+
+
+@pytest.fixture(scope="module")
+def base():
+    model = Flux(FluxArch.tiny())
+    model.init(np.random.default_rng(0))
+    return {name: weight.numpy() for name, weight in model.weights()}
+
+
+@pytest.fixture(scope="module")
+def lora():
+    rng = np.random.default_rng(1)
+    return {
+        module: (
+            rng.standard_normal((2, columns)).astype(np.float32),
+            rng.standard_normal((rows, 2)).astype(np.float32),
+        )
+        for module, (rows, columns) in TARGETS.items()
+    }
+
+
+def kohya(lora):
+    tensors = {}
+    for module, (down, up) in lora.items():
+        name = f"lora_unet_{module.replace('.', '_')}"
+        tensors |= {f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up, f"{name}.alpha": np.float32(3.0)}
+    return tensors
+
+
+def native(lora):
+    """Without alphas: the scale is 1."""
+    names = {f"diffusion_model.{module}": pair for module, pair in lora.items()}
+    return {f"{n}.lora_{ab}.weight": x for n, pair in names.items() for ab, x in zip("AB", pair, strict=True)}
+
+
+def in_diffusers(base):
+    class Arrays:
+        def read(self, name):
+            return base[name]
+
+    pulled = transformer_to_diffusers().pull(base)
+    return {name: np.array(source.read(Arrays())) for name, source in pulled.sources.items()}
+
+
+def expected(base, lora, scale):
+    """The merged tensors by native names in fp64."""
+    return {
+        name: x
+        + (scale * lora[m][1].astype(float) @ lora[m][0] if (m := name.removesuffix(".weight")) in lora else 0.0)
+        for name, x in base.items()
+    }
+
+
+@pytest.mark.parametrize("layout", ["single-file", "diffusers", "prefixed"])
+@pytest.mark.parametrize("form", ["kohya", "native", "diffusers"])
+def test_merging(tmp_path, base, lora, layout, form):
+    stored = in_diffusers(base) if layout == "diffusers" else base
+    prefix = "model.diffusion_model." if layout == "prefixed" else ""
+    save_file(tmp_path / "base.safetensors", {prefix + name: x for name, x in stored.items()})
+    save_file(tmp_path / "lora.safetensors", native(lora) if form == "native" else kohya(lora))
+    file = tmp_path / "lora.safetensors"
+    if form == "diffusers":
+        file = tmp_path / "diffusers.safetensors"
+        convert(tmp_path / "lora.safetensors", file, "diffusers")
+    merge(tmp_path / "base.safetensors", file, tmp_path / "out.safetensors", 0.5)
+    wanted = expected(base, lora, 0.5 if form == "native" else 0.75)
+    wanted = in_diffusers(wanted) if layout == "diffusers" else wanted
+    found = safetensors.numpy.load_file(tmp_path / "out.safetensors")
+    assert found.keys() == {prefix + name for name in wanted}
+    for name, values in wanted.items():
+        np.testing.assert_allclose(found[prefix + name], values, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_kohya_files_survive_convert_there_and_back(tmp_path, lora):
+    metadata = {"ss_network_dim": "2", "ss_network_module": "networks.lora_flux", "ss_tag": "x"}
+    halves = {name: np.asarray(x, np.float16) for name, x in kohya(lora).items()}
+    save_file(tmp_path / "a.safetensors", halves, metadata)
+    convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "diffusers")
+    convert(tmp_path / "b.safetensors", tmp_path / "c.safetensors", "kohya")
+    found = safetensors.numpy.load_file(tmp_path / "c.safetensors")
+    assert found.keys() == halves.keys()
+    assert all(found[n].dtype == x.dtype and found[n].tobytes() == x.tobytes() for n, x in halves.items())
+
+
+def test_a_flux_lora_and_an_sdxl_base(tmp_path, base, lora):
+    save_file(tmp_path / "lora.safetensors", kohya(lora))
+    save_file(tmp_path / "base.safetensors", {"input_blocks.0.0.weight": np.zeros((4, 4, 3, 3))})
+    with pytest.raises(ModelFileError, match=r"merged into SDXL, Flux\.1 only"):
+        merge(tmp_path / "base.safetensors", tmp_path / "lora.safetensors", tmp_path / "out.safetensors")
+
+
+def test_blocks_that_the_base_does_not_have(tmp_path, base, lora):
+    deeper = lora | {"double_blocks.5.img_attn.proj": lora["double_blocks.0.txt_attn.proj"]}
+    save_file(tmp_path / "base.safetensors", base)
+    save_file(tmp_path / "lora.safetensors", kohya(deeper))
+    with pytest.raises(ModelFileError, match=r"transformer double_blocks\.5\.img_attn\.proj is not in the base"):
+        merge(tmp_path / "base.safetensors", tmp_path / "lora.safetensors", tmp_path / "out.safetensors")
