@@ -254,6 +254,12 @@ def table(
     return tuple(rules)
 
 
+def scaled(names: Iterable[str]) -> tuple[Rule, ...]:
+    """Rules for the weights beside which a factor lies, as ComfyUI's scaled fp8 files have it; read only."""
+    stems = [name.removesuffix(".scale_weight") for name in sorted(names) if name.endswith(".scale_weight")]
+    return tuple(Rule((f"{stem}.weight", f"{stem}.scale_weight"), (f"{stem}.weight",), Op.SCALE) for stem in stems)
+
+
 def _swapped(x: Array) -> Array:
     half = len(x) // 2
     return np.concatenate([x[half:], x[:half]])

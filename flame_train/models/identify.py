@@ -251,6 +251,8 @@ def _parts(shapes: Shapes, network: _Network | None) -> tuple[str, ...]:
     found += [part for part, starts in signs.items() if any(name.startswith(starts) for name in shapes)]
     if not found and _text_encoder(shapes) is not None:
         found.append("text_encoder")
+    if network is not None and network[0].startswith("flux"):  # T5 is the second of two there
+        found = list(dict.fromkeys("text_encoder_2" if part == "text_encoder_3" else part for part in found))
     return tuple(found)
 
 

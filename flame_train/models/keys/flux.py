@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Op, Rule, table
+from flame_train.io.keymap import KeyMap, Op, Rule, scaled, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
 from flame_train.io.resolve import Component, Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
@@ -75,6 +75,12 @@ def transformer_to_diffusers() -> KeyMap:
     return KeyMap((*table(_ENDS, blocks, {"double": _DOUBLE, "single": _SINGLE}), *fused))
 
 
+def _native(names: Collection[str]) -> KeyMap:
+    """From a single file, whose fp8 weights may have a factor beside them."""
+    plain = [Rule(rule.source, rule.source) for rule in transformer_to_diffusers().rules]
+    return KeyMap((*scaled(names), *plain))
+
+
 def _from_diffusers(_: Collection[str]) -> KeyMap:
     return transformer_to_diffusers().inverse
 
@@ -86,10 +92,10 @@ COMPONENTS: Final = (
         "transformer",
         ("model.diffusion_model.", "transformer/", "diffusion_model."),
         (
-            Layout("single-file", "double_blocks."),
+            Layout("single-file", "double_blocks.", _native),
             Layout("diffusers", "single_transformer_blocks.", _from_diffusers),
         ),
-        re.compile(r"(?!)"),
+        re.compile(r"scaled_fp8|.*\.scale_input"),
     ),
     _SDXL["vae"],
     replace(_SDXL["text_encoder"], prefixes=("text_encoders.clip_l.transformer.", "text_encoder/")),

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Op, Rule, table
+from flame_train.io.keymap import KeyMap, Op, Rule, scaled, table
 from flame_train.io.resolve import Component, Layout
 
 SINGLE_FILE_PREFIX: Final = "text_encoders.t5xxl.transformer."
@@ -36,10 +36,8 @@ _EXTRAS: Final = re.compile(r"decoder\..*|lm_head\.weight|scaled_fp8|.*\.scale_i
 
 def t5_table(names: Collection[str] = ()) -> KeyMap:
     """The table to native names, which are the same; `names` are a file's, of which those with a factor are scaled."""
-    stems = [name.removesuffix(".scale_weight") for name in sorted(names) if name.endswith(".scale_weight")]
-    scaled = [Rule((f"{stem}.weight", f"{stem}.scale_weight"), (f"{stem}.weight",), Op.SCALE) for stem in stems]
     plain = table([(name, name, Op.COPY) for name in _NAMES])
-    return KeyMap((*scaled, *plain), (Rule((_EMBEDDING_AGAIN,), (_EMBEDDING,)),))
+    return KeyMap((*scaled(names), *plain), (Rule((_EMBEDDING_AGAIN,), (_EMBEDDING,)),))
 
 
 def modules(layers: int) -> tuple[str, ...]:

@@ -1,0 +1,95 @@
+"""A family's networks from its files, one at a time: checkpoints, diffusers folders, or a network in a file of its own.
+
+What differs between families is a value; a family without peculiarities needs nothing else to be loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from flame_train.engine import nn
+from flame_train.engine.dtype import DType
+from flame_train.errors import ModelFileError
+from flame_train.io.keymap import Shape
+from flame_train.io.resolve import Component, Resolved
+from flame_train.io.weights import Weights, open_weights, shapes_of
+
+from .identify import FAMILY_NAMES, could_be, identify
+from .parts import Build, Native, digest, parts
+
+
+class Resolve(Protocol):
+    """Which tensor of a file is which native tensor of which component; see `keys.flux.resolve`."""
+
+    def __call__(self, names: Iterable[str], only: str | None = None) -> Resolved: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyFiles:
+    """Where a family's networks are found and what they are built as.
+
+    `family` is a key of FAMILY_NAMES; `alone` says which component a text encoder in a file of its own is, by what
+    that is identified as.
+    """
+
+    family: str
+    components: Sequence[Component]
+    resolve: Resolve
+    alone: Mapping[str, str]
+    build: Build
+
+    def load(
+        self, path: str | Path, component: str, *, device: str, dtype: DType | str, check_finite: bool = True
+    ) -> nn.Module:
+        """One network on `device` in `dtype`, streamed tensor by tensor.
+
+        Raises ModelFileError for a file of another family, naming it; for one that lacks the component; and for every
+        missing, unexpected or mis-shaped tensor, all in one message, before anything is read.
+        """
+        with open_weights(path) as weights:
+            module, source = self._parts(weights, [component])[component]
+            nn.load(module, source, dtype=dtype, device=device, what=f"{path}: {component}", check_finite=check_finite)
+        return module
+
+    def inspect(self, path: str | Path, components: Collection[str]) -> dict[str, dict[str, Shape]]:
+        """Native names and shapes of each component, from headers alone. Raises ModelFileError as `load` does."""
+        with open_weights(path) as weights:
+            return {name: module.shapes() for name, (module, _) in self._parts(weights, components).items()}
+
+    def holds(self, path: str | Path) -> frozenset[str]:
+        """Which components a file or folder holds."""
+        with open_weights(path) as weights:
+            return frozenset(name for name, sources in self._resolved(weights, ()).sources.items() if sources)
+
+    def digest(self, path: str | Path, components: Collection[str]) -> str:
+        """SHA-256, in hex, over names and values of the components' tensors: a cache of their outputs depends on it."""
+        with open_weights(path) as weights:
+            sources = self._resolved(weights, components).sources
+            return digest(weights, [sources[name] for name in components])
+
+    def _resolved(self, weights: Weights, components: Collection[str]) -> Resolved:
+        """The file's tensors sorted into components, once it is known to be the family's and to hold what is wanted."""
+        found = identify(shapes_of(weights), weights.metadata)
+        only = self.alone.get(found.family) if found.kind == "text_encoder" else found.kind
+        fits = found.family != "unknown" and could_be(found.family, self.family)
+        if only is None or not (fits or found.kind == "text_encoder"):
+            name = FAMILY_NAMES[self.family]
+            raise ModelFileError(f"{weights.path}: expected {name}, found {found.detail}; name another file")
+        resolved = self.resolve(weights.names, None if only == "checkpoint" else only)
+        lacking = [name for name in components if not resolved.sources.get(name)]
+        if lacking:
+            raise ModelFileError(
+                f"{weights.path}: expected {', '.join(components)}, but it holds no {', no '.join(lacking)}; "
+                "use a full checkpoint or a diffusers folder, or name the file that has it"
+            )
+        return resolved
+
+    def _parts(self, weights: Weights, components: Collection[str]) -> dict[str, tuple[nn.Module, Native]]:
+        resolved = self._resolved(weights, components)
+        wanted = [next(c for c in self.components if c.name == name) for name in components]
+        if len(resolved.sources) == 1 and not any(name.startswith(wanted[0].prefixes) for name in weights.names):
+            wanted = [replace(wanted[0], prefixes=("",))]  # alone in its file: what has no place there is unexpected
+        return parts(weights, shapes_of(weights), resolved, wanted, self.build)

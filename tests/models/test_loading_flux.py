@@ -1,0 +1,150 @@
+"""Loading small Flux networks from every kind of file they come in, and refusing what is not Flux."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flame_train.errors import ModelFileError
+from flame_train.io.safetensors import save_file
+from flame_train.models.clip import ClipArch, ClipTextEncoder
+from flame_train.models.flux import Flux, FluxArch
+from flame_train.models.identify import identify
+from flame_train.models.keys.flux import transformer_to_diffusers
+from flame_train.models.keys.sdxl_vae import vae_from_diffusers
+from flame_train.models.loading_flux import FLUX_FILES, load_clip, load_transformer, load_vae
+from flame_train.models.t5 import T5Arch, T5Encoder
+from flame_train.models.vae import Vae, VaeArch
+
+FP8 = ml_dtypes.float8_e4m3fn
+CLIP = ClipArch(width=768, layers=1, heads=12, hidden=32, activation="quick_gelu", projection=None)
+NETWORKS = {
+    "transformer": Flux(FluxArch.tiny()),
+    "vae": Vae(replace(VaeArch.flux(), channels=16, num_res_blocks=1, groups=4)),
+    "text_encoder": ClipTextEncoder(replace(CLIP, vocabulary=60)),
+    "text_encoder_2": T5Encoder(T5Arch.tiny(vocabulary=50)),
+}
+PREFIXES = {
+    "transformer": "model.diffusion_model.",
+    "vae": "vae.",
+    "text_encoder": "text_encoders.clip_l.transformer.",
+    "text_encoder_2": "text_encoders.t5xxl.transformer.",
+}
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    """Random weights that fp8 can hold, in fp16, by component."""
+    found = {}
+    for name, network in NETWORKS.items():
+        network.init(np.random.default_rng(0), "float32")
+        found[name] = {n: w.numpy().astype(FP8).astype(np.float16) for n, w in network.weights()}
+    return found
+
+
+def same(model, arrays, dtype="float32"):
+    for name, weight in model.weights():
+        assert weight.dtype.name == dtype
+        np.testing.assert_array_equal(weight.numpy().astype(np.float32), arrays[name].astype(np.float32), err_msg=name)
+
+
+def renamed(arrays, keymap):
+    class Arrays:
+        def read(self, name):
+            return arrays[name]
+
+    pulled = keymap.pull(arrays)
+    assert pulled.unknown == ()
+    return {name: np.array(source.read(Arrays())) for name, source in pulled.sources.items()}
+
+
+@pytest.mark.parametrize("kind", ["one file", "folder"])
+def test_a_whole_model(arrays, tmp_path, kind):
+    if kind == "one file":
+        path = tmp_path / "flux.safetensors"
+        tensors = {PREFIXES[part] + name: x for part, found in arrays.items() for name, x in found.items()}
+        save_file(path, tensors | {"text_encoders.clip_l.logit_scale": np.zeros((), np.float16)})
+    else:
+        path = tmp_path
+        stages = len(NETWORKS["vae"].arch.channel_mult)
+        tables = {"transformer": transformer_to_diffusers(), "vae": vae_from_diffusers(stages).inverse}
+        for part, found in arrays.items():
+            (path / part).mkdir()
+            tensors = renamed(found, tables[part]) if part in tables else found
+            save_file(path / part / "model.safetensors", tensors)
+        (path / "model_index.json").write_text("{}")
+    assert FLUX_FILES.holds(path) == set(NETWORKS)
+    for part, network in NETWORKS.items():
+        model = FLUX_FILES.load(path, part, device="cpu", dtype="bfloat16")
+        assert (type(model), model.arch) == (type(network), network.arch)
+        same(model, arrays[part], "bfloat16")
+    assert FLUX_FILES.inspect(path, ["transformer", "vae"]) == {
+        part: NETWORKS[part].shapes() for part in ("transformer", "vae")
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("stored", [np.float16, ml_dtypes.bfloat16, np.float32, FP8])
+def test_a_transformer_alone(arrays, tmp_path, stored):
+    path = tmp_path / "flux1-dev.safetensors"
+    save_file(path, {name: x.astype(stored) for name, x in arrays["transformer"].items()})
+    same(load_transformer(path, device="cpu", dtype="float32"), arrays["transformer"])
+
+
+def test_a_scaled_fp8_transformer(arrays, tmp_path):
+    path = tmp_path / "flux1-dev-fp8-scaled.safetensors"
+    linear = {name: x for name, x in arrays["transformer"].items() if name.endswith((".qkv.weight", "linear1.weight"))}
+    tensors = arrays["transformer"] | {name: (4 * x.astype(np.float32)).astype(FP8) for name, x in linear.items()}
+    scales = {name.replace(".weight", ".scale_weight"): np.array(0.25, np.float32) for name in linear}
+    save_file(path, tensors | scales | {"scaled_fp8": np.zeros(0, FP8)})
+    expected = arrays["transformer"] | {name: tensors[name].astype(np.float32) / 4 for name in linear}
+    same(load_transformer(path, device="cpu", dtype="float32"), expected)
+
+
+def test_an_autoencoder_and_a_text_encoder_alone(arrays, tmp_path):
+    save_file(tmp_path / "ae.safetensors", arrays["vae"])
+    vae = load_vae(tmp_path / "ae.safetensors", device="cpu")
+    same(vae, arrays["vae"])
+    assert (vae.arch.scaling_factor, vae.arch.shift_factor) == (0.3611, 0.1159)
+    projection = {"text_projection.weight": np.zeros((768, 768), np.float16)}
+    save_file(tmp_path / "clip_l.safetensors", arrays["text_encoder"] | projection)
+    clip = load_clip(tmp_path / "clip_l.safetensors", device="cpu", dtype="float32")
+    same(clip, arrays["text_encoder"])
+    assert clip.arch.projection is None
+
+
+def test_the_digest_depends_on_the_component_alone(arrays, tmp_path):
+    tensors = {PREFIXES[part] + name: x for part in ("transformer", "vae") for name, x in arrays[part].items()}
+    save_file(tmp_path / "a.safetensors", tensors)
+    name = PREFIXES["transformer"] + "img_in.bias"
+    save_file(tmp_path / "b.safetensors", tensors | {name: tensors[name] + 1})
+    a, b = ([FLUX_FILES.digest(tmp_path / f"{n}.safetensors", [c]) for c in ("transformer", "vae")] for n in "ab")
+    assert a[0] != b[0]
+    assert a[1] == b[1]
+
+
+def test_refusals(arrays, tmp_path):
+    path = tmp_path / "x.safetensors"
+    for name in ("input_blocks.0.0.weight", "joint_blocks.0.x_block.attn.qkv.weight", "odd"):
+        save_file(path, {name: np.zeros((4, 4, 3, 3), np.float16)})
+        with pytest.raises(ModelFileError, match=r"expected Flux\.1, found"):
+            load_transformer(path, device="cpu", dtype="float32")
+    save_file(path, arrays["transformer"])
+    with pytest.raises(ModelFileError, match="expected vae, but it holds no vae; use"):
+        load_vae(path, device="cpu")
+    tensors = dict(arrays["transformer"])
+    del tensors["double_blocks.1.img_mlp.0.bias"]
+    tensors["single_blocks.0.linear1.weight"] = np.zeros((3, 64), np.float16)
+    tensors["single_blocks.0.linear3.weight"] = np.zeros((3, 64), np.float16)
+    save_file(path, tensors)
+    with pytest.raises(ModelFileError) as told:
+        load_transformer(path, device="cpu", dtype="float32")
+    for words in ("double_blocks.1.img_mlp.0.bias", r"expected (448, 64), found (3, 64)", "linear3"):
+        assert words in str(told.value)
+
+
+def test_an_identity_counts_t5_as_the_second_encoder(arrays):
+    shapes = {PREFIXES[part] + name: x.shape for part, found in arrays.items() for name, x in found.items()}
+    assert identify(shapes).parts == ("transformer", "vae", "text_encoder", "text_encoder_2")

@@ -1,0 +1,201 @@
+"""A Flux LoRA of the engine in diffusers' hands: no key left over, and the same predictions as here and merged."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flame_train.adapters.factors import LoraFactors
+from flame_train.adapters.formats import from_file, to_diffusers, to_kohya
+from flame_train.adapters.lora import attach
+from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
+from flame_train.adapters.targets import FLUX_PRESETS, resolve
+from flame_train.engine import no_grad, tensor
+from flame_train.io.safetensors import save_file
+from flame_train.models.flux import Flux, FluxArch
+from flame_train.models.keys.flux import lora_family, transformer_to_diffusers
+from flame_train.models.loading_flux import load_transformer
+from flame_train.tools.merge import merge
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+pytest.importorskip("peft")
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.filterwarnings("ignore"),  # the libraries' own deprecations
+]
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
+FLUX = lora_family()
+# diffusers' reading of kohya files knows linear1 in the published width only; that is tested below
+BLOCKS_BUT_LINEAR1 = ("double_blocks.*", "single_blocks.*.linear2", "single_blocks.*.modulation.lin")
+WRITTEN = [("diffusers", ("full",)), ("diffusers", ("attention+mlp", "final_layer.*")), ("kohya", BLOCKS_BUT_LINEAR1)]
+
+
+@pytest.fixture
+def model():
+    made = Flux(FluxArch.tiny())
+    made.init(np.random.default_rng(0))
+    return made
+
+
+def as_diffusers(model):
+    """A pipeline around diffusers' transformer with our weights in it."""
+    arch = model.arch
+    twin = diffusers.FluxTransformer2DModel(
+        in_channels=4 * arch.channels, num_layers=arch.depth, num_single_layers=arch.single_depth,
+        attention_head_dim=arch.head_dim, num_attention_heads=arch.width // arch.head_dim,
+        joint_attention_dim=arch.context_dim, pooled_projection_dim=arch.pooled_dim, guidance_embeds=arch.guidance,
+        axes_dims_rope=arch.axes,
+    )  # fmt: skip
+    arrays = {name: weight.numpy() for name, weight in model.weights()}
+
+    class Arrays:
+        def read(self, name):
+            return arrays[name]
+
+    made = {name: source.read(Arrays()) for name, source in transformer_to_diffusers().pull(arrays).sources.items()}
+    twin.load_state_dict({name: torch.from_numpy(np.array(x)) for name, x in made.items()}, strict=True)
+    return diffusers.FluxPipeline(
+        diffusers.FlowMatchEulerDiscreteScheduler(), None, None, None, None, None, twin.eval()
+    )  # fmt: skip
+
+
+@pytest.fixture
+def batch():
+    rng = np.random.default_rng(1)
+    shapes = {"latents": (2, 8, 6, 16), "context": (2, 5, 32), "pooled": (2, 32)}
+    found = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    return found | {"timesteps": np.array([125.0, 750.0], np.float32), "guidance": np.array([1.0, 3.5], np.float32)}
+
+
+def ours(model, batch):
+    with no_grad():
+        return model(*(tensor(batch[n]) for n in ("latents", "timesteps", "context", "pooled", "guidance"))).numpy()
+
+
+def theirs(pipeline, batch):
+    x = {name: torch.from_numpy(array) for name, array in batch.items()}
+    B, H, W, C = x["latents"].shape
+    with torch.no_grad():
+        out = pipeline.transformer(
+            hidden_states=pipeline._pack_latents(x["latents"].permute(0, 3, 1, 2), B, C, H, W),
+            timestep=x["timesteps"] / 1000, encoder_hidden_states=x["context"], pooled_projections=x["pooled"],
+            guidance=x["guidance"], txt_ids=torch.zeros(5, 3),
+            img_ids=pipeline._prepare_latent_image_ids(B, H // 2, W // 2, "cpu", torch.float32),
+        ).sample  # fmt: skip
+    return pipeline._unpack_latents(out, H * 8, W * 8, 8).permute(0, 2, 3, 1).numpy()
+
+
+def off(found, expected):
+    """Largest error over the largest value."""
+    assert found.shape == expected.shape
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def adapted(model, targets):
+    """The engine's own adapters, up no longer zero, and their factors."""
+    attached = attach(model, resolve(model, targets, FLUX_PRESETS), rank=4, alpha=3.0, seed=2)
+    for i, adapter in enumerate(attached.adapters.values()):
+        adapter.up.data[...] = 0.05 * np.random.default_rng(i).standard_normal(adapter.up.shape)
+    return attached, {n: LoraFactors(a.down.numpy(), a.up.numpy(), a.alpha) for n, a in attached.adapters.items()}
+
+
+def written(path, factors, form):
+    """The LoRA as a run writes it."""
+    state = {"transformer": factors}
+    metadata = network_metadata(state, FLUX) | model_spec(FLUX, "x")
+    if form == "kohya":
+        tensors = to_kohya(state, FLUX)
+    else:
+        tensors, record = to_diffusers(state, FLUX)
+        metadata |= {"format": "pt", **record}
+    save_file(path, tensors, with_hashes(tensors, metadata))
+    return path
+
+
+def loaded(pipeline, file, caplog):
+    """The pipeline with the LoRA, having said nothing of keys while loading it; and how many layers it went into."""
+    diffusers.utils.logging.enable_propagation()
+    try:
+        with caplog.at_level(logging.INFO, logger="diffusers"):
+            pipeline.load_lora_weights(file)
+    finally:
+        diffusers.utils.logging.disable_propagation()
+    told = {r.getMessage() for r in caplog.records if r.name.startswith(("diffusers", "peft"))}
+    told -= {"Loading transformer."}
+    # none was trained; the pipeline has none either
+    assert all(t.startswith("No LoRA keys associated to NoneType found with the prefix='text_e") for t in told), told
+    return sum(hasattr(module, "lora_A") for module in pipeline.transformer.modules())
+
+
+@pytest.mark.parametrize(("form", "targets"), WRITTEN, ids=["diffusers-full", "diffusers-mlp-final", "kohya"])
+def test_the_file_predicts_the_same_there_merged_and_here(tmp_path, model, batch, form, targets, caplog):
+    pipeline = as_diffusers(model)
+    plain = ours(model, batch)
+    assert off(theirs(pipeline, batch), plain) < 1e-4
+    save_file(tmp_path / "base.safetensors", {name: weight.numpy() for name, weight in model.weights()})
+
+    attached, factors = adapted(model, targets)
+    file = written(tmp_path / "lora.safetensors", factors, form)
+    layers = loaded(pipeline, file, caplog)
+    family = FLUX.components[0].modules
+    assert layers == sum(len(family[module]) for module in factors) > 30
+
+    expected = theirs(pipeline, batch)
+    assert off(plain, expected) > 1e-2  # the LoRA does something
+    assert off(ours(model, batch), expected) < 1e-4
+    attached.detach()
+
+    merge(tmp_path / "base.safetensors", file, tmp_path / "merged.safetensors")
+    merged = load_transformer(tmp_path / "merged.safetensors", device="cpu", dtype="float32")
+    assert off(ours(merged, batch), expected) < 1e-4
+    assert off(theirs(as_diffusers(merged), batch), expected) < 1e-4
+
+
+def test_diffusers_makes_of_a_kohya_file_what_we_make_of_it():
+    """In the published width and depth: every module of kohya's own list, its numbers and its names."""
+    from diffusers.loaders.lora_conversion_utils import _convert_kohya_flux_lora_to_diffusers
+
+    with gzip.open(GOLDEN / "lora_kohya_flux.json.gz") as stream:
+        lines = {name: line for name, line in json.load(stream).items() if name.startswith("lora_unet")}
+    rng = np.random.default_rng(0)
+    state = {}
+    for line in lines.values():
+        out, into = line["shape"]
+        pair = rng.integers(-9, 9, (1, into)).astype(np.float32), rng.integers(-9, 9, (out, 1)).astype(np.float32)
+        state[line["base"].removesuffix(".weight")] = LoraFactors(*pair, 2.0)
+    kohya = {name: torch.from_numpy(np.array(x)) for name, x in to_kohya({"transformer": state}, FLUX).items()}
+    converted = _convert_kohya_flux_lora_to_diffusers(kohya)  # raises when a key is left
+    made, _ = to_diffusers({"transformer": state}, FLUX)
+    assert converted.keys() == made.keys()
+    for name in made:
+        if name.endswith("lora_B.weight"):
+            down = name.replace("lora_B", "lora_A")
+            found = converted[name][:, 0].numpy(), converted[down][0].numpy()
+            np.testing.assert_array_equal(found[0] * found[1][0], made[name][:, 0] * made[down][0, 0], err_msg=name)
+            np.testing.assert_array_equal(found[0][0] * found[1], made[name][0, 0] * made[down][0], err_msg=name)
+
+
+def test_parts_trained_apart_are_understood_when_stacked(tmp_path):
+    """What PEFT trains, stacked into kohya's fused layers, is cut by diffusers into what it was."""
+    from diffusers.loaders.lora_conversion_utils import _convert_kohya_flux_lora_to_diffusers
+
+    rng = np.random.default_rng(0)
+    block = "transformer.single_transformer_blocks.7"
+    rows = {"attn.to_q": 3072, "attn.to_k": 3072, "attn.to_v": 3072, "proj_mlp": 12288}
+    tensors = {}
+    for part, out in rows.items():
+        tensors[f"{block}.{part}.lora_A.weight"] = rng.integers(-9, 9, (2, 3072)).astype(np.float32)
+        tensors[f"{block}.{part}.lora_B.weight"] = rng.integers(-9, 9, (out, 2)).astype(np.float32)
+    save_file(tmp_path / "x.safetensors", tensors)
+    kohya = to_kohya(from_file(tmp_path / "x.safetensors", FLUX).state, FLUX)
+    converted = _convert_kohya_flux_lora_to_diffusers({n: torch.from_numpy(np.array(x)) for n, x in kohya.items()})
+    assert converted.keys() == tensors.keys()
+    for name, values in tensors.items():
+        np.testing.assert_array_equal(converted[name].numpy(), values)
