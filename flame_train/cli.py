@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -174,25 +174,36 @@ def _root(
     pass
 
 
-@app.command("sdxl-lora")
-def sdxl_lora(
-    config: ConfigPath,
-    device: Device = "cuda",
-    overrides: Overrides = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Train a LoRA for SDXL; run it again to continue a stopped run."""
-    from flame_train import recipes
+def _trainer(family: str) -> Callable[..., None]:
+    """The command that trains a LoRA for a family."""
 
-    result = recipes.train("sdxl", config, overrides or [], device, dry_run)
-    _print(result if as_json else _without_files(result), as_json)
+    def train(
+        config: ConfigPath,
+        device: Device = "cuda",
+        overrides: Overrides = None,
+        dry_run: DryRun = False,
+        as_json: AsJson = False,
+        debug: Debug = False,
+    ) -> None:
+        from flame_train import recipes
+
+        result = recipes.train(family, config, overrides or [], device, dry_run)
+        _print(result if as_json else _without_files(result), as_json)
+
+    return train
+
+
+for _family, _called in (("sdxl", "SDXL"), ("sd3", "SD3 or SD3.5")):
+    _help = f"Train a LoRA for {_called}; run it again to continue a stopped run."
+    app.command(f"{_family}-lora", help=_help)(_trainer(_family))
 
 
 @app.command()
 def quickstart(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to fill.")] = Path("quickstart"),
+    family: Annotated[
+        Literal["sdxl", "sd3"], typer.Option("--family", help="Whose base model; all but sdxl's know nothing.")
+    ] = "sdxl",
     device: Annotated[
         DeviceName | None, typer.Option("--device", help="Default: a GPU if one is usable, else the CPU.")
     ] = None,
@@ -205,7 +216,7 @@ def quickstart(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from flame_train.recipes.quickstart import run
 
-    _print(run(directory, device), as_json)
+    _print(run(directory, device, family), as_json)
 
 
 @app.command()
@@ -279,7 +290,7 @@ def cache(
     """Encode the pictures and captions of a config ahead of training."""
     from flame_train import recipes
 
-    _print(recipes.cache("sdxl", config, overrides or [], device, dry_run), as_json)
+    _print(recipes.cache(config, overrides or [], device, dry_run), as_json)
 
 
 @app.command("inspect")

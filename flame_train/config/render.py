@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from flame_train.config.keys import Key, keys, sections
@@ -10,15 +11,18 @@ from flame_train.config.schema import Config
 _COMMENT_COLUMN = 28
 
 
-def commented(config: Config, title: str) -> str:
-    """Every key of `config` with its value, meaning, allowed values and unit. `title` is the first line."""
+def commented(config: Config, title: str, leave_out: Collection[str] = ()) -> str:
+    """Every key of `config` with its value, meaning, allowed values and unit, but for those to `leave_out` by path.
+
+    `title` is the first line.
+    """
     lines = [f"# {title}"]
     values = flat(config)
     for section, model in sections().items():
         heading = (model.__doc__ or "").strip().splitlines()[0]
         lines += ["", f"# {heading}", f"[{section}]"]
         for key in keys().values():
-            if key.section == section:
+            if key.section == section and key.path not in leave_out:
                 setting = f"{key.name} = {toml_value(values[key.path])}"
                 lines.append(f"{setting:<{_COMMENT_COLUMN}}  # {_comment(key)}")
     return "\n".join(lines) + "\n"

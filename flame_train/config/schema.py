@@ -51,6 +51,12 @@ class ModelSection(Section):
         aka=("pretrained_model_name_or_path", "base_model", "name_or_path"),
     )
     vae: str = field("", "another VAE to use instead of the checkpoint's own; empty: its own")
+    clip_l: str = field("", "CLIP-L text encoder, where the checkpoint holds none (SD3, Flux); empty: its own")
+    clip_g: str = field("", "CLIP-G text encoder, where the checkpoint holds none (SD3); empty: its own")
+    t5: str = field("", "T5-XXL text encoder, where the checkpoint holds none (SD3, Flux); empty: its own")
+    t5_vocabulary: str = field(
+        "", "T5's spiece.model or tokenizer.json, or its folder (SD3, Flux); empty: looked for beside the encoder"
+    )
     prediction: Literal["epsilon", "v"] = field(
         "epsilon", "what the model predicts", aka=("prediction_type", "v_parameterization")
     )
@@ -108,6 +114,9 @@ class DataSection(Section):
     )
     max_tokens: Literal[75, 150, 225] = field(
         75, "caption length that is kept, in chunks of 75", unit="tokens", aka=("max_token_length",)
+    )
+    t5_tokens: Literal[0, 77, 154, 256, 512] = field(
+        0, "caption length that T5 is given (SD3, Flux); 0: the family's own", unit="tokens"
     )
     on_bad_image: Literal["error", "skip"] = field(
         "error", "an unreadable image stops the run before training, or is left out with a warning"
@@ -209,6 +218,23 @@ class LossSection(Section):
     )
     offset_noise: float = field(
         0.0, "strength of a constant added to each channel's noise; 0: off", ge=0, le=1, aka=("noise_offset",)
+    )
+    timesteps: Literal["auto", "uniform", "logit_normal", "sigmoid", "mode", "cosmap"] = field(
+        "auto",
+        "how noise levels are drawn (SD3, Flux); auto: the family's own",
+        aka=("timestep_sampling", "weighting_scheme"),
+    )
+    timestep_mean: float = field(0.0, "mean of logit-normal noise levels (SD3, Flux)", aka=("logit_mean",))
+    timestep_std: float = field(1.0, "std of logit-normal noise levels (SD3, Flux)", gt=0, aka=("logit_std",))
+    mode_scale: float = field(1.29, "how far mode sampling is from uniform (SD3, Flux)", ge=0)
+    shift: float = field(
+        0.0,
+        "shift of noise levels towards more noise (SD3, Flux); 1: none; 0: the family's own",
+        ge=0,
+        aka=("discrete_flow_shift", "training_shift"),
+    )
+    weighting: Literal["none", "sigma_sqrt", "cosmap"] = field(
+        "none", "weight of a noise level in the loss (SD3, Flux)"
     )
     zero_terminal_snr: bool = field(
         False,

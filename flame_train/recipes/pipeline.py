@@ -31,10 +31,11 @@ from flame_train.errors import ConfigError
 from flame_train.io.commit import Found
 from flame_train.io.durable import write_durably
 from flame_train.io.files import preflight
+from flame_train.io.lora_names import LoraFamily
 from flame_train.io.runfolder import RunFolder
 from flame_train.training.batch import sender
 from flame_train.training.encode import Encoded, Keys, encode, keys_of
-from flame_train.training.family import Denoiser, Facts, Family, recomputed
+from flame_train.training.family import Denoiser, Facts, Family, recomputed, refuse_foreign
 from flame_train.training.loader import Loader
 from flame_train.training.loop import Run, forgiving, train
 from flame_train.training.optimizer import build_optimizer
@@ -83,6 +84,7 @@ class Plan:
 
 def make_plan(family: Family, config: Config, stop: StopRequest) -> Plan:
     """Checks the model's headers, every picture and caption, the buckets and the targets. Nothing is loaded."""
+    refuse_foreign(family, config)
     facts = family.check(config)
     _check_places(config)
     rule = BucketRule(
@@ -103,7 +105,7 @@ def make_plan(family: Family, config: Config, stop: StopRequest) -> Plan:
     )  # fmt: skip
     placed = place(dataset, rule, config.data.on_bad_image)
     targets = resolve(family.skeleton(config), config.lora.targets, family.presets)
-    _check_names(family, targets)
+    _check_names(family.lora_names(config), targets)
     for notice in placed.dataset.notices:
         _LOG.warning("%s", notice)
     cut = family.truncated(config, [item.caption for item in placed.dataset.items])
@@ -124,13 +126,13 @@ def _check_places(config: Config) -> None:
         )
 
 
-def _check_names(family: Family, targets: Sequence[str]) -> None:
+def _check_names(names: LoraFamily, targets: Sequence[str]) -> None:
     """Every adapted layer must have a name in LoRA files, which are written long after it was chosen."""
-    named = {module for component in family.lora_names().components for module in component.modules}
+    named = {module for component in names.components for module in component.modules}
     nameless = [target for target in targets if target not in named]
     if nameless:
         raise ConfigError(
-            f"lora.targets: {len(nameless)} of the chosen layers have no name in LoRA files of {family.name}, such as "
+            f"lora.targets: {len(nameless)} of the chosen layers have no name in LoRA files of {names.name}, such as "
             f"{nameless[0]}: no program could load them; choose other layers, or a model of the usual depth"
         )
 
@@ -165,9 +167,8 @@ def run(family: Family, source: str, overrides: list[str], device: str, dry_run:
         return train_plan(plan, device, stop)
 
 
-def fill_cache(family: Family, source: str, overrides: list[str], device: str, dry_run: bool) -> dict[str, Any]:
+def fill_cache(family: Family, config: Config, device: str, dry_run: bool) -> dict[str, Any]:
     """The whole of `cache`."""
-    config = load(source, overrides)
     with StopRequest() as stop:
         if not dry_run:
             get_backend(device)
@@ -239,7 +240,7 @@ def _train(
     ) as loader:  # fmt: skip
         preview = make_preview(plan, encoded, denoiser, folder.sample, device, stop)
         return train(
-            Run(config, device, folder, denoiser, attached, family.lora_names(), state, loader, dataset, first,
+            Run(config, device, folder, denoiser, attached, family.lora_names(config), state, loader, dataset, first,
                 forgiving(preview), stop)
         )  # fmt: skip
 

@@ -1,13 +1,16 @@
 """`flame-train quickstart`: the whole way from a dataset and a base model to a LoRA, from nothing, in about a minute.
 
-The base model is the small one of the package (see `small_base`), which draws coloured shapes as a caption says. Ten
-drawn pictures teach it a style that it did not know, under a name that it did not know. The config is the commented one
-that `init` writes. Training is the pipeline of every other run.
+SDXL's base model is the small one of the package (see `small_base`), which draws coloured shapes as a caption says. Ten
+drawn pictures teach it a style that it did not know, under a name that it did not know. The other families' bases have
+their true structure and random weights: they show that everything works, and draw noise. The config is the commented
+one that `init` writes. Training is the pipeline of every other run.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -44,6 +47,7 @@ from .before_after import write_before_after
 from .drawings import Maker, scenes, tiles, write_pictures
 from .pipeline import Plan, make_plan, train_plan
 from .small_base import copy_small_base
+from .small_sd3 import write_small_sd3
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,11 +60,43 @@ _PROMPTS: Final = (
     "a delft tile with a triangle",
     "a yellow square on the left on a green background",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A family's base model: what writes `base.safetensors` into a folder, what it is, and how it is trained."""
+
+    write: Callable[[Path], object]
+    base: str
+    note: str
+    resolution: int
+    loss: LossSection
+
+
+_STARTS: Final = {
+    # The loss is weighed (min-SNR with a tiny gamma) towards the noisiest timesteps, where colours are decided. That
+    # makes the style plain to see after 80 steps, at some cost to the sharpness of what the base knew: the loss of the
+    # known pictures, which the least noisy timesteps dominate, says how much.
+    "sdxl": _Start(
+        lambda folder: copy_small_base(folder / "base.safetensors"),
+        "a small SDXL that draws coloured shapes, and has never seen a Delft tile",
+        "the base model is small: this shows that training works, not what SDXL can draw",
+        96,
+        LossSection(snr_gamma=0.005),
+    ),
+    "sd3": _Start(
+        lambda folder: write_small_sd3(folder, _SEED),
+        "a small SD3.5 with random weights, which draws noise",
+        "the base model is small and random: this shows that training works, and draws noise",
+        64,
+        LossSection(),
+    ),
+}
 _ABOUT: Final = """\
-This folder was made by `flame-train quickstart`.
+This folder was made by `flame-train quickstart --family {family}`.
 
   pictures/           ten drawings with captions: the dataset. All are Delft tiles, blue on white checks
-  base.safetensors    the base model: a small SDXL that draws coloured shapes, and has never seen a Delft tile
+  base.safetensors    the base model: {base}
   config.toml         what was trained and how; change it, or copy it for a run of your own
   run/                the run: lora.safetensors, log.jsonl, checkpoints/, samples/
   before-after.png    the same prompts from the same noise, before and after training
@@ -68,19 +104,19 @@ This folder was made by `flame-train quickstart`.
 """
 
 
-def run(directory: Path, device: str | None) -> dict[str, Any]:
+def run(directory: Path, device: str | None, family: str = "sdxl") -> dict[str, Any]:
     """The whole of `quickstart` in `directory`: what is not there is made, what is not done is done.
 
     `device` None takes the GPU if one is usable, else the CPU, and says which. Returns where everything is, and the
     loss on held-out pictures before and after: of the new style, and of what the base knew already. Raises
-    OutputError if the folder holds anything but a quickstart, EnvironmentFault if the device that was asked for cannot
-    be used.
+    OutputError if the folder holds anything but a quickstart of this family, EnvironmentFault if the device that was
+    asked for cannot be used.
     """
     chosen = _device(device)
-    source = _lay(directory.resolve(), chosen)
+    source = _lay(directory.resolve(), chosen, family)
     config = load(str(source))
     with StopRequest() as stop:
-        plan = make_plan(RECIPES["sdxl"], config, stop)
+        plan = make_plan(RECIPES[family], config, stop)
         result = train_plan(plan, chosen, stop)
         losses = _held_out(plan, source.with_name("held-out"), Path(result["lora"]), chosen, stop)
     picture = write_before_after(Path(result["samples"]), source.with_name("before-after.png"), result["steps"])
@@ -92,8 +128,8 @@ def run(directory: Path, device: str | None) -> dict[str, Any]:
         "device": chosen,
         "steps": result["steps"],
         "held_out_loss": losses,
-        "note": "the base model is small: this shows that training works, not what SDXL can draw",
-        "next": f"flame-train sdxl-lora --config {source} --device {chosen}",
+        "note": _STARTS[family].note,
+        "next": f"flame-train {family}-lora --config {source} --device {chosen}",
     }
 
 
@@ -111,42 +147,39 @@ def _device(asked: str | None) -> str:
     return "cuda"
 
 
-def _lay(folder: Path, device: str) -> Path:
+def _lay(folder: Path, device: str, family: str) -> Path:
     """Makes whatever the folder lacks and returns the config's path. The config comes last: with it, all is there."""
     about, source = folder / "ABOUT.txt", folder / "config.toml"
-    if folder.is_dir() and any(folder.iterdir()) and not _is_ours(about):
+    text = _ABOUT.format(family=family, base=_STARTS[family].base)
+    if folder.is_dir() and any(folder.iterdir()) and not _is(about, text):
         raise OutputError(
-            f"{folder}: expected an empty or new folder, or one that quickstart made, but other files are in it; "
-            "name another folder: flame-train quickstart DIR"
+            f"{folder}: expected an empty or new folder, or one that quickstart made for this family, but other files "
+            "are in it; name another folder: flame-train quickstart DIR"
         )
     make_folder(folder)
     if source.exists():
         return source
-    _write_text(about, _ABOUT)
+    _write_text(about, text)
     pictures = write_pictures(folder / "pictures", 10, _SEED, tiles)
-    copy_small_base(folder / "base.safetensors")
+    _STARTS[family].write(folder)
     _LOG.info("made %d pictures and put a small base model beside them in %s", pictures, folder)
-    _write_text(source, commented(_config(folder, device), "A small LoRA from nothing, as quickstart trained it"))
+    title = "A small LoRA from nothing, as quickstart trained it"
+    _write_text(source, commented(_config(folder, device, _STARTS[family]), title, RECIPES[family].foreign))
     return source
 
 
-def _is_ours(about: Path) -> bool:
-    return about.is_file() and about.read_text(encoding="utf-8", errors="replace") == _ABOUT
+def _is(about: Path, text: str) -> bool:
+    return about.is_file() and about.read_text(encoding="utf-8", errors="replace") == text
 
 
-def _config(folder: Path, device: str) -> Config:
-    """Sized for two CPU cores and a minute; a learning rate far above the usual one, for so few steps.
-
-    The loss is weighed (min-SNR with a tiny gamma) towards the noisiest timesteps, where colours are decided. That
-    makes the style plain to see after 80 steps, at some cost to the sharpness of what the base knew: the loss of the
-    known pictures, which the least noisy timesteps dominate, says how much.
-    """
+def _config(folder: Path, device: str, start: _Start) -> Config:
+    """Sized for two CPU cores and a minute; a learning rate far above the usual one, for so few steps."""
     return Config(
         model=ModelSection(checkpoint=str(folder / "base.safetensors")),
-        data=DataSection(path=str(folder / "pictures"), resolution=96, bucket_step=32, batch_size=5),
+        data=DataSection(path=str(folder / "pictures"), resolution=start.resolution, bucket_step=32, batch_size=5),
         lora=LoraSection(rank=16, alpha=16.0, targets=("attention",)),
         optimizer=OptimizerSection(lr=1e-3),
-        loss=LossSection(snr_gamma=0.005),
+        loss=start.loss,
         schedule=ScheduleSection(name="cosine", warmup_steps=5),
         train=TrainSection(steps=_STEPS, precision=_precision(device)),
         checkpoint=CheckpointSection(every=_STEPS // 2, keep=2),
@@ -174,7 +207,7 @@ def _held_out(plan: Plan, folder: Path, lora: Path, device: str, stop: StopReque
         return {name: _loss(denoiser, objective, examples, config, device) for name, examples in sets.items()}
 
     before = measured()
-    attach_factors(denoiser.model, from_file(lora, family.lora_names()).state[denoiser.component])
+    attach_factors(denoiser.model, from_file(lora, family.lora_names(config)).state[denoiser.component])
     stop.check("after training, which is done")
     after = measured()
     return {name: {"before": round(before[name], 4), "after": round(after[name], 4)} for name in sets}

@@ -74,7 +74,13 @@ class SdxlFamily:
 
     name = "sdxl"
     presets: Presets = UNET_PRESETS
-    lora_names: Callable[[], LoraFamily] = staticmethod(lru_cache(maxsize=1)(keys.lora_family))
+    foreign = (
+        *(f"model.{key}" for key in ("clip_l", "clip_g", "t5", "t5_vocabulary")), "data.t5_tokens",
+        *(f"loss.{key}" for key in ("timesteps", "timestep_mean", "timestep_std", "mode_scale", "shift", "weighting")),
+    )  # fmt: skip
+
+    def lora_names(self, config: Config) -> LoraFamily:
+        return _lora_names()
 
     def check(self, config: Config) -> Facts:
         found = inspect_sdxl(base_model_path(config))
@@ -188,6 +194,9 @@ def as_denoiser(unet: UNet) -> Denoiser:
         return unet(x, t, cond["context"], vector)
 
     return Denoiser(unet, "unet", denoise, partial(sample_latents, vae))
+
+
+_lora_names = lru_cache(maxsize=1)(keys.lora_family)
 
 
 @lru_cache(maxsize=2)

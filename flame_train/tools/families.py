@@ -2,43 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 from flame_train.errors import ModelFileError
+from flame_train.io.keymap import Shape
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.resolve import Resolved
 from flame_train.io.safetensors import MAX_METADATA_VALUE
 from flame_train.io.weights import open_weights, shapes_of
 from flame_train.models.identify import FAMILY_NAMES, Identity, could_be, identify
-from flame_train.models.keys import flux, sdxl
+from flame_train.models.keys import flux, sd3, sdxl
 
 
-class _Keys(Protocol):
-    """A family's name tables."""
+class _Resolve(Protocol):
+    """A base model's tensors by component and native name."""
 
-    def lora_family(self) -> LoraFamily: ...
-
-    def resolve(self, names: Iterable[str], only: str | None = None) -> Resolved: ...
+    def __call__(self, names: Iterable[str], only: str | None = None) -> Resolved: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Supported:
-    """`bases`: what a base model of the family is identified as.
+    """A family's name tables.
 
-    `encoders`: which component a text encoder in a file of its own is, by what that is identified as.
+    `lora_family`: the names of LoRA files, given what is in the file at hand. `bases`: what a base model of the family
+    is identified as. `encoders`: which component a text encoder in a file of its own is, by what that is identified as.
     """
 
-    keys: _Keys
+    lora_family: Callable[[Mapping[str, Shape]], LoraFamily]
+    resolve: _Resolve
     bases: tuple[str, ...]
     encoders: Mapping[str, str]
 
 
 _SUPPORTED: Final[Mapping[str, _Supported]] = {
-    "sdxl": _Supported(sdxl, ("sdxl",), {"clip-l": "text_encoder", "clip-bigg": "text_encoder_2"}),
-    "flux": _Supported(flux, ("flux-dev", "flux-schnell"), {"clip-l": "text_encoder", "t5-xxl": "text_encoder_2"}),
+    "sdxl": _Supported(
+        lambda shapes: sdxl.lora_family(),
+        sdxl.resolve,
+        ("sdxl",),
+        {"clip-l": "text_encoder", "clip-bigg": "text_encoder_2"},
+    ),
+    "flux": _Supported(
+        lambda shapes: flux.lora_family(),
+        flux.resolve,
+        ("flux-dev", "flux-schnell"),
+        {"clip-l": "text_encoder", "t5-xxl": "text_encoder_2"},
+    ),
+    "sd3": _Supported(
+        sd3.lora_family_of,
+        sd3.resolve,
+        ("sd3-medium", "sd35-medium", "sd35-large", "sd3"),
+        {"clip-l": "text_encoder", "clip-bigg": "text_encoder_2", "t5-xxl": "text_encoder_3"},
+    ),
 }
 
 
@@ -56,12 +73,17 @@ def require_lora(path: Path) -> Identity:
     return identity
 
 
-def lora_family(path: Path, identity: Identity) -> LoraFamily:
-    """How LoRA files of that family name modules. Raises ModelFileError for one that is not supported."""
-    for family, found in _SUPPORTED.items():
-        if could_be(identity.family, family):
-            return found.keys.lora_family()
-    raise ModelFileError(f"{path}: {identity.detail}; LoRAs can be converted and merged for {_known()} only")
+def lora_family(path: Path, identity: Identity, base: Identity | None = None) -> LoraFamily:
+    """How the LoRA file `path` names modules; where several families would fit, that of the `base` it is for.
+
+    Raises ModelFileError for one that is not supported.
+    """
+    fitting = [found for family, found in _SUPPORTED.items() if could_be(identity.family, family)]
+    if not fitting:
+        raise ModelFileError(f"{path}: {identity.detail}; LoRAs can be converted and merged for {_known()} only")
+    own = [found for found in fitting if base is not None and base.family in found.bases]
+    with open_weights(path) as weights:
+        return (own or fitting)[0].lora_family(shapes_of(weights))
 
 
 def resolve_base(path: Path, names: Iterable[str], identity: Identity, family: str) -> Resolved:
@@ -71,10 +93,10 @@ def resolve_base(path: Path, names: Iterable[str], identity: Identity, family: s
     """
     found = _SUPPORTED[family]
     if identity.kind == "text_encoder":
-        return found.keys.resolve(names, only=found.encoders.get(identity.family, "unknown"))
+        return found.resolve(names, only=found.encoders.get(identity.family, "unknown"))
     if identity.family not in found.bases:
         raise ModelFileError(f"{path}: this is {identity.detail}; LoRAs can be merged into {_known()} only")
-    return found.keys.resolve(names, only=None if identity.kind == "checkpoint" else identity.kind)
+    return found.resolve(names, only=None if identity.kind == "checkpoint" else identity.kind)
 
 
 def _known() -> str:

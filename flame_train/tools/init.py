@@ -19,7 +19,8 @@ def template(family: str) -> str:
     if family not in RECIPES:
         near = difflib.get_close_matches(family.removesuffix("-lora"), RECIPES, n=1)
         raise ConfigError(f"expected a model family ({', '.join(RECIPES)}), got {family}{did_you_mean(near)}")
-    return commented(Config(), f"A LoRA for {family}: flame-train {family}-lora --config FILE")
+    title = f"A LoRA for {family}: flame-train {family}-lora --config FILE"
+    return commented(Config(), title, RECIPES[family].foreign)
 
 
 def write_template(family: str, path: Path) -> None:

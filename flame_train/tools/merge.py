@@ -63,7 +63,7 @@ def merge(base: Path, lora: Path, out: Path, strength: float = 1.0) -> MergeRepo
     with open_weights(base) as weights:
         identity = identify(shapes_of(weights), weights.metadata)
         _check_base(base, weights, identity)
-        family = lora_family(lora, _matching(lora, base, identity))
+        family = lora_family(lora, _matching(lora, base, identity), identity)
         resolved = resolve_base(base, weights.names, identity, family.name)
         state = from_file(lora, family).state
         present = {part: modules for part, modules in state.items() if part in resolved.sources}

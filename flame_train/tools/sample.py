@@ -17,10 +17,10 @@ from flame_train.engine import no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.errors import ConfigError, ModelFileError
 from flame_train.models.identify import FAMILY_NAMES, could_be
-from flame_train.recipes import RECIPES
+from flame_train.recipes import family_of
 from flame_train.recipes.pictures import check_sampling, drawing, picture_size, size_conditioning
-from flame_train.tools.families import identify_file, require_lora
-from flame_train.training.family import Encoders, Example, Family, base_model_path
+from flame_train.tools.families import require_lora
+from flame_train.training.family import Encoders, Example, Family, refuse_foreign
 from flame_train.training.preview import draw, grid, write_png
 from flame_train.training.stop import StopRequest
 
@@ -49,11 +49,12 @@ def sample(
     get_backend(device)  # a missing GPU is told before anything is read
     if not prompts:
         raise ConfigError("sample: expected at least one --prompt, got none")
-    family = _family(config)
+    family = family_of(checkpoint)
+    refuse_foreign(family, config)
     facts = family.check(config)
     check_sampling(config, family, facts)
     size = picture_size(config, facts)
-    factors = _factors(lora, family) if lora is not None else {}
+    factors = _factors(lora, family, config) if lora is not None else {}
     with StopRequest() as stop:
         examples = _conditioning(config, family, size_conditioning(family, size), device, factors, strength, stop)
         denoiser = family.denoiser(config, device)
@@ -77,22 +78,12 @@ def _config(model: dict[str, Any], train: dict[str, Any], sample: dict[str, Any]
         raise ConfigError("; ".join(wrong)) from None
 
 
-def _family(config: Config) -> Family:
-    path = base_model_path(config)
-    identity = identify_file(path)
-    for name, family in RECIPES.items():
-        if identity.kind != "lora" and could_be(identity.family, name):
-            return family
-    known = ", ".join(FAMILY_NAMES[name] for name in RECIPES)
-    raise ModelFileError(f"{path}: expected a base model of {known}, but this is: {identity.detail}")
-
-
-def _factors(lora: Path, family: Family) -> LoraState:
+def _factors(lora: Path, family: Family, config: Config) -> LoraState:
     """The LoRA's matrices by component. Raises ModelFileError for what is no LoRA of this family."""
     identity = require_lora(lora)
     if not could_be(identity.family, family.name):
         raise ModelFileError(f"{lora}: expected a LoRA for {FAMILY_NAMES[family.name]}, but this is: {identity.detail}")
-    return from_file(lora, family.lora_names()).state
+    return from_file(lora, family.lora_names(config)).state
 
 
 def _conditioning(

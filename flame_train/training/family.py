@@ -11,10 +11,13 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from flame_train.adapters.targets import Presets
+from flame_train.config.keys import keys
 from flame_train.config.schema import Config
 from flame_train.data.buckets import Placement
 from flame_train.engine import Tensor, nn
+from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
+from flame_train.models.identify import FAMILY_NAMES
 
 from .step import Denoise, Objective, SampleLatents
 
@@ -73,8 +76,11 @@ class Family(Protocol):
         """LoRA target presets."""
 
     @property
-    def lora_names(self) -> Callable[[], LoraFamily]:
-        """How LoRA files name its modules."""
+    def foreign(self) -> tuple[str, ...]:
+        """Config keys that mean nothing for it: whoever sets one is told."""
+
+    def lora_names(self, config: Config) -> LoraFamily:
+        """How LoRA files name the modules of the config's model."""
 
     def check(self, config: Config) -> Facts:
         """Reads headers only. Raises `ModelFileError` for files that are not this family's."""
@@ -108,6 +114,15 @@ class Family(Protocol):
 
     def latent_shape(self, config: Config, size: tuple[int, int]) -> tuple[int, int, int]:
         """(h, w, Z) of a picture (H, W)."""
+
+
+def refuse_foreign(family: Family, config: Config) -> None:
+    """Raises ConfigError for a key that means nothing to the family, if it is set: it must not be thought to act."""
+    for path in family.foreign:
+        section, name = path.split(".")
+        value, usual = getattr(getattr(config, section), name), keys()[path].default
+        if value != usual:
+            raise ConfigError(f"{path}: it means nothing for {FAMILY_NAMES[family.name]}, got {value!r}; remove it")
 
 
 def recomputed(config: Config) -> Literal["nothing", "feed_forward", "blocks"]:

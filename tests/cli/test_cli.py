@@ -32,6 +32,7 @@ from flame_train.errors import (
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
     "sdxl-lora",
+    "sd3-lora",
     "quickstart",
     "init",
     "sample",

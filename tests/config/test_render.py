@@ -12,6 +12,8 @@ from flame_train.config.keys import keys
 from flame_train.config.load import load
 from flame_train.config.render import commented, decisive, flat, resolved, toml_value
 from flame_train.config.schema import Config
+from flame_train.recipes import RECIPES
+from flame_train.tools.init import template
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -63,9 +65,16 @@ def test_a_template_has_every_key_with_its_default_and_unit() -> None:
         assert key.limits in line
 
 
-def test_the_committed_config_is_the_template() -> None:
-    title = "A LoRA for sdxl: flame-train sdxl-lora --config FILE"
-    assert (CONFIGS / "sdxl.toml").read_text(encoding="utf-8") == commented(Config(), title)
+def test_the_committed_configs_are_the_templates() -> None:
+    assert {path.stem for path in CONFIGS.glob("*.toml")} == set(RECIPES)
+    for family in RECIPES:
+        assert (CONFIGS / f"{family}.toml").read_text(encoding="utf-8") == template(family)
+
+
+def test_a_template_leaves_out_what_means_nothing_to_the_family() -> None:
+    for family, recipe in RECIPES.items():
+        written = {f"{s}.{name}" for s, table in tomllib.loads(template(family)).items() for name in table}
+        assert written == set(keys()) - set(recipe.foreign)
 
 
 def test_settings_that_cannot_change_the_weights_are_left_out_of_the_decisive() -> None:

@@ -17,10 +17,11 @@ from typing import Any
 
 import flame_train.cli
 import flame_train.recipes.pipeline
+from flame_train.config.schema import Config
 
 
 def serve() -> None:
-    flame_train.recipes.RECIPES["sdxl"].lora_names()  # made once; a quarter of a second saved in every run
+    flame_train.recipes.RECIPES["sdxl"].lora_names(Config())  # made once; a quarter of a second saved in every run
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     for line in sys.stdin:
         order = json.loads(line)

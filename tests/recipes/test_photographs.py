@@ -55,7 +55,7 @@ def test_held_out_loss_falls_on_real_photographs(photos, small_config):
     assert measured() == before
     result = train_plan(plan, "cpu", stop)
     attached = attach_factors(
-        denoiser.model, from_file(result["lora"], FAMILY.lora_names()).state[denoiser.component]
+        denoiser.model, from_file(result["lora"], FAMILY.lora_names(config)).state[denoiser.component]
     )  # fmt: skip
     after = measured()
     assert after < 0.8 * before, (before, after)

@@ -16,7 +16,8 @@ from flame_train.config.load import load
 @pytest.fixture(autouse=True)
 def _families(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The names are all that init asks of the recipes, and recipes load the engine."""
-    fake = types.SimpleNamespace(RECIPES={"sdxl": None, "other": None})
+    recipe = types.SimpleNamespace(foreign=())
+    fake = types.SimpleNamespace(RECIPES={"sdxl": recipe, "other": recipe})
     monkeypatch.setattr(flame_train, "recipes", fake, raising=False)
     monkeypatch.setitem(sys.modules, "flame_train.recipes", fake)
     monkeypatch.chdir(tmp_path)
