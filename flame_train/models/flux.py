@@ -150,16 +150,17 @@ class QueryKeyNorm(nn.Module):
     """Queries and keys normalised by head, then turned by their tokens' positions."""
 
     def __init__(self, dim: int) -> None:
+        self.dim = dim
         self.query_norm = RmsScale(dim)
         self.key_norm = RmsScale(dim)
 
-    def forward(self, qkv_BLF: Tensor, heads: int, cos_L1E: Tensor, sin_L1E: Tensor) -> list[Tensor]:
-        """Queries, keys and values, (B, L, N, E) each, from all three in a row."""
-        B, L, _ = qkv_BLF.shape
-        qkv = qkv_BLF.reshape(B, L, 3, heads, -1)
-        q = F.rms_norm_rope(qkv[:, :, 0], self.query_norm.scale, cos_L1E, sin_L1E, _EPS)
-        k = F.rms_norm_rope(qkv[:, :, 1], self.key_norm.scale, cos_L1E, sin_L1E, _EPS)
-        return [q, k, qkv[:, :, 2]]
+    def forward(
+        self, q_BLD: Tensor, k_BLD: Tensor, v_BLD: Tensor, cos_L1E: Tensor, sin_L1E: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values by head, (B, L, N, E) each."""
+        q, k, v = (x.reshape(*x.shape[:2], -1, self.dim) for x in (q_BLD, k_BLD, v_BLD))
+        q = F.rms_norm_rope(q, self.query_norm.scale, cos_L1E, sin_L1E, _EPS)
+        return q, F.rms_norm_rope(k, self.key_norm.scale, cos_L1E, sin_L1E, _EPS), v
 
 
 def _attend(q_BSNE: Tensor, k_BSNE: Tensor, v_BSNE: Tensor) -> Tensor:
@@ -173,13 +174,12 @@ class Projections(nn.Module):
     """One stream's way into the joint attention and out of it."""
 
     def __init__(self, arch: FluxArch) -> None:
-        self.heads = arch.width // arch.head_dim
         self.qkv = nn.Linear(arch.width, 3 * arch.width)
         self.norm = QueryKeyNorm(arch.head_dim)
         self.proj = nn.Linear(arch.width, arch.width)
 
-    def forward(self, x_BLD: Tensor, cos_L1E: Tensor, sin_L1E: Tensor) -> list[Tensor]:
-        return self.norm(self.qkv(x_BLD), self.heads, cos_L1E, sin_L1E)
+    def forward(self, x_BLD: Tensor, cos_L1E: Tensor, sin_L1E: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.norm(*F.chunk(self.qkv(x_BLD), 3, dim=-1), cos_L1E, sin_L1E)
 
 
 def _mlp(width: int) -> nn.ModuleList:
@@ -216,8 +216,9 @@ class DoubleBlock(nn.Module):
         txt = F.layer_norm_modulate(txt_BTD, scale_t, shift_t, _EPS)
         of_txt, of_img = self.txt_attn(txt, cos_S1E[:T], sin_S1E[:T]), self.img_attn(img, cos_S1E[T:], sin_S1E[T:])
         found_BSD = _attend(*(F.cat(list(pair), dim=1) for pair in zip(of_txt, of_img, strict=True)))
-        img_BLD = F.gated_add(img_BLD, gate_i, self.img_attn.proj(found_BSD[:, T:]))
-        txt_BTD = F.gated_add(txt_BTD, gate_t, self.txt_attn.proj(found_BSD[:, :T]))
+        for_txt, for_img = F.split(found_BSD, [T, img_BLD.shape[1]], dim=1)
+        img_BLD = F.gated_add(img_BLD, gate_i, self.img_attn.proj(for_img))
+        txt_BTD = F.gated_add(txt_BTD, gate_t, self.txt_attn.proj(for_txt))
         if recompute == "feed_forward":
             return (
                 checkpoint(_feed_forward, self.img_mlp, img_BLD, *feed_i),
@@ -230,9 +231,9 @@ class SingleBlock(nn.Module):
     """Text and picture as one sequence; attention and MLP side by side, each a part of two wide layers."""
 
     def __init__(self, arch: FluxArch) -> None:
-        self.heads, self.width = arch.width // arch.head_dim, arch.width
         hidden = _MLP_RATIO * arch.width
-        self.linear1 = nn.Linear(arch.width, 3 * arch.width + hidden)
+        self.parts = (arch.width, arch.width, arch.width, hidden)
+        self.linear1 = nn.Linear(arch.width, sum(self.parts))
         self.linear2 = nn.Linear(arch.width + hidden, arch.width)
         self.norm = QueryKeyNorm(arch.head_dim)
         self.modulation = Modulation(arch.width, 1)
@@ -243,9 +244,9 @@ class SingleBlock(nn.Module):
         if recompute == "blocks":
             return checkpoint(self, x_BSD, silu_vec_BD, cos_S1E, sin_S1E)
         shift, scale, gate = self.modulation(silu_vec_BD)
-        both = self.linear1(F.layer_norm_modulate(x_BSD, scale, shift, _EPS))
-        qkv, hidden = both[..., : 3 * self.width], both[..., 3 * self.width :]
-        found_BSD = _attend(*self.norm(qkv, self.heads, cos_S1E, sin_S1E))
+        made = self.linear1(F.layer_norm_modulate(x_BSD, scale, shift, _EPS))
+        q, k, v, hidden = F.split(made, self.parts, dim=-1)
+        found_BSD = _attend(*self.norm(q, k, v, cos_S1E, sin_S1E))
         if recompute == "feed_forward":
             return checkpoint(self._out, x_BSD, found_BSD, hidden, gate)
         return self._out(x_BSD, found_BSD, hidden, gate)

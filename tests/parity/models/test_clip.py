@@ -8,6 +8,7 @@ import pytest
 from flame_train.engine import tensor
 from flame_train.models.clip import ClipArch, ClipTextEncoder
 from flame_train.models.keys.sdxl_text import clip_from_bare_transformers
+from flame_train.models.text_flux import pooled_text
 from flame_train.models.text_sdxl import encode_prompts, end_positions
 
 torch = pytest.importorskip("torch")
@@ -83,6 +84,15 @@ def test_the_padding_after_the_end_token_changes_nothing_before_it(pair):
     (a, pooled_a), (b, pooled_b) = (model(tensor(i), tensor(end_positions(i))) for i in (with_zeros, with_ends))
     np.testing.assert_array_equal(a.numpy()[:, :7], b.numpy()[:, :7])
     np.testing.assert_array_equal(pooled_a.numpy(), pooled_b.numpy())
+
+
+def test_fluxs_pooled_text(pair, bound, off):
+    """What FluxPipeline calls pooled_prompt_embeds: normalised, at the end token, not projected."""
+    model, twin = pair(CLIP_L, 1)
+    ids = rows(EOS, [0, 9, 75])
+    with torch.no_grad():
+        expected = twin(input_ids=torch.from_numpy(ids.astype(np.int64))).pooler_output
+    assert off(pooled_text(model, ids), expected) < bound
 
 
 @pytest.mark.parametrize("windows", [1, 2, 3])
