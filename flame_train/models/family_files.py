@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from flame_train.engine import nn
 from flame_train.engine.dtype import DType
@@ -17,7 +17,7 @@ from flame_train.io.keymap import Shape
 from flame_train.io.resolve import Component, Resolved
 from flame_train.io.weights import Weights, open_weights, shapes_of
 
-from .identify import FAMILY_NAMES, could_be, identify
+from .identify import FAMILY_NAMES, Identity, could_be, identify
 from .parts import Build, Native, digest, parts
 
 
@@ -43,8 +43,8 @@ class FamilyFiles:
 
     def load(
         self, path: str | Path, component: str, *, device: str, dtype: DType | str, check_finite: bool = True
-    ) -> nn.Module:
-        """One network on `device` in `dtype`, streamed tensor by tensor.
+    ) -> Any:
+        """One network, of the class that `build` makes, on `device` in `dtype`, streamed tensor by tensor.
 
         Raises ModelFileError for a file of another family, naming it; for one that lacks the component; and for every
         missing, unexpected or mis-shaped tensor, all in one message, before anything is read.
@@ -73,9 +73,8 @@ class FamilyFiles:
     def _resolved(self, weights: Weights, components: Collection[str]) -> Resolved:
         """The file's tensors sorted into components, once it is known to be the family's and to hold what is wanted."""
         found = identify(shapes_of(weights), weights.metadata)
-        only = self.alone.get(found.family) if found.kind == "text_encoder" else found.kind
-        fits = found.family != "unknown" and could_be(found.family, self.family)
-        if only is None or not (fits or found.kind == "text_encoder"):
+        only = self._only(found, components)
+        if not only:
             name = FAMILY_NAMES[self.family]
             raise ModelFileError(f"{weights.path}: expected {name}, found {found.detail}; name another file")
         resolved = self.resolve(weights.names, None if only == "checkpoint" else only)
@@ -86,6 +85,17 @@ class FamilyFiles:
                 "use a full checkpoint or a diffusers folder, or name the file that has it"
             )
         return resolved
+
+    def _only(self, found: Identity, components: Collection[str]) -> str:
+        """What the file holds: "checkpoint", or the one component there is; empty if none of the family's.
+
+        A text encoder of a width that is not known is taken for the one that is asked for.
+        """
+        if found.kind == "text_encoder":
+            (asked,) = components if len(components) == 1 else ("",)
+            asked = asked if asked.startswith("text_encoder") and found.family == "unknown" else ""
+            return self.alone.get(found.family, asked)
+        return found.kind if found.family != "unknown" and could_be(found.family, self.family) else ""
 
     def _parts(self, weights: Weights, components: Collection[str]) -> dict[str, tuple[nn.Module, Native]]:
         resolved = self._resolved(weights, components)

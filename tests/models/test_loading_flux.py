@@ -15,7 +15,7 @@ from flame_train.models.flux import Flux, FluxArch
 from flame_train.models.identify import identify
 from flame_train.models.keys.flux import transformer_to_diffusers
 from flame_train.models.keys.sdxl_vae import vae_from_diffusers
-from flame_train.models.loading_flux import FLUX_FILES, load_clip, load_transformer, load_vae
+from flame_train.models.loading_flux import FLUX_FILES
 from flame_train.models.t5 import T5Arch, T5Encoder
 from flame_train.models.vae import Vae, VaeArch
 
@@ -90,7 +90,7 @@ def test_a_whole_model(arrays, tmp_path, kind):
 def test_a_transformer_alone(arrays, tmp_path, stored):
     path = tmp_path / "flux1-dev.safetensors"
     save_file(path, {name: x.astype(stored) for name, x in arrays["transformer"].items()})
-    same(load_transformer(path, device="cpu", dtype="float32"), arrays["transformer"])
+    same(FLUX_FILES.load(path, "transformer", device="cpu", dtype="float32"), arrays["transformer"])
 
 
 def test_a_scaled_fp8_transformer(arrays, tmp_path):
@@ -100,17 +100,17 @@ def test_a_scaled_fp8_transformer(arrays, tmp_path):
     scales = {name.replace(".weight", ".scale_weight"): np.array(0.25, np.float32) for name in linear}
     save_file(path, tensors | scales | {"scaled_fp8": np.zeros(0, FP8)})
     expected = arrays["transformer"] | {name: tensors[name].astype(np.float32) / 4 for name in linear}
-    same(load_transformer(path, device="cpu", dtype="float32"), expected)
+    same(FLUX_FILES.load(path, "transformer", device="cpu", dtype="float32"), expected)
 
 
 def test_an_autoencoder_and_a_text_encoder_alone(arrays, tmp_path):
     save_file(tmp_path / "ae.safetensors", arrays["vae"])
-    vae = load_vae(tmp_path / "ae.safetensors", device="cpu")
+    vae = FLUX_FILES.load(tmp_path / "ae.safetensors", "vae", device="cpu", dtype="float32")
     same(vae, arrays["vae"])
     assert (vae.arch.scaling_factor, vae.arch.shift_factor) == (0.3611, 0.1159)
     projection = {"text_projection.weight": np.zeros((768, 768), np.float16)}
     save_file(tmp_path / "clip_l.safetensors", arrays["text_encoder"] | projection)
-    clip = load_clip(tmp_path / "clip_l.safetensors", device="cpu", dtype="float32")
+    clip = FLUX_FILES.load(tmp_path / "clip_l.safetensors", "text_encoder", device="cpu", dtype="float32")
     same(clip, arrays["text_encoder"])
     assert clip.arch.projection is None
 
@@ -130,17 +130,17 @@ def test_refusals(arrays, tmp_path):
     for name in ("input_blocks.0.0.weight", "joint_blocks.0.x_block.attn.qkv.weight", "odd"):
         save_file(path, {name: np.zeros((4, 4, 3, 3), np.float16)})
         with pytest.raises(ModelFileError, match=r"expected Flux\.1, found"):
-            load_transformer(path, device="cpu", dtype="float32")
+            FLUX_FILES.load(path, "transformer", device="cpu", dtype="float32")
     save_file(path, arrays["transformer"])
     with pytest.raises(ModelFileError, match="expected vae, but it holds no vae; use"):
-        load_vae(path, device="cpu")
+        FLUX_FILES.load(path, "vae", device="cpu", dtype="float32")
     tensors = dict(arrays["transformer"])
     del tensors["double_blocks.1.img_mlp.0.bias"]
     tensors["single_blocks.0.linear1.weight"] = np.zeros((3, 64), np.float16)
     tensors["single_blocks.0.linear3.weight"] = np.zeros((3, 64), np.float16)
     save_file(path, tensors)
     with pytest.raises(ModelFileError) as told:
-        load_transformer(path, device="cpu", dtype="float32")
+        FLUX_FILES.load(path, "transformer", device="cpu", dtype="float32")
     for words in ("double_blocks.1.img_mlp.0.bias", r"expected (448, 64), found (3, 64)", "linear3"):
         assert words in str(told.value)
 

@@ -19,7 +19,7 @@ from flame_train.engine import no_grad, tensor
 from flame_train.io.safetensors import save_file
 from flame_train.models.flux import Flux, FluxArch
 from flame_train.models.keys.flux import lora_family, transformer_to_diffusers
-from flame_train.models.loading_flux import load_transformer
+from flame_train.models.loading_flux import FLUX_FILES
 from flame_train.tools.merge import merge
 
 torch = pytest.importorskip("torch")
@@ -153,7 +153,7 @@ def test_the_file_predicts_the_same_there_merged_and_here(tmp_path, model, batch
     attached.detach()
 
     merge(tmp_path / "base.safetensors", file, tmp_path / "merged.safetensors")
-    merged = load_transformer(tmp_path / "merged.safetensors", device="cpu", dtype="float32")
+    merged = FLUX_FILES.load(tmp_path / "merged.safetensors", "transformer", device="cpu", dtype="float32")
     assert off(ours(merged, batch), expected) < 1e-4
     assert off(theirs(as_diffusers(merged), batch), expected) < 1e-4
 
