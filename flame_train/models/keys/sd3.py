@@ -109,9 +109,8 @@ def lora_family_of(shapes: Mapping[str, Shape]) -> LoraFamily:
         if ratio.get(block) == _ROWS_AT_THE_END:
             ended.append(block + 1)
     depth = max(ended) if ended else next((d for d in _DEPTHS if d >= needed), needed)
-    return lora_family(
-        depth, _DUAL if any("_x_block_attn2_" in name or "_attn2_to_" in name for name in flat) else None
-    )
+    dual = any("_x_block_attn2_" in name or "_attn2_to_" in name for name in flat)
+    return lora_family(depth, _DUAL if dual else None)
 
 
 def _modulations(found: Iterable[tuple[int, str, Shape]]) -> dict[int, float]:
