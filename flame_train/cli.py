@@ -193,7 +193,7 @@ def _trainer(family: str) -> Callable[..., None]:
     return train
 
 
-for _family, _called in (("sdxl", "SDXL"), ("sd3", "SD3 or SD3.5")):
+for _family, _called in (("sdxl", "SDXL"), ("sd3", "SD3 or SD3.5"), ("flux", "Flux.1 dev or schnell")):
     _help = f"Train a LoRA for {_called}; run it again to continue a stopped run."
     app.command(f"{_family}-lora", help=_help)(_trainer(_family))
 
@@ -202,7 +202,7 @@ for _family, _called in (("sdxl", "SDXL"), ("sd3", "SD3 or SD3.5")):
 def quickstart(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to fill.")] = Path("quickstart"),
     family: Annotated[
-        Literal["sdxl", "sd3"], typer.Option("--family", help="Whose base model; all but sdxl's know nothing.")
+        Literal["sdxl", "sd3", "flux"], typer.Option("--family", help="Whose base model; all but sdxl's know nothing.")
     ] = "sdxl",
     device: Annotated[
         DeviceName | None, typer.Option("--device", help="Default: a GPU if one is usable, else the CPU.")

@@ -236,6 +236,7 @@ class LossSection(Section):
     weighting: Literal["none", "sigma_sqrt", "cosmap"] = field(
         "none", "weight of a noise level in the loss (SD3, Flux)"
     )
+    guidance: float = field(1.0, "guidance that the model is told in training (Flux dev)", ge=0)
     zero_terminal_snr: bool = field(
         False,
         "last timestep is pure noise (arXiv 2305.08891); needs prediction v",

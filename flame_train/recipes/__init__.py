@@ -10,10 +10,11 @@ from flame_train.io.weights import open_weights, shapes_of
 from flame_train.models.identify import FAMILY_NAMES, could_be, identify
 from flame_train.training.family import Family
 
-from .sd3 import Sd3Family
+from .flux import FLUX
+from .sd3 import SD3
 from .sdxl import SdxlFamily
 
-RECIPES: dict[str, Family] = {"sdxl": SdxlFamily(), "sd3": Sd3Family()}
+RECIPES: dict[str, Family] = {"sdxl": SdxlFamily(), "sd3": SD3, "flux": FLUX}
 """Every family by name. Adding one is a line here."""
 
 

@@ -34,4 +34,4 @@ def drawing(config: Config, family: Family, size: Size, device: str) -> Drawing:
     """How `config.sample` wants pictures of `size` drawn."""
     s = config.sample
     latent, dtype = family.latent_shape(config, size), as_dtype(config.train.precision)
-    return Drawing(family.sampler(config, size), s.guidance, s.seed, latent, device, dtype)
+    return Drawing(family.sampler(config, size), family.guidance(config), s.seed, latent, device, dtype)

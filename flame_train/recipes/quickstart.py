@@ -47,7 +47,7 @@ from .before_after import write_before_after
 from .drawings import Maker, scenes, tiles, write_pictures
 from .pipeline import Plan, make_plan, train_plan
 from .small_base import copy_small_base
-from .small_sd3 import write_small_sd3
+from .small_flow import small_flux, small_sd3, write_small
 
 _LOG = logging.getLogger(__name__)
 
@@ -73,6 +73,7 @@ class _Start:
     loss: LossSection
 
 
+_RANDOM: Final = "the base model is small and random: this shows that training works, and draws noise"
 _STARTS: Final = {
     # The loss is weighed (min-SNR with a tiny gamma) towards the noisiest timesteps, where colours are decided. That
     # makes the style plain to see after 80 steps, at some cost to the sharpness of what the base knew: the loss of the
@@ -85,9 +86,16 @@ _STARTS: Final = {
         LossSection(snr_gamma=0.005),
     ),
     "sd3": _Start(
-        lambda folder: write_small_sd3(folder, _SEED),
+        lambda folder: write_small(small_sd3(), folder, _SEED),
         "a small SD3.5 with random weights, which draws noise",
-        "the base model is small and random: this shows that training works, and draws noise",
+        _RANDOM,
+        64,
+        LossSection(),
+    ),
+    "flux": _Start(
+        lambda folder: write_small(small_flux(), folder, _SEED),
+        "a small Flux.1 dev with random weights, which draws noise",
+        _RANDOM,
         64,
         LossSection(),
     ),

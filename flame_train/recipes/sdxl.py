@@ -77,6 +77,7 @@ class SdxlFamily:
     foreign = (
         *(f"model.{key}" for key in ("clip_l", "clip_g", "t5", "t5_vocabulary")), "data.t5_tokens",
         *(f"loss.{key}" for key in ("timesteps", "timestep_mean", "timestep_std", "mode_scale", "shift", "weighting")),
+        "loss.guidance",
     )  # fmt: skip
 
     def lora_names(self, config: Config) -> LoraFamily:
@@ -152,6 +153,9 @@ class SdxlFamily:
             noise_schedule(config), config.model.prediction, snr_gamma=config.loss.snr_gamma,
             offset_noise=config.loss.offset_noise, device=device,
         )  # fmt: skip
+
+    def guidance(self, config: Config) -> float:
+        return config.sample.guidance
 
     def sampler(self, config: Config, size: tuple[int, int]) -> Sampler:
         s, schedule = config.sample, noise_schedule(config)

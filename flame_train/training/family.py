@@ -44,12 +44,16 @@ class Encoders(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Denoiser:
-    """The network that is adapted, and the functions the step calls. `component` names it in LoRA files."""
+    """The network that is adapted, and the functions the step calls. `component` names it in LoRA files.
+
+    `drawing` is what sampling calls, where that is not `denoise`: a guidance may be told then that training is not.
+    """
 
     model: nn.Module
     component: str
     denoise: Denoise
     sample_latents: SampleLatents
+    drawing: Denoise | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,9 @@ class Family(Protocol):
 
     def objective(self, config: Config, device: str) -> Objective:
         """What training minimises."""
+
+    def guidance(self, config: Config) -> float:
+        """The scale of classifier-free guidance in sampling; 1 for a model that is told its guidance instead."""
 
     def sampler(self, config: Config, size: tuple[int, int]) -> Sampler:
         """How pictures (H, W) are drawn. Raises `ConfigError` for steps that cannot be taken."""

@@ -59,7 +59,7 @@ def draw(
             def step(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
                 hit("sample.step")
                 stop.check("while sampling")
-                return denoiser.denoise(x.to(d.dtype), t, cond).float()
+                return (denoiser.drawing or denoiser.denoise)(x.to(d.dtype), t, cond).float()
 
             latents = d.sampler(guided(step, d.guidance), noise, (wanted, unwanted))
             pictures.append(decode(latents)[0])

@@ -33,6 +33,7 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = (
     "sdxl-lora",
     "sd3-lora",
+    "flux-lora",
     "quickstart",
     "init",
     "sample",

@@ -1,6 +1,6 @@
-"""A small SD3.5 with random weights: the true structure and names, for a run that shows that everything works.
+"""Small SD3.5 and Flux models with random weights: the true structure and names, to show that everything works.
 
-It knows nothing: what it draws is noise, and a LoRA on it learns only to guess the velocity better.
+They know nothing: what they draw is noise, and a LoRA on them learns only to guess the velocity better.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from flame_train.engine import nn
 from flame_train.io.durable import write_durably
 from flame_train.io.safetensors import save_file
 from flame_train.models.clip import ClipArch, ClipTextEncoder
+from flame_train.models.flux import Flux, FluxArch
 from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
 from flame_train.models.t5 import T5Arch, T5Encoder
 from flame_train.models.vae import Vae, VaeArch
@@ -40,30 +41,38 @@ _WORDS: Final = (
 )
 
 
-def networks() -> Mapping[str, nn.Module]:
-    """The parts by their prefix in a single file."""
+def small_sd3() -> Mapping[str, nn.Module]:
+    """SD3.5's parts by their prefix in a single file, all encoders inside."""
+    arch = MmditArch(
+        width=64, depth=2, head_dim=32, context_dim=2 * _WIDTH, pooled_dim=2 * _WIDTH, positions=16, qk_norm=True,
+        dual=(0,),
+    )  # fmt: skip
+    clip_g = ClipTextEncoder(ClipArch.tiny("gelu", _WIDTH, _WIDTH))
+    return {"model.diffusion_model.": Mmdit(arch), "text_encoders.clip_g.transformer.": clip_g, **_shared()}
+
+
+def small_flux() -> Mapping[str, nn.Module]:
+    """Flux.1 dev's parts by their prefix in a single file, all encoders inside."""
+    arch = FluxArch.tiny(context_dim=2 * _WIDTH, pooled_dim=_WIDTH)
+    return {"model.diffusion_model.": Flux(arch), **_shared()}
+
+
+def _shared() -> dict[str, nn.Module]:
     return {
-        "model.diffusion_model.": Mmdit(
-            MmditArch(
-                width=64, depth=2, head_dim=32, context_dim=2 * _WIDTH, pooled_dim=2 * _WIDTH, positions=16,
-                qk_norm=True, dual=(0,),
-            )
-        ),
         "first_stage_model.": Vae(VaeArch.tiny(latent_channels=16)),
         "text_encoders.clip_l.transformer.": ClipTextEncoder(ClipArch.tiny("quick_gelu", None, _WIDTH)),
-        "text_encoders.clip_g.transformer.": ClipTextEncoder(ClipArch.tiny("gelu", _WIDTH, _WIDTH)),
         "text_encoders.t5xxl.transformer.": T5Encoder(T5Arch.tiny(width=2 * _WIDTH)),
-    }  # fmt: skip
+    }
 
 
-def write_small_sd3(folder: Path, seed: int) -> Path:
+def write_small(networks: Mapping[str, nn.Module], folder: Path, seed: int) -> Path:
     """Writes `base.safetensors`, fp16, and T5's `tokenizer.json` beside it; returns the checkpoint's path."""
     rng = np.random.default_rng(seed)
     tensors: dict[str, np.ndarray[Any, Any]] = {}
-    for prefix, network in networks().items():
+    for prefix, network in networks.items():
         network.init(rng, "float16")
         tensors |= {prefix + name: np.ascontiguousarray(t.numpy()) for name, t in network.weights()}
-    save_file(folder / "base.safetensors", tensors, {"modelspec.title": "a small SD3.5 with random weights"})
+    save_file(folder / "base.safetensors", tensors, {"modelspec.title": "a small model with random weights"})
     raw = json.dumps(_vocabulary()).encode()
     write_durably(folder / "tokenizer.json", [raw], len(raw))
     return folder / "base.safetensors"

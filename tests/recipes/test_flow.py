@@ -1,16 +1,17 @@
-"""`sd3-lora` from a config to a LoRA, on a small base with random weights and SD3.5's structure."""
+"""`sd3-lora` and `flux-lora` from a config to a LoRA, on small bases with random weights and the true structures."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from flame_train import cli
-from flame_train.config.schema import Config, ModelSection, TrainSection
+from flame_train.config.schema import Config, ModelSection, SampleSection, TrainSection
 from flame_train.engine import functional as F
 from flame_train.engine import tensor
 from flame_train.errors import ConfigError
@@ -18,20 +19,31 @@ from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights
 from flame_train.recipes import RECIPES
 from flame_train.recipes.pipeline import make_plan
-from flame_train.recipes.small_sd3 import write_small_sd3
+from flame_train.recipes.small_flow import small_flux, small_sd3, write_small
 from flame_train.training.stop import StopRequest
 
-FAMILY = RECIPES["sd3"]
+MODELS = {"sd3": small_sd3, "flux": small_flux}
+
+
+@pytest.fixture(params=MODELS)
+def family(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_small_sd3(tmp_path_factory.mktemp("sd3"), 3)
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: write_small(make(), tmp_path_factory.mktemp(name), 3) for name, make in MODELS.items()}
+
+
+@pytest.fixture
+def base(bases: dict[str, Path], family: str) -> Path:
+    return bases[family]
 
 
 @pytest.fixture
 def config_file(base: Path, drawn: Path, tmp_path: Path) -> Path:
-    path = tmp_path / "sd3.toml"
+    path = tmp_path / "config.toml"
     path.write_text(f"""
 [model]
 checkpoint = "{base}"
@@ -60,12 +72,16 @@ dir = "{tmp_path / "run" / "it"}"
     return path
 
 
-def train(config_file: Path, *settings: str) -> int:
-    return cli.run(["sd3-lora", "--config", str(config_file), "--device", "cpu", *settings])
+@pytest.fixture
+def train(config_file: Path, family: str) -> Callable[..., int]:
+    return lambda *settings: cli.run([f"{family}-lora", "--config", str(config_file), "--device", "cpu", *settings])
 
 
-def test_a_run_and_its_continuation_give_the_same_bytes(config_file: Path, tmp_path: Path) -> None:
-    assert train(config_file) == 0
+Train = Callable[..., int]
+
+
+def test_a_run_and_its_continuation_give_the_same_bytes(train: Train, tmp_path: Path) -> None:
+    assert train() == 0
     run = tmp_path / "run" / "it"
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert [row["step"] for row in log] == [1, 2, 3, 4]
@@ -74,35 +90,41 @@ def test_a_run_and_its_continuation_give_the_same_bytes(config_file: Path, tmp_p
     whole = {p.name: p.read_bytes() for p in (run / "checkpoints" / "step-000004").iterdir()}
     shutil.rmtree(run / "checkpoints" / "step-000004")
     (run / "lora.safetensors").unlink()
-    assert train(config_file) == 0
+    assert train() == 0
     for name in ("lora.safetensors", "optimizer.safetensors"):
         assert (run / "checkpoints" / "step-000004" / name).read_bytes() == whole[name]
     assert (run / "lora.safetensors").exists()
 
 
-def test_only_the_denoisers_adapters_are_in_the_file_and_by_kohyas_names(config_file: Path, tmp_path: Path) -> None:
-    assert train(config_file, "--set", "sample.every=0", "--set", "train.steps=1") == 0
+def test_only_the_denoisers_adapters_are_in_the_file_and_by_kohyas_names(
+    train: Train, family: str, tmp_path: Path
+) -> None:
+    assert train("--set", "sample.every=0", "--set", "train.steps=1") == 0
     with open_weights(tmp_path / "run" / "it" / "lora.safetensors") as weights:
         modules = {name.split(".")[0] for name in weights.names}
-    # ten layers a block, two of its second attention, in the last block three less
-    assert len(modules) == 10 + 2 + 10 - 3
-    assert "lora_unet_joint_blocks_0_x_block_attn2_qkv" in modules
-    assert "lora_unet_joint_blocks_1_context_block_adaLN_modulation_1" in modules
+    wanted = {
+        # ten layers a block, two of its second attention, in the last block three less
+        "sd3": (10 + 2 + 10 - 3, "lora_unet_joint_blocks_0_x_block_attn2_qkv"),
+        "flux": (2 * 10 + 2 * 3, "lora_unet_single_blocks_1_modulation_lin"),
+    }
+    count, one = wanted[family]
+    assert len(modules) == count
+    assert one in modules
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("loss.snr_gamma=5.0", "loss.snr_gamma: it means nothing for SD3"),
+        ("loss.snr_gamma=5.0", "loss.snr_gamma: it means nothing for "),
         ("model.t5=missing.safetensors", "missing.safetensors"),
         ("data.bucket_step=8", "data.bucket_step: expected a multiple of 16"),
         ("sample.steps=1000", ""),
     ],
 )
 def test_what_makes_no_sense_is_refused(
-    config_file: Path, setting: str, message: str, capsys: pytest.CaptureFixture[str]
+    train: Train, setting: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = train(config_file, "--set", setting, "--dry-run")
+    code = train("--set", setting, "--dry-run")
     if message:
         assert code in (2, 3)
         assert message in capsys.readouterr().err
@@ -117,7 +139,7 @@ def test_sdxl_refuses_what_is_of_the_flow_families(small_config, capsys: pytest.
 
 
 def test_a_checkpoint_without_text_encoders_needs_their_files(
-    base: Path, config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base: Path, train: Train, family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def part(name: str, wanted: str, prefix: str) -> Path:
         with open_weights(base) as weights:
@@ -129,20 +151,37 @@ def test_a_checkpoint_without_text_encoders_needs_their_files(
         rest = {n: np.array(weights.read(n)) for n in weights.names if not n.startswith("text_encoders.")}
     save_file(tmp_path / "alone.safetensors", rest)
     alone = ["--set", f"model.checkpoint={tmp_path / 'alone.safetensors'}"]
-    assert train(config_file, *alone, "--dry-run") == 2
+    assert train(*alone, "--dry-run") == 2
     assert "model.clip_l: " in capsys.readouterr().err
     shutil.copy(base.parent / "tokenizer.json", tmp_path)
-    for option, name in (("clip_l", "clip_l"), ("clip_g", "clip_g"), ("t5", "t5xxl")):
+    options = {"clip_l": "clip_l", "clip_g": "clip_g", "t5": "t5xxl"}
+    for option, name in options.items():
+        if family == "flux" and option == "clip_g":
+            continue
         file = part(f"{name}.safetensors", f".{name}.", f"text_encoders.{name}.transformer.")
         alone += ["--set", f"model.{option}={file}"]
-    assert train(config_file, *alone, "--dry-run") == 0, capsys.readouterr().err
+    assert train(*alone, "--dry-run") == 0, capsys.readouterr().err
 
 
-def test_times_given_to_the_transformer_are_a_thousand_noise_levels(base: Path) -> None:
-    config = Config(model=ModelSection(checkpoint=str(base)), train=TrainSection(precision="fp32"))
-    denoiser, rng = FAMILY.denoiser(config, "cpu"), np.random.default_rng(0)
-    shapes = (1, 8, 8, 16), (1, 77, 64), (1, 5, 64), (1, 64)
+def test_what_the_transformer_is_told(base: Path, family: str) -> None:
+    """Times are a thousand noise levels; Flux hears one guidance in training and another when it draws."""
+    config = Config(
+        model=ModelSection(checkpoint=str(base)), train=TrainSection(precision="fp32"),
+        sample=SampleSection(guidance=3.5),
+    )  # fmt: skip
+    denoiser, rng = RECIPES[family].denoiser(config, "cpu"), np.random.default_rng(0)
+    width = {"sd3": 64, "flux": 32}[family]
+    shapes = (2, 8, 8, 16), (2, 77, 64), (2, 5, 64), (2, width)
     x, clip, t5, pooled = (tensor(rng.standard_normal(s).astype(np.float32)) for s in shapes)
-    seen = denoiser.denoise(x, tensor(np.array([0.25], np.float32)), {"clip": clip, "t5": t5, "pooled": pooled})
-    direct = denoiser.model(x, tensor(np.array([250.0], np.float32)), F.cat([clip, t5], 1), pooled)
-    np.testing.assert_array_equal(seen.numpy(), direct.numpy())
+    cond = {"clip": clip, "t5": t5, "pooled": pooled}
+    t = np.array([0.25, 0.5], np.float32)
+
+    def direct(guidance: float) -> np.ndarray:
+        times = tensor(1000.0 * t)
+        if family == "sd3":
+            return denoiser.model(x, times, F.cat([clip, t5], 1), pooled).numpy()
+        return denoiser.model(x, times, t5, pooled, tensor(np.full(2, guidance, np.float32))).numpy()
+
+    np.testing.assert_array_equal(denoiser.denoise(x, tensor(t), cond).numpy(), direct(1.0))
+    np.testing.assert_array_equal(denoiser.drawing(x, tensor(t), cond).numpy(), direct(3.5))
+    assert RECIPES[family].guidance(config) == {"sd3": 3.5, "flux": 1.0}[family]

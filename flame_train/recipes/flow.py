@@ -1,0 +1,241 @@
+"""Families that are trained by rectified flow, with CLIP and T5 beside a transformer: what SD3 and Flux share.
+
+A family of this kind is a value, `FlowFamily`, that names its files, its conditioning and its conventions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flame_train.adapters.targets import Presets
+from flame_train.config.schema import Config
+from flame_train.data.buckets import Placement
+from flame_train.data.tokenizers.clip import ClipTokenizer
+from flame_train.data.tokenizers.t5 import T5Tokenizer, find_vocabulary
+from flame_train.diffusion.flow import FlowObjective, Shift, constant_shift, flow_euler
+from flame_train.engine import Tensor, nn, tensor
+from flame_train.engine.dtype import as_dtype
+from flame_train.errors import ConfigError
+from flame_train.io.lora_names import LoraFamily
+from flame_train.models.family_files import FamilyFiles
+from flame_train.models.loading_t5 import inspect_t5, load_t5, t5_digest
+from flame_train.models.vae import Vae, VaeArch, sample_latents
+from flame_train.training.family import Denoiser, Example, Facts, Sampler, base_model_path, recomputed
+from flame_train.training.step import Denoise
+
+PATCH = 2  # the side of a token in latent pixels
+CLIP_TOKENS = 77  # the length of a CLIP's input, begin and end included
+
+Shapes = Mapping[str, tuple[int, ...]]
+Ids = Mapping[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class FlowFamily:
+    """The recipe; see `training.family.Family` for what each method promises.
+
+    `encoders` are the text encoders: component -> the config key under `model` that may name a file of its own; `clips`
+    are those with CLIP's vocabulary: component -> padding token; `t5` is the one with T5's. `caption` makes a caption's
+    arrays of (networks, ids, each by component). `denoise` makes the step's function of (transformer, guidance).
+    `sigmas` gives the noise levels of sampling in (steps, image tokens), `shift` that of training. `activations` is
+    (transformer without weights, text tokens, bucket, batch, bytes an element, what is recomputed) -> bytes.
+    """
+
+    name: str
+    presets: Presets
+    files: FamilyFiles
+    published_vae: VaeArch
+    encoders_of: Mapping[str, str]
+    clips: Mapping[str, int]
+    t5: str
+    t5_tokens: Callable[[nn.Module], int]
+    conditioning: Callable[[Mapping[str, Any], Ids], Mapping[str, Tensor]]
+    denoise: Callable[[Any, float], Denoise]
+    lora_family: Callable[[Any], LoraFamily]
+    shift: Shift
+    sigmas: Callable[[nn.Module, int, int], np.ndarray[Any, Any]]
+    activations: Callable[[Any, int, tuple[int, int], int, int, str], int]
+    guides_itself: Callable[[nn.Module], bool]
+    """Whether the model is told a guidance, so that classifier-free guidance has no place."""
+    foreign: tuple[str, ...]
+
+    def lora_names(self, config: Config) -> LoraFamily:
+        return self.lora_family(self.skeleton(config))
+
+    def check(self, config: Config) -> Facts:
+        vae = self._vae_shapes(config)
+        for component in self.encoders_of:
+            self._check_encoder(config, component)
+        self._words(config)
+        skeleton = self.skeleton(config)
+        layers = {
+            name: part.shapes()["weight"]
+            for name, part in skeleton.named_modules()
+            if isinstance(part, (nn.Linear, nn.Conv2d))
+        }
+        text = self._length(config) + (CLIP_TOKENS if len(self.clips) > 1 else 0)
+        grid = PATCH * VaeArch.from_shapes(vae).downscale
+        return Facts(skeleton.num_weights(), grid, layers, partial(self.activations, skeleton, text))
+
+    def skeleton(self, config: Config) -> nn.Module:
+        shapes = self.files.inspect(base_model_path(config), ["transformer"])["transformer"]
+        return self.files.build("transformer", shapes)
+
+    def fingerprints(self, config: Config) -> Mapping[str, str]:
+        vae = self.files.digest(config.model.vae or base_model_path(config), ("vae",))
+        text = [self.files.digest(self._place(config, c), (c,)) for c in self.clips]
+        text += [t5_digest(self._place(config, self.t5)), str(self._length(config)), self._words(config).fingerprint]
+        text += [tokenizer.fingerprint for tokenizer in self._tokenizers(config).values()]
+        return {"picture": vae, "caption": hashlib.sha256("\n".join(text).encode()).hexdigest()}
+
+    def truncated(self, config: Config, captions: Sequence[str]) -> int:
+        words, length = self._words(config), self._length(config)
+        return sum(words.row(c, length).truncated > 0 for c in captions)
+
+    @contextmanager
+    def encoders(self, config: Config, device: str, want: Sequence[str]) -> Iterator[FlowEncoders]:
+        dtype = config.train.precision
+        vae = self._vae(config, device) if "picture" in want else None
+        networks: dict[str, nn.Module] = {}
+        if "caption" in want:
+            for component in self.clips:
+                place = self._place(config, component)
+                networks[component] = self.files.load(place, component, device=device, dtype=dtype)
+            networks[self.t5] = load_t5(self._place(config, self.t5), device=device, dtype=dtype)
+        yield FlowEncoders(
+            vae, networks, self._tokenizers(config), self._words(config), self._length(config), self, device
+        )
+
+    def placement(self, placement: Placement) -> Example:
+        return {}
+
+    def denoiser(self, config: Config, device: str) -> Denoiser:
+        dtype = as_dtype(config.train.precision)
+        transformer: Any = self.files.load(base_model_path(config), "transformer", device=device, dtype=dtype)
+        transformer.recompute = recomputed(config)
+        return Denoiser(
+            transformer, "transformer", self.denoise(transformer, config.loss.guidance),
+            partial(sample_latents, self.published_vae), self.denoise(transformer, config.sample.guidance),
+        )  # fmt: skip
+
+    def decoder(self, config: Config, device: str) -> Callable[[Tensor], np.ndarray[Any, Any]]:
+        vae = self._vae(config, device)
+
+        def decode(latents: Tensor) -> np.ndarray[Any, Any]:
+            pixels = vae.decode(latents.to(vae.dtype)).float().numpy()
+            return np.rint((np.clip(pixels, -1.0, 1.0) + 1.0) * 127.5).astype(np.uint8)
+
+        return decode
+
+    def objective(self, config: Config, device: str) -> FlowObjective:
+        c = config.loss
+        return FlowObjective(
+            "logit_normal" if c.timesteps == "auto" else c.timesteps, c.timestep_mean, c.timestep_std, c.mode_scale,
+            constant_shift(c.shift) if c.shift else self.shift, c.weighting, c.offset_noise, PATCH,
+        )  # fmt: skip
+
+    def sampler(self, config: Config, size: tuple[int, int]) -> Sampler:
+        h, w, _ = self.latent_shape(config, size)
+        sigmas = self.sigmas(self.skeleton(config), config.sample.steps, h * w // PATCH**2)
+        return partial(flow_euler, sigmas=sigmas)
+
+    def guidance(self, config: Config) -> float:
+        return 1.0 if self.guides_itself(self.skeleton(config)) else config.sample.guidance
+
+    def latent_shape(self, config: Config, size: tuple[int, int]) -> tuple[int, int, int]:
+        arch = VaeArch.from_shapes(self._vae_shapes(config))
+        return size[0] // arch.downscale, size[1] // arch.downscale, arch.latent_channels
+
+    # ---- where things are --------------------------------------------------------------------------
+
+    def _vae_shapes(self, config: Config) -> Shapes:
+        return self.files.inspect(config.model.vae or base_model_path(config), ["vae"])["vae"]
+
+    def _place(self, config: Config, component: str) -> Path:
+        """The file or folder of a text encoder: its own, or the checkpoint."""
+        own = getattr(config.model, self.encoders_of[component])
+        return Path(own) if own else base_model_path(config)
+
+    def _check_encoder(self, config: Config, component: str) -> None:
+        place, option = self._place(config, component), self.encoders_of[component]
+        if not getattr(config.model, option) and component not in self.files.holds(place):
+            raise ConfigError(
+                f"model.{option}: {place} holds no such text encoder; name its file, as published beside the checkpoint"
+            )
+        if component == self.t5:
+            inspect_t5(place)
+        else:
+            self.files.inspect(place, [component])
+
+    def _words(self, config: Config) -> T5Tokenizer:
+        given = config.model.t5_vocabulary
+        places = [Path(given)] if given else [self._place(config, self.t5), base_model_path(config)]
+        return T5Tokenizer(find_vocabulary(places, "model.t5_vocabulary"))
+
+    def _tokenizers(self, config: Config) -> Mapping[str, ClipTokenizer]:
+        return _clip_tokenizers(str(base_model_path(config)), tuple(self.clips.items()))
+
+    def _length(self, config: Config) -> int:
+        return config.data.t5_tokens or self.t5_tokens(self.skeleton(config))
+
+    def _vae(self, config: Config, device: str) -> Vae:
+        place = config.model.vae or base_model_path(config)
+        vae = self.files.load(place, "vae", device=device, dtype=config.model.vae_precision)
+        assert isinstance(vae, Vae)
+        return vae
+
+
+@dataclass(frozen=True, slots=True)
+class FlowEncoders:
+    """The networks for pictures and captions; only those that were asked for are there."""
+
+    vae: Vae | None
+    networks: Mapping[str, nn.Module]
+    tokenizers: Mapping[str, ClipTokenizer]
+    words: T5Tokenizer
+    length: int
+    family: FlowFamily
+    device: str
+
+    def picture(self, pixels: np.ndarray[Any, Any]) -> Example:
+        """Latent moments (H / 8, W / 8, 16), fp32, of uint8 RGB pixels (H, W, 3)."""
+        assert self.vae is not None
+        scaled = pixels.astype(np.float32)[None] / 127.5 - 1.0
+        mean, logvar = self.vae.encode_moments(tensor(scaled, self.vae.dtype, self.device))
+        return {"mean": mean.float().numpy()[0], "logvar": logvar.float().numpy()[0]}
+
+    def caption(self, text: str) -> Example:
+        """The family's conditioning arrays, in the encoders' dtype."""
+        ids = {component: t.chunks(text, 1, 1).ids for component, t in self.tokenizers.items()}
+        ids[self.family.t5] = self.words.row(text, self.length).ids[None]
+        made = self.family.conditioning(self.networks, ids)
+        return {name: t.numpy()[0] for name, t in made.items()}
+
+
+@lru_cache(maxsize=4)
+def _clip_tokenizers(base: str, pads: tuple[tuple[str, int], ...]) -> Mapping[str, ClipTokenizer]:
+    """By component; of a diffusers folder its own vocabularies, else the published one."""
+    made = {}
+    for component, pad in pads:
+        folder = Path(base) / component.replace("text_encoder", "tokenizer")
+        made[component] = ClipTokenizer(pad, folder if (folder / "vocab.json").exists() else None)
+    return made
+
+
+def joint_activations(width: int, depth: int, tokens: int, batch: int, itemsize: int, recompute: str) -> int:
+    """What a step takes beside weights and optimizer, predicted from what a transformer block with MLP saves.
+
+    A token keeps about 20 times the width a block: the stream, three modulated inputs, queries, keys and values
+    before and after their norms, what attention found, and the feed-forward's 4 + 4. Where the feed-forward is
+    recomputed 8 of them go, and with whole blocks only the stream stays; one block is whole at a time.
+    """
+    stays = {"nothing": 20, "feed_forward": 12, "blocks": 1}[recompute]
+    return (depth * stays + 20) * tokens * width * batch * itemsize

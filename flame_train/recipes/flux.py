@@ -1,0 +1,86 @@
+"""Flux.1 dev and schnell: what their files, captions and conditioning are, for the training pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from flame_train.adapters.targets import FLUX_PRESETS
+from flame_train.diffusion.flow import NO_SHIFT, dynamic_sigmas, resolution_shift
+from flame_train.engine import Tensor
+from flame_train.engine.tensor import tensor
+from flame_train.io.lora_names import LoraFamily
+from flame_train.models.flux import Flux
+from flame_train.models.keys import flux as keys
+from flame_train.models.loading_flux import FLUX_FILES
+from flame_train.models.text_flux import pooled_text
+from flame_train.models.text_t5 import encode_prompts
+from flame_train.models.vae import VaeArch
+from flame_train.training.step import Denoise
+
+from .flow import FlowFamily, Ids, joint_activations
+
+_PAD = 49407  # CLIP-L's
+_SHIFT = resolution_shift()
+
+
+def _conditioning(networks: Mapping[str, Any], ids: Ids) -> dict[str, Tensor]:
+    """`t5` (1, T, 4096) and CLIP-L's `pooled` (1, 768)."""
+    pooled = pooled_text(networks["text_encoder"], ids["text_encoder"])
+    return {"t5": encode_prompts(networks["text_encoder_2"], ids["text_encoder_2"]), "pooled": pooled}
+
+
+def _denoise(transformer: Flux, guidance: float) -> Denoise:
+    """Times are noise levels in (0, 1). A model that knows a guidance is told this one."""
+    told = np.full((1,), guidance, np.float32)
+    fixed = tensor(told, device=transformer.img_in.weight.device) if transformer.arch.guidance else None
+
+    def denoise(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
+        of_each = None if fixed is None else fixed.expand(x.shape[0])
+        out: Tensor = transformer(x, t * 1000.0, cond["t5"], cond["pooled"], of_each)
+        return out
+
+    return denoise
+
+
+@lru_cache(maxsize=1)
+def _lora_names() -> LoraFamily:
+    return keys.lora_family()
+
+
+def _activations(
+    transformer: Flux, text: int, bucket: tuple[int, int], batch: int, itemsize: int, recompute: str
+) -> int:
+    arch, tokens = transformer.arch, bucket[0] * bucket[1] // 256 + text
+    return joint_activations(arch.width, arch.depth + arch.single_depth, tokens, batch, itemsize, recompute)
+
+
+def _sigmas(transformer: Any, steps: int, tokens: int) -> np.ndarray[Any, Any]:
+    """dev's follow the resolution, schnell's are not shifted."""
+    return dynamic_sigmas(steps, (_SHIFT if transformer.arch.guidance else NO_SHIFT)(tokens))
+
+
+FLUX = FlowFamily(
+    name="flux",
+    presets=FLUX_PRESETS,
+    files=FLUX_FILES,
+    published_vae=VaeArch.flux(),
+    encoders_of={"text_encoder": "clip_l", "text_encoder_2": "t5"},
+    clips={"text_encoder": _PAD},
+    t5="text_encoder_2",
+    t5_tokens=lambda transformer: 512 if transformer.arch.guidance else 256,
+    conditioning=_conditioning,
+    denoise=_denoise,
+    lora_family=lambda transformer: _lora_names(),
+    shift=_SHIFT,
+    sigmas=_sigmas,
+    activations=_activations,
+    guides_itself=lambda transformer: transformer.arch.guidance,
+    foreign=(
+        "model.clip_g", "model.prediction", "data.max_tokens", "loss.snr_gamma", "loss.zero_terminal_snr",
+        "sample.sampler",
+    ),
+)  # fmt: skip
