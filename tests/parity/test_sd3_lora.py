@@ -1,0 +1,171 @@
+"""An SD3.5 LoRA of the engine in diffusers' hands: no key left over, and the same predictions as here and merged."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from flame_train.adapters.factors import LoraFactors
+from flame_train.adapters.formats import to_diffusers, to_kohya
+from flame_train.adapters.lora import attach
+from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
+from flame_train.adapters.targets import resolve
+from flame_train.engine import no_grad, tensor
+from flame_train.io.safetensors import save_file
+from flame_train.models.keys.sd3 import lora_family
+from flame_train.models.keys.sd3_mmdit import mmdit_to_diffusers
+from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
+from flame_train.recipes.sd3 import PRESETS
+from flame_train.tools.convert import convert
+from flame_train.tools.merge import merge
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+pytest.importorskip("peft")
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.filterwarnings("ignore"),  # the libraries' own deprecations
+]
+
+ARCHS = {
+    "sd3-medium": MmditArch.tiny(qk_norm=False, dual=()),
+    "sd35-medium": MmditArch.tiny(),
+    "sd35-large": MmditArch.tiny(dual=()),
+}
+OUTSIDE = ("final_layer.*", "context_embedder", "t_embedder.*", "y_embedder.*")
+# diffusers reads no kohya file of SD3: such a file goes through `convert`
+WRITTEN = [
+    ("sd35-medium", "diffusers", ("full", *OUTSIDE)),
+    ("sd35-medium", "kohya", ("full", *OUTSIDE)),
+    ("sd35-medium", "diffusers", ("attention",)),
+    ("sd35-large", "kohya", ("attention+mlp",)),
+    ("sd3-medium", "diffusers", ("full",)),
+]
+
+
+@pytest.fixture
+def batch():
+    rng = np.random.default_rng(1)
+    arch = MmditArch.tiny()
+    shapes = {"latents": (2, 12, 8, 16), "context": (2, 7, arch.context_dim), "pooled": (2, arch.pooled_dim)}
+    found = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    return found | {"timesteps": np.array([125.0, 750.0], np.float32)}
+
+
+def model_of(name):
+    model = Mmdit(ARCHS[name])
+    model.init(np.random.default_rng(0))
+    return model
+
+
+def as_diffusers(model):
+    """A pipeline around diffusers' transformer with our weights in it."""
+    arch = model.arch
+    twin = diffusers.SD3Transformer2DModel(
+        sample_size=16, patch_size=2, in_channels=arch.channels, num_layers=arch.depth,
+        attention_head_dim=arch.head_dim, num_attention_heads=arch.width // arch.head_dim,
+        joint_attention_dim=arch.context_dim, caption_projection_dim=arch.width,
+        pooled_projection_dim=arch.pooled_dim, out_channels=arch.channels, pos_embed_max_size=arch.positions,
+        dual_attention_layers=arch.dual, qk_norm="rms_norm" if arch.qk_norm else None,
+    )  # fmt: skip
+    arrays = {name: weight.numpy() for name, weight in model.weights()}
+
+    class Arrays:
+        def read(self, name):
+            return arrays[name]
+
+    pulled = mmdit_to_diffusers(arch.depth).pull(arrays)
+    made = {name: torch.from_numpy(np.array(source.read(Arrays()))) for name, source in pulled.sources.items()}
+    twin.load_state_dict(made, strict=True)
+    parts = dict.fromkeys(f"{kind}{n}" for kind in ("text_encoder", "tokenizer") for n in ("", "_2", "_3"))
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+    return diffusers.StableDiffusion3Pipeline(transformer=twin.eval(), scheduler=scheduler, vae=None, **parts)
+
+
+def ours(model, batch):
+    with no_grad():
+        return model(*(tensor(batch[n]) for n in ("latents", "timesteps", "context", "pooled"))).numpy()
+
+
+def theirs(pipeline, batch):
+    x = {name: torch.from_numpy(array) for name, array in batch.items()}
+    with torch.no_grad():
+        out = pipeline.transformer(
+            hidden_states=x["latents"].permute(0, 3, 1, 2), timestep=x["timesteps"],
+            encoder_hidden_states=x["context"], pooled_projections=x["pooled"],
+        ).sample  # fmt: skip
+    return out.permute(0, 2, 3, 1).numpy()
+
+
+def off(found, expected):
+    """Largest error over the largest value."""
+    assert found.shape == expected.shape
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def adapted(model, targets):
+    """The engine's own adapters, up no longer zero, and their factors."""
+    attached = attach(model, resolve(model, targets, PRESETS), rank=4, alpha=3.0, seed=2)
+    for i, adapter in enumerate(attached.adapters.values()):
+        adapter.up.data[...] = 0.05 * np.random.default_rng(i).standard_normal(adapter.up.shape)
+    return attached, {n: LoraFactors(a.down.numpy(), a.up.numpy(), a.alpha) for n, a in attached.adapters.items()}
+
+
+def written(folder, factors, form, family):
+    """The LoRA as a run writes it, and the file for diffusers."""
+    state = {"transformer": factors}
+    metadata = network_metadata(state, family) | model_spec(family, "x")
+    file = folder / f"{form}.safetensors"
+    if form == "kohya":
+        tensors = to_kohya(state, family)
+        save_file(file, tensors, with_hashes(tensors, metadata))
+        convert(file, folder / "converted.safetensors", "diffusers")
+        return file, folder / "converted.safetensors"
+    tensors, record = to_diffusers(state, family)
+    save_file(file, tensors, with_hashes(tensors, metadata | {"format": "pt", **record}))
+    return file, file
+
+
+def loaded(pipeline, file, caplog):
+    """The pipeline with the LoRA, having said nothing of keys while loading it; and how many layers it went into."""
+    diffusers.utils.logging.enable_propagation()
+    try:
+        with caplog.at_level(logging.INFO, logger="diffusers"):
+            pipeline.load_lora_weights(file)
+    finally:
+        diffusers.utils.logging.disable_propagation()
+    told = {r.getMessage() for r in caplog.records if r.name.startswith(("diffusers", "peft"))}
+    told -= {"Loading transformer."}
+    assert all(t.startswith("No LoRA keys associated to NoneType") for t in told), told  # no text encoder is there
+    return sum(hasattr(module, "lora_A") for module in pipeline.transformer.modules())
+
+
+@pytest.mark.parametrize(("name", "form", "targets"), WRITTEN, ids=lambda x: x if isinstance(x, str) else x[0])
+def test_the_file_predicts_the_same_there_merged_and_here(tmp_path, batch, name, form, targets, caplog):
+    model = model_of(name)
+    pipeline = as_diffusers(model)
+    plain = ours(model, batch)
+    assert off(theirs(pipeline, batch), plain) < 1e-4
+    save_file(tmp_path / "base.safetensors", {name: weight.numpy() for name, weight in model.weights()})
+
+    family = lora_family(model.arch.depth, model.arch.dual)
+    attached, factors = adapted(model, targets)
+    file, for_diffusers = written(tmp_path, factors, form, family)
+    layers = loaded(pipeline, for_diffusers, caplog)
+    names = family.components[0].modules
+    assert layers == sum(len(names[module]) for module in factors) > 20
+
+    expected = theirs(pipeline, batch)
+    assert off(plain, expected) > 1e-2  # the LoRA does something
+    assert off(ours(model, batch), expected) < 1e-4
+    attached.detach()
+
+    merge(tmp_path / "base.safetensors", file, tmp_path / "merged.safetensors")
+    arrays = safetensors.numpy.load_file(tmp_path / "merged.safetensors")
+    for name, module, attribute, _ in model.named_slots():
+        object.__setattr__(module, attribute, tensor(np.array(arrays[name])))
+    assert off(ours(model, batch), expected) < 1e-4
+    assert off(theirs(as_diffusers(model), batch), expected) < 1e-4
