@@ -110,6 +110,17 @@ def test_merging(tmp_path, base, lora, layout, form):
         np.testing.assert_allclose(found[prefix + name], values, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+def test_the_last_modulations_halves_are_exchanged_on_the_way(tmp_path, lora):
+    """In this LoRA of three blocks: the last block is told from the file."""
+    save_file(tmp_path / "lora.safetensors", native(lora))
+    convert(tmp_path / "lora.safetensors", tmp_path / "out.safetensors", "diffusers")
+    found = safetensors.numpy.load_file(tmp_path / "out.safetensors")
+    names = "transformer.transformer_blocks.{}.norm1_context.linear.lora_B.weight"
+    first, last = (lora[f"joint_blocks.{i}.context_block.adaLN_modulation.1"][1] for i in (1, 2))
+    np.testing.assert_array_equal(found[names.format(1)], first)
+    np.testing.assert_array_equal(found[names.format(2)], np.concatenate([last[D:], last[:D]]))
+
+
 @pytest.mark.parametrize("name", FULL)
 def test_whole_files_survive_convert_there_and_back(tmp_path, name):
     """Every module of sd-scripts' own lists, text encoders too, with few rows and columns."""
