@@ -13,6 +13,7 @@ from .capture import capture
 from .checkpoint import checkpoint
 from .graph import backward, grad
 from .mode import enable_grad, no_grad
+from .rebuild import rebuild
 from .report import memory_report
 from .tensor import Frozen, Parameter, Tensor, tensor
 
@@ -30,5 +31,6 @@ __all__ = [
     "nn",
     "no_grad",
     "optim",
+    "rebuild",
     "tensor",
 ]

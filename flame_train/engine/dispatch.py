@@ -176,7 +176,7 @@ def _record(
 ) -> Node:  # fmt: skip
     """The graph node: which formulas will run, and exactly the values they name."""
     formulas = _plan(op, kernel, wanted, arrays, backend, m)
-    known = {**arrays, **aux, "out": outputs if op.multiple else outputs[0]}
+    known = {**arrays, **_again(op, tensors), **aux, "out": outputs if op.multiple else outputs[0]}
     saved = {name: _saved(known, name) for f in formulas for name in f.names}
     edges = [
         Edge.to(t, name, i if name in op.list_names else None)
@@ -185,6 +185,12 @@ def _record(
         if t.requires_grad
     ]
     return Node(op, tuple(formulas), saved, edges, [(o.shape, o.dtype) for o in outputs], backend)
+
+
+def _again(op: Op, tensors: dict[str, list[Tensor]]) -> dict[str, Any]:
+    """The arguments that are made again rather than kept, by name."""
+    kept = {n: [t.data if t._again is None else t._again for t in ts] for n, ts in tensors.items()}
+    return {n: ts if n in op.list_names else ts[0] for n, ts in kept.items()}
 
 
 def _saved(known: dict[str, Any], name: str) -> Any:

@@ -18,6 +18,7 @@ from ..errors import ShapeError, Unsupported
 from .backend import Backend
 from .dtype import Array, DType, compute_dtype, is_float
 from .mode import mode
+from .rebuild import Again
 
 if TYPE_CHECKING:
     from .op import Formula, Op
@@ -93,7 +94,7 @@ class Node:
     @property
     def kept(self) -> list[Any]:
         """What the node holds on to for its backward pass."""
-        return list((self.saved or {}).values())
+        return [_kept(value) for value in (self.saved or {}).values()]
 
     def apply(
         self, grads: list[Array | None], held: Callable[[Edge], Held | None], around: Pass
@@ -142,7 +143,7 @@ class Node:
     def _run(self, formula: Formula, g: Any, needs: frozenset[str], plus: Plus) -> Any:
         assert self.op is not None
         assert self.saved is not None
-        values = [self.saved[n] for n in formula.names]
+        values = [_remade(self.saved[n]) for n in formula.names]
         extra: dict[str, Any] = {"needs": needs} if formula.takes_needs else {}
         if formula.takes_plus:
             extra["plus"] = plus
@@ -152,6 +153,19 @@ class Node:
             g = _raised(g)
             values = [_raised(v) for v in values]
         return formula.fn(self.backend.references, g, *values, **extra)
+
+
+def _remade(value: Any) -> Any:
+    """What was saved, with what is made again in the place of how it is made."""
+    if isinstance(value, list):
+        return [_remade(v) for v in value]
+    return value.make() if isinstance(value, Again) else value
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_kept(v) for v in value]
+    return value.kept if isinstance(value, Again) else value
 
 
 def _raised(value: Any) -> Any:
@@ -309,9 +323,7 @@ def _observe(
     return result, sums
 
 
-def _through_hooks(
-    node: Node, grads: list[Array | None], targets: Targets | None
-) -> list[Array | None]:
+def _through_hooks(node: Node, grads: list[Array | None], targets: Targets | None) -> list[Array | None]:
     for index, hooks in node.hooks.items():
         for hook in hooks:
             if grads[index] is not None:
@@ -393,9 +405,7 @@ def grad(
     ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     given = [grad_outputs] if isinstance(grad_outputs, Tensor) else grad_outputs
     found: dict[int, Array] = {}
-    targets: Targets = {
-        (id(t._node), t._index): partial(found.__setitem__, id(t)) for t in ins if t._node is not None
-    }
+    targets: Targets = {(id(t._node), t._index): partial(found.__setitem__, id(t)) for t in ins if t._node is not None}
     sink = _Collecting({id(t) for t in ins}, found)
     Pass(sink, targets=targets).run(_roots(outs, given), retain_graph=retain_graph)
     missing = [i for i, t in enumerate(ins) if id(t) not in found]

@@ -13,6 +13,7 @@ from .graph import Node, backward
 from .methods import Methods, Number
 from .mode import mode, no_grad
 from .op import REGISTRY
+from .rebuild import Again
 
 Hook = Callable[["Tensor"], "Tensor | None"]
 
@@ -34,7 +35,7 @@ class Tensor(Methods):
     What can be computed with it stands in `methods.py`.
     """
 
-    __slots__ = ("__weakref__", "_grad", "_hooks", "_index", "_node", "_requires_grad", "data")
+    __slots__ = ("__weakref__", "_again", "_grad", "_hooks", "_index", "_node", "_requires_grad", "data")
     __array_priority__ = 1000
 
     def __init__(self, data: Array, *, requires_grad: bool = False) -> None:
@@ -46,6 +47,7 @@ class Tensor(Methods):
         self._node: Node | None = None
         self._index = 0
         self._hooks: list[Hook] | None = None
+        self._again: Again | None = None  # what to keep for a gradient in the place of the values
 
     @classmethod
     def _from_op(cls, data: Array, node: Node | None, index: int) -> Tensor:

@@ -1,0 +1,46 @@
+"""Values that are cheaply made again are not kept for the backward pass; it makes them anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .dtype import Array
+from .mode import mode, no_grad
+
+if TYPE_CHECKING:
+    from .tensor import Tensor
+
+
+class Again:
+    """How a value is made, kept in the place of the value."""
+
+    __slots__ = ("args", "fn", "shape")
+
+    def __init__(self, fn: Callable[..., Tensor], args: list[Any], shape: tuple[int, ...]) -> None:
+        self.fn, self.args, self.shape = fn, args, shape
+
+    @property
+    def kept(self) -> list[Array]:
+        """What is held on to in order to make it."""
+        return [a.data for a in self.args if hasattr(a, "data")]
+
+    def make(self) -> Array:
+        """The value, to the last bit as it was."""
+        with no_grad():
+            return self.fn(*self.args).data
+
+
+def rebuild(fn: Callable[..., Tensor], *args: Any) -> Tensor:
+    """fn(*args), which no later op keeps: where one needs it for a gradient, fn runs again.
+
+    Unlike `checkpoint`, `fn` itself is differentiated as if it stood alone, keeping what its own ops need. It pays
+    where that is all that making the result takes, and a costlier op wants the result: what a norm or an activation
+    hands to a linear layer with a LoRA. `fn` must be a pure function of its arguments; each op that wants the result
+    runs it once.
+    """
+    out = fn(*args)
+    if mode().grad:
+        held = [a.detach() if hasattr(a, "detach") else a for a in args]
+        out._again = Again(fn, held, out.shape)
+    return out
