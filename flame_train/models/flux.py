@@ -296,7 +296,7 @@ class Flux(nn.Module):
         self.arch = arch
         self.recompute: Recompute = "nothing"
         # one entry a shape, for as long as the model lives: captured steps read them at their addresses
-        self._turns: dict[tuple[int, int, int, DType], tuple[Tensor, Tensor]] = {}
+        self._turns: dict[tuple[int, int, int, DType, str], tuple[Tensor, Tensor]] = {}
         self.img_in = nn.Linear(PATCH**2 * arch.channels, arch.width)
         self.time_in = Embedder(_FREQUENCIES, arch.width)
         self.vector_in = Embedder(arch.pooled_dim, arch.width)
@@ -346,7 +346,7 @@ class Flux(nn.Module):
     def _turn(self, text: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine of `position_angles`, (S, 1, E), in fp32 at least."""
         like = self.img_in.weight
-        key = text, rows, columns, like.dtype
+        key = text, rows, columns, like.dtype, like.device
         if key not in self._turns:
             angles = position_angles(self.arch, text, rows, columns)[:, None]
             dtype = compute_dtype(like.dtype)
