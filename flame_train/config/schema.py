@@ -85,6 +85,9 @@ class DataSection(Section):
         le=1,
         aka=("caption_dropout_rate",),
     )
+    clip_l_dropout: float = field(0.0, "probability that CLIP-L is silent, apart from captions (SD3, Flux)", ge=0, le=1)
+    clip_g_dropout: float = field(0.0, "the same of CLIP-G (SD3)", ge=0, le=1)
+    t5_dropout: float = field(0.0, "the same of T5 (SD3, Flux)", ge=0, le=1)
     caption: str = field("", "caption of images that have none; empty: such an image is an error")
     caption_extension: str = field(".txt", "file name ending of a caption")
     upscale: bool = field(False, "enlarge images smaller than their bucket; false: take a smaller bucket")

@@ -109,12 +109,12 @@ def epoch_batches(
     return list(Order(bucket_of, repeats, batch_size, seed, fill=fill).epoch(epoch))
 
 
-def caption_dropped(probability: float, seed: int, epoch: int, index: int, draw: int = 0) -> bool:
-    """Whether sample `draw` of item `index` is seen without its caption in this epoch.
+def caption_dropped(probability: float, seed: int, epoch: int, index: int, draw: int = 0, part: str = "") -> bool:
+    """Whether sample `draw` of item `index` is seen without its caption, or without a `part` of it, in this epoch.
 
     A pure function of its arguments; over many samples true with `probability`.
     """
-    word = int.from_bytes(_key("caption dropout", seed, epoch, index, draw)[:8], "little")
+    word = int.from_bytes(_key(f"caption dropout {part}".rstrip(), seed, epoch, index, draw)[:8], "little")
     return word >> 11 < probability * 2**53  # 53 bits: exact in a float, so 0 is never and 1 always
 
 

@@ -65,6 +65,7 @@ class FlowFamily:
     activations: Callable[[Any, int, tuple[int, int], int, int, str], int]
     guides_itself: Callable[[nn.Module], bool]
     """Whether the model is told a guidance, so that classifier-free guidance has no place."""
+    arrays_of: Mapping[str, tuple[str, ...]]
     foreign: tuple[str, ...]
 
     def lora_names(self, config: Config) -> LoraFamily:

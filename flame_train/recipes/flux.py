@@ -79,8 +79,9 @@ FLUX = FlowFamily(
     sigmas=_sigmas,
     activations=_activations,
     guides_itself=lambda transformer: transformer.arch.guidance,
+    arrays_of={"clip_l": ("pooled",), "t5": ("t5",)},
     foreign=(
-        "model.clip_g", "model.prediction", "data.max_tokens", "loss.snr_gamma", "loss.zero_terminal_snr",
-        "sample.sampler",
+        "model.clip_g", "data.clip_g_dropout", "model.prediction", "data.max_tokens", "loss.snr_gamma",
+        "loss.zero_terminal_snr", "sample.sampler",
     ),
 )  # fmt: skip

@@ -236,6 +236,7 @@ def _train(
         plan.order, encoded.example, [item.key for item in plan.placed.dataset.items],
         first=first * config.gradient.accumulation, accumulation=config.gradient.accumulation,
         caption_dropout=config.data.caption_dropout, seed=config.train.seed,
+        encoder_dropout={name: getattr(config.data, f"{name}_dropout") for name in family.arrays_of},
         send=sender(get_backend(device), state.dtype),
     ) as loader:  # fmt: skip
         preview = make_preview(plan, encoded, denoiser, folder.sample, device, stop)

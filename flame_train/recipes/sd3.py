@@ -12,11 +12,12 @@ import numpy as np
 from flame_train.adapters.targets import Presets
 from flame_train.diffusion.flow import NO_SHIFT, static_sigmas
 from flame_train.engine import Tensor
+from flame_train.engine import functional as F
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.keys import sd3 as keys
 from flame_train.models.loading_sd3 import SD3_FILES
 from flame_train.models.mmdit_sd3 import Mmdit
-from flame_train.models.text_sd3 import encode_clips, joined_context
+from flame_train.models.text_sd3 import encode_clip, joined_context
 from flame_train.models.text_t5 import encode_prompts
 from flame_train.models.vae import VaeArch
 from flame_train.training.step import Denoise
@@ -39,25 +40,28 @@ PRESETS: Final[Presets] = MappingProxyType(
 
 
 def _conditioning(networks: Mapping[str, Any], ids: Ids) -> dict[str, Tensor]:
-    """`clip` (1, 77, 2048), `t5` (1, T, 4096) and `pooled` (1, 2048)."""
-    clip_l, clip_g = networks["text_encoder"], networks["text_encoder_2"]
-    clip, pooled = encode_clips(clip_l, clip_g, ids["text_encoder"], ids["text_encoder_2"])
-    return {"clip": clip, "t5": encode_prompts(networks["text_encoder_3"], ids["text_encoder_3"]), "pooled": pooled}
+    """`clip_l` (1, 77, 768), `clip_g` (1, 77, 1280), `t5` (1, T, 4096), `pooled_l` (1, 768), `pooled_g` (1, 1280)."""
+    made = {"t5": encode_prompts(networks["text_encoder_3"], ids["text_encoder_3"])}
+    for name, component in (("l", "text_encoder"), ("g", "text_encoder_2")):
+        made[f"clip_{name}"], made[f"pooled_{name}"] = encode_clip(networks[component], ids[component])
+    return made
 
 
 def _denoise(transformer: Mmdit, guidance: float) -> Denoise:
     """Times are noise levels in (0, 1). The model is told no guidance."""
 
     def denoise(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
-        out: Tensor = transformer(x, t * 1000.0, joined_context(cond["clip"], cond["t5"]), cond["pooled"])
+        context = joined_context(cond["clip_l"], cond["clip_g"], cond["t5"])
+        pooled = F.cat([cond["pooled_l"], cond["pooled_g"]], dim=-1)
+        out: Tensor = transformer(x, t * 1000.0, context, pooled)
         return out
 
     return denoise
 
 
 @lru_cache(maxsize=2)
-def _lora_names(depth: int) -> LoraFamily:
-    return keys.lora_family(depth)
+def _lora_names(depth: int, dual: tuple[int, ...]) -> LoraFamily:
+    return keys.lora_family(depth, dual)
 
 
 def _activations(
@@ -83,11 +87,12 @@ SD3 = FlowFamily(
     t5_tokens=lambda transformer: 256,
     conditioning=_conditioning,
     denoise=_denoise,
-    lora_family=lambda transformer: _lora_names(transformer.arch.depth),
+    lora_family=lambda transformer: _lora_names(transformer.arch.depth, transformer.arch.dual),
     shift=NO_SHIFT,
     sigmas=_sigmas,
     activations=_activations,
     guides_itself=lambda transformer: False,
+    arrays_of={"clip_l": ("clip_l", "pooled_l"), "clip_g": ("clip_g", "pooled_g"), "t5": ("t5",)},
     foreign=(
         "model.prediction", "data.max_tokens", "loss.snr_gamma", "loss.zero_terminal_snr", "loss.guidance",
         "sample.sampler",

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -76,9 +77,12 @@ class SdxlFamily:
     presets: Presets = UNET_PRESETS
     foreign = (
         *(f"model.{key}" for key in ("clip_l", "clip_g", "t5", "t5_vocabulary")), "data.t5_tokens",
+        *(f"data.{key}_dropout" for key in ("clip_l", "clip_g", "t5")),
         *(f"loss.{key}" for key in ("timesteps", "timestep_mean", "timestep_std", "mode_scale", "shift", "weighting")),
         "loss.guidance",
     )  # fmt: skip
+
+    arrays_of: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
     def lora_names(self, config: Config) -> LoraFamily:
         return _lora_names()

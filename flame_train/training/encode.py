@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,15 +48,18 @@ class Encoded:
     keys: Keys
     family: Family
 
-    def example(self, index: int, drop_caption: bool) -> Example:
+    def example(self, index: int, drop_caption: bool, silent: Collection[str] = ()) -> Example:
         """All arrays of one item; with its caption dropped, those of the empty caption in its place.
 
-        Raises `DataError` if they are not in the cache any more.
+        What `silent` text encoders make of it is zeros. Raises `DataError` if they are not in the cache any more.
         """
         item = self.placed.dataset.items[index]
+        caption = self.caption("" if drop_caption else item.caption)
+        zeros = {n: np.zeros_like(caption[n]) for encoder in silent for n in self.family.arrays_of[encoder]}
         return {
             **self._read(self.keys.pictures[index], shown(item.path)),
-            **self.caption("" if drop_caption else item.caption),
+            **caption,
+            **zeros,
             **self.family.placement(self.placed.placements[index]),
         }
 

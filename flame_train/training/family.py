@@ -83,6 +83,10 @@ class Family(Protocol):
     def foreign(self) -> tuple[str, ...]:
         """Config keys that mean nothing for it: whoever sets one is told."""
 
+    @property
+    def arrays_of(self) -> Mapping[str, tuple[str, ...]]:
+        """Of each text encoder that may be silent for a sample: which arrays of a caption it makes."""
+
     def lora_names(self, config: Config) -> LoraFamily:
         """How LoRA files name the modules of the config's model."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
@@ -15,10 +15,13 @@ from flame_train.data.order import Order, caption_dropped
 from .batch import HostBatch
 
 Example = dict[str, np.ndarray[Any, Any]]
+MakeExample = Callable[[int, bool, frozenset[str]], Example]
 
 
 class Loader:
-    """Micro-batches from `first` on. `example(index, drop_caption)` gives one item's arrays.
+    """Micro-batches from `first` on. `example(index, drop_caption, silent)` gives one item's arrays.
+
+    `encoder_dropout` has the probability of each text encoder to be silent, by its name, apart from the caption's.
 
     The micro-batch number m belongs to update m // accumulation; order and caption dropout are functions of
     (seed, epoch), so starting at any m gives what an uninterrupted run would have had there. `send` starts a batch on
@@ -26,12 +29,13 @@ class Loader:
     """
 
     def __init__(
-        self, order: Order, example: Callable[[int, bool], Example], names: Sequence[str], *, first: int,
-        accumulation: int, caption_dropout: float, seed: int, send: Callable[[HostBatch], HostBatch] | None = None,
+        self, order: Order, example: MakeExample, names: Sequence[str], *, first: int,
+        accumulation: int, caption_dropout: float, seed: int, encoder_dropout: Mapping[str, float] | None = None,
+        send: Callable[[HostBatch], HostBatch] | None = None,
     ) -> None:  # fmt: skip
         self._order, self._example, self._names = order, example, names
         self._accumulation, self._dropout, self._seed = accumulation, caption_dropout, seed
-        self._send = send
+        self._encoders, self._send = encoder_dropout or {}, send
         self._next = first
         self._thread = ThreadPoolExecutor(1, "flame-train-loader")
         self._ahead: Future[HostBatch] = self._thread.submit(self._make, first)
@@ -54,7 +58,7 @@ class Loader:
         planned = self._order.batch_at(micro)
         epoch = self._order.epoch_of(micro)
         examples = [
-            self._example(i, caption_dropped(self._dropout, self._seed, epoch, i, draw))
+            self._example(i, caption_dropped(self._dropout, self._seed, epoch, i, draw), self._silent(epoch, i, draw))
             for i, draw in zip(planned.indices, planned.draws, strict=True)
         ]
         step, within = divmod(micro, self._accumulation)
@@ -66,6 +70,10 @@ class Loader:
             files=tuple(self._names[i] for i in planned.indices),
         )
         return self._send(batch) if self._send else batch
+
+    def _silent(self, epoch: int, index: int, draw: int) -> frozenset[str]:
+        chances = self._encoders.items()
+        return frozenset(name for name, p in chances if caption_dropped(p, self._seed, epoch, index, draw, name))
 
     def __enter__(self) -> Self:
         return self

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flame_train import cli
-from flame_train.config.schema import Config, ModelSection, SampleSection, TrainSection
+from flame_train.config.schema import Config, DataSection, ModelSection, SampleSection, TrainSection
 from flame_train.engine import functional as F
 from flame_train.engine import tensor
 from flame_train.errors import ConfigError
@@ -20,6 +20,7 @@ from flame_train.io.weights import open_weights
 from flame_train.recipes import RECIPES
 from flame_train.recipes.pipeline import make_plan
 from flame_train.recipes.small_flow import small_flux, small_sd3, write_small
+from flame_train.training.encode import encode, keys_of
 from flame_train.training.stop import StopRequest
 
 MODELS = {"sd3": small_sd3, "flux": small_flux}
@@ -96,6 +97,21 @@ def test_a_run_and_its_continuation_give_the_same_bytes(train: Train, tmp_path: 
     assert (run / "lora.safetensors").exists()
 
 
+def test_a_silent_encoders_arrays_are_zeros(base: Path, family: str, drawn: Path) -> None:
+    config = Config(
+        model=ModelSection(checkpoint=str(base)), train=TrainSection(precision="fp32"),
+        data=DataSection(path=str(drawn), resolution=64, bucket_step=32, t5_tokens=77), sample=SampleSection(every=0),
+    )  # fmt: skip
+    stop = StopRequest()
+    plan = make_plan(RECIPES[family], config, stop)
+    encoded = encode(plan.placed, keys_of(plan.placed, config, plan.family, ()), config, plan.family, "cpu", stop)
+    whole = encoded.example(0, False)
+    for encoder, arrays in plan.family.arrays_of.items():
+        without = encoded.example(0, False, {encoder})
+        assert {n for n in whole if not np.array_equal(whole[n], without[n])} == set(arrays)
+        assert not any(without[n].any() for n in arrays)
+
+
 def test_only_the_denoisers_adapters_are_in_the_file_and_by_kohyas_names(
     train: Train, family: str, tmp_path: Path
 ) -> None:
@@ -170,17 +186,20 @@ def test_what_the_transformer_is_told(base: Path, family: str) -> None:
         sample=SampleSection(guidance=3.5),
     )  # fmt: skip
     denoiser, rng = RECIPES[family].denoiser(config, "cpu"), np.random.default_rng(0)
-    width = {"sd3": 64, "flux": 32}[family]
-    shapes = (2, 8, 8, 16), (2, 77, 64), (2, 5, 64), (2, width)
-    x, clip, t5, pooled = (tensor(rng.standard_normal(s).astype(np.float32)) for s in shapes)
-    cond = {"clip": clip, "t5": t5, "pooled": pooled}
+    shapes = {
+        "x": (2, 8, 8, 16), "t5": (2, 5, 64), "clip_l": (2, 77, 32), "clip_g": (2, 77, 32), "pooled_l": (2, 32),
+        "pooled_g": (2, 32), "pooled": (2, 32),
+    }  # fmt: skip
+    cond = {n: tensor(rng.standard_normal(s).astype(np.float32)) for n, s in shapes.items()}
+    x, t5 = cond["x"], cond["t5"]
     t = np.array([0.25, 0.5], np.float32)
 
     def direct(guidance: float) -> np.ndarray:
         times = tensor(1000.0 * t)
         if family == "sd3":
-            return denoiser.model(x, times, F.cat([clip, t5], 1), pooled).numpy()
-        return denoiser.model(x, times, t5, pooled, tensor(np.full(2, guidance, np.float32))).numpy()
+            clips, pooled = (F.cat([cond[f"{n}_l"], cond[f"{n}_g"]], -1) for n in ("clip", "pooled"))
+            return denoiser.model(x, times, F.cat([clips, t5], 1), pooled).numpy()
+        return denoiser.model(x, times, t5, cond["pooled"], tensor(np.full(2, guidance, np.float32))).numpy()
 
     np.testing.assert_array_equal(denoiser.denoise(x, tensor(t), cond).numpy(), direct(1.0))
     np.testing.assert_array_equal(denoiser.drawing(x, tensor(t), cond).numpy(), direct(3.5))

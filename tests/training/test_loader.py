@@ -15,13 +15,16 @@ BUCKETS = [(64, 64), (64, 96), (64, 64), (64, 96), (64, 64)]
 NAMES = [f"{i}.png" for i in range(len(BUCKETS))]
 
 
-def example(index, drop_caption):
+def example(index, drop_caption, silent=frozenset()):
     return {"mean": np.full((2, 2, 4), index, np.float32), "dropped": np.array(drop_caption)}
 
 
-def loader(first=0, accumulation=1, dropout=0.0, make=example, batch_size=2):
+def loader(first=0, accumulation=1, dropout=0.0, make=example, batch_size=2, encoders=None):
     order = Order(BUCKETS, 1, batch_size, 5)
-    return Loader(order, make, NAMES, first=first, accumulation=accumulation, caption_dropout=dropout, seed=5)
+    return Loader(
+        order, make, NAMES, first=first, accumulation=accumulation, caption_dropout=dropout, seed=5,
+        encoder_dropout=encoders,
+    )  # fmt: skip
 
 
 def take(count, **settings):
@@ -73,10 +76,10 @@ def test_captions_are_dropped_as_the_seed_says():
 def test_one_batch_is_made_ahead_and_no_more():
     made, ready = [], threading.Semaphore(0)
 
-    def slow(index, drop_caption):
+    def slow(index, drop_caption, silent):
         made.append(index)
         ready.release()
-        return example(index, drop_caption)
+        return example(index, drop_caption, silent)
 
     with loader(make=slow, batch_size=1) as source:
         source.take()
@@ -87,7 +90,7 @@ def test_one_batch_is_made_ahead_and_no_more():
 
 
 def test_what_goes_wrong_on_the_thread_is_raised_where_the_batch_is_taken():
-    def broken(index, drop_caption):
+    def broken(index, drop_caption, silent):
         raise DataError("the picture is gone")
 
     with loader(make=broken) as source, pytest.raises(DataError, match="the picture is gone"):
@@ -112,3 +115,18 @@ def test_batches_are_sent_on_the_loaders_thread_before_they_are_taken():
         taken = [source.take().files for _ in range(4)]
     assert [files for _, files in sent[:4]] == taken
     assert threading.current_thread() not in [thread for thread, _ in sent]
+
+
+def test_encoders_fall_silent_each_for_itself_and_the_same_again():
+    def make(index, drop_caption, silent):
+        return {"mean": np.zeros((2, 2, 4), np.float32), "silent": np.array([n in silent for n in ("clip_l", "t5")])}
+
+    chances = {"clip_l": 0.5, "t5": 0.25, "clip_g": 0.0}
+    batches = take(400, make=make, encoders=chances)
+    silent = np.concatenate([b.arrays["silent"] for b in batches])
+    assert abs(silent[:, 0].mean() - 0.5) < 0.08
+    assert abs(silent[:, 1].mean() - 0.25) < 0.08
+    assert abs(silent.all(1).mean() - 0.125) < 0.06  # independent of each other
+    again = take(10, make=make, encoders=chances, first=390)
+    for a, b in zip(batches[390:], again, strict=True):
+        np.testing.assert_array_equal(a.arrays["silent"], b.arrays["silent"])

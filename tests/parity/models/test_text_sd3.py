@@ -9,7 +9,7 @@ import pytest
 
 from flame_train.engine import tensor
 from flame_train.models.clip import ClipArch, ClipTextEncoder
-from flame_train.models.text_sd3 import encode_clips, joined_context
+from flame_train.models.text_sd3 import encode_clip, joined_context
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -49,11 +49,9 @@ def test_clips(projection, dtype, bound, off, scrambled):
     ids = np.full((2, 77), 49407)
     ids[:, 0], ids[0, 1:5], ids[1, 1:9] = 49406, [320, 1125, 539, 320], np.arange(1000, 1008)
     padded_g = np.where(np.cumsum(ids == 49407, 1) > 1, 0, ids)
-    states, pooled = encode_clips(clip_l, clip_g, ids, padded_g)
-
-    expected = [encoded(twin_of(clip), rows) for clip, rows in ((clip_l, ids), (clip_g, padded_g))]
-    assert off(states, torch.cat([s for s, _ in expected], -1)) < bound
-    assert off(pooled, torch.cat([p for _, p in expected], -1)) < bound
+    for clip, rows in ((clip_l, ids), (clip_g, padded_g)):
+        for found, expected in zip(encode_clip(clip, rows), encoded(twin_of(clip), rows), strict=True):
+            assert off(found, expected) < bound
 
 
 def encoded(twin, rows):
@@ -67,9 +65,11 @@ def encoded(twin, rows):
 
 
 def test_context_is_filled_up_and_joined():
-    clip, t5 = (np.random.default_rng(i).standard_normal(s) for i, s in enumerate([(2, 77, 20), (2, 5, 32)]))
-    found = joined_context(tensor(clip), tensor(t5)).numpy()
+    shapes = (2, 77, 8), (2, 77, 12), (2, 5, 32)
+    clip_l, clip_g, t5 = (np.random.default_rng(i).standard_normal(s) for i, s in enumerate(shapes))
+    found = joined_context(tensor(clip_l), tensor(clip_g), tensor(t5)).numpy()
     assert found.shape == (2, 82, 32)
-    np.testing.assert_array_equal(found[:, :77, :20], clip)
+    np.testing.assert_array_equal(found[:, :77, :8], clip_l)
+    np.testing.assert_array_equal(found[:, :77, 8:20], clip_g)
     assert not found[:, :77, 20:].any()
     np.testing.assert_array_equal(found[:, 77:], t5)
