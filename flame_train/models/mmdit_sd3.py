@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from flame_train.engine import Tensor, checkpoint, nn
+from flame_train.engine import Tensor, checkpoint, nn, rebuild
 from flame_train.engine import functional as F
 from flame_train.engine.nn import weight
 from flame_train.errors import ModelFileError
@@ -90,6 +90,18 @@ def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
     return shapes[name]
 
 
+# What linear layers are given is made again in the backward pass: it comes from what is kept anyway.
+
+
+def _gelu(x: Tensor) -> Tensor:
+    made: Tensor = F.gelu(x, approximate="tanh")
+    return made
+
+
+def _modulated(x_BLD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return rebuild(F.layer_norm_modulate, x_BLD, scale, shift, _EPS)
+
+
 class Mlp(nn.Module):
     """Two layers with tanh-GELU between."""
 
@@ -98,7 +110,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+        return self.fc2(rebuild(_gelu, self.fc1(x)))
 
 
 class Projections(nn.Module):
@@ -117,8 +129,7 @@ class Projections(nn.Module):
     def project(self, x_BLD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as (B, L, N, E)."""
         B, L, _ = x_BLD.shape
-        qkv = self.qkv(x_BLD).reshape(B, L, 3, self.heads, -1)
-        q, k, v = (qkv[:, :, i] for i in range(3))
+        q, k, v = (part.reshape(B, L, self.heads, -1) for part in F.chunk(self.qkv(x_BLD), 3, dim=-1))
         return (self.ln_q(q), self.ln_k(k), v) if self.qk_norm else (q, k, v)
 
 
@@ -153,15 +164,15 @@ class Stream(nn.Module):
 
     def project(self, x_BLD: Tensor, m: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """What the stream brings to the joint attention."""
-        return self.attn.project(F.layer_norm_modulate(x_BLD, m[1], m[0], _EPS))
+        return self.attn.project(_modulated(x_BLD, m[0], m[1]))
 
     def proceed(self, x_BLD: Tensor, found_BLD: Tensor, m: Sequence[Tensor]) -> Tensor:
         """The stream with what the joint attention found for it, its own attention's part, and its feed-forward's."""
         y_BLD = F.gated_add(x_BLD, m[2], self.attn.proj(found_BLD))
         if self.dual:
-            (own_BLD,) = _attend([self.attn2.project(F.layer_norm_modulate(x_BLD, m[7], m[6], _EPS))])
+            (own_BLD,) = _attend([self.attn2.project(_modulated(x_BLD, m[6], m[7]))])
             y_BLD = F.gated_add(y_BLD, m[8], self.attn2.proj(own_BLD))
-        return F.gated_add(y_BLD, m[5], self.mlp(F.layer_norm_modulate(y_BLD, m[4], m[3], _EPS)))
+        return F.gated_add(y_BLD, m[5], self.mlp(_modulated(y_BLD, m[3], m[4])))
 
 
 class JointBlock(nn.Module):

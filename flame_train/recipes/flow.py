@@ -234,9 +234,10 @@ def _clip_tokenizers(base: str, pads: tuple[tuple[str, int], ...]) -> Mapping[st
 def joint_activations(width: int, depth: int, tokens: int, batch: int, itemsize: int, recompute: str) -> int:
     """What a step takes beside weights and optimizer, predicted from what a transformer block with MLP saves.
 
-    A token keeps about 20 times the width a block: the stream, three modulated inputs, queries, keys and values
-    before and after their norms, what attention found, and the feed-forward's 4 + 4. Where the feed-forward is
-    recomputed 8 of them go, and with whole blocks only the stream stays; one block is whole at a time.
+    A token keeps about 13 times the width a block: the stream twice, queries and keys before and after their norms,
+    values, what attention found, and the feed-forward's 4; what linear layers are given is made again. Where the
+    feed-forward is recomputed 4 of them go, and with whole blocks only the stream stays; one block, with its
+    gradients, is whole at a time.
     """
-    stays = {"nothing": 20, "feed_forward": 12, "blocks": 1}[recompute]
-    return (depth * stays + 20) * tokens * width * batch * itemsize
+    stays = {"nothing": 13, "feed_forward": 9, "blocks": 1}[recompute]
+    return (depth * stays + 40) * tokens * width * batch * itemsize
