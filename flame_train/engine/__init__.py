@@ -9,9 +9,9 @@ x.grad.numpy()
 from __future__ import annotations
 
 from . import functional, nn, optim
+from .backprop import backward, grad
 from .capture import capture
 from .checkpoint import checkpoint
-from .graph import backward, grad
 from .mode import enable_grad, no_grad
 from .rebuild import rebuild
 from .report import memory_report

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from .backprop import grad
 from .dtype import DType, float64, is_float
-from .graph import grad
 from .op import REGISTRY, Op, Sample
 from .sample import materialise, tensor_arguments
 from .tensor import Tensor, tensor

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from .backprop import Pass
 from .dtype import Array, is_float
-from .graph import Edge, Held, Node, Pass
+from .graph import Edge, Held, Node
 from .mode import mode, no_grad, recomputing
 from .tensor import Tensor
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from .backend import Backend, backend_of, get_backend
+from .backprop import backward
 from .dtype import Array, DType, as_dtype, is_float
-from .graph import Node, backward
+from .graph import Node
 from .methods import Methods, Number
 from .mode import mode, no_grad
 from .op import REGISTRY

@@ -1,0 +1,263 @@
+"""The backward pass: gradients carried from roots to leaves, node by node, in the order of their sequence numbers."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from ..errors import ShapeError, Unsupported
+from .dtype import Array
+from .graph import Edge, Held, Node, unbroadcast
+from .mode import mode
+
+if TYPE_CHECKING:
+    from .tensor import Tensor
+
+Targets = dict[tuple[int, int], Callable[[Array], None]]
+
+
+class Sink(Protocol):
+    """Where the gradients of leaves go."""
+
+    def add(self, leaf: Tensor, g: Array) -> None:
+        """One more contribution."""
+
+    def held(self, leaf: Tensor) -> Held | None:
+        """What the next contribution may be added to, by whoever makes it; None if it is to come by itself."""
+
+    def put(self, leaf: Tensor, total: Array) -> None:
+        """The sum of what was held and a further contribution."""
+
+
+class _Sums:
+    """Gradients on their way, one slot an output. The first is borrowed, later ones are added."""
+
+    __slots__ = ("owned", "values")
+
+    def __init__(self, count: int) -> None:
+        self.values: list[Array | None] = [None] * count
+        self.owned = [False] * count
+
+    def add(self, index: int, g: Array) -> None:
+        held = self.values[index]
+        if held is None:
+            self.values[index] = g
+        elif self.owned[index]:
+            held += g
+        else:
+            self.put(index, held + g)
+
+    def held(self, index: int) -> Held | None:
+        value = self.values[index]
+        return None if value is None else Held(value, self.owned[index])
+
+    def put(self, index: int, total: Array) -> None:
+        self.values[index] = total
+        self.owned[index] = True
+
+
+class Pass:
+    """One pass backward over a graph; for a recomputed node inside it, the sink.
+
+    A `nested` pass, inside such a node, hands every contribution to a leaf on as it comes: the pass around it, which
+    alone knows the whole gradient, adds them up in the order of a run without recomputation, and calls the hooks.
+    `targets` receives the gradients of inner tensors by (id of node, output index).
+    """
+
+    def __init__(self, sink: Sink, *, nested: bool = False, targets: Targets | None = None) -> None:
+        self._sink, self._nested, self._targets = sink, nested, targets
+        self._pending: dict[Node, _Sums] = {}
+        self._heap: list[tuple[int, Node]] = []
+        self._leaves: dict[int, tuple[Tensor, _Sums]] = {}
+
+    def run(self, roots: Sequence[tuple[Tensor, Array]], *, retain_graph: bool = False) -> None:
+        """Carries gradients from `roots` to the leaves, each handed to the sink once."""
+        for t, g in roots:
+            self.send(Edge.to(t), g)
+        while self._heap:
+            node = heapq.heappop(self._heap)[1]
+            grads = _through_hooks(node, self._pending.pop(node).values, self._targets)
+            sent, sums = _observe(node, grads, self.held_at, self)
+            for i, (edge, g) in enumerate(zip(node.edges, sent, strict=True)):
+                if g is not None:
+                    whole = unbroadcast(node.backend.xp, g, edge.shape, edge.dtype)
+                    (self.put_at if i in sums else self.send)(edge, whole)
+            if not retain_graph:
+                node.saved = None
+            del grads, sent
+        for leaf, held in self._leaves.values():
+            g = held.values[0]
+            for hook in leaf._hooks or ():
+                g = _hooked(hook, g)
+            self._sink.add(leaf, g)
+
+    # ---- along edges -------------------------------------------------------------------------------
+
+    def send(self, edge: Edge, g: Array) -> None:
+        """One more contribution along an edge."""
+        if edge.node is not None:
+            if edge.node not in self._pending:
+                self._pending[edge.node] = _Sums(len(edge.node.outputs))
+                heapq.heappush(self._heap, (-edge.node.seq, edge.node))
+            self._pending[edge.node].add(edge.index, g)
+        elif edge.leaf is not None:
+            self.add(edge.leaf, g)
+
+    def held_at(self, edge: Edge) -> Held | None:
+        """What has arrived at an edge's end."""
+        if edge.node is not None:
+            found = self._pending.get(edge.node)
+            return found.held(edge.index) if found else None
+        return self.held(edge.leaf) if edge.leaf is not None else None
+
+    def put_at(self, edge: Edge, total: Array) -> None:
+        """The sum of what had arrived and a further contribution."""
+        if edge.node is not None:
+            self._pending[edge.node].put(edge.index, total)
+        elif edge.leaf is not None:
+            self.put(edge.leaf, total)
+
+    # ---- to leaves ---------------------------------------------------------------------------------
+
+    def add(self, leaf: Tensor, g: Array) -> None:
+        if self._nested:
+            self._sink.add(leaf, g)
+        else:
+            self._leaves.setdefault(id(leaf), (leaf, _Sums(1)))[1].add(0, g)
+
+    def held(self, leaf: Tensor) -> Held | None:
+        if id(leaf) in self._leaves:
+            return self._leaves[id(leaf)][1].held(0)
+        return None if leaf._hooks else self._sink.held(leaf)
+
+    def put(self, leaf: Tensor, total: Array) -> None:
+        if id(leaf) in self._leaves:
+            self._leaves[id(leaf)][1].put(0, total)
+        else:
+            self._sink.put(leaf, total)
+
+
+def _observe(
+    node: Node, grads: list[Array | None], held: Callable[[Edge], Held | None], around: Pass
+) -> tuple[list[Array | None], frozenset[int]]:
+    hooks = mode().hooks
+    for h in hooks:
+        h.before(node.name, "backward")
+    result, sums = node.apply(grads, held, around)
+    for h in hooks:
+        h.after(node.name, "backward", [g for g in result if g is not None])
+    return result, sums
+
+
+def _through_hooks(node: Node, grads: list[Array | None], targets: Targets | None) -> list[Array | None]:
+    for index, hooks in node.hooks.items():
+        for hook in hooks:
+            if grads[index] is not None:
+                grads[index] = _hooked(hook, grads[index])
+    if targets:
+        for index, g in enumerate(grads):
+            if g is not None and (id(node), index) in targets:
+                targets[id(node), index](g)
+    return grads
+
+
+def _hooked(hook: Callable[[Tensor], Tensor | None], g: Array) -> Array:
+    from .tensor import Tensor
+
+    replaced = hook(Tensor(g))
+    if replaced is None:
+        return g
+    if replaced.shape != g.shape:
+        raise ShapeError(f"a hook returned a gradient of shape {replaced.shape} for a tensor of shape {g.shape}")
+    return replaced.data
+
+
+def backward(
+    outputs: Sequence[Tensor],
+    grad_outputs: Sequence[Tensor | None] | None = None,
+    *,
+    retain_graph: bool = False,
+) -> None:
+    """Accumulates d outputs / d leaf into the `.grad` of every leaf, as torch.autograd.backward."""
+    Pass(_Accumulating()).run(_roots(outputs, grad_outputs), retain_graph=retain_graph)
+
+
+class _Accumulating:
+    """Adds to the leaves' `.grad`."""
+
+    def add(self, leaf: Tensor, g: Array) -> None:
+        leaf._accumulate(g)
+
+    def held(self, leaf: Tensor) -> Held | None:
+        return None if leaf.grad is None else Held(leaf.grad.data, owned=True)
+
+    def put(self, leaf: Tensor, total: Array) -> None:
+        assert leaf.grad is not None
+        if total is not leaf.grad.data:
+            leaf.grad.data[...] = total
+
+
+class _Collecting:
+    """Keeps the gradients of some leaves, each by the tensor's id."""
+
+    def __init__(self, wanted: set[int], found: dict[int, Array]) -> None:
+        self._wanted, self._found = wanted, found
+
+    def add(self, leaf: Tensor, g: Array) -> None:
+        if id(leaf) in self._wanted:
+            self._found[id(leaf)] = g
+
+    def held(self, leaf: Tensor) -> Held | None:
+        return None
+
+    def put(self, leaf: Tensor, total: Array) -> None:
+        raise AssertionError("nothing is held here")
+
+
+def grad(
+    outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None, *, retain_graph: bool = False,
+    create_graph: bool = False, allow_unused: bool = False,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """The gradients of the sum of `outputs` with respect to `inputs`; no `.grad` is touched.
+
+    As torch.autograd.grad. Raises `Unsupported` for `create_graph`: the engine differentiates once.
+    """
+    from .tensor import Tensor
+
+    if create_graph:
+        raise Unsupported("grad: create_graph=True asks for second-order gradients; the engine is first order only")
+    outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    given = [grad_outputs] if isinstance(grad_outputs, Tensor) else grad_outputs
+    found: dict[int, Array] = {}
+    targets: Targets = {(id(t._node), t._index): partial(found.__setitem__, id(t)) for t in ins if t._node is not None}
+    sink = _Collecting({id(t) for t in ins}, found)
+    Pass(sink, targets=targets).run(_roots(outs, given), retain_graph=retain_graph)
+    missing = [i for i, t in enumerate(ins) if id(t) not in found]
+    if missing and not allow_unused:
+        raise RuntimeError(
+            f"grad: input {missing[0]} was not used to compute the outputs; allow_unused=True gives None"
+        )
+    return tuple(Tensor(found[id(t)]) if id(t) in found else None for t in ins)
+
+
+def _roots(outputs: Sequence[Tensor], grad_outputs: Sequence[Tensor | None] | None) -> list[tuple[Tensor, Array]]:
+    roots = []
+    for i, t in enumerate(outputs):
+        if not t.requires_grad:
+            raise RuntimeError("backward: this tensor does not require grad; nothing it was computed from does")
+        g = grad_outputs[i] if grad_outputs is not None else None
+        if g is None:
+            if t.size != 1:
+                raise RuntimeError(
+                    f"backward: a gradient must be given for a tensor of shape {t.shape}, only scalars need none"
+                )
+            roots.append((t, t.backend.xp.ones(t.shape, t.dtype)))
+        elif g.shape != t.shape:
+            raise ShapeError(f"backward: expected a gradient of shape {t.shape}, got {g.shape}")
+        else:
+            roots.append((t, g.data))
+    return roots
