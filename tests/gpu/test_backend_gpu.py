@@ -150,3 +150,21 @@ def test_parcels_arrive_whole_and_in_order_while_the_device_works() -> None:
     for wanted, got in seen:
         for name, array in wanted.items():
             np.testing.assert_array_equal(backend.get(got[name]), array)
+
+
+@pytest.mark.parametrize("op", [F.cat, F.stack])
+def test_many_small_arrays_are_joined_inside_a_graph(op: object) -> None:
+    parts = [flame.tensor(np.full((2, 3), float(i)), "float32", "cuda", requires_grad=True) for i in range(21)]
+    out = flame.tensor(np.zeros(()), "float32", "cuda")
+
+    def step() -> None:
+        for p in parts:
+            p.grad = None
+        joined = op(parts)  # type: ignore[operator]
+        (joined * joined).sum().backward()
+        out.data[...] = joined.sum().data
+
+    captured = flame.capture(step, "cuda")
+    for _ in range(3):
+        captured()
+    assert out.item() == 6.0 * sum(range(21))

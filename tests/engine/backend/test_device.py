@@ -103,3 +103,22 @@ def test_without_a_gpu_the_error_says_so(gpu: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cuda, "_STATE", [])
     with pytest.raises(EnvironmentFault, match=match):
         backends.get_backend("cuda")
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 9, 20, 70])
+def test_many_arrays_are_joined_by_eights_which_a_graph_can_hold(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    sizes, whole = [], gpu.references._xp.concatenate
+
+    def watched(arrays: Any, **options: Any) -> Any:
+        sizes.append(len(arrays))
+        return whole(arrays, **options)
+
+    monkeypatch.setattr(gpu.references._xp, "concatenate", watched)
+    parts = [gpu.put(np.full((2, 1 + i % 3), i)) for i in range(count)]
+    joined = gpu.get(gpu.references.concatenate(parts, axis=1))
+    np.testing.assert_array_equal(joined, np.concatenate([gpu.get(p) for p in parts], axis=1))
+    squares = [gpu.put(np.full((2, 2), i)) for i in range(count)]
+    np.testing.assert_array_equal(gpu.get(gpu.references.stack(squares, axis=-1))[0, 0], np.arange(count))
+    assert max(sizes) <= 8

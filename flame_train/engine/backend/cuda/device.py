@@ -13,7 +13,7 @@ from ...dtype import Array, DType
 from ...mode import mode
 from ..base import Memory
 from .capture import capture
-from .kernels import Kernels, Products
+from .kernels import Capturable, Kernels
 from .mailbox import CudaMailbox
 
 _HINT = "use --device cpu, or run `flame-train doctor` to see what is missing"
@@ -36,7 +36,7 @@ class CudaBackend:
         cupy.cuda.set_allocator(self._malloc)
         self.enter_thread()
         self.kernels = Kernels(cupy, self.stream)
-        self.references = Products(self.kernels)
+        self.references = Capturable(self.kernels)
 
     def enter_thread(self) -> None:
         """Makes the stream current in this thread, where it is not.

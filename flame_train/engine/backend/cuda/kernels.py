@@ -130,8 +130,14 @@ def _three(x: Array, lead: tuple[int, ...]) -> Array:
     return full.reshape(-1, *x.shape[-2:])
 
 
-class Products:
-    """CuPy with its matrix products made by cuBLASLt: CuPy's own cannot be captured in a graph."""
+class Capturable:
+    """CuPy as references are given it: what CuPy does in a way that no graph can hold is done in another.
+
+    Its matrix products are no part of a capture, so cuBLASLt makes them. More than eight small arrays it joins by a
+    list of addresses copied from the host, so they are joined by eights.
+    """
+
+    _AT_ONCE = 8
 
     def __init__(self, kernels: Kernels) -> None:
         self._xp, self._kernels = kernels.xp, kernels
@@ -146,3 +152,14 @@ class Products:
         if min(a.ndim, b.ndim) < 2 or a.dtype != b.dtype or a.dtype not in SUPPORTED:
             return self._xp.matmul(a, b)
         return self._kernels.matmul(a, b)
+
+    def concatenate(self, arrays: Sequence[Array], axis: int = 0) -> Array:
+        """The arrays one after another along an axis."""
+        n = self._AT_ONCE
+        while len(arrays) > n:
+            arrays = [self._xp.concatenate(arrays[i : i + n], axis=axis) for i in range(0, len(arrays), n)]
+        return self._xp.concatenate(arrays, axis=axis)
+
+    def stack(self, arrays: Sequence[Array], axis: int = 0) -> Array:
+        """The arrays side by side along a new axis."""
+        return self.concatenate([self._xp.expand_dims(a, axis) for a in arrays], axis)
