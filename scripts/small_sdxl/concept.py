@@ -87,7 +87,8 @@ def main() -> None:
             }
 
         before = measured()
-        attach_factors(denoiser.model, from_file(Path(result["lora"]), family.lora_names(config)).state[denoiser.component])
+        trained = from_file(Path(result["lora"]), family.lora_names(config)).state
+        attach_factors(denoiser.model, trained[denoiser.component])
         after = measured()
     change = {name: round(after[name] / before[name] - 1.0, 4) for name in before}
     print(json.dumps({"before": before, "after": after, "change": change, "seconds": round(seconds, 1)}, indent=1))
