@@ -102,11 +102,11 @@ def pytorch(
     try:
         with warnings.catch_warnings(action="ignore"):  # advice to PyTorch's users
             y = fn(**arguments)
-        if not isinstance(y, torch.Tensor) or not y.is_floating_point() or not y.requires_grad:
-            return None
-        out = y.permute(0, 2, 3, 1) if nhwc and y.ndim == 4 else y
-        cotangent = torch.from_numpy(weights[0]).cuda().to(out.dtype)
-        grads = torch.autograd.grad(out, leaves, cotangent, allow_unused=True)
+            if not isinstance(y, torch.Tensor) or not y.is_floating_point() or not y.requires_grad:
+                return None
+            out = y.permute(0, 2, 3, 1) if nhwc and y.ndim == 4 else y
+            cotangent = torch.from_numpy(weights[0]).cuda().to(out.dtype)
+            grads = torch.autograd.grad(out, leaves, cotangent, allow_unused=True)
     except (TypeError, RuntimeError, NotImplementedError, ValueError):
         return None  # its arguments or its coverage differ: no yardstick
     host = [g.detach().double().cpu().numpy() for g in (out, *(g for g in grads if g is not None))]
