@@ -1,15 +1,16 @@
-"""Writes an SDXL checkpoint of full size with random weights, in the published single-file layout.
+"""Writes a checkpoint of full size with random weights, in the published single-file layout, all encoders inside.
 
-    python scripts/random_checkpoint.py sd_xl_random.safetensors [--device cuda]
+    python scripts/random_checkpoint.py FOLDER [--model sdxl] [--without-t5] [--device cuda]
 
-7 GB in fp16. It draws nothing anyone would want, but everything about it besides the values is as in the real one:
-names, shapes, dtypes. For trying the whole program at full size where the real file cannot be had.
+`base.safetensors` in fp16: sdxl 7 GB, sd35-medium 16, sd35-large 28, flux-dev 34, of the last three 9.5 for T5, beside
+which a small `tokenizer.json` is put. It draws nothing anyone would want, but everything about it besides the values is
+as in the real one: names, shapes, dtypes. For trying the whole program at full size where the real file cannot be had.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,13 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.io.safetensors import describe, save_stream
 from flame_train.models.clip import ClipArch, ClipTextEncoder
+from flame_train.models.flux import Flux, FluxArch
 from flame_train.models.keys.sdxl_text import clip_from_openclip
+from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
+from flame_train.models.t5 import T5Arch, T5Encoder
 from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.models.vae import Vae, VaeArch
+from flame_train.recipes.small_flow import write_vocabulary
 from flame_train.tools.bench import randomise
 
 
@@ -36,15 +41,27 @@ class _Arrays:
         return self.arrays[name]
 
 
-def tensors(device: str) -> Mapping[str, np.ndarray[Any, Any]]:
+_DENOISER, _VAE, _TEXT = "model.diffusion_model.", "first_stage_model.", "text_encoders.{}.transformer."
+
+
+def parts_of(model: str, t5: bool) -> list[tuple[str, nn.Module]]:
+    """The networks of a model with their prefixes."""
+    clip_l, clip_g = ClipTextEncoder(ClipArch.clip_l()), ClipTextEncoder(ClipArch.bigg())
+    if model == "sdxl":
+        text = [("conditioner.embedders.0.transformer.", clip_l), ("conditioner.embedders.1.model.", clip_g)]
+        return [(_DENOISER, UNet(UNetArch.sdxl())), (_VAE, Vae(VaeArch.sdxl())), *text]
+    beside: list[tuple[str, nn.Module]] = [(_TEXT.format("clip_l"), clip_l)]
+    if t5:
+        beside.append((_TEXT.format("t5xxl"), T5Encoder(T5Arch.xxl())))
+    if model == "flux-dev":
+        return [(_DENOISER, Flux(FluxArch.dev())), (_VAE, Vae(VaeArch.flux())), *beside]
+    arch = {"sd35-medium": MmditArch.sd35_medium(), "sd35-large": MmditArch.sd35_large()}[model]
+    return [(_DENOISER, Mmdit(arch)), (_VAE, Vae(VaeArch.sd3())), (_TEXT.format("clip_g"), clip_g), *beside]
+
+
+def tensors(parts: Sequence[tuple[str, nn.Module]], device: str) -> Mapping[str, np.ndarray[Any, Any]]:
     """Every tensor of the checkpoint by its published name."""
     backend, half = get_backend(device), as_dtype("fp16")
-    parts: list[tuple[str, nn.Module]] = [
-        ("model.diffusion_model.", UNet(UNetArch.sdxl())),
-        ("first_stage_model.", Vae(VaeArch.sdxl())),
-        ("conditioner.embedders.0.transformer.", ClipTextEncoder(ClipArch.clip_l())),
-        ("conditioner.embedders.1.model.", ClipTextEncoder(ClipArch.bigg())),
-    ]
     found: dict[str, np.ndarray[Any, Any]] = {}
     for prefix, module in parts:
         randomise(module, half, backend)
@@ -60,12 +77,17 @@ def tensors(device: str) -> Mapping[str, np.ndarray[Any, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("output", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--model", default="sdxl", choices=("sdxl", "sd35-medium", "sd35-large", "flux-dev"))
+    parser.add_argument("--without-t5", action="store_true")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     args = parser.parse_args()
-    made = tensors(args.device)
-    save_stream(args.output, [describe(n, a) for n, a in made.items()], made.__getitem__, {})
-    print(f"{args.output}: {len(made)} tensors, {sum(a.nbytes for a in made.values()) / 2**30:.2f} GiB")
+    args.folder.mkdir(parents=True, exist_ok=True)
+    output = args.folder / "base.safetensors"
+    made = tensors(parts_of(args.model, not args.without_t5), args.device)
+    save_stream(output, [describe(n, a) for n, a in made.items()], made.__getitem__, {})
+    write_vocabulary(args.folder)
+    print(f"{output}: {len(made)} tensors, {sum(a.nbytes for a in made.values()) / 2**30:.2f} GiB")
 
 
 if __name__ == "__main__":

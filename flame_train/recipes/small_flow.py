@@ -73,9 +73,14 @@ def write_small(networks: Mapping[str, nn.Module], folder: Path, seed: int) -> P
         network.init(rng, "float16")
         tensors |= {prefix + name: np.ascontiguousarray(t.numpy()) for name, t in network.weights()}
     save_file(folder / "base.safetensors", tensors, {"modelspec.title": "a small model with random weights"})
+    write_vocabulary(folder)
+    return folder / "base.safetensors"
+
+
+def write_vocabulary(folder: Path) -> None:
+    """Writes a `tokenizer.json` of T5's kind that knows letters and a few words."""
     raw = json.dumps(_vocabulary()).encode()
     write_durably(folder / "tokenizer.json", [raw], len(raw))
-    return folder / "base.safetensors"
 
 
 def _vocabulary() -> dict[str, Any]:
