@@ -385,6 +385,8 @@ def bench_step(
     from flame_train.tools import bench_sweep
 
     trial = tool.Trial(model, resolution, batch, rank, precision, recompute, device, deterministic)
+    if sweep and against:
+        raise typer.BadParameter("a sweep measures this program alone; leave one of --sweep and --against out")
     if sweep:
         _print(bench_sweep.run(trial, plot), as_json)
     else:

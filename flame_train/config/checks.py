@@ -71,6 +71,25 @@ def _zero_terminal_snr(config: Config) -> str | None:
     return 'expected model.prediction = "v" with it: pure noise teaches an epsilon model nothing'
 
 
+def _recompute(config: Config) -> str | None:
+    if config.gradient.checkpointing or config.gradient.recompute == "blocks":
+        return None
+    return "expected gradient.checkpointing = true with it"
+
+
+def _normal(config: Config, name: str) -> str | None:
+    usual = keys()[f"loss.{name}"].default
+    if getattr(config.loss, name) == usual or config.loss.timesteps in ("auto", "logit_normal", "sigmoid"):
+        return None
+    return f'expected loss.timesteps = "logit_normal" with it, got "{config.loss.timesteps}"'
+
+
+def _mode_scale(config: Config) -> str | None:
+    if config.loss.mode_scale == keys()["loss.mode_scale"].default or config.loss.timesteps == "mode":
+        return None
+    return f'expected loss.timesteps = "mode" with it, got "{config.loss.timesteps}"'
+
+
 def _bucket_step(config: Config, name: str) -> str | None:
     side, step = getattr(config.data, name), config.data.bucket_step
     return f"expected a multiple of data.bucket_step ({step}), got {side}" if side % step else None
@@ -126,4 +145,8 @@ def checks() -> Iterator[Check]:
     yield Check(("schedule.min_lr", "optimizer.lr"), _min_lr)
     yield Check(("schedule.cycles", "schedule.name"), _cycles)
     yield Check(("schedule.power", "schedule.name"), _power)
+    yield Check(("gradient.recompute", "gradient.checkpointing"), _recompute)
+    yield Check(("loss.timestep_mean", "loss.timesteps"), lambda config: _normal(config, "timestep_mean"))
+    yield Check(("loss.timestep_std", "loss.timesteps"), lambda config: _normal(config, "timestep_std"))
+    yield Check(("loss.mode_scale", "loss.timesteps"), _mode_scale)
     yield Check(("loss.zero_terminal_snr", "model.prediction"), _zero_terminal_snr)

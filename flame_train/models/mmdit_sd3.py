@@ -166,13 +166,20 @@ class Stream(nn.Module):
         """What the stream brings to the joint attention."""
         return self.attn.project(_modulated(x_BLD, m[0], m[1]))
 
-    def proceed(self, x_BLD: Tensor, found_BLD: Tensor, m: Sequence[Tensor]) -> Tensor:
-        """The stream with what the joint attention found for it, its own attention's part, and its feed-forward's."""
+    def proceed(self, x_BLD: Tensor, found_BLD: Tensor, m: Sequence[Tensor], again: bool) -> Tensor:
+        """The stream with what the joint attention found for it, its own attention's part, and its feed-forward's.
+
+        The feed-forward is run `again` for its gradient instead of being kept.
+        """
         y_BLD = F.gated_add(x_BLD, m[2], self.attn.proj(found_BLD))
         if self.dual:
             (own_BLD,) = _attend([self.attn2.project(_modulated(x_BLD, m[6], m[7]))])
             y_BLD = F.gated_add(y_BLD, m[8], self.attn2.proj(own_BLD))
-        return F.gated_add(y_BLD, m[5], self.mlp(_modulated(y_BLD, m[3], m[4])))
+        parts = y_BLD, m[3], m[4], m[5]
+        return checkpoint(self._feed_forward, *parts) if again else self._feed_forward(*parts)
+
+    def _feed_forward(self, y_BLD: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
+        return F.gated_add(y_BLD, gate, self.mlp(_modulated(y_BLD, shift, scale)))
 
 
 class JointBlock(nn.Module):
@@ -182,11 +189,16 @@ class JointBlock(nn.Module):
         self.context_block = Stream(arch, goes_on=index + 1 < arch.depth)
         self.x_block = Stream(arch, dual=index in arch.dual)
 
-    def forward(self, x_BLD: Tensor, c_BTD: Tensor, silu_c_BD: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x_BLD: Tensor, c_BTD: Tensor, silu_c_BD: Tensor, recompute: Recompute = "nothing"
+    ) -> tuple[Tensor, Tensor]:
+        if recompute == "blocks":
+            return checkpoint(self, x_BLD, c_BTD, silu_c_BD)
+        again = recompute == "feed_forward"
         image, text = self.x_block.modulation(silu_c_BD), self.context_block.modulation(silu_c_BD)
         for_x, for_c = _attend([self.x_block.project(x_BLD, image), self.context_block.project(c_BTD, text)])
-        x_BLD = self.x_block.proceed(x_BLD, for_x, image)
-        return x_BLD, self.context_block.proceed(c_BTD, for_c, text) if self.context_block.goes_on else c_BTD
+        x_BLD = self.x_block.proceed(x_BLD, for_x, image, again)
+        return x_BLD, self.context_block.proceed(c_BTD, for_c, text, again) if self.context_block.goes_on else c_BTD
 
 
 class Embedder(nn.Module):
@@ -226,7 +238,7 @@ class Mmdit(nn.Module):
     """Predicts the velocity of the flow in noised latents.
 
     `recompute` may be set at any time: with "blocks" every joint block is run again during the backward pass instead
-    of keeping what happens inside it.
+    of keeping what happens inside it, with "feed_forward" the feed-forward networks alone are.
     """
 
     def __init__(self, arch: MmditArch) -> None:
@@ -254,10 +266,7 @@ class Mmdit(nn.Module):
         x_BLD = tokens.reshape(B, h * w, D) + self._positions(h, w)
         c_BTD = self.context_embedder(context_BTC)
         for block in self.joint_blocks:
-            if self.recompute == "blocks":
-                x_BLD, c_BTD = checkpoint(block, x_BLD, c_BTD, silu_c_BD)
-            else:
-                x_BLD, c_BTD = block(x_BLD, c_BTD, silu_c_BD)
+            x_BLD, c_BTD = block(x_BLD, c_BTD, silu_c_BD, self.recompute)
         out = self.final_layer(x_BLD, silu_c_BD).reshape(B, h, w, _PATCH, _PATCH, C)
         return out.permute(0, 1, 3, 2, 4, 5).reshape(B, H, W, C)
 

@@ -42,16 +42,20 @@ Ids = Mapping[str, np.ndarray[Any, Any]]
 class FlowFamily:
     """The recipe; see `training.family.Family` for what each method promises.
 
-    `encoders` are the text encoders: component -> the config key under `model` that may name a file of its own; `clips`
-    are those with CLIP's vocabulary: component -> padding token; `t5` is the one with T5's. `caption` makes a caption's
-    arrays of (networks, ids, each by component). `denoise` makes the step's function of (transformer, guidance).
-    `sigmas` gives the noise levels of sampling in (steps, image tokens), `shift` that of training. `activations` is
-    (transformer without weights, text tokens, bucket, batch, bytes an element, what is recomputed) -> bytes.
+    `encoders_of` are the text encoders: component -> the config key under `model` that may name a file of its own;
+    `clips` are those with CLIP's vocabulary: component -> padding token; `t5` is the one with T5's. The context has
+    `clip_tokens` and then T5's, of which there are `t5_tokens` unless the config says otherwise. `conditioning` makes
+    a caption's arrays of (networks, ids, each by component). `denoise` makes the step's function of (transformer,
+    guidance); a model that is told its guidance, `guides_itself`, needs no classifier-free one. `sigmas` gives the
+    noise levels of sampling in (transformer, steps, image tokens), `shift` that of training. `activations` is
+    (transformer, text tokens, bucket, batch, bytes an element, what is recomputed) -> bytes. Wherever a transformer is
+    asked for a number, it has no weights.
     """
 
     name: str
     presets: Presets
     files: FamilyFiles
+    clip_tokens: int
     published_vae: VaeArch
     encoders_of: Mapping[str, str]
     clips: Mapping[str, int]
@@ -64,7 +68,6 @@ class FlowFamily:
     sigmas: Callable[[nn.Module, int, int], np.ndarray[Any, Any]]
     activations: Callable[[Any, int, tuple[int, int], int, int, str], int]
     guides_itself: Callable[[nn.Module], bool]
-    """Whether the model is told a guidance, so that classifier-free guidance has no place."""
     arrays_of: Mapping[str, tuple[str, ...]]
     foreign: tuple[str, ...]
 
@@ -77,12 +80,14 @@ class FlowFamily:
             self._check_encoder(config, component)
         self._words(config)
         skeleton = self.skeleton(config)
+        if config.loss.guidance != 1.0 and not self.guides_itself(skeleton):
+            raise ConfigError(f"loss.guidance: this model is told none, got {config.loss.guidance}; remove it")
         layers = {
             name: part.shapes()["weight"]
             for name, part in skeleton.named_modules()
             if isinstance(part, (nn.Linear, nn.Conv2d))
         }
-        text = self._length(config) + (CLIP_TOKENS if len(self.clips) > 1 else 0)
+        text = self._length(config) + self.clip_tokens
         grid = PATCH * VaeArch.from_shapes(vae).downscale
         return Facts(skeleton.num_weights(), grid, layers, partial(self.activations, skeleton, text))
 

@@ -67,6 +67,7 @@ FLUX = FlowFamily(
     name="flux",
     presets=FLUX_PRESETS,
     files=FLUX_FILES,
+    clip_tokens=0,
     published_vae=VaeArch.flux(),
     encoders_of={"text_encoder": "clip_l", "text_encoder_2": "t5"},
     clips={"text_encoder": _PAD},

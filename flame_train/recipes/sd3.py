@@ -22,7 +22,7 @@ from flame_train.models.text_t5 import encode_prompts
 from flame_train.models.vae import VaeArch
 from flame_train.training.step import Denoise
 
-from .flow import FlowFamily, Ids, joint_activations
+from .flow import CLIP_TOKENS, FlowFamily, Ids, joint_activations
 
 _CLIP_L_PAD, _CLIP_G_PAD = 49407, 0
 _SHIFT = 3.0  # of the published models' sampling
@@ -68,8 +68,7 @@ def _activations(
     transformer: Mmdit, text: int, bucket: tuple[int, int], batch: int, itemsize: int, recompute: str
 ) -> int:
     arch, tokens = transformer.arch, bucket[0] * bucket[1] // 256 + text
-    again = "blocks" if recompute == "blocks" else "nothing"
-    return joint_activations(arch.width, arch.depth, tokens, batch, itemsize, again)
+    return joint_activations(arch.width, arch.depth, tokens, batch, itemsize, recompute)
 
 
 def _sigmas(transformer: Any, steps: int, tokens: int) -> np.ndarray[Any, Any]:
@@ -80,6 +79,7 @@ SD3 = FlowFamily(
     name="sd3",
     presets=PRESETS,
     files=SD3_FILES,
+    clip_tokens=CLIP_TOKENS,
     published_vae=VaeArch.sd3(),
     encoders_of={"text_encoder": "clip_l", "text_encoder_2": "clip_g", "text_encoder_3": "t5"},
     clips={"text_encoder": _CLIP_L_PAD, "text_encoder_2": _CLIP_G_PAD},

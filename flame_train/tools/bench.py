@@ -44,7 +44,7 @@ class Trial:
     resolution: int = 1024
     batch: int = 1
     rank: int = 16
-    precision: str = "bf16"
+    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
     recompute: Recompute = "nothing"
     device: str = "cuda"
     deterministic: bool = True
@@ -80,7 +80,7 @@ def prepare(trial: Trial) -> Prepared:
     if trial.model not in _ARCHITECTURES:
         raise ConfigError(f"bench: expected a model among {', '.join(_ARCHITECTURES)}, got {trial.model}")
     config = Config(
-        train=TrainSection(precision=trial.precision, steps=100),  # type: ignore[arg-type]
+        train=TrainSection(precision=trial.precision, steps=100),
         lora=LoraSection(rank=trial.rank, alpha=float(trial.rank)),
         data=DataSection(resolution=trial.resolution, batch_size=trial.batch),
         gradient=GradientSection(checkpointing=trial.recompute != "nothing"),

@@ -60,6 +60,15 @@ BAD_LINES = [
     ("[optimizer]\nname = 'lion'", '8: optimizer.name: expected one of "adamw", "sgd", got "lion"'),
     ("[optimizer]\nbetas = [0.9]", "8: optimizer.betas: expected a list of 2 numbers, got [0.9]"),
     ("[optimizer]\nbetas = [0.9, 1.0]", "8: optimizer.betas: expected each >= 0 and < 1, got [0.9, 1.0]"),
+    (
+        '[gradient]\nrecompute = "feed_forward"',
+        "8: gradient.recompute: expected gradient.checkpointing = true with it",
+    ),
+    (
+        '[loss]\ntimesteps = "uniform"\ntimestep_std = 2.0',
+        '9: loss.timestep_std: expected loss.timesteps = "logit_normal" with it, got "uniform"',
+    ),
+    ("[loss]\nmode_scale = 0.5", '8: loss.mode_scale: expected loss.timesteps = "mode" with it, got "auto"'),
     ("[optimizer]\nmomentum = 1", "8: optimizer.momentum: expected a number >= 0 and < 1, got 1"),
     (
         "[optimizer]\nmomentum = 0.9",

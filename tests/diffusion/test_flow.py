@@ -75,7 +75,7 @@ def test_a_sample_gets_the_same_draws_in_any_batch() -> None:
 
 @pytest.mark.parametrize("weighting", ["none", "sigma_sqrt", "cosmap"])
 def test_velocity_is_the_slope_of_what_the_denoiser_sees(weighting: str) -> None:
-    o = FlowObjective(weighting=weighting)  # type: ignore[arg-type]
+    o = FlowObjective(weighting=weighting)
     x0 = tensor(np.random.default_rng(0).standard_normal((3, *SHAPE)))
     noise, t = o.noise(rng(range(3)), SHAPE), tensor(np.array([0.2, 0.5, 0.7]))
     h = 1e-3

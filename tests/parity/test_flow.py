@@ -45,4 +45,4 @@ def test_weights_of_the_loss(weighting: str) -> None:
 
     s = np.linspace(0.01, 0.99, 50).astype(np.float32)
     theirs = compute_loss_weighting_for_sd3(weighting, torch.from_numpy(s)).numpy()
-    np.testing.assert_allclose(flow_weights(s, weighting), theirs, rtol=1e-5)  # type: ignore[arg-type]
+    np.testing.assert_allclose(flow_weights(s, weighting), theirs, rtol=1e-5)

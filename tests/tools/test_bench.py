@@ -133,3 +133,8 @@ def test_against_torch_measures_both(capsys: pytest.CaptureFixture[str]) -> None
     assert cli.run([*argv, "--device", "cpu", "--against", "torch", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["ratio"] == pytest.approx(result["eager_ms"] / result["torch"]["ms"], rel=1e-3)
+
+
+def test_a_sweep_is_not_held_against_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["bench", "step", "--sweep", "batch", "--against", "torch", "--device", "cpu"]) == 2
+    assert "leave one of --sweep and --against out" in " ".join(capsys.readouterr().err.split())

@@ -52,7 +52,7 @@ def _condition(op: Op, when: Callable[..., bool | str] | None) -> Callable[..., 
 def named(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
     """`fn` with the parameter names by which it is called and asked what it needs."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    fn.__signature__ = inspect.Signature([inspect.Parameter(n, kind) for n in names])  # type: ignore[attr-defined]
+    vars(fn)["__signature__"] = inspect.Signature([inspect.Parameter(n, kind) for n in names])
     return fn
 
 

@@ -37,7 +37,7 @@ class OnDevice(np.ndarray):
     device = SimpleNamespace(compute_capability="90", id=0)
 
     @property
-    def data(self) -> Any:  # type: ignore[override]
+    def data(self) -> Any:
         return SimpleNamespace(ptr=self.__array_interface__["data"][0])
 
     def set(self, host: np.ndarray, stream: object = None) -> None:

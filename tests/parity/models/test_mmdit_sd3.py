@@ -10,6 +10,7 @@ import pytest
 from flame_train.adapters.lora import attach
 from flame_train.engine import Parameter, nn, tensor
 from flame_train.engine import functional as F
+from flame_train.engine.report import saved_by_op
 from flame_train.models.keys.sd3_mmdit import mmdit_to_diffusers
 from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
 
@@ -156,11 +157,22 @@ def test_checkpointing_changes_no_bit(pair, batch, dtype):
     model, _ = pair
     attached = with_lora(model, dtype)
     found = {}
-    for recompute in ("nothing", "blocks"):
+    for recompute in ("nothing", "feed_forward", "blocks"):
         model.recompute = recompute
         for p in attached.parameters():
             p.grad = None
         (ours(model, batch) * tensor(batch["weight"])).sum().backward()
         found[recompute] = {p.name: p.grad.numpy() for p in attached.parameters()}
     for name, g in found["nothing"].items():
+        np.testing.assert_array_equal(found["feed_forward"][name], g, err_msg=name)
         np.testing.assert_array_equal(found["blocks"][name], g, err_msg=name)
+
+
+def test_what_is_recomputed_is_not_kept(pair, batch, dtype):
+    model, _ = pair
+    with_lora(model, dtype)
+    kept = {}
+    for recompute in ("nothing", "feed_forward", "blocks"):
+        model.recompute = recompute
+        kept[recompute] = sum(saved_by_op(ours(model, batch).sum()).values())
+    assert kept["blocks"] < kept["feed_forward"] < kept["nothing"]

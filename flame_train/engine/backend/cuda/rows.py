@@ -199,7 +199,8 @@ extern "C" __global__ void __launch_bounds__({s.block}) rows({", ".join(self._ar
         return re.sub(r"turned\((\w+)\)", r"(i & 1 ? v_\1[k][i ^ 1] : -v_\1[k][i ^ 1])", text)
 
     def _step(self, step: str) -> str:
-        what, name, text = re.fullmatch(r"(\w+) (\w+) = (.*)", step).groups()  # type: ignore[union-attr]
+        head, text = step.split(" = ", 1)
+        what, name = head.split()
         text = self._expression(text)
         if what == "let":
             return f"  const float {name} = {text};\n"
