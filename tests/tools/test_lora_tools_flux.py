@@ -31,29 +31,8 @@ def base():
 
 
 @pytest.fixture(scope="module")
-def lora():
-    rng = np.random.default_rng(1)
-    return {
-        module: (
-            rng.standard_normal((2, columns)).astype(np.float32),
-            rng.standard_normal((rows, 2)).astype(np.float32),
-        )
-        for module, (rows, columns) in TARGETS.items()
-    }
-
-
-def kohya(lora):
-    tensors = {}
-    for module, (down, up) in lora.items():
-        name = f"lora_unet_{module.replace('.', '_')}"
-        tensors |= {f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up, f"{name}.alpha": np.float32(3.0)}
-    return tensors
-
-
-def native(lora):
-    """Without alphas: the scale is 1."""
-    names = {f"diffusion_model.{module}": pair for module, pair in lora.items()}
-    return {f"{n}.lora_{ab}.weight": x for n, pair in names.items() for ab, x in zip("AB", pair, strict=True)}
+def lora(lora_over):
+    return lora_over(TARGETS)
 
 
 def in_diffusers(base):
@@ -65,18 +44,9 @@ def in_diffusers(base):
     return {name: np.array(source.read(Arrays())) for name, source in pulled.sources.items()}
 
 
-def expected(base, lora, scale):
-    """The merged tensors by native names in fp64."""
-    return {
-        name: x
-        + (scale * lora[m][1].astype(float) @ lora[m][0] if (m := name.removesuffix(".weight")) in lora else 0.0)
-        for name, x in base.items()
-    }
-
-
 @pytest.mark.parametrize("layout", ["single-file", "diffusers", "prefixed"])
 @pytest.mark.parametrize("form", ["kohya", "native", "diffusers"])
-def test_merging(tmp_path, base, lora, layout, form):
+def test_merging(tmp_path, base, lora, layout, form, kohya, native, expected):
     stored = in_diffusers(base) if layout == "diffusers" else base
     prefix = "model.diffusion_model." if layout == "prefixed" else ""
     save_file(tmp_path / "base.safetensors", {prefix + name: x for name, x in stored.items()})
@@ -94,7 +64,7 @@ def test_merging(tmp_path, base, lora, layout, form):
         np.testing.assert_allclose(found[prefix + name], values, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-def test_kohya_files_survive_convert_there_and_back(tmp_path, lora):
+def test_kohya_files_survive_convert_there_and_back(tmp_path, lora, kohya):
     metadata = {"ss_network_dim": "2", "ss_network_module": "networks.lora_flux", "ss_tag": "x"}
     halves = {name: np.asarray(x, np.float16) for name, x in kohya(lora).items()}
     save_file(tmp_path / "a.safetensors", halves, metadata)
@@ -105,14 +75,14 @@ def test_kohya_files_survive_convert_there_and_back(tmp_path, lora):
     assert all(found[n].dtype == x.dtype and found[n].tobytes() == x.tobytes() for n, x in halves.items())
 
 
-def test_a_flux_lora_and_an_sdxl_base(tmp_path, base, lora):
+def test_a_flux_lora_and_an_sdxl_base(tmp_path, base, lora, kohya):
     save_file(tmp_path / "lora.safetensors", kohya(lora))
     save_file(tmp_path / "base.safetensors", {"input_blocks.0.0.weight": np.zeros((4, 4, 3, 3))})
     with pytest.raises(ModelFileError, match=r"merged into SDXL, Flux\.1, SD3 or SD3\.5 only"):
         merge(tmp_path / "base.safetensors", tmp_path / "lora.safetensors", tmp_path / "out.safetensors")
 
 
-def test_blocks_that_the_base_does_not_have(tmp_path, base, lora):
+def test_blocks_that_the_base_does_not_have(tmp_path, base, lora, kohya):
     deeper = lora | {"double_blocks.5.img_attn.proj": lora["double_blocks.0.txt_attn.proj"]}
     save_file(tmp_path / "base.safetensors", base)
     save_file(tmp_path / "lora.safetensors", kohya(deeper))

@@ -46,29 +46,8 @@ def base():
 
 
 @pytest.fixture(scope="module")
-def lora():
-    rng = np.random.default_rng(1)
-    return {
-        module: (
-            rng.standard_normal((2, columns)).astype(np.float32),
-            rng.standard_normal((rows, 2)).astype(np.float32),
-        )
-        for module, (rows, columns) in TARGETS.items()
-    }
-
-
-def kohya(lora):
-    tensors = {}
-    for module, (down, up) in lora.items():
-        name = f"lora_unet_{module.replace('.', '_')}"
-        tensors |= {f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up, f"{name}.alpha": np.float32(3.0)}
-    return tensors
-
-
-def native(lora):
-    """Without alphas: the scale is 1."""
-    names = {f"diffusion_model.{module}": pair for module, pair in lora.items()}
-    return {f"{n}.lora_{ab}.weight": x for n, pair in names.items() for ab, x in zip("AB", pair, strict=True)}
+def lora(lora_over):
+    return lora_over(TARGETS)
 
 
 def in_diffusers(base):
@@ -80,18 +59,9 @@ def in_diffusers(base):
     return {name: np.array(source.read(Arrays())) for name, source in pulled.sources.items()}
 
 
-def expected(base, lora, scale):
-    """The merged tensors by native names in fp64."""
-    return {
-        name: x
-        + (scale * lora[m][1].astype(float) @ lora[m][0] if (m := name.removesuffix(".weight")) in lora else 0.0)
-        for name, x in base.items()
-    }
-
-
 @pytest.mark.parametrize("layout", ["single-file", "diffusers", "prefixed"])
 @pytest.mark.parametrize("form", ["kohya", "native", "diffusers"])
-def test_merging(tmp_path, base, lora, layout, form):
+def test_merging(tmp_path, base, lora, layout, form, kohya, native, expected):
     stored = in_diffusers(base) if layout == "diffusers" else base
     prefix = "model.diffusion_model." if layout == "prefixed" else ""
     save_file(tmp_path / "base.safetensors", {prefix + name: x for name, x in stored.items()})
@@ -110,7 +80,7 @@ def test_merging(tmp_path, base, lora, layout, form):
         np.testing.assert_allclose(found[prefix + name], values, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-def test_the_last_modulations_halves_are_exchanged_on_the_way(tmp_path, lora):
+def test_the_last_modulations_halves_are_exchanged_on_the_way(tmp_path, lora, native):
     """In this LoRA of three blocks: the last block is told from the file."""
     save_file(tmp_path / "lora.safetensors", native(lora))
     convert(tmp_path / "lora.safetensors", tmp_path / "out.safetensors", "diffusers")
@@ -192,7 +162,7 @@ def test_t5_in_a_file_of_its_own(tmp_path):
         assert np.all(file.read(q) == 2)
 
 
-def test_a_lora_of_a_deeper_model(tmp_path, base, lora):
+def test_a_lora_of_a_deeper_model(tmp_path, base, lora, kohya):
     other = {name: pair for name, pair in lora.items() if ".2.context_block.ada" not in name}
     deeper = other | {"joint_blocks.5.x_block.attn.proj": lora["joint_blocks.0.context_block.attn.proj"]}
     save_file(tmp_path / "base.safetensors", base)
@@ -201,7 +171,7 @@ def test_a_lora_of_a_deeper_model(tmp_path, base, lora):
         merge(tmp_path / "base.safetensors", tmp_path / "lora.safetensors", tmp_path / "out.safetensors")
 
 
-def test_an_sd3_lora_and_an_sdxl_base(tmp_path, lora):
+def test_an_sd3_lora_and_an_sdxl_base(tmp_path, lora, kohya):
     save_file(tmp_path / "lora.safetensors", kohya(lora))
     label, first = np.zeros((1280, 2816), np.float16), np.zeros((320, 4, 3, 3), np.float16)
     save_file(tmp_path / "base.safetensors", {"input_blocks.0.0.weight": first, "label_emb.0.0.weight": label})

@@ -8,6 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from flame_train.adapters.lora import attach
+from flame_train.engine import Parameter, nn
+
 
 @pytest.fixture(params=["float32", "float64"])
 def dtype(request):
@@ -73,3 +76,21 @@ def scrambled():
         return model
 
     return init
+
+
+@pytest.fixture
+def with_lora(dtype):
+    """Puts a LoRA whose up is not zero, in the precision of the test, on the named layers; on every linear one."""
+
+    def attached_to(model, names=None):
+        linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+        attached = attach(
+            model, names or linear, rank=3, alpha=2.0, seed=5,
+            make_parameter=lambda name, values, device: Parameter(values.astype(dtype), name),
+        )  # fmt: skip
+        rng = np.random.default_rng(6)
+        for adapter in attached.adapters.values():
+            adapter.up.data[...] = 0.06 * rng.standard_normal(adapter.up.shape)
+        return attached
+
+    return attached_to

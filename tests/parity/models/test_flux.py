@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flame_train.adapters.lora import attach
-from flame_train.engine import Parameter, Tensor, nn, tensor
+from flame_train.engine import Tensor, tensor
 from flame_train.engine import functional as F
 from flame_train.models.flux import Flux, FluxArch
 from flame_train.models.keys.flux import transformer_to_diffusers
@@ -118,19 +117,6 @@ def test_prediction(pair, batch, bound, off):
     assert off(ours(model, batch), theirs(twin, batch)) < bound
 
 
-def with_lora(model, dtype):
-    """Every linear layer with a LoRA whose up is not zero, in the precision of the test."""
-    names = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
-    attached = attach(
-        model, names, rank=3, alpha=2.0, seed=5,
-        make_parameter=lambda name, values, device: Parameter(values.astype(dtype), name),
-    )  # fmt: skip
-    rng = np.random.default_rng(6)
-    for adapter in attached.adapters.values():
-        adapter.up.data[...] = 0.06 * rng.standard_normal(adapter.up.shape)
-    return attached
-
-
 def merged_in_torch(twin, attached):
     """torch leaves for every LoRA matrix, and the twin's weights with the updates they make."""
     leaves, weights, there = {}, {}, dict(twin.named_parameters())
@@ -144,9 +130,9 @@ def merged_in_torch(twin, attached):
     return leaves, weights
 
 
-def test_every_lora_gradient(pair, batch, dtype, bound, off):
+def test_every_lora_gradient(pair, batch, dtype, bound, off, with_lora):
     model, twin = pair
-    attached = with_lora(model, dtype)
+    attached = with_lora(model)
     leaves, weights = merged_in_torch(twin, attached)
     out, expected = ours(model, batch), theirs(twin, batch, weights)
     assert off(out, expected.detach()) < bound

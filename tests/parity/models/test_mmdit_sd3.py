@@ -7,9 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from flame_train.adapters.lora import attach
-from flame_train.engine import Parameter, nn, tensor
 from flame_train.engine import functional as F
+from flame_train.engine import tensor
 from flame_train.engine.report import saved_by_op
 from flame_train.models.keys.sd3_mmdit import mmdit_to_diffusers
 from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
@@ -107,27 +106,14 @@ def test_prediction(pair, batch, bound, off):
     assert off(ours(model, batch), theirs(twin, batch)) < bound
 
 
-def with_lora(model, dtype):
-    """Every linear layer with a LoRA whose up is not zero, in the precision of the test."""
-    names = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
-    attached = attach(
-        model, names, rank=3, alpha=2.0, seed=5,
-        make_parameter=lambda name, values, device: Parameter(values.astype(dtype), name),
-    )  # fmt: skip
-    rng = np.random.default_rng(6)
-    for adapter in attached.adapters.values():
-        adapter.up.data[...] = 0.06 * rng.standard_normal(adapter.up.shape)
-    return attached
-
-
 class Arrays(dict):
     def read(self, name):
         return self[name]
 
 
-def test_gradients_of_every_lora_matrix(pair, batch, bound, off, dtype):
+def test_gradients_of_every_lora_matrix(pair, batch, bound, off, dtype, with_lora):
     model, twin = pair
-    attached = with_lora(model, dtype)
+    attached = with_lora(model)
     (ours(model, batch) * tensor(batch["weight"])).sum().backward()
     leaves, native = {}, Arrays({name: fp64(t.numpy()) for name, t in model.weights()})
     for name, adapter in attached.adapters.items():
@@ -153,9 +139,9 @@ def in_torch(source, native):
     return x
 
 
-def test_checkpointing_changes_no_bit(pair, batch, dtype):
+def test_checkpointing_changes_no_bit(pair, batch, dtype, with_lora):
     model, _ = pair
-    attached = with_lora(model, dtype)
+    attached = with_lora(model)
     found = {}
     for recompute in ("nothing", "feed_forward", "blocks"):
         model.recompute = recompute
@@ -168,9 +154,9 @@ def test_checkpointing_changes_no_bit(pair, batch, dtype):
         np.testing.assert_array_equal(found["blocks"][name], g, err_msg=name)
 
 
-def test_what_is_recomputed_is_not_kept(pair, batch, dtype):
+def test_what_is_recomputed_is_not_kept(pair, batch, dtype, with_lora):
     model, _ = pair
-    with_lora(model, dtype)
+    with_lora(model)
     kept = {}
     for recompute in ("nothing", "feed_forward", "blocks"):
         model.recompute = recompute

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flame_train.adapters.lora import attach
 from flame_train.adapters.targets import UNET_PRESETS, resolve
-from flame_train.engine import Parameter, Tensor, tensor
+from flame_train.engine import Tensor, tensor
 from flame_train.engine import functional as F
 from flame_train.models.keys.sdxl_unet import UNetLevels, unet_from_diffusers
 from flame_train.models.unet_sdxl import UNet, UNetArch, vector_conditioning
@@ -123,18 +122,6 @@ def test_prediction(pair, batch, bound, off):
     assert off(ours(model, batch), theirs(twin, batch)) < bound
 
 
-def with_lora(model, dtype):
-    """Every layer of the preset `full` with a LoRA whose up is not zero, in the precision of the test."""
-    attached = attach(
-        model, resolve(model, ["full"], UNET_PRESETS), rank=3, alpha=2.0, seed=5,
-        make_parameter=lambda name, values, device: Parameter(values.astype(dtype), name),
-    )  # fmt: skip
-    rng = np.random.default_rng(6)
-    for adapter in attached.adapters.values():
-        adapter.up.data[...] = 0.06 * rng.standard_normal(adapter.up.shape)
-    return attached
-
-
 def merged_in_torch(twin, attached):
     """torch leaves for every LoRA matrix, and the twin's weights with the updates they make."""
     leaves, weights, there = {}, {}, dict(twin.named_parameters())
@@ -148,9 +135,9 @@ def merged_in_torch(twin, attached):
     return leaves, weights
 
 
-def test_every_lora_gradient(pair, batch, dtype, bound, off):
+def test_every_lora_gradient(pair, batch, dtype, bound, off, with_lora):
     model, twin = pair
-    attached = with_lora(model, dtype)
+    attached = with_lora(model, resolve(model, ["full"], UNET_PRESETS))
     leaves, weights = merged_in_torch(twin, attached)
     out, expected = ours(model, batch), theirs(twin, batch, weights)
     assert off(out, expected.detach()) < bound

@@ -1,0 +1,63 @@
+"""Small LoRAs by native module names, as trainers write them and as NumPy merges them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="session")
+def lora_over():
+    """A LoRA of rank 2 over {native module: (rows, columns)}: module -> (down, up)."""
+
+    def draw(targets):
+        rng = np.random.default_rng(1)
+        return {
+            module: (
+                rng.standard_normal((2, columns)).astype(np.float32),
+                rng.standard_normal((rows, 2)).astype(np.float32),
+            )
+            for module, (rows, columns) in targets.items()
+        }
+
+    return draw
+
+
+@pytest.fixture(scope="session")
+def kohya():
+    """In kohya's names, with alpha 3."""
+
+    def write(lora):
+        tensors = {}
+        for module, (down, up) in lora.items():
+            name = f"lora_unet_{module.replace('.', '_')}"
+            tensors |= {
+                f"{name}.lora_down.weight": down,
+                f"{name}.lora_up.weight": up,
+                f"{name}.alpha": np.float32(3.0),
+            }
+        return tensors
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def native():
+    """In the network's own names without alphas: the scale is 1."""
+
+    def write(lora):
+        names = {f"diffusion_model.{module}": pair for module, pair in lora.items()}
+        return {f"{n}.lora_{ab}.weight": x for n, pair in names.items() for ab, x in zip("AB", pair, strict=True)}
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def expected():
+    """The merged tensors by native names in fp64."""
+
+    def merged(base, lora, scale):
+        updates = {f"{m}.weight": scale * up.astype(float) @ down for m, (down, up) in lora.items()}
+        return {name: x + updates.get(name, 0.0) for name, x in base.items()}
+
+    return merged
