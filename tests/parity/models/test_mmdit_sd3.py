@@ -111,7 +111,7 @@ class Arrays(dict):
         return self[name]
 
 
-def test_gradients_of_every_lora_matrix(pair, batch, bound, off, dtype, with_lora):
+def test_gradients_of_every_lora_matrix(pair, batch, bound, off, with_lora):
     model, twin = pair
     attached = with_lora(model)
     (ours(model, batch) * tensor(batch["weight"])).sum().backward()
@@ -139,7 +139,7 @@ def in_torch(source, native):
     return x
 
 
-def test_checkpointing_changes_no_bit(pair, batch, dtype, with_lora):
+def test_checkpointing_changes_no_bit(pair, batch, with_lora):
     model, _ = pair
     attached = with_lora(model)
     found = {}
@@ -154,7 +154,7 @@ def test_checkpointing_changes_no_bit(pair, batch, dtype, with_lora):
         np.testing.assert_array_equal(found["blocks"][name], g, err_msg=name)
 
 
-def test_what_is_recomputed_is_not_kept(pair, batch, dtype, with_lora):
+def test_what_is_recomputed_is_not_kept(pair, batch, with_lora):
     model, _ = pair
     with_lora(model)
     kept = {}

@@ -135,7 +135,7 @@ def merged_in_torch(twin, attached):
     return leaves, weights
 
 
-def test_every_lora_gradient(pair, batch, dtype, bound, off, with_lora):
+def test_every_lora_gradient(pair, batch, bound, off, with_lora):
     model, twin = pair
     attached = with_lora(model, resolve(model, ["full"], UNET_PRESETS))
     leaves, weights = merged_in_torch(twin, attached)
