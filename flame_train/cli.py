@@ -357,7 +357,9 @@ app.add_typer(bench_app, name="bench")
 
 @bench_app.command("step")
 def bench_step(
-    model: Annotated[str, typer.Option("--model", help="sdxl, or sdxl-tiny for a quick look.")] = "sdxl",
+    model: Annotated[
+        str, typer.Option("--model", help="sdxl, sd35-medium, sd35-large, flux-dev; or sdxl-tiny, sd3-tiny, flux-tiny.")
+    ] = "sdxl",
     resolution: Annotated[int, typer.Option("--resolution", min=64, help="Pixels.")] = 1024,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Images a step.")] = 1,
     rank: Annotated[int, typer.Option("--rank", min=1)] = 16,
@@ -395,7 +397,9 @@ def bench_step(
 
 @bench_app.command("memory")
 def bench_memory(
-    model: Annotated[str, typer.Option("--model", help="sdxl, or sdxl-tiny for a quick look.")] = "sdxl",
+    model: Annotated[
+        str, typer.Option("--model", help="sdxl, sd35-medium, sd35-large, flux-dev; or sdxl-tiny, sd3-tiny, flux-tiny.")
+    ] = "sdxl",
     resolution: Annotated[int, typer.Option("--resolution", min=64, help="Pixels.")] = 1024,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Images a step.")] = 1,
     rank: Annotated[int, typer.Option("--rank", min=1)] = 16,

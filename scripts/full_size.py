@@ -25,7 +25,7 @@ from flame_train.models.text_sdxl import encode_prompts
 from flame_train.models.unet_sdxl import UNet, UNetArch, vector_conditioning
 from flame_train.models.vae import Vae, VaeArch
 from flame_train.tools.bench import randomise
-from flame_train.tools.bench_torch_step import diffusers_config
+from flame_train.tools.bench_torch_models import unet_arguments
 
 BACKEND = get_backend("cuda")
 
@@ -72,7 +72,7 @@ def report(part: str, **figures: float) -> None:
 def unet() -> None:
     ours = UNet(UNetArch.sdxl())
     randomise(ours, as_dtype("bf16"), BACKEND)
-    theirs = twin_of(ours, UNet2DConditionModel(**diffusers_config(UNetArch.sdxl())), unet_from_diffusers(SDXL_LEVELS))
+    theirs = twin_of(ours, UNet2DConditionModel(**unet_arguments(UNetArch.sdxl())), unet_from_diffusers(SDXL_LEVELS))
     rng = np.random.default_rng(0)
     x, context = rng.standard_normal((1, 128, 128, 4)), rng.standard_normal((1, 77, 2048))
     pooled, t = rng.standard_normal((1, 1280)), np.array([500])

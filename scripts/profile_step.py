@@ -1,6 +1,6 @@
 """Where a captured step's time goes: GPU time by kind of kernel, and the longest kernels.
 
-    python scripts/profile_step.py [--batch N] [--recompute WHAT] [--top K]
+    python scripts/profile_step.py [--model NAME] [--batch N] [--recompute WHAT] [--top K]
 
 Needs a GPU and the parity extra: PyTorch's profiler reads the card's activity records, which include our kernels.
 """
@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from flame_train.engine.mode import deterministic
 from flame_train.tools import bench
+from flame_train.tools.bench_models import SUBJECTS
 
 KINDS = [
     ("attention", r"sdpa|flash|fmha|attention|softmax"),
@@ -37,13 +38,14 @@ def kind_of(name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="sdxl", choices=[*SUBJECTS])
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--recompute", default="nothing", choices=["nothing", "feed_forward", "blocks"])
     parser.add_argument("--not-deterministic", action="store_true")
     parser.add_argument("--top", type=int, default=25)
     args = parser.parse_args()
     with deterministic(not args.not_deterministic):
-        step = bench.prepare(bench.Trial(batch=args.batch, recompute=args.recompute)).captured()
+        step = bench.prepare(bench.Trial(args.model, batch=args.batch, recompute=args.recompute)).captured()
     for _ in range(4):
         step()
     torch.cuda.synchronize()

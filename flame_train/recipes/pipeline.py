@@ -75,11 +75,15 @@ class Plan:
         """Bytes on the device in training: weights, adapters with gradients and moments, and what a step keeps."""
         c = self.config
         item = as_dtype(c.train.precision).itemsize
-        moments = 4 if c.optimizer.name == "adamw" else 3
         steps = [
             self.facts.activation_bytes(b, c.data.batch_size, item, recomputed(c)) for b in set(self.placed.buckets)
         ]
-        return self.facts.weights * item + self.parameters * 4 * moments + max(steps)
+        return self.facts.weights * item + state_bytes(self.parameters, c.optimizer.name) + max(steps)
+
+
+def state_bytes(parameters: int, optimizer: str) -> int:
+    """What trained values take with their gradients and the optimizer's moments, all fp32."""
+    return parameters * 4 * (4 if optimizer == "adamw" else 3)
 
 
 def make_plan(family: Family, config: Config, stop: StopRequest) -> Plan:

@@ -18,22 +18,17 @@ from flame_train.engine.backend import Backend, get_backend
 from flame_train.engine.dtype import DType, as_dtype
 from flame_train.engine.mode import deterministic
 from flame_train.engine.random import bits, uniform_of
-from flame_train.errors import ConfigError
 from flame_train.models.transformer import Recompute
-from flame_train.models.unet_sdxl import UNet, UNetArch
-from flame_train.recipes import RECIPES
-from flame_train.recipes.pipeline import make_state
-from flame_train.recipes.sdxl import as_denoiser
+from flame_train.recipes.pipeline import make_state, state_bytes
 from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.step import FIGURES, State, micro, update
 
 from . import bench_torch_step
-from .bench_flops import step_flops
+from .bench_models import Subject, find, normal
 from .bench_ops import ceilings
+from .bench_torch_models import yardstick
 
 _WARM, _TIMED = 3, 10
-
-_ARCHITECTURES: dict[str, Callable[[], UNetArch]] = {"sdxl": UNetArch.sdxl, "sdxl-tiny": UNetArch.tiny}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +49,8 @@ class Trial:
 class Prepared:
     """A model with adapters, an optimizer and a batch on the device, ready to step."""
 
-    unet: UNet
+    subject: Subject
+    network: Any
     state: State
     batch: Batch
     backend: Backend
@@ -77,30 +73,29 @@ class Prepared:
 
 def prepare(trial: Trial) -> Prepared:
     """A step with random weights, made on the device. Raises `ConfigError` for a model that is not known."""
-    if trial.model not in _ARCHITECTURES:
-        raise ConfigError(f"bench: expected a model among {', '.join(_ARCHITECTURES)}, got {trial.model}")
+    subject = find(trial.model)
     config = Config(
         train=TrainSection(precision=trial.precision, steps=100),
-        lora=LoraSection(rank=trial.rank, alpha=float(trial.rank)),
+        lora=LoraSection(rank=trial.rank, alpha=float(trial.rank), targets=(subject.targets,)),
         data=DataSection(resolution=trial.resolution, batch_size=trial.batch),
         gradient=GradientSection(checkpointing=trial.recompute != "nothing"),
     )
     backend, dtype = get_backend(trial.device), as_dtype(trial.precision)
-    unet = UNet(_ARCHITECTURES[trial.model]())
-    randomise(unet, dtype, backend)
-    unet.recompute = trial.recompute
-    targets = resolve(unet, config.lora.targets, RECIPES["sdxl"].presets)
-    attached = attach(unet, targets, rank=trial.rank, alpha=float(trial.rank), seed=0)
-    objective = RECIPES["sdxl"].objective(config, trial.device)
-    state = make_state(as_denoiser(unet), attached, objective, config, trial.device)
+    network = subject.build()
+    randomise(network, dtype, backend)
+    network.recompute = trial.recompute
+    targets = resolve(network, config.lora.targets, subject.family.presets)
+    attached = attach(network, targets, rank=trial.rank, alpha=float(trial.rank), seed=0)
+    objective = subject.family.objective(config, trial.device)
+    state = make_state(subject.denoiser(network), attached, objective, config, trial.device)
     for adapter in attached.adapters.values():  # zero would leave half of the gradients zero
         adapter.up.data[...] = _uniform(backend, 1, adapter.up.shape, 1e-3, as_dtype("fp32"))
     state.optimizer.arena.refresh()
-    host = random_batch(unet.arch, trial.resolution, trial.batch)
+    host = random_batch(subject, network, trial.resolution, trial.batch)
     device_batch = Batch(host, backend, dtype)
     device_batch.fill(host)
-    frozen = sum(int(t.data.nbytes) for _, t in unet.weights())
-    return Prepared(unet, state, device_batch, backend, len(targets), backend.memory().live, frozen)
+    frozen = sum(int(t.data.nbytes) for _, t in network.weights())
+    return Prepared(subject, network, state, device_batch, backend, len(targets), backend.memory().live, frozen)
 
 
 def step(trial: Trial, against: Literal["torch", "torch-compiled"] | None = None) -> dict[str, Any]:
@@ -114,8 +109,9 @@ def step(trial: Trial, against: Literal["torch", "torch-compiled"] | None = None
     if against is None:
         return result
     get_backend(trial.device).release_unused()
+    subject = find(trial.model)
     theirs = bench_torch_step.run(
-        _ARCHITECTURES[trial.model](), trial.resolution, trial.batch, trial.rank, trial.precision,
+        yardstick(subject, subject.build()), trial.resolution, trial.batch, trial.rank, trial.precision,
         trial.recompute == "blocks", trial.device, against == "torch-compiled",
     )  # fmt: skip
     best = result.get("captured_ms", result["eager_ms"])
@@ -137,6 +133,7 @@ def _step(trial: Trial) -> dict[str, Any]:
         "eager_ms": eager[0],
         "eager_host_ms": eager[1],
         "weights_gib": round(p.weights / 2**30, 2),
+        "predicted_gib": round(_predicted(p, trial) / 2**30, 2),
         "peak_gib": round(p.backend.memory().peak / 2**30, 2),
     }
     if trial.device == "cuda":
@@ -150,9 +147,15 @@ def _step(trial: Trial) -> dict[str, Any]:
     return result | {"figures": figures}
 
 
+def _predicted(p: Prepared, trial: Trial) -> int:
+    """The peak as `--dry-run` would predict it."""
+    kept = p.subject.activations(p.network, trial.resolution, trial.batch, p.state.dtype.itemsize, trial.recompute)
+    return p.frozen_bytes + state_bytes(p.state.optimizer.arena.count, "adamw") + kept
+
+
 def _share(p: Prepared, trial: Trial, ms: float) -> dict[str, Any]:
     """The step's arithmetic, its rate, and that rate over the card's own."""
-    work = step_flops(p.unet, trial.resolution, trial.batch)
+    work = trial.batch * p.subject.work(p.network, trial.resolution).step()
     ceiling, _ = ceilings(p.backend, p.state.dtype)
     rate = work / ms * 1e3
     return {
@@ -199,20 +202,9 @@ def _uniform(backend: Backend, number: int, shape: tuple[int, ...], bound: float
     return ((uniform_of(words) - np.float32(0.5)) * np.float32(2 * bound)).reshape(shape).astype(dtype)
 
 
-def random_batch(arch: UNetArch, resolution: int, size: int) -> HostBatch:
+def random_batch(subject: Subject, network: Any, resolution: int, size: int) -> HostBatch:
     """A batch of random latents and conditioning of the model's shapes."""
-    rng = np.random.default_rng(0)
-    side = resolution // 8
-    pooled = arch.adm_in_channels - 6 * 256
-
-    def normal(*shape: int) -> np.ndarray[Any, Any]:
-        return rng.standard_normal((size, *shape)).astype(np.float32)
-
-    arrays = {
-        "mean": normal(side, side, arch.in_channels),
-        "logvar": normal(side, side, arch.in_channels) - 4.0,
-        "context": normal(77, arch.context_dim),
-        "pooled": normal(pooled),
-        "time_ids": np.tile(np.array([resolution, resolution, 0, 0, resolution, resolution], np.int32), (size, 1)),
-    }
-    return HostBatch(arrays, 0, np.arange(size), tuple(f"random {i}" for i in range(size)))
+    shape = (size, resolution // 8, resolution // 8, subject.latent_channels)
+    latents = {"mean": normal(*shape), "logvar": normal(*shape) - 4.0}
+    conditioning = subject.conditioning(network, resolution, size)
+    return HostBatch(latents | conditioning, 0, np.arange(size), tuple(f"random {i}" for i in range(size)))

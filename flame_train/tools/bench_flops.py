@@ -1,63 +1,109 @@
-"""The arithmetic of a training step, counted from a UNet's structure: what the time it took is held against."""
+"""The arithmetic of a training step, counted from a network's structure: what the time it took is held against.
+
+The networks that embed times, sizes and prompts, of one row a picture, count by that row or not at all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from flame_train.adapters.lora import LoraAdapter
 from flame_train.engine import nn
+from flame_train.models.flux import Flux
+from flame_train.models.mmdit_sd3 import Mmdit
 from flame_train.models.transformer import SpatialTransformer
 from flame_train.models.unet_sdxl import Downsample, UNet, Upsample
 
-_TEXT = 77  # positions of the text
+UNET_TEXT = 77  # positions of the text
+_TOKEN = 16  # a transformer's token is so many pixels wide and high
 
 
-def forward_flops(unet: UNet, resolution: int) -> tuple[float, float]:
-    """Of one picture's forward pass, two a multiply-add: (matrix products and convolutions, attention).
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One picture's way through a network: each layer with the rows it works on, and attention's multiply-adds."""
 
-    The two networks that embed time and size, of one row a picture, are left out.
-    """
-    products = attention = 0.0
-    for part, pixels in _parts(unet, resolution):
-        for name, layer in part.named_modules():
-            if isinstance(layer, nn.Linear):
-                products += 2.0 * _rows(name, pixels) * layer.in_features * layer.out_features
-            elif isinstance(layer, nn.Conv2d):
-                products += 2.0 * pixels * layer.kernel_size**2 * layer.in_channels * layer.out_channels
-        if isinstance(part, SpatialTransformer):
-            attention += 4.0 * pixels * (pixels + _TEXT) * part.proj_in.out_features * len(part.transformer_blocks)
-    return products, attention
+    layers: tuple[tuple[nn.Linear | nn.Conv2d, int], ...]
+    attention: int
+
+    def forward(self) -> float:
+        """FLOPs of the forward pass without adapters, two a multiply-add."""
+        return 2.0 * (self._products() + self.attention)
+
+    def step(self) -> float:
+        """FLOPs forward, and backward to the inputs of frozen layers and to the adapters' factors.
+
+        A frozen layer's product is made twice, an adapter's three times, attention three and a half times.
+        """
+        adapters = sum(
+            rows * layer.adapter.rank * (layer.in_features + layer.out_features)
+            for layer, rows in self.layers
+            if isinstance(layer, nn.Linear) and isinstance(layer.adapter, LoraAdapter)
+        )
+        return 4.0 * self._products() + 7.0 * self.attention + 6.0 * adapters
+
+    def _products(self) -> int:
+        return sum(rows * _weights(layer) for layer, rows in self.layers)
 
 
-def step_flops(unet: UNet, resolution: int, batch: int) -> float:
-    """Of a whole step, forward, and backward to the inputs of frozen layers and to the adapters' factors.
-
-    A frozen layer's product is made twice, an adapter's three times, attention three and a half times.
-    """
-    products, attention = forward_flops(unet, resolution)
-    return batch * (2.0 * products + 3.5 * attention + 3.0 * _adapters(unet, resolution))
+def _weights(layer: nn.Linear | nn.Conv2d) -> int:
+    if isinstance(layer, nn.Linear):
+        return layer.in_features * layer.out_features
+    return layer.kernel_size**2 * layer.in_channels * layer.out_channels
 
 
-def _parts(unet: UNet, resolution: int) -> Iterator[tuple[nn.Module, int]]:
-    """Every part that works on the picture, and the pixels of what it makes."""
-    side = resolution // 8
+def _named(module: nn.Module) -> Iterator[tuple[str, nn.Linear | nn.Conv2d]]:
+    return ((name, part) for name, part in module.named_modules() if isinstance(part, (nn.Linear, nn.Conv2d)))
+
+
+def unet_work(unet: UNet, resolution: int) -> Work:
+    """SDXL's, without the two networks that embed time and size."""
+    layers: list[tuple[nn.Linear | nn.Conv2d, int]] = []
+    attention, side = 0, resolution // 8
     for stage in [*unet.input_blocks, unet.middle_block, *unet.output_blocks, unet.out]:
         for part in stage:
             side = side // 2 if isinstance(part, Downsample) else side * 2 if isinstance(part, Upsample) else side
-            if part is not None:
-                yield part, side * side
+            if part is None:
+                continue
+            layers += [(layer, _unet_rows(name, side * side)) for name, layer in _named(part)]
+            if isinstance(part, SpatialTransformer):
+                seen = side * side + UNET_TEXT
+                attention += 2 * side * side * seen * part.proj_in.out_features * len(part.transformer_blocks)
+    return Work(tuple(layers), attention)
 
 
-def _adapters(unet: UNet, resolution: int) -> float:
-    return sum(
-        2.0 * _rows(name, pixels) * layer.adapter.rank * (layer.in_features + layer.out_features)
-        for part, pixels in _parts(unet, resolution)
-        for name, layer in part.named_modules()
-        if isinstance(layer, nn.Linear) and isinstance(layer.adapter, LoraAdapter)
-    )
-
-
-def _rows(name: str, pixels: int) -> int:
+def _unet_rows(name: str, pixels: int) -> int:
     if name.startswith("emb_layers"):
         return 1
-    return _TEXT if name.endswith(("attn2.to_k", "attn2.to_v")) else pixels
+    return UNET_TEXT if name.endswith(("attn2.to_k", "attn2.to_v")) else pixels
+
+
+def flux_work(flux: Flux, resolution: int, text: int) -> Work:
+    """Flux's with `text` tokens from T5."""
+    image = (resolution // _TOKEN) ** 2
+    both = image + text
+    layers = [(layer, _flux_rows(name, image, text)) for name, layer in _named(flux)]
+    blocks = flux.arch.depth + flux.arch.single_depth
+    return Work(tuple(layers), 2 * both * both * flux.arch.width * blocks)
+
+
+def _flux_rows(name: str, image: int, text: int) -> int:
+    if "_in." in name or "mod" in name.lower():
+        return 1
+    if "txt_" in name:
+        return text
+    return image + text if name.startswith("single_blocks") else image
+
+
+def mmdit_work(mmdit: Mmdit, resolution: int, text: int) -> Work:
+    """SD3's with `text` tokens from the CLIPs and T5 together."""
+    image = (resolution // _TOKEN) ** 2
+    layers = [(layer, _mmdit_rows(name, image, text)) for name, layer in _named(mmdit)]
+    seen = mmdit.arch.depth * (image + text) ** 2 + len(mmdit.arch.dual) * image**2
+    return Work(tuple(layers), 2 * mmdit.arch.width * seen)
+
+
+def _mmdit_rows(name: str, image: int, text: int) -> int:
+    if "adaLN" in name or name.startswith(("t_embedder", "y_embedder")):
+        return 1
+    return text if "context_" in name else image

@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -15,21 +16,25 @@ from flame_train.engine.check import generator
 from flame_train.engine.op import REGISTRY, sample
 from flame_train.engine.sample import materialise
 from flame_train.errors import ConfigError, EnvironmentFault
+from flame_train.models.mmdit_sd3 import Mmdit
 from flame_train.models.unet_sdxl import UNet, UNetArch
-from flame_train.recipes import RECIPES
 from flame_train.tools import bench, bench_memory, bench_ops, bench_sweep, bench_torch_step
-from flame_train.tools.bench_flops import forward_flops
+from flame_train.tools.bench_models import find
+from flame_train.tools.bench_torch_models import yardstick
 
 
-def test_step_reports_a_finite_whole_step(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["bench", "step", "--model", "sdxl-tiny", "--resolution", "64", "--precision", "fp32"]
+@pytest.mark.parametrize(
+    ("model", "adapted"), [("sdxl-tiny", 8 * 17), ("sd3-tiny", 2 * 3 + 2 * 2 + 1 + 2), ("flux-tiny", 20)]
+)
+def test_step_reports_a_finite_whole_step(model: str, adapted: int, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["bench", "step", "--model", model, "--resolution", "64", "--precision", "fp32"]
     argv += ["--rank", "2", "--device", "cpu", "--json"]
     assert cli.run(argv) == 0
     result = json.loads(capsys.readouterr().out)
     assert math.isfinite(result["figures"]["loss"])
     assert result["figures"]["grad_norm"] > 0
     assert result["figures"]["healthy"] == 1
-    assert result["adapted_layers"] == 8 * 17  # eight attention projections in each of the tiny UNet's blocks
+    assert result["adapted_layers"] == adapted
     assert "captured_ms" not in result
 
 
@@ -101,29 +106,46 @@ def test_against_torch_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parity
-def test_the_yardstick_is_the_same_network_and_counts_the_same_arithmetic() -> None:
-    diffusers = pytest.importorskip("diffusers")
+@pytest.mark.parametrize("name", ["sdxl-tiny", "sd3-tiny", "flux-tiny"])
+def test_the_yardstick_is_the_same_network_and_counts_the_same_arithmetic(name: str) -> None:
+    pytest.importorskip("diffusers")
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
-    arch = UNetArch.tiny()
-    _, trained = bench_torch_step._build(torch, arch, 4, "fp32", False, "cpu")
-    ours = UNet(arch)
-    plain = diffusers.UNet2DConditionModel(**bench_torch_step.diffusers_config(arch))
-    assert sum(p.numel() for p in plain.parameters()) == ours.num_weights()
-    layers = resolve(ours, ("attention",), RECIPES["sdxl"].presets)
-    assert sum(p.numel() for p in trained) == sum(4 * sum(ours.shapes()[f"{n}.weight"]) for n in layers)
+    subject, resolution = find(name), 64
+    ours = subject.build()
+    model = yardstick(subject, ours)
+    plain = model.build()
+    assert sum(p.numel() for p in plain.parameters()) + _positions(ours) == ours.num_weights()
 
-    x, context = torch.zeros(1, 4, 16, 16), torch.zeros(1, 77, arch.context_dim)
-    extra = {"text_embeds": torch.zeros(1, arch.adm_in_channels - 1536), "time_ids": torch.zeros(1, 6)}
+    loss = model.loss(torch, 1, resolution, {"device": "cpu", "dtype": torch.float32})
     written_out = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)  # the fused one is not counted
     with FlopCounterMode(display=False) as counter, torch.no_grad(), written_out:
-        plain(x, torch.tensor([1]), context, added_cond_kwargs=extra)
+        loss(torch, plain)
     shapes = ours.shapes()
     embeddings = sum(
         math.prod(s) for n, s in shapes.items() if n.startswith(("time_embed", "label_emb")) and len(s) == 2
     )
-    assert sum(forward_flops(ours, 128)) + 2 * embeddings == counter.get_total_flops()
+    assert subject.work(ours, resolution).forward() + 2 * embeddings == counter.get_total_flops()
+
+
+def _positions(network: object) -> int:
+    """SD3's table of positions, which diffusers keeps among its buffers."""
+    return math.prod(network.shapes()["pos_embed"]) if isinstance(network, Mmdit) else 0
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", ["sdxl-tiny", "sd3-tiny", "flux-tiny"])
+def test_the_yardstick_adapts_the_same_layers(name: str) -> None:
+    pytest.importorskip("diffusers")
+    torch = pytest.importorskip("torch")
+    subject = find(name)
+    ours = subject.build()
+    _, trained = bench_torch_step.build(torch, yardstick(subject, ours), 4, "fp32", False, "cpu")
+    layers = resolve(ours, (subject.targets,), subject.family.presets)
+    reached = sum(int(np.prod(ours.shapes()[f"{n}.weight"])) for n in layers)
+    pairs = zip(trained[::2], trained[1::2], strict=True)
+    assert sum(a.shape[1] * b.shape[0] for a, b in pairs) == reached
 
 
 @pytest.mark.parity

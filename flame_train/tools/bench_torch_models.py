@@ -1,0 +1,190 @@
+"""The networks of `bench_models` as diffusers has them, and what diffusers' training scripts do with them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flame_train.models.flux import Flux, FluxArch
+from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
+from flame_train.models.unet_sdxl import UNet, UNetArch
+
+from .bench_models import Subject
+
+_ATTENTION = ["to_q", "to_k", "to_v", "to_out.0"]
+_JOINT = [*_ATTENTION, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
+_FLUX = (
+    rf".*\.attn\.({'|'.join(_JOINT)})|.*\.(ff|ff_context)\.net\.(0\.proj|2)"
+    r"|single_transformer_blocks\.\d+\.(proj_mlp|proj_out)"
+)
+
+Loss = Callable[[Any, Any], Any]
+"""(torch, network) -> the loss of one batch, everything random drawn anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Yardstick:
+    """diffusers' class with its arguments, the layers PEFT adapts, the blocks compiled one by one, and a step's loss.
+
+    `loss` is (torch, size, pixels a side, tensor options) -> `Loss`.
+    """
+
+    network: str
+    arguments: Mapping[str, Any]
+    targets: list[str] | str
+    blocks: tuple[str, ...]
+    loss: Callable[[Any, int, int, dict[str, Any]], Loss]
+
+    def build(self) -> Any:
+        """The network, in PyTorch's default dtype and device."""
+        return getattr(importlib.import_module("diffusers"), self.network)(**self.arguments)
+
+
+def yardstick(subject: Subject, network: Any) -> Yardstick:
+    """The counterpart of a subject's network, which must have its architecture but needs no weights."""
+    arch = network.arch
+    if isinstance(network, UNet):
+        blocks: tuple[str, ...] = ("BasicTransformerBlock", "ResnetBlock2D")
+        return Yardstick("UNet2DConditionModel", unet_arguments(arch), _ATTENTION, blocks, _unet(arch))
+    length = {name: a.shape[1] for name, a in subject.conditioning(network, 1024, 1).items()}
+    if isinstance(network, Mmdit):
+        targets = [f"attn.{n}" for n in _JOINT] + [f"attn2.{n}" for n in _ATTENTION]
+        loss = _sd3(arch, length["clip_l"] + length["t5"])
+        return Yardstick("SD3Transformer2DModel", _mmdit_arguments(arch), targets, ("JointTransformerBlock",), loss)
+    assert isinstance(network, Flux)
+    blocks = ("FluxTransformerBlock", "FluxSingleTransformerBlock")
+    return Yardstick("FluxTransformer2DModel", _flux_arguments(arch), _FLUX, blocks, _flux(arch, length["t5"]))
+
+
+# ---- SDXL -----------------------------------------------------------------------------------------------------------
+
+
+def unet_arguments(arch: UNetArch) -> dict[str, Any]:
+    """The arguments of diffusers' UNet2DConditionModel for the same network."""
+    widths = [arch.model_channels * m for m in arch.channel_mult]
+    depths = arch.transformer_depth
+    down = ["CrossAttnDownBlock2D" if depth else "DownBlock2D" for depth in depths]
+    return {
+        "in_channels": arch.in_channels,
+        "out_channels": arch.out_channels,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 256,
+        "attention_head_dim": [width // arch.head_dim for width in widths],
+        "block_out_channels": widths,
+        "cross_attention_dim": arch.context_dim,
+        "down_block_types": down,
+        "up_block_types": [name.replace("Down", "Up") for name in reversed(down)],
+        "layers_per_block": arch.num_res_blocks,
+        "norm_num_groups": arch.groups,
+        "projection_class_embeddings_input_dim": arch.adm_in_channels,
+        "transformer_layers_per_block": [max(depth, 1) for depth in depths],
+        "use_linear_projection": True,
+    }
+
+
+def _unet(arch: UNetArch) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
+        side = resolution // 8
+        latents = torch.randn(size, arch.in_channels, side, side, **like)
+        context = torch.randn(size, 77, arch.context_dim, **like)
+        extra = {
+            "text_embeds": torch.randn(size, arch.adm_in_channels - 6 * 256, **like),
+            "time_ids": torch.tensor([[resolution, resolution, 0, 0, resolution, resolution]] * size, **like),
+        }
+        abar = torch.linspace(0.00085**0.5, 0.012**0.5, 1000, device=like["device"]).square().neg().add(1).cumprod(0)
+
+        def loss(torch: Any, unet: Any) -> Any:
+            noise = torch.randn_like(latents)
+            t = torch.randint(0, 1000, (size,), device=like["device"])
+            a = abar[t].view(-1, 1, 1, 1)
+            noised = (a.sqrt() * latents + (1 - a).sqrt() * noise).to(like["dtype"])
+            out = unet(noised, t, context, added_cond_kwargs=extra, return_dict=False)[0]
+            return torch.nn.functional.mse_loss(out.float(), noise.float())
+
+        return loss
+
+    return prepare
+
+
+# ---- SD3 and Flux ---------------------------------------------------------------------------------------------------
+
+
+def _flow_loss(torch: Any, latents: Any, predict: Callable[[Any, Any], Any]) -> Any:
+    """Of a velocity; `predict` is (noised latents, noise levels) -> prediction."""
+    noise = torch.randn_like(latents)
+    level = torch.sigmoid(torch.randn(latents.shape[0], device=latents.device)).to(latents.dtype)
+    out = predict(torch.lerp(latents, noise, level.view(-1, *[1] * (latents.dim() - 1))), level)
+    return torch.nn.functional.mse_loss(out.float(), (noise - latents).float())
+
+
+def _mmdit_arguments(arch: MmditArch) -> dict[str, Any]:
+    return {
+        "sample_size": 128,
+        "patch_size": 2,
+        "in_channels": arch.channels,
+        "out_channels": arch.channels,
+        "num_layers": arch.depth,
+        "attention_head_dim": arch.head_dim,
+        "num_attention_heads": arch.width // arch.head_dim,
+        "joint_attention_dim": arch.context_dim,
+        "caption_projection_dim": arch.width,
+        "pooled_projection_dim": arch.pooled_dim,
+        "pos_embed_max_size": arch.positions,
+        "dual_attention_layers": arch.dual,
+        "qk_norm": "rms_norm" if arch.qk_norm else None,
+    }
+
+
+def _sd3(arch: MmditArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
+        latents = torch.randn(size, arch.channels, resolution // 8, resolution // 8, **like)
+        given = {
+            "encoder_hidden_states": torch.randn(size, text, arch.context_dim, **like),
+            "pooled_projections": torch.randn(size, arch.pooled_dim, **like),
+            "return_dict": False,
+        }
+
+        def loss(torch: Any, transformer: Any) -> Any:
+            return _flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t * 1000, **given)[0])
+
+        return loss
+
+    return prepare
+
+
+def _flux_arguments(arch: FluxArch) -> dict[str, Any]:
+    return {
+        "in_channels": 4 * arch.channels,
+        "num_layers": arch.depth,
+        "num_single_layers": arch.single_depth,
+        "attention_head_dim": arch.head_dim,
+        "num_attention_heads": arch.width // arch.head_dim,
+        "joint_attention_dim": arch.context_dim,
+        "pooled_projection_dim": arch.pooled_dim,
+        "guidance_embeds": arch.guidance,
+        "axes_dims_rope": arch.axes,
+    }
+
+
+def _flux(arch: FluxArch, text: int) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
+    def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
+        side = resolution // 16
+        latents = torch.randn(size, side * side, 4 * arch.channels, **like)
+        places = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"), dim=-1)
+        given = {
+            "encoder_hidden_states": torch.randn(size, text, arch.context_dim, **like),
+            "pooled_projections": torch.randn(size, arch.pooled_dim, **like),
+            "img_ids": torch.nn.functional.pad(places.reshape(-1, 2), (1, 0)).to(**like),
+            "txt_ids": torch.zeros(text, 3, **like),
+            "guidance": torch.ones(size, **like) if arch.guidance else None,
+            "return_dict": False,
+        }
+
+        def loss(torch: Any, transformer: Any) -> Any:
+            return _flow_loss(torch, latents, lambda x, t: transformer(hidden_states=x, timestep=t, **given)[0])
+
+        return loss
+
+    return prepare
