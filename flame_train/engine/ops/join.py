@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from ...errors import ShapeError
-from ..dtype import Array
+from ..dtype import Array, promote
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
+from .conditions import floating
 from .dims import Shape, axis
 
 
@@ -25,6 +26,16 @@ def cat(xp: Any, tensors: Sequence[Array], dim: int = 0) -> Array:
 def _(xp: Any, g: Array, tensors_shape: list[Shape], dim: int) -> list[Array]:
     ends = np.cumsum([shape[dim] for shape in tensors_shape])[:-1].tolist()
     return list(xp.split(g, ends, axis=dim))
+
+
+def _floats(tensors: Sequence[Array]) -> str:
+    return floating(*tensors)
+
+
+@cat.cuda("copies", when=_floats)
+def _(k: Any, tensors: Sequence[Array], dim: int) -> Array:
+    check_alike(tensors, dim)
+    return k.joined(tensors, axis(dim, tensors[0].ndim, "cat"), promote([t.dtype for t in tensors]))
 
 
 def check_alike(tensors: Sequence[Array], dim: int) -> None:
@@ -91,6 +102,11 @@ def split(xp: Any, tensor: Array, split_size_or_sections: int | Sequence[int], d
 @split.vjp("tensor")
 def _(xp: Any, g: tuple[Array, ...], dim: int) -> Array:
     return xp.concatenate(g, axis=dim)
+
+
+@split.cuda_vjp("copies", "tensor", when=lambda tensor: floating(tensor))
+def _(k: Any, g: tuple[Array, ...], dim: int) -> Array:
+    return k.joined(g, axis(dim, g[0].ndim, "split"), g[0].dtype)
 
 
 @split.samples

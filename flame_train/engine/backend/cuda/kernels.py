@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from ...dtype import Array, DType, float64
+from ...dtype import Array, DType, bfloat16, float16, float32, float64
 from .columns import Columns
 from .cublaslt import SUPPORTED, CublasLt, is_plain
 from .cudnn import CuDnn
 from .elementwise import Elementwise
 from .nvrtc import KernelModules
 from .rows import Rows
+
+COPIED = frozenset({float32, float16, bfloat16})
+"""The dtypes that our own copies move: 16 bytes at a time where strides allow, as CuPy's do not."""
 
 
 class Kernels:
@@ -48,7 +52,22 @@ class Kernels:
 
     def rows_first(self, x: Array) -> Array:
         """`x` in row-major memory, itself if it is already."""
-        return self.xp.ascontiguousarray(x)
+        if x.flags.c_contiguous or x.dtype not in COPIED:
+            return self.xp.ascontiguousarray(x)
+        return self.elementwise(("x",), {"x": x}, (x.dtype,), out=(self.empty(x.shape, x.dtype),))[0]
+
+    def joined(self, arrays: Sequence[Array], axis: int, dtype: DType) -> Array:
+        """The arrays, of dtypes that generated kernels know, one after another along an axis."""
+        lengths = [a.shape[axis] for a in arrays]
+        shape = list(arrays[0].shape)
+        shape[axis] = sum(lengths)
+        out = self.empty(shape, dtype)
+        ends = itertools.accumulate(lengths)
+        for a, end in zip(arrays, ends, strict=True):
+            place = [slice(None)] * out.ndim
+            place[axis] = slice(end - a.shape[axis], end)
+            self.elementwise(("x",), {"x": a}, (dtype,), out=(out[tuple(place)],))
+        return out
 
     # ---- our own kernels -----------------------------------------------------------------------------
 
