@@ -16,7 +16,7 @@ from .ops.diffusion import gated_add, geglu, timestep_embedding
 from .ops.dropout import dropout
 from .ops.einsum import einsum
 from .ops.extrema import amax, amin, argmax, argmin, max, max_dim, min, min_dim
-from .ops.fused import layer_norm_modulate, linear_activation
+from .ops.fused import cat_gelu, layer_norm_modulate, linear_activation
 from .ops.getitem import getitem, narrow
 from .ops.index import embedding, gather, index_select, masked_fill, one_hot, scatter, scatter_add, take_along_dim
 from .ops.join import cat, chunk, split, stack
@@ -38,7 +38,7 @@ from .ops.unfold import fold, unfold
 __all__ = [
     "abs", "adaptive_avg_pool2d", "add", "amax", "amin", "argmax", "argmin", "avg_pool2d", "batch_norm",
     "batch_norm_inference", "batch_norm_train", "binary_cross_entropy", "binary_cross_entropy_with_logits", "bmm",
-    "cast", "cat", "ceil", "chunk", "clamp", "clone", "conv1d", "conv2d", "conv_transpose2d", "cos",
+    "cast", "cat", "cat_gelu", "ceil", "chunk", "clamp", "clone", "conv1d", "conv2d", "conv_transpose2d", "cos",
     "cosine_similarity", "cross_entropy", "cumsum", "div", "dropout", "einsum", "elu", "embedding", "eq", "erf",
     "exp", "expand", "expm1", "flatten", "flip", "floor", "fold", "gated_add", "gather", "ge", "geglu", "gelu",
     "getitem", "group_norm", "group_norm_silu", "gt", "hardswish", "huber_loss", "index_select", "instance_norm",

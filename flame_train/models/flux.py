@@ -205,7 +205,7 @@ def _gelu(x: Tensor) -> Tensor:
 
 
 def _beside(found_BSD: Tensor, hidden_BSF: Tensor) -> Tensor:
-    return F.cat([found_BSD, _gelu(hidden_BSF)], dim=-1)
+    return F.cat_gelu(found_BSD, hidden_BSF, approximate="tanh")
 
 
 class DoubleBlock(nn.Module):

@@ -36,6 +36,7 @@ def run(
     if missing:
         raise EnvironmentFault(f"bench step --against torch: {', '.join(missing)} not installed; leave the option out")
     torch = importlib.import_module("torch")
+    torch.backends.cuda.enable_cudnn_sdp(model.cudnn_attention)
     begin = time.monotonic()
     network, trained = build(torch, model, rank, precision, checkpointing, device)
     if compiled:

@@ -14,6 +14,10 @@ from ..op import ErrorSample, Sample, composite, sample
 from ..tensor import Tensor
 from .activations import gelu, quick_gelu, relu, silu
 from .along import no_rows, plus_rows, rows_of, shared, table
+from .conditions import floating
+from .dims import Shape
+from .generated import carried
+from .join import cat
 from .layer_norm import CENTRED, layer_norm
 from .matmul import linear
 from .pointwise import sigmoid, tanh
@@ -47,6 +51,55 @@ def _() -> Iterator[Sample]:
 @linear_activation.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((3, 4), (5, 4), None, "swish"), ValueError, "expected one of gelu, .* got 'swish'")
+
+
+@composite()
+def cat_gelu(input: Tensor, hidden: Tensor, *, approximate: str = "none") -> Tensor:
+    """[input, gelu(hidden)] along the last dim: attention and MLP side by side (arXiv 2302.05442)"""
+    return cat([input, gelu(hidden, approximate=approximate)], -1)
+
+
+@cat_gelu.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 4), (2, 3, 8))
+    yield sample((3, 5), (3, 2), approximate="tanh")
+
+
+@cat_gelu.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((1, 77, 640), (1, 77, 2560), approximate="tanh")
+
+
+@cat_gelu.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (4, 3)), ShapeError, "equal but for dim -1")
+    yield ErrorSample(sample((2, 3), (2, 3), approximate="fast"), ValueError, "'none' or 'tanh', got 'fast'")
+
+
+_GELU = {"none": "gelu", "tanh": "gelu_tanh"}
+
+
+def _side_by_side(input: Array, hidden: Array, approximate: str) -> str:
+    if approximate not in _GELU or input.dtype != hidden.dtype or input.shape[:-1] != hidden.shape[:-1]:
+        return "arguments that the body refuses, or of two dtypes"
+    return floating(input)
+
+
+@cat_gelu.cuda("generated", when=_side_by_side)
+def _(k: Any, input: Array, hidden: Array, approximate: str) -> Array:
+    return k.joined([input, hidden], input.ndim - 1, input.dtype, ["x", f"{_GELU[approximate]}(x)"])
+
+
+@cat_gelu.cuda_vjp("generated", "input", when=_side_by_side)
+def _(k: Any, g: Array, input_shape: Shape) -> Array:
+    return g[..., : input_shape[-1]]
+
+
+@cat_gelu.cuda_vjp("generated", "hidden", when=_side_by_side)
+def _(k: Any, g: Array, hidden: Array, approximate: str, plus: Plus) -> Array:
+    behind = g[..., g.shape[-1] - hidden.shape[-1] :]
+    slope = f"g * {_GELU[approximate]}_slope(hidden)"
+    return carried(k, slope, {"g": behind, "hidden": hidden}, hidden.shape, plus.get("hidden"))
 
 
 @composite(aux=("mean", "rstd"))

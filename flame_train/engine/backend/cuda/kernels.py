@@ -56,17 +56,22 @@ class Kernels:
             return self.xp.ascontiguousarray(x)
         return self.elementwise(("x",), {"x": x}, (x.dtype,), out=(self.empty(x.shape, x.dtype),))[0]
 
-    def joined(self, arrays: Sequence[Array], axis: int, dtype: DType) -> Array:
-        """The arrays, of dtypes that generated kernels know, one after another along an axis."""
+    def joined(
+        self, arrays: Sequence[Array], axis: int, dtype: DType, expressions: Sequence[str] | None = None
+    ) -> Array:
+        """The arrays, of dtypes that generated kernels know, one after another along an axis.
+
+        `expressions`, one an array over its elements `x`, say what is to stand there instead of them.
+        """
         lengths = [a.shape[axis] for a in arrays]
         shape = list(arrays[0].shape)
         shape[axis] = sum(lengths)
         out = self.empty(shape, dtype)
         ends = itertools.accumulate(lengths)
-        for a, end in zip(arrays, ends, strict=True):
+        for a, end, value in zip(arrays, ends, expressions or itertools.repeat("x"), strict=False):
             place = [slice(None)] * out.ndim
             place[axis] = slice(end - a.shape[axis], end)
-            self.elementwise(("x",), {"x": a}, (dtype,), out=(out[tuple(place)],))
+            self.elementwise((value,), {"x": a}, (dtype,), out=(out[tuple(place)],))
         return out
 
     # ---- our own kernels -----------------------------------------------------------------------------
