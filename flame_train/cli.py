@@ -38,6 +38,10 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the config; repeatable."),
 ]
+Recompute = Annotated[
+    Literal["nothing", "feed_forward", "blocks", "blocks_offloaded"],
+    typer.Option("--recompute", help="As gradient.recompute in a config."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, read headers only, print the plan.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
@@ -364,9 +368,7 @@ def bench_step(
     batch: Annotated[int, typer.Option("--batch", min=1, help="Images a step.")] = 1,
     rank: Annotated[int, typer.Option("--rank", min=1)] = 16,
     precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
-    recompute: Annotated[
-        Literal["nothing", "feed_forward", "blocks"], typer.Option("--recompute", help="In the backward pass.")
-    ] = "nothing",
+    recompute: Recompute = "nothing",
     deterministic: Annotated[
         bool, typer.Option("--deterministic/--not-deterministic", help="As train.deterministic in a config.")
     ] = True,
@@ -404,9 +406,7 @@ def bench_memory(
     batch: Annotated[int, typer.Option("--batch", min=1, help="Images a step.")] = 1,
     rank: Annotated[int, typer.Option("--rank", min=1)] = 16,
     precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
-    recompute: Annotated[
-        Literal["nothing", "feed_forward", "blocks"], typer.Option("--recompute", help="In the backward pass.")
-    ] = "nothing",
+    recompute: Recompute = "nothing",
     device: Device = "cuda",
     as_json: AsJson = False,
     debug: Debug = False,

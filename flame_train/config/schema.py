@@ -192,8 +192,9 @@ class GradientSection(Section):
         "recompute activations in the backward pass: less memory, slower",
         aka=("gradient_checkpointing",),
     )
-    recompute: Literal["blocks", "feed_forward"] = field(
-        "blocks", "what checkpointing recomputes: everything, or the widest layers alone, which costs less time"
+    recompute: Literal["blocks", "blocks_offloaded", "feed_forward"] = field(
+        "blocks",
+        "what checkpointing recomputes: all, its inputs kept on the device or on the host, or the widest layers alone",
     )
 
 

@@ -17,14 +17,14 @@ Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, ...])
 class _Away:
     """An activation that waits on the host until it is wanted again."""
 
-    __slots__ = ("_fetched", "_put")
+    __slots__ = ("_back",)
 
     def __init__(self, t: Tensor) -> None:
-        self._fetched, self._put = t.backend.fetch(t.data), t.backend.put
+        self._back = t.backend.park(t.data)
 
     def back(self) -> Tensor:
         """The same values on their device, as a leaf."""
-        return Tensor(self._put(self._fetched()), requires_grad=True)
+        return Tensor(self._back(), requires_grad=True)
 
 
 class _Recompute(Node):
@@ -100,10 +100,8 @@ def checkpoint(fn: Callable[..., Outputs], *args: Any, offload: bool = False) ->
     running statistics, does.
 
     With `offload` the arguments that were computed wait in host memory, so that a chain of checkpointed blocks keeps
-    next to nothing on the device; leaves stay where they are. Copying to the host rules out capturing the step.
+    next to nothing on the device; leaves stay where they are.
     """
-    if offload and mode().capturing:
-        raise RuntimeError("checkpoint: offload=True copies to the host, which a captured step cannot do")
     if not mode().grad:
         return fn(*args)
     edges = [Edge.to(a) for a in args if isinstance(a, Tensor) and a.requires_grad]

@@ -21,7 +21,7 @@ from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import weight
 from flame_train.errors import ModelFileError
 
-from .transformer import Recompute
+from .transformer import Recompute, again, run_again
 
 PATCH: Final = 2  # the side of a token in latent pixels
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times and guidance
@@ -223,8 +223,8 @@ class DoubleBlock(nn.Module):
         self, img_BLD: Tensor, txt_BTD: Tensor, silu_vec_BD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor,
         recompute: Recompute = "nothing",
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        if recompute == "blocks":
-            return checkpoint(self, img_BLD, txt_BTD, silu_vec_BD, cos_S1E, sin_S1E)
+        if run_again(recompute):
+            return again(self, recompute, img_BLD, txt_BTD, silu_vec_BD, cos_S1E, sin_S1E)
         T = txt_BTD.shape[1]
         shift_i, scale_i, gate_i, *feed_i = self.img_mod(silu_vec_BD)
         shift_t, scale_t, gate_t, *feed_t = self.txt_mod(silu_vec_BD)
@@ -257,17 +257,12 @@ class SingleBlock(nn.Module):
     def forward(
         self, x_BSD: Tensor, silu_vec_BD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, recompute: Recompute = "nothing"
     ) -> Tensor:
-        if recompute == "blocks":
-            return checkpoint(self, x_BSD, silu_vec_BD, cos_S1E, sin_S1E)
+        if run_again(recompute):
+            return again(self, recompute, x_BSD, silu_vec_BD, cos_S1E, sin_S1E)
         shift, scale, gate = self.modulation(silu_vec_BD)
         made = self.linear1(_modulated(x_BSD, shift, scale))
         q, k, v, hidden = F.split(made, self.parts, dim=-1)
         found_BSD = _attend(*self.norm(q, k, v, cos_S1E, sin_S1E))
-        if recompute == "feed_forward":
-            return checkpoint(self._out, x_BSD, found_BSD, hidden, gate)
-        return self._out(x_BSD, found_BSD, hidden, gate)
-
-    def _out(self, x_BSD: Tensor, found_BSD: Tensor, hidden: Tensor, gate: Tensor) -> Tensor:
         return F.gated_add(x_BSD, gate, self.linear2(rebuild(_beside, found_BSD, hidden)))
 
 
@@ -288,8 +283,8 @@ class Flux(nn.Module):
     """Predicts the velocity of the flow in noised latents.
 
     `recompute` may be set at any time: with "blocks" every block is run again during the backward pass instead of
-    keeping what happens inside it, with "feed_forward" the feed-forward networks alone are, and the second layer of
-    single-stream blocks.
+    keeping what happens inside it, with "feed_forward" the feed-forward networks of double-stream blocks alone are; in
+    single-stream blocks there is nothing to gain by it, whose MLP begins in one layer with the attention.
     """
 
     def __init__(self, arch: FluxArch) -> None:

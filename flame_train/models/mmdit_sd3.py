@@ -18,7 +18,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.nn import weight
 from flame_train.errors import ModelFileError
 
-from .transformer import Recompute
+from .transformer import Recompute, again, run_again
 
 _PATCH = 2
 _FREQUENCIES = 256  # the width of the timestep's sinusoid
@@ -166,17 +166,17 @@ class Stream(nn.Module):
         """What the stream brings to the joint attention."""
         return self.attn.project(_modulated(x_BLD, m[0], m[1]))
 
-    def proceed(self, x_BLD: Tensor, found_BLD: Tensor, m: Sequence[Tensor], again: bool) -> Tensor:
+    def proceed(self, x_BLD: Tensor, found_BLD: Tensor, m: Sequence[Tensor], lean: bool) -> Tensor:
         """The stream with what the joint attention found for it, its own attention's part, and its feed-forward's.
 
-        The feed-forward is run `again` for its gradient instead of being kept.
+        With `lean` the feed-forward is run again for its gradient instead of being kept.
         """
         y_BLD = F.gated_add(x_BLD, m[2], self.attn.proj(found_BLD))
         if self.dual:
             (own_BLD,) = _attend([self.attn2.project(_modulated(x_BLD, m[6], m[7]))])
             y_BLD = F.gated_add(y_BLD, m[8], self.attn2.proj(own_BLD))
         parts = y_BLD, m[3], m[4], m[5]
-        return checkpoint(self._feed_forward, *parts) if again else self._feed_forward(*parts)
+        return checkpoint(self._feed_forward, *parts) if lean else self._feed_forward(*parts)
 
     def _feed_forward(self, y_BLD: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
         return F.gated_add(y_BLD, gate, self.mlp(_modulated(y_BLD, shift, scale)))
@@ -192,13 +192,13 @@ class JointBlock(nn.Module):
     def forward(
         self, x_BLD: Tensor, c_BTD: Tensor, silu_c_BD: Tensor, recompute: Recompute = "nothing"
     ) -> tuple[Tensor, Tensor]:
-        if recompute == "blocks":
-            return checkpoint(self, x_BLD, c_BTD, silu_c_BD)
-        again = recompute == "feed_forward"
+        if run_again(recompute):
+            return again(self, recompute, x_BLD, c_BTD, silu_c_BD)
+        lean = recompute == "feed_forward"
         image, text = self.x_block.modulation(silu_c_BD), self.context_block.modulation(silu_c_BD)
         for_x, for_c = _attend([self.x_block.project(x_BLD, image), self.context_block.project(c_BTD, text)])
-        x_BLD = self.x_block.proceed(x_BLD, for_x, image, again)
-        return x_BLD, self.context_block.proceed(c_BTD, for_c, text, again) if self.context_block.goes_on else c_BTD
+        x_BLD = self.x_block.proceed(x_BLD, for_x, image, lean)
+        return x_BLD, self.context_block.proceed(c_BTD, for_c, text, lean) if self.context_block.goes_on else c_BTD
 
 
 class Embedder(nn.Module):

@@ -5,14 +5,26 @@ Shape letters: B batch, L image positions, T text positions, C channels, H heads
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeVar
 
 from flame_train.engine import Tensor, checkpoint, nn
 from flame_train.engine import functional as F
 
-Recompute = Literal["nothing", "feed_forward", "blocks"]
-"""What is run again in the backward pass instead of being kept."""
+Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, ...])
+
+Recompute = Literal["nothing", "feed_forward", "blocks", "blocks_offloaded"]
+"""What is run again in the backward pass instead of being kept; the inputs of offloaded blocks wait on the host."""
+
+
+def run_again(recompute: Recompute) -> bool:
+    """Whether whole blocks are."""
+    return recompute in ("blocks", "blocks_offloaded")
+
+
+def again(block: Callable[..., Outputs], recompute: Recompute, *inputs: Tensor) -> Outputs:
+    """A block of which only the inputs are kept."""
+    return checkpoint(block, *inputs, offload=recompute == "blocks_offloaded")
 
 
 def attend(
@@ -83,8 +95,8 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x_BLC: Tensor, k_BTC: Tensor, v_BTC: Tensor, recompute: Recompute = "nothing") -> Tensor:
         """k and v are the text's, as this block's cross attention projects it."""
-        if recompute == "blocks":
-            return checkpoint(self, x_BLC, k_BTC, v_BTC)
+        if run_again(recompute):
+            return again(self, recompute, x_BLC, k_BTC, v_BTC)
         x_BLC = self.attn1(self.norm1(x_BLC), None, x_BLC)
         x_BLC = self.attn2(self.norm2(x_BLC), (k_BTC, v_BTC), x_BLC)
         return checkpoint(self._feed_forward, x_BLC) if recompute == "feed_forward" else self._feed_forward(x_BLC)

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from flame_train.engine import Tensor, checkpoint, nn
+from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 
-from .transformer import Recompute, SpatialTransformer, TextKeys, TransformerBlock
+from .transformer import Recompute, SpatialTransformer, TextKeys, TransformerBlock, again, run_again
 
 SIZE_EMBEDDING = 256  # the sinusoid's width for each of the six sizes
 SIZES = 6
@@ -308,8 +308,8 @@ class UNet(nn.Module):
         """One numbered block of the checkpoint: residual block, transformer, resampling, in its order."""
         for part in stage:
             if isinstance(part, ResBlock):
-                again = self.recompute == "blocks"
-                h_BHWC = checkpoint(part, h_BHWC, silu_emb_BE) if again else part(h_BHWC, silu_emb_BE)
+                inputs = h_BHWC, silu_emb_BE
+                h_BHWC = again(part, self.recompute, *inputs) if run_again(self.recompute) else part(*inputs)
             elif isinstance(part, SpatialTransformer):
                 h_BHWC = part(h_BHWC, text, self.recompute)
             else:

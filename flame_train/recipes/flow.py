@@ -27,8 +27,9 @@ from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.family_files import FamilyFiles
 from flame_train.models.loading_t5 import inspect_t5, load_t5, t5_digest
+from flame_train.models.transformer import Recompute
 from flame_train.models.vae import Vae, VaeArch, sample_latents
-from flame_train.training.family import Denoiser, Example, Facts, Sampler, base_model_path, recomputed
+from flame_train.training.family import Denoiser, Example, Facts, Load, Sampler, base_model_path, recomputed
 from flame_train.training.step import Denoise
 
 PATCH = 2  # the side of a token in latent pixels
@@ -48,7 +49,7 @@ class FlowFamily:
     a caption's arrays of (networks, ids, each by component). `denoise` makes the step's function of (transformer,
     guidance); a model that is told its guidance, `guides_itself`, needs no classifier-free one. `sigmas` gives the
     noise levels of sampling in (transformer, steps, image tokens), `shift` that of training. `activations` is
-    (transformer, text tokens, bucket, batch, bytes an element, what is recomputed) -> bytes. Wherever a transformer is
+    (transformer, text tokens, load) -> bytes. Wherever a transformer is
     asked for a number, it has no weights.
     """
 
@@ -66,7 +67,7 @@ class FlowFamily:
     lora_family: Callable[[Any], LoraFamily]
     shift: Shift
     sigmas: Callable[[nn.Module, int, int], np.ndarray[Any, Any]]
-    activations: Callable[[Any, int, tuple[int, int], int, int, str], int]
+    activations: Callable[[Any, int, Load], int]
     guides_itself: Callable[[nn.Module], bool]
     arrays_of: Mapping[str, tuple[str, ...]]
     foreign: tuple[str, ...]
@@ -236,13 +237,17 @@ def _clip_tokenizers(base: str, pads: tuple[tuple[str, int], ...]) -> Mapping[st
     return made
 
 
-def joint_activations(width: int, depth: int, tokens: int, batch: int, itemsize: int, recompute: str) -> int:
-    """What a step takes beside weights and optimizer, predicted from what a transformer block with MLP saves.
+def joint_activations(load: Load, kept: float, passing: int, width: int, head_dim: int, tokens: int) -> int:
+    """What a step takes beside weights and optimizer, predicted for a transformer with joint attention.
 
-    A token keeps about 13 times the width a block: the stream twice, queries and keys before and after their norms,
-    values, what attention found, and the feed-forward's 4; what linear layers are given is made again. Where the
-    feed-forward is recomputed 4 of them go, and with whole blocks only the stream stays; one block, with its
-    gradients, is whole at a time.
+    `kept` is what all blocks save for the backward pass, in numbers a token over the model's width, and `passing` what
+    comes and goes with the gradients of one block. On the host it is what waits for offloaded blocks.
     """
-    stays = {"nothing": 13, "feed_forward": 9, "blocks": 1}[recompute]
-    return (depth * stays + 40) * tokens * width * batch * itemsize
+    unit = tokens * width * load.batch * load.itemsize
+    return round((kept + passing) * unit) + load.scores(width // head_dim, tokens, tokens)
+
+
+DOUBLE_KEEPS: Mapping[Recompute, int] = {"nothing": 13, "feed_forward": 9, "blocks": 1, "blocks_offloaded": 0}
+"""Of a block with a stream each for picture and text, over the model's width, a token: the stream before and after
+attention, queries, keys and values before their norms and after, what attention found, and the feed-forward's 4. What
+linear layers are given is made again."""

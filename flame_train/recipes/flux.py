@@ -18,10 +18,12 @@ from flame_train.models.keys import flux as keys
 from flame_train.models.loading_flux import FLUX_FILES
 from flame_train.models.text_flux import pooled_text
 from flame_train.models.text_t5 import encode_prompts
+from flame_train.models.transformer import run_again
 from flame_train.models.vae import VaeArch
+from flame_train.training.family import Load
 from flame_train.training.step import Denoise
 
-from .flow import FlowFamily, Ids, joint_activations
+from .flow import DOUBLE_KEEPS, FlowFamily, Ids, joint_activations
 
 _PAD = 49407  # CLIP-L's
 _SHIFT = resolution_shift()
@@ -51,11 +53,15 @@ def _lora_names() -> LoraFamily:
     return keys.lora_family()
 
 
-def _activations(
-    transformer: Flux, text: int, bucket: tuple[int, int], batch: int, itemsize: int, recompute: str
-) -> int:
-    arch, tokens = transformer.arch, bucket[0] * bucket[1] // 256 + text
-    return joint_activations(arch.width, arch.depth + arch.single_depth, tokens, batch, itemsize, recompute)
+_SINGLE_KEEPS = {"nothing": 11, "feed_forward": 11, "blocks": 1, "blocks_offloaded": 0}
+
+
+def _activations(transformer: Flux, text: int, load: Load) -> int:
+    """A single block's first layer is 7 times as wide as the stream: what passes by is mostly its gradients."""
+    arch, tokens = transformer.arch, load.bucket[0] * load.bucket[1] // 256 + text
+    kept = arch.depth * DOUBLE_KEEPS[load.recompute] + arch.single_depth * _SINGLE_KEEPS[load.recompute]
+    passing = 30 + (11 if run_again(load.recompute) else 0)
+    return joint_activations(load, kept, passing, arch.width, arch.head_dim, tokens)
 
 
 def _sigmas(transformer: Any, steps: int, tokens: int) -> np.ndarray[Any, Any]:

@@ -35,7 +35,7 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.io.runfolder import RunFolder
 from flame_train.training.batch import sender
 from flame_train.training.encode import Encoded, Keys, encode, keys_of
-from flame_train.training.family import Denoiser, Facts, Family, recomputed, refuse_foreign
+from flame_train.training.family import Denoiser, Facts, Family, Load, recomputed, refuse_foreign
 from flame_train.training.loader import Loader
 from flame_train.training.loop import Run, forgiving, train
 from flame_train.training.optimizer import build_optimizer
@@ -75,10 +75,15 @@ class Plan:
         """Bytes on the device in training: weights, adapters with gradients and moments, and what a step keeps."""
         c = self.config
         item = as_dtype(c.train.precision).itemsize
-        steps = [
-            self.facts.activation_bytes(b, c.data.batch_size, item, recomputed(c)) for b in set(self.placed.buckets)
+        loads = [
+            Load(bucket, c.data.batch_size, item, recomputed(c), c.train.deterministic)
+            for bucket in set(self.placed.buckets)
         ]
-        return self.facts.weights * item + state_bytes(self.parameters, c.optimizer.name) + max(steps)
+        return (
+            self.facts.weights * item
+            + state_bytes(self.parameters, c.optimizer.name)
+            + max(map(self.facts.activation_bytes, loads))
+        )
 
 
 def state_bytes(parameters: int, optimizer: str) -> int:

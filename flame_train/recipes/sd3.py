@@ -19,10 +19,12 @@ from flame_train.models.loading_sd3 import SD3_FILES
 from flame_train.models.mmdit_sd3 import Mmdit
 from flame_train.models.text_sd3 import encode_clip, joined_context
 from flame_train.models.text_t5 import encode_prompts
+from flame_train.models.transformer import run_again
 from flame_train.models.vae import VaeArch
+from flame_train.training.family import Load
 from flame_train.training.step import Denoise
 
-from .flow import CLIP_TOKENS, FlowFamily, Ids, joint_activations
+from .flow import CLIP_TOKENS, DOUBLE_KEEPS, FlowFamily, Ids, joint_activations
 
 _CLIP_L_PAD, _CLIP_G_PAD = 49407, 0
 _SHIFT = 3.0  # of the published models' sampling
@@ -64,11 +66,16 @@ def _lora_names(depth: int, dual: tuple[int, ...]) -> LoraFamily:
     return keys.lora_family(depth, dual)
 
 
-def _activations(
-    transformer: Mmdit, text: int, bucket: tuple[int, int], batch: int, itemsize: int, recompute: str
-) -> int:
-    arch, tokens = transformer.arch, bucket[0] * bucket[1] // 256 + text
-    return joint_activations(arch.width, arch.depth, tokens, batch, itemsize, recompute)
+_DUAL_KEEPS = 6  # an attention of its own more: queries, keys and values, the first two normed, and what it found
+
+
+def _activations(transformer: Mmdit, text: int, load: Load) -> int:
+    arch, image = transformer.arch, load.bucket[0] * load.bucket[1] // 256
+    kept: float = arch.depth * DOUBLE_KEEPS[load.recompute]
+    if not run_again(load.recompute):
+        kept += len(arch.dual) * _DUAL_KEEPS * image / (image + text)
+    passing = 15 + (13 if run_again(load.recompute) else 0)
+    return joint_activations(load, kept, passing, arch.width, arch.head_dim, image + text)
 
 
 def _sigmas(transformer: Any, steps: int, tokens: int) -> np.ndarray[Any, Any]:

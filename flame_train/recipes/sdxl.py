@@ -30,7 +30,7 @@ from flame_train.models.loading import inspect_sdxl, load_sdxl, load_vae, tensor
 from flame_train.models.text_sdxl import encode_prompts
 from flame_train.models.unet_sdxl import UNet, UNetArch, vector_conditioning
 from flame_train.models.vae import Vae, VaeArch, sample_latents
-from flame_train.training.family import Denoiser, Example, Facts, Sampler, base_model_path, recomputed
+from flame_train.training.family import Denoiser, Example, Facts, Load, Sampler, base_model_path, recomputed
 
 _LOG = logging.getLogger(__name__)
 _CLIP_L_PAD, _BIGG_PAD = 49407, 0
@@ -99,7 +99,7 @@ class SdxlFamily:
             if isinstance(part, (nn.Linear, nn.Conv2d))
         }
         grid = 2 ** (len(arch.channel_mult) - 1) * self._downscale(found["vae"])
-        return Facts(skeleton.num_weights(), grid, layers, lambda *a: activation_bytes(arch, *a))
+        return Facts(skeleton.num_weights(), grid, layers, partial(activation_bytes, arch))
 
     def skeleton(self, config: Config) -> nn.Module:
         return UNet(UNetArch.from_shapes(inspect_sdxl(base_model_path(config))["unet"]))
@@ -215,25 +215,24 @@ def _tokenizers(base: str) -> tuple[ClipTokenizer, ClipTokenizer]:
     return ClipTokenizer(_CLIP_L_PAD, first), ClipTokenizer(_BIGG_PAD, second)
 
 
-def activation_bytes(arch: UNetArch, bucket: tuple[int, int], batch: int, itemsize: int, recompute: str) -> int:
+def activation_bytes(arch: UNetArch, load: Load) -> int:
     """What a step takes beside weights and optimizer, predicted from what each kind of block saves.
 
     A residual block keeps the inputs of its two norms; a transformer block its three norms' inputs, the adapted
     layers' inputs, q, k, v and output of both attentions, and GEGLU's input, eight of about 19 C a position. Where
     those are recomputed only their input stays, and one layer's are there at a time; likewise with whole blocks. On
-    top come the gradients of the widest layer, and the scores of one attention, which its backward pass writes down
-    for the sake of determinism.
+    top come the gradients of the widest layer.
     """
-    pixels = bucket[0] * bucket[1] // 64
+    pixels = load.bucket[0] * load.bucket[1] // 64
     kept = once = scores = 0
     in_layer, in_block = 8, 19
-    stays = {"nothing": in_block, "feed_forward": in_block - in_layer, "blocks": 1}[recompute]
-    again = {"nothing": 0, "feed_forward": in_layer, "blocks": in_block}[recompute]
+    stays = {"nothing": in_block, "feed_forward": in_block - in_layer, "blocks": 1, "blocks_offloaded": 0}
+    again = {"nothing": 0, "feed_forward": in_layer, "blocks": in_block, "blocks_offloaded": in_block}
     for level, (mult, depth) in enumerate(zip(arch.channel_mult, arch.transformer_depth, strict=True)):
         positions, channels = pixels >> (2 * level), arch.model_channels * mult
         blocks = 2 * arch.num_res_blocks + 1
-        kept += positions * channels * blocks * (3 + (1 + depth * stays if depth else 0))
+        kept += positions * channels * blocks * (3 + (1 + depth * stays[load.recompute] if depth else 0))
         if depth:
-            once = max(once, positions * channels * (again + 3 * in_layer))
-            scores = max(scores, positions**2 * channels // arch.head_dim)
-    return (kept + once + scores) * batch * itemsize
+            once = max(once, positions * channels * (again[load.recompute] + 3 * in_layer))
+            scores = max(scores, load.scores(channels // arch.head_dim, positions, positions))
+    return (kept + once) * load.batch * load.itemsize + scores

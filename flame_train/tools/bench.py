@@ -18,9 +18,10 @@ from flame_train.engine.backend import Backend, get_backend
 from flame_train.engine.dtype import DType, as_dtype
 from flame_train.engine.mode import deterministic
 from flame_train.engine.random import bits, uniform_of
-from flame_train.models.transformer import Recompute
+from flame_train.models.transformer import Recompute, run_again
 from flame_train.recipes.pipeline import make_state, state_bytes
 from flame_train.training.batch import Batch, HostBatch
+from flame_train.training.family import Load
 from flame_train.training.step import FIGURES, State, micro, update
 
 from . import bench_torch_step
@@ -112,7 +113,7 @@ def step(trial: Trial, against: Literal["torch", "torch-compiled"] | None = None
     subject = find(trial.model)
     theirs = bench_torch_step.run(
         yardstick(subject, subject.build()), trial.resolution, trial.batch, trial.rank, trial.precision,
-        trial.recompute == "blocks", trial.device, against == "torch-compiled",
+        run_again(trial.recompute), trial.device, against == "torch-compiled",
     )  # fmt: skip
     best = result.get("captured_ms", result["eager_ms"])
     return result | {"torch": theirs, "ratio": round(best / theirs["ms"], 4)}
@@ -149,8 +150,10 @@ def _step(trial: Trial) -> dict[str, Any]:
 
 def _predicted(p: Prepared, trial: Trial) -> int:
     """The peak as `--dry-run` would predict it."""
-    kept = p.subject.activations(p.network, trial.resolution, trial.batch, p.state.dtype.itemsize, trial.recompute)
-    return p.frozen_bytes + state_bytes(p.state.optimizer.arena.count, "adamw") + kept
+    bucket, itemsize = (trial.resolution, trial.resolution), p.state.dtype.itemsize
+    load = Load(bucket, trial.batch, itemsize, trial.recompute, trial.deterministic)
+    state = state_bytes(p.state.optimizer.arena.count, "adamw")
+    return p.frozen_bytes + state + p.subject.activations(p.network, load)
 
 
 def _share(p: Prepared, trial: Trial, ms: float) -> dict[str, Any]:

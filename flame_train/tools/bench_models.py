@@ -19,7 +19,7 @@ from flame_train.recipes.flow import CLIP_TOKENS, FlowFamily
 from flame_train.recipes.flux import FLUX
 from flame_train.recipes.sd3 import SD3
 from flame_train.recipes.sdxl import SdxlFamily, activation_bytes, as_denoiser
-from flame_train.training.family import Denoiser, Family
+from flame_train.training.family import Denoiser, Family, Load
 
 from .bench_flops import UNET_TEXT, Work, flux_work, mmdit_work, unet_work
 
@@ -33,8 +33,8 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 class Subject:
     """A network without weights, how the family calls it, what conditions it, and what a step of it costs.
 
-    `conditioning` is (network, pixels a side, pictures) -> arrays by name; `activations` (network, pixels a side,
-    pictures, bytes an element, what is recomputed) -> bytes, as `--dry-run` predicts them.
+    `conditioning` is (network, pixels a side, pictures) -> arrays by name; `activations` predicts memory as `--dry-run`
+    does.
     """
 
     family: Family
@@ -44,7 +44,7 @@ class Subject:
     latent_channels: int
     conditioning: Callable[[Any, int, int], Arrays]
     work: Callable[[Any, int], Work]
-    activations: Callable[[Any, int, int, int, str], int]
+    activations: Callable[[Any, Load], int]
 
 
 def find(name: str) -> Subject:
@@ -70,8 +70,8 @@ def _sizes(unet: UNet, resolution: int, size: int) -> Arrays:
     }
 
 
-def _unet_bytes(unet: UNet, resolution: int, size: int, itemsize: int, recompute: str) -> int:
-    return activation_bytes(unet.arch, (resolution, resolution), size, itemsize, recompute)
+def _unet_bytes(unet: UNet, load: Load) -> int:
+    return activation_bytes(unet.arch, load)
 
 
 def _sdxl(arch: UNetArch) -> Subject:
@@ -88,10 +88,8 @@ def _flow_denoiser(family: FlowFamily, network: nn.Module) -> Denoiser:
     return Denoiser(network, "transformer", family.denoise(network, 1.0), latents)
 
 
-def _flow_bytes(
-    family: FlowFamily, text: int, network: nn.Module, resolution: int, size: int, itemsize: int, recompute: str
-) -> int:
-    return family.activations(network, text, (resolution, resolution), size, itemsize, recompute)
+def _flow_bytes(family: FlowFamily, text: int, network: nn.Module, load: Load) -> int:
+    return family.activations(network, text, load)
 
 
 def _sd3_conditioning(mmdit: Mmdit, resolution: int, size: int) -> Arrays:

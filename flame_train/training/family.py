@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from flame_train.engine import Tensor, nn
 from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.identify import FAMILY_NAMES
+from flame_train.models.transformer import Recompute
 
 from .step import Denoise, Objective, SampleLatents
 
@@ -57,6 +58,21 @@ class Denoiser:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """What the memory of a step depends on: bucket (H, W) in pixels, pictures, bytes an element, and how it is run."""
+
+    bucket: tuple[int, int]
+    batch: int
+    itemsize: int
+    recompute: Recompute
+    deterministic: bool
+
+    def scores(self, heads: int, queries: int, keys: int) -> int:
+        """Bytes of one attention's scores, which its backward pass writes down for the sake of determinism."""
+        return self.batch * heads * queries * keys * self.itemsize if self.deterministic else 0
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What headers tell: sizes for the plan, and the grid that picture sides must fit."""
 
@@ -64,8 +80,8 @@ class Facts:
     side_multiple: int
     layers: Mapping[str, tuple[int, ...]]
     """Weight shapes of the layers an adapter may attach to, by name."""
-    activation_bytes: Callable[[tuple[int, int], int, int, str], int]
-    """(bucket (H, W) in pixels, batch, bytes an element, what is recomputed) -> a prediction of what a step keeps."""
+    activation_bytes: Callable[[Load], int]
+    """A prediction of what a step takes beside weights and optimizer."""
 
 
 class Family(Protocol):
@@ -136,7 +152,7 @@ def refuse_foreign(family: Family, config: Config) -> None:
             raise ConfigError(f"{path}: it means nothing for {FAMILY_NAMES[family.name]}, got {value!r}; remove it")
 
 
-def recomputed(config: Config) -> Literal["nothing", "feed_forward", "blocks"]:
+def recomputed(config: Config) -> Recompute:
     """What a config wants to be run again in the backward pass."""
     return config.gradient.recompute if config.gradient.checkpointing else "nothing"
 

@@ -94,12 +94,12 @@ class Seen:
         pass
 
 
-def lora_gradients(device: str, dtype: object, checkpointing: bool) -> tuple[dict[str, np.ndarray], Seen]:
+def lora_gradients(device: str, dtype: object, recompute: str) -> tuple[dict[str, np.ndarray], Seen]:
     unet = UNet(UNetArch.tiny(64))
     unet.init(np.random.default_rng(0), dtype, device)
     if device == "cuda":
         unet.join_weights()
-    unet.recompute = "blocks" if checkpointing else "nothing"
+    unet.recompute = recompute
     attached = attach(unet, resolve(unet, ("attention",), RECIPES["sdxl"].presets), rank=8, alpha=8.0, seed=0)
     rng = np.random.default_rng(1)
     for adapter in attached.adapters.values():
@@ -117,17 +117,39 @@ def lora_gradients(device: str, dtype: object, checkpointing: bool) -> tuple[dic
 
 
 def test_a_unets_adapters_get_the_gradients_of_the_cpu() -> None:
-    truth, _ = lora_gradients("cpu", float32, False)
-    got, seen = lora_gradients("cuda", float32, False)
+    truth, _ = lora_gradients("cpu", float32, "nothing")
+    got, seen = lora_gradients("cuda", float32, "nothing")
     blocks = sum(UNetArch.tiny(64).transformer_depth[1:]) * 5 + UNetArch.tiny(64).transformer_depth[-1]
     assert seen.counts["lora_linears forward"] == blocks + 2, "an image's projections a block, the text's a width"
     for name, g in got.items():
         assert np.linalg.norm(g - truth[name]) <= 1e-4 * np.linalg.norm(truth[name]), name
 
 
+@pytest.mark.parametrize("recompute", ["blocks", "blocks_offloaded", "feed_forward"])
 @pytest.mark.parametrize("dtype", [float32, bfloat16], ids=lambda d: d.name)
-def test_checkpointing_changes_no_bit(dtype: object) -> None:
-    plain, _ = lora_gradients("cuda", dtype, False)
-    again, _ = lora_gradients("cuda", dtype, True)
+def test_recomputation_changes_no_bit(dtype: object, recompute: str) -> None:
+    plain, _ = lora_gradients("cuda", dtype, "nothing")
+    again, _ = lora_gradients("cuda", dtype, recompute)
     for name, g in plain.items():
         np.testing.assert_array_equal(again[name], g, err_msg=name)
+
+
+def test_what_is_parked_on_the_host_comes_back_in_a_captured_step() -> None:
+    x = flame.tensor(np.ones((40, 64)), "float32", "cuda", requires_grad=True)
+    found = flame.tensor(np.zeros((40, 64)), "float32", "cuda")
+
+    def step(offload: bool) -> None:
+        y = x
+        for _ in range(3):
+            y = flame.checkpoint(lambda h: F.silu(h) * h, y * 1.5, offload=offload)
+        y.square().sum().backward()
+        found.data[...] = x.grad.data
+        x.grad = None
+
+    replay = flame.capture(lambda: step(True), "cuda")
+    for seed in range(4):
+        x.data[...] = get_backend("cuda").put(np.random.default_rng(seed).standard_normal((40, 64), np.float32))
+        replay()
+        away = found.numpy().copy()
+        step(False)
+        np.testing.assert_array_equal(away, found.numpy())

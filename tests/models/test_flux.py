@@ -113,7 +113,7 @@ def gradients(model, predict, recompute):
     return [out.numpy(), *(p.grad.numpy() for p in attached.parameters())]
 
 
-@pytest.mark.parametrize("recompute", ["feed_forward", "blocks"])
+@pytest.mark.parametrize("recompute", ["feed_forward", "blocks", "blocks_offloaded"])
 def test_recomputation_changes_no_bit(model, predict, recompute):
     kept, again = (gradients(model, predict, how) for how in ("nothing", recompute))
     assert len(kept) == 1 + 2 * (2 * 10 + 2 * 3)

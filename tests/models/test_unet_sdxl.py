@@ -31,7 +31,7 @@ def gradients(model, attached, predict):
     return out.numpy(), {p.name: p.grad.numpy() for p in attached.parameters()}
 
 
-@pytest.mark.parametrize("recompute", ["feed_forward", "blocks"])
+@pytest.mark.parametrize("recompute", ["feed_forward", "blocks", "blocks_offloaded"])
 def test_checkpointing_changes_no_bit(unet, predict, recompute):
     attached = with_lora(unet)
     plain, expected = gradients(unet, attached, predict)

@@ -17,10 +17,12 @@ from flame_train.engine.op import REGISTRY, sample
 from flame_train.engine.sample import materialise
 from flame_train.errors import ConfigError, EnvironmentFault
 from flame_train.models.mmdit_sd3 import Mmdit
+from flame_train.models.transformer import Recompute
 from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.tools import bench, bench_memory, bench_ops, bench_sweep, bench_torch_step
 from flame_train.tools.bench_models import find
 from flame_train.tools.bench_torch_models import yardstick
+from flame_train.training.family import Load
 
 
 @pytest.mark.parametrize(
@@ -160,3 +162,17 @@ def test_against_torch_measures_both(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_sweep_is_not_held_against_anything(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["bench", "step", "--sweep", "batch", "--against", "torch", "--device", "cpu"]) == 2
     assert "leave one of --sweep and --against out" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("name", ["sdxl", "sd35-medium", "sd35-large", "flux-dev"])
+def test_the_predicted_memory_falls_with_all_that_is_recomputed(name: str) -> None:
+    subject = find(name)
+    network = subject.build()
+
+    def predicted(recompute: Recompute, batch: int = 1, deterministic: bool = True) -> int:
+        return subject.activations(network, Load((1024, 1024), batch, 2, recompute, deterministic))
+
+    steps = [predicted(how) for how in ("blocks_offloaded", "blocks", "feed_forward", "nothing")]
+    assert steps == sorted(set(steps))
+    assert predicted("nothing", batch=4) == pytest.approx(4 * predicted("nothing"))
+    assert predicted("nothing", deterministic=False) < predicted("nothing")

@@ -77,6 +77,10 @@ class Backend(Protocol):
     def fetch(self, array: Array) -> Callable[[], np.ndarray[Any, Any]]:
         """Starts copying the array to the host. Calling the result waits for that copy, not for later work."""
 
+    def park(self, array: Array) -> Callable[[], Array]:
+        """Copies the array to host memory, in order with other work; the result, as often as it is called, brings it
+        back as a new array on this device. A captured step may do both."""
+
     def write(self, target: Array, host: np.ndarray[Any, Any]) -> None:
         """Copies host values into an existing array of the same shape and dtype, in order with other work."""
 

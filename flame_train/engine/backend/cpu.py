@@ -79,6 +79,10 @@ class CpuBackend:
         held = self.get(array).copy()
         return lambda: held
 
+    def park(self, array: Array) -> Callable[[], Array]:
+        held = np.array(array, copy=True, order="K")
+        return held.copy
+
     def write(self, target: Array, host: np.ndarray[Any, Any]) -> None:
         target[...] = host
 

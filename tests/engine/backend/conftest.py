@@ -6,6 +6,7 @@ element type, whole numbers and fractions of the right width, a grid and a block
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import re
 import sys
@@ -198,6 +199,20 @@ def broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
     return np.lib.stride_tricks.as_strided(x, shape, strides, subok=True)
 
 
+class Pinned:
+    """A block of pinned memory."""
+
+    def __init__(self, size: int) -> None:
+        self._block = ctypes.create_string_buffer(size)
+        self.ptr = ctypes.addressof(self._block)
+
+
+RUNTIME = SimpleNamespace(
+    memGetInfo=lambda: (5, 9), CUDARuntimeError=OSError, memcpyDeviceToHost=2, memcpyHostToDevice=1,
+    memcpyAsync=lambda to, source, size, kind, stream: ctypes.memmove(to, source, size),
+)  # fmt: skip
+
+
 class StandIn:
     """The module `cupy`."""
 
@@ -213,7 +228,7 @@ class StandIn:
             set_allocator=lambda _: None, using_allocator=lambda _: nullcontext(), Event=Event,
             get_current_stream=lambda: stream, alloc_pinned_memory=bytearray,
             Device=lambda: SimpleNamespace(attributes={"MultiProcessorCount": 132}, compute_capability="90"),
-            runtime=SimpleNamespace(memGetInfo=lambda: (5, 9), CUDARuntimeError=OSError),
+            PinnedMemoryPool=lambda: SimpleNamespace(malloc=Pinned), runtime=RUNTIME,
         )  # fmt: skip
         self.broadcast_to = broadcast_to
         self.lib = SimpleNamespace(

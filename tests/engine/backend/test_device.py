@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import backend as backends
 from flame_train.engine.backend import cuda
+from flame_train.engine.mode import capturing
 from flame_train.errors import EnvironmentFault
 
 
@@ -122,3 +124,14 @@ def test_many_arrays_are_joined_by_eights_which_a_graph_can_hold(
     squares = [gpu.put(np.full((2, 2), i)) for i in range(count)]
     np.testing.assert_array_equal(gpu.get(gpu.references.stack(squares, axis=-1))[0, 0], np.arange(count))
     assert max(sizes) <= 8
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_what_is_parked_on_the_host_comes_back_as_often_as_asked(gpu: Any, captured: bool) -> None:
+    host = np.arange(24, dtype=np.float32).reshape(4, 6)
+    there = gpu.put(host)
+    with capturing() if captured else nullcontext():
+        back = gpu.park(there)
+        there[...] = 0
+        for _ in range(2):
+            np.testing.assert_array_equal(np.asarray(back()), host)

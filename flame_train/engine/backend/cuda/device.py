@@ -32,6 +32,7 @@ class CudaBackend:
         self.stream = cupy.cuda.Stream()
         self._pool = cupy.cuda.MemoryPool()
         self.graph_pool = cupy.cuda.MemoryPool()
+        self._pinned, self._graph_pinned = cupy.cuda.PinnedMemoryPool(), cupy.cuda.PinnedMemoryPool()
         self._peak = 0
         cupy.cuda.set_allocator(self._malloc)
         self.enter_thread()
@@ -82,6 +83,21 @@ class CudaBackend:
             return host.copy()
 
         return wait
+
+    def park(self, array: Array) -> Callable[[], Array]:
+        # A captured step's memory is kept apart as on the device: nothing else may lie where a replay writes.
+        pool = self._graph_pinned if mode().capturing else self._pinned
+        dense = self.kernels.rows_first(array)
+        shape, dtype, size = dense.shape, dense.dtype, int(dense.nbytes)
+        held, runtime = pool.malloc(max(size, 1)), self.xp.cuda.runtime
+        runtime.memcpyAsync(held.ptr, dense.data.ptr, size, runtime.memcpyDeviceToHost, self.stream.ptr)
+
+        def back() -> Array:
+            fresh = self.empty(shape, dtype)
+            runtime.memcpyAsync(fresh.data.ptr, held.ptr, size, runtime.memcpyHostToDevice, self.stream.ptr)
+            return fresh
+
+        return back
 
     def write(self, target: Array, host: np.ndarray[Any, Any]) -> None:
         target.set(np.asarray(host, order="C"), stream=self.stream)
