@@ -1,0 +1,101 @@
+"""The whole program at full size on a GPU, on random weights: every command a user gives, and the memory it foretold.
+
+    python scripts/full_run.py FOLDER [--model flux-dev] [--steps 12] [--set KEY=VALUE ...]
+
+Writes a checkpoint (`random_checkpoint.py`) and twelve drawn pictures into FOLDER, trains on them with a preview at the
+beginning and at the end, and prints what `--dry-run` predicted beside what the run took. With random weights the
+previews show nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+COMMANDS = {"sdxl": "sdxl-lora", "sd35-medium": "sd3-lora", "sd35-large": "sd3-lora", "flux-dev": "flux-lora"}
+
+
+def draw(folder: Path, count: int) -> None:
+    """Pictures of 1024 x 1024 with a disc each, and their captions."""
+    folder.mkdir(exist_ok=True)
+    rows, columns = np.mgrid[:1024, :1024]
+    rng = np.random.default_rng(0)
+    for i in range(count):
+        pixels = np.broadcast_to(rng.integers(0, 255, 3, np.uint8), (1024, 1024, 3)).copy()
+        pixels[np.hypot(rows - rng.integers(300, 700), columns - rng.integers(300, 700)) < 200] = rng.integers(
+            0, 255, 3
+        )
+        Image.fromarray(pixels).save(folder / f"{i:02}.png")
+        (folder / f"{i:02}.txt").write_text(f"a disc, picture {i}")
+
+
+def config(base: Path, pictures: Path, out: Path, steps: int) -> str:
+    return f"""
+[model]
+checkpoint = "{base}"
+[data]
+path = "{pictures}"
+[lora]
+targets = ["attention"]
+[train]
+steps = {steps}
+[sample]
+every = {steps}
+prompts = ["a disc"]
+steps = 4
+[output]
+dir = "{out}"
+"""
+
+
+def flame(*argv: str) -> str:
+    """Runs a command of the program; its output. Ends with it if it fails."""
+    begin = time.monotonic()
+    done = subprocess.run([sys.executable, "-m", "flame_train", *argv], stdout=subprocess.PIPE, text=True)
+    print(f"{time.monotonic() - begin:.1f} s: flame-train {' '.join(argv)}", flush=True)
+    if done.returncode:
+        sys.exit(done.returncode)
+    return done.stdout
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--model", default="flux-dev", choices=[*COMMANDS])
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
+    args = parser.parse_args()
+    folder = args.folder.resolve()
+    if not (folder / "base.safetensors").exists():
+        maker = Path(__file__).with_name("random_checkpoint.py")
+        subprocess.run(
+            [sys.executable, str(maker), str(folder), "--model", args.model, "--device", args.device], check=True
+        )
+    draw(folder / "pictures", 12)
+    file = folder / "run.toml"
+    file.write_text(config(folder / "base.safetensors", folder / "pictures", folder / "run", args.steps))
+    command = [
+        COMMANDS[args.model],
+        "--config",
+        str(file),
+        "--device",
+        args.device,
+        *(f"--set={o}" for o in args.overrides),
+    ]
+    predicted = json.loads(flame(*command, "--dry-run", "--json"))["predicted memory GiB"]
+    flame(*command)
+    lines = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
+    took = lines[-1]["memory"] / 2**30
+    print(json.dumps({"last step": lines[-1], "predicted GiB": predicted, "took GiB": round(took, 2)}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
