@@ -428,6 +428,9 @@ def bench_ops(
     against: Annotated[
         Literal["torch"] | None, typer.Option("--against", help="Also time PyTorch, if installed.")
     ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic/--not-deterministic", help="As train.deterministic in a config.")
+    ] = True,
     device: Device = "cuda",
     as_json: AsJson = False,
     debug: Debug = False,
@@ -435,7 +438,7 @@ def bench_ops(
     """Each op at the sizes that matter: time, rate, share of this machine's own ceiling, implementation."""
     from flame_train.tools import bench_ops as tool
 
-    result = tool.run(ops or [], device, precision, against)
+    result = tool.run(ops or [], device, precision, against, deterministic)
     typer.echo(json.dumps(result, indent=1) if as_json else tool.table(result))
 
 

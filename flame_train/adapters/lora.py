@@ -45,19 +45,13 @@ class LoraAdapter:
     def __call__(self, layer: Layer, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layer's output with the update; the layer's weight stays as it is."""
         if isinstance(layer, nn.Linear):
-            down, up = self.down.working, self.up.working
-            return F.lora_linear(x, layer.weight, layer.bias, down, up, self.scale, residual)
-        return F.lora_conv2d(
-            x,
-            layer.weight,
-            layer.bias,
-            self.down.working,
-            self.up.working,
-            self.scale,
-            layer.stride,
-            layer.padding,
-            layout="NHWC",
-        )
+            return F.lora_linear(x, layer.weight, layer.bias, *self.factors(x), self.scale, residual)
+        weight, bias, stride, padding = layer.weight, layer.bias, layer.stride, layer.padding
+        return F.lora_conv2d(x, weight, bias, *self.factors(x), self.scale, stride, padding, layout="NHWC")
+
+    def factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """down and up in the activations' dtype."""
+        return self.down.working.to(x.dtype), self.up.working.to(x.dtype)
 
     def together(self, layers: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...] | None:
         """All layers' outputs for `x` at once, where all have a LoRA of one scale and none a bias."""
@@ -65,7 +59,7 @@ class LoraAdapter:
         loras = [a for a in adapters if isinstance(a, LoraAdapter) and a.scale == self.scale]
         if len(loras) < len(layers) or any(layer.bias is not None for layer in layers):
             return None
-        downs, ups = [a.down.working for a in loras], [a.up.working for a in loras]
+        downs, ups = zip(*[a.factors(x) for a in loras], strict=True)
         outputs: tuple[Tensor, ...] = F.lora_linears(x, [layer.weight for layer in layers], downs, ups, self.scale)
         return outputs
 

@@ -98,10 +98,11 @@ class Pass:
     def send(self, edge: Edge, g: Array) -> None:
         """One more contribution along an edge."""
         if edge.node is not None:
-            if edge.node not in self._pending:
-                self._pending[edge.node] = _Sums(len(edge.node.outputs))
+            sums = self._pending.get(edge.node)
+            if sums is None:
+                sums = self._pending[edge.node] = _Sums(len(edge.node.outputs))
                 heapq.heappush(self._heap, (-edge.node.seq, edge.node))
-            self._pending[edge.node].add(edge.index, g)
+            sums.add(edge.index, g)
         elif edge.leaf is not None:
             self.add(edge.leaf, g)
 

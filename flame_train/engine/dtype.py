@@ -6,6 +6,7 @@ objects, so the rest of the engine never asks which library an array belongs to.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -28,7 +29,8 @@ uint32 = np.dtype(np.uint32)
 uint8 = np.dtype(np.uint8)
 bool_ = np.dtype(np.bool_)
 
-_FLOATS = (float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2)
+_FLOATS = frozenset((float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2))
+_RAISED = {d: float32 for d in _FLOATS if d.itemsize < 4}
 _NAMED = {d.name: d for d in (*_FLOATS, int64, int32, uint32, uint8, bool_)}
 _NAMED |= {"fp64": float64, "fp32": float32, "fp16": float16, "bf16": bfloat16}
 
@@ -52,10 +54,10 @@ def is_float(dtype: DType) -> bool:
 
 def compute_dtype(dtype: DType) -> DType:
     """What arithmetic on `dtype` is done in: fp32 for anything narrower, else `dtype` itself."""
-    return float32 if is_float(dtype) and dtype.itemsize < 4 else dtype
+    return _RAISED.get(dtype, dtype)
 
 
-def promote(dtypes: list[DType]) -> DType | None:
+def promote(dtypes: Iterable[DType]) -> DType | None:
     """The result dtype of the floating ones among `dtypes`; None if there is none. As torch.result_type."""
     floats = [d for d in dtypes if d in _FLOATS]
     if not floats:

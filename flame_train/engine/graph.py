@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ShapeError
 from .backend import Backend
-from .dtype import Array, DType, compute_dtype, is_float
+from .dtype import Array, DType, compute_dtype
 from .rebuild import Again
 
 if TYPE_CHECKING:
@@ -52,8 +52,9 @@ class Edge:
     def to(cls, t: Tensor, arg: str = "", item: int | None = None) -> Edge:
         """The edge that leads to `t`."""
         if t._node is not None:
-            return cls(arg, item, t._node, t._index, None, t.shape, t.dtype)
-        return cls(arg, item, None, 0, t._leaf, t.shape, t._leaf.dtype)
+            return cls(arg, item, t._node, t._index, None, t.data.shape, t.data.dtype)
+        leaf = t._leaf
+        return cls(arg, item, None, 0, leaf, t.data.shape, leaf.data.dtype)
 
 
 class Node:
@@ -92,20 +93,19 @@ class Node:
                 f"{self.name}: backward ran through this graph already and freed it; "
                 "compute the result again, or pass retain_graph=True the first time"
             )
-        g: Any = self._dense(grads)
+        g: Any = self._dense(grads) if self.op.multiple else grads[0]
         results: dict[str, Any] = {}
-        needs = frozenset(e.arg for e in self.edges)
         plus = self._plus(held)
         for formula in self.formulas:
-            found = self._run(formula, g, needs, plus)
+            found = self._run(formula, g, plus)
             results.update(zip(formula.args, found if len(formula.args) > 1 else (found,), strict=True))
         sent = [results[e.arg] if e.item is None else results[e.arg][e.item] for e in self.edges]
-        return sent, frozenset(i for i, e in enumerate(self.edges) if e.arg in plus)
+        return sent, frozenset([i for i, e in enumerate(self.edges) if e.arg in plus] if plus else ())
 
     def _plus(self, held: Callable[[Edge], Held | None]) -> Plus:
         """What the formulas that can add their gradients to others may add them to."""
         able = {a for f in self.formulas if f.takes_plus for a in f.args}
-        edges = [e for e in self.edges if e.arg in able]
+        edges = [e for e in self.edges if e.arg in able] if able else []
         if not edges or len({(id(e.node or e.leaf), e.index) for e in self.edges}) < len(self.edges):
             return {}  # two of them meet
         found: dict[str, list[Held | None]] = {}
@@ -115,19 +115,18 @@ class Node:
         return {a: hs if a in lists else hs[0] for a, hs in found.items() if None not in hs}
 
     def _dense(self, grads: list[Array | None]) -> Any:
-        """The op's `g`: the gradient, or for several outputs a tuple with zeros where none arrived."""
-        assert self.op is not None
-        if not self.op.multiple:
-            return grads[0]
+        """The `g` of an op with several outputs: a tuple with zeros where no gradient arrived."""
         xp = self.backend.xp
         pairs = zip(grads, self.outputs, strict=True)
         return tuple(xp.zeros(shape, dtype) if g is None else g for g, (shape, dtype) in pairs)
 
-    def _run(self, formula: Formula, g: Any, needs: frozenset[str], plus: Plus) -> Any:
+    def _run(self, formula: Formula, g: Any, plus: Plus) -> Any:
         assert self.op is not None
         assert self.saved is not None
         values = [_remade(self.saved[n]) for n in formula.names]
-        extra: dict[str, Any] = {"needs": needs} if formula.takes_needs else {}
+        extra: dict[str, Any] = {}
+        if formula.takes_needs:
+            extra["needs"] = frozenset([e.arg for e in self.edges])
         if formula.takes_plus:
             extra["plus"] = plus
         if formula.impl != "reference":
@@ -152,10 +151,12 @@ def _kept(value: Any) -> Any:
 
 
 def _raised(value: Any) -> Any:
+    dtype = getattr(value, "dtype", None)
+    if dtype is not None:
+        work = compute_dtype(dtype)
+        return value if work == dtype else value.astype(work)
     if isinstance(value, (list, tuple)) and any(hasattr(v, "dtype") for v in value):
         return type(value)(_raised(v) for v in value)
-    if hasattr(value, "dtype") and is_float(value.dtype) and compute_dtype(value.dtype) != value.dtype:
-        return value.astype(compute_dtype(value.dtype))
     return value
 
 

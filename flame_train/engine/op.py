@@ -132,6 +132,7 @@ class Op:
         self.positional = tuple(p.name for p in self.params if not p.named)
         self.tensor_names = tuple(p.name for p in self.params if p.kind != "attr")
         self.list_names = frozenset(p.name for p in self.params if p.kind == "list")
+        self._defaults = {p.name: p.default for p in self.params if p.default is not inspect.Parameter.empty}
         self._list_last = bool(self.positional) and self.positional[-1] in self.list_names
         self.formulas: list[Formula] = []
         self.kernel_formulas: list[Formula] = []
@@ -228,18 +229,15 @@ class Op:
                 f"{self.name}: takes {len(self.positional)} arguments by position "
                 f"({', '.join(self.positional)}), got {len(args)}"
             )
-        values = dict(zip(self.positional, args, strict=False))
+        values = {**self._defaults, **dict(zip(self.positional, args, strict=False)), **kwargs}
         for name in kwargs:
-            if name not in self.names or name in values:
+            if name not in self.names or name in self.positional[: len(args)]:
                 raise TypeError(
                     f"{self.name}: argument {name!r} is unknown or given twice; takes {', '.join(self.names)}"
                 )
-        values.update(kwargs)
-        for p in self.params:
-            if p.name not in values:
-                if p.default is inspect.Parameter.empty:
-                    raise TypeError(f"{self.name}: missing argument {p.name!r}")
-                values[p.name] = p.default
+        if len(values) < len(self.names):
+            missing = next(n for n in self.names if n not in values)
+            raise TypeError(f"{self.name}: missing argument {missing!r}")
         return values
 
     def _gathered(self, args: Sequence[Any]) -> Sequence[Any]:

@@ -211,6 +211,7 @@ class UNet(nn.Module):
                 nn.Conv2d(arch.model_channels, arch.out_channels, 3, padding=1),
             ]
         )
+        self._blocks = [part for _, part in self.named_modules() if isinstance(part, TransformerBlock)]
 
     def _build_down(self, emb_dim: int) -> list[int]:
         """The way down; returns the channels that each of its blocks leaves for the way up."""
@@ -275,26 +276,21 @@ class UNet(nn.Module):
 
     def shared_inputs(self) -> list[list[nn.Linear]]:
         """Each block's projections of the image, and all blocks' projections of the text, by width."""
-        blocks = self._blocks()
-        images = [[b.attn1.to_q, b.attn1.to_k, b.attn1.to_v] for b in blocks]
-        widths = dict.fromkeys(b.attn2.to_k.out_features for b in blocks)
+        images = [[b.attn1.to_q, b.attn1.to_k, b.attn1.to_v] for b in self._blocks]
+        widths = dict.fromkeys(b.attn2.to_k.out_features for b in self._blocks)
         return images + [self._text_layers(width) for width in widths]
-
-    def _blocks(self) -> list[TransformerBlock]:
-        return [part for _, part in self.named_modules() if isinstance(part, TransformerBlock)]
 
     def _text_layers(self, width: int) -> list[nn.Linear]:
         """Keys' and values' projections of all blocks of a width, by turns."""
-        blocks = [b for b in self._blocks() if b.attn2.to_k.out_features == width]
+        blocks = [b for b in self._blocks if b.attn2.to_k.out_features == width]
         return [layer for b in blocks for layer in (b.attn2.to_k, b.attn2.to_v)]
 
     def _text(self, context_BTC: Tensor) -> TextKeys:
         """The text's keys and values for every block, computed once: those of one width in one product."""
-        blocks = self._blocks()
         found: dict[TransformerBlock, tuple[Tensor, Tensor]] = {}
-        for width in dict.fromkeys(b.attn2.to_k.out_features for b in blocks):
+        for width in dict.fromkeys(b.attn2.to_k.out_features for b in self._blocks):
             made = iter(nn.linears(self._text_layers(width), context_BTC))
-            found |= {b: (next(made), next(made)) for b in blocks if b.attn2.to_k.out_features == width}
+            found |= {b: (next(made), next(made)) for b in self._blocks if b.attn2.to_k.out_features == width}
         return found
 
     def _embed(self, timesteps_B: Tensor, vector_BE: Tensor) -> Tensor:

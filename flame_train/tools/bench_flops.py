@@ -1,12 +1,16 @@
-"""The arithmetic of a training step, counted from a network's structure: what the time it took is held against.
+"""The arithmetic of ops, and of a training step by a network's structure: what the time they took is held against.
 
 The networks that embed times, sizes and prompts, of one row a picture, count by that row or not at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from flame_train.adapters.lora import LoraAdapter
 from flame_train.engine import nn
@@ -17,6 +21,40 @@ from flame_train.models.unet_sdxl import Downsample, UNet, Upsample
 
 UNET_TEXT = 77  # positions of the text
 _TOKEN = 16  # a transformer's token is so many pixels wide and high
+
+FROZEN: Mapping[str, tuple[str, ...]] = {
+    "linear": ("weight", "bias"),
+    "conv2d": ("weight", "bias"),
+    "lora_linear": ("weight", "bias"),
+}
+"""The base weights, which a LoRA step does not differentiate, by op."""
+
+
+def op_flops(name: str, bound: Mapping[str, Any]) -> tuple[float, float]:
+    """Of an op that arithmetic bounds, forward and backward to all but what is frozen; zeros for the others.
+
+    A product's gradient is a product of the same size for each factor; attention, two products, makes five.
+    """
+    if name in ("linear", "lora_linear"):
+        out, width = bound["weight"].shape
+        rows = bound["input"].size / width
+        base, rank = 2.0 * rows * width * out, bound["down"].shape[0] if name == "lora_linear" else 0
+        update = 2.0 * rows * rank * (width + out)
+        return base + update, base + 2.0 * update
+    if name == "matmul":
+        product = 2.0 * bound["input"].size * bound["other"].shape[-1]
+        return product, 2.0 * product
+    if name == "conv2d":
+        image = bound["input"].size / bound["input"].shape[-1 if bound["layout"] == "NHWC" else 1]
+        product = 2.0 * image * bound["weight"].size / math.prod(np.broadcast_to(bound["stride"], 2).tolist())
+        return product, product
+    if name == "scaled_dot_product_attention":
+        products = (
+            2.0 * bound["query"].size * bound["key"].shape[-2],
+            2.0 * bound["value"].size * bound["query"].shape[-2],
+        )
+        return sum(products), 3.0 * products[0] + 2.0 * products[1]
+    return 0.0, 0.0
 
 
 @dataclass(frozen=True, slots=True)

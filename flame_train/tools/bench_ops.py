@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,63 +19,16 @@ from flame_train.engine.backend import Backend, get_backend
 from flame_train.engine.check import generator
 from flame_train.engine.dispatch import explain
 from flame_train.engine.dtype import DType, as_dtype, is_float
-from flame_train.engine.op import REGISTRY, Op, Sample, sample
-from flame_train.engine.sample import booleans, materialise, positive, tensor_arguments
+from flame_train.engine.mode import deterministic
+from flame_train.engine.op import REGISTRY, Op, Sample
+from flame_train.engine.sample import materialise, tensor_arguments
 from flame_train.errors import ConfigError, EnvironmentFault
+from flame_train.tools import bench_sizes
+from flame_train.tools.bench_flops import FROZEN, op_flops
 from flame_train.tools.bench_torch import torch_seconds
 
 _ROUNDS, _TARGET_S = 5, 0.02
 _BEYOND_CACHE, _SETS = 1 << 28, 24  # bytes that no GPU's cache holds; copies of the arguments at most
-_ATTENTION = (4, 10, 4096, 64)
-
-_SIZES: Mapping[str, list[Sample]] = {
-    "add": [sample((4, 4096, 640), (4, 4096, 640))],
-    "silu": [sample((4, 128, 128, 320))],
-    "linear": [sample((4096, 1280), (1280, 1280), (1280,)), sample((4096, 1280), (10240, 1280), (10240,))],
-    "matmul": [sample((4096, 4096), (4096, 4096)), sample((8, 1024, 64), (8, 64, 1024))],
-    "conv2d": [
-        sample((4, 64, 64, 640), (640, 640, 3, 3), (640,), 1, 1, layout="NHWC"),
-        sample((4, 128, 128, 320), (320, 320, 3, 3), (320,), 1, 1, layout="NHWC"),
-    ],
-    "group_norm": [sample((4, 128, 128, 320), 32, (320,), (320,), layout="NHWC")],
-    "group_norm_silu": [sample((4, 128, 128, 320), 32, (320,), (320,), layout="NHWC")],
-    "layer_norm": [sample((4, 1024, 1280), (1280,), (1280,), (1280,))],
-    "geglu": [sample((4, 1024, 10240))],
-    "lora_linear": [sample((4, 1024, 1280), (1280, 1280), (1280,), (16, 1280), (1280, 16), 1.0)],
-    "scaled_dot_product_attention": [
-        sample(_ATTENTION, _ATTENTION, _ATTENTION),
-        sample((4, 20, 1024, 64), (4, 20, 77, 64), (4, 20, 77, 64)),
-    ],
-}
-"""What one SDXL step at batch 4 and 1024 x 1024 is made of: the ops that are timed if none is named."""
-
-_ONE = [sample((4, 4096, 640))]
-_TWO = [sample((4, 4096, 640), (4, 4096, 640)), sample((4608, 3072), (3072,))]
-_REDUCED = [sample((4, 4096, 640), -1), sample((4608, 3072), -1), sample((16384, 640), 0), sample((4608, 3072))]
-_ROWS = [sample((16384, 640), -1), sample((4096, 1280), -1), sample((4608, 3072), -1), sample((163840, 77), -1)]
-
-_MORE: Mapping[str, list[Sample]] = {
-    **dict.fromkeys(("relu", "sigmoid", "tanh", "exp", "mish", "quick_gelu", "neg", "square"), _ONE),
-    **dict.fromkeys(("mul", "sub", "maximum"), _TWO),
-    **dict.fromkeys(("sum", "mean", "var", "amax"), _REDUCED),
-    **dict.fromkeys(("softmax", "log_softmax", "logsumexp"), _ROWS),
-    "div": [sample((4, 4096, 640), positive(4, 4096, 640))],
-    "sqrt": [sample(positive(4, 4096, 640))],
-    "gelu": [*_ONE, sample((4608, 12288), approximate="tanh")],
-    "clamp": [sample((4, 4096, 640), -1.0, 1.0)],
-    "where": [sample(booleans(4, 4096, 640), (4, 4096, 640), 0.0)],
-    "lerp": [sample((4, 4096, 640), (4, 4096, 640), 0.3)],
-    "norm": [sample((4, 4096, 640), 2, -1), sample((4608, 3072))],
-    "rms_norm": [sample((24 * 4608, 128), (128,), (128,)), sample((4608, 3072), (3072,), (3072,))],
-    "rope": [sample((1, 24, 4608, 128), (4608, 128), (4608, 128))],
-    "rms_norm_rope": [sample((1, 24, 4608, 128), (128,), (4608, 128), (4608, 128))],
-    "layer_norm_modulate": [sample((1, 4608, 3072), (1, 1, 3072), (1, 1, 3072))],
-    "gated_add": [sample((1, 4608, 3072), (1, 1, 3072), (1, 4608, 3072))],
-    "swiglu": [sample((4, 1024, 10240))],
-    "silu": [sample((4, 128, 128, 320)), sample((4608, 3072))],
-    "add": [*_TWO],
-}
-"""SDXL's and Flux's sizes for the ops that memory bounds: timed when named, and all of them by the name "all"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +52,11 @@ class Row:
         return None if self.torch_us is None else self.us / self.torch_us
 
 
-def run(names: list[str], device: str, dtype: str, against: str | None) -> dict[str, Any]:
+def run(names: list[str], device: str, dtype: str, against: str | None, exact: bool = True) -> dict[str, Any]:
     """Times the named ops, or those of an SDXL step, or with the name "all" every op that has sizes of its own.
 
-    Those that memory bounds are timed backwards too. Inputs lie beyond the cache's reach.
+    Forward and backward, to all that can be differentiated but the base weights of a LoRA step. Inputs lie beyond the
+    cache's reach. `exact` asks our kernels for the same bits every run; PyTorch runs by its defaults.
 
     Raises `ConfigError` for an unknown op, `EnvironmentFault` if `against` is "torch" and it is not importable.
     """
@@ -112,11 +65,13 @@ def run(names: list[str], device: str, dtype: str, against: str | None) -> dict[
         raise EnvironmentFault(f"bench ops --against {against}: it is not installed; leave the option out")
     backend, low = get_backend(device), as_dtype(dtype)
     limits = ceilings(backend, low)
-    rows = [r for op, s in _chosen(names) for r in _rows(op, s, backend, low, limits, against)]
+    with deterministic(exact):
+        rows = [r for op, s in _chosen(names) for r in _rows(op, s, backend, low, limits, against)]
     flops, bandwidth = limits
     return {
         "device": device,
         "dtype": dtype,
+        "deterministic": exact,
         "ceiling TFLOP/s": round(flops / 1e12, 3),
         "ceiling TB/s": round(bandwidth / 1e12, 4),
         "ops": [asdict(r) | {"ratio": r.ratio} for r in rows],
@@ -124,10 +79,11 @@ def run(names: list[str], device: str, dtype: str, against: str | None) -> dict[
 
 
 def _chosen(names: list[str]) -> Iterator[tuple[Op, Sample]]:
-    every = sorted({*_SIZES, *_MORE})
-    for name in every if names == ["all"] else names or sorted(_SIZES):
+    step, more = bench_sizes.STEP, bench_sizes.MORE
+    every = sorted({*step, *more})
+    for name in every if names == ["all"] else names or sorted(step):
         op = REGISTRY[name]
-        sizes = _MORE.get(name) or _SIZES.get(name) if names else _SIZES[name]
+        sizes = more.get(name) or step.get(name) if names else step[name]
         for s in sizes or [*op.iter_large_samples()] or [*op.iter_samples()]:
             yield op, s
 
@@ -145,39 +101,40 @@ def ceilings(backend: Backend, dtype: DType) -> tuple[float, float]:
     n, size = (8192, 1 << 30) if backend.name == "cuda" else (1024, 1 << 26)
     rng = np.random.default_rng(0)
     matrices = [Tensor(backend.put(rng.standard_normal((n, n), np.float32)).astype(dtype)) for _ in range(2)]
-    wide = np.dtype(np.complex128)  # 16 bytes: the widest access there is
-    source, target = (backend.empty((size // wide.itemsize,), wide) for _ in range(2))
+    source, target = (backend.empty((size,), np.dtype(np.uint8)) for _ in range(2))
     source.fill(1)
-
-    def copy() -> None:
-        target[...] = source
-
     product = _seconds([lambda: F.matmul(*matrices)], backend)
-    return 2.0 * n**3 / product, 2.0 * size / _seconds([copy], backend)
+    copy = _seconds([lambda: backend.xp.copyto(target, source)], backend)  # the driver's own, not a kernel of CuPy's
+    return 2.0 * n**3 / product, 2.0 * size / copy
 
 
 def _rows(
     op: Op, s: Sample, backend: Backend, dtype: DType, limits: tuple[float, float], against: str | None
 ) -> Iterator[Row]:
-    """The op's forward pass, and its backward pass where memory bounds it."""
-    sets = _argument_sets(op, s, backend, dtype)
+    """The op's forward pass and, if there is one, its backward pass."""
+    sets, wanted = _argument_sets(op, s, backend, dtype), _wanted(op)
     with no_grad():
         result = op(**sets[0])
-    work, moved = _flops(op.name, sets[0]), _bytes(op, sets[0], result)
 
-    def row(phase: str, calls: list[Callable[[], Any]], moved: int) -> Row:
+    def row(phase: str, calls: list[Callable[[], Any]], work: float, moved: int) -> Row:
         seconds = _seconds(calls, backend)
         rate, unit, top = (work, "TFLOP/s", limits[0]) if work else (moved, "TB/s", limits[1])
-        theirs = torch_seconds(op, sets, backend.name, phase) if against else None
+        theirs = torch_seconds(op, sets, wanted, backend.name, phase) if against else None
         return _row(op, phase, sets[0], seconds, (rate / seconds, unit, top), theirs)
 
     def forward(bound: dict[str, Any]) -> Any:
         with no_grad():
             return op(**bound)
 
-    yield row("forward", [partial(forward, bound) for bound in sets], moved)
-    if not work and (calls := [c for bound in sets if (c := _backward(op, bound))]):
-        yield row("backward", [c for c, _ in calls], calls[0][1])
+    there, back = op_flops(op.name, sets[0])
+    yield row("forward", [partial(forward, bound) for bound in sets], there, _bytes(op, sets[0], result))
+    if calls := [c for bound in sets if (c := _backward(op, bound, wanted))]:
+        yield row("backward", [c for c, _ in calls], back, calls[0][1])
+
+
+def _wanted(op: Op) -> tuple[str, ...]:
+    """The arguments whose gradients are timed."""
+    return tuple(n for n in op.differentiable if n not in FROZEN.get(op.name, ()))
 
 
 def _argument_sets(op: Op, s: Sample, backend: Backend, dtype: DType) -> list[dict[str, Any]]:
@@ -194,9 +151,9 @@ def _argument_sets(op: Op, s: Sample, backend: Backend, dtype: DType) -> list[di
     return [first, *({n: again(v) for n, v in first.items()} for _ in range(count - 1))]
 
 
-def _backward(op: Op, bound: dict[str, Any]) -> tuple[Callable[[], Any], int] | None:
+def _backward(op: Op, bound: dict[str, Any], wanted: Sequence[str]) -> tuple[Callable[[], Any], int] | None:
     """The backward pass of one call as a function, and the bytes it must move; None if there is none to run."""
-    leaves = [t for name, _, t in tensor_arguments(op, bound) if name in op.differentiable and is_float(t.dtype)]
+    leaves = [t for name, _, t in tensor_arguments(op, bound) if name in wanted and is_float(t.dtype)]
     for t in leaves:
         t.requires_grad_()
     out = op(**bound)
@@ -235,22 +192,6 @@ def _bytes(op: Op, bound: Mapping[str, Any], result: Any) -> int:
     return sum(t.data.nbytes for _, _, t in tensor_arguments(op, dict(bound))) + sum(o.data.nbytes for o in outputs)
 
 
-def _flops(name: str, b: Mapping[str, Any]) -> float:
-    """Arithmetic of the ops that are bound by it; 0 for those bound by memory."""
-    if name in ("linear", "lora_linear"):
-        rank = b["down"].shape[0] if name == "lora_linear" else 0
-        out, width = b["weight"].shape
-        return 2.0 * b["input"].size / width * (width * out + rank * (width + out))
-    if name == "matmul":
-        return 2.0 * b["input"].size * b["other"].shape[-1]
-    if name == "conv2d":
-        image = b["input"].size / b["input"].shape[-1 if b["layout"] == "NHWC" else 1]
-        return 2.0 * image * b["weight"].size / math.prod(np.broadcast_to(b["stride"], 2).tolist())
-    if name == "scaled_dot_product_attention":
-        return 4.0 * b["query"].size * b["key"].shape[-2]
-    return 0.0
-
-
 def _seconds(calls: Sequence[Callable[[], Any]], backend: Backend) -> float:
     """Seconds a call, the median of some rounds; on a GPU many calls are one captured graph, so gaps do not count.
 
@@ -285,10 +226,9 @@ def _rounds(fn: Callable[[], None], backend: Backend) -> Iterator[float]:
 
 def table(result: Mapping[str, Any]) -> str:
     """The result as lines of text."""
-    lines = [
-        f"{result['device']}, {result['dtype']}; this machine's own ceilings: {result['ceiling TFLOP/s']} TFLOP/s, "
-        f"{result['ceiling TB/s']} TB/s"
-    ]
+    how = f"{result['dtype']}{'' if result['deterministic'] else ', not deterministic'}"
+    best = f"{result['ceiling TFLOP/s']} TFLOP/s, {result['ceiling TB/s']} TB/s"
+    lines = [f"{result['device']}, {how}; this machine's own ceilings: {best}"]
     for r in result["ops"]:
         ratio = "" if r["ratio"] is None else f"  {r['ratio']:.2f} of torch's {r['torch_us']} us"
         why = f" ({r['declined']})" if r["declined"] else ""

@@ -16,6 +16,7 @@ from flame_train.engine.dtype import as_dtype
 from flame_train.engine.op import Op
 
 _ROUNDS, _REPEATS = 5, 20
+_OURS = ("layout", "rng", "stream")  # arguments that PyTorch's functions do not have
 
 
 def _turned(torch: Any, x: Any) -> Any:
@@ -49,6 +50,22 @@ def _geglu(torch: Any, input: Any) -> Any:
     return value * torch.nn.functional.gelu(gate)
 
 
+def _quick_gelu(torch: Any, input: Any) -> Any:
+    return input * torch.sigmoid(1.702 * input)
+
+
+def _group_norm_silu(torch: Any, input: Any, num_groups: int, weight: Any, bias: Any, eps: float) -> Any:
+    return torch.nn.functional.silu(torch.nn.functional.group_norm(input, num_groups, weight, bias, eps))
+
+
+def _lora_linear(
+    torch: Any, input: Any, weight: Any, bias: Any, down: Any, up: Any, scale: float, residual: Any
+) -> Any:
+    linear = torch.nn.functional.linear
+    y = linear(input, weight, bias) + linear(linear(input, down), up) * scale
+    return y if residual is None else y + residual
+
+
 _WRITTEN_OUT: Mapping[str, Callable[..., Any]] = {
     "rope": _rope,
     "rms_norm_rope": _rms_norm_rope,
@@ -56,29 +73,37 @@ _WRITTEN_OUT: Mapping[str, Callable[..., Any]] = {
     "gated_add": _gated_add,
     "swiglu": _swiglu,
     "geglu": _geglu,
+    "quick_gelu": _quick_gelu,
+    "group_norm_silu": _group_norm_silu,
+    "lora_linear": _lora_linear,
 }
 """What a PyTorch user would write for an op that PyTorch has not."""
 
 
-def torch_seconds(op: Op, sets: Sequence[Mapping[str, Any]], device: str, phase: str) -> float | None:
-    """PyTorch's seconds for the same arguments; None for an op it does not have. `phase` is "forward" or "backward"."""
+def torch_seconds(
+    op: Op, sets: Sequence[Mapping[str, Any]], wanted: Sequence[str], device: str, phase: str
+) -> float | None:
+    """PyTorch's seconds for the same arguments; None for an op it does not have.
+
+    `phase` is "forward" or "backward", to the `wanted` arguments.
+    """
     torch = importlib.import_module("torch")
-    fn = _function(torch, op)
+    fn = function(torch, op)
     if fn is None:
         return None
-    every = [_arguments(torch, op, bound) for bound in sets]
+    every = [arguments(torch, bound) for bound in sets]
     if device != "cuda":
-        return _timed(torch, _calls(torch, op, fn, every, phase), None)
+        return _timed(torch, _calls(torch, fn, every, wanted, phase), None)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):  # a backward pass runs on its forward pass's stream, which must be the captured one
-        return _timed(torch, _calls(torch, op, fn, every, phase), stream)
+        return _timed(torch, _calls(torch, fn, every, wanted, phase), stream)
 
 
 def _calls(
-    torch: Any, op: Op, fn: Callable[..., Any], every: Sequence[dict[str, Any]], phase: str
+    torch: Any, fn: Callable[..., Any], every: Sequence[dict[str, Any]], wanted: Sequence[str], phase: str
 ) -> list[Callable[[], Any]]:
     if phase == "backward":
-        return [_backward(torch, op, fn, a) for a in every]
+        return [_backward(torch, fn, a, wanted) for a in every]
 
     def forward(arguments: dict[str, Any]) -> Any:
         with torch.no_grad():
@@ -87,7 +112,8 @@ def _calls(
     return [partial(forward, a) for a in every]
 
 
-def _function(torch: Any, op: Op) -> Callable[..., Any] | None:
+def function(torch: Any, op: Op) -> Callable[..., Any] | None:
+    """PyTorch's function for an op, or what its user would write, to be called by our names; None if there is none."""
     if op.name in _WRITTEN_OUT:
         return lambda **a: _WRITTEN_OUT[op.name](torch, **a)
     if op.torch is None:
@@ -99,16 +125,16 @@ def _function(torch: Any, op: Op) -> Callable[..., Any] | None:
     return found
 
 
-def _backward(torch: Any, op: Op, fn: Callable[..., Any], arguments: dict[str, Any]) -> Callable[[], Any]:
-    leaves = [v for n, v in arguments.items() if n in op.differentiable and isinstance(v, torch.Tensor)]
-    leaves = [v.requires_grad_() for v in leaves if v.is_floating_point()]
-    out = fn(**arguments)
+def _backward(torch: Any, fn: Callable[..., Any], given: dict[str, Any], wanted: Sequence[str]) -> Callable[[], Any]:
+    tensors = [v for n, v in given.items() if n in wanted and isinstance(v, torch.Tensor)]
+    leaves = [v.requires_grad_() for v in tensors if v.is_floating_point()]
+    out = fn(**given)
     g = out.detach().clone()
     return lambda: torch.autograd.grad(out, leaves, g, retain_graph=True)
 
 
-def _arguments(torch: Any, op: Op, bound: Mapping[str, Any]) -> dict[str, Any]:
-    """The same memory as torch tensors, NHWC as channels-last, our layout word left out."""
+def arguments(torch: Any, bound: Mapping[str, Any]) -> dict[str, Any]:
+    """The same memory as torch tensors, NHWC as channels-last, without what only our ops take."""
     nhwc = bound.get("layout") == "NHWC"
     as_bits = {as_dtype("bf16"): (np.int16, torch.bfloat16), as_dtype("bool"): (np.uint8, torch.bool)}
 
@@ -120,7 +146,7 @@ def _arguments(torch: Any, op: Op, bound: Mapping[str, Any]) -> dict[str, Any]:
         t = t.view(dtype) if dtype else t
         return t.permute(0, 3, 1, 2) if nhwc and t.ndim == 4 and value is bound["input"] else t
 
-    return {n: [to(t) for t in v] if isinstance(v, list) else to(v) for n, v in bound.items() if n != "layout"}
+    return {n: [to(t) for t in v] if isinstance(v, list) else to(v) for n, v in bound.items() if n not in _OURS}
 
 
 def _timed(torch: Any, calls: Sequence[Callable[[], Any]], stream: Any) -> float:

@@ -159,3 +159,8 @@ def test_fractions_of_whole_numbers_are_fp32() -> None:
         assert made.dtype == np.float32
     assert (t * 2).dtype == np.int64
     assert (t // 2).dtype == np.int64
+
+
+def test_a_number_does_not_widen_the_result() -> None:
+    t = flame.tensor([1.0], "float32")
+    assert [(t * 2.5).dtype, (t * np.float64(2.5)).dtype] == [np.float32, np.float32]  # which is a float as well

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,14 +14,25 @@ from PIL import Image
 
 from flame_train import cli
 from flame_train.adapters.targets import resolve
+from flame_train.engine.backend import get_backend
 from flame_train.engine.check import generator
-from flame_train.engine.op import REGISTRY, sample
-from flame_train.engine.sample import materialise
+from flame_train.engine.dtype import float64
+from flame_train.engine.op import REGISTRY, Sample, sample
+from flame_train.engine.sample import Values, materialise
 from flame_train.errors import ConfigError, EnvironmentFault
 from flame_train.models.mmdit_sd3 import Mmdit
 from flame_train.models.transformer import Recompute
 from flame_train.models.unet_sdxl import UNet, UNetArch
-from flame_train.tools import bench, bench_memory, bench_ops, bench_sweep, bench_torch_step
+from flame_train.tools import (
+    bench,
+    bench_memory,
+    bench_ops,
+    bench_sizes,
+    bench_sweep,
+    bench_torch,
+    bench_torch_step,
+)
+from flame_train.tools.bench_flops import op_flops
 from flame_train.tools.bench_models import find
 from flame_train.tools.bench_torch_models import yardstick
 from flame_train.training.family import Load
@@ -58,17 +71,29 @@ def test_ops_refuses_an_unknown_op_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "s", "multiply_adds"),
+    ("name", "s", "forward", "backward"),
     [
-        ("linear", sample((2, 5, 7), (3, 7), (3,)), 2 * 5 * 7 * 3),
-        ("matmul", sample((4, 5, 6), (4, 6, 7)), 4 * 5 * 6 * 7),
-        ("conv2d", sample((2, 8, 8, 3), (4, 3, 3, 3), None, 1, 1, layout="NHWC"), 2 * 8 * 8 * 4 * 3 * 9),
-        ("scaled_dot_product_attention", sample((2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 4)), 2 * 2 * 3 * 5 * 6 * 4),
+        ("linear", sample((2, 5, 7), (3, 7), (3,)), 2 * 5 * 7 * 3, 2 * 5 * 7 * 3),
+        ("matmul", sample((4, 5, 6), (4, 6, 7)), 4 * 5 * 6 * 7, 2 * 4 * 5 * 6 * 7),
+        ("conv2d", sample((2, 8, 8, 3), (4, 3, 3, 3), None, 1, 1, layout="NHWC"), 4608 * 3, 4608 * 3),
+        (
+            "lora_linear",
+            sample((2, 5, 7), (3, 7), None, (2, 7), (3, 2), 1.0),
+            10 * 7 * 3 + 10 * 2 * (7 + 3),
+            10 * 7 * 3 + 2 * 10 * 2 * (7 + 3),
+        ),
+        (
+            "scaled_dot_product_attention",
+            sample((2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 8)),
+            6 * 5 * 6 * (4 + 8),
+            6 * 5 * 6 * (3 * 4 + 2 * 8),
+        ),
+        ("silu", sample((2, 5)), 0, 0),
     ],
 )
-def test_arithmetic_is_counted_as_two_for_each_multiply_add(name: str, s: object, multiply_adds: int) -> None:
+def test_arithmetic_is_counted_as_two_for_each_multiply_add(name: str, s: object, forward: int, backward: int) -> None:
     bound = materialise(REGISTRY[name], s, generator(name, 0))
-    assert bench_ops._flops(name, bound) == 2.0 * multiply_adds
+    assert op_flops(name, bound) == (2.0 * forward, 2.0 * backward)
 
 
 def test_memory_adds_up_and_checkpointing_keeps_less() -> None:
@@ -148,6 +173,34 @@ def test_the_yardstick_adapts_the_same_layers(name: str) -> None:
     reached = sum(int(np.prod(ours.shapes()[f"{n}.weight"])) for n in layers)
     pairs = zip(trained[::2], trained[1::2], strict=True)
     assert sum(a.shape[1] * b.shape[0] for a, b in pairs) == reached
+
+
+def _small(s: Sample) -> Sample:
+    """The sample with no dim above 32."""
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, Values):
+            return replace(value, shape=cut(value.shape))
+        return tuple(min(n, 32) for n in value) if isinstance(value, tuple) else value
+
+    return Sample(tuple(map(cut, s.args)), s.kwargs)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", sorted({*bench_sizes.STEP, *bench_sizes.MORE}))
+def test_ops_are_timed_against_what_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(bench_ops, "_TARGET_S", 0.0)
+    monkeypatch.setattr(bench_torch, "_REPEATS", 1)
+    op = REGISTRY[name]
+    for s in map(_small, bench_sizes.MORE.get(name) or bench_sizes.STEP[name]):
+        rows = [*bench_ops._rows(op, s, get_backend("cpu"), float64, (1e12, 1e12), "torch")]
+        assert all(r.torch_us for r in rows)
+        bound = materialise(op, s, generator(name, 0), float64)
+        theirs = bench_torch.function(torch, op)(**bench_torch.arguments(torch, bound))
+        theirs = theirs.movedim(1, -1) if bound.get("layout") == "NHWC" else theirs
+        mine = op(**bound).numpy()
+        assert np.linalg.norm(mine - theirs.numpy()) <= 1e-10 * np.linalg.norm(mine)
 
 
 @pytest.mark.parity

@@ -7,6 +7,7 @@ import numpy as np
 from ..dtype import Array
 from .base import Backend, Memory, Parcel
 from .cpu import CpuBackend
+from .cuda import cuda_backend
 
 __all__ = ["Backend", "Memory", "Parcel", "backend_of", "get_backend"]
 
@@ -18,8 +19,6 @@ def get_backend(name: str) -> Backend:
     if name == "cpu":
         return _CPU
     if name == "cuda":
-        from .cuda import cuda_backend
-
         return cuda_backend()
     raise ValueError(f"device: expected 'cpu' or 'cuda', got {name!r}")
 

@@ -1,7 +1,6 @@
 """Layers with a low-rank update: W x + scale * up (down x) (LoRA, arXiv 2106.09685).
 
-The adapter's weights may be fp32 masters, cast to the activations' dtype where they are used, or working copies in that
-dtype already. Their gradients are fp32 either way.
+The factors have the activations' dtype; the gradients of working copies are fp32 all the same.
 """
 
 from __future__ import annotations
@@ -12,29 +11,65 @@ from typing import Any
 from ...errors import ShapeError
 from ..dtype import Array, compute_dtype
 from ..graph import Held, Plus
-from ..op import ErrorSample, Sample, composite, sample
+from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
+from . import conditions
 from .conv import Pair, conv2d
-from .convert import cast
-from .matmul import added_product, check_linear, linear, linear_add, linear_condition
+from .matmul import added_product, check_linear, linear_condition, rows_product
 
 
-@composite(aux=("low",))
+@primitive(aux=("low",))
 def lora_linear(
-    input: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float,
-    residual: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    xp: Any, input: Array, weight: Array, bias: Array | None, down: Array, up: Array, scale: float,
+    residual: Array | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
     """linear(input, weight, bias) + (scale * input @ down^T) @ up^T, and the residual, of the same shape, if given"""
-    low = linear(input, _like(down, input)) * scale
-    update = linear(low, _like(up, input))
-    if residual is None:
-        return linear(input, weight, bias) + update
-    return linear_add(input, weight, bias, residual) + update
+    _check(input, weight, residual)
+    low = rows_product(xp, input, down.T) * scale
+    y = rows_product(xp, input, weight.T)
+    for term in (bias, residual):
+        y = y if term is None else y + term
+    return y + rows_product(xp, low, up.T), low
+
+
+def _check(input: Array, weight: Array, residual: Array | None) -> None:
+    check_linear(input, weight)
+    if residual is not None and residual.shape != (*input.shape[:-1], weight.shape[0]):
+        raise ShapeError(f"lora_linear: expected a residual of the result's shape, got {tuple(residual.shape)}")
+
+
+@lora_linear.vjp("input", "down", "up")
+def _(
+    xp: Any, g: Array, input: Array, weight: Array, down: Array, up: Array, low: Array, scale: float,
+    needs: frozenset[str],
+) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
+    rows, x = g.reshape(-1, g.shape[-1]), input.reshape(-1, input.shape[-1])
+    inner = xp.matmul(rows, up) * scale
+    dx = (xp.matmul(rows, weight) + xp.matmul(inner, down)).reshape(input.shape) if "input" in needs else None
+    d_down = xp.matmul(inner.T, x) if "down" in needs else None
+    return dx, d_down, xp.matmul(rows.T, low.reshape(-1, low.shape[-1])) if "up" in needs else None
+
+
+@lora_linear.vjp("weight")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    return xp.matmul(g.reshape(-1, g.shape[-1]).T, input.reshape(-1, input.shape[-1]))
+
+
+@lora_linear.vjp("bias")
+def _(xp: Any, g: Array) -> Array:
+    return g
+
+
+@lora_linear.vjp("residual")
+def _(xp: Any, g: Array) -> Array:
+    return g
 
 
 @lora_linear.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 7), (6, 8), None, (2, 8), (6, 2), 0.5), ShapeError, "last dim 7 but weight is")
+    bad = sample((2, 8), (6, 8), None, (2, 8), (6, 2), 0.5, (6,))
+    yield ErrorSample(bad, ShapeError, r"a residual of the result's shape, got \(6,\)")
 
 
 @lora_linear.samples
@@ -44,10 +79,10 @@ def _() -> Iterator[Sample]:
     yield sample((2, 3, 8), (6, 8), (6,), (2, 8), (6, 2), 0.5, (2, 3, 6))
 
 
-def _lora_condition(input: Array, weight: Array, bias: Array | None, residual: Array | None) -> str:
-    if residual is not None and residual.shape != (*input.shape[:-1], weight.shape[0]):
-        return "a residual of another shape"
-    return linear_condition(input, weight, residual if bias is None else bias)
+def _lora_condition(
+    input: Array, weight: Array, bias: Array | None, down: Array, up: Array, residual: Array | None
+) -> str:  # fmt: skip
+    return linear_condition(input, weight, bias) or conditions.same(conditions.ANY_FLOAT, input, down, up, residual)
 
 
 @lora_linear.cuda("cublaslt", when=_lora_condition)
@@ -55,10 +90,10 @@ def _(
     k: Any, input: Array, weight: Array, bias: Array | None, down: Array, up: Array, scale: float,
     residual: Array | None,
 ) -> tuple[Array, Array]:  # fmt: skip
-    check_linear(input, weight)
-    low = k.matmul(input, down.astype(input.dtype, copy=False).T, alpha=scale)
+    _check(input, weight, residual)
+    low = k.matmul(input, down.T, alpha=scale)
     y = k.matmul(input, weight.T, bias=bias, plus=residual)
-    return k.matmul(low, up.astype(input.dtype, copy=False).T, out=y, plus=y), low
+    return k.matmul(low, up.T, out=y, plus=y), low
 
 
 @lora_linear.cuda_vjp("cublaslt", "input", "down", "up", when=_lora_condition)
@@ -68,11 +103,11 @@ def _(
 ) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
     rows, x = g.reshape(-1, g.shape[-1]), input.reshape(-1, input.shape[-1])
     full = compute_dtype(g.dtype)
-    inner = k.matmul(rows, up.astype(g.dtype, copy=False), alpha=scale)
+    inner = k.matmul(rows, up, alpha=scale)
     dx = d_down = d_up = None
     if "input" in needs:
         dx = added_product(k, plus.get("input"), g, weight)
-        k.matmul(inner, down.astype(g.dtype, copy=False), out=dx.reshape(x.shape), plus=dx.reshape(x.shape))
+        k.matmul(inner, down, out=dx.reshape(x.shape), plus=dx.reshape(x.shape))
     if "down" in needs:
         d_down = added_product(k, plus.get("down"), inner.T, x, full)
     if "up" in needs:
@@ -118,9 +153,7 @@ def _stack_condition(input: Array, weights: Sequence[Array], downs: Sequence[Arr
             return "layers of several shapes or dtypes"
     if input.shape[-1] != weights[0].shape[1]:
         return "an input of another width"
-    if not downs[0].dtype == ups[0].dtype == input.dtype:
-        return "factors that must be cast first"
-    return linear_condition(input, weights[0], None)
+    return linear_condition(input, weights[0], None) or conditions.same(conditions.ANY_FLOAT, input, downs[0], ups[0])
 
 
 def _side_by_side(k: Any, arrays: Sequence[Array]) -> Array:
@@ -196,8 +229,8 @@ def lora_conv2d(
     padding: Pair = 0, layout: str = "NCHW",
 ) -> Tensor:  # fmt: skip
     """conv2d(input, weight, bias) + conv1x1(scale * conv2d(input, down), up): down keeps the kernel, up is 1x1"""
-    low = conv2d(input, _like(down, input), None, stride, padding, layout=layout) * scale
-    update = conv2d(low, _like(up, input), layout=layout)
+    low = conv2d(input, down, None, stride, padding, layout=layout) * scale
+    update = conv2d(low, up, layout=layout)
     return conv2d(input, weight, bias, stride, padding, layout=layout) + update
 
 
@@ -211,10 +244,6 @@ def _() -> Iterator[ErrorSample]:
 def _() -> Iterator[Sample]:
     yield sample((1, 4, 3, 3), (5, 3, 3, 3), (5,), (2, 3, 3, 3), (5, 2, 1, 1), 0.5, 1, 1, "NHWC")
     yield sample((1, 3, 4, 4), (5, 3, 1, 1), None, (2, 3, 1, 1), (5, 2, 1, 1), 1.5)
-
-
-def _like(w: Tensor, x: Tensor) -> Tensor:
-    return w if w.dtype == x.dtype else cast(w, x.dtype)
 
 
 @lora_linear.large_samples

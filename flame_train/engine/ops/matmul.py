@@ -66,11 +66,11 @@ def _() -> Iterator[ErrorSample]:
 def linear(xp: Any, input: Array, weight: Array, bias: Array | None = None) -> Array:
     """input @ weight^T + bias, over the last dim"""
     check_linear(input, weight)
-    y = _rows(xp, input, weight.T)
+    y = rows_product(xp, input, weight.T)
     return y if bias is None else y + bias
 
 
-def _rows(xp: Any, x: Array, matrix: Array) -> Array:
+def rows_product(xp: Any, x: Array, matrix: Array) -> Array:
     """x @ matrix with all leading dims of x as rows of one product, which NumPy would make many of."""
     return xp.matmul(x.reshape(-1, x.shape[-1]), matrix).reshape(*x.shape[:-1], matrix.shape[-1])
 
@@ -86,7 +86,7 @@ def check_linear(input: Array, weight: Array) -> None:
 
 @linear.vjp("input")
 def _(xp: Any, g: Array, weight: Array) -> Array:
-    return _rows(xp, g, weight)
+    return rows_product(xp, g, weight)
 
 
 @linear.vjp("weight")

@@ -109,12 +109,19 @@ class Columns:
         function((e.outer, count, tiles), (_THREADS,), tuple(arguments))
         if count == 1:
             return [made[i, :, 0] for i in range(len(rs))]
-        return [self._finished(r, made[i], e, operands.numbers, dtype) for i, r in enumerate(rs)]
+        return self._finished(rs, made, e, operands.numbers, dtype)
 
-    def _finished(self, r: Reduction, part: Array, e: Extent, numbers: Mapping[str, float], dtype: DType) -> Array:
-        """The second stage: the stretches' totals taken together, and what becomes of them."""
-        operands = Operands({"part": part.reshape(-1, e.inner)}, numbers={**numbers, "whole": e.reduced})
-        return self._down_columns((_second(r),), operands, Extent(e.outer, part.shape[1], e.inner), dtype, True)[0]
+    def _finished(
+        self, rs: tuple[Reduction, ...], part: Array, e: Extent, numbers: Mapping[str, float], dtype: DType
+    ) -> list[Array]:
+        """The second stage: the stretches' totals taken together, of all reductions that end alike in one launch."""
+        ends = [_second(r) for r in rs]
+        found: list[Array] = []
+        for end, some in zip(ends, [part] if len({*ends}) == 1 else part[:, None], strict=False):
+            operands = Operands({"part": some.reshape(-1, e.inner)}, numbers={**numbers, "whole": e.reduced})
+            whole = Extent(len(some) * e.outer, some.shape[2], e.inner)
+            found += [*self._down_columns((end,), operands, whole, dtype, True)[0].reshape(-1, e.outer, e.inner)]
+        return found
 
     def _compiled(
         self, rs: tuple[Reduction, ...], rows: Names, tables: Names, columns: Names, numbers: tuple[str, ...],

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,8 +29,7 @@ _RESULT_BYTES = 96  # sizeof(cublasLtMatmulHeuristicResult_t)
 SUPPORTED = frozenset(_TYPE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Operand:
+class _Operand(NamedTuple):
     """One matrix as cuBLASLt sees it: column-major rows x columns, leading dimension, stride between batches."""
 
     rows: int
@@ -41,9 +39,8 @@ class _Operand:
     transposed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    """Everything an algorithm is chosen by."""
+class _Problem(NamedTuple):
+    """Everything an algorithm is chosen by. A tuple, for one is made and looked up at every product."""
 
     dtype: DType
     out_dtype: DType
