@@ -12,8 +12,10 @@ from .columns import Columns
 from .cublaslt import SUPPORTED, CublasLt, is_plain
 from .cudnn import CuDnn
 from .elementwise import Elementwise
+from .libraries import driver_version
 from .nvrtc import KernelModules
 from .rows import Rows
+from .shelf import Shelf, default_folder
 
 
 class Kernels:
@@ -31,14 +33,18 @@ class Kernels:
         self.columns = Columns(cupy, self._modules, self.rows, self.multiprocessors)
 
     @cached_property
+    def _shelf(self) -> Shelf:
+        return Shelf(default_folder(), _place(self.xp))
+
+    @cached_property
     def cublaslt(self) -> CublasLt:
         """Loaded on first use."""
-        return CublasLt(self.xp, self._stream)
+        return CublasLt(self.xp, self._stream, self._shelf)
 
     @cached_property
     def cudnn(self) -> CuDnn:
         """Loaded on first use."""
-        return CuDnn(self.xp, self._stream)
+        return CuDnn(self.xp, self._stream, self._shelf)
 
     # ---- memory --------------------------------------------------------------------------------------
 
@@ -115,6 +121,13 @@ class Kernels:
 
     def _plain(self, x: Array) -> Array:
         return x if is_plain(x) else self.rows_first(x)
+
+
+def _place(cupy: Any) -> str:
+    """The card and its driver: what a measurement holds for, besides the library it is of."""
+    runtime = cupy.cuda.runtime
+    found = runtime.getDeviceProperties(cupy.cuda.Device().id)
+    return f"{found['name'].decode()}, {found['multiProcessorCount']} multiprocessors, driver {driver_version()}"
 
 
 def _three(x: Array, lead: tuple[int, ...]) -> Array:
