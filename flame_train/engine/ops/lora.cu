@@ -7,7 +7,7 @@
 // Needs clusters: compute capability 9.0.
 #include "common.cuh"
 
-constexpr int THREADS = 128, COLUMNS = 64, DEPTH = 64, STAGES = 3;
+constexpr int COLUMNS = 64, DEPTH = 64, STAGES = 3, THREADS = 2 * COLUMNS;  // 16 columns a warp
 constexpr int SHARE = 8;                                  // blocks of a cluster, each with its share of the rows
 constexpr int P_PITCH = 16 + 8, Q_PITCH = COLUMNS + 8;    // of shared memory: eight rows lie in different banks
 constexpr int TILE_PITCH = COLUMNS + 1;
@@ -19,6 +19,13 @@ struct Side {
   int p_row, q_row, bands, width, count, turned, adds;
   __device__ __forceinline__ int across() const { return (width + COLUMNS - 1) / COLUMNS; }
   __device__ __forceinline__ int tiles() const { return across() * bands * count; }
+  // An element of a tile, counted along what lies together in C; and where it goes, or -1 beyond the edge.
+  __device__ __forceinline__ int tile_row(int e) const { return turned ? e % 16 : e / COLUMNS; }
+  __device__ __forceinline__ int tile_column(int e) const { return turned ? e / 16 : e % COLUMNS; }
+  __device__ __forceinline__ long long place(int e, int column, int band) const {
+    long long row = band * 16 + tile_row(e), c = column + tile_column(e);
+    return c >= width ? -1 : turned ? c * 16 * bands + row : row * width + c;
+  }
 };
 
 struct Stage {
@@ -65,7 +72,7 @@ __device__ __forceinline__ void fetch(
     Stage& s, const T* p, const T* q, const Side& side, int row, int last, int column) {
   int r = threadIdx.x / 2, c = threadIdx.x % 2 * 8;
   bool there = row + r < last;
-  fetch16(s.p + r * P_PITCH + c, p + (there ? (size_t)(row + r) * side.p_row + c : 0), there);
+  if (r < DEPTH) fetch16(s.p + r * P_PITCH + c, p + (there ? (size_t)(row + r) * side.p_row + c : 0), there);
 #pragma unroll
   for (int i = 0; i < DEPTH * COLUMNS / 8 / THREADS; i++) {
     r = (threadIdx.x + i * THREADS) / (COLUMNS / 8), c = threadIdx.x % (COLUMNS / 8) * 8;
@@ -122,27 +129,27 @@ extern "C" __cluster_dims__(1, SHARE, 1) __global__ void __launch_bounds__(THREA
     int rows, int span) {
   __shared__ float tile[16 * TILE_PITCH];
   Side side = {p0, q0, c0, p_step0, q_step0, c_step0, p_row0, q_row0, bands0, width0, count0, 0, adds0};
-  int at = blockIdx.x;
-  if (at >= side.tiles()) {
-    at -= side.tiles();
+  int index = blockIdx.x;
+  if (index >= side.tiles()) {
+    index -= side.tiles();
     side = {p1, q1, c1, p_step1, q_step1, c_step1, p_row1, q_row1, bands1, width1, count1, 1, adds1};
   }
-  int column = at % side.across() * COLUMNS, above = at / side.across();
+  int column = index % side.across() * COLUMNS, above = index / side.across();
   int band = above % side.bands, item = above / side.bands;
   const T *p = side.p + item * side.p_step + band * 16, *q = side.q + item * side.q_step;
+  float* to = side.c + item * side.c_step;
+  for (int e = blockIdx.y * THREADS + threadIdx.x; side.adds && e < 16 * COLUMNS; e += SHARE * THREADS)
+    if (long long at = side.place(e, column, band); at >= 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(to + at));
   int first = blockIdx.y * span;
   own_share(p, q, side, first, min(first + span, rows), column, tile);
   everyone();
-  int e = blockIdx.y * THREADS + threadIdx.x;
-  int r = side.turned ? e % 16 : e / COLUMNS, c = side.turned ? e / 16 : e % COLUMNS;
-  float total = 0.f;
+  for (int e = blockIdx.y * THREADS + threadIdx.x; e < 16 * COLUMNS; e += SHARE * THREADS) {
+    float total = 0.f;
 #pragma unroll
-  for (int block = 0; block < SHARE; block++) total += theirs(tile + r * TILE_PITCH + c, block);
-  if (column + c < side.width) {
-    long long place = side.turned ? (long long)(column + c) * 16 * side.bands + band * 16 + r
-                                  : (long long)(band * 16 + r) * side.width + column + c;
-    float* to = side.c + item * side.c_step + place;
-    *to = side.adds ? *to + total : total;
+    for (int block = 0; block < SHARE; block++)
+      total += theirs(tile + side.tile_row(e) * TILE_PITCH + side.tile_column(e), block);
+    long long at = side.place(e, column, band);
+    if (at >= 0) to[at] = side.adds ? to[at] + total : total;
   }
   everyone();
 }
