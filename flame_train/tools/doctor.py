@@ -97,6 +97,7 @@ def _gpu(machine: Machine) -> Iterator[Line]:
         "" if frontend else _install(extra),
         "cuda",
     )
+    yield Line("kept choices", "ok", machine.choices)
 
 
 def _extra(machine: Machine) -> str:

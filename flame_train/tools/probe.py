@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flame_train import __version__
+from flame_train.engine.backend.cuda.shelf import default_folder
 
 CUPY_DISTRIBUTIONS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 
@@ -38,7 +39,8 @@ class Machine:
 
     `driver` and `driver_cuda` are versions, None without a driver (`driver_error` then says why).
     `packages` has installed distributions by name; `libraries` has the version of each CUDA library that
-    loads; `codecs` the image formats that Pillow can read; `visible` is CUDA_VISIBLE_DEVICES if set.
+    loads; `codecs` the image formats that Pillow can read; `visible` is CUDA_VISIBLE_DEVICES if set; `choices` says
+    where kernels' choices are kept and how many there are.
     """
 
     python: str
@@ -52,6 +54,7 @@ class Machine:
     visible: str | None
     memory: int | None
     disk: int | None
+    choices: str
 
 
 def look() -> Machine:
@@ -69,6 +72,7 @@ def look() -> Machine:
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         memory=_memory(),
         disk=_disk(),
+        choices=_choices(),
     )
 
 
@@ -196,3 +200,12 @@ def _disk() -> int | None:
         return shutil.disk_usage(Path.cwd()).free
     except OSError:
         return None
+
+
+def _choices() -> str:
+    folder = default_folder()
+    try:
+        count = sum(1 for _ in folder.iterdir())
+    except OSError as error:
+        return f"{folder}" if isinstance(error, FileNotFoundError) else f"{folder}: {error.strerror}"
+    return f"{folder}, {count} files"

@@ -100,6 +100,27 @@ def test_a_replay_touches_no_memory_of_others() -> None:
         assert (t.numpy() == i).all()
 
 
+def test_fills_in_a_capture_are_done_at_every_launch_and_in_their_place() -> None:
+    backend = get_backend("cuda")
+    xp = backend.xp
+    buffers = [xp.empty(n, "uint8")[off:] for off, n in ((0, 1), (1, 4), (0, 256), (3, 4099), (0, 3_000_001))]
+    seen = xp.zeros((5, 3), "int64")
+
+    def step() -> None:
+        for i, b in enumerate(buffers):
+            for j, value in enumerate((0, 7)):
+                b.data.memset_async(value, b.nbytes, backend.stream)
+                seen[i, j] = b.sum(dtype="int64")
+                b[...] = 255
+            seen[i, 2] += 1
+
+    captured = flame.capture(step, "cuda")
+    for launches in range(1, 5):
+        captured()
+        want = [[0, 7 * b.size, launches] for b in buffers]
+        np.testing.assert_array_equal(backend.get(seen), want)
+
+
 def test_reading_back_while_capturing_is_refused_and_leaves_the_stream_usable() -> None:
     x = flame.tensor(np.ones(4), device="cuda")
     captured = flame.capture(lambda: print(x.sum().item(), end=""), "cuda")  # noqa: T201

@@ -81,6 +81,47 @@ def test_sums_equal_those_of_the_cpu(case: str, packed: bool) -> None:
         np.testing.assert_allclose(g, truth[name], rtol=1e-4, atol=2e-5 * np.abs(truth[name]).max(), err_msg=name)
 
 
+@pytest.mark.parametrize("held", [False, True], ids=["assigned", "added"])
+@pytest.mark.parametrize(("rank", "layers", "rows"), [(16, 1, 600), (16, 3, 1024), (48, 1, 4111), (32, 2, 512)])
+def test_the_factors_gradients_are_those_of_fp64(rank: int, layers: int, rows: int, held: bool) -> None:
+    rng = np.random.default_rng(3)
+
+    def drawn(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(bfloat16)
+
+    x, weights = drawn(1, rows, 136), [drawn(72, 136) for _ in range(layers)]
+    downs, ups = ([drawn(*s).astype(np.float32) * 0.1 for _ in range(layers)] for s in ((rank, 136), (72, rank)))
+    g = [drawn(1, rows, 72) for _ in range(layers)]
+    found = []
+    for _ in range(2):
+        leaves = {
+            f"{n}{i}": flame.Parameter(get_backend("cuda").put(v), f"{n}{i}")
+            for n, vs in (("down", downs), ("up", ups))
+            for i, v in enumerate(vs)
+        }
+        arena = Arena(leaves, working=bfloat16)
+        if held:
+            arena.grads[...] = 3.0
+        else:
+            for p in leaves.values():
+                p.grad = None
+        made = F.lora_linears(
+            flame.tensor(x, device="cuda"), [flame.tensor(w, device="cuda") for w in weights],
+            [leaves[f"down{i}"].working for i in range(layers)], [leaves[f"up{i}"].working for i in range(layers)], 0.5,
+        )  # fmt: skip
+        flame.backward(made, [flame.tensor(v, device="cuda") for v in g])
+        arena.gather()
+        found.append(arena.split(arena.grads))
+    x64 = x[0].astype(np.float64)
+    for i in range(layers):
+        d, u, g64 = (a.astype(bfloat16).astype(np.float64) for a in (downs[i], ups[i], g[i][0]))
+        truth = {f"down{i}": 0.5 * (g64 @ u).T @ x64, f"up{i}": g64.T @ (0.5 * x64 @ d.T)}
+        for name, want in truth.items():
+            got = found[0][name] - (3.0 if held else 0.0)
+            assert np.linalg.norm(got - want) <= 2**-7 * np.linalg.norm(want), name
+            np.testing.assert_array_equal(found[1][name], found[0][name])
+
+
 class Seen:
     """Counts ops."""
 

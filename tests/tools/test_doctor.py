@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
+from flame_train.engine.backend.cuda.shelf import Shelf, default_folder
 from flame_train.tools.doctor import Report, examine, render
 from flame_train.tools.probe import Gpu, Machine, look
 
@@ -25,6 +27,7 @@ WHOLE = Machine(
     visible=None,
     memory=64 << 30,
     disk=500 << 30,
+    choices="/home/someone/.cache/flame-train/choices, 12 files",
 )
 NOTHING = Machine(
     python="3.11.9",
@@ -38,6 +41,7 @@ NOTHING = Machine(
     visible=None,
     memory=None,
     disk=None,
+    choices="/home/someone/.cache/flame-train/choices",
 )
 
 
@@ -150,3 +154,14 @@ def test_this_machine_can_be_looked_at_even_without_the_driver_module(
     assert machine.codecs["PNG"]
     assert examine("cpu", machine).usable
     assert not examine("cuda", machine).usable
+
+
+def test_where_choices_are_kept_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> str:
+        (line,) = [line for line in examine("cuda", look()).lines if line.name == "kept choices"]
+        return line.found
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert told() == str(tmp_path / "flame-train" / "choices")
+    Shelf(default_folder(), "a card").put("which?", b"this")
+    assert told() == f"{tmp_path / 'flame-train' / 'choices'}, 1 files"

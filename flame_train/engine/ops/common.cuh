@@ -17,11 +17,12 @@ template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(f
 // Eight elements, moved with 16-byte accesses. Addresses must be 16-byte aligned.
 struct alignas(16) Packet { T e[8]; };
 
-__device__ __forceinline__ void load8(const T* p, float* f) {
-  Packet q = *reinterpret_cast<const Packet*>(p);
+__device__ __forceinline__ Packet read8(const T* p) { return *reinterpret_cast<const Packet*>(p); }
+__device__ __forceinline__ void unpack8(const Packet& q, float* f) {
 #pragma unroll
   for (int i = 0; i < 8; i++) f[i] = to_float(q.e[i]);
 }
+__device__ __forceinline__ void load8(const T* p, float* f) { unpack8(read8(p), f); }
 __device__ __forceinline__ void store8(T* p, const float* f) {
   Packet q;
 #pragma unroll
@@ -29,7 +30,10 @@ __device__ __forceinline__ void store8(T* p, const float* f) {
   *reinterpret_cast<Packet*>(p) = q;
 }
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
+// In 16 bits by the processor's own exponential and division, which err in the last digits of an fp32.
+__device__ __forceinline__ float sigmoid(float x) {
+  return sizeof(T) == 2 ? __fdividef(1.f, 1.f + __expf(-x)) : 1.f / (1.f + expf(-x));
+}
 
 __device__ __forceinline__ float2 warp_sum(float2 v) {
 #pragma unroll

@@ -53,6 +53,12 @@ def _() -> Iterator[Sample]:
     yield sample([(2, 3), (2, 5)], -1)
 
 
+@cat.large_samples
+def _() -> Iterator[Sample]:
+    yield sample([(2, 9, 7, 64), (2, 9, 7, 40)], -1)
+    yield sample([(2, 3, 65), (2, 4, 65), (2, 1, 65)], 1)
+
+
 @cat.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample([(2, 3), (3, 2)]), ShapeError, "equal but for dim 0")

@@ -5,11 +5,14 @@ The factors have the activations' dtype; the gradients of working copies are fp3
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ...errors import ShapeError
-from ..dtype import Array, compute_dtype
+from ..dtype import Array, compute_dtype, float32
 from ..graph import Held, Plus
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
@@ -102,17 +105,14 @@ def _(
     needs: frozenset[str], plus: Plus,
 ) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
     rows, x = g.reshape(-1, g.shape[-1]), input.reshape(-1, input.shape[-1])
-    full = compute_dtype(g.dtype)
     inner = k.matmul(rows, up, alpha=scale)
-    dx = d_down = d_up = None
+    dx = None
     if "input" in needs:
         dx = added_product(k, plus.get("input"), g, weight)
         k.matmul(inner, down, out=dx.reshape(x.shape), plus=dx.reshape(x.shape))
-    if "down" in needs:
-        d_down = added_product(k, plus.get("down"), inner.T, x, full)
-    if "up" in needs:
-        d_up = added_product(k, plus.get("up"), rows.T, low.reshape(-1, low.shape[-1]), full)
-    return dx, d_down, d_up
+    wanted: dict[str, list[Held] | None] = {n: _listed(plus.get(n)) for n in ("down", "up") if n in needs}
+    made = _factor_gradients(k, _Thin(x, rows[:, None], inner, low.reshape(len(x), -1), len(down)), wanted)
+    return dx, made["down"][0] if "down" in made else None, made["up"][0] if "up" in made else None
 
 
 @lora_linear.cuda_vjp("cublaslt", "residual", when=_lora_condition)
@@ -187,26 +187,115 @@ def _(
     x, rows = k.rows_first(input).reshape(-1, width), _side_by_side(k, g)
     inner = k.empty((len(x), n, rank), x.dtype)
     k.matmul(rows.transpose(1, 0, 2), up, out=inner.transpose(1, 0, 2), alpha=scale)
-    dx = d_downs = d_ups = None
+    dx = None
     if "input" in needs:
         flat = k.rows_first(rows).reshape(len(x), n * out)
         dx = added_product(k, plus.get("input"), flat.reshape(*input.shape[:-1], n * out), weight.reshape(-1, width))
         k.matmul(inner.reshape(len(x), -1), down.reshape(-1, width), out=dx.reshape(x.shape), plus=dx.reshape(x.shape))
-    if "downs" in needs:
-        made = inner.reshape(len(x), -1).T, x
-        d_downs = _stacked_sums(k, plus.get("downs"), *made, (n, rank, width))
-    if "ups" in needs:
-        made = rows.transpose(1, 2, 0), low.reshape(len(x), n, rank).transpose(1, 0, 2)
-        d_ups = _stacked_sums(k, plus.get("ups"), *made, (n, out, rank))
-    return dx, d_downs, d_ups
+    wanted = {n[:-1]: plus.get(n) for n in ("downs", "ups") if n in needs}
+    made = _factor_gradients(k, _Thin(x, rows, inner.reshape(len(x), -1), low, rank), wanted)
+    return dx, made.get("down"), made.get("up")
+
+
+# ---- gradients of the factors ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Thin:
+    """What the factors' gradients are products of, for n layers of one input: `inner`^T x and `rows`^T low.
+
+    x (M, K), rows (M, n, N), inner and low (M, n rank).
+    """
+
+    x: Array
+    rows: Array
+    inner: Array
+    low: Array
+    rank: int
+
+    def shape(self, name: str) -> tuple[int, int, int]:
+        """The stacked gradients' shape."""
+        n, out = self.rows.shape[1:]
+        return (n, self.rank, self.x.shape[1]) if name == "down" else (n, out, self.rank)
+
+
+Wanted = Mapping[str, Sequence[Held] | None]
+"""The gradients wanted, "down" or "up", each with what they may be added to."""
+
+
+def _listed(held: Held | None) -> list[Held] | None:
+    return None if held is None else [held]
+
+
+def _factor_gradients(k: Any, t: _Thin, wanted: Wanted) -> dict[str, list[Array]]:
+    """The factors' gradients in full precision, a list by name; what is held is added to in place where it can be."""
+    blocks = {n: _block(k, held) if held else None for n, held in wanted.items()}
+    apart = [n for n, held in wanted.items() if held and getattr(blocks[n], "dtype", None) != float32]
+    if len(wanted) == 2 and not apart and _at_once(k, t):
+        made = _both(k, t, blocks)
+        return {n: [h.array for h in held] if held else made[n] for n, held in wanted.items()}
+    n, rank = t.rows.shape[1], t.rank
+    products = {
+        "down": (t.inner.T, t.x),
+        "up": (t.rows.transpose(1, 2, 0), t.low.reshape(-1, n, rank).transpose(1, 0, 2)),
+    }
+    return {name: _stacked_sums(k, held, *products[name], t.shape(name)) for name, held in wanted.items()}
+
+
+_SHARE, _DEPTH, _COLUMNS = 8, 64, 64  # as in lora.cu
+
+
+def _at_once(k: Any, t: _Thin) -> bool:
+    """Whether lora.cu makes both products. They are launches more than work where the factors are thin."""
+    m, (n, out) = len(t.x), t.rows.shape[1:]
+    arrays = (t.x, t.rows, t.inner, t.low)
+    return (
+        k.compute_capability >= 90
+        and not conditions.same(conditions.LOW, *arrays)
+        and t.rank % 16 == 0
+        and n * t.rank <= 64
+        and m >= _SHARE * _DEPTH
+        and not (t.x.shape[1] % 8 or out % 8)
+        and all(a.strides[-1] == a.itemsize and a.data.ptr % 16 == 0 for a in arrays)
+        and all(s % 16 == 0 for a in arrays for s in a.strides[:-1])
+    )
+
+
+def _both(k: Any, t: _Thin, targets: Mapping[str, Any]) -> dict[str, list[Array]]:
+    """Both gradients by lora.cu, added to the targets where there are some."""
+    made = {n: k.empty(t.shape(n), float32) if target is None else target for n, target in targets.items()}
+    (n, out), (m, width), rank = t.rows.shape[1:], t.x.shape, t.rank
+    x_row, row, item, inner_row, low_row = (
+        a.strides[d] // a.itemsize for a, d in ((t.x, 0), (t.rows, 0), (t.rows, 1), (t.inner, 0), (t.low, 0))
+    )
+    steps = [np.int64(s) for s in (0, 0, 0, rank, item, out * rank)]
+    sizes = [
+        (inner_row, x_row, n * rank // 16, width, 1, targets["down"] is not None),
+        (low_row, row, rank // 16, out, n, targets["up"] is not None),
+    ]
+    counts = [[np.int32(v) for v in side] for side in sizes]
+    span = -(-m // (_SHARE * _DEPTH)) * _DEPTH
+    tiles = n * rank // 16 * -(-width // _COLUMNS) + n * rank // 16 * -(-out // _COLUMNS)
+    args = (
+        t.inner, t.x, made["down"], *steps[:3], *counts[0], t.low, t.rows, made["up"], *steps[3:], *counts[1],
+        np.int32(m), np.int32(span),
+    )  # fmt: skip
+    k.launch("lora.cu", "lora_gradients", t.x.dtype, (tiles, _SHARE), 2 * _DEPTH, args)
+    return {name: list(block) for name, block in made.items()}
+
+
+def _block(k: Any, held: Sequence[Held]) -> Any:
+    """What is held as one dense array that may be written over, if it lies so."""
+    block = k.adjacent([h.array for h in held]) if all(h.owned for h in held) else None
+    return block if block is not None and block.flags.c_contiguous else None
 
 
 def _stacked_sums(
     k: Any, held: Sequence[Held] | None, a: Array, b: Array, shape: tuple[int, int, int]
 ) -> list[Array]:  # fmt: skip
     """a @ b as n gradients in full precision; what is held is added to in place where it lies as one block."""
-    block = k.adjacent([h.array for h in held]) if held and all(h.owned for h in held) else None
-    if block is not None and block.flags.c_contiguous:
+    block = _block(k, held) if held else None
+    if block is not None:
         target = block.reshape(*a.shape[:-1], b.shape[-1])
         k.matmul(a, b, out=target, plus=target)
         return [h.array for h in held or ()]
@@ -218,6 +307,7 @@ def _stacked_sums(
 def _() -> Iterator[Sample]:
     yield sample((2, 77, 320), [(640, 320)] * 3, [(16, 320)] * 3, [(640, 16)] * 3, 0.5)
     yield sample((100, 96), [(64, 96)] * 2, [(4, 96)] * 2, [(64, 4)] * 2, 1.0)
+    yield sample((2, 300, 64), [(72, 64)] * 2, [(32, 64)] * 2, [(72, 32)] * 2, 1.0)
 
 
 # ---- convolutions ------------------------------------------------------------------------------------------
@@ -250,4 +340,6 @@ def _() -> Iterator[Sample]:
 def _() -> Iterator[Sample]:
     yield sample((2, 77, 320), (640, 320), (640,), (16, 320), (640, 16), 0.5)
     yield sample((100, 96), (64, 96), None, (4, 96), (64, 4), 1.0)
+    yield sample((1, 521, 136), (72, 136), (72,), (16, 136), (72, 16), 0.5)
+    yield sample((2, 1300, 64), (128, 64), None, (48, 64), (128, 48), 1.5)
     yield sample((2, 77, 320), (640, 320), (640,), (16, 320), (640, 16), 0.5, (2, 77, 640))

@@ -9,7 +9,43 @@
 // ---- group norm -------------------------------------------------------------------------------------------------
 //
 // A block covers `span` pixels of one image. Thread t owns the eight channels t % (C/8) of the pixels t / (C/8),
-// stepping by the block's rows of pixels. Two sums a channel go through shared memory to two sums a group.
+// stepping by the block's rows of pixels, and asks for several pixels' packets before it uses the first: memory answers
+// late, and few threads must keep it busy. Two sums a channel go through shared memory to two sums a group.
+constexpr int AHEAD = 4;           // pixels asked for at once, and where two or three arrays are read
+constexpr int GRADIENT_AHEAD = 2;  // half as many, for more would leave no registers
+constexpr int THREADS = 512;       // at most: C ends at 4096
+
+// What a thread works on: its channels from `c` on, its pixels from `first` to `last` by `rows`.
+struct Lane {
+  int c, first, last, rows;
+  size_t at;  // of its channels in the image's first pixel
+  __device__ __forceinline__ Lane(int P, int C, int span) {
+    int vec = C >> 3;
+    rows = blockDim.x / vec;
+    c = threadIdx.x % vec * 8;
+    first = blockIdx.x * span + threadIdx.x / vec;
+    last = min((int)(blockIdx.x + 1) * span, P);
+    at = (size_t)blockIdx.y * P * C + c;
+  }
+  template <int N> __device__ __forceinline__ void read(const T* x, int p, int C, Packet (&q)[N]) const {
+#pragma unroll
+    for (int j = 0; j < N; j++)
+      if (p + j * rows < last) q[j] = read8(x + at + (size_t)(p + j * rows) * C);
+  }
+};
+
+// One value a group, spread over a thread's eight channels; `step` apart in `values`.
+__device__ __forceinline__ void spread(const float* values, int step, int c, int C, int groups, float* f) {
+  int per = C / groups, g = c / per, left = (g + 1) * per - c;
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    if (i == left) {
+      g++;
+      left += per;
+    }
+    f[i] = values[((size_t)blockIdx.y * groups + g) * step];
+  }
+}
 
 __device__ __forceinline__ void group_sums(const float* s0, const float* s1, int C, int groups, int rows, float* part) {
   extern __shared__ float shared[];
@@ -50,17 +86,22 @@ __device__ __forceinline__ float2 chunk_sum(const float* part, int chunks, int g
 
 // Sums of (x - pivot) and (x - pivot)^2 a group; the pivot, the group's first value, keeps the squares small.
 // grid (chunks, B); part (B, chunks, groups, 2)
-extern "C" __global__ void group_norm_sums(const T* x, float* part, int P, int C, int groups, int span) {
-  int vec = C >> 3, v = threadIdx.x % vec, row = threadIdx.x / vec, rows = blockDim.x / vec;
+extern "C" __global__ void __launch_bounds__(THREADS) group_norm_sums(
+    const T* x, float* part, int P, int C, int groups, int span) {
+  Lane lane(P, C, span);
   const T* image = x + (size_t)blockIdx.y * P * C;
-  int first = blockIdx.x * span, last = min(first + span, P), per = C / groups;
+  int per = C / groups;
   float pivot[8], s0[8] = {0}, s1[8] = {0};
 #pragma unroll
-  for (int i = 0; i < 8; i++) pivot[i] = to_float(image[(v * 8 + i) / per * per]);
-  if (row < rows)
-    for (int p = first + row; p < last; p += rows) {
+  for (int i = 0; i < 8; i++) pivot[i] = to_float(image[(lane.c + i) / per * per]);
+  for (int p = lane.first; p < lane.last; p += AHEAD * lane.rows) {
+    Packet q[AHEAD];
+    lane.read(x, p, C, q);
+#pragma unroll
+    for (int j = 0; j < AHEAD; j++) {
+      if (p + j * lane.rows >= lane.last) break;
       float f[8];
-      load8(image + (size_t)p * C + v * 8, f);
+      unpack8(q[j], f);
 #pragma unroll
       for (int i = 0; i < 8; i++) {
         float d = f[i] - pivot[i];
@@ -68,7 +109,8 @@ extern "C" __global__ void group_norm_sums(const T* x, float* part, int P, int C
         s1[i] += d * d;
       }
     }
-  group_sums(s0, s1, C, groups, rows, part + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * groups * 2);
+  }
+  group_sums(s0, s1, C, groups, lane.rows, part + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * groups * 2);
 }
 
 // grid (B, groups), one warp each: chunk sums to mean and rstd
@@ -82,65 +124,72 @@ extern "C" __global__ void group_norm_finish(const T* x, const float* part, floa
   rstd[blockIdx.x * groups + g] = rsqrtf(fmaxf(t.y / n - d * d, 0.f) + eps);
 }
 
-// y = (x - mean) * rstd * w + b, through silu if asked; one packet a thread. grid (ceil(P * C / 8 / threads), B)
-extern "C" __global__ void group_norm_apply(const T* x, const T* w, const T* b, const float* mean, const float* rstd,
-                                            T* y, int P, int C, int groups, int silu) {
-  int vec = C >> 3, per = C / groups;
-  size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-  if (i >= (size_t)P * vec) return;
-  int c = (int)(i % vec) * 8;
-  size_t at = (size_t)blockIdx.y * P * C + i * 8;
-  float f[8], ga[8], be[8];
-  load8(x + at, f);
-  load8(w + c, ga);
-  load8(b + c, be);
+// y = (x - mean) * rstd * w + b, through silu if asked. grid (chunks, B)
+extern "C" __global__ void __launch_bounds__(THREADS) group_norm_apply(
+    const T* x, const T* w, const T* b, const float* mean, const float* rstd, T* y, int P, int C, int groups,
+    int span, int silu) {
+  Lane lane(P, C, span);
+  float m[8], scale[8], shift[8], ga[8];
+  spread(mean, 1, lane.c, C, groups, m);
+  spread(rstd, 1, lane.c, C, groups, scale);
+  load8(w + lane.c, ga);
+  load8(b + lane.c, shift);
 #pragma unroll
-  for (int k = 0; k < 8; k++) {
-    int g = blockIdx.y * groups + (c + k) / per;
-    float z = (f[k] - mean[g]) * rstd[g] * ga[k] + be[k];
-    f[k] = silu ? z * sigmoid(z) : z;
+  for (int i = 0; i < 8; i++) scale[i] *= ga[i];
+  for (int p = lane.first; p < lane.last; p += AHEAD * lane.rows) {
+    Packet q[AHEAD];
+    lane.read(x, p, C, q);
+#pragma unroll
+    for (int j = 0; j < AHEAD; j++) {
+      if (p + j * lane.rows >= lane.last) break;
+      float f[8];
+      unpack8(q[j], f);
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        float z = (f[i] - m[i]) * scale[i] + shift[i];
+        f[i] = silu ? z * sigmoid(z) : z;
+      }
+      store8(y + lane.at + (size_t)(p + j * lane.rows) * C, f);
+    }
   }
-  store8(y + at, f);
 }
 
-// dy carried back through silu, if there is one, and through the scale w: the gradient at the normalised value
-__device__ __forceinline__ float through(float xhat, float dy, float w, float b, int silu) {
-  if (silu) {
-    float z = xhat * w + b, s = sigmoid(z);
-    dy *= s * (1.f + z * (1.f - s));
-  }
-  return dy * w;
+// dy carried back through silu, if there is one: the gradient at z, the normalised value scaled and shifted
+__device__ __forceinline__ float through(float z, float dy, int silu) {
+  if (!silu) return dy;
+  float s = sigmoid(z);
+  return dy * (s * (1.f + z * (1.f - s)));
 }
 
 // Sums of g and g * xhat a group, g being the gradient at the normalised value. As group_norm_sums.
-extern "C" __global__ void group_norm_gradient_sums(const T* x, const T* dy, const T* w, const T* b, const float* mean,
-                                                    const float* rstd, float* part, int P, int C, int groups, int span,
-                                                    int silu) {
-  int vec = C >> 3, v = threadIdx.x % vec, row = threadIdx.x / vec, rows = blockDim.x / vec;
-  size_t image = (size_t)blockIdx.y * P * C;
-  int first = blockIdx.x * span, last = min(first + span, P), per = C / groups;
-  float ga[8], be[8], m[8], r[8], s0[8] = {0}, s1[8] = {0};
-  load8(w + v * 8, ga);
-  load8(b + v * 8, be);
+extern "C" __global__ void __launch_bounds__(THREADS) group_norm_gradient_sums(
+    const T* x, const T* dy, const T* w, const T* b, const float* mean, const float* rstd, float* part, int P, int C,
+    int groups, int span, int silu) {
+  Lane lane(P, C, span);
+  float m[8], r[8], ga[8], be[8], s0[8] = {0}, s1[8] = {0};
+  spread(mean, 1, lane.c, C, groups, m);
+  spread(rstd, 1, lane.c, C, groups, r);
+  load8(w + lane.c, ga);
+  load8(b + lane.c, be);
+  for (int p = lane.first; p < lane.last; p += GRADIENT_AHEAD * lane.rows) {
+    Packet q[GRADIENT_AHEAD], dq[GRADIENT_AHEAD];
+    lane.read(x, p, C, q);
+    lane.read(dy, p, C, dq);
 #pragma unroll
-  for (int i = 0; i < 8; i++) {
-    int g = blockIdx.y * groups + (v * 8 + i) / per;
-    m[i] = mean[g];
-    r[i] = rstd[g];
-  }
-  if (row < rows)
-    for (int p = first + row; p < last; p += rows) {
+    for (int j = 0; j < GRADIENT_AHEAD; j++) {
+      if (p + j * lane.rows >= lane.last) break;
       float f[8], d[8];
-      load8(x + image + (size_t)p * C + v * 8, f);
-      load8(dy + image + (size_t)p * C + v * 8, d);
+      unpack8(q[j], f);
+      unpack8(dq[j], d);
 #pragma unroll
       for (int i = 0; i < 8; i++) {
-        float xhat = (f[i] - m[i]) * r[i], g = through(xhat, d[i], ga[i], be[i], silu);
+        float xhat = (f[i] - m[i]) * r[i], g = through(xhat * ga[i] + be[i], d[i], silu) * ga[i];
         s0[i] += g;
         s1[i] += g * xhat;
       }
     }
-  group_sums(s0, s1, C, groups, rows, part + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * groups * 2);
+  }
+  group_sums(s0, s1, C, groups, lane.rows, part + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * groups * 2);
 }
 
 // grid (B, groups), one warp each: chunk sums to the means of g and of g * xhat
@@ -154,26 +203,42 @@ extern "C" __global__ void group_norm_gradient_finish(const float* part, float* 
   m[1] = t.y / n;
 }
 
-// dx = rstd * (g - mean(g) - xhat * mean(g * xhat))
-extern "C" __global__ void group_norm_gradient_apply(const T* x, const T* dy, const T* w, const T* b, const float* mean,
-                                                     const float* rstd, const float* means, const T* plus, T* dx,
-                                                     int P, int C, int groups, int silu) {
-  int vec = C >> 3, per = C / groups;
-  size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-  if (i >= (size_t)P * vec) return;
-  int c = (int)(i % vec) * 8;
-  size_t at = (size_t)blockIdx.y * P * C + i * 8;
-  float f[8], d[8], ga[8], be[8], sum[8] = {0};
-  load8(x + at, f);
-  load8(dy + at, d);
-  if (plus) load8(plus + at, sum);
-  load8(w + c, ga);
-  load8(b + c, be);
+// dx = rstd * (g - mean(g) - xhat * mean(g * xhat)). grid (chunks, B)
+extern "C" __global__ void __launch_bounds__(THREADS) group_norm_gradient_apply(
+    const T* x, const T* dy, const T* w, const T* b, const float* mean, const float* rstd, const float* means,
+    const T* plus, T* dx, int P, int C, int groups, int span, int silu) {
+  Lane lane(P, C, span);
+  float m[8], r[8], scale[8], be[8], m0[8], m1[8];
+  spread(mean, 1, lane.c, C, groups, m);
+  spread(rstd, 1, lane.c, C, groups, r);
+  spread(means, 2, lane.c, C, groups, m0);
+  spread(means + 1, 2, lane.c, C, groups, m1);
+  load8(w + lane.c, scale);
+  load8(b + lane.c, be);
 #pragma unroll
-  for (int k = 0; k < 8; k++) {
-    int g = blockIdx.y * groups + (c + k) / per;
-    float xhat = (f[k] - mean[g]) * rstd[g];
-    f[k] = rstd[g] * (through(xhat, d[k], ga[k], be[k], silu) - means[2 * g] - xhat * means[2 * g + 1]) + sum[k];
+  for (int i = 0; i < 8; i++) {
+    scale[i] *= r[i];
+    m0[i] *= r[i];
+    m1[i] *= r[i] * r[i];
   }
-  store8(dx + at, f);
+  for (int p = lane.first; p < lane.last; p += GRADIENT_AHEAD * lane.rows) {
+    Packet q[GRADIENT_AHEAD], dq[GRADIENT_AHEAD], sq[GRADIENT_AHEAD];
+    lane.read(x, p, C, q);
+    lane.read(dy, p, C, dq);
+    if (plus) lane.read(plus, p, C, sq);
+#pragma unroll
+    for (int j = 0; j < GRADIENT_AHEAD; j++) {
+      if (p + j * lane.rows >= lane.last) break;
+      float f[8], d[8], sum[8] = {0};
+      unpack8(q[j], f);
+      unpack8(dq[j], d);
+      if (plus) unpack8(sq[j], sum);
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        float far = f[i] - m[i];
+        f[i] = through(far * scale[i] + be[i], d[i], silu) * scale[i] - m0[i] - far * m1[i] + sum[i];
+      }
+      store8(dx + lane.at + (size_t)(p + j * lane.rows) * C, f);
+    }
+  }
 }

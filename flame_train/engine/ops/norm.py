@@ -132,8 +132,15 @@ def _group_condition(input: Array, num_groups: int, weight: Array | None, bias: 
     return conditions.same(conditions.AT_MOST_FP32, input, weight, bias) or conditions.packets(input.shape[-1], 4096)
 
 
+_AHEAD = 4  # as in norm.cu
+_BLOCKS = 8  # a multiprocessor: below this, blocks are not made longer
+
+
 class _GroupPlan:
-    """How a (B, P, C) array is cut into blocks: `chunks` of `span` pixels an image, `threads` of whole pixels."""
+    """How a (B, P, C) array is cut into blocks of `threads` for whole pixels.
+
+    Sums take `chunks` of `span` pixels an image, two blocks a multiprocessor; what writes takes shorter `stretches`.
+    """
 
     def __init__(self, k: Any, x: Array, groups: int) -> None:
         self.batch, self.channels, self.groups = x.shape[0], x.shape[-1], groups
@@ -144,7 +151,10 @@ class _GroupPlan:
         wanted = max(1, 2 * k.multiprocessors // self.batch)
         self.span = max(4 * rows, -(-self.pixels // wanted))
         self.chunks = -(-self.pixels // self.span)
-        self.packets = (-(-self.pixels * vec // 256), self.batch)
+        at_once = _AHEAD * rows
+        waves = self.pixels * self.batch // (at_once * _BLOCKS * k.multiprocessors)
+        self.stretch = at_once * max(1, min(4, waves))
+        self.stretches = (-(-self.pixels // self.stretch), self.batch)
 
     def part(self, k: Any) -> Array:
         return k.empty((self.batch, self.chunks, self.groups, 2), np.dtype(np.float32))
@@ -161,8 +171,8 @@ def _group_forward(
              (x, part, *size, np.int32(plan.span)), plan.shared)  # fmt: skip
     k.launch("norm.cu", "group_norm_finish", x.dtype, (plan.batch, groups), 32,
              (x, part, mean, rstd, *size, np.int32(plan.chunks), np.float32(eps)))  # fmt: skip
-    k.launch("norm.cu", "group_norm_apply", x.dtype, plan.packets, 256,
-             (x, weight, bias, mean, rstd, y, *size, np.int32(silu)))  # fmt: skip
+    k.launch("norm.cu", "group_norm_apply", x.dtype, plan.stretches, plan.threads,
+             (x, weight, bias, mean, rstd, y, *size, np.int32(plan.stretch), np.int32(silu)))  # fmt: skip
     return y, mean, rstd
 
 
@@ -196,8 +206,9 @@ def _group_gradient(
              plan.shared)  # fmt: skip
     k.launch("norm.cu", "group_norm_gradient_finish", x.dtype, (plan.batch, groups), 32,
              (part, means, *size, np.int32(plan.chunks)))  # fmt: skip
-    k.launch("norm.cu", "group_norm_gradient_apply", x.dtype, plan.packets, 256,
-             (x, g, weight, bias, mean, rstd, means, held, dx, *size, np.int32(silu)))  # fmt: skip
+    k.launch("norm.cu", "group_norm_gradient_apply", x.dtype, plan.stretches, plan.threads,
+             (x, g, weight, bias, mean, rstd, means, held, dx, *size, np.int32(plan.stretch),
+              np.int32(silu)))  # fmt: skip
     return dx
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from flame_train.engine import backend as backends
 from flame_train.engine.backend import cuda
-from flame_train.engine.backend.cuda import device, nvrtc
+from flame_train.engine.backend.cuda import capture, device, nvrtc
 from flame_train.engine.backend.cuda.cublaslt import is_plain
 from flame_train.engine.backend.cuda.cudnn import CuDnn
 
@@ -176,18 +176,16 @@ class Stream:
     def begin_capture(self) -> None:
         self.capturing = True
 
-    def end_capture(self) -> Graph:
+    def end_capture(self) -> None:
         self.capturing = False
-        return Graph()
 
 
 class Graph:
     """Counts its launches."""
 
-    def __init__(self) -> None:
+    def __init__(self, cupy: StandIn, stream: Stream) -> None:
+        stream.end_capture()
         self.launches = 0
-
-    def upload(self, stream: Stream) -> None: ...
 
     def launch(self, stream: Stream) -> None:
         self.launches += 1
@@ -257,6 +255,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(device, "_import_cupy", lambda: cupy)
     monkeypatch.setattr(nvrtc, "header_directory", lambda: "")
+    monkeypatch.setattr(capture, "Graph", Graph)
     monkeypatch.setattr(cuda, "_STATE", [])
     made = backends.get_backend("cuda")
     made.kernels.cublaslt, made.kernels.cudnn = Products(), Plans()

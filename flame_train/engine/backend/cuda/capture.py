@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...mode import capturing
+from .graph import Graph
 
 if TYPE_CHECKING:
     from .device import CudaBackend
@@ -48,8 +49,7 @@ class _Captured:
             except BaseException:
                 self._abandon(stream)
                 raise
-            self._graph = stream.end_capture()
-        self._graph.upload(stream)
+            self._graph = Graph(self._backend.xp, stream)
 
     def _abandon(self, stream: Any) -> None:
         """Ends a broken capture so that the stream can be used again; the first error is the one to show."""

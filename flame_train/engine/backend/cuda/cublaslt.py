@@ -3,28 +3,38 @@
 CuPy's own products cannot be captured in a CUDA graph; these can. Matrices are row-major for us and
 column-major for cuBLASLt, so D = A B is asked for as D^T = B^T A^T, and each operand may be transposed by
 stride alone.
+
+Which algorithm makes a product is a rule where the mode asks for determinism: the first that the heuristic names.
+Elsewhere the first few are timed, once a problem and card, and the fastest is kept on disk.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ....errors import DeviceFault
 from ...dtype import Array, DType, bfloat16, float16, float32, float64
+from ...mode import mode
 from .libraries import load
+from .shelf import Shelf
+from .stopwatch import Stopwatch
 
+_LOG = logging.getLogger(__name__)
 _TYPE = {float32: 0, float64: 1, float16: 2, bfloat16: 14}  # cudaDataType_t
 _COMPUTE_32F, _COMPUTE_64F = 68, 70  # full-precision accumulation: no TF32
 _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER, _BIAS_TYPE = 3, 4, 7, 8, 26  # cublasLtMatmulDescAttributes_t
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
-_MAX_WORKSPACE, _MIN_ALIGNMENT = 1, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t
+_MAX_WORKSPACE, _REDUCTIONS, _MIN_ALIGNMENT = 1, 3, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t
+_IN_FULL = 2  # of cublasLtReductionScheme_t: parts of a sum are added in the accumulator's precision
 _EPILOGUE_BIAS = 4
 _WORKSPACE_BYTES = 32 << 20  # NVIDIA's advice for Hopper
-_RESULT_BYTES = 96  # sizeof(cublasLtMatmulHeuristicResult_t)
+_CANDIDATES = 12
 
 SUPPORTED = frozenset(_TYPE)
 
@@ -52,23 +62,41 @@ class _Problem(NamedTuple):
     bias: bool
     accumulate: bool
     alignment: int
+    measured: bool
 
 
 class _Plan:
-    """The descriptors and the algorithm of one problem."""
+    """The descriptors of one problem in cuBLASLt's order, and its algorithm once that is chosen."""
 
-    __slots__ = ("a", "algorithm", "b", "c", "d", "description")
+    __slots__ = ("a", "algorithm", "b", "c", "d", "description", "problem")
 
-    def __init__(self, description: int, a: int, b: int, c: int, d: int, algorithm: Any) -> None:
-        self.description, self.a, self.b, self.c, self.d, self.algorithm = description, a, b, c, d, algorithm
+    def __init__(self, problem: _Problem, description: int, a: int, b: int, c: int, d: int) -> None:
+        self.problem, self.description = problem, description
+        self.a, self.b, self.c, self.d = a, b, c, d
+        self.algorithm: Any = None
+
+
+_Algorithm = ctypes.c_uint64 * 8
+"""cublasLtMatmulAlgo_t."""
+
+
+class _Result(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = (
+        ("algorithm", _Algorithm), ("workspace", ctypes.c_size_t), ("status", ctypes.c_int32),
+        ("waves", ctypes.c_float), ("reserved", ctypes.c_int32 * 4),
+    )  # fmt: skip
 
 
 class CublasLt:
-    """One handle, one workspace, the plans seen so far."""
+    """One handle, one workspace, the plans seen so far. `shelf` keeps what was measured."""
 
-    def __init__(self, cupy: Any, stream: Any) -> None:
-        self._cupy, self._stream = cupy, stream
+    def __init__(self, cupy: Any, stream: Any, shelf: Shelf) -> None:
+        self._cupy, self._stream, self._shelf = cupy, stream, shelf
+        self._stopwatch = Stopwatch(cupy, stream)
         self._lib = _declare(load("cublasLt"))
+        self._version = int(self._lib.cublasLtGetVersion())
         handle = ctypes.c_void_p()
         self._check(self._lib.cublasLtCreate(ctypes.byref(handle)), "create")
         self._handle = handle.value
@@ -96,21 +124,27 @@ class CublasLt:
         pointers = (a.data.ptr, b.data.ptr, out.data.ptr, added.data.ptr)
         problem = _Problem(
             a.dtype, out.dtype, _operand(a), _operand(b), _rows(out), _rows(added), batch, bias is not None,
-            plus is not None, 16 if all(p % 16 == 0 for p in pointers) else a.itemsize,
+            plus is not None, 16 if all(p % 16 == 0 for p in pointers) else a.itemsize, not mode().deterministic,
         )  # fmt: skip
         scalar = np.float64 if a.dtype == float64 else np.float32
         scale = np.array([alpha, 0.0 if plus is None else 1.0], scalar)
-        address = scale.ctypes.data
         with self._lock:
             plan = self._plans.get(problem) or self._make(problem, out.shape)
             if bias is not None:
                 self._set(plan.description, _BIAS_POINTER, ctypes.c_void_p(bias.data.ptr))
-            status = self._lib.cublasLtMatmul(
-                self._handle, plan.description, address, pointers[1], plan.b, pointers[0], plan.a,
-                address + scale.itemsize, pointers[3], plan.c, pointers[2], plan.d, plan.algorithm,
-                self._workspace.ptr, _WORKSPACE_BYTES, self._stream.ptr,
-            )  # fmt: skip
-        self._check(status, f"matmul {tuple(a.shape)} @ {tuple(b.shape)} {a.dtype.name}")
+            if plan.algorithm is None:
+                plan.algorithm = self._choose(plan, pointers, scale, out)
+            self._launch(plan, plan.algorithm, pointers, scale)
+
+    def _launch(self, plan: _Plan, algorithm: Any, pointers: tuple[int, ...], scale: np.ndarray[Any, Any]) -> None:
+        a, b, out, added = pointers
+        alpha = scale.ctypes.data
+        status = self._lib.cublasLtMatmul(
+            self._handle, plan.description, alpha, b, plan.b, a, plan.a, alpha + scale.itemsize, added, plan.c,
+            out, plan.d, algorithm, self._workspace.ptr, _WORKSPACE_BYTES, self._stream.ptr,
+        )  # fmt: skip
+        if status:
+            self._check(status, f"matmul, {plan.problem}")
 
     def _make(self, p: _Problem, out_shape: tuple[int, ...]) -> _Plan:
         lib = self._lib
@@ -130,8 +164,7 @@ class CublasLt:
         b = self._layout(p.dtype, p.b.rows, p.b.cols, p.b.ld, p.batch, p.b.batch_stride)
         rows, cols = out_shape[-2:]
         c, d = (self._layout(p.out_dtype, cols, rows, ld, p.batch, step) for ld, step in (p.added, p.out))
-        plan = _Plan(description, a, b, c, d, self._choose(p, description, a, b, c, d))
-        self._plans[p] = plan
+        self._plans[p] = plan = _Plan(p, description, a, b, c, d)
         return plan
 
     def _layout(self, dtype: DType, rows: int, cols: int, ld: int, batch: int, stride: int) -> int:
@@ -143,21 +176,61 @@ class CublasLt:
             self._check(setter(layout, _BATCH_STRIDE, ctypes.byref(step), 8), "batch stride")
         return layout
 
-    def _choose(self, p: _Problem, description: int, a: int, b: int, c: int, d: int) -> Any:
-        """The heuristic's first choice: the same for the same problem on the same library and card."""
+    # ---- the algorithm -------------------------------------------------------------------------------
+
+    def _choose(self, plan: _Plan, pointers: tuple[int, ...], scale: np.ndarray[Any, Any], out: Array) -> Any:
+        """The heuristic's first, the same for the same problem on the same library and card; or the fastest.
+
+        What a capture meets first goes by the rule: nothing runs in it. Timing writes into memory of its own.
+        """
+        if not plan.problem.measured or mode().capturing:
+            return self._advised(plan, 1)[0]
+        question = f"cuBLASLt {self._version} {plan.problem}"
+        kept = self._restored(plan, self._shelf.get(question))
+        if kept is not None:
+            return kept
+        found = self._advised(plan, _CANDIDATES)
+        a, b, target, added = pointers
+        scratch = self._cupy.empty(_extent(out), out.dtype)
+        there = scratch.data.ptr
+        operands = (a, b, there, there if added == target else added)
+        best = found[self._stopwatch.fastest([partial(self._launch, plan, way, operands, scale) for way in found])]
+        self._shelf.put(question, bytes(best))
+        return best
+
+    def _advised(self, plan: _Plan, most: int) -> list[Any]:
+        """The heuristic's choices, best first."""
         preference = self._new(self._lib.cublasLtMatmulPreferenceCreate)
         setter = self._lib.cublasLtMatmulPreferenceSetAttribute
-        room = ctypes.c_uint64(_WORKSPACE_BYTES)
+        room, reductions = ctypes.c_uint64(_WORKSPACE_BYTES), ctypes.c_uint32(_IN_FULL)
+        alignment = ctypes.c_uint32(plan.problem.alignment)
         self._check(setter(preference, _MAX_WORKSPACE, ctypes.byref(room), 8), "workspace")
+        self._check(setter(preference, _REDUCTIONS, ctypes.byref(reductions), 4), "reductions")
         for attribute in _MIN_ALIGNMENT:
-            self._check(setter(preference, attribute, ctypes.byref(ctypes.c_uint32(p.alignment)), 4), "alignment")
-        result = (ctypes.c_uint8 * _RESULT_BYTES)()
-        found = ctypes.c_int()
+            self._check(setter(preference, attribute, ctypes.byref(alignment), 4), "alignment")
+        results = (_Result * most)()
+        count = ctypes.c_int()
         status = self._lib.cublasLtMatmulAlgoGetHeuristic(
-            self._handle, description, b, a, c, d, preference, 1, result, ctypes.byref(found)
-        )
-        self._check(status if status else 0 if found.value else 15, f"no algorithm for {p}")
-        return result
+            self._handle, plan.description, plan.b, plan.a, plan.c, plan.d, preference, most, results,
+            ctypes.byref(count),
+        )  # fmt: skip
+        found = [r.algorithm for r in results[: count.value] if r.status == 0]
+        self._check(status if status else 0 if found else 15, f"no algorithm for {plan.problem}")
+        return found
+
+    def _restored(self, plan: _Plan, kept: bytes | None) -> Any:
+        """An algorithm from disk, if the library can still run it on this problem."""
+        if kept is None:
+            return None
+        if len(kept) == ctypes.sizeof(_Algorithm):
+            algorithm, result = _Algorithm.from_buffer_copy(kept), _Result()
+            status = self._lib.cublasLtMatmulAlgoCheck(
+                self._handle, plan.description, plan.b, plan.a, plan.c, plan.d, algorithm, ctypes.byref(result)
+            )
+            if status == 0 and result.workspace <= _WORKSPACE_BYTES:
+                return algorithm
+        _LOG.warning("a matrix product's kept algorithm is refused by cuBLASLt %d; it is chosen anew", self._version)
+        return None
 
     def _new(self, create: Any, *args: int) -> int:
         made = ctypes.c_void_p()
@@ -193,6 +266,11 @@ def _rows(x: Array) -> tuple[int, int]:
     return x.strides[-2] // x.itemsize, x.strides[0] // x.itemsize if x.ndim == 3 else 0
 
 
+def _extent(x: Array) -> int:
+    """Elements from the first of `x` to its last."""
+    return 1 + sum((n - 1) * (s // x.itemsize) for n, s in zip(x.shape, x.strides, strict=True))
+
+
 def is_plain(x: Array) -> bool:
     """True if cuBLASLt can read `x` as it lies: unit stride along one of the last two dims, no overlap in the other."""
     rows, cols = x.shape[-2:]
@@ -205,6 +283,7 @@ def is_plain(x: Array) -> bool:
 def _declare(lib: ctypes.CDLL) -> Any:
     pointer, integer, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
     u64, i64 = ctypes.c_uint64, ctypes.c_int64
+    lib.cublasLtGetVersion.restype = size
     lib.cublasLtCreate.argtypes = [pointer]
     lib.cublasLtMatmulDescCreate.argtypes = [pointer, integer, integer]
     lib.cublasLtMatmulDescSetAttribute.argtypes = [pointer, integer, pointer, size]
@@ -213,5 +292,6 @@ def _declare(lib: ctypes.CDLL) -> Any:
     lib.cublasLtMatmulPreferenceCreate.argtypes = [pointer]
     lib.cublasLtMatmulPreferenceSetAttribute.argtypes = [pointer, integer, pointer, size]
     lib.cublasLtMatmulAlgoGetHeuristic.argtypes = [*[pointer] * 7, integer, pointer, pointer]
+    lib.cublasLtMatmulAlgoCheck.argtypes = [pointer] * 8
     lib.cublasLtMatmul.argtypes = [*[pointer] * 14, size, pointer]
     return lib

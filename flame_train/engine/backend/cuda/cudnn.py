@@ -1,30 +1,46 @@
-"""Convolution and attention through cuDNN's graph API, plans kept per problem."""
+"""Convolution and attention through cuDNN's graph API, plans kept per problem, and on disk between runs.
+
+Where the mode asks for determinism the plan is the heuristic's first that adds in a fixed order. Elsewhere its first
+few are timed, once a problem and card.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ....errors import DeviceFault, EnvironmentFault
 from ...dtype import Array, DType, bfloat16, float16, float32
 from ...mode import mode
 from .libraries import load
+from .shelf import Shelf
+from .stopwatch import Stopwatch
+
+_LOG = logging.getLogger(__name__)
+_CANDIDATES = 8
+_WORKSPACE_BYTES = 1 << 28  # plans that want more are not timed
 
 Layout = tuple[list[int], list[int]]  # dims and strides, in elements
 
 
 class CuDnn:
-    """One handle on the backend's stream and the plans seen so far."""
+    """One handle on the backend's stream and the plans seen so far. `shelf` keeps plans between runs."""
 
-    def __init__(self, cupy: Any, stream: Any) -> None:
+    def __init__(self, cupy: Any, stream: Any, shelf: Shelf) -> None:
         for name in ("nvrtc", "cublasLt", "cublas"):
             load(name)
         try:
             import cudnn
         except ImportError as e:
             raise EnvironmentFault(f"cuDNN's frontend is not installed ({e}); run `flame-train doctor`") from e
-        self._cudnn, self._cupy = cudnn, cupy
+        self._cudnn, self._cupy, self._shelf = cudnn, cupy, shelf
+        self._stream, self._aside = stream, cupy.cuda.Stream(non_blocking=True)
+        self._stopwatch = Stopwatch(cupy, stream)
+        self._version = f"cuDNN {cudnn.backend_version()} through {cudnn.__version__}"
         self._types = {
             float32: cudnn.data_type.FLOAT,
             float16: cudnn.data_type.HALF,
@@ -36,8 +52,8 @@ class CuDnn:
         except RuntimeError as e:
             raise EnvironmentFault(f"cuDNN did not start ({e}); run `flame-train doctor`") from e
         self._plans: dict[tuple[Any, ...], _Plan] = {}
-        # Captured graphs hold the addresses of the workspaces they were recorded with, so none is ever freed.
-        self._workspaces = [cupy.empty(1 << 20, "uint8")]
+        self._workspace = cupy.empty(1 << 20, "uint8")
+        self._recorded: list[Any] = []  # captured graphs hold the addresses of these workspaces
         self._lock = threading.Lock()
 
     # ---- convolution ---------------------------------------------------------------------------------
@@ -135,17 +151,37 @@ class CuDnn:
     # ---- plans ---------------------------------------------------------------------------------------
 
     def _run(self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None], arrays: dict[str, Array]) -> None:
+        key = (*key, mode().deterministic)
         with self._lock:
             plan = self._plans.get(key)
             if plan is None:
-                plan = self._plans[key] = self._build(key, dtype, build)
-            plan.graph.execute(
-                {plan.tensors[n]: a.data.ptr for n, a in arrays.items()},
-                self._workspaces[-1].data.ptr,
-                handle=self._handle,
-            )
+                plan = self._plans[key] = self._make(key, dtype, build, arrays)
+            if mode().capturing and not any(w is self._workspace for w in self._recorded):
+                self._recorded.append(self._workspace)
+            plan.graph.execute(plan.pointers(arrays), self._workspace.data.ptr, handle=self._handle)
 
-    def _build(self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None]) -> _Plan:
+    def _make(
+        self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None], arrays: dict[str, Array]
+    ) -> _Plan:  # fmt: skip
+        """The plan kept on disk, or a new one. What a capture meets first goes by the rule: nothing runs in it."""
+        question, capturing = f"{self._version} {key}", mode().capturing
+        plan = None if capturing else self._restored(key, self._shelf.get(question))
+        if plan is None:
+            plan = self._described(key, dtype, build)
+            try:
+                if capturing or mode().deterministic:
+                    plan.graph.build_plans()
+                else:
+                    plan.graph.build_plan_at_index(self._fastest(plan, arrays))
+            except (RuntimeError, self._cudnn.cudnnGraphNotSupportedError) as e:
+                raise DeviceFault(f"cuDNN has no plan for {key}: {e}") from e
+            if not capturing:
+                self._shelf.put(question, plan.kept())
+        self._grow_workspace(plan.graph.get_workspace_size())
+        return plan
+
+    def _described(self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None]) -> _Plan:
+        """The graph, with the plans that may be built for it."""
         cudnn = self._cudnn
         full = cudnn.data_type.FLOAT
         graph = cudnn.pygraph(
@@ -173,11 +209,45 @@ class CuDnn:
             graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
             self._restrict(graph, dtype, key[0])
             graph.check_support()
-            graph.build_plans()
         except (RuntimeError, cudnn.cudnnGraphNotSupportedError) as e:
             raise DeviceFault(f"cuDNN has no plan for {key}: {e}") from e
-        self._grow_workspace(graph.get_workspace_size())
         return _Plan(graph, tensors)
+
+    def _fastest(self, plan: _Plan, arrays: dict[str, Array]) -> int:
+        """The index of the fastest plan. Each writes all of the outputs and reads none, so they are timed in place."""
+        graph = plan.graph
+        usable: list[int] = []
+        for index in range(graph.get_execution_plan_count()):
+            if len(usable) == _CANDIDATES:
+                break
+            try:
+                graph.build_plan_at_index(index)
+            except (RuntimeError, ValueError, self._cudnn.cudnnGraphNotSupportedError):
+                continue  # barred by `_restrict`, or not for this card
+            if graph.get_workspace_size_plan_at_index(index) <= _WORKSPACE_BYTES:
+                usable.append(index)
+        if not usable:
+            raise RuntimeError("none of the heuristic's can be built")
+        needed = max(graph.get_workspace_size_plan_at_index(i) for i in usable)
+        room, pointers = self._cupy.empty(max(1, needed), "uint8"), plan.pointers(arrays)
+        run = partial(graph.execute_plan_at_index, pointers, room.data.ptr, handle=self._handle)
+        return usable[self._stopwatch.fastest([partial(run, index=i) for i in usable])]
+
+    def _restored(self, key: tuple[Any, ...], kept: bytes | None) -> _Plan | None:
+        """A plan from disk, if cuDNN takes it, which it tries in a capture that must not meet other threads' work."""
+        if kept is None:
+            return None
+        head, _, data = kept.partition(b"\n")
+        graph = self._cudnn.pygraph(handle=self._handle)
+        try:
+            self._cudnn.set_stream(handle=self._handle, stream=self._aside.ptr)
+            graph.deserialize(self._handle, list(data))
+        except (RuntimeError, ValueError, self._cudnn.cudnnGraphNotSupportedError) as e:
+            _LOG.warning("the plan kept for %s is refused by cuDNN (%s); it is made anew", key, e)
+            return None
+        finally:
+            self._cudnn.set_stream(handle=self._handle, stream=self._stream.ptr)
+        return _Plan(graph, json.loads(head))
 
     def _restrict(self, graph: Any, dtype: DType, kind: str) -> None:
         """fp32 stays fp32 (no TF32); where determinism is asked for, no plan that adds in varying order."""
@@ -191,17 +261,26 @@ class CuDnn:
             graph.deselect_numeric_notes(barred)
 
     def _grow_workspace(self, needed: int) -> None:
-        if needed > self._workspaces[-1].size:
-            self._workspaces.append(self._cupy.empty(needed, "uint8"))
+        if needed > self._workspace.size:
+            self._workspace = self._cupy.empty(needed, "uint8")
 
 
 class _Plan:
-    """A built graph and its tensors by name."""
+    """A graph and its tensors by name, as themselves or as cuDNN's numbers of them."""
 
     __slots__ = ("graph", "tensors")
 
     def __init__(self, graph: Any, tensors: dict[str, Any]) -> None:
         self.graph, self.tensors = graph, tensors
+
+    def pointers(self, arrays: dict[str, Array]) -> dict[Any, int]:
+        """What cuDNN is told of the arrays, given by name."""
+        return {self.tensors[n]: a.data.ptr for n, a in arrays.items()}
+
+    def kept(self) -> bytes:
+        """What is written to disk: the tensors' numbers and the built plan."""
+        numbers = {name: tensor.get_uid() for name, tensor in self.tensors.items()}
+        return json.dumps(numbers).encode() + b"\n" + bytes(self.graph.serialize())
 
 
 def nhwc(x: Array) -> Layout:

@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from ...dtype import Array, DType, bfloat16, float16, float32, float64
+from ...dtype import Array, DType, float64
 from .columns import Columns
 from .cublaslt import SUPPORTED, CublasLt, is_plain
 from .cudnn import CuDnn
 from .elementwise import Elementwise
-from .nvrtc import KernelModules
+from .libraries import driver_version
+from .nvrtc import ELEMENT_TYPES, KernelModules
 from .rows import Rows
+from .shelf import Shelf, default_folder
 
-COPIED = frozenset({float32, float16, bfloat16})
-"""The dtypes that our own copies move: 16 bytes at a time where strides allow, as CuPy's do not."""
+_COPIED = 8  # arrays a launch
 
 
 class Kernels:
@@ -35,14 +36,18 @@ class Kernels:
         self.columns = Columns(cupy, self._modules, self.rows, self.multiprocessors)
 
     @cached_property
+    def _shelf(self) -> Shelf:
+        return Shelf(default_folder(), _place(self.xp))
+
+    @cached_property
     def cublaslt(self) -> CublasLt:
         """Loaded on first use."""
-        return CublasLt(self.xp, self._stream)
+        return CublasLt(self.xp, self._stream, self._shelf)
 
     @cached_property
     def cudnn(self) -> CuDnn:
         """Loaded on first use."""
-        return CuDnn(self.xp, self._stream)
+        return CuDnn(self.xp, self._stream, self._shelf)
 
     # ---- memory --------------------------------------------------------------------------------------
 
@@ -52,9 +57,26 @@ class Kernels:
 
     def rows_first(self, x: Array) -> Array:
         """`x` in row-major memory, itself if it is already."""
-        if x.flags.c_contiguous or x.dtype not in COPIED:
-            return self.xp.ascontiguousarray(x)
-        return self.elementwise(("x",), {"x": x}, (x.dtype,), out=(self.empty(x.shape, x.dtype),))[0]
+        if x.flags.c_contiguous:
+            return x
+        made = self.empty(x.shape, x.dtype)
+        self.copy([made], [x])
+        return made
+
+    def copy(self, targets: Sequence[Array], sources: Sequence[Array]) -> None:
+        """Values into the targets, all of one shape and dtype, to which the sources, alike among them, broadcast.
+
+        Our own kernel moves packets, where CuPy's moves elements, and several arrays in one launch.
+        """
+        first = targets[0]
+        if first.dtype not in ELEMENT_TYPES:
+            for target, source in zip(targets, sources, strict=True):
+                target[...] = source
+            return
+        for i in range(0, len(targets), _COPIED):
+            given = {f"x{n}": x for n, x in enumerate(sources[i : i + _COPIED])}
+            some = tuple(targets[i : i + _COPIED])
+            self.elementwise(tuple(given), given, (first.dtype,) * len(some), first.shape, some)
 
     def joined(
         self, arrays: Sequence[Array], axis: int, dtype: DType, expressions: Sequence[str] | None = None
@@ -96,7 +118,7 @@ class Kernels:
         """alpha * a @ b (+ bias) (+ plus), for a (..., M, K) and b (K, N) or (..., K, N); `plus` may be `out`."""
         a, b = self._plain(a), self._plain(b)
         if b.ndim == 2 and a.ndim > 2:
-            a2 = self.rows_first(a).reshape(-1, a.shape[-1])
+            a2 = (a if _evenly(a) else self.rows_first(a)).reshape(-1, a.shape[-1])
             flat_out, flat_plus = (None if x is None else x.reshape(a2.shape[0], b.shape[1]) for x in (out, plus))
             flat = self.matmul(a2, b, bias=bias, out=flat_out, alpha=alpha, plus=flat_plus, out_dtype=out_dtype)
             return flat.reshape(*a.shape[:-1], b.shape[1])
@@ -131,14 +153,25 @@ class Kernels:
     def stacked(self, arrays: Sequence[Array]) -> Array:
         """The arrays along a new first dim: a view if they lie at equal distances in memory, else a copy."""
         found = self.adjacent(arrays)
-        if found is None:  # copied one by one: CuPy's own stack reads addresses from the host, which no graph can
+        if found is None:  # CuPy's own stack reads addresses from the host, which no graph can
             found = self.empty((len(arrays), *arrays[0].shape), arrays[0].dtype)
-            for place, a in zip(found, arrays, strict=True):
-                place[...] = a
+            self.copy(list(found), arrays)
         return found
 
     def _plain(self, x: Array) -> Array:
         return x if is_plain(x) else self.rows_first(x)
+
+
+def _evenly(x: Array) -> bool:
+    """True if all dims but the last are one in memory: a view with a single row dim exists."""
+    return all(x.strides[i] == x.shape[i + 1] * x.strides[i + 1] for i in range(x.ndim - 2))
+
+
+def _place(cupy: Any) -> str:
+    """The card and its driver: what a measurement holds for, besides the library it is of."""
+    runtime = cupy.cuda.runtime
+    found = runtime.getDeviceProperties(cupy.cuda.Device().id)
+    return f"{found['name'].decode()}, {found['multiProcessorCount']} multiprocessors, driver {driver_version()}"
 
 
 def _three(x: Array, lead: tuple[int, ...]) -> Array:

@@ -32,3 +32,17 @@ def header_directory() -> str:
     if found is None:
         raise EnvironmentFault("the CUDA headers were not found; pip install 'flame-train[cuda13]', or see doctor")
     return str(found)
+
+
+def driver_version() -> str:
+    """The driver's version as NVIDIA numbers it. Raises `EnvironmentFault`."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            return str(pynvml.nvmlSystemGetDriverVersion())
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as e:
+        raise EnvironmentFault(f"NVIDIA's driver did not tell its version ({e}); run `flame-train doctor`") from e

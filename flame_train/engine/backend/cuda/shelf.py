@@ -1,0 +1,78 @@
+"""Answers that are slow to find and depend on the card and its libraries alone, kept on disk between runs.
+
+Each lies in a file of its own, named by its question, so writers never wait for each other: whoever renames last
+wins, with an answer that is as good. A file holds its question and a checksum beside the answer; one that is damaged,
+or answers another question, is said so, and the answer is found anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+
+_LOG = logging.getLogger(__name__)
+_FORMAT = 1  # raised when the meaning of answers changes: older files are then simply not found
+
+
+def default_folder() -> Path:
+    """Where answers are kept: `flame-train/choices` in XDG_CACHE_HOME, or in ~/.cache."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
+    return base / "flame-train" / "choices"
+
+
+class Shelf:
+    """Answers under `folder`, made when the first is written, for the machine that `place` describes."""
+
+    def __init__(self, folder: Path, place: str) -> None:
+        self.folder, self._place = folder, place
+        self._writable = True
+
+    def path(self, question: str) -> Path:
+        """Where the answer lies, or would."""
+        return self.folder / hashlib.sha256(self._whole(question).encode()).hexdigest()[:40]
+
+    def get(self, question: str) -> bytes | None:
+        """The answer; None if it is not there or damaged, which is logged."""
+        path = self.path(question)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _LOG.warning("%s: cannot be read (%s); what it holds is found anew", path, error)
+            return None
+        head, _, answer = content.partition(b"\n")
+        if head != self._head(question, answer):
+            _LOG.warning("%s: damaged; what it held is found anew", path)
+            return None
+        return answer
+
+    def put(self, question: str, answer: bytes) -> None:
+        """Keeps an answer, in place of any before. Where nothing can be written this is logged once and left."""
+        if not self._writable:
+            return
+        path = self.path(question)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                temporary.write_bytes(self._head(question, answer) + b"\n" + answer)
+                os.replace(temporary, path)
+            finally:
+                with contextlib.suppress(OSError):  # gone already after the rename
+                    temporary.unlink(missing_ok=True)
+        except OSError as error:
+            self._writable = False
+            _LOG.warning("%s: nothing can be kept there (%s); each run finds it anew", self.folder, error)
+
+    def _whole(self, question: str) -> str:
+        return json.dumps([_FORMAT, self._place, question])
+
+    def _head(self, question: str, answer: bytes) -> bytes:
+        return f"{hashlib.sha256(answer).hexdigest()} {self._whole(question)}".encode()

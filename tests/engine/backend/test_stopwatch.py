@@ -1,0 +1,50 @@
+"""Which way is the fastest, by a clock that the test turns."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flame_train.engine.backend.cuda.stopwatch import Stopwatch
+
+
+class Clock:
+    """CuPy's events over a time that only the ways move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        clock = self
+
+        class Event:
+            def record(self, stream: Any) -> None:
+                self.at = clock.now
+
+        self.cuda = SimpleNamespace(Event=Event, get_elapsed_time=lambda a, b: b.at - a.at)
+        self.empty = lambda n, dtype: np.zeros(8, dtype)
+
+    def way(self, *times: float) -> Any:
+        left = list(times)
+
+        def run() -> None:
+            self.now += left.pop(0) if len(left) > 1 else left[0]
+
+        return run
+
+
+@pytest.mark.parametrize(
+    ("ways", "best"),
+    [
+        ([[5.0], [4.0], [3.0], [6.0]], 2),
+        ([[5.0], [4.95]], 0),  # no more than noise
+        ([[5.0], [99.0, 99.0, 3.0]], 1),  # slow once: a clock rate, a page fault
+        ([[5.0], [1.0, 1.0, 8.0]], 0),  # fast once
+        ([[5.0]], 0),
+    ],
+)
+def test_the_fastest_of_the_medians(ways: list[list[float]], best: int) -> None:
+    clock = Clock()
+    watch = Stopwatch(clock, SimpleNamespace(synchronize=lambda: None))
+    assert watch.fastest([clock.way(*times) for times in ways]) == best
