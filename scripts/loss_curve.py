@@ -1,0 +1,212 @@
+"""The loss of a LoRA run here and in PyTorch, step by step: same weights, pictures, noise, timesteps and factors.
+
+    python scripts/loss_curve.py [--device cuda] [--precision bf16] [--steps 200] [--plot curve.png]
+
+The network is the small SDXL of the package; PyTorch's is diffusers' UNet with PEFT, as its training scripts use them:
+frozen weights in low precision, fp32 factors under autocast. Prints the mean of both losses, and how far they are apart
+relative to PyTorch's, a step and a mean of ten steps. Needs the parity extra.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import peft
+import torch
+from PIL import Image, ImageDraw
+
+from flame_train.adapters.lora import Attached, attach
+from flame_train.adapters.targets import resolve
+from flame_train.config.schema import Config, DataSection, LoraSection, OptimizerSection, ScheduleSection, TrainSection
+from flame_train.engine import capture
+from flame_train.engine.backend import get_backend
+from flame_train.engine.random import Rng
+from flame_train.models.keys.sdxl_unet import UNetLevels, unet_from_diffusers
+from flame_train.models.loading import load_sdxl
+from flame_train.models.unet_sdxl import UNet
+from flame_train.models.vae import VaeArch
+from flame_train.recipes import RECIPES
+from flame_train.recipes.pipeline import make_state
+from flame_train.recipes.sdxl import as_denoiser
+from flame_train.recipes.small_base import SMALL_BASE
+from flame_train.tools.bench_torch_models import unet_arguments
+from flame_train.training.batch import Batch, HostBatch
+from flame_train.training.step import POSTERIOR, State, micro, update
+
+BATCH, SIDE, PICTURES, RATE, RANK, SEED = 4, 16, 12, 1e-3, 8, 7
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+Host = np.ndarray[Any, Any]
+
+
+def pictures(unet: UNet) -> dict[str, Host]:
+    """Latent moments and conditioning of a few made-up pictures: smooth, so that there is something to learn."""
+    rng, arch = np.random.default_rng(0), unet.arch
+    coarse = rng.standard_normal((PICTURES, 2, 2, arch.in_channels)).astype(np.float32)
+    pooled = arch.adm_in_channels - 6 * 256
+    return {
+        "mean": 6.0 * coarse.repeat(SIDE // 2, axis=1).repeat(SIDE // 2, axis=2),
+        "logvar": np.full((PICTURES, SIDE, SIDE, arch.in_channels), -8.0, np.float32),
+        "context": rng.standard_normal((PICTURES, 77, arch.context_dim)).astype(np.float32),
+        "pooled": rng.standard_normal((PICTURES, pooled)).astype(np.float32),
+        "time_ids": np.tile(np.array([128, 128, 0, 0, 128, 128], np.int32), (PICTURES, 1)),
+    }
+
+
+def batch(data: dict[str, Host], step: int) -> HostBatch:
+    chosen = (np.arange(BATCH) + step * BATCH) % PICTURES
+    return HostBatch({n: a[chosen] for n, a in data.items()}, step, np.arange(BATCH), tuple(map(str, chosen)))
+
+
+def settings(precision: Any, steps: int) -> Config:
+    return Config(
+        train=TrainSection(precision=precision, steps=steps, seed=SEED),
+        lora=LoraSection(rank=RANK, alpha=float(RANK)),
+        data=DataSection(batch_size=BATCH),
+        optimizer=OptimizerSection(lr=RATE),
+        schedule=ScheduleSection(name="constant"),
+    )
+
+
+def ours(state: State, data: dict[str, Host], steps: int, device: str) -> list[float]:
+    """Our losses; on a GPU of a captured step."""
+    backend = get_backend(device)
+    place = Batch(batch(data, 0), backend, state.dtype)
+
+    def once() -> None:
+        micro(state, place)
+        update(state)
+
+    run, losses = capture(once, device), []
+    for step in range(steps):
+        place.fill(batch(data, step))
+        run()
+        losses.append(float(backend.get(state.figures)[0]))
+    return losses
+
+
+def twin_of(unet: UNet, attached: Attached, device: str) -> tuple[Any, list[Any]]:
+    """diffusers' UNet with our weights and PEFT's factors at our values, and what is trained of it."""
+    arch = unet.arch
+    table = unet_from_diffusers(UNetLevels(arch.num_res_blocks, tuple(bool(d) for d in arch.transformer_depth))).inverse
+    arrays = {name: t.float().numpy() for name, t in unet.weights()}
+    sources = table.pull(arrays).sources
+    twin = diffusers.UNet2DConditionModel(**unet_arguments(arch))
+    values = {
+        n: torch.from_numpy(np.array(s.apply([arrays[m] for m in s.names]), order="C")) for n, s in sources.items()
+    }
+    twin.load_state_dict(values, strict=True)
+    there = {s.names[0].removesuffix(".weight"): n.removesuffix(".weight") for n, s in sources.items()}
+    names = {there[name]: adapter for name, adapter in attached.adapters.items()}
+    twin.requires_grad_(False).to(device)
+    twin.add_adapter(peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=[*names]))
+    for name, adapter in names.items():
+        layer = twin.get_submodule(name)
+        for part, factor in ((layer.lora_A, adapter.down), (layer.lora_B, adapter.up)):
+            part["default"].weight.data.copy_(torch.from_numpy(factor.numpy()))
+    return twin, [p for p in twin.parameters() if p.requires_grad]
+
+
+def drawn(data: dict[str, Host], step: int, objective: Any) -> tuple[Any, Any, Any, Any]:
+    """Latents, noise and timesteps as our step draws them, and the noised latents."""
+    host = batch(data, step)
+    rng = Rng(np, SEED, np.asarray(step), host.samples)
+    shape = host.arrays["mean"].shape[1:]
+    spread = np.exp(0.5 * host.arrays["logvar"]) * rng.normal(POSTERIOR, shape)
+    latents = (host.arrays["mean"] + spread) * np.float32(VaeArch.sdxl().scaling_factor)
+    noise, t = objective.noise(rng, shape).numpy(), objective.timesteps(rng).numpy()
+    abar = objective.schedule.alphas_cumprod[t].astype(np.float32)[:, None, None, None]
+    return latents, noise, t, np.sqrt(abar) * latents + np.sqrt(1 - abar) * noise
+
+
+def theirs(
+    twin: Any,
+    trained: list[Any],
+    data: dict[str, Host],
+    draws: Callable[[int], Any],
+    steps: int,
+    precision: str,
+    device: str,
+) -> list[float]:
+    dtype, losses = DTYPES[precision], []
+    twin.to(dtype)
+    for p in trained:
+        p.data = p.data.float()
+    optimizer = torch.optim.AdamW(trained, lr=RATE, weight_decay=0.01)
+
+    def image(a: Host, dtype: Any) -> Any:
+        return torch.from_numpy(np.ascontiguousarray(a.transpose(0, 3, 1, 2))).to(device, dtype)
+
+    for step in range(steps):
+        _, noise, t, noised = draws(step)
+        host = batch(data, step).arrays
+        extra = {
+            "text_embeds": torch.from_numpy(host["pooled"]).to(device, dtype),
+            "time_ids": torch.from_numpy(host["time_ids"]).to(device),
+        }
+        context = torch.from_numpy(host["context"]).to(device, dtype)
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+            out = twin(image(noised, dtype), torch.from_numpy(t).to(device), context, added_cond_kwargs=extra).sample
+        loss = torch.nn.functional.mse_loss(out.float(), image(noise, torch.float32))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def compared(mine: list[float], other: list[float]) -> dict[str, float]:
+    a, b = np.array(mine), np.array(other)
+    tens = [x[: len(x) // 10 * 10].reshape(-1, 10).mean(1) for x in (a, b)]
+    return {
+        "mean loss": a.mean(), "PyTorch's": b.mean(), "first ten": a[:10].mean(), "last ten": a[-10:].mean(),
+        "difference of the means": abs(a.mean() - b.mean()) / b.mean(),
+        "mean difference": float(np.mean(np.abs(a - b) / b)), "largest": float(np.max(np.abs(a - b) / b)),
+        "mean difference over ten steps": float(np.mean(np.abs(tens[0] - tens[1]) / tens[1])),
+    }  # fmt: skip
+
+
+def draw(mine: list[float], other: list[float], path: Path) -> None:
+    """Both curves over each other; where only one is seen, they agree."""
+    image = Image.new("RGB", (900, 420), "white")
+    canvas, top = ImageDraw.Draw(image), max(mine + other)
+    for losses, colour, width in ((other, "#c8501e", 5), (mine, "#1f6fb4", 1)):
+        canvas.line([(20 + 860 * i / len(losses), 400 - 380 * v / top) for i, v in enumerate(losses)], colour, width)
+    image.save(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--precision", default="bf16", choices=[*DTYPES])
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--plot", type=Path)
+    args = parser.parse_args()
+    config = settings(args.precision, args.steps)
+    unet = load_sdxl(SMALL_BASE, device=args.device, dtype=args.precision, components=("unet",)).unet
+    assert unet is not None
+    attached = attach(
+        unet, resolve(unet, ("attention",), RECIPES["sdxl"].presets), rank=RANK, alpha=float(RANK), seed=SEED
+    )
+    objective = RECIPES["sdxl"].objective(config, args.device)
+    twin, trained = twin_of(unet, attached, args.device)
+    data, host_objective = pictures(unet), RECIPES["sdxl"].objective(config, "cpu")
+    state = make_state(as_denoiser(unet), attached, objective, config, args.device)
+    mine = ours(state, data, args.steps, args.device)
+    other = theirs(
+        twin, trained, data, lambda step: drawn(data, step, host_objective), args.steps, args.precision, args.device
+    )
+    print(json.dumps({n: float(f"{v:.5g}") for n, v in compared(mine, other).items()}, indent=1))
+    if args.plot:
+        draw(mine, other, args.plot)
+
+
+if __name__ == "__main__":
+    main()
