@@ -200,7 +200,8 @@ def _plan(
     """One formula for each wanted argument: a kernel's where it can, the reference's otherwise."""
     candidates = op.formulas
     if backend.kernels is not None and m.forced.get(op.name) != "reference" and (kernel or not op.composite):
-        candidates = [*[f for f in op.kernel_formulas if not _declined(f.when, arrays)], *op.formulas]
+        met = kernel.when if kernel else None  # need not be asked again
+        candidates = [f for f in op.kernel_formulas if f.when is met or not _declined(f.when, arrays)] + op.formulas
     chosen: list[Formula] = []
     for arg in wanted:
         formula = op.formula_for(arg, candidates)

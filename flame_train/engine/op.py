@@ -132,11 +132,13 @@ class Op:
         self.positional = tuple(p.name for p in self.params if not p.named)
         self.tensor_names = tuple(p.name for p in self.params if p.kind != "attr")
         self.list_names = frozenset(p.name for p in self.params if p.kind == "list")
-        self._defaults = {p.name: p.default for p in self.params if p.default is not inspect.Parameter.empty}
+        self._defaults = {p.name: p.default for p in self.params}
+        self._required = tuple(n for n, default in self._defaults.items() if default is inspect.Parameter.empty)
         self._list_last = bool(self.positional) and self.positional[-1] in self.list_names
         self.formulas: list[Formula] = []
         self.kernel_formulas: list[Formula] = []
         self.kernels: list[Kernel] = []
+        self._conditions: dict[When, Condition] = {}
         self.undifferentiable: set[str] = set()
         self._samples: Callable[[], Iterator[Sample]] | None = None
         self._large: Callable[[], Iterator[Sample]] | None = None
@@ -188,7 +190,7 @@ class Op:
         """Declares a forward kernel `f(k, <all inputs and attributes>)` returning what the reference returns."""
 
         def declare(fn: Callable[..., Any]) -> None:
-            self.kernels.append(Kernel(impl, fn, Condition(when) if when else None))
+            self.kernels.append(Kernel(impl, fn, self._condition(when)))
 
         return declare
 
@@ -209,7 +211,11 @@ class Op:
         for n in names:
             if n not in known:
                 raise TypeError(f"{self.name}.vjp: nothing named {n!r} to save; known: {', '.join(sorted(known))}")
-        return Formula(args, fn, tuple(names), takes_needs, takes_plus, impl, Condition(when) if when else None)
+        return Formula(args, fn, tuple(names), takes_needs, takes_plus, impl, self._condition(when))
+
+    def _condition(self, when: When | None) -> Condition | None:
+        """`when` as a condition, one and the same wherever the op asks it."""
+        return None if when is None else self._conditions.setdefault(when, Condition(when))
 
     def _check_names(self, what: str, args: Sequence[str]) -> None:
         for a in args:
@@ -221,7 +227,7 @@ class Op:
     # ---- use ---------------------------------------------------------------------------------------
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The call's values by parameter name, defaults filled in. Raises `TypeError` like a Python call."""
+        """The call's values in the signature's order, defaults filled in. Raises `TypeError` like a Python call."""
         if self._list_last:
             args = self._gathered(args)
         if len(args) > len(self.positional):
@@ -235,9 +241,9 @@ class Op:
                 raise TypeError(
                     f"{self.name}: argument {name!r} is unknown or given twice; takes {', '.join(self.names)}"
                 )
-        if len(values) < len(self.names):
-            missing = next(n for n in self.names if n not in values)
-            raise TypeError(f"{self.name}: missing argument {missing!r}")
+        for name in self._required:
+            if values[name] is inspect.Parameter.empty:
+                raise TypeError(f"{self.name}: missing argument {name!r}")
         return values
 
     def _gathered(self, args: Sequence[Any]) -> Sequence[Any]:

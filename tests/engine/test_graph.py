@@ -361,6 +361,11 @@ class TestCheckpoint:
         np.testing.assert_allclose(w.grad.numpy(), np.full((6, 6), 2.0))
 
 
+def test_a_call_is_bound_in_the_order_of_the_signature() -> None:
+    bound = REGISTRY["linear"].bind((1,), {"bias": 3, "weight": 2})
+    assert list(bound.items()) == [("input", 1), ("weight", 2), ("bias", 3)]
+
+
 def test_devices_do_not_mix_and_arrays_must_be_wrapped() -> None:
     with pytest.raises(TypeError, match=r"wrap it with engine\.tensor"):
         F.exp(np.ones(3))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -252,10 +252,14 @@ class CublasLt:
 
 def _operand(x: Array) -> _Operand:
     """`x` (..., R, C), row-major, is column-major C x R; with exchanged strides it is read transposed."""
-    rows, cols = x.shape[-2:]
-    item = x.itemsize
-    batch_stride = x.strides[0] // item if x.ndim == 3 else 0
-    down, across = x.strides[-2] // item, x.strides[-1] // item
+    return _lying(x.shape, x.strides, x.itemsize)
+
+
+@lru_cache(maxsize=4096)  # a step makes thousands of products, of a few hundred kinds of operand
+def _lying(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> _Operand:
+    rows, cols = shape[-2:]
+    batch_stride = strides[0] // item if len(shape) == 3 else 0
+    down, across = strides[-2] // item, strides[-1] // item
     if across == 1 or cols == 1:
         return _Operand(cols, rows, max(down, cols), batch_stride, False)
     return _Operand(rows, cols, max(across, rows), batch_stride, True)
@@ -273,8 +277,13 @@ def _extent(x: Array) -> int:
 
 def is_plain(x: Array) -> bool:
     """True if cuBLASLt can read `x` as it lies: unit stride along one of the last two dims, no overlap in the other."""
-    rows, cols = x.shape[-2:]
-    down, across = x.strides[-2] // x.itemsize, x.strides[-1] // x.itemsize
+    return _plain(x.shape, x.strides, x.itemsize)
+
+
+@lru_cache(maxsize=4096)
+def _plain(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> bool:
+    rows, cols = shape[-2:]
+    down, across = strides[-2] // item, strides[-1] // item
     by_rows = (across == 1 or cols == 1) and (down >= cols or rows == 1)
     by_cols = (down == 1 or rows == 1) and (across >= rows or cols == 1)
     return bool(by_rows or by_cols)
