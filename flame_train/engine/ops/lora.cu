@@ -7,9 +7,8 @@
 // Needs clusters: compute capability 9.0.
 #include "common.cuh"
 
-constexpr int COLUMNS = 64, DEPTH = 64, STAGES = 3, THREADS = 2 * COLUMNS;  // 16 columns a warp
-constexpr int SHARE = 8;                                  // blocks of a cluster, each with its share of the rows
-constexpr int P_PITCH = 16 + 8, Q_PITCH = COLUMNS + 8;    // of shared memory: eight rows lie in different banks
+constexpr int COLUMNS = 64, DEPTH = 32, STAGES = 6, THREADS = 2 * COLUMNS;  // 16 columns a warp
+constexpr int P_PITCH = 16 + 8, Q_PITCH = COLUMNS + 8;  // of shared memory: eight rows lie in different banks
 constexpr int TILE_PITCH = COLUMNS + 1;
 
 struct Side {
@@ -121,27 +120,16 @@ __device__ __forceinline__ void own_share(
     for (int e = 0; e < 4; e++) to[e / 2 * 8 * TILE_PITCH + n * 8 + e % 2] = sum[n][e];
 }
 
-// grid (tiles of both sides, SHARE): a cluster has a tile, whose sums its blocks add up among them
-extern "C" __cluster_dims__(1, SHARE, 1) __global__ void __launch_bounds__(THREADS) lora_gradients(
-    const T* p0, const T* q0, float* c0, long long p_step0, long long q_step0, long long c_step0, int p_row0,
-    int q_row0, int bands0, int width0, int count0, int adds0, const T* p1, const T* q1, float* c1, long long p_step1,
-    long long q_step1, long long c_step1, int p_row1, int q_row1, int bands1, int width1, int count1, int adds1,
-    int rows, int span) {
+// A cluster of SHARE blocks has a tile, each with its part of the rows; they add up among them.
+template <int SHARE> __device__ __forceinline__ void product(const Side& side, int index, int rows, int span) {
   __shared__ float tile[16 * TILE_PITCH];
-  Side side = {p0, q0, c0, p_step0, q_step0, c_step0, p_row0, q_row0, bands0, width0, count0, 0, adds0};
-  int index = blockIdx.x;
-  if (index >= side.tiles()) {
-    index -= side.tiles();
-    side = {p1, q1, c1, p_step1, q_step1, c_step1, p_row1, q_row1, bands1, width1, count1, 1, adds1};
-  }
   int column = index % side.across() * COLUMNS, above = index / side.across();
   int band = above % side.bands, item = above / side.bands;
-  const T *p = side.p + item * side.p_step + band * 16, *q = side.q + item * side.q_step;
   float* to = side.c + item * side.c_step;
   for (int e = blockIdx.y * THREADS + threadIdx.x; side.adds && e < 16 * COLUMNS; e += SHARE * THREADS)
     if (long long at = side.place(e, column, band); at >= 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(to + at));
-  int first = blockIdx.y * span;
-  own_share(p, q, side, first, min(first + span, rows), column, tile);
+  int first = blockIdx.y * span, last = min(first + span, rows);
+  own_share(side.p + item * side.p_step + band * 16, side.q + item * side.q_step, side, first, last, column, tile);
   everyone();
   for (int e = blockIdx.y * THREADS + threadIdx.x; e < 16 * COLUMNS; e += SHARE * THREADS) {
     float total = 0.f;
@@ -153,3 +141,21 @@ extern "C" __cluster_dims__(1, SHARE, 1) __global__ void __launch_bounds__(THREA
   }
   everyone();
 }
+
+// grid (tiles of both sides, SHARE)
+#define KERNEL(NAME, SHARE)                                                                                       \
+  extern "C" __cluster_dims__(1, SHARE, 1) __global__ void __launch_bounds__(THREADS)                             \
+      NAME(const T* p0, const T* q0, float* c0, long long p_step0, long long q_step0, long long c_step0,          \
+           int p_row0, int q_row0, int bands0, int width0, int count0, int adds0, const T* p1, const T* q1,       \
+           float* c1, long long p_step1, long long q_step1, long long c_step1, int p_row1, int q_row1,            \
+           int bands1, int width1, int count1, int adds1, int rows, int span) {                                   \
+    Side side = {p0, q0, c0, p_step0, q_step0, c_step0, p_row0, q_row0, bands0, width0, count0, 0, adds0};        \
+    int index = blockIdx.x, before = side.tiles();                                                                \
+    if (index >= before) {                                                                                        \
+      side = {p1, q1, c1, p_step1, q_step1, c_step1, p_row1, q_row1, bands1, width1, count1, 1, adds1};           \
+      index -= before;                                                                                            \
+    }                                                                                                             \
+    product<SHARE>(side, index, rows, span);                                                                      \
+  }
+KERNEL(lora_gradients_4, 4)
+KERNEL(lora_gradients_8, 8)

@@ -242,7 +242,9 @@ def _factor_gradients(k: Any, t: _Thin, wanted: Wanted) -> dict[str, list[Array]
     return {name: _stacked_sums(k, held, *products[name], t.shape(name)) for name, held in wanted.items()}
 
 
-_SHARE, _DEPTH, _COLUMNS = 8, 64, 64  # as in lora.cu
+_DEPTH, _COLUMNS, _THREADS = 32, 64, 128  # as in lora.cu
+_LEAST_ROWS = 512  # below, cuBLASLt's kernels do as well
+_SHARES = (4, 8)  # blocks a tile: more where tiles are few
 
 
 def _at_once(k: Any, t: _Thin) -> bool:
@@ -254,7 +256,7 @@ def _at_once(k: Any, t: _Thin) -> bool:
         and not conditions.same(conditions.LOW, *arrays)
         and t.rank % 16 == 0
         and n * t.rank <= 64
-        and m >= _SHARE * _DEPTH
+        and m >= _LEAST_ROWS
         and not (t.x.shape[1] % 8 or out % 8)
         and all(a.strides[-1] == a.itemsize and a.data.ptr % 16 == 0 for a in arrays)
         and all(s % 16 == 0 for a in arrays for s in a.strides[:-1])
@@ -274,13 +276,14 @@ def _both(k: Any, t: _Thin, targets: Mapping[str, Any]) -> dict[str, list[Array]
         (low_row, row, rank // 16, out, n, targets["up"] is not None),
     ]
     counts = [[np.int32(v) for v in side] for side in sizes]
-    span = -(-m // (_SHARE * _DEPTH)) * _DEPTH
-    tiles = n * rank // 16 * -(-width // _COLUMNS) + n * rank // 16 * -(-out // _COLUMNS)
+    tiles = n * rank // 16 * (-(-width // _COLUMNS) - (-out // _COLUMNS))
+    share = next((s for s in _SHARES if tiles * s >= k.multiprocessors), _SHARES[-1])
+    span = -(-m // (share * _DEPTH)) * _DEPTH
     args = (
         t.inner, t.x, made["down"], *steps[:3], *counts[0], t.low, t.rows, made["up"], *steps[3:], *counts[1],
         np.int32(m), np.int32(span),
     )  # fmt: skip
-    k.launch("lora.cu", "lora_gradients", t.x.dtype, (tiles, _SHARE), 2 * _DEPTH, args)
+    k.launch("lora.cu", f"lora_gradients_{share}", t.x.dtype, (tiles, share), _THREADS, args)
     return {name: list(block) for name, block in made.items()}
 
 
