@@ -28,7 +28,7 @@ from flame_train.engine import capture
 from flame_train.engine.backend import get_backend
 from flame_train.engine.random import Rng
 from flame_train.models.keys.sdxl_unet import UNetLevels, unet_from_diffusers
-from flame_train.models.loading import load_sdxl
+from flame_train.models.loading_sdxl import SDXL_FILES
 from flame_train.models.unet_sdxl import UNet
 from flame_train.models.vae import VaeArch
 from flame_train.recipes import RECIPES
@@ -190,8 +190,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     config = settings(args.precision, args.steps)
-    unet = load_sdxl(SMALL_BASE, device=args.device, dtype=args.precision, components=("unet",)).unet
-    assert unet is not None
+    unet = SDXL_FILES.load(SMALL_BASE, "unet", device=args.device, dtype=args.precision)
     attached = attach(
         unet, resolve(unet, ("attention",), RECIPES["sdxl"].presets), rank=RANK, alpha=float(RANK), seed=SEED
     )

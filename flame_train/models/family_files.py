@@ -95,7 +95,8 @@ class FamilyFiles:
             (asked,) = components if len(components) == 1 else ("",)
             asked = asked if asked.startswith("text_encoder") and found.family == "unknown" else ""
             return self.alone.get(found.family, asked)
-        return found.kind if found.family != "unknown" and could_be(found.family, self.family) else ""
+        known = found.kind in ("checkpoint", *(c.name for c in self.components))
+        return found.kind if known and found.family != "unknown" and could_be(found.family, self.family) else ""
 
     def _parts(self, weights: Weights, components: Collection[str]) -> dict[str, tuple[nn.Module, Native]]:
         resolved = self._resolved(weights, components)

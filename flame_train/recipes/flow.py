@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ import numpy as np
 from flame_train.adapters.targets import Presets
 from flame_train.config.schema import Config
 from flame_train.data.buckets import Placement
-from flame_train.data.tokenizers.clip import ClipTokenizer
+from flame_train.data.tokenizers.clip import ClipTokenizer, clip_tokenizers
 from flame_train.data.tokenizers.t5 import T5Tokenizer, find_vocabulary
 from flame_train.diffusion.flow import FlowObjective, Shift, constant_shift, flow_euler
-from flame_train.engine import Tensor, nn, tensor
+from flame_train.engine import Tensor, nn
 from flame_train.engine.dtype import as_dtype
 from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
@@ -31,6 +31,8 @@ from flame_train.models.transformer import Recompute
 from flame_train.models.vae import Vae, VaeArch, sample_latents
 from flame_train.training.family import Denoiser, Example, Facts, Load, Sampler, base_model_path, recomputed
 from flame_train.training.step import Denoise
+
+from .pixels import decoder, moments
 
 PATCH = 2  # the side of a token in latent pixels
 CLIP_TOKENS = 77  # the length of a CLIP's input, begin and end included
@@ -83,14 +85,9 @@ class FlowFamily:
         skeleton = self.skeleton(config)
         if config.loss.guidance != 1.0 and not self.guides_itself(skeleton):
             raise ConfigError(f"loss.guidance: this model is told none, got {config.loss.guidance}; remove it")
-        layers = {
-            name: part.shapes()["weight"]
-            for name, part in skeleton.named_modules()
-            if isinstance(part, (nn.Linear, nn.Conv2d))
-        }
         text = self._length(config) + self.clip_tokens
         grid = PATCH * VaeArch.from_shapes(vae).downscale
-        return Facts(skeleton.num_weights(), grid, layers, partial(self.activations, skeleton, text))
+        return Facts.of(skeleton, grid, partial(self.activations, skeleton, text))
 
     def skeleton(self, config: Config) -> nn.Module:
         shapes = self.files.inspect(base_model_path(config), ["transformer"])["transformer"]
@@ -134,13 +131,7 @@ class FlowFamily:
         )  # fmt: skip
 
     def decoder(self, config: Config, device: str) -> Callable[[Tensor], np.ndarray[Any, Any]]:
-        vae = self._vae(config, device)
-
-        def decode(latents: Tensor) -> np.ndarray[Any, Any]:
-            pixels = vae.decode(latents.to(vae.dtype)).float().numpy()
-            return np.rint((np.clip(pixels, -1.0, 1.0) + 1.0) * 127.5).astype(np.uint8)
-
-        return decode
+        return decoder(self._vae(config, device))
 
     def objective(self, config: Config, device: str) -> FlowObjective:
         c = config.loss
@@ -188,7 +179,7 @@ class FlowFamily:
         return T5Tokenizer(find_vocabulary(places, "model.t5_vocabulary"))
 
     def _tokenizers(self, config: Config) -> Mapping[str, ClipTokenizer]:
-        return _clip_tokenizers(str(base_model_path(config)), tuple(self.clips.items()))
+        return clip_tokenizers(base_model_path(config), self.clips)
 
     def _length(self, config: Config) -> int:
         return config.data.t5_tokens or self.t5_tokens(self.skeleton(config))
@@ -215,9 +206,7 @@ class FlowEncoders:
     def picture(self, pixels: np.ndarray[Any, Any]) -> Example:
         """Latent moments (H / 8, W / 8, 16), fp32, of uint8 RGB pixels (H, W, 3)."""
         assert self.vae is not None
-        scaled = pixels.astype(np.float32)[None] / 127.5 - 1.0
-        mean, logvar = self.vae.encode_moments(tensor(scaled, self.vae.dtype, self.device))
-        return {"mean": mean.float().numpy()[0], "logvar": logvar.float().numpy()[0]}
+        return moments(self.vae, pixels, self.device)
 
     def caption(self, text: str) -> Example:
         """The family's conditioning arrays, in the encoders' dtype."""
@@ -225,16 +214,6 @@ class FlowEncoders:
         ids[self.family.t5] = self.words.row(text, self.length).ids[None]
         made = self.family.conditioning(self.networks, ids)
         return {name: t.numpy()[0] for name, t in made.items()}
-
-
-@lru_cache(maxsize=4)
-def _clip_tokenizers(base: str, pads: tuple[tuple[str, int], ...]) -> Mapping[str, ClipTokenizer]:
-    """By component; of a diffusers folder its own vocabularies, else the published one."""
-    made = {}
-    for component, pad in pads:
-        folder = Path(base) / component.replace("text_encoder", "tokenizer")
-        made[component] = ClipTokenizer(pad, folder if (folder / "vocab.json").exists() else None)
-    return made
 
 
 def joint_activations(load: Load, kept: float, passing: int, width: int, head_dim: int, tokens: int) -> int:

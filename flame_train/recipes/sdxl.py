@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -17,23 +16,25 @@ import numpy as np
 from flame_train.adapters.targets import UNET_PRESETS, Presets
 from flame_train.config.schema import Config
 from flame_train.data.buckets import Placement
-from flame_train.data.tokenizers.clip import ClipTokenizer
+from flame_train.data.tokenizers.clip import ClipTokenizer, clip_tokenizers
 from flame_train.diffusion.objectives import Objective
 from flame_train.diffusion.samplers import ddim, euler
 from flame_train.diffusion.schedules import NoiseSchedule
-from flame_train.engine import Tensor, nn, tensor
+from flame_train.engine import Tensor
 from flame_train.engine.dtype import as_dtype
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.clip import ClipTextEncoder
 from flame_train.models.keys import sdxl as keys
-from flame_train.models.loading import inspect_sdxl, load_sdxl, load_vae, tensor_digest
+from flame_train.models.loading_sdxl import SDXL_FILES
 from flame_train.models.text_sdxl import encode_prompts
 from flame_train.models.unet_sdxl import UNet, UNetArch, vector_conditioning
 from flame_train.models.vae import Vae, VaeArch, sample_latents
 from flame_train.training.family import Denoiser, Example, Facts, Load, Sampler, base_model_path, recomputed
 
+from .pixels import decoder, moments
+
 _LOG = logging.getLogger(__name__)
-_CLIP_L_PAD, _BIGG_PAD = 49407, 0
+_CLIPS = MappingProxyType({"text_encoder": 49407, "text_encoder_2": 0})  # with what they fill up short captions
 _WINDOW = 75  # tokens of a caption's window, without begin and end
 
 
@@ -42,31 +43,21 @@ class SdxlEncoders:
     """SDXL's networks for pictures and captions; only those that were asked for are there."""
 
     vae: Vae | None
-    clip_l: ClipTextEncoder | None
-    bigg: ClipTextEncoder | None
-    tokenizers: tuple[ClipTokenizer, ClipTokenizer]
+    networks: Mapping[str, ClipTextEncoder]
+    tokenizers: Mapping[str, ClipTokenizer]
     windows: int
     device: str
-
-    @property
-    def networks(self) -> dict[str, nn.Module]:
-        """The text encoders by component name."""
-        named = {"text_encoder": self.clip_l, "text_encoder_2": self.bigg}
-        return {name: network for name, network in named.items() if network is not None}
 
     def picture(self, pixels: np.ndarray[Any, Any]) -> Example:
         """Latent moments (H / 8, W / 8, 4), fp32, of uint8 RGB pixels (H, W, 3)."""
         assert self.vae is not None
-        scaled = pixels.astype(np.float32)[None] / 127.5 - 1.0
-        mean, logvar = self.vae.encode_moments(tensor(scaled, self.vae.dtype, self.device))
-        return {"mean": mean.float().numpy()[0], "logvar": logvar.float().numpy()[0]}
+        return moments(self.vae, pixels, self.device)
 
     def caption(self, text: str) -> Example:
         """`context` (75 n + 2, 2048) and `pooled` (1280,) in the encoders' dtype."""
-        assert self.clip_l is not None
-        assert self.bigg is not None
-        ids = [t.chunks(text, self.windows, self.windows).ids for t in self.tokenizers]
-        context, pooled = encode_prompts(self.clip_l, self.bigg, ids[0][None], ids[1][None])
+        first, second = (self.tokenizers[c].chunks(text, self.windows, self.windows).ids[None] for c in _CLIPS)
+        clip_l, bigg = (self.networks[c] for c in _CLIPS)
+        context, pooled = encode_prompts(clip_l, bigg, first, second)
         return {"context": context.numpy()[0], "pooled": pooled.numpy()[0]}
 
 
@@ -88,69 +79,49 @@ class SdxlFamily:
         return _lora_names()
 
     def check(self, config: Config) -> Facts:
-        found = inspect_sdxl(base_model_path(config))
-        if config.model.vae:
-            inspect_sdxl(Path(config.model.vae), only="vae")
+        own = [] if config.model.vae else ["vae"]
+        found = SDXL_FILES.inspect(base_model_path(config), ["unet", *own, *_CLIPS])
         arch = UNetArch.from_shapes(found["unet"])
-        skeleton = UNet(arch)
-        layers = {
-            name: part.shapes()["weight"]
-            for name, part in skeleton.named_modules()
-            if isinstance(part, (nn.Linear, nn.Conv2d))
-        }
-        grid = 2 ** (len(arch.channel_mult) - 1) * self._downscale(found["vae"])
-        return Facts(skeleton.num_weights(), grid, layers, partial(activation_bytes, arch))
+        grid = 2 ** (len(arch.channel_mult) - 1) * self._downscale(config)
+        return Facts.of(UNet(arch), grid, partial(activation_bytes, arch))
 
-    def skeleton(self, config: Config) -> nn.Module:
-        return UNet(UNetArch.from_shapes(inspect_sdxl(base_model_path(config))["unet"]))
+    def skeleton(self, config: Config) -> UNet:
+        return UNet(UNetArch.from_shapes(SDXL_FILES.inspect(base_model_path(config), ["unet"])["unet"]))
 
     def fingerprints(self, config: Config) -> Mapping[str, str]:
         base = base_model_path(config)
-        own = bool(config.model.vae)
-        vae = tensor_digest(Path(config.model.vae) if own else base, ("vae",), alone=own)
-        words = "".join(t.fingerprint for t in _tokenizers(str(base)))
-        text = tensor_digest(base, ("text_encoder", "text_encoder_2"))
-        return {"picture": vae, "caption": hashlib.sha256((text + words).encode()).hexdigest()}
+        words = "".join(tokenizer.fingerprint for tokenizer in self._tokenizers(config).values())
+        text = SDXL_FILES.digest(base, _CLIPS)
+        return {
+            "picture": SDXL_FILES.digest(config.model.vae or base, ("vae",)),
+            "caption": hashlib.sha256((text + words).encode()).hexdigest(),
+        }
 
     def truncated(self, config: Config, captions: Sequence[str]) -> int:
         windows = config.data.max_tokens // _WINDOW
-        tokenizer = _tokenizers(str(base_model_path(config)))[0]
+        tokenizer = self._tokenizers(config)["text_encoder"]
         return sum(tokenizer.chunks(c, windows, windows).truncated > 0 for c in captions)
 
     @contextmanager
     def encoders(self, config: Config, device: str, want: Sequence[str]) -> Iterator[SdxlEncoders]:
-        base = base_model_path(config)
+        base, dtype = base_model_path(config), config.train.precision
         vae = self._vae(config, device) if "picture" in want else None
-        text = ("text_encoder", "text_encoder_2") if "caption" in want else ()
-        models = load_sdxl(base, device=device, dtype=config.train.precision, components=text) if text else None
-        windows = config.data.max_tokens // _WINDOW
-        yield SdxlEncoders(
-            vae,
-            models.text_encoder if models else None,
-            models.text_encoder_2 if models else None,
-            _tokenizers(str(base)),
-            windows,
-            device,
-        )
+        clips = _CLIPS if "caption" in want else ()
+        networks = {c: SDXL_FILES.load(base, c, device=device, dtype=dtype) for c in clips}
+        yield SdxlEncoders(vae, networks, self._tokenizers(config), config.data.max_tokens // _WINDOW, device)
 
     def placement(self, placement: Placement) -> Example:
         return {"time_ids": np.asarray(placement.time_ids, np.int32)}
 
     def denoiser(self, config: Config, device: str) -> Denoiser:
-        base, dtype = base_model_path(config), as_dtype(config.train.precision)
-        unet = load_sdxl(base, device=device, dtype=dtype, components=("unet",)).unet
-        assert unet is not None
+        unet: UNet = SDXL_FILES.load(
+            base_model_path(config), "unet", device=device, dtype=as_dtype(config.train.precision)
+        )
         unet.recompute = recomputed(config)
         return as_denoiser(unet)
 
     def decoder(self, config: Config, device: str) -> Callable[[Tensor], np.ndarray[Any, Any]]:
-        vae = self._vae(config, device)
-
-        def decode(latents: Tensor) -> np.ndarray[Any, Any]:
-            pixels = vae.decode(latents.to(vae.dtype)).float().numpy()
-            return np.rint((np.clip(pixels, -1.0, 1.0) + 1.0) * 127.5).astype(np.uint8)
-
-        return decode
+        return decoder(self._vae(config, device))
 
     def objective(self, config: Config, device: str) -> Objective:
         return Objective(
@@ -168,23 +139,20 @@ class SdxlFamily:
         return partial(draw, schedule=schedule, steps=s.steps, prediction=config.model.prediction)
 
     def latent_shape(self, config: Config, size: tuple[int, int]) -> tuple[int, int, int]:
-        shapes = inspect_sdxl(base_model_path(config))
-        step = self._downscale(shapes["vae"])
-        return size[0] // step, size[1] // step, UNetArch.from_shapes(shapes["unet"]).in_channels
+        step = self._downscale(config)
+        return size[0] // step, size[1] // step, self.skeleton(config).arch.in_channels
 
     def _vae(self, config: Config, device: str) -> Vae:
-        if config.model.vae:
-            return load_vae(config.model.vae, device=device, dtype=config.model.vae_precision)
-        loaded = load_sdxl(
-            base_model_path(config), device=device, dtype="float32", components=("vae",),
-            vae_dtype=config.model.vae_precision,
-        ).vae  # fmt: skip
-        assert loaded is not None
-        return loaded
+        place, dtype = config.model.vae or base_model_path(config), config.model.vae_precision
+        vae: Vae = SDXL_FILES.load(place, "vae", device=device, dtype=dtype)
+        return vae
 
-    @staticmethod
-    def _downscale(vae_shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return VaeArch.from_shapes(vae_shapes).downscale
+    def _downscale(self, config: Config) -> int:
+        shapes = SDXL_FILES.inspect(config.model.vae or base_model_path(config), ["vae"])["vae"]
+        return VaeArch.from_shapes(shapes).downscale
+
+    def _tokenizers(self, config: Config) -> Mapping[str, ClipTokenizer]:
+        return clip_tokenizers(base_model_path(config), _CLIPS)
 
 
 def noise_schedule(config: Config) -> NoiseSchedule:
@@ -205,14 +173,6 @@ def as_denoiser(unet: UNet) -> Denoiser:
 
 
 _lora_names = lru_cache(maxsize=1)(keys.lora_family)
-
-
-@lru_cache(maxsize=2)
-def _tokenizers(base: str) -> tuple[ClipTokenizer, ClipTokenizer]:
-    """CLIP-L's and bigG's; of a diffusers folder its own vocabularies, else the published one."""
-    folders = [Path(base) / n for n in ("tokenizer", "tokenizer_2")]
-    first, second = (f if (f / "vocab.json").exists() else None for f in folders)
-    return ClipTokenizer(_CLIP_L_PAD, first), ClipTokenizer(_BIGG_PAD, second)
 
 
 def activation_bytes(arch: UNetArch, load: Load) -> int:

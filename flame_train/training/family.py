@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -82,6 +82,13 @@ class Facts:
     """Weight shapes of the layers an adapter may attach to, by name."""
     activation_bytes: Callable[[Load], int]
     """A prediction of what a step takes beside weights and optimizer."""
+
+    @classmethod
+    def of(cls, skeleton: nn.Module, side_multiple: int, activation_bytes: Callable[[Load], int]) -> Self:
+        """The facts of a denoiser whose weights are declared."""
+        parts = [(n, p) for n, p in skeleton.named_modules() if isinstance(p, (nn.Linear, nn.Conv2d))]
+        layers = {name: part.shapes()["weight"] for name, part in parts}
+        return cls(skeleton.num_weights(), side_multiple, layers, activation_bytes)
 
 
 class Family(Protocol):

@@ -18,7 +18,6 @@ from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine import Tensor, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.random import Rng
-from flame_train.models.loading import load_sdxl
 from flame_train.models.text_sdxl import encode_prompts
 from flame_train.models.unet_sdxl import vector_conditioning
 from flame_train.training.preview import grid, write_png
@@ -77,8 +76,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    loaded = load_sdxl(args.file, device=args.device, dtype="float32")
-    nets = Networks(loaded.unet, loaded.vae, loaded.text_encoder, loaded.text_encoder_2)
+    nets = Networks.load(args.file, args.device)
     height, width = (int(n) for n in args.size.split("x"))
     pixels = sheet(
         nets, args.caption or CAPTIONS, (height, width), args.device, steps=args.steps, guidance=args.guidance,

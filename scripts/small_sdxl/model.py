@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from flame_train.engine import nn
 from flame_train.io.safetensors import save_file
 from flame_train.models.clip import ClipArch, ClipTextEncoder
 from flame_train.models.keys.sdxl_text import clip_from_openclip
+from flame_train.models.loading_sdxl import SDXL_FILES
 from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.models.vae import Vae, VaeArch
 
@@ -40,6 +41,11 @@ class Networks:
     vae: Vae
     text_encoder: ClipTextEncoder
     text_encoder_2: ClipTextEncoder
+
+    @classmethod
+    def load(cls, path: Path, device: str) -> Self:
+        """From a checkpoint, in fp32."""
+        return cls(**{name: SDXL_FILES.load(path, name, device=device, dtype="float32") for name in _PREFIXES})
 
     def named(self) -> dict[str, nn.Module]:
         """Each by its component name."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from model import Networks, build, quiet_unused_words, token_ids, write
 
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
-from flame_train.models.loading import load_sdxl, load_vae
+from flame_train.models.loading_sdxl import SDXL_FILES
 from flame_train.recipes.drawings import scenes
 from flame_train.training.preview import write_png
 
@@ -61,8 +62,8 @@ def _vae(args: argparse.Namespace, report: Any) -> None:
 
 def _base(args: argparse.Namespace, report: Any) -> None:
     backend = get_backend(args.device)
-    begun = load_sdxl(args.start, device=args.device, dtype="float32") if args.start else build(SEED, args.device)
-    nets = Networks(begun.unet, load_vae(args.vae, device=args.device), begun.text_encoder, begun.text_encoder_2)
+    begun = Networks.load(args.start, args.device) if args.start else build(SEED, args.device)
+    nets = replace(begun, vae=SDXL_FILES.load(args.vae, "vae", device=args.device, dtype="float32"))
     data, held_out, captions = [], [], []
     for i, size in enumerate(args.sizes):
         made = scenes(args.pictures // (1 if i == 0 else 3), size, SEED)

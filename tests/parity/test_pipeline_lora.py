@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from flame_train.models.keys.sdxl import lora_family
 from flame_train.models.keys.sdxl_text import clip_from_bare_transformers
 from flame_train.models.keys.sdxl_unet import SDXL_LEVELS, unet_from_diffusers
 from flame_train.models.keys.sdxl_vae import vae_from_diffusers
-from flame_train.models.loading import load_sdxl
+from flame_train.models.loading_sdxl import SDXL_FILES
 from flame_train.models.unet_sdxl import vector_conditioning
 from flame_train.recipes import RECIPES
 from flame_train.recipes.pipeline import make_plan, train_plan
@@ -128,7 +129,8 @@ def base(small_base, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def networks(base):
-    return load_sdxl(base, device="cpu", dtype="float32")
+    components = "unet", "vae", "text_encoder", "text_encoder_2"
+    return SimpleNamespace(**{c: SDXL_FILES.load(base, c, device="cpu", dtype="float32") for c in components})
 
 
 @pytest.fixture
@@ -229,7 +231,7 @@ def test_the_trained_file_predicts_the_same_there_merged_and_here(
         attached.detach()
 
     merge(base, lora, tmp_path / "merged.safetensors")
-    merged = load_sdxl(tmp_path / "merged.safetensors", device="cpu", dtype="float32", components=("unet",)).unet
+    merged = SDXL_FILES.load(tmp_path / "merged.safetensors", "unet", device="cpu", dtype="float32")
     assert off(ours(merged, batch), expected) < 1e-4
     assert off(theirs(unet_twin(merged), batch), expected) < 1e-4
 

@@ -10,7 +10,8 @@ from flame_train.data.dataset import Dataset
 from flame_train.engine import no_grad, tensor
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.models.identify import identify
-from flame_train.models.loading import load_sdxl
+from flame_train.models.keys import sdxl
+from flame_train.models.loading_sdxl import SDXL_FILES
 from flame_train.recipes.drawings import COLOURS, SIZES, Scene, Shape, render, scenes, tiles, write_pictures
 from flame_train.recipes.small_base import copy_small_base
 from flame_train.tools.sample import sample
@@ -33,11 +34,14 @@ def test_it_is_sdxl_by_its_structure_and_small(small_base):
 
 
 def test_it_loads_whole_and_nothing_is_left_over(small_base):
-    models = load_sdxl(small_base, device="cpu", dtype="float32")
-    assert models.ignored == ()
-    assert models.text_encoder.arch.vocabulary == models.text_encoder_2.arch.vocabulary == 49408
-    assert models.unet.arch.channel_mult == (1, 2, 2)
-    assert models.vae.arch.downscale == 8
+    components = "unet", "vae", "text_encoder", "text_encoder_2"
+    unet, vae, *clips = (SDXL_FILES.load(small_base, c, device="cpu", dtype="float32") for c in components)
+    with SafetensorsFile(small_base) as file:
+        resolved = sdxl.resolve(file.names)
+    assert resolved.unknown == resolved.ignored == ()
+    assert {clip.arch.vocabulary for clip in clips} == {49408}
+    assert unet.arch.channel_mult == (1, 2, 2)
+    assert vae.arch.downscale == 8
 
 
 def test_a_copy_is_the_same_file(small_base, tmp_path):
@@ -47,7 +51,7 @@ def test_a_copy_is_the_same_file(small_base, tmp_path):
 
 def test_the_autoencoder_gives_pictures_back(small_base):
     """Pictures it was not trained on: within 4 of 255 on average, their latents of the spread that noise has."""
-    vae = load_sdxl(small_base, device="cpu", dtype="float32", components=("vae",)).vae
+    vae = SDXL_FILES.load(small_base, "vae", device="cpu", dtype="float32")
     pixels = render(np, [*scenes(3, (96, 96), 77), *tiles(1, (96, 96), 77)], (96, 96))
     with no_grad():
         mean, logvar = vae.encode_moments(tensor(pixels.astype(np.float32) / 127.5 - 1.0))

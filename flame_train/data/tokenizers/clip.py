@@ -10,8 +10,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,3 +164,20 @@ def _byte_letters() -> list[str]:
     ]
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]
+
+
+def clip_tokenizers(base: Path, pads: Mapping[str, int]) -> Mapping[str, ClipTokenizer]:
+    """Those of a model's text encoders, `pads` being component -> padding token; kept for the next time.
+
+    Of a diffusers folder its own vocabularies, else the published one.
+    """
+    return _kept_tokenizers(str(base), tuple(pads.items()))
+
+
+@lru_cache(maxsize=4)
+def _kept_tokenizers(base: str, pads: tuple[tuple[str, int], ...]) -> Mapping[str, ClipTokenizer]:
+    made = {}
+    for component, pad in pads:
+        folder = Path(base) / component.replace("text_encoder", "tokenizer")
+        made[component] = ClipTokenizer(pad, folder if (folder / "vocab.json").exists() else None)
+    return made

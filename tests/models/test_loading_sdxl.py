@@ -10,7 +10,7 @@ from flame_train.models.clip import ClipArch, ClipTextEncoder
 from flame_train.models.keys.sdxl_text import clip_from_openclip
 from flame_train.models.keys.sdxl_unet import unet_from_diffusers
 from flame_train.models.keys.sdxl_vae import vae_from_diffusers
-from flame_train.models.loading import load_sdxl, load_vae
+from flame_train.models.loading_sdxl import SDXL_FILES
 from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.models.vae import Vae, VaeArch
 
@@ -80,30 +80,24 @@ def folder(models, tmp_path_factory):
     return root
 
 
+def load(path, component, dtype="float32"):
+    return SDXL_FILES.load(path, component, device="cpu", dtype=dtype)
+
+
 @pytest.mark.parametrize("layout", ["checkpoint", "folder"])
 def test_every_weight_arrives(layout, models, request):
-    found = load_sdxl(request.getfixturevalue(layout), device="cpu", dtype="float32")
+    path = request.getfixturevalue(layout)
+    assert SDXL_FILES.holds(path) == set(models)
     for part, model in models.items():
-        loaded = getattr(found, part)
+        loaded = load(path, part)
         assert loaded.arch == model.arch
         for (name, t), (_, expected) in zip(loaded.weights(), model.weights(), strict=True):
             assert t.dtype.name == "float32"
             np.testing.assert_array_equal(t.numpy(), expected.numpy(), err_msg=f"{part} {name}")
-    ours = {"denoiser.sigmas", "conditioner.embedders.1.model.logit_scale"} if layout == "checkpoint" else set()
-    assert ours <= set(found.ignored)
-
-
-def test_the_autoencoder_keeps_its_own_precision_and_only_what_is_asked_for_is_loaded(checkpoint):
-    found = load_sdxl(checkpoint, device="cpu", dtype="bfloat16", components=["unet", "vae"])
-    assert {t.dtype.name for _, t in found.unet.weights()} == {"bfloat16"}
-    assert {t.dtype.name for _, t in found.vae.weights()} == {"float32"}
-    assert found.text_encoder is None
-    assert found.text_encoder_2 is None
 
 
 def test_convolutions_lie_channels_last_in_memory(checkpoint):
-    found = load_sdxl(checkpoint, device="cpu", dtype="float32", components=["unet"])
-    weight = found.unet.input_blocks[1][0].in_layers[2].weight.data
+    weight = load(checkpoint, "unet").input_blocks[1][0].in_layers[2].weight.data
     assert weight.transpose(0, 2, 3, 1).flags.c_contiguous
 
 
@@ -116,7 +110,7 @@ def test_all_faults_of_all_components_in_one_message(models, tmp_path):
     path = tmp_path / "broken.safetensors"
     safetensors.save_file(tensors, path)
     with pytest.raises(ModelFileError) as caught:
-        load_sdxl(path, device="cpu", dtype="float32")
+        SDXL_FILES.inspect(path, PREFIXES)
     text = str(caught.value)
     assert "missing: 1\n    out.2.bias (the file has out.2.bias_)" in text
     assert "encoder.conv_out.bias: expected (8,), found (9,)" in text
@@ -130,7 +124,7 @@ def test_a_name_that_the_diffusers_table_does_not_know_is_unexpected(models, tmp
     (root / "unet").mkdir(parents=True)
     safetensors.save_file(tensors, root / "unet" / "diffusion_pytorch_model.safetensors")
     with pytest.raises(ModelFileError, match=r"unexpected: 1\n    unet/conv_inn\.bias"):
-        load_sdxl(root, device="cpu", dtype="float32", components=["unet"])
+        load(root, "unet")
 
 
 def test_nan_is_named(models, tmp_path):
@@ -139,7 +133,7 @@ def test_nan_is_named(models, tmp_path):
     path = tmp_path / "nan.safetensors"
     safetensors.save_file(tensors, path)
     with pytest.raises(ModelFileError, match=r"NaN or infinity \(out\.0\.bias\)"):
-        load_sdxl(path, device="cpu", dtype="float32", components=["unet"])
+        load(path, "unet")
 
 
 @pytest.mark.parametrize(
@@ -153,27 +147,22 @@ def test_nan_is_named(models, tmp_path):
 def test_another_file_is_named_for_what_it_is(tensors, name, tmp_path):
     path = tmp_path / "other.safetensors"
     safetensors.save_file({n: np.zeros(shape, np.float16) for n, shape in tensors.items()}, path)
-    with pytest.raises(ModelFileError, match=f"expected an SDXL model, found .*{name}"):
-        load_sdxl(path, device="cpu", dtype="float32")
+    with pytest.raises(ModelFileError, match=f"expected SDXL, found .*{name}"):
+        load(path, "unet")
 
 
 def test_a_lone_unet_lacks_the_rest(models, tmp_path):
     path = tmp_path / "unet.safetensors"
     safetensors.save_file(renamed(models["unet"]), path)
-    assert load_sdxl(path, device="cpu", dtype="float32", components=["unet"]).unet.arch == models["unet"].arch
+    assert load(path, "unet").arch == models["unet"].arch
     with pytest.raises(ModelFileError, match="holds no vae, no text_encoder, no text_encoder_2"):
-        load_sdxl(path, device="cpu", dtype="float32")
+        SDXL_FILES.inspect(path, PREFIXES)
 
 
 @pytest.mark.parametrize("prefix", ["", "first_stage_model."])
 def test_a_lone_vae(models, tmp_path, prefix):
     path = tmp_path / "vae.safetensors"
     safetensors.save_file({prefix + name: array for name, array in renamed(models["vae"]).items()}, path)
-    loaded = load_vae(path, device="cpu")
+    loaded = load(path, "vae")
     for (name, t), (_, expected) in zip(loaded.weights(), models["vae"].weights(), strict=True):
         np.testing.assert_array_equal(t.numpy(), expected.numpy(), err_msg=name)
-
-
-def test_a_checkpoint_is_no_lone_vae(checkpoint):
-    with pytest.raises(ModelFileError, match="expected an SDXL VAE alone, found SDXL"):
-        load_vae(checkpoint, device="cpu")
