@@ -14,10 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from ..engine import Tensor, no_grad
-from ..engine import functional as F
 from ..engine.random import Rng
 from ..errors import ConfigError
-from .objectives import Stream
+from .objectives import Stream, drawn_noise, squared_errors
 
 Sampling = Literal["uniform", "logit_normal", "sigmoid", "mode", "cosmap"]
 Weighting = Literal["none", "sigma_sqrt", "cosmap"]
@@ -85,10 +84,7 @@ class FlowObjective:
 
     def noise(self, rng: Rng, shape: Sequence[int]) -> Tensor:
         """(B, H, W, C) fp32 for `shape` (H, W, C): standard normal, plus the offset if there is one."""
-        noise = rng.normal(Stream.NOISE, shape)
-        if self.offset_noise > 0:
-            noise = noise + np.float32(self.offset_noise) * rng.normal(Stream.OFFSET, (1, 1, shape[-1]))
-        return Tensor(noise)
+        return drawn_noise(rng, shape, self.offset_noise)
 
     def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """x_s, computed in fp32 and given in the latents' dtype."""
@@ -102,8 +98,7 @@ class FlowObjective:
 
     def losses(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """(B,) fp32: each sample's mean squared error, times its weight."""
-        error: Tensor = F.mse_loss(prediction.float(), self.target(latents, noise, t), reduction="none")
-        each = error.mean(tuple(range(1, error.ndim)))
+        each = squared_errors(prediction, self.target(latents, noise, t))
         return each if self.weighting == "none" else each * Tensor(flow_weights(t.data, self.weighting))
 
     def loss(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:

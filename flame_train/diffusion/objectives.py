@@ -29,6 +29,20 @@ class Stream(IntEnum):
     OFFSET = 18
 
 
+def drawn_noise(rng: Rng, shape: Sequence[int], offset: float) -> Tensor:
+    """(B, H, W, C) fp32 for `shape` (H, W, C): standard normal, plus `offset` times a normal number a channel."""
+    noise = rng.normal(Stream.NOISE, shape)
+    if offset > 0:
+        noise = noise + np.float32(offset) * rng.normal(Stream.OFFSET, (1, 1, shape[-1]))
+    return Tensor(noise)
+
+
+def squared_errors(prediction: Tensor, target: Tensor) -> Tensor:
+    """(B,) fp32: each sample's mean squared error."""
+    error: Tensor = F.mse_loss(prediction.float(), target, reduction="none")
+    return error.mean(tuple(range(1, error.ndim)))
+
+
 class Objective:
     """Predicts the noise ("epsilon") or v = sqrt(abar) noise - sqrt(1 - abar) x_0 (arXiv 2202.00512).
 
@@ -56,10 +70,7 @@ class Objective:
 
     def noise(self, rng: Rng, shape: Sequence[int]) -> Tensor:
         """(B, H, W, C) fp32 for `shape` (H, W, C): standard normal, plus the offset if there is one."""
-        noise = rng.normal(Stream.NOISE, shape)
-        if self.offset_noise > 0:
-            noise = noise + np.float32(self.offset_noise) * rng.normal(Stream.OFFSET, (1, 1, shape[-1]))
-        return Tensor(noise)
+        return drawn_noise(rng, shape, self.offset_noise)
 
     def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """x_t, computed in fp32 and given in the latents' dtype."""
@@ -74,8 +85,7 @@ class Objective:
 
     def losses(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """(B,) fp32: each sample's mean squared error, times its weight."""
-        error: Tensor = F.mse_loss(prediction.float(), self.target(latents, noise, t), reduction="none")
-        each = error.mean(tuple(range(1, error.ndim)))
+        each = squared_errors(prediction, self.target(latents, noise, t))
         if self._weight is not None:
             each = each * F.embedding(t, self._weight)
         return each

@@ -1,34 +1,12 @@
-"""SD3's text conditioning: both CLIPs' hidden states side by side, T5's after them, and both pooled texts.
+"""SD3's context: both CLIPs' hidden states side by side, T5's after them.
 
 Shape letters: B captions, T token positions, E embedding.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
-from flame_train.engine import Tensor, tensor
+from flame_train.engine import Tensor
 from flame_train.engine import functional as F
-
-from .clip import ClipTextEncoder
-from .text_sdxl import end_positions
-
-Ids = np.ndarray[Any, Any]
-
-
-def encode_clip(clip: ClipTextEncoder, ids_BT: Ids) -> tuple[Tensor, Tensor]:
-    """What one CLIP makes of B captions: hidden states (B, 77, E), the last but one, not normalised, and pooled text.
-
-    The pooled text is projected where the encoder's file has a projection and raw where it has none (some CLIP-L
-    files), as in diffusers and the reference implementation.
-    """
-    ids = np.ascontiguousarray(ids_BT, np.int32)
-    device = clip.text_model.final_layer_norm.weight.device
-    states, pooled = clip(tensor(ids, device=device), tensor(end_positions(ids), device=device), unprojected=True)
-    assert pooled is not None
-    return states, pooled
 
 
 def joined_context(clip_l_BTE: Tensor, clip_g_BTE: Tensor, t5_BTE: Tensor) -> Tensor:

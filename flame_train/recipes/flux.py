@@ -16,7 +16,7 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.models.flux import Flux
 from flame_train.models.keys import flux as keys
 from flame_train.models.loading_flux import FLUX_FILES
-from flame_train.models.text_flux import pooled_text
+from flame_train.models.text_clip import encode_clip
 from flame_train.models.text_t5 import encode_prompts
 from flame_train.models.transformer import run_again
 from flame_train.models.vae import VaeArch
@@ -31,7 +31,7 @@ _SHIFT = resolution_shift()
 
 def _conditioning(networks: Mapping[str, Any], ids: Ids) -> dict[str, Tensor]:
     """`t5` (1, T, 4096) and CLIP-L's `pooled` (1, 768)."""
-    pooled = pooled_text(networks["text_encoder"], ids["text_encoder"])
+    _, pooled = encode_clip(networks["text_encoder"], ids["text_encoder"])
     return {"t5": encode_prompts(networks["text_encoder_2"], ids["text_encoder_2"]), "pooled": pooled}
 
 

@@ -17,7 +17,8 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.models.keys import sd3 as keys
 from flame_train.models.loading_sd3 import SD3_FILES
 from flame_train.models.mmdit_sd3 import Mmdit
-from flame_train.models.text_sd3 import encode_clip, joined_context
+from flame_train.models.text_clip import encode_clip
+from flame_train.models.text_sd3 import joined_context
 from flame_train.models.text_t5 import encode_prompts
 from flame_train.models.transformer import run_again
 from flame_train.models.vae import VaeArch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from types import SimpleNamespace
 
 import numpy as np
@@ -192,33 +191,13 @@ def theirs(unet, batch):
         return unet(**call).sample.permute(0, 2, 3, 1).numpy()
 
 
-def off(found, expected):
-    """Largest error over the largest value."""
-    assert found.shape == expected.shape
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
-
-
-def loaded(pipeline, file, caplog):
-    """The pipeline with the LoRA, having said nothing while loading it; and how many layers it went into."""
-    diffusers.utils.logging.enable_propagation()
-    try:
-        with caplog.at_level(logging.INFO, logger="diffusers"):
-            pipeline.load_lora_weights(file)
-    finally:
-        diffusers.utils.logging.disable_propagation()
-    told = {r.getMessage() for r in caplog.records if r.name.startswith(("diffusers", "peft"))}
-    told -= {"Non-diffusers checkpoint detected.", "Loading unet."}
-    assert all(t.startswith("No LoRA keys associated to CLIPTextModel") for t in told), told  # none was trained
-    return sum(hasattr(module, "lora_A") for module in pipeline.unet.modules())
-
-
 def test_the_trained_file_predicts_the_same_there_merged_and_here(
-    pipeline, lora, networks, base, batch, tmp_path, caplog
+    pipeline, lora, networks, base, batch, tmp_path, loaded, off
 ):
     plain = ours(networks.unet, batch)
     assert off(theirs(pipeline.unet, batch), plain) < 1e-4
 
-    layers = loaded(pipeline, lora, caplog)
+    layers = loaded(pipeline, lora, "unet", "CLIPTextModel")
     state = from_file(lora, lora_family()).state
     assert layers == len(state["unet"]) >= 88  # 11 transformer blocks of 8 layers at least
     expected = theirs(pipeline.unet, batch)
@@ -237,7 +216,7 @@ def test_the_trained_file_predicts_the_same_there_merged_and_here(
 
 
 @pytest.mark.parametrize("lora", TRAINED[:1], indirect=True)
-def test_the_whole_pipeline_draws_with_it(pipeline, lora, caplog):
+def test_the_whole_pipeline_draws_with_it(pipeline, lora, loaded):
     """From a prompt to a picture, captions read by diffusers: it runs, and the LoRA is seen in it."""
 
     def picture():
@@ -248,7 +227,7 @@ def test_the_whole_pipeline_draws_with_it(pipeline, lora, caplog):
 
     pipeline.set_progress_bar_config(disable=True)
     before = picture()
-    loaded(pipeline, lora, caplog)
+    loaded(pipeline, lora, "unet", "CLIPTextModel")
     after = picture()
     assert after.shape == (64, 64, 3)
     assert np.isfinite(after).all()

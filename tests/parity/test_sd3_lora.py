@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.formats import to_diffusers, to_kohya
-from flame_train.adapters.lora import attach
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
-from flame_train.adapters.targets import resolve
 from flame_train.engine import no_grad, tensor
 from flame_train.io.safetensors import save_file
 from flame_train.models.keys.sd3 import lora_family
@@ -100,20 +95,6 @@ def theirs(pipeline, batch):
     return out.permute(0, 2, 3, 1).numpy()
 
 
-def off(found, expected):
-    """Largest error over the largest value."""
-    assert found.shape == expected.shape
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
-
-
-def adapted(model, targets):
-    """The engine's own adapters, up no longer zero, and their factors."""
-    attached = attach(model, resolve(model, targets, PRESETS), rank=4, alpha=3.0, seed=2)
-    for i, adapter in enumerate(attached.adapters.values()):
-        adapter.up.data[...] = 0.05 * np.random.default_rng(i).standard_normal(adapter.up.shape)
-    return attached, {n: LoraFactors(a.down.numpy(), a.up.numpy(), a.alpha) for n, a in attached.adapters.items()}
-
-
 def written(folder, factors, form, family):
     """The LoRA as a run writes it, and the file for diffusers."""
     state = {"transformer": factors}
@@ -129,22 +110,8 @@ def written(folder, factors, form, family):
     return file, file
 
 
-def loaded(pipeline, file, caplog):
-    """The pipeline with the LoRA, having said nothing of keys while loading it; and how many layers it went into."""
-    diffusers.utils.logging.enable_propagation()
-    try:
-        with caplog.at_level(logging.INFO, logger="diffusers"):
-            pipeline.load_lora_weights(file)
-    finally:
-        diffusers.utils.logging.disable_propagation()
-    told = {r.getMessage() for r in caplog.records if r.name.startswith(("diffusers", "peft"))}
-    told -= {"Loading transformer."}
-    assert all(t.startswith("No LoRA keys associated to NoneType") for t in told), told  # no text encoder is there
-    return sum(hasattr(module, "lora_A") for module in pipeline.transformer.modules())
-
-
 @pytest.mark.parametrize(("name", "form", "targets"), WRITTEN, ids=lambda x: x if isinstance(x, str) else x[0])
-def test_the_file_predicts_the_same_there_merged_and_here(tmp_path, batch, name, form, targets, caplog):
+def test_the_file_predicts_the_same_there_merged_and_here(tmp_path, batch, name, form, targets, adapted, loaded, off):
     model = model_of(name)
     pipeline = as_diffusers(model)
     plain = ours(model, batch)
@@ -152,9 +119,9 @@ def test_the_file_predicts_the_same_there_merged_and_here(tmp_path, batch, name,
     save_file(tmp_path / "base.safetensors", {name: weight.numpy() for name, weight in model.weights()})
 
     family = lora_family(model.arch.depth, model.arch.dual)
-    attached, factors = adapted(model, targets)
+    attached, factors = adapted(model, targets, PRESETS)
     file, for_diffusers = written(tmp_path, factors, form, family)
-    layers = loaded(pipeline, for_diffusers, caplog)
+    layers = loaded(pipeline, for_diffusers, "transformer", "NoneType")
     names = family.components[0].modules
     assert layers == sum(len(names[module]) for module in factors) > 20
 

@@ -24,19 +24,6 @@ def bound(dtype):
 
 
 @pytest.fixture
-def off():
-    """Largest error over the largest value of the expected array."""
-
-    def measure(found, expected):
-        found, expected = (x.numpy() if hasattr(x, "numpy") else x for x in (found, expected))
-        assert found.shape == expected.shape
-        assert np.abs(expected).max() > 0
-        return float(np.abs(found - expected).max() / np.abs(expected).max())
-
-    return measure
-
-
-@pytest.fixture
 def fill():
     """Copies a network's weights into a torch module in fp64, through the table native -> the module's names."""
     torch = pytest.importorskip("torch")

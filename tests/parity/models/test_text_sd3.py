@@ -9,7 +9,8 @@ import pytest
 
 from flame_train.engine import tensor
 from flame_train.models.clip import ClipArch, ClipTextEncoder
-from flame_train.models.text_sd3 import encode_clip, joined_context
+from flame_train.models.text_clip import encode_clip
+from flame_train.models.text_sd3 import joined_context
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
