@@ -12,6 +12,7 @@ from . import functional, nn, optim
 from .backprop import backward, grad
 from .capture import capture
 from .checkpoint import checkpoint
+from .dispatch import explain
 from .mode import enable_grad, no_grad
 from .rebuild import rebuild
 from .report import memory_report
@@ -25,6 +26,7 @@ __all__ = [
     "capture",
     "checkpoint",
     "enable_grad",
+    "explain",
     "functional",
     "grad",
     "memory_report",

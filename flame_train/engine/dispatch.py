@@ -42,6 +42,9 @@ def run(op: Op, values: dict[str, Any]) -> Any:
     return wrapped if op.multiple else wrapped[0]
 
 
+Op._run = run
+
+
 def explain(op: Op, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
     """Each implementation of `op` on these inputs with "chosen" or the reason it was passed over."""
     arrays, used = _unwrap(op, op.bind(args, kwargs))

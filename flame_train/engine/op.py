@@ -23,7 +23,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ..errors import Unsupported
 
@@ -115,6 +115,9 @@ REGISTRY: dict[str, Op] = {}
 class Op:
     """A named operation. Calling it runs it on Tensors; see the module's docstring."""
 
+    _run: ClassVar[Callable[[Op, dict[str, Any]], Any]]
+    """Put here by dispatch.py, which knows Tensors as this page cannot; an import at every call takes microseconds."""
+
     def __init__(
         self, fn: Callable[..., Any], *, composite: bool, torch: str | None, aux: tuple[str, ...], moves: bool,
         multiple: bool, mutates: tuple[str, ...] = (),
@@ -154,9 +157,7 @@ class Op:
         return f"<op {self.name}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from .dispatch import run
-
-        return run(self, self.bind(args, kwargs))
+        return self._run(self.bind(args, kwargs))
 
     # ---- declaration -------------------------------------------------------------------------------
 

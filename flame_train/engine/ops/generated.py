@@ -27,7 +27,8 @@ def generated(
     """Declares a generated kernel for `op` and for the gradients named.
 
     `when` is a further condition, on any of the op's arguments; `result` the output's dtype if it is not the operands';
-    `missing` what an argument given as None counts as. The gradient "g" is handed on without a kernel where it can.
+    `missing` what an argument given as None counts as. The gradient "g" is handed on without a kernel where it can, and
+    "alpha * g" as well where alpha is one.
     """
     stands = dict(missing or {})
     condition = _condition(op, when)
@@ -77,7 +78,8 @@ def _gradient(op: Op, arg: str, expression: str, missing: Mapping[str, float]) -
 
     def launch(k: Any, g: Array, *values: Any, plus: Plus) -> Array:
         operands = {n: missing[n] if v is None else v for n, v in zip(used, values, strict=False)}
-        return carried(k, expression, {"g": g, **operands}, values[-1], plus.get(arg))
+        text = expression.removeprefix("alpha * ") if operands.get("alpha") == 1 else expression
+        return carried(k, text, {"g": g, **operands}, values[-1], plus.get(arg))
 
     return named(launch, ["k", "g", *used, f"{arg}_shape", "plus"])
 

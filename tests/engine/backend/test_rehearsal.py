@@ -83,6 +83,12 @@ def test_an_optimizer_step(gpu: Any, working: Any) -> None:
     assert int(optimizer.count) == 1
 
 
+def test_a_sum_hands_its_gradient_on(gpu: Any) -> None:
+    x, y = (flame.tensor(np.ones((2, 3), np.float32), device="cuda", requires_grad=True) for _ in range(2))
+    g = flame.tensor(np.ones((2, 3), np.float32), device="cuda")
+    assert all(found is not None and found.data is g.data for found in flame.grad([x + y], [x, y], [g]))
+
+
 def test_a_call_that_does_not_fit_is_noticed(gpu: Any) -> None:
     x = gpu.empty((4, 8), np.dtype(np.float32))
     rows = (np.int32(4), np.int32(8))

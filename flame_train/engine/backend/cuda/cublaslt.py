@@ -16,8 +16,6 @@ import threading
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ....errors import DeviceFault
 from ...dtype import Array, DType, bfloat16, float16, float32, float64
 from ...mode import mode
@@ -35,6 +33,8 @@ _IN_FULL = 2  # of cublasLtReductionScheme_t: parts of a sum are added in the ac
 _EPILOGUE_BIAS = 4
 _WORKSPACE_BYTES = 32 << 20  # NVIDIA's advice for Hopper
 _CANDIDATES = 12
+
+_Floats, _Doubles = ctypes.c_float * 2, ctypes.c_double * 2  # what a product and what is added to it are scaled by
 
 SUPPORTED = frozenset(_TYPE)
 
@@ -126,8 +126,7 @@ class CublasLt:
             a.dtype, out.dtype, _operand(a), _operand(b), _rows(out), _rows(added), batch, bias is not None,
             plus is not None, 16 if all(p % 16 == 0 for p in pointers) else a.itemsize, not mode().deterministic,
         )  # fmt: skip
-        scalar = np.float64 if a.dtype == float64 else np.float32
-        scale = np.array([alpha, 0.0 if plus is None else 1.0], scalar)
+        scale = (_Doubles if a.dtype == float64 else _Floats)(alpha, 0.0 if plus is None else 1.0)
         with self._lock:
             plan = self._plans.get(problem) or self._make(problem, out.shape)
             if bias is not None:
@@ -136,11 +135,12 @@ class CublasLt:
                 plan.algorithm = self._choose(plan, pointers, scale, out)
             self._launch(plan, plan.algorithm, pointers, scale)
 
-    def _launch(self, plan: _Plan, algorithm: Any, pointers: tuple[int, ...], scale: np.ndarray[Any, Any]) -> None:
+    def _launch(self, plan: _Plan, algorithm: Any, pointers: tuple[int, ...], scale: ctypes.Array[Any]) -> None:
         a, b, out, added = pointers
-        alpha = scale.ctypes.data
+        alpha = ctypes.addressof(scale)
+        beta = alpha + ctypes.sizeof(scale) // 2
         status = self._lib.cublasLtMatmul(
-            self._handle, plan.description, alpha, b, plan.b, a, plan.a, alpha + scale.itemsize, added, plan.c,
+            self._handle, plan.description, alpha, b, plan.b, a, plan.a, beta, added, plan.c,
             out, plan.d, algorithm, self._workspace.ptr, _WORKSPACE_BYTES, self._stream.ptr,
         )  # fmt: skip
         if status:
@@ -178,7 +178,7 @@ class CublasLt:
 
     # ---- the algorithm -------------------------------------------------------------------------------
 
-    def _choose(self, plan: _Plan, pointers: tuple[int, ...], scale: np.ndarray[Any, Any], out: Array) -> Any:
+    def _choose(self, plan: _Plan, pointers: tuple[int, ...], scale: ctypes.Array[Any], out: Array) -> Any:
         """The heuristic's first, the same for the same problem on the same library and card; or the fastest.
 
         What a capture meets first goes by the rule: nothing runs in it. Timing writes into memory of its own.
