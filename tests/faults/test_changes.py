@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 from pathlib import Path
 
@@ -131,7 +132,9 @@ def test_two_programs_in_one_folder(job, program, whole):
     log = job.out / "log.jsonl"
     while first.poll() is None and not (log.exists() and log.stat().st_size):
         os.sched_yield()
+    first.send_signal(signal.SIGSTOP)  # else it may be done before the second has begun
     second = job.train()
+    first.send_signal(signal.SIGCONT)
     _, errors = first.communicate()
     assert first.returncode == 0, errors
 
