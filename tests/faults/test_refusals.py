@@ -91,7 +91,7 @@ MODELS = {
     pointer: "Git LFS|Git-LFS|pointer",
     web_page: "HTML|web page",
     no_weights: "empty|zero",
-    another_family: "expected an SDXL model",
+    another_family: "expected SDXL, found",
     a_lora: "LoRA",
     missing_keys: "missing",
     misshaped: "out.2.bias",
