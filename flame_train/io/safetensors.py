@@ -6,6 +6,7 @@ import hashlib
 import mmap
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
@@ -29,6 +30,7 @@ from flame_train.io.sniff import describe_foreign, refused_by_suffix
 __all__ = ["SafetensorsFile", "TensorInfo", "describe", "save_file", "save_stream", "serialize"]
 
 MAX_METADATA_VALUE: Final = 64 * 1024
+_KEPT: Final = 1 << 20  # bytes of a header that is kept parsed; of the largest models they are half of that
 
 
 class SafetensorsFile:
@@ -202,11 +204,17 @@ def _read_header(path: Path, mapped: Any) -> tuple[int, Header]:
             raise HeaderError(f"the stated header length {length} is over the limit of {MAX_HEADER_BYTES}")
         if length > size - 8:
             raise HeaderError(f"the stated header length {length} goes past the end of the file ({size} bytes)")
-        header = parse_header(mapped, 8, 8 + length)
+        header = _parsed(bytes(mapped[: 8 + length])) if length <= _KEPT else parse_header(mapped, 8, 8 + length)
     except HeaderError as error:
         raise ModelFileError(f"{path}: {error}. {remedy}") from None
     _check_size(path, size, 8 + length + header.data_bytes)
     return 8 + length, header
+
+
+@lru_cache(maxsize=16)
+def _parsed(begin: bytes) -> Header:
+    """The header of a file that begins so: a checkpoint's is asked for by every part of the program."""
+    return parse_header(begin, 8, len(begin))
 
 
 def _check_size(path: Path, size: int, promised: int) -> None:

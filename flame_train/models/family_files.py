@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ class Resolve(Protocol):
     """Which tensor of a file is which native tensor of which component; see `keys.flux.resolve`."""
 
     def __call__(self, names: Iterable[str], only: str | None = None) -> Resolved: ...
+    def __hash__(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class FamilyFiles:
         if not only:
             name = FAMILY_NAMES[self.family]
             raise ModelFileError(f"{weights.path}: expected {name}, found {found.detail}; name another file")
-        resolved = self.resolve(weights.names, None if only == "checkpoint" else only)
+        resolved = _resolved(self.resolve, weights.names, None if only == "checkpoint" else only)
         lacking = [name for name in components if not resolved.sources.get(name)]
         if lacking:
             raise ModelFileError(
@@ -104,3 +106,9 @@ class FamilyFiles:
         if len(resolved.sources) == 1 and not any(name.startswith(wanted[0].prefixes) for name in weights.names):
             wanted = [replace(wanted[0], prefixes=("",))]  # alone in its file: what has no place there is unexpected
         return parts(weights, shapes_of(weights), resolved, wanted, self.build)
+
+
+@lru_cache(maxsize=16)
+def _resolved(resolve: Resolve, names: tuple[str, ...], only: str | None) -> Resolved:
+    """What became of a file's names; every part of the program asks for it again."""
+    return resolve(names, only)
