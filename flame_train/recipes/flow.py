@@ -86,8 +86,8 @@ class FlowFamily:
         if config.loss.guidance != 1.0 and not self.guides_itself(skeleton):
             raise ConfigError(f"loss.guidance: this model is told none, got {config.loss.guidance}; remove it")
         text = self._length(config) + self.clip_tokens
-        grid = PATCH * VaeArch.from_shapes(vae).downscale
-        return Facts.of(skeleton, grid, partial(self.activations, skeleton, text))
+        decoder = Vae(VaeArch.from_shapes(vae))
+        return Facts.of(skeleton, decoder, PATCH * decoder.arch.downscale, partial(self.activations, skeleton, text))
 
     def skeleton(self, config: Config) -> nn.Module:
         shapes = self.files.inspect(base_model_path(config), ["transformer"])["transformer"]

@@ -72,16 +72,22 @@ class Plan:
         return sum(self.config.lora.rank * (s[0] + math.prod(s[1:])) for s in shapes)
 
     def predicted_memory(self) -> int:
-        """Bytes on the device in training: weights, adapters with gradients and moments, and what a step keeps."""
+        """Bytes on the device in training: weights, adapters with gradients and moments, and what a step keeps.
+
+        Where grids are drawn their decoder is there all the time.
+        """
         c = self.config
         item = as_dtype(c.train.precision).itemsize
         loads = [
             Load(bucket, c.data.batch_size, item, recomputed(c), c.train.deterministic)
             for bucket in set(self.placed.buckets)
         ]
+        draws = bool(c.sample.every and c.sample.prompts)
+        decoder = draws * self.facts.decoder_weights * as_dtype(c.model.vae_precision).itemsize
         return (
             self.facts.weights * item
             + state_bytes(self.parameters, c.optimizer.name)
+            + decoder
             + max(map(self.facts.activation_bytes, loads))
         )
 

@@ -82,8 +82,9 @@ class SdxlFamily:
         own = [] if config.model.vae else ["vae"]
         found = SDXL_FILES.inspect(base_model_path(config), ["unet", *own, *_CLIPS])
         arch = UNetArch.from_shapes(found["unet"])
-        grid = 2 ** (len(arch.channel_mult) - 1) * self._downscale(config)
-        return Facts.of(UNet(arch), grid, partial(activation_bytes, arch))
+        decoder = Vae(self._vae_arch(config))
+        grid = 2 ** (len(arch.channel_mult) - 1) * decoder.arch.downscale
+        return Facts.of(UNet(arch), decoder, grid, partial(activation_bytes, arch))
 
     def skeleton(self, config: Config) -> UNet:
         return UNet(UNetArch.from_shapes(SDXL_FILES.inspect(base_model_path(config), ["unet"])["unet"]))
@@ -139,7 +140,7 @@ class SdxlFamily:
         return partial(draw, schedule=schedule, steps=s.steps, prediction=config.model.prediction)
 
     def latent_shape(self, config: Config, size: tuple[int, int]) -> tuple[int, int, int]:
-        step = self._downscale(config)
+        step = self._vae_arch(config).downscale
         return size[0] // step, size[1] // step, self.skeleton(config).arch.in_channels
 
     def _vae(self, config: Config, device: str) -> Vae:
@@ -147,9 +148,9 @@ class SdxlFamily:
         vae: Vae = SDXL_FILES.load(place, "vae", device=device, dtype=dtype)
         return vae
 
-    def _downscale(self, config: Config) -> int:
+    def _vae_arch(self, config: Config) -> VaeArch:
         shapes = SDXL_FILES.inspect(config.model.vae or base_model_path(config), ["vae"])["vae"]
-        return VaeArch.from_shapes(shapes).downscale
+        return VaeArch.from_shapes(shapes)
 
     def _tokenizers(self, config: Config) -> Mapping[str, ClipTokenizer]:
         return clip_tokenizers(base_model_path(config), _CLIPS)

@@ -82,13 +82,17 @@ class Facts:
     """Weight shapes of the layers an adapter may attach to, by name."""
     activation_bytes: Callable[[Load], int]
     """A prediction of what a step takes beside weights and optimizer."""
+    decoder_weights: int
+    """Of the network that turns latents into pictures."""
 
     @classmethod
-    def of(cls, skeleton: nn.Module, side_multiple: int, activation_bytes: Callable[[Load], int]) -> Self:
-        """The facts of a denoiser whose weights are declared."""
+    def of(
+        cls, skeleton: nn.Module, decoder: nn.Module, side_multiple: int, activation_bytes: Callable[[Load], int]
+    ) -> Self:
+        """The facts of a denoiser and a decoder whose weights are declared."""
         parts = [(n, p) for n, p in skeleton.named_modules() if isinstance(p, (nn.Linear, nn.Conv2d))]
         layers = {name: part.shapes()["weight"] for name, part in parts}
-        return cls(skeleton.num_weights(), side_multiple, layers, activation_bytes)
+        return cls(skeleton.num_weights(), side_multiple, layers, activation_bytes, decoder.num_weights())
 
 
 class Family(Protocol):

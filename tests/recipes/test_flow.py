@@ -113,6 +113,19 @@ def test_a_silent_encoders_arrays_are_zeros(base: Path, family: str, drawn: Path
         assert not any(without[n].any() for n in arrays)
 
 
+def test_the_predicted_memory_has_the_decoder_where_grids_are_drawn(base: Path, family: str, drawn: Path) -> None:
+    def predicted(*prompts: str) -> int:
+        config = Config(
+            model=ModelSection(checkpoint=str(base)), sample=SampleSection(prompts=prompts),
+            data=DataSection(path=str(drawn), resolution=64, bucket_step=32),
+        )  # fmt: skip
+        return make_plan(RECIPES[family], config, StopRequest()).predicted_memory()
+
+    with open_weights(base) as weights:
+        shapes = [weights.info(n).shape for n in weights.names if n.startswith("first_stage_model.")]
+    assert predicted("a disc") - predicted() == 4 * sum(int(np.prod(s)) for s in shapes)
+
+
 def test_only_the_denoisers_adapters_are_in_the_file_and_by_kohyas_names(
     train: Train, family: str, tmp_path: Path
 ) -> None:
