@@ -164,3 +164,25 @@ def test_fractions_of_whole_numbers_are_fp32() -> None:
 def test_a_number_does_not_widen_the_result() -> None:
     t = flame.tensor([1.0], "float32")
     assert [(t * 2.5).dtype, (t * np.float64(2.5)).dtype] == [np.float32, np.float32]  # which is a float as well
+
+
+def test_a_base_weight_has_no_gradient_and_takes_none() -> None:
+    weight = flame.Frozen(np.ones((2, 3), np.float32))
+    for act in (lambda: weight.grad, lambda: setattr(weight, "grad", None)):
+        with pytest.raises(AttributeError, match="a Frozen tensor has no gradient"):
+            act()
+    with pytest.raises(TypeError, match="trainable weights are Parameters"):
+        weight.requires_grad_()
+    assert weight.requires_grad_(False) is weight
+
+
+def test_it_is_handed_to_other_libraries_without_a_copy() -> None:
+    x = flame.tensor(np.arange(6.0).reshape(2, 3))
+    there = np.from_dlpack(x)
+    assert np.shares_memory(there, x.data)
+    np.testing.assert_array_equal(there, x.numpy())
+    turned = x.transpose(0, 1)
+    assert not turned.data.flags.c_contiguous
+    assert turned.contiguous().data.flags.c_contiguous
+    assert x.contiguous() is x
+    assert x.to("cpu") is x

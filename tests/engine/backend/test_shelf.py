@@ -92,3 +92,11 @@ def test_the_folder_follows_the_user_s_choice(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("XDG_CACHE_HOME", "relative, which the standard says to ignore")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert default_folder() == tmp_path / "home" / ".cache" / "flame-train" / "choices"
+
+
+def test_what_cannot_be_read_is_said_and_found_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shelf = Shelf(tmp_path, "a card")
+    shelf.path("which?").mkdir()
+    with caplog.at_level(logging.WARNING):
+        assert shelf.get("which?") is None
+    assert "cannot be read" in caplog.text
