@@ -79,7 +79,7 @@ class FamilyFiles:
         if not only:
             name = FAMILY_NAMES[self.family]
             raise ModelFileError(f"{weights.path}: expected {name}, found {found.detail}; name another file")
-        resolved = _resolved(self.resolve, weights.names, None if only == "checkpoint" else only)
+        resolved = _resolve(self.resolve, weights.names, None if only == "checkpoint" else only)
         lacking = [name for name in components if not resolved.sources.get(name)]
         if lacking:
             raise ModelFileError(
@@ -109,6 +109,6 @@ class FamilyFiles:
 
 
 @lru_cache(maxsize=16)
-def _resolved(resolve: Resolve, names: tuple[str, ...], only: str | None) -> Resolved:
+def _resolve(resolve: Resolve, names: tuple[str, ...], only: str | None) -> Resolved:
     """What became of a file's names; every part of the program asks for it again."""
     return resolve(names, only)

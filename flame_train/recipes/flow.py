@@ -51,8 +51,7 @@ class FlowFamily:
     a caption's arrays of (networks, ids, each by component). `denoise` makes the step's function of (transformer,
     guidance); a model that is told its guidance, `guides_itself`, needs no classifier-free one. `sigmas` gives the
     noise levels of sampling in (transformer, steps, image tokens), `shift` that of training. `activations` is
-    (transformer, text tokens, load) -> bytes. Wherever a transformer is
-    asked for a number, it has no weights.
+    (transformer, text tokens, load) -> bytes. Wherever a transformer is asked for a number, it has no weights.
     """
 
     name: str
@@ -86,8 +85,8 @@ class FlowFamily:
         if config.loss.guidance != 1.0 and not self.guides_itself(skeleton):
             raise ConfigError(f"loss.guidance: this model is told none, got {config.loss.guidance}; remove it")
         text = self._length(config) + self.clip_tokens
-        decoder = Vae(VaeArch.from_shapes(vae))
-        return Facts.of(skeleton, decoder, PATCH * decoder.arch.downscale, partial(self.activations, skeleton, text))
+        pixels = Vae(VaeArch.from_shapes(vae))
+        return Facts.of(skeleton, pixels, PATCH * pixels.arch.downscale, partial(self.activations, skeleton, text))
 
     def skeleton(self, config: Config) -> nn.Module:
         shapes = self.files.inspect(base_model_path(config), ["transformer"])["transformer"]

@@ -82,9 +82,9 @@ class SdxlFamily:
         own = [] if config.model.vae else ["vae"]
         found = SDXL_FILES.inspect(base_model_path(config), ["unet", *own, *_CLIPS])
         arch = UNetArch.from_shapes(found["unet"])
-        decoder = Vae(self._vae_arch(config))
-        grid = 2 ** (len(arch.channel_mult) - 1) * decoder.arch.downscale
-        return Facts.of(UNet(arch), decoder, grid, partial(activation_bytes, arch))
+        pixels = Vae(self._vae_arch(config))
+        grid = 2 ** (len(arch.channel_mult) - 1) * pixels.arch.downscale
+        return Facts.of(UNet(arch), pixels, grid, partial(activation_bytes, arch))
 
     def skeleton(self, config: Config) -> UNet:
         return UNet(UNetArch.from_shapes(SDXL_FILES.inspect(base_model_path(config), ["unet"])["unet"]))

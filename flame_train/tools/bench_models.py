@@ -24,7 +24,7 @@ from flame_train.training.family import Denoiser, Family, Load
 from .bench_flops import UNET_TEXT, Work, flux_work, mmdit_work, unet_work
 
 _SD3_T5, _FLUX_T5 = 256, 512
-_SIZE_CONDITIONING = 6 * 256  # of the UNet's vector, what tells sizes and crops
+SIZE_CONDITIONING = 6 * 256  # of the UNet's vector, what tells sizes and crops
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -65,7 +65,7 @@ def normal(*shape: int) -> np.ndarray[Any, Any]:
 def _sizes(unet: UNet, resolution: int, size: int) -> Arrays:
     return {
         "context": normal(size, UNET_TEXT, unet.arch.context_dim),
-        "pooled": normal(size, unet.arch.adm_in_channels - _SIZE_CONDITIONING),
+        "pooled": normal(size, unet.arch.adm_in_channels - SIZE_CONDITIONING),
         "time_ids": np.tile(np.array([resolution, resolution, 0, 0, resolution, resolution], np.int32), (size, 1)),
     }
 

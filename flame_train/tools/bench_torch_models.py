@@ -11,7 +11,8 @@ from flame_train.models.flux import Flux, FluxArch
 from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
 from flame_train.models.unet_sdxl import UNet, UNetArch
 
-from .bench_models import Subject
+from .bench_flops import UNET_TEXT
+from .bench_models import SIZE_CONDITIONING, Subject
 
 _ATTENTION = ["to_q", "to_k", "to_v", "to_out.0"]
 _JOINT = [*_ATTENTION, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
@@ -92,9 +93,9 @@ def _unet(arch: UNetArch) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
     def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
         side = resolution // 8
         latents = torch.randn(size, arch.in_channels, side, side, **like)
-        context = torch.randn(size, 77, arch.context_dim, **like)
+        context = torch.randn(size, UNET_TEXT, arch.context_dim, **like)
         extra = {
-            "text_embeds": torch.randn(size, arch.adm_in_channels - 6 * 256, **like),
+            "text_embeds": torch.randn(size, arch.adm_in_channels - SIZE_CONDITIONING, **like),
             "time_ids": torch.tensor([[resolution, resolution, 0, 0, resolution, resolution]] * size, **like),
         }
         abar = torch.linspace(0.00085**0.5, 0.012**0.5, 1000, device=like["device"]).square().neg().add(1).cumprod(0)

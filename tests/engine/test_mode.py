@@ -17,10 +17,12 @@ def test_blocks_nest_and_end() -> None:
         with enable_grad():
             assert mode().grad
         assert not mode().grad
-    with deterministic(False), device("cpu"):
-        assert (mode().deterministic, mode().device) == (False, "cpu")
-        assert flame.tensor(np.ones(2)).device == "cpu"
+    with deterministic(not before.deterministic), device("cuda"):
+        assert (mode().deterministic, mode().device) == (not before.deterministic, "cuda")
+        with device("cpu"):
+            assert flame.tensor(np.ones(2)).device == mode().device == "cpu"
     assert mode() == before
+    assert before.device == "cpu"
 
 
 def test_a_gradient_is_recorded_again_inside() -> None:

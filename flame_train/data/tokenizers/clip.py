@@ -181,17 +181,12 @@ def _byte_letters() -> list[str]:
 
 
 def clip_tokenizers(base: Path, pads: Mapping[str, int]) -> Mapping[str, ClipTokenizer]:
-    """Those of a model's text encoders, `pads` being component -> padding token; kept for the next time.
+    """Those of a model's text encoders, `pads` being component -> padding token.
 
     Of a diffusers folder its own vocabularies, else the published one.
     """
-    return _kept_tokenizers(str(base), tuple(pads.items()))
-
-
-@lru_cache(maxsize=4)
-def _kept_tokenizers(base: str, pads: tuple[tuple[str, int], ...]) -> Mapping[str, ClipTokenizer]:
     made = {}
-    for component, pad in pads:
-        folder = Path(base) / component.replace("text_encoder", "tokenizer")
+    for component, pad in pads.items():
+        folder = base / component.replace("text_encoder", "tokenizer")
         made[component] = ClipTokenizer(pad, folder if (folder / "vocab.json").exists() else None)
     return made
