@@ -6,9 +6,9 @@ A number is named by (seed, stream, step, sample, position). There is no state t
 same numbers come on CPU and GPU, alone or in a batch, on one device or many, before and after a resume.
 `step` and `sample` may be device arrays, so a captured step draws new numbers at each replay.
 
-Bits are equal on NumPy and CuPy because nothing but integer arithmetic and IEEE-exact operations (+, -, *,
-/, sqrt, frexp) is used, each as an array operation of its own: no library's `log`, nothing a compiler could
-fuse.
+Bits are equal on CPU and GPU because nothing but integer arithmetic and IEEE-exact operations (+, -, *, /, sqrt,
+frexp) is used, each rounded for itself: no library's `log`, no two fused by a compiler. The GPU has two kernels for
+what is hundreds of array operations here (ops/random.cuh).
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from .backend import backend_of
 from .dtype import Array, float32
 
 GRADIENT_NOISE = 1
@@ -65,6 +67,9 @@ def bits(xp: Any, seed: int, stream: int, step: Array | int, sample_index: Array
 
 def blocks_of_bits(xp: Any, seed: int, stream: int, step: Array | int, sample_index: Array, block: Array) -> Array:
     """uint32 (B, 4 n): words 4 b to 4 b + 3 of what `bits` draws, for each b of `block` (n,), uint64 below 2^32."""
+    kernels = backend_of(sample_index).kernels
+    if kernels is not None:
+        return _words_on_gpu(kernels, seed, stream, step, sample_index, block)
     samples = _word(sample_index).reshape(-1, 1)
     counter = (block[None, :], _word(step), samples, _word(stream))
     words = philox(counter, (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF))
@@ -120,6 +125,9 @@ def uniform_of(words: Array) -> Array:
 
 def normal_of(xp: Any, words: Array) -> Array:
     """uint32 words to fp32 standard normals, through the fp64 inverse of the distribution function."""
+    kernels = backend_of(words).kernels
+    if kernels is not None:
+        return _normals_on_gpu(kernels, words)
     return normal_quantile(xp, (words.astype(np.float64) + 0.5) * 2.0**-32).astype(float32)
 
 
@@ -185,3 +193,44 @@ def exact_log(xp: Any, x: Array) -> Array:
     e = xp.where(small, e - 1, e).astype(np.float64)
     s = (m - 1.0) / (m + 1.0)
     return 2.0 * s * _horner(_ATANH, s * s) + e * math.log(2.0)
+
+
+# ---- on the GPU ------------------------------------------------------------------------------------------
+
+_THREADS = 256
+
+
+@cache
+def _source() -> str:
+    """random.cuh with this file's tables."""
+    rationals = (("CENTRE", _CENTRE), ("MIDDLE", _MIDDLE), ("TAIL", _TAIL))
+    tables = {f"{name}_{i}": part for name, parts in rationals for i, part in enumerate(parts)} | {"ATANH": _ATANH}
+    numbers = {
+        "ROOT_HALF": f"{math.sqrt(0.5)!r}", "LOG_2": f"{math.log(2.0)!r}", "ROUNDS": f"{_ROUNDS}",
+        **{f"MULTIPLIER_{i}": f"{int(m)}ull" for i, m in enumerate(_MULTIPLIERS)},
+        **{f"WEYL_{i}": f"{w}u" for i, w in enumerate(_WEYL)},
+    }  # fmt: skip
+    lines = [f"#define {name} {value}" for name, value in numbers.items()]
+    lines += [f"__constant__ double {n}[] = {{{', '.join(map(repr, t))}}};" for n, t in tables.items()]
+    return "\n".join([*lines, '#include "random.cuh"', ""])
+
+
+def _words_on_gpu(k: Any, seed: int, stream: int, step: Array | int, sample_index: Array, block: Array) -> Array:
+    samples = k.rows_first(sample_index.reshape(-1).astype(np.int64, copy=False))
+    words = k.empty((samples.size, 4 * block.size), np.dtype(np.uint32))
+    host_step, place = 0, np.int64(0)
+    if isinstance(step, int):
+        host_step = step
+    else:
+        place = step.astype(np.int64, copy=False)
+    signed = (seed & 0xFFFFFFFFFFFFFFFF) - (seed >> 63 & 1) * (1 << 64)
+    numbers = (host_step, stream, signed, block.size, words.size // 4)
+    args = (words, samples, k.rows_first(block.view(np.int64)), place, *map(np.int64, numbers))
+    k.launch_text(_source(), "philox_words", words.size // 4, _THREADS, args)
+    return words
+
+
+def _normals_on_gpu(k: Any, words: Array) -> Array:
+    z = k.empty(words.shape, float32)
+    k.launch_text(_source(), "normals", z.size, _THREADS, (k.rows_first(words), z, np.int64(z.size)))
+    return z

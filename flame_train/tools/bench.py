@@ -25,6 +25,7 @@ from flame_train.training.family import Load
 from flame_train.training.step import FIGURES, State, micro, update
 
 from . import bench_torch_step
+from .bench_kernels import breakdown, traffic
 from .bench_models import Subject, find, normal
 from .bench_ops import ceilings
 from .bench_torch_models import yardstick
@@ -103,7 +104,8 @@ def step(trial: Trial, against: Literal["torch", "torch-compiled"] | None = None
     """Times a whole training step with random weights, eager and, on a GPU, replayed as a captured graph.
 
     Returns milliseconds (medians), of those the host's, peak GiB, on a GPU the arithmetic done and its share of what
-    the card reaches in one large matrix product, and the last step's figures; with `against` PyTorch's as well.
+    the card reaches in one large matrix product, the last step's figures, and on a GPU the time by kind of kernel; with
+    `against` PyTorch's as well.
     """
     with deterministic(trial.deterministic):
         result = _step(trial)
@@ -138,14 +140,20 @@ def _step(trial: Trial) -> dict[str, Any]:
         "peak_gib": round(p.backend.memory().peak / 2**30, 2),
     }
     if trial.device == "cuda":
+        moved = traffic(p.step, p.backend)
         replay = p.captured()
         p.backend.reset_peak()
         captured = _time(replay, p.backend)
         peak = round(p.backend.memory().peak / 2**30, 2)
         result |= {"captured_ms": captured[0], "captured_host_ms": captured[1], "captured_gib": peak}
-        result |= _share(p, trial, captured[0])
-    figures = dict(zip(FIGURES, p.backend.get(p.state.figures).tolist(), strict=True))
-    return result | {"figures": figures}
+        limits = ceilings(p.backend, p.state.dtype)
+        of_one = p.subject.work(p.network, trial.resolution).step_by_kind()
+        work = {kind: trial.batch * flops for kind, flops in of_one.items()}
+        result |= _share(sum(work.values()), captured[0], limits[0])
+    result["figures"] = dict(zip(FIGURES, p.backend.get(p.state.figures).tolist(), strict=True))
+    if trial.device == "cuda":
+        result["kernels"] = breakdown(replay, work, moved, limits)
+    return result
 
 
 def _predicted(p: Prepared, trial: Trial) -> int:
@@ -156,10 +164,8 @@ def _predicted(p: Prepared, trial: Trial) -> int:
     return p.frozen_bytes + state + p.subject.activations(p.network, load)
 
 
-def _share(p: Prepared, trial: Trial, ms: float) -> dict[str, Any]:
+def _share(work: float, ms: float, ceiling: float) -> dict[str, Any]:
     """The step's arithmetic, its rate, and that rate over the card's own."""
-    work = trial.batch * p.subject.work(p.network, trial.resolution).step()
-    ceiling, _ = ceilings(p.backend, p.state.dtype)
     rate = work / ms * 1e3
     return {
         "tflop": round(work / 1e12, 3),

@@ -66,22 +66,31 @@ class Work:
 
     def forward(self) -> float:
         """FLOPs of the forward pass without adapters, two a multiply-add."""
-        return 2.0 * (self._products() + self.attention)
+        return 2.0 * (self._products(nn.Linear, nn.Conv2d) + self.attention)
 
     def step(self) -> float:
         """FLOPs forward, and backward to the inputs of frozen layers and to the adapters' factors.
 
         A frozen layer's product is made twice, an adapter's three times, attention three and a half times.
         """
+        return sum(self.step_by_kind().values())
+
+    def step_by_kind(self) -> dict[str, float]:
+        """`step` by the kind of kernel that does it."""
         adapters = sum(
             rows * layer.adapter.rank * (layer.in_features + layer.out_features)
             for layer, rows in self.layers
             if isinstance(layer, nn.Linear) and isinstance(layer.adapter, LoraAdapter)
         )
-        return 4.0 * self._products() + 7.0 * self.attention + 6.0 * adapters
+        return {
+            "matrix products": 4.0 * self._products(nn.Linear) + 4.0 * adapters,
+            "LoRA factor gradients": 2.0 * adapters,
+            "convolution": 4.0 * self._products(nn.Conv2d),
+            "attention": 7.0 * self.attention,
+        }
 
-    def _products(self) -> int:
-        return sum(rows * _weights(layer) for layer, rows in self.layers)
+    def _products(self, *kinds: type[nn.Linear | nn.Conv2d]) -> int:
+        return sum(rows * _weights(layer) for layer, rows in self.layers if isinstance(layer, kinds))
 
 
 def _weights(layer: nn.Linear | nn.Conv2d) -> int:

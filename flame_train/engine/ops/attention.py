@@ -1,8 +1,9 @@
 """Scaled dot-product attention, block by block: the L x L matrix is never whole in memory.
 
 The forward pass keeps each row's log-sum-exp, from which the backward pass rebuilds any block of the
-probabilities (FlashAttention, arXiv 2205.14135). On CUDA cuDNN does both for bf16 and fp16 without masks, our own
-kernels (attention.cuh) the rest up to head sizes where cuBLASLt's products are faster.
+probabilities (FlashAttention, arXiv 2205.14135). On CUDA cuDNN does both for bf16 and fp16 without masks, but for the
+gradients where keys are few, as a caption's (attention_few_keys.cu); our own kernels (attention.cuh) do the rest up to
+head sizes where cuBLASLt's products are faster.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..dtype import Array
 from ..op import ErrorSample, Sample, primitive, sample
 from ..random import DROPOUT, Rng, blocks_of_bits, uniform_of
 from ..sample import booleans
-from . import conditions
+from . import attention_few_keys, conditions
 from .attention_tiles import Problem, backward_tiles, forward_tiles, nowhere
 
 _BLOCK_BYTES = 1 << 26  # one block of scores, over all batches and heads, stays below this
@@ -266,6 +267,23 @@ def _(
     return out, lse
 
 
+def _few_keys(
+    query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool, enable_gqa: bool
+) -> str:  # fmt: skip
+    return _flash(query, key, value, attn_mask, dropout_p, enable_gqa) or attention_few_keys.few_keys(
+        query, key, is_causal
+    )
+
+
+@scaled_dot_product_attention.cuda_vjp("few_keys", "query", "key", "value", when=_few_keys)
+def _(
+    k: Any, g: Array, query: Array, key: Array, value: Array, lse: Array, scale: float | None
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    dq, dk, dv = (_like_rows(k, x) for x in (query, key, value))
+    attention_few_keys.gradients(k, g, query, key, value, lse, (dq, dk, dv), _factor(scale, query))
+    return dq, dk, dv
+
+
 @scaled_dot_product_attention.cuda_vjp("cudnn", "query", "key", "value", when=_flash)
 def _(
     k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, is_causal: bool,
@@ -312,6 +330,9 @@ def _(
 def _() -> Iterator[Sample]:
     yield sample((2, 4, 256, 64), (2, 4, 256, 64), (2, 4, 256, 64))
     yield sample((2, 4, 200, 64), (2, 4, 77, 64), (2, 4, 77, 64))
+    yield sample((1, 2, 333, 64), (1, 2, 80, 64), (1, 2, 80, 64), scale=0.2)
+    yield sample((2, 70, 9, 64), (2, 70, 3, 64), (2, 70, 3, 64))
+    yield sample((1, 80, 130, 64), (1, 80, 77, 64), (1, 80, 77, 64))
     yield sample((1, 2, 77, 64), (1, 2, 77, 64), (1, 2, 77, 64), is_causal=True)
     yield sample((1, 1, 300, 512), (1, 1, 300, 512), (1, 1, 300, 512))
     yield sample((2, 2, 64, 12), (2, 2, 77, 12), (2, 2, 77, 12))

@@ -66,6 +66,7 @@ class Function:
 
     def __init__(self, name: str, parameters: list[str], element: str) -> None:
         self.name, self.calls = name, 0
+        self.max_dynamic_shared_size_bytes = 48 << 10
         self.parameters = [self._read(p, element) for p in parameters]
 
     @staticmethod
@@ -93,7 +94,7 @@ class Function:
             grid,
         )
         assert 1 <= np.prod(block) <= 1024
-        assert shared_mem <= 48 << 10
+        assert shared_mem <= self.max_dynamic_shared_size_bytes <= 227 << 10
 
 
 class RawModule:

@@ -8,11 +8,13 @@ where one of kernels alone takes 0.1 (docs/log.md). So fills are made kernels be
 from __future__ import annotations
 
 import ctypes
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from ....errors import DeviceFault
 
-_MEMSET = 2  # CUgraphNodeType
+_KERNEL, _MEMSET = 0, 2  # CUgraphNodeType
 _THREADS, _MOST_BLOCKS = 256, 1024
 _FILL = """
 extern "C" __global__ void fill(unsigned char* to, unsigned long long bytes, unsigned char value) {
@@ -32,11 +34,12 @@ class _Memset(ctypes.Structure):
 
 
 class _Launch(ctypes.Structure):
-    """CUDA_KERNEL_NODE_PARAMS."""
+    """CUDA_KERNEL_NODE_PARAMS_v2. A library's kernel has no `function`, but a `kernel`."""
 
     _fields_ = (
         ("function", ctypes.c_void_p), ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3),
         ("shared", ctypes.c_uint), ("arguments", ctypes.c_void_p), ("extra", ctypes.c_void_p),
+        ("kernel", ctypes.c_void_p), ("context", ctypes.c_void_p),
     )  # fmt: skip
 
 
@@ -44,32 +47,57 @@ class Graph:
     """What a stream captured, built to be launched again and again."""
 
     def __init__(self, cupy: Any, stream: Any) -> None:
-        self._runtime = cupy.cuda.runtime
-        captured = self._runtime.streamEndCapture(stream.ptr)
-        try:
-            self._fill = cupy.RawModule(code=_FILL)  # kept as long as the graph calls it
-            _fills_as_kernels(captured, self._fill.get_function("fill").kernel.ptr)
-            self._built = self._runtime.graphInstantiate(captured)
-        finally:
-            self._runtime.graphDestroy(captured)
+        self._runtime, self._driver = cupy.cuda.runtime, ctypes.CDLL("libcuda.so.1")
+        self._captured = self._runtime.streamEndCapture(stream.ptr)
+        self._fill = cupy.RawModule(code=_FILL)  # kept as long as the graph calls it
+        _fills_as_kernels(self._driver, self._captured, self._fill.get_function("fill").kernel.ptr)
+        self._built = self._runtime.graphInstantiate(self._captured)
         self._runtime.graphUpload(self._built, stream.ptr)
 
     def launch(self, stream: Any) -> None:
         """Queues all of it."""
         self._runtime.graphLaunch(self._built, stream.ptr)
 
+    def kernels(self) -> dict[str, list[int]]:
+        """The nodes that are kernels, by the kernels' names."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for node in _listed(self._driver.cuGraphGetNodes, self._captured):
+            if _kind(self._driver, node) == _KERNEL:
+                found[_name(self._driver, node)].append(node)
+        return found
+
+    def enable(self, nodes: Sequence[int], on: bool) -> None:
+        """Whether coming launches run these nodes, or pass over them."""
+        for node in nodes:
+            whole, one = ctypes.c_void_p(self._built), ctypes.c_void_p(node)
+            _check(self._driver.cuGraphNodeSetEnabled(whole, one, ctypes.c_uint(on)))
+
     def __del__(self) -> None:
         if hasattr(self, "_built"):
             self._runtime.graphExecDestroy(self._built)
+        if hasattr(self, "_captured"):
+            self._runtime.graphDestroy(self._captured)
 
 
-def _fills_as_kernels(graph: int, function: int) -> None:
+def _kind(driver: Any, node: int) -> int:
+    kind = ctypes.c_int()
+    _check(driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)))
+    return kind.value
+
+
+def _name(driver: Any, node: int) -> str:
+    """What the kernel of a node is called."""
+    launch, name = _Launch(), ctypes.c_char_p()
+    _check(driver.cuGraphKernelNodeGetParams_v2(ctypes.c_void_p(node), ctypes.byref(launch)))
+    of, ask = (launch.function, driver.cuFuncGetName) if launch.function else (launch.kernel, driver.cuKernelGetName)
+    _check(ask(ctypes.byref(name), ctypes.c_void_p(of)))
+    return (name.value or b"").decode()
+
+
+def _fills_as_kernels(driver: Any, graph: int, function: int) -> None:
     """Puts a kernel in the place of each fill with one byte."""
-    driver = ctypes.CDLL("libcuda.so.1")
     for node in _listed(driver.cuGraphGetNodes, graph):
-        kind = ctypes.c_int()
-        _check(driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)))
-        if kind.value != _MEMSET:
+        if _kind(driver, node) != _MEMSET:
             continue
         fill = _Memset()
         _check(driver.cuGraphMemsetNodeGetParams(ctypes.c_void_p(node), ctypes.byref(fill)))
@@ -83,10 +111,10 @@ def _replace(driver: Any, graph: int, node: int, function: int, fill: _Memset) -
     values = ctypes.c_uint64(fill.to), ctypes.c_uint64(size), ctypes.c_uint8(fill.value)
     places = (ctypes.c_void_p * 3)(*(ctypes.addressof(v) for v in values))
     blocks = max(1, min(_MOST_BLOCKS, -(-size // _THREADS)))
-    launch = _Launch(function, (blocks, 1, 1), (_THREADS, 1, 1), 0, ctypes.addressof(places), None)
+    launch = _Launch(function, (blocks, 1, 1), (_THREADS, 1, 1), 0, ctypes.addressof(places))
     made, whole = ctypes.c_void_p(), ctypes.c_void_p(graph)
     earlier = (ctypes.c_void_p * len(before))(*before)
-    adding = driver.cuGraphAddKernelNode
+    adding = driver.cuGraphAddKernelNode_v2
     _check(adding(ctypes.byref(made), whole, earlier, ctypes.c_size_t(len(before)), ctypes.byref(launch)))
     for later in after:
         ends = ctypes.c_void_p(made.value), ctypes.c_void_p(later)
@@ -107,4 +135,4 @@ def _listed(ask: Any, of: int) -> list[int]:
 
 def _check(status: int) -> None:
     if status:
-        raise DeviceFault(f"the driver refused to change a captured graph: error {status}")
+        raise DeviceFault(f"the driver refused what was asked of a captured graph: error {status}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +15,7 @@ from .cublaslt import SUPPORTED, CublasLt, is_plain
 from .cudnn import CuDnn
 from .elementwise import Elementwise
 from .libraries import driver_version
-from .nvrtc import ELEMENT_TYPES, KernelModules
+from .nvrtc import ELEMENT_TYPES, KernelModules, Watcher
 from .rows import Rows
 from .shelf import Shelf, default_folder
 
@@ -98,12 +99,22 @@ class Kernels:
 
     # ---- our own kernels -----------------------------------------------------------------------------
 
+    def watched(self, watcher: Watcher) -> AbstractContextManager[None]:
+        """Tells `watcher` the name and the arguments of every launch of a kernel of ours inside."""
+        return self._modules.watched(watcher)
+
     def launch(
         self, file: str, kernel: str, dtype: DType, grid: Sequence[int], block: int, args: Sequence[Any],
         shared_bytes: int = 0,
     ) -> None:  # fmt: skip
         """Runs `kernel` of ops/`file`, compiled for elements of `dtype`."""
-        self._modules.get(file, kernel, dtype)(tuple(grid), (block,), tuple(args), shared_mem=shared_bytes)
+        function = self._modules.get(file, kernel, dtype, shared_bytes)
+        function(tuple(grid), (block,), tuple(args), shared_mem=shared_bytes)
+
+    def launch_text(self, text: str, kernel: str, threads: int, block: int, args: Sequence[Any]) -> None:
+        """Runs `kernel` of a text that names its types itself, by at least as many threads."""
+        if threads:
+            self._modules.generated(text, kernel)((-(-threads // block),), (block,), tuple(args))
 
     def erf(self, x: Array) -> Array:
         """The error function, elementwise."""

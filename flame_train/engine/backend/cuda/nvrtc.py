@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from .libraries import header_directory
 _OPS = Path(__file__).parents[2] / "ops"
 _TYPES = {float32: "float", float16: "__half", bfloat16: "__nv_bfloat16"}
 ELEMENT_TYPES = frozenset(_TYPES)
+_SHARED_BYTES = 48 << 10  # what every kernel may have
 _INCLUDE = re.compile(r'#include "(\w+\.cuh)"')
 _GENERATED = {float32: "float", float16: "fp16", bfloat16: "bf16", bool_: "bool"}
 
@@ -40,28 +43,61 @@ def included(text: str) -> str:
     return _INCLUDE.sub(header, text)
 
 
+Watcher = Callable[[str, Sequence[Any]], None]
+
+
+class _Function:
+    """A kernel, each launch of which is told to who watches."""
+
+    __slots__ = ("_function", "_modules", "_name")
+
+    def __init__(self, function: Any, name: str, modules: KernelModules) -> None:
+        self._function, self._name, self._modules = function, name, modules
+
+    def __call__(
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int = 0
+    ) -> None:
+        if self._modules.watcher is not None:
+            self._modules.watcher(self._name, args)
+        self._function(grid, block, args, shared_mem=shared_mem)
+
+
 class KernelModules:
     """Compiled modules by (file, element type), or by their text."""
+
+    watcher: Watcher | None = None
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
         self._modules: dict[tuple[str, DType], Any] = {}
-        self._generated: dict[str, Any] = {}
+        self._generated: dict[tuple[str, str], _Function] = {}
         self._lock = threading.Lock()
 
-    def get(self, file: str, kernel: str, dtype: DType) -> Any:
-        """The function `kernel` of ops/`file` for elements of `dtype`."""
+    @contextmanager
+    def watched(self, watcher: Watcher) -> Iterator[None]:
+        """Tells `watcher` the name and the arguments of every launch inside, whichever thread's."""
+        self.watcher = watcher
+        try:
+            yield
+        finally:
+            self.watcher = None
+
+    def get(self, file: str, kernel: str, dtype: DType, shared_bytes: int = 0) -> _Function:
+        """The function `kernel` of ops/`file` for elements of `dtype`, allowed as much shared memory."""
         key = (file, dtype)
         with self._lock:
             if key not in self._modules:
                 code = included((_OPS / file).read_text(encoding="utf-8"))
                 self._modules[key] = self._cupy.RawModule(code=code, options=options(dtype))
-            return self._modules[key].get_function(kernel)
+            function = self._modules[key].get_function(kernel)
+            if shared_bytes > _SHARED_BYTES:
+                function.max_dynamic_shared_size_bytes = shared_bytes
+            return _Function(function, kernel, self)
 
-    def generated(self, text: str, kernel: str) -> Any:
+    def generated(self, text: str, kernel: str) -> _Function:
         """The function `kernel` of a generated text, which names its element types itself."""
         with self._lock:
-            if text not in self._generated:
+            if (text, kernel) not in self._generated:
                 module = self._cupy.RawModule(code=included(text), options=("-std=c++17",))
-                self._generated[text] = module.get_function(kernel)
-            return self._generated[text]
+                self._generated[text, kernel] = _Function(module.get_function(kernel), kernel, self)
+            return self._generated[text, kernel]

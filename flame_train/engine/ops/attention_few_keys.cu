@@ -1,0 +1,234 @@
+// Gradients of attention where all keys fit one tile, as a caption's do: one pass over the queries.
+//
+// A block has all keys of one head in shared memory and takes every SHARE-th tile of queries. A row's probabilities lie
+// whole in registers, so sum(g * out), which the softmax's gradient subtracts, is taken from them as sum(p * dp), and
+// `out` is not read. A cluster of SHARE blocks has a head and adds up its keys' sums in a fixed order: no atomics, equal
+// inputs give equal bits.
+//
+// Contract: q, g, dq (B, H, L, 64), k, v, dk, dv (B, H, S, 64), S <= 80, of 16-bit elements at any strides, each array's
+// batch, head and row steps (in elements, multiples of 8) following it, a row's 64 together, 16-byte aligned; lse fp32
+// (B, H, L), dense. Outputs are assigned (=). Grid: (B * H, SHARE); block: THREADS; shared memory: sizeof(Memory).
+// Needs clusters: compute capability 9.0.
+#include "warp_tiles.cuh"
+
+constexpr int HEAD = 64, KEYS = 80, QUERIES = 64, THREADS = 128;  // a warp has 16 queries, and 16 columns of dk and dv
+constexpr int PITCH = HEAD + 8, SCORES = KEYS + 8;                // of shared memory: eight rows lie in different banks
+constexpr int KEY_TILES = KEYS / 8, SUMS = HEAD + 4;
+
+struct Memory {
+  union {
+    struct {
+      T k[KEYS * PITCH], v[KEYS * PITCH];
+      T q[2][QUERIES * PITCH], g[2][QUERIES * PITCH];
+      T p[QUERIES * SCORES], ds[QUERIES * SCORES];
+    };
+    float sums[2][KEYS * SUMS];  // of dk and dv, when all else is done with
+  };
+};
+
+// The rows of one head
+struct Rows {
+  T* at;
+  long long step;
+  __device__ __forceinline__ Rows(T* array, long long batch, long long head, long long row, int heads)
+      : at(array + blockIdx.x / heads * batch + blockIdx.x % heads * head), step(row) {}
+};
+
+// COUNT rows from `first` on to shared memory, zeros beyond `rows`
+template <int COUNT> __device__ __forceinline__ void fetch(T* to, const Rows& from, int first, int rows) {
+#pragma unroll
+  for (int i = 0; i < COUNT * HEAD / 8 / THREADS; i++) {
+    int e = threadIdx.x + i * THREADS, r = e / (HEAD / 8), c = e % (HEAD / 8) * 8;
+    bool there = first + r < rows;
+    fetch16(to + r * PITCH + c, from.at + (there ? (first + r) * from.step + c : 0), there);
+  }
+}
+
+__device__ __forceinline__ unsigned pair(float low, float high) {
+  T both[2] = {from_float<T>(low), from_float<T>(high)};
+  return *reinterpret_cast<unsigned*>(both);
+}
+
+// s (16 x KEYS) = this warp's 16 rows of `rows` times the rows of `keys`, turned over
+__device__ __forceinline__ void products(float (&s)[KEY_TILES][4], const T* rows, const T* keys) {
+  int lane = threadIdx.x % 32, row = lane % 8, part = lane / 8;
+  rows += (threadIdx.x / 32 * 16 + row + part % 2 * 8) * PITCH + part / 2 * 8;
+  keys += (row + part / 2 * 8) * PITCH + part % 2 * 8;
+#pragma unroll
+  for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) s[n][e] = 0.f;
+#pragma unroll
+  for (int c = 0; c < HEAD; c += 16) {
+    unsigned a[4], b[4];
+    straight4(a, rows + c);
+#pragma unroll
+    for (int n = 0; n < KEY_TILES; n += 2) {
+      straight4(b, keys + n * 8 * PITCH + c);
+      multiply<T>(s[n], a, b);
+      multiply<T>(s[n + 1], a, b + 2);
+    }
+  }
+}
+
+// Scores to probabilities p, and dp to ds = p * (dp - sum(p * dp)) * scale, in place. A lane has the keys
+// 8 n + lane % 4 * 2 (+ 1) of the rows lane / 4 (elements 0, 1) and lane / 4 + 8 (2, 3).
+__device__ __forceinline__ void through_softmax(float (&p)[KEY_TILES][4], float (&dp)[KEY_TILES][4], const float* lse,
+                                                int left, int S, float scale) {
+  int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+  float shift[2] = {row < left ? lse[row] : 0.f, row + 8 < left ? lse[row + 8] : 0.f}, drop[2] = {0.f, 0.f};
+#pragma unroll
+  for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      p[n][e] = n * 8 + column + e % 2 < S ? __expf(p[n][e] * scale - shift[e / 2]) : 0.f;
+      drop[e / 2] += p[n][e] * dp[n][e];
+    }
+#pragma unroll
+  for (int o = 1; o < 4; o *= 2)
+#pragma unroll
+    for (int i = 0; i < 2; i++) drop[i] += __shfl_xor_sync(0xffffffffu, drop[i], o);
+#pragma unroll
+  for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) dp[n][e] = p[n][e] * (dp[n][e] - drop[e / 2]) * scale;
+}
+
+// This warp's 16 rows of KEYS values to shared memory
+__device__ __forceinline__ void keep(T* to, const float (&s)[KEY_TILES][4]) {
+  int lane = threadIdx.x % 32;
+  to += (threadIdx.x / 32 * 16 + lane / 4) * SCORES + lane % 4 * 2;
+#pragma unroll
+  for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) *reinterpret_cast<unsigned*>(to + i * 8 * SCORES + n * 8) = pair(s[n][2 * i], s[n][2 * i + 1]);
+}
+
+// dq (16 x HEAD) = ds (this warp's, in registers) times the keys, for the rows before `left`
+__device__ __forceinline__ void query_gradient(const float (&ds)[KEY_TILES][4], const T* keys, T* dq, long long step,
+                                               int left) {
+  int lane = threadIdx.x % 32;
+  float sum[HEAD / 8][4] = {};
+  keys += (lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8;
+#pragma unroll
+  for (int j = 0; j < KEYS; j += 16) {
+    const float *low = ds[j / 8], *high = ds[j / 8 + 1];
+    unsigned a[4] = {pair(low[0], low[1]), pair(low[2], low[3]), pair(high[0], high[1]), pair(high[2], high[3])}, b[4];
+#pragma unroll
+    for (int n = 0; n < HEAD / 8; n += 2) {
+      turned4(b, keys + j * PITCH + n * 8);
+      multiply<T>(sum[n], a, b);
+      multiply<T>(sum[n + 1], a, b + 2);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    int row = lane / 4 + i * 8;
+    if (row >= left) continue;
+    T* to = dq + row * step + lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < HEAD / 8; n++) *reinterpret_cast<unsigned*>(to + n * 8) = pair(sum[n][2 * i], sum[n][2 * i + 1]);
+  }
+}
+
+// sum (KEYS x 16 columns) += weights (QUERIES x KEYS), turned over, times this warp's 16 columns of `rows`
+__device__ __forceinline__ void add_keys(float (&sum)[KEYS / 16][2][4], const T* weights, const T* rows) {
+  int lane = threadIdx.x % 32, row = lane % 8, part = lane / 8;
+  weights += (row + part / 2 * 8) * SCORES + part % 2 * 8;
+  rows += (row + part % 2 * 8) * PITCH + threadIdx.x / 32 * 16 + part / 2 * 8;
+#pragma unroll
+  for (int i = 0; i < QUERIES; i += 16) {
+    unsigned a[4], b[4];
+    turned4(b, rows + i * PITCH);
+#pragma unroll
+    for (int m = 0; m < KEYS / 16; m++) {
+      turned4(a, weights + i * SCORES + m * 16);
+      multiply<T>(sum[m][0], a, b);
+      multiply<T>(sum[m][1], a, b + 2);
+    }
+  }
+}
+
+__device__ __forceinline__ void share_sums(float* to, const float (&sum)[KEYS / 16][2][4]) {
+  int lane = threadIdx.x % 32;
+  to += lane / 4 * SUMS + threadIdx.x / 32 * 16 + lane % 4 * 2;
+#pragma unroll
+  for (int m = 0; m < KEYS / 16; m++)
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) to[(m * 16 + e / 2 * 8) * SUMS + n * 8 + e % 2] = sum[m][n][e];
+}
+
+// The cluster's sums, of which this block adds up and writes its part
+template <int SHARE> __device__ __forceinline__ void total(const float* sums, const Rows& to, int S) {
+  for (int e = blockIdx.y * THREADS + threadIdx.x; e < S * HEAD / 4; e += SHARE * THREADS) {
+    int row = e / (HEAD / 4), column = e % (HEAD / 4) * 4;
+    const float4* own = reinterpret_cast<const float4*>(sums + row * SUMS + column);
+    float4 t = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+    for (int block = 0; block < SHARE; block++) {
+      float4 f = theirs(own, block);
+      t.x += f.x, t.y += f.y, t.z += f.z, t.w += f.w;
+    }
+    *reinterpret_cast<uint2*>(to.at + row * to.step + column) = make_uint2(pair(t.x, t.y), pair(t.z, t.w));
+  }
+}
+
+template <int SHARE>
+__device__ __forceinline__ void gradients(Rows q, Rows k, Rows v, Rows g, Rows dq, Rows dk, Rows dv, const float* lse,
+                                          int L, int S, float scale) {
+  extern __shared__ __align__(16) unsigned char raw[];
+  Memory& memory = *reinterpret_cast<Memory*>(raw);
+  float of_keys[KEYS / 16][2][4] = {}, of_values[KEYS / 16][2][4] = {};
+  lse += (size_t)blockIdx.x * L;
+  fetch<KEYS>(memory.k, k, 0, S);
+  fetch<KEYS>(memory.v, v, 0, S);
+  fetch<QUERIES>(memory.q[0], q, blockIdx.y * QUERIES, L);
+  fetch<QUERIES>(memory.g[0], g, blockIdx.y * QUERIES, L);
+  asm volatile("cp.async.commit_group;");
+  int stage = 0;
+  for (int first = blockIdx.y * QUERIES; first < L; first += SHARE * QUERIES, stage ^= 1) {
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncthreads();
+    int next = first + SHARE * QUERIES;
+    if (next < L) {
+      fetch<QUERIES>(memory.q[stage ^ 1], q, next, L);
+      fetch<QUERIES>(memory.g[stage ^ 1], g, next, L);
+    }
+    asm volatile("cp.async.commit_group;");
+    float p[KEY_TILES][4], ds[KEY_TILES][4];
+    int own = first + threadIdx.x / 32 * 16;
+    products(p, memory.q[stage], memory.k);
+    products(ds, memory.g[stage], memory.v);
+    through_softmax(p, ds, lse + own, L - own, S, scale);
+    keep(memory.p, p);
+    keep(memory.ds, ds);
+    query_gradient(ds, memory.k, dq.at + own * dq.step, dq.step, L - own);
+    __syncthreads();
+    add_keys(of_values, memory.p, memory.g[stage]);
+    add_keys(of_keys, memory.ds, memory.q[stage]);
+  }
+  asm volatile("cp.async.wait_group 0;" ::: "memory");
+  __syncthreads();
+  share_sums(memory.sums[0], of_keys);
+  share_sums(memory.sums[1], of_values);
+  everyone();
+  total<SHARE>(memory.sums[0], dk, S);
+  total<SHARE>(memory.sums[1], dv, S);
+  everyone();
+}
+
+#define ROWS(NAME) Rows(NAME, NAME##_batch, NAME##_head, NAME##_row, heads)
+#define KERNEL(NAME, SHARE)                                                                                           \
+  extern "C" __cluster_dims__(1, SHARE, 1) __global__ void __launch_bounds__(THREADS)                                 \
+      NAME(T* q, long long q_batch, long long q_head, long long q_row, T* k, long long k_batch, long long k_head,     \
+           long long k_row, T* v, long long v_batch, long long v_head, long long v_row, T* g, long long g_batch,      \
+           long long g_head, long long g_row, T* dq, long long dq_batch, long long dq_head, long long dq_row, T* dk,  \
+           long long dk_batch, long long dk_head, long long dk_row, T* dv, long long dv_batch, long long dv_head,     \
+           long long dv_row, const float* lse, int heads, int L, int S, float scale) {                                \
+    gradients<SHARE>(ROWS(q), ROWS(k), ROWS(v), ROWS(g), ROWS(dq), ROWS(dk), ROWS(dv), lse, L, S, scale);             \
+  }
+KERNEL(few_keys_gradients_2, 2)
+KERNEL(few_keys_gradients_4, 4)
+KERNEL(few_keys_gradients_8, 8)

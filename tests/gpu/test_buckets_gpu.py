@@ -1,0 +1,47 @@
+"""A run over many buckets: each has a captured step, and all of them share one pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flame_train.data.buckets import BucketRule
+from flame_train.engine import capture
+from flame_train.tools import bench
+from flame_train.training.batch import Batch
+from flame_train.training.step import micro, update
+
+pytestmark = pytest.mark.gpu
+
+
+def test_twenty_buckets_neither_grow_nor_are_captured_again() -> None:
+    p = bench.prepare(bench.Trial("sdxl-tiny", resolution=512, rank=4))
+    host = bench.random_batch(p.subject, p.network, 512, 1)
+    channels, runs = host.arrays["mean"].shape[-1], []
+    after = capture(lambda: update(p.state), "cuda")
+    steps: list[Callable[[], None]] = []
+    for height, width in BucketRule(512).buckets[:20]:
+        latents = {name: np.zeros((1, height // 8, width // 8, channels), np.float32) for name in ("mean", "logvar")}
+        here = replace(host, arrays={**host.arrays, **latents})
+        batch = Batch(here, p.backend, p.state.dtype)
+        batch.fill(here)
+
+        def step(batch: Batch = batch) -> None:
+            runs.append(batch)
+            micro(p.state, batch)
+
+        steps.append(capture(step, "cuda"))
+    assert len(steps) == 20
+    live = []
+    for _ in range(4):
+        for run in steps:
+            run()
+            after()
+        p.backend.synchronize()
+        live.append(p.backend.memory().live)
+    assert len(runs) == 2 * len(steps)  # once eager, once captured
+    assert live[1] == live[2] == live[3]
+    assert np.isfinite(p.backend.get(p.state.figures)).all()
