@@ -184,11 +184,14 @@ class Stream:
 class Graph:
     """Counts its launches."""
 
-    def __init__(self, cupy: StandIn, stream: Stream) -> None:
-        stream.end_capture()
-        self.launches = 0
+    launches = 0
 
-    def launch(self, stream: Stream) -> None:
+    @classmethod
+    def captured(cls, cupy: StandIn, stream: Stream) -> Graph:
+        stream.end_capture()
+        return cls()
+
+    def launch(self) -> None:
         self.launches += 1
 
 

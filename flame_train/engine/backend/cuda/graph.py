@@ -46,37 +46,47 @@ class _Launch(ctypes.Structure):
 class Graph:
     """What a stream captured, built to be launched again and again."""
 
-    def __init__(self, cupy: Any, stream: Any) -> None:
-        self._runtime, self._driver = cupy.cuda.runtime, ctypes.CDLL("libcuda.so.1")
-        self._captured = self._runtime.streamEndCapture(stream.ptr)
+    def __init__(self, cupy: Any, handle: int, stream: Any) -> None:
+        self._cupy, self._handle, self._stream = cupy, handle, stream
+        self._driver = ctypes.CDLL("libcuda.so.1")
         self._fill = cupy.RawModule(code=_FILL)  # kept as long as the graph calls it
-        _fills_as_kernels(self._driver, self._captured, self._fill.get_function("fill").kernel.ptr)
-        self._built = self._runtime.graphInstantiate(self._captured)
-        self._runtime.graphUpload(self._built, stream.ptr)
+        _fills_as_kernels(self._driver, handle, self._fill.get_function("fill").kernel.ptr)
+        self._built = cupy.cuda.runtime.graphInstantiate(handle)
+        cupy.cuda.runtime.graphUpload(self._built, stream.ptr)
 
-    def launch(self, stream: Any) -> None:
-        """Queues all of it."""
-        self._runtime.graphLaunch(self._built, stream.ptr)
+    @classmethod
+    def captured(cls, cupy: Any, stream: Any) -> Graph:
+        """What `stream` has captured, whose capture this ends."""
+        return cls(cupy, cupy.cuda.runtime.streamEndCapture(stream.ptr), stream)
+
+    def launch(self) -> None:
+        """Queues all of it on the stream that was captured."""
+        self._cupy.cuda.runtime.graphLaunch(self._built, self._stream.ptr)
 
     def kernels(self) -> dict[str, list[int]]:
         """The nodes that are kernels, by the kernels' names."""
         found: dict[str, list[int]] = defaultdict(list)
-        for node in _listed(self._driver.cuGraphGetNodes, self._captured):
+        for node in _listed(self._driver.cuGraphGetNodes, self._handle):
             if _kind(self._driver, node) == _KERNEL:
                 found[_name(self._driver, node)].append(node)
         return found
 
-    def enable(self, nodes: Sequence[int], on: bool) -> None:
-        """Whether coming launches run these nodes, or pass over them."""
+    def without(self, nodes: Sequence[int]) -> Graph:
+        """The same, but for these nodes: what came before each is followed by what came after it."""
+        clone = ctypes.c_void_p()
+        _check(self._driver.cuGraphClone(ctypes.byref(clone), ctypes.c_void_p(self._handle)))
+        copy = clone.value or 0
         for node in nodes:
-            whole, one = ctypes.c_void_p(self._built), ctypes.c_void_p(node)
-            _check(self._driver.cuGraphNodeSetEnabled(whole, one, ctypes.c_uint(on)))
+            twin = ctypes.c_void_p()
+            _check(self._driver.cuGraphNodeFindInClone(ctypes.byref(twin), ctypes.c_void_p(node), clone))
+            _remove(self._driver, copy, twin.value or 0)
+        return Graph(self._cupy, copy, self._stream)
 
     def __del__(self) -> None:
+        runtime = self._cupy.cuda.runtime
         if hasattr(self, "_built"):
-            self._runtime.graphExecDestroy(self._built)
-        if hasattr(self, "_captured"):
-            self._runtime.graphDestroy(self._captured)
+            runtime.graphExecDestroy(self._built)
+        runtime.graphDestroy(self._handle)
 
 
 def _kind(driver: Any, node: int) -> int:
@@ -105,8 +115,30 @@ def _fills_as_kernels(driver: Any, graph: int, function: int) -> None:
             _replace(driver, graph, node, function, fill)
 
 
+def _neighbours(driver: Any, node: int) -> tuple[list[int], list[int]]:
+    """The nodes that a node waits for, and those that wait for it."""
+    return _listed(driver.cuGraphNodeGetDependencies, node), _listed(driver.cuGraphNodeGetDependentNodes, node)
+
+
+def _order(driver: Any, graph: int, first: int, then: int) -> None:
+    """Makes one node wait for another."""
+    ends = ctypes.c_void_p(first), ctypes.c_void_p(then)
+    _check(driver.cuGraphAddDependencies(ctypes.c_void_p(graph), *map(ctypes.byref, ends), ctypes.c_size_t(1)))
+
+
+def _remove(driver: Any, graph: int, node: int) -> None:
+    """Takes a node out of the order of those around it."""
+    before, after = _neighbours(driver, node)
+    _check(driver.cuGraphDestroyNode(ctypes.c_void_p(node)))
+    for later in after:
+        awaited = _neighbours(driver, later)[0]
+        for earlier in before:
+            if earlier not in awaited:
+                _order(driver, graph, earlier, later)
+
+
 def _replace(driver: Any, graph: int, node: int, function: int, fill: _Memset) -> None:
-    before, after = (_listed(f, node) for f in (driver.cuGraphNodeGetDependencies, driver.cuGraphNodeGetDependentNodes))
+    before, after = _neighbours(driver, node)
     size = fill.width * fill.size
     values = ctypes.c_uint64(fill.to), ctypes.c_uint64(size), ctypes.c_uint8(fill.value)
     places = (ctypes.c_void_p * 3)(*(ctypes.addressof(v) for v in values))
@@ -117,8 +149,7 @@ def _replace(driver: Any, graph: int, node: int, function: int, fill: _Memset) -
     adding = driver.cuGraphAddKernelNode_v2
     _check(adding(ctypes.byref(made), whole, earlier, ctypes.c_size_t(len(before)), ctypes.byref(launch)))
     for later in after:
-        ends = ctypes.c_void_p(made.value), ctypes.c_void_p(later)
-        _check(driver.cuGraphAddDependencies(whole, *map(ctypes.byref, ends), ctypes.c_size_t(1)))
+        _order(driver, graph, made.value or 0, later)
     _check(driver.cuGraphDestroyNode(ctypes.c_void_p(node)))
 
 
