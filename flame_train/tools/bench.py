@@ -25,7 +25,7 @@ from flame_train.training.family import Load
 from flame_train.training.step import FIGURES, State, micro, update
 
 from . import bench_torch_step
-from .bench_kernels import breakdown, traffic
+from .bench_kernels import breakdown, census
 from .bench_models import Subject, find, normal
 from .bench_ops import ceilings
 from .bench_torch_models import yardstick
@@ -140,7 +140,7 @@ def _step(trial: Trial) -> dict[str, Any]:
         "peak_gib": round(p.backend.memory().peak / 2**30, 2),
     }
     if trial.device == "cuda":
-        moved = traffic(p.step, p.backend)
+        counted = census(p.step, p.backend)
         replay = p.captured()
         p.backend.reset_peak()
         captured = _time(replay, p.backend)
@@ -152,7 +152,11 @@ def _step(trial: Trial) -> dict[str, Any]:
         result |= _share(sum(work.values()), captured[0], limits[0])
     result["figures"] = dict(zip(FIGURES, p.backend.get(p.state.figures).tolist(), strict=True))
     if trial.device == "cuda":
-        result["kernels"] = breakdown(replay, work, moved, limits)
+
+        def milliseconds(fn: Callable[[], None]) -> float:
+            return _time(fn, p.backend, 1, 3)[0]
+
+        result["kernels"] = breakdown(p.step, p.backend, counted, work, limits, milliseconds)
     return result
 
 
@@ -175,16 +179,16 @@ def _share(work: float, ms: float, ceiling: float) -> dict[str, Any]:
     }
 
 
-def _time(fn: Callable[[], None], backend: Backend) -> tuple[float, float]:
+def _time(fn: Callable[[], None], backend: Backend, warm: int = _WARM, timed: int = _TIMED) -> tuple[float, float]:
     """(milliseconds a call, of those the host's until it was free again), medians over separate calls."""
     whole, host = [], []
-    for i in range(_WARM + _TIMED):
+    for i in range(warm + timed):
         backend.synchronize()
         begin = time.perf_counter()
         fn()
         queued = time.perf_counter()
         backend.synchronize()
-        if i >= _WARM:
+        if i >= warm:
             host.append((queued - begin) * 1e3)
             whole.append((time.perf_counter() - begin) * 1e3)
     return round(statistics.median(whole), 3), round(statistics.median(host), 3)

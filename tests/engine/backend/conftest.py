@@ -123,7 +123,8 @@ class Products:
     """cuBLASLt's part, computed by NumPy where its conditions hold."""
 
     def product(
-        self, a: Any, b: Any, out: Any, *, bias: Any = None, alpha: float = 1.0, plus: Any = None
+        self, a: Any, b: Any, out: Any, *, bias: Any = None, alpha: float = 1.0, plus: Any = None,
+        beside: bool = False,
     ) -> None:  # fmt: skip
         assert a.ndim == b.ndim == out.ndim
         assert is_plain(a)
@@ -132,6 +133,8 @@ class Products:
         y = alpha * np.matmul(a.astype(np.float64), b.astype(np.float64))
         y = y if bias is None else y + bias.astype(np.float64)
         out[...] = y if plus is None else y + plus.astype(np.float64)
+
+    def join(self) -> None: ...
 
 
 class Plans:
@@ -184,14 +187,11 @@ class Stream:
 class Graph:
     """Counts its launches."""
 
-    launches = 0
-
-    @classmethod
-    def captured(cls, cupy: StandIn, stream: Stream) -> Graph:
+    def __init__(self, cupy: StandIn, stream: Stream) -> None:
         stream.end_capture()
-        return cls()
+        self.launches = 0
 
-    def launch(self) -> None:
+    def launch(self, stream: Stream) -> None:
         self.launches += 1
 
 

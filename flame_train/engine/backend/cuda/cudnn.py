@@ -16,6 +16,7 @@ from typing import Any
 from ....errors import DeviceFault, EnvironmentFault
 from ...dtype import Array, DType, bfloat16, float16, float32
 from ...mode import mode
+from .launches import Launches
 from .libraries import load
 from .shelf import Shelf
 from .stopwatch import Stopwatch
@@ -30,14 +31,14 @@ Layout = tuple[list[int], list[int]]  # dims and strides, in elements
 class CuDnn:
     """One handle on the backend's stream and the plans seen so far. `shelf` keeps plans between runs."""
 
-    def __init__(self, cupy: Any, stream: Any, shelf: Shelf) -> None:
+    def __init__(self, cupy: Any, stream: Any, shelf: Shelf, launches: Launches) -> None:
         for name in ("nvrtc", "cublasLt", "cublas"):
             load(name)
         try:
             import cudnn
         except ImportError as e:
             raise EnvironmentFault(f"cuDNN's frontend is not installed ({e}); run `flame-train doctor`") from e
-        self._cudnn, self._cupy, self._shelf = cudnn, cupy, shelf
+        self._cudnn, self._cupy, self._shelf, self._launches = cudnn, cupy, shelf, launches
         self._stream, self._aside = stream, cupy.cuda.Stream(non_blocking=True)
         self._stopwatch = Stopwatch(cupy, stream)
         self._version = f"cuDNN {cudnn.backend_version()} through {cudnn.__version__}"
@@ -158,7 +159,8 @@ class CuDnn:
                 plan = self._plans[key] = self._make(key, dtype, build, arrays)
             if mode().capturing and not any(w is self._workspace for w in self._recorded):
                 self._recorded.append(self._workspace)
-            plan.graph.execute(plan.pointers(arrays), self._workspace.data.ptr, handle=self._handle)
+            if self._launches.wanted("attention" if key[0].startswith("sdpa") else "convolution"):
+                plan.graph.execute(plan.pointers(arrays), self._workspace.data.ptr, handle=self._handle)
 
     def _make(
         self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None], arrays: dict[str, Array]

@@ -12,7 +12,7 @@ from ....errors import EnvironmentFault
 from ...dtype import Array, DType
 from ...mode import mode
 from ..base import Memory
-from .capture import Captured
+from .capture import capture
 from .kernels import Capturable, Kernels
 from .mailbox import CudaMailbox
 
@@ -124,8 +124,8 @@ class CudaBackend:
         self.synchronize()
         self._pool.free_all_blocks()
 
-    def capture(self, fn: Callable[[], None]) -> Captured:
-        return Captured(self, fn)
+    def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
+        return capture(self, fn)
 
 
 def _import_cupy() -> ModuleType:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -14,8 +13,9 @@ from .columns import Columns
 from .cublaslt import SUPPORTED, CublasLt, is_plain
 from .cudnn import CuDnn
 from .elementwise import Elementwise
+from .launches import Launches
 from .libraries import driver_version
-from .nvrtc import ELEMENT_TYPES, KernelModules, Watcher
+from .nvrtc import ELEMENT_TYPES, KernelModules
 from .rows import Rows
 from .shelf import Shelf, default_folder
 
@@ -27,7 +27,8 @@ class Kernels:
 
     def __init__(self, cupy: Any, stream: Any) -> None:
         self.xp, self._stream = cupy, stream
-        self._modules = KernelModules(cupy)
+        self.launches = Launches()
+        self._modules = KernelModules(cupy, self.launches)
         self._erf = cupy.ElementwiseKernel("T x", "T y", "y = erf(x)", "flame_erf")
         device = cupy.cuda.Device()
         self.multiprocessors = int(device.attributes["MultiProcessorCount"])
@@ -43,12 +44,12 @@ class Kernels:
     @cached_property
     def cublaslt(self) -> CublasLt:
         """Loaded on first use."""
-        return CublasLt(self.xp, self._stream, self._shelf)
+        return CublasLt(self.xp, self._stream, self._shelf, self.launches)
 
     @cached_property
     def cudnn(self) -> CuDnn:
         """Loaded on first use."""
-        return CuDnn(self.xp, self._stream, self._shelf)
+        return CuDnn(self.xp, self._stream, self._shelf, self.launches)
 
     # ---- memory --------------------------------------------------------------------------------------
 
@@ -99,10 +100,6 @@ class Kernels:
 
     # ---- our own kernels -----------------------------------------------------------------------------
 
-    def watched(self, watcher: Watcher) -> AbstractContextManager[None]:
-        """Tells `watcher` the name and the arguments of every launch of a kernel of ours inside."""
-        return self._modules.watched(watcher)
-
     def launch(
         self, file: str, kernel: str, dtype: DType, grid: Sequence[int], block: int, args: Sequence[Any],
         shared_bytes: int = 0,
@@ -124,14 +121,19 @@ class Kernels:
 
     def matmul(
         self, a: Array, b: Array, *, bias: Array | None = None, out: Array | None = None, alpha: float = 1.0,
-        plus: Array | None = None, out_dtype: DType | None = None,
+        plus: Array | None = None, out_dtype: DType | None = None, beside: bool = False,
     ) -> Array:  # fmt: skip
-        """alpha * a @ b (+ bias) (+ plus), for a (..., M, K) and b (K, N) or (..., K, N); `plus` may be `out`."""
+        """alpha * a @ b (+ bias) (+ plus), for a (..., M, K) and b (K, N) or (..., K, N); `plus` may be `out`.
+
+        A product that nothing waits for before `join` may run beside what comes next.
+        """
         a, b = self._plain(a), self._plain(b)
         if b.ndim == 2 and a.ndim > 2:
             a2 = (a if _evenly(a) else self.rows_first(a)).reshape(-1, a.shape[-1])
             flat_out, flat_plus = (None if x is None else x.reshape(a2.shape[0], b.shape[1]) for x in (out, plus))
-            flat = self.matmul(a2, b, bias=bias, out=flat_out, alpha=alpha, plus=flat_plus, out_dtype=out_dtype)
+            flat = self.matmul(
+                a2, b, bias=bias, out=flat_out, alpha=alpha, plus=flat_plus, out_dtype=out_dtype, beside=beside
+            )
             return flat.reshape(*a.shape[:-1], b.shape[1])
         lead = self.xp.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim > 2 or b.ndim > 2 else ()
         if out is None:
@@ -146,8 +148,12 @@ class Kernels:
             return out
         a3, b3, o3 = (_three(x, lead) for x in (a, b, out))
         p3 = o3 if plus is out else None if plus is None else _three(self.rows_first(plus), lead)
-        self.cublaslt.product(a3, b3, o3, bias=bias, alpha=alpha, plus=p3)
+        self.cublaslt.product(a3, b3, o3, bias=bias, alpha=alpha, plus=p3, beside=beside)
         return out
+
+    def join(self) -> None:
+        """What comes next waits for the products that were to run beside."""
+        self.cublaslt.join()
 
     def adjacent(self, arrays: Sequence[Array]) -> Array | None:
         """A view of the arrays along a new first dim, if they lie at equal distances in memory."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ...dtype import DType, bfloat16, bool_, float16, float32
+from .launches import Launches
 from .libraries import header_directory
 
 _OPS = Path(__file__).parents[2] / "ops"
@@ -43,44 +42,29 @@ def included(text: str) -> str:
     return _INCLUDE.sub(header, text)
 
 
-Watcher = Callable[[str, Sequence[Any]], None]
-
-
 class _Function:
-    """A kernel, each launch of which is told to who watches."""
+    """A kernel whose launches can be watched."""
 
-    __slots__ = ("_function", "_modules", "_name")
+    __slots__ = ("_function", "_launches", "_name")
 
-    def __init__(self, function: Any, name: str, modules: KernelModules) -> None:
-        self._function, self._name, self._modules = function, name, modules
+    def __init__(self, function: Any, name: str, launches: Launches) -> None:
+        self._function, self._name, self._launches = function, name, launches
 
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int = 0
     ) -> None:
-        if self._modules.watcher is not None:
-            self._modules.watcher(self._name, args)
-        self._function(grid, block, args, shared_mem=shared_mem)
+        if self._launches.wanted(self._name, args):
+            self._function(grid, block, args, shared_mem=shared_mem)
 
 
 class KernelModules:
     """Compiled modules by (file, element type), or by their text."""
 
-    watcher: Watcher | None = None
-
-    def __init__(self, cupy: Any) -> None:
-        self._cupy = cupy
+    def __init__(self, cupy: Any, launches: Launches) -> None:
+        self._cupy, self._launches = cupy, launches
         self._modules: dict[tuple[str, DType], Any] = {}
         self._generated: dict[tuple[str, str], _Function] = {}
         self._lock = threading.Lock()
-
-    @contextmanager
-    def watched(self, watcher: Watcher) -> Iterator[None]:
-        """Tells `watcher` the name and the arguments of every launch inside, whichever thread's."""
-        self.watcher = watcher
-        try:
-            yield
-        finally:
-            self.watcher = None
 
     def get(self, file: str, kernel: str, dtype: DType, shared_bytes: int = 0) -> _Function:
         """The function `kernel` of ops/`file` for elements of `dtype`, allowed as much shared memory."""
@@ -92,12 +76,12 @@ class KernelModules:
             function = self._modules[key].get_function(kernel)
             if shared_bytes > _SHARED_BYTES:
                 function.max_dynamic_shared_size_bytes = shared_bytes
-            return _Function(function, kernel, self)
+            return _Function(function, kernel, self._launches)
 
     def generated(self, text: str, kernel: str) -> _Function:
         """The function `kernel` of a generated text, which names its element types itself."""
         with self._lock:
             if (text, kernel) not in self._generated:
                 module = self._cupy.RawModule(code=included(text), options=("-std=c++17",))
-                self._generated[text, kernel] = _Function(module.get_function(kernel), kernel, self)
+                self._generated[text, kernel] = _Function(module.get_function(kernel), kernel, self._launches)
             return self._generated[text, kernel]

@@ -1,0 +1,30 @@
+"""Every launch of a kernel, told to who watches: a library's by the kind of its work, ours by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+Watcher = Callable[[str, Sequence[Any]], bool]
+"""Is told a name and the arguments, of libraries none, and answers whether to launch."""
+
+
+class Launches:
+    """Asked before each launch. Nobody watches unless told."""
+
+    def __init__(self) -> None:
+        self._watcher: Watcher | None = None
+
+    @contextmanager
+    def watched(self, watcher: Watcher) -> Iterator[None]:
+        """Asks `watcher` of every launch inside, whichever thread's."""
+        self._watcher = watcher
+        try:
+            yield
+        finally:
+            self._watcher = None
+
+    def wanted(self, name: str, args: Sequence[Any] = ()) -> bool:
+        """Whether to launch."""
+        return self._watcher is None or self._watcher(name, args)
