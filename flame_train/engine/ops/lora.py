@@ -94,9 +94,8 @@ def _(
     residual: Array | None,
 ) -> tuple[Array, Array]:  # fmt: skip
     _check(input, weight, residual)
-    low = k.matmul(input, down.T, alpha=scale, beside=True)
+    low = k.matmul(input, down.T, alpha=scale)
     y = k.matmul(input, weight.T, bias=bias, plus=residual)
-    k.join()
     return k.matmul(low, up.T, out=y, plus=y), low
 
 
@@ -106,14 +105,13 @@ def _(
     needs: frozenset[str], plus: Plus,
 ) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
     rows, x = g.reshape(-1, g.shape[-1]), input.reshape(-1, input.shape[-1])
-    inner = k.matmul(rows, up, alpha=scale, beside=True)
-    dx = added_product(k, plus.get("input"), g, weight) if "input" in needs else None
-    k.join()
-    if dx is not None:
-        k.matmul(inner, down, out=dx.reshape(x.shape), plus=dx.reshape(x.shape), beside=True)
+    inner = k.matmul(rows, up, alpha=scale)
+    dx = None
+    if "input" in needs:
+        dx = added_product(k, plus.get("input"), g, weight)
+        k.matmul(inner, down, out=dx.reshape(x.shape), plus=dx.reshape(x.shape))
     wanted: dict[str, list[Held] | None] = {n: _listed(plus.get(n)) for n in ("down", "up") if n in needs}
     made = _factor_gradients(k, _Thin(x, rows[:, None], inner, low.reshape(len(x), -1), len(down)), wanted)
-    k.join()
     return dx, made["down"][0] if "down" in made else None, made["up"][0] if "up" in made else None
 
 
@@ -171,9 +169,8 @@ def _(
     weight, down, up = (k.stacked(what) for what in (weights, downs, ups))
     n, out, width = weight.shape
     x = k.rows_first(input).reshape(-1, width)
-    low = k.matmul(x, down.reshape(-1, width).T, alpha=scale, beside=True)
+    low = k.matmul(x, down.reshape(-1, width).T, alpha=scale)
     y = k.matmul(x, weight.reshape(-1, width).T).reshape(-1, n, out)
-    k.join()
     each = y.transpose(1, 0, 2)
     k.matmul(low.reshape(-1, n, down.shape[1]).transpose(1, 0, 2), up.transpose(0, 2, 1), out=each, plus=each)
     shape = (*input.shape[:-1], out)
@@ -189,18 +186,14 @@ def _(
     (n, out, width), rank = weight.shape, down.shape[1]
     x, rows = k.rows_first(input).reshape(-1, width), _side_by_side(k, g)
     inner = k.empty((len(x), n, rank), x.dtype)
-    k.matmul(rows.transpose(1, 0, 2), up, out=inner.transpose(1, 0, 2), alpha=scale, beside=True)
+    k.matmul(rows.transpose(1, 0, 2), up, out=inner.transpose(1, 0, 2), alpha=scale)
     dx = None
     if "input" in needs:
         flat = k.rows_first(rows).reshape(len(x), n * out)
         dx = added_product(k, plus.get("input"), flat.reshape(*input.shape[:-1], n * out), weight.reshape(-1, width))
-    k.join()
-    if dx is not None:
-        joined, flat = inner.reshape(len(x), -1), dx.reshape(x.shape)
-        k.matmul(joined, down.reshape(-1, width), out=flat, plus=flat, beside=True)
+        k.matmul(inner.reshape(len(x), -1), down.reshape(-1, width), out=dx.reshape(x.shape), plus=dx.reshape(x.shape))
     wanted = {n[:-1]: plus.get(n) for n in ("downs", "ups") if n in needs}
     made = _factor_gradients(k, _Thin(x, rows, inner.reshape(len(x), -1), low, rank), wanted)
-    k.join()
     return dx, made.get("down"), made.get("up")
 
 

@@ -123,8 +123,7 @@ class Products:
     """cuBLASLt's part, computed by NumPy where its conditions hold."""
 
     def product(
-        self, a: Any, b: Any, out: Any, *, bias: Any = None, alpha: float = 1.0, plus: Any = None,
-        beside: bool = False,
+        self, a: Any, b: Any, out: Any, *, bias: Any = None, alpha: float = 1.0, plus: Any = None
     ) -> None:  # fmt: skip
         assert a.ndim == b.ndim == out.ndim
         assert is_plain(a)
@@ -133,8 +132,6 @@ class Products:
         y = alpha * np.matmul(a.astype(np.float64), b.astype(np.float64))
         y = y if bias is None else y + bias.astype(np.float64)
         out[...] = y if plus is None else y + plus.astype(np.float64)
-
-    def join(self) -> None: ...
 
 
 class Plans:

@@ -102,7 +102,6 @@ class CublasLt:
         self._check(self._lib.cublasLtCreate(ctypes.byref(handle)), "create")
         self._handle = handle.value
         self._workspace = cupy.cuda.alloc(_WORKSPACE_BYTES)
-        self._beside = _Beside(cupy, stream)
         self._plans: dict[_Problem, _Plan] = {}
         self._lock = threading.Lock()
 
@@ -115,13 +114,11 @@ class CublasLt:
         bias: Array | None = None,
         alpha: float = 1.0,
         plus: Array | None = None,
-        beside: bool = False,
     ) -> None:
         """out = alpha * a @ b (+ plus) (+ bias along the last dim).
 
         `a` (M, K) and `b` (K, N), or (batch, M, K) and (batch, K, N); each with one of its last two strides equal to
         the item size. The rows of `out` and `plus` are dense. `plus` has out's dtype, and may be `out` itself.
-        With `beside` nothing waits for it before `join`, and in a capture it may run while other work does.
         """
         batch = out.shape[0] if out.ndim == 3 else 1
         added = out if plus is None else plus
@@ -137,29 +134,16 @@ class CublasLt:
                 self._set(plan.description, _BIAS_POINTER, ctypes.c_void_p(bias.data.ptr))
             if plan.algorithm is None:
                 plan.algorithm = self._choose(plan, pointers, scale, out)
-            if not self._launches.wanted("matrix product"):
-                return
-            if beside and mode().capturing:
-                self._beside.fork((a, b, out, bias, plus))
-                self._launch(plan, plan.algorithm, pointers, scale, self._beside)
-            else:
+            if self._launches.wanted("matrix product"):
                 self._launch(plan, plan.algorithm, pointers, scale)
 
-    def join(self) -> None:
-        """What comes next waits for the products that were to run beside."""
-        self._beside.join()
-
-    def _launch(
-        self, plan: _Plan, algorithm: Any, pointers: tuple[int, ...], scale: ctypes.Array[Any],
-        beside: _Beside | None = None,
-    ) -> None:  # fmt: skip
+    def _launch(self, plan: _Plan, algorithm: Any, pointers: tuple[int, ...], scale: ctypes.Array[Any]) -> None:
         a, b, out, added = pointers
         alpha = ctypes.addressof(scale)
         beta = alpha + ctypes.sizeof(scale) // 2
-        workspace, stream = (self._workspace, self._stream) if beside is None else (beside.workspace, beside.stream)
         status = self._lib.cublasLtMatmul(
             self._handle, plan.description, alpha, b, plan.b, a, plan.a, beta, added, plan.c,
-            out, plan.d, algorithm, workspace.ptr, _WORKSPACE_BYTES, stream.ptr,
+            out, plan.d, algorithm, self._workspace.ptr, _WORKSPACE_BYTES, self._stream.ptr,
         )  # fmt: skip
         if status:
             self._check(status, f"matmul, {plan.problem}")
@@ -266,25 +250,6 @@ class CublasLt:
     def _check(status: int, what: str) -> None:
         if status:
             raise DeviceFault(f"cuBLASLt failed with status {status}: {what}")
-
-
-class _Beside:
-    """A stream of its own for products that need not wait for each other, with a workspace of its own."""
-
-    def __init__(self, cupy: Any, stream: Any) -> None:
-        self._main, self.stream = stream, cupy.cuda.Stream(non_blocking=True)
-        self.workspace = cupy.cuda.alloc(_WORKSPACE_BYTES)
-        self._held: list[Any] = []
-
-    def fork(self, operands: tuple[Any, ...]) -> None:
-        """The stream goes on from where the main one is. The operands are kept: no memory of theirs is given away."""
-        self.stream.wait_event(self._main.record())
-        self._held.append(operands)
-
-    def join(self) -> None:
-        if self._held:
-            self._main.wait_event(self.stream.record())
-            self._held.clear()
 
 
 def _operand(x: Array) -> _Operand:

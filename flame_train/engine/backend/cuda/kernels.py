@@ -121,19 +121,14 @@ class Kernels:
 
     def matmul(
         self, a: Array, b: Array, *, bias: Array | None = None, out: Array | None = None, alpha: float = 1.0,
-        plus: Array | None = None, out_dtype: DType | None = None, beside: bool = False,
+        plus: Array | None = None, out_dtype: DType | None = None,
     ) -> Array:  # fmt: skip
-        """alpha * a @ b (+ bias) (+ plus), for a (..., M, K) and b (K, N) or (..., K, N); `plus` may be `out`.
-
-        A product that nothing waits for before `join` may run beside what comes next.
-        """
+        """alpha * a @ b (+ bias) (+ plus), for a (..., M, K) and b (K, N) or (..., K, N); `plus` may be `out`."""
         a, b = self._plain(a), self._plain(b)
         if b.ndim == 2 and a.ndim > 2:
             a2 = (a if _evenly(a) else self.rows_first(a)).reshape(-1, a.shape[-1])
             flat_out, flat_plus = (None if x is None else x.reshape(a2.shape[0], b.shape[1]) for x in (out, plus))
-            flat = self.matmul(
-                a2, b, bias=bias, out=flat_out, alpha=alpha, plus=flat_plus, out_dtype=out_dtype, beside=beside
-            )
+            flat = self.matmul(a2, b, bias=bias, out=flat_out, alpha=alpha, plus=flat_plus, out_dtype=out_dtype)
             return flat.reshape(*a.shape[:-1], b.shape[1])
         lead = self.xp.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim > 2 or b.ndim > 2 else ()
         if out is None:
@@ -148,12 +143,8 @@ class Kernels:
             return out
         a3, b3, o3 = (_three(x, lead) for x in (a, b, out))
         p3 = o3 if plus is out else None if plus is None else _three(self.rows_first(plus), lead)
-        self.cublaslt.product(a3, b3, o3, bias=bias, alpha=alpha, plus=p3, beside=beside)
+        self.cublaslt.product(a3, b3, o3, bias=bias, alpha=alpha, plus=p3)
         return out
-
-    def join(self) -> None:
-        """What comes next waits for the products that were to run beside."""
-        self.cublaslt.join()
 
     def adjacent(self, arrays: Sequence[Array]) -> Array | None:
         """A view of the arrays along a new first dim, if they lie at equal distances in memory."""
