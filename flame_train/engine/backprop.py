@@ -85,7 +85,7 @@ class Pass:
                     whole = unbroadcast(node.backend.xp, g, edge.shape, edge.dtype)
                     (self.put_at if i in sums else self.send)(edge, whole)
             if not retain_graph:
-                node.saved = None
+                node.forget()
             del grads, sent
         for leaf, held in self._leaves.values():
             g = held.values[0]

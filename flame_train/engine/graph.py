@@ -80,6 +80,10 @@ class Node:
         """What the node holds on to for its backward pass."""
         return [_kept(value) for value in (self.saved or {}).values()]
 
+    def forget(self) -> None:
+        """Lets go of it: the node itself lives as long as the result that was differentiated."""
+        self.saved = None
+
     def apply(
         self, grads: list[Array | None], held: Callable[[Edge], Held | None], around: Pass
     ) -> tuple[list[Array | None], frozenset[int]]:

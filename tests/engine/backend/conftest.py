@@ -221,7 +221,9 @@ class StandIn:
         self.RawModule = RawModule
         self.ElementwiseKernel = lambda *_: lambda x: on_device(np.zeros_like(x))
         stream, freed = Stream(), lambda: None
-        pool = SimpleNamespace(used_bytes=lambda: 3, total_bytes=lambda: 4, malloc=None, free_all_blocks=freed)
+        pool = SimpleNamespace(
+            used_bytes=lambda: 3, total_bytes=lambda: 4, malloc=lambda size: None, free_all_blocks=freed
+        )
         self.cuda = SimpleNamespace(
             Stream=lambda non_blocking=False: Stream() if non_blocking else stream, MemoryPool=lambda: pool,
             set_allocator=lambda _: None, using_allocator=lambda _: nullcontext(), Event=Event,

@@ -44,6 +44,14 @@ def test_memory_counts_what_graphs_keep(gpu: Any) -> None:
     assert gpu.memory().peak == 7
 
 
+def test_the_peak_has_what_graphs_keep_beside_what_comes_and_goes(gpu: Any) -> None:
+    gpu.memory()
+    gpu._pool.used_bytes = lambda: 10
+    gpu._malloc(1)
+    gpu._pool.used_bytes = lambda: 3
+    assert (gpu.memory().live, gpu.memory().peak) == (3 + 4, 10 + 4)
+
+
 def test_a_step_runs_once_is_captured_once_and_then_replayed(gpu: Any) -> None:
     ran = []
     step = gpu.capture(lambda: ran.append(gpu.stream.capturing))
