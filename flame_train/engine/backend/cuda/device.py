@@ -120,6 +120,16 @@ class CudaBackend:
         self._peak = 0
         self._peak = self.memory().live
 
+    def most_taken(self, fn: Callable[[], None]) -> int:
+        """Runs `fn`; the bytes that it had taken at once, at most."""
+        before, peak = self.memory().live, self._peak
+        self._peak = before
+        try:
+            fn()
+        finally:
+            most, self._peak = self._peak, max(peak, self._peak)
+        return most - before
+
     def release_unused(self) -> None:
         """Gives the memory of freed tensors back to the device, for others to take."""
         self.synchronize()
