@@ -230,6 +230,7 @@ class StandIn:
             get_current_stream=lambda: stream, alloc_pinned_memory=bytearray,
             Device=lambda: SimpleNamespace(attributes={"MultiProcessorCount": 132}, compute_capability="90"),
             PinnedMemoryPool=lambda: SimpleNamespace(malloc=Pinned), runtime=RUNTIME,
+            memory=SimpleNamespace(OutOfMemoryError=MemoryError),
         )  # fmt: skip
         self.broadcast_to = broadcast_to
         self.lib = SimpleNamespace(

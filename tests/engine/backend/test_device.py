@@ -84,6 +84,18 @@ def test_the_first_capture_gets_what_its_eager_run_took_as_one_block(gpu: Any, k
     assert gpu.memory().peak == 10_300 + kept
 
 
+def test_a_capture_without_room_for_one_block_grows_in_pieces(gpu: Any) -> None:
+    def full(size: int) -> None:
+        raise MemoryError
+
+    ran: list[int] = []
+    gpu.graph_pool = SimpleNamespace(total_bytes=lambda: 0, malloc=full)
+    step = gpu.capture(lambda: ran.append(1))
+    for _ in range(3):
+        step()
+    assert len(ran) == 2
+
+
 def test_a_captured_step_reads_nothing_back(gpu: Any) -> None:
     x = flame.tensor([1.0], device="cuda")
     step = gpu.capture(x.numpy)

@@ -9,6 +9,7 @@ they run one after another on one stream and leave nothing in it that is read la
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ...mode import capturing
@@ -60,7 +61,8 @@ class _Captured:
         """
         pool = self._backend.graph_pool
         if not pool.total_bytes():
-            pool.malloc(self._needs + self._needs // 50)
+            with suppress(self._backend.xp.cuda.memory.OutOfMemoryError):  # in pieces it may still fit
+                pool.malloc(self._needs + self._needs // 50)
 
     def _abandon(self, stream: Any) -> None:
         """Ends a broken capture so that the stream can be used again; the first error is the one to show."""
