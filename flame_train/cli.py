@@ -7,6 +7,7 @@ runs, so that `--help` answers at once.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import logging
@@ -58,11 +59,17 @@ def main() -> None:
     sys.exit(run(sys.argv[1:]))
 
 
+@functools.cache
+def command() -> Callable[..., Any]:
+    """The parser of everything below, made once: the annotations of all commands are read for it."""
+    return typer.main.get_command(app)
+
+
 def run(arguments: list[str]) -> int:
     """Run the program with `arguments`. Returns the exit code; prints one `error:` line for a failure."""
     debug = "--debug" in arguments
     try:
-        code = app(arguments, prog_name="flame-train", standalone_mode=False)
+        code = command()(arguments, prog_name="flame-train", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (BrokenPipeError, SystemExit):  # the parser's answer to a closed pipe is to exit with 1

@@ -13,6 +13,12 @@ import pytest
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`tests/parity` and `tests/gpu` are not even imported where `-m` leaves their mark out: PyTorch takes seconds."""
+    left_out = f"not {collection_path.name}" in config.option.markexpr
+    return True if left_out and collection_path.parent == Path(__file__).parent else None
+
+
 @pytest.fixture(scope="session")
 def small_base() -> Path:
     """The checkpoint of the small SDXL that comes with the package. Not to be written to."""

@@ -48,7 +48,7 @@ def join(parts: Mapping[str, LoraFactors], paths: Paths) -> LoraFactors:
 def _blocks(whole: LoraFactors, ups: Mapping[str, Array]) -> dict[str, LoraFactors] | None:
     """The parts of a block-diagonal LoRA; None if it is no such thing, or would not come back as it is."""
     present = [path for path, up in ups.items() if _bits(up)]
-    if not present or whole.rank % len(present):
+    if not present or whole.rank % len(present) or whole.alpha / len(present) * len(present) != whole.alpha:
         return None
     rank = whole.rank // len(present)
     found: dict[str, LoraFactors] = {}

@@ -23,9 +23,12 @@ MAX_RANK: Final = 64  # what NumPy can hold
 MAX_ENTRY_BYTES: Final = 4096
 MAX_COUNT: Final = 2**63 - 1
 
-_SPACE: Final = re.compile(rb"[ \t\n\r]*+")
+_TOKENS: Final = {
+    token: re.compile(rb"[ \t\n\r]*+" + re.escape(token) + rb"[ \t\n\r]*+") for token in (b"{", b"}", b":", b",")
+}
 _STRING: Final = re.compile(rb'"(?:[^"\\\x00-\x1f]++|\\.)*+"', re.DOTALL)
 _FLAT_OBJECT: Final = re.compile(rb"\{[^{}]*+\}")
+_PAIRS: Final = json.JSONDecoder(object_pairs_hook=list)
 
 
 class HeaderError(ValueError):
@@ -106,12 +109,7 @@ class _Cursor:
         return bytes(self.buffer[self.position : min(self.position + len(token), self.end)]) == token
 
     def take(self, token: bytes) -> bool:
-        self._skip(_SPACE)
-        if not self.at(token):
-            return False
-        self.position += len(token)
-        self._skip(_SPACE)
-        return True
+        return self._skip(_TOKENS[token]) is not None
 
     def expect(self, token: bytes, where: str) -> None:
         if not self.take(token):
@@ -136,7 +134,7 @@ class _Cursor:
             raise HeaderError(f"{where}: expected a short {{...}}, found {self.excerpt()}")
         self.position = match.end()
         try:
-            pairs: list[tuple[str, Any]] = json.loads(match.group().decode("utf-8"), object_pairs_hook=list)
+            pairs: list[tuple[str, Any]] = _PAIRS.decode(match.group().decode("utf-8"))
         except (ValueError, RecursionError) as error:
             raise HeaderError(f"{where}: not valid JSON ({error})") from None
         return pairs

@@ -25,7 +25,8 @@ from flame_train.io.dtypes import Array
 Shape = tuple[int, ...]
 
 _NUMBER: Final = re.compile(r"\d+")
-_WILDCARD: Final = re.compile(r"\{([a-z])\}")
+_WILDCARD: Final = re.compile(r"\{[a-z]\}")
+_PLACE: Final = re.compile(rf"{_WILDCARD.pattern}|{_NUMBER.pattern}")
 
 
 class Op(Enum):
@@ -203,10 +204,9 @@ class KeyMap:
 
     def _made_from(self, name: str) -> dict[str, Source] | None:
         """Target name -> Source for the rule that `name` belongs to, or None."""
-        for pattern, rule in self._by_template.get(_NUMBER.sub("#", name), ()):
-            found = pattern.fullmatch(name)
-            if found is not None:
-                numbers = found.groupdict()
+        for places, rule in self._by_template.get(_NUMBER.sub("#", name), ()):
+            numbers = _bound(places, _NUMBER.findall(name))
+            if numbers is not None:
                 needed = tuple(_filled(source, numbers) for source in rule.source)
                 shares = rule.shares if len(rule.target) > 1 and rule.shares else (1,) * len(rule.target)
                 return {
@@ -216,13 +216,12 @@ class KeyMap:
         return None
 
     @cached_property
-    def _by_template(self) -> dict[str, list[tuple[re.Pattern[str], Rule]]]:
-        """Rules by the shape of their source names, every number replaced: few are left to try per name."""
-        found: dict[str, list[tuple[re.Pattern[str], Rule]]] = {}
+    def _by_template(self) -> dict[str, list[tuple[list[str], Rule]]]:
+        """Rules by their source names, every number and wildcard replaced; beside each what stands in those places."""
+        found: dict[str, list[tuple[list[str], Rule]]] = {}
         for rule in (*self.rules, *self.aliases):
             for source in rule.source:
-                template = _NUMBER.sub("#", _WILDCARD.sub("#", source))
-                found.setdefault(template, []).append((_compiled(source), rule))
+                found.setdefault(_PLACE.sub("#", source), []).append((_PLACE.findall(source), rule))
         return found
 
 
@@ -265,11 +264,13 @@ def _swapped(x: Array) -> Array:
     return np.concatenate([x[half:], x[:half]])
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
-    parts = _WILDCARD.split(pattern)  # text, wildcard, text, wildcard, ..., text
-    text = [rf"(?P<{part}>\d+)" if index % 2 else re.escape(part) for index, part in enumerate(parts)]
-    return re.compile("".join(text))
+def _bound(places: Sequence[str], numbers: Sequence[str]) -> dict[str, str] | None:
+    """The number that each wildcard stands for; None if a name with these numbers does not fit a pattern's places."""
+    pairs = list(zip(places, numbers, strict=False))
+    if len(places) != len(numbers) or any(place[0] != "{" and place != number for place, number in pairs):
+        return None
+    return dict(pairs)
 
 
 def _filled(pattern: str, numbers: Mapping[str, str]) -> str:
-    return _WILDCARD.sub(lambda found: numbers[found[1]], pattern)
+    return _WILDCARD.sub(lambda found: numbers[found[0]], pattern)

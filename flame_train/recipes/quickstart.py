@@ -52,6 +52,7 @@ from .small_flow import small_flux, small_sd3, write_small
 _LOG = logging.getLogger(__name__)
 
 _STEPS: Final = 80
+_DRAWN_IN: Final = 20  # steps from noise to a picture
 _HELD_OUT: Final = 12  # pictures of each kind
 _SEED: Final = 2307
 _PROMPTS: Final = (
@@ -191,7 +192,7 @@ def _config(folder: Path, device: str, start: _Start) -> Config:
         schedule=ScheduleSection(name="cosine", warmup_steps=5),
         train=TrainSection(steps=_STEPS, precision=_precision(device)),
         checkpoint=CheckpointSection(every=_STEPS // 2, keep=2),
-        sample=SampleSection(every=_STEPS, prompts=_PROMPTS, steps=20, guidance=3.0),
+        sample=SampleSection(every=_STEPS, prompts=_PROMPTS, steps=_DRAWN_IN, guidance=3.0),
         output=OutputSection(dir=str(folder / "run")),
     )
 

@@ -15,6 +15,10 @@ import sys
 import time
 from typing import Any
 
+import numpy.random  # noqa: F401
+import PIL.Image
+import psutil  # noqa: F401
+
 import flame_train.cli
 import flame_train.recipes.pipeline
 from flame_train.config.schema import Config
@@ -22,7 +26,9 @@ from flame_train.data.tokenizers.clip import ClipTokenizer
 
 
 def serve() -> None:
-    # made once; half a second saved in every run
+    # made once, as what is imported above; half a second saved in every run
+    PIL.Image.preinit()
+    flame_train.cli.command()
     flame_train.recipes.RECIPES["sdxl"].lora_names(Config())
     ClipTokenizer(0).encode(ClipTokenizer(0).fingerprint)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})

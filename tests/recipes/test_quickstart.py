@@ -133,7 +133,7 @@ def test_a_gpu_that_is_asked_for_and_not_there_is_an_error(tmp_path):
 
 def test_a_config_that_was_changed_is_obeyed(tmp_path, monkeypatch):
     """The folder is laid once; from then on its config is the user's."""
-    for name, fewer in (("_STEPS", 6), ("_HELD_OUT", 4), ("_PROMPTS", ("a delft tile",))):
+    for name, fewer in (("_STEPS", 6), ("_DRAWN_IN", 2), ("_HELD_OUT", 4), ("_PROMPTS", ("a delft tile",))):
         monkeypatch.setattr(f"flame_train.recipes.quickstart.{name}", fewer)
     folder = tmp_path / "new"
     run(folder, "cpu")

@@ -33,6 +33,8 @@ OPS = [
 ]  # fmt: skip
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
 
+BEGIN = re.compile(r'#define FAST ([01])\n#include "elements.cuh"\n')
+
 CONVERSIONS = """
 struct bf16 { unsigned short bits; };
 struct fp16 { unsigned short bits; };
@@ -52,7 +54,6 @@ MACHINE = (
     """
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <vector>
 #include <ucontext.h>
 #define __device__
@@ -73,7 +74,8 @@ static std::vector<std::vector<char>> stacks;
 static std::vector<float> lanes;
 static std::vector<int> waiting, rounds;
 static int current, done;
-static std::function<void()> body;
+static void (*body)(void**);
+static void** arguments;
 static void barrier(int place, int members) {
   int round = rounds[place];
   if (++waiting[place] == members) { waiting[place] = 0; rounds[place]++; }
@@ -88,10 +90,10 @@ static float __shfl_xor_sync(unsigned, float v, int offset) {
   barrier(warp, 32);
   return theirs;
 }
-static void thread() { body(); done++; for (;;) swapcontext(&contexts[current], &scheduler); }
+static void thread() { body(arguments); done++; for (;;) swapcontext(&contexts[current], &scheduler); }
 static void block(int threads, bool together) {
   if (!together) {
-    for (int t = 0; t < threads; t++) { threadIdx = {(unsigned)t, 0, 0}; body(); }
+    for (int t = 0; t < threads; t++) { threadIdx = {(unsigned)t, 0, 0}; body(arguments); }
     return;
   }
   contexts.resize(threads); stacks.resize(threads, std::vector<char>(1 << 16)); lanes.assign(threads, 0.f);
@@ -108,7 +110,8 @@ static void block(int threads, bool together) {
       swapcontext(&scheduler, &contexts[current]);
     }
 }
-static void launch(const int* grid, int threads, bool together) {
+static void launch(const int* grid, int threads, void (*kernel)(void**), void** a, bool together) {
+  body = kernel, arguments = a;
   gridDim = {(unsigned)grid[0], (unsigned)grid[1], (unsigned)grid[2]};
   blockDim = {(unsigned)threads, 1, 1};
   for (int z = 0; z < grid[2]; z++)
@@ -144,15 +147,21 @@ class Kernels:
 
     def build(self) -> None:
         source, found = self.folder / "kernels.cpp", self.folder / "kernels.so"
-        source.write_text(MACHINE + "".join(self._unit(n, *key) for key, n in self.texts.items()))
-        subprocess.run(["g++", "-std=c++20", "-O0", "-w", "-shared", "-fPIC", "-o", found, source], check=True)
+        units = [self._unit(n, *key) for key, n in self.texts.items()]
+        source.write_text("".join([MACHINE, self._header(0), self._header(1), *units]))
+        subprocess.run(["g++", "-std=c++17", "-O0", "-w", "-shared", "-fPIC", "-o", found, source], check=True)
         self.library = ctypes.CDLL(str(found))
 
+    def _header(self, fast: int) -> str:
+        """What every text begins with, read once for all that have the same `FAST`."""
+        cuda = (Path(nvrtc.__file__).parents[2] / "ops" / "convert.cuh").read_text().replace("#pragma once\n", "")
+        code = nvrtc.included('#include "elements.cuh"').replace(cuda, "")
+        return f"namespace fast{fast} {{\n#define FAST {fast}\n{code}\n#undef FAST\n}}\n"
+
     def _unit(self, n: int, text: str, kernel: str) -> str:
-        conversions = (
-            (Path(nvrtc.__file__).parents[2] / "ops" / "convert.cuh").read_text().replace("#pragma once\n", "")
-        )
-        code = nvrtc.included(text).replace(conversions, "").replace('extern "C" ', "")
+        begin = BEGIN.match(text)
+        assert begin is not None
+        code = text[begin.end() :].replace('extern "C" ', "")
         assert "asm" not in code
         found = re.search(rf"{kernel}\(([^)]*)\) {{", code[code.index("__global__ void") :])
         assert found is not None
@@ -162,14 +171,12 @@ class Kernels:
         )
         together = "true" if "of_all<" in text or "__syncthreads" in text else "false"
         return f"""
-#undef FAST
-#undef INFINITE
 namespace unit{n} {{
+using namespace fast{begin[1]};
 {code}
 }}
 extern "C" void run{n}(const int* grid, int threads, void** a) {{
-  body = [=] {{ unit{n}::{kernel}({arguments}); }};
-  launch(grid, threads, {together});
+  launch(grid, threads, [](void** a) {{ unit{n}::{kernel}({arguments}); }}, a, {together});
 }}
 """
 
