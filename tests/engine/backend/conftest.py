@@ -29,6 +29,7 @@ ELEMENTS = {
     "float": np.dtype(np.float32), "double": np.dtype(np.float64), "bool": np.dtype(bool),
     "fp16": np.dtype(np.float16), "__half": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16),
     "__nv_bfloat16": np.dtype(ml_dtypes.bfloat16), "int": np.dtype(np.int32), "long long": np.dtype(np.int64),
+    "unsigned": np.dtype(np.uint32),
 }  # fmt: skip
 
 
@@ -264,7 +265,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     made = backends.get_backend("cuda")
     made.kernels.cublaslt, made.kernels.cudnn = Products(), Plans()
     real = backends.backend_of
-    monkeypatch.setattr(
-        sys.modules["flame_train.engine.tensor"], "backend_of", lambda a: made if isinstance(a, OnDevice) else real(a)
-    )
+    for name in ("tensor", "random"):
+        monkeypatch.setattr(
+            sys.modules[f"flame_train.engine.{name}"],
+            "backend_of",
+            lambda a: made if isinstance(a, OnDevice) else real(a),
+        )
     return made
