@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import ShapeError
 from ..dtype import Array, compute_dtype, float32
-from ..graph import Held, Plus
+from ..graph import Held, Into, Plus
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from . import conditions
@@ -94,6 +94,7 @@ def _(
     residual: Array | None,
 ) -> tuple[Array, Array]:  # fmt: skip
     _check(input, weight, residual)
+    input = k.even(input)
     low = k.matmul(input, down.T, alpha=scale)
     y = k.matmul(input, weight.T, bias=bias, plus=residual)
     return k.matmul(low, up.T, out=y, plus=y), low
@@ -102,13 +103,13 @@ def _(
 @lora_linear.cuda_vjp("cublaslt", "input", "down", "up", when=_lora_condition)
 def _(
     k: Any, g: Array, input: Array, weight: Array, down: Array, up: Array, low: Array, scale: float,
-    needs: frozenset[str], plus: Plus,
+    needs: frozenset[str], plus: Plus, into: Into,
 ) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
-    rows, x = g.reshape(-1, g.shape[-1]), input.reshape(-1, input.shape[-1])
+    rows, x = (k.even(a).reshape(-1, a.shape[-1]) for a in (g, input))
     inner = k.matmul(rows, up, alpha=scale)
     dx = None
     if "input" in needs:
-        dx = added_product(k, plus.get("input"), g, weight)
+        dx = added_product(k, plus.get("input"), g, weight, into=into.get("input"))
         k.matmul(inner, down, out=dx.reshape(x.shape), plus=dx.reshape(x.shape))
     wanted: dict[str, list[Held] | None] = {n: _listed(plus.get(n)) for n in ("down", "up") if n in needs}
     made = _factor_gradients(k, _Thin(x, rows[:, None], inner, low.reshape(len(x), -1), len(down)), wanted)
