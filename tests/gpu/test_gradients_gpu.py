@@ -86,16 +86,20 @@ def test_sums_equal_those_of_the_cpu(case: str, packed: bool) -> None:
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["assigned", "added"])
+@pytest.mark.parametrize("size", [(136, 72), (3080, 2600)], ids=["few tiles", "many"])
 @pytest.mark.parametrize(("rank", "layers", "rows"), [(16, 1, 600), (16, 3, 1024), (48, 1, 4111), (32, 2, 512)])
-def test_the_factors_gradients_are_those_of_fp64(rank: int, layers: int, rows: int, held: bool) -> None:
+def test_the_factors_gradients_are_those_of_fp64(
+    rank: int, layers: int, rows: int, size: tuple[int, int], held: bool
+) -> None:
+    width, out = size
     rng = np.random.default_rng(3)
 
     def drawn(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape).astype(bfloat16)
 
-    x, weights = drawn(1, rows, 136), [drawn(72, 136) for _ in range(layers)]
-    downs, ups = ([drawn(*s).astype(np.float32) * 0.1 for _ in range(layers)] for s in ((rank, 136), (72, rank)))
-    g = [drawn(1, rows, 72) for _ in range(layers)]
+    x, weights = drawn(1, rows, width), [drawn(out, width) for _ in range(layers)]
+    downs, ups = ([drawn(*s).astype(np.float32) * 0.1 for _ in range(layers)] for s in ((rank, width), (out, rank)))
+    g = [drawn(1, rows, out) for _ in range(layers)]
     found = []
     for _ in range(2):
         leaves = {

@@ -243,9 +243,10 @@ def _factor_gradients(k: Any, t: _Thin, wanted: Wanted) -> dict[str, list[Array]
     return {name: _stacked_sums(k, held, *products[name], t.shape(name)) for name, held in wanted.items()}
 
 
-_DEPTH, _COLUMNS, _THREADS = 32, 64, 128  # as in lora.cu
+_DEPTH, _THREADS = 32, 128  # as in lora.cu
 _LEAST_ROWS = 512  # below, cuBLASLt's kernels do as well
-_SHARES = (4, 8)  # blocks a tile: more where tiles are few
+_CUTS = ((128, 4, 4 / 3), (64, 4, 1), (64, 8, 0))
+"""A tile's columns, the blocks that share it, and how many blocks a multiprocessor there must be."""
 
 
 def _at_once(k: Any, t: _Thin) -> bool:
@@ -264,6 +265,11 @@ def _at_once(k: Any, t: _Thin) -> bool:
     )
 
 
+def _tiles(t: _Thin, columns: int) -> int:
+    (n, out), width = t.rows.shape[1:], t.x.shape[1]
+    return n * t.rank // 16 * (-(-width // columns) - (-out // columns))
+
+
 def _both(k: Any, t: _Thin, targets: Mapping[str, Any]) -> dict[str, list[Array]]:
     """Both gradients by lora.cu, added to the targets where there are some."""
     made = {n: k.empty(t.shape(n), float32) if target is None else target for n, target in targets.items()}
@@ -277,14 +283,13 @@ def _both(k: Any, t: _Thin, targets: Mapping[str, Any]) -> dict[str, list[Array]
         (low_row, row, rank // 16, out, n, targets["up"] is not None),
     ]
     counts = [[np.int32(v) for v in side] for side in sizes]
-    tiles = n * rank // 16 * (-(-width // _COLUMNS) - (-out // _COLUMNS))
-    share = next((s for s in _SHARES if tiles * s >= k.multiprocessors), _SHARES[-1])
+    columns, share = next((c for c in _CUTS if _tiles(t, c[0]) * c[1] >= c[2] * k.multiprocessors), _CUTS[-1])[:2]
     span = -(-m // (share * _DEPTH)) * _DEPTH
     args = (
         t.inner, t.x, made["down"], *steps[:3], *counts[0], t.low, t.rows, made["up"], *steps[3:], *counts[1],
         np.int32(m), np.int32(span),
     )  # fmt: skip
-    k.launch("lora.cu", f"lora_gradients_{share}", t.x.dtype, (tiles, share), _THREADS, args)
+    k.launch("lora.cu", f"lora_gradients_{columns}_{share}", t.x.dtype, (_tiles(t, columns), share), _THREADS, args)
     return {name: list(block) for name, block in made.items()}
 
 
