@@ -3,7 +3,8 @@
     python scripts/small_sdxl/concept.py flame_train/recipes/assets/small_sdxl.safetensors --out concept
 
 Trains through the ordinary pipeline and prints the loss on held-out pictures, each with the same noise before and
-after: of the new thing, and of the old ones that the model was made with.
+after: of the new thing, and of the old ones that the model was made with. `--known N` trains N old ones beside the ten,
+which then come `--repeats` times an epoch, so that what is known stays.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def main() -> None:
     backend = get_backend(args.device)
     family = RECIPES["sdxl"]
     folders = {name: args.out / name for name in ("pictures", "new", "old")}
-    write_pictures(folders["pictures"], 10, args.seed, NEW[args.concept])
+    _write_trained(args, folders["pictures"])
     write_pictures(folders["new"], 24, args.seed + 1, NEW[args.concept])
     write_pictures(folders["old"], 48, args.seed + 1)
     config = _config(args, folders["pictures"])
@@ -93,6 +94,14 @@ def main() -> None:
     change = {name: round(after[name] / before[name] - 1.0, 4) for name in before}
     print(json.dumps({"before": before, "after": after, "change": change, "seconds": round(seconds, 1)}, indent=1))
     backend.synchronize()
+
+
+def _write_trained(args: argparse.Namespace, folder: Path) -> None:
+    """The ten pictures, as often as they are to come in an epoch, and known ones that are not among the held-out."""
+    for i in range(args.repeats):
+        write_pictures(folder / f"new-{i}", 10, args.seed, NEW[args.concept])
+    if args.known:
+        write_pictures(folder / "known", args.known, args.seed + 2)
 
 
 def _config(args: argparse.Namespace, pictures: Path) -> Config:
@@ -130,6 +139,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--snr-gamma", type=float, default=0.0)
     parser.add_argument("--targets", nargs="+", default=["full"])
+    parser.add_argument("--known", type=int, default=0, help="old pictures trained beside the new ones")
+    parser.add_argument("--repeats", type=int, default=1, help="of each new picture in an epoch")
     parser.add_argument("--seed", type=int, default=2307, help="of the pictures")
     return parser.parse_args()
 
