@@ -401,7 +401,7 @@ def bench_step(
     if sweep:
         _print(bench_sweep.run(trial, plot), as_json)
     else:
-        _print(tool.step(trial, against), as_json)
+        _print(tool.step(trial, against, by_kind=True), as_json)
 
 
 @bench_app.command("memory")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -132,19 +132,9 @@ def _lost_message(path: Path, lost: Sequence[str], table: Mapping[str, Place]) -
     lines = [f"{path}: {len(lost)} of its tensors belong to no module of this family, so it is not used:"]
     for key in lost[:5]:
         found = split_key(key)
-        near = _nearest(found[0], table) if found else ""
-        lines.append(f"  {key}" + (f" (nearest known: {near})" if near else ""))
+        near = get_close_matches(found[0], table, n=1) if found else []
+        lines.append(f"  {key}" + (f" (nearest known: {near[0]})" if near else ""))
     return "\n".join(lines)
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """The name most like `name`, empty if none is alike. What cannot be nearer than the nearest so far is passed by."""
-    matcher, nearest, likeness = SequenceMatcher(b=name), "", 0.6
-    for other in known:
-        matcher.set_seq1(other)
-        if matcher.real_quick_ratio() > likeness and matcher.quick_ratio() > likeness and matcher.ratio() > likeness:
-            nearest, likeness = other, matcher.ratio()
-    return nearest
 
 
 def _problems(places: _Places) -> list[str]:

@@ -219,8 +219,8 @@ def _words_on_gpu(k: Any, seed: int, stream: int, step: Array | int, sample_inde
     samples = k.rows_first(sample_index.reshape(-1).astype(np.int64, copy=False))
     words = k.empty((samples.size, 4 * block.size), np.dtype(np.uint32))
     host_step, place = 0, np.int64(0)
-    if isinstance(step, int):
-        host_step = step
+    if isinstance(step, int) or backend_of(step).kernels is None:
+        host_step = int(step) & 0xFFFFFFFF
     else:
         place = step.astype(np.int64, copy=False)
     signed = (seed & 0xFFFFFFFFFFFFFFFF) - (seed >> 63 & 1) * (1 << 64)

@@ -100,15 +100,17 @@ def prepare(trial: Trial) -> Prepared:
     return Prepared(subject, network, state, device_batch, backend, len(targets), backend.memory().live, frozen)
 
 
-def step(trial: Trial, against: Literal["torch", "torch-compiled"] | None = None) -> dict[str, Any]:
+def step(
+    trial: Trial, against: Literal["torch", "torch-compiled"] | None = None, by_kind: bool = False
+) -> dict[str, Any]:  # fmt: skip
     """Times a whole training step with random weights, eager and, on a GPU, replayed as a captured graph.
 
     Returns milliseconds (medians), of those the host's, peak GiB, on a GPU the arithmetic done and its share of what
-    the card reaches in one large matrix product, the last step's figures, and on a GPU the time by kind of kernel; with
-    `against` PyTorch's as well.
+    the card reaches in one large matrix product, and the last step's figures; with `by_kind` on a GPU the time by kind
+    of kernel, and with `against` PyTorch's as well.
     """
     with deterministic(trial.deterministic):
-        result = _step(trial)
+        result = _step(trial, by_kind)
     if against is None:
         return result
     get_backend(trial.device).release_unused()
@@ -121,7 +123,7 @@ def step(trial: Trial, against: Literal["torch", "torch-compiled"] | None = None
     return result | {"torch": theirs, "ratio": round(best / theirs["ms"], 4)}
 
 
-def _step(trial: Trial) -> dict[str, Any]:
+def _step(trial: Trial, by_kind: bool) -> dict[str, Any]:
     begin = time.monotonic()
     p = prepare(trial)
     p.backend.reset_peak()
@@ -140,24 +142,30 @@ def _step(trial: Trial) -> dict[str, Any]:
         "peak_gib": round(p.backend.memory().peak / 2**30, 2),
     }
     if trial.device == "cuda":
-        counted = census(p.step, p.backend)
-        replay = p.captured()
-        p.backend.reset_peak()
-        captured = _time(replay, p.backend)
-        peak = round(p.backend.memory().peak / 2**30, 2)
-        result |= {"captured_ms": captured[0], "captured_host_ms": captured[1], "captured_gib": peak}
-        limits = ceilings(p.backend, p.state.dtype)
-        of_one = p.subject.work(p.network, trial.resolution).step_by_kind()
-        work = {kind: trial.batch * flops for kind, flops in of_one.items()}
-        result |= _share(sum(work.values()), captured[0], limits[0])
-    result["figures"] = dict(zip(FIGURES, p.backend.get(p.state.figures).tolist(), strict=True))
-    if trial.device == "cuda":
+        return result | _on_gpu(p, trial, by_kind)
+    return result | {"figures": _figures(p)}
 
-        def milliseconds(fn: Callable[[], None]) -> float:
-            return _time(fn, p.backend, 1, 3)[0]
 
-        result["kernels"] = breakdown(p.step, p.backend, counted, work, limits, milliseconds)
+def _on_gpu(p: Prepared, trial: Trial, by_kind: bool) -> dict[str, Any]:
+    """What is measured of the captured step."""
+    counted = census(p.step, p.backend) if by_kind else {}
+    replay = p.captured()
+    p.backend.reset_peak()
+    ms, host_ms = _time(replay, p.backend)
+    peak = round(p.backend.memory().peak / 2**30, 2)
+    limits = ceilings(p.backend, p.state.dtype)
+    of_one = p.subject.work(p.network, trial.resolution).step()
+    work = {kind: trial.batch * flops for kind, flops in of_one.items()}
+    result: dict[str, Any] = {"captured_ms": ms, "captured_host_ms": host_ms, "captured_gib": peak}
+    result |= _share(sum(work.values()), ms, limits[0]) | {"figures": _figures(p)}
+    if by_kind:  # last, for it leaves no step that means something
+        result["kernels"] = breakdown(p.step, p.backend, counted, work, limits, lambda f: _time(f, p.backend, 1, 3)[0])
     return result
+
+
+def _figures(p: Prepared) -> dict[str, float]:
+    """What the last step left."""
+    return dict(zip(FIGURES, p.backend.get(p.state.figures).tolist(), strict=True))
 
 
 def _predicted(p: Prepared, trial: Trial) -> int:

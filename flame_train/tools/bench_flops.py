@@ -68,15 +68,11 @@ class Work:
         """FLOPs of the forward pass without adapters, two a multiply-add."""
         return 2.0 * (self._products(nn.Linear, nn.Conv2d) + self.attention)
 
-    def step(self) -> float:
-        """FLOPs forward, and backward to the inputs of frozen layers and to the adapters' factors.
+    def step(self) -> dict[str, float]:
+        """FLOPs forward, and backward to the inputs of frozen layers and to the adapters' factors, by kind of kernel.
 
         A frozen layer's product is made twice, an adapter's three times, attention three and a half times.
         """
-        return sum(self.step_by_kind().values())
-
-    def step_by_kind(self) -> dict[str, float]:
-        """`step` by the kind of kernel that does it."""
         adapters = sum(
             rows * layer.adapter.rank * (layer.in_features + layer.out_features)
             for layer, rows in self.layers

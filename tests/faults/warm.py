@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-import numpy.random  # noqa: F401
+import numpy.random  # noqa: F401 - what is forked has it, as the next but one
 import PIL.Image
 import psutil  # noqa: F401
 

@@ -9,7 +9,7 @@ import numpy as np
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.tools.bench_kernels import census, kind_of
+from flame_train.tools.bench_kernels import breakdown, census, kind_of
 
 
 def step(dtype: str = "bfloat16") -> None:
@@ -20,8 +20,18 @@ def step(dtype: str = "bfloat16") -> None:
     F.scaled_dot_product_attention(q, q, q)
 
 
-def test_every_launch_is_told_and_may_be_left_out(gpu: Any) -> None:
-    told: Counter[str] = Counter()
+def ran(gpu: Any) -> Counter[str]:
+    """How often each kind of kernel was run so far."""
+    calls: Counter[str] = Counter()
+    for (_, kernel), function in gpu.kernels._modules._generated.items():
+        calls[kind_of(kernel)] += function._function.calls
+    return calls
+
+
+def test_every_launch_is_told_and_left_out_where_it_is_not_wanted(gpu: Any) -> None:
+    step()
+    once, told = ran(gpu), Counter[str]()
+    assert once["norms and other rows"] == once["elementwise"] == 1
 
     def watch(name: str, args: Any) -> bool:
         told[name] += 1
@@ -29,12 +39,34 @@ def test_every_launch_is_told_and_may_be_left_out(gpu: Any) -> None:
 
     with gpu.kernels.launches.watched(watch):
         step()
-        assert told["rows"] == told["elementwise"] == 1
-        step()
-    assert told["rows"] == 2
+    assert told["rows"] == told["elementwise"] == 1
+    assert ran(gpu) == Counter({"norms and other rows": 1, "elementwise": 2})
     step()
-    assert told["rows"] == 2
-    assert {kind_of(name) for name in told} == {"norms and other rows", "elementwise"}
+    assert told["rows"] == 1
+    assert ran(gpu) == Counter({"norms and other rows": 2, "elementwise": 3})
+
+
+def test_a_kinds_time_is_what_a_step_without_it_is_shorter_by(gpu: Any) -> None:
+    """Each kernel taking a millisecond: a step is captured after one eager run, so that both run every kernel once."""
+
+    def twice() -> None:
+        step()
+        step()
+
+    counted, before = census(twice, gpu), ran(gpu)
+
+    def milliseconds(replay: Any) -> float:
+        nonlocal before
+        since, before = ran(gpu) - before, ran(gpu)
+        return since.total() / 2.0
+
+    rows = breakdown(twice, gpu, counted, {"elementwise": 6e3}, (2e6, 1e12), milliseconds)
+    found = {row["kind"]: row for row in rows}
+    assert {kind: row["ms"] for kind, row in found.items()} == {
+        "norms and other rows": 2.0, "elementwise": 2.0, "the rest": 0.0,
+    }  # fmt: skip
+    assert found["norms and other rows"]["launches"] == 2
+    assert found["elementwise"]["floor_ms"] == 3.0
 
 
 def test_a_census_counts_launches_and_bytes_once_each(gpu: Any) -> None:

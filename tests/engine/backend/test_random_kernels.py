@@ -68,9 +68,9 @@ def xp(gpu: Any, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_words(xp: Any, seed: int, count: int) -> None:
     samples = np.array([0, 5, 2**31 + 1, 2**32 - 1], np.int64)
     for step in (0, 2**32 - 1, np.asarray(5, np.int32)):
-        there = step if isinstance(step, int) else xp.asarray(step)
-        words = bits(xp, seed, 9, there, xp.asarray(samples), count)
-        np.testing.assert_array_equal(words, bits(np, seed, 9, step, samples, count))
+        wanted = bits(np, seed, 9, step, samples, count)
+        for place in (step, np.asarray(step), xp.asarray(step)):  # a number, on the host, on the device
+            np.testing.assert_array_equal(bits(xp, seed, 9, place, xp.asarray(samples), count), wanted)
 
 
 def test_draws(xp: Any) -> None:
