@@ -3,8 +3,8 @@
     python scripts/full_run.py FOLDER [--model flux-dev] [--steps 12] [--set KEY=VALUE ...]
 
 Writes a checkpoint (`random_checkpoint.py`) and twelve drawn pictures into FOLDER, trains on them with a preview at the
-beginning and at the end, and prints what `--dry-run` predicted beside what the run took. With random weights the
-previews show nothing.
+beginning, half way and at the end, and prints what `--dry-run` predicted beside what the run took. With random weights
+the previews show nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ targets = ["attention"]
 [train]
 steps = {steps}
 [sample]
-every = {steps}
+every = {max(1, steps // 2)}
 prompts = ["a disc"]
 steps = 4
 [output]
@@ -93,8 +93,9 @@ def main() -> None:
     predicted = json.loads(flame(*command, "--dry-run", "--json"))["predicted memory GiB"]
     flame(*command)
     lines = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
-    took = lines[-1]["memory"] / 2**30
-    print(json.dumps({"last step": lines[-1], "predicted GiB": predicted, "took GiB": round(took, 2)}, indent=1))
+    before, took = (round(lines[i]["memory"] / 2**30, 2) for i in (args.steps // 2 - 1, -1))
+    found = {"last step": lines[-1], "predicted GiB": predicted, "took GiB": took, "before half way GiB": before}
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import ShapeError, Unsupported
+from .backend import same_place
 from .dtype import Array
 from .graph import Edge, Held, Node, unbroadcast
 from .mode import mode
@@ -58,6 +59,19 @@ class _Sums:
         self.owned[index] = True
 
 
+class _Room:
+    """Memory for the gradient of what views were taken of. Each view's part is lent once, to whoever computes it.
+
+    The whole may be `borrowed` in turn: a part of what a node further on has lent.
+    """
+
+    __slots__ = ("borrowed", "lent", "parts", "whole")
+
+    def __init__(self, whole: Array, parts: list[Array], borrowed: bool) -> None:
+        self.whole, self.parts, self.borrowed = whole, parts, borrowed
+        self.lent: set[int] = set()
+
+
 class Pass:
     """One pass backward over a graph; for a recomputed node inside it, the sink.
 
@@ -71,6 +85,7 @@ class Pass:
         self._pending: dict[Node, _Sums] = {}
         self._heap: list[tuple[int, Node]] = []
         self._leaves: dict[int, tuple[Tensor, _Sums]] = {}
+        self._rooms: dict[Node, _Room] = {}
 
     def run(self, roots: Sequence[tuple[Tensor, Array]], *, retain_graph: bool = False) -> None:
         """Carries gradients from `roots` to the leaves, each handed to the sink once."""
@@ -85,7 +100,7 @@ class Pass:
                     whole = unbroadcast(node.backend.xp, g, edge.shape, edge.dtype)
                     (self.put_at if i in sums else self.send)(edge, whole)
             if not retain_graph:
-                node.saved = None
+                node.forget()
             del grads, sent
         for leaf, held in self._leaves.values():
             g = held.values[0]
@@ -119,6 +134,48 @@ class Pass:
             self._pending[edge.node].put(edge.index, total)
         elif edge.leaf is not None:
             self.put(edge.leaf, total)
+
+    # ---- memory for what is joined -----------------------------------------------------------------
+
+    def lend(self, edge: Edge) -> Array | None:
+        """Memory for the gradient along an edge, its place in what the edge's end is going to join; None if nowhere."""
+        node = edge.node
+        if node is None or node.parts is None or self.held_at(edge) is not None:
+            return None
+        if node not in self._rooms:
+            whole = self.lend(node.edges[0])
+            borrowed = whole is not None
+            if whole is None and len(node.outputs) > 1:
+                whole = node.backend.empty(node.edges[0].shape, edge.dtype)
+            if whole is None:
+                return None
+            self._rooms[node] = _Room(whole, node.parts(whole), borrowed)
+        room = self._rooms[node]
+        if edge.index in room.lent:
+            return None
+        room.lent.add(edge.index)
+        part = room.parts[edge.index]
+        if not node.backend.xp.may_share_memory(part, room.whole):  # a reshape that had to copy
+            self.take_back(edge)
+            return None
+        return part
+
+    def take_back(self, edge: Edge) -> None:
+        """Says that what was lent for the gradient along an edge was not made use of."""
+        assert edge.node is not None
+        room = self._rooms[edge.node]
+        room.lent.remove(edge.index)
+        if not room.lent:
+            del self._rooms[edge.node]
+            if room.borrowed:
+                self.take_back(edge.node.edges[0])
+
+    def room(self, node: Node, grads: Sequence[Array | None]) -> Array | None:
+        """The memory of which parts were lent, if what came for each of them lies there still."""
+        room = self._rooms.pop(node, None)
+        if room is None or not all(same_place(grads[i], room.parts[i]) for i in room.lent):
+            return None
+        return room.whole
 
     # ---- to leaves ---------------------------------------------------------------------------------
 

@@ -44,6 +44,10 @@ class _Recompute(Node):
     def kept(self) -> list[Any]:
         return [a.data for a in self.args if isinstance(a, Tensor)]
 
+    def forget(self) -> None:
+        super().forget()
+        self.args = []
+
     def apply(
         self, grads: list[Array | None], held: Callable[[Edge], Held | None], around: Pass
     ) -> tuple[list[Array | None], frozenset[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -180,7 +181,13 @@ def _record(
             _put_again(known, name, i, t._again)
     saved = {name: known[name] if name in known else _shape(known, name) for f in formulas for name in f.names}
     edges = [Edge.to(t, name, i) for name, i, t in wanted]
-    return Node(op, tuple(formulas), saved, edges, [(o.shape, o.dtype) for o in outputs], backend)
+    parts = partial(_parts, op, backend.xp, {n: arrays[n] for n in op.names[1:]}) if op.views else None
+    return Node(op, tuple(formulas), saved, edges, [(o.shape, o.dtype) for o in outputs], backend, parts)
+
+
+def _parts(op: Op, xp: Any, attributes: dict[str, Any], whole: Array) -> list[Array]:
+    """Where the outputs of a view lie in an array like its input."""
+    return _split(op, op.fn(xp, whole, **attributes))[0]
 
 
 def _put_again(known: dict[str, Any], name: str, i: int | None, again: Again) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShapeError
-from .backend import Backend
+from .backend import Backend, same_place
 from .dtype import Array, DType, compute_dtype
 from .rebuild import Again
 
@@ -26,6 +26,9 @@ _SEQUENCE = itertools.count()
 
 Plus = dict[str, Any]
 """What a formula may add its gradients to: a `Held` by argument, or a list of them where the argument is a list."""
+
+Into = dict[str, Array]
+"""Where a formula may write the gradients it returns: memory by argument, a part of what they are to be joined in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +63,16 @@ class Edge:
 class Node:
     """One op that ran: its formulas, exactly what they name, and where its gradients go."""
 
-    __slots__ = ("__weakref__", "backend", "edges", "formulas", "hooks", "op", "outputs", "saved", "seq")
+    __slots__ = ("__weakref__", "backend", "edges", "formulas", "hooks", "op", "outputs", "parts", "saved", "seq")
 
     def __init__(
         self, op: Op | None, formulas: tuple[Formula, ...], saved: dict[str, Any] | None, edges: list[Edge],
         outputs: list[tuple[tuple[int, ...], DType]], backend: Backend,
+        parts: Callable[[Array], list[Array]] | None = None,
     ) -> None:  # fmt: skip
         self.op, self.formulas, self.saved, self.edges = op, formulas, saved, edges
         self.outputs, self.backend = outputs, backend
+        self.parts = parts  # how the outputs lie in memory for the input; None if they are not views of it
         self.seq = next(_SEQUENCE)
         self.hooks: dict[int, list[Callable[[Tensor], Tensor | None]]] = {}
 
@@ -79,6 +84,10 @@ class Node:
     def kept(self) -> list[Any]:
         """What the node holds on to for its backward pass."""
         return [_kept(value) for value in (self.saved or {}).values()]
+
+    def forget(self) -> None:
+        """Lets go of it: the node itself lives as long as the result that was differentiated."""
+        self.saved = None
 
     def apply(
         self, grads: list[Array | None], held: Callable[[Edge], Held | None], around: Pass
@@ -96,15 +105,23 @@ class Node:
         g: Any = self._dense(grads) if self.op.multiple else grads[0]
         results: dict[str, Any] = {}
         plus = self._plus(held)
+        into = self._into(plus, around)
+        extra = {
+            "needs": frozenset([e.arg for e in self.edges]), "plus": plus, "into": into,
+            "room": around.room(self, grads) if self.parts is not None else None,
+        }  # fmt: skip
         for formula in self.formulas:
-            found = self._run(formula, g, plus)
+            found = self._run(formula, g, {n: extra[n] for n in formula.takes})
             results.update(zip(formula.args, found if len(formula.args) > 1 else (found,), strict=True))
+        for e in self.edges:
+            if e.arg in into and not same_place(results[e.arg], into[e.arg]):
+                around.take_back(e)
         sent = [results[e.arg] if e.item is None else results[e.arg][e.item] for e in self.edges]
         return sent, frozenset([i for i, e in enumerate(self.edges) if e.arg in plus] if plus else ())
 
     def _plus(self, held: Callable[[Edge], Held | None]) -> Plus:
         """What the formulas that can add their gradients to others may add them to."""
-        able = {a for f in self.formulas if f.takes_plus for a in f.args}
+        able = {a for f in self.formulas if "plus" in f.takes for a in f.args}
         edges = [e for e in self.edges if e.arg in able] if able else []
         if not edges or len({(id(e.node or e.leaf), e.index) for e in self.edges}) < len(self.edges):
             return {}  # two of them meet
@@ -114,21 +131,22 @@ class Node:
         lists = {e.arg for e in edges if e.item is not None}
         return {a: hs if a in lists else hs[0] for a, hs in found.items() if None not in hs}
 
+    def _into(self, plus: Plus, around: Pass) -> Into:
+        """Memory for the gradients that formulas can write where they are told."""
+        able = {a for f in self.formulas if "into" in f.takes for a in f.args}
+        rooms = {e.arg: around.lend(e) for e in self.edges if e.arg in able and e.item is None and e.arg not in plus}
+        return {a: room for a, room in rooms.items() if room is not None}
+
     def _dense(self, grads: list[Array | None]) -> Any:
         """The `g` of an op with several outputs: a tuple with zeros where no gradient arrived."""
         xp = self.backend.xp
         pairs = zip(grads, self.outputs, strict=True)
         return tuple(xp.zeros(shape, dtype) if g is None else g for g, (shape, dtype) in pairs)
 
-    def _run(self, formula: Formula, g: Any, plus: Plus) -> Any:
+    def _run(self, formula: Formula, g: Any, extra: dict[str, Any]) -> Any:
         assert self.op is not None
         assert self.saved is not None
         values = [_remade(self.saved[n]) for n in formula.names]
-        extra: dict[str, Any] = {}
-        if formula.takes_needs:
-            extra["needs"] = frozenset([e.arg for e in self.edges])
-        if formula.takes_plus:
-            extra["plus"] = plus
         if formula.impl != "reference":
             return formula.fn(self.backend.kernels, g, *values, **extra)
         if not self.op.moves:

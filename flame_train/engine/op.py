@@ -5,7 +5,7 @@ and, where it pays, kernels. Its signature is its declaration: parameters annota
 `Array | float`, `Array | float | None` or `Sequence[Array]` are tensors, the others are attributes, in PyTorch's
 order; what PyTorch takes by name only stands behind a `*`. A list that comes last may be given spread out.
 
-Five rules hold everywhere, so that no op has to think of them:
+Six rules hold everywhere, so that no op has to think of them:
 
 - A formula's parameter names say what is saved for it: inputs, attributes, `aux` values, `out`, and
   `<input>_shape` where the shape alone will do. A formula that is not needed saves nothing.
@@ -13,7 +13,10 @@ Five rules hold everywhere, so that no op has to think of them:
   data (`moves=True`) opt out.
 - Gradients are summed down to a broadcast input's shape, and cast to its dtype, in `graph.py`.
 - A formula that names `needs` is told which arguments' gradients are wanted; one that names `plus` gets, by argument,
-  the gradients (`graph.Held`) that have already arrived where its own go, and for those returns the sums.
+  the gradients (`graph.Held`) that have already arrived where its own go, and for those returns the sums; one that
+  names `into` gets memory (`graph.Into`) where nothing has arrived, and may write there what it returns.
+- Views of an input, in which each of its elements lies once (`views=True`), say by that where their gradients lie in
+  the input's. A formula of theirs that names `room` gets the memory for the whole where parts of it were lent.
 - A kernel is only ever an override of a reference. The choice looks at shapes, dtypes, strides and
   attributes, never at values.
 """
@@ -66,13 +69,12 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """The gradient with respect to `args`. `names` is what it reads, and so what is saved for it."""
+    """The gradient with respect to `args`. `names` is what it reads, and so what is saved for it, `takes` of GIVEN."""
 
     args: tuple[str, ...]
     fn: Callable[..., Any]
     names: tuple[str, ...]
-    takes_needs: bool
-    takes_plus: bool
+    takes: frozenset[str]
     impl: str = "reference"
     when: Condition | None = None
 
@@ -108,6 +110,9 @@ def sample(*args: Any, **kwargs: Any) -> Sample:
     return Sample(args, kwargs)
 
 
+GIVEN = frozenset(("needs", "plus", "into", "room"))
+"""What a formula may ask for beside what is saved for it."""
+
 REGISTRY: dict[str, Op] = {}
 """Every op by name. Written at import only."""
 
@@ -120,7 +125,7 @@ class Op:
 
     def __init__(
         self, fn: Callable[..., Any], *, composite: bool, torch: str | None, aux: tuple[str, ...], moves: bool,
-        multiple: bool, mutates: tuple[str, ...] = (),
+        multiple: bool, views: bool = False, mutates: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.name = fn.__name__
         self.fn = fn
@@ -128,6 +133,7 @@ class Op:
         self.torch = torch
         self.aux = aux
         self.moves = moves
+        self.views = views
         self.multiple = multiple
         self.mutates = mutates
         self.params = _parameters(fn, skip_first=not composite)
@@ -206,13 +212,13 @@ class Op:
     def _formula(self, args: tuple[str, ...], fn: Callable[..., Any], impl: str, when: When | None) -> Formula:
         self._check_names("vjp", args)
         names = list(inspect.signature(fn).parameters)[2:]
-        takes_needs, takes_plus = "needs" in names, "plus" in names
-        names = [n for n in names if n not in ("needs", "plus")]
+        takes = frozenset(names) & GIVEN
+        names = [n for n in names if n not in GIVEN]
         known = {*self.names, *self.aux, "out", "out_shape", *(f"{n}_shape" for n in self.tensor_names)}
         for n in names:
             if n not in known:
                 raise TypeError(f"{self.name}.vjp: nothing named {n!r} to save; known: {', '.join(sorted(known))}")
-        return Formula(args, fn, tuple(names), takes_needs, takes_plus, impl, self._condition(when))
+        return Formula(args, fn, tuple(names), takes, impl, self._condition(when))
 
     def _condition(self, when: When | None) -> Condition | None:
         """`when` as a condition, one and the same wherever the op asks it."""
@@ -285,15 +291,18 @@ class Op:
 
 
 def primitive(
-    *, torch: str | None = None, aux: tuple[str, ...] = (), moves: bool = False, multiple: bool = False
-) -> Callable[[Callable[..., Any]], Op]:
+    *, torch: str | None = None, aux: tuple[str, ...] = (), moves: bool = False, multiple: bool = False,
+    views: bool = False,
+) -> Callable[[Callable[..., Any]], Op]:  # fmt: skip
     """Declares an op by its reference `f(xp, ...)`.
 
     `torch` is its PyTorch counterpart, "add", "nn.functional.pad" or "Tensor.view"; `aux` names what it returns
     beside the result for its formulas; `moves` says it only moves data; `multiple` that its result is a tuple of
-    tensors.
+    tensors; `views` that it moves none: each element of its one input lies in a result once.
     """
-    return lambda fn: Op(fn, composite=False, torch=torch, aux=aux, moves=moves, multiple=multiple)
+    return lambda fn: Op(
+        fn, composite=False, torch=torch, aux=aux, moves=moves or views, multiple=multiple, views=views
+    )
 
 
 def composite(

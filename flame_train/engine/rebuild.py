@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Again:
-    """How a value is made, kept in the place of the value."""
+    """How a value is made, kept in the place of the value. Among its arguments may be others of the kind."""
 
     __slots__ = ("args", "fn", "shape")
 
@@ -23,12 +23,16 @@ class Again:
     @property
     def kept(self) -> list[Array]:
         """What is held on to in order to make it."""
-        return [a.data for a in self.args if hasattr(a, "data")]
+        nested = [x for a in self.args if isinstance(a, Again) for x in a.kept]
+        return nested + [a.data for a in self.args if hasattr(a, "data")]
 
     def make(self) -> Array:
         """The value, to the last bit as it was."""
         with no_grad():
-            return self.fn(*self.args).data
+            return self._tensor().data
+
+    def _tensor(self) -> Tensor:
+        return self.fn(*[a._tensor() if isinstance(a, Again) else a for a in self.args])
 
 
 def rebuild(fn: Callable[..., Tensor], *args: Any) -> Tensor:
@@ -37,10 +41,17 @@ def rebuild(fn: Callable[..., Tensor], *args: Any) -> Tensor:
     Unlike `checkpoint`, `fn` itself is differentiated as if it stood alone, keeping what its own ops need. It pays
     where that is all that making the result takes, and a costlier op wants the result: what a norm or an activation
     hands to a linear layer with a LoRA. `fn` must be a pure function of its arguments; each op that wants the result
-    runs it once.
+    runs it once. An argument that is such a result itself is not kept either: it is made from its own.
+
+    What a checkpoint runs again is wanted soon after, so it is kept till then.
     """
     out = fn(*args)
-    if mode().grad:
-        held = [a.detach() if hasattr(a, "detach") else a for a in args]
-        out._again = Again(fn, held, out.shape)
+    if mode().grad and not mode().recomputing:
+        out._again = Again(fn, [_held(a) for a in args], out.shape)
     return out
+
+
+def _held(arg: Any) -> Any:
+    if not hasattr(arg, "detach"):
+        return arg
+    return arg.detach() if arg._again is None else arg._again

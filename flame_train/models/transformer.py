@@ -6,9 +6,9 @@ Shape letters: B batch, L image positions, T text positions, C channels, H heads
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
-from flame_train.engine import Tensor, checkpoint, nn
+from flame_train.engine import Tensor, checkpoint, nn, rebuild
 from flame_train.engine import functional as F
 
 Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, ...])
@@ -64,6 +64,11 @@ class Attention(nn.Module):
         return self.to_out[0](attend(q_BLC, k_BTC, v_BTC, self.heads), residual_BLC)
 
 
+NARROW: Final = 640
+"""Up to this width what geglu is given is made again instead of kept. It is eight times as wide as the image, and the
+arithmetic for each byte of it grows with the width: at 640 it takes about the time of a norm, at 1280 twice that."""
+
+
 class GegluProjection(nn.Module):
     """To value and gate in one product, then value * gelu(gate)."""
 
@@ -71,7 +76,9 @@ class GegluProjection(nn.Module):
         self.proj = nn.Linear(channels, 2 * hidden)
 
     def forward(self, x_BLC: Tensor) -> Tensor:
-        return F.geglu(self.proj(x_BLC))
+        if self.proj.in_features <= NARROW:
+            return F.geglu(rebuild(self.proj, x_BLC))
+        return rebuild(F.geglu, self.proj(x_BLC))
 
 
 class FeedForward(nn.Module):
@@ -97,12 +104,12 @@ class TransformerBlock(nn.Module):
         """k and v are the text's, as this block's cross attention projects it."""
         if run_again(recompute):
             return again(self, recompute, x_BLC, k_BTC, v_BTC)
-        x_BLC = self.attn1(self.norm1(x_BLC), None, x_BLC)
-        x_BLC = self.attn2(self.norm2(x_BLC), (k_BTC, v_BTC), x_BLC)
+        x_BLC = self.attn1(rebuild(self.norm1, x_BLC), None, x_BLC)
+        x_BLC = self.attn2(rebuild(self.norm2, x_BLC), (k_BTC, v_BTC), x_BLC)
         return checkpoint(self._feed_forward, x_BLC) if recompute == "feed_forward" else self._feed_forward(x_BLC)
 
     def _feed_forward(self, x_BLC: Tensor) -> Tensor:
-        return self.ff(self.norm3(x_BLC), x_BLC)
+        return self.ff(rebuild(self.norm3, x_BLC), x_BLC)
 
 
 TextKeys = Mapping[TransformerBlock, tuple[Tensor, Tensor]]

@@ -74,7 +74,8 @@ class Plan:
     def predicted_memory(self) -> int:
         """Bytes on the device in training: weights, adapters with gradients and moments, and what a step keeps.
 
-        Where grids are drawn their decoder is there all the time.
+        Where grids are drawn their decoder is there all the time, and what a step takes is not given back for a
+        picture to be decoded.
         """
         c = self.config
         item = as_dtype(c.train.precision).itemsize
@@ -83,7 +84,9 @@ class Plan:
             for bucket in set(self.placed.buckets)
         ]
         draws = bool(c.sample.every and c.sample.prompts)
-        decoder = draws * self.facts.decoder_weights * as_dtype(c.model.vae_precision).itemsize
+        pixels = math.prod(picture_size(c, self.facts))
+        numbers = self.facts.decoder_weights + pixels * self.facts.decoding
+        decoder = draws * numbers * as_dtype(c.model.vae_precision).itemsize
         return (
             self.facts.weights * item
             + state_bytes(self.parameters, c.optimizer.name)

@@ -29,8 +29,9 @@ from flame_train.models.loading_sdxl import SDXL_FILES
 from flame_train.models.text_sdxl import encode_prompts
 from flame_train.models.unet_sdxl import UNet, UNetArch, vector_conditioning
 from flame_train.models.vae import Vae, VaeArch, sample_latents
-from flame_train.training.family import Denoiser, Example, Facts, Load, Sampler, base_model_path, recomputed
+from flame_train.training.family import Denoiser, Example, Facts, Sampler, base_model_path, recomputed
 
+from .memory_sdxl import activation_bytes
 from .pixels import decoder, moments
 
 _LOG = logging.getLogger(__name__)
@@ -84,7 +85,8 @@ class SdxlFamily:
         arch = UNetArch.from_shapes(found["unet"])
         pixels = Vae(self._vae_arch(config))
         grid = 2 ** (len(arch.channel_mult) - 1) * pixels.arch.downscale
-        return Facts.of(UNet(arch), pixels, grid, partial(activation_bytes, arch))
+        unet = UNet(arch)
+        return Facts.of(unet, pixels, grid, partial(activation_bytes, unet))
 
     def skeleton(self, config: Config) -> UNet:
         return UNet(UNetArch.from_shapes(SDXL_FILES.inspect(base_model_path(config), ["unet"])["unet"]))
@@ -174,26 +176,3 @@ def as_denoiser(unet: UNet) -> Denoiser:
 
 
 _lora_names = lru_cache(maxsize=1)(keys.lora_family)
-
-
-def activation_bytes(arch: UNetArch, load: Load) -> int:
-    """What a step takes beside weights and optimizer, predicted from what each kind of block saves.
-
-    A residual block keeps the inputs of its two norms; a transformer block its three norms' inputs, the adapted
-    layers' inputs, q, k, v and output of both attentions, and GEGLU's input, eight of about 19 C a position. Where
-    those are recomputed only their input stays, and one layer's are there at a time; likewise with whole blocks. On
-    top come the gradients of the widest layer.
-    """
-    pixels = load.bucket[0] * load.bucket[1] // 64
-    kept = once = scores = 0
-    in_layer, in_block = 8, 19
-    stays = {"nothing": in_block, "feed_forward": in_block - in_layer, "blocks": 1, "blocks_offloaded": 0}
-    again = {"nothing": 0, "feed_forward": in_layer, "blocks": in_block, "blocks_offloaded": in_block}
-    for level, (mult, depth) in enumerate(zip(arch.channel_mult, arch.transformer_depth, strict=True)):
-        positions, channels = pixels >> (2 * level), arch.model_channels * mult
-        blocks = 2 * arch.num_res_blocks + 1
-        kept += positions * channels * blocks * (3 + (1 + depth * stays[load.recompute] if depth else 0))
-        if depth:
-            once = max(once, positions * channels * (again[load.recompute] + 3 * in_layer))
-            scores = max(scores, load.scores(channels // arch.head_dim, positions, positions))
-    return (kept + once) * load.batch * load.itemsize + scores

@@ -17,8 +17,9 @@ from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.models.vae import sample_latents
 from flame_train.recipes.flow import CLIP_TOKENS, FlowFamily
 from flame_train.recipes.flux import FLUX
+from flame_train.recipes.memory_sdxl import activation_bytes
 from flame_train.recipes.sd3 import SD3
-from flame_train.recipes.sdxl import SdxlFamily, activation_bytes, as_denoiser
+from flame_train.recipes.sdxl import SdxlFamily, as_denoiser
 from flame_train.training.family import Denoiser, Family, Load
 
 from .bench_flops import UNET_TEXT, Work, flux_work, mmdit_work, unet_work
@@ -70,14 +71,11 @@ def _sizes(unet: UNet, resolution: int, size: int) -> Arrays:
     }
 
 
-def _unet_bytes(unet: UNet, load: Load) -> int:
-    return activation_bytes(unet.arch, load)
-
-
 def _sdxl(arch: UNetArch) -> Subject:
     return Subject(
-        SdxlFamily(), partial(UNet, arch), as_denoiser, "attention", arch.in_channels, _sizes, unet_work, _unet_bytes
-    )
+        SdxlFamily(), partial(UNet, arch), as_denoiser, "attention", arch.in_channels, _sizes, unet_work,
+        activation_bytes,
+    )  # fmt: skip
 
 
 # ---- SD3 and Flux ---------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.identify import FAMILY_NAMES
 from flame_train.models.transformer import Recompute
+from flame_train.models.vae import Vae
 
 from .step import Denoise, Objective, SampleLatents
 
@@ -84,15 +85,17 @@ class Facts:
     """A prediction of what a step takes beside weights and optimizer."""
     decoder_weights: int
     """Of the network that turns latents into pictures."""
+    decoding: int
+    """The numbers that are there at once, for each pixel, while it does."""
 
     @classmethod
-    def of(
-        cls, skeleton: nn.Module, decoder: nn.Module, side_multiple: int, activation_bytes: Callable[[Load], int]
-    ) -> Self:
+    def of(cls, skeleton: nn.Module, decoder: Vae, side_multiple: int, activation_bytes: Callable[[Load], int]) -> Self:
         """The facts of a denoiser and a decoder whose weights are declared."""
         parts = [(n, p) for n, p in skeleton.named_modules() if isinstance(p, (nn.Linear, nn.Conv2d))]
         layers = {name: part.shapes()["weight"] for name, part in parts}
-        return cls(skeleton.num_weights(), side_multiple, layers, activation_bytes, decoder.num_weights())
+        return cls(
+            skeleton.num_weights(), side_multiple, layers, activation_bytes, decoder.num_weights(), decoder.decoding()
+        )
 
 
 class Family(Protocol):

@@ -14,7 +14,7 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import Array
-from flame_train.engine.graph import Node, Plus
+from flame_train.engine.graph import Into, Node, Plus
 from flame_train.engine.mode import Mode, mode
 from flame_train.engine.op import REGISTRY, Op, primitive
 from flame_train.errors import ShapeError, Unsupported
@@ -253,6 +253,111 @@ class TestGradientsThatAddThemselves:
         assert sorted(calls) == ["in place", "sum"]
         np.testing.assert_array_equal(x.grad.numpy(), np.full(3, 3.0))
         np.testing.assert_array_equal(w.grad.numpy(), np.full(3, 3.0))
+
+
+@pytest.fixture
+def tripled() -> Iterator[tuple[Op, list[Array | None]]]:
+    """An op that writes its gradient where it is told, if it is `obliging`, and a record of where that was."""
+    places: list[Array | None] = []
+
+    @primitive()
+    def planted_triple(xp: Any, input: Array, obliging: bool = True) -> Array:
+        """3 * input"""
+        return 3.0 * input
+
+    @planted_triple.vjp("input")
+    def _(xp: Any, g: Array, obliging: bool, into: Into) -> Array:
+        place = into.get("input")
+        places.append(place)
+        if place is None or not obliging:
+            return 3.0 * g
+        place[...] = 3.0 * g
+        return place
+
+    yield planted_triple, places
+    del REGISTRY["planted_triple"]
+
+
+class TestGradientsWrittenWhereTheyAreJoined:
+    def test_views_lie_in_what_they_are_views_of(self, tripled: tuple[Op, list[Array | None]]) -> None:
+        triple, places = tripled
+        x = leaf(2, 4, 6)
+        a, b = F.split(x * 1.0, (2, 4), dim=-1)
+        turned = triple(b.reshape(2, 4, 2, 2).transpose(1, 2))
+        (triple(a).sum() + (turned * turned).sum()).backward()
+        of_b, of_a = places if places[0].ndim == 4 else places[::-1]
+        assert of_b.strides == (192, 16, 48, 8)
+        assert of_a.shape == (2, 4, 2)
+        assert of_b.ctypes.data - of_a.ctypes.data == 16
+        want = np.concatenate([np.full((2, 4, 2), 3.0), 18.0 * x.numpy()[..., 2:]], -1)
+        np.testing.assert_allclose(x.grad.numpy(), want)
+
+    def test_one_place_is_lent_once(self, tripled: tuple[Op, list[Array | None]]) -> None:
+        triple, places = tripled
+        x = leaf(2, 6)
+        a, b = F.split(x * 1.0, 3, dim=-1)
+        (triple(a.reshape(6)).sum() + triple(a.transpose(0, 1)).sum() + triple(a).sum() + b.sum()).backward()
+        assert sum(p is not None for p in places) == 1
+        np.testing.assert_allclose(x.grad.numpy(), [[9.0, 9.0, 9.0, 1.0, 1.0, 1.0]] * 2)
+
+    def test_what_is_not_used_is_lent_again(self, tripled: tuple[Op, list[Array | None]]) -> None:
+        triple, places = tripled
+        x = leaf(2, 6)
+        a, b = F.split(x * 1.0, 3, dim=-1)
+        turned, first = a.transpose(0, 1), triple(a)
+        (triple(turned, False).transpose(0, 1) + first + b).sum().backward()
+        assert [p is not None for p in places] == [True, True]
+        np.testing.assert_allclose(x.grad.numpy(), [[6.0, 6.0, 6.0, 1.0, 1.0, 1.0]] * 2)
+
+    def test_what_a_hook_has_kept_stays_as_it_was(self, tripled: tuple[Op, list[Array | None]]) -> None:
+        triple, _ = tripled
+        x, kept = leaf(2, 6), []
+        a, b = F.split(x * 1.0, 3, dim=-1)
+        seen = a.reshape(6)
+        seen.register_hook(kept.append)
+        (triple(seen).sum() + (5.0 * a).sum() + b.sum()).backward()
+        np.testing.assert_array_equal(kept[0].numpy(), np.full(6, 3.0))
+        np.testing.assert_allclose(x.grad.numpy(), [[8.0, 8.0, 8.0, 1.0, 1.0, 1.0]] * 2)
+
+    def test_what_others_have_written_is_not_lent_again(self, tripled: tuple[Op, list[Array | None]]) -> None:
+        triple, places = tripled
+        x = leaf(2, 6)
+        a, b = F.split(x * 1.0, (4, 2), dim=-1)
+        third, (second, _), first = a.unsqueeze(0), F.split(a, 2, dim=-1), a.unsqueeze(0)  # in the order of gradients
+        sums = [triple(third).sum() * 5.0, triple(second, False).sum(), triple(first).sum()]
+        (sums[0] + sums[1] + sums[2] + b.sum()).backward()
+        assert [p is not None for p in places] == [True, True, False]
+        np.testing.assert_allclose(x.grad.numpy(), [[21.0, 21.0, 18.0, 18.0, 1.0, 1.0]] * 2)
+
+    def test_memory_that_a_reshape_leaves_is_not_lent(self, tripled: tuple[Op, list[Array | None]]) -> None:
+        triple, places = tripled
+        x = leaf(2, 6)
+        a, b = F.split(x * 1.0, 3, dim=-1)
+        (triple(a.transpose(0, 1).reshape(6)).sum() + triple(b).sum() + triple(a).sum()).backward()
+        assert [p is None for p in places] == [False, False, True]
+        np.testing.assert_allclose(x.grad.numpy(), [[6.0, 6.0, 6.0, 3.0, 3.0, 3.0]] * 2)
+
+    def test_pieces_without_elements(self, tripled: tuple[Op, list[Array | None]]) -> None:
+        triple, _ = tripled
+        x = leaf(2, 3)
+        nothing, all_of_it = F.split(x * 1.0, (0, 3), dim=-1)
+        (triple(nothing).sum() + triple(all_of_it).sum()).backward()
+        np.testing.assert_allclose(x.grad.numpy(), np.full((2, 3), 3.0))
+
+    def test_in_a_checkpoint_as_outside(self, tripled: tuple[Op, list[Array | None]]) -> None:
+        triple, places = tripled
+
+        def block(h: flame.Tensor) -> flame.Tensor:
+            a, b = F.split(h * 2.0, 3, dim=-1)
+            return triple(a) * triple(b) + h[:, :3]
+
+        grads = []
+        for run in (block, lambda h: flame.checkpoint(block, h)):
+            x = leaf(2, 6)
+            run(x * 1.0).sum().backward()
+            grads.append(x.grad.numpy())
+        assert [p is not None for p in places] == [True] * 4
+        np.testing.assert_array_equal(*grads)
 
 
 class TestCheckpoint:

@@ -63,6 +63,35 @@ def test_only_the_ops_that_want_it_make_it_and_each_once() -> None:
     assert calls == 2  # at first, and for the weight of the linear layer
 
 
+def test_what_is_made_of_it_is_made_from_the_beginning() -> None:
+    """Of a chain nothing but its first argument is kept, and no bit changes."""
+    size = 8 * 16 * 4
+    eye = flame.tensor(np.eye(16, dtype=np.float32))
+
+    def chain(make) -> tuple[list[bytes], int]:
+        x, w = leaf(8, 16), leaf(4, 16, seed=1)
+        out = F.linear(make(F.silu, make(F.linear, x * 2.0, eye)), w)
+        kept = sum(saved_by_op(out).values()) - eye.data.nbytes
+        out.square().sum().backward()
+        return [x.grad.numpy().tobytes(), w.grad.numpy().tobytes()], kept
+
+    assert chain(flame.rebuild) == (chain(plain)[0], size)  # what the first linear layer is given
+    assert chain(plain)[1] == 2 * size  # silu's input and its result
+
+
+def test_a_checkpoint_makes_it_once_more_and_no_third_time() -> None:
+    calls = 0
+
+    def counted(x: flame.Tensor) -> flame.Tensor:
+        nonlocal calls
+        calls += 1
+        return F.silu(x)
+
+    w = leaf(2, 4)
+    flame.checkpoint(lambda x: F.linear(flame.rebuild(counted, x), w), leaf(3, 4)).sum().backward()
+    assert calls == 2
+
+
 def test_without_gradients_nothing_is_noted() -> None:
     with flame.no_grad():
         assert flame.rebuild(F.silu, leaf(3))._again is None

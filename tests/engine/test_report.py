@@ -75,6 +75,25 @@ def test_checkpointing_lowers_the_peak(no_collector: None) -> None:
     assert peak(True) < 0.6 * peak(False)
 
 
+def test_what_a_checkpoint_was_given_goes_as_the_backward_pass_goes_by(no_collector: None) -> None:
+    """Though the loss, and with it the graph's nodes, is there to the end."""
+    x, seen = leaf(256), []
+
+    def gone(g: flame.Tensor) -> None:
+        seen.append(report.live)
+
+    with memory_report() as report:
+        first = x.exp()
+        first.register_hook(gone)
+        h = first
+        for _ in range(4):
+            h = flame.checkpoint(F.sin, h)
+        loss = h.sum()
+        del first, h
+        loss.backward()
+    assert seen[0] <= 3 * KIB + loss.data.nbytes  # exp's result, the gradient on its way, a gradient just used
+
+
 def test_saved_by_op_says_what_a_graph_keeps() -> None:
     x, w = leaf(8, 16), flame.tensor(np.ones((16, 16), np.float32), requires_grad=True)
     y = F.linear(x, w)  # keeps its operands, which are leaves

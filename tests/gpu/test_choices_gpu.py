@@ -35,8 +35,8 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     shelf = Shelf(tmp_path, "this card")
 
     def renew() -> Shelf:
-        monkeypatch.setitem(kernels.__dict__, "cublaslt", CublasLt(kernels.xp, stream, shelf))
-        monkeypatch.setitem(kernels.__dict__, "cudnn", CuDnn(kernels.xp, stream, shelf))
+        monkeypatch.setitem(kernels.__dict__, "cublaslt", CublasLt(kernels.xp, stream, shelf, kernels.launches))
+        monkeypatch.setitem(kernels.__dict__, "cudnn", CuDnn(kernels.xp, stream, shelf, kernels.launches))
         return shelf
 
     renew()

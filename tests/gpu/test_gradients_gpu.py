@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -16,6 +18,8 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import bfloat16, float32
 from flame_train.engine.mode import op_hooks
 from flame_train.engine.optim import Arena
+from flame_train.models.flux import Flux, FluxArch
+from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
 from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.recipes import RECIPES
 
@@ -82,16 +86,20 @@ def test_sums_equal_those_of_the_cpu(case: str, packed: bool) -> None:
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["assigned", "added"])
+@pytest.mark.parametrize("size", [(136, 72), (3080, 2600)], ids=["few tiles", "many"])
 @pytest.mark.parametrize(("rank", "layers", "rows"), [(16, 1, 600), (16, 3, 1024), (48, 1, 4111), (32, 2, 512)])
-def test_the_factors_gradients_are_those_of_fp64(rank: int, layers: int, rows: int, held: bool) -> None:
+def test_the_factors_gradients_are_those_of_fp64(
+    rank: int, layers: int, rows: int, size: tuple[int, int], held: bool
+) -> None:
+    width, out = size
     rng = np.random.default_rng(3)
 
     def drawn(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape).astype(bfloat16)
 
-    x, weights = drawn(1, rows, 136), [drawn(72, 136) for _ in range(layers)]
-    downs, ups = ([drawn(*s).astype(np.float32) * 0.1 for _ in range(layers)] for s in ((rank, 136), (72, rank)))
-    g = [drawn(1, rows, 72) for _ in range(layers)]
+    x, weights = drawn(1, rows, width), [drawn(out, width) for _ in range(layers)]
+    downs, ups = ([drawn(*s).astype(np.float32) * 0.1 for _ in range(layers)] for s in ((rank, width), (out, rank)))
+    g = [drawn(1, rows, out) for _ in range(layers)]
     found = []
     for _ in range(2):
         leaves = {
@@ -194,3 +202,53 @@ def test_what_is_parked_on_the_host_comes_back_in_a_captured_step() -> None:
         away = found.numpy().copy()
         step(False)
         np.testing.assert_array_equal(away, found.numpy())
+
+
+FLOW: dict[str, tuple[Callable[[], Any], str]] = {
+    "flux": (lambda: Flux(FluxArch.tiny()), "attention+mlp"),
+    "sd3": (lambda: Mmdit(MmditArch.tiny(dual=(0, 1))), "attention"),
+}
+
+
+def flow_gradients(name: str, device: str, drawn: Any, dtype: Any, recompute: str = "nothing") -> dict[str, Any]:
+    """The adapters' gradients in a network with joint attention; values are drawn in one dtype, used in another."""
+    network, targets = FLOW[name][0](), FLOW[name][1]
+    network.init(np.random.default_rng(0), drawn)
+    for _, module, attr, _ in network.named_slots():
+        setattr(module, attr, flame.Frozen(get_backend(device).put(getattr(module, attr).numpy().astype(dtype))))
+    network.recompute = recompute
+    attached = attach(network, resolve(network, (targets,), RECIPES[name].presets), rank=16, alpha=16.0, seed=0)
+    rng = np.random.default_rng(1)
+    for adapter in attached.adapters.values():
+        for p in (adapter.down, adapter.up):
+            p.data[...] = get_backend(device).put((rng.standard_normal(p.shape) * 0.1).astype(drawn).astype(np.float32))
+    arena = Arena(attached.parameters(), working=None if dtype == np.float64 else dtype)
+    arch = network.arch
+    shapes = [(2, 16, 16, 16), (2, 7, arch.context_dim), (2, arch.pooled_dim)]
+    x, context, pooled = (
+        flame.tensor(rng.standard_normal(s).astype(drawn).astype(dtype), device=device) for s in shapes
+    )
+    times = flame.tensor(np.array([3.0, 700.0], np.float32), device=device)
+    guidance = (flame.tensor(np.array([3.5, 1.0], np.float32), device=device),) if name == "flux" else ()
+    y = network(x, times, context, pooled, *guidance)
+    flame.backward([y], [flame.tensor(rng.standard_normal(y.shape).astype(drawn).astype(dtype), device=device)])
+    arena.gather()
+    return arena.split(arena.grads)
+
+
+@pytest.mark.parametrize("dtype", [float32, bfloat16], ids=lambda d: d.name)
+@pytest.mark.parametrize("name", FLOW)
+def test_a_joint_attentions_adapters_get_the_gradients_of_fp64(name: str, dtype: Any) -> None:
+    truth = flow_gradients(name, "cpu", dtype, np.dtype(np.float64))
+    plain, got = (flow_gradients(name, device, dtype, dtype) for device in ("cpu", "cuda"))
+    for n, want in truth.items():
+        near, far = (np.linalg.norm(g[n].astype(np.float64) - want) for g in (got, plain))
+        assert near <= 2.0 * far + float(ml_dtypes.finfo(dtype).eps) * np.linalg.norm(want), n
+
+
+@pytest.mark.parametrize("recompute", ["blocks", "feed_forward"])
+@pytest.mark.parametrize("name", FLOW)
+def test_recomputing_a_joint_attention_changes_no_bit(name: str, recompute: str) -> None:
+    plain, again = (flow_gradients(name, "cuda", bfloat16, bfloat16, how) for how in ("nothing", recompute))
+    for n, g in plain.items():
+        np.testing.assert_array_equal(again[n], g, err_msg=n)

@@ -12,6 +12,7 @@ from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.engine import Tensor, no_grad, tensor
 from flame_train.engine.graph import Node
 from flame_train.engine.mode import op_hooks
+from flame_train.engine.report import saved_by_op
 from flame_train.models.unet_sdxl import UNet, UNetArch, size_conditioning
 
 
@@ -42,6 +43,33 @@ def test_checkpointing_changes_no_bit(unet, predict, recompute):
     for name, g in expected.items():
         assert np.abs(g).max() > 0, name
         np.testing.assert_array_equal(found[name], g, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("targets", "narrow", "spared"),
+    [
+        ("attention", 0, {32: 2, 64: 2}),  # the norms before both attentions
+        ("attention", 32, {32: 2 + 8, 64: 2}),  # at the width of 32 what geglu is given as well
+        ("attention+mlp", 32, {32: 3 + 8, 64: 3 + 4}),  # the third norm; at 64 what geglu makes
+    ],
+)
+def test_what_is_cheaply_made_again_is_not_kept(unet, predict, monkeypatch, targets, narrow, spared):
+    """`spared` is how often the image of each width is kept less. No bit of the gradients changes."""
+
+    def kept():
+        return sum(saved_by_op(predict(unet)).values()), gradients(unet, attached, predict)[1]
+
+    attached = with_lora(unet, [targets])
+    monkeypatch.setattr("flame_train.models.transformer.NARROW", narrow)
+    less, bits = kept()
+    monkeypatch.setattr("flame_train.models.transformer.rebuild", lambda fn, *args: fn(*args))
+    more, expected = kept()
+    for name, g in expected.items():
+        np.testing.assert_array_equal(bits[name], g, err_msg=name)
+    image = {32: 2 * 4 * 4 * 32, 64: 2 * 2 * 2 * 64}  # pictures, pixels, channels
+    blocks = {32: 5 * 1, 64: 6 * 2}
+    spared_numbers = sum(image[width] * blocks[width] * times for width, times in spared.items())
+    assert more - less == 4 * (spared_numbers - image[32])  # nothing before the first adapter keeps the first's input
 
 
 class Count:

@@ -13,11 +13,13 @@ import pytest
 from flame_train import cli
 from flame_train.config.schema import Config, DataSection, LossSection, ModelSection, SampleSection, TrainSection
 from flame_train.engine import functional as F
-from flame_train.engine import tensor
+from flame_train.engine import no_grad, tensor
+from flame_train.engine.report import memory_report
 from flame_train.errors import ConfigError
 from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights
 from flame_train.models.flux import Flux, FluxArch
+from flame_train.models.vae import Vae, VaeArch
 from flame_train.recipes import RECIPES
 from flame_train.recipes.pipeline import make_plan
 from flame_train.recipes.small_flow import small_flux, small_sd3, write_small
@@ -114,6 +116,8 @@ def test_a_silent_encoders_arrays_are_zeros(base: Path, family: str, drawn: Path
 
 
 def test_the_predicted_memory_has_the_decoder_where_grids_are_drawn(base: Path, family: str, drawn: Path) -> None:
+    """Its weights, and what it makes at once, counted while it decodes a picture of that size."""
+
     def predicted(*prompts: str) -> int:
         config = Config(
             model=ModelSection(checkpoint=str(base)), sample=SampleSection(prompts=prompts),
@@ -122,8 +126,13 @@ def test_the_predicted_memory_has_the_decoder_where_grids_are_drawn(base: Path, 
         return make_plan(RECIPES[family], config, StopRequest()).predicted_memory()
 
     with open_weights(base) as weights:
-        shapes = [weights.info(n).shape for n in weights.names if n.startswith("first_stage_model.")]
-    assert predicted("a disc") - predicted() == 4 * sum(int(np.prod(s)) for s in shapes)
+        names = [n for n in weights.names if n.startswith("first_stage_model.")]
+        vae = Vae(VaeArch.from_shapes({n.removeprefix("first_stage_model."): weights.info(n).shape for n in names}))
+    vae.init(np.random.default_rng(0))
+    with no_grad(), memory_report() as report:
+        vae.decode(tensor(np.zeros((1, 64 // vae.arch.downscale, 64 // vae.arch.downscale, 16), np.float32)))
+    more = predicted("a disc") - predicted() - 4 * vae.num_weights()
+    assert more == pytest.approx(report.peak, rel=0.1)
 
 
 def test_only_the_denoisers_adapters_are_in_the_file_and_by_kohyas_names(

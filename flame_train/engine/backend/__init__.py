@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ..dtype import Array
-from .base import Backend, Memory, Parcel
+from .base import Backend, Memory, Parcel, same_place
 from .cpu import CpuBackend
 from .cuda import cuda_backend
 
-__all__ = ["Backend", "Memory", "Parcel", "backend_of", "get_backend"]
+__all__ = ["Backend", "Memory", "Parcel", "backend_of", "get_backend", "same_place"]
 
 _CPU = CpuBackend()
 

@@ -16,6 +16,17 @@ import numpy as np
 from ..dtype import Array, DType
 
 
+def same_place(a: Array | None, b: Array) -> bool:
+    """Whether two arrays are the same elements of the same memory."""
+    if a is None or a.shape != b.shape or a.dtype != b.dtype or _address(a) != _address(b):
+        return False
+    return all(s == t for n, s, t in zip(a.shape, a.strides, b.strides, strict=True) if n > 1)
+
+
+def _address(a: Array) -> int:
+    return int(a.ctypes.data if isinstance(a, np.ndarray) else a.data.ptr)
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes in use by this process's arrays now, the most ever since the last reset, and the device's size."""

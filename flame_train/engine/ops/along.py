@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..backend.cuda.programs import Extent, Operands, Reduction, Table
+from ..backend.cuda.programs import Extent, Operands, Program, Reduction, Table
 from ..dtype import Array, DType, bool_
 from ..graph import Plus
 from .conditions import floating
@@ -16,8 +16,37 @@ _ELEMENTS = 16384  # of a row, with operands enough to fill the registers of a b
 
 
 def rows_of(k: Any, x: Array, dims: int = 1) -> Array:
-    """`x` as rows (R, C) of its last `dims` dims; a view where its memory allows."""
+    """`x` as dense rows (R, C) of its last `dims` dims."""
     return k.rows_first(x).reshape(-1, math.prod(x.shape[x.ndim - dims :]))
+
+
+def rows_at(k: Any, x: Array, dims: int = 1) -> Array:
+    """`x` as rows (..., C) of its last `dims` dims where they lie; a copy only where a row is not dense."""
+    return _as_rows(x if _dense_rows(x, dims) else k.rows_first(x), dims)
+
+
+def _as_rows(x: Array, dims: int) -> Array:
+    first = x.ndim - dims
+    return x.reshape(*(x.shape[:first] or (1,)), math.prod(x.shape[first:]))
+
+
+def _dense_rows(x: Array, dims: int) -> bool:
+    step: int = x.itemsize
+    for n, stride in zip(x.shape[: -dims - 1 : -1], x.strides[: -dims - 1 : -1], strict=True):
+        if n > 1 and stride != step:
+            return False
+        step *= n
+    return True
+
+
+def row_program(
+    k: Any, program: Program, operands: Operands, dtype: DType, shape: Shape, dims: int = 1, into: Array | None = None
+) -> Array:
+    """The rows that a program makes, in `shape`, its last `dims` dims a row; `into` memory whose rows are dense."""
+    if into is not None and _dense_rows(into, dims):
+        k.rows(program, operands, (dtype,), (_as_rows(into, dims),))
+        return into
+    return k.rows(program, operands, (dtype,))[0].reshape(shape)
 
 
 def no_rows(x: Array, dims: int, *others: Array | None) -> str:
@@ -64,7 +93,7 @@ def one_row(k: Any, **given: Array | None) -> dict[str, Table]:
 def plus_rows(k: Any, plus: Plus, arg: str, dims: int) -> tuple[dict[str, Array], str]:
     """The gradient that `arg` has got before, as rows `held`, and what to write behind an expression to add it."""
     held = plus.get(arg)
-    return ({}, "") if held is None else ({"held": rows_of(k, held.array, dims)}, " + held")
+    return ({}, "") if held is None else ({"held": rows_at(k, held.array, dims)}, " + held")
 
 
 def extent(shape: Shape, dims: Sequence[int]) -> Extent | None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ...errors import ShapeError
 from ..dtype import Array
+from ..graph import Into
 from ..op import ErrorSample, Sample, primitive, sample
 from ..random import DROPOUT, Rng, blocks_of_bits, uniform_of
 from ..sample import booleans
@@ -248,7 +249,7 @@ def _like_rows(k: Any, x: Array) -> Array:
 
 def _rows_together(k: Any, *arrays: Array) -> list[Array]:
     """As `_like_rows` for each; where all have one shape, a position's rows lie next to each other, for one product."""
-    if len({x.shape for x in arrays}) > 1:
+    if len({x.shape for x in arrays}) != 1:
         return [_like_rows(k, x) for x in arrays]
     b, h, length, e = arrays[0].shape
     block = k.empty((b, length, len(arrays), h, e), arrays[0].dtype)
@@ -287,10 +288,13 @@ def _(
 @scaled_dot_product_attention.cuda_vjp("cudnn", "query", "key", "value", when=_flash)
 def _(
     k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, is_causal: bool,
-    scale: float | None,
+    scale: float | None, into: Into,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     q, key, value, g = (_unit(k, x) for x in (query, key, value, g))
-    dq, dk, dv = _rows_together(k, q, key, value)
+    places = {n: into[n] for n in into if into[n].strides[-1] == into[n].itemsize}
+    rest = {n: x for n, x in (("query", q), ("key", key), ("value", value)) if n not in places}
+    made = {**places, **dict(zip(rest, _rows_together(k, *rest.values()), strict=True))}
+    dq, dk, dv = made["query"], made["key"], made["value"]
     k.cudnn.attention_backward(q, key, value, out, lse, g, dq, dk, dv, _factor(scale, q), is_causal)
     return dq, dk, dv
 

@@ -9,11 +9,11 @@ from typing import Any
 from ...errors import ShapeError
 from ..backend.cuda.programs import Extent, Operands, Program, Reduction
 from ..dtype import Array, float32, promote
-from ..graph import Plus
+from ..graph import Into, Plus
 from ..op import ErrorSample, Sample, composite, sample
 from ..tensor import Tensor
 from .activations import gelu, quick_gelu, relu, silu
-from .along import no_rows, plus_rows, rows_of, shared, table
+from .along import no_rows, plus_rows, row_program, rows_at, rows_of, shared, table
 from .conditions import floating
 from .dims import Shape
 from .generated import carried
@@ -96,10 +96,11 @@ def _(k: Any, g: Array, input_shape: Shape) -> Array:
 
 
 @cat_gelu.cuda_vjp("generated", "hidden", when=_side_by_side)
-def _(k: Any, g: Array, hidden: Array, approximate: str, plus: Plus) -> Array:
+def _(k: Any, g: Array, hidden: Array, approximate: str, plus: Plus, into: Into) -> Array:
     behind = g[..., g.shape[-1] - hidden.shape[-1] :]
     slope = f"g * {_GELU[approximate]}_slope(hidden)"
-    return carried(k, slope, {"g": behind, "hidden": hidden}, hidden.shape, plus.get("hidden"))
+    operands = {"g": behind, "hidden": hidden}
+    return carried(k, slope, operands, hidden.shape, plus.get("hidden"), into.get("hidden"))
 
 
 @composite(aux=("mean", "rstd"))
@@ -136,14 +137,16 @@ def _(k: Any, input: Array, scale: Array, shift: Array, eps: float) -> tuple[Arr
     program = Program(CENTRED, ("c * rstd * (1.f + scale) + shift",), ("mean", "rstd"))
     tables = {"scale": table(k, scale, input.shape), "shift": table(k, shift, input.shape)}
     dtype = promote([a.dtype for a in (input, scale, shift)])
-    operands = Operands({"input": rows_of(k, input)}, tables, {}, {"eps": eps})
+    operands = Operands({"input": rows_at(k, input)}, tables, {}, {"eps": eps})
     y, mean, rstd = k.rows(program, operands, (dtype, float32, float32))
     kept = (*input.shape[:-1], 1)
     return y.reshape(input.shape), mean.reshape(kept), rstd.reshape(kept)
 
 
 @layer_norm_modulate.cuda_vjp("rows", "input", when=_modulated)
-def _(k: Any, g: Array, input: Array, scale: Array, mean: Array, rstd: Array, plus: Plus) -> Array:
+def _(
+    k: Any, g: Array, input: Array, scale: Array, mean: Array, rstd: Array, plus: Plus, into: Into
+) -> Array:  # fmt: skip
     held, added = plus_rows(k, plus, "input", 1)
     program = Program(
         (
@@ -154,10 +157,10 @@ def _(k: Any, g: Array, input: Array, scale: Array, mean: Array, rstd: Array, pl
         ),
         (f"rstd * (g * (1.f + scale) - m - (input - mean) * t){added}",),
     )
-    rows = {"g": rows_of(k, g), "input": rows_of(k, input), **held}
+    rows = {"g": rows_at(k, g), "input": rows_at(k, input), **held}
     columns = {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)}
     operands = Operands(rows, {"scale": table(k, scale, input.shape)}, columns)
-    return k.rows(program, operands, (input.dtype,))[0].reshape(input.shape)
+    return row_program(k, program, operands, input.dtype, input.shape, into=into.get("input"))
 
 
 @layer_norm_modulate.cuda_vjp("rows", "scale", "shift", when=_modulated)

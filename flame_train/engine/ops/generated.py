@@ -13,7 +13,7 @@ from typing import Any
 
 from ..backend.cuda.programs import Reduction
 from ..dtype import Array, DType, float32, promote
-from ..graph import Plus, unbroadcast
+from ..graph import Held, Into, Plus, unbroadcast
 from ..op import Op
 from .along import extent, reduce
 from .conditions import floating
@@ -76,18 +76,21 @@ def _forward(op: Op, expression: str, result: DType | None, missing: Mapping[str
 def _gradient(op: Op, arg: str, expression: str, missing: Mapping[str, float]) -> Callable[..., Array]:
     used = _used(expression, (*op.names, *op.aux, "out"))
 
-    def launch(k: Any, g: Array, *values: Any, plus: Plus) -> Array:
+    def launch(k: Any, g: Array, *values: Any, plus: Plus, into: Into) -> Array:
         operands = {n: missing[n] if v is None else v for n, v in zip(used, values, strict=False)}
         text = expression.removeprefix("alpha * ") if operands.get("alpha") == 1 else expression
-        return carried(k, text, {"g": g, **operands}, values[-1], plus.get(arg))
+        return carried(k, text, {"g": g, **operands}, values[-1], plus.get(arg), into.get(arg))
 
-    return named(launch, ["k", "g", *used, f"{arg}_shape", "plus"])
+    return named(launch, ["k", "g", *used, f"{arg}_shape", "plus", "into"])
 
 
-def carried(k: Any, expression: str, operands: Mapping[str, Any], shape: Shape, held: Any = None) -> Array:
+def carried(
+    k: Any, expression: str, operands: Mapping[str, Any], shape: Shape, held: Held | None = None,
+    into: Array | None = None,
+) -> Array:  # fmt: skip
     """The gradient of an argument of `shape`: `expression` over `g` and other operands, summed down to it.
 
-    `held` is a `graph.Held`: a gradient that arrived before, which is added.
+    A gradient `held` from before is added; one that is only computed is written `into` memory, if there is some.
     """
     g = operands["g"]
     if shape != g.shape:
@@ -99,7 +102,9 @@ def carried(k: Any, expression: str, operands: Mapping[str, Any], shape: Shape, 
         before, _, last = expression.rpartition(";")
         expression = f"{before}{';' if before else ''}({last}) + held"
         return k.elementwise((expression,), {**operands, "held": held.array}, (held.array.dtype,), shape)[0]
-    return g if expression == "g" else k.elementwise((expression,), operands, (g.dtype,), shape)[0]
+    if expression == "g":
+        return g
+    return k.elementwise((expression,), operands, (g.dtype,), shape, () if into is None else (into,))[0]
 
 
 def _summed(k: Any, expression: str, operands: Mapping[str, Any], shape: Shape) -> Array:

@@ -90,7 +90,7 @@ def _() -> Iterator[Sample]:
     yield sample([(2, 3), (2, 3), (2, 3)], 1)
 
 
-@primitive(torch="split", moves=True, multiple=True)
+@primitive(torch="split", views=True, multiple=True)
 def split(xp: Any, tensor: Array, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Array, ...]:
     """Pieces of the given size along dim, or of the given sizes; the last may be smaller"""
     n = tensor.shape[dim]
@@ -111,8 +111,8 @@ def _(xp: Any, g: tuple[Array, ...], dim: int) -> Array:
 
 
 @split.cuda_vjp("copies", "tensor", when=lambda tensor: floating(tensor))
-def _(k: Any, g: tuple[Array, ...], dim: int) -> Array:
-    return k.joined(g, axis(dim, g[0].ndim, "split"), g[0].dtype)
+def _(k: Any, g: tuple[Array, ...], dim: int, room: Array | None) -> Array:
+    return k.joined(g, axis(dim, g[0].ndim, "split"), g[0].dtype, out=room)
 
 
 @split.samples

@@ -8,9 +8,9 @@ from typing import Any
 from ...errors import ShapeError
 from ..backend.cuda.programs import Extent, Operands, Program, Reduction
 from ..dtype import Array, float32, promote
-from ..graph import Plus
+from ..graph import Into, Plus
 from ..op import ErrorSample, Sample, primitive, sample
-from .along import no_rows, one_row, plus_rows, rows_of
+from .along import no_rows, one_row, plus_rows, row_program, rows_at, rows_of
 
 
 @primitive(torch="nn.functional.layer_norm", aux=("mean", "rstd"))
@@ -97,7 +97,7 @@ def _(
 ) -> tuple[Array, Array, Array]:
     tables, dims = one_row(k, weight=weight, bias=bias), len(normalized_shape)
     value = f"c * rstd{' * weight' if 'weight' in tables else ''}{' + bias' if 'bias' in tables else ''}"
-    operands = Operands({"input": rows_of(k, input, dims)}, tables, {}, {"eps": eps})
+    operands = Operands({"input": rows_at(k, input, dims)}, tables, {}, {"eps": eps})
     dtype = promote([a.dtype for a in (input, weight, bias) if a is not None])
     y, mean, rstd = k.rows(Program(CENTRED, (value,), ("mean", "rstd")), operands, (dtype, float32, float32))
     kept = (*input.shape[: input.ndim - dims], *[1] * dims)
@@ -107,16 +107,16 @@ def _(
 @layer_norm.cuda_vjp("rows", "input", when=_layer_condition)
 def _(
     k: Any, g: Array, input: Array, normalized_shape: Sequence[int], weight: Array | None, mean: Array, rstd: Array,
-    plus: Plus,
+    plus: Plus, into: Into,
 ) -> Array:  # fmt: skip
     dims, tables = len(normalized_shape), one_row(k, weight=weight)
     held, added = plus_rows(k, plus, "input", dims)
     slope = "g * weight" if tables else "g"
     steps = (f"sum a = {slope}", f"sum b = {slope} * (input - mean)", "let t = b * rstd * rstd / n", "let m = a / n")
-    rows = {"g": rows_of(k, g, dims), "input": rows_of(k, input, dims), **held}
+    rows = {"g": rows_at(k, g, dims), "input": rows_at(k, input, dims), **held}
     operands = Operands(rows, tables, {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)})
     program = Program(steps, (f"rstd * ({slope} - m - (input - mean) * t){added}",))
-    return k.rows(program, operands, (input.dtype,))[0].reshape(input.shape)
+    return row_program(k, program, operands, input.dtype, input.shape, dims, into.get("input"))
 
 
 @layer_norm.cuda_vjp("rows", "weight", "bias", when=_layer_condition)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import ShapeError
 from ..dtype import Array, compute_dtype, float32
-from ..graph import Held, Plus
+from ..graph import Held, Into, Plus
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from . import conditions
@@ -94,6 +94,7 @@ def _(
     residual: Array | None,
 ) -> tuple[Array, Array]:  # fmt: skip
     _check(input, weight, residual)
+    input = k.even(input)
     low = k.matmul(input, down.T, alpha=scale)
     y = k.matmul(input, weight.T, bias=bias, plus=residual)
     return k.matmul(low, up.T, out=y, plus=y), low
@@ -102,13 +103,13 @@ def _(
 @lora_linear.cuda_vjp("cublaslt", "input", "down", "up", when=_lora_condition)
 def _(
     k: Any, g: Array, input: Array, weight: Array, down: Array, up: Array, low: Array, scale: float,
-    needs: frozenset[str], plus: Plus,
+    needs: frozenset[str], plus: Plus, into: Into,
 ) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
-    rows, x = g.reshape(-1, g.shape[-1]), input.reshape(-1, input.shape[-1])
+    rows, x = (k.even(a).reshape(-1, a.shape[-1]) for a in (g, input))
     inner = k.matmul(rows, up, alpha=scale)
     dx = None
     if "input" in needs:
-        dx = added_product(k, plus.get("input"), g, weight)
+        dx = added_product(k, plus.get("input"), g, weight, into=into.get("input"))
         k.matmul(inner, down, out=dx.reshape(x.shape), plus=dx.reshape(x.shape))
     wanted: dict[str, list[Held] | None] = {n: _listed(plus.get(n)) for n in ("down", "up") if n in needs}
     made = _factor_gradients(k, _Thin(x, rows[:, None], inner, low.reshape(len(x), -1), len(down)), wanted)
@@ -242,9 +243,10 @@ def _factor_gradients(k: Any, t: _Thin, wanted: Wanted) -> dict[str, list[Array]
     return {name: _stacked_sums(k, held, *products[name], t.shape(name)) for name, held in wanted.items()}
 
 
-_DEPTH, _COLUMNS, _THREADS = 32, 64, 128  # as in lora.cu
+_DEPTH, _THREADS = 32, 128  # as in lora.cu
 _LEAST_ROWS = 512  # below, cuBLASLt's kernels do as well
-_SHARES = (4, 8)  # blocks a tile: more where tiles are few
+_CUTS = ((128, 4, 4 / 3), (64, 4, 1), (64, 8, 0))
+"""A tile's columns, the blocks that share it, and how many blocks a multiprocessor there must be."""
 
 
 def _at_once(k: Any, t: _Thin) -> bool:
@@ -263,6 +265,11 @@ def _at_once(k: Any, t: _Thin) -> bool:
     )
 
 
+def _tiles(t: _Thin, columns: int) -> int:
+    (n, out), width = t.rows.shape[1:], t.x.shape[1]
+    return n * t.rank // 16 * (-(-width // columns) - (-out // columns))
+
+
 def _both(k: Any, t: _Thin, targets: Mapping[str, Any]) -> dict[str, list[Array]]:
     """Both gradients by lora.cu, added to the targets where there are some."""
     made = {n: k.empty(t.shape(n), float32) if target is None else target for n, target in targets.items()}
@@ -276,14 +283,13 @@ def _both(k: Any, t: _Thin, targets: Mapping[str, Any]) -> dict[str, list[Array]
         (low_row, row, rank // 16, out, n, targets["up"] is not None),
     ]
     counts = [[np.int32(v) for v in side] for side in sizes]
-    tiles = n * rank // 16 * (-(-width // _COLUMNS) - (-out // _COLUMNS))
-    share = next((s for s in _SHARES if tiles * s >= k.multiprocessors), _SHARES[-1])
+    columns, share = next((c for c in _CUTS if _tiles(t, c[0]) * c[1] >= c[2] * k.multiprocessors), _CUTS[-1])[:2]
     span = -(-m // (share * _DEPTH)) * _DEPTH
     args = (
         t.inner, t.x, made["down"], *steps[:3], *counts[0], t.low, t.rows, made["up"], *steps[3:], *counts[1],
         np.int32(m), np.int32(span),
     )  # fmt: skip
-    k.launch("lora.cu", f"lora_gradients_{share}", t.x.dtype, (tiles, share), _THREADS, args)
+    k.launch("lora.cu", f"lora_gradients_{columns}_{share}", t.x.dtype, (_tiles(t, columns), share), _THREADS, args)
     return {name: list(block) for name, block in made.items()}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import ShapeError
 from ..dtype import Array, DType
-from ..graph import Held, Plus
+from ..graph import Held, Into, Plus
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from . import conditions
@@ -179,10 +179,12 @@ def linear_condition(input: Array, weight: Array, bias: Array | None) -> str:
     return "a vector operand" if input.ndim < 2 else conditions.same(conditions.ANY_FLOAT, input, weight, bias)
 
 
-def added_product(k: Any, held: Held | None, a: Array, b: Array, out_dtype: DType | None = None) -> Array:
-    """held + a @ b: in place where what is held may be written over."""
+def added_product(
+    k: Any, held: Held | None, a: Array, b: Array, out_dtype: DType | None = None, into: Array | None = None
+) -> Array:
+    """held + a @ b: in place where what is held may be written over; with nothing held `into` memory of dense rows."""
     if held is None:
-        return k.matmul(a, b, out_dtype=out_dtype)
+        return k.matmul(a, b, out=into if into is not None and into.flags.c_contiguous else None, out_dtype=out_dtype)
     return k.matmul(a, b, out=held.array if held.owned else None, plus=held.array, out_dtype=held.array.dtype)
 
 
@@ -193,8 +195,8 @@ def _(k: Any, input: Array, weight: Array, bias: Array | None) -> Array:
 
 
 @linear.cuda_vjp("cublaslt", "input", when=linear_condition)
-def _(k: Any, g: Array, weight: Array, plus: Plus) -> Array:
-    return added_product(k, plus.get("input"), g, weight)
+def _(k: Any, g: Array, weight: Array, plus: Plus, into: Into) -> Array:
+    return added_product(k, plus.get("input"), g, weight, into=into.get("input"))
 
 
 @linear.cuda_vjp("cublaslt", "weight", when=linear_condition)
@@ -233,8 +235,8 @@ def _(k: Any, input: Array, weight: Array, bias: Array | None, residual: Array) 
 
 
 @linear_add.cuda_vjp("cublaslt", "input", when=added_condition)
-def _(k: Any, g: Array, weight: Array, plus: Plus) -> Array:
-    return added_product(k, plus.get("input"), g, weight)
+def _(k: Any, g: Array, weight: Array, plus: Plus, into: Into) -> Array:
+    return added_product(k, plus.get("input"), g, weight, into=into.get("input"))
 
 
 @linear_add.cuda_vjp("cublaslt", "weight", when=added_condition)

@@ -10,10 +10,10 @@ import numpy as np
 from ...errors import ShapeError
 from ..backend.cuda.programs import Extent, Operands, Program, Reduction, Table
 from ..dtype import Array, float32, promote
-from ..graph import Plus
+from ..graph import Into, Plus
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
-from .along import no_rows, one_row, plus_rows, rows_of, shared, table
+from .along import no_rows, one_row, plus_rows, row_program, rows_at, rows_of, shared, table
 from .conditions import floating
 from .dims import Shape
 from .generated import carried
@@ -67,7 +67,7 @@ _RSTD = ("sum s = input * input", "let rstd = rsqrtf(s / n + eps)")
 def _rms_operands(
     k: Any, g: Array, input: Array, rstd: Array, dims: int, tables: dict[str, Table], held: dict[str, Array]
 ) -> Operands:
-    rows = {"g": rows_of(k, g, dims), "input": rows_of(k, input, dims), **held}
+    rows = {"g": rows_at(k, g, dims), "input": rows_at(k, input, dims), **held}
     return Operands(rows, tables, {"rstd": rstd.reshape(-1)})
 
 
@@ -79,27 +79,28 @@ def _(
     small = eps if eps is not None else float(np.finfo(np.float32).eps)
     program = Program(_RSTD, (f"input * rstd{by}",), ("rstd",))
     dtype = input.dtype if weight is None else promote([input.dtype, weight.dtype])
-    operands = Operands({"input": rows_of(k, input, dims)}, tables, {}, {"eps": small})
+    operands = Operands({"input": rows_at(k, input, dims)}, tables, {}, {"eps": small})
     y, rstd = k.rows(program, operands, (dtype, float32))
     return y.reshape(input.shape), rstd.reshape((*input.shape[:-dims], *[1] * dims))
 
 
 @rms_norm.cuda_vjp("rows", "input", when=_whole_rows)
 def _(
-    k: Any, g: Array, input: Array, weight: Array | None, rstd: Array, normalized_shape: Sequence[int], plus: Plus
-) -> Array:
-    tables, by = _weighted(k, weight)
-    held, added = plus_rows(k, plus, "input", len(normalized_shape))
-    operands = _rms_operands(k, g, input, rstd, len(normalized_shape), tables, held)
+    k: Any, g: Array, input: Array, weight: Array | None, rstd: Array, normalized_shape: Sequence[int], plus: Plus,
+    into: Into,
+) -> Array:  # fmt: skip
+    dims, (tables, by) = len(normalized_shape), _weighted(k, weight)
+    held, added = plus_rows(k, plus, "input", dims)
+    operands = _rms_operands(k, g, input, rstd, dims, tables, held)
     steps = (f"sum s = g{by} * input", "let t = s * rstd * rstd / n")
     program = Program(steps, (f"rstd * (g{by} - input * t){added}",))
-    return k.rows(program, operands, (input.dtype,))[0].reshape(input.shape)
+    return row_program(k, program, operands, input.dtype, input.shape, dims, into.get("input"))
 
 
 @rms_norm.cuda_vjp("rows", "weight", when=_whole_rows)
 def _(k: Any, g: Array, input: Array, weight: Array, rstd: Array) -> Array:
-    operands = _rms_operands(k, g, input, rstd, weight.ndim, {}, {})
-    extent = Extent(1, *operands.rows["input"].shape)
+    rows = {"g": rows_of(k, g, weight.ndim), "input": rows_of(k, input, weight.ndim)}
+    operands, extent = Operands(rows, {}, {"rstd": rstd.reshape(-1)}), Extent(1, *rows["g"].shape)
     return k.columns([Reduction("sum", "g * input * rstd")], operands, extent, weight.dtype)[0].reshape(weight.shape)
 
 
@@ -176,16 +177,16 @@ def _angles(k: Any, cos: Array, sin: Array, shape: tuple[int, ...]) -> dict[str,
 @rope.cuda("rows", when=_pairs)
 def _(k: Any, input: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
     program = Program(("row x = input",), ("x * cosine + turned(x) * sine",))
-    operands = Operands({"input": rows_of(k, input)}, _angles(k, cos, sin, input.shape))
+    operands = Operands({"input": rows_at(k, input)}, _angles(k, cos, sin, input.shape))
     dtype = promote([input.dtype, cos.dtype, sin.dtype])
     return k.rows(program, operands, (dtype,))[0].reshape(input.shape)
 
 
 @rope.cuda_vjp("rows", "input", when=_pairs)
-def _(k: Any, g: Array, input: Array, cos: Array, sin: Array) -> Array:
+def _(k: Any, g: Array, input: Array, cos: Array, sin: Array, into: Into) -> Array:
     program = Program(("row t = g * sine",), ("g * cosine - turned(t)",))
-    operands = Operands({"g": rows_of(k, g)}, _angles(k, cos, sin, g.shape))
-    return k.rows(program, operands, (input.dtype,))[0].reshape(g.shape)
+    operands = Operands({"g": rows_at(k, g)}, _angles(k, cos, sin, g.shape))
+    return row_program(k, program, operands, input.dtype, g.shape, into=into.get("input"))
 
 
 @rope.cuda_vjp("rows", "cos", when=_pairs)
@@ -196,8 +197,8 @@ def _(k: Any, g: Array, input: Array, cos_shape: Shape) -> Array:
 @rope.cuda_vjp("rows", "sin", when=_pairs)
 def _(k: Any, g: Array, input: Array, sin_shape: Shape) -> Array:
     program = Program(("row x = input",), ("g * turned(x)",))
-    (each,) = k.rows(program, Operands({"g": rows_of(k, g), "input": rows_of(k, input)}), (float32,))
-    return carried(k, "g", {"g": each.reshape(g.shape)}, sin_shape)
+    each = row_program(k, program, Operands({"g": rows_at(k, g), "input": rows_at(k, input)}), float32, g.shape)
+    return carried(k, "g", {"g": each}, sin_shape)
 
 
 @rope.large_samples
@@ -254,13 +255,15 @@ def _(
     program = Program((*_RSTD, f"row x = input * rstd{by}"), ("x * cosine + turned(x) * sine",), ("rstd",))
     tables |= _angles(k, cos, sin, input.shape)
     dtype = promote([a.dtype for a in (input, weight) if a is not None])
-    operands = Operands({"input": rows_of(k, input)}, tables, {}, {"eps": eps})
+    operands = Operands({"input": rows_at(k, input)}, tables, {}, {"eps": eps})
     y, rstd = k.rows(program, operands, (dtype, float32))
     return y.reshape(input.shape), rstd.reshape((*input.shape[:-1], 1))
 
 
 @rms_norm_rope.cuda_vjp("rows", "input", when=_pairs_of_norm)
-def _(k: Any, g: Array, input: Array, weight: Array | None, cos: Array, sin: Array, rstd: Array, plus: Plus) -> Array:
+def _(
+    k: Any, g: Array, input: Array, weight: Array | None, cos: Array, sin: Array, rstd: Array, plus: Plus, into: Into
+) -> Array:  # fmt: skip
     tables, by = _weighted(k, weight)
     held, added = plus_rows(k, plus, "input", 1)
     program = Program(
@@ -273,14 +276,14 @@ def _(k: Any, g: Array, input: Array, weight: Array | None, cos: Array, sin: Arr
         (f"rstd * (d - input * q){added}",),
     )
     operands = _rms_operands(k, g, input, rstd, 1, tables | _angles(k, cos, sin, input.shape), held)
-    return k.rows(program, operands, (input.dtype,))[0].reshape(input.shape)
+    return row_program(k, program, operands, input.dtype, input.shape, into=into.get("input"))
 
 
 @rms_norm_rope.cuda_vjp("rows", "weight", when=_pairs_of_norm)
 def _(k: Any, g: Array, input: Array, weight: Array, cos: Array, sin: Array, rstd: Array) -> Array:
     program = Program(("row t = g * sine",), ("(g * cosine - turned(t)) * input * rstd",))
     operands = _rms_operands(k, g, input, rstd, 1, _angles(k, cos, sin, input.shape), {})
-    (each,) = k.rows(program, operands, (float32,))
+    each = row_program(k, program, operands, float32, (g.size // g.shape[-1], g.shape[-1]))
     total = k.columns([Reduction("sum", "each")], Operands({"each": each}), Extent(1, *each.shape), weight.dtype)
     return total[0].reshape(weight.shape)
 

@@ -16,7 +16,7 @@ from ..tensor import Tensor
 from .dims import Shape, axes, axis
 
 
-@primitive(torch="reshape", moves=True)
+@primitive(torch="reshape", views=True)
 def reshape(xp: Any, input: Array, shape: Sequence[int]) -> Array:
     """input's elements in row-major order under another shape; one size may be -1"""
     known = math.prod(n for n in shape if n != -1)
@@ -81,7 +81,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), 1, 0), ShapeError, "start_dim 1 comes after end_dim 0")
 
 
-@primitive(torch="permute", moves=True)
+@primitive(torch="permute", views=True)
 def permute(xp: Any, input: Array, dims: Sequence[int]) -> Array:
     """input's dims in the order given"""
     if sorted(axis(d, input.ndim, "permute") for d in dims) != list(range(input.ndim)):
@@ -105,7 +105,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (0, 0)), ShapeError, "does not name each of 2 dims once")
 
 
-@primitive(torch="transpose", moves=True)
+@primitive(torch="transpose", views=True)
 def transpose(xp: Any, input: Array, dim0: int, dim1: int) -> Array:
     """input with two dims exchanged"""
     return _exchanged(xp, input, dim0, dim1)
@@ -131,7 +131,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), 0, 2), ShapeError, "transpose: dim 2 is outside a tensor of 2 dims")
 
 
-@primitive(torch="movedim", moves=True)
+@primitive(torch="movedim", views=True)
 def movedim(xp: Any, input: Array, source: int | Sequence[int], destination: int | Sequence[int]) -> Array:
     """input with the dims at source put at destination, the others in order around them"""
     return xp.moveaxis(input, source, destination)
@@ -151,7 +151,7 @@ def _() -> Iterator[Sample]:
     yield sample((2, 3, 4), (0, -1), (1, 0))
 
 
-@primitive(torch="squeeze", moves=True)
+@primitive(torch="squeeze", views=True)
 def squeeze(xp: Any, input: Array, dim: int | Sequence[int] | None = None) -> Array:
     """input without those of its dims (all, or the ones named) whose size is 1"""
     dims = axes(dim, input.ndim, "squeeze") if dim != () else ()
@@ -176,7 +176,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 1), 2), ShapeError, "squeeze: dim 2 is outside a tensor of 2 dims")
 
 
-@primitive(torch="unsqueeze", moves=True)
+@primitive(torch="unsqueeze", views=True)
 def unsqueeze(xp: Any, input: Array, dim: int) -> Array:
     """input with a dim of size 1 put in at dim"""
     return xp.expand_dims(input, dim)

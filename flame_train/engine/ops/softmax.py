@@ -11,7 +11,7 @@ from ..dtype import Array
 from ..op import ErrorSample, Op, Sample, composite, primitive, sample
 from ..sample import no_such_dim
 from ..tensor import Tensor
-from .along import no_rows, rows_of
+from .along import no_rows, row_program, rows_at
 from .dims import Dims, axes, spread
 
 
@@ -69,12 +69,11 @@ _LOG_SOFTMAX_GRADIENT = Program(("sum d = g",), ("g - e_to(out) * d",))
 def _along_rows(op: Op, value: Program, slope: Program) -> None:
     @op.cuda("rows", when=_last)
     def _(k: Any, input: Array, dim: int) -> Array:
-        return k.rows(value, Operands({"input": rows_of(k, input)}), (input.dtype,))[0].reshape(input.shape)
+        return row_program(k, value, Operands({"input": rows_at(k, input)}), input.dtype, input.shape)
 
     @op.cuda_vjp("rows", "input", when=_last)
     def _(k: Any, g: Array, out: Array) -> Array:
-        operands = Operands({"g": rows_of(k, g), "out": rows_of(k, out)})
-        return k.rows(slope, operands, (g.dtype,))[0].reshape(g.shape)
+        return row_program(k, slope, Operands({"g": rows_at(k, g), "out": rows_at(k, out)}), g.dtype, g.shape)
 
     @op.large_samples
     def _() -> Iterator[Sample]:
@@ -133,7 +132,7 @@ def _(k: Any, input: Array, dim: Dims, keepdim: bool) -> Array:
         (),
         ("logf(s) + m",),
     )
-    total = k.rows(program, Operands({"input": rows_of(k, input, len(dims))}), (input.dtype,))[0]
+    total = k.rows(program, Operands({"input": rows_at(k, input, len(dims))}), (input.dtype,))[0]
     lead = input.shape[: input.ndim - len(dims)]
     return total.reshape((*lead, *[1] * len(dims)) if keepdim else lead)
 

@@ -222,13 +222,16 @@ class StandIn:
         self.RawModule = RawModule
         self.ElementwiseKernel = lambda *_: lambda x: on_device(np.zeros_like(x))
         stream, freed = Stream(), lambda: None
-        pool = SimpleNamespace(used_bytes=lambda: 3, total_bytes=lambda: 4, malloc=None, free_all_blocks=freed)
+        pool = SimpleNamespace(
+            used_bytes=lambda: 3, total_bytes=lambda: 4, malloc=lambda size: None, free_all_blocks=freed
+        )
         self.cuda = SimpleNamespace(
             Stream=lambda non_blocking=False: Stream() if non_blocking else stream, MemoryPool=lambda: pool,
             set_allocator=lambda _: None, using_allocator=lambda _: nullcontext(), Event=Event,
             get_current_stream=lambda: stream, alloc_pinned_memory=bytearray,
             Device=lambda: SimpleNamespace(attributes={"MultiProcessorCount": 132}, compute_capability="90"),
             PinnedMemoryPool=lambda: SimpleNamespace(malloc=Pinned), runtime=RUNTIME,
+            memory=SimpleNamespace(OutOfMemoryError=MemoryError),
         )  # fmt: skip
         self.broadcast_to = broadcast_to
         self.lib = SimpleNamespace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,14 @@ def test_memory_counts_what_graphs_keep(gpu: Any) -> None:
     assert gpu.memory().peak == 7
 
 
+def test_the_peak_has_what_graphs_keep_beside_what_comes_and_goes(gpu: Any) -> None:
+    gpu.memory()
+    gpu._pool.used_bytes = lambda: 10
+    gpu._malloc(1)
+    gpu._pool.used_bytes = lambda: 3
+    assert (gpu.memory().live, gpu.memory().peak) == (3 + 4, 10 + 4)
+
+
 def test_a_step_runs_once_is_captured_once_and_then_replayed(gpu: Any) -> None:
     ran = []
     step = gpu.capture(lambda: ran.append(gpu.stream.capturing))
@@ -54,6 +63,37 @@ def test_a_step_runs_once_is_captured_once_and_then_replayed(gpu: Any) -> None:
     assert ran == [False, True]
     assert step._graph.launches == 3
     assert not gpu.stream.capturing
+
+
+@pytest.mark.parametrize("kept", [0, 4])
+def test_the_first_capture_gets_what_its_eager_run_took_as_one_block(gpu: Any, kept: int) -> None:
+    asked: list[int] = []
+    gpu.graph_pool = SimpleNamespace(total_bytes=lambda: kept, malloc=asked.append)
+    gpu._pool = SimpleNamespace(used_bytes=lambda: used[0], malloc=lambda size: None, free_all_blocks=lambda: None)
+    used = [300]
+
+    def fn() -> None:
+        for used[0] in (1000, 10_300, 300):
+            gpu._malloc(1)
+
+    step = gpu.capture(fn)
+    step()
+    assert asked == []
+    step()
+    assert asked == ([] if kept else [10_200])  # 10 000 and a fiftieth
+    assert gpu.memory().peak == 10_300 + kept
+
+
+def test_a_capture_without_room_for_one_block_grows_in_pieces(gpu: Any) -> None:
+    def full(size: int) -> None:
+        raise MemoryError
+
+    ran: list[int] = []
+    gpu.graph_pool = SimpleNamespace(total_bytes=lambda: 0, malloc=full)
+    step = gpu.capture(lambda: ran.append(1))
+    for _ in range(3):
+        step()
+    assert len(ran) == 2
 
 
 def test_a_captured_step_reads_nothing_back(gpu: Any) -> None:

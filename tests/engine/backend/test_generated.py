@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import flame_train.engine as flame
+from flame_train.engine import functional as F
 from flame_train.engine.backend.cuda import nvrtc
 from flame_train.engine.check import generator
 from flame_train.engine.dtype import is_float
@@ -246,6 +247,55 @@ def test_values_and_gradients(gpu: Any, dtype: Any, tmp_path: Path, monkeypatch:
                 wrong.append((name, i, part, distance(g, t), distance(p, t)))
     assert len(kernels.texts) > 100
     assert not wrong
+
+
+HEADS, HEAD = 3, 16
+
+
+def attended(t: dict[str, flame.Tensor]) -> flame.Tensor:
+    """What comes before a joint attention and beside it, its operands and gradients slices of one array."""
+    made = F.linear(t["x"], t["w"])
+    q, k, v, hidden = F.split(made, (48, 48, 48, 96), dim=-1)
+    q, k, v = (a.reshape(*a.shape[:2], HEADS, HEAD) for a in (q, k, v))
+    q = F.rms_norm_rope(q, t["scale"], t["cos"], t["sin"]).transpose(1, 2)
+    k = F.rms_norm(k, (HEAD,), t["scale"]).transpose(1, 2)
+    text, image = F.split(q * k * v.transpose(1, 2), (2, 5), dim=2)
+    text, image = (F.layer_norm(a.transpose(1, 2), (HEAD,)) for a in (text, image))
+    found = F.cat([text, image], dim=1).reshape(*made.shape[:2], -1)
+    return F.cat_gelu(F.layer_norm_modulate(found, t["shift"], t["shift"]), hidden, approximate="tanh")
+
+
+SHAPES = {
+    "x": (2, 7, 24), "w": (240, 24), "scale": (HEAD,), "cos": (7, 1, HEAD), "sin": (7, 1, HEAD), "shift": (48,),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+def test_rows_are_read_and_written_where_they_lie(
+    gpu: Any, dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels, rng = Kernels(tmp_path), generator("rows", 0)
+    drawn = {n: rng.standard_normal(s).astype(dtype).astype(np.float64) for n, s in SHAPES.items()}
+    weight = rng.standard_normal((2, 7, 144))
+    copies: list[Any] = []
+
+    def found(device: str, kind: Any) -> list[np.ndarray]:
+        leaves = {n: flame.tensor(v, kind, device, requires_grad=n in ("x", "w")) for n, v in drawn.items()}
+        y = attended(leaves)
+        grads = flame.grad(y, [leaves["x"], leaves["w"]], [flame.tensor(weight, kind, device)])
+        return [np.asarray(a.numpy(), np.float64) for a in (y, *grads)]
+
+    truth, plain = found("cpu", np.dtype(np.float64)), found("cpu", dtype)
+    monkeypatch.setattr(gpu.kernels._modules, "generated", kernels.generated)
+    found("cuda", dtype)
+    kernels.build()
+    copy = type(gpu.kernels).copy
+    monkeypatch.setattr(type(gpu.kernels), "copy", lambda k, *a: copies.append(a) or copy(k, *a))
+    got = found("cuda", dtype)
+    for g, p, t in zip(got, plain, truth, strict=True):
+        assert distance(g, t) <= 2.0 * distance(p, t) + float(ml_dtypes.finfo(dtype).eps)
+    assert not copies, "each slice is read and written where it lies"
 
 
 def test_a_reduction_has_more_outputs_than_a_grid_has_places_in_y(gpu: Any) -> None:

@@ -9,6 +9,7 @@ they run one after another on one stream and leave nothing in it that is read la
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ...mode import capturing
@@ -26,13 +27,12 @@ def capture(backend: CudaBackend, fn: Callable[[], None]) -> Callable[[], None]:
 class _Captured:
     def __init__(self, backend: CudaBackend, fn: Callable[[], None]) -> None:
         self._backend, self._fn = backend, fn
-        self._warm = False
+        self._needs = -1  # bytes, once it has run
         self._graph: Any = None
 
     def __call__(self) -> None:
-        if not self._warm:
-            self._fn()
-            self._warm = True
+        if self._needs < 0:
+            self._needs = self._backend.most_taken(self._fn)
             return
         if self._graph is None:
             self._record()
@@ -42,6 +42,7 @@ class _Captured:
         cuda = self._backend.xp.cuda
         stream = self._backend.stream
         self._backend.release_unused()  # what the eager run took is better used by the graph
+        self._room()
         with cuda.using_allocator(self._backend.graph_pool.malloc), capturing():
             stream.begin_capture()
             try:
@@ -50,6 +51,18 @@ class _Captured:
                 self._abandon(stream)
                 raise
             self._graph = Graph(self._backend.xp, stream)
+
+    def _room(self) -> None:
+        """What the eager run took as one free block, and a fiftieth for what does not fit together.
+
+        A pool that grows piece by piece keeps pieces that fit nothing that comes later: a twentieth of a step of SDXL.
+        Without the fiftieth a large workspace may find no place and come on top of all. What a pool holds already is
+        where earlier graphs work, for this one to take from.
+        """
+        pool = self._backend.graph_pool
+        if not pool.total_bytes():
+            with suppress(self._backend.xp.cuda.memory.OutOfMemoryError):  # in pieces it may still fit
+                pool.malloc(self._needs + self._needs // 50)
 
     def _abandon(self, stream: Any) -> None:
         """Ends a broken capture so that the stream can be used again; the first error is the one to show."""

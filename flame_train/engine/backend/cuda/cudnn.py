@@ -53,8 +53,6 @@ class CuDnn:
         except RuntimeError as e:
             raise EnvironmentFault(f"cuDNN did not start ({e}); run `flame-train doctor`") from e
         self._plans: dict[tuple[Any, ...], _Plan] = {}
-        self._workspace = cupy.empty(1 << 20, "uint8")
-        self._recorded: list[Any] = []  # captured graphs hold the addresses of these workspaces
         self._lock = threading.Lock()
 
     # ---- convolution ---------------------------------------------------------------------------------
@@ -157,10 +155,10 @@ class CuDnn:
             plan = self._plans.get(key)
             if plan is None:
                 plan = self._plans[key] = self._make(key, dtype, build, arrays)
-            if mode().capturing and not any(w is self._workspace for w in self._recorded):
-                self._recorded.append(self._workspace)
+            # Taken for the call alone: a deterministic attention wants more than is free while all activations live.
+            workspace = self._cupy.empty(max(1, plan.workspace), "uint8")
             if self._launches.wanted("attention" if key[0].startswith("sdpa") else "convolution"):
-                plan.graph.execute(plan.pointers(arrays), self._workspace.data.ptr, handle=self._handle)
+                plan.graph.execute(plan.pointers(arrays), workspace.data.ptr, handle=self._handle)
 
     def _make(
         self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None], arrays: dict[str, Array]
@@ -179,7 +177,7 @@ class CuDnn:
                 raise DeviceFault(f"cuDNN has no plan for {key}: {e}") from e
             if not capturing:
                 self._shelf.put(question, plan.kept())
-        self._grow_workspace(plan.graph.get_workspace_size())
+        plan.workspace = plan.graph.get_workspace_size()
         return plan
 
     def _described(self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None]) -> _Plan:
@@ -262,18 +260,14 @@ class CuDnn:
         if barred:
             graph.deselect_numeric_notes(barred)
 
-    def _grow_workspace(self, needed: int) -> None:
-        if needed > self._workspace.size:
-            self._workspace = self._cupy.empty(needed, "uint8")
-
 
 class _Plan:
-    """A graph and its tensors by name, as themselves or as cuDNN's numbers of them."""
+    """A graph, its tensors by name, as themselves or as cuDNN's numbers of them, and the bytes it works in."""
 
-    __slots__ = ("graph", "tensors")
+    __slots__ = ("graph", "tensors", "workspace")
 
     def __init__(self, graph: Any, tensors: dict[str, Any]) -> None:
-        self.graph, self.tensors = graph, tensors
+        self.graph, self.tensors, self.workspace = graph, tensors, 0
 
     def pointers(self, arrays: dict[str, Array]) -> dict[Any, int]:
         """What cuDNN is told of the arrays, given by name."""

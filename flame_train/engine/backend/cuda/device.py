@@ -33,7 +33,7 @@ class CudaBackend:
         self._pool = cupy.cuda.MemoryPool()
         self.graph_pool = cupy.cuda.MemoryPool()
         self._pinned, self._graph_pinned = cupy.cuda.PinnedMemoryPool(), cupy.cuda.PinnedMemoryPool()
-        self._peak = 0
+        self._peak = self._in_graphs = 0
         cupy.cuda.set_allocator(self._malloc)
         self.enter_thread()
         self.kernels = Kernels(cupy, self.stream)
@@ -50,7 +50,7 @@ class CudaBackend:
 
     def _malloc(self, size: int) -> Any:
         memory = self._pool.malloc(size)
-        self._peak = max(self._peak, self._pool.used_bytes())
+        self._peak = max(self._peak, self._pool.used_bytes() + self._in_graphs)
         return memory
 
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
@@ -111,13 +111,24 @@ class CudaBackend:
     def memory(self) -> Memory:
         """What tensors take, and what captured graphs keep for themselves."""
         total = self.xp.cuda.runtime.memGetInfo()[1]
-        live = int(self._pool.used_bytes() + self.graph_pool.total_bytes())
+        self._in_graphs = self.graph_pool.total_bytes()  # a walk over the pool: not asked at every allocation
+        live = int(self._pool.used_bytes() + self._in_graphs)
         self._peak = max(self._peak, live)
         return Memory(live, self._peak, int(total))
 
     def reset_peak(self) -> None:
         self._peak = 0
         self._peak = self.memory().live
+
+    def most_taken(self, fn: Callable[[], None]) -> int:
+        """Runs `fn`; the bytes that it had taken at once, at most."""
+        before, peak = self.memory().live, self._peak
+        self._peak = before
+        try:
+            fn()
+        finally:
+            most, self._peak = self._peak, max(peak, self._peak)
+        return most - before
 
     def release_unused(self) -> None:
         """Gives the memory of freed tensors back to the device, for others to take."""

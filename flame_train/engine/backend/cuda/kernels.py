@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ...dtype import Array, DType, float64
+from ..base import same_place
 from .columns import Columns
 from .cublaslt import SUPPORTED, CublasLt, is_plain
 from .cudnn import CuDnn
@@ -65,6 +66,10 @@ class Kernels:
         self.copy([made], [x])
         return made
 
+    def even(self, x: Array) -> Array:
+        """`x` with its rows at one distance from each other: itself, or a dense copy where they are not."""
+        return x if _evenly(x) else self.rows_first(x)
+
     def copy(self, targets: Sequence[Array], sources: Sequence[Array]) -> None:
         """Values into the targets, all of one shape and dtype, to which the sources, alike among them, broadcast.
 
@@ -81,21 +86,25 @@ class Kernels:
             self.elementwise(tuple(given), given, (first.dtype,) * len(some), first.shape, some)
 
     def joined(
-        self, arrays: Sequence[Array], axis: int, dtype: DType, expressions: Sequence[str] | None = None
-    ) -> Array:
-        """The arrays, of dtypes that generated kernels know, one after another along an axis.
+        self, arrays: Sequence[Array], axis: int, dtype: DType, expressions: Sequence[str] | None = None,
+        out: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """The arrays, of dtypes that generated kernels know, one after another along an axis; in `out` if given.
 
-        `expressions`, one an array over its elements `x`, say what is to stand there instead of them.
+        `expressions`, one an array over its elements `x`, say what is to stand there instead of them. Without them an
+        array that lies in its place in `out` already is left there.
         """
         lengths = [a.shape[axis] for a in arrays]
         shape = list(arrays[0].shape)
         shape[axis] = sum(lengths)
-        out = self.empty(shape, dtype)
+        out = self.empty(shape, dtype) if out is None else out
         ends = itertools.accumulate(lengths)
         for a, end, value in zip(arrays, ends, expressions or itertools.repeat("x"), strict=False):
             place = [slice(None)] * out.ndim
             place[axis] = slice(end - a.shape[axis], end)
-            self.elementwise((value,), {"x": a}, (dtype,), out=(out[tuple(place)],))
+            part = out[tuple(place)]
+            if expressions is not None or not same_place(a, part):
+                self.elementwise((value,), {"x": a}, (dtype,), out=(part,))
         return out
 
     # ---- our own kernels -----------------------------------------------------------------------------
@@ -126,7 +135,7 @@ class Kernels:
         """alpha * a @ b (+ bias) (+ plus), for a (..., M, K) and b (K, N) or (..., K, N); `plus` may be `out`."""
         a, b = self._plain(a), self._plain(b)
         if b.ndim == 2 and a.ndim > 2:
-            a2 = (a if _evenly(a) else self.rows_first(a)).reshape(-1, a.shape[-1])
+            a2 = self.even(a).reshape(-1, a.shape[-1])
             flat_out, flat_plus = (None if x is None else x.reshape(a2.shape[0], b.shape[1]) for x in (out, plus))
             flat = self.matmul(a2, b, bias=bias, out=flat_out, alpha=alpha, plus=flat_plus, out_dtype=out_dtype)
             return flat.reshape(*a.shape[:-1], b.shape[1])
@@ -172,7 +181,7 @@ class Kernels:
 
 def _evenly(x: Array) -> bool:
     """True if all dims but the last are one in memory: a view with a single row dim exists."""
-    return all(x.strides[i] == x.shape[i + 1] * x.strides[i + 1] for i in range(x.ndim - 2))
+    return all(x.shape[i] == 1 or x.strides[i] == x.shape[i + 1] * x.strides[i + 1] for i in range(x.ndim - 2))
 
 
 def _place(cupy: Any) -> str:

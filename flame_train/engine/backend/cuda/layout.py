@@ -44,7 +44,7 @@ def plan(shape: Shape, operands: Sequence[Operand], new: int, itemsize: int) -> 
     spread = [_spread(o, shape) for o in operands]
     order = _order(shape, spread)
     dense = _dense(shape, order)
-    sizes, strides = _merged([shape[i] for i in order], [[s[i] for i in order] for s in [*spread, *[dense] * new]])
+    sizes, strides = merged([shape[i] for i in order], [[s[i] for i in order] for s in [*spread, *[dense] * new]])
     made = [*operands, *[Operand(shape, dense, itemsize)] * new]
     limit = 8 if any(o.itemsize == 2 for o in made) else 4
     width = next(w for w in (8, 4, 2, 1) if w <= limit and _fits(w, sizes, strides, made))
@@ -77,7 +77,7 @@ def _dense(shape: Shape, order: tuple[int, ...]) -> Strides:
     return tuple(inner[order.index(i)] for i in range(len(shape)))
 
 
-def _merged(sizes: list[int], strides: list[list[int]]) -> tuple[Shape, tuple[Strides, ...]]:
+def merged(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[Shape, tuple[Strides, ...]]:
     """Neighbouring dims made one where every operand steps evenly through both; dims of one element are left out."""
     kept: list[int] = []
     rows: list[list[int]] = [[] for _ in strides]

@@ -46,7 +46,10 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """By name: rows of their own (R, C), shared rows, one element a row (R,), and plain numbers."""
+    """By name: rows of their own (..., C), shared rows, one element a row (R,), and plain numbers.
+
+    R counts the rows in row-major order of their leading dims, which for all operands are the same.
+    """
 
     rows: Mapping[str, Array]
     tables: Mapping[str, Table] = field(default_factory=dict)

@@ -8,9 +8,9 @@ A program is a list of steps over a row's elements, in order:
   being taken as (-b, a).
 
 Expressions are C over the operands' names, the steps' before, `n` (the row's length) and what `ops/elements.cuh`
-defines. Contract of the generated kernels: operands are rows of neighbours, 16-byte aligned, at any distance from each
-other; a row stays in the registers of up to 1024 threads; arithmetic and sums are fp32, sums in a fixed order;
-outputs are assigned, never accumulated.
+defines. Contract of the generated kernels: rows of operands and outputs are neighbours in memory, operands 16-byte
+aligned; rows lie at the distances that their leading dims say; a row stays in the registers of up to 1024 threads;
+arithmetic and sums are fp32, sums in a fixed order; outputs are assigned, never accumulated.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
 
 from ...dtype import Array, DType
+from .layout import merged
 from .nvrtc import KernelModules, element_name
 from .programs import Operands, Program
 
@@ -68,49 +69,53 @@ class Rows:
     def __call__(
         self, program: Program, operands: Operands, dtypes: Sequence[DType], out: Sequence[Array] = ()
     ) -> tuple[Array, ...]:
-        """The program's rows (R, C) and numbers (R,), in `dtypes`, in this order; or written into `out`."""
+        """The program's rows (..., C) and numbers (R,), in `dtypes`, in this order; or written into `out`."""
         own = {n: self._aligned(a) for n, a in operands.rows.items()}
-        count, columns = next(iter(own.values())).shape
+        *lead, columns = next(iter(own.values())).shape
+        count = prod(lead)
         tables = {n: self._aligned(t.array) for n, t in operands.tables.items()}
         made = list(out) or [
-            self._xp.empty((count, columns) if i < len(program.rows) else (count,), d) for i, d in enumerate(dtypes)
+            self._xp.empty((*lead, columns) if i < len(program.rows) else (count,), d) for i, d in enumerate(dtypes)
         ]
         if count == 0 or columns == 0:
             return tuple(made)
-        strides = tuple(a.strides[0] // a.itemsize for a in own.values())
+        placed = [*own.values(), *made[: len(program.rows)]]
+        sizes, strides = merged(lead, [[s // a.itemsize for s in a.strides[:-1]] for a in placed])
+        step = gcd(columns, *((a.data.ptr & 15) // a.itemsize for a in placed), *(s for row in strides for s in row))
         kinds = tuple((n, a.dtype) for n, a in own.items())
         function, shape = self._function(
             program, kinds, tuple((n, a.dtype) for n, a in tables.items()),
             tuple((n, a.dtype) for n, a in operands.columns.items()), tuple(operands.numbers),
-            tuple(a.dtype for a in made), columns, gcd(columns, *strides),
+            tuple(a.dtype for a in made), len(sizes), columns, step,
         )  # fmt: skip
         arguments: list[Any] = []
-        for a, stride in zip(own.values(), strides, strict=True):
-            arguments += [a, np.int64(stride)]
+        for a, steps in zip(own.values(), strides, strict=False):
+            arguments += [a, *map(np.int64, steps)]
         for n, a in tables.items():
             t = operands.tables[n]
             arguments += [a, np.int32(t.run), np.int32(t.count)]
         arguments += [*operands.columns.values(), *(np.float32(v) for v in operands.numbers.values()), *made]
-        arguments += [np.int32(count), np.int32(columns)]
+        arguments += [np.int64(s) for steps in strides[len(own) :] for s in steps]
+        arguments += [*map(np.int32, sizes[1:]), np.int32(count), np.int32(columns)]
         per_block = shape.block // shape.threads
         function((-(-count // per_block),), (shape.block,), tuple(arguments))
         return tuple(made)
 
     def _aligned(self, a: Array) -> Array:
-        if a.shape[1] > 1 and a.strides[1] != a.itemsize:
+        if a.shape[-1] > 1 and a.strides[-1] != a.itemsize:
             a = self._xp.ascontiguousarray(a)
         return a.copy() if a.data.ptr & 15 else a  # a copy begins where the pool's blocks do
 
     def _compiled(
         self, program: Program, rows: Names, tables: Names, columns: Names, numbers: tuple[str, ...],
-        outputs: tuple[DType, ...], length: int, step: int,
+        outputs: tuple[DType, ...], dims: int, length: int, step: int,
     ) -> tuple[Any, Shape]:  # fmt: skip
         stored = [d for _, d in (*rows, *tables)] + list(outputs[: len(program.rows)])
         width = gcd(step, 8 if any(d.itemsize == 2 for d in stored) else 4)
         vectors = sum(s.startswith("row ") for s in program.steps)
         wide = sum(max(1, d.itemsize * width // 16) for _, d in rows)
         shape = shape_of(length, width, wide, wide + vectors * max(1, width // 4))
-        text = _Text(program, rows, tables, columns, numbers, outputs, shape).source()
+        text = _Text(program, rows, tables, columns, numbers, outputs, dims, shape).source()
         return self._modules.generated(text, "rows"), shape
 
 
@@ -122,9 +127,9 @@ class _Text:
 
     def __init__(
         self, program: Program, rows: Names, tables: Names, columns: Names, numbers: tuple[str, ...],
-        outputs: tuple[DType, ...], shape: Shape,
+        outputs: tuple[DType, ...], dims: int, shape: Shape,
     ) -> None:  # fmt: skip
-        self.program, self.shape, self.numbers, self.outputs = program, shape, numbers, outputs
+        self.program, self.shape, self.numbers, self.outputs, self.dims = program, shape, numbers, outputs, dims
         self.rows = {n: element_name(d) for n, d in rows}
         self.tables = {n: element_name(d) for n, d in tables}
         self.columns = {n: element_name(d) for n, d in columns}
@@ -136,6 +141,8 @@ class _Text:
         outputs = self._outputs()
         types = [*self.rows.values(), *self.tables.values(), *map(element_name, self.outputs[: len(self.program.rows)])]
         s = self.shape
+        rests = "".join(f"  const int i{d} = rest % size{d}; rest /= size{d};\n" for d in range(self.dims - 1, 0, -1))
+        places = f"  int rest = row;\n{rests}  const int i0 = rest;\n"
         return f"""#define FAST {int("float" not in types)}
 #include "elements.cuh"
 extern "C" __global__ void __launch_bounds__({s.block}) rows({", ".join(self._arguments())}) {{
@@ -144,25 +151,33 @@ extern "C" __global__ void __launch_bounds__({s.block}) rows({", ".join(self._ar
   const bool live = row < count;
   const float n = length;
   __shared__ float shared[{max(1, self.totals)}][32];
-{self._loads()}{steps}{outputs}}}
+{places}{self._loads()}{steps}{outputs}}}
 """
 
     def _arguments(self) -> list[str]:
         found: list[str] = []
         for name, t in self.rows.items():
-            found += [f"const {t}* __restrict__ p_{name}", f"const long long step_{name}"]
+            found += [f"const {t}* __restrict__ p_{name}", *self._steps(name)]
         for name, t in self.tables.items():
             found += [f"const {t}* __restrict__ p_{name}", f"const int run_{name}", f"const int count_{name}"]
         found += [f"const {t}* __restrict__ p_{name}" for name, t in self.columns.items()]
         found += [f"const float {name}" for name in self.numbers]
         found += [f"{element_name(d)}* __restrict__ out{i}" for i, d in enumerate(self.outputs)]
-        return [*found, "const int count", "const int length"]
+        found += [step for i in range(len(self.program.rows)) for step in self._steps(f"out{i}")]
+        return [*found, *(f"const int size{d}" for d in range(1, self.dims)), "const int count", "const int length"]
+
+    def _steps(self, name: str) -> list[str]:
+        return [f"const long long step_{name}{d}" for d in range(self.dims)]
+
+    def _place(self, name: str) -> str:
+        """Where an operand's or output's row begins."""
+        return " + ".join(f"i{d} * step_{name}{d}" for d in range(self.dims))
 
     def _loads(self) -> str:
         w, k = self.shape.width, self.shape.packets
         held = "".join(f"  Packet<{t}, {w}> q_{name}[{k}];\n" for name, t in self.rows.items())
         reads = "".join(
-            f"    q_{name}[k] = *reinterpret_cast<const Packet<{t}, {w}>*>(p_{name} + row * step_{name} + p * {w});\n"
+            f"    q_{name}[k] = *reinterpret_cast<const Packet<{t}, {w}>*>(p_{name} + {self._place(name)} + p * {w});\n"
             for name, t in self.rows.items()
         )
         shared = "".join(
@@ -219,7 +234,7 @@ extern "C" __global__ void __launch_bounds__({s.block}) rows({", ".join(self._ar
         w, parts = self.shape.width, []
         for i, text in enumerate(self.program.rows):
             t = element_name(self.outputs[i])
-            store = f"    store<{t}, {w}>(out{i} + (long long)row * length + p * {w}, result);\n"
+            store = f"    store<{t}, {w}>(out{i} + {self._place('out' + str(i))} + p * {w}, result);\n"
             parts.append(self._each(f"result[i] = {self._expression(text)};", f"    float result[{w}];\n", store))
         first = len(self.program.rows)
         if self.program.numbers:

@@ -1,0 +1,88 @@
+"""What a step of SDXL takes on the device beside weights and optimizer, counted block by block before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from flame_train.engine import nn
+from flame_train.models.transformer import NARROW, Recompute, SpatialTransformer, run_again
+from flame_train.models.unet_sdxl import Downsample, ResBlock, UNet, Upsample
+from flame_train.training.family import Load
+
+_TEXT: Final = 77  # tokens; more of them change little
+
+_ATTENTIONS: Final = 9
+"""Of a transformer block, in images: the inputs of its three norms; queries, keys, values and what was found of the
+attention to itself; queries and what was found of the one to the text."""
+
+_GATED: Final = 8
+"""What geglu is given, in images."""
+
+_PASSING: Final = 15
+"""What comes and goes with the gradients of a feed-forward, in images: geglu's gradient, its result's, and the stream's
+on its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A part of the network and the latent pixels it works on."""
+
+    part: nn.Module
+    pixels: int
+
+
+def activation_bytes(unet: UNet, load: Load) -> int:
+    """The most that is there at once: all that the forward pass leaves behind, and the largest of what passes by.
+
+    That is a feed-forward or block made again, with its gradients, or a deterministic attention's scores.
+    """
+    places = [p for p in _walk(unet, load) if isinstance(p.part, SpatialTransformer)]
+    once = _PASSING + _GATED + (_ATTENTIONS if run_again(load.recompute) else 0)
+    largest = max((_image(p) * once * load.batch * load.itemsize for p in places), default=0)
+    scores = max((_scores(p, load) for p in places), default=0)
+    return kept(unet, load) * load.batch * load.itemsize + max(largest, scores)
+
+
+def kept(unet: UNet, load: Load) -> int:
+    """The numbers that the forward pass leaves behind for the backward pass, a picture's."""
+    last = load.bucket[0] * load.bucket[1] // 64 * unet.arch.model_channels  # the last norm's input
+    return last + sum(_kept(place, load.recompute) for place in _walk(unet, load))
+
+
+def _walk(unet: UNet, load: Load) -> Iterator[_Place]:
+    """Every part on the way down, through the middle and up again."""
+    pixels = load.bucket[0] * load.bucket[1] // 64
+    for stage in (*unet.input_blocks, unet.middle_block, *unet.output_blocks):
+        for part in stage:
+            if isinstance(part, Downsample):
+                pixels //= 4
+            elif isinstance(part, Upsample):
+                pixels *= 4
+            yield _Place(part, pixels)
+
+
+def _image(place: _Place) -> int:
+    """The numbers of the image that a transformer works on, one picture's."""
+    return place.pixels * place.part.proj_in.in_features
+
+
+def _kept(place: _Place, recompute: Recompute) -> int:
+    part = place.part
+    if isinstance(part, ResBlock):
+        first = part.in_layers[2]
+        of_input = {"blocks": first.in_channels, "blocks_offloaded": 0}
+        return place.pixels * of_input.get(recompute, first.in_channels + first.out_channels)
+    if isinstance(part, SpatialTransformer):
+        width, depth = part.proj_in.in_features, len(part.transformer_blocks)
+        gated = 0 if width <= NARROW else _GATED
+        block = {"nothing": _ATTENTIONS + gated, "feed_forward": _ATTENTIONS, "blocks": 1}.get(recompute, 0)
+        text = 0 if recompute == "blocks_offloaded" else 2 * _TEXT * width
+        return _image(place) * (1 + depth * block) + depth * text
+    return 0
+
+
+def _scores(place: _Place, load: Load) -> int:
+    heads = place.part.transformer_blocks[0].attn1.heads
+    return load.scores(heads, place.pixels, place.pixels)
