@@ -46,7 +46,7 @@ def test_every_launch_is_told_and_left_out_where_it_is_not_wanted(gpu: Any) -> N
     assert ran(gpu) == Counter({"norms and other rows": 2, "elementwise": 3})
 
 
-def test_a_kinds_time_is_what_a_step_without_it_is_shorter_by(gpu: Any) -> None:
+def test_a_kinds_time_is_that_of_its_kernels_alone(gpu: Any) -> None:
     """Each kernel taking a millisecond: a step is captured after one eager run, so that both run every kernel once."""
 
     def twice() -> None:
