@@ -1,4 +1,4 @@
-"""Kernels compiled for this very processor, and matrices described to it: what the driver is asked, and what is kept."""
+"""Kernels compiled for this very processor, and matrices described to it: what is asked, and what is kept."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from flame_train.engine.backend.cuda import tensor_map
@@ -16,44 +15,39 @@ from flame_train.engine.dtype import bfloat16, float16
 from flame_train.errors import DeviceFault
 
 
+class RefusedError(Exception):
+    """NVRTC's."""
+
+
 class Compiler:
     """NVRTC and the driver: a text's binary is itself reversed; a text with a mistake is refused."""
-
-    class NVRTCError(Exception): ...
 
     def __init__(self) -> None:
         self.compiled, self.loaded, self.destroyed = list[tuple[str, ...]](), list[bytes](), 0
         self.allowed: dict[int, int] = {}
 
     def cupy(self) -> Any:
-        module = lambda: SimpleNamespace(
-            load=self.loaded.append, get_function=lambda name: SimpleNamespace(ptr=len(name))
-        )  # noqa: E731
-        driver = SimpleNamespace(funcSetAttribute=self.attribute)
-        return SimpleNamespace(cuda=SimpleNamespace(nvrtc=self, driver=driver, function=SimpleNamespace(Module=module)))
+        nvrtc = SimpleNamespace(
+            getVersion=lambda: (13, 0), createProgram=lambda text, *_: text, compileProgram=self.compile,
+            getProgramLog=lambda _: "line 1: a mistake", getCUBIN=lambda text: text[::-1].encode(),
+            destroyProgram=self.destroy, NVRTCError=RefusedError,
+        )  # fmt: skip
+        driver, function = SimpleNamespace(funcSetAttribute=self.allow), SimpleNamespace(Module=self.module)
+        return SimpleNamespace(cuda=SimpleNamespace(nvrtc=nvrtc, driver=driver, function=function))
 
-    def attribute(self, function: int, which: int, value: int) -> None:
+    def module(self) -> Any:
+        return SimpleNamespace(load=self.loaded.append, get_function=lambda name: SimpleNamespace(ptr=len(name)))
+
+    def allow(self, function: int, which: int, value: int) -> None:
         assert which == 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self.allowed[function] = value
 
-    def getVersion(self) -> tuple[int, int]:
-        return 13, 0
-
-    def createProgram(self, text: str, name: str, headers: Any, names: Any) -> str:
-        return text
-
-    def compileProgram(self, program: str, asked: tuple[str, ...]) -> None:
+    def compile(self, program: str, asked: tuple[str, ...]) -> None:
         if "mistake" in program:
-            raise self.NVRTCError("status 6")
+            raise RefusedError("status 6")
         self.compiled.append(asked)
 
-    def getProgramLog(self, program: str) -> str:
-        return "line 1: a mistake"
-
-    def getCUBIN(self, program: str) -> bytes:
-        return program[::-1].encode()
-
-    def destroyProgram(self, program: str) -> None:
+    def destroy(self, program: str) -> None:
         self.destroyed += 1
 
 
@@ -118,6 +112,5 @@ def test_a_matrix_is_described_columns_first(gpu: Any, monkeypatch: pytest.Monke
 def test_what_the_driver_cannot_describe_is_said(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_map, "_encode", lambda: Encoder(1))
     tensor_map._encoded.cache_clear()
-    with pytest.raises(DeviceFault, match=r"\(10, 20\), rows of 40 bytes, in tiles \(64, 64\): 1"):
-        tensor_map.tensor_map(matrix(gpu, 10, 20, float16), (64, 64))
-    assert np.dtype(tensor_map.STRUCT).itemsize == 128
+    with pytest.raises(DeviceFault, match=r"\(10, 24\), rows 48 bytes apart, in tiles \(64, 64\): 1"):
+        tensor_map.tensor_map(matrix(gpu, 10, 24, float16), (64, 64))
