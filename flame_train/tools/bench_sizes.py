@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flame_train.engine.op import Sample, sample
-from flame_train.engine.sample import booleans, positive
+from flame_train.engine.sample import booleans, integers, positive
 
 
 def _attention(batch: int, heads: int, queries: int, width: int, keys: int | None = None) -> Sample:
@@ -44,6 +44,11 @@ MORE: Mapping[str, list[Sample]] = {
     **dict.fromkeys(("mul", "sub", "maximum"), _TWO),
     **dict.fromkeys(("sum", "mean", "var", "amax"), _REDUCED),
     **dict.fromkeys(("softmax", "log_softmax", "logsumexp"), _ROWS),
+    "cross_entropy": [
+        sample((4096, 32000), integers(32000, 4096)),
+        sample((8, 21, 512, 512), integers(21, 8, 512, 512)),
+    ],
+    "nll_loss": [sample((4096, 32000), integers(32000, 4096))],
     "div": [sample((4, 4096, 640), positive(4, 4096, 640))],
     "sqrt": [sample(positive(4, 4096, 640))],
     "gelu": [*_ONE, sample((4608, 12288), approximate="tanh")],

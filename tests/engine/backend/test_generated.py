@@ -28,9 +28,9 @@ from flame_train.engine.sample import materialise, tensor_arguments
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
 
 OPS = [
-    "add", "amax", "cast", "clamp", "gated_add", "geglu", "gelu", "layer_norm", "layer_norm_modulate", "lerp",
-    "log_softmax", "logsumexp", "mean", "mish", "mse_loss", "mul", "norm", "quick_gelu", "rms_norm", "rms_norm_rope",
-    "rope", "silu", "softmax", "sub", "sum", "swiglu", "var", "where",
+    "add", "amax", "cast", "clamp", "cross_entropy", "gated_add", "geglu", "gelu", "layer_norm",
+    "layer_norm_modulate", "lerp", "log_softmax", "logsumexp", "mean", "mish", "mse_loss", "mul", "nll_loss", "norm",
+    "quick_gelu", "rms_norm", "rms_norm_rope", "rope", "silu", "softmax", "sub", "sum", "swiglu", "var", "where",
 ]  # fmt: skip
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
 
@@ -41,9 +41,12 @@ struct bf16 { unsigned short bits; };
 struct fp16 { unsigned short bits; };
 static float to_float(float x) { return x; }
 static float to_float(bool x) { return x ? 1.f : 0.f; }
+static float to_float(int x) { return (float)x; }
+static float to_float(long long x) { return (float)x; }
 static float to_float(bf16 x) { unsigned u = (unsigned)x.bits << 16; float f; memcpy(&f, &u, 4); return f; }
 static void from_float(float x, float& y) { y = x; }
 static void from_float(float x, bool& y) { y = x != 0.f; }
+static void from_float(float x, long long& y) { y = (long long)x; }
 static void from_float(float x, bf16& y) {
   unsigned u; memcpy(&u, &x, 4);
   y.bits = x != x ? 0x7fff : (unsigned short)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
@@ -162,22 +165,20 @@ class Kernels:
     def _unit(self, n: int, text: str, kernel: str) -> str:
         begin = BEGIN.match(text)
         assert begin is not None
-        code = text[begin.end() :].replace('extern "C" ', "")
+        code = nvrtc.included(text[begin.end() :]).replace('extern "C" ', "")
         assert "asm" not in code
         found = re.search(rf"{kernel}\(([^)]*)\) {{", code[code.index("__global__ void") :])
         assert found is not None
         types = [re.sub(r"\b(const|__restrict__)\b|\w+$", "", p.strip()).strip() for p in found[1].split(",")]
-        arguments = ", ".join(
-            f"*({t.replace('I', f'unit{n}::I') if t == 'I' else t}*)a[{i}]" for i, t in enumerate(types)
-        )
-        together = "true" if "of_all<" in text or "__syncthreads" in text else "false"
+        arguments = ", ".join(f"*({t}*)a[{i}]" for i, t in enumerate(types))
+        together = "true" if "of_all<" in code or "__syncthreads" in code else "false"
         return f"""
 namespace unit{n} {{
 using namespace fast{begin[1]};
 {code}
-}}
 extern "C" void run{n}(const int* grid, int threads, void** a) {{
-  launch(grid, threads, [](void** a) {{ unit{n}::{kernel}({arguments}); }}, a, {together});
+  launch(grid, threads, [](void** a) {{ {kernel}({arguments}); }}, a, {together});
+}}
 }}
 """
 
@@ -191,12 +192,16 @@ def on(bound: dict[str, Any], op: Op, device: str, dtype: Any) -> dict[str, Any]
     return {n: move(v) if n in op.tensor_names else v for n, v in bound.items()}
 
 
+def first(result: Any) -> flame.Tensor:
+    return result[0] if isinstance(result, tuple) else result
+
+
 def results(op: Op, bound: dict[str, Any], weight: np.ndarray | None) -> list[np.ndarray]:
     """The output and all gradients; the cotangent arrives twice, so that gradients are added to held ones as well."""
     leaves = [
         t.requires_grad_() for a, _, t in tensor_arguments(op, bound) if a in op.differentiable and is_float(t.dtype)
     ]
-    made = [op(**bound), op(**bound)]
+    made = [first(op(**bound)), first(op(**bound))]
     values = [np.asarray(made[0].numpy(), np.float64)]
     if weight is None or not leaves:
         return values
@@ -235,7 +240,7 @@ def test_values_and_gradients(gpu: Any, dtype: Any, tmp_path: Path, monkeypatch:
         exact = on(bound, op, "cpu", np.dtype(np.float64))
         if "dtype" in exact:
             exact["dtype"] = np.dtype(np.float64)
-        weight = generator(name, i + 50).standard_normal(op(**exact).shape).astype(dtype).astype(np.float64)
+        weight = generator(name, i + 50).standard_normal(first(op(**exact)).shape).astype(dtype).astype(np.float64)
         truths.append((weight, results(op, exact, weight)))
         results(op, on(bound, op, "cuda", dtype), weight)
     kernels.build()
