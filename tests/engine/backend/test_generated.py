@@ -28,9 +28,10 @@ from flame_train.engine.sample import materialise, tensor_arguments
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
 
 OPS = [
-    "add", "amax", "cast", "clamp", "cross_entropy", "gated_add", "geglu", "gelu", "layer_norm",
-    "layer_norm_modulate", "lerp", "log_softmax", "logsumexp", "mean", "mish", "mse_loss", "mul", "nll_loss", "norm",
-    "quick_gelu", "rms_norm", "rms_norm_rope", "rope", "silu", "softmax", "sub", "sum", "swiglu", "var", "where",
+    "add", "amax", "batch_norm", "batch_norm_inference", "batch_norm_train", "cast", "clamp", "cross_entropy",
+    "gated_add", "geglu", "gelu", "layer_norm", "layer_norm_modulate", "lerp", "log_softmax", "logsumexp", "mean",
+    "mish", "mse_loss", "mul", "nll_loss", "norm", "quick_gelu", "rms_norm", "rms_norm_rope", "rope", "silu",
+    "softmax", "sub", "sum", "swiglu", "var", "where",
 ]  # fmt: skip
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
 
