@@ -28,10 +28,10 @@ from flame_train.engine.sample import materialise, tensor_arguments
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
 
 OPS = [
-    "add", "amax", "batch_norm", "batch_norm_inference", "batch_norm_train", "cast", "clamp", "cross_entropy",
-    "gated_add", "geglu", "gelu", "layer_norm", "layer_norm_modulate", "lerp", "log_softmax", "logsumexp", "mean",
-    "mish", "mse_loss", "mul", "nll_loss", "norm", "quick_gelu", "rms_norm", "rms_norm_rope", "rope", "silu",
-    "softmax", "sub", "sum", "swiglu", "var", "where",
+    "adaptive_avg_pool2d", "add", "amax", "avg_pool2d", "batch_norm", "batch_norm_inference", "batch_norm_train",
+    "cast", "clamp", "cross_entropy", "gated_add", "geglu", "gelu", "layer_norm", "layer_norm_modulate", "lerp",
+    "log_softmax", "logsumexp", "max_pool2d", "mean", "mish", "mse_loss", "mul", "nll_loss", "norm", "quick_gelu",
+    "rms_norm", "rms_norm_rope", "rope", "silu", "softmax", "sub", "sum", "swiglu", "var", "where",
 ]  # fmt: skip
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
 
@@ -57,6 +57,7 @@ template <typename S> static void from_two(float a, float b, S* y) { from_float(
 
 MACHINE = (
     """
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -68,6 +69,8 @@ MACHINE = (
 #define __launch_bounds__(...)
 #define __shared__ static
 struct Place { unsigned x, y, z; };
+using std::max;
+using std::min;
 static Place threadIdx, blockIdx, blockDim, gridDim;
 static float __int_as_float(int u) { float f; memcpy(&f, &u, 4); return f; }
 static float rsqrtf(float x) { return 1.f / sqrtf(x); }
