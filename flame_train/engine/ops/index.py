@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from ..dtype import Array, compute_dtype
 from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import booleans, integers
 from .dims import Shape, axis
+from .index_rows import no_rows_by_index, summed, taken
 
 
 def added_at(xp: Any, shape: Shape, index: Any, values: Array) -> Array:
@@ -61,6 +63,31 @@ def _(xp: Any, g: Array, input: Array, weight_shape: Shape, padding_idx: int | N
     if padding_idx is not None:
         dw[padding_idx] = 0
     return dw
+
+
+def _no_table(input: Array, weight: Array) -> str:
+    return "no table of rows" if weight.ndim != 2 else no_rows_by_index(weight, input)
+
+
+@embedding.cuda("flame", when=_no_table)
+def _(k: Any, input: Array, weight: Array, padding_idx: int | None) -> Array:
+    return taken(k, weight.reshape(1, *weight.shape), input.reshape(-1)).reshape(*input.shape, weight.shape[1])
+
+
+@embedding.cuda_vjp("flame", "weight", when=_no_table)
+def _(k: Any, g: Array, input: Array, weight_shape: Shape, padding_idx: int | None) -> Array:
+    rows, length = weight_shape
+    dw = summed(k, g.reshape(-1, length), input.reshape(-1), rows)
+    if padding_idx is not None:
+        dw[padding_idx] = 0
+    return dw
+
+
+@embedding.large_samples
+def _() -> Iterator[Sample]:
+    yield sample(integers(70, 5, 77), (70, 64), 3)
+    yield sample(integers(3, 2500), (9, 12))
+    yield sample(integers(2000, 300), (2000, 5))
 
 
 @embedding.samples
@@ -236,6 +263,33 @@ def _(xp: Any, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
         return g
     moved = xp.moveaxis(g, dim, 0)
     return xp.moveaxis(added_at(xp, (input_shape[dim], *moved.shape[1:]), index.reshape(-1), moved), 0, dim)
+
+
+def _no_slices(input: Array, dim: int, index: Array) -> str:
+    if input.ndim == 0 or index.ndim > 1 or not -input.ndim <= dim < input.ndim:
+        return "no slices, or arguments that are refused"
+    return no_rows_by_index(input, index)
+
+
+@index_select.cuda("flame", when=_no_slices)
+def _(k: Any, input: Array, dim: int, index: Array) -> Array:
+    dim = dim % input.ndim
+    outer, inner = math.prod(input.shape[:dim]), math.prod(input.shape[dim + 1 :])
+    found = taken(k, k.rows_first(input).reshape(outer, input.shape[dim], inner), index.reshape(-1))
+    return found.reshape(_selected(input.shape, dim, index.size))
+
+
+@index_select.cuda_vjp("flame", "input", when=_no_slices)
+def _(k: Any, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
+    moved = k.xp.moveaxis(g, dim, 0)
+    total = summed(k, k.rows_first(moved).reshape(len(moved), -1), index.reshape(-1), input_shape[dim])
+    return k.xp.moveaxis(total.reshape(input_shape[dim], *moved.shape[1:]), 0, dim)
+
+
+@index_select.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((7, 33, 40), 1, integers(33, 90))
+    yield sample((50, 24), 0, integers(50, 300))
 
 
 @index_select.samples

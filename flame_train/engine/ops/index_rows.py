@@ -1,0 +1,63 @@
+"""Kernels for rows that are taken by index, and for rows that are added up by index."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..dtype import Array, DType, float32, int32, int64
+from .conditions import AT_MOST_FP32, same
+
+_HEADER, _GROUP, _ACROSS = "index.cuh", 64, 64  # as there
+
+
+def no_rows_by_index(x: Array, index: Array) -> str:
+    """Why the kernels cannot take rows of `x`."""
+    if index.dtype not in (int32, int64):
+        return f"no kernel for indices in {index.dtype.name}"
+    if 0 in (x.size, index.size) or x.size >= 2**31 or x.size // max(x.shape) * index.size >= 2**31:
+        return "nothing to take, or too much"
+    return same(AT_MOST_FP32, x)
+
+
+def _names(dtype: DType, index: Array, length: int, *arrays: Array, tile: int = 2) -> dict[str, Any]:
+    width = 1 if any(a.data.ptr % 16 for a in arrays) else math.gcd(length, 16 // dtype.itemsize)
+    return {"T": dtype, "I": index.dtype, "WIDTH": width, "TILE": tile}
+
+
+def taken(k: Any, x: Array, index: Array) -> Array:
+    """Of `x` (outer, rows, length) those rows that `index` (count,) names: (outer, count, length)."""
+    x, index = k.rows_first(x), k.xp.ascontiguousarray(index)
+    outer, rows, length = x.shape
+    y = k.empty((outer, index.size, length), x.dtype)
+    names = _names(x.dtype, index, length, x)
+    packets = y.size // names["WIDTH"]
+    numbers = map(np.int32, (packets, rows, index.size, length))
+    k.launch_typed(_HEADER, "taken", names, (-(-packets // 256),), 256, (x, index, y, *numbers))
+    return y
+
+
+def summed(k: Any, values: Array, index: Array, rows: int) -> Array:
+    """(rows, length): the rows of `values` (count, length), each added where `index` (count,) says.
+
+    The order of the additions is that of the places. What it costs to sort grows with the square of count / 2048, and
+    is beyond some hundred thousand places what takes longest.
+    """
+    values, index = k.rows_first(values), k.xp.ascontiguousarray(index)
+    count, length = values.shape
+    tile = min(2048, max(64, 1 << (count - 1).bit_length()))
+    names = _names(values.dtype, index, length, values, tile=tile)
+    keys, n = k.empty((count,), int64), np.int32(count)
+    k.launch_typed(_HEADER, "sort_tiles", names, (-(-count // tile),), tile // 2, (index, keys, n, np.int32(rows)))
+    if count > tile:
+        tiles, keys = keys, k.empty((count,), int64)
+        k.launch_typed(_HEADER, "merge_tiles", names, (-(-count // 256),), 256, (tiles, keys, n))
+    out, groups = k.xp.zeros((rows, length), values.dtype), -(-count // _GROUP)
+    parts = k.empty((groups, 2, length), float32)
+    grid, sizes = (groups * -(-length // (_ACROSS * names["WIDTH"])),), (n, np.int32(length))
+    k.launch_typed(_HEADER, "sums", names, grid, _ACROSS, (keys, values, out, parts, *sizes))
+    if groups > 1:
+        k.launch_typed(_HEADER, "join_sums", names, grid, _ACROSS, (keys, out, parts, *sizes))
+    return out
