@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from ...errors import ShapeError
-from ..dtype import Array, compute_dtype
+from ..dtype import Array, bool_, compute_dtype, float32, int32, int64
 from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import booleans, integers
 from .dims import Shape, axis
+from .generated import generated
 from .index_rows import no_rows_by_index, summed, taken
 
 
@@ -324,6 +325,16 @@ def _(xp: Any, g: Array, mask: Array) -> Array:
     return xp.where(mask, g, 0.0)
 
 
+def _no_mask(mask: Array) -> str:
+    return "" if mask.dtype == bool_ else "a mask that is refused"
+
+
+generated(
+    masked_fill, "mask != 0.f ? value : input", when=_no_mask,
+    input="mask != 0.f ? 0.f : g", value="mask != 0.f ? g : 0.f",
+)  # fmt: skip
+
+
 @masked_fill.samples
 def _() -> Iterator[Sample]:
     yield sample((3, 4), booleans(3, 4), -1.5)
@@ -345,6 +356,18 @@ def one_hot(xp: Any, input: Array, num_classes: int = -1) -> Array:
 
 
 one_hot.nograd("input")
+
+
+def _no_classes(input: Array, num_classes: int) -> str:
+    if input.dtype not in (int32, int64) or input.size == 0:
+        return "nothing to compute with"
+    return "" if 0 < num_classes <= 1 << 24 else "classes to be counted first, or more than fp32 counts"
+
+
+@one_hot.cuda("generated", when=_no_classes)
+def _(k: Any, input: Array, num_classes: int) -> Array:
+    operands = {"input": input[..., None], "at": k.xp.arange(num_classes, dtype=float32)}
+    return k.elementwise(("input == at ? 1.f : 0.f",), operands, (int64,))[0]
 
 
 @one_hot.samples
