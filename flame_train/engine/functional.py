@@ -18,8 +18,9 @@ from .ops.dropout import dropout
 from .ops.einsum import einsum
 from .ops.extrema import amax, amin, argmax, argmin, max, max_dim, min, min_dim
 from .ops.fused import cat_gelu, layer_norm_modulate, linear_activation
+from .ops.gather import gather, scatter, scatter_add, take_along_dim
 from .ops.getitem import getitem, narrow
-from .ops.index import embedding, gather, index_select, masked_fill, one_hot, scatter, scatter_add, take_along_dim
+from .ops.index import embedding, index_select, masked_fill, one_hot
 from .ops.join import cat, chunk, split, stack
 from .ops.layer_norm import layer_norm
 from .ops.lora import lora_conv2d, lora_linear, lora_linears

@@ -47,6 +47,8 @@ MORE: Mapping[str, list[Sample]] = {
     "embedding": [sample(integers(49408, 8, 77), (49408, 768)), sample(integers(32000, 4, 4096), (32000, 4096))],
     "index_select": [sample((4096, 4096), 0, integers(4096, 4096))],
     "masked_fill": [sample((4, 4096, 640), booleans(4, 4096, 640), 0.0)],
+    "gather": [sample((4096, 32000), 1, integers(32000, 4096, 1)), sample((4096, 640), 1, integers(640, 4096, 64))],
+    "scatter_add": [sample((4096, 640), 1, integers(640, 4096, 64), (4096, 64))],
     "max_pool2d": [sample((32, 64, 112, 112), 3, 2, 1), sample((32, 112, 112, 64), 3, 2, 1, layout="NHWC")],
     "avg_pool2d": [sample((32, 64, 112, 112), 2), sample((32, 112, 112, 64), 2, layout="NHWC")],
     "adaptive_avg_pool2d": [sample((256, 2048, 7, 7), 1), sample((32, 56, 56, 256), 7, layout="NHWC")],

@@ -115,3 +115,30 @@ extern "C" __global__ void __launch_bounds__(ACROSS) join_sums(
   }
   store<T, WIDTH>(out + (long long)row * length + lane.c, sum);
 }
+
+// Elements along the middle dim: y[o, j, i] = x[o, index[o, j, i], i]. A thread an element of y, (outer, count, inner).
+extern "C" __global__ void __launch_bounds__(256) elements(
+    const T* x, const I* index, T* y, const int size, const int rows, const int count, const int inner) {
+  const int at = blockIdx.x * 256 + threadIdx.x;
+  if (at >= size) return;
+  const long long row = (long long)(at / inner / count) * rows + wrapped(index[at], rows);
+  y[at] = x[row * inner + at % inner];
+}
+
+// Back: out[o, r, i] is the sum of g[o, j, i] where index[o, j, i] is r, by ascending j, added to base, which may be null.
+// A thread an element of out, (outer, rows, inner); it reads all indices of its line.
+extern "C" __global__ void __launch_bounds__(256) element_sums(
+    const T* g, const I* index, const T* base, T* out, const int size, const int rows, const int count,
+    const int inner) {
+  const int at = blockIdx.x * 256 + threadIdx.x;
+  if (at >= size) return;
+  const int row = at / inner % rows;
+  const long long line = (long long)(at / inner / rows) * count * inner + at % inner;
+  float sum = base ? to_float(base[at]) : 0.f;
+#pragma unroll 4
+  for (int j = 0; j < count; j++) {
+    const long long from = line + (long long)j * inner, found = index[from];
+    if (found == row || (found < 0 || found >= rows) && wrapped(found, rows) == row) sum += to_float(g[from]);
+  }
+  from_float(sum, out[at]);
+}

@@ -249,6 +249,9 @@ class StandIn:
             result = found(*args, **kwargs)
             return result if name.endswith("_shapes") else on_device(result)
 
+        if isinstance(found, np.ufunc):
+            call.at = found.at
+
         # Memory as it comes from the device may hold anything; zeros keep NumPy from warning of it.
         return (lambda shape, dtype=float: on_device(np.zeros(shape, dtype))) if name == "empty" else call
 
