@@ -311,3 +311,38 @@ def test_rows_are_read_and_written_where_they_lie(
 def test_a_reduction_has_more_outputs_than_a_grid_has_places_in_y(gpu: Any) -> None:
     x = flame.tensor(np.ones((70_000, 2, 4), np.float32), device="cuda")
     assert flame.functional.sum(x, 1).shape == (70_000, 4)
+
+
+def test_indices_out_of_range_wrap_around_and_classes_count_nothing(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels, rng = Kernels(tmp_path), generator("out of range", 0)
+    monkeypatch.setattr(gpu.kernels._modules, "generated", kernels.generated)
+    table, x = (rng.standard_normal(s).astype(np.float32) for s in ((5, 8), (6, 8)))
+    rows, classes = np.array([7, -1, 2, 5, -9, 2]), np.array([9, -1, 3, -100, -3, 0])
+
+    def found() -> list[np.ndarray]:
+        weight, logits = (flame.tensor(a, device="cuda", requires_grad=True) for a in (table, x))
+        at = flame.tensor(classes, device="cuda")
+        taken = F.embedding(flame.tensor(rows, device="cuda"), weight)
+        picked = F.gather(logits, 1, at.reshape(6, 1))
+        losses = [f(logits, at, reduction="none") for f in (F.cross_entropy, F.nll_loss)]
+        added = flame.grad(taken, [weight], [flame.tensor(x, device="cuda")])[0]
+        spread = flame.grad(picked, [logits], [flame.tensor(np.ones((6, 1), np.float32), device="cuda")])[0]
+        slope = flame.grad(losses[0], [logits], [flame.tensor(np.ones(6, np.float32), device="cuda")])[0]
+        return [t.numpy() for t in (taken, picked, *losses, added, spread, slope)]
+
+    found()
+    kernels.build()
+    taken, picked, entropy, likelihood, added, spread, slope = found()
+    each, counts, inside = np.arange(6), classes != -100, (classes >= 0) & (classes < 8)
+    sums, ones, chances = np.zeros_like(table), np.zeros_like(x), np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    np.add.at(sums, rows % 5, x)
+    ones[each, classes % 8] = 1.0
+    np.testing.assert_array_equal(taken, table[rows % 5])
+    np.testing.assert_array_equal(picked[:, 0], x[each, classes % 8])
+    np.testing.assert_array_equal(spread, ones)
+    np.testing.assert_allclose(added, sums, rtol=1e-6)
+    np.testing.assert_allclose(likelihood, -x[each, classes % 8] * counts)
+    np.testing.assert_allclose(entropy, -np.log(chances[each, classes % 8]) * inside, rtol=1e-5)
+    np.testing.assert_allclose(slope, (chances - ones) * inside[:, None], atol=1e-6)
