@@ -18,7 +18,8 @@ import numpy as np
 from ...dtype import Array, DType, float32
 from .nvrtc import KernelModules, element_name
 from .programs import Extent, Operands, Program, Reduction
-from .rows import Names, Rows
+from .row_text import Names
+from .rows import Rows
 
 _THREADS = 256
 _LONGEST = 8192
@@ -170,21 +171,21 @@ extern "C" __global__ void __launch_bounds__({_THREADS}) stretches({", ".join(ar
   const long long last = first + stretch < reduced ? first + stretch : reduced;
   const long long whole = first + (last - first) / {width} * {width};
   {single}
-  float own = {how}::none();
+  float own[1] = {{{how}::none()}};
 #pragma unroll 4
   for (long long at = first + threadIdx.x * {width}; at < whole; at += {_THREADS * width}) {{
     {reads}
 #pragma unroll
-    for (int i = 0; i < {width}; i++) {{ {each} own = {how}::of(own, {r.value}); }}
+    for (int i = 0; i < {width}; i++) {{ {each} own[0] = {how}::of(own[0], {r.value}); }}
   }}
   if (threadIdx.x < last - whole) {{
     const long long at = whole + threadIdx.x;
     {lone}
-    own = {how}::of(own, {r.value});
+    own[0] = {how}::of(own[0], {r.value});
   }}
-  __shared__ float shared[32];
-  own = of_all<{how}, {_THREADS}>(own, shared);
-  if (threadIdx.x == 0) part[(long long)blockIdx.x * gridDim.y + blockIdx.y] = own;
+  __shared__ float shared[1][32];
+  of_all<{how}, {_THREADS}>(own, shared);
+  if (threadIdx.x == 0) part[(long long)blockIdx.x * gridDim.y + blockIdx.y] = own[0];
 }}
 """
 
