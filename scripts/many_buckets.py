@@ -12,7 +12,6 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -20,17 +19,8 @@ from flame_train.data.buckets import BucketRule
 from flame_train.engine import capture
 from flame_train.tools import bench
 from flame_train.tools.bench_models import SUBJECTS
-from flame_train.training.batch import Batch, HostBatch
+from flame_train.training.batch import Batch
 from flame_train.training.step import micro, update
-
-
-def in_bucket(host: HostBatch, height: int, width: int) -> HostBatch:
-    """The same batch with latents of another shape."""
-    rng = np.random.default_rng(width)
-    count, _, _, channels = host.arrays["mean"].shape
-    shape = (count, height // 8, width // 8, channels)
-    latents = {"mean": rng.standard_normal(shape, np.float32), "logvar": rng.standard_normal(shape, np.float32) - 4.0}
-    return replace(host, arrays={**host.arrays, **latents})
 
 
 def main() -> None:
@@ -43,12 +33,11 @@ def main() -> None:
     args = parser.parse_args()
     trial = bench.Trial(args.model, resolution=args.resolution, batch=args.batch)
     p = bench.prepare(trial)
-    host = bench.random_batch(p.subject, p.network, args.resolution, args.batch)
     after = capture(lambda: update(p.state), "cuda")
     steps: list[Callable[[], None]] = []
     memory = p.backend.memory
     for height, width in sides(args.resolution)[: args.buckets]:
-        here = in_bucket(host, height, width)
+        here = bench.random_batch(p.subject, p.network, trial, (height, width))
         batch = Batch(here, p.backend, p.state.dtype)
         batch.fill(here)
         steps.append(capture(lambda batch=batch: micro(p.state, batch), "cuda"))

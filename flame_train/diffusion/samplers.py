@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..engine import Tensor, no_grad
+from ..engine import functional as F
 from .objectives import Prediction
 from .schedules import NoiseSchedule, Spacing
 
@@ -22,16 +23,16 @@ Sampler = Callable[..., Tensor]
 
 
 def guided(denoise: Denoise, guidance: float) -> Denoise:
-    """Classifier-free guidance (arXiv 2207.12598): a denoiser whose `cond` is a pair (wanted, unwanted).
+    """Classifier-free guidance (arXiv 2207.12598): a denoiser whose `cond` is of twice as many samples as x has.
 
-    Calls `denoise` for each of the two; with a guidance of 1 for the wanted alone.
+    The first half is what is wanted, the second what is not; both go through `denoise` as one batch. With a guidance
+    of 1 there is no second half.
     """
+    if guidance == 1.0:
+        return denoise
 
-    def both(x: Tensor, t: Tensor, cond: tuple[Any, Any]) -> Tensor:
-        wanted = denoise(x, t, cond[0])
-        if guidance == 1.0:
-            return wanted
-        unwanted = denoise(x, t, cond[1])
+    def both(x: Tensor, t: Tensor, cond: Any) -> Tensor:
+        wanted, unwanted = F.chunk(denoise(F.cat([x, x]), F.cat([t, t]), cond), 2)
         return unwanted + (wanted - unwanted) * guidance
 
     return both

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .dtype import Array
@@ -43,12 +43,37 @@ def rebuild(fn: Callable[..., Tensor], *args: Any) -> Tensor:
     hands to a linear layer with a LoRA. `fn` must be a pure function of its arguments; each op that wants the result
     runs it once. An argument that is such a result itself is not kept either: it is made from its own.
 
-    What a checkpoint runs again is wanted soon after, so it is kept till then.
+    What a checkpoint runs again is wanted soon after, so it is kept till then. And what the ops inside `fn` keep for
+    gradients of their own is there for others too.
     """
     out = fn(*args)
-    if mode().grad and not mode().recomputing:
+    if mode().grad and not mode().recomputing and not _kept_inside(out, args):
         out._again = Again(fn, [_held(a) for a in args], out.shape)
     return out
+
+
+def _kept_inside(out: Tensor, args: tuple[Any, ...]) -> bool:
+    """Whether one of the ops that made `out` of `args` keeps it."""
+    overlap = out.backend.xp.may_share_memory
+    before = {a._node for a in args if hasattr(a, "detach")}
+    ahead = [out._node]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in before:
+            continue
+        if any(overlap(array, out.data) for array in arrays_in(node.kept)):
+            return True
+        ahead += [edge.node for edge in node.edges]
+    return False
+
+
+def arrays_in(values: Iterable[Any]) -> Iterator[Array]:
+    """The arrays among what a node keeps, and inside lists of them."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from arrays_in(value)
+        elif hasattr(value, "nbytes"):
+            yield value
 
 
 def _held(arg: Any) -> Any:

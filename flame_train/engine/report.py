@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from .dtype import Array
 from .graph import Node
 from .mode import op_hooks
+from .rebuild import arrays_in
 from .tensor import Tensor
 
 Key = tuple[str, str]
@@ -115,7 +115,7 @@ def saved_by_op(*outputs: Tensor) -> dict[str, int]:
     seen = {id(_root(edge.leaf.data)) for node in nodes for edge in node.edges if edge.leaf is not None}
     found: Counter[str] = Counter()
     for node in nodes:
-        for array in _arrays(node.kept):
+        for array in arrays_in(node.kept):
             root = _root(array)
             if id(root) not in seen:
                 seen.add(id(root))
@@ -133,14 +133,3 @@ def _nodes(outputs: Sequence[Tensor]) -> list[Node]:
             found[id(node)] = node
             stack.extend(edge.node for edge in node.edges)
     return sorted(found.values(), key=lambda node: node.seq)
-
-
-def _arrays(values: list[Any]) -> Iterator[Array]:
-    """The arrays among `values`, and inside lists of them."""
-    stack = list(values)
-    while stack:
-        value = stack.pop()
-        if isinstance(value, (list, tuple)):
-            stack.extend(value)
-        elif hasattr(value, "nbytes"):
-            yield value

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from flame_train.engine import nn
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
-from flame_train.io.keymap import Shape
 from flame_train.io.resolve import Component, Resolved
 from flame_train.io.weights import Weights, open_weights, shapes_of
 
@@ -56,10 +55,10 @@ class FamilyFiles:
             nn.load(module, source, dtype=dtype, device=device, what=f"{path}: {component}", check_finite=check_finite)
         return module
 
-    def inspect(self, path: str | Path, components: Collection[str]) -> dict[str, dict[str, Shape]]:
-        """Native names and shapes of each component, from headers alone. Raises ModelFileError as `load` does."""
+    def inspect(self, path: str | Path, components: Collection[str]) -> dict[str, Any]:
+        """Each component with its weights declared, none loaded: headers alone are read. Raises as `load` does."""
         with open_weights(path) as weights:
-            return {name: module.shapes() for name, (module, _) in self._parts(weights, components).items()}
+            return {name: module for name, (module, _) in self._parts(weights, components).items()}
 
     def holds(self, path: str | Path) -> frozenset[str]:
         """Which components a file or folder holds."""

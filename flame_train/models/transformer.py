@@ -6,6 +6,7 @@ Shape letters: B batch, L image positions, T text positions, C channels, H heads
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, Literal, TypeVar
 
 from flame_train.engine import Tensor, checkpoint, nn, rebuild
@@ -33,16 +34,21 @@ def attend(
 ) -> Tensor:  # fmt: skip
     """Multi-head attention on projected queries, keys and values; returns (B, L, C).
 
-    `mask` (B or 1, H or 1, L, T) and `scale` are scaled_dot_product_attention's.
+    `mask` (B or 1, H or 1, L, T) and `scale` are scaled_dot_product_attention's. What is found is made again where the
+    attention's own gradients do not need it, which is where keys are few: then it costs about what a norm does.
     """
 
     def split(x: Tensor) -> Tensor:
         return x.reshape(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
 
-    o_BHLD = F.scaled_dot_product_attention(
-        split(q_BLC), split(k_BTC), split(v_BTC), mask, is_causal=is_causal, scale=scale
-    )
-    return o_BHLD.transpose(1, 2).reshape(q_BLC.shape)
+    find = partial(F.scaled_dot_product_attention, is_causal=is_causal, scale=scale)
+    return rebuild(_merged, rebuild(find, split(q_BLC), split(k_BTC), split(v_BTC), mask))
+
+
+def _merged(x_BHLD: Tensor) -> Tensor:
+    """The heads' channels side by side: (B, L, C)."""
+    B, H, L, D = x_BHLD.shape
+    return x_BHLD.transpose(1, 2).reshape(B, L, H * D)
 
 
 class Attention(nn.Module):

@@ -37,7 +37,6 @@ from .pixels import decoder, moments
 PATCH = 2  # the side of a token in latent pixels
 CLIP_TOKENS = 77  # the length of a CLIP's input, begin and end included
 
-Shapes = Mapping[str, tuple[int, ...]]
 Ids = Mapping[str, np.ndarray[Any, Any]]
 
 
@@ -74,23 +73,18 @@ class FlowFamily:
     foreign: tuple[str, ...]
 
     def lora_names(self, config: Config) -> LoraFamily:
-        return self.lora_family(self.skeleton(config))
+        return self.lora_family(self._skeleton(config))
 
     def check(self, config: Config) -> Facts:
-        vae = self._vae_shapes(config)
+        pixels = self._empty_vae(config)
         for component in self.encoders_of:
             self._check_encoder(config, component)
         self._words(config)
-        skeleton = self.skeleton(config)
+        skeleton = self._skeleton(config)
         if config.loss.guidance != 1.0 and not self.guides_itself(skeleton):
             raise ConfigError(f"loss.guidance: this model is told none, got {config.loss.guidance}; remove it")
         text = self._length(config) + self.clip_tokens
-        pixels = Vae(VaeArch.from_shapes(vae))
         return Facts.of(skeleton, pixels, PATCH * pixels.arch.downscale, partial(self.activations, skeleton, text))
-
-    def skeleton(self, config: Config) -> nn.Module:
-        shapes = self.files.inspect(base_model_path(config), ["transformer"])["transformer"]
-        return self.files.build("transformer", shapes)
 
     def fingerprints(self, config: Config) -> Mapping[str, str]:
         vae = self.files.digest(config.model.vae or base_model_path(config), ("vae",))
@@ -141,20 +135,26 @@ class FlowFamily:
 
     def sampler(self, config: Config, size: tuple[int, int]) -> Sampler:
         h, w, _ = self.latent_shape(config, size)
-        sigmas = self.sigmas(self.skeleton(config), config.sample.steps, h * w // PATCH**2)
+        sigmas = self.sigmas(self._skeleton(config), config.sample.steps, h * w // PATCH**2)
         return partial(flow_euler, sigmas=sigmas)
 
     def guidance(self, config: Config) -> float:
-        return 1.0 if self.guides_itself(self.skeleton(config)) else config.sample.guidance
+        return 1.0 if self.guides_itself(self._skeleton(config)) else config.sample.guidance
 
     def latent_shape(self, config: Config, size: tuple[int, int]) -> tuple[int, int, int]:
-        arch = VaeArch.from_shapes(self._vae_shapes(config))
+        arch = self._empty_vae(config).arch
         return size[0] // arch.downscale, size[1] // arch.downscale, arch.latent_channels
 
     # ---- where things are --------------------------------------------------------------------------
 
-    def _vae_shapes(self, config: Config) -> Shapes:
-        return self.files.inspect(config.model.vae or base_model_path(config), ["vae"])["vae"]
+    def _skeleton(self, config: Config) -> nn.Module:
+        """The transformer with its weights declared, none loaded."""
+        transformer: nn.Module = self.files.inspect(base_model_path(config), ["transformer"])["transformer"]
+        return transformer
+
+    def _empty_vae(self, config: Config) -> Vae:
+        vae: Vae = self.files.inspect(config.model.vae or base_model_path(config), ["vae"])["vae"]
+        return vae
 
     def _place(self, config: Config, component: str) -> Path:
         """The file or folder of a text encoder: its own, or the checkpoint."""
@@ -181,7 +181,7 @@ class FlowFamily:
         return clip_tokenizers(base_model_path(config), self.clips)
 
     def _length(self, config: Config) -> int:
-        return config.data.t5_tokens or self.t5_tokens(self.skeleton(config))
+        return config.data.t5_tokens or self.t5_tokens(self._skeleton(config))
 
     def _vae(self, config: Config, device: str) -> Vae:
         place = config.model.vae or base_model_path(config)

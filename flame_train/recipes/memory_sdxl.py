@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from flame_train.engine import nn
-from flame_train.models.transformer import NARROW, Recompute, SpatialTransformer, run_again
+from flame_train.models.transformer import NARROW, SpatialTransformer, run_again
 from flame_train.models.unet_sdxl import Downsample, ResBlock, UNet, Upsample
 from flame_train.training.family import Load
 
 _TEXT: Final = 77  # tokens; more of them change little
 
-_ATTENTIONS: Final = 9
+_ATTENTIONS: Final = 8
 """Of a transformer block, in images: the inputs of its three norms; queries, keys, values and what was found of the
-attention to itself; queries and what was found of the one to the text."""
+attention to itself; queries of the one to the text, which keeps what it found only where `_found` says so."""
 
 _GATED: Final = 8
 """What geglu is given, in images."""
@@ -39,7 +39,7 @@ def activation_bytes(unet: UNet, load: Load) -> int:
     That is a feed-forward or block made again, with its gradients, or a deterministic attention's scores.
     """
     places = [p for p in _walk(unet, load) if isinstance(p.part, SpatialTransformer)]
-    once = _PASSING + _GATED + (_ATTENTIONS if run_again(load.recompute) else 0)
+    once = _PASSING + _GATED + (_ATTENTIONS + 1 if run_again(load.recompute) else 0)
     largest = max((_image(p) * once * load.batch * load.itemsize for p in places), default=0)
     scores = max((_scores(p, load) for p in places), default=0)
     return kept(unet, load) * load.batch * load.itemsize + max(largest, scores)
@@ -48,7 +48,7 @@ def activation_bytes(unet: UNet, load: Load) -> int:
 def kept(unet: UNet, load: Load) -> int:
     """The numbers that the forward pass leaves behind for the backward pass, a picture's."""
     last = load.bucket[0] * load.bucket[1] // 64 * unet.arch.model_channels  # the last norm's input
-    return last + sum(_kept(place, load.recompute) for place in _walk(unet, load))
+    return last + sum(_kept(place, load) for place in _walk(unet, load))
 
 
 def _walk(unet: UNet, load: Load) -> Iterator[_Place]:
@@ -68,16 +68,24 @@ def _image(place: _Place) -> int:
     return place.pixels * place.part.proj_in.in_features
 
 
-def _kept(place: _Place, recompute: Recompute) -> int:
-    part = place.part
+def _found(load: Load) -> int:
+    """What is kept of what was found in the text, in images: none in 16 bits, as `attend` makes it again.
+
+    Cards before Hopper, which have no gradients of few keys by themselves, keep it in 16 bits too.
+    """
+    return int(load.itemsize > 2)
+
+
+def _kept(place: _Place, load: Load) -> int:
+    part, recompute = place.part, load.recompute
     if isinstance(part, ResBlock):
         first = part.in_layers[2]
         of_input = {"blocks": first.in_channels, "blocks_offloaded": 0}
         return place.pixels * of_input.get(recompute, first.in_channels + first.out_channels)
     if isinstance(part, SpatialTransformer):
         width, depth = part.proj_in.in_features, len(part.transformer_blocks)
-        gated = 0 if width <= NARROW else _GATED
-        block = {"nothing": _ATTENTIONS + gated, "feed_forward": _ATTENTIONS, "blocks": 1}.get(recompute, 0)
+        gated, attentions = 0 if width <= NARROW else _GATED, _ATTENTIONS + _found(load)
+        block = {"nothing": attentions + gated, "feed_forward": attentions, "blocks": 1}.get(recompute, 0)
         text = 0 if recompute == "blocks_offloaded" else 2 * _TEXT * width
         return _image(place) * (1 + depth * block) + depth * text
     return 0

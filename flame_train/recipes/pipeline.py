@@ -122,7 +122,7 @@ def make_plan(family: Family, config: Config, stop: StopRequest) -> Plan:
         progress=lambda done, total: stop.check("while reading the dataset"),
     )  # fmt: skip
     placed = place(dataset, rule, config.data.on_bad_image)
-    targets = resolve(family.skeleton(config), config.lora.targets, family.presets)
+    targets = resolve(facts.skeleton, config.lora.targets, family.presets)
     _check_names(family.lora_names(config), targets)
     for notice in placed.dataset.notices:
         _LOG.warning("%s", notice)

@@ -27,7 +27,7 @@ from flame_train.models.clip import ClipTextEncoder
 from flame_train.models.keys import sdxl as keys
 from flame_train.models.loading_sdxl import SDXL_FILES
 from flame_train.models.text_sdxl import encode_prompts
-from flame_train.models.unet_sdxl import UNet, UNetArch, vector_conditioning
+from flame_train.models.unet_sdxl import UNet, vector_conditioning
 from flame_train.models.vae import Vae, VaeArch, sample_latents
 from flame_train.training.family import Denoiser, Example, Facts, Sampler, base_model_path, recomputed
 
@@ -82,14 +82,9 @@ class SdxlFamily:
     def check(self, config: Config) -> Facts:
         own = [] if config.model.vae else ["vae"]
         found = SDXL_FILES.inspect(base_model_path(config), ["unet", *own, *_CLIPS])
-        arch = UNetArch.from_shapes(found["unet"])
-        pixels = Vae(self._vae_arch(config))
-        grid = 2 ** (len(arch.channel_mult) - 1) * pixels.arch.downscale
-        unet = UNet(arch)
+        unet, pixels = found["unet"], found["vae"] if own else self._empty_vae(config)
+        grid = 2 ** (len(unet.arch.channel_mult) - 1) * pixels.arch.downscale
         return Facts.of(unet, pixels, grid, partial(activation_bytes, unet))
-
-    def skeleton(self, config: Config) -> UNet:
-        return UNet(UNetArch.from_shapes(SDXL_FILES.inspect(base_model_path(config), ["unet"])["unet"]))
 
     def fingerprints(self, config: Config) -> Mapping[str, str]:
         base = base_model_path(config)
@@ -142,17 +137,17 @@ class SdxlFamily:
         return partial(draw, schedule=schedule, steps=s.steps, prediction=config.model.prediction)
 
     def latent_shape(self, config: Config, size: tuple[int, int]) -> tuple[int, int, int]:
-        step = self._vae_arch(config).downscale
-        return size[0] // step, size[1] // step, self.skeleton(config).arch.in_channels
+        arch = self._empty_vae(config).arch
+        return size[0] // arch.downscale, size[1] // arch.downscale, arch.latent_channels
 
     def _vae(self, config: Config, device: str) -> Vae:
         place, dtype = config.model.vae or base_model_path(config), config.model.vae_precision
         vae: Vae = SDXL_FILES.load(place, "vae", device=device, dtype=dtype)
         return vae
 
-    def _vae_arch(self, config: Config) -> VaeArch:
-        shapes = SDXL_FILES.inspect(config.model.vae or base_model_path(config), ["vae"])["vae"]
-        return VaeArch.from_shapes(shapes)
+    def _empty_vae(self, config: Config) -> Vae:
+        vae: Vae = SDXL_FILES.inspect(config.model.vae or base_model_path(config), ["vae"])["vae"]
+        return vae
 
     def _tokenizers(self, config: Config) -> Mapping[str, ClipTokenizer]:
         return clip_tokenizers(base_model_path(config), _CLIPS)

@@ -93,7 +93,7 @@ def prepare(trial: Trial) -> Prepared:
     for adapter in attached.adapters.values():  # zero would leave half of the gradients zero
         adapter.up.data[...] = _uniform(backend, 1, adapter.up.shape, 1e-3, as_dtype("fp32"))
     state.optimizer.arena.refresh()
-    host = random_batch(subject, network, trial.resolution, trial.batch)
+    host = random_batch(subject, network, trial)
     device_batch = Batch(host, backend, dtype)
     device_batch.fill(host)
     frozen = sum(int(t.data.nbytes) for _, t in network.weights())
@@ -224,9 +224,11 @@ def _uniform(backend: Backend, number: int, shape: tuple[int, ...], bound: float
     return ((uniform_of(words) - np.float32(0.5)) * np.float32(2 * bound)).reshape(shape).astype(dtype)
 
 
-def random_batch(subject: Subject, network: Any, resolution: int, size: int) -> HostBatch:
-    """A batch of random latents and conditioning of the model's shapes."""
-    shape = (size, resolution // 8, resolution // 8, subject.latent_channels)
+def random_batch(subject: Subject, network: Any, trial: Trial, bucket: tuple[int, int] | None = None) -> HostBatch:
+    """A batch of random latents and conditioning of the model's shapes, for pictures (H, W) if not square ones."""
+    height, width = bucket or (trial.resolution, trial.resolution)
+    shape = (trial.batch, height // 8, width // 8, subject.latent_channels)
     latents = {"mean": normal(*shape), "logvar": normal(*shape) - 4.0}
-    conditioning = subject.conditioning(network, resolution, size)
-    return HostBatch(latents | conditioning, 0, np.arange(size), tuple(f"random {i}" for i in range(size)))
+    conditioning = subject.conditioning(network, trial.resolution, trial.batch)
+    names = tuple(f"random {i}" for i in range(trial.batch))
+    return HostBatch(latents | conditioning, 0, np.arange(trial.batch), names)

@@ -77,6 +77,8 @@ class Load:
 class Facts:
     """What headers tell: sizes for the plan, and the grid that picture sides must fit."""
 
+    skeleton: nn.Module
+    """The denoiser with its weights declared, none loaded."""
     weights: int
     side_multiple: int
     layers: Mapping[str, tuple[int, ...]]
@@ -94,8 +96,9 @@ class Facts:
         parts = [(n, p) for n, p in skeleton.named_modules() if isinstance(p, (nn.Linear, nn.Conv2d))]
         layers = {name: part.shapes()["weight"] for name, part in parts}
         return cls(
-            skeleton.num_weights(), side_multiple, layers, activation_bytes, decoder.num_weights(), decoder.decoding()
-        )
+            skeleton, skeleton.num_weights(), side_multiple, layers, activation_bytes, decoder.num_weights(),
+            decoder.decoding(),
+        )  # fmt: skip
 
 
 class Family(Protocol):
@@ -122,9 +125,6 @@ class Family(Protocol):
 
     def check(self, config: Config) -> Facts:
         """Reads headers only. Raises `ModelFileError` for files that are not this family's."""
-
-    def skeleton(self, config: Config) -> nn.Module:
-        """The denoiser with its weights declared, none loaded."""
 
     def fingerprints(self, config: Config) -> Mapping[str, str]:
         """Hashes of the networks that make `picture` and `caption` entries."""

@@ -69,7 +69,7 @@ def train(run: Run) -> dict[str, Any]:
     """Runs the steps that are left, saves, and returns the last step's figures; none if no step was left.
 
     Raises `NonFiniteError` before a non-finite number reaches the weights, and `Interrupted` after a signal, with
-    the checkpoint saved.
+    the checkpoint saved; not if nothing is left to do then.
     """
     c, steps = run.config, run.config.train.steps
     step_once = _Stepper(run)
@@ -95,18 +95,29 @@ def train(run: Run) -> dict[str, Any]:
                 _save(run, step)
                 save = True
             if save:
-                run.stop.check(f"after step {step}, which is saved in {run.folder.checkpoints}")
+                _heed(run, step, f"after step {step}, which is saved in {run.folder.checkpoints}")
     return figures.last
+
+
+def _heed(run: Run, step: int, where: str) -> None:
+    """Stops if asked to and something is left to do: steps, or the grid of the last."""
+    if step < run.config.train.steps or _lacks_grid(run, step):
+        run.stop.check(where)
 
 
 def _catch_up(run: Run) -> None:
     """What comes before the next step: the sample grid of this one, and what the last run left undone."""
-    every = run.config.sample.every
-    if every and run.first % every == 0 and (run.first == 0 or not run.folder.sample(run.first).exists()):
+    if (run.first == 0 and run.config.sample.every) or _lacks_grid(run, run.first):
         run.preview(run.first)
     if run.first >= run.config.train.steps:
         _write_result(run, run.first)
-    run.stop.check("before the next step")
+    _heed(run, run.first, "before the next step")
+
+
+def _lacks_grid(run: Run, step: int) -> bool:
+    """Whether a sample grid belongs to the step and is not there."""
+    s = run.config.sample
+    return bool(s.prompts) and _due(step, s.every) and not run.folder.sample(step).exists()
 
 
 def _due(step: int, every: int) -> bool:

@@ -54,21 +54,22 @@ def draw(
     with no_grad():
         for i, prompt in enumerate(prompts):
             noise = Tensor(Rng(xp, d.seed + i, 0, xp.zeros((1,), np.int64)).normal(PREVIEW_NOISE, d.latent))
-            wanted, unwanted = (_conditioning(e, d) for e in (prompt, negative))
+            cond = _conditioning([prompt] if d.guidance == 1.0 else [prompt, negative], d)
 
             def step(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
                 hit("sample.step")
                 stop.check("while sampling")
                 return (denoiser.drawing or denoiser.denoise)(x.to(d.dtype), t, cond).float()
 
-            latents = d.sampler(guided(step, d.guidance), noise, (wanted, unwanted))
+            latents = d.sampler(guided(step, d.guidance), noise, cond)
             pictures.append(decode(latents)[0])
     return pictures
 
 
-def _conditioning(example: Example, d: Drawing) -> dict[str, Tensor]:
-    """An example as a batch of one on the device, floats in the model's dtype."""
-    return {n: tensor(a[None], d.dtype if is_float(a.dtype) else None, d.device) for n, a in example.items()}
+def _conditioning(examples: Sequence[Example], d: Drawing) -> dict[str, Tensor]:
+    """The examples as a batch on the device, floats in the model's dtype."""
+    stacked = {name: np.stack([e[name] for e in examples]) for name in examples[0]}
+    return {n: tensor(a, d.dtype if is_float(a.dtype) else None, d.device) for n, a in stacked.items()}
 
 
 def grid(pictures: Sequence[Pixels], gap: int = 4) -> Pixels:

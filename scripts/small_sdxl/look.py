@@ -46,11 +46,11 @@ def sheet(
     """One picture for each caption, all sampled at once, side by side (uint8)."""
     backend = get_backend(device)
     xp, count = backend.xp, len(captions)
-    sizes = Tensor(backend.put(np.tile(np.array([*size, 0, 0, *size], np.int32), (count, 1))))
 
     def conditioning(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         ids = [i[:, None] for i in token_ids(texts)]
         context, pooled = encode_prompts(nets.text_encoder, nets.text_encoder_2, *ids)
+        sizes = Tensor(backend.put(np.tile(np.array([*size, 0, 0, *size], np.int32), (len(texts), 1))))
         return context, vector_conditioning(pooled, sizes)
 
     def denoise(x: Tensor, t: Tensor, cond: tuple[Tensor, Tensor]) -> Tensor:
@@ -59,7 +59,7 @@ def sheet(
     shape = (size[0] // nets.vae.arch.downscale, size[1] // nets.vae.arch.downscale, nets.vae.arch.latent_channels)
     with no_grad():
         noise = Tensor(Rng(xp, seed, 0, xp.arange(count)).normal(_STREAM, shape))
-        cond = conditioning(captions), conditioning([""] * count)
+        cond = conditioning([*captions, *[""] * (count if guidance != 1.0 else 0)])
         latents = euler(guided(denoise, guidance), noise, cond, NoiseSchedule.scaled_linear(), steps)
         pixels = nets.vae.decode(latents).numpy()
     return grid(list(np.rint((np.clip(pixels, -1.0, 1.0) + 1.0) * 127.5).astype(np.uint8)))

@@ -57,17 +57,22 @@ def test_samplers_are_pure_and_record_nothing(sampler: Any) -> None:
     assert not first.requires_grad
 
 
-def test_guidance_of_one_asks_once_and_more_extrapolates() -> None:
-    calls = []
+def test_guidance_extrapolates_in_one_batch_and_a_guidance_of_one_asks_for_the_wanted_alone() -> None:
+    batches = []
 
-    def denoise(x: Tensor, t: Tensor, cond: float) -> Tensor:
-        calls.append(cond)
-        return x * 0.0 + cond
+    def denoise(x: Tensor, t: Tensor, cond: Tensor) -> Tensor:
+        batches.append((x.shape[0], t.shape[0]))
+        return x * 0.5 + t.float().reshape(-1, 1, 1, 1) + cond.reshape(-1, 1, 1, 1)
 
-    x, t = noise(), tensor(np.zeros(2, np.int64))
-    assert guided(denoise, 1.0)(x, t, (3.0, 1.0)).numpy().flat[0] == 3.0
-    assert calls == [3.0]
-    assert guided(denoise, 4.0)(x, t, (3.0, 1.0)).numpy().flat[0] == 1.0 + 4.0 * 2.0
+    x, t = noise(), tensor(np.array([7, 9]))
+    wanted, unwanted = np.array([3.0, 5.0], np.float32), np.array([1.0, -1.0], np.float32)
+    base = x.numpy() * 0.5 + np.array([7.0, 9.0])[:, None, None, None]
+    alone = guided(denoise, 1.0)(x, t, tensor(wanted))
+    np.testing.assert_allclose(alone.numpy(), base + wanted[:, None, None, None], rtol=1e-6)
+    both = guided(denoise, 4.0)(x, t, tensor(np.concatenate([wanted, unwanted])))
+    far = unwanted + 4.0 * (wanted - unwanted)
+    np.testing.assert_allclose(both.numpy(), base + far[:, None, None, None], rtol=1e-6)
+    assert batches == [(2, 2), (4, 4)]
 
 
 @pytest.mark.parametrize("steps", [0, 1000])

@@ -79,6 +79,38 @@ def test_what_is_made_of_it_is_made_from_the_beginning() -> None:
     assert chain(plain)[1] == 2 * size  # silu's input and its result
 
 
+@pytest.mark.parametrize("fn", [F.tanh, lambda x: F.tanh(x).reshape(4, 3)], ids=["itself", "a view of it"])
+def test_what_is_kept_anyway_is_not_made_again(fn) -> None:
+    """tanh keeps its result for its own gradient: whoever else wants it finds it there."""
+    calls = 0
+
+    def counted(x: flame.Tensor) -> flame.Tensor:
+        nonlocal calls
+        calls += 1
+        return fn(x)
+
+    h = flame.rebuild(counted, leaf(3, 4) * 2.0)
+    out = F.linear(h, leaf(2, h.shape[-1]))
+    assert sum(saved_by_op(out).values()) == h.data.nbytes
+    out.sum().backward()
+    assert calls == 1
+
+
+def test_only_what_is_not_kept_anyway_is_made_again() -> None:
+    """Of two in a row the first is there, so the second is made of it and not from the beginning."""
+    calls = []
+
+    def counted(fn):
+        return lambda x: calls.append(fn) or fn(x)
+
+    kept = flame.rebuild(counted(F.tanh), leaf(3, 4) * 2.0)
+    h = flame.rebuild(counted(F.silu), kept)
+    out = F.linear(h, leaf(2, 4))
+    assert sum(saved_by_op(out).values()) == kept.data.nbytes
+    out.sum().backward()
+    assert calls == [F.tanh, F.silu, F.silu]
+
+
 def test_a_checkpoint_makes_it_once_more_and_no_third_time() -> None:
     calls = 0
 

@@ -48,9 +48,9 @@ def test_checkpointing_changes_no_bit(unet, predict, recompute):
 @pytest.mark.parametrize(
     ("targets", "narrow", "spared"),
     [
-        ("attention", 0, {32: 2, 64: 2}),  # the norms before both attentions
-        ("attention", 32, {32: 2 + 8, 64: 2}),  # at the width of 32 what geglu is given as well
-        ("attention+mlp", 32, {32: 3 + 8, 64: 3 + 4}),  # the third norm; at 64 what geglu makes
+        ("attention", 0, {32: 2 + 2, 64: 2 + 2}),  # the norms before both attentions, and what merges their heads
+        ("attention", 32, {32: 4 + 8, 64: 4}),  # at the width of 32 what geglu is given as well
+        ("attention+mlp", 32, {32: 5 + 8, 64: 5 + 4}),  # the third norm; at 64 what geglu makes
     ],
 )
 def test_what_is_cheaply_made_again_is_not_kept(unet, predict, monkeypatch, targets, narrow, spared):

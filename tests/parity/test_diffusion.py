@@ -37,7 +37,7 @@ def toy(x: Any, t: Any, cond: float) -> Any:
     return (x * 0.9 - (t * 0.001).reshape(-1, 1, 1, 1) * 0.3 + cond) * (1.0 - 0.02 * x)
 
 
-def toy_flame(x: Tensor, t: Tensor, cond: float) -> Tensor:
+def toy_flame(x: Tensor, t: Tensor, cond: Tensor | float) -> Tensor:
     return toy(x, t.to("float32"), cond)
 
 
@@ -88,13 +88,15 @@ def test_trajectories(sampler: Any, kind: str, steps: int, spacing: str, predict
         x = reference.step(unwanted + 3.0 * (wanted - unwanted), t, x).prev_sample
     way = []
 
-    def watched(x: Tensor, t: Tensor, cond: float) -> Tensor:
-        if cond == 0.2:
-            way.append(x.numpy().copy())
+    def watched(x: Tensor, t: Tensor, cond: Tensor) -> Tensor:
+        first, second = np.split(x.numpy(), 2)
+        np.testing.assert_array_equal(first, second)
+        way.append(first.copy())
         return toy_flame(x, t, cond)
 
+    both = np.repeat(np.array([0.2, -0.1], np.float32), 2).reshape(4, 1, 1, 1)
     result = sampler(
-        guided(watched, 3.0), tensor(start()), (0.2, -0.1), NoiseSchedule.scaled_linear(), steps,
+        guided(watched, 3.0), tensor(start()), tensor(both), NoiseSchedule.scaled_linear(), steps,
         prediction=prediction, spacing=spacing,
     )  # fmt: skip
     assert len(way) == steps

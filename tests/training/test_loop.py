@@ -239,7 +239,7 @@ def test_a_grid_that_the_last_run_did_not_come_to_is_drawn_first(trained, exists
         if exists:
             folder.sample(4).write_bytes(b"a picture")
 
-    run, _ = trained(Feed(1), preview=drawn.append, before=put, sample={"every": 4})
+    run, _ = trained(Feed(1), preview=drawn.append, before=put, sample={"every": 4, "prompts": ("a disc",)})
     assert run.first == 4
     assert drawn == ([8] if exists else [4, 8])
 
@@ -268,6 +268,44 @@ def test_a_request_saves_the_step_that_is_being_made(trained, tmp_path, during):
     assert steps_of(tmp_path / "run") == [4]
     assert [r["step"] for r in log_of(tmp_path / "run")] == [1, 2, 3, 4]
     assert not (tmp_path / "run" / "lora.safetensors").exists()
+
+
+def last_step_asks(stop: StopRequest) -> Feed:
+    def ask(micro: int) -> None:
+        stop.signal_number = 15 if micro == 7 else 0
+
+    return Feed(1, on_take=ask)
+
+
+@pytest.mark.parametrize("sample", [{"every": 3, "prompts": ("a disc",)}, {"every": 4}], ids=["none due", "no prompts"])
+def test_a_request_in_the_last_step_comes_too_late(trained, tmp_path, sample):
+    """There is nothing left to stop: the run is done, to the last byte."""
+    stop = StopRequest()
+    trained(last_step_asks(stop), stop=stop, sample=sample)
+    trained(Feed(1), name="undisturbed", sample=sample)
+    assert stop.requested
+    assert steps_of(tmp_path / "run") == [8]
+    result, expected = ((tmp_path / name / "lora.safetensors").read_bytes() for name in ("run", "undisturbed"))
+    assert result == expected
+
+
+def test_a_request_in_the_last_step_leaves_its_grid_for_the_next_run(trained, tmp_path):
+    stop, drawn = StopRequest(), []
+    sample = {"every": 4, "prompts": ("a disc",)}
+    with pytest.raises(Interrupted, match="stopped by SIGTERM after step 8"):
+        trained(last_step_asks(stop), stop=stop, sample=sample, preview=drawn.append)
+    assert drawn == [0, 4]
+    assert (tmp_path / "run" / "lora.safetensors").exists()
+    trained(Feed(1), sample=sample, preview=drawn.append)
+    assert drawn == [0, 4, 8]
+
+
+def test_a_request_to_a_run_that_is_done_changes_nothing(trained):
+    trained(Feed(1))
+    stop = StopRequest()
+    stop.signal_number = 15
+    run, _ = trained(Feed(1), stop=stop)
+    assert run.first == 8
 
 
 def test_continued_is_as_if_never_stopped(trained, tmp_path):

@@ -61,6 +61,26 @@ def test_a_picture_does_not_depend_on_its_neighbours(studio):
     np.testing.assert_array_equal(second, alone)
 
 
+def test_what_is_wanted_and_what_is_not_go_through_the_denoiser_together(studio):
+    """As they would one by one, but for the order of fp32 sums."""
+    how, denoiser, _, examples = studio
+    calls = []
+
+    def watched(x, t, cond):
+        calls.append((x, t, cond, denoiser.denoise(x, t, cond)))
+        return calls[-1][-1]
+
+    watching = dataclasses.replace(denoiser, denoise=watched)
+    draw(how, watching, lambda latents: latents.numpy(), [examples[PROMPTS[0]]], examples[""], StopRequest())
+    assert len(calls) == 3
+    for x, t, cond, made in calls:
+        for i, prompt in enumerate((PROMPTS[0], "")):
+            np.testing.assert_array_equal(cond["context"].numpy()[i], examples[prompt]["context"])
+            with no_grad():
+                alone = denoiser.denoise(x[i : i + 1], t[i : i + 1], {n: c[i : i + 1] for n, c in cond.items()})
+            np.testing.assert_allclose(made.numpy()[i : i + 1], alone.numpy(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("change", [{"seed": 6}, {"steps": 4}, {"sampler": "ddim"}, {"guidance": 1.0}])
 def test_what_is_asked_for_is_used(studio, small_config, change):
     asked = {"steps": 3, "guidance": 3.0, "seed": 5, "height": SIZE[0], "width": SIZE[1]} | change

@@ -1,9 +1,9 @@
 """Scaled dot-product attention, block by block: the L x L matrix is never whole in memory.
 
 The forward pass keeps each row's log-sum-exp, from which the backward pass rebuilds any block of the
-probabilities (FlashAttention, arXiv 2205.14135). On CUDA cuDNN does both for bf16 and fp16 without masks, but for the
-gradients where keys are few, as a caption's (attention_few_keys.cu); our own kernels (attention.cuh) do the rest up to
-head sizes where cuBLASLt's products are faster.
+probabilities (FlashAttention, arXiv 2205.14135). On CUDA cuDNN does both for bf16 and fp16 without masks, but where
+keys are few, as a caption's (attention_few_keys.cu); our own kernels (attention.cuh) do the rest up to head sizes where
+cuBLASLt's products are faster.
 """
 
 from __future__ import annotations
@@ -256,6 +256,25 @@ def _rows_together(k: Any, *arrays: Array) -> list[Array]:
     return [block[:, :, i].transpose(0, 2, 1, 3) for i in range(len(arrays))]
 
 
+def _few_keys(
+    query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool, enable_gqa: bool
+) -> str:  # fmt: skip
+    return _flash(query, key, value, attn_mask, dropout_p, enable_gqa) or attention_few_keys.few_keys(
+        query, key, is_causal
+    )
+
+
+@scaled_dot_product_attention.cuda("few_keys", when=_few_keys)
+def _(
+    k: Any, query: Array, key: Array, value: Array, attn_mask: None, dropout_p: float, is_causal: bool,
+    scale: float | None, enable_gqa: bool, rng: None, stream: int,
+) -> tuple[Array, Array]:  # fmt: skip
+    check_attention(query, key, value, enable_gqa)
+    out, lse = _like_rows(k, query), k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
+    attention_few_keys.forward(k, query, key, value, out, lse, _factor(scale, query))
+    return out, lse
+
+
 @scaled_dot_product_attention.cuda("cudnn", when=_flash)
 def _(
     k: Any, query: Array, key: Array, value: Array, attn_mask: None, dropout_p: float, is_causal: bool,
@@ -266,14 +285,6 @@ def _(
     out, lse = _like_rows(k, q), k.empty((*q.shape[:-1], 1), np.dtype(np.float32))
     k.cudnn.attention_forward(q, key, value, out, lse, _factor(scale, q), is_causal)
     return out, lse
-
-
-def _few_keys(
-    query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool, enable_gqa: bool
-) -> str:  # fmt: skip
-    return _flash(query, key, value, attn_mask, dropout_p, enable_gqa) or attention_few_keys.few_keys(
-        query, key, is_causal
-    )
 
 
 @scaled_dot_product_attention.cuda_vjp("few_keys", "query", "key", "value", when=_few_keys)

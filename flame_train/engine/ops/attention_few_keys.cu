@@ -1,20 +1,25 @@
-// Gradients of attention where all keys fit one tile, as a caption's do: one pass over the queries.
+// Attention where all keys fit one tile, as a caption's do, and its gradients: one pass over the queries each.
 //
-// A block has all keys of one head in shared memory and takes every SHARE-th tile of queries. A row's probabilities lie
-// whole in registers, so sum(g * out), which the softmax's gradient subtracts, is taken from them as sum(p * dp), and
-// `out` is not read. A cluster of SHARE blocks has a head and adds up its keys' sums in a fixed order: no atomics, equal
-// inputs give equal bits.
+// A block has all keys of one head in shared memory and takes tiles of queries at equal distances. A row's
+// probabilities lie whole in registers, so nothing is taken back when a larger score comes; and sum(g * out), which the
+// softmax's gradient subtracts, is taken from them as sum(p * dp), so that `out` is not read. For the gradients a
+// cluster of SHARE blocks has a head and adds up its keys' sums in a fixed order: no atomics, equal inputs give equal
+// bits.
 //
-// Contract: q, g, dq (B, H, L, 64), k, v, dk, dv (B, H, S, 64), S <= 80, of 16-bit elements at any strides, each array's
-// batch, head and row steps (in elements, multiples of 8) following it, a row's 64 together, 16-byte aligned; lse fp32
-// (B, H, L), dense. Outputs are assigned (=). Grid: (B * H, SHARE); block: THREADS; shared memory: sizeof(Memory).
-// Needs clusters: compute capability 9.0.
+// Contract: q, g, out, dq (B, H, L, 64), k, v, dk, dv (B, H, S, 64), 1 <= S <= 80, of 16-bit elements at any strides,
+// each array's batch, head and row steps (in elements, multiples of 8) following it, a row's 64 together, 16-byte
+// aligned; lse fp32 (B, H, L), dense. Outputs are assigned (=). Grid: (B * H, any), gradients (B * H, SHARE); block:
+// THREADS; shared memory: sizeof(Inputs), sizeof(Memory). Gradients need clusters: compute capability 9.0.
 #include "warp_tiles.cuh"
 
+#define INF __int_as_float(0x7f800000)
 constexpr int HEAD = 64, KEYS = 80, QUERIES = 64, THREADS = 128;  // a warp has 16 queries, and 16 columns of dk and dv
 constexpr int PITCH = HEAD + 8, SCORES = KEYS + 8;                // of shared memory: eight rows lie in different banks
 constexpr int KEY_TILES = KEYS / 8, SUMS = HEAD + 4;
 
+struct Inputs {
+  T k[KEYS * PITCH], v[KEYS * PITCH], q[2][QUERIES * PITCH];
+};
 struct Memory {
   union {
     struct {
@@ -71,6 +76,42 @@ __device__ __forceinline__ void products(float (&s)[KEY_TILES][4], const T* rows
   }
 }
 
+// Scores to probabilities, in place, and the log-sum-exp of the rows before `left`. A lane has what it has below.
+__device__ __forceinline__ void softmax(float (&p)[KEY_TILES][4], float* lse, int left, int S, float scale) {
+  int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+  float top[2] = {-INF, -INF}, sum[2] = {0.f, 0.f};
+#pragma unroll
+  for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      p[n][e] = n * 8 + column + e % 2 < S ? p[n][e] * scale : -INF;
+      top[e / 2] = fmaxf(top[e / 2], p[n][e]);
+    }
+#pragma unroll
+  for (int o = 1; o < 4; o *= 2)
+#pragma unroll
+    for (int i = 0; i < 2; i++) top[i] = fmaxf(top[i], __shfl_xor_sync(0xffffffffu, top[i], o));
+#pragma unroll
+  for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      p[n][e] = __expf(p[n][e] - top[e / 2]);
+      sum[e / 2] += p[n][e];
+    }
+#pragma unroll
+  for (int o = 1; o < 4; o *= 2)
+#pragma unroll
+    for (int i = 0; i < 2; i++) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], o);
+  float part[2] = {1.f / sum[0], 1.f / sum[1]};
+#pragma unroll
+  for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) p[n][e] *= part[e / 2];
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    if (threadIdx.x % 4 == 0 && row + i * 8 < left) lse[row + i * 8] = top[i] + logf(sum[i]);
+}
+
 // Scores to probabilities p, and dp to ds = p * (dp - sum(p * dp)) * scale, in place. A lane has the keys
 // 8 n + lane % 4 * 2 (+ 1) of the rows lane / 4 (elements 0, 1) and lane / 4 + 8 (2, 3).
 __device__ __forceinline__ void through_softmax(float (&p)[KEY_TILES][4], float (&dp)[KEY_TILES][4], const float* lse,
@@ -104,15 +145,15 @@ __device__ __forceinline__ void keep(T* to, const float (&s)[KEY_TILES][4]) {
     for (int i = 0; i < 2; i++) *reinterpret_cast<unsigned*>(to + i * 8 * SCORES + n * 8) = pair(s[n][2 * i], s[n][2 * i + 1]);
 }
 
-// dq (16 x HEAD) = ds (this warp's, in registers) times the keys, for the rows before `left`
-__device__ __forceinline__ void query_gradient(const float (&ds)[KEY_TILES][4], const T* keys, T* dq, long long step,
-                                               int left) {
+// to (16 x HEAD) = weights (this warp's, in registers) times the keys or their values, for the rows before `left`
+__device__ __forceinline__ void weigh(const float (&weights)[KEY_TILES][4], const T* keys, T* to, long long step,
+                                      int left) {
   int lane = threadIdx.x % 32;
   float sum[HEAD / 8][4] = {};
   keys += (lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8;
 #pragma unroll
   for (int j = 0; j < KEYS; j += 16) {
-    const float *low = ds[j / 8], *high = ds[j / 8 + 1];
+    const float *low = weights[j / 8], *high = weights[j / 8 + 1];
     unsigned a[4] = {pair(low[0], low[1]), pair(low[2], low[3]), pair(high[0], high[1]), pair(high[2], high[3])}, b[4];
 #pragma unroll
     for (int n = 0; n < HEAD / 8; n += 2) {
@@ -125,9 +166,9 @@ __device__ __forceinline__ void query_gradient(const float (&ds)[KEY_TILES][4], 
   for (int i = 0; i < 2; i++) {
     int row = lane / 4 + i * 8;
     if (row >= left) continue;
-    T* to = dq + row * step + lane % 4 * 2;
+    T* at = to + row * step + lane % 4 * 2;
 #pragma unroll
-    for (int n = 0; n < HEAD / 8; n++) *reinterpret_cast<unsigned*>(to + n * 8) = pair(sum[n][2 * i], sum[n][2 * i + 1]);
+    for (int n = 0; n < HEAD / 8; n++) *reinterpret_cast<unsigned*>(at + n * 8) = pair(sum[n][2 * i], sum[n][2 * i + 1]);
   }
 }
 
@@ -175,6 +216,29 @@ template <int SHARE> __device__ __forceinline__ void total(const float* sums, co
   }
 }
 
+__device__ __forceinline__ void forward(Rows q, Rows k, Rows v, Rows out, float* lse, int L, int S, float scale) {
+  extern __shared__ __align__(16) unsigned char raw[];
+  Inputs& memory = *reinterpret_cast<Inputs*>(raw);
+  lse += (size_t)blockIdx.x * L;
+  fetch<KEYS>(memory.k, k, 0, S);
+  fetch<KEYS>(memory.v, v, 0, S);
+  fetch<QUERIES>(memory.q[0], q, blockIdx.y * QUERIES, L);
+  asm volatile("cp.async.commit_group;");
+  int stage = 0;
+  for (int first = blockIdx.y * QUERIES; first < L; first += gridDim.y * QUERIES, stage ^= 1) {
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncthreads();
+    int next = first + gridDim.y * QUERIES;
+    if (next < L) fetch<QUERIES>(memory.q[stage ^ 1], q, next, L);
+    asm volatile("cp.async.commit_group;");
+    float p[KEY_TILES][4];
+    int own = first + threadIdx.x / 32 * 16;
+    products(p, memory.q[stage], memory.k);
+    softmax(p, lse + own, L - own, S, scale);
+    weigh(p, memory.v, out.at + own * out.step, out.step, L - own);
+  }
+}
+
 template <int SHARE>
 __device__ __forceinline__ void gradients(Rows q, Rows k, Rows v, Rows g, Rows dq, Rows dk, Rows dv, const float* lse,
                                           int L, int S, float scale) {
@@ -204,7 +268,7 @@ __device__ __forceinline__ void gradients(Rows q, Rows k, Rows v, Rows g, Rows d
     through_softmax(p, ds, lse + own, L - own, S, scale);
     keep(memory.p, p);
     keep(memory.ds, ds);
-    query_gradient(ds, memory.k, dq.at + own * dq.step, dq.step, L - own);
+    weigh(ds, memory.k, dq.at + own * dq.step, dq.step, L - own);
     __syncthreads();
     add_keys(of_values, memory.p, memory.g[stage]);
     add_keys(of_keys, memory.ds, memory.q[stage]);
@@ -220,6 +284,14 @@ __device__ __forceinline__ void gradients(Rows q, Rows k, Rows v, Rows g, Rows d
 }
 
 #define ROWS(NAME) Rows(NAME, NAME##_batch, NAME##_head, NAME##_row, heads)
+extern "C" __global__ void __launch_bounds__(THREADS)
+    few_keys_forward(T* q, long long q_batch, long long q_head, long long q_row, T* k, long long k_batch,
+                     long long k_head, long long k_row, T* v, long long v_batch, long long v_head, long long v_row,
+                     T* out, long long out_batch, long long out_head, long long out_row, float* lse, int heads, int L,
+                     int S, float scale) {
+  forward(ROWS(q), ROWS(k), ROWS(v), ROWS(out), lse, L, S, scale);
+}
+
 #define KERNEL(NAME, SHARE)                                                                                           \
   extern "C" __cluster_dims__(1, SHARE, 1) __global__ void __launch_bounds__(THREADS)                                 \
       NAME(T* q, long long q_batch, long long q_head, long long q_row, T* k, long long k_batch, long long k_head,     \

@@ -1,7 +1,8 @@
-"""When attention_few_keys.cu is asked, and how: gradients of attention to a caption's keys."""
+"""When attention_few_keys.cu is asked, and how: attention to a caption's keys, and its gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 from ..dtype import Array
 
 _HEAD, _KEYS, _QUERIES, _THREADS = 64, 80, 64, 128  # as there
+_FORWARD_BLOCKS = 4  # a multiprocessor: with fewer, blocks take no second tile of queries
+_FORWARD_BYTES = 2 * (_HEAD + 8) * (2 * _KEYS + 2 * _QUERIES)  # of shared memory
 _SHARES = (2, 4, 8)  # blocks of a cluster, which share a head
 _BLOCKS = 2  # a multiprocessor holds at once
 _SHARED_BYTES = 2 * (_HEAD + 8) * (2 * _KEYS + 4 * _QUERIES) + 2 * 2 * _QUERIES * (_KEYS + 8)
@@ -23,20 +26,38 @@ def few_keys(query: Array, key: Array, is_causal: bool) -> str:
     return "" if int(query.device.compute_capability) >= 90 else "clusters need compute capability 9.0"
 
 
+def forward(
+    k: Any, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float
+) -> None:  # fmt: skip
+    """Fills `out` and the rows' log-sum-exp for (B, H, L, E) query and (B, H, S, E) key and value."""
+    b, heads, length, _ = query.shape
+    tiles = -(-length // _QUERIES)
+    of_block = max(1, tiles * b * heads // (_FORWARD_BLOCKS * k.multiprocessors))
+    arrays = *(_in_packets(k, x) for x in (query, key, value)), out
+    numbers = (*map(np.int32, (heads, length, key.shape[2])), np.float32(scale))
+    k.launch(
+        "attention_few_keys.cu", "few_keys_forward", query.dtype, (b * heads, -(-tiles // of_block)), _THREADS,
+        (*_placed(arrays), lse, *numbers), _FORWARD_BYTES,
+    )  # fmt: skip
+
+
 def gradients(
     k: Any, g: Array, query: Array, key: Array, value: Array, lse: Array, into: tuple[Array, Array, Array], scale: float
 ) -> None:  # fmt: skip
     """Fills `into` with the gradients at (B, H, L, E) query and (B, H, S, E) key and value."""
     (b, heads, length, _), keys = query.shape, key.shape[2]
     arrays = (*(_in_packets(k, x) for x in (query, key, value, g)), *into)
-    steps = ([np.int64(s // x.itemsize) for s in x.strides[:3]] for x in arrays)
-    placed = [v for x, three in zip(arrays, steps, strict=True) for v in (x, *three)]
     share = next((s for s in _SHARES if b * heads * s >= _BLOCKS * k.multiprocessors), _SHARES[-1])
     numbers = (*map(np.int32, (heads, length, keys)), np.float32(scale))
     k.launch(
         "attention_few_keys.cu", f"few_keys_gradients_{share}", query.dtype, (b * heads, share), _THREADS,
-        (*placed, lse, *numbers), _SHARED_BYTES,
+        (*_placed(arrays), lse, *numbers), _SHARED_BYTES,
     )  # fmt: skip
+
+
+def _placed(arrays: Iterable[Array]) -> list[Any]:
+    """Each array and the distances of its batches, heads and rows, in elements."""
+    return [value for x in arrays for value in (x, *(np.int64(s // x.itemsize) for s in x.strides[:3]))]
 
 
 def _in_packets(k: Any, x: Array) -> Array:

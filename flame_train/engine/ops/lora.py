@@ -18,7 +18,7 @@ from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from . import conditions
 from .conv import Pair, conv2d
-from .matmul import added_product, check_linear, linear_condition, rows_product
+from .matmul import check_linear, linear_condition, rows_product
 
 
 @primitive(aux=("low",))
@@ -96,8 +96,7 @@ def _(
     _check(input, weight, residual)
     input = k.even(input)
     low = k.matmul(input, down.T, alpha=scale)
-    y = k.matmul(input, weight.T, bias=bias, plus=residual)
-    return k.matmul(low, up.T, out=y, plus=y), low
+    return k.paired(input, weight.T, low.reshape(-1, len(down)), up.T, bias=bias, plus=residual), low
 
 
 @lora_linear.cuda_vjp("cublaslt", "input", "down", "up", when=_lora_condition)
@@ -109,11 +108,19 @@ def _(
     inner = k.matmul(rows, up, alpha=scale)
     dx = None
     if "input" in needs:
-        dx = added_product(k, plus.get("input"), g, weight, into=into.get("input"))
-        k.matmul(inner, down, out=dx.reshape(x.shape), plus=dx.reshape(x.shape))
+        dx = _added_pair(k, plus.get("input"), g, weight, inner, down, into.get("input"))
     wanted: dict[str, list[Held] | None] = {n: _listed(plus.get(n)) for n in ("down", "up") if n in needs}
     made = _factor_gradients(k, _Thin(x, rows[:, None], inner, low.reshape(len(x), -1), len(down)), wanted)
     return dx, made["down"][0] if "down" in made else None, made["up"][0] if "up" in made else None
+
+
+def _added_pair(
+    k: Any, held: Held | None, g: Array, weight: Array, inner: Array, down: Array, into: Array | None = None
+) -> Array:
+    """held + g @ weight + inner @ down, placed as by `added_product`."""
+    if held is None:
+        return k.paired(g, weight, inner, down, out=into if into is not None and into.flags.c_contiguous else None)
+    return k.paired(g, weight, inner, down, out=held.array if held.owned else None, plus=held.array)
 
 
 @lora_linear.cuda_vjp("cublaslt", "residual", when=_lora_condition)
@@ -171,9 +178,7 @@ def _(
     n, out, width = weight.shape
     x = k.rows_first(input).reshape(-1, width)
     low = k.matmul(x, down.reshape(-1, width).T, alpha=scale)
-    y = k.matmul(x, weight.reshape(-1, width).T).reshape(-1, n, out)
-    each = y.transpose(1, 0, 2)
-    k.matmul(low.reshape(-1, n, down.shape[1]).transpose(1, 0, 2), up.transpose(0, 2, 1), out=each, plus=each)
+    y = k.paired(x, weight.reshape(-1, width).T, low, up.reshape(n * out, -1).T, parts=n).reshape(-1, n, out)
     shape = (*input.shape[:-1], out)
     return [y[:, i].reshape(shape) for i in range(n)], low
 
@@ -190,9 +195,9 @@ def _(
     k.matmul(rows.transpose(1, 0, 2), up, out=inner.transpose(1, 0, 2), alpha=scale)
     dx = None
     if "input" in needs:
-        flat = k.rows_first(rows).reshape(len(x), n * out)
-        dx = added_product(k, plus.get("input"), flat.reshape(*input.shape[:-1], n * out), weight.reshape(-1, width))
-        k.matmul(inner.reshape(len(x), -1), down.reshape(-1, width), out=dx.reshape(x.shape), plus=dx.reshape(x.shape))
+        flat = k.rows_first(rows).reshape(*input.shape[:-1], n * out)
+        matrices = weight.reshape(-1, width), inner.reshape(len(x), -1), down.reshape(-1, width)
+        dx = _added_pair(k, plus.get("input"), flat, *matrices)
     wanted = {n[:-1]: plus.get(n) for n in ("downs", "ups") if n in needs}
     made = _factor_gradients(k, _Thin(x, rows, inner.reshape(len(x), -1), low, rank), wanted)
     return dx, made.get("down"), made.get("up")

@@ -194,16 +194,6 @@ def _(k: Any, input: Array, weight: Array, bias: Array | None) -> Array:
     return k.matmul(input, weight.T, bias=bias)
 
 
-@linear.cuda_vjp("cublaslt", "input", when=linear_condition)
-def _(k: Any, g: Array, weight: Array, plus: Plus, into: Into) -> Array:
-    return added_product(k, plus.get("input"), g, weight, into=into.get("input"))
-
-
-@linear.cuda_vjp("cublaslt", "weight", when=linear_condition)
-def _(k: Any, g: Array, input: Array, plus: Plus) -> Array:
-    return added_product(k, plus.get("weight"), g.reshape(-1, g.shape[-1]).T, input.reshape(-1, input.shape[-1]))
-
-
 @composite()
 def linear_add(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
     """linear(input, weight, bias) + residual, of the result's shape"""
@@ -234,14 +224,15 @@ def _(k: Any, input: Array, weight: Array, bias: Array | None, residual: Array) 
     return k.matmul(input, weight.T, bias=bias, plus=residual)
 
 
-@linear_add.cuda_vjp("cublaslt", "input", when=added_condition)
-def _(k: Any, g: Array, weight: Array, plus: Plus, into: Into) -> Array:
-    return added_product(k, plus.get("input"), g, weight, into=into.get("input"))
+for _op, _when in ((linear, linear_condition), (linear_add, added_condition)):
 
+    @_op.cuda_vjp("cublaslt", "input", when=_when)
+    def _(k: Any, g: Array, weight: Array, plus: Plus, into: Into) -> Array:
+        return added_product(k, plus.get("input"), g, weight, into=into.get("input"))
 
-@linear_add.cuda_vjp("cublaslt", "weight", when=added_condition)
-def _(k: Any, g: Array, input: Array, plus: Plus) -> Array:
-    return added_product(k, plus.get("weight"), g.reshape(-1, g.shape[-1]).T, input.reshape(-1, input.shape[-1]))
+    @_op.cuda_vjp("cublaslt", "weight", when=_when)
+    def _(k: Any, g: Array, input: Array, plus: Plus) -> Array:
+        return added_product(k, plus.get("weight"), g.reshape(-1, g.shape[-1]).T, input.reshape(-1, input.shape[-1]))
 
 
 @linear_add.cuda_vjp("cublaslt", "bias", when=added_condition)

@@ -27,10 +27,27 @@ struct Lane {
     last = min((int)(blockIdx.x + 1) * span, P);
     at = (size_t)blockIdx.y * P * C + c;
   }
-  template <int N> __device__ __forceinline__ void read(const T* x, int p, int C, Packet (&q)[N]) const {
+  // Hands `use` every pixel's values in each of the arrays, and where they lie. The third array may be null, which gives
+  // zeros. N pixels' packets are asked for at once.
+  template <int N, int ARRAYS, class Use>
+  __device__ __forceinline__ void each(const T* const (&arrays)[ARRAYS], int C, Use use) const {
+    for (int p = first; p < last; p += N * rows) {
+      Packet q[ARRAYS][N];
 #pragma unroll
-    for (int j = 0; j < N; j++)
-      if (p + j * rows < last) q[j] = read8(x + at + (size_t)(p + j * rows) * C);
+      for (int a = 0; a < ARRAYS; a++)
+#pragma unroll
+        for (int j = 0; j < N; j++)
+          if (p + j * rows < last && (a < 2 || arrays[a])) q[a][j] = read8(arrays[a] + at + (size_t)(p + j * rows) * C);
+#pragma unroll
+      for (int j = 0; j < N; j++) {
+        if (p + j * rows >= last) break;
+        float f[ARRAYS][8] = {};
+#pragma unroll
+        for (int a = 0; a < ARRAYS; a++)
+          if (a < 2 || arrays[a]) unpack8(q[a][j], f[a]);
+        use(f, at + (size_t)(p + j * rows) * C);
+      }
+    }
   }
 };
 
@@ -94,22 +111,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) group_norm_sums(
   float pivot[8], s0[8] = {0}, s1[8] = {0};
 #pragma unroll
   for (int i = 0; i < 8; i++) pivot[i] = to_float(image[(lane.c + i) / per * per]);
-  for (int p = lane.first; p < lane.last; p += AHEAD * lane.rows) {
-    Packet q[AHEAD];
-    lane.read(x, p, C, q);
+  lane.each<AHEAD>({x}, C, [&](const float (&f)[1][8], size_t) {
 #pragma unroll
-    for (int j = 0; j < AHEAD; j++) {
-      if (p + j * lane.rows >= lane.last) break;
-      float f[8];
-      unpack8(q[j], f);
-#pragma unroll
-      for (int i = 0; i < 8; i++) {
-        float d = f[i] - pivot[i];
-        s0[i] += d;
-        s1[i] += d * d;
-      }
+    for (int i = 0; i < 8; i++) {
+      float d = f[0][i] - pivot[i];
+      s0[i] += d;
+      s1[i] += d * d;
     }
-  }
+  });
   group_sums(s0, s1, C, groups, lane.rows, part + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * groups * 2);
 }
 
@@ -136,22 +145,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) group_norm_apply(
   load8(b + lane.c, shift);
 #pragma unroll
   for (int i = 0; i < 8; i++) scale[i] *= ga[i];
-  for (int p = lane.first; p < lane.last; p += AHEAD * lane.rows) {
-    Packet q[AHEAD];
-    lane.read(x, p, C, q);
+  lane.each<AHEAD>({x}, C, [&](const float (&f)[1][8], size_t at) {
+    float made[8];
 #pragma unroll
-    for (int j = 0; j < AHEAD; j++) {
-      if (p + j * lane.rows >= lane.last) break;
-      float f[8];
-      unpack8(q[j], f);
-#pragma unroll
-      for (int i = 0; i < 8; i++) {
-        float z = (f[i] - m[i]) * scale[i] + shift[i];
-        f[i] = silu ? z * sigmoid(z) : z;
-      }
-      store8(y + lane.at + (size_t)(p + j * lane.rows) * C, f);
+    for (int i = 0; i < 8; i++) {
+      float z = (f[0][i] - m[i]) * scale[i] + shift[i];
+      made[i] = silu ? z * sigmoid(z) : z;
     }
-  }
+    store8(y + at, made);
+  });
 }
 
 // dy carried back through silu, if there is one: the gradient at z, the normalised value scaled and shifted
@@ -171,24 +173,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) group_norm_gradient_sums(
   spread(rstd, 1, lane.c, C, groups, r);
   load8(w + lane.c, ga);
   load8(b + lane.c, be);
-  for (int p = lane.first; p < lane.last; p += GRADIENT_AHEAD * lane.rows) {
-    Packet q[GRADIENT_AHEAD], dq[GRADIENT_AHEAD];
-    lane.read(x, p, C, q);
-    lane.read(dy, p, C, dq);
+  lane.each<GRADIENT_AHEAD>({x, dy}, C, [&](const float (&f)[2][8], size_t) {
 #pragma unroll
-    for (int j = 0; j < GRADIENT_AHEAD; j++) {
-      if (p + j * lane.rows >= lane.last) break;
-      float f[8], d[8];
-      unpack8(q[j], f);
-      unpack8(dq[j], d);
-#pragma unroll
-      for (int i = 0; i < 8; i++) {
-        float xhat = (f[i] - m[i]) * r[i], g = through(xhat * ga[i] + be[i], d[i], silu) * ga[i];
-        s0[i] += g;
-        s1[i] += g * xhat;
-      }
+    for (int i = 0; i < 8; i++) {
+      float xhat = (f[0][i] - m[i]) * r[i], g = through(xhat * ga[i] + be[i], f[1][i], silu) * ga[i];
+      s0[i] += g;
+      s1[i] += g * xhat;
     }
-  }
+  });
   group_sums(s0, s1, C, groups, lane.rows, part + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * groups * 2);
 }
 
@@ -221,24 +213,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) group_norm_gradient_apply(
     m0[i] *= r[i];
     m1[i] *= r[i] * r[i];
   }
-  for (int p = lane.first; p < lane.last; p += GRADIENT_AHEAD * lane.rows) {
-    Packet q[GRADIENT_AHEAD], dq[GRADIENT_AHEAD], sq[GRADIENT_AHEAD];
-    lane.read(x, p, C, q);
-    lane.read(dy, p, C, dq);
-    if (plus) lane.read(plus, p, C, sq);
+  lane.each<GRADIENT_AHEAD>({x, dy, plus}, C, [&](const float (&f)[3][8], size_t at) {
+    float made[8];
 #pragma unroll
-    for (int j = 0; j < GRADIENT_AHEAD; j++) {
-      if (p + j * lane.rows >= lane.last) break;
-      float f[8], d[8], sum[8] = {0};
-      unpack8(q[j], f);
-      unpack8(dq[j], d);
-      if (plus) unpack8(sq[j], sum);
-#pragma unroll
-      for (int i = 0; i < 8; i++) {
-        float far = f[i] - m[i];
-        f[i] = through(far * scale[i] + be[i], d[i], silu) * scale[i] - m0[i] - far * m1[i] + sum[i];
-      }
-      store8(dx + lane.at + (size_t)(p + j * lane.rows) * C, f);
+    for (int i = 0; i < 8; i++) {
+      float far = f[0][i] - m[i];
+      made[i] = through(far * scale[i] + be[i], f[1][i], silu) * scale[i] - m0[i] - far * m1[i] + f[2][i];
     }
-  }
+    store8(dx + at, made);
+  });
 }

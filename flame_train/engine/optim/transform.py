@@ -21,11 +21,15 @@ State = dict[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a link may know: the arena, and `count`, the number of updates done so far (0-d int64)."""
+    """What a link may know: the arena, and `count`, the number of updates done so far (0-d int64).
+
+    `norm` is that of the gradient a link is given, where it is known: before the first has changed it.
+    """
 
     xp: Any
     arena: Arena
     count: Array
+    norm: Array | None = None
 
 
 class Transform(Protocol):
@@ -58,7 +62,8 @@ class ClipNorm:
         return {"max_norm": arena.backend.xp.full((), self.max_norm, float32)}
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
-        g *= self.factor(step.xp, state, global_norm(step.xp, g))
+        norm = global_norm(step.xp, g) if step.norm is None else step.norm
+        g *= self.factor(step.xp, state, norm)
         return g, {}
 
     @staticmethod

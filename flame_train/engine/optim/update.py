@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,11 +39,12 @@ class ByLinks:
 
     def apply(self, take: Array, norm: Array, lr: Array, count: Array) -> None:
         arena, xp = self._arena, self._arena.backend.xp
-        g, step = arena.grads, Step(xp, arena, count)
+        g, step = arena.grads, Step(xp, arena, count, norm)
         changes: list[tuple[State, State]] = []
         for link, state in zip(self._transforms, self._states, strict=True):
             g, changed = link.update(g, state, step)
             changes.append((state, changed))
+            step = replace(step, norm=None)
         rate = lr.astype(float32) if arena.lr_scale is None else lr.astype(float32) * arena.lr_scale
         select(xp, take, arena.values, arena.values - rate * g)
         arena.refresh()

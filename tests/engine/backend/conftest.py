@@ -135,6 +135,15 @@ class Products:
         out[...] = y if plus is None else y + plus.astype(np.float64)
 
 
+class NoPairs:
+    """Leaves both products of a pair to cuBLASLt's part."""
+
+    def made(self, x: Any, otherwise: Any) -> bool:
+        assert x.out.shape == (len(x.a), x.b.shape[1])
+        assert x.a2.shape == (len(x.a), x.parts * len(x.b2))
+        return False
+
+
 class Plans:
     """cuDNN's part: calls fit the signatures."""
 
@@ -263,7 +272,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(capture, "Graph", Graph)
     monkeypatch.setattr(cuda, "_STATE", [])
     made = backends.get_backend("cuda")
-    made.kernels.cublaslt, made.kernels.cudnn = Products(), Plans()
+    made.kernels.cublaslt, made.kernels.cudnn, made.kernels.pairs = Products(), Plans(), NoPairs()
     real = backends.backend_of
     for name in ("tensor", "random"):
         monkeypatch.setattr(

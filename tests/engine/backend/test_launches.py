@@ -46,7 +46,15 @@ def test_every_launch_is_told_and_left_out_where_it_is_not_wanted(gpu: Any) -> N
     assert ran(gpu) == Counter({"norms and other rows": 2, "elementwise": 3})
 
 
-def test_a_kinds_time_is_what_a_step_without_it_is_shorter_by(gpu: Any) -> None:
+def test_a_kernel_is_looked_up_once_and_keeps_the_most_shared_memory_it_was_allowed(gpu: Any) -> None:
+    modules, float32 = gpu.kernels._modules, np.dtype(np.float32)
+    found = [modules.get("norm.cu", "group_norm_sums", float32, kib << 10) for kib in (16, 100, 60)]
+    assert len(set(found)) == 1
+    assert found[0]._function.max_dynamic_shared_size_bytes == 100 << 10
+    assert modules.get("norm.cu", "group_norm_sums", np.dtype(np.float16)) is not found[0]
+
+
+def test_a_kinds_time_is_that_of_its_kernels_alone(gpu: Any) -> None:
     """Each kernel taking a millisecond: a step is captured after one eager run, so that both run every kernel once."""
 
     def twice() -> None:

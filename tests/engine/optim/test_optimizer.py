@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from flame_train.engine.optim import (
     SGDRule,
     Transform,
 )
+from flame_train.engine.optim.transform import global_norm
 from flame_train.errors import ModelFileError
 
 SHAPES = {"a": (4, 3), "b": (70,)}
@@ -199,6 +201,24 @@ def test_clip_norm_and_value_limit_what_the_rule_sees() -> None:
         small = o.arena.grads.copy()
         o.step()
         np.testing.assert_allclose(unclipped - o.arena.values, small, atol=3e-7)
+
+
+@pytest.mark.parametrize(("chain", "passes"), [([ClipNorm(1.0)], 1), ([ClipValue(0.5), ClipNorm(1.0)], 2)])
+def test_the_norm_is_taken_again_only_of_a_gradient_that_changed(
+    chain: list[Transform], passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bytes] = []
+
+    def noted(xp: Any, g: np.ndarray) -> np.ndarray:
+        seen.append(g.tobytes())
+        return global_norm(xp, g)
+
+    for module in ("transform", "update"):
+        monkeypatch.setattr(f"flame_train.engine.optim.{module}.global_norm", noted)
+    optimizer = make([*chain, SGDRule()])
+    give(optimizer, 1)
+    optimizer.step()
+    assert len(seen) == len(set(seen)) == passes
 
 
 def test_gradient_noise_has_its_annealed_size_and_spares_the_padding() -> None:

@@ -11,12 +11,14 @@ from typing import Any
 from ...dtype import Array, DType, float64
 from ..base import same_place
 from .columns import Columns
+from .cubin import Cubins
 from .cublaslt import SUPPORTED, CublasLt, is_plain
 from .cudnn import CuDnn
 from .elementwise import Elementwise
 from .launches import Launches
 from .libraries import driver_version
 from .nvrtc import ELEMENT_TYPES, KernelModules
+from .paired import Operands, PairedProducts
 from .rows import Rows
 from .shelf import Shelf, default_folder
 
@@ -51,6 +53,14 @@ class Kernels:
     def cudnn(self) -> CuDnn:
         """Loaded on first use."""
         return CuDnn(self.xp, self._stream, self._shelf, self.launches)
+
+    @cached_property
+    def pairs(self) -> PairedProducts:
+        """Made on first use; compiles only what is launched."""
+        return PairedProducts(
+            self.xp, self._stream, self._shelf, self.launches, Cubins(self.xp, self._shelf), self.multiprocessors,
+            self.compute_capability,
+        )  # fmt: skip
 
     # ---- memory --------------------------------------------------------------------------------------
 
@@ -154,6 +164,31 @@ class Kernels:
         p3 = o3 if plus is out else None if plus is None else _three(self.rows_first(plus), lead)
         self.cublaslt.product(a3, b3, o3, bias=bias, alpha=alpha, plus=p3)
         return out
+
+    def paired(
+        self, a: Array, b: Array, a2: Array, b2: Array, *, parts: int = 1, bias: Array | None = None,
+        plus: Array | None = None, out: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """a @ b + a2 @ b2 (+ bias) (+ plus), for a (..., K), b (K, N), a2 (M, parts R), b2 (R, N); `plus` may be `out`.
+
+        M counts the rows of a. The columns are equal parts, of which the i-th takes columns i R.. of a2.
+        """
+        n = b.shape[1]
+        if out is None:
+            out = self.empty((*a.shape[:-1], n), a.dtype if plus is None else plus.dtype)
+        flat = out.reshape(-1, n)
+        added = flat if plus is out else None if plus is None else self.even(plus).reshape(-1, n)
+        x = Operands(self.even(a).reshape(-1, a.shape[-1]), b, a2, b2, flat, parts, bias, added)
+        if not self.pairs.made(x, self._separately):
+            self._separately(x)
+        return out
+
+    def _separately(self, x: Operands) -> None:
+        self.matmul(x.a, x.b, bias=x.bias, out=x.out, plus=x.plus)
+        left, right, out = (
+            y.reshape(len(y), x.parts, -1).transpose(1, 0, 2) if x.parts > 1 else y for y in (x.a2, x.b2, x.out)
+        )
+        self.matmul(left, right, out=out, plus=out)
 
     def adjacent(self, arrays: Sequence[Array]) -> Array | None:
         """A view of the arrays along a new first dim, if they lie at equal distances in memory."""

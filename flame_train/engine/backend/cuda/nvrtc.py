@@ -45,10 +45,16 @@ def included(text: str) -> str:
 class _Function:
     """A kernel whose launches can be watched."""
 
-    __slots__ = ("_function", "_launches", "_name")
+    __slots__ = ("_function", "_launches", "_name", "_shared_bytes")
 
     def __init__(self, function: Any, name: str, launches: Launches) -> None:
         self._function, self._name, self._launches = function, name, launches
+        self._shared_bytes = _SHARED_BYTES
+
+    def allow(self, shared_bytes: int) -> None:
+        """Lets its blocks have as much shared memory."""
+        if shared_bytes > self._shared_bytes:
+            self._function.max_dynamic_shared_size_bytes = self._shared_bytes = shared_bytes
 
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int = 0
@@ -63,20 +69,26 @@ class KernelModules:
     def __init__(self, cupy: Any, launches: Launches) -> None:
         self._cupy, self._launches = cupy, launches
         self._modules: dict[tuple[str, DType], Any] = {}
+        self._functions: dict[tuple[str, str, DType], _Function] = {}
         self._generated: dict[tuple[str, str], _Function] = {}
         self._lock = threading.Lock()
 
     def get(self, file: str, kernel: str, dtype: DType, shared_bytes: int = 0) -> _Function:
         """The function `kernel` of ops/`file` for elements of `dtype`, allowed as much shared memory."""
-        key = (file, dtype)
+        key = (file, kernel, dtype)
         with self._lock:
-            if key not in self._modules:
-                code = included((_OPS / file).read_text(encoding="utf-8"))
-                self._modules[key] = self._cupy.RawModule(code=code, options=options(dtype))
-            function = self._modules[key].get_function(kernel)
-            if shared_bytes > _SHARED_BYTES:
-                function.max_dynamic_shared_size_bytes = shared_bytes
-            return _Function(function, kernel, self._launches)
+            if key not in self._functions:
+                found = self._module(file, dtype).get_function(kernel)
+                self._functions[key] = _Function(found, kernel, self._launches)
+            self._functions[key].allow(shared_bytes)
+            return self._functions[key]
+
+    def _module(self, file: str, dtype: DType) -> Any:
+        key = (file, dtype)
+        if key not in self._modules:
+            code = included((_OPS / file).read_text(encoding="utf-8"))
+            self._modules[key] = self._cupy.RawModule(code=code, options=options(dtype))
+        return self._modules[key]
 
     def generated(self, text: str, kernel: str) -> _Function:
         """The function `kernel` of a generated text, which names its element types itself."""

@@ -1,0 +1,64 @@
+"""Kernels for this very processor (`sm_90a`), which CuPy does not compile for; kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from functools import cached_property
+from typing import Any
+
+from ....errors import DeviceFault
+from ...dtype import DType
+from .nvrtc import options
+from .shelf import Shelf
+
+_SHARED_BYTES_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+class Cubins:
+    """Compiled modules by their text and element type."""
+
+    def __init__(self, cupy: Any, shelf: Shelf) -> None:
+        self._cupy, self._shelf = cupy, shelf
+        self._functions: dict[tuple[str, DType], tuple[Any, Any]] = {}
+        self._lock = threading.Lock()
+
+    @cached_property
+    def version(self) -> str:
+        """The compiler's version."""
+        return ".".join(map(str, self._cupy.cuda.nvrtc.getVersion()))
+
+    def get(self, text: str, kernel: str, dtype: DType, shared_bytes: int) -> Any:
+        """The function `kernel` of a text for elements of `dtype`, allowed as much shared memory.
+
+        Several threads may compile at once.
+        """
+        key = (text, dtype)
+        if key not in self._functions:
+            module = self._cupy.cuda.function.Module()
+            module.load(self._compiled(text, dtype))
+            function = module.get_function(kernel)
+            self._cupy.cuda.driver.funcSetAttribute(function.ptr, _SHARED_BYTES_ATTRIBUTE, shared_bytes)
+            with self._lock:
+                self._functions.setdefault(key, (function, module))
+        return self._functions[key][0]
+
+    def _compiled(self, text: str, dtype: DType) -> bytes:
+        asked = (*options(dtype), "-arch=sm_90a")
+        question = f"cubin, NVRTC {self.version}, {asked}: {hashlib.sha256(text.encode()).hexdigest()}"
+        kept = self._shelf.get(question)
+        if kept is None:
+            kept = self._compile(text, asked)
+            self._shelf.put(question, kept)
+        return kept
+
+    def _compile(self, text: str, asked: tuple[str, ...]) -> bytes:
+        nvrtc = self._cupy.cuda.nvrtc
+        program = nvrtc.createProgram(text, "kernel.cu", (), ())
+        try:
+            nvrtc.compileProgram(program, asked)
+            return bytes(nvrtc.getCUBIN(program))
+        except nvrtc.NVRTCError as e:
+            raise DeviceFault(f"a kernel does not compile for sm_90a ({e}): {nvrtc.getProgramLog(program)}") from e
+        finally:
+            nvrtc.destroyProgram(program)

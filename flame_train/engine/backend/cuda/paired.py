@@ -1,0 +1,260 @@
+"""Two matrix products and their sum in one pass: what a LoRA adds to a layer costs no pass over the result.
+
+cuBLASLt makes one product a call, so a @ b + a2 @ b2 reads and writes the result once more for the second, thin one.
+The kernel of ops/paired_product.cuh goes on from the columns of a to those of a2. It is for compute capability 9.0
+alone. Where it is worth its while is a rule where the mode asks for determinism, and measured elsewhere;
+`Kernels.paired` has cuBLASLt do what is left.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...dtype import Array, DType, bfloat16, float16
+from ...mode import mode
+from .cubin import Cubins
+from .launches import Launches
+from .nvrtc import included
+from .shelf import Shelf
+from .stopwatch import Stopwatch
+from .tensor_map import tensor_map
+
+_DEPTH = _BLOCK = 64  # columns of a at a time; rows and columns of what passes through a buffer
+_BLOCK_BYTES = _BLOCK * _BLOCK * 2
+_SHARED_BYTES, _ALIGNMENT = 226 << 10, 1024
+_LEAST = 1 << 20  # elements of a result that is worth thinking about
+_RANKS = (16, 32, 48, 64)
+_KIND = {bfloat16: "bf16", float16: "f16"}
+_ADDED = np.dtype([("plus", "u8"), ("bias", "u8"), ("plus_row", "i8")])
+_SIZES = np.dtype([("m", "i4"), ("n", "i4"), ("k", "i4"), ("part", "i4")])
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a block makes at a time: `consumers` warpgroups of `high` times 64 rows each, by so many columns.
+
+    It leaves through `buffers` places for 64 x 64 elements a warpgroup; what memory is left are places for operands.
+    """
+
+    consumers: int
+    high: int
+    columns: int
+    buffers: int
+
+    @property
+    def rows(self) -> int:
+        return _BLOCK * self.high * self.consumers
+
+    @property
+    def stages(self) -> int:
+        """How many tiles of operands, _DEPTH columns of each, are held at once."""
+        return (_SHARED_BYTES - self._leaving) // self._entering
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory, with what its alignment may take."""
+        return self.stages * self._entering + self._leaving + _ALIGNMENT
+
+    @property
+    def _entering(self) -> int:
+        return (self.rows + self.columns) * _DEPTH * 2
+
+    @property
+    def _leaving(self) -> int:
+        return self.consumers * self.buffers * _BLOCK_BYTES
+
+    def rounds(self, m: int, n: int, multiprocessors: int) -> int:
+        """How many tiles the busiest pair of multiprocessors makes of an (m, n) result."""
+        return -(-(-(-m // (2 * self.rows)) * -(-n // self.columns)) // (multiprocessors // 2))
+
+    def used(self, m: int, n: int, multiprocessors: int) -> float:
+        """The share of all tiles' elements in these rounds that the result has."""
+        made = self.rounds(m, n, multiprocessors) * 2 * self.rows * self.columns * (multiprocessors // 2)
+        return m * n / made
+
+
+_TILES = (Tile(2, 1, 256, 2), Tile(2, 1, 128, 2), Tile(3, 1, 192, 1))
+
+
+class _Problem(NamedTuple):
+    """What a choice depends on; distances between rows in bytes."""
+
+    dtype: DType
+    m: int
+    n: int
+    k: int
+    rank: int
+    parts: int
+    across: bool
+    rows: tuple[int, ...]
+    bias: bool
+    plus: bool
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """a (M, K) @ b (K, N) + a2 (M, parts R) @ b2 (R, N) (+ bias (N)) (+ plus) into out (M, N), which plus may be."""
+
+    a: Array
+    b: Array
+    a2: Array
+    b2: Array
+    out: Array
+    parts: int = 1
+    bias: Array | None = None
+    plus: Array | None = None
+
+    @property
+    def across(self) -> bool:
+        """Whether b lies as it is read, not as its transpose."""
+        return bool(self.b.strides[1] == self.b.itemsize)
+
+    @property
+    def matrices(self) -> tuple[Array, ...]:
+        """All, each as it lies in memory by rows."""
+        right = (self.b, self.b2) if self.across else (self.b.T, self.b2.T)
+        return (self.a, right[0], self.a2, right[1], self.out, *(() if self.plus is None else (self.plus,)))
+
+    def problem(self) -> _Problem:
+        """What the choice of a tile depends on."""
+        (m, k), n = self.a.shape, self.out.shape[1]
+        rows = tuple(x.strides[0] for x in self.matrices)
+        return _Problem(
+            self.out.dtype, m, n, k, self.b2.shape[0], self.parts, self.across, rows,
+            self.bias is not None, self.plus is not None, not mode().deterministic,
+        )  # fmt: skip
+
+    def fit(self) -> bool:
+        """Whether the kernel can read and write them."""
+        out, extra = self.out, () if self.bias is None else (self.bias,)
+        return (
+            out.dtype in _KIND
+            and all(x.dtype == out.dtype and x.data.ptr % 16 == 0 for x in (*self.matrices, *extra))
+            and all(x.strides[1] == x.itemsize and x.strides[0] % 16 == 0 for x in self.matrices)
+            and self.b2.shape[0] in _RANKS
+            and out.shape[1] % 8 == 0
+            and out.size >= _LEAST
+        )
+
+
+class PairedProducts:
+    """The kernels, by tile, and which of them a problem is best made with, if any."""
+
+    def __init__(
+        self, cupy: Any, stream: Any, shelf: Shelf, launches: Launches, cubins: Cubins, multiprocessors: int,
+        compute_capability: int,
+    ) -> None:  # fmt: skip
+        self._cupy, self._shelf, self._launches, self._cubins = cupy, shelf, launches, cubins
+        self._stopwatch = Stopwatch(cupy, stream)
+        self._multiprocessors, self._here = multiprocessors, compute_capability == 90
+        self._chosen: dict[_Problem, Tile | None] = {}
+        self._lock = threading.RLock()
+
+    def made(self, x: Operands, otherwise: Callable[[Operands], None]) -> bool:
+        """Makes the result if that is better done here than by `otherwise`."""
+        if not self._here or not x.fit():
+            return False
+        problem = x.problem()
+        with self._lock:
+            if problem not in self._chosen:
+                self._chosen[problem] = self._choose(problem, x, otherwise)
+            tile = self._chosen[problem]
+        if tile is not None and self._launches.wanted("matrix product"):
+            self.run(tile, x)
+        return tile is not None
+
+    def run(self, tile: Tile, x: Operands) -> None:
+        """Launches the kernel with this tile, which `fits`."""
+        function = self._function(tile, x)
+        a, b, a2, b2, out = x.matrices[:5]
+        half = (_BLOCK // 2, _BLOCK) if x.across else (tile.columns // 2, _DEPTH)
+        maps = [
+            tensor_map(a, (tile.rows, _DEPTH)), tensor_map(b, half), tensor_map(a2, (tile.rows, _DEPTH)),
+            tensor_map(b2, half), tensor_map(out, (_BLOCK, _BLOCK)),
+        ]  # fmt: skip
+        plus = (0, 0) if x.plus is None else (x.plus.data.ptr, x.plus.strides[0] // x.plus.itemsize)
+        added = np.array([(plus[0], 0 if x.bias is None else x.bias.data.ptr, plus[1])], _ADDED)
+        (m, k), n = x.a.shape, x.out.shape[1]
+        sizes = np.array([(m, n, k, n // x.parts)], _SIZES)
+        pairs = min(self._multiprocessors // 2, -(-m // (2 * tile.rows)) * -(-n // tile.columns))
+        threads = 128 * (tile.consumers + 1)
+        function((2 * pairs,), (threads,), (*maps, added, sizes), shared_mem=tile.shared_bytes)
+
+    def _function(self, tile: Tile, x: Operands) -> Any:
+        text = source(tile, x.across, x.b2.shape[0], x.out.dtype)
+        return self._cubins.get(text, "paired_product", x.out.dtype, tile.shared_bytes)
+
+    def _choose(self, problem: _Problem, x: Operands, otherwise: Callable[[Operands], None]) -> Tile | None:
+        """By the rule, or the fastest, found once. What a capture meets first goes by the rule: nothing runs in it."""
+        tiles = [t for t in _TILES if fits(t, problem.n // problem.parts, problem.parts)]
+        if not problem.measured or mode().capturing:
+            return by_rule(tiles, problem.m, problem.n, problem.k, self._multiprocessors)
+        question = f"paired product {self._cubins.version} {_TILES} {problem}"
+        kept = self._shelf.get(question)
+        if kept is not None and kept.isdigit() and int(kept) <= len(tiles):
+            return [None, *tiles][int(kept)]
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(partial(self._function, x=x), tiles))
+        scratch = self._scratch(x)
+        ways = [partial(otherwise, scratch), *(partial(self.run, t, scratch) for t in tiles)]
+        best = self._stopwatch.fastest(ways)
+        self._shelf.put(question, b"%d" % best)
+        return [None, *tiles][best]
+
+    def _scratch(self, x: Operands) -> Operands:
+        """The same with a result that nobody reads."""
+        rows, row = x.out.shape[0], x.out.strides[0] // x.out.itemsize
+        out = self._cupy.empty((rows, row), x.out.dtype)[:, : x.out.shape[1]]
+        plus = out if x.plus is x.out else x.plus
+        return Operands(x.a, x.b, x.a2, x.b2, out, x.parts, x.bias, plus)
+
+
+def fits(tile: Tile, part: int, parts: int) -> bool:
+    """Whether a tile's columns lie in one of the equal parts."""
+    return parts == 1 or part % tile.columns == 0
+
+
+_ALONE, _PASS = 1.04, 490.0
+"""The kernel's time by that of cuBLASLt's first product where all tiles are used; what its second adds, times K."""
+
+
+def by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int) -> Tile | None:
+    """The tile of which most is used, if it wins more by sparing a pass over the result than it leaves unused."""
+    best = max(tiles, key=lambda t: t.used(m, n, multiprocessors), default=None)
+    if best is None or _ALONE / best.used(m, n, multiprocessors) > 1 + _PASS / k:
+        return None
+    return best
+
+
+def source(tile: Tile, across: bool, rank: int, dtype: DType) -> str:
+    """The kernel's text for a tile."""
+    numbers = {
+        "CONSUMERS": tile.consumers, "HIGH": tile.high, "COLUMNS": tile.columns, "BUFFERS": tile.buffers,
+        "STAGES": tile.stages, "ACROSS": int(across), "RANK": rank,
+    }  # fmt: skip
+    defines = "".join(f"#define {name} {value}\n" for name, value in numbers.items())
+    return defines + _product(tile.columns, across, _KIND[dtype]) + included('#include "paired_product.cuh"\n')
+
+
+def _product(columns: int, across: bool, kind: str) -> str:
+    """`product`: sums (64, columns) = or += a (64, 16) b (16, columns), one instruction (PTX ISA, wgmma)."""
+    n = columns // 2
+    registers, sums = ", ".join(f"%{i}" for i in range(n)), ", ".join(f'"+f"(sums[{i}])' for i in range(n))
+    return f"""
+typedef unsigned long long operand_t;
+__device__ __forceinline__ void product(float (&sums)[{n}], operand_t a, operand_t b, int more) {{
+  asm volatile(
+      "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{n + 2}, 0;\\n"
+      "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "
+      "{{{registers}}}, %{n}, %{n + 1}, p, 1, 1, 0, {int(across)};\\n}}"
+      : {sums} : "l"(a), "l"(b), "r"(more));
+}}
+"""

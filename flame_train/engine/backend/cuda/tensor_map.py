@@ -1,0 +1,51 @@
+"""Descriptions of matrices by which compute capability 9.0 fetches and sends tiles (cuTensorMapEncodeTiled)."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+from ....errors import DeviceFault
+from ...dtype import Array, DType, bfloat16, float16
+
+_BYTES, _ALIGNMENT = 128, 64
+_TYPE: dict[DType, int] = {float16: 6, bfloat16: 9}  # CUtensorMapDataType
+_NOT_INTERLEAVED, _SWIZZLE_128, _PROMOTE_256, _ZEROS_OUTSIDE = 0, 3, 3, 0
+STRUCT = np.dtype([("words", "u8", _BYTES // 8)])
+"""As a kernel takes it: an array of one such is passed by value."""
+
+
+def tensor_map(x: Array, tile: tuple[int, int]) -> np.ndarray[Any, Any]:
+    """`x` (R, C) of 16-bit floats, its last dim dense, cut into tiles (rows, 64 columns); a STRUCT."""
+    return _encoded(x.data.ptr, x.dtype, x.shape, x.strides[0], tile)
+
+
+@lru_cache(maxsize=8192)  # weights lie where they lie; a step has a few thousand operands
+def _encoded(
+    pointer: int, dtype: DType, shape: tuple[int, int], row_bytes: int, tile: tuple[int, int]
+) -> np.ndarray[Any, Any]:
+    room = np.zeros(_BYTES // 8 + _ALIGNMENT // 8, np.uint64)
+    first = -room.ctypes.data % _ALIGNMENT // 8
+    made = room[first : first + _BYTES // 8]
+    sizes, strides = (ctypes.c_uint64 * 2)(shape[1], shape[0]), (ctypes.c_uint64 * 1)(row_bytes)
+    box, every = (ctypes.c_uint32 * 2)(tile[1], tile[0]), (ctypes.c_uint32 * 2)(1, 1)
+    status = _encode()(
+        made.ctypes.data, _TYPE[dtype], 2, pointer, sizes, strides, box, every,
+        _NOT_INTERLEAVED, _SWIZZLE_128, _PROMOTE_256, _ZEROS_OUTSIDE,
+    )  # fmt: skip
+    if status:
+        raise DeviceFault(
+            f"the driver cannot describe {shape}, rows {row_bytes} bytes apart, in tiles {tile}: {status}"
+        )
+    return made.view(STRUCT)
+
+
+@cache
+def _encode() -> Any:
+    function = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    function.argtypes = [pointer, number, ctypes.c_uint32, *[pointer] * 5, *[number] * 4]
+    return function

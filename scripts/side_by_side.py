@@ -1,0 +1,58 @@
+"""A step of ours beside PyTorch's, eager and with compiled blocks, at several batch sizes, in one run on one card.
+
+    python scripts/side_by_side.py [--model NAME] [--batches 1 2 4 8] [--deterministic]
+
+Prints a Markdown table as it goes: milliseconds, peak GiB, ours over the faster of theirs, and the share of the floor,
+which is the step's arithmetic at the rate of this card's best matrix product. Needs a GPU and the parity extra.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from flame_train.engine.backend import get_backend
+from flame_train.tools import bench, bench_torch_step
+from flame_train.tools.bench_models import SUBJECTS, find
+from flame_train.tools.bench_torch_models import yardstick
+
+HEAD = "| batch | eager, ms / GiB | compiled, ms / GiB | ours, ms / GiB | ours / theirs | share of the floor |"
+
+
+def theirs(trial: bench.Trial, compiled: bool) -> dict[str, Any]:
+    """PyTorch's step of the same model."""
+    subject = find(trial.model)
+    get_backend(trial.device).release_unused()
+    model = yardstick(subject, subject.build())
+    shape = trial.resolution, trial.batch, trial.rank, trial.precision
+    return bench_torch_step.run(model, *shape, checkpointing=False, device=trial.device, compiled=compiled)
+
+
+def row(trial: bench.Trial) -> str:
+    """One line of the table."""
+    ours = bench.step(trial)
+    eager, compiled = theirs(trial, compiled=False), theirs(trial, compiled=True)
+    best = min(eager["ms"], compiled["ms"])
+    cells = [
+        str(trial.batch),
+        *(f"{t['ms']:.1f} / {t['peak_gib']:.1f}" for t in (eager, compiled)),
+        f"**{ours['captured_ms']:.1f} / {ours['captured_gib']:.1f}**",
+        f"{ours['captured_ms'] / best:.2f}",
+        f"{ours['share_of_ceiling']:.0%}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="sdxl", choices=[*SUBJECTS])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--deterministic", action="store_true", help="ours as it trains by default")
+    args = parser.parse_args()
+    print(HEAD, "|---" * 6 + "|", sep="\n")
+    for batch in args.batches:
+        print(row(bench.Trial(args.model, batch=batch, deterministic=args.deterministic)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

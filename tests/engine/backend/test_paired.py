@@ -1,0 +1,177 @@
+"""Two products in one pass: which tile is taken, and what the kernel is told; what it computes is for tests/gpu."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flame_train.engine.backend.cuda import paired, tensor_map
+from flame_train.engine.backend.cuda.paired import Operands, PairedProducts, Tile, by_rule, fits
+from flame_train.engine.backend.cuda.shelf import Shelf
+from flame_train.engine.dtype import bfloat16, float16, float32
+from flame_train.engine.mode import deterministic
+
+SIZES = st.integers(1, 1 << 15)
+
+
+@pytest.mark.parametrize("tile", paired._TILES, ids=str)
+def test_a_tile_has_room(tile: Tile) -> None:
+    """For as much as a block may have, a pipeline at least three deep, and wgmma's limits."""
+    assert tile.shared_bytes <= 227 << 10
+    assert tile.stages >= 3
+    assert tile.columns % 64 == 0
+    assert tile.columns <= 256
+    assert tile.high * tile.columns // 2 <= 128  # registers of sums a thread
+
+
+@given(SIZES, SIZES, SIZES)
+def test_the_rule_takes_a_tile_only_where_it_wins_more_than_it_leaves_unused(m: int, n: int, k: int) -> None:
+    tile = by_rule(paired._TILES, m, n, k, 132)
+    if tile is None:
+        assert all(t.used(m, n, 132) < 1 for t in paired._TILES)
+    else:
+        used = tile.used(m, n, 132)
+        assert used == max(t.used(m, n, 132) for t in paired._TILES) <= 1
+        # The pass that is spared is the larger a part of the whole, the fewer columns a has.
+        assert by_rule(paired._TILES, m, n, -(-k // 2), 132) == tile
+
+
+def test_the_rule_knows_what_was_measured() -> None:
+    """On an H200: (rows, columns, depth) where the kernel took 0.86, 0.88, 0.85 and 1.06, 1.03 of cuBLASLt's time."""
+    for won in [(4608, 21504, 3072), (4096, 3072, 3072), (1024, 3840, 1280)]:
+        assert by_rule(paired._TILES, *won, 132) is not None
+    for lost in [(4096, 1280, 3840), (1024, 1280, 3840)]:
+        assert by_rule(paired._TILES, *lost, 132) is None
+    assert by_rule([], 4096, 4096, 4096, 132) is None
+
+
+def test_a_tile_fits_if_its_columns_lie_in_one_part() -> None:
+    wide, narrow = Tile(2, 1, 256, 2), Tile(2, 1, 128, 2)
+    assert [fits(wide, n, 3) for n in (1280, 640)] == [True, False]
+    assert fits(narrow, 640, 3)
+    assert fits(wide, 100, 1)
+
+
+def test_the_kernels_structs_are_what_is_passed(tmp_path: Path) -> None:
+    """Sizes and places of their members, as a C++ compiler has them."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++")
+    text = paired.source(paired._TILES[0], False, 16, bfloat16)
+    lines = [
+        line for line in text.splitlines() if line.startswith(("struct Sizes", "struct Added", "struct alignas(64)"))
+    ]
+    assert len(lines) == 3
+    checks = [
+        f"static_assert(sizeof({name}) == {dtype.itemsize});"
+        + "".join(f"static_assert(offsetof({name}, {n}) == {dtype.fields[n][1]});" for n in dtype.names)
+        for name, dtype in (("Sizes", paired._SIZES), ("Added", paired._ADDED), ("TensorMap", tensor_map.STRUCT))
+    ]
+    source = tmp_path / "structs.cpp"
+    head = ["#include <cstddef>", "typedef short T;", "typedef unsigned long long u64;"]
+    source.write_text("\n".join([*head, *lines, *checks]))
+    subprocess.run([compiler, "-std=c++17", "-fsyntax-only", source], check=True)
+
+
+def operands(gpu: Any, m: int = 1024, n: int = 2048, k: int = 256, dtype: Any = bfloat16, **more: Any) -> Operands:
+    empty = gpu.kernels.empty
+    return Operands(
+        empty((m, k), dtype), empty((n, k), dtype).T, empty((m, 16), dtype), empty((n, 16), dtype).T,
+        more.pop("out", empty((m, n), dtype)), **more,
+    )  # fmt: skip
+
+
+def test_what_the_kernel_cannot_read_is_left_to_others(gpu: Any) -> None:
+    empty = gpu.kernels.empty
+    assert operands(gpu).fit()
+    assert operands(gpu, dtype=float16, bias=empty((2048,), float16)).fit()
+    assert operands(gpu, plus=empty((1024, 4096), bfloat16)[:, :2048]).fit()
+    assert not operands(gpu, dtype=float32).fit()
+    assert not operands(gpu, m=100).fit()  # too small to be worth a thought
+    assert not operands(gpu, n=2052).fit()
+    assert not operands(gpu, k=252).fit()  # rows that begin at odd places
+    assert not operands(gpu, plus=empty((1024, 2048), float32)).fit()
+    assert not operands(gpu, plus=empty((1024, 4096), bfloat16)[:, ::2]).fit()
+    assert not operands(gpu, out=empty((1024, 2052), bfloat16)[:, :2048]).fit()
+
+
+class Cubins:
+    """Remembers what is launched how."""
+
+    version = "1"
+
+    def __init__(self) -> None:
+        self.texts, self.launched = list[str](), list[tuple[Any, ...]]()
+
+    def get(self, text: str, kernel: str, dtype: Any, shared_bytes: int) -> Callable[..., None]:
+        self.texts.append(text)
+        return lambda grid, block, args, shared_mem: self.launched.append((grid, block, args, shared_mem))
+
+
+@pytest.fixture
+def pairs(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PairedProducts:
+    described = lambda x, tile: np.zeros(1, tensor_map.STRUCT)  # noqa: E731
+    monkeypatch.setattr(paired, "tensor_map", described)
+    kernels = gpu.kernels
+    shelf = Shelf(tmp_path, "this card")
+    return PairedProducts(kernels.xp, gpu.stream, shelf, kernels.launches, Cubins(), 132, 90)  # type: ignore[arg-type]
+
+
+def test_a_launch_has_the_tiles_shape(pairs: PairedProducts, gpu: Any) -> None:
+    x = operands(gpu, m=300, n=2048, plus=gpu.kernels.empty((300, 2056), bfloat16)[:, :2048])
+    pairs.run(Tile(3, 1, 192, 1), x)
+    ((grid, block, args, shared),) = pairs._cubins.launched  # type: ignore[attr-defined]
+    assert grid == (2 * 11,)  # one tile of two blocks' rows, eleven of columns
+    assert block == (512,)
+    assert shared == Tile(3, 1, 192, 1).shared_bytes
+    assert [a.shape for a in args] == [(1,)] * 7  # CuPy passes such by value
+    assert args[-1][0].item() == (300, 2048, 256, 2048)
+    assert args[-2][0].item() == (x.plus.data.ptr, 0, 2056)  # type: ignore[union-attr]
+
+
+def test_by_rule_nothing_is_measured(pairs: PairedProducts, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "_stopwatch", None)
+    with deterministic(True):
+        assert pairs.made(operands(gpu, m=4096), otherwise=lambda x: None)
+        assert not pairs.made(operands(gpu, m=1024, n=1280, k=3840), otherwise=lambda x: None)
+    assert len(pairs._cubins.launched) == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("best", [0, 2])
+def test_the_fastest_is_found_once_and_kept(
+    pairs: PairedProducts, gpu: Any, monkeypatch: pytest.MonkeyPatch, best: int
+) -> None:
+    asked = []
+
+    class Stopwatch:
+        def fastest(self, ways: list[Callable[[], None]]) -> int:
+            asked.append(len(ways))
+            for way in ways:
+                way()
+            return best
+
+    monkeypatch.setattr(pairs, "_stopwatch", Stopwatch())
+    x, others = operands(gpu), list[Operands]()
+    with deterministic(False):
+        for _ in range(2):
+            assert pairs.made(x, others.append) == (best > 0)
+        pairs._chosen.clear()  # as in the next run of the program
+        assert pairs.made(x, others.append) == (best > 0)
+    assert asked == [1 + len(paired._TILES)]
+    assert [o.out is x.out for o in others] == [False]  # what is timed writes elsewhere
+    launched = pairs._cubins.launched  # type: ignore[attr-defined]
+    assert len(launched) == len(paired._TILES) + (3 if best else 0)
+
+
+def test_other_cards_have_other_kernels(gpu: Any, tmp_path: Path) -> None:
+    kernels = gpu.kernels
+    pairs = PairedProducts(kernels.xp, gpu.stream, Shelf(tmp_path, ""), kernels.launches, Cubins(), 108, 80)  # type: ignore[arg-type]
+    assert not pairs.made(operands(gpu), otherwise=lambda x: None)
