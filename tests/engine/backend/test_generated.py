@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, 
 OPS = [
     "add", "amax", "cast", "clamp", "gated_add", "geglu", "gelu", "layer_norm", "layer_norm_modulate", "lerp",
     "log_softmax", "logsumexp", "mean", "mish", "mse_loss", "mul", "norm", "quick_gelu", "rms_norm", "rms_norm_rope",
-    "rope", "silu", "softmax", "sub", "sum", "swiglu", "var", "where",
+    "rope", "silu", "softmax", "std", "sub", "sum", "swiglu", "var", "where",
 ]  # fmt: skip
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
 
@@ -38,6 +38,7 @@ LENGTHS: dict[str, list[Sample]] = {
     "softmax": [sample((n, c), -1) for n, c in ((1, 77), (19, 9), (9, 129), (3, 513), (2, 1280), (17, 642))],
     "layer_norm": [sample((n, c), (c,), (c,), (c,)) for n, c in ((9, 77), (8, 131), (2, 2560), (1, 3072), (3, 1284))],
     "rms_norm_rope": [sample((2, 3, 5, c), (c,), (5, c), (5, c)) for c in (22, 70, 640)],
+    "var": [sample((9, 3001), 0), sample((3, 4099), -1), sample((2, 1100, 13), 1), sample((3, 24_576 // 3), (0, 1))],
     "layer_norm_modulate": [sample((3, 5, 78), (3, 1, 78), (3, 1, 78)), sample((1, 4, 1536), (1536,), (1536,))],
 }
 """Rows whole among threads or not, long and short, those that go through shared memory in blocks full or not."""
@@ -307,6 +308,18 @@ def test_rows_are_read_and_written_where_they_lie(
     for g, p, t in zip(got, plain, truth, strict=True):
         assert distance(g, t) <= 2.0 * distance(p, t) + float(ml_dtypes.finfo(dtype).eps)
     assert not copies, "each slice is read and written where it lies"
+
+
+@pytest.mark.parametrize("dim", [0, None])
+def test_a_variance_far_from_zero_keeps_its_digits(
+    gpu: Any, dim: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = (1000.0 + generator("far", 0).standard_normal((3000, 6))).astype(np.float32)
+    kernels, x = Kernels(tmp_path), flame.tensor(drawn, device="cuda")
+    monkeypatch.setattr(gpu.kernels._modules, "generated", kernels.generated)
+    F.var(x, dim)
+    kernels.build()
+    np.testing.assert_allclose(F.var(x, dim).numpy(), drawn.astype(np.float64).var(dim, ddof=1), rtol=1e-5)
 
 
 def test_pairs_at_odd_distances(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
