@@ -7,18 +7,20 @@ from .ops.arithmetic import abs, add, div, lerp, mul, neg, pow, reciprocal, rsub
 from .ops.arrange import flip, pad, pixel_shuffle, pixel_unshuffle, repeat, roll, tril, triu
 from .ops.attention import scaled_dot_product_attention
 from .ops.batch_norm import batch_norm, batch_norm_inference, batch_norm_train, instance_norm
-from .ops.classification import binary_cross_entropy, binary_cross_entropy_with_logits, cross_entropy, kl_div, nll_loss
+from .ops.classification import binary_cross_entropy, binary_cross_entropy_with_logits, kl_div
 from .ops.comparison import eq, ge, gt, isfinite, le, logical_and, logical_not, logical_or, logical_xor, lt, ne
 from .ops.conv import conv2d
 from .ops.conv_transpose import conv1d, conv_transpose2d
 from .ops.convert import cast, clone
+from .ops.cross_entropy import cross_entropy, nll_loss
 from .ops.diffusion import gated_add, geglu, timestep_embedding
 from .ops.dropout import dropout
 from .ops.einsum import einsum
 from .ops.extrema import amax, amin, argmax, argmin, max, max_dim, min, min_dim
 from .ops.fused import cat_gelu, layer_norm_modulate, linear_activation
+from .ops.gather import gather, scatter, scatter_add, take_along_dim
 from .ops.getitem import getitem, narrow
-from .ops.index import embedding, gather, index_select, masked_fill, one_hot, scatter, scatter_add, take_along_dim
+from .ops.index import embedding, index_select, masked_fill, one_hot
 from .ops.join import cat, chunk, split, stack
 from .ops.layer_norm import layer_norm
 from .ops.lora import lora_conv2d, lora_linear, lora_linears

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flame_train.engine.op import Sample, sample
-from flame_train.engine.sample import booleans, positive
+from flame_train.engine.sample import booleans, integers, positive
 
 
 def _attention(batch: int, heads: int, queries: int, width: int, keys: int | None = None) -> Sample:
@@ -44,6 +44,28 @@ MORE: Mapping[str, list[Sample]] = {
     **dict.fromkeys(("mul", "sub", "maximum"), _TWO),
     **dict.fromkeys(("sum", "mean", "var", "amax"), _REDUCED),
     **dict.fromkeys(("softmax", "log_softmax", "logsumexp"), _ROWS),
+    "embedding": [sample(integers(49408, 8, 77), (49408, 768)), sample(integers(32000, 4, 4096), (32000, 4096))],
+    "index_select": [sample((4096, 4096), 0, integers(4096, 4096))],
+    "masked_fill": [sample((4, 4096, 640), booleans(4, 4096, 640), 0.0)],
+    "gather": [sample((4096, 32000), 1, integers(32000, 4096, 1)), sample((4096, 640), 1, integers(640, 4096, 64))],
+    "scatter_add": [sample((4096, 640), 1, integers(640, 4096, 64), (4096, 64))],
+    "max_pool2d": [sample((32, 64, 112, 112), 3, 2, 1), sample((32, 112, 112, 64), 3, 2, 1, layout="NHWC")],
+    "avg_pool2d": [sample((32, 64, 112, 112), 2), sample((32, 112, 112, 64), 2, layout="NHWC")],
+    "adaptive_avg_pool2d": [sample((256, 2048, 7, 7), 1), sample((32, 56, 56, 256), 7, layout="NHWC")],
+    "batch_norm": [
+        sample((32, 256, 56, 56), (256,), positive(256), (256,), (256,), True),
+        sample((32, 56, 56, 256), (256,), positive(256), (256,), (256,), True, layout="NHWC"),
+    ],
+    "batch_norm_train": [
+        sample((32, 256, 56, 56), (256,), (256,)),
+        sample((32, 56, 56, 256), (256,), (256,), layout="NHWC"),
+    ],
+    "batch_norm_inference": [sample((32, 56, 56, 256), (256,), positive(256), (256,), (256,), layout="NHWC")],
+    "cross_entropy": [
+        sample((4096, 32000), integers(32000, 4096)),
+        sample((8, 21, 512, 512), integers(21, 8, 512, 512)),
+    ],
+    "nll_loss": [sample((4096, 32000), integers(32000, 4096))],
     "div": [sample((4, 4096, 640), positive(4, 4096, 640))],
     "sqrt": [sample(positive(4, 4096, 640))],
     "gelu": [*_ONE, sample((4608, 12288), approximate="tanh")],

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...errors import ShapeError
-from ..dtype import Array, compute_dtype
+from ..dtype import Array, compute_dtype, float32, promote
 from ..mode import mode
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..sample import positive
 from ..tensor import Tensor
+from .channels import folded, no_planes, slopes, statistics
+from .conditions import floating
 from .dims import Shape
 from .norm import group_norm, per_channel
 
@@ -143,11 +145,20 @@ def _track(
         raise ShapeError(f"{op}: expected more than one value per channel when training, got {input.shape}")
     if mode().recomputing:
         return
-    xp, x = input.backend.xp, input.data.astype(compute_dtype(input.dtype))
-    for running, now in ((mean, xp.mean(x, axis=axes)), (var, xp.var(x, axis=axes, ddof=1))):
+    for running, now in zip((mean, var), _moments(input, axes, count), strict=True):
         if running is not None:
             now = now.reshape(-1, running.size).mean(axis=0)
             running.data[...] = (running.data * (1.0 - momentum) + now * momentum).astype(running.dtype)
+
+
+def _moments(input: Tensor, axes: tuple[int, ...], count: int) -> tuple[Array, Array]:
+    """Mean and unbiased variance over `axes`, of which there are `count` elements a channel."""
+    k, shape = input.backend.kernels, folded(input.shape, axes)
+    if k is not None and shape is not None and not (floating(input.data) or no_planes(shape, input.dtype.itemsize)):
+        mean, var = statistics(k, k.rows_first(input.data).reshape(shape))
+        return mean, var * (count / (count - 1.0))
+    xp, x = input.backend.xp, input.data.astype(compute_dtype(input.dtype))
+    return xp.mean(x, axis=axes), xp.var(x, axis=axes, ddof=1)
 
 
 batch_norm.nograd("running_mean", "running_var")
@@ -201,3 +212,115 @@ def _() -> Iterator[Sample]:
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3, 1)), ShapeError, "instance_norm: expected more than one value per channel")
     yield ErrorSample(sample((2, 3, 2), use_input_stats=False), ValueError, "expected running_mean and running_var")
+
+
+# ---- kernels ------------------------------------------------------------------------------------------------------
+
+
+def _no_channels(input: Array, weight: Array | None, bias: Array | None, layout: str) -> str:
+    """Why the kernels cannot take these arguments; those that are refused are left to the reference to refuse."""
+    if reason := floating(input, weight, bias):
+        return reason
+    if input.ndim < 2 or input.size == 0:
+        return "nothing to compute with"
+    shape = folded(input.shape, _others(input.shape, layout))
+    assert shape is not None
+    if any(w is not None and w.shape != shape[1:2] for w in (weight, bias)):
+        return "weights that are refused"
+    return no_planes(shape, input.dtype.itemsize)
+
+
+def _no_running(
+    input: Array, running_mean: Array, running_var: Array, weight: Array | None, bias: Array | None, layout: str
+) -> str:
+    reason = floating(running_mean, running_var) or _no_channels(input, weight, bias, layout)
+    return reason or _no_channels(input, running_mean, running_var, layout)
+
+
+def _seen(k: Any, x: Array, layout: str) -> Array:
+    return k.rows_first(x).reshape(folded(x.shape, _others(x.shape, layout)))
+
+
+def _meeting(a: Array | None, missing: float = 1.0) -> Any:
+    """Something of each channel, ready to meet (outer, channels, inner)."""
+    return missing if a is None else a.reshape(1, -1, 1)
+
+
+def _applied(k: Any, x: Array, mean: Array, scale: Array, bias: Array | None, dtype: Any, shape: Shape) -> Array:
+    operands = {"input": x, "mean": _meeting(mean), "scale": _meeting(scale), "bias": _meeting(bias, 0.0)}
+    return k.elementwise(("(input - mean) * scale + bias",), operands, (dtype,), x.shape)[0].reshape(shape)
+
+
+def _scale(k: Any, var: Array, weight: Array | None, eps: float) -> tuple[Array, Array]:
+    """1 / sqrt(var + eps), and that times weight."""
+    operands = {"var": var, "weight": 1.0 if weight is None else weight, "eps": eps}
+    rstd, scale = k.elementwise(("1.f / sqrtf(var + eps)", "weight / sqrtf(var + eps)"), operands, (float32, float32))
+    return rstd, scale
+
+
+@batch_norm_train.cuda("channels", when=_no_channels)
+def _(
+    k: Any, input: Array, weight: Array | None, bias: Array | None, eps: float, layout: str
+) -> tuple[Array, Array, Array]:
+    x = _seen(k, input, layout)
+    mean, var = statistics(k, x)
+    rstd, scale = _scale(k, var, weight, eps)
+    dtype = promote([a.dtype for a in (input, weight, bias) if a is not None])
+    others = _others(input.shape, layout)
+    kept = tuple(1 if i in others else n for i, n in enumerate(input.shape))
+    return _applied(k, x, mean, scale, bias, dtype, input.shape), mean.reshape(kept), rstd.reshape(kept)
+
+
+@batch_norm_train.cuda_vjp("channels", "input", "weight", "bias", when=_no_channels)
+def _(
+    k: Any, g: Array, input: Array, weight: Array | None, mean: Array, rstd: Array, layout: str, needs: frozenset[str]
+) -> tuple[Array | None, Array, Array]:
+    x, g = _seen(k, input, layout), _seen(k, g, layout)
+    mean, rstd = mean.reshape(-1), rstd.reshape(-1)
+    a, b = slopes(k, g, x, mean)
+    operands = {"a": a, "b": b, "rstd": rstd, "part": mean.size / x.size, "weight": 1.0 if weight is None else weight}
+    values = ("a * part", "b * rstd * rstd * part", "rstd * weight", "b * rstd")
+    even, tilt, slope, dw = k.elementwise(values, operands, (float32,) * 4)
+    if "input" not in needs:
+        return None, dw, a
+    by_channel = {"mean": mean, "even": even, "tilt": tilt, "slope": slope}
+    operands = {"g": g, "input": x, **{n: _meeting(v) for n, v in by_channel.items()}}
+    value = "(g - even - (input - mean) * tilt) * slope"
+    return k.elementwise((value,), operands, (input.dtype,), x.shape)[0].reshape(input.shape), dw, a
+
+
+@batch_norm_inference.cuda("channels", when=_no_running)
+def _(
+    k: Any, input: Array, running_mean: Array, running_var: Array, weight: Array | None, bias: Array | None, eps: float,
+    layout: str,
+) -> Array:  # fmt: skip
+    dtype = promote([a.dtype for a in (input, running_mean, running_var, weight, bias) if a is not None])
+    _, scale = _scale(k, running_var, weight, eps)
+    return _applied(k, _seen(k, input, layout), running_mean, scale, bias, dtype, input.shape)
+
+
+@batch_norm_inference.cuda_vjp("channels", "input", when=_no_running)
+def _(k: Any, g: Array, input_shape: Shape, running_var: Array, weight: Array | None, eps: float, layout: str) -> Array:
+    operands = {"g": _seen(k, g, layout), "scale": _meeting(_scale(k, running_var, weight, eps)[1])}
+    return k.elementwise(("g * scale",), operands, (g.dtype,))[0].reshape(input_shape)
+
+
+@batch_norm_inference.cuda_vjp("channels", "weight", "bias", when=_no_running)
+def _(
+    k: Any, g: Array, input: Array, running_mean: Array, running_var: Array, eps: float, layout: str
+) -> tuple[Array, Array]:
+    a, b = slopes(k, _seen(k, g, layout), _seen(k, input, layout), running_mean)
+    return k.elementwise(("b / sqrtf(var + eps)",), {"b": b, "var": running_var, "eps": eps}, (float32,))[0], a
+
+
+@batch_norm_train.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 5, 100, 99), (5,), (5,))
+    yield sample((2, 3, 64, 80), (3,), (3,))
+    yield sample((5, 11, 13, 40), (40,), (40,), layout="NHWC")
+
+
+@batch_norm_inference.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 64, 80), (3,), positive(3), (3,), (3,))
+    yield sample((5, 11, 13, 40), (40,), positive(40), (40,), (40,), layout="NHWC")

@@ -1,7 +1,7 @@
 // Element types and their conversion, without any other header: a generated kernel then compiles in milliseconds.
 //
 // bf16 and fp16 are bits in a struct. Conversion to them rounds to nearest, ties to even, and keeps NaN; two at a time
-// where the card can (compute capability 8.0).
+// where the card can (compute capability 8.0). Whole numbers are exact up to 2^24.
 #pragma once
 
 struct bf16 { unsigned short bits; };
@@ -9,6 +9,8 @@ struct fp16 { unsigned short bits; };
 
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(bool x) { return x ? 1.f : 0.f; }
+__device__ __forceinline__ float to_float(int x) { return (float)x; }
+__device__ __forceinline__ float to_float(long long x) { return (float)x; }
 __device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
 __device__ __forceinline__ float to_float(fp16 x) {
   float f;
@@ -18,6 +20,7 @@ __device__ __forceinline__ float to_float(fp16 x) {
 
 __device__ __forceinline__ void from_float(float x, float& y) { y = x; }
 __device__ __forceinline__ void from_float(float x, bool& y) { y = x != 0.f; }
+__device__ __forceinline__ void from_float(float x, long long& y) { y = (long long)x; }
 __device__ __forceinline__ void from_float(float x, bf16& y) {
 #if __CUDA_ARCH__ >= 800
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));

@@ -124,3 +124,9 @@ template <typename How, int THREADS, int N> __device__ __forceinline__ void of_a
     for (int w = 1; w < THREADS / 32; w++) v[j] = How::of(v[j], shared[j][w]);
   }
 }
+// One of them.
+template <typename How, int THREADS> __device__ __forceinline__ float of_all(float v, float* shared) {
+  float one[1] = {v};
+  of_all<How, THREADS>(one, reinterpret_cast<float (*)[32]>(shared));
+  return one[0];
+}

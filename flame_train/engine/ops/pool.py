@@ -7,86 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ...errors import ShapeError
-from ..dtype import Array
+from ..backend.cuda.programs import Reduction
+from ..dtype import Array, int64
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
-from .conv import Pair, from_nhwc, pair, to_nhwc
+from .along import reduce
+from .conditions import AT_MOST_FP32, same
+from .conv import Pair, from_nhwc, to_nhwc
 from .dims import Shape
-
-
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """A sliding window over an image of `size` pixels: what it covers and how often."""
-
-    size: tuple[int, int]
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-    ceil: bool
-
-    @classmethod
-    def over(
-        cls, op: str, shape: Shape, kernel: Pair, stride: Pair | None, padding: Pair, dilation: Pair, ceil: bool,
-        layout: str,
-    ) -> _Window:  # fmt: skip
-        """The window over an input of `shape`; raises ShapeError for one that does not fit."""
-        if len(shape) != 4:
-            raise ShapeError(f"{op}: expected a 4-D input in {layout}, got {tuple(shape)}")
-        size = (shape[2], shape[3]) if layout == "NCHW" else (shape[1], shape[2])
-        k, p = pair(kernel), pair(padding)
-        if any(2 * p[i] > k[i] for i in (0, 1)):
-            raise ShapeError(f"{op}: padding {p} must be at most half of the kernel {k}")
-        window = cls(size, k, pair(stride) if stride else k, p, pair(dilation), ceil)
-        if min(window.out) < 1:
-            raise ShapeError(f"{op}: a kernel of {k} does not fit into {size} pixels padded by {p}")
-        return window
-
-    @property
-    def out(self) -> tuple[int, int]:
-        """The size of the result."""
-        return self._out(0), self._out(1)
-
-    def _out(self, i: int) -> int:
-        n, p, s = self.size[i], self.padding[i], self.stride[i]
-        room = n + 2 * p - self.dilation[i] * (self.kernel[i] - 1) - 1
-        count = (-(-room // s) if self.ceil else room // s) + 1
-        return count - 1 if self.ceil and (count - 1) * s >= n + p else count  # none may start in the padding behind
-
-    def padded(self, xp: Any, x: Array, value: float) -> Array:
-        """x (B, H, W, C) with `value` around it, as far as windows reach."""
-        widths = [(0, 0), *((self.padding[i], self.behind(i)) for i in (0, 1)), (0, 0)]
-        return xp.pad(x, widths, constant_values=value)
-
-    def behind(self, i: int) -> int:
-        """Padding after the last pixel along axis i: what is asked for, or more if the last window reaches further."""
-        last = (self.out[i] - 1) * self.stride[i] + self.dilation[i] * (self.kernel[i] - 1) + 1
-        return max(self.padding[i], last - self.size[i] - self.padding[i])
-
-    def taps(self) -> Iterator[tuple[int, int, slice, slice]]:
-        """Each kernel element with the padded rows and columns it meets."""
-        for i in range(self.kernel[0]):
-            for j in range(self.kernel[1]):
-                yield i, j, self._slice(0, i), self._slice(1, j)
-
-    def _slice(self, axis: int, tap: int) -> slice:
-        start, s = tap * self.dilation[axis], self.stride[axis]
-        return slice(start, start + (self.out[axis] - 1) * s + 1, s)
-
-    def pixel(self, xp: Any, i: int, j: int) -> tuple[Array, Array]:
-        """Which pixel, counted along rows, kernel element (i, j) meets at each place, and if it is one: (oh, ow, 1)."""
-        rows, columns = (
-            xp.arange(self.out[a]) * self.stride[a] - self.padding[a] + tap * self.dilation[a]
-            for a, tap in ((0, i), (1, j))
-        )
-        down, across = (rows >= 0) & (rows < self.size[0]), (columns >= 0) & (columns < self.size[1])
-        return (rows[:, None] * self.size[1] + columns)[..., None], (down[:, None] & across)[..., None]
-
-    def inner(self, padded: Array) -> Array:
-        """The image without its padding."""
-        (h, w), (p, q) = self.size, self.padding
-        return padded[:, p : p + h, q : q + w]
+from .pool_window import Window
 
 
 @primitive(torch="nn.functional.max_pool2d_with_indices", multiple=True, aux=("index",))
@@ -95,7 +27,7 @@ def max_pool2d_with_indices(
     ceil_mode: bool = False, layout: str = "NCHW",
 ) -> tuple[tuple[Array, Array], Array]:  # fmt: skip
     """The largest value in each window, and its place in the image counted along rows"""
-    window = _Window.over("max_pool2d", input.shape, kernel_size, stride, padding, dilation, ceil_mode, layout)
+    window = Window.over("max_pool2d", input.shape, kernel_size, stride, padding, dilation, ceil_mode, layout)
     padded = window.padded(xp, to_nhwc(input, layout), -math.inf)
     shape = (padded.shape[0], *window.out, padded.shape[3])
     best, at = xp.full(shape, -math.inf, padded.dtype), xp.full(shape, -1, "int64")
@@ -112,7 +44,7 @@ def _(
     xp: Any, g: tuple[Array, Array], input_shape: Shape, index: Array, kernel_size: Pair, stride: Pair | None,
     padding: Pair, dilation: Pair, ceil_mode: bool, layout: str,
 ) -> Array:  # fmt: skip
-    window = _Window.over("max_pool2d", input_shape, kernel_size, stride, padding, dilation, ceil_mode, layout)
+    window = Window.over("max_pool2d", input_shape, kernel_size, stride, padding, dilation, ceil_mode, layout)
     grad, at = to_nhwc(g[0], layout), to_nhwc(index, layout)
     (h, w), (p, q) = window.size, window.padding
     dx = xp.zeros((grad.shape[0], h + p + window.behind(0), w + q + window.behind(1), grad.shape[3]), grad.dtype)
@@ -164,7 +96,7 @@ def avg_pool2d(
     count_include_pad: bool = True, divisor_override: int | None = None, layout: str = "NCHW",
 ) -> Array:  # fmt: skip
     """The mean of each window; the zeros of the padding count unless count_include_pad is False"""
-    window = _Window.over("avg_pool2d", input.shape, kernel_size, stride, padding, 1, ceil_mode, layout)
+    window = Window.over("avg_pool2d", input.shape, kernel_size, stride, padding, 1, ceil_mode, layout)
     padded = window.padded(xp, to_nhwc(input, layout), 0.0)
     total = 0.0
     for _, _, rows, columns in window.taps():
@@ -172,7 +104,7 @@ def avg_pool2d(
     return from_nhwc(xp, total / _divisor(xp, window, count_include_pad, divisor_override, input.dtype), layout)
 
 
-def _divisor(xp: Any, window: _Window, with_padding: bool, override: int | None, dtype: Any) -> Array:
+def _divisor(xp: Any, window: Window, with_padding: bool, override: int | None, dtype: Any) -> Array:
     """What each window's sum is divided by, (oh, ow, 1)."""
     if override is not None:
         return xp.full((1, 1, 1), override, dtype)
@@ -190,7 +122,7 @@ def _(
     xp: Any, g: Array, input_shape: Shape, kernel_size: Pair, stride: Pair | None, padding: Pair, ceil_mode: bool,
     count_include_pad: bool, divisor_override: int | None, layout: str,
 ) -> Array:  # fmt: skip
-    window = _Window.over("avg_pool2d", input_shape, kernel_size, stride, padding, 1, ceil_mode, layout)
+    window = Window.over("avg_pool2d", input_shape, kernel_size, stride, padding, 1, ceil_mode, layout)
     share = to_nhwc(g, layout) / _divisor(xp, window, count_include_pad, divisor_override, g.dtype)
     (h, w), (p, q) = window.size, window.padding
     dx = xp.zeros((share.shape[0], h + p + window.behind(0), w + q + window.behind(1), share.shape[3]), g.dtype)
@@ -266,3 +198,139 @@ def _() -> Iterator[Sample]:
 @adaptive_avg_pool2d.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 4, 4), 2), ShapeError, "expected a 4-D input")
+
+
+# ---- kernels ------------------------------------------------------------------------------------------------------
+
+_THREADS = 256
+
+
+def _no_kernel(input: Array) -> str:
+    """Why the kernels cannot take an input; windows that do not fit are refused by `Window` here as well."""
+    return same(AT_MOST_FP32, input) or ("" if 0 < input.size < 2**31 else "nothing to compute with, or too much")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pooling:
+    """Windows over images of `shape`, as the kernels have them: what is compiled for them, and their sizes."""
+
+    shape: Shape
+    layout: str
+    out: tuple[int, int]
+    windows: dict[str, int]
+
+    @classmethod
+    def sliding(cls, window: Window, shape: Shape, layout: str, with_padding: bool = False) -> _Pooling:
+        parts = {"KERNEL": window.kernel, "STRIDE": window.stride, "PADDING": window.padding}
+        reach = window.padding if with_padding else (0, 0)
+        return cls(shape, layout, window.out, _named(parts | {"DILATION": window.dilation, "REACH": reach}))
+
+    @classmethod
+    def even(cls, output_size: int | tuple[int | None, int | None], shape: Shape, layout: str) -> _Pooling:
+        rows, columns = _bins(_size(shape, layout), output_size)
+        parts = {"KERNEL": (0, 0), "STRIDE": (1, 1), "PADDING": (0, 0), "DILATION": (1, 1), "REACH": (0, 0)}
+        return cls(shape, layout, (len(rows), len(columns)), _named(parts))
+
+    @property
+    def pooled(self) -> Shape:
+        """The result's shape."""
+        n, c = self.shape[0], self.shape[1 if self.layout == "NCHW" else 3]
+        return (n, c, *self.out) if self.layout == "NCHW" else (n, *self.out, c)
+
+    def launch(self, k: Any, kernel: str, arrays: tuple[Array, ...], made: tuple[Array, ...], *more: Any) -> None:
+        """Runs `kernel`, which makes the first of `made`, of a dtype that all arrays but indices have."""
+        inner = 1 if self.layout == "NCHW" else self.shape[3]
+        dense = [k.rows_first(a) for a in arrays]
+        width = 1 if any(a.data.ptr % 16 for a in dense) else math.gcd(inner, 16 // made[0].itemsize)
+        packets = made[0].size // width
+        numbers = (packets, *_size(self.shape, self.layout), *self.out, inner)
+        k.launch_typed(
+            "pool.cuh", kernel, {"T": made[0].dtype, "WIDTH": width, **self.windows}, (-(-packets // _THREADS),),
+            _THREADS, (*dense, *made, *map(np.int32, numbers), *more),
+        )  # fmt: skip
+
+
+def _named(parts: dict[str, tuple[int, int]]) -> dict[str, int]:
+    return {f"{axis}_{name}": pair[i] for name, pair in parts.items() for i, axis in enumerate("HW")}
+
+
+def _size(shape: Shape, layout: str) -> tuple[int, int]:
+    return (shape[2], shape[3]) if layout == "NCHW" else (shape[1], shape[2])
+
+
+@max_pool2d_with_indices.cuda("flame", when=_no_kernel)
+def _(
+    k: Any, input: Array, kernel_size: Pair, stride: Pair | None, padding: Pair, dilation: Pair, ceil_mode: bool,
+    layout: str,
+) -> tuple[tuple[Array, Array], Array]:  # fmt: skip
+    window = Window.over("max_pool2d", input.shape, kernel_size, stride, padding, dilation, ceil_mode, layout)
+    pooling = _Pooling.sliding(window, input.shape, layout)
+    made = k.empty(pooling.pooled, input.dtype), k.empty(pooling.pooled, int64)
+    pooling.launch(k, "max_pool", (input,), made)
+    return made, made[1]
+
+
+@max_pool2d_with_indices.cuda_vjp("flame", "input", when=_no_kernel)
+def _(
+    k: Any, g: tuple[Array, Array], input_shape: Shape, index: Array, kernel_size: Pair, stride: Pair | None,
+    padding: Pair, dilation: Pair, ceil_mode: bool, layout: str,
+) -> Array:  # fmt: skip
+    window = Window.over("max_pool2d", input_shape, kernel_size, stride, padding, dilation, ceil_mode, layout)
+    dx = k.empty(input_shape, g[0].dtype)
+    _Pooling.sliding(window, input_shape, layout).launch(k, "max_pool_gradient", (g[0], index), (dx,))
+    return dx
+
+
+@avg_pool2d.cuda("flame", when=_no_kernel)
+def _(
+    k: Any, input: Array, kernel_size: Pair, stride: Pair | None, padding: Pair, ceil_mode: bool,
+    count_include_pad: bool, divisor_override: int | None, layout: str,
+) -> Array:  # fmt: skip
+    window = Window.over("avg_pool2d", input.shape, kernel_size, stride, padding, 1, ceil_mode, layout)
+    pooling = _Pooling.sliding(window, input.shape, layout, count_include_pad)
+    y = k.empty(pooling.pooled, input.dtype)
+    pooling.launch(k, "avg_pool", (input,), (y,), np.float32(divisor_override or 0))
+    return y
+
+
+@avg_pool2d.cuda_vjp("flame", "input", when=_no_kernel)
+def _(
+    k: Any, g: Array, input_shape: Shape, kernel_size: Pair, stride: Pair | None, padding: Pair, ceil_mode: bool,
+    count_include_pad: bool, divisor_override: int | None, layout: str,
+) -> Array:  # fmt: skip
+    window = Window.over("avg_pool2d", input_shape, kernel_size, stride, padding, 1, ceil_mode, layout)
+    pooling, dx = _Pooling.sliding(window, input_shape, layout, count_include_pad), k.empty(input_shape, g.dtype)
+    pooling.launch(k, "avg_pool_gradient", (g,), (dx,), np.float32(divisor_override or 0))
+    return dx
+
+
+@adaptive_avg_pool2d.cuda("flame", when=_no_kernel)
+def _(k: Any, input: Array, output_size: int | tuple[int | None, int | None], layout: str) -> Array:
+    pooling = _Pooling.even(output_size, _four(input).shape, layout)
+    if pooling.out == (1, 1):
+        whole = (2, 3) if layout == "NCHW" else (1, 2)
+        return reduce(k, Reduction("sum", "input", "total / n"), {"input": input}, whole, input.dtype)
+    y = k.empty(pooling.pooled, input.dtype)
+    pooling.launch(k, "avg_pool", (input,), (y,), np.float32(0))
+    return y
+
+
+@adaptive_avg_pool2d.cuda_vjp("flame", "input", when=_no_kernel)
+def _(k: Any, g: Array, input_shape: Shape, output_size: int | tuple[int | None, int | None], layout: str) -> Array:
+    dx = k.empty(input_shape, g.dtype)
+    _Pooling.even(output_size, input_shape, layout).launch(k, "avg_pool_gradient", (g,), (dx,), np.float32(0))
+    return dx
+
+
+for _op in (max_pool2d_with_indices, avg_pool2d):
+
+    @_op.large_samples
+    def _() -> Iterator[Sample]:
+        yield sample((2, 9, 11, 24), 3, 2, 1, layout="NHWC")
+        yield sample((3, 5, 31, 40), 3, 2, 1)
+
+
+@adaptive_avg_pool2d.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 9, 11, 24), (4, 3), layout="NHWC")
+    yield sample((2, 3, 70, 50), 1)

@@ -65,16 +65,15 @@ def on_device(found: Any) -> Any:
 class Function:
     """A kernel that checks how it is called."""
 
-    def __init__(self, name: str, parameters: list[str], element: str) -> None:
+    def __init__(self, name: str, parameters: list[str]) -> None:
         self.name, self.calls = name, 0
         self.max_dynamic_shared_size_bytes = 48 << 10
-        self.parameters = [self._read(p, element) for p in parameters]
+        self.parameters = [self._read(p) for p in parameters]
 
     @staticmethod
-    def _read(text: str, element: str) -> tuple[str, bool]:
+    def _read(text: str) -> tuple[str, bool]:
         words = re.sub(r"\b(const|__restrict__)\b", "", text).replace("*", " * ").split()
-        kind = " ".join(w for w in words[:-1] if w != "*")
-        return (element if kind == "T" else kind), "*" in words
+        return " ".join(w for w in words[:-1] if w != "*"), "*" in words
 
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int = 0
@@ -102,13 +101,14 @@ class RawModule:
     """CuPy's, as far as it is used: finds kernels in the text, also those a macro defines."""
 
     def __init__(self, code: str, options: tuple[str, ...] = ()) -> None:
-        self._element = next((o.split("=")[1] for o in options if o.startswith("-DELEMENT=")), "T")
-        self._code = re.sub(r"//[^\n]*", "", code).replace("\\\n", "\n")
-        wide = re.search(r"typedef (int|long long) I;", code)
-        self._integer = wide.group(1) if wide else "int"
+        element = next((o.split("=")[1] for o in options if o.startswith("-DELEMENT=")), "T")
+        self._code = (
+            re.sub(r"//[^\n]*", "", code).replace("\\\n", "\n").replace("typedef ELEMENT", f"typedef {element}")
+        )
+        self._types = {name: kind for kind, name in re.findall(r"^typedef ([\w ]+) (\w+);$", self._code, re.MULTILINE)}
 
     def get_function(self, name: str) -> Function:
-        return Function(name, self._parameters(name), self._element)
+        return Function(name, self._parameters(name))
 
     def _parameters(self, name: str) -> list[str]:
         direct = rf"__global__ void(?: __launch_bounds__\([^)]*\))?\s+{name}\(([^)]*)\)"
@@ -117,7 +117,7 @@ class RawModule:
             assert re.search(rf"^KERNEL\({name}, ", self._code, re.MULTILINE), f"no kernel {name}"
             found = re.search(direct.replace(name, "NAME"), self._code)
         assert found is not None
-        return [re.sub(r"\bI\b", self._integer, p) for p in found.group(1).split(",")]
+        return [re.sub(r"\w+", lambda w: self._types.get(w[0], w[0]), p) for p in found.group(1).split(",")]
 
 
 class Products:
@@ -257,6 +257,9 @@ class StandIn:
         def call(*args: Any, **kwargs: Any) -> Any:
             result = found(*args, **kwargs)
             return result if name.endswith("_shapes") else on_device(result)
+
+        if isinstance(found, np.ufunc):
+            call.at = found.at
 
         # Memory as it comes from the device may hold anything; zeros keep NumPy from warning of it.
         return (lambda shape, dtype=float: on_device(np.zeros(shape, dtype))) if name == "empty" else call

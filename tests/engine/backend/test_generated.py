@@ -28,9 +28,11 @@ from flame_train.engine.sample import materialise, tensor_arguments
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
 
 OPS = [
-    "add", "amax", "cast", "clamp", "gated_add", "geglu", "gelu", "layer_norm", "layer_norm_modulate", "lerp",
-    "log_softmax", "logsumexp", "mean", "mish", "mse_loss", "mul", "norm", "quick_gelu", "rms_norm", "rms_norm_rope",
-    "rope", "silu", "softmax", "std", "sub", "sum", "swiglu", "var", "where",
+    "adaptive_avg_pool2d", "add", "amax", "avg_pool2d", "batch_norm", "batch_norm_inference", "batch_norm_train",
+    "cast", "clamp", "cross_entropy", "embedding", "gated_add", "gather", "geglu", "gelu", "index_select",
+    "layer_norm", "layer_norm_modulate", "lerp", "log_softmax", "logsumexp", "masked_fill", "max_pool2d", "mean",
+    "mish", "mse_loss", "mul", "nll_loss", "norm", "one_hot", "quick_gelu", "rms_norm", "rms_norm_rope", "rope",
+    "scatter_add", "silu", "softmax", "std", "sub", "sum", "swiglu", "take_along_dim", "var", "where",
 ]  # fmt: skip
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
 
@@ -50,9 +52,12 @@ struct bf16 { unsigned short bits; };
 struct fp16 { unsigned short bits; };
 static float to_float(float x) { return x; }
 static float to_float(bool x) { return x ? 1.f : 0.f; }
+static float to_float(int x) { return (float)x; }
+static float to_float(long long x) { return (float)x; }
 static float to_float(bf16 x) { unsigned u = (unsigned)x.bits << 16; float f; memcpy(&f, &u, 4); return f; }
 static void from_float(float x, float& y) { y = x; }
 static void from_float(float x, bool& y) { y = x != 0.f; }
+static void from_float(float x, long long& y) { y = (long long)x; }
 static void from_float(float x, bf16& y) {
   unsigned u; memcpy(&u, &x, 4);
   y.bits = x != x ? 0x7fff : (unsigned short)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
@@ -62,6 +67,7 @@ template <typename S> static void from_two(float a, float b, S* y) { from_float(
 
 MACHINE = (
     """
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -73,6 +79,8 @@ MACHINE = (
 #define __launch_bounds__(...)
 #define __shared__ static
 struct Place { unsigned x, y, z; };
+using std::max;
+using std::min;
 static Place threadIdx, blockIdx, blockDim, gridDim;
 static float __int_as_float(int u) { float f; memcpy(&f, &u, 4); return f; }
 static float rsqrtf(float x) { return 1.f / sqrtf(x); }
@@ -173,22 +181,20 @@ class Kernels:
     def _unit(self, n: int, text: str, kernel: str) -> str:
         begin = BEGIN.match(text)
         assert begin is not None
-        code = text[begin.end() :].replace('extern "C" ', "")
+        code = nvrtc.included(text[begin.end() :]).replace('extern "C" ', "")
         assert "asm" not in code
         found = re.search(rf"{kernel}\(([^)]*)\) {{", code[code.index("__global__ void") :])
         assert found is not None
         types = [re.sub(r"\b(const|__restrict__)\b|\w+$", "", p.strip()).strip() for p in found[1].split(",")]
-        arguments = ", ".join(
-            f"*({t.replace('I', f'unit{n}::I') if t == 'I' else t}*)a[{i}]" for i, t in enumerate(types)
-        )
-        together = "true" if "of_all<" in text or "__syncthreads" in text else "false"
+        arguments = ", ".join(f"*({t}*)a[{i}]" for i, t in enumerate(types))
+        together = "true" if "of_all<" in code or "__syncthreads" in code else "false"
         return f"""
 namespace unit{n} {{
 using namespace fast{begin[1]};
 {code}
-}}
 extern "C" void run{n}(const int* grid, int threads, void** a) {{
-  launch(grid, threads, [](void** a) {{ unit{n}::{kernel}({arguments}); }}, a, {together});
+  launch(grid, threads, [](void** a) {{ {kernel}({arguments}); }}, a, {together});
+}}
 }}
 """
 
@@ -202,12 +208,16 @@ def on(bound: dict[str, Any], op: Op, device: str, dtype: Any) -> dict[str, Any]
     return {n: move(v) if n in op.tensor_names else v for n, v in bound.items()}
 
 
+def first(result: Any) -> flame.Tensor:
+    return result[0] if isinstance(result, tuple) else result
+
+
 def results(op: Op, bound: dict[str, Any], weight: np.ndarray | None) -> list[np.ndarray]:
     """The output and all gradients; the cotangent arrives twice, so that gradients are added to held ones as well."""
     leaves = [
         t.requires_grad_() for a, _, t in tensor_arguments(op, bound) if a in op.differentiable and is_float(t.dtype)
     ]
-    made = [op(**bound), op(**bound)]
+    made = [first(op(**bound)), first(op(**bound))]
     values = [np.asarray(made[0].numpy(), np.float64)]
     if weight is None or not leaves:
         return values
@@ -246,7 +256,7 @@ def test_values_and_gradients(gpu: Any, dtype: Any, tmp_path: Path, monkeypatch:
         exact = on(bound, op, "cpu", np.dtype(np.float64))
         if "dtype" in exact:
             exact["dtype"] = np.dtype(np.float64)
-        weight = generator(name, i + 50).standard_normal(op(**exact).shape).astype(dtype).astype(np.float64)
+        weight = generator(name, i + 50).standard_normal(first(op(**exact)).shape).astype(dtype).astype(np.float64)
         truths.append((weight, results(op, exact, weight)))
         results(op, on(bound, op, "cuda", dtype), weight)
     kernels.build()
@@ -343,3 +353,38 @@ def test_pairs_at_odd_distances(gpu: Any, tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_reduction_has_more_outputs_than_a_grid_has_places_in_y(gpu: Any) -> None:
     x = flame.tensor(np.ones((70_000, 2, 4), np.float32), device="cuda")
     assert flame.functional.sum(x, 1).shape == (70_000, 4)
+
+
+def test_indices_out_of_range_wrap_around_and_classes_count_nothing(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels, rng = Kernels(tmp_path), generator("out of range", 0)
+    monkeypatch.setattr(gpu.kernels._modules, "generated", kernels.generated)
+    table, x = (rng.standard_normal(s).astype(np.float32) for s in ((5, 8), (6, 8)))
+    rows, classes = np.array([7, -1, 2, 5, -9, 2]), np.array([9, -1, 3, -100, -3, 0])
+
+    def found() -> list[np.ndarray]:
+        weight, logits = (flame.tensor(a, device="cuda", requires_grad=True) for a in (table, x))
+        at = flame.tensor(classes, device="cuda")
+        taken = F.embedding(flame.tensor(rows, device="cuda"), weight)
+        picked = F.gather(logits, 1, at.reshape(6, 1))
+        losses = [f(logits, at, reduction="none") for f in (F.cross_entropy, F.nll_loss)]
+        added = flame.grad(taken, [weight], [flame.tensor(x, device="cuda")])[0]
+        spread = flame.grad(picked, [logits], [flame.tensor(np.ones((6, 1), np.float32), device="cuda")])[0]
+        slope = flame.grad(losses[0], [logits], [flame.tensor(np.ones(6, np.float32), device="cuda")])[0]
+        return [t.numpy() for t in (taken, picked, *losses, added, spread, slope)]
+
+    found()
+    kernels.build()
+    taken, picked, entropy, likelihood, added, spread, slope = found()
+    each, counts, inside = np.arange(6), classes != -100, (classes >= 0) & (classes < 8)
+    sums, ones, chances = np.zeros_like(table), np.zeros_like(x), np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    np.add.at(sums, rows % 5, x)
+    ones[each, classes % 8] = 1.0
+    np.testing.assert_array_equal(taken, table[rows % 5])
+    np.testing.assert_array_equal(picked[:, 0], x[each, classes % 8])
+    np.testing.assert_array_equal(spread, ones)
+    np.testing.assert_allclose(added, sums, rtol=1e-6)
+    np.testing.assert_allclose(likelihood, -x[each, classes % 8] * counts)
+    np.testing.assert_allclose(entropy, -np.log(chances[each, classes % 8]) * inside, rtol=1e-5)
+    np.testing.assert_allclose(slope, (chances - ones) * inside[:, None], atol=1e-6)

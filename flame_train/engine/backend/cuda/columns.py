@@ -171,21 +171,21 @@ extern "C" __global__ void __launch_bounds__({_THREADS}) stretches({", ".join(ar
   const long long last = first + stretch < reduced ? first + stretch : reduced;
   const long long whole = first + (last - first) / {width} * {width};
   {single}
-  float own[1] = {{{how}::none()}};
+  float own = {how}::none();
 #pragma unroll 4
   for (long long at = first + threadIdx.x * {width}; at < whole; at += {_THREADS * width}) {{
     {reads}
 #pragma unroll
-    for (int i = 0; i < {width}; i++) {{ {each} own[0] = {how}::of(own[0], {r.value}); }}
+    for (int i = 0; i < {width}; i++) {{ {each} own = {how}::of(own, {r.value}); }}
   }}
   if (threadIdx.x < last - whole) {{
     const long long at = whole + threadIdx.x;
     {lone}
-    own[0] = {how}::of(own[0], {r.value});
+    own = {how}::of(own, {r.value});
   }}
-  __shared__ float shared[1][32];
-  of_all<{how}, {_THREADS}>(own, shared);
-  if (threadIdx.x == 0) part[(long long)blockIdx.x * gridDim.y + blockIdx.y] = own[0];
+  __shared__ float shared[32];
+  own = of_all<{how}, {_THREADS}>(own, shared);
+  if (threadIdx.x == 0) part[(long long)blockIdx.x * gridDim.y + blockIdx.y] = own;
 }}
 """
 

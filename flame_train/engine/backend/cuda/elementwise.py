@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__({_THREADS}) elementwise({", ".join(
 {_places(places, width)}{"".join(_load(p, width) for p in ins)}
     float {", ".join(f"r_{p.name}[{width}]" for p in outs)};
 #pragma unroll
-    for (int i = 0; i < {width}; i++) value({_call(ins, outs, numbers)});
+    for (int i = 0; i < {width}; i++) of_one({_call(ins, outs, numbers)});
 {"".join(_store(p, width) for p in outs)}  }}
 {remainder}}}
 """
@@ -158,7 +158,7 @@ def _value_function(expressions: Sequence[str], names: Sequence[str], numbers: S
     for i, e in enumerate(expressions):
         before, _, last = e.rpartition(";")
         lines.append(f"  {{ {before}{';' if before else ''} r{i} = {last}; }}\n")
-    return f"__device__ __forceinline__ void value({', '.join(arguments)}) {{\n{''.join(lines)}}}"
+    return f"__device__ __forceinline__ void of_one({', '.join(arguments)}) {{\n{''.join(lines)}}}"
 
 
 def _held(p: _Place, width: int) -> int:
@@ -205,7 +205,7 @@ def _remainder(ins: Sequence[_Place], outs: Sequence[_Place], numbers: Sequence[
     return f"""  if (blockIdx.x == gridDim.x - 1 && threadIdx.x < elements - packets * {width}) {{
     const I i = packets * {width} + threadIdx.x;
     float {results};
-    value({", ".join([results, *taken, *numbers])});
+    of_one({", ".join([results, *taken, *numbers])});
     {stores}
   }}
 """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from ...dtype import Array, DType, float64
+from ...dtype import Array, DType, float32, float64
 from ..base import same_place
 from .columns import Columns
 from .cubin import Cubins
@@ -18,7 +18,7 @@ from .elementwise import Elementwise
 from .launches import Launches
 from .libraries import driver_version
 from .moments import Moments
-from .nvrtc import ELEMENT_TYPES, KernelModules
+from .nvrtc import ELEMENT_TYPES, KernelModules, element_name
 from .paired import Operands, PairedProducts
 from .rows import Rows
 from .shelf import Shelf, default_folder
@@ -133,6 +133,23 @@ class Kernels:
         """Runs `kernel` of a text that names its types itself, by at least as many threads."""
         if threads:
             self._modules.generated(text, kernel)((-(-threads // block),), (block,), tuple(args))
+
+    def launch_typed(
+        self, header: str, kernel: str, names: Mapping[str, DType | int], grid: Sequence[int], block: int,
+        args: Sequence[Any],
+    ) -> None:  # fmt: skip
+        """Runs `kernel` of ops/`header`, which is written in elements.cuh, with types and numbers by `names`.
+
+        T, which there must be, is what most is stored as.
+        """
+        known = [
+            f"constexpr int {n} = {v};\n" if isinstance(v, int) else f"typedef {element_name(v)} {n};\n"
+            for n, v in names.items()
+        ]
+        text = (
+            f'#define FAST {int(names["T"] != float32)}\n#include "elements.cuh"\n{"".join(known)}#include "{header}"\n'
+        )
+        self._modules.generated(text, kernel)(tuple(grid), (block,), tuple(args))
 
     def erf(self, x: Array) -> Array:
         """The error function, elementwise."""

@@ -1,0 +1,231 @@
+"""Elements by whole-number index along a dim, and putting them where an index says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ...errors import ShapeError
+from ..dtype import Array, compute_dtype
+from ..op import ErrorSample, Sample, primitive, sample
+from ..sample import integers
+from .dims import Shape, axis
+from .index import added_at
+from .index_rows import element_sums, elements, no_elements_by_index
+
+
+def _places(xp: Any, index: Array, dim: int, shape: Shape) -> tuple[Array, ...]:
+    """Where index points along dim in an array of `shape`, each entry in its own row: an index for all dims."""
+    dim = axis(dim, index.ndim, "index")
+    grids = []
+    for d, n in enumerate(index.shape):
+        along = [1] * index.ndim
+        along[d] = -1
+        grids.append(index % shape[d] if d == dim else (xp.arange(n) % shape[d]).reshape(along))
+    return tuple(grids)
+
+
+def _check_index(op: str, input: Array, index: Array, src: Array | None = None) -> None:
+    """Raises ShapeError unless index has the dims of its partners and whole numbers."""
+    if index.dtype.kind not in "iu":
+        raise ShapeError(f"{op}: expected whole-number indices, got {index.dtype.name}")
+    if index.ndim != input.ndim or (src is not None and src.ndim != input.ndim):
+        shapes = [tuple(a.shape) for a in (input, index, src) if a is not None]
+        raise ShapeError(f"{op}: input, index and source must have as many dims, got {shapes}")
+
+
+@primitive(torch="take_along_dim", moves=True)
+def take_along_dim(xp: Any, input: Array, indices: Array, dim: int | None = None) -> Array:
+    """input[..., indices[..., i, ...], ...] along dim; without dim both are flattened"""
+    if dim is None:
+        return input.reshape(-1)[indices.reshape(-1)]
+    _check_index("take_along_dim", input, indices)
+    return xp.take_along_axis(input, indices, axis=dim)
+
+
+take_along_dim.nograd("indices")
+
+
+@take_along_dim.vjp("input")
+def _(xp: Any, g: Array, input_shape: Shape, indices: Array, dim: int | None) -> Array:
+    if dim is None:
+        return added_at(xp, (int(np.prod(input_shape)),), indices.reshape(-1), g).reshape(input_shape)
+    return added_at(xp, input_shape, _places(xp, xp.broadcast_to(indices, g.shape), dim, input_shape), g)
+
+
+def _no_elements_along(input: Array, indices: Array, dim: int | None) -> str:
+    return "flattened" if dim is None else no_elements_by_index(input, dim, indices)
+
+
+@take_along_dim.cuda("flame", when=_no_elements_along)
+def _(k: Any, input: Array, indices: Array, dim: int) -> Array:
+    return elements(k, input, dim, indices)
+
+
+@take_along_dim.cuda_vjp("flame", "input", when=_no_elements_along)
+def _(k: Any, g: Array, input_shape: Shape, indices: Array, dim: int) -> Array:
+    return element_sums(k, g, dim, indices, k.empty(input_shape, g.dtype))
+
+
+@take_along_dim.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((3, 5), integers(5, 3), 1), ShapeError, "take_along_dim: .* must have as many dims")
+    yield ErrorSample(sample((3, 5), (3, 2), 1), ShapeError, "expected whole-number indices, got float64")
+
+
+@take_along_dim.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 5), integers(5, 3, 2), 1)
+    yield sample((3, 5, 2), integers(3, 4, 5, 2), 0)
+    yield sample((3, 5), integers(15, 4))
+    yield sample((1, 5), integers(5, 3, 2), 1)
+
+
+@primitive(torch="gather", moves=True)
+def gather(xp: Any, input: Array, dim: int, index: Array) -> Array:
+    """input[..., index[..., i, ...], ...] along dim; index may be smaller than input along the other dims"""
+    _check_index("gather", input, index)
+    return input[_places(xp, index, dim, input.shape)]
+
+
+gather.nograd("index")
+
+
+@gather.vjp("input")
+def _(xp: Any, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
+    return added_at(xp, input_shape, _places(xp, index, dim, input_shape), g)
+
+
+def _no_elements(input: Array, dim: int, index: Array) -> str:
+    return no_elements_by_index(input, dim, index)
+
+
+@gather.cuda("flame", when=_no_elements)
+def _(k: Any, input: Array, dim: int, index: Array) -> Array:
+    return elements(k, input, dim, index)
+
+
+@gather.cuda_vjp("flame", "input", when=_no_elements)
+def _(k: Any, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
+    return element_sums(k, g, dim, index, k.empty(input_shape, g.dtype))
+
+
+@gather.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((37, 300), 1, integers(300, 37, 11))
+    yield sample((6, 30, 40), 1, integers(30, 6, 50, 40))
+
+
+@gather.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 5), 1, integers(5, 3, 2))
+    yield sample((3, 5, 2), 0, integers(3, 4, 3, 2))
+    yield sample((3, 5), -1, integers(5, 2, 7))
+
+
+@primitive(torch="scatter", moves=True)
+def scatter(xp: Any, input: Array, dim: int, index: Array, src: Array | float) -> Array:
+    """input with src put at index along dim: the place gather would read; of several at one place, any"""
+    _check_index("scatter", input, index, None if isinstance(src, (int, float)) else src)
+    out = input.copy()
+    out[_places(xp, index, dim, input.shape)] = src if isinstance(src, (int, float)) else src[_corner(index.shape)]
+    return out
+
+
+scatter.nograd("index")
+
+
+def _corner(shape: Shape) -> tuple[slice, ...]:
+    return tuple(slice(n) for n in shape)
+
+
+def _taken(xp: Any, g: Array, src_shape: Shape, index: Array, dim: int) -> Array:
+    """The gradient of what was put or added: what the places got, zeros where src was not read."""
+    out = xp.zeros(src_shape, g.dtype)
+    out[_corner(index.shape)] = g[_places(xp, index, dim, g.shape)]
+    return out
+
+
+@scatter.vjp("input")
+def _(xp: Any, g: Array, dim: int, index: Array) -> Array:
+    g = g.copy()
+    g[_places(xp, index, dim, g.shape)] = 0
+    return g
+
+
+@scatter.vjp("src")
+def _(xp: Any, g: Array, src_shape: Shape, dim: int, index: Array) -> Array:
+    return _taken(xp, g, src_shape, index, dim)
+
+
+_ONCE = np.array([[3, 0], [1, 2], [0, 4]])  # no place twice in a row: with doubles scatter has no one result
+
+
+@scatter.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 5), 1, _ONCE, (3, 2))
+    yield sample((4, 5), -1, _ONCE, (4, 3))
+    yield sample((3, 5), 1, _ONCE, 0.7)
+
+
+@primitive(torch="scatter_add", moves=True)
+def scatter_add(xp: Any, input: Array, dim: int, index: Array, src: Array) -> Array:
+    """input with src added at index along dim, repeated places added up"""
+    _check_index("scatter_add", input, index, src)
+    work = compute_dtype(input.dtype)
+    places = _places(xp, index, dim, input.shape)
+    out = input.astype(work)
+    xp.add.at(out, places, src[_corner(index.shape)].astype(work))
+    return out.astype(input.dtype)
+
+
+scatter_add.nograd("index")
+
+
+@scatter_add.vjp("input")
+def _(xp: Any, g: Array) -> Array:
+    return g
+
+
+@scatter_add.vjp("src")
+def _(xp: Any, g: Array, src_shape: Shape, dim: int, index: Array) -> Array:
+    return _taken(xp, g, src_shape, index, dim)
+
+
+def _no_sources(input: Array, dim: int, index: Array, src: Array) -> str:
+    if src.shape != index.shape or src.dtype != input.dtype:
+        return "index has another shape than src, or they have another dtype"
+    return no_elements_by_index(input, dim, index)
+
+
+@scatter_add.cuda("flame", when=_no_sources)
+def _(k: Any, input: Array, dim: int, index: Array, src: Array) -> Array:
+    return element_sums(k, src, dim, index, k.empty(input.shape, input.dtype), input)
+
+
+@scatter_add.cuda_vjp("flame", "src", when=_no_sources)
+def _(k: Any, g: Array, dim: int, index: Array) -> Array:
+    return elements(k, g, dim, index)
+
+
+@scatter_add.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((37, 300), 1, integers(300, 37, 11), (37, 11))
+    yield sample((6, 30, 40), 1, integers(30, 6, 50, 40), (6, 50, 40))
+
+
+@scatter_add.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 5), 1, integers(5, 3, 4), (3, 4))
+    yield sample((3, 5), 0, integers(3, 2, 4), (4, 5))
+
+
+for _op in (gather, scatter, scatter_add):
+
+    @_op.errors
+    def _(op: Any = _op) -> Iterator[ErrorSample]:
+        rest = () if op is gather else ((2, 3),)
+        yield ErrorSample(sample((2, 3), 0, (2, 3), *rest), ShapeError, "expected whole-number indices, got float64")
+        yield ErrorSample(sample((2, 3), 0, integers(2, 3), *rest), ShapeError, "must have as many dims")

@@ -1,0 +1,143 @@
+// Pooling of images and its gradients.
+//
+// Contract: images are dense (planes, h, w, inner), inner being 1 in NCHW and the channels in NHWC; results of pooling
+// (planes, oh, ow, inner). A thread has WIDTH neighbours along inner, which WIDTH divides, and their packets are aligned.
+// An output is assigned by the one thread that has it: gradients gather from the windows over a pixel, in a fixed order.
+// Sums are fp32. Indices count an image's pixels along rows. The windows are known when this is compiled: H_ and W_
+// KERNEL, STRIDE, PADDING, DILATION and REACH, the padding that a mean counts. A KERNEL of 0 stands for bins that cover
+// the image evenly. Grids are one-dimensional, with a thread for each of the result's `packets`.
+#pragma once
+
+constexpr int BLOCK = 256;
+
+// One dim of the windows.
+template <int KERNEL, int STRIDE, int PADDING, int DILATION, int REACH> struct Axis {
+  int size, out;
+  __device__ __forceinline__ int start(int o) const {
+    return KERNEL ? o * STRIDE - PADDING : (int)((long long)o * size / out);
+  }
+  __device__ __forceinline__ int stop(int o) const {
+    return KERNEL ? o * STRIDE - PADDING + KERNEL : (int)(((o + 1ll) * size + out - 1) / out);
+  }
+  // What of window `o` lies in the image, and what a mean divides by.
+  __device__ __forceinline__ int from(int o) const { return max(start(o), 0); }
+  __device__ __forceinline__ int to(int o) const { return min(stop(o), size); }
+  __device__ __forceinline__ int count(int o) const { return min(stop(o), size + REACH) - max(start(o), -REACH); }
+  // The first window over pixel p, and the one after the last.
+  __device__ __forceinline__ int first(int p) const {
+    if (!KERNEL) return (int)((long long)p * out / size);
+    const int beyond = p + PADDING - (KERNEL - 1) * DILATION;
+    return beyond > 0 ? (beyond + STRIDE - 1) / STRIDE : 0;
+  }
+  __device__ __forceinline__ int last(int p) const {
+    return KERNEL ? min((p + PADDING) / STRIDE + 1, out) : (int)(((p + 1ll) * out + size - 1) / size);
+  }
+};
+
+typedef Axis<H_KERNEL, H_STRIDE, H_PADDING, H_DILATION, H_REACH> Down;
+typedef Axis<W_KERNEL, W_STRIDE, W_PADDING, W_DILATION, W_REACH> Across;
+typedef Packet<T, WIDTH> Elements;
+typedef Packet<long long, WIDTH> Places;
+
+// Where a packet lies in an image of `height` by `width` pixels, and where others of its plane and channels do.
+struct Spot {
+  int plane, y, x, c;
+  __device__ __forceinline__ Spot(unsigned packet, int height, int width, int inner) {
+    const unsigned along = inner / WIDTH;
+    c = packet % along * WIDTH, packet /= along;
+    x = packet % width, packet /= width;
+    y = packet % height, plane = packet / height;
+  }
+  __device__ __forceinline__ long long at(int y, int x, int height, int width, int inner) const {
+    return (((long long)plane * height + y) * width + x) * inner + c;
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(BLOCK) max_pool(
+    const T* x, T* y, long long* index, const int packets, const int h, const int w, const int oh, const int ow,
+    const int inner) {
+  const int packet = blockIdx.x * BLOCK + threadIdx.x;
+  if (packet >= packets) return;
+  const Spot s(packet, oh, ow, inner);
+  const Down down = {h, oh};
+  const Across across = {w, ow};
+  float best[WIDTH];
+  Places at;
+#pragma unroll
+  for (int i = 0; i < WIDTH; i++) best[i] = -INFINITE, at.e[i] = -1;
+  for (int ky = 0; ky < H_KERNEL; ky++)
+    for (int kx = 0; kx < W_KERNEL; kx++) {
+      const int py = down.start(s.y) + ky * H_DILATION, px = across.start(s.x) + kx * W_DILATION;
+      if (py < 0 || py >= h || px < 0 || px >= w) continue;
+      const Elements q = *reinterpret_cast<const Elements*>(x + s.at(py, px, h, w, inner));
+#pragma unroll
+      for (int i = 0; i < WIDTH; i++) {
+        const float v = to_float(q.e[i]);
+        if (v > best[i] || at.e[i] < 0 || v != v) best[i] = v, at.e[i] = (long long)py * w + px;
+      }
+    }
+  store<T, WIDTH>(y + (long long)packet * WIDTH, best);
+  *reinterpret_cast<Places*>(index + (long long)packet * WIDTH) = at;
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK) max_pool_gradient(
+    const T* g, const long long* index, T* dx, const int packets, const int h, const int w, const int oh, const int ow,
+    const int inner) {
+  const int packet = blockIdx.x * BLOCK + threadIdx.x;
+  if (packet >= packets) return;
+  const Spot s(packet, h, w, inner);
+  const Down down = {h, oh};
+  const Across across = {w, ow};
+  float sum[WIDTH] = {};
+  for (int y = down.first(s.y); y < down.last(s.y); y++)
+    for (int x = across.first(s.x); x < across.last(s.x); x++) {
+      const long long window = s.at(y, x, oh, ow, inner);
+      const Elements q = *reinterpret_cast<const Elements*>(g + window);
+      const Places at = *reinterpret_cast<const Places*>(index + window);
+#pragma unroll
+      for (int i = 0; i < WIDTH; i++)
+        if (at.e[i] == (long long)s.y * w + s.x) sum[i] += to_float(q.e[i]);
+    }
+  store<T, WIDTH>(dx + (long long)packet * WIDTH, sum);
+}
+
+// The mean's divisor is `divisor` unless that is 0.
+extern "C" __global__ void __launch_bounds__(BLOCK) avg_pool(
+    const T* x, T* y, const int packets, const int h, const int w, const int oh, const int ow, const int inner,
+    const float divisor) {
+  const int packet = blockIdx.x * BLOCK + threadIdx.x;
+  if (packet >= packets) return;
+  const Spot s(packet, oh, ow, inner);
+  const Down down = {h, oh};
+  const Across across = {w, ow};
+  float sum[WIDTH] = {};
+  for (int py = down.from(s.y); py < down.to(s.y); py++)
+    for (int px = across.from(s.x); px < across.to(s.x); px++) {
+      const Elements q = *reinterpret_cast<const Elements*>(x + s.at(py, px, h, w, inner));
+#pragma unroll
+      for (int i = 0; i < WIDTH; i++) sum[i] += to_float(q.e[i]);
+    }
+  const float by = divisor != 0.f ? divisor : (float)(down.count(s.y) * across.count(s.x));
+#pragma unroll
+  for (int i = 0; i < WIDTH; i++) sum[i] /= by;
+  store<T, WIDTH>(y + (long long)packet * WIDTH, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK) avg_pool_gradient(
+    const T* g, T* dx, const int packets, const int h, const int w, const int oh, const int ow, const int inner,
+    const float divisor) {
+  const int packet = blockIdx.x * BLOCK + threadIdx.x;
+  if (packet >= packets) return;
+  const Spot s(packet, h, w, inner);
+  const Down down = {h, oh};
+  const Across across = {w, ow};
+  float sum[WIDTH] = {};
+  for (int y = down.first(s.y); y < down.last(s.y); y++)
+    for (int x = across.first(s.x); x < across.last(s.x); x++) {
+      const Elements q = *reinterpret_cast<const Elements*>(g + s.at(y, x, oh, ow, inner));
+      const float part = 1.f / (divisor != 0.f ? divisor : (float)(down.count(y) * across.count(x)));
+#pragma unroll
+      for (int i = 0; i < WIDTH; i++) sum[i] += to_float(q.e[i]) * part;
+    }
+  store<T, WIDTH>(dx + (long long)packet * WIDTH, sum);
+}

@@ -1,0 +1,86 @@
+"""Where the windows of a pooling lie in an image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import ShapeError
+from ..dtype import Array
+from .conv import Pair, pair
+from .dims import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A sliding window over an image of `size` pixels: what it covers and how often."""
+
+    size: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    ceil: bool
+
+    @classmethod
+    def over(
+        cls, op: str, shape: Shape, kernel: Pair, stride: Pair | None, padding: Pair, dilation: Pair, ceil: bool,
+        layout: str,
+    ) -> Window:  # fmt: skip
+        """The window over an input of `shape`; raises ShapeError for one that does not fit."""
+        if len(shape) != 4:
+            raise ShapeError(f"{op}: expected a 4-D input in {layout}, got {tuple(shape)}")
+        size = (shape[2], shape[3]) if layout == "NCHW" else (shape[1], shape[2])
+        k, p = pair(kernel), pair(padding)
+        if any(2 * p[i] > k[i] for i in (0, 1)):
+            raise ShapeError(f"{op}: padding {p} must be at most half of the kernel {k}")
+        window = cls(size, k, pair(stride) if stride else k, p, pair(dilation), ceil)
+        if min(window.out) < 1:
+            raise ShapeError(f"{op}: a kernel of {k} does not fit into {size} pixels padded by {p}")
+        return window
+
+    @property
+    def out(self) -> tuple[int, int]:
+        """The size of the result."""
+        return self._out(0), self._out(1)
+
+    def _out(self, i: int) -> int:
+        n, p, s = self.size[i], self.padding[i], self.stride[i]
+        room = n + 2 * p - self.dilation[i] * (self.kernel[i] - 1) - 1
+        count = (-(-room // s) if self.ceil else room // s) + 1
+        return count - 1 if self.ceil and (count - 1) * s >= n + p else count  # none may start in the padding behind
+
+    def padded(self, xp: Any, x: Array, value: float) -> Array:
+        """x (B, H, W, C) with `value` around it, as far as windows reach."""
+        widths = [(0, 0), *((self.padding[i], self.behind(i)) for i in (0, 1)), (0, 0)]
+        return xp.pad(x, widths, constant_values=value)
+
+    def behind(self, i: int) -> int:
+        """Padding after the last pixel along axis i: what is asked for, or more if the last window reaches further."""
+        last = (self.out[i] - 1) * self.stride[i] + self.dilation[i] * (self.kernel[i] - 1) + 1
+        return max(self.padding[i], last - self.size[i] - self.padding[i])
+
+    def taps(self) -> Iterator[tuple[int, int, slice, slice]]:
+        """Each kernel element with the padded rows and columns it meets."""
+        for i in range(self.kernel[0]):
+            for j in range(self.kernel[1]):
+                yield i, j, self._slice(0, i), self._slice(1, j)
+
+    def _slice(self, axis: int, tap: int) -> slice:
+        start, s = tap * self.dilation[axis], self.stride[axis]
+        return slice(start, start + (self.out[axis] - 1) * s + 1, s)
+
+    def pixel(self, xp: Any, i: int, j: int) -> tuple[Array, Array]:
+        """Which pixel, counted along rows, kernel element (i, j) meets at each place, and if it is one: (oh, ow, 1)."""
+        rows, columns = (
+            xp.arange(self.out[a]) * self.stride[a] - self.padding[a] + tap * self.dilation[a]
+            for a, tap in ((0, i), (1, j))
+        )
+        down, across = (rows >= 0) & (rows < self.size[0]), (columns >= 0) & (columns < self.size[1])
+        return (rows[:, None] * self.size[1] + columns)[..., None], (down[:, None] & across)[..., None]
+
+    def inner(self, padded: Array) -> Array:
+        """The image without its padding."""
+        (h, w), (p, q) = self.size, self.padding
+        return padded[:, p : p + h, q : q + w]
