@@ -442,7 +442,7 @@ def bench_ops(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Each op at the sizes that matter: time, rate, share of this machine's own ceiling, implementation."""
+    """Each op at the sizes that matter: time, rate, share of this machine's own ceilings, implementation."""
     from flame_train.tools import bench_ops as tool
 
     result = tool.run(ops or [], device, precision, against, deterministic)

@@ -25,9 +25,9 @@ from flame_train.training.family import Load
 from flame_train.training.step import FIGURES, State, micro, update
 
 from . import bench_torch_step
+from .bench_ceilings import ceilings
 from .bench_kernels import breakdown, census
 from .bench_models import Subject, find, normal
-from .bench_ops import ceilings
 from .bench_torch_models import yardstick
 
 _WARM, _TIMED = 3, 10
@@ -157,9 +157,10 @@ def _on_gpu(p: Prepared, trial: Trial, by_kind: bool) -> dict[str, Any]:
     of_one = p.subject.work(p.network, trial.resolution).step()
     work = {kind: trial.batch * flops for kind, flops in of_one.items()}
     result: dict[str, Any] = {"captured_ms": ms, "captured_host_ms": host_ms, "captured_gib": peak}
-    result |= _share(sum(work.values()), ms, limits[0]) | {"figures": _figures(p)}
+    result |= _share(sum(work.values()), ms, limits.flops) | {"figures": _figures(p)}
     if by_kind:  # last, for it leaves no step that means something
-        result["kernels"] = breakdown(p.step, p.backend, counted, work, limits, lambda f: _time(f, p.backend, 1, 3)[0])
+        top = limits.flops, limits.bandwidth
+        result["kernels"] = breakdown(p.step, p.backend, counted, work, top, lambda f: _time(f, p.backend, 1, 3)[0])
     return result
 
 

@@ -24,7 +24,7 @@ STEP: Mapping[str, list[Sample]] = {
     ],
     "group_norm": [sample((4, 128, 128, 320), 32, (320,), (320,), layout="NHWC")],
     "group_norm_silu": [sample((4, 128, 128, 320), 32, (320,), (320,), layout="NHWC")],
-    "layer_norm": [sample((4, 1024, 1280), (1280,), (1280,), (1280,))],
+    "layer_norm": [sample((4, 1024, 1280), (1280,), (1280,), (1280,)), sample((4, 4096, 640), (640,), (640,), (640,))],
     "geglu": [sample((4, 1024, 10240))],
     "lora_linear": [sample((4, 1024, 1280), (1280, 1280), (1280,), (16, 1280), (1280, 16), 1.0)],
     "scaled_dot_product_attention": [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from flame_train import cli
 from flame_train.adapters.targets import resolve
 from flame_train.engine.backend import get_backend
 from flame_train.engine.check import generator
-from flame_train.engine.dtype import float64
+from flame_train.engine.dtype import float32, float64
 from flame_train.engine.op import REGISTRY, Sample, sample
 from flame_train.engine.sample import Values, materialise
 from flame_train.errors import ConfigError, EnvironmentFault
@@ -26,6 +26,8 @@ from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.recipes.memory_sdxl import kept
 from flame_train.tools import (
     bench,
+    bench_ceilings,
+    bench_clock,
     bench_memory,
     bench_ops,
     bench_sizes,
@@ -33,6 +35,7 @@ from flame_train.tools import (
     bench_torch,
     bench_torch_step,
 )
+from flame_train.tools.bench_ceilings import Ceilings, ceilings
 from flame_train.tools.bench_flops import op_flops
 from flame_train.tools.bench_models import find
 from flame_train.tools.bench_torch_models import yardstick
@@ -75,6 +78,36 @@ def test_ops_names_the_choice_and_why_others_declined(capsys: pytest.CaptureFixt
     rows = json.loads(capsys.readouterr().out)["ops"]
     assert {r["op"] for r in rows} == {"softmin"}
     assert all(r["implementation"] == "reference" and r["us"] > 0 and r["unit"] == "TB/s" for r in rows)
+
+
+def test_ops_that_memory_bounds_are_held_against_a_copy_of_their_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+
+    def copy(moved: int) -> float:
+        measured.append(moved)
+        return 1e9
+
+    limits = Ceilings(1e12, 2e9, copy)
+    monkeypatch.setattr(bench_clock, "_TARGET_S", 0.0)
+    softmax, linear = (
+        [*bench_ops._rows(REGISTRY[name], s, get_backend("cpu"), float64, limits, None)]
+        for name, s in (("softmax", sample((6, 5), -1)), ("linear", sample((2, 3), (4, 3))))
+    )
+    assert measured == [2 * 8 * 30, 3 * 8 * 30]  # input and output; g, output and gradient
+    assert all(r.copy_share == pytest.approx(2 * r.share, abs=1e-3) for r in softmax)
+    assert all(r.copy_share is None for r in linear)
+    result = {"device": "cpu", "dtype": "fp64", "deterministic": True, "ceiling TFLOP/s": 1.0, "ceiling TB/s": 0.002}
+    lines = bench_ops.table(result | {"ops": [asdict(r) | {"ratio": r.ratio} for r in (*softmax, *linear)]}).split("\n")
+    assert [("of copy" in line) for line in lines[1:]] == [True, True, False, False]
+
+
+def test_a_copy_is_measured_once_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[int] = []
+    monkeypatch.setattr(bench_ceilings, "seconds", lambda calls, _: timed.append(len(calls)) or 0.5)
+    limits = ceilings(get_backend("cpu"), float32)
+    assert limits.bandwidth == 2 * (1 << 27)
+    assert [limits.copy(n) for n in (1000, 4000, 1000)] == [2000, 8000, 2000]
+    assert len(timed) == 4  # the product, the large copy, two others
 
 
 def test_ops_refuses_an_unknown_op_with_the_nearest() -> None:
@@ -202,11 +235,11 @@ def _small(s: Sample) -> Sample:
 @pytest.mark.parametrize("name", sorted({*bench_sizes.STEP, *bench_sizes.MORE}))
 def test_ops_are_timed_against_what_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(bench_ops, "_TARGET_S", 0.0)
+    monkeypatch.setattr(bench_clock, "_TARGET_S", 0.0)
     monkeypatch.setattr(bench_torch, "_REPEATS", 1)
     op = REGISTRY[name]
     for s in map(_small, bench_sizes.MORE.get(name) or bench_sizes.STEP[name]):
-        rows = [*bench_ops._rows(op, s, get_backend("cpu"), float64, (1e12, 1e12), "torch")]
+        rows = [*bench_ops._rows(op, s, get_backend("cpu"), float64, Ceilings(1e12, 1e12, lambda _: 1e12), "torch")]
         assert all(r.torch_us for r in rows)
         bound = materialise(op, s, generator(name, 0), float64)
         theirs = bench_torch.function(torch, op)(**bench_torch.arguments(torch, bound))

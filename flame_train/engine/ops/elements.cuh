@@ -19,6 +19,25 @@ template <typename S, int N> __device__ __forceinline__ void store(S* to, const 
   *reinterpret_cast<Packet<S, N>*>(to) = q;
 }
 
+// Elements from one place to another by all THREADS of a block, `count` of at most MOST; both places 16-byte aligned.
+template <typename S, int THREADS, int MOST> __device__ __forceinline__ void carry(S* to, const S* from, unsigned count) {
+  constexpr int N = 16 / sizeof(S);
+#pragma unroll
+  for (int k = 0; k < (MOST / N + THREADS - 1) / THREADS; k++) {
+    const unsigned p = threadIdx.x + k * THREADS;
+    if (p < count / N) reinterpret_cast<Packet<S, N>*>(to)[p] = reinterpret_cast<const Packet<S, N>*>(from)[p];
+  }
+  const unsigned rest = count / N * N + threadIdx.x;
+  if (rest < count) to[rest] = from[rest];
+}
+
+// Division by a number that the host knows, by a multiplication (Granlund and Montgomery): for numbers below 2^31.
+struct Divisor {
+  unsigned by, magic, shift;
+  __device__ __forceinline__ unsigned quotient(unsigned a) const { return (__umulhi(a, magic) + a) >> shift; }
+  __device__ __forceinline__ unsigned rest(unsigned a) const { return a - quotient(a) * by; }
+};
+
 #define INFINITE __int_as_float(0x7f800000)
 
 // ---- functions of expressions ---------------------------------------------------------------------------------------
@@ -86,16 +105,28 @@ struct Min {
   static __device__ __forceinline__ float of(float a, float b) { return smaller(a, b); }
 };
 
-// The total over THREADS neighbouring threads, in every one of them, always in the same order. Beyond a warp it is the
-// whole block's, by way of `shared`, one float a warp, which no other total of the kernel uses.
-template <typename How, int THREADS> __device__ __forceinline__ float of_all(float v, float* shared) {
+// The totals over THREADS neighbouring threads, in every one of them, always in the same order. Beyond a warp they are
+// the whole block's, by way of `shared`, one float a warp and total, which no other totals of the kernel use.
+template <typename How, int THREADS, int N> __device__ __forceinline__ void of_all(float (&v)[N], float (*shared)[32]) {
 #pragma unroll
-  for (int o = (THREADS < 32 ? THREADS : 32) / 2; o; o >>= 1) v = How::of(v, __shfl_xor_sync(0xffffffffu, v, o));
-  if (THREADS <= 32) return v;
-  if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = v;
+  for (int o = (THREADS < 32 ? THREADS : 32) / 2; o; o >>= 1)
+#pragma unroll
+    for (int j = 0; j < N; j++) v[j] = How::of(v[j], __shfl_xor_sync(0xffffffffu, v[j], o));
+  if (THREADS <= 32) return;
+#pragma unroll
+  for (int j = 0; j < N; j++)
+    if ((threadIdx.x & 31) == 0) shared[j][threadIdx.x >> 5] = v[j];
   __syncthreads();
-  v = shared[0];
 #pragma unroll
-  for (int w = 1; w < THREADS / 32; w++) v = How::of(v, shared[w]);
-  return v;
+  for (int j = 0; j < N; j++) {
+    v[j] = shared[j][0];
+#pragma unroll
+    for (int w = 1; w < THREADS / 32; w++) v[j] = How::of(v[j], shared[j][w]);
+  }
+}
+// One of them.
+template <typename How, int THREADS> __device__ __forceinline__ float of_all(float v, float* shared) {
+  float one[1] = {v};
+  of_all<How, THREADS>(one, reinterpret_cast<float (*)[32]>(shared));
+  return one[0];
 }

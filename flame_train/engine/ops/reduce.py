@@ -123,18 +123,15 @@ def _(k: Any, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
 
 
 def _squares(k: Any, x: Array, dims: tuple[int, ...], result: str, correction: float) -> Array:
-    """`result`, an expression over `total`, the squares from the mean: one pass along short rows, else two."""
-    squares, numbers = "(input - mean) * (input - mean)", {"correction": correction}
-    e = extent(x.shape, dims)
-    if e and e.inner == 1 and not no_rows(x, x.ndim - min(dims)):
-        program = Program(("sum s = input", "let mean = s / n", f"sum total = {squares}"), (), (result,))
-        rows = k.rows_first(x).reshape(e.outer, e.reduced)
-        done = k.rows(program, Operands({"input": rows}, numbers=numbers), (x.dtype,))[0]
-        return done.reshape([1 if i in dims else n for i, n in enumerate(x.shape)])
-    mean = reduce(k, Reduction("sum", "input", "total / n"), {"input": x}, dims, float32)
-    return reduce(
-        k, Reduction("sum", squares, result), {"input": x}, dims, x.dtype, each={"mean": mean}, numbers=numbers
-    )
+    """`result`, an expression over `total`, the squares from the mean; short rows stay in registers for it."""
+    numbers, e = {"correction": correction}, extent(x.shape, dims)
+    assert e is not None
+    x, shape = k.rows_first(x), [1 if i in dims else n for i, n in enumerate(x.shape)]
+    if e.inner == 1 and not no_rows(x, x.ndim - min(dims)):
+        steps = ("sum s = input", "let mean = s / n", "sum total = (input - mean) * (input - mean)")
+        operands = Operands({"input": x.reshape(e.outer, e.reduced)}, numbers=numbers)
+        return k.rows(Program(steps, (), (result,)), operands, (x.dtype,))[0].reshape(shape)
+    return k.moments(x.reshape(e.outer, e.reduced, e.inner), result, numbers, x.dtype).reshape(shape)
 
 
 _VARIANCE = "total / fmaxf(n - correction, 0.f)"

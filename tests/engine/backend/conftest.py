@@ -24,7 +24,7 @@ from flame_train.engine.backend.cuda import capture, device, nvrtc
 from flame_train.engine.backend.cuda.cublaslt import is_plain
 from flame_train.engine.backend.cuda.cudnn import CuDnn
 
-NUMBERS = {"int": np.int32, "long long": np.int64, "float": np.float32}
+NUMBERS = {"int": np.int32, "unsigned": np.uint32, "long long": np.int64, "float": np.float32}
 ELEMENTS = {
     "float": np.dtype(np.float32), "double": np.dtype(np.float64), "bool": np.dtype(bool),
     "fp16": np.dtype(np.float16), "__half": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16),

@@ -22,7 +22,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.backend.cuda import nvrtc
 from flame_train.engine.check import generator
 from flame_train.engine.dtype import is_float
-from flame_train.engine.op import REGISTRY, Op
+from flame_train.engine.op import REGISTRY, Op, Sample, sample
 from flame_train.engine.sample import materialise, tensor_arguments
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
@@ -32,9 +32,18 @@ OPS = [
     "cast", "clamp", "cross_entropy", "embedding", "gated_add", "gather", "geglu", "gelu", "index_select",
     "layer_norm", "layer_norm_modulate", "lerp", "log_softmax", "logsumexp", "masked_fill", "max_pool2d", "mean",
     "mish", "mse_loss", "mul", "nll_loss", "norm", "one_hot", "quick_gelu", "rms_norm", "rms_norm_rope", "rope",
-    "scatter_add", "silu", "softmax", "sub", "sum", "swiglu", "take_along_dim", "var", "where",
+    "scatter_add", "silu", "softmax", "std", "sub", "sum", "swiglu", "take_along_dim", "var", "where",
 ]  # fmt: skip
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
+
+LENGTHS: dict[str, list[Sample]] = {
+    "softmax": [sample((n, c), -1) for n, c in ((1, 77), (19, 9), (9, 129), (3, 513), (2, 1280), (17, 642))],
+    "layer_norm": [sample((n, c), (c,), (c,), (c,)) for n, c in ((9, 77), (8, 131), (2, 2560), (1, 3072), (3, 1284))],
+    "rms_norm_rope": [sample((2, 3, 5, c), (c,), (5, c), (5, c)) for c in (22, 70, 640)],
+    "var": [sample((9, 3001), 0), sample((3, 4099), -1), sample((2, 1100, 13), 1), sample((3, 24_576 // 3), (0, 1))],
+    "layer_norm_modulate": [sample((3, 5, 78), (3, 1, 78), (3, 1, 78)), sample((1, 4, 1536), (1536,), (1536,))],
+}
+"""Rows whole among threads or not, long and short, those that go through shared memory in blocks full or not."""
 
 BEGIN = re.compile(r'#define FAST ([01])\n#include "elements.cuh"\n')
 
@@ -77,6 +86,8 @@ static float __int_as_float(int u) { float f; memcpy(&f, &u, 4); return f; }
 static float rsqrtf(float x) { return 1.f / sqrtf(x); }
 static float __fdividef(float a, float b) { return a / b; }
 #define __expf expf
+static unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
+static unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 static std::vector<ucontext_t> contexts;
 static ucontext_t scheduler;
 static std::vector<std::vector<char>> stacks;
@@ -225,7 +236,7 @@ def cases(dtype: Any) -> list[tuple[str, int, Op, dict[str, Any]]]:
     found = []
     for name in OPS:
         op = REGISTRY[name]
-        for i, s in enumerate([*op.iter_samples(), *op.iter_large_samples()]):
+        for i, s in enumerate([*op.iter_samples(), *op.iter_large_samples(), *LENGTHS.get(name, [])]):
             bound = materialise(op, s, generator(name, i), dtype)
             if "dtype" in bound:
                 bound["dtype"] = dtype
@@ -256,6 +267,7 @@ def test_values_and_gradients(gpu: Any, dtype: Any, tmp_path: Path, monkeypatch:
             if not distance(g, t) <= 2.0 * distance(p, t) + float(ml_dtypes.finfo(dtype).eps):
                 wrong.append((name, i, part, distance(g, t), distance(p, t)))
     assert len(kernels.texts) > 100
+    assert sum("carry<" in text for text, _ in kernels.texts) > 10
     assert not wrong
 
 
@@ -306,6 +318,36 @@ def test_rows_are_read_and_written_where_they_lie(
     for g, p, t in zip(got, plain, truth, strict=True):
         assert distance(g, t) <= 2.0 * distance(p, t) + float(ml_dtypes.finfo(dtype).eps)
     assert not copies, "each slice is read and written where it lies"
+
+
+@pytest.mark.parametrize("dim", [0, None])
+def test_a_variance_far_from_zero_keeps_its_digits(
+    gpu: Any, dim: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = (1000.0 + generator("far", 0).standard_normal((3000, 6))).astype(np.float32)
+    kernels, x = Kernels(tmp_path), flame.tensor(drawn, device="cuda")
+    monkeypatch.setattr(gpu.kernels._modules, "generated", kernels.generated)
+    F.var(x, dim)
+    kernels.build()
+    np.testing.assert_allclose(F.var(x, dim).numpy(), drawn.astype(np.float64).var(dim, ddof=1), rtol=1e-5)
+
+
+def test_pairs_at_odd_distances(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels, rng = Kernels(tmp_path), generator("pairs", 0)
+    drawn, cos, sin = (rng.standard_normal(s).astype(np.float32) for s in ((3, 4, 9), (4, 6), (4, 6)))
+
+    def found(device: str) -> list[np.ndarray]:
+        whole, c, s = (flame.tensor(a, device=device) for a in (drawn, cos, sin))
+        whole.requires_grad_()
+        parts = F.split(whole, (1, 6, 2), dim=-1)
+        y = F.rope(parts[1], c, s)
+        return [y.numpy(), flame.grad(y, [whole], [y.detach()])[0].numpy()]
+
+    monkeypatch.setattr(gpu.kernels._modules, "generated", kernels.generated)
+    found("cuda")
+    kernels.build()
+    for got, truth in zip(found("cuda"), found("cpu"), strict=True):
+        np.testing.assert_allclose(got, truth, rtol=1e-6, atol=1e-6)
 
 
 def test_a_reduction_has_more_outputs_than_a_grid_has_places_in_y(gpu: Any) -> None:

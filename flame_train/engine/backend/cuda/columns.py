@@ -18,7 +18,8 @@ import numpy as np
 from ...dtype import Array, DType, float32
 from .nvrtc import KernelModules, element_name
 from .programs import Extent, Operands, Program, Reduction
-from .rows import Names, Rows
+from .row_text import Names
+from .rows import Rows
 
 _THREADS = 256
 _LONGEST = 8192

@@ -17,6 +17,7 @@ from .cudnn import CuDnn
 from .elementwise import Elementwise
 from .launches import Launches
 from .libraries import driver_version
+from .moments import Moments
 from .nvrtc import ELEMENT_TYPES, KernelModules, element_name
 from .paired import Operands, PairedProducts
 from .rows import Rows
@@ -39,6 +40,7 @@ class Kernels:
         self.elementwise = Elementwise(cupy, self._modules)
         self.rows = Rows(cupy, self._modules)
         self.columns = Columns(cupy, self._modules, self.rows, self.multiprocessors)
+        self.moments = Moments(cupy, self._modules, self.multiprocessors)
 
     @cached_property
     def _shelf(self) -> Shelf:

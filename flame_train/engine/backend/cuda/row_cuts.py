@@ -1,0 +1,77 @@
+"""How a row is cut among threads: whole packets for all of them where its length allows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_WARP = 32
+_SHORT = 128  # threads to a block whose rows take a warp or less each
+_WHOLE = {1: 5, 2: 2, 3: 2}
+"""Packets of each operand to a thread, by operands, where all threads have as many. Measured on an H200."""
+_LOADS = 6  # packets of 16 bytes that a thread has on their way, before a row gets more threads
+_HELD = 24  # packets in a thread's registers
+_STAGED_ROWS = 8  # to a block: of two bytes an element and more, they are whole packets of 16 bytes at any length
+_STAGED_PACKETS = 16  # of one operand to a thread
+_STAGED_BYTES = 32 << 10  # of shared memory to a block
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Elements to a packet, threads to a row, packets to a thread.
+
+    A block's `staged` rows go through shared memory, in packets wider than a row of their length has.
+    """
+
+    width: int
+    threads: int
+    packets: int
+    staged: bool = False
+
+    @property
+    def block(self) -> int:
+        """Threads to a block: rows of up to a warp share one, and a longer row has its own."""
+        return self.threads * self.rows
+
+    @property
+    def rows(self) -> int:
+        """Rows to a block."""
+        return _STAGED_ROWS if self.staged else max(1, _SHORT // self.threads) if self.threads <= _WARP else 1
+
+    @property
+    def elements(self) -> int:
+        """Elements of a row for which there is room."""
+        return self.width * self.threads * self.packets
+
+
+def cut_of(columns: int, width: int, loads: int, held: int) -> Cut:
+    """The cut for rows of `columns` elements, of which a thread loads and holds so many packets for each of its own.
+
+    There are few cuts, so that rows of many lengths share kernels.
+    """
+    packets = columns // width
+    if packets <= _WARP:
+        return Cut(width, 1 << (packets - 1).bit_length(), 1)
+    most = min(_WHOLE.get(loads, 1), max(1, _HELD // held))
+    for threads in (8, 16, *range(_WARP, 513, _WARP)):
+        if packets % threads == 0 and packets // threads <= most:
+            return Cut(width, threads, packets // threads)
+    limit = max(1, min(_LOADS // loads, _HELD // held))
+    for threads in (32, 64, 128, 256, 512):
+        if -(-packets // threads) <= limit:
+            return Cut(width, threads, -(-packets // threads))
+    return Cut(width, 1024, -(-packets // 1024))
+
+
+def staged_cut(columns: int, width: int, bytes_each: int) -> Cut | None:
+    """The cut for dense rows that no wide packets fit, `bytes_each` being what is stored of an element in all; if any.
+
+    Fewer threads than such a row's own packets would keep busy share its sums.
+    """
+    packets = columns // width
+    if width > 2 or packets <= 8:
+        return None
+    for threads in (8, 16, 32):
+        cut = Cut(width, threads, -(-packets // threads), staged=True)
+        if cut.packets <= _STAGED_PACKETS:
+            return cut if cut.elements * _STAGED_ROWS * bytes_each <= _STAGED_BYTES else None
+    return None

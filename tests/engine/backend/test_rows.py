@@ -1,0 +1,59 @@
+"""What row kernels are compiled for and told: few cuts for many shapes, and divisors that divide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flame_train.engine as flame
+from flame_train.engine import functional as F
+from flame_train.engine.backend.cuda.row_cuts import Cut, cut_of, staged_cut
+from flame_train.engine.backend.cuda.rows import _divisor
+
+
+@pytest.mark.parametrize("by", [1, 2, 3, 7, 24, 77, 4608, 65_537, 2**30 + 1, 2**31 - 1, 2**31])
+def test_a_divisor_divides_all_row_numbers(by: int) -> None:
+    _, magic, shift = map(int, _divisor(by))
+    rng = np.random.default_rng(by)
+    edges = [k * by + d for k in (1, 2, 3, 1000) for d in (-1, 0, 1)]
+    for a in [0, 1, 2**31 - 1, *edges, *map(int, rng.integers(0, 2**31, 1000))]:
+        if 0 <= a < 2**31:
+            assert ((a * magic >> 32) + a) >> shift == a // by
+
+
+def test_one_kernel_for_any_number_of_rows_and_for_lengths_that_are_cut_alike(gpu: Any) -> None:
+    compiled = gpu.kernels._modules._generated
+
+    def texts(*shapes: tuple[int, ...]) -> int:
+        before = len(compiled)
+        for shape in shapes:
+            x = flame.tensor(np.ones(shape, np.float32), device="cuda")
+            F.softmax(x, -1)
+            F.rms_norm_rope(x, None, *[flame.tensor(np.ones(shape[-2:], np.float32), device="cuda")] * 2)
+        return len(compiled) - before
+
+    assert texts((2, 30, 128)) == 2
+    assert texts((5, 30, 128), (2, 7, 128), (3, 1001, 128)) == 0
+    assert texts((2, 30, 250)) > 0
+    assert texts((2, 30, 254), (2, 30, 246)) == 0
+
+
+def test_cuts_have_room_for_a_row_and_waste_nothing_on_lengths_of_models() -> None:
+    for columns in range(8, 9000, 8):
+        for loads in (1, 2, 3, 4):
+            cut = cut_of(columns, 8, loads, loads + 2)
+            assert columns <= cut.elements
+            assert cut.block <= 1024
+    for columns in (64, 128, 320, 640, 1280, 1536, 2048, 3072, 4096):
+        assert cut_of(columns, 8, 1, 3).elements == columns
+    assert cut_of(1280, 8, 2, 2) == Cut(8, 160, 1)
+
+
+def test_staged_rows_fit_shared_memory() -> None:
+    for columns in range(1, 700):
+        cut = staged_cut(columns, 1, 16)
+        assert cut is None or (cut.elements >= columns and cut.elements * cut.rows * 16 <= 32 << 10)
+    assert staged_cut(77, 1, 4) == Cut(1, 8, 10, staged=True)
+    assert staged_cut(80, 8, 4) is None
