@@ -56,11 +56,6 @@ MORE: Mapping[str, list[Sample]] = {
         sample((32, 256, 56, 56), (256,), positive(256), (256,), (256,), True),
         sample((32, 56, 56, 256), (256,), positive(256), (256,), (256,), True, layout="NHWC"),
     ],
-    "batch_norm_train": [
-        sample((32, 256, 56, 56), (256,), (256,)),
-        sample((32, 56, 56, 256), (256,), (256,), layout="NHWC"),
-    ],
-    "batch_norm_inference": [sample((32, 56, 56, 256), (256,), positive(256), (256,), (256,), layout="NHWC")],
     "cross_entropy": [
         sample((4096, 32000), integers(32000, 4096)),
         sample((8, 21, 512, 512), integers(21, 8, 512, 512)),
