@@ -13,7 +13,7 @@ from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import integers
 from .dims import Shape, axis
 from .index import added_at
-from .index_rows import element_sums, elements, no_elements_by_index
+from .index_elements import element_sums, elements, no_elements_by_index
 
 
 def _places(xp: Any, index: Array, dim: int, shape: Shape) -> tuple[Array, ...]:
@@ -66,7 +66,7 @@ def _(k: Any, input: Array, indices: Array, dim: int) -> Array:
 
 @take_along_dim.cuda_vjp("flame", "input", when=_no_elements_along)
 def _(k: Any, g: Array, input_shape: Shape, indices: Array, dim: int) -> Array:
-    return element_sums(k, g, dim, indices, k.empty(input_shape, g.dtype))
+    return element_sums(k, g, dim, indices, input_shape)
 
 
 @take_along_dim.errors
@@ -109,13 +109,17 @@ def _(k: Any, input: Array, dim: int, index: Array) -> Array:
 
 @gather.cuda_vjp("flame", "input", when=_no_elements)
 def _(k: Any, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
-    return element_sums(k, g, dim, index, k.empty(input_shape, g.dtype))
+    return element_sums(k, g, dim, index, input_shape)
 
 
 @gather.large_samples
 def _() -> Iterator[Sample]:
     yield sample((37, 300), 1, integers(300, 37, 11))
     yield sample((6, 30, 40), 1, integers(30, 6, 50, 40))
+    yield sample((5, 900), 1, integers(900, 5, 700))
+    yield sample((300, 77), 1, integers(77, 300, 1))
+    yield sample((60, 3, 19), 0, integers(60, 37, 3, 19))
+    yield sample((7, 130), 1, integers(1, 7, 130))
 
 
 @gather.samples
@@ -202,7 +206,7 @@ def _no_sources(input: Array, dim: int, index: Array, src: Array) -> str:
 
 @scatter_add.cuda("flame", when=_no_sources)
 def _(k: Any, input: Array, dim: int, index: Array, src: Array) -> Array:
-    return element_sums(k, src, dim, index, k.empty(input.shape, input.dtype), input)
+    return element_sums(k, src, dim, index, input.shape, input)
 
 
 @scatter_add.cuda_vjp("flame", "src", when=_no_sources)
@@ -214,6 +218,9 @@ def _(k: Any, g: Array, dim: int, index: Array) -> Array:
 def _() -> Iterator[Sample]:
     yield sample((37, 300), 1, integers(300, 37, 11), (37, 11))
     yield sample((6, 30, 40), 1, integers(30, 6, 50, 40), (6, 50, 40))
+    yield sample((5, 900), 1, integers(900, 5, 700), (5, 700))
+    yield sample((60, 3, 19), 0, integers(60, 37, 3, 19), (37, 3, 19))
+    yield sample((7, 130), 1, integers(1, 7, 130), (7, 130))
 
 
 @scatter_add.samples

@@ -69,6 +69,8 @@ def _() -> Iterator[Sample]:
     yield sample(integers(70, 5, 77), (70, 64), 3)
     yield sample(integers(3, 2500), (9, 12))
     yield sample(integers(2000, 300), (2000, 5))
+    yield sample(integers(1, 1000), (7, 72))
+    yield sample(integers(3000, 2, 1100), (3000, 40))
 
 
 @embedding.samples

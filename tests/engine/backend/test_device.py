@@ -65,10 +65,16 @@ def test_a_step_runs_once_is_captured_once_and_then_replayed(gpu: Any) -> None:
     assert not gpu.stream.capturing
 
 
+def graph_pool(**parts: Any) -> Any:
+    """A pool of its own with nothing in it."""
+    empty = {"total_bytes": lambda: 0, "used_bytes": lambda: 0, "malloc": lambda size: None}
+    return SimpleNamespace(**{**empty, "free_all_blocks": lambda: None, **parts})
+
+
 @pytest.mark.parametrize("kept", [0, 4])
 def test_the_first_capture_gets_what_its_eager_run_took_as_one_block(gpu: Any, kept: int) -> None:
     asked: list[int] = []
-    gpu.graph_pool = SimpleNamespace(total_bytes=lambda: kept, malloc=asked.append)
+    gpu.graph_pool = graph_pool(total_bytes=lambda: kept, malloc=asked.append)
     gpu._pool = SimpleNamespace(used_bytes=lambda: used[0], malloc=lambda size: None, free_all_blocks=lambda: None)
     used = [300]
 
@@ -84,12 +90,30 @@ def test_the_first_capture_gets_what_its_eager_run_took_as_one_block(gpu: Any, k
     assert gpu.memory().peak == 10_300 + kept
 
 
+def test_graphs_memory_is_given_back_with_the_last_of_them(gpu: Any) -> None:
+    freed = list[bool]()
+    gpu.graph_pool = graph_pool(free_all_blocks=lambda: freed.append(True))
+    steps = [gpu.capture(lambda: None) for _ in range(2)]
+    for step in steps:
+        step()
+        step()
+    freed.clear()
+    gpu.release_unused()
+    steps.pop()
+    gpu.release_unused()
+    assert not freed  # a graph works there still
+    steps.pop()
+    del step
+    gpu.release_unused()
+    assert freed == [True]
+
+
 def test_a_capture_without_room_for_one_block_grows_in_pieces(gpu: Any) -> None:
     def full(size: int) -> None:
         raise MemoryError
 
     ran: list[int] = []
-    gpu.graph_pool = SimpleNamespace(total_bytes=lambda: 0, malloc=full)
+    gpu.graph_pool = graph_pool(malloc=full)
     step = gpu.capture(lambda: ran.append(1))
     for _ in range(3):
         step()

@@ -78,6 +78,7 @@ MACHINE = (
 #define __global__
 #define __launch_bounds__(...)
 #define __shared__ static
+#define __align__(n) __attribute__((aligned(n)))
 struct Place { unsigned x, y, z; };
 using std::max;
 using std::min;
@@ -110,6 +111,24 @@ static float __shfl_xor_sync(unsigned, float v, int offset) {
   barrier(warp, 32);
   return theirs;
 }
+static unsigned __ballot_sync(unsigned, bool v) {
+  int warp = 1 + current / 32, first = current / 32 * 32;
+  lanes[current] = v;
+  barrier(warp, 32);
+  unsigned bits = 0;
+  for (int i = 0; i < 32; i++) bits |= (lanes[first + i] != 0.f) << i;
+  barrier(warp, 32);
+  return bits;
+}
+static bool __syncthreads_or(bool v) {
+  lanes[current] = v;
+  barrier(0, blockDim.x);
+  bool any = false;
+  for (unsigned i = 0; i < blockDim.x; i++) any |= lanes[i] != 0.f;
+  barrier(0, blockDim.x);
+  return any;
+}
+#define __ffs __builtin_ffs
 static void thread() { body(arguments); done++; for (;;) swapcontext(&contexts[current], &scheduler); }
 static void block(int threads, bool together) {
   if (!together) {
@@ -183,7 +202,7 @@ class Kernels:
         assert begin is not None
         code = nvrtc.included(text[begin.end() :]).replace('extern "C" ', "")
         assert "asm" not in code
-        found = re.search(rf"{kernel}\(([^)]*)\) {{", code[code.index("__global__ void") :])
+        found = re.search(rf"\b{kernel}\(([^)]*)\) {{", code[code.index("__global__ void") :])
         assert found is not None
         types = [re.sub(r"\b(const|__restrict__)\b|\w+$", "", p.strip()).strip() for p in found[1].split(",")]
         arguments = ", ".join(f"*({t}*)a[{i}]" for i, t in enumerate(types))

@@ -10,12 +10,12 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine.backend.cuda.row_cuts import Cut, cut_of, staged_cut
-from flame_train.engine.backend.cuda.rows import _divisor
+from flame_train.engine.backend.cuda.rows import divisor
 
 
 @pytest.mark.parametrize("by", [1, 2, 3, 7, 24, 77, 4608, 65_537, 2**30 + 1, 2**31 - 1, 2**31])
 def test_a_divisor_divides_all_row_numbers(by: int) -> None:
-    _, magic, shift = map(int, _divisor(by))
+    _, magic, shift = map(int, divisor(by))
     rng = np.random.default_rng(by)
     edges = [k * by + d for k in (1, 2, 3, 1000) for d in (-1, 0, 1)]
     for a in [0, 1, 2**31 - 1, *edges, *map(int, rng.integers(0, 2**31, 1000))]:

@@ -51,6 +51,7 @@ class _Captured:
                 self._abandon(stream)
                 raise
             self._graph = Graph(self._backend.xp, stream)
+        self._backend.graphs.add(self._graph)
 
     def _room(self) -> None:
         """What the eager run took as one free block, and a fiftieth for what does not fit together.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -32,6 +33,7 @@ class CudaBackend:
         self.stream = cupy.cuda.Stream()
         self._pool = cupy.cuda.MemoryPool()
         self.graph_pool = cupy.cuda.MemoryPool()
+        self.graphs = weakref.WeakSet[Any]()  # that live, and so may work anywhere in their pool
         self._pinned, self._graph_pinned = cupy.cuda.PinnedMemoryPool(), cupy.cuda.PinnedMemoryPool()
         self._peak = self._in_graphs = 0
         cupy.cuda.set_allocator(self._malloc)
@@ -131,9 +133,11 @@ class CudaBackend:
         return most - before
 
     def release_unused(self) -> None:
-        """Gives the memory of freed tensors back to the device, for others to take."""
+        """Gives the memory of freed tensors back to the device, for others to take; that of graphs if none is left."""
         self.synchronize()
         self._pool.free_all_blocks()
+        if not self.graphs:
+            self.graph_pool.free_all_blocks()
 
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
         return capture(self, fn)

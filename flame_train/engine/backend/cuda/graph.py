@@ -13,11 +13,17 @@ from typing import Any
 from ....errors import DeviceFault
 
 _MEMSET = 2  # CUgraphNodeType
-_THREADS, _MOST_BLOCKS = 256, 1024
+_THREADS, _MOST_BLOCKS, _PACKET = 256, 1024, 16
 _FILL = """
 extern "C" __global__ void fill(unsigned char* to, unsigned long long bytes, unsigned char value) {
   const unsigned long long first = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
-  for (unsigned long long i = first; i < bytes; i += (unsigned long long)gridDim.x * blockDim.x) to[i] = value;
+  const unsigned long long odd = -(unsigned long long)to & 15, head = odd < bytes ? odd : bytes;
+  const unsigned long long packets = (bytes - head) / 16, whole = head + packets * 16;
+  const unsigned word = value * 0x01010101u;
+  for (unsigned long long i = first; i < packets; i += (unsigned long long)gridDim.x * blockDim.x)
+    reinterpret_cast<uint4*>(to + head)[i] = make_uint4(word, word, word, word);
+  if (first < head) to[first] = value;
+  if (whole + first < bytes) to[whole + first] = value;
 }
 """
 
@@ -82,7 +88,7 @@ def _replace(driver: Any, graph: int, node: int, function: int, fill: _Memset) -
     size = fill.width * fill.size
     values = ctypes.c_uint64(fill.to), ctypes.c_uint64(size), ctypes.c_uint8(fill.value)
     places = (ctypes.c_void_p * 3)(*(ctypes.addressof(v) for v in values))
-    blocks = max(1, min(_MOST_BLOCKS, -(-size // _THREADS)))
+    blocks = max(1, min(_MOST_BLOCKS, -(-size // (_THREADS * _PACKET))))
     launch = _Launch(function, (blocks, 1, 1), (_THREADS, 1, 1), 0, ctypes.addressof(places), None)
     made, whole = ctypes.c_void_p(), ctypes.c_void_p(graph)
     earlier = (ctypes.c_void_p * len(before))(*before)

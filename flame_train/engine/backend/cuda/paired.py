@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -234,6 +234,7 @@ def by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int)
     return best
 
 
+@lru_cache(maxsize=64)  # asked at every launch
 def source(tile: Tile, across: bool, rank: int, dtype: DType) -> str:
     """The kernel's text for a tile."""
     numbers = {

@@ -59,7 +59,7 @@ class Rows:
             strides == ((columns,),) * len(kept) and not any(a.data.ptr & 15 for a in kept),
         )  # fmt: skip
         arguments = _arguments(operands, own, tables, made, strides)
-        arguments += [a for n in sizes[1:] for a in _divisor(n)]
+        arguments += [a for n in sizes[1:] for a in divisor(n)]
         function((-(-count // cut.rows),), (cut.block,), (*arguments, np.uint32(count), np.uint32(columns)))
         return tuple(made)
 
@@ -112,7 +112,7 @@ def _arguments(
     found = [a for x, steps in zip(rows.values(), strides, strict=False) for a in (x, *map(np.int64, steps))]
     found += [tables[n] for n in (*single, *several)]
     for run, count in dict.fromkeys((t.run, t.count) for t in several.values()):
-        found += [*_divisor(run), *_divisor(count)]
+        found += [*divisor(run), *divisor(count)]
     found += [*operands.columns.values(), *(np.float32(v) for v in operands.numbers.values()), *made]
     return [*found, *(np.int64(s) for steps in strides[len(rows) :] for s in steps)]
 
@@ -127,7 +127,7 @@ def _names(arrays: Mapping[str, Array]) -> Names:
 
 
 @lru_cache(maxsize=4096)
-def _divisor(by: int) -> tuple[np.uint32, np.uint32, np.uint32]:
+def divisor(by: int) -> tuple[np.uint32, np.uint32, np.uint32]:
     """`by` as `Divisor` in elements.cuh has it."""
     shift = (by - 1).bit_length()
     return np.uint32(by), np.uint32(((1 << 32) * ((1 << shift) - by)) // by + 1), np.uint32(shift)
