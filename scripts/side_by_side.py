@@ -9,29 +9,17 @@ which is the step's arithmetic at the rate of this card's best matrix product. N
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from flame_train.engine.backend import get_backend
-from flame_train.tools import bench, bench_torch_step
-from flame_train.tools.bench_models import SUBJECTS, find
-from flame_train.tools.bench_torch_models import yardstick
+from flame_train.tools import bench
+from flame_train.tools.bench_models import SUBJECTS
 
 HEAD = "| batch | eager, ms / GiB | compiled, ms / GiB | ours, ms / GiB | ours / theirs | share of the floor |"
-
-
-def theirs(trial: bench.Trial, compiled: bool) -> dict[str, Any]:
-    """PyTorch's step of the same model."""
-    subject = find(trial.model)
-    get_backend(trial.device).release_unused()
-    model = yardstick(subject, subject.build())
-    shape = trial.resolution, trial.batch, trial.rank, trial.precision
-    return bench_torch_step.run(model, *shape, checkpointing=False, device=trial.device, compiled=compiled)
 
 
 def row(trial: bench.Trial) -> str:
     """One line of the table."""
     ours = bench.step(trial)
-    eager, compiled = theirs(trial, compiled=False), theirs(trial, compiled=True)
+    eager, compiled = (bench.torch_step(trial, compiled) for compiled in (False, True))
     best = min(eager["ms"], compiled["ms"])
     cells = [
         str(trial.batch),

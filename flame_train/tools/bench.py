@@ -113,14 +113,19 @@ def step(
         result = _step(trial, by_kind)
     if against is None:
         return result
-    get_backend(trial.device).release_unused()
-    subject = find(trial.model)
-    theirs = bench_torch_step.run(
-        yardstick(subject, subject.build()), trial.resolution, trial.batch, trial.rank, trial.precision,
-        run_again(trial.recompute), trial.device, against == "torch-compiled",
-    )  # fmt: skip
+    theirs = torch_step(trial, against == "torch-compiled")
     best = result.get("captured_ms", result["eager_ms"])
     return result | {"torch": theirs, "ratio": round(best / theirs["ms"], 4)}
+
+
+def torch_step(trial: Trial, compiled: bool) -> dict[str, Any]:
+    """PyTorch's times for the step of the same model, eager or with compiled blocks."""
+    get_backend(trial.device).release_unused()
+    subject = find(trial.model)
+    return bench_torch_step.run(
+        yardstick(subject, subject.build()), trial.resolution, trial.batch, trial.rank, trial.precision,
+        run_again(trial.recompute), trial.device, compiled,
+    )  # fmt: skip
 
 
 def _step(trial: Trial, by_kind: bool) -> dict[str, Any]:

@@ -116,39 +116,45 @@ class Cubins:
         return lambda grid, block, args, shared_mem: self.launched.append((grid, block, args, shared_mem))
 
 
+def described(x: Any, tile: tuple[int, int]) -> np.ndarray[Any, Any]:
+    """A matrix as the driver would describe it, but for what it says."""
+    return np.zeros(1, tensor_map.STRUCT)
+
+
+def on_card(gpu: Any, folder: Path, multiprocessors: int, compute_capability: int) -> Any:
+    card, k = (multiprocessors, compute_capability), gpu.kernels
+    cubins: Any = Cubins()
+    return PairedProducts(k.xp, gpu.stream, Shelf(folder, "this card"), k.launches, cubins, *card)
+
+
 @pytest.fixture
-def pairs(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PairedProducts:
-    described = lambda x, tile: np.zeros(1, tensor_map.STRUCT)  # noqa: E731
+def pairs(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(paired, "tensor_map", described)
-    kernels = gpu.kernels
-    shelf = Shelf(tmp_path, "this card")
-    return PairedProducts(kernels.xp, gpu.stream, shelf, kernels.launches, Cubins(), 132, 90)  # type: ignore[arg-type]
+    return on_card(gpu, tmp_path, 132, 90)
 
 
-def test_a_launch_has_the_tiles_shape(pairs: PairedProducts, gpu: Any) -> None:
+def test_a_launch_has_the_tiles_shape(pairs: Any, gpu: Any) -> None:
     x = operands(gpu, m=300, n=2048, plus=gpu.kernels.empty((300, 2056), bfloat16)[:, :2048])
     pairs.run(Tile(3, 1, 192, 1), x)
-    ((grid, block, args, shared),) = pairs._cubins.launched  # type: ignore[attr-defined]
+    ((grid, block, args, shared),) = pairs._cubins.launched
     assert grid == (2 * 11,)  # one tile of two blocks' rows, eleven of columns
     assert block == (512,)
     assert shared == Tile(3, 1, 192, 1).shared_bytes
     assert [a.shape for a in args] == [(1,)] * 7  # CuPy passes such by value
     assert args[-1][0].item() == (300, 2048, 256, 2048)
-    assert args[-2][0].item() == (x.plus.data.ptr, 0, 2056)  # type: ignore[union-attr]
+    assert args[-2][0].item() == (x.plus.data.ptr, 0, 2056)
 
 
-def test_by_rule_nothing_is_measured(pairs: PairedProducts, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_rule_nothing_is_measured(pairs: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairs, "_stopwatch", None)
     with deterministic(True):
         assert pairs.made(operands(gpu, m=4096), otherwise=lambda x: None)
         assert not pairs.made(operands(gpu, m=1024, n=1280, k=3840), otherwise=lambda x: None)
-    assert len(pairs._cubins.launched) == 1  # type: ignore[attr-defined]
+    assert len(pairs._cubins.launched) == 1
 
 
 @pytest.mark.parametrize("best", [0, 2])
-def test_the_fastest_is_found_once_and_kept(
-    pairs: PairedProducts, gpu: Any, monkeypatch: pytest.MonkeyPatch, best: int
-) -> None:
+def test_the_fastest_is_found_once_and_kept(pairs: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch, best: int) -> None:
     asked = []
 
     class Stopwatch:
@@ -167,11 +173,9 @@ def test_the_fastest_is_found_once_and_kept(
         assert pairs.made(x, others.append) == (best > 0)
     assert asked == [1 + len(paired._TILES)]
     assert [o.out is x.out for o in others] == [False]  # what is timed writes elsewhere
-    launched = pairs._cubins.launched  # type: ignore[attr-defined]
+    launched = pairs._cubins.launched
     assert len(launched) == len(paired._TILES) + (3 if best else 0)
 
 
 def test_other_cards_have_other_kernels(gpu: Any, tmp_path: Path) -> None:
-    kernels = gpu.kernels
-    pairs = PairedProducts(kernels.xp, gpu.stream, Shelf(tmp_path, ""), kernels.launches, Cubins(), 108, 80)  # type: ignore[arg-type]
-    assert not pairs.made(operands(gpu), otherwise=lambda x: None)
+    assert not on_card(gpu, tmp_path, 108, 80).made(operands(gpu), otherwise=lambda x: None)
