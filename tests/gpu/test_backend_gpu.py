@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
+from flame_train.engine.ops.finite import Broken
 
 pytestmark = pytest.mark.gpu
 
@@ -189,3 +191,25 @@ def test_many_small_arrays_are_joined_inside_a_graph(op: object) -> None:
     for _ in range(3):
         captured()
     assert out.item() == 6.0 * sum(range(21))
+
+
+@pytest.mark.parametrize("dtype", [flame.float32, flame.float16, flame.bfloat16, flame.float64])
+@pytest.mark.parametrize("size", [1, 7, 8, 4099, 3_000_001])
+def test_what_is_not_finite_is_marked_wherever_it_stands(dtype: Any, size: int) -> None:
+    backend = get_backend("cuda")
+    arrays = [np.ones(size, dtype) for _ in range(5)]
+    for array, value, at in zip(arrays, (np.nan, np.inf, -np.inf), (0, size // 2, -1), strict=False):
+        array[at] = value
+    marks = Broken(backend, len(arrays))
+    for place, array in enumerate(arrays):
+        marks.look(place, backend.put(array))
+    assert marks.places() == [0, 1, 2]
+
+
+def test_what_is_not_finite_is_marked_in_any_order_of_dims() -> None:
+    backend = get_backend("cuda")
+    array = np.ones((3, 5, 2, 7), np.float32)
+    array[2, 4, 1, 6] = np.nan
+    marks = Broken(backend, 2)
+    marks.look(1, backend.put(np.ascontiguousarray(array.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)))
+    assert marks.places() == [1]

@@ -15,7 +15,8 @@ import numpy as np
 
 from ...errors import ModelFileError
 from ..backend import get_backend
-from ..dtype import Array, DType, as_dtype, compute_dtype, float32, is_float
+from ..dtype import Array, DType, as_dtype, float32, is_float
+from ..ops.finite import Broken
 from ..tensor import Frozen, Parameter, Tensor
 
 Init = Literal["fan_in", "ones", "zeros", "normal"]
@@ -186,19 +187,20 @@ def load(
     """
     check_shapes(module.shapes(), source.shapes, what)
     backend, target = get_backend(device), as_dtype(dtype)
-    sound = []  # flags stay on the device until the end, so that reading, copying and checking overlap
-    for name, part, attr, _ in module.named_slots():
+    slots = list(module.named_slots())
+    broken = Broken(backend, len(slots))  # read at the end, so that reading, copying and checking overlap
+    for place, (name, part, attr, _) in enumerate(slots):
         with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is told below
             host = _kernel_order(_widened(source.read(name), target))
             array = _place(part, attr, backend.put(host).astype(target, copy=False))
         if check_finite and is_float(target):
-            sound.append((name, backend.xp.isfinite(array.astype(compute_dtype(target))).all()))
+            broken.look(place, array)
     if backend.kernels is not None:
         module.join_weights()
-    broken = [name for name, flag in sound if not backend.get(flag)]
-    if broken:
+    names = [slots[place][0] for place in broken.places()]
+    if names:
         raise ModelFileError(
-            f"{what}: {len(broken)} tensor(s) hold NaN or infinity ({', '.join(broken[:5])}); "
+            f"{what}: {len(names)} tensor(s) hold NaN or infinity ({', '.join(names[:5])}); "
             "the file is damaged or was saved from a broken run: get another copy"
         )
 

@@ -1,0 +1,36 @@
+"""Which of many arrays hold NaN or infinity: marked where they lie, read when all are marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..backend.base import Backend
+from ..dtype import Array, compute_dtype
+from .conditions import AT_MOST_FP32
+
+_THREADS, _PACKET, _BLOCKS = 256, 16, 8  # bytes a thread and pass; blocks a multiprocessor
+
+
+class Broken:
+    """Marks of up to `most` arrays."""
+
+    def __init__(self, backend: Backend, most: int) -> None:
+        self._backend = backend
+        self._marks = backend.put(np.zeros(most, np.int32))
+
+    def look(self, place: int, x: Array) -> None:
+        """Marks `place` if `x`, dense in whatever order of dims, is not finite throughout."""
+        mark, k = self._marks[place : place + 1], self._backend.kernels
+        if k is None or x.dtype not in AT_MOST_FP32:
+            mark |= ~self._backend.xp.isfinite(x.astype(compute_dtype(x.dtype), copy=False)).all()
+        elif x.size:
+            blocks = min(-(-x.nbytes // (_THREADS * _PACKET)), _BLOCKS * k.multiprocessors)
+            args = (x, mark, np.int64(x.size))
+            k.launch_typed("finite.cuh", "mark_broken", {"T": x.dtype}, (blocks,), _THREADS, args)
+
+    def places(self) -> Sequence[int]:
+        """The places marked."""
+        found: Sequence[int] = np.flatnonzero(self._backend.get(self._marks)).tolist()
+        return found
