@@ -102,6 +102,9 @@ class Pass:
             if not retain_graph:
                 node.forget()
             del grads, sent
+        if not self._nested:
+            for t, _ in roots:
+                t.backend.join()
         for leaf, held in self._leaves.values():
             g = held.values[0]
             for hook in leaf._hooks or ():
@@ -245,11 +248,19 @@ def backward(
 class _Accumulating:
     """Adds to the leaves' `.grad`."""
 
+    def __init__(self) -> None:
+        self._told: set[int] = set()
+
     def add(self, leaf: Tensor, g: Array) -> None:
         leaf._accumulate(g)
 
     def held(self, leaf: Tensor) -> Held | None:
-        return None if leaf.grad is None else Held(leaf.grad.data, owned=True)
+        if leaf.grad is None:
+            return None
+        if id(leaf) in self._told:  # a second contribution is added to the first, which must be there
+            leaf.backend.join()
+        self._told.add(id(leaf))
+        return Held(leaf.grad.data, owned=True, final=not mode().hooks)
 
     def put(self, leaf: Tensor, total: Array) -> None:
         assert leaf.grad is not None

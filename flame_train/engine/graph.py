@@ -33,10 +33,14 @@ Into = dict[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A gradient that has already arrived where another is about to be sent. An `owned` one may be written over."""
+    """A gradient that has already arrived where another is about to be sent. An `owned` one may be written over.
+
+    A `final` one is not read before the pass is over.
+    """
 
     array: Array
     owned: bool
+    final: bool = False
 
 
 class Edge:

@@ -11,6 +11,8 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
+from flame_train.engine.dtype import bfloat16, float16, float32, float64
+from flame_train.engine.mode import deterministic
 from flame_train.engine.ops.finite import Broken
 
 pytestmark = pytest.mark.gpu
@@ -193,7 +195,7 @@ def test_many_small_arrays_are_joined_inside_a_graph(op: object) -> None:
     assert out.item() == 6.0 * sum(range(21))
 
 
-@pytest.mark.parametrize("dtype", [flame.float32, flame.float16, flame.bfloat16, flame.float64])
+@pytest.mark.parametrize("dtype", [float32, float16, bfloat16, float64])
 @pytest.mark.parametrize("size", [1, 7, 8, 4099, 3_000_001])
 def test_what_is_not_finite_is_marked_wherever_it_stands(dtype: Any, size: int) -> None:
     backend = get_backend("cuda")
@@ -213,3 +215,40 @@ def test_what_is_not_finite_is_marked_in_any_order_of_dims() -> None:
     marks = Broken(backend, 2)
     marks.look(1, backend.put(np.ascontiguousarray(array.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)))
     assert marks.places() == [1]
+
+
+@pytest.mark.parametrize("rows", [600, 4096])
+def test_factors_gradients_beside_the_main_line_are_those_in_line(rows: int) -> None:
+    """Layers whose memory is taken again at once, by others of several sizes; twice a step, so that sums grow."""
+    rng = np.random.default_rng(0)
+
+    def random(*shape: int) -> flame.Tensor:
+        return flame.tensor(0.05 * rng.standard_normal(shape), "bfloat16", "cuda")
+
+    sizes = [(640, 1280), (1280, 320), (320, 640)] * 5
+    weights = [random(after, before) for before, after in sizes]
+    factors = [[random(16, before).requires_grad_(), random(after, 16).requires_grad_()] for before, after in sizes]
+    x = 20.0 * random(rows, 640)
+    for f in (f for pair in factors for f in pair):
+        f.grad = flame.tensor(np.zeros(f.shape, np.float32), device="cuda")
+
+    def step() -> None:
+        for _ in range(2):
+            y = x
+            for w, (down, up) in zip(weights, factors, strict=True):
+                y = F.silu(F.lora_linear(y, w, None, down, up, 1.0))
+            y.sum().backward()
+
+    def after(run: Any, times: int) -> list[bytes]:
+        for f in (f for pair in factors for f in pair):
+            f.grad.data[...] = 0
+        for _ in range(times):
+            run()
+        return [f.grad.numpy().tobytes() for pair in factors for f in pair]
+
+    with deterministic():
+        replayed = flame.capture(step, "cuda")
+        for _ in range(2):
+            replayed()
+        for times in (1, 2, 7):
+            assert after(replayed, times) == after(step, times)

@@ -101,6 +101,9 @@ class Backend(Protocol):
     def synchronize(self) -> None:
         """Waits until the device has done everything asked of it."""
 
+    def join(self) -> None:
+        """What is asked from now on comes after all that was asked, work beside the main line included."""
+
     def memory(self) -> Memory:
         """Bytes in use, peak and total."""
 

@@ -92,6 +92,9 @@ class CpuBackend:
     def synchronize(self) -> None:
         pass
 
+    def join(self) -> None:
+        pass
+
     def memory(self) -> Memory:
         """The whole process's resident memory: NumPy does not count its own. The peak is the largest seen here."""
         import psutil

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -238,7 +239,8 @@ def _factor_gradients(k: Any, t: _Thin, wanted: Wanted) -> dict[str, list[Array]
     blocks = {n: _block(k, held) if held else None for n, held in wanted.items()}
     apart = [n for n, held in wanted.items() if held and getattr(blocks[n], "dtype", None) != float32]
     if len(wanted) == 2 and not apart and _at_once(k, t):
-        made = _both(k, t, blocks)
+        final = all(held and all(h.final for h in held) for held in wanted.values())
+        made = _both(k, t, blocks, final)
         return {n: [h.array for h in held] if held else made[n] for n, held in wanted.items()}
     n, rank = t.rows.shape[1], t.rank
     products = {
@@ -275,8 +277,8 @@ def _tiles(t: _Thin, columns: int) -> int:
     return n * t.rank // 16 * (-(-width // columns) - (-out // columns))
 
 
-def _both(k: Any, t: _Thin, targets: Mapping[str, Any]) -> dict[str, list[Array]]:
-    """Both gradients by lora.cu, added to the targets where there are some."""
+def _both(k: Any, t: _Thin, targets: Mapping[str, Any], final: bool) -> dict[str, list[Array]]:
+    """Both gradients by lora.cu, added to the targets where there are some, beside other work if all are `final`."""
     made = {n: k.empty(t.shape(n), float32) if target is None else target for n, target in targets.items()}
     (n, out), (m, width), rank = t.rows.shape[1:], t.x.shape, t.rank
     x_row, row, item, inner_row, low_row = (
@@ -294,7 +296,12 @@ def _both(k: Any, t: _Thin, targets: Mapping[str, Any]) -> dict[str, list[Array]
         t.inner, t.x, made["down"], *steps[:3], *counts[0], t.low, t.rows, made["up"], *steps[3:], *counts[1],
         np.int32(m), np.int32(span),
     )  # fmt: skip
-    k.launch("lora.cu", f"lora_gradients_{columns}_{share}", t.x.dtype, (_tiles(t, columns), share), _THREADS, args)
+    kernel, grid = f"lora_gradients_{columns}_{share}", (_tiles(t, columns), share)
+    launch = partial(k.launch, "lora.cu", kernel, t.x.dtype, grid, _THREADS, args)
+    if final:
+        k.beside.put(launch, t.x, t.rows, t.inner, t.low, *made.values())
+    else:
+        launch()
     return {name: list(block) for name, block in made.items()}
 
 

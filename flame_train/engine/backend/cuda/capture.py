@@ -67,6 +67,7 @@ class _Captured:
 
     def _abandon(self, stream: Any) -> None:
         """Ends a broken capture so that the stream can be used again; the first error is the one to show."""
+        self._backend.kernels.beside.forget()
         try:
             stream.end_capture()
         except self._backend.xp.cuda.runtime.CUDARuntimeError:

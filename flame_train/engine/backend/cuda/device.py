@@ -110,6 +110,9 @@ class CudaBackend:
     def synchronize(self) -> None:
         self.stream.synchronize()
 
+    def join(self) -> None:
+        self.kernels.beside.join()
+
     def memory(self) -> Memory:
         """What tensors take, and what captured graphs keep for themselves."""
         total = self.xp.cuda.runtime.memGetInfo()[1]

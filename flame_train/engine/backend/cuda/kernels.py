@@ -10,6 +10,7 @@ from typing import Any
 
 from ...dtype import Array, DType, float32, float64
 from ..base import same_place
+from .beside import Beside
 from .columns import Columns
 from .cubin import Cubins
 from .cublaslt import SUPPORTED, CublasLt, is_plain
@@ -32,6 +33,7 @@ class Kernels:
     def __init__(self, cupy: Any, stream: Any) -> None:
         self.xp, self._stream = cupy, stream
         self.launches = Launches()
+        self.beside = Beside(cupy, stream)
         self._modules = KernelModules(cupy, self.launches)
         self._erf = cupy.ElementwiseKernel("T x", "T y", "y = erf(x)", "flame_erf")
         device = cupy.cuda.Device()
