@@ -1,3 +1,5 @@
+// Whether arrays are finite: what loading asks of every weight.
+//
 // Contract: x is 16-byte aligned, `count` elements. One pass, read only; no sums, so no order matters.
 #pragma once
 
