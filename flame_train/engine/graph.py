@@ -27,8 +27,11 @@ _SEQUENCE = itertools.count()
 Plus = dict[str, Any]
 """What a formula may add its gradients to: a `Held` by argument, or a list of them where the argument is a list."""
 
-Into = dict[str, Array]
-"""Where a formula may write the gradients it returns: memory by argument, a part of what they are to be joined in."""
+Into = dict[str, Any]
+"""Where a formula may write the gradients it returns: memory by argument, a part of what they are to be joined in.
+
+Where the argument is a list it is one of them, by item.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +120,11 @@ class Node:
         for formula in self.formulas:
             found = self._run(formula, g, {n: extra[n] for n in formula.takes})
             results.update(zip(formula.args, found if len(formula.args) > 1 else (found,), strict=True))
-        for e in self.edges:
-            if e.arg in into and not same_place(results[e.arg], into[e.arg]):
-                around.take_back(e)
         sent = [results[e.arg] if e.item is None else results[e.arg][e.item] for e in self.edges]
+        for e, g in zip(self.edges, sent, strict=True):
+            room = into.get(e.arg) if e.item is None else into.get(e.arg, {}).get(e.item)
+            if room is not None and not same_place(g, room):
+                around.take_back(e)
         return sent, frozenset([i for i, e in enumerate(self.edges) if e.arg in plus] if plus else ())
 
     def _plus(self, held: Callable[[Edge], Held | None]) -> Plus:
@@ -138,8 +142,14 @@ class Node:
     def _into(self, plus: Plus, around: Pass) -> Into:
         """Memory for the gradients that formulas can write where they are told."""
         able = {a for f in self.formulas if "into" in f.takes for a in f.args}
-        rooms = {e.arg: around.lend(e) for e in self.edges if e.arg in able and e.item is None and e.arg not in plus}
-        return {a: room for a, room in rooms.items() if room is not None}
+        found: Into = {}
+        for e in self.edges:
+            room = around.lend(e) if e.arg in able and e.arg not in plus else None
+            if room is not None and e.item is None:
+                found[e.arg] = room
+            elif room is not None:
+                found.setdefault(e.arg, {})[e.item] = room
+        return found
 
     def _dense(self, grads: list[Array | None]) -> Any:
         """The `g` of an op with several outputs: a tuple with zeros where no gradient arrived."""

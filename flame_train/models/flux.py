@@ -9,7 +9,7 @@ latent channels, L picture tokens, T text tokens, S = T + L, D model width, N he
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -147,27 +147,27 @@ class RmsScale(nn.Module):
 
 
 class QueryKeyNorm(nn.Module):
-    """Queries and keys normalised by head, then turned by their tokens' positions."""
+    """What queries and keys are normalised with, by head."""
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
         self.query_norm = RmsScale(dim)
         self.key_norm = RmsScale(dim)
 
-    def forward(
-        self, q_BLD: Tensor, k_BLD: Tensor, v_BLD: Tensor, cos_L1E: Tensor, sin_L1E: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values by head, (B, L, N, E) each."""
-        q, k, v = (x.reshape(*x.shape[:2], -1, self.dim) for x in (q_BLD, k_BLD, v_BLD))
-        q = F.rms_norm_rope(q, self.query_norm.scale, cos_L1E, sin_L1E, _EPS)
-        return q, F.rms_norm_rope(k, self.key_norm.scale, cos_L1E, sin_L1E, _EPS), v
+
+Stream = tuple[QueryKeyNorm, Sequence[Tensor]]
+"""A stream's queries, keys and values, (B, L, D) each, and their norms."""
 
 
-def _attend(q_BSNE: Tensor, k_BSNE: Tensor, v_BSNE: Tensor) -> Tensor:
-    """Attention of all tokens to all, (B, S, D)."""
-    B, S = q_BSNE.shape[:2]
-    q, k, v = (x.transpose(1, 2) for x in (q_BSNE, k_BSNE, v_BSNE))
-    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, S, -1)
+def _attend(streams: Sequence[Stream], cos_S1E: Tensor, sin_S1E: Tensor) -> Tensor:
+    """Attention of all streams' tokens to all, (B, S, D). Queries and keys are turned by their tokens' positions."""
+    norms = [norm for norm, _ in streams]
+    queries, keys, values = zip(*([x.reshape(*x.shape[:2], -1, n.dim) for x in p] for n, p in streams), strict=True)
+    q = F.cat_rms_norm(queries, [n.query_norm.scale for n in norms], cos_S1E, sin_S1E, 1, _EPS)
+    k = F.cat_rms_norm(keys, [n.key_norm.scale for n in norms], cos_S1E, sin_S1E, 1, _EPS)
+    v = values[0] if len(values) == 1 else F.cat(values, dim=1)
+    found = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
+    return found.transpose(1, 2).reshape(*q.shape[:2], -1)
 
 
 class Projections(nn.Module):
@@ -178,8 +178,8 @@ class Projections(nn.Module):
         self.norm = QueryKeyNorm(arch.head_dim)
         self.proj = nn.Linear(arch.width, arch.width)
 
-    def forward(self, x_BLD: Tensor, cos_L1E: Tensor, sin_L1E: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.norm(*F.chunk(self.qkv(x_BLD), 3, dim=-1), cos_L1E, sin_L1E)
+    def forward(self, x_BLD: Tensor) -> Stream:
+        return self.norm, F.chunk(self.qkv(x_BLD), 3, dim=-1)
 
 
 def _mlp(width: int) -> nn.ModuleList:
@@ -230,8 +230,7 @@ class DoubleBlock(nn.Module):
         shift_t, scale_t, gate_t, *feed_t = self.txt_mod(silu_vec_BD)
         img = _modulated(img_BLD, shift_i, scale_i)
         txt = _modulated(txt_BTD, shift_t, scale_t)
-        of_txt, of_img = self.txt_attn(txt, cos_S1E[:T], sin_S1E[:T]), self.img_attn(img, cos_S1E[T:], sin_S1E[T:])
-        found_BSD = _attend(*(F.cat(list(pair), dim=1) for pair in zip(of_txt, of_img, strict=True)))
+        found_BSD = _attend([self.txt_attn(txt), self.img_attn(img)], cos_S1E, sin_S1E)
         for_txt, for_img = F.split(found_BSD, [T, img_BLD.shape[1]], dim=1)
         img_BLD = F.gated_add(img_BLD, gate_i, self.img_attn.proj(for_img))
         txt_BTD = F.gated_add(txt_BTD, gate_t, self.txt_attn.proj(for_txt))
@@ -261,8 +260,8 @@ class SingleBlock(nn.Module):
             return again(self, recompute, x_BSD, silu_vec_BD, cos_S1E, sin_S1E)
         shift, scale, gate = self.modulation(silu_vec_BD)
         made = self.linear1(_modulated(x_BSD, shift, scale))
-        q, k, v, hidden = F.split(made, self.parts, dim=-1)
-        found_BSD = _attend(*self.norm(q, k, v, cos_S1E, sin_S1E))
+        *qkv, hidden = F.split(made, self.parts, dim=-1)
+        found_BSD = _attend([(self.norm, qkv)], cos_S1E, sin_S1E)
         return F.gated_add(x_BSD, gate, self.linear2(rebuild(_beside, found_BSD, hidden)))
 
 

@@ -126,21 +126,33 @@ class Projections(nn.Module):
         if goes_on:
             self.proj = nn.Linear(arch.width, arch.width)
 
-    def project(self, x_BLD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values as (B, L, N, E)."""
+    def project(self, x_BLD: Tensor) -> Projected:
+        """Queries, keys and values as (B, L, N, E), before their norms."""
         B, L, _ = x_BLD.shape
-        q, k, v = (part.reshape(B, L, self.heads, -1) for part in F.chunk(self.qkv(x_BLD), 3, dim=-1))
-        return (self.ln_q(q), self.ln_k(k), v) if self.qk_norm else (q, k, v)
+        return self, [part.reshape(B, L, self.heads, -1) for part in F.chunk(self.qkv(x_BLD), 3, dim=-1)]
 
 
-def _attend(streams: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
-    """Attention over all streams' tokens, (B, L, N, E) each, as one sequence; each stream's own rows (B, L, D)."""
-    joined = [F.cat(list(parts), dim=1) if len(parts) > 1 else parts[0] for parts in zip(*streams, strict=True)]
-    q, k, v = (x.transpose(1, 2) for x in joined)
-    o_BLND = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+Projected = tuple[Projections, Sequence[Tensor]]
+"""What a stream brings to an attention, and by which weights."""
+
+
+def _attend(streams: Sequence[Projected]) -> list[Tensor]:
+    """Attention over all streams' tokens as one sequence; each stream's own rows (B, L, D)."""
+    sides = [by for by, _ in streams]
+    queries, keys, values = (list(x) for x in zip(*(parts for _, parts in streams), strict=True))
+    q = _joined(queries, [s.ln_q.weight for s in sides] if sides[0].qk_norm else None)
+    k = _joined(keys, [s.ln_k.weight for s in sides] if sides[0].qk_norm else None)
+    v = _joined(values, None)
+    o_BLND = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
     o_BLD = o_BLND.reshape(*o_BLND.shape[:2], -1)
-    ends = [s[0].shape[1] for s in streams]
+    ends = [x.shape[1] for x in queries]
     return [o_BLD] if len(ends) == 1 else list(F.split(o_BLD, ends, dim=1))
+
+
+def _joined(parts: list[Tensor], norms: list[Tensor] | None) -> Tensor:
+    if norms is not None:
+        return F.cat_rms_norm(parts, norms, dim=1, eps=_EPS)
+    return F.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
 
 class Stream(nn.Module):
@@ -162,7 +174,7 @@ class Stream(nn.Module):
         rows = made.reshape(made.shape[0], -1, silu_c_BD.shape[1])
         return [rows[:, i : i + 1] for i in range(rows.shape[1])]
 
-    def project(self, x_BLD: Tensor, m: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x_BLD: Tensor, m: Sequence[Tensor]) -> Projected:
         """What the stream brings to the joint attention."""
         return self.attn.project(_modulated(x_BLD, m[0], m[1]))
 

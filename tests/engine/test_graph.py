@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -278,6 +278,28 @@ def tripled() -> Iterator[tuple[Op, list[Array | None]]]:
     del REGISTRY["planted_triple"]
 
 
+@pytest.fixture
+def added() -> Iterator[tuple[Op, list[dict[int, Array]]]]:
+    """A sum of several tensors that writes their gradients where it is told, if it is `obliging`, and a record."""
+    places: list[dict[int, Array]] = []
+
+    @primitive()
+    def planted_sum(xp: Any, tensors: Sequence[Array], obliging: bool = True) -> Array:
+        """The sum of the tensors"""
+        return sum(tensors[1:], tensors[0])
+
+    @planted_sum.vjp("tensors")
+    def _(xp: Any, g: Array, tensors_shape: list[Any], obliging: bool, into: Into) -> list[Array]:
+        rooms = into.get("tensors", {})
+        places.append(rooms)
+        for place in rooms.values():
+            place[...] = g if obliging else np.nan
+        return [rooms[i] if obliging and i in rooms else g for i in range(len(tensors_shape))]
+
+    yield planted_sum, places
+    del REGISTRY["planted_sum"]
+
+
 class TestGradientsWrittenWhereTheyAreJoined:
     def test_views_lie_in_what_they_are_views_of(self, tripled: tuple[Op, list[Array | None]]) -> None:
         triple, places = tripled
@@ -291,6 +313,17 @@ class TestGradientsWrittenWhereTheyAreJoined:
         assert of_b.ctypes.data - of_a.ctypes.data == 16
         want = np.concatenate([np.full((2, 4, 2), 3.0), 18.0 * x.numpy()[..., 2:]], -1)
         np.testing.assert_allclose(x.grad.numpy(), want)
+
+    def test_items_of_a_list_lie_there_too(self, added: tuple[Op, list[dict[int, Array]]]) -> None:
+        add, places = added
+        x = leaf(2, 6)
+        a, b, c = F.split(x * 1.0, 2, dim=-1)
+        (add([a, leaf(2, 2), b]) * 3.0 + add([c, c], False)).sum().backward()
+        last, first = places
+        assert first.keys() == {0, 2}
+        assert first[2].ctypes.data - first[0].ctypes.data == 16
+        assert last.keys() == {0}  # one place for both
+        np.testing.assert_allclose(x.grad.numpy(), [[3.0, 3.0, 3.0, 3.0, 2.0, 2.0]] * 2)
 
     def test_one_place_is_lent_once(self, tripled: tuple[Op, list[Array | None]]) -> None:
         triple, places = tripled

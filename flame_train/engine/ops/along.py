@@ -8,7 +8,7 @@ from typing import Any
 
 from ..backend.cuda.programs import Extent, Operands, Program, Reduction, Table
 from ..dtype import Array, DType, bool_
-from ..graph import Plus
+from ..graph import Held
 from .conditions import floating
 from .dims import Shape
 
@@ -93,9 +93,8 @@ def one_row(k: Any, **given: Array | None) -> dict[str, Table]:
     return {n: Table(k.rows_first(a).reshape(1, -1)) for n, a in given.items() if a is not None}
 
 
-def plus_rows(k: Any, plus: Plus, arg: str, dims: int) -> tuple[dict[str, Array], str]:
-    """The gradient that `arg` has got before, as rows `held`, and what to write behind an expression to add it."""
-    held = plus.get(arg)
+def plus_rows(k: Any, held: Held | None, dims: int) -> tuple[dict[str, Array], str]:
+    """A gradient that came before, as rows `held`, and what to write behind an expression to add it."""
     return ({}, "") if held is None else ({"held": rows_at(k, held.array, dims)}, " + held")
 
 

@@ -147,7 +147,7 @@ def _(k: Any, input: Array, scale: Array, shift: Array, eps: float) -> tuple[Arr
 def _(
     k: Any, g: Array, input: Array, scale: Array, mean: Array, rstd: Array, plus: Plus, into: Into
 ) -> Array:  # fmt: skip
-    held, added = plus_rows(k, plus, "input", 1)
+    held, added = plus_rows(k, plus.get("input"), 1)
     program = Program(
         (
             "sum a = g * (1.f + scale)",

@@ -110,7 +110,7 @@ def _(
     plus: Plus, into: Into,
 ) -> Array:  # fmt: skip
     dims, tables = len(normalized_shape), one_row(k, weight=weight)
-    held, added = plus_rows(k, plus, "input", dims)
+    held, added = plus_rows(k, plus.get("input"), dims)
     slope = "g * weight" if tables else "g"
     steps = (f"sum a = {slope}", f"sum b = {slope} * (input - mean)", "let t = b * rstd * rstd / n", "let m = a / n")
     rows = {"g": rows_at(k, g, dims), "input": rows_at(k, input, dims), **held}

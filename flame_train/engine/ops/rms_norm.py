@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import ShapeError
 from ..backend.cuda.programs import Extent, Operands, Program, Reduction, Table
 from ..dtype import Array, float32, promote
-from ..graph import Into, Plus
+from ..graph import Held, Into, Plus
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from .along import no_rows, one_row, plus_rows, row_program, rows_at, rows_of, shared, table
@@ -61,10 +61,40 @@ def _weighted(k: Any, weight: Array | None) -> tuple[dict[str, Table], str]:
     return one_row(k, weight=weight), "" if weight is None else " * weight"
 
 
-_RSTD = ("sum s = input * input", "let rstd = rsqrtf(s / n + eps)")
+Angles = dict[str, Table]
+"""Cosines and sines as shared rows; none where nothing is turned."""
 
 
-def _rms_operands(
+def norm_rows(
+    k: Any, input: Array, weight: Array | None, eps: float, angles: Angles, dims: int = 1, out: Sequence[Array] = ()
+) -> tuple[Array, Array]:
+    """Rows (..., C) of the last `dims` dims, normalised and then turned, and their rstd (R,); or `out` with both."""
+    tables, by = _weighted(k, weight)
+    turned = (f"row x = input * rstd{by}",) if angles else ()
+    value = "x * cosine + turned(x) * sine" if angles else f"input * rstd{by}"
+    steps = ("sum s = input * input", "let rstd = rsqrtf(s / n + eps)", *turned)
+    dtype = input.dtype if weight is None else promote([input.dtype, weight.dtype])
+    operands = Operands({"input": rows_at(k, input, dims)}, tables | angles, {}, {"eps": eps})
+    y, rstd = k.rows(Program(steps, (value,), ("rstd",)), operands, (dtype, float32), out)
+    return y, rstd
+
+
+def norm_gradient_rows(
+    k: Any, g: Array, input: Array, weight: Array | None, rstd: Array, angles: Angles, dims: int = 1,
+    held: Held | None = None, into: Array | None = None,
+) -> Array:  # fmt: skip
+    """The gradient to what `norm_rows` was given, in its shape, added to what is held, in the memory `into`."""
+    tables, by = _weighted(k, weight)
+    more, added = plus_rows(k, held, dims)
+    turned = ("row t = g * sine", f"row d = (g * cosine - turned(t)){by}") if angles else ()
+    d = "d" if angles else f"g{by}"
+    steps = (*turned, f"sum s = {d} * input", "let q = s * rstd * rstd / n")
+    operands = _gradient_operands(k, g, input, rstd, dims, tables | angles, more)
+    program = Program(steps, (f"rstd * ({d} - input * q){added}",))
+    return row_program(k, program, operands, input.dtype, input.shape, dims, into)
+
+
+def _gradient_operands(
     k: Any, g: Array, input: Array, rstd: Array, dims: int, tables: dict[str, Table], held: dict[str, Array]
 ) -> Operands:
     rows = {"g": rows_at(k, g, dims), "input": rows_at(k, input, dims), **held}
@@ -75,12 +105,8 @@ def _rms_operands(
 def _(
     k: Any, input: Array, normalized_shape: Sequence[int], weight: Array | None, eps: float | None
 ) -> tuple[Array, Array]:
-    dims, (tables, by) = len(normalized_shape), _weighted(k, weight)
-    small = eps if eps is not None else float(np.finfo(np.float32).eps)
-    program = Program(_RSTD, (f"input * rstd{by}",), ("rstd",))
-    dtype = input.dtype if weight is None else promote([input.dtype, weight.dtype])
-    operands = Operands({"input": rows_at(k, input, dims)}, tables, {}, {"eps": small})
-    y, rstd = k.rows(program, operands, (dtype, float32))
+    dims, small = len(normalized_shape), eps if eps is not None else float(np.finfo(np.float32).eps)
+    y, rstd = norm_rows(k, input, weight, small, {}, dims)
     return y.reshape(input.shape), rstd.reshape((*input.shape[:-dims], *[1] * dims))
 
 
@@ -89,12 +115,8 @@ def _(
     k: Any, g: Array, input: Array, weight: Array | None, rstd: Array, normalized_shape: Sequence[int], plus: Plus,
     into: Into,
 ) -> Array:  # fmt: skip
-    dims, (tables, by) = len(normalized_shape), _weighted(k, weight)
-    held, added = plus_rows(k, plus, "input", dims)
-    operands = _rms_operands(k, g, input, rstd, dims, tables, held)
-    steps = (f"sum s = g{by} * input", "let t = s * rstd * rstd / n")
-    program = Program(steps, (f"rstd * (g{by} - input * t){added}",))
-    return row_program(k, program, operands, input.dtype, input.shape, dims, into.get("input"))
+    dims = len(normalized_shape)
+    return norm_gradient_rows(k, g, input, weight, rstd, {}, dims, plus.get("input"), into.get("input"))
 
 
 @rms_norm.cuda_vjp("rows", "weight", when=_whole_rows)
@@ -170,14 +192,15 @@ def _pairs(input: Array, cos: Array, sin: Array, interleaved: bool) -> str:
     return no_rows(input, 1, cos, sin)
 
 
-def _angles(k: Any, cos: Array, sin: Array, shape: tuple[int, ...]) -> dict[str, Table]:
+def angle_rows(k: Any, cos: Array, sin: Array, shape: Shape) -> Angles:
+    """Cosines and sines as rows shared among those of `shape`."""
     return {"cosine": table(k, cos, shape), "sine": table(k, sin, shape)}
 
 
 @rope.cuda("rows", when=_pairs)
 def _(k: Any, input: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
     program = Program(("row x = input",), ("x * cosine + turned(x) * sine",))
-    operands = Operands({"input": rows_at(k, input)}, _angles(k, cos, sin, input.shape))
+    operands = Operands({"input": rows_at(k, input)}, angle_rows(k, cos, sin, input.shape))
     dtype = promote([input.dtype, cos.dtype, sin.dtype])
     return k.rows(program, operands, (dtype,))[0].reshape(input.shape)
 
@@ -185,7 +208,7 @@ def _(k: Any, input: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
 @rope.cuda_vjp("rows", "input", when=_pairs)
 def _(k: Any, g: Array, input: Array, cos: Array, sin: Array, into: Into) -> Array:
     program = Program(("row t = g * sine",), ("g * cosine - turned(t)",))
-    operands = Operands({"g": rows_at(k, g)}, _angles(k, cos, sin, g.shape))
+    operands = Operands({"g": rows_at(k, g)}, angle_rows(k, cos, sin, g.shape))
     return row_program(k, program, operands, input.dtype, g.shape, into=into.get("input"))
 
 
@@ -251,12 +274,7 @@ def _pairs_of_norm(input: Array, weight: Array | None, cos: Array, sin: Array, i
 def _(
     k: Any, input: Array, weight: Array | None, cos: Array, sin: Array, eps: float, interleaved: bool
 ) -> tuple[Array, Array]:
-    tables, by = _weighted(k, weight)
-    program = Program((*_RSTD, f"row x = input * rstd{by}"), ("x * cosine + turned(x) * sine",), ("rstd",))
-    tables |= _angles(k, cos, sin, input.shape)
-    dtype = promote([a.dtype for a in (input, weight) if a is not None])
-    operands = Operands({"input": rows_at(k, input)}, tables, {}, {"eps": eps})
-    y, rstd = k.rows(program, operands, (dtype, float32))
+    y, rstd = norm_rows(k, input, weight, eps, angle_rows(k, cos, sin, input.shape))
     return y.reshape(input.shape), rstd.reshape((*input.shape[:-1], 1))
 
 
@@ -264,25 +282,14 @@ def _(
 def _(
     k: Any, g: Array, input: Array, weight: Array | None, cos: Array, sin: Array, rstd: Array, plus: Plus, into: Into
 ) -> Array:  # fmt: skip
-    tables, by = _weighted(k, weight)
-    held, added = plus_rows(k, plus, "input", 1)
-    program = Program(
-        (
-            "row t = g * sine",
-            f"row d = (g * cosine - turned(t)){by}",
-            "sum s = d * input",
-            "let q = s * rstd * rstd / n",
-        ),
-        (f"rstd * (d - input * q){added}",),
-    )
-    operands = _rms_operands(k, g, input, rstd, 1, tables | _angles(k, cos, sin, input.shape), held)
-    return row_program(k, program, operands, input.dtype, input.shape, into=into.get("input"))
+    angles = angle_rows(k, cos, sin, input.shape)
+    return norm_gradient_rows(k, g, input, weight, rstd, angles, 1, plus.get("input"), into.get("input"))
 
 
 @rms_norm_rope.cuda_vjp("rows", "weight", when=_pairs_of_norm)
 def _(k: Any, g: Array, input: Array, weight: Array, cos: Array, sin: Array, rstd: Array) -> Array:
     program = Program(("row t = g * sine",), ("(g * cosine - turned(t)) * input * rstd",))
-    operands = _rms_operands(k, g, input, rstd, 1, _angles(k, cos, sin, input.shape), {})
+    operands = _gradient_operands(k, g, input, rstd, 1, angle_rows(k, cos, sin, input.shape), {})
     each = row_program(k, program, operands, float32, (g.size // g.shape[-1], g.shape[-1]))
     total = k.columns([Reduction("sum", "each")], Operands({"each": each}), Extent(1, *each.shape), weight.dtype)
     return total[0].reshape(weight.shape)

@@ -306,15 +306,26 @@ def attended(t: dict[str, flame.Tensor]) -> flame.Tensor:
     return F.cat_gelu(F.layer_norm_modulate(found, t["shift"], t["shift"]), hidden, approximate="tanh")
 
 
+def joint(t: dict[str, flame.Tensor]) -> flame.Tensor:
+    """Two streams side by side, each a slice of the tokens."""
+    streams = [F.split(F.linear(x * 1.0, t["w"]), (48, 48, 48, 96), dim=-1) for x in F.split(t["x"], (2, 5), dim=1)]
+    q, k, v = ([s[i].reshape(*s[i].shape[:2], HEADS, HEAD) for s in streams] for i in range(3))
+    q = F.cat_rms_norm(q, [t["scale"], t["scale"]], t["cos"], t["sin"], dim=1)
+    k = F.cat_rms_norm(k, [t["scale"], t["scale"]], dim=1)
+    found = (q * k * F.cat(v, dim=1)).reshape(*q.shape[:2], -1)
+    return F.cat_gelu(found, F.cat([s[3] for s in streams], dim=1), approximate="tanh")
+
+
 SHAPES = {
     "x": (2, 7, 24), "w": (240, 24), "scale": (HEAD,), "cos": (7, 1, HEAD), "sin": (7, 1, HEAD), "shift": (48,),
 }  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("network", [attended, joint])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
 def test_rows_are_read_and_written_where_they_lie(
-    gpu: Any, dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: Any, dtype: Any, network: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels, rng = Kernels(tmp_path), generator("rows", 0)
     drawn = {n: rng.standard_normal(s).astype(dtype).astype(np.float64) for n, s in SHAPES.items()}
@@ -323,7 +334,7 @@ def test_rows_are_read_and_written_where_they_lie(
 
     def found(device: str, kind: Any) -> list[np.ndarray]:
         leaves = {n: flame.tensor(v, kind, device, requires_grad=n in ("x", "w")) for n, v in drawn.items()}
-        y = attended(leaves)
+        y = network(leaves)
         grads = flame.grad(y, [leaves["x"], leaves["w"]], [flame.tensor(weight, kind, device)])
         return [np.asarray(a.numpy(), np.float64) for a in (y, *grads)]
 
