@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ import pytest
 
 # Before NumPy loads: test workers share the cores, and BLAS threads that wait for one another spin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Every worker and each of the many interpreters that tests start would otherwise compile the package anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -7,7 +7,9 @@ paths with dots (`diffusion_model.input_blocks.4.1...`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from flame_train.io.keymap import Op
@@ -76,7 +78,8 @@ def _modern(module: str) -> str:
     return module
 
 
-def spellings(family: LoraFamily) -> dict[str, Place]:
+@lru_cache(maxsize=4)
+def spellings(family: LoraFamily) -> Mapping[str, Place]:
     """Every spelling of every module of the family. ValueError if one spelling could mean two modules."""
     found: dict[str, Place] = {}
     for component in family.components:

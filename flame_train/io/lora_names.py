@@ -30,9 +30,12 @@ class LoraComponent:
     flat: tuple[str, ...] = ()  # further flattened prefixes, before the path in diffusers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LoraFamily:
-    """A model family as LoRA files speak of it; all but the components goes into a file's metadata."""
+    """A model family as LoRA files speak of it; all but the components goes into a file's metadata.
+
+    Equal to itself alone, so that what is made of its long lists can be kept with it as the key.
+    """
 
     name: str
     components: tuple[LoraComponent, ...]

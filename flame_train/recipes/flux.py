@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from flame_train.adapters.targets import FLUX_PRESETS
 from flame_train.diffusion.flow import NO_SHIFT, dynamic_sigmas, resolution_shift
 from flame_train.engine import Tensor
 from flame_train.engine.tensor import tensor
-from flame_train.io.lora_names import LoraFamily
 from flame_train.models.flux import Flux
 from flame_train.models.keys import flux as keys
 from flame_train.models.loading_flux import FLUX_FILES
@@ -48,11 +46,6 @@ def _denoise(transformer: Flux, guidance: float) -> Denoise:
     return denoise
 
 
-@lru_cache(maxsize=1)
-def _lora_names() -> LoraFamily:
-    return keys.lora_family()
-
-
 _SINGLE_KEEPS = {"nothing": 11, "feed_forward": 11, "blocks": 1, "blocks_offloaded": 0}
 
 
@@ -81,7 +74,7 @@ FLUX = FlowFamily(
     t5_tokens=lambda transformer: 512 if transformer.arch.guidance else 256,
     conditioning=_conditioning,
     denoise=_denoise,
-    lora_family=lambda transformer: _lora_names(),
+    lora_family=lambda transformer: keys.lora_family(),
     shift=_SHIFT,
     sigmas=_sigmas,
     activations=_activations,

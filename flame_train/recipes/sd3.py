@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -13,7 +12,6 @@ from flame_train.adapters.targets import Presets
 from flame_train.diffusion.flow import NO_SHIFT, static_sigmas
 from flame_train.engine import Tensor
 from flame_train.engine import functional as F
-from flame_train.io.lora_names import LoraFamily
 from flame_train.models.keys import sd3 as keys
 from flame_train.models.loading_sd3 import SD3_FILES
 from flame_train.models.mmdit_sd3 import Mmdit
@@ -62,11 +60,6 @@ def _denoise(transformer: Mmdit, guidance: float) -> Denoise:
     return denoise
 
 
-@lru_cache(maxsize=2)
-def _lora_names(depth: int, dual: tuple[int, ...]) -> LoraFamily:
-    return keys.lora_family(depth, dual)
-
-
 _DUAL_KEEPS = 6  # an attention of its own more: queries, keys and values, the first two normed, and what it found
 
 
@@ -95,7 +88,7 @@ SD3 = FlowFamily(
     t5_tokens=lambda transformer: 256,
     conditioning=_conditioning,
     denoise=_denoise,
-    lora_family=lambda transformer: _lora_names(transformer.arch.depth, transformer.arch.dual),
+    lora_family=lambda transformer: keys.lora_family(transformer.arch.depth, transformer.arch.dual),
     shift=NO_SHIFT,
     sigmas=_sigmas,
     activations=_activations,

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -77,7 +77,7 @@ class SdxlFamily:
     arrays_of: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
     def lora_names(self, config: Config) -> LoraFamily:
-        return _lora_names()
+        return keys.lora_family()
 
     def check(self, config: Config) -> Facts:
         own = [] if config.model.vae else ["vae"]
@@ -168,6 +168,3 @@ def as_denoiser(unet: UNet) -> Denoiser:
         return unet(x, t, cond["context"], vector)
 
     return Denoiser(unet, "unet", denoise, partial(sample_latents, vae))
-
-
-_lora_names = lru_cache(maxsize=1)(keys.lora_family)

@@ -319,6 +319,7 @@ def test_whole_and_in_parts_at_once(tmp_path):
 
 def test_a_block_that_no_model_has(tmp_path):
     tensors = to_kohya({"transformer": trained("sd35_medium")}, lora_family(24))
-    odd = {name.replace("blocks_0_x_block_attn2", "blocks_20_x_block_attn2"): x for name, x in tensors.items()}
+    kohya = "lora_unet_joint_blocks_{}_x_block_attn2_proj.alpha"
+    odd = tensors | {kohya.format(20): tensors[kohya.format(0)]}
     with pytest.raises(ModelFileError, match=r"belong to no module of this family(.|\n)*joint_blocks_20_x_block_attn2"):
         read(tmp_path, odd)

@@ -252,7 +252,7 @@ def test_layers_that_lora_files_have_no_name_for_are_refused_before_training(job
     for depth in range(1, 4):
         tensors |= {name.replace("former_blocks.0.", f"former_blocks.{depth}."): t for name, t in first.items()}
     save_file(path, tensors)
-    ended = job.train(model__checkpoint=str(path))
+    ended = job.train(model__checkpoint=str(path), lora__targets=["attention"])
     assert ended.code == 2
     assert "have no name in LoRA files" in ended.complaint
     assert not job.out.exists()

@@ -8,8 +8,9 @@ then shift there.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from flame_train.io.keymap import KeyMap, Op, Rule, scaled, table
@@ -132,14 +133,12 @@ def _linears(double: int = 19, single: int = 38) -> Iterator[str]:
         yield from (f"single_blocks.{i}.{part}" for part in ("linear1", "linear2", "modulation.lin"))
 
 
-def lora_family(modules: Mapping[str, Iterable[str]] | None = None) -> LoraFamily:
-    """How Flux LoRA files name the given native modules of each component; by default, all of Flux.1 dev.
-
-    `modules`: component -> module paths (a weight's name without `.weight`). kohya's name for T5 is `lora_te3`.
-    """
-    chosen = base_modules() if modules is None else modules
-    transformer = modules_by_table(chosen.get("transformer", ()), transformer_to_diffusers())
-    text = {name: modules_as_they_are(chosen.get(name, ())) for name in ("text_encoder", "text_encoder_2")}
+@lru_cache(maxsize=1)
+def lora_family() -> LoraFamily:
+    """How Flux LoRA files name the modules of Flux.1 dev. kohya's name for T5 is `lora_te3`."""
+    modules = base_modules()
+    transformer = modules_by_table(modules["transformer"], transformer_to_diffusers())
+    text = {name: modules_as_they_are(modules[name]) for name in ("text_encoder", "text_encoder_2")}
     native = ("diffusion_model.", "model.diffusion_model.", "")  # BFL's own LoRAs have no prefix
     clip_l, t5xxl = ("text_encoders.clip_l.transformer.",), (t5.SINGLE_FILE_PREFIX,)
     return LoraFamily(

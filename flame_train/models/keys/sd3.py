@@ -6,8 +6,9 @@ The native names are those of the single files.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from flame_train.io.keymap import KeyMap, Shape
@@ -62,7 +63,8 @@ def resolve(names: Iterable[str], only: str | None = None) -> Resolved:
     return replace(found, ignored=(*found.ignored, *sorted(idle)))
 
 
-def lora_family(depth: int = 38, dual: Collection[int] | None = None) -> LoraFamily:
+@lru_cache(maxsize=4)
+def lora_family(depth: int = 38, dual: Sequence[int] | None = None) -> LoraFamily:
     """How LoRA files of SD3 and SD3.5 name their modules, for a transformer of `depth` blocks: 24 or 38.
 
     `dual` are the blocks whose picture attends to itself as well; None if that is not known, the names then hold for

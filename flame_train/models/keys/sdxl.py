@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from flame_train.io.keymap import KeyMap
@@ -80,14 +81,12 @@ def resolve(names: Iterable[str], only: str | None = None) -> Resolved:
     return replace(found, ignored=(*found.ignored, *sorted(idle)))
 
 
-def lora_family(modules: Mapping[str, Iterable[str]] | None = None, levels: UNetLevels = SDXL_LEVELS) -> LoraFamily:
-    """How SDXL LoRA files name the given native modules of each component; by default, all of SDXL base.
-
-    `modules`: component -> module paths (a weight's name without `.weight`), for models of another depth.
-    """
-    chosen = base_modules() if modules is None else modules
-    unet = modules_by_table(chosen.get("unet", ()), unet_from_diffusers(levels).inverse)
-    text = {name: modules_as_they_are(chosen.get(name, ())) for name in ("text_encoder", "text_encoder_2")}
+@lru_cache(maxsize=1)
+def lora_family() -> LoraFamily:
+    """How SDXL LoRA files name the modules of SDXL base."""
+    modules = base_modules()
+    unet = modules_by_table(modules["unet"], unet_from_diffusers(SDXL_LEVELS).inverse)
+    text = {name: modules_as_they_are(modules[name]) for name in ("text_encoder", "text_encoder_2")}
     clip_l = ("text_encoders.clip_l.transformer.",)
     clip_g = ("text_encoders.clip_g.transformer.",)
     return LoraFamily(

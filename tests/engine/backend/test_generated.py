@@ -67,10 +67,9 @@ template <typename S> static void from_two(float a, float b, S* y) { from_float(
 
 MACHINE = (
     """
-#include <algorithm>
 #include <cmath>
+#include <csetjmp>
 #include <cstring>
-#include <vector>
 #include <ucontext.h>
 #define __device__
 #define __forceinline__ inline
@@ -80,27 +79,33 @@ MACHINE = (
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
 struct Place { unsigned x, y, z; };
-using std::max;
-using std::min;
 static Place threadIdx, blockIdx, blockDim, gridDim;
+template <typename N> static N min(N a, N b) { return b < a ? b : a; }
+template <typename N> static N max(N a, N b) { return a < b ? b : a; }
+static unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 static float __int_as_float(int u) { float f; memcpy(&f, &u, 4); return f; }
 static float rsqrtf(float x) { return 1.f / sqrtf(x); }
 static float __fdividef(float a, float b) { return a / b; }
 #define __expf expf
+#define __ffs __builtin_ffs
 static unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
-static unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
-static std::vector<ucontext_t> contexts;
-static ucontext_t scheduler;
-static std::vector<std::vector<char>> stacks;
-static std::vector<float> lanes;
-static std::vector<int> waiting, rounds;
-static int current, done;
+// A thread's place in the code while others run. ucontext's switches would each ask the kernel for signal masks.
+// Of waiting, rounds and votes the first is the block's, the others are the warps'.
+enum { THREADS = 1024, GROUPS = 1 + THREADS / 32 };
+static jmp_buf places[THREADS], scheduler;
+static char stacks[THREADS][1 << 16];
+static bool ended[THREADS];
+static float lanes[THREADS];
+static int waiting[GROUPS], rounds[GROUPS];
+static unsigned votes[GROUPS];
+static int current, running, made;
 static void (*body)(void**);
 static void** arguments;
-static void barrier(int place, int members) {
-  int round = rounds[place];
-  if (++waiting[place] == members) { waiting[place] = 0; rounds[place]++; }
-  while (rounds[place] == round) swapcontext(&contexts[current], &scheduler);
+static void others() { if (!_setjmp(places[current])) _longjmp(scheduler, 1); }
+static void barrier(int group, int members) {
+  int round = rounds[group];
+  if (++waiting[group] == members) { waiting[group] = 0; rounds[group]++; }
+  while (rounds[group] == round) others();
 }
 static void __syncthreads() { barrier(0, blockDim.x); }
 static float __shfl_xor_sync(unsigned, float v, int offset) {
@@ -111,42 +116,37 @@ static float __shfl_xor_sync(unsigned, float v, int offset) {
   barrier(warp, 32);
   return theirs;
 }
-static unsigned __ballot_sync(unsigned, bool v) {
-  int warp = 1 + current / 32, first = current / 32 * 32;
-  lanes[current] = v;
-  barrier(warp, 32);
-  unsigned bits = 0;
-  for (int i = 0; i < 32; i++) bits |= (lanes[first + i] != 0.f) << i;
-  barrier(warp, 32);
-  return bits;
+static unsigned sum_of(unsigned v, int group, int members) {
+  votes[group] += v;
+  barrier(group, members);
+  unsigned sum = votes[group];
+  barrier(group, members);
+  votes[group] -= v;
+  return sum;
 }
-static bool __syncthreads_or(bool v) {
-  lanes[current] = v;
-  barrier(0, blockDim.x);
-  bool any = false;
-  for (unsigned i = 0; i < blockDim.x; i++) any |= lanes[i] != 0.f;
-  barrier(0, blockDim.x);
-  return any;
+static unsigned __ballot_sync(unsigned, bool v) { return sum_of((unsigned)v << current % 32, 1 + current / 32, 32); }
+static bool __syncthreads_or(bool v) { return sum_of(v, 0, blockDim.x); }
+static void thread() { for (;;) { others(); body(arguments); ended[current] = true; running--; } }
+static void resume() { if (!_setjmp(scheduler)) _longjmp(places[current], 1); }
+static void make() {
+  ucontext_t begin;
+  getcontext(&begin);
+  begin.uc_stack.ss_sp = stacks[current];
+  begin.uc_stack.ss_size = sizeof stacks[current];
+  makecontext(&begin, thread, 0);
+  if (!_setjmp(scheduler)) setcontext(&begin);
 }
-#define __ffs __builtin_ffs
-static void thread() { body(arguments); done++; for (;;) swapcontext(&contexts[current], &scheduler); }
 static void block(int threads, bool together) {
   if (!together) {
     for (int t = 0; t < threads; t++) { threadIdx = {(unsigned)t, 0, 0}; body(arguments); }
     return;
   }
-  contexts.resize(threads); stacks.resize(threads, std::vector<char>(1 << 16)); lanes.assign(threads, 0.f);
-  waiting.assign(threads / 32 + 2, 0); rounds.assign(threads / 32 + 2, 0); done = 0;
-  for (int t = 0; t < threads; t++) {
-    getcontext(&contexts[t]);
-    contexts[t].uc_stack.ss_sp = stacks[t].data();
-    contexts[t].uc_stack.ss_size = stacks[t].size();
-    makecontext(&contexts[t], thread, 0);
-  }
-  while (done < threads)
+  for (; made < threads; made++) { current = made; make(); }
+  memset(ended, 0, sizeof ended);
+  for (running = threads; running;)
     for (current = 0; current < threads; current++) {
       threadIdx = {(unsigned)current, 0, 0};
-      swapcontext(&scheduler, &contexts[current]);
+      if (!ended[current]) resume();
     }
 }
 static void launch(const int* grid, int threads, void (*kernel)(void**), void** a, bool together) {
