@@ -41,9 +41,21 @@ LENGTHS: dict[str, list[Sample]] = {
     "layer_norm": [sample((n, c), (c,), (c,), (c,)) for n, c in ((9, 77), (8, 131), (2, 2560), (1, 3072), (3, 1284))],
     "rms_norm_rope": [sample((2, 3, 5, c), (c,), (5, c), (5, c)) for c in (22, 70, 640)],
     "var": [sample((9, 601), 0), sample((3, 4099), -1), sample((2, 1100, 13), 1), sample((3, 24_576 // 3), (0, 1))],
+    "sum": [
+        sample((3000, 13), 0),
+        sample((2, 900, 24), 1),
+        sample((20_001,)),
+        sample((3, 9001), -1),
+        sample((5, 600), 0),
+    ],
+    "amax": [sample((1100, 40), 0), sample((2, 17_000), -1)],
+    "std": [sample((1500, 40), 0), sample((2, 500, 6), 1), sample((2, 12_000), -1)],
     "layer_norm_modulate": [sample((3, 5, 78), (3, 1, 78), (3, 1, 78)), sample((1, 4, 1536), (1536,), (1536,))],
 }
-"""Rows whole among threads or not, long and short, those that go through shared memory in blocks full or not."""
+"""Rows whole among threads or not, long and short, those that go through shared memory in blocks full or not.
+
+Sums and variances of what one block reduces, and of what several share.
+"""
 
 BEGIN = re.compile(r'#define FAST ([01])\n#include "elements.cuh"\n')
 
@@ -129,6 +141,8 @@ static bool __syncthreads_or(bool v) {
   return any;
 }
 #define __ffs __builtin_ffs
+static void __threadfence() {}
+static unsigned atomicInc(unsigned* at, unsigned top) { unsigned old = *at; *at = old < top ? old + 1 : 0; return old; }
 static void thread() { body(arguments); done++; for (;;) swapcontext(&contexts[current], &scheduler); }
 static void block(int threads, bool together) {
   if (!together) {
@@ -337,6 +351,35 @@ def test_rows_are_read_and_written_where_they_lie(
     for g, p, t in zip(got, plain, truth, strict=True):
         assert distance(g, t) <= 2.0 * distance(p, t) + float(ml_dtypes.finfo(dtype).eps)
     assert not copies, "each slice is read and written where it lies"
+
+
+@pytest.mark.parametrize("shape", [(3000, 8), (700, 640), (2570, 3), (40_000,), (3, 9001)])
+def test_blocks_that_share_a_reduction_meet_again_and_again(
+    gpu: Any, shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels, drawn = Kernels(tmp_path), generator("meet", 0).standard_normal(shape).astype(np.float32)
+    grids: list[tuple[int, ...]] = []
+
+    def generated(text: str, kernel: str) -> Any:
+        run = kernels.generated(text, kernel)
+        return lambda grid, block, args: grids.append(grid) or run(grid, block, args)
+
+    monkeypatch.setattr(gpu.kernels._modules, "generated", generated)
+    x, dim = flame.tensor(drawn, device="cuda"), -1 if shape[-1] > 9000 else 0
+
+    def found() -> list[np.ndarray]:
+        return [f(x, dim).numpy() for f in (F.sum, F.amax, F.var)]
+
+    found()
+    assert len(grids) == 3, "one launch each"
+    assert all(grid[1] > 1 for grid in grids[:2])
+    kernels.build()
+    once, again = found(), found()
+    wide = drawn.astype(np.float64)
+    for got, same, truth in zip(once, again, (wide.sum(dim), wide.max(dim), wide.var(dim, ddof=1)), strict=True):
+        np.testing.assert_array_equal(got, same)
+        np.testing.assert_allclose(got, truth, rtol=1e-5, atol=1e-4)
+    assert not gpu.kernels.columns.counters.any()
 
 
 @pytest.mark.parametrize("dim", [0, None])

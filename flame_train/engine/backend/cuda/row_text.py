@@ -71,12 +71,12 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
             found += [f"const {t}* __restrict__ p_{name}", *self._steps(name)]
         found += [f"const {t}* __restrict__ p_{name}" for name, t in self.tables.items()]
         for name in dict.fromkeys(s.alike):
-            found += [*_divisor(f"run_{name}"), *_divisor(f"count_{name}")]
+            found += [*divisor_arguments(f"run_{name}"), *divisor_arguments(f"count_{name}")]
         found += [f"const {element_name(d)}* __restrict__ p_{name}" for name, d in s.columns]
         found += [f"const float {name}" for name in s.numbers]
         found += [f"{t}* __restrict__ out{i}" for i, t in enumerate(self.outputs)]
         found += [step for name in self.made for step in self._steps(name)]
-        found += [a for d in range(1, s.dims) for a in _divisor(f"size{d}")]
+        found += [a for d in range(1, s.dims) for a in divisor_arguments(f"size{d}")]
         return [*found, "const unsigned count", "const unsigned columns"]
 
     def _steps(self, name: str) -> list[str]:
@@ -86,11 +86,11 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
         """The row's index along each dim, and its rows of the tables."""
         s, lines = self.signature, ["  unsigned rest = row;\n"]
         for d in range(s.dims - 1, 0, -1):
-            lines += [f"  const unsigned i{d} = {_divided(f'size{d}')}.rest(rest);\n"]
-            lines += [f"  rest = {_divided(f'size{d}')}.quotient(rest);\n"]
+            lines += [f"  const unsigned i{d} = {divided(f'size{d}')}.rest(rest);\n"]
+            lines += [f"  rest = {divided(f'size{d}')}.quotient(rest);\n"]
         lines += ["  const unsigned i0 = rest;\n"]
         for name in dict.fromkeys(s.alike):
-            at = f"{_divided(f'count_{name}')}.rest({_divided(f'run_{name}')}.quotient(row))"
+            at = f"{divided(f'count_{name}')}.rest({divided(f'run_{name}')}.quotient(row))"
             lines += [f"  const long long at_{name} = {at} * (long long)length;\n"]
         places = {n: f" + at_{like}" for (n, _), like in zip(s.tables, s.alike, strict=True)}
         lines += [f"  const {t}* const r_{n} = p_{n}{places.get(n, '')};\n" for n, t in self.tables.items()]
@@ -201,12 +201,13 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
         return "".join(parts)
 
 
-def _divisor(name: str) -> list[str]:
+def divisor_arguments(name: str) -> list[str]:
     """The arguments by which a kernel divides by a number."""
     return [f"const unsigned by_{name}", f"const unsigned magic_{name}", f"const unsigned shift_{name}"]
 
 
-def _divided(name: str) -> str:
+def divided(name: str) -> str:
+    """The divisor that those arguments are."""
     return f"Divisor{{by_{name}, magic_{name}, shift_{name}}}"
 
 
