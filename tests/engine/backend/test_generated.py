@@ -179,6 +179,17 @@ static void launch(const int* grid, int threads, void (*kernel)(void**), void** 
 )
 
 
+OPS_FOLDER = Path(nvrtc.__file__).parents[2] / "ops"
+SHARED = "static float shared[12288]"
+NARROW = """
+struct __half {}; struct __nv_bfloat16 {};
+static float __half2float(__half), __bfloat162float(__nv_bfloat16);
+static __half __float2half_rn(float); static __nv_bfloat16 __float2bfloat16_rn(float);
+struct float2 { float x, y; };
+static float2 make_float2(float x, float y) { return {x, y}; }
+"""
+
+
 class Kernels:
     """Kernels by their text: collected in a first run, in which they do nothing, then compiled together."""
 
@@ -198,6 +209,13 @@ class Kernels:
 
         return call
 
+    def get(self, file: str, kernel: str, dtype: Any, shared_bytes: int = 0) -> Any:
+        """A kernel of a file, over fp32: what it has of CUDA's headers and of shared memory is as C++ has it."""
+        text = nvrtc.included((OPS_FOLDER / file).read_text()).replace("typedef ELEMENT T;", "typedef float T;")
+        text = re.sub(r"#include <cuda_\w+\.h>\n", "", text).replace("extern __shared__ float shared[]", SHARED)
+        run = self.generated(f'#define FAST 0\n#include "elements.cuh"\n{NARROW}{text}', kernel)
+        return lambda grid, block, args, shared_mem: run(grid, block, args)
+
     def build(self) -> None:
         source, found = self.folder / "kernels.cpp", self.folder / "kernels.so"
         units = [self._unit(n, *key) for key, n in self.texts.items()]
@@ -207,7 +225,7 @@ class Kernels:
 
     def _header(self, fast: int) -> str:
         """What every text begins with, read once for all that have the same `FAST`."""
-        cuda = (Path(nvrtc.__file__).parents[2] / "ops" / "convert.cuh").read_text().replace("#pragma once\n", "")
+        cuda = (OPS_FOLDER / "convert.cuh").read_text().replace("#pragma once\n", "")
         code = nvrtc.included('#include "elements.cuh"').replace(cuda, "")
         return f"namespace fast{fast} {{\n#define FAST {fast}\n{code}\n#undef FAST\n}}\n"
 
@@ -302,6 +320,36 @@ def test_values_and_gradients(gpu: Any, dtype: Any, tmp_path: Path, monkeypatch:
     assert len(kernels.texts) > 100
     assert sum("carry<" in text for text, _ in kernels.texts) > 10
     assert not wrong
+
+
+@pytest.mark.parametrize("name", ["group_norm", "group_norm_silu"])
+def test_group_norms(gpu: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = Kernels(tmp_path)
+
+    def found(shape: tuple[int, ...], wanted: list[str], device: str, kind: Any) -> list[np.ndarray]:
+        rng, channels = generator(name, sum(shape)), shape[-1]
+        drawn = {"input": 2.0 + rng.standard_normal(shape)}
+        drawn |= {n: rng.standard_normal(channels) for n in ("weight", "bias")}
+        given = {n: flame.tensor(v, kind, device, requires_grad=n in wanted) for n, v in drawn.items()}
+        made = [getattr(F, name)(given["input"], 8, given["weight"], given["bias"], layout="NHWC") for _ in range(2)]
+        # They arrive twice, so that gradients are added to held ones as well.
+        cotangents = [flame.tensor(rng.standard_normal(shape), kind, device)] * 2
+        return [t.numpy() for t in (made[0], *flame.grad(made, [given[n] for n in wanted], cotangents))]
+
+    monkeypatch.setattr(gpu.kernels._modules, "generated", kernels.generated)
+    monkeypatch.setattr(gpu.kernels._modules, "get", kernels.get)
+    cases = [
+        (shape, wanted.split())
+        for shape in ((2, 9, 7, 64), (3, 40, 40, 16), (1, 5, 3, 72))
+        for wanted in ("input weight bias", "input", "weight", "bias input")
+    ]
+    for case in cases:
+        found(*case, "cuda", np.dtype(np.float32))
+    kernels.build()
+    for case in cases:
+        got, truth = found(*case, "cuda", np.dtype(np.float32)), found(*case, "cpu", np.dtype(np.float64))
+        for g, t in zip(got, truth, strict=True):
+            assert distance(g, t) < 3e-6
 
 
 HEADS, HEAD = 3, 16
