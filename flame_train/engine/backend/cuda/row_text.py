@@ -12,6 +12,8 @@ from .programs import Program
 from .row_cuts import Cut
 
 Names = tuple[tuple[str, DType], ...]
+_RESIDENT = 896  # threads of a multiprocessor, which leaves each 72 registers
+_ROOM = 60  # of them for a row's elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class RowText:
         c, types = self.cut, [*self.rows.values(), *self.tables.values(), *self.made.values()]
         return f"""#define FAST {int("float" not in types)}
 #include "elements.cuh"
-extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._arguments())}) {{
+extern "C" __global__ void __launch_bounds__({self._bounds()}) rows({", ".join(self._arguments())}) {{
   const unsigned row = blockIdx.x * {c.rows} + threadIdx.x / {c.threads};
   const int lane = threadIdx.x % {c.threads};
   const int length = {c.elements if self.whole else "columns"}, packets = length / {c.width};
@@ -62,6 +64,16 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
   __shared__ float shared[{max(1, self.totals)}][32];
 {self._places()}{self._staged() if c.staged else ""}{self._loads()}{steps}{outputs}}}
 """
+
+    def _bounds(self) -> str:
+        """Threads to a block; and blocks to a multiprocessor, where rows are short enough to leave registers for them.
+
+        Unasked, the compiler fetches whole tables ahead into registers, and too few rows are on their way.
+        """
+        c, vectors = self.cut, sum(s.startswith("row ") for s in self.program.steps)
+        words = c.width * c.packets * (vectors + sum(d.itemsize for _, d in self.signature.rows) / 4)
+        blocks = _RESIDENT // c.block if words <= _ROOM else 0
+        return f"{c.block}, {blocks}" if blocks else f"{c.block}"
 
     # ---- where things are ----------------------------------------------------------------------------
 
@@ -140,9 +152,17 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
         return f"""#pragma unroll
   for (int k = 0; k < {self.cut.packets}; k++) {{
     const int p = lane + k * {self.cut.threads};
-    if (!live{"" if self.whole else " || p >= packets"}) continue;
-{body}  }}
+{self._left_out()}{body}  }}
 """
+
+    def _left_out(self) -> str:
+        """What passes over a packet that is not there: only a thread's last may lie behind the row's end.
+
+        A staged row that is not there has its place in shared memory like the others, and is never brought out.
+        """
+        missing = [] if self.cut.staged or self.cut.rows == 1 else ["!live"]
+        missing += [] if self.whole else [f"k == {self.cut.packets - 1} && p >= packets"]
+        return f"    if ({' || '.join(missing)}) continue;\n" if missing else ""
 
     def _each(self, body: str, before: str = "", after: str = "") -> str:
         """`body` for every element, with the operands it names at hand."""
