@@ -4,6 +4,7 @@
 // neighbouring columns; there are at least as many threads as columns. All orders follow from these numbers and from
 // how many blocks there are, never from which of them is first.
 #pragma once
+#include "counted.cuh"
 
 // The column, counted from a block's first, whose total thread `t` is given.
 template <int ACROSS, int WIDTH> __device__ __forceinline__ int column_of(int t) { return t % ACROSS * WIDTH + t / ACROSS; }
@@ -73,11 +74,7 @@ __device__ __forceinline__ float of_blocks(const float* rows, int count, long lo
 __device__ __forceinline__ bool last_of(unsigned* counter, unsigned blocks) {
   __shared__ bool last;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    last = atomicInc(counter, blocks - 1) == blocks - 1;
-    __threadfence();
-  }
+  if (threadIdx.x == 0) last = came_before(counter, blocks - 1) == blocks - 1;
   __syncthreads();
   return last;
 }

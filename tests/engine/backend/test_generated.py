@@ -141,8 +141,11 @@ static bool __syncthreads_or(bool v) {
   return any;
 }
 #define __ffs __builtin_ffs
-static void __threadfence() {}
-static unsigned atomicInc(unsigned* at, unsigned top) { unsigned old = *at; *at = old < top ? old + 1 : 0; return old; }
+static unsigned came_before(unsigned* counter, unsigned top) {
+  unsigned before = *counter;
+  *counter = before < top ? before + 1 : 0;
+  return before;
+}
 static void thread() { body(arguments); done++; for (;;) swapcontext(&contexts[current], &scheduler); }
 static void block(int threads, bool together) {
   if (!together) {
@@ -232,7 +235,8 @@ class Kernels:
     def _unit(self, n: int, text: str, kernel: str) -> str:
         begin = BEGIN.match(text)
         assert begin is not None
-        code = nvrtc.included(text[begin.end() :]).replace('extern "C" ', "")
+        counted = nvrtc.included('#include "counted.cuh"')  # which MACHINE has instead
+        code = nvrtc.included(text[begin.end() :]).replace('extern "C" ', "").replace(counted, "")
         assert "asm" not in code
         found = re.search(rf"\b{kernel}\(([^)]*)\) {{", code[code.index("__global__ void") :])
         assert found is not None
