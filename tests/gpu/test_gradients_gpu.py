@@ -51,6 +51,9 @@ CASES: dict[str, Callable[[Leaves], Tensor]] = {
     "layer_norm": with_input(lambda t, h: F.layer_norm(h, (64,), t["b"], t["b"])),
     "group_norm": with_input(lambda t, h: F.group_norm(h, 8, t["b"], t["b"], layout="NHWC")),
     "group_norm_silu": with_input(lambda t, h: F.group_norm_silu(h, 8, t["b"], t["b"], layout="NHWC")),
+    "group_norm_silu, weight and bias apart": with_input(
+        lambda t, h: F.group_norm_silu(h, 8, t["b"], t["b"] * 2, layout="NHWC")
+    ),
     "linear": with_input(lambda t, h: F.linear(h, t["w"], t["b"])),
     "linear_add": with_input(lambda t, h: F.linear_add(h, t["w"], t["b"], F.silu(t["x"]))),
     "linear_add of itself": with_input(lambda t, h: F.linear_add(h, t["w"], None, h)),

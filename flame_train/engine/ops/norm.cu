@@ -1,4 +1,4 @@
-// Group normalisation over channels-last memory, forward and input gradient.
+// Group normalisation over channels-last memory, forward and gradients.
 //
 // Contract: x, y, dy, dx are dense, row-major (B, P, C) with C % 8 == 0, 16-byte aligned; w and b hold C
 // elements of the same type. mean and rstd are fp32, one a group. All sums are fp32 in a fixed order, so equal
@@ -64,11 +64,16 @@ __device__ __forceinline__ void spread(const float* values, int step, int c, int
   }
 }
 
-__device__ __forceinline__ void group_sums(const float* s0, const float* s1, int C, int groups, int rows, float* part) {
+// A thread's two sums a channel made the block's, in `part` as two sums a group. With `weight` and `rstd` they are those
+// of a gradient: the second still lacks its factor rstd, groups' sums want the channels' weighted, and `channels`, where
+// not null, is given all of the first and all of the second.
+__device__ __forceinline__ void group_sums(const float* s0, const float* s1, int C, int groups, int rows, float* part,
+                                           const T* weight = nullptr, const float* rstd = nullptr,
+                                           float* channels = nullptr) {
   extern __shared__ float shared[];
   float* a = shared;
   float* b = shared + rows * C;
-  int vec = C >> 3, v = threadIdx.x % vec, row = threadIdx.x / vec;
+  int vec = C >> 3, v = threadIdx.x % vec, row = threadIdx.x / vec, per = C / groups;
   if (row < rows) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -77,14 +82,28 @@ __device__ __forceinline__ void group_sums(const float* s0, const float* s1, int
     }
   }
   __syncthreads();
-  int per = C / groups;
+  for (int c = threadIdx.x; c < C; c += blockDim.x) {
+    float t0 = 0.f, t1 = 0.f;
+    for (int r = 0; r < rows; r++) {
+      t0 += a[r * C + c];
+      t1 += b[r * C + c];
+    }
+    if (rstd) t1 *= rstd[blockIdx.y * groups + c / per];
+    if (channels) {
+      channels[c] = t0;
+      channels[C + c] = t1;
+    }
+    float by = weight ? to_float(weight[c]) : 1.f;
+    a[c] = t0 * by;
+    b[c] = t1 * by;
+  }
+  __syncthreads();
   for (int g = threadIdx.x; g < groups; g += blockDim.x) {
     float t0 = 0.f, t1 = 0.f;
-    for (int r = 0; r < rows; r++)
-      for (int c = g * per; c < (g + 1) * per; c++) {
-        t0 += a[r * C + c];
-        t1 += b[r * C + c];
-      }
+    for (int c = g * per; c < (g + 1) * per; c++) {
+      t0 += a[c];
+      t1 += b[c];
+    }
     part[2 * g] = t0;
     part[2 * g + 1] = t1;
   }
@@ -163,25 +182,31 @@ __device__ __forceinline__ float through(float z, float dy, int silu) {
   return dy * (s * (1.f + z * (1.f - s)));
 }
 
-// Sums of g and g * xhat a group, g being the gradient at the normalised value. As group_norm_sums.
+// Sums of g and g * xhat a group, g being the gradient at the normalised value. As group_norm_sums. `channels`, where not
+// null, is (B, chunks, 2, C): sums a channel of the gradients at the scaled and shifted value, by themselves and times
+// xhat, which over B and chunks add up to those of bias and weight.
 extern "C" __global__ void __launch_bounds__(THREADS) group_norm_gradient_sums(
-    const T* x, const T* dy, const T* w, const T* b, const float* mean, const float* rstd, float* part, int P, int C,
-    int groups, int span, int silu) {
+    const T* x, const T* dy, const T* w, const T* b, const float* mean, const float* rstd, float* part, float* channels,
+    int P, int C, int groups, int span, int silu) {
   Lane lane(P, C, span);
-  float m[8], r[8], ga[8], be[8], s0[8] = {0}, s1[8] = {0};
+  float m[8], scale[8], be[8], s0[8] = {0}, s1[8] = {0};
   spread(mean, 1, lane.c, C, groups, m);
-  spread(rstd, 1, lane.c, C, groups, r);
-  load8(w + lane.c, ga);
+  spread(rstd, 1, lane.c, C, groups, be);
+  load8(w + lane.c, scale);
+#pragma unroll
+  for (int i = 0; i < 8; i++) scale[i] *= be[i];
   load8(b + lane.c, be);
   lane.each<GRADIENT_AHEAD>({x, dy}, C, [&](const float (&f)[2][8], size_t) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-      float xhat = (f[0][i] - m[i]) * r[i], g = through(xhat * ga[i] + be[i], f[1][i], silu) * ga[i];
+      float far = f[0][i] - m[i], g = through(far * scale[i] + be[i], f[1][i], silu);
       s0[i] += g;
-      s1[i] += g * xhat;
+      s1[i] += g * far;
     }
   });
-  group_sums(s0, s1, C, groups, lane.rows, part + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * groups * 2);
+  size_t chunk = (size_t)blockIdx.y * gridDim.x + blockIdx.x;
+  group_sums(s0, s1, C, groups, lane.rows, part + chunk * groups * 2, w, rstd,
+             channels ? channels + chunk * 2 * C : nullptr);
 }
 
 // grid (B, groups), one warp each: chunk sums to the means of g and of g * xhat

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...errors import ShapeError
-from ..backend.cuda.programs import Extent, Operands, Reduction, Table
+from ..backend.cuda.programs import Extent, Operands, Reduction
 from ..dtype import Array, float32
 from ..graph import Plus, leading_sum
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from . import conditions
 from .activations import silu
-from .along import one_row, rows_of
 
 
 @primitive(torch="nn.functional.group_norm", aux=("mean", "rstd"))
@@ -145,6 +145,7 @@ class _GroupPlan:
     def __init__(self, k: Any, x: Array, groups: int) -> None:
         self.batch, self.channels, self.groups = x.shape[0], x.shape[-1], groups
         self.pixels = x.size // (self.batch * self.channels)
+        self.size = (np.int32(self.pixels), np.int32(self.channels), np.int32(groups))
         vec = self.channels // 8
         rows = max(1, 256 // vec)
         self.threads, self.shared = vec * rows, 2 * rows * self.channels * 4
@@ -157,22 +158,21 @@ class _GroupPlan:
         self.stretches = (-(-self.pixels // self.stretch), self.batch)
 
     def part(self, k: Any) -> Array:
-        return k.empty((self.batch, self.chunks, self.groups, 2), np.dtype(np.float32))
+        return k.empty((self.batch, self.chunks, self.groups, 2), float32)
 
 
 def _group_forward(
     k: Any, input: Array, groups: int, weight: Array, bias: Array, eps: float, silu: bool
 ) -> tuple[Array, Array, Array]:
     x, plan = k.rows_first(input), _GroupPlan(k, input, groups)
-    mean, rstd = (k.empty((plan.batch, 1, groups, 1), np.dtype(np.float32)) for _ in range(2))
+    mean, rstd = (k.empty((plan.batch, 1, groups, 1), float32) for _ in range(2))
     y, part = k.empty(x.shape, x.dtype), plan.part(k)
-    size = (np.int32(plan.pixels), np.int32(plan.channels), np.int32(groups))
     k.launch("norm.cu", "group_norm_sums", x.dtype, (plan.chunks, plan.batch), plan.threads,
-             (x, part, *size, np.int32(plan.span)), plan.shared)  # fmt: skip
+             (x, part, *plan.size, np.int32(plan.span)), plan.shared)  # fmt: skip
     k.launch("norm.cu", "group_norm_finish", x.dtype, (plan.batch, groups), 32,
-             (x, part, mean, rstd, *size, np.int32(plan.chunks), np.float32(eps)))  # fmt: skip
+             (x, part, mean, rstd, *plan.size, np.int32(plan.chunks), np.float32(eps)))  # fmt: skip
     k.launch("norm.cu", "group_norm_apply", x.dtype, plan.stretches, plan.threads,
-             (x, weight, bias, mean, rstd, y, *size, np.int32(plan.stretch), np.int32(silu)))  # fmt: skip
+             (x, weight, bias, mean, rstd, y, *plan.size, np.int32(plan.stretch), np.int32(silu)))  # fmt: skip
     return y, mean, rstd
 
 
@@ -185,30 +185,55 @@ def _sum_of(k: Any, plus: Plus, x: Array) -> tuple[Array, Array | np.intp]:
     return array if held.owned and array is held.array else k.empty(x.shape, x.dtype), array
 
 
-def _group_gradient(
-    k: Any,
-    g: Array,
-    input: Array,
-    groups: int,
-    weight: Array,
-    bias: Array,
-    mean: Array,
-    rstd: Array,
-    silu: bool,
-    plus: Plus,
-) -> Array:
-    x, g, plan = k.rows_first(input), k.rows_first(g), _GroupPlan(k, input, groups)
-    (dx, held), part = _sum_of(k, plus, x), plan.part(k)
-    means = k.empty((plan.batch, groups, 2), np.dtype(np.float32))
-    size = (np.int32(plan.pixels), np.int32(plan.channels), np.int32(groups))
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What a gradient is computed from; `silu` says whether one came after the norm."""
+
+    input: Array
+    weight: Array
+    bias: Array
+    mean: Array
+    rstd: Array
+    silu: bool
+
+
+def _group_gradients(
+    k: Any, g: Array, saved: _Saved, needs: frozenset[str], plus: Plus
+) -> tuple[Array | None, Array | None, Array | None]:
+    """The gradients of input, weight and bias, those of the latter two out of the first pass that the input's takes."""
+    x, g, groups = k.rows_first(saved.input), k.rows_first(g), saved.mean.shape[2]
+    plan, sides = _GroupPlan(k, x, groups), [n for n in ("bias", "weight") if n in needs]
+    part = plan.part(k)
+    channels = k.empty((plan.batch * plan.chunks, 2 * plan.channels), float32) if sides else np.intp(0)
+    operands = (x, g, saved.weight, saved.bias, saved.mean, saved.rstd)
     k.launch("norm.cu", "group_norm_gradient_sums", x.dtype, (plan.chunks, plan.batch), plan.threads,
-             (x, g, weight, bias, mean, rstd, part, *size, np.int32(plan.span), np.int32(silu)),
+             (*operands, part, channels, *plan.size, np.int32(plan.span), np.int32(saved.silu)),
              plan.shared)  # fmt: skip
-    k.launch("norm.cu", "group_norm_gradient_finish", x.dtype, (plan.batch, groups), 32,
-             (part, means, *size, np.int32(plan.chunks)))  # fmt: skip
+    made = dict(zip(("bias", "weight"), _channel_sums(k, channels), strict=True)) if sides else {}
+    for name in plus.keys() & made.keys():
+        added = {"made": made[name], "held": plus[name].array}
+        made[name] = k.elementwise(("made + held",), added, (float32,))[0]
+    dx = _group_input_gradient(k, operands, part, plan, saved.silu, plus) if "input" in needs else None
+    return dx, made.get("weight"), made.get("bias")
+
+
+def _channel_sums(k: Any, channels: Array) -> tuple[Array, Array]:
+    """What every block found of the channels, two values each, added up."""
+    whole = k.columns([Reduction("sum", "each")], Operands({"each": channels}), Extent(1, *channels.shape), float32)
+    first, second = whole[0].reshape(2, -1)
+    return first, second
+
+
+def _group_input_gradient(
+    k: Any, operands: tuple[Array, ...], part: Array, plan: _GroupPlan, silu: bool, plus: Plus
+) -> Array:
+    x = operands[0]
+    dx, held = _sum_of(k, plus, x)
+    means = k.empty((plan.batch, plan.groups, 2), float32)
+    k.launch("norm.cu", "group_norm_gradient_finish", x.dtype, (plan.batch, plan.groups), 32,
+             (part, means, *plan.size, np.int32(plan.chunks)))  # fmt: skip
     k.launch("norm.cu", "group_norm_gradient_apply", x.dtype, plan.stretches, plan.threads,
-             (x, g, weight, bias, mean, rstd, means, held, dx, *size, np.int32(plan.stretch),
-              np.int32(silu)))  # fmt: skip
+             (*operands, means, held, dx, *plan.size, np.int32(plan.stretch), np.int32(silu)))  # fmt: skip
     return dx
 
 
@@ -219,11 +244,12 @@ def _(
     return _group_forward(k, input, num_groups, weight, bias, eps, False)
 
 
-@group_norm.cuda_vjp("norm.cu", "input", when=_group_condition)
+@group_norm.cuda_vjp("norm.cu", "input", "weight", "bias", when=_group_condition)
 def _(
-    k: Any, g: Array, input: Array, num_groups: int, weight: Array, bias: Array, mean: Array, rstd: Array, plus: Plus
-) -> Array:
-    return _group_gradient(k, g, input, num_groups, weight, bias, mean, rstd, False, plus)
+    k: Any, g: Array, input: Array, weight: Array, bias: Array, mean: Array, rstd: Array, needs: frozenset[str],
+    plus: Plus,
+) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
+    return _group_gradients(k, g, _Saved(input, weight, bias, mean, rstd, False), needs, plus)
 
 
 @group_norm_silu.cuda("norm.cu", when=_group_condition)
@@ -233,54 +259,12 @@ def _(
     return _group_forward(k, input, num_groups, weight, bias, eps, True)
 
 
-@group_norm_silu.cuda_vjp("norm.cu", "input", when=_group_condition)
+@group_norm_silu.cuda_vjp("norm.cu", "input", "weight", "bias", when=_group_condition)
 def _(
-    k: Any, g: Array, input: Array, num_groups: int, weight: Array, bias: Array, mean: Array, rstd: Array, plus: Plus
-) -> Array:
-    return _group_gradient(k, g, input, num_groups, weight, bias, mean, rstd, True, plus)
-
-
-def _channel_gradients(
-    k: Any,
-    g: Array,
-    input: Array,
-    weight: Array,
-    bias: Array,
-    mean: Array,
-    rstd: Array,
-    needs: frozenset[str],
-    slope: str,
-) -> tuple[Array | None, Array | None]:
-    """The gradients of weight and bias; `slope` carries g back through what comes after them."""
-    batch, channels, groups = input.shape[0], input.shape[-1], mean.shape[2]
-    pixels = input.size // (batch * channels)
-
-    def spread(a: Array) -> Table:
-        wide = k.xp.broadcast_to(a.reshape(batch, groups, 1), (batch, groups, channels // groups))
-        return Table(k.rows_first(wide).reshape(batch, channels), pixels, batch)
-
-    tables = {"mean": spread(mean), "rstd": spread(rstd), **one_row(k, weight=weight, bias=bias)}
-    operands = Operands({"g": rows_of(k, g), "input": rows_of(k, input)}, tables)
-    of = {"weight": Reduction("sum", f"{slope} * (input - mean) * rstd"), "bias": Reduction("sum", slope)}
-    wanted = [n for n in of if n in needs]
-    found = k.columns([of[n] for n in wanted], operands, Extent(1, batch * pixels, channels), float32)
-    made = {n: total.reshape(channels) for n, total in zip(wanted, found, strict=True)}
-    return made.get("weight"), made.get("bias")
-
-
-@group_norm.cuda_vjp("norm.cu", "weight", "bias", when=_group_condition)
-def _(
-    k: Any, g: Array, input: Array, weight: Array, bias: Array, mean: Array, rstd: Array, needs: frozenset[str]
-) -> tuple[Array | None, Array | None]:
-    return _channel_gradients(k, g, input, weight, bias, mean, rstd, needs, "g")
-
-
-@group_norm_silu.cuda_vjp("norm.cu", "weight", "bias", when=_group_condition)
-def _(
-    k: Any, g: Array, input: Array, weight: Array, bias: Array, mean: Array, rstd: Array, needs: frozenset[str]
-) -> tuple[Array | None, Array | None]:
-    slope = "g * silu_slope((input - mean) * rstd * weight + bias)"
-    return _channel_gradients(k, g, input, weight, bias, mean, rstd, needs, slope)
+    k: Any, g: Array, input: Array, weight: Array, bias: Array, mean: Array, rstd: Array, needs: frozenset[str],
+    plus: Plus,
+) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
+    return _group_gradients(k, g, _Saved(input, weight, bias, mean, rstd, True), needs, plus)
 
 
 for _norm in (group_norm, group_norm_silu):

@@ -41,9 +41,21 @@ LENGTHS: dict[str, list[Sample]] = {
     "layer_norm": [sample((n, c), (c,), (c,), (c,)) for n, c in ((9, 77), (8, 131), (2, 2560), (1, 3072), (3, 1284))],
     "rms_norm_rope": [sample((2, 3, 5, c), (c,), (5, c), (5, c)) for c in (22, 70, 640)],
     "var": [sample((9, 601), 0), sample((3, 4099), -1), sample((2, 1100, 13), 1), sample((3, 24_576 // 3), (0, 1))],
+    "sum": [
+        sample((3000, 13), 0),
+        sample((2, 900, 24), 1),
+        sample((20_001,)),
+        sample((3, 9001), -1),
+        sample((5, 600), 0),
+    ],
+    "amax": [sample((1100, 40), 0), sample((2, 17_000), -1)],
+    "std": [sample((1500, 40), 0), sample((2, 500, 6), 1), sample((2, 12_000), -1)],
     "layer_norm_modulate": [sample((3, 5, 78), (3, 1, 78), (3, 1, 78)), sample((1, 4, 1536), (1536,), (1536,))],
 }
-"""Rows whole among threads or not, long and short, those that go through shared memory in blocks full or not."""
+"""Rows whole among threads or not, long and short, those that go through shared memory in blocks full or not.
+
+Sums and variances of what one block reduces, and of what several share.
+"""
 
 BEGIN = re.compile(r'#define FAST ([01])\n#include "elements.cuh"\n')
 
@@ -136,6 +148,11 @@ static void make() {
   makecontext(&begin, thread, 0);
   if (!_setjmp(scheduler)) setcontext(&begin);
 }
+static unsigned came_before(unsigned* counter, unsigned top) {
+  unsigned before = *counter;
+  *counter = before < top ? before + 1 : 0;
+  return before;
+}
 static void block(int threads, bool together) {
   if (!together) {
     for (int t = 0; t < threads; t++) { threadIdx = {(unsigned)t, 0, 0}; body(arguments); }
@@ -165,6 +182,17 @@ static void launch(const int* grid, int threads, void (*kernel)(void**), void** 
 )
 
 
+OPS_FOLDER = Path(nvrtc.__file__).parents[2] / "ops"
+SHARED = "static float shared[12288]"
+NARROW = """
+struct __half {}; struct __nv_bfloat16 {};
+static float __half2float(__half), __bfloat162float(__nv_bfloat16);
+static __half __float2half_rn(float); static __nv_bfloat16 __float2bfloat16_rn(float);
+struct float2 { float x, y; };
+static float2 make_float2(float x, float y) { return {x, y}; }
+"""
+
+
 class Kernels:
     """Kernels by their text: collected in a first run, in which they do nothing, then compiled together."""
 
@@ -184,6 +212,13 @@ class Kernels:
 
         return call
 
+    def get(self, file: str, kernel: str, dtype: Any, shared_bytes: int = 0) -> Any:
+        """A kernel of a file, over fp32: what it has of CUDA's headers and of shared memory is as C++ has it."""
+        text = nvrtc.included((OPS_FOLDER / file).read_text()).replace("typedef ELEMENT T;", "typedef float T;")
+        text = re.sub(r"#include <cuda_\w+\.h>\n", "", text).replace("extern __shared__ float shared[]", SHARED)
+        run = self.generated(f'#define FAST 0\n#include "elements.cuh"\n{NARROW}{text}', kernel)
+        return lambda grid, block, args, shared_mem: run(grid, block, args)
+
     def build(self) -> None:
         source, found = self.folder / "kernels.cpp", self.folder / "kernels.so"
         units = [self._unit(n, *key) for key, n in self.texts.items()]
@@ -193,14 +228,15 @@ class Kernels:
 
     def _header(self, fast: int) -> str:
         """What every text begins with, read once for all that have the same `FAST`."""
-        cuda = (Path(nvrtc.__file__).parents[2] / "ops" / "convert.cuh").read_text().replace("#pragma once\n", "")
+        cuda = (OPS_FOLDER / "convert.cuh").read_text().replace("#pragma once\n", "")
         code = nvrtc.included('#include "elements.cuh"').replace(cuda, "")
         return f"namespace fast{fast} {{\n#define FAST {fast}\n{code}\n#undef FAST\n}}\n"
 
     def _unit(self, n: int, text: str, kernel: str) -> str:
         begin = BEGIN.match(text)
         assert begin is not None
-        code = nvrtc.included(text[begin.end() :]).replace('extern "C" ', "")
+        counted = nvrtc.included('#include "counted.cuh"')  # which MACHINE has instead
+        code = nvrtc.included(text[begin.end() :]).replace('extern "C" ', "").replace(counted, "")
         assert "asm" not in code
         found = re.search(rf"\b{kernel}\(([^)]*)\) {{", code[code.index("__global__ void") :])
         assert found is not None
@@ -290,6 +326,36 @@ def test_values_and_gradients(gpu: Any, dtype: Any, tmp_path: Path, monkeypatch:
     assert not wrong
 
 
+@pytest.mark.parametrize("name", ["group_norm", "group_norm_silu"])
+def test_group_norms(gpu: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = Kernels(tmp_path)
+
+    def found(shape: tuple[int, ...], wanted: list[str], device: str, kind: Any) -> list[np.ndarray]:
+        rng, channels = generator(name, sum(shape)), shape[-1]
+        drawn = {"input": 2.0 + rng.standard_normal(shape)}
+        drawn |= {n: rng.standard_normal(channels) for n in ("weight", "bias")}
+        given = {n: flame.tensor(v, kind, device, requires_grad=n in wanted) for n, v in drawn.items()}
+        made = [getattr(F, name)(given["input"], 8, given["weight"], given["bias"], layout="NHWC") for _ in range(2)]
+        # They arrive twice, so that gradients are added to held ones as well.
+        cotangents = [flame.tensor(rng.standard_normal(shape), kind, device)] * 2
+        return [t.numpy() for t in (made[0], *flame.grad(made, [given[n] for n in wanted], cotangents))]
+
+    monkeypatch.setattr(gpu.kernels._modules, "generated", kernels.generated)
+    monkeypatch.setattr(gpu.kernels._modules, "get", kernels.get)
+    cases = [
+        (shape, wanted.split())
+        for shape in ((2, 9, 7, 64), (3, 40, 40, 16), (1, 5, 3, 72))
+        for wanted in ("input weight bias", "input", "weight", "bias input")
+    ]
+    for case in cases:
+        found(*case, "cuda", np.dtype(np.float32))
+    kernels.build()
+    for case in cases:
+        got, truth = found(*case, "cuda", np.dtype(np.float32)), found(*case, "cpu", np.dtype(np.float64))
+        for g, t in zip(got, truth, strict=True):
+            assert distance(g, t) < 3e-6
+
+
 HEADS, HEAD = 3, 16
 
 
@@ -348,6 +414,35 @@ def test_rows_are_read_and_written_where_they_lie(
     for g, p, t in zip(got, plain, truth, strict=True):
         assert distance(g, t) <= 2.0 * distance(p, t) + float(ml_dtypes.finfo(dtype).eps)
     assert not copies, "each slice is read and written where it lies"
+
+
+@pytest.mark.parametrize("shape", [(3000, 8), (700, 640), (2570, 3), (40_000,), (3, 9001)])
+def test_blocks_that_share_a_reduction_meet_again_and_again(
+    gpu: Any, shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels, drawn = Kernels(tmp_path), generator("meet", 0).standard_normal(shape).astype(np.float32)
+    grids: list[tuple[int, ...]] = []
+
+    def generated(text: str, kernel: str) -> Any:
+        run = kernels.generated(text, kernel)
+        return lambda grid, block, args: grids.append(grid) or run(grid, block, args)
+
+    monkeypatch.setattr(gpu.kernels._modules, "generated", generated)
+    x, dim = flame.tensor(drawn, device="cuda"), -1 if shape[-1] > 9000 else 0
+
+    def found() -> list[np.ndarray]:
+        return [f(x, dim).numpy() for f in (F.sum, F.amax, F.var)]
+
+    found()
+    assert len(grids) == 3, "one launch each"
+    assert all(grid[1] > 1 for grid in grids[:2])
+    kernels.build()
+    once, again = found(), found()
+    wide = drawn.astype(np.float64)
+    for got, same, truth in zip(once, again, (wide.sum(dim), wide.max(dim), wide.var(dim, ddof=1)), strict=True):
+        np.testing.assert_array_equal(got, same)
+        np.testing.assert_allclose(got, truth, rtol=1e-5, atol=1e-4)
+    assert not gpu.kernels.columns.counters.any()
 
 
 @pytest.mark.parametrize("dim", [0, None])

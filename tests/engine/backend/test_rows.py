@@ -45,6 +45,7 @@ def test_cuts_have_room_for_a_row_and_waste_nothing_on_lengths_of_models() -> No
         for loads in (1, 2, 3, 4):
             cut = cut_of(columns, 8, loads, loads + 2)
             assert columns <= cut.elements
+            assert columns >= cut.width * cut.threads * (cut.packets - 1), "only a thread's last packet may be missing"
             assert cut.block <= 1024
     for columns in (64, 128, 320, 640, 1280, 1536, 2048, 3072, 4096):
         assert cut_of(columns, 8, 1, 3).elements == columns
@@ -55,5 +56,6 @@ def test_staged_rows_fit_shared_memory() -> None:
     for columns in range(1, 700):
         cut = staged_cut(columns, 1, 16)
         assert cut is None or (cut.elements >= columns and cut.elements * cut.rows * 16 <= 32 << 10)
+        assert cut is None or columns >= cut.threads * (cut.packets - 1)
     assert staged_cut(77, 1, 4) == Cut(1, 8, 10, staged=True)
     assert staged_cut(80, 8, 4) is None

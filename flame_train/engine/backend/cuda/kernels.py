@@ -42,7 +42,7 @@ class Kernels:
         self.elementwise = Elementwise(cupy, self._modules)
         self.rows = Rows(cupy, self._modules)
         self.columns = Columns(cupy, self._modules, self.rows, self.multiprocessors)
-        self.moments = Moments(cupy, self._modules, self.multiprocessors)
+        self.moments = Moments(cupy, self._modules, self.columns, self.multiprocessors)
 
     @cached_property
     def _shelf(self) -> Shelf:

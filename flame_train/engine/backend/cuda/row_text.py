@@ -12,6 +12,8 @@ from .programs import Program
 from .row_cuts import Cut
 
 Names = tuple[tuple[str, DType], ...]
+_RESIDENT = 896  # threads of a multiprocessor, which leaves each 72 registers
+_ROOM = 60  # of them for a row's elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class RowText:
         c, types = self.cut, [*self.rows.values(), *self.tables.values(), *self.made.values()]
         return f"""#define FAST {int("float" not in types)}
 #include "elements.cuh"
-extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._arguments())}) {{
+extern "C" __global__ void __launch_bounds__({self._bounds()}) rows({", ".join(self._arguments())}) {{
   const unsigned row = blockIdx.x * {c.rows} + threadIdx.x / {c.threads};
   const int lane = threadIdx.x % {c.threads};
   const int length = {c.elements if self.whole else "columns"}, packets = length / {c.width};
@@ -63,6 +65,16 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
 {self._places()}{self._staged() if c.staged else ""}{self._loads()}{steps}{outputs}}}
 """
 
+    def _bounds(self) -> str:
+        """Threads to a block; and blocks to a multiprocessor, where rows are short enough to leave registers for them.
+
+        Unasked, the compiler fetches whole tables ahead into registers, and too few rows are on their way.
+        """
+        c, vectors = self.cut, sum(s.startswith("row ") for s in self.program.steps)
+        words = c.width * c.packets * (vectors + sum(d.itemsize for _, d in self.signature.rows) / 4)
+        blocks = _RESIDENT // c.block if words <= _ROOM else 0
+        return f"{c.block}, {blocks}" if blocks else f"{c.block}"
+
     # ---- where things are ----------------------------------------------------------------------------
 
     def _arguments(self) -> list[str]:
@@ -71,12 +83,12 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
             found += [f"const {t}* __restrict__ p_{name}", *self._steps(name)]
         found += [f"const {t}* __restrict__ p_{name}" for name, t in self.tables.items()]
         for name in dict.fromkeys(s.alike):
-            found += [*_divisor(f"run_{name}"), *_divisor(f"count_{name}")]
+            found += [*divisor_arguments(f"run_{name}"), *divisor_arguments(f"count_{name}")]
         found += [f"const {element_name(d)}* __restrict__ p_{name}" for name, d in s.columns]
         found += [f"const float {name}" for name in s.numbers]
         found += [f"{t}* __restrict__ out{i}" for i, t in enumerate(self.outputs)]
         found += [step for name in self.made for step in self._steps(name)]
-        found += [a for d in range(1, s.dims) for a in _divisor(f"size{d}")]
+        found += [a for d in range(1, s.dims) for a in divisor_arguments(f"size{d}")]
         return [*found, "const unsigned count", "const unsigned columns"]
 
     def _steps(self, name: str) -> list[str]:
@@ -86,11 +98,11 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
         """The row's index along each dim, and its rows of the tables."""
         s, lines = self.signature, ["  unsigned rest = row;\n"]
         for d in range(s.dims - 1, 0, -1):
-            lines += [f"  const unsigned i{d} = {_divided(f'size{d}')}.rest(rest);\n"]
-            lines += [f"  rest = {_divided(f'size{d}')}.quotient(rest);\n"]
+            lines += [f"  const unsigned i{d} = {divided(f'size{d}')}.rest(rest);\n"]
+            lines += [f"  rest = {divided(f'size{d}')}.quotient(rest);\n"]
         lines += ["  const unsigned i0 = rest;\n"]
         for name in dict.fromkeys(s.alike):
-            at = f"{_divided(f'count_{name}')}.rest({_divided(f'run_{name}')}.quotient(row))"
+            at = f"{divided(f'count_{name}')}.rest({divided(f'run_{name}')}.quotient(row))"
             lines += [f"  const long long at_{name} = {at} * (long long)length;\n"]
         places = {n: f" + at_{like}" for (n, _), like in zip(s.tables, s.alike, strict=True)}
         lines += [f"  const {t}* const r_{n} = p_{n}{places.get(n, '')};\n" for n, t in self.tables.items()]
@@ -140,9 +152,17 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
         return f"""#pragma unroll
   for (int k = 0; k < {self.cut.packets}; k++) {{
     const int p = lane + k * {self.cut.threads};
-    if (!live{"" if self.whole else " || p >= packets"}) continue;
-{body}  }}
+{self._left_out()}{body}  }}
 """
+
+    def _left_out(self) -> str:
+        """What passes over a packet that is not there: only a thread's last may lie behind the row's end.
+
+        A staged row that is not there has its place in shared memory like the others, and is never brought out.
+        """
+        missing = [] if self.cut.staged or self.cut.rows == 1 else ["!live"]
+        missing += [] if self.whole else [f"k == {self.cut.packets - 1} && p >= packets"]
+        return f"    if ({' || '.join(missing)}) continue;\n" if missing else ""
 
     def _each(self, body: str, before: str = "", after: str = "") -> str:
         """`body` for every element, with the operands it names at hand."""
@@ -201,12 +221,13 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
         return "".join(parts)
 
 
-def _divisor(name: str) -> list[str]:
+def divisor_arguments(name: str) -> list[str]:
     """The arguments by which a kernel divides by a number."""
     return [f"const unsigned by_{name}", f"const unsigned magic_{name}", f"const unsigned shift_{name}"]
 
 
-def _divided(name: str) -> str:
+def divided(name: str) -> str:
+    """The divisor that those arguments are."""
     return f"Divisor{{by_{name}, magic_{name}, shift_{name}}}"
 
 

@@ -95,11 +95,11 @@ def _step(columns: int, strides: Sequence[Strides], arrays: Sequence[Array]) -> 
 def _signature(
     operands: Operands, rows: Mapping[str, Array], tables: Mapping[str, Array], made: Sequence[Array], dims: int
 ) -> Signature:
-    single, several = _by_count(operands.tables)
+    single, several = by_count(operands.tables)
     first: dict[tuple[int, int], str] = {}
     return Signature(
-        _names(rows), _names({n: tables[n] for n in single}), _names({n: tables[n] for n in several}),
-        tuple(first.setdefault((t.run, t.count), n) for n, t in several.items()), _names(operands.columns),
+        names_of(rows), names_of({n: tables[n] for n in single}), names_of({n: tables[n] for n in several}),
+        tuple(first.setdefault((t.run, t.count), n) for n, t in several.items()), names_of(operands.columns),
         tuple(operands.numbers), tuple(a.dtype for a in made), dims,
     )  # fmt: skip
 
@@ -108,7 +108,7 @@ def _arguments(
     operands: Operands, rows: Mapping[str, Array], tables: Mapping[str, Array], made: Sequence[Array],
     strides: Sequence[Strides],
 ) -> list[Any]:  # fmt: skip
-    single, several = _by_count(operands.tables)
+    single, several = by_count(operands.tables)
     found = [a for x, steps in zip(rows.values(), strides, strict=False) for a in (x, *map(np.int64, steps))]
     found += [tables[n] for n in (*single, *several)]
     for run, count in dict.fromkeys((t.run, t.count) for t in several.values()):
@@ -117,12 +117,12 @@ def _arguments(
     return [*found, *(np.int64(s) for steps in strides[len(rows) :] for s in steps)]
 
 
-def _by_count(tables: Mapping[str, Table]) -> tuple[dict[str, Table], dict[str, Table]]:
+def by_count(tables: Mapping[str, Table]) -> tuple[dict[str, Table], dict[str, Table]]:
     """Those of a single row, and those of several."""
     return {n: t for n, t in tables.items() if t.count == 1}, {n: t for n, t in tables.items() if t.count > 1}
 
 
-def _names(arrays: Mapping[str, Array]) -> Names:
+def names_of(arrays: Mapping[str, Array]) -> Names:
     return tuple((n, a.dtype) for n, a in arrays.items())
 
 
