@@ -260,7 +260,8 @@ class _Accumulating:
         if id(leaf) in self._told:  # a second contribution is added to the first, which must be there
             leaf.backend.join()
         self._told.add(id(leaf))
-        return Held(leaf.grad.data, owned=True, final=not mode().hooks)
+        as_it_comes = leaf.grad.dtype == leaf.dtype  # else what is sent is read, to be converted
+        return Held(leaf.grad.data, owned=True, final=as_it_comes and not mode().hooks)
 
     def put(self, leaf: Tensor, total: Array) -> None:
         assert leaf.grad is not None

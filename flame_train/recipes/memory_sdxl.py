@@ -36,13 +36,13 @@ class _Place:
 def activation_bytes(unet: UNet, load: Load) -> int:
     """The most that is there at once: all that the forward pass leaves behind, and the largest of what passes by.
 
-    That is a feed-forward or block made again, with its gradients, or a deterministic attention's scores.
+    That is a feed-forward or block made again, with its gradients. Room for a deterministic attention's scores is kept.
     """
     places = [p for p in _walk(unet, load) if isinstance(p.part, SpatialTransformer)]
     once = _PASSING + _GATED + (_ATTENTIONS + 1 if run_again(load.recompute) else 0)
     largest = max((_image(p) * once * load.batch * load.itemsize for p in places), default=0)
     scores = max((_scores(p, load) for p in places), default=0)
-    return kept(unet, load) * load.batch * load.itemsize + max(largest, scores)
+    return kept(unet, load) * load.batch * load.itemsize + largest + scores
 
 
 def kept(unet: UNet, load: Load) -> int:

@@ -14,6 +14,8 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import bfloat16, float16, float32, float64
 from flame_train.engine.mode import deterministic
 from flame_train.engine.ops.finite import Broken
+from flame_train.engine.optim import Arena
+from flame_train.engine.tensor import Parameter
 
 pytestmark = pytest.mark.gpu
 
@@ -218,19 +220,25 @@ def test_what_is_not_finite_is_marked_in_any_order_of_dims() -> None:
 
 
 @pytest.mark.parametrize("rows", [600, 4096])
-def test_factors_gradients_beside_the_main_line_are_those_in_line(rows: int) -> None:
+@pytest.mark.parametrize("working", [True, False], ids=["working copies", "leaves of 16 bits"])
+def test_factors_gradients_beside_the_main_line_are_those_in_line(rows: int, working: bool) -> None:
     """Layers whose memory is taken again at once, by others of several sizes; twice a step, so that sums grow."""
     rng = np.random.default_rng(0)
 
-    def random(*shape: int) -> flame.Tensor:
-        return flame.tensor(0.05 * rng.standard_normal(shape), "bfloat16", "cuda")
+    def random(*shape: int, dtype: str = "bfloat16") -> flame.Tensor:
+        return flame.tensor(0.05 * rng.standard_normal(shape), dtype, "cuda")
 
     sizes = [(640, 1280), (1280, 320), (320, 640)] * 5
     weights = [random(after, before) for before, after in sizes]
-    factors = [[random(16, before).requires_grad_(), random(after, 16).requires_grad_()] for before, after in sizes]
+    kind = "float32" if working else "bfloat16"
+    shapes = [((16, before), (after, 16)) for before, after in sizes]
+    factors = [[random(*s, dtype=kind).requires_grad_() for s in pair] for pair in shapes]
+    leaves: list[Any] = [f for pair in factors for f in pair]
+    if working:
+        leaves = [Parameter(f.data, str(i)) for i, f in enumerate(leaves)]
+        Arena(leaves, working=bfloat16)
+        factors = [[down.working, up.working] for down, up in zip(leaves[::2], leaves[1::2], strict=True)]
     x = 20.0 * random(rows, 640)
-    for f in (f for pair in factors for f in pair):
-        f.grad = flame.tensor(np.zeros(f.shape, np.float32), device="cuda")
 
     def step() -> None:
         for _ in range(2):
@@ -240,13 +248,15 @@ def test_factors_gradients_beside_the_main_line_are_those_in_line(rows: int) -> 
             y.sum().backward()
 
     def after(run: Any, times: int) -> list[bytes]:
-        for f in (f for pair in factors for f in pair):
+        for f in leaves:
             f.grad.data[...] = 0
         for _ in range(times):
             run()
-        return [f.grad.numpy().tobytes() for pair in factors for f in pair]
+        return [f.grad.numpy().tobytes() for f in leaves]
 
-    with deterministic():
+    for f in leaves:
+        f.grad = f.grad or flame.tensor(np.zeros(f.shape, np.float32), device="cuda")
+    with deterministic(True):
         replayed = flame.capture(step, "cuda")
         for _ in range(2):
             replayed()

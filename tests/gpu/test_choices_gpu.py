@@ -36,7 +36,9 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def renew() -> Shelf:
         monkeypatch.setitem(kernels.__dict__, "cublaslt", CublasLt(kernels.xp, stream, shelf, kernels.launches))
-        monkeypatch.setitem(kernels.__dict__, "cudnn", CuDnn(kernels.xp, stream, shelf, kernels.launches))
+        monkeypatch.setitem(
+            kernels.__dict__, "cudnn", CuDnn(kernels.xp, stream, shelf, kernels.launches, kernels.scratch)
+        )
         return shelf
 
     renew()

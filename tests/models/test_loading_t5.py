@@ -60,12 +60,12 @@ def test_scaled_fp8(arrays, tmp_path):
 
 def test_no_fp8_array_reaches_the_device(arrays, tmp_path, monkeypatch):
     """CuPy has no such type."""
-    put, seen = CpuBackend.put, []
+    put, seen = CpuBackend.put, list[str]()
     monkeypatch.setattr(CpuBackend, "put", lambda self, host: (seen.append(host.dtype.name), put(self, host))[1])
     path = tmp_path / "t5.safetensors"
     save_file(path, {name: array.astype(FP8) for name, array in arrays.items()})
     same(load_t5(path, device="cpu", dtype="bfloat16"), arrays, "bfloat16")
-    assert set(seen) == {"bfloat16"}
+    assert {n for n in seen if "float" in n} == {"bfloat16"}
 
 
 @pytest.mark.parametrize("family", ["sd3", "flux", "all-in-one", "the folder itself"])

@@ -10,7 +10,10 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine.backend.cuda.beside import Beside
+from flame_train.engine.dtype import bfloat16
 from flame_train.engine.mode import capturing
+from flame_train.engine.optim import Arena
+from flame_train.engine.tensor import Parameter
 
 
 class Line:
@@ -135,24 +138,38 @@ def weight(*shape: int) -> flame.Tensor:
     return flame.tensor(np.zeros(shape), "bfloat16", "cuda")
 
 
-def factors() -> list[flame.Tensor]:
-    found = [weight(16, 64).requires_grad_(), weight(64, 16).requires_grad_()]
-    for f in found:
-        f.grad = flame.tensor(np.zeros(f.shape, np.float32), device="cuda")
-    return found
+def leaves(dtype: str = "float32") -> list[flame.Tensor]:
+    return [flame.tensor(np.zeros(s), dtype, "cuda").requires_grad_() for s in ((16, 64), (64, 16))]
+
+
+def parameters() -> list[Parameter]:
+    return [Parameter(f.data, str(f.shape)) for f in leaves()]
+
+
+def working(of: list[Parameter]) -> list[flame.Tensor]:
+    """The copies that training computes with, of parameters that have gradients to add to."""
+    Arena(of, working=bfloat16)
+    return [f.working for f in of]
 
 
 def test_factors_gradients_go_beside_once_there_is_something_to_add_to(gpu: Any) -> None:
-    x, fresh = weight(1024, 64), [weight(16, 64).requires_grad_(), weight(64, 16).requires_grad_()]
-    assert step(gpu, x, factors(), 1) == ["put", "join"]
-    assert step(gpu, x, fresh, 1) == ["join"]
+    x = weight(1024, 64)
+    assert step(gpu, x, working(parameters()), 1) == ["put", "join"]
+    assert step(gpu, x, leaves("bfloat16"), 1) == ["join"]
 
 
 def test_a_second_contribution_in_one_pass_waits_for_the_first(gpu: Any) -> None:
-    assert step(gpu, weight(1024, 64), factors(), 2) == ["put", "join", "join", "put", "join"]
+    assert step(gpu, weight(1024, 64), working(parameters()), 2) == ["put", "join", "join", "put", "join"]
 
 
 def test_who_watches_gradients_gets_them_at_once(gpu: Any) -> None:
-    watched = factors()
+    watched = parameters()
     watched[0].register_hook(lambda g: None)
-    assert "put" not in step(gpu, weight(1024, 64), watched, 1)
+    assert "put" not in step(gpu, weight(1024, 64), working(watched), 1)
+
+
+def test_what_is_converted_on_arrival_comes_in_line(gpu: Any) -> None:
+    rounded = leaves("bfloat16")
+    for f in rounded:
+        f.grad = flame.tensor(np.zeros(f.shape, np.float32), device="cuda")
+    assert "put" not in step(gpu, weight(1024, 64), rounded, 1)

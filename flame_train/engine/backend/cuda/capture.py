@@ -44,6 +44,7 @@ class _Captured:
         self._backend.release_unused()  # what the eager run took is better used by the graph
         self._room()
         with cuda.using_allocator(self._backend.graph_pool.malloc), capturing():
+            self._backend.kernels.scratch.settle()  # before all else, so that it lies at an end of the room
             stream.begin_capture()
             try:
                 self._fn()

@@ -18,6 +18,7 @@ from ...dtype import Array, DType, bfloat16, float16, float32
 from ...mode import mode
 from .launches import Launches
 from .libraries import load
+from .scratch import Scratch
 from .shelf import Shelf
 from .stopwatch import Stopwatch
 
@@ -31,7 +32,7 @@ Layout = tuple[list[int], list[int]]  # dims and strides, in elements
 class CuDnn:
     """One handle on the backend's stream and the plans seen so far. `shelf` keeps plans between runs."""
 
-    def __init__(self, cupy: Any, stream: Any, shelf: Shelf, launches: Launches) -> None:
+    def __init__(self, cupy: Any, stream: Any, shelf: Shelf, launches: Launches, scratch: Scratch) -> None:
         for name in ("nvrtc", "cublasLt", "cublas"):
             load(name)
         try:
@@ -39,6 +40,7 @@ class CuDnn:
         except ImportError as e:
             raise EnvironmentFault(f"cuDNN's frontend is not installed ({e}); run `flame-train doctor`") from e
         self._cudnn, self._cupy, self._shelf, self._launches = cudnn, cupy, shelf, launches
+        self._scratch = scratch
         self._stream, self._aside = stream, cupy.cuda.Stream(non_blocking=True)
         self._stopwatch = Stopwatch(cupy, stream)
         self._version = f"cuDNN {cudnn.backend_version()} through {cudnn.__version__}"
@@ -155,8 +157,7 @@ class CuDnn:
             plan = self._plans.get(key)
             if plan is None:
                 plan = self._plans[key] = self._make(key, dtype, build, arrays)
-            # Taken for the call alone: a deterministic attention wants more than is free while all activations live.
-            workspace = self._cupy.empty(max(1, plan.workspace), "uint8")
+            workspace = self._scratch.of(plan.workspace)
             if self._launches.wanted("attention" if key[0].startswith("sdpa") else "convolution"):
                 plan.graph.execute(plan.pointers(arrays), workspace.data.ptr, handle=self._handle)
 

@@ -138,9 +138,10 @@ class CudaBackend:
     def release_unused(self) -> None:
         """Gives the memory of freed tensors back to the device, for others to take; that of graphs if none is left."""
         self.synchronize()
-        self._pool.free_all_blocks()
         if not self.graphs:
+            self.kernels.scratch.release()
             self.graph_pool.free_all_blocks()
+        self._pool.free_all_blocks()
 
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
         return capture(self, fn)

@@ -22,6 +22,7 @@ from .moments import Moments
 from .nvrtc import ELEMENT_TYPES, KernelModules, element_name
 from .paired import Operands, PairedProducts
 from .rows import Rows
+from .scratch import Scratch
 from .shelf import Shelf, default_folder
 
 _COPIED = 8  # arrays a launch
@@ -33,7 +34,7 @@ class Kernels:
     def __init__(self, cupy: Any, stream: Any) -> None:
         self.xp, self._stream = cupy, stream
         self.launches = Launches()
-        self.beside = Beside(cupy, stream)
+        self.beside, self.scratch = Beside(cupy, stream), Scratch(cupy)
         self._modules = KernelModules(cupy, self.launches)
         self._erf = cupy.ElementwiseKernel("T x", "T y", "y = erf(x)", "flame_erf")
         device = cupy.cuda.Device()
@@ -56,7 +57,7 @@ class Kernels:
     @cached_property
     def cudnn(self) -> CuDnn:
         """Loaded on first use."""
-        return CuDnn(self.xp, self._stream, self._shelf, self.launches)
+        return CuDnn(self.xp, self._stream, self._shelf, self.launches, self.scratch)
 
     @cached_property
     def pairs(self) -> PairedProducts:

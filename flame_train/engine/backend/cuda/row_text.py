@@ -12,8 +12,6 @@ from .programs import Program
 from .row_cuts import Cut
 
 Names = tuple[tuple[str, DType], ...]
-_RESIDENT = 896  # threads of a multiprocessor, which leaves each 72 registers
-_ROOM = 60  # of them for a row's elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class RowText:
         c, types = self.cut, [*self.rows.values(), *self.tables.values(), *self.made.values()]
         return f"""#define FAST {int("float" not in types)}
 #include "elements.cuh"
-extern "C" __global__ void __launch_bounds__({self._bounds()}) rows({", ".join(self._arguments())}) {{
+extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._arguments())}) {{
   const unsigned row = blockIdx.x * {c.rows} + threadIdx.x / {c.threads};
   const int lane = threadIdx.x % {c.threads};
   const int length = {c.elements if self.whole else "columns"}, packets = length / {c.width};
@@ -64,16 +62,6 @@ extern "C" __global__ void __launch_bounds__({self._bounds()}) rows({", ".join(s
   __shared__ float shared[{max(1, self.totals)}][32];
 {self._places()}{self._staged() if c.staged else ""}{self._loads()}{steps}{outputs}}}
 """
-
-    def _bounds(self) -> str:
-        """Threads to a block; and blocks to a multiprocessor, where rows are short enough to leave registers for them.
-
-        Unasked, the compiler fetches whole tables ahead into registers, and too few rows are on their way.
-        """
-        c, vectors = self.cut, sum(s.startswith("row ") for s in self.program.steps)
-        words = c.width * c.packets * (vectors + sum(d.itemsize for _, d in self.signature.rows) / 4)
-        blocks = _RESIDENT // c.block if words <= _ROOM else 0
-        return f"{c.block}, {blocks}" if blocks else f"{c.block}"
 
     # ---- where things are ----------------------------------------------------------------------------
 
