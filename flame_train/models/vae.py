@@ -263,6 +263,12 @@ class Vae(nn.Module):
         first = self.decoder.up[0].block[0].conv1
         return first.in_channels + 4 * first.out_channels
 
+    def workspace(self) -> int:
+        """The numbers for each pixel that cuDNN works in beside them, in fp32: a copy of what the widest layer of the
+        finest level reads and one of what it writes. In 16 bits there are none.
+        """
+        return 2 * self.decoder.up[0].block[0].conv1.in_channels
+
     def sample_latents(self, moments: tuple[Tensor, Tensor], noise_BHWZ: Tensor) -> Tensor:
         """Latents as the diffusion model sees them; see `sample_latents`."""
         return sample_latents(self.arch, moments, noise_BHWZ)

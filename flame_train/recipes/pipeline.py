@@ -7,7 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from flame_train.data.order import Order
 from flame_train.data.placed import Placed, place
 from flame_train.engine import Tensor
 from flame_train.engine.backend import get_backend
-from flame_train.engine.dtype import as_dtype
+from flame_train.engine.dtype import as_dtype, float32
 from flame_train.engine.mode import deterministic
 from flame_train.errors import ConfigError
 from flame_train.io.commit import Found
@@ -75,7 +75,7 @@ class Plan:
         """Bytes on the device in training: weights, adapters with gradients and moments, and what a step keeps.
 
         Where grids are drawn their decoder is there all the time, and what a step takes is not given back for a
-        picture to be decoded.
+        picture to be decoded, but for the room that large workspaces share.
         """
         c = self.config
         item = as_dtype(c.train.precision).itemsize
@@ -87,12 +87,12 @@ class Plan:
         pixels = math.prod(picture_size(c, self.facts))
         numbers = self.facts.decoder_weights + pixels * self.facts.decoding
         decoder = draws * numbers * as_dtype(c.model.vae_precision).itemsize
-        return (
-            self.facts.weights * item
-            + state_bytes(self.parameters, c.optimizer.name)
-            + decoder
-            + max(map(self.facts.activation_bytes, loads))
-        )
+        step = max(self.facts.activation_bytes(replace(load, deterministic=False)) for load in loads)
+        scores = max(map(self.facts.activation_bytes, loads)) - step
+        wide = draws and c.model.vae_precision == "fp32"
+        room = max(scores, wide * pixels * self.facts.decoding_workspace * float32.itemsize)
+        state = state_bytes(self.parameters, c.optimizer.name)
+        return self.facts.weights * item + state + decoder + step + room
 
 
 def state_bytes(parameters: int, optimizer: str) -> int:

@@ -89,6 +89,8 @@ class Facts:
     """Of the network that turns latents into pictures."""
     decoding: int
     """The numbers that are there at once, for each pixel, while it does."""
+    decoding_workspace: int
+    """The numbers for each pixel that it works in beside them, in fp32."""
 
     @classmethod
     def of(cls, skeleton: nn.Module, decoder: Vae, side_multiple: int, activation_bytes: Callable[[Load], int]) -> Self:
@@ -97,7 +99,7 @@ class Facts:
         layers = {name: part.shapes()["weight"] for name, part in parts}
         return cls(
             skeleton, skeleton.num_weights(), side_multiple, layers, activation_bytes, decoder.num_weights(),
-            decoder.decoding(),
+            decoder.decoding(), decoder.workspace(),
         )  # fmt: skip
 
 

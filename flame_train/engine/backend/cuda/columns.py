@@ -31,7 +31,7 @@ class Columns:
 
     def __init__(self, cupy: Any, modules: KernelModules, rows: Rows, multiprocessors: int) -> None:
         self._xp, self._modules, self._rows, self._multiprocessors = cupy, modules, rows, multiprocessors
-        # Each is zero whenever no kernel runs. All work is on one stream, so no two kernels count at once.
+        # Each is zero whenever no kernel runs. All reductions are on one stream, so no two kernels count at once.
         self.counters = cupy.zeros(2 * multiprocessors, np.uint32)
         self._function = lru_cache(maxsize=1024)(self._compiled)
 
