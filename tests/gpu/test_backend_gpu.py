@@ -254,8 +254,8 @@ def test_factors_gradients_beside_the_main_line_are_those_in_line(rows: int, wor
             run()
         return [f.grad.numpy().tobytes() for f in leaves]
 
-    for f in leaves:
-        f.grad = f.grad or flame.tensor(np.zeros(f.shape, np.float32), device="cuda")
+    for f in (f for f in leaves if f.grad is None):
+        f.grad = flame.tensor(np.zeros(f.shape, np.float32), device="cuda")
     with deterministic(True):
         replayed = flame.capture(step, "cuda")
         for _ in range(2):
