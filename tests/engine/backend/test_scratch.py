@@ -11,7 +11,7 @@ import pytest
 from flame_train.engine.backend.cuda.scratch import Scratch
 from flame_train.engine.mode import capturing
 
-LARGE = 128 << 20
+LARGE = 512 << 20
 
 
 class Room:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...mode import mode
 
-_LARGE = 128 << 20  # bytes; smaller ones find a gap
+_LARGE = 512 << 20  # bytes; smaller ones find a gap
 
 
 class Scratch:
