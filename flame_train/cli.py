@@ -1,4 +1,4 @@
-"""The command line: parses, calls `recipes` or `tools`, prints the result, maps errors to exit codes.
+"""The command line: parses, calls `recipes` or `tools`, has the result shown, maps errors to exit codes.
 
 Results go to standard output, everything else to standard error. Each command imports what it needs when it
 runs, so that `--help` answers at once.
@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import json
 import logging
 import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +22,7 @@ import typer
 
 from flame_train import __version__
 from flame_train.errors import FlameError, exit_status, is_out_of_memory
+from flame_train.output import show, without_files
 
 app = typer.Typer(
     name="flame-train",
@@ -86,9 +86,9 @@ def run(arguments: list[str]) -> int:
 
 def _report(error: Exception, debug: bool) -> int:
     """Tell the user about `error` in their terms. Returns the exit code."""
-    show = getattr(error, "show", None)  # the parser's own complaint about the command line
-    if show is not None:
-        show()
+    complaint = getattr(error, "show", None)  # the parser's own, about the command line
+    if complaint is not None:
+        complaint()
         return 2
     status = exit_status(error)
     if isinstance(error, FlameError):
@@ -117,57 +117,6 @@ def _saved_trace() -> str:
     except OSError:
         return " (run again with --debug for the traceback)"
     return f" (please report it with {file.name})"
-
-
-def _print(result: Mapping[str, Any], as_json: bool) -> None:
-    """Print what a command found: as JSON, or one `name: value` a line, what is inside indented under its name."""
-    if as_json:
-        typer.echo(json.dumps(result, indent=1, default=str))
-        return
-    for name, value in result.items():
-        if _is_rows(value):
-            typer.echo(f"{name}:")
-            _print_table(value)
-        else:
-            typer.echo("\n".join(_lines({name: value}, "")))
-
-
-def _lines(table: Mapping[str, Any], indent: str) -> list[str]:
-    lines = []
-    for name, value in table.items():
-        if isinstance(value, Mapping) and value:
-            lines += [f"{indent}{name}:", *_lines(value, indent + "  ")]
-        elif isinstance(value, list | tuple) and value:
-            lines.append(f"{indent}{name}:")
-            lines += [f"{indent}  {item}" for item in value]
-        else:
-            lines.append(f"{indent}{name}: {'none' if value in (None, (), [], {}) else value}")
-    return lines
-
-
-def _without_files(plan: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A result for a reader: the line for each picture is in the JSON and in the run folder only."""
-    return {name: value for name, value in plan.items() if name != "files"}
-
-
-def _is_rows(value: Any) -> bool:
-    """A list of mappings with the same keys."""
-    return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
-
-
-def _print_table(rows: list[Mapping[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2))
-    for name, value in rows[0].items():
-        table.add_column(name, justify="right" if isinstance(value, int | float) else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = 200  # a file or a pipe has no width to fit
-    console.print(table)
 
 
 def _show_version(wanted: bool) -> None:
@@ -199,7 +148,7 @@ def _trainer(family: str) -> Callable[..., None]:
         from flame_train import recipes
 
         result = recipes.train(family, config, overrides or [], device, dry_run)
-        _print(result if as_json else _without_files(result), as_json)
+        show(result if as_json else without_files(result), as_json)
 
     return train
 
@@ -227,7 +176,7 @@ def quickstart(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from flame_train.recipes.quickstart import run
 
-    _print(run(directory, device, family), as_json)
+    show(run(directory, device, family), as_json)
 
 
 @app.command()
@@ -286,7 +235,7 @@ def sample(
         height=height,
         device=device,
     )
-    _print(result, as_json)
+    show(result, as_json)
 
 
 @app.command()
@@ -301,7 +250,7 @@ def cache(
     """Encode the pictures and captions of a config ahead of training."""
     from flame_train import recipes
 
-    _print(recipes.cache(config, overrides or [], device, dry_run), as_json)
+    show(recipes.cache(config, overrides or [], device, dry_run), as_json)
 
 
 @app.command("inspect")
@@ -314,7 +263,7 @@ def inspect_command(
     from flame_train.tools.inspect import inspect_file, render
 
     report = inspect_file(file)
-    typer.echo(json.dumps(report.as_dict(), indent=1) if as_json else render(report))
+    show(report.as_dict(), as_json, render(report))
 
 
 @app.command()
@@ -328,7 +277,7 @@ def convert(
     """Rename a LoRA's tensors between the two formats in use, without loss."""
     from flame_train.tools.convert import convert as rename
 
-    _print(rename(source, target, to).as_dict(), as_json)
+    show(rename(source, target, to).as_dict(), as_json)
 
 
 @app.command()
@@ -343,7 +292,7 @@ def merge(
     """Bake a LoRA into a base checkpoint."""
     from flame_train.tools.merge import merge as bake
 
-    _print(bake(base, lora, output, strength).as_dict(), as_json)
+    show(bake(base, lora, output, strength).as_dict(), as_json)
 
 
 @app.command()
@@ -358,7 +307,7 @@ def gradcheck(
     from flame_train.tools.gradcheck import run
 
     result = run(ops or [], device, dtype)
-    _print(result, as_json)
+    show(result, as_json)
     raise typer.Exit(1 if result["failed"] else 0)
 
 
@@ -399,9 +348,9 @@ def bench_step(
     if sweep and against:
         raise typer.BadParameter("a sweep measures this program alone; leave one of --sweep and --against out")
     if sweep:
-        _print(bench_sweep.run(trial, plot), as_json)
+        show(bench_sweep.run(trial, plot), as_json)
     else:
-        _print(tool.step(trial, against, by_kind=True), as_json)
+        show(tool.step(trial, against, by_kind=True), as_json)
 
 
 @bench_app.command("memory")
@@ -423,7 +372,7 @@ def bench_memory(
     from flame_train.tools.bench import Trial
 
     result = tool.run(Trial(model, resolution, batch, rank, precision, recompute, device))
-    typer.echo(json.dumps(result, indent=1) if as_json else tool.table(result))
+    show(result, as_json, tool.table(result))
 
 
 @bench_app.command("ops")
@@ -446,7 +395,7 @@ def bench_ops(
     from flame_train.tools import bench_ops as tool
 
     result = tool.run(ops or [], device, precision, against, deterministic)
-    typer.echo(json.dumps(result, indent=1) if as_json else tool.table(result))
+    show(result, as_json, tool.table(result))
 
 
 @app.command()
@@ -455,5 +404,5 @@ def doctor(device: Device = "cuda", as_json: AsJson = False, debug: Debug = Fals
     from flame_train.tools.doctor import examine, render
 
     report = examine(device)
-    typer.echo(json.dumps(report.as_dict(), indent=1) if as_json else render(report))
+    show(report.as_dict(), as_json, render(report))
     raise typer.Exit(0 if report.usable else 4)

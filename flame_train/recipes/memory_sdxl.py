@@ -36,7 +36,8 @@ class _Place:
 def activation_bytes(unet: UNet, load: Load) -> int:
     """The most that is there at once: all that the forward pass leaves behind, and the largest of what passes by.
 
-    That is a feed-forward or block made again, with its gradients. Room for a deterministic attention's scores is kept.
+    That is a feed-forward or block made again, with its gradients. A deterministic attention's scores come on top: the
+    room for large ones is kept all the while.
     """
     places = [p for p in _walk(unet, load) if isinstance(p.part, SpatialTransformer)]
     once = _PASSING + _GATED + (_ATTENTIONS + 1 if run_again(load.recompute) else 0)

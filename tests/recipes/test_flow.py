@@ -115,6 +115,12 @@ def test_a_silent_encoders_arrays_are_zeros(base: Path, family: str, drawn: Path
         assert not any(without[n].any() for n in arrays)
 
 
+def vae_in(base: Path) -> Vae:
+    with open_weights(base) as weights:
+        names = [n for n in weights.names if n.startswith("first_stage_model.")]
+        return Vae(VaeArch.from_shapes({n.removeprefix("first_stage_model."): weights.info(n).shape for n in names}))
+
+
 def test_the_predicted_memory_has_the_decoder_where_grids_are_drawn(base: Path, family: str, drawn: Path) -> None:
     """Its weights, and what it makes at once, counted while it decodes a picture of that size."""
 
@@ -125,14 +131,28 @@ def test_the_predicted_memory_has_the_decoder_where_grids_are_drawn(base: Path, 
         )  # fmt: skip
         return make_plan(RECIPES[family], config, StopRequest()).predicted_memory()
 
-    with open_weights(base) as weights:
-        names = [n for n in weights.names if n.startswith("first_stage_model.")]
-        vae = Vae(VaeArch.from_shapes({n.removeprefix("first_stage_model."): weights.info(n).shape for n in names}))
+    vae = vae_in(base)
     vae.init(np.random.default_rng(0))
     with no_grad(), memory_report() as report:
         vae.decode(tensor(np.zeros((1, 64 // vae.arch.downscale, 64 // vae.arch.downscale, 16), np.float32)))
     more = predicted("a disc") - predicted() - 2 * vae.num_weights()
     assert more == pytest.approx(report.peak / 2, rel=0.1)
+
+
+def test_decoding_and_attention_work_in_one_room(base: Path, family: str, drawn: Path) -> None:
+    """Of attention's scores only that counts in which decoding, in fp32, does not work already."""
+
+    def predicted(drawing: bool, exact: bool) -> int:
+        config = Config(
+            model=ModelSection(checkpoint=str(base)), sample=SampleSection(prompts=("a disc",) if drawing else ()),
+            data=DataSection(path=str(drawn), resolution=64, bucket_step=32), train=TrainSection(deterministic=exact),
+        )  # fmt: skip
+        return make_plan(RECIPES[family], config, StopRequest()).predicted_memory()
+
+    scores = predicted(drawing=False, exact=True) - predicted(drawing=False, exact=False)
+    shared = 4 * 64 * 64 * vae_in(base).workspace()
+    assert min(scores, shared) > 0
+    assert predicted(drawing=True, exact=True) - predicted(drawing=True, exact=False) == max(0, scores - shared)
 
 
 def test_what_decoding_in_fp32_works_in_is_what_cudnn_asked_for_on_an_h200() -> None:

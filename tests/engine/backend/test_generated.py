@@ -23,6 +23,7 @@ from flame_train.engine.backend.cuda import nvrtc
 from flame_train.engine.check import generator
 from flame_train.engine.dtype import is_float
 from flame_train.engine.op import REGISTRY, Op, Sample, sample
+from flame_train.engine.ops.finite import Broken
 from flame_train.engine.sample import materialise, tensor_arguments
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
@@ -478,6 +479,28 @@ def test_pairs_at_odd_distances(gpu: Any, tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_reduction_has_more_outputs_than_a_grid_has_places_in_y(gpu: Any) -> None:
     x = flame.tensor(np.ones((70_000, 2, 4), np.float32), device="cuda")
     assert flame.functional.sum(x, 1).shape == (70_000, 4)
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 4099])
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+def test_what_is_not_finite_is_marked_wherever_it_stands(
+    gpu: Any, dtype: Any, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = Kernels(tmp_path)
+    monkeypatch.setattr(gpu.kernels._modules, "generated", kernels.generated)
+    arrays = [np.ones(size, dtype) for _ in range(5)]
+    for array, value, at in zip(arrays, (np.nan, np.inf, -np.inf), (0, size // 2, -1), strict=False):
+        array[at] = value
+
+    def found() -> Any:
+        marks = Broken(gpu, len(arrays))
+        for place, array in enumerate(arrays):
+            marks.look(place, gpu.put(array))
+        return marks.places()
+
+    found()
+    kernels.build()
+    assert found() == [0, 1, 2]
 
 
 def test_indices_out_of_range_wrap_around_and_classes_count_nothing(

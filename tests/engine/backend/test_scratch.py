@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
+from flame_train.engine.backend.cuda.scratch import _LARGE as LARGE
 from flame_train.engine.backend.cuda.scratch import Scratch
 from flame_train.engine.mode import capturing
-
-LARGE = 512 << 20
 
 
 class Room:
