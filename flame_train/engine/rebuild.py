@@ -35,8 +35,10 @@ class Again:
         return self.fn(*[a._tensor() if isinstance(a, Again) else a for a in self.args])
 
 
-def rebuild(fn: Callable[..., Tensor], *args: Any) -> Tensor:
+def rebuild(fn: Callable[..., Tensor], *args: Any, least: int = 0) -> Tensor:
     """fn(*args), which no later op keeps: where one needs it for a gradient, fn runs again.
+
+    A result of fewer bytes than `least` is kept like any other: to launch a kernel takes time whatever it saves.
 
     Unlike `checkpoint`, `fn` itself is differentiated as if it stood alone, keeping what its own ops need. It pays
     where that is all that making the result takes, and a costlier op wants the result: what a norm or an activation
@@ -47,7 +49,7 @@ def rebuild(fn: Callable[..., Tensor], *args: Any) -> Tensor:
     gradients of their own is there for others too.
     """
     out = fn(*args)
-    if mode().grad and not mode().recomputing and not _kept_inside(out, args):
+    if out.data.nbytes >= least and mode().grad and not mode().recomputing and not _kept_inside(out, args):
         out._again = Again(fn, [_held(a) for a in args], out.shape)
     return out
 

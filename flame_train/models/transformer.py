@@ -28,6 +28,12 @@ def again(block: Callable[..., Outputs], recompute: Recompute, *inputs: Tensor) 
     return checkpoint(block, *inputs, offload=recompute == "blocks_offloaded")
 
 
+SMALL: Final = 8 << 20
+"""Bytes from which a result is made again instead of kept: below, it is a kernel's launch that takes the time."""
+
+remade = partial(rebuild, least=SMALL)
+
+
 def attend(
     q_BLC: Tensor, k_BTC: Tensor, v_BTC: Tensor, heads: int, is_causal: bool = False, *, mask: Tensor | None = None,
     scale: float | None = None,
@@ -42,7 +48,7 @@ def attend(
         return x.reshape(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
 
     find = partial(F.scaled_dot_product_attention, is_causal=is_causal, scale=scale)
-    return rebuild(_merged, rebuild(find, split(q_BLC), split(k_BTC), split(v_BTC), mask))
+    return remade(_merged, remade(find, split(q_BLC), split(k_BTC), split(v_BTC), mask))
 
 
 def _merged(x_BHLD: Tensor) -> Tensor:
@@ -83,8 +89,8 @@ class GegluProjection(nn.Module):
 
     def forward(self, x_BLC: Tensor) -> Tensor:
         if self.proj.in_features <= NARROW:
-            return F.geglu(rebuild(self.proj, x_BLC))
-        return rebuild(F.geglu, self.proj(x_BLC))
+            return F.geglu(remade(self.proj, x_BLC))
+        return remade(F.geglu, self.proj(x_BLC))
 
 
 class FeedForward(nn.Module):
@@ -110,12 +116,12 @@ class TransformerBlock(nn.Module):
         """k and v are the text's, as this block's cross attention projects it."""
         if run_again(recompute):
             return again(self, recompute, x_BLC, k_BTC, v_BTC)
-        x_BLC = self.attn1(rebuild(self.norm1, x_BLC), None, x_BLC)
-        x_BLC = self.attn2(rebuild(self.norm2, x_BLC), (k_BTC, v_BTC), x_BLC)
+        x_BLC = self.attn1(remade(self.norm1, x_BLC), None, x_BLC)
+        x_BLC = self.attn2(remade(self.norm2, x_BLC), (k_BTC, v_BTC), x_BLC)
         return checkpoint(self._feed_forward, x_BLC) if recompute == "feed_forward" else self._feed_forward(x_BLC)
 
     def _feed_forward(self, x_BLC: Tensor) -> Tensor:
-        return self.ff(rebuild(self.norm3, x_BLC), x_BLC)
+        return self.ff(remade(self.norm3, x_BLC), x_BLC)
 
 
 TextKeys = Mapping[TransformerBlock, tuple[Tensor, Tensor]]

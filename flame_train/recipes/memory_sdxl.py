@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flame_train.engine import nn
-from flame_train.models.transformer import NARROW, SpatialTransformer, run_again
+from flame_train.models.transformer import NARROW, SMALL, SpatialTransformer, run_again
 from flame_train.models.unet_sdxl import Downsample, ResBlock, UNet, Upsample
 from flame_train.training.family import Load
 
@@ -15,7 +15,7 @@ _TEXT: Final = 77  # tokens; more of them change little
 
 _ATTENTIONS: Final = 8
 """Of a transformer block, in images: the inputs of its three norms; queries, keys, values and what was found of the
-attention to itself; queries of the one to the text, which keeps what it found only where `_found` says so."""
+attention to itself; queries of the one to the text."""
 
 _GATED: Final = 8
 """What geglu is given, in images."""
@@ -69,12 +69,22 @@ def _image(place: _Place) -> int:
     return place.pixels * place.part.proj_in.in_features
 
 
-def _found(load: Load) -> int:
-    """What is kept of what was found in the text, in images: none in 16 bits, as `attend` makes it again.
+def _in_block(place: _Place, load: Load) -> dict[str, int]:
+    """What a transformer block keeps, in images, by what of it is run again.
 
-    Cards before Hopper, which have no gradients of few keys by themselves, keep it in 16 bits too.
+    Small results are kept although they could be made again: what three norms made, what was found in the text, what
+    geglu is given and what it makes, the latter two only if adapted layers want them, which is not asked here. What was
+    found is made again in 16 bits alone, by `attend`; cards before Hopper, which have no gradients of few keys by
+    themselves, keep it always.
     """
-    return int(load.itemsize > 2)
+
+    def small(images: int) -> bool:
+        return images * _image(place) * load.batch * load.itemsize < SMALL
+
+    attentions = _ATTENTIONS + (4 if small(1) else int(load.itemsize > 2))
+    given = _GATED if place.part.proj_in.in_features > NARROW or small(_GATED) else 0
+    made = 4 if small(4) else 0
+    return {"nothing": attentions + given + made, "feed_forward": attentions, "blocks": 1, "blocks_offloaded": 0}
 
 
 def _kept(place: _Place, load: Load) -> int:
@@ -85,10 +95,8 @@ def _kept(place: _Place, load: Load) -> int:
         return place.pixels * of_input.get(recompute, first.in_channels + first.out_channels)
     if isinstance(part, SpatialTransformer):
         width, depth = part.proj_in.in_features, len(part.transformer_blocks)
-        gated, attentions = 0 if width <= NARROW else _GATED, _ATTENTIONS + _found(load)
-        block = {"nothing": attentions + gated, "feed_forward": attentions, "blocks": 1}.get(recompute, 0)
         text = 0 if recompute == "blocks_offloaded" else 2 * _TEXT * width
-        return _image(place) * (1 + depth * block) + depth * text
+        return _image(place) * (1 + depth * _in_block(place, load)[recompute]) + depth * text
     return 0
 
 

@@ -137,3 +137,9 @@ def test_gradients_of_a_lora_over_it() -> None:
         return [t.grad.numpy().tobytes() for t in (x, down, up)]
 
     assert gradients(flame.rebuild) == gradients(plain)
+
+
+def test_small_results_are_kept() -> None:
+    size = 3 * 4 * 4
+    assert flame.rebuild(F.silu, leaf(3, 4) * 2.0, least=size + 1)._again is None
+    assert flame.rebuild(F.silu, leaf(3, 4) * 2.0, least=size)._again is not None

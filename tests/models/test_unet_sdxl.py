@@ -12,6 +12,7 @@ from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.engine import Tensor, no_grad, tensor
 from flame_train.engine.graph import Node
 from flame_train.engine.mode import op_hooks
+from flame_train.engine.rebuild import rebuild
 from flame_train.engine.report import saved_by_op
 from flame_train.models.unet_sdxl import UNet, UNetArch, size_conditioning
 
@@ -61,8 +62,9 @@ def test_what_is_cheaply_made_again_is_not_kept(unet, predict, monkeypatch, targ
 
     attached = with_lora(unet, [targets])
     monkeypatch.setattr("flame_train.models.transformer.NARROW", narrow)
+    monkeypatch.setattr("flame_train.models.transformer.remade", rebuild)
     less, bits = kept()
-    monkeypatch.setattr("flame_train.models.transformer.rebuild", lambda fn, *args: fn(*args))
+    monkeypatch.setattr("flame_train.models.transformer.remade", lambda fn, *args: fn(*args))
     more, expected = kept()
     for name, g in expected.items():
         np.testing.assert_array_equal(bits[name], g, err_msg=name)

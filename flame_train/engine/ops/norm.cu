@@ -1,52 +1,94 @@
-// Group normalisation over channels-last memory, forward and gradients.
+// Group normalisation over channels-last memory, forward and gradients, each in one launch.
 //
 // Contract: x, y, dy, dx are dense, row-major (B, P, C) with C % 8 == 0, 16-byte aligned; w and b hold C
 // elements of the same type. mean and rstd are fp32, one a group. All sums are fp32 in a fixed order, so equal
 // inputs give equal bits. Outputs are assigned (=), but an input gradient is added to `plus`, of the same type and
-// shape, where that is not null; `plus` may be dx itself.
-#include "common.cuh"
-
-// ---- group norm -------------------------------------------------------------------------------------------------
+// shape, where that is not null; `plus` may be dx itself. A block has 256 bytes of shared memory a thread, or more.
 //
-// A block covers `span` pixels of one image. Thread t owns the eight channels t % (C/8) of the pixels t / (C/8),
-// stepping by the block's rows of pixels, and asks for several pixels' packets before it uses the first: memory answers
-// late, and few threads must keep it busy. Two sums a channel go through shared memory to two sums a group.
-constexpr int AHEAD = 4;           // pixels asked for at once, and where two or three arrays are read
-constexpr int GRADIENT_AHEAD = 2;  // half as many, for more would leave no registers
-constexpr int THREADS = 512;       // at most: C ends at 4096
+// Grid (blocks an image, images at once), all of them resident; a block is whole rows of pixels, C / 8 threads to a
+// pixel. A block sums up its pixels, first to last, and keeps as many as it finds room for in shared memory while it
+// waits for the sums of its image's other blocks. Then it goes back from last to first: those without room are read
+// again, the latest first, for these the second cache still holds. `part` is (B, blocks, groups, 2) of room, `barriers`
+// two numbers an image.
+#include "common.cuh"
+#include "copy_async.cuh"
+#include "counted.cuh"
 
-// What a thread works on: its channels from `c` on, its pixels from `first` to `last` by `rows`.
-struct Lane {
-  int c, first, last, rows;
-  size_t at;  // of its channels in the image's first pixel
-  __device__ __forceinline__ Lane(int P, int C, int span) {
-    int vec = C >> 3;
-    rows = blockDim.x / vec;
+constexpr int THREADS = 512;                   // at most
+constexpr int AHEAD = 128 / sizeof(Packet);    // pixels on their way to a thread while it works on one
+constexpr int GRADIENT_AHEAD = AHEAD / 2;      // where each is in two arrays
+
+// ---- what a thread works on -------------------------------------------------------------------------------------
+
+// Its channels from `c` on in `count` pixels, the j-th at place(j), of ARRAYS arrays. Each array has room for `most` of
+// them: for the first pixels for good, and for the others in turn, N at a time.
+template <int N, int ARRAYS> struct Lane {
+  int c, step, count, good, most;
+  size_t at;
+  const T* arrays[ARRAYS];
+  Packet* room;
+  __device__ __forceinline__ Lane(int image, int P, int C, int span, int most, float* shared,
+                                  const T* const (&given)[ARRAYS])
+      : most(most), room(reinterpret_cast<Packet*>(shared)) {
+    const int vec = C >> 3, rows = blockDim.x / vec, first = blockIdx.x * span + threadIdx.x / vec;
+    const int last = min((int)(blockIdx.x + 1) * span, P);
     c = threadIdx.x % vec * 8;
-    first = blockIdx.x * span + threadIdx.x / vec;
-    last = min((int)(blockIdx.x + 1) * span, P);
-    at = (size_t)blockIdx.y * P * C + c;
+    step = rows * C;
+    count = first < last ? (last - first + rows - 1) / rows : 0;
+    good = most - N;
+    at = ((size_t)image * P + first) * C + c;
+#pragma unroll
+    for (int a = 0; a < ARRAYS; a++) arrays[a] = given[a];
   }
-  // Hands `use` every pixel's values in each of the arrays, and where they lie. The third array may be null, which gives
-  // zeros. N pixels' packets are asked for at once.
-  template <int N, int ARRAYS, class Use>
-  __device__ __forceinline__ void each(const T* const (&arrays)[ARRAYS], int C, Use use) const {
-    for (int p = first; p < last; p += N * rows) {
-      Packet q[ARRAYS][N];
+  __device__ __forceinline__ size_t place(int j) const { return at + (size_t)j * step; }
+  __device__ __forceinline__ Packet* own(int array, int j) const {
+    const int slot = j < good ? j : good + (j - good) % N;
+    return room + (array * most + slot) * blockDim.x + threadIdx.x;
+  }
+  __device__ __forceinline__ void ask(int j) const {
 #pragma unroll
-      for (int a = 0; a < ARRAYS; a++)
+    for (int a = 0; a < ARRAYS; a++) copy_async(own(a, j), reinterpret_cast<const Packet*>(arrays[a] + place(j)));
+  }
+  __device__ __forceinline__ void read(int j, float (&f)[ARRAYS][8]) const {
 #pragma unroll
-        for (int j = 0; j < N; j++)
-          if (p + j * rows < last && (a < 2 || arrays[a])) q[a][j] = read8(arrays[a] + at + (size_t)(p + j * rows) * C);
+    for (int a = 0; a < ARRAYS; a++) unpack8(*own(a, j), f[a]);
+  }
+
+  // Brings the pixels in, first to last, and hands `use` their values.
+  template <class Use> __device__ __forceinline__ void there(Use use) const {
 #pragma unroll
-      for (int j = 0; j < N; j++) {
-        if (p + j * rows >= last) break;
-        float f[ARRAYS][8] = {};
+    for (int j = 0; j < N; j++) {
+      if (j < count) ask(j);
+      copies_end();
+    }
+    for (int j = 0; j < count; j++) {
+      copies_wait<N - 1>();
+      float f[ARRAYS][8];
+      read(j, f);
+      if (j + N < count) ask(j + N);
+      copies_end();
+      use(f);
+    }
+  }
+
+  // Hands `use` their values once more, last to first, those of `plus`, zeros where it is null, and where they lie.
+  // `turns` is room for N of its packets a thread.
+  template <class Use> __device__ __forceinline__ void back(const T* plus, Packet* turns, Use use) const {
+    Packet* const own_turns = turns + threadIdx.x;
+    auto ask_plus = [&](int j) {
+      if (plus && j >= 0) copy_async(own_turns + j % N * blockDim.x, reinterpret_cast<const Packet*>(plus + place(j)));
+      copies_end();
+    };
 #pragma unroll
-        for (int a = 0; a < ARRAYS; a++)
-          if (a < 2 || arrays[a]) unpack8(q[a][j], f[a]);
-        use(f, at + (size_t)(p + j * rows) * C);
-      }
+    for (int j = 1; j <= N; j++) ask_plus(count - j);
+    for (int j = count - 1; j >= 0; j--) {
+      copies_wait<N - 1>();
+      float f[ARRAYS][8], added[8] = {};
+      read(j, f);
+      if (plus) unpack8(own_turns[j % N * blockDim.x], added);
+      if (j - N >= good) ask(j - N);
+      ask_plus(j - N);
+      use(f, added, place(j));
     }
   }
 };
@@ -60,26 +102,25 @@ __device__ __forceinline__ void spread(const float* values, int step, int c, int
       g++;
       left += per;
     }
-    f[i] = values[((size_t)blockIdx.y * groups + g) * step];
+    f[i] = values[g * step];
   }
 }
 
-// A thread's two sums a channel made the block's, in `part` as two sums a group. With `weight` and `rstd` they are those
-// of a gradient: the second still lacks its factor rstd, groups' sums want the channels' weighted, and `channels`, where
-// not null, is given all of the first and all of the second.
-__device__ __forceinline__ void group_sums(const float* s0, const float* s1, int C, int groups, int rows, float* part,
-                                           const T* weight = nullptr, const float* rstd = nullptr,
+// ---- sums of a block, and of all blocks of an image ----------------------------------------------------------------
+
+// A thread's two sums a channel made the block's, in `part` as two sums a group, by way of `shared`. With `weight` and
+// `rstd` they are those of a gradient: the second still lacks its factor rstd, groups' sums want the channels' weighted,
+// and `channels`, where not null, is given all of the first and all of the second.
+__device__ __forceinline__ void group_sums(const float* s0, const float* s1, int C, int groups, float* shared,
+                                           float* part, const T* weight = nullptr, const float* rstd = nullptr,
                                            float* channels = nullptr) {
-  extern __shared__ float shared[];
+  const int vec = C >> 3, v = threadIdx.x % vec, row = threadIdx.x / vec, rows = blockDim.x / vec, per = C / groups;
   float* a = shared;
   float* b = shared + rows * C;
-  int vec = C >> 3, v = threadIdx.x % vec, row = threadIdx.x / vec, per = C / groups;
-  if (row < rows) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-      a[row * C + v * 8 + i] = s0[i];
-      b[row * C + v * 8 + i] = s1[i];
-    }
+  for (int i = 0; i < 8; i += 4) {  // by fours, which fewer threads of a warp want of one bank
+    *reinterpret_cast<float4*>(a + row * C + v * 8 + i) = make_float4(s0[i], s0[i + 1], s0[i + 2], s0[i + 3]);
+    *reinterpret_cast<float4*>(b + row * C + v * 8 + i) = make_float4(s1[i], s1[i + 1], s1[i + 2], s1[i + 3]);
   }
   __syncthreads();
   for (int c = threadIdx.x; c < C; c += blockDim.x) {
@@ -88,12 +129,12 @@ __device__ __forceinline__ void group_sums(const float* s0, const float* s1, int
       t0 += a[r * C + c];
       t1 += b[r * C + c];
     }
-    if (rstd) t1 *= rstd[blockIdx.y * groups + c / per];
+    if (rstd) t1 *= rstd[c / per];
     if (channels) {
       channels[c] = t0;
       channels[C + c] = t1;
     }
-    float by = weight ? to_float(weight[c]) : 1.f;
+    const float by = weight ? to_float(weight[c]) : 1.f;
     a[c] = t0 * by;
     b[c] = t1 * by;
   }
@@ -104,76 +145,101 @@ __device__ __forceinline__ void group_sums(const float* s0, const float* s1, int
       t0 += a[c];
       t1 += b[c];
     }
-    part[2 * g] = t0;
-    part[2 * g + 1] = t1;
+    *reinterpret_cast<float2*>(part + 2 * ((size_t)blockIdx.x * groups + g)) = make_float2(t0, t1);
   }
 }
 
-// The two sums of image blockIdx.x and group blockIdx.y over all chunks, in every lane of the warp.
-__device__ __forceinline__ float2 chunk_sum(const float* part, int chunks, int groups) {
-  float2 t = make_float2(0.f, 0.f);
-  for (int k = threadIdx.x; k < chunks; k += 32) {
-    const float* q = part + (((size_t)blockIdx.x * chunks + k) * groups + blockIdx.y) * 2;
-    t.x += q[0];
-    t.y += q[1];
+// Hands `use` each group and its two sums over all blocks of the image: thread t the groups t, t + the block's threads
+// and so on. `shared` is room for two floats a thread.
+template <class Use> __device__ __forceinline__ void image_sums(const float* part, int groups, float* shared, Use use) {
+  const int shares = max(1, (int)blockDim.x / groups), g = threadIdx.x % groups, share = threadIdx.x / groups;
+  auto sum = [&](int g, int from, int step) {
+    float2 t = make_float2(0.f, 0.f);
+#pragma unroll 4
+    for (int k = from; k < (int)gridDim.x; k += step) {
+      const float2 q = *reinterpret_cast<const float2*>(part + 2 * ((size_t)k * groups + g));
+      t.x += q.x;
+      t.y += q.y;
+    }
+    return t;
+  };
+  if (shares == 1) {
+    for (int g = threadIdx.x; g < groups; g += blockDim.x) use(g, sum(g, 0, 1));
+    return;
   }
-  return warp_sum(t);
+  float2* const found = reinterpret_cast<float2*>(shared);
+  if (share < shares) found[threadIdx.x] = sum(g, share, shares);
+  __syncthreads();
+  if (threadIdx.x >= groups) return;
+  float2 t = found[g];
+  for (int s = 1; s < shares; s++) {
+    t.x += found[s * groups + g].x;
+    t.y += found[s * groups + g].y;
+  }
+  use(g, t);
 }
 
-// Sums of (x - pivot) and (x - pivot)^2 a group; the pivot, the group's first value, keeps the squares small.
-// grid (chunks, B); part (B, chunks, groups, 2)
-extern "C" __global__ void __launch_bounds__(THREADS) group_norm_sums(
-    const T* x, float* part, int P, int C, int groups, int span) {
-  Lane lane(P, C, span);
-  const T* image = x + (size_t)blockIdx.y * P * C;
-  int per = C / groups;
-  float pivot[8], s0[8] = {0}, s1[8] = {0};
+// ---- forward -------------------------------------------------------------------------------------------------------
+
+// y = (x - mean) * rstd * w + b, through silu if asked. Sums are of (x - pivot) and (x - pivot)^2; the pivot, a group's
+// first value, keeps the squares small.
+extern "C" __global__ void __launch_bounds__(THREADS) group_norm(
+    const T* x, const T* w, const T* b, float* mean, float* rstd, T* y, float* part, unsigned* barriers, int B, int P,
+    int C, int groups, int span, int most, float eps, int silu) {
+  extern __shared__ float shared[];
+  float* const sums = shared + most * blockDim.x * (sizeof(Packet) / sizeof(float));
+  const int per = C / groups;
+  const float n = (float)P * per;
+  for (int image = blockIdx.y; image < B; image += gridDim.y) {
+    const Lane<AHEAD, 1> lane(image, P, C, span, most, shared, {x});
+    float* const own = part + (size_t)image * groups * gridDim.x * 2;
+    auto pivot_of = [&](int g) { return to_float(x[(size_t)image * P * C + g * per]); };
+    // Asked for before the wait, after which nothing else is to be waited for.
+    const float pivot_here = pivot_of(min((int)threadIdx.x, groups - 1));
+    const Packet gain = read8(w + lane.c), offset = read8(b + lane.c);
+    float pivot[8], s0[8] = {0}, s1[8] = {0};
 #pragma unroll
-  for (int i = 0; i < 8; i++) pivot[i] = to_float(image[(lane.c + i) / per * per]);
-  lane.each<AHEAD>({x}, C, [&](const float (&f)[1][8], size_t) {
+    for (int i = 0; i < 8; i++) pivot[i] = pivot_of((lane.c + i) / per);
+    lane.there([&](const float (&f)[1][8]) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-      float d = f[0][i] - pivot[i];
-      s0[i] += d;
-      s1[i] += d * d;
-    }
-  });
-  group_sums(s0, s1, C, groups, lane.rows, part + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * groups * 2);
+      for (int i = 0; i < 8; i++) {
+        const float d = f[0][i] - pivot[i];
+        s0[i] += d;
+        s1[i] += d * d;
+      }
+    });
+    group_sums(s0, s1, C, groups, sums, own);
+    all_here(barriers + 2 * image, gridDim.x);
+    image_sums(own, groups, sums + 2 * groups, [&](int g, float2 t) {
+      const float d = t.x / n;
+      sums[2 * g] = (g < blockDim.x ? pivot_here : pivot_of(g)) + d;
+      sums[2 * g + 1] = rsqrtf(fmaxf(t.y / n - d * d, 0.f) + eps);
+      if (blockIdx.x) return;
+      mean[image * groups + g] = sums[2 * g];
+      rstd[image * groups + g] = sums[2 * g + 1];
+    });
+    __syncthreads();
+    float m[8], scale[8], shift[8], by[8];
+    spread(sums, 2, lane.c, C, groups, m);
+    spread(sums + 1, 2, lane.c, C, groups, scale);
+    unpack8(gain, by);
+    unpack8(offset, shift);
+#pragma unroll
+    for (int i = 0; i < 8; i++) scale[i] *= by[i];
+    lane.back(nullptr, nullptr, [&](const float (&f)[1][8], const float (&)[8], size_t at) {
+      float made[8];
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        const float z = (f[0][i] - m[i]) * scale[i] + shift[i];
+        made[i] = silu ? z * sigmoid(z) : z;
+      }
+      store8(y + at, made);
+    });
+    __syncthreads();  // the next image's sums go where these were
+  }
 }
 
-// grid (B, groups), one warp each: chunk sums to mean and rstd
-extern "C" __global__ void group_norm_finish(const T* x, const float* part, float* mean, float* rstd, int P, int C,
-                                             int groups, int chunks, float eps) {
-  int g = blockIdx.y, per = C / groups;
-  float2 t = chunk_sum(part, chunks, groups);
-  if (threadIdx.x) return;
-  float n = (float)P * per, d = t.x / n;
-  mean[blockIdx.x * groups + g] = to_float(x[(size_t)blockIdx.x * P * C + g * per]) + d;
-  rstd[blockIdx.x * groups + g] = rsqrtf(fmaxf(t.y / n - d * d, 0.f) + eps);
-}
-
-// y = (x - mean) * rstd * w + b, through silu if asked. grid (chunks, B)
-extern "C" __global__ void __launch_bounds__(THREADS) group_norm_apply(
-    const T* x, const T* w, const T* b, const float* mean, const float* rstd, T* y, int P, int C, int groups,
-    int span, int silu) {
-  Lane lane(P, C, span);
-  float m[8], scale[8], shift[8], ga[8];
-  spread(mean, 1, lane.c, C, groups, m);
-  spread(rstd, 1, lane.c, C, groups, scale);
-  load8(w + lane.c, ga);
-  load8(b + lane.c, shift);
-#pragma unroll
-  for (int i = 0; i < 8; i++) scale[i] *= ga[i];
-  lane.each<AHEAD>({x}, C, [&](const float (&f)[1][8], size_t at) {
-    float made[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      float z = (f[0][i] - m[i]) * scale[i] + shift[i];
-      made[i] = silu ? z * sigmoid(z) : z;
-    }
-    store8(y + at, made);
-  });
-}
+// ---- gradients -----------------------------------------------------------------------------------------------------
 
 // dy carried back through silu, if there is one: the gradient at z, the normalised value scaled and shifted
 __device__ __forceinline__ float through(float z, float dy, int silu) {
@@ -182,69 +248,60 @@ __device__ __forceinline__ float through(float z, float dy, int silu) {
   return dy * (s * (1.f + z * (1.f - s)));
 }
 
-// Sums of g and g * xhat a group, g being the gradient at the normalised value. As group_norm_sums. `channels`, where not
-// null, is (B, chunks, 2, C): sums a channel of the gradients at the scaled and shifted value, by themselves and times
-// xhat, which over B and chunks add up to those of bias and weight.
-extern "C" __global__ void __launch_bounds__(THREADS) group_norm_gradient_sums(
-    const T* x, const T* dy, const T* w, const T* b, const float* mean, const float* rstd, float* part, float* channels,
-    int P, int C, int groups, int span, int silu) {
-  Lane lane(P, C, span);
-  float m[8], scale[8], be[8], s0[8] = {0}, s1[8] = {0};
-  spread(mean, 1, lane.c, C, groups, m);
-  spread(rstd, 1, lane.c, C, groups, be);
-  load8(w + lane.c, scale);
+// dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), g being the gradient at the normalised value; left out where dx is
+// null. `channels`, where not null, is (B, blocks, 2, C): sums a channel of the gradients at the scaled and shifted
+// value, by themselves and times xhat, which over B and blocks add up to those of bias and weight.
+extern "C" __global__ void __launch_bounds__(THREADS) group_norm_gradient(
+    const T* x, const T* dy, const T* w, const T* b, const float* mean, const float* rstd, const T* plus, T* dx,
+    float* channels, float* part, unsigned* barriers, int B, int P, int C, int groups, int span, int most, int silu) {
+  extern __shared__ float shared[];
+  constexpr int WORDS = sizeof(Packet) / sizeof(float);
+  float* const sums = shared + 2 * most * blockDim.x * WORDS;
+  Packet* const turns = reinterpret_cast<Packet*>(sums + blockDim.x * 16);
+  const float n = (float)P * (C / groups);
+  for (int image = blockIdx.y; image < B; image += gridDim.y) {
+    const Lane<GRADIENT_AHEAD, 2> lane(image, P, C, span, most, shared, {x, dy});
+    const float* const r = rstd + image * groups;
+    const float r_here = r[min((int)threadIdx.x, groups - 1)];
+    float* const own = part + (size_t)image * groups * gridDim.x * 2;
+    float m[8], scale[8], be[8], s0[8] = {0}, s1[8] = {0};
+    spread(mean + image * groups, 1, lane.c, C, groups, m);
+    spread(r, 1, lane.c, C, groups, be);
+    load8(w + lane.c, scale);
 #pragma unroll
-  for (int i = 0; i < 8; i++) scale[i] *= be[i];
-  load8(b + lane.c, be);
-  lane.each<GRADIENT_AHEAD>({x, dy}, C, [&](const float (&f)[2][8], size_t) {
+    for (int i = 0; i < 8; i++) scale[i] *= be[i];
+    load8(b + lane.c, be);
+    lane.there([&](const float (&f)[2][8]) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-      float far = f[0][i] - m[i], g = through(far * scale[i] + be[i], f[1][i], silu);
-      s0[i] += g;
-      s1[i] += g * far;
+      for (int i = 0; i < 8; i++) {
+        const float far = f[0][i] - m[i], g = through(far * scale[i] + be[i], f[1][i], silu);
+        s0[i] += g;
+        s1[i] += g * far;
+      }
+    });
+    group_sums(s0, s1, C, groups, sums, own, w, r,
+               channels ? channels + ((size_t)image * gridDim.x + blockIdx.x) * 2 * C : nullptr);
+    if (dx) {
+      all_here(barriers + 2 * image, gridDim.x);
+      image_sums(own, groups, sums + 2 * groups, [&](int g, float2 t) {
+        const float by = g < blockDim.x ? r_here : r[g];
+        sums[2 * g] = t.x / n * by;
+        sums[2 * g + 1] = t.y / n * by * by;
+      });
+      __syncthreads();
+      float m0[8], m1[8];
+      spread(sums, 2, lane.c, C, groups, m0);
+      spread(sums + 1, 2, lane.c, C, groups, m1);
+      lane.back(plus, turns, [&](const float (&f)[2][8], const float (&added)[8], size_t at) {
+        float made[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+          const float far = f[0][i] - m[i];
+          made[i] = through(far * scale[i] + be[i], f[1][i], silu) * scale[i] - m0[i] - far * m1[i] + added[i];
+        }
+        store8(dx + at, made);
+      });
     }
-  });
-  size_t chunk = (size_t)blockIdx.y * gridDim.x + blockIdx.x;
-  group_sums(s0, s1, C, groups, lane.rows, part + chunk * groups * 2, w, rstd,
-             channels ? channels + chunk * 2 * C : nullptr);
-}
-
-// grid (B, groups), one warp each: chunk sums to the means of g and of g * xhat
-extern "C" __global__ void group_norm_gradient_finish(const float* part, float* means, int P, int C, int groups,
-                                                      int chunks) {
-  float2 t = chunk_sum(part, chunks, groups);
-  if (threadIdx.x) return;
-  float n = (float)P * (C / groups);
-  float* m = means + (blockIdx.x * groups + blockIdx.y) * 2;
-  m[0] = t.x / n;
-  m[1] = t.y / n;
-}
-
-// dx = rstd * (g - mean(g) - xhat * mean(g * xhat)). grid (chunks, B)
-extern "C" __global__ void __launch_bounds__(THREADS) group_norm_gradient_apply(
-    const T* x, const T* dy, const T* w, const T* b, const float* mean, const float* rstd, const float* means,
-    const T* plus, T* dx, int P, int C, int groups, int span, int silu) {
-  Lane lane(P, C, span);
-  float m[8], r[8], scale[8], be[8], m0[8], m1[8];
-  spread(mean, 1, lane.c, C, groups, m);
-  spread(rstd, 1, lane.c, C, groups, r);
-  spread(means, 2, lane.c, C, groups, m0);
-  spread(means + 1, 2, lane.c, C, groups, m1);
-  load8(w + lane.c, scale);
-  load8(b + lane.c, be);
-#pragma unroll
-  for (int i = 0; i < 8; i++) {
-    scale[i] *= r[i];
-    m0[i] *= r[i];
-    m1[i] *= r[i] * r[i];
+    __syncthreads();  // the next image's sums go where these were
   }
-  lane.each<GRADIENT_AHEAD>({x, dy, plus}, C, [&](const float (&f)[3][8], size_t at) {
-    float made[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      float far = f[0][i] - m[i];
-      made[i] = through(far * scale[i] + be[i], f[1][i], silu) * scale[i] - m0[i] - far * m1[i] + f[2][i];
-    }
-    store8(dx + at, made);
-  });
 }

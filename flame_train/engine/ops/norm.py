@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import ShapeError
 from ..backend.cuda.programs import Extent, Operands, Reduction
-from ..dtype import Array, float32
+from ..dtype import Array, DType, float32
 from ..graph import Plus, leading_sum
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
@@ -129,50 +129,48 @@ def _group_condition(input: Array, num_groups: int, weight: Array | None, bias: 
         return "only channels-last with weight and bias"
     if input.shape[-1] % num_groups or input.size == 0:
         return "channels do not divide into groups, or there are none"
-    return conditions.same(conditions.AT_MOST_FP32, input, weight, bias) or conditions.packets(input.shape[-1], 4096)
+    if int(input.device.compute_capability) < 80:
+        return "asynchronous copies need compute capability 8.0"
+    return conditions.same(conditions.AT_MOST_FP32, input, weight, bias) or conditions.packets(input.shape[-1], 3072)
 
 
-_AHEAD = 4  # as in norm.cu
-_BLOCKS = 8  # a multiprocessor: below this, blocks are not made longer
+_THREADS = 512  # as in norm.cu
+_EACH = 256  # bytes of shared memory that each of them needs: of 99 KiB, the least there is, 3072 channels have as many
+_SUMS, _TURNS = 64, 64  # of these for sums, and for what a gradient is added to
+_LEAST = 4  # pixels to a thread
+_PARTS = 1 << 14  # of groups over all of an image's blocks, each of which reads them all
 
 
-class _GroupPlan:
-    """How a (B, P, C) array is cut into blocks of `threads` for whole pixels.
+class _Plan:
+    """How norm.cu cuts a (B, P, C) array: a block a multiprocessor, which keeps what it can of `arrays` such."""
 
-    Sums take `chunks` of `span` pixels an image, two blocks a multiprocessor; what writes takes shorter `stretches`.
-    """
+    def __init__(self, k: Any, x: Array, groups: int, arrays: int, adds: bool = False) -> None:
+        batch, channels = x.shape[0], x.shape[-1]
+        pixels, vec = x.size // (batch * channels), channels // 8
+        rows = max(1, min(_THREADS, k.shared_bytes // _EACH) // vec)
+        images = min(batch, k.multiprocessors)
+        wanted = max(1, min(k.multiprocessors // images, _PARTS // groups, pixels // (_LEAST * rows)))
+        each = -(-pixels // (wanted * rows))  # pixels to a thread
+        self.threads, self.grid = vec * rows, (-(-pixels // (each * rows)), images)
+        beside, packets = _SUMS + _TURNS * adds, 8 * x.itemsize * arrays
+        most = min(each, (k.shared_bytes // self.threads - beside) // packets)
+        self.shared = self.threads * (beside + most * packets)
+        self.room = (k.empty((batch, self.grid[0], groups, 2), float32), k.barriers)
+        self.sizes = tuple(np.int32(n) for n in (batch, pixels, channels, groups, each * rows, most))
 
-    def __init__(self, k: Any, x: Array, groups: int) -> None:
-        self.batch, self.channels, self.groups = x.shape[0], x.shape[-1], groups
-        self.pixels = x.size // (self.batch * self.channels)
-        self.size = (np.int32(self.pixels), np.int32(self.channels), np.int32(groups))
-        vec = self.channels // 8
-        rows = max(1, 256 // vec)
-        self.threads, self.shared = vec * rows, 2 * rows * self.channels * 4
-        wanted = max(1, 2 * k.multiprocessors // self.batch)
-        self.span = max(4 * rows, -(-self.pixels // wanted))
-        self.chunks = -(-self.pixels // self.span)
-        at_once = _AHEAD * rows
-        waves = self.pixels * self.batch // (at_once * _BLOCKS * k.multiprocessors)
-        self.stretch = at_once * max(1, min(4, waves))
-        self.stretches = (-(-self.pixels // self.stretch), self.batch)
-
-    def part(self, k: Any) -> Array:
-        return k.empty((self.batch, self.chunks, self.groups, 2), float32)
+    def launch(self, k: Any, kernel: str, dtype: DType, args: Sequence[Any], *numbers: np.generic) -> None:
+        k.launch("norm.cu", kernel, dtype, self.grid, self.threads, (*args, *self.room, *self.sizes, *numbers),
+                 self.shared, resident=self.grid[0] > 1)  # fmt: skip
 
 
 def _group_forward(
     k: Any, input: Array, groups: int, weight: Array, bias: Array, eps: float, silu: bool
 ) -> tuple[Array, Array, Array]:
-    x, plan = k.rows_first(input), _GroupPlan(k, input, groups)
-    mean, rstd = (k.empty((plan.batch, 1, groups, 1), float32) for _ in range(2))
-    y, part = k.empty(x.shape, x.dtype), plan.part(k)
-    k.launch("norm.cu", "group_norm_sums", x.dtype, (plan.chunks, plan.batch), plan.threads,
-             (x, part, *plan.size, np.int32(plan.span)), plan.shared)  # fmt: skip
-    k.launch("norm.cu", "group_norm_finish", x.dtype, (plan.batch, groups), 32,
-             (x, part, mean, rstd, *plan.size, np.int32(plan.chunks), np.float32(eps)))  # fmt: skip
-    k.launch("norm.cu", "group_norm_apply", x.dtype, plan.stretches, plan.threads,
-             (x, weight, bias, mean, rstd, y, *plan.size, np.int32(plan.stretch), np.int32(silu)))  # fmt: skip
+    x = k.rows_first(input)
+    mean, rstd = (k.empty((x.shape[0], 1, groups, 1), float32) for _ in range(2))
+    y = k.empty(x.shape, x.dtype)
+    args = (x, weight, bias, mean, rstd, y)
+    _Plan(k, x, groups, 1).launch(k, "group_norm", x.dtype, args, np.float32(eps), np.int32(silu))
     return y, mean, rstd
 
 
@@ -200,20 +198,17 @@ class _Saved:
 def _group_gradients(
     k: Any, g: Array, saved: _Saved, needs: frozenset[str], plus: Plus
 ) -> tuple[Array | None, Array | None, Array | None]:
-    """The gradients of input, weight and bias, those of the latter two out of the first pass that the input's takes."""
+    """The gradients of input, weight and bias, those of the latter two out of the sums that the input's needs."""
     x, g, groups = k.rows_first(saved.input), k.rows_first(g), saved.mean.shape[2]
-    plan, sides = _GroupPlan(k, x, groups), [n for n in ("bias", "weight") if n in needs]
-    part = plan.part(k)
-    channels = k.empty((plan.batch * plan.chunks, 2 * plan.channels), float32) if sides else np.intp(0)
-    operands = (x, g, saved.weight, saved.bias, saved.mean, saved.rstd)
-    k.launch("norm.cu", "group_norm_gradient_sums", x.dtype, (plan.chunks, plan.batch), plan.threads,
-             (*operands, part, channels, *plan.size, np.int32(plan.span), np.int32(saved.silu)),
-             plan.shared)  # fmt: skip
+    plan, sides = _Plan(k, x, groups, 2, "input" in plus), [n for n in ("bias", "weight") if n in needs]
+    channels = k.empty((x.shape[0] * plan.grid[0], 2 * x.shape[-1]), float32) if sides else np.intp(0)
+    dx, held = _sum_of(k, plus, x) if "input" in needs else (None, np.intp(0))
+    args = (x, g, saved.weight, saved.bias, saved.mean, saved.rstd, held, np.intp(0) if dx is None else dx, channels)
+    plan.launch(k, "group_norm_gradient", x.dtype, args, np.int32(saved.silu))
     made = dict(zip(("bias", "weight"), _channel_sums(k, channels), strict=True)) if sides else {}
     for name in plus.keys() & made.keys():
         added = {"made": made[name], "held": plus[name].array}
         made[name] = k.elementwise(("made + held",), added, (float32,))[0]
-    dx = _group_input_gradient(k, operands, part, plan, saved.silu, plus) if "input" in needs else None
     return dx, made.get("weight"), made.get("bias")
 
 
@@ -222,19 +217,6 @@ def _channel_sums(k: Any, channels: Array) -> tuple[Array, Array]:
     whole = k.columns([Reduction("sum", "each")], Operands({"each": channels}), Extent(1, *channels.shape), float32)
     first, second = whole[0].reshape(2, -1)
     return first, second
-
-
-def _group_input_gradient(
-    k: Any, operands: tuple[Array, ...], part: Array, plan: _GroupPlan, silu: bool, plus: Plus
-) -> Array:
-    x = operands[0]
-    dx, held = _sum_of(k, plus, x)
-    means = k.empty((plan.batch, plan.groups, 2), float32)
-    k.launch("norm.cu", "group_norm_gradient_finish", x.dtype, (plan.batch, plan.groups), 32,
-             (part, means, *plan.size, np.int32(plan.chunks)))  # fmt: skip
-    k.launch("norm.cu", "group_norm_gradient_apply", x.dtype, plan.stretches, plan.threads,
-             (*operands, means, held, dx, *plan.size, np.int32(plan.stretch), np.int32(silu)))  # fmt: skip
-    return dx
 
 
 @group_norm.cuda("norm.cu", when=_group_condition)

@@ -33,6 +33,10 @@ ELEMENTS = {
 }  # fmt: skip
 
 
+MULTIPROCESSORS = 132
+ATTRIBUTES = {"MultiProcessorCount": MULTIPROCESSORS, "MaxSharedMemoryPerBlockOptin": 227 << 10}
+
+
 class OnDevice(np.ndarray):
     """An array that says it lies on a GPU."""
 
@@ -74,6 +78,17 @@ class Function:
     def _read(text: str) -> tuple[str, bool]:
         words = re.sub(r"\b(const|__restrict__)\b", "", text).replace("*", " * ").split()
         return " ".join(w for w in words[:-1] if w != "*"), "*" in words
+
+    @property
+    def kernel(self) -> Any:
+        """Launched with all blocks at once, which they must be few enough for."""
+
+        def call(grid: Any, block: Any, args: Any, shared_mem: int, enable_cooperative_groups: bool) -> None:
+            assert enable_cooperative_groups
+            assert np.prod(grid) <= MULTIPROCESSORS
+            self(grid, block, args, shared_mem)
+
+        return call
 
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int = 0
@@ -238,7 +253,7 @@ class StandIn:
             Stream=lambda non_blocking=False: Stream() if non_blocking else stream, MemoryPool=lambda: pool,
             set_allocator=lambda _: None, using_allocator=lambda _: nullcontext(), Event=Event,
             get_current_stream=lambda: stream, alloc_pinned_memory=bytearray,
-            Device=lambda: SimpleNamespace(attributes={"MultiProcessorCount": 132}, compute_capability="90"),
+            Device=lambda: SimpleNamespace(attributes=ATTRIBUTES, compute_capability="90"),
             PinnedMemoryPool=lambda: SimpleNamespace(malloc=Pinned), runtime=RUNTIME,
             memory=SimpleNamespace(OutOfMemoryError=MemoryError),
         )  # fmt: skip

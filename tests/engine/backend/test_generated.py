@@ -7,6 +7,7 @@ inputs. The rule is that of tests/gpu: at most twice the error of the reference 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
 import shutil
 import subprocess
@@ -82,6 +83,7 @@ MACHINE = (
     """
 #include <cmath>
 #include <csetjmp>
+#include <cstdlib>
 #include <cstring>
 #include <ucontext.h>
 #define __device__
@@ -154,6 +156,11 @@ static unsigned came_before(unsigned* counter, unsigned top) {
   *counter = before < top ? before + 1 : 0;
   return before;
 }
+// Blocks run one after another, so none may wait for a later one.
+static void all_here(unsigned*, unsigned blocks) { if (blocks != 1) abort(); __syncthreads(); }
+template <typename P> static void copy_async(P* to, const P* from) { *to = *from; }
+static void copies_end() {}
+template <int> static void copies_wait() {}
 static void block(int threads, bool together) {
   if (!together) {
     for (int t = 0; t < threads; t++) { threadIdx = {(unsigned)t, 0, 0}; body(arguments); }
@@ -184,13 +191,15 @@ static void launch(const int* grid, int threads, void (*kernel)(void**), void** 
 
 
 OPS_FOLDER = Path(nvrtc.__file__).parents[2] / "ops"
-SHARED = "static float shared[12288]"
+SHARED = "alignas(16) static float shared[58112]"
 NARROW = """
 struct __half {}; struct __nv_bfloat16 {};
 static float __half2float(__half), __bfloat162float(__nv_bfloat16);
 static __half __float2half_rn(float); static __nv_bfloat16 __float2bfloat16_rn(float);
 struct float2 { float x, y; };
+struct float4 { float x, y, z, w; };
 static float2 make_float2(float x, float y) { return {x, y}; }
+static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 """
 
 
@@ -218,7 +227,7 @@ class Kernels:
         text = nvrtc.included((OPS_FOLDER / file).read_text()).replace("typedef ELEMENT T;", "typedef float T;")
         text = re.sub(r"#include <cuda_\w+\.h>\n", "", text).replace("extern __shared__ float shared[]", SHARED)
         run = self.generated(f'#define FAST 0\n#include "elements.cuh"\n{NARROW}{text}', kernel)
-        return lambda grid, block, args, shared_mem: run(grid, block, args)
+        return lambda grid, block, args, shared_mem, resident: run(grid, block, args)
 
     def build(self) -> None:
         source, found = self.folder / "kernels.cpp", self.folder / "kernels.so"
@@ -236,8 +245,9 @@ class Kernels:
     def _unit(self, n: int, text: str, kernel: str) -> str:
         begin = BEGIN.match(text)
         assert begin is not None
-        counted = nvrtc.included('#include "counted.cuh"')  # which MACHINE has instead
-        code = nvrtc.included(text[begin.end() :]).replace('extern "C" ', "").replace(counted, "")
+        code = nvrtc.included(text[begin.end() :]).replace('extern "C" ', "")
+        for name in ("counted", "copy_async"):  # which MACHINE has instead
+            code = code.replace(nvrtc.included(f'#include "{name}.cuh"'), "")
         assert "asm" not in code
         found = re.search(rf"\b{kernel}\(([^)]*)\) {{", code[code.index("__global__ void") :])
         assert found is not None
@@ -329,7 +339,9 @@ def test_values_and_gradients(gpu: Any, dtype: Any, tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("name", ["group_norm", "group_norm_silu"])
 def test_group_norms(gpu: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block an image, and one that takes an image after another; all, some and none of the pixels kept."""
     kernels = Kernels(tmp_path)
+    monkeypatch.setattr(gpu.kernels, "multiprocessors", 2)
 
     def found(shape: tuple[int, ...], wanted: list[str], device: str, kind: Any) -> list[np.ndarray]:
         rng, channels = generator(name, sum(shape)), shape[-1]
@@ -345,13 +357,14 @@ def test_group_norms(gpu: Any, name: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(gpu.kernels._modules, "get", kernels.get)
     cases = [
         (shape, wanted.split())
-        for shape in ((2, 9, 7, 64), (3, 40, 40, 16), (1, 5, 3, 72))
+        for shape in ((2, 9, 7, 64), (3, 40, 40, 16), (2, 5, 3, 72))
         for wanted in ("input weight bias", "input", "weight", "bias input")
     ]
     for case in cases:
         found(*case, "cuda", np.dtype(np.float32))
     kernels.build()
-    for case in cases:
+    for case, shared in itertools.product(cases, (227 << 10, 128 << 10, 99 << 10)):
+        monkeypatch.setattr(gpu.kernels, "shared_bytes", shared)
         got, truth = found(*case, "cuda", np.dtype(np.float32)), found(*case, "cpu", np.dtype(np.float64))
         for g, t in zip(got, truth, strict=True):
             assert distance(g, t) < 3e-6

@@ -48,10 +48,10 @@ def test_every_launch_is_told_and_left_out_where_it_is_not_wanted(gpu: Any) -> N
 
 def test_a_kernel_is_looked_up_once_and_keeps_the_most_shared_memory_it_was_allowed(gpu: Any) -> None:
     modules, float32 = gpu.kernels._modules, np.dtype(np.float32)
-    found = [modules.get("norm.cu", "group_norm_sums", float32, kib << 10) for kib in (16, 100, 60)]
+    found = [modules.get("norm.cu", "group_norm", float32, kib << 10) for kib in (16, 100, 60)]
     assert len(set(found)) == 1
     assert found[0]._function.max_dynamic_shared_size_bytes == 100 << 10
-    assert modules.get("norm.cu", "group_norm_sums", np.dtype(np.float16)) is not found[0]
+    assert modules.get("norm.cu", "group_norm", np.dtype(np.float16)) is not found[0]
 
 
 def test_a_kinds_time_is_that_of_its_kernels_alone(gpu: Any) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from ...dtype import Array, DType, float32, float64
 from ..base import same_place
 from .beside import Beside
@@ -39,6 +41,9 @@ class Kernels:
         self._erf = cupy.ElementwiseKernel("T x", "T y", "y = erf(x)", "flame_erf")
         device = cupy.cuda.Device()
         self.multiprocessors = int(device.attributes["MultiProcessorCount"])
+        self.shared_bytes = int(device.attributes["MaxSharedMemoryPerBlockOptin"])
+        # Two for each image of a group norm, of which no more than this share blocks.
+        self.barriers = cupy.zeros(2 * self.multiprocessors, np.uint32)
         self.compute_capability = int(device.compute_capability)
         self.elementwise = Elementwise(cupy, self._modules)
         self.rows = Rows(cupy, self._modules)
@@ -126,11 +131,14 @@ class Kernels:
 
     def launch(
         self, file: str, kernel: str, dtype: DType, grid: Sequence[int], block: int, args: Sequence[Any],
-        shared_bytes: int = 0,
+        shared_bytes: int = 0, resident: bool = False,
     ) -> None:  # fmt: skip
-        """Runs `kernel` of ops/`file`, compiled for elements of `dtype`."""
+        """Runs `kernel` of ops/`file`, compiled for elements of `dtype`.
+
+        With `resident` all of its blocks are there at once, so that they may wait for each other, or none is.
+        """
         function = self._modules.get(file, kernel, dtype, shared_bytes)
-        function(tuple(grid), (block,), tuple(args), shared_mem=shared_bytes)
+        function(tuple(grid), (block,), tuple(args), shared_mem=shared_bytes, resident=resident)
 
     def launch_text(self, text: str, kernel: str, threads: int, block: int, args: Sequence[Any]) -> None:
         """Runs `kernel` of a text that names its types itself, by at least as many threads."""

@@ -57,9 +57,14 @@ class _Function:
             self._function.max_dynamic_shared_size_bytes = self._shared_bytes = shared_bytes
 
     def __call__(
-        self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int = 0
-    ) -> None:
-        if self._launches.wanted(self._name, args):
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int = 0,
+        resident: bool = False,
+    ) -> None:  # fmt: skip
+        if not self._launches.wanted(self._name, args):
+            return
+        if resident:  # RawKernel's own way to this would link CUDA's device runtime
+            self._function.kernel(grid, block, args, shared_mem, enable_cooperative_groups=True)
+        else:
             self._function(grid, block, args, shared_mem=shared_mem)
 
 
