@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flame_train.engine.backend.cuda import stopwatch
 from flame_train.engine.backend.cuda.stopwatch import Stopwatch
 
 
@@ -48,3 +49,13 @@ def test_the_fastest_of_the_medians(ways: list[list[float]], best: int) -> None:
     clock = Clock()
     watch = Stopwatch(clock, SimpleNamespace(synchronize=lambda: None))
     assert watch.fastest([clock.way(*times) for times in ways]) == best
+
+
+def test_the_device_is_kept_busy_for_as_long_as_the_host_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, fills = Clock(), list[int]()
+    clock.empty = lambda n, dtype: SimpleNamespace(fill=lambda value: fills.append(n))
+    for seconds, each in ((0.0, 1), (80e-6, 6)):
+        monkeypatch.setattr(stopwatch, "_host_seconds", lambda way, taken=seconds: taken)
+        fills.clear()
+        Stopwatch(clock, SimpleNamespace(synchronize=lambda: None)).fastest([clock.way(1.0), clock.way(2.0)])
+        assert len(fills) == each * 2 * stopwatch._ROUNDS
