@@ -10,19 +10,18 @@ __device__ __forceinline__ unsigned came_before(unsigned* counter, unsigned top)
   return before;
 }
 
-// Waits until all `blocks` have come here; all their threads then see what the others stored before. `barrier` is how many
-// have come, zero whenever no kernel runs, and how often all had. All blocks must be resident at once.
-__device__ __forceinline__ void all_here(unsigned* barrier, unsigned blocks) {
+// Waits until all blocks of a row of the grid have come here; all their threads then see what the others stored before.
+// The last to come turns the barrier's first bit and leaves the others as they were, so it serves any number of blocks
+// after another. All must be resident at once.
+__device__ __forceinline__ void all_here(unsigned* barrier) {
+  constexpr unsigned TURNED = 0x80000000u;
   __syncthreads();
-  if (threadIdx.x == 0 && blocks > 1) {
-    unsigned times, now;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(times) : "l"(barrier + 1) : "memory");
-    if (came_before(barrier, blocks - 1) == blocks - 1) {
-      asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(barrier + 1), "r"(times + 1) : "memory");
-    } else {
-      do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(barrier + 1) : "memory");
-      while (now == times);
-    }
+  if (threadIdx.x == 0 && gridDim.x > 1) {
+    unsigned before, now;
+    asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(before) : "l"(barrier), "r"(blockIdx.x ? 1u : TURNED - (gridDim.x - 1)) : "memory");
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(barrier) : "memory");
+    while (!((before ^ now) & TURNED));
   }
   __syncthreads();
 }

@@ -9,7 +9,7 @@
 // pixel. A block sums up its pixels, first to last, and keeps as many as it finds room for in shared memory while it
 // waits for the sums of its image's other blocks. Then it goes back from last to first: those without room are read
 // again, the latest first, for these the second cache still holds. `part` is (B, blocks, groups, 2) of room, `barriers`
-// two numbers an image.
+// a number an image.
 #include "common.cuh"
 #include "copy_async.cuh"
 #include "counted.cuh"
@@ -109,9 +109,9 @@ __device__ __forceinline__ void spread(const float* values, int step, int c, int
 // ---- sums of a block, and of all blocks of an image ----------------------------------------------------------------
 
 // A thread's two sums a channel made the block's, in `part` as two sums a group, by way of `shared`. With `weight` and
-// `rstd` they are those of a gradient: the second still lacks its factor rstd, groups' sums want the channels' weighted,
-// and `channels`, where not null, is given all of the first and all of the second.
-__device__ __forceinline__ void group_sums(const float* s0, const float* s1, int C, int groups, float* shared,
+// `rstd` they are those of a gradient: the second still lacks its factor rstd, groups' sums want the channels'
+// weighted, and `channels`, where not null, is given all of the first and all of the second.
+__device__ __forceinline__ void block_sums(const float* s0, const float* s1, int C, int groups, float* shared,
                                            float* part, const T* weight = nullptr, const float* rstd = nullptr,
                                            float* channels = nullptr) {
   const int vec = C >> 3, v = threadIdx.x % vec, row = threadIdx.x / vec, rows = blockDim.x / vec, per = C / groups;
@@ -123,52 +123,67 @@ __device__ __forceinline__ void group_sums(const float* s0, const float* s1, int
     *reinterpret_cast<float4*>(b + row * C + v * 8 + i) = make_float4(s1[i], s1[i + 1], s1[i + 2], s1[i + 3]);
   }
   __syncthreads();
-  for (int c = threadIdx.x; c < C; c += blockDim.x) {
-    float t0 = 0.f, t1 = 0.f;
-    for (int r = 0; r < rows; r++) {
-      t0 += a[r * C + c];
-      t1 += b[r * C + c];
+  // Threads side by side share a group: a power of two of them, within a warp. A last warp that is not whole has none.
+  const int whole = blockDim.x & ~31u;
+  int shares = 1;
+  while (shares < 32 && 2 * shares * groups <= whole) shares *= 2;
+  if (threadIdx.x >= whole) return;
+  for (int from = 0; from < groups; from += whole / shares) {
+    const int g = from + threadIdx.x / shares;
+    float2 t = make_float2(0.f, 0.f);
+    for (int c = g * per + threadIdx.x % shares; g < groups && c < (g + 1) * per; c += shares) {
+      float t0 = 0.f, t1 = 0.f;
+      for (int r = 0; r < rows; r++) {
+        t0 += a[r * C + c];
+        t1 += b[r * C + c];
+      }
+      if (rstd) t1 *= rstd[g];
+      if (channels) {
+        channels[c] = t0;
+        channels[C + c] = t1;
+      }
+      const float by = weight ? to_float(weight[c]) : 1.f;
+      t.x += t0 * by;
+      t.y += t1 * by;
     }
-    if (rstd) t1 *= rstd[c / per];
-    if (channels) {
-      channels[c] = t0;
-      channels[C + c] = t1;
+    for (int o = shares / 2; o; o >>= 1) {
+      t.x += __shfl_xor_sync(0xffffffffu, t.x, o);
+      t.y += __shfl_xor_sync(0xffffffffu, t.y, o);
     }
-    const float by = weight ? to_float(weight[c]) : 1.f;
-    a[c] = t0 * by;
-    b[c] = t1 * by;
-  }
-  __syncthreads();
-  for (int g = threadIdx.x; g < groups; g += blockDim.x) {
-    float t0 = 0.f, t1 = 0.f;
-    for (int c = g * per; c < (g + 1) * per; c++) {
-      t0 += a[c];
-      t1 += b[c];
-    }
-    *reinterpret_cast<float2*>(part + 2 * ((size_t)blockIdx.x * groups + g)) = make_float2(t0, t1);
+    if (threadIdx.x % shares == 0 && g < groups)
+      *reinterpret_cast<float2*>(part + 2 * ((size_t)blockIdx.x * groups + g)) = t;
   }
 }
 
-// Hands `use` each group and its two sums over all blocks of the image: thread t the groups t, t + the block's threads
-// and so on. `shared` is room for two floats a thread.
+// Hands `use` each group and its two sums over all blocks of the image, by one thread a group. As many threads as there
+// are read them, for all else waits; `shared` is room for two floats a thread.
 template <class Use> __device__ __forceinline__ void image_sums(const float* part, int groups, float* shared, Use use) {
-  const int shares = max(1, (int)blockDim.x / groups), g = threadIdx.x % groups, share = threadIdx.x / groups;
-  auto sum = [&](int g, int from, int step) {
+  constexpr int BATCH = 10;
+  auto sum = [&](int g, int share, int shares) {
     float2 t = make_float2(0.f, 0.f);
-#pragma unroll 4
-    for (int k = from; k < (int)gridDim.x; k += step) {
-      const float2 q = *reinterpret_cast<const float2*>(part + 2 * ((size_t)k * groups + g));
-      t.x += q.x;
-      t.y += q.y;
+    for (int first = share; first < (int)gridDim.x; first += BATCH * shares) {
+      float2 q[BATCH];
+#pragma unroll
+      for (int i = 0; i < BATCH; i++) {
+        const int k = first + i * shares;
+        q[i] = make_float2(0.f, 0.f);
+        if (k < (int)gridDim.x) q[i] = *reinterpret_cast<const float2*>(part + 2 * ((size_t)k * groups + g));
+      }
+#pragma unroll
+      for (int i = 0; i < BATCH; i++) {
+        t.x += q[i].x;
+        t.y += q[i].y;
+      }
     }
     return t;
   };
-  if (shares == 1) {
-    for (int g = threadIdx.x; g < groups; g += blockDim.x) use(g, sum(g, 0, 1));
+  const int shares = blockDim.x / groups, g = threadIdx.x % groups;
+  if (shares < 2) {
+    for (int all = threadIdx.x; all < groups; all += blockDim.x) use(all, sum(all, 0, 1));
     return;
   }
   float2* const found = reinterpret_cast<float2*>(shared);
-  if (share < shares) found[threadIdx.x] = sum(g, share, shares);
+  if (threadIdx.x < shares * groups) found[threadIdx.x] = sum(g, threadIdx.x / groups, shares);
   __syncthreads();
   if (threadIdx.x >= groups) return;
   float2 t = found[g];
@@ -195,7 +210,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) group_norm(
     float* const own = part + (size_t)image * groups * gridDim.x * 2;
     auto pivot_of = [&](int g) { return to_float(x[(size_t)image * P * C + g * per]); };
     // Asked for before the wait, after which nothing else is to be waited for.
-    const float pivot_here = pivot_of(min((int)threadIdx.x, groups - 1));
+    const int here = min((int)threadIdx.x, groups - 1);
+    const float pivot_here = pivot_of(here);
     const Packet gain = read8(w + lane.c), offset = read8(b + lane.c);
     float pivot[8], s0[8] = {0}, s1[8] = {0};
 #pragma unroll
@@ -208,11 +224,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) group_norm(
         s1[i] += d * d;
       }
     });
-    group_sums(s0, s1, C, groups, sums, own);
-    all_here(barriers + 2 * image, gridDim.x);
+    block_sums(s0, s1, C, groups, sums, own);
+    all_here(barriers + image);
     image_sums(own, groups, sums + 2 * groups, [&](int g, float2 t) {
       const float d = t.x / n;
-      sums[2 * g] = (g < blockDim.x ? pivot_here : pivot_of(g)) + d;
+      sums[2 * g] = (g == here ? pivot_here : pivot_of(g)) + d;
       sums[2 * g + 1] = rsqrtf(fmaxf(t.y / n - d * d, 0.f) + eps);
       if (blockIdx.x) return;
       mean[image * groups + g] = sums[2 * g];
@@ -262,7 +278,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) group_norm_gradient(
   for (int image = blockIdx.y; image < B; image += gridDim.y) {
     const Lane<GRADIENT_AHEAD, 2> lane(image, P, C, span, most, shared, {x, dy});
     const float* const r = rstd + image * groups;
-    const float r_here = r[min((int)threadIdx.x, groups - 1)];
+    const int here = min((int)threadIdx.x, groups - 1);
+    const float r_here = r[here];
     float* const own = part + (size_t)image * groups * gridDim.x * 2;
     float m[8], scale[8], be[8], s0[8] = {0}, s1[8] = {0};
     spread(mean + image * groups, 1, lane.c, C, groups, m);
@@ -279,12 +296,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) group_norm_gradient(
         s1[i] += g * far;
       }
     });
-    group_sums(s0, s1, C, groups, sums, own, w, r,
+    block_sums(s0, s1, C, groups, sums, own, w, r,
                channels ? channels + ((size_t)image * gridDim.x + blockIdx.x) * 2 * C : nullptr);
     if (dx) {
-      all_here(barriers + 2 * image, gridDim.x);
+      all_here(barriers + image);
       image_sums(own, groups, sums + 2 * groups, [&](int g, float2 t) {
-        const float by = g < blockDim.x ? r_here : r[g];
+        const float by = g == here ? r_here : r[g];
         sums[2 * g] = t.x / n * by;
         sums[2 * g + 1] = t.y / n * by * by;
       });

@@ -22,7 +22,10 @@ from flame_train.models.transformer import attend
         (77, np.float32, 2),  # as ours do, and merging the heads copies it for a moment only
     ],
 )
-def test_what_attention_found_is_kept_for_its_own_gradients_alone(gpu: Any, keys: int, dtype: Any, images: int) -> None:
+def test_what_attention_found_is_kept_for_its_own_gradients_alone(
+    gpu: Any, keys: int, dtype: Any, images: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flame_train.models.transformer.remade", flame.rebuild)  # however small
     size = np.dtype(dtype).itemsize
     length, width, rank, heads = 512, 128, 4, 2
 
