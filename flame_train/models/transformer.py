@@ -31,7 +31,11 @@ def again(block: Callable[..., Outputs], recompute: Recompute, *inputs: Tensor) 
 SMALL: Final = 8 << 20
 """Bytes from which a result is made again instead of kept: below, it is a kernel's launch that takes the time."""
 
+LARGE: Final = 64 << 20
+"""The same where making it again takes a product."""
+
 remade = partial(rebuild, least=SMALL)
+remultiplied = partial(rebuild, least=LARGE)
 
 
 def attend(
@@ -89,7 +93,7 @@ class GegluProjection(nn.Module):
 
     def forward(self, x_BLC: Tensor) -> Tensor:
         if self.proj.in_features <= NARROW:
-            return F.geglu(remade(self.proj, x_BLC))
+            return F.geglu(remultiplied(self.proj, x_BLC))
         return remade(F.geglu, self.proj(x_BLC))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flame_train.engine import nn
-from flame_train.models.transformer import NARROW, SMALL, SpatialTransformer, run_again
+from flame_train.models.transformer import LARGE, NARROW, SMALL, SpatialTransformer, run_again
 from flame_train.models.unet_sdxl import Downsample, ResBlock, UNet, Upsample
 from flame_train.training.family import Load
 
@@ -78,12 +78,10 @@ def _in_block(place: _Place, load: Load) -> dict[str, int]:
     themselves, keep it always.
     """
 
-    def small(images: int) -> bool:
-        return images * _image(place) * load.batch * load.itemsize < SMALL
-
-    attentions = _ATTENTIONS + (4 if small(1) else int(load.itemsize > 2))
-    given = _GATED if place.part.proj_in.in_features > NARROW or small(_GATED) else 0
-    made = 4 if small(4) else 0
+    image = _image(place) * load.batch * load.itemsize
+    attentions = _ATTENTIONS + (4 if image < SMALL else int(load.itemsize > 2))
+    given = _GATED if place.part.proj_in.in_features > NARROW or _GATED * image < LARGE else 0
+    made = 4 if 4 * image < SMALL else 0
     return {"nothing": attentions + given + made, "feed_forward": attentions, "blocks": 1, "blocks_offloaded": 0}
 
 

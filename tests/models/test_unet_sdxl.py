@@ -46,6 +46,11 @@ def test_checkpointing_changes_no_bit(unet, predict, recompute):
         np.testing.assert_array_equal(found[name], g, err_msg=name)
 
 
+def make_again(monkeypatch, how):
+    for name in ("remade", "remultiplied"):
+        monkeypatch.setattr(f"flame_train.models.transformer.{name}", how)
+
+
 @pytest.mark.parametrize(
     ("targets", "narrow", "spared"),
     [
@@ -62,9 +67,9 @@ def test_what_is_cheaply_made_again_is_not_kept(unet, predict, monkeypatch, targ
 
     attached = with_lora(unet, [targets])
     monkeypatch.setattr("flame_train.models.transformer.NARROW", narrow)
-    monkeypatch.setattr("flame_train.models.transformer.remade", rebuild)
+    make_again(monkeypatch, rebuild)
     less, bits = kept()
-    monkeypatch.setattr("flame_train.models.transformer.remade", lambda fn, *args: fn(*args))
+    make_again(monkeypatch, lambda fn, *args: fn(*args))
     more, expected = kept()
     for name, g in expected.items():
         np.testing.assert_array_equal(bits[name], g, err_msg=name)

@@ -273,8 +273,10 @@ def held(recompute: Recompute, batch: int) -> int:
 
 
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flame_train.recipes.memory_sdxl.SMALL", 0)
-    monkeypatch.setattr("flame_train.models.transformer.remade", rebuild)
+    for name in ("SMALL", "LARGE"):
+        monkeypatch.setattr(f"flame_train.recipes.memory_sdxl.{name}", 0)
+    for name in ("remade", "remultiplied"):
+        monkeypatch.setattr(f"flame_train.models.transformer.{name}", rebuild)
 
 
 @pytest.mark.parametrize(
