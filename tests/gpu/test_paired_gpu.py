@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,10 @@ def numbers(shape: tuple[int, ...], seed: int, dtype: DType) -> Any:
     return flame.tensor(spread(shape, seed), dtype, "cuda").data
 
 
-def operands(case: str, across: bool, dtype: DType, *, bias: bool = False, plus: bool = False) -> Operands:
-    """With a result whose rows lie further apart than they are long, and 7 between them."""
+def operands(
+    case: str, across: bool, dtype: DType, *, bias: bool = False, plus: bool = False, making: bool = False
+) -> Operands:
+    """With a result whose rows lie further apart than they are long, and 7 between them; so with a2 if that is made."""
     m, n, k, rank, parts = CASES[case]
     a, a2 = numbers((m, k), 0, dtype), numbers((m, rank * parts), 1, dtype)
     b, b2 = (numbers((k, n), 2, dtype), numbers((rank, n), 3, dtype))
@@ -54,7 +57,12 @@ def operands(case: str, across: bool, dtype: DType, *, bias: bool = False, plus:
         b, b2 = (flame.tensor(x, dtype, "cuda").data.T for x in (b, b2))
     room = flame.tensor(np.full((m, n + 64), 7.0), dtype, "cuda").data
     extra = numbers((n,), 4, dtype) if bias else None, numbers((m, n), 5, dtype) if plus else None
-    return Operands(a, b, a2, b2, room[:, :n], parts, *extra)
+    if not making:
+        return Operands(a, b, a2, b2, room[:, :n], parts, *extra)
+    thin = numbers((k, rank * parts), 6, dtype)
+    thin = thin if across else flame.tensor(np.ascontiguousarray(thin.get().T), dtype, "cuda").data.T
+    low = flame.tensor(np.full((m, rank * parts + 8), 7.0), dtype, "cuda").data[:, : rank * parts]
+    return Operands(a, b, low, b2, room[:, :n], parts, *extra, thin=thin, scale=0.25)
 
 
 def expected(k: Any, x: Operands) -> np.ndarray[Any, Any]:
@@ -90,6 +98,42 @@ def test_every_tile_gives_the_sum_of_both_products(
         pytest.skip("a tile's columns would lie in several parts")
     x = operands(case, across, dtype)
     kernels.pairs.run(tile, x)
+    check(kernels, x)
+
+
+@pytest.mark.parametrize("tile", paired._MAKING, ids=str)
+@pytest.mark.parametrize("across", [False, True], ids=["transposed", "across"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
+def test_the_thin_product_is_made_in_passing(
+    kernels: Any, case: str, dtype: DType, across: bool, tile: paired.Tile
+) -> None:
+    _, n, k, rank, parts = CASES[case]
+    if not paired.fits(tile, n // parts, parts):
+        pytest.skip("a tile's columns would lie in several parts")
+    x = operands(case, across, dtype, bias=True, making=True)
+    kernels.pairs.run(replace(tile, thin=rank), x)
+    want = 0.25 * kernels.matmul(x.a.astype(float32), x.thin.astype(float32)).get()
+    unit = 2.0 ** (-8 if dtype == bfloat16 else -11)
+    np.testing.assert_allclose(x.a2.get().astype(np.float32), want, rtol=unit, atol=1e-5 * np.sqrt(k))
+    assert (x.a2.base[:, rank * parts :].get() == 7).all()
+    check(kernels, x)
+
+
+@pytest.mark.parametrize("tile", paired._MAKING, ids=str)
+@pytest.mark.parametrize(("splits", "rank"), [(2, 16), (3, 16), (2, 32), (4, 16)])
+def test_thin_products_of_parts_of_the_columns(kernels: Any, splits: int, rank: int, tile: paired.Tile) -> None:
+    """As gradients of layers of one input are."""
+    m, n, each = 1000, 1928, 192
+    shapes = [(m, splits * each), (splits * each, n), (splits * each, rank), (splits * rank, n)]
+    a, b, thin, b2 = (numbers(shape, i, bfloat16) for i, shape in enumerate(shapes))
+    low, out = (flame.tensor(np.full(s, 7.0), bfloat16, "cuda").data for s in ((m, splits * rank), (m, n + 8)))
+    x = Operands(a, b, low, b2, out[:, :n], plus=numbers((m, n), 5, bfloat16), thin=thin, scale=0.25, splits=splits)
+    assert x.fit()
+    kernels.pairs.run(replace(tile, thin=rank), x)
+    whole = [y.astype(float32).reshape(splits, -1, y.shape[1]) for y in (thin, a.T)]
+    want = [0.25 * kernels.matmul(part.T, own).get() for own, part in zip(*whole, strict=True)]
+    np.testing.assert_allclose(low.get().astype(np.float32), np.hstack(want), rtol=2.0**-8, atol=2e-4)
     check(kernels, x)
 
 

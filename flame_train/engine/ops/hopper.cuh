@@ -71,6 +71,12 @@ __device__ __forceinline__ u64 operand(u32 at, u32 next = 16) {
   return static_cast<u64>((at & 0x3FFFF) >> 4) | static_cast<u64>(next >> 4) << 16 | static_cast<u64>(1024 >> 4) << 32 |
          static_cast<u64>(1) << 62;
 }
+// One that is read across its rows of 16 columns, 32 bytes swizzled by as many, eights of rows one after another; `next` as
+// above, to the next 16.
+__device__ __forceinline__ u64 strip_operand(u32 at, u32 next) {
+  return static_cast<u64>((at & 0x3FFFF) >> 4) | static_cast<u64>(next >> 4) << 16 | static_cast<u64>(256 >> 4) << 32 |
+         static_cast<u64>(3) << 62;
+}
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int left> __device__ __forceinline__ void products_done() {

@@ -95,9 +95,7 @@ def _(
     residual: Array | None,
 ) -> tuple[Array, Array]:  # fmt: skip
     _check(input, weight, residual)
-    input = k.even(input)
-    low = k.matmul(input, down.T, alpha=scale)
-    return k.paired(input, weight.T, low.reshape(-1, len(down)), up.T, bias=bias, plus=residual), low
+    return k.low_rank(input, weight.T, down.T, up.T, scale, bias=bias, plus=residual)
 
 
 @lora_linear.cuda_vjp("cublaslt", "input", "down", "up", when=_lora_condition)
@@ -105,23 +103,23 @@ def _(
     k: Any, g: Array, input: Array, weight: Array, down: Array, up: Array, low: Array, scale: float,
     needs: frozenset[str], plus: Plus, into: Into,
 ) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
-    rows, x = (k.even(a).reshape(-1, a.shape[-1]) for a in (g, input))
-    inner = k.matmul(rows, up, alpha=scale)
-    dx = None
+    g, input = k.even(g), k.even(input)
+    rows, x = (a.reshape(-1, a.shape[-1]) for a in (g, input))
     if "input" in needs:
-        dx = _added_pair(k, plus.get("input"), g, weight, inner, down, into.get("input"))
+        place = _place(plus.get("input"), into.get("input"))
+        dx, inner = k.low_rank(g, weight, up, down, scale, **place)
+    else:
+        dx, inner = None, k.matmul(rows, up, alpha=scale)
     wanted: dict[str, list[Held] | None] = {n: _listed(plus.get(n)) for n in ("down", "up") if n in needs}
     made = _factor_gradients(k, _Thin(x, rows[:, None], inner, low.reshape(len(x), -1), len(down)), wanted)
     return dx, made["down"][0] if "down" in made else None, made["up"][0] if "up" in made else None
 
 
-def _added_pair(
-    k: Any, held: Held | None, g: Array, weight: Array, inner: Array, down: Array, into: Array | None = None
-) -> Array:
-    """held + g @ weight + inner @ down, placed as by `added_product`."""
+def _place(held: Held | None, into: Array | None = None) -> dict[str, Array | None]:
+    """Where the input's gradient goes and what it is added to, as by `added_product`."""
     if held is None:
-        return k.paired(g, weight, inner, down, out=into if into is not None and into.flags.c_contiguous else None)
-    return k.paired(g, weight, inner, down, out=held.array if held.owned else None, plus=held.array)
+        return {"out": into if into is not None and into.flags.c_contiguous else None}
+    return {"out": held.array if held.owned else None, "plus": held.array}
 
 
 @lora_linear.cuda_vjp("cublaslt", "residual", when=_lora_condition)
@@ -178,9 +176,9 @@ def _(
     weight, down, up = (k.stacked(what) for what in (weights, downs, ups))
     n, out, width = weight.shape
     x = k.rows_first(input).reshape(-1, width)
-    low = k.matmul(x, down.reshape(-1, width).T, alpha=scale)
-    y = k.paired(x, weight.reshape(-1, width).T, low, up.reshape(n * out, -1).T, parts=n).reshape(-1, n, out)
-    shape = (*input.shape[:-1], out)
+    matrices = weight.reshape(-1, width).T, down.reshape(-1, width).T, up.reshape(n * out, -1).T
+    y, low = k.low_rank(x, *matrices, scale, parts=n)
+    y, shape = y.reshape(-1, n, out), (*input.shape[:-1], out)
     return [y[:, i].reshape(shape) for i in range(n)], low
 
 
@@ -192,15 +190,15 @@ def _(
     weight, down, up = (k.stacked(what) for what in (weights, downs, ups))
     (n, out, width), rank = weight.shape, down.shape[1]
     x, rows = k.rows_first(input).reshape(-1, width), _side_by_side(k, g)
-    inner = k.empty((len(x), n, rank), x.dtype)
-    k.matmul(rows.transpose(1, 0, 2), up, out=inner.transpose(1, 0, 2), alpha=scale)
-    dx = None
     if "input" in needs:
         flat = k.rows_first(rows).reshape(*input.shape[:-1], n * out)
-        matrices = weight.reshape(-1, width), inner.reshape(len(x), -1), down.reshape(-1, width)
-        dx = _added_pair(k, plus.get("input"), flat, *matrices)
+        matrices = weight.reshape(-1, width), up.reshape(-1, rank), down.reshape(-1, width)
+        dx, inner = k.low_rank(flat, *matrices, scale, splits=n, **_place(plus.get("input")))
+    else:
+        dx, inner = None, k.empty((len(x), n * rank), x.dtype)
+        k.matmul(rows.transpose(1, 0, 2), up, out=inner.reshape(-1, n, rank).transpose(1, 0, 2), alpha=scale)
     wanted = {n[:-1]: plus.get(n) for n in ("downs", "ups") if n in needs}
-    made = _factor_gradients(k, _Thin(x, rows, inner.reshape(len(x), -1), low, rank), wanted)
+    made = _factor_gradients(k, _Thin(x, rows, inner, low, rank), wanted)
     return dx, made.get("down"), made.get("up")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flame_train.engine.backend.cuda import paired, tensor_map
-from flame_train.engine.backend.cuda.paired import Operands, PairedProducts, Tile, by_rule, fits
+from flame_train.engine.backend.cuda.paired import Operands, PairedProducts, Tile, by_rule, fits, making_by_rule
 from flame_train.engine.backend.cuda.shelf import Shelf
 from flame_train.engine.dtype import bfloat16, float16, float32
 from flame_train.engine.mode import deterministic
@@ -22,7 +23,7 @@ from flame_train.engine.mode import deterministic
 SIZES = st.integers(1, 1 << 15)
 
 
-@pytest.mark.parametrize("tile", paired._TILES, ids=str)
+@pytest.mark.parametrize("tile", [*paired._TILES, *(replace(t, thin=64) for t in paired._MAKING)], ids=str)
 def test_a_tile_has_room(tile: Tile) -> None:
     """For as much as a block may have, a pipeline at least three deep, and wgmma's limits."""
     assert tile.shared_bytes <= 227 << 10
@@ -53,6 +54,17 @@ def test_the_rule_knows_what_was_measured() -> None:
     assert by_rule([], 4096, 4096, 4096, 132) is None
 
 
+def test_the_rule_makes_thin_products_where_a_launch_is_worth_more() -> None:
+    """On an H200, us with the thin product first and in one pass: (rows, columns, depth)."""
+    won = [(1024, 3840, 1280), (1024, 1280, 1280), (4096, 640, 640), (16384, 640, 640)]
+    lost = [(4096, 9216, 3072), (4608, 21504, 3072), (4608, 3072, 15360), (512, 12288, 3072), (4096, 7296, 2432)]
+    for sizes in won:  # 28.6 24.3, 25.4 19.9, 22.0 18.1, 39.8 35.8
+        assert making_by_rule(paired._MAKING, *sizes, 132) is not None
+    for sizes in lost:  # 319 351, 855 969, 644 699, 70.9 75.9, 222 252
+        assert making_by_rule(paired._MAKING, *sizes, 132) is None
+    assert making_by_rule([], 4096, 4096, 4096, 132) is None
+
+
 def test_a_tile_fits_if_its_columns_lie_in_one_part() -> None:
     wide, narrow = Tile(2, 1, 256, 2), Tile(2, 1, 128, 2)
     assert [fits(wide, n, 3) for n in (1280, 640)] == [True, False]
@@ -65,7 +77,7 @@ def test_the_kernels_structs_are_what_is_passed(tmp_path: Path) -> None:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("needs g++")
-    text = paired.source(paired._TILES[0], False, 16, bfloat16)
+    text = paired.source(replace(paired._MAKING[0], thin=16), False, 16, bfloat16)
     lines = [
         line for line in text.splitlines() if line.startswith(("struct Sizes", "struct Added", "struct alignas(64)"))
     ]
@@ -101,6 +113,9 @@ def test_what_the_kernel_cannot_read_is_left_to_others(gpu: Any) -> None:
     assert not operands(gpu, plus=empty((1024, 2048), float32)).fit()
     assert not operands(gpu, plus=empty((1024, 4096), bfloat16)[:, ::2]).fit()
     assert not operands(gpu, out=empty((1024, 2052), bfloat16)[:, :2048]).fit()
+    across = replace(operands(gpu), b=empty((256, 2048), bfloat16), b2=empty((16, 2048), bfloat16))
+    assert replace(across, thin=empty((256, 8), bfloat16), splits=2).fit()
+    assert not replace(across, thin=empty((256, 8), bfloat16), splits=3).fit()
 
 
 class Cubins:
@@ -142,7 +157,26 @@ def test_a_launch_has_the_tiles_shape(pairs: Any, gpu: Any) -> None:
     assert shared == Tile(3, 1, 192, 1).shared_bytes
     assert [a.shape for a in args] == [(1,)] * 7  # CuPy passes such by value
     assert args[-1][0].item() == (300, 2048, 256, 2048)
-    assert args[-2][0].item() == (x.plus.data.ptr, 0, 2056)
+    assert args[-2][0].item() == (x.plus.data.ptr, 0, 2056, x.a2.data.ptr, 16, 1.0)
+
+
+def test_a_thin_operand_that_is_made_comes_in_tiles_of_its_own(
+    pairs: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty, maps = gpu.kernels.empty, list[tuple[Any, tuple[int, int]]]()
+    monkeypatch.setattr(paired, "tensor_map", lambda x, tile: maps.append((x, tile)) or described(x, tile))
+    tile = replace(paired._MAKING[0], thin=16)
+    down, up = empty((16, 256), bfloat16), empty((256, 16), bfloat16)
+    pairs.run(tile, operands(gpu, thin=down.T, scale=0.5))
+    x = Operands(*(empty(s, bfloat16) for s in ((1024, 256), (256, 2048), (1024, 16), (16, 2048), (1024, 2048))))
+    pairs.run(tile, replace(x, thin=up))
+    (there, box), (across, strip) = maps[0], maps[5]
+    assert (there.shape, box) == ((16, 256), (16, 64))
+    assert (across.shape, strip) == ((256, 16), (64, 16))
+    texts = pairs._cubins.texts
+    assert ["#define ACROSS 1" in t for t in texts] == [False, True]
+    assert all("#define MADE 1" in t and "m64n16k16" in t for t in texts)
+    assert [args[-2][0].item()[-1] for _, _, args, _ in pairs._cubins.launched] == [0.5, 1.0]
 
 
 def test_by_rule_nothing_is_measured(pairs: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,8 +42,8 @@ class Kernels:
         device = cupy.cuda.Device()
         self.multiprocessors = int(device.attributes["MultiProcessorCount"])
         self.shared_bytes = int(device.attributes["MaxSharedMemoryPerBlockOptin"])
-        # Two for each image of a group norm, of which no more than this share blocks.
-        self.barriers = cupy.zeros(2 * self.multiprocessors, np.uint32)
+        # One for each image of a group norm; of those with several blocks there are fewer than multiprocessors.
+        self.barriers = cupy.zeros(self.multiprocessors, np.uint32)
         self.compute_capability = int(device.compute_capability)
         self.elementwise = Elementwise(cupy, self._modules)
         self.rows = Rows(cupy, self._modules)
@@ -212,6 +212,36 @@ class Kernels:
         if not self.pairs.made(x, self._separately):
             self._separately(x)
         return out
+
+    def low_rank(
+        self, a: Array, b: Array, thin: Array, b2: Array, scale: float, *, parts: int = 1, splits: int = 1,
+        bias: Array | None = None, plus: Array | None = None, out: Array | None = None,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """`paired` with a2 = scale * a @ thin, for thin (K, parts R), and that a2 (M, parts R).
+
+        With `splits` the columns of a are so many equal parts. The i-th, by the i-th rows of thin (K, R), makes columns
+        i R.. of a2 (M, splits R), and b2 is (splits R, N).
+        """
+        a = self.even(a)
+        rows = a.reshape(-1, a.shape[-1])
+        low, n = self.empty((len(rows), thin.shape[1] * splits), a.dtype), b.shape[1]
+        if out is None:
+            out = self.empty((*a.shape[:-1], n), a.dtype if plus is None else plus.dtype)
+        flat = out.reshape(-1, n)
+        added = flat if plus is out else None if plus is None else self.even(plus).reshape(-1, n)
+        x = Operands(rows, b, low, b2, flat, parts, bias, added, thin, scale, splits)
+        if not self.pairs.made(x, self._thin_first):
+            self._thin_first(x)
+        return out, low
+
+    def _thin_first(self, x: Operands) -> None:
+        assert x.thin is not None
+        if x.splits == 1:
+            self.matmul(x.a, x.thin, out=x.a2, alpha=x.scale)
+        else:
+            a, low = (y.reshape(len(y), x.splits, -1).transpose(1, 0, 2) for y in (x.a, x.a2))
+            self.matmul(a, x.thin.reshape(x.splits, -1, x.thin.shape[1]), out=low, alpha=x.scale)
+        self.paired(x.a, x.b, x.a2, x.b2, parts=x.parts, bias=x.bias, plus=x.plus, out=x.out)
 
     def _separately(self, x: Operands) -> None:
         self.matmul(x.a, x.b, bias=x.bias, out=x.out, plus=x.plus)

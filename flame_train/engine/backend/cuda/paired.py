@@ -1,9 +1,9 @@
 """Two matrix products and their sum in one pass: what a LoRA adds to a layer costs no pass over the result.
 
 cuBLASLt makes one product a call, so a @ b + a2 @ b2 reads and writes the result once more for the second, thin one.
-The kernel of ops/paired_product.cuh goes on from the columns of a to those of a2. It is for compute capability 9.0
-alone. Where it is worth its while is a rule where the mode asks for determinism, and measured elsewhere;
-`Kernels.paired` has cuBLASLt do what is left.
+The kernel of ops/paired_product.cuh goes on from the columns of a to those of a2, which it can also make in passing, a
+thin product of a. It is for compute capability 9.0 alone. Where it is worth its while is a rule where the mode asks for
+determinism, and measured elsewhere; `Kernels.paired` and `Kernels.low_rank` have cuBLASLt do what is left.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -27,12 +27,15 @@ from .stopwatch import Stopwatch
 from .tensor_map import tensor_map
 
 _DEPTH = _BLOCK = 64  # columns of a at a time; rows and columns of what passes through a buffer
+_STRIP = 16  # columns of a thin operand that is read across its rows
 _BLOCK_BYTES = _BLOCK * _BLOCK * 2
 _SHARED_BYTES, _ALIGNMENT = 226 << 10, 1024
 _LEAST = 1 << 20  # elements of a result that is worth thinking about
 _RANKS = (16, 32, 48, 64)
 _KIND = {bfloat16: "bf16", float16: "f16"}
-_ADDED = np.dtype([("plus", "u8"), ("bias", "u8"), ("plus_row", "i8")])
+_ADDED = np.dtype(
+    [("plus", "u8"), ("bias", "u8"), ("plus_row", "i8"), ("low", "u8"), ("low_row", "i8"), ("scale", "f4")], align=True
+)
 _SIZES = np.dtype([("m", "i4"), ("n", "i4"), ("k", "i4"), ("part", "i4")])
 
 
@@ -41,12 +44,16 @@ class Tile:
     """What a block makes at a time: `consumers` warpgroups of `high` times 64 rows each, by so many columns.
 
     It leaves through `buffers` places for 64 x 64 elements a warpgroup; what memory is left are places for operands.
+    `pace` is its time for an element by the first tile's, measured on an H200. `thin` more columns are multiplied where
+    a2 is made.
     """
 
     consumers: int
     high: int
     columns: int
     buffers: int
+    pace: float = 1.0
+    thin: int = 0
 
     @property
     def rows(self) -> int:
@@ -64,7 +71,7 @@ class Tile:
 
     @property
     def _entering(self) -> int:
-        return (self.rows + self.columns) * _DEPTH * 2
+        return (self.rows + self.columns + self.thin) * _DEPTH * 2
 
     @property
     def _leaving(self) -> int:
@@ -75,12 +82,14 @@ class Tile:
         return -(-(-(-m // (2 * self.rows)) * -(-n // self.columns)) // (multiprocessors // 2))
 
     def used(self, m: int, n: int, multiprocessors: int) -> float:
-        """The share of all tiles' elements in these rounds that the result has."""
+        """What these rounds would take at the first tile's pace without a gap, by what they take."""
         made = self.rounds(m, n, multiprocessors) * 2 * self.rows * self.columns * (multiprocessors // 2)
-        return m * n / made
+        return m * n / (made * self.pace)
 
 
-_TILES = (Tile(2, 1, 256, 2), Tile(2, 1, 128, 2), Tile(3, 1, 192, 1))
+_TILES = (Tile(2, 1, 256, 2), Tile(2, 1, 128, 2, 1.05), Tile(3, 1, 192, 1, 1.02), Tile(1, 1, 192, 2, 1.18))
+_MAKING = (Tile(2, 1, 256, 1), *_TILES[1:])
+"""Where a2 is made as well, whose operand would cost the first its last stage."""
 
 
 class _Problem(NamedTuple):
@@ -96,12 +105,17 @@ class _Problem(NamedTuple):
     rows: tuple[int, ...]
     bias: bool
     plus: bool
+    making: int
     measured: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """a (M, K) @ b (K, N) + a2 (M, parts R) @ b2 (R, N) (+ bias (N)) (+ plus) into out (M, N), which plus may be."""
+    """a (M, K) @ b (K, N) + a2 (M, parts R) @ b2 (R, N) (+ bias (N)) (+ plus) into out (M, N), which plus may be.
+
+    With `thin` (K, parts R), which lies as b does, scale * a @ thin is put into a2 first. With `splits` the columns of
+    a are so many equal parts, each with rows (R / splits columns) of thin and columns of a2 of its own.
+    """
 
     a: Array
     b: Array
@@ -111,6 +125,9 @@ class Operands:
     parts: int = 1
     bias: Array | None = None
     plus: Array | None = None
+    thin: Array | None = None
+    scale: float = 1.0
+    splits: int = 1
 
     @property
     def across(self) -> bool:
@@ -120,8 +137,9 @@ class Operands:
     @property
     def matrices(self) -> tuple[Array, ...]:
         """All, each as it lies in memory by rows."""
-        right = (self.b, self.b2) if self.across else (self.b.T, self.b2.T)
-        return (self.a, right[0], self.a2, right[1], self.out, *(() if self.plus is None else (self.plus,)))
+        right = [x if self.across else x.T for x in (self.b, self.b2, self.thin) if x is not None]
+        more = (x for x in (self.plus, *right[2:]) if x is not None)
+        return (self.a, right[0], self.a2, right[1], self.out, *more)
 
     def problem(self) -> _Problem:
         """What the choice of a tile depends on."""
@@ -129,7 +147,8 @@ class Operands:
         rows = tuple(x.strides[0] for x in self.matrices)
         return _Problem(
             self.out.dtype, m, n, k, self.b2.shape[0], self.parts, self.across, rows,
-            self.bias is not None, self.plus is not None, not mode().deterministic,
+            self.bias is not None, self.plus is not None, 0 if self.thin is None else self.splits,
+            not mode().deterministic,
         )  # fmt: skip
 
     def fit(self) -> bool:
@@ -142,6 +161,7 @@ class Operands:
             and self.b2.shape[0] in _RANKS
             and out.shape[1] % 8 == 0
             and out.size >= _LEAST
+            and (self.splits == 1 or (self.across and self.a.shape[1] % (self.splits * _DEPTH) == 0))
         )
 
 
@@ -176,12 +196,17 @@ class PairedProducts:
         function = self._function(tile, x)
         a, b, a2, b2, out = x.matrices[:5]
         half = (_BLOCK // 2, _BLOCK) if x.across else (tile.columns // 2, _DEPTH)
+        if x.thin is None:
+            third = tensor_map(a2, (tile.rows, _DEPTH))
+        else:
+            third = tensor_map(x.matrices[-1], (_DEPTH, _STRIP) if x.across else (tile.thin, _DEPTH))
         maps = [
-            tensor_map(a, (tile.rows, _DEPTH)), tensor_map(b, half), tensor_map(a2, (tile.rows, _DEPTH)),
-            tensor_map(b2, half), tensor_map(out, (_BLOCK, _BLOCK)),
+            tensor_map(a, (tile.rows, _DEPTH)), tensor_map(b, half), third, tensor_map(b2, half),
+            tensor_map(out, (_BLOCK, _BLOCK)),
         ]  # fmt: skip
         plus = (0, 0) if x.plus is None else (x.plus.data.ptr, x.plus.strides[0] // x.plus.itemsize)
-        added = np.array([(plus[0], 0 if x.bias is None else x.bias.data.ptr, plus[1])], _ADDED)
+        bias, low = 0 if x.bias is None else x.bias.data.ptr, (a2.data.ptr, a2.strides[0] // a2.itemsize)
+        added = np.array([(plus[0], bias, plus[1], *low, x.scale)], _ADDED)
         (m, k), n = x.a.shape, x.out.shape[1]
         sizes = np.array([(m, n, k, n // x.parts)], _SIZES)
         pairs = min(self._multiprocessors // 2, -(-m // (2 * tile.rows)) * -(-n // tile.columns))
@@ -189,15 +214,17 @@ class PairedProducts:
         function((2 * pairs,), (threads,), (*maps, added, sizes), shared_mem=tile.shared_bytes)
 
     def _function(self, tile: Tile, x: Operands) -> Any:
-        text = source(tile, x.across, x.b2.shape[0], x.out.dtype)
+        text = source(tile, x.across, x.b2.shape[0], x.out.dtype, x.splits)
         return self._cubins.get(text, "paired_product", x.out.dtype, tile.shared_bytes)
 
     def _choose(self, problem: _Problem, x: Operands, otherwise: Callable[[Operands], None]) -> Tile | None:
         """By the rule, or the fastest, found once. What a capture meets first goes by the rule: nothing runs in it."""
-        tiles = [t for t in _TILES if fits(t, problem.n // problem.parts, problem.parts)]
+        known = [replace(t, thin=problem.rank // problem.making) for t in _MAKING] if problem.making else _TILES
+        tiles = [t for t in known if fits(t, problem.n // problem.parts, problem.parts)]
         if not problem.measured or mode().capturing:
-            return by_rule(tiles, problem.m, problem.n, problem.k, self._multiprocessors)
-        question = f"paired product {self._cubins.version} {_TILES} {problem}"
+            rule = making_by_rule if problem.making else by_rule
+            return rule(tiles, problem.m, problem.n, problem.k, self._multiprocessors)
+        question = f"paired product {self._cubins.version} {known} {problem}"
         kept = self._shelf.get(question)
         if kept is not None and kept.isdigit() and int(kept) <= len(tiles):
             return [None, *tiles][int(kept)]
@@ -214,7 +241,7 @@ class PairedProducts:
         rows, row = x.out.shape[0], x.out.strides[0] // x.out.itemsize
         out = self._cupy.empty((rows, row), x.out.dtype)[:, : x.out.shape[1]]
         plus = out if x.plus is x.out else x.plus
-        return Operands(x.a, x.b, x.a2, x.b2, out, x.parts, x.bias, plus)
+        return replace(x, out=out, plus=plus)
 
 
 def fits(tile: Tile, part: int, parts: int) -> bool:
@@ -234,28 +261,55 @@ def by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int)
     return best
 
 
+_SPEED, _BANDWIDTH = 640e12, 3.4e12
+_LAUNCH, _THIN = 5e-6, 1.13
+"""An H200 in large products and in thin ones; one more launch; a tile's time by what it is without making a2."""
+
+
+def making_by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int) -> Tile | None:
+    """The tile of which most is used, if making a2 in each costs less than a launch and a pass over a of its own."""
+    best = max(tiles, key=lambda t: t.used(m, n, multiprocessors), default=None)
+    if best is None:
+        return None
+    alone, used = 2.0 * m * n * k / _SPEED, best.used(m, n, multiprocessors)
+    first = _LAUNCH + 2.0 * m * k / _BANDWIDTH + alone * min(_ALONE / used, 1 + _PASS / k)
+    return best if alone * _ALONE * _THIN / used < first else None
+
+
 @lru_cache(maxsize=64)  # asked at every launch
-def source(tile: Tile, across: bool, rank: int, dtype: DType) -> str:
+def source(tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1) -> str:
     """The kernel's text for a tile."""
     numbers = {
         "CONSUMERS": tile.consumers, "HIGH": tile.high, "COLUMNS": tile.columns, "BUFFERS": tile.buffers,
-        "STAGES": tile.stages, "ACROSS": int(across), "RANK": rank,
+        "STAGES": tile.stages, "ACROSS": int(across), "RANK": rank, "MADE": int(tile.thin > 0),
+        "SPLITS": splits,
     }  # fmt: skip
-    defines = "".join(f"#define {name} {value}\n" for name, value in numbers.items())
-    return defines + _product(tile.columns, across, _KIND[dtype]) + included('#include "paired_product.cuh"\n')
+    parts = ["".join(f"#define {name} {value}\n" for name, value in numbers.items())]
+    parts += ["typedef unsigned long long operand_t;\n", _product("product", tile.columns, across, _KIND[dtype])]
+    if tile.thin:
+        parts += [_product("thin_product", tile.thin, across, _KIND[dtype])]
+        parts += [_product("low_product", tile.columns, across, _KIND[dtype], held=True)]
+    return "".join([*parts, included('#include "paired_product.cuh"\n')])
 
 
-def _product(columns: int, across: bool, kind: str) -> str:
-    """`product`: sums (64, columns) = or += a (64, 16) b (16, columns), one instruction (PTX ISA, wgmma)."""
-    n = columns // 2
+def _product(name: str, columns: int, across: bool, kind: str, held: bool = False) -> str:
+    """`name`: sums (64, columns) = or += a (64, 16) b (16, columns), one instruction (PTX ISA, wgmma).
+
+    Where a is `held` in registers, sums always are there.
+    """
+    n, given = columns // 2, 4 if held else 1
     registers, sums = ", ".join(f"%{i}" for i in range(n)), ", ".join(f'"+f"(sums[{i}])' for i in range(n))
+    left = f"{{%{n}, %{n + 1}, %{n + 2}, %{n + 3}}}, %{n + 4}" if held else f"%{n}, %{n + 1}"
+    operands = ", ".join(f'"r"(a[{i}])' for i in range(given)) if held else '"l"(a)'
+    transposed = f"1, 1, {int(across)}" if held else f"1, 1, 0, {int(across)}"
     return f"""
-typedef unsigned long long operand_t;
-__device__ __forceinline__ void product(float (&sums)[{n}], operand_t a, operand_t b, int more) {{
+__device__ __forceinline__ void {name}(
+    float (&sums)[{n}], {"const unsigned*" if held else "operand_t"} a, operand_t b, int more = 1
+) {{
   asm volatile(
-      "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{n + 2}, 0;\\n"
+      "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{n + given + 1}, 0;\\n"
       "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "
-      "{{{registers}}}, %{n}, %{n + 1}, p, 1, 1, 0, {int(across)};\\n}}"
-      : {sums} : "l"(a), "l"(b), "r"(more));
+      "{{{registers}}}, {left}, p, {transposed};\\n}}"
+      : {sums} : {operands}, "l"(b), "r"(more));
 }}
 """

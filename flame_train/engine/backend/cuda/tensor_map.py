@@ -13,13 +13,14 @@ from ...dtype import Array, DType, bfloat16, float16
 
 _BYTES, _ALIGNMENT = 128, 64
 _TYPE: dict[DType, int] = {float16: 6, bfloat16: 9}  # CUtensorMapDataType
-_NOT_INTERLEAVED, _SWIZZLE_128, _PROMOTE_256, _ZEROS_OUTSIDE = 0, 3, 3, 0
+_NOT_INTERLEAVED, _PROMOTE_256, _ZEROS_OUTSIDE = 0, 3, 0
+_SWIZZLE = {16: 1, 64: 3}  # CUtensorMapSwizzle: by 32 and by 128 bytes, as long as a tile's rows
 STRUCT = np.dtype([("words", "u8", _BYTES // 8)])
 """As a kernel takes it: an array of one such is passed by value."""
 
 
 def tensor_map(x: Array, tile: tuple[int, int]) -> np.ndarray[Any, Any]:
-    """`x` (R, C) of 16-bit floats, its last dim dense, cut into tiles (rows, 64 columns); a STRUCT."""
+    """`x` (R, C) of 16-bit floats, its last dim dense, cut into tiles (rows, 16 or 64 columns); a STRUCT."""
     return _encoded(x.data.ptr, x.dtype, x.shape, x.strides[0], tile)
 
 
@@ -34,7 +35,7 @@ def _encoded(
     box, every = (ctypes.c_uint32 * 2)(tile[1], tile[0]), (ctypes.c_uint32 * 2)(1, 1)
     status = _encode()(
         made.ctypes.data, _TYPE[dtype], 2, pointer, sizes, strides, box, every,
-        _NOT_INTERLEAVED, _SWIZZLE_128, _PROMOTE_256, _ZEROS_OUTSIDE,
+        _NOT_INTERLEAVED, _SWIZZLE[tile[1]], _PROMOTE_256, _ZEROS_OUTSIDE,
     )  # fmt: skip
     if status:
         raise DeviceFault(
