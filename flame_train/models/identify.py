@@ -14,6 +14,8 @@ from flame_train.models.identify_lora import is_adapter, lora_family_of, other_a
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 
+STATE_PREFIXES: Final = ("values.", "optimizer.")
+"""How the names in a checkpoint's optimizer file begin: exact values, and what the optimizer knows of them."""
 _NETWORK_PREFIXES: Final = ("model.diffusion_model.", "diffusion_model.", "unet/", "transformer/")
 _VAE_PREFIXES: Final = ("first_stage_model.", "vae/", "vae.")
 
@@ -48,8 +50,8 @@ class Identity:
     """What a file is. `family` is a key of FAMILY_NAMES or "unknown"; `parts` are the components it holds.
 
     kind: checkpoint (several components), unet, transformer, vae, text_encoder, lora, adapter (LoHa, LoKr,
-    DoRA, OFT: not a plain LoRA) or unknown. layout: single-file, diffusers, openclip, transformers, kohya,
-    peft, native or "". `detail` says it in words.
+    DoRA, OFT: not a plain LoRA), state (what a run is continued from) or unknown. layout: single-file, diffusers,
+    openclip, transformers, kohya, peft, native or "". `detail` says it in words.
     """
 
     kind: str
@@ -61,6 +63,11 @@ class Identity:
 
 def identify(shapes: Shapes, metadata: Mapping[str, str] | None = None) -> Identity:
     """What a file with these tensors is. `shapes`: name -> shape, as `shapes_of(open_weights(path))` gives."""
+    if shapes and all(name.startswith(STATE_PREFIXES) for name in shapes):
+        words = (
+            "what a flame-train run is continued from: exact values and the optimizer's state; the LoRA lies beside it"
+        )
+        return Identity("state", "unknown", "", words)
     if is_adapter(shapes):
         return _adapter(shapes, metadata or {})
     network = _stripped(shapes, _NETWORK_PREFIXES)

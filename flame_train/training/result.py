@@ -21,8 +21,9 @@ from flame_train.errors import NonFiniteError, OutputError
 from flame_train.io.commit import Content, Found
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.models.identify import STATE_PREFIXES
 
-_VALUES, _OPTIMIZER = "values.", "optimizer."
+_VALUES, _OPTIMIZER = STATE_PREFIXES
 STATE_FORMAT = 1
 _HEADERS = 1 << 16  # bytes: a checkpoint's names and metadata, roughly
 

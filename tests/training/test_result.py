@@ -13,10 +13,13 @@ import safetensors.numpy
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.lora import attach
 from flame_train.adapters.targets import UNET_PRESETS, resolve
-from flame_train.errors import NonFiniteError
+from flame_train.engine.backend import get_backend
+from flame_train.errors import ModelFileError, NonFiniteError
 from flame_train.models.keys.sdxl import lora_family
 from flame_train.models.unet_sdxl import UNet, UNetArch
-from flame_train.training.result import write_lora
+from flame_train.tools.families import require_lora
+from flame_train.training.optimizer import build_optimizer
+from flame_train.training.result import checkpoint_files, write_lora
 
 RANK, ALPHA = 3, 5.0
 
@@ -114,3 +117,14 @@ def test_where_the_files_lay_does_not_show(write):
     assert here.read_bytes() == there.read_bytes()
     with safetensors.safe_open(here, "numpy") as file:
         assert not any("/home" in value for value in file.metadata().values())
+
+
+def test_what_a_run_is_continued_from_is_told_from_a_lora(small_config, tmp_path):
+    unet = UNet(UNetArch.tiny(16))
+    unet.init(np.random.default_rng(0))
+    adapters = attach(unet, resolve(unet, ["attention"], UNET_PRESETS), rank=RANK, alpha=ALPHA, seed=1)
+    optimizer = build_optimizer(adapters.parameters(), small_config(), get_backend("cpu"))
+    files, _ = checkpoint_files(optimizer, 3, "pictures", b"")
+    files["optimizer.safetensors"](tmp_path / "optimizer.safetensors")
+    with pytest.raises(ModelFileError, match="expected a LoRA, but this is: what a flame-train run is continued from"):
+        require_lora(tmp_path / "optimizer.safetensors")
