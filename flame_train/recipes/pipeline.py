@@ -77,7 +77,7 @@ class Plan:
         Where grids are drawn their decoder is there all the time, and what a step takes is not given back for a
         picture to be decoded, but for the room that large workspaces share.
         """
-        c = self.config
+        c, vae = self.config, self.facts.vae
         item = as_dtype(c.train.precision).itemsize
         loads = [
             Load(bucket, c.data.batch_size, item, recomputed(c), c.train.deterministic)
@@ -85,12 +85,12 @@ class Plan:
         ]
         draws = bool(c.sample.every and c.sample.prompts)
         pixels = math.prod(picture_size(c, self.facts))
-        numbers = self.facts.decoder_weights + pixels * self.facts.decoding
+        numbers = vae.num_weights() + pixels * vae.decoding()
         decoder = draws * numbers * as_dtype(c.model.vae_precision).itemsize
         step = max(self.facts.activation_bytes(replace(load, deterministic=False)) for load in loads)
         scores = max(map(self.facts.activation_bytes, loads)) - step
         wide = draws and c.model.vae_precision == "fp32"
-        room = max(scores, wide * pixels * self.facts.decoding_workspace * float32.itemsize)
+        room = max(scores, wide * pixels * vae.workspace() * float32.itemsize)
         state = state_bytes(self.parameters, c.optimizer.name)
         return self.facts.weights * item + state + decoder + step + room
 

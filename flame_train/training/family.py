@@ -85,22 +85,15 @@ class Facts:
     """Weight shapes of the layers an adapter may attach to, by name."""
     activation_bytes: Callable[[Load], int]
     """A prediction of what a step takes beside weights and optimizer."""
-    decoder_weights: int
-    """Of the network that turns latents into pictures."""
-    decoding: int
-    """The numbers that are there at once, for each pixel, while it does."""
-    decoding_workspace: int
-    """The numbers for each pixel that it works in beside them, in fp32."""
+    vae: Vae
+    """What turns latents into pictures, likewise."""
 
     @classmethod
-    def of(cls, skeleton: nn.Module, decoder: Vae, side_multiple: int, activation_bytes: Callable[[Load], int]) -> Self:
-        """The facts of a denoiser and a decoder whose weights are declared."""
+    def of(cls, skeleton: nn.Module, vae: Vae, side_multiple: int, activation_bytes: Callable[[Load], int]) -> Self:
+        """The facts of networks whose weights are declared."""
         parts = [(n, p) for n, p in skeleton.named_modules() if isinstance(p, (nn.Linear, nn.Conv2d))]
         layers = {name: part.shapes()["weight"] for name, part in parts}
-        return cls(
-            skeleton, skeleton.num_weights(), side_multiple, layers, activation_bytes, decoder.num_weights(),
-            decoder.decoding(), decoder.workspace(),
-        )  # fmt: skip
+        return cls(skeleton, skeleton.num_weights(), side_multiple, layers, activation_bytes, vae)
 
 
 class Family(Protocol):
