@@ -1,6 +1,7 @@
 """Generated kernels, their values included, without a GPU: compiled as C++ and run thread by thread over the stand-in.
 
-A block's threads are coroutines that take turns at barriers and shuffles. Truth is the fp64 reference on the rounded
+A block's threads are coroutines that take turns at barriers and shuffles; so are those of blocks that wait for each
+other. Truth is the fp64 reference on the rounded
 inputs. The rule is that of tests/gpu: at most twice the error of the reference in the tested dtype plus one ulp.
 """
 
@@ -24,6 +25,7 @@ from flame_train.engine.backend.cuda import nvrtc
 from flame_train.engine.check import generator
 from flame_train.engine.dtype import is_float
 from flame_train.engine.op import REGISTRY, Op, Sample, sample
+from flame_train.engine.ops import norm
 from flame_train.engine.ops.finite import Broken
 from flame_train.engine.sample import materialise, tensor_arguments
 
@@ -105,41 +107,46 @@ static float __fdividef(float a, float b) { return a / b; }
 #define __ffs __builtin_ffs
 static unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 // A thread's place in the code while others run. ucontext's switches would each ask the kernel for signal masks.
-// Of waiting, rounds and votes the first is the block's, the others are the warps'.
-enum { THREADS = 1024, GROUPS = 1 + THREADS / 32 };
-static jmp_buf places[THREADS], scheduler;
-static char stacks[THREADS][1 << 16];
-static bool ended[THREADS];
-static float lanes[THREADS];
-static int waiting[GROUPS], rounds[GROUPS];
-static unsigned votes[GROUPS];
+// Blocks that wait for each other are there at once. Of a block's waiting, rounds and votes the first is its own, the
+// others are its warps'.
+enum { BLOCKS = 6, THREADS = 1024, GROUPS = 1 + THREADS / 32, ALL = BLOCKS * THREADS };
+static jmp_buf places[ALL], scheduler;
+static char stacks[ALL][1 << 16];
+static bool ended[ALL];
+static float lanes[ALL];
+static int waiting[BLOCKS][GROUPS], rounds[BLOCKS][GROUPS];
+static unsigned votes[BLOCKS][GROUPS];
+static float dynamic[BLOCKS][58112];
 static int current, running, made;
 static void (*body)(void**);
 static void** arguments;
+static int here() { return current / blockDim.x; }
+static int warp() { return 1 + threadIdx.x / 32; }
 static void others() { if (!_setjmp(places[current])) _longjmp(scheduler, 1); }
 static void barrier(int group, int members) {
-  int round = rounds[group];
-  if (++waiting[group] == members) { waiting[group] = 0; rounds[group]++; }
-  while (rounds[group] == round) others();
+  int block = here(), round = rounds[block][group];
+  if (++waiting[block][group] == members) { waiting[block][group] = 0; rounds[block][group]++; }
+  while (rounds[block][group] == round) others();
 }
 static void __syncthreads() { barrier(0, blockDim.x); }
 static float __shfl_xor_sync(unsigned, float v, int offset) {
-  int me = current, warp = 1 + me / 32;
+  int me = current;
   lanes[me] = v;
-  barrier(warp, 32);
-  float theirs = lanes[me ^ offset];
-  barrier(warp, 32);
+  barrier(warp(), 32);
+  float theirs = lanes[me - threadIdx.x + (threadIdx.x ^ offset)];
+  barrier(warp(), 32);
   return theirs;
 }
 static unsigned sum_of(unsigned v, int group, int members) {
-  votes[group] += v;
+  unsigned& all = votes[here()][group];
+  all += v;
   barrier(group, members);
-  unsigned sum = votes[group];
+  unsigned sum = all;
   barrier(group, members);
-  votes[group] -= v;
+  all -= v;
   return sum;
 }
-static unsigned __ballot_sync(unsigned, bool v) { return sum_of((unsigned)v << current % 32, 1 + current / 32, 32); }
+static unsigned __ballot_sync(unsigned, bool v) { return sum_of((unsigned)v << threadIdx.x % 32, warp(), 32); }
 static bool __syncthreads_or(bool v) { return sum_of(v, 0, blockDim.x); }
 static void thread() { for (;;) { others(); body(arguments); ended[current] = true; running--; } }
 static void resume() { if (!_setjmp(scheduler)) _longjmp(places[current], 1); }
@@ -156,33 +163,48 @@ static unsigned came_before(unsigned* counter, unsigned top) {
   *counter = before < top ? before + 1 : 0;
   return before;
 }
-// Blocks run one after another, so none may wait for a later one.
-static void all_here(unsigned*) { if (gridDim.x != 1) abort(); __syncthreads(); }
+static void all_here(unsigned* barrier) {
+  __syncthreads();
+  if (threadIdx.x == 0 && gridDim.x > 1) {
+    unsigned before = *barrier;
+    *barrier += blockIdx.x ? 1u : 0x80000000u - (gridDim.x - 1);
+    while (!((before ^ *barrier) & 0x80000000u)) others();
+  }
+  __syncthreads();
+}
 template <typename P> static void copy_async(P* to, const P* from) { *to = *from; }
 static void copies_end() {}
 template <int> static void copies_wait() {}
-static void block(int threads, bool together) {
+static unsigned drawn(unsigned a, unsigned b) { return (a * 2654435761u ^ (b + 1) * 2246822519u) * 3266489917u >> 20; }
+static void blocks(int count, int threads, bool together) {
   if (!together) {
     for (int t = 0; t < threads; t++) { threadIdx = {(unsigned)t, 0, 0}; body(arguments); }
     return;
   }
-  for (; made < threads; made++) { current = made; make(); }
+  int all = count * threads;
+  if (all > ALL) abort();
+  for (; made < all; made++) { current = made; make(); }
   memset(ended, 0, sizeof ended);
-  for (running = threads; running;)
-    for (current = 0; current < threads; current++) {
-      threadIdx = {(unsigned)current, 0, 0};
-      if (!ended[current]) resume();
+  running = all;
+  for (unsigned turn = 0; running; turn++)
+    for (current = 0; current < all; current++) {
+      unsigned block = current / threads;
+      if (ended[current] || (count > 1 && drawn(turn, block) % 3)) continue;  // each block at a pace of its own
+      threadIdx.x = current % threads;
+      if (count > 1) blockIdx = {block % gridDim.x, block / gridDim.x, 0};
+      resume();
     }
 }
-static void launch(const int* grid, int threads, void (*kernel)(void**), void** a, bool together) {
+static void launch(const int* grid, int threads, void (*kernel)(void**), void** a, bool together, bool resident) {
   body = kernel, arguments = a;
   gridDim = {(unsigned)grid[0], (unsigned)grid[1], (unsigned)grid[2]};
   blockDim = {(unsigned)threads, 1, 1};
+  if (resident) return blocks(grid[0] * grid[1], threads, together);
   for (int z = 0; z < grid[2]; z++)
     for (int y = 0; y < grid[1]; y++)
       for (int x = 0; x < grid[0]; x++) {
         blockIdx = {(unsigned)x, (unsigned)y, (unsigned)z};
-        block(threads, together);
+        blocks(1, threads, together);
       }
 }
 """
@@ -191,7 +213,7 @@ static void launch(const int* grid, int threads, void (*kernel)(void**), void** 
 
 
 OPS_FOLDER = Path(nvrtc.__file__).parents[2] / "ops"
-SHARED = "alignas(16) static float shared[58112]"
+SHARED = "float* const shared = dynamic[here()]"
 NARROW = """
 struct __half {}; struct __nv_bfloat16 {};
 static float __half2float(__half), __bfloat162float(__nv_bfloat16);
@@ -212,13 +234,15 @@ class Kernels:
     def generated(self, text: str, kernel: str) -> Any:
         at = self.texts.setdefault((text, kernel), len(self.texts))
 
-        def call(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
+        def call(
+            grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], resident: bool = False
+        ) -> None:  # fmt: skip
             if self.library is None:
                 return
             values = [np.array([a.data.ptr], np.uint64) if isinstance(a, np.ndarray) else np.array([a]) for a in args]
             pointers = (ctypes.c_void_p * len(args))(*(v.ctypes.data for v in values))
             whole = (ctypes.c_int * 3)(*(int(n) for n in (*grid, 1, 1)[:3]))
-            getattr(self.library, f"run{at}")(whole, block[0], pointers)
+            getattr(self.library, f"run{at}")(whole, block[0], pointers, resident)
 
         return call
 
@@ -227,7 +251,7 @@ class Kernels:
         text = nvrtc.included((OPS_FOLDER / file).read_text()).replace("typedef ELEMENT T;", "typedef float T;")
         text = re.sub(r"#include <cuda_\w+\.h>\n", "", text).replace("extern __shared__ float shared[]", SHARED)
         run = self.generated(f'#define FAST 0\n#include "elements.cuh"\n{NARROW}{text}', kernel)
-        return lambda grid, block, args, shared_mem, resident: run(grid, block, args)
+        return lambda grid, block, args, shared_mem, resident: run(grid, block, args, resident)
 
     def build(self) -> None:
         source, found = self.folder / "kernels.cpp", self.folder / "kernels.so"
@@ -258,8 +282,8 @@ class Kernels:
 namespace unit{n} {{
 using namespace fast{begin[1]};
 {code}
-extern "C" void run{n}(const int* grid, int threads, void** a) {{
-  launch(grid, threads, [](void** a) {{ {kernel}({arguments}); }}, a, {together});
+extern "C" void run{n}(const int* grid, int threads, void** a, int resident) {{
+  launch(grid, threads, [](void** a) {{ {kernel}({arguments}); }}, a, {together}, resident);
 }}
 }}
 """
@@ -339,9 +363,15 @@ def test_values_and_gradients(gpu: Any, dtype: Any, tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("name", ["group_norm", "group_norm_silu"])
 def test_group_norms(gpu: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block an image, and one that takes an image after another; all, some and none of the pixels kept."""
-    kernels = Kernels(tmp_path)
-    monkeypatch.setattr(gpu.kernels, "multiprocessors", 2)
+    """Three blocks an image that wait for each other, one, one for several images; all, some and few pixels kept."""
+    kernels, grids = Kernels(tmp_path), set[tuple[int, ...]]()
+    plan = norm._Plan.__init__
+
+    def planned(self: Any, *args: Any) -> None:
+        plan(self, *args)
+        grids.add(self.grid)
+
+    monkeypatch.setattr(norm._Plan, "__init__", planned)
 
     def found(shape: tuple[int, ...], wanted: list[str], device: str, kind: Any) -> list[np.ndarray]:
         rng, channels = generator(name, sum(shape)), shape[-1]
@@ -355,19 +385,23 @@ def test_group_norms(gpu: Any, name: str, tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(gpu.kernels._modules, "generated", kernels.generated)
     monkeypatch.setattr(gpu.kernels._modules, "get", kernels.get)
-    cases = [
-        (shape, wanted.split())
-        for shape in ((2, 9, 7, 64), (3, 40, 40, 16), (2, 5, 3, 72))
-        for wanted in ("input weight bias", "input", "weight", "bias input")
-    ]
-    for case in cases:
-        found(*case, "cuda", np.dtype(np.float32))
+    shapes = [((2, 9, 7, 64), 2), ((3, 40, 40, 16), 2), ((2, 5, 3, 72), 2), ((2, 12, 11, 512), 7)]
+    wanted = [names.split() for names in ("input weight bias", "input", "weight", "bias input")]
+    cases = [(shape, names, cores) for shape, cores in shapes for names in wanted]
+    for shape, names, cores in cases:
+        monkeypatch.setattr(gpu.kernels, "multiprocessors", cores)
+        found(shape, names, "cuda", np.dtype(np.float32))
+    assert grids == {(1, 2), (3, 2)}
     kernels.build()
-    for case, shared in itertools.product(cases, (227 << 10, 128 << 10, 99 << 10)):
+    for (shape, names, cores), shared in itertools.product(cases, (227 << 10, 128 << 10, 99 << 10)):
+        monkeypatch.setattr(gpu.kernels, "multiprocessors", cores)
         monkeypatch.setattr(gpu.kernels, "shared_bytes", shared)
-        got, truth = found(*case, "cuda", np.dtype(np.float32)), found(*case, "cpu", np.dtype(np.float64))
+        got, truth = (
+            found(shape, names, *on) for on in (("cuda", np.dtype(np.float32)), ("cpu", np.dtype(np.float64)))
+        )
         for g, t in zip(got, truth, strict=True):
             assert distance(g, t) < 3e-6
+    assert not (gpu.kernels.barriers & 0x7FFFFFFF).any(), "all who came have gone"
 
 
 HEADS, HEAD = 3, 16
