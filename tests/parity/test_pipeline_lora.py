@@ -21,6 +21,7 @@ from flame_train.models.loading_sdxl import SDXL_FILES
 from flame_train.models.unet_sdxl import vector_conditioning
 from flame_train.recipes import RECIPES
 from flame_train.recipes.pipeline import make_plan, train_plan
+from flame_train.tools.bench_torch_models import unet_arguments
 from flame_train.tools.merge import merge
 from flame_train.training.stop import StopRequest
 
@@ -62,22 +63,7 @@ def filled(twin, model, table=None):
 
 
 def unet_twin(unet):
-    arch = unet.arch
-    widths = [arch.model_channels * m for m in arch.channel_mult]
-    twin = diffusers.UNet2DConditionModel(
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-        block_out_channels=widths,
-        layers_per_block=arch.num_res_blocks,
-        transformer_layers_per_block=[max(1, d) for d in arch.transformer_depth],
-        attention_head_dim=[w // arch.head_dim for w in widths],  # diffusers' name for the number of heads
-        cross_attention_dim=arch.context_dim,
-        use_linear_projection=True,
-        addition_embed_type="text_time",
-        addition_time_embed_dim=256,
-        projection_class_embeddings_input_dim=arch.adm_in_channels,
-        norm_num_groups=arch.groups,
-    )
+    twin = diffusers.UNet2DConditionModel(**unet_arguments(unet.arch))
     return filled(twin, unet, unet_from_diffusers(SDXL_LEVELS).inverse)
 
 

@@ -1,6 +1,8 @@
-"""Small LoRAs by native module names, as trainers write them and as NumPy merges them."""
+"""Small networks' weights and LoRAs by native names, as others write them and as NumPy merges them."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -61,3 +63,14 @@ def expected():
         return {name: x + updates.get(name, 0.0) for name, x in base.items()}
 
     return merged
+
+
+@pytest.fixture(scope="session")
+def renamed():
+    """Arrays by the other names of a key table, split and joined as it says."""
+
+    def to(table, arrays):
+        source = SimpleNamespace(read=arrays.__getitem__)
+        return {name: np.array(made.read(source)) for name, made in table.pull(arrays).sources.items()}
+
+    return to

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -35,18 +37,14 @@ def lora(lora_over):
     return lora_over(TARGETS)
 
 
-def in_diffusers(base):
-    class Arrays:
-        def read(self, name):
-            return base[name]
-
-    pulled = transformer_to_diffusers().pull(base)
-    return {name: np.array(source.read(Arrays())) for name, source in pulled.sources.items()}
+@pytest.fixture
+def in_diffusers(renamed):
+    return partial(renamed, transformer_to_diffusers())
 
 
 @pytest.mark.parametrize("layout", ["single-file", "diffusers", "prefixed"])
 @pytest.mark.parametrize("form", ["kohya", "native", "diffusers"])
-def test_merging(tmp_path, base, lora, layout, form, kohya, native, expected):
+def test_merging(tmp_path, base, lora, layout, form, kohya, native, expected, in_diffusers):
     stored = in_diffusers(base) if layout == "diffusers" else base
     prefix = "model.diffusion_model." if layout == "prefixed" else ""
     save_file(tmp_path / "base.safetensors", {prefix + name: x for name, x in stored.items()})

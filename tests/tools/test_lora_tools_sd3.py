@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -50,18 +51,14 @@ def lora(lora_over):
     return lora_over(TARGETS)
 
 
-def in_diffusers(base):
-    class Arrays:
-        def read(self, name):
-            return base[name]
-
-    pulled = mmdit_to_diffusers(3).pull(base)
-    return {name: np.array(source.read(Arrays())) for name, source in pulled.sources.items()}
+@pytest.fixture
+def in_diffusers(renamed):
+    return partial(renamed, mmdit_to_diffusers(3))
 
 
 @pytest.mark.parametrize("layout", ["single-file", "diffusers", "prefixed"])
 @pytest.mark.parametrize("form", ["kohya", "native", "diffusers"])
-def test_merging(tmp_path, base, lora, layout, form, kohya, native, expected):
+def test_merging(tmp_path, base, lora, layout, form, kohya, native, expected, in_diffusers):
     stored = in_diffusers(base) if layout == "diffusers" else base
     prefix = "model.diffusion_model." if layout == "prefixed" else ""
     save_file(tmp_path / "base.safetensors", {prefix + name: x for name, x in stored.items()})

@@ -10,6 +10,7 @@ from flame_train.engine import Tensor, tensor
 from flame_train.engine import functional as F
 from flame_train.models.keys.sdxl_unet import UNetLevels, unet_from_diffusers
 from flame_train.models.unet_sdxl import UNet, UNetArch, vector_conditioning
+from flame_train.tools.bench_torch_models import unet_arguments
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -24,26 +25,6 @@ ARCH = UNetArch(
     groups=4,
 )
 TO_DIFFUSERS = unet_from_diffusers(UNetLevels(2, (False, True, True))).inverse
-
-
-def diffusers_unet(arch):
-    widths = [arch.model_channels * m for m in arch.channel_mult]
-    return diffusers.UNet2DConditionModel(
-        in_channels=arch.in_channels,
-        out_channels=arch.out_channels,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-        block_out_channels=widths,
-        layers_per_block=arch.num_res_blocks,
-        transformer_layers_per_block=[max(1, d) for d in arch.transformer_depth],
-        attention_head_dim=[w // arch.head_dim for w in widths],  # diffusers' name for the number of heads
-        cross_attention_dim=arch.context_dim,
-        use_linear_projection=True,
-        addition_embed_type="text_time",
-        addition_time_embed_dim=256,
-        projection_class_embeddings_input_dim=arch.adm_in_channels,
-        norm_num_groups=arch.groups,
-    )
 
 
 @pytest.fixture
@@ -100,7 +81,7 @@ def same_sinusoids(twin):
 @pytest.fixture
 def pair(dtype, fill, scrambled):
     model = scrambled(UNet(ARCH), dtype)
-    twin = fill(model, diffusers_unet(ARCH), TO_DIFFUSERS)
+    twin = fill(model, diffusers.UNet2DConditionModel(**unet_arguments(ARCH)), TO_DIFFUSERS)
     twin.requires_grad_(False)
     same_sinusoids(twin)
     return model, twin
