@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import flame_train.engine as flame
+from flame_train.engine import functional as F
 from flame_train.engine.check import generator
 from flame_train.engine.dispatch import explain
 from flame_train.engine.dtype import is_float
@@ -87,6 +88,15 @@ def test_a_sum_hands_its_gradient_on(gpu: Any) -> None:
     x, y = (flame.tensor(np.ones((2, 3), np.float32), device="cuda", requires_grad=True) for _ in range(2))
     g = flame.tensor(np.ones((2, 3), np.float32), device="cuda")
     assert all(found is not None and found.data is g.data for found in flame.grad([x + y], [x, y], [g]))
+
+
+@pytest.mark.parametrize(("capability", "chosen"), [("75", "reference"), ("80", "norm.cu")])
+def test_group_norms_on_older_cards(gpu: Any, capability: str, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = (flame.tensor(np.ones(shape, np.float32), device="cuda") for shape in ((1, 4, 4, 16), (16,)))
+    monkeypatch.setattr(type(x.data).device, "compute_capability", capability)
+    found = explain(REGISTRY["group_norm"], x, 4, w, w, layout="NHWC")
+    assert [impl for impl, why in found if why == "chosen"] == [chosen]
+    assert F.group_norm(x, 4, w, w, layout="NHWC").shape == x.shape
 
 
 def test_a_call_that_does_not_fit_is_noticed(gpu: Any) -> None:
