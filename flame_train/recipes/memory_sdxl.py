@@ -77,7 +77,6 @@ def _in_block(place: _Place, load: Load) -> dict[str, int]:
     found is made again in 16 bits alone, by `attend`; cards before Hopper, which have no gradients of few keys by
     themselves, keep it always.
     """
-
     image = _image(place) * load.batch * load.itemsize
     attentions = _ATTENTIONS + (4 if image < SMALL else int(load.itemsize > 2))
     given = _GATED if place.part.proj_in.in_features > NARROW or _GATED * image < LARGE else 0

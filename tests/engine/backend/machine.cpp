@@ -1,5 +1,5 @@
 // What kernels need of CUDA, as C++ has it: a block's threads are coroutines that take turns at barriers and shuffles,
-// and so are those of blocks that wait for each other.
+// and so are those of blocks that wait for each other. Such kernels have dynamic shared memory alone, a block its own.
 #include <cmath>
 #include <csetjmp>
 #include <cstdlib>

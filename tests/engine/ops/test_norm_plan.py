@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -9,9 +11,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flame_train.engine import ops
 from flame_train.engine.ops.norm import _Plan
 
 KIB = 1 << 10
+TEXT = (Path(ops.__file__).parent / "norm.cu").read_text(encoding="utf-8")
+CONSTANTS = {name: int(value) for name, value in re.findall(r"constexpr int ([A-Z]+) = (\d+)", TEXT)}
+"""Threads at most, and the bytes on their way to a thread, of which gradients share half each between two arrays."""
 
 
 @given(
@@ -32,18 +38,18 @@ def test_what_the_kernels_rely_on(
         multiprocessors=multiprocessors, shared_bytes=shared * KIB, empty=lambda shape, kind: shape, barriers=None
     )
     adds = adds and arrays == 2
-    plan = _Plan(k, x, groups, arrays, adds)  # type: ignore[arg-type]
+    plan = _Plan(k, x, groups, arrays, adds)
     *_, span, most = map(int, plan.sizes)
     blocks, images = plan.grid
     rows, packet = plan.threads // vectors, 8 * x.itemsize
-    assert 32 <= plan.threads <= 512 or vectors > 512
+    assert 32 <= plan.threads <= CONSTANTS["THREADS"]
     assert plan.threads == rows * vectors
     assert span % rows == 0
     assert (blocks - 1) * span < pixels <= blocks * span, "each pixel has a block, and each block a pixel"
     assert blocks == 1 or blocks * images <= multiprocessors, "blocks that wait are there at once"
     assert blocks == 1 or images == batch, "and no image comes after another"
     assert plan.shared <= k.shared_bytes
-    ahead = 128 // packet // arrays  # as in norm.cu
+    ahead = CONSTANTS["AHEAD"] // packet // arrays
     assert most == span // rows or most >= ahead, "room for all, or for those on their way"
     beside = plan.shared - plan.threads * most * packet * arrays
     assert beside >= 2 * rows * channels * 4 + adds * plan.threads * ahead * packet

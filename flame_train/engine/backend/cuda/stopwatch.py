@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _ROUNDS = 7
-_FLUSH_BYTES, _FLUSH_SECONDS = 128 << 20, 30e-6  # what no card with 16-bit arithmetic fills in less
+_FLUSH_BYTES, _FLUSH_SECONDS = 128 << 20, 30e-6  # somewhat less than an H200 takes to fill them
 _WORTH = 0.97  # of the first one's time: less would be noise, and the first is what the library advises
 
 
