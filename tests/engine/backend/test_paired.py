@@ -205,10 +205,20 @@ def test_the_fastest_is_found_once_and_kept(pairs: Any, gpu: Any, monkeypatch: p
             assert pairs.made(x, others.append) == (best > 0)
         pairs._chosen.clear()  # as in the next run of the program
         assert pairs.made(x, others.append) == (best > 0)
-    assert asked == [1 + len(paired._TILES)]
+    tiles = len(paired.contenders(paired._TILES, 1024, 2048, 132))
+    assert asked == [1 + tiles]
     assert [o.out is x.out for o in others] == [False]  # what is timed writes elsewhere
     launched = pairs._cubins.launched
-    assert len(launched) == len(paired._TILES) + (3 if best else 0)
+    assert len(launched) == tiles + (3 if best else 0)
+
+
+@given(m=st.integers(1, 20000), n=st.integers(1, 20000))
+def test_the_tile_of_which_most_is_used_is_always_timed(m: int, n: int) -> None:
+    found = paired.contenders(paired._TILES, m, n, 132)
+    used = {t: t.used(m, n, 132) for t in paired._TILES}
+    assert max(used, key=used.__getitem__) in found
+    assert all(used[t] < min(used[f] for f in found) for t in used if t not in found)
+    assert paired.contenders([], m, n, 132) == []
 
 
 def test_other_cards_have_other_kernels(gpu: Any, tmp_path: Path) -> None:

@@ -224,7 +224,8 @@ class PairedProducts:
         if not problem.measured or mode().capturing:
             rule = making_by_rule if problem.making else by_rule
             return rule(tiles, problem.m, problem.n, problem.k, self._multiprocessors)
-        question = f"paired product {self._cubins.version} {known} {problem}"
+        tiles = contenders(tiles, problem.m, problem.n, self._multiprocessors)
+        question = f"paired product {self._cubins.version} {tiles} {problem}"
         kept = self._shelf.get(question)
         if kept is not None and kept.isdigit() and int(kept) <= len(tiles):
             return [None, *tiles][int(kept)]
@@ -247,6 +248,15 @@ class PairedProducts:
 def fits(tile: Tile, part: int, parts: int) -> bool:
     """Whether a tile's columns lie in one of the equal parts."""
     return parts == 1 or part % tile.columns == 0
+
+
+_CONTENDS = 0.75
+
+
+def contenders(tiles: Sequence[Tile], m: int, n: int, multiprocessors: int) -> list[Tile]:
+    """Those that could win: a tile of which much less is used than of the best is not worth its compiling."""
+    used = [t.used(m, n, multiprocessors) for t in tiles]
+    return [t for t, share in zip(tiles, used, strict=True) if share >= _CONTENDS * max(used)]
 
 
 _ALONE, _PASS = 1.04, 490.0
