@@ -1,4 +1,4 @@
-"""Attention of pictures to captions, its operands lying as networks have them."""
+"""Attention to captions, and to keys that fill no tile, its operands lying as networks have them."""
 
 from __future__ import annotations
 
@@ -35,6 +35,30 @@ def found_and_gradients(length: int, keys: int, rounded: str, dtype: str, device
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("length", "keys"), [(1, 1), (63, 80), (64, 77), (65, 8), (700, 77)])
 def test_few_keys(length: int, keys: int, dtype: str) -> None:
+    check(length, keys, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("length", "keys"), [(1, 2049), (700, 2125), (65, 2128), (300, 2129)])
+def test_the_last_of_many_keys(length: int, keys: int, dtype: str) -> None:
+    check(length, keys, dtype)
+
+
+@pytest.mark.parametrize(("ahead", "behind"), [(30.0, 0.0), (0.0, 30.0)])
+def test_what_the_last_keys_outweigh_or_are_outweighed_by(ahead: float, behind: float) -> None:
+    """Scores that differ by hundreds between the two parts, so that one's probabilities vanish."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 1, n, 64)).astype(np.float32) for n in (70, 2100, 2100))
+    q, k = np.abs(q), k + np.where(np.arange(2100) < 2048, ahead, behind)[:, None].astype(np.float32)
+    want = F.scaled_dot_product_attention(*(flame.tensor(x, "float32", "cpu") for x in (q, k, v))).numpy()
+    got = F.scaled_dot_product_attention(*(flame.tensor(x, "bfloat16", "cuda") for x in (q, k, v))).float().numpy()
+    with use(scaled_dot_product_attention="reference"):
+        plain = F.scaled_dot_product_attention(*(flame.tensor(x, "bfloat16", "cuda") for x in (q, k, v)))
+    allowed = 2.0 * np.linalg.norm(plain.float().numpy() - want) + 2.0**-7 * np.linalg.norm(want)
+    assert np.linalg.norm(got - want) <= allowed
+
+
+def check(length: int, keys: int, dtype: str) -> None:
     truth = found_and_gradients(length, keys, dtype, "float32", "cpu")
     got = found_and_gradients(length, keys, dtype, dtype, "cuda")
     with use(scaled_dot_product_attention="reference"):

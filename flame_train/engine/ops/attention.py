@@ -2,8 +2,8 @@
 
 The forward pass keeps each row's log-sum-exp, from which the backward pass rebuilds any block of the
 probabilities (FlashAttention, arXiv 2205.14135). On CUDA cuDNN does both for bf16 and fp16 without masks, but where
-keys are few, as a caption's (attention_few_keys.cu); our own kernels (attention.cuh) do the rest up to head sizes where
-cuBLASLt's products are faster.
+keys are few, as a caption's, or are the last of many that fill no tile of cuDNN's (attention_few_keys.cu); our own
+kernels (attention.cuh) do the rest up to head sizes where cuBLASLt's products are faster.
 """
 
 from __future__ import annotations
@@ -264,6 +264,14 @@ def _few_keys(
     )
 
 
+def _last_keys(
+    query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool, enable_gqa: bool
+) -> str:  # fmt: skip
+    return _flash(query, key, value, attn_mask, dropout_p, enable_gqa) or attention_few_keys.last_keys(
+        query, key, is_causal
+    )
+
+
 @scaled_dot_product_attention.cuda("few_keys", when=_few_keys)
 def _(
     k: Any, query: Array, key: Array, value: Array, attn_mask: None, dropout_p: float, is_causal: bool,
@@ -275,15 +283,34 @@ def _(
     return out, lse
 
 
+@scaled_dot_product_attention.cuda("cudnn_and_few", when=_last_keys)
+def _(
+    k: Any, query: Array, key: Array, value: Array, attn_mask: None, dropout_p: float, is_causal: bool,
+    scale: float | None, enable_gqa: bool, rng: None, stream: int,
+) -> tuple[Array, Array]:  # fmt: skip
+    check_attention(query, key, value, enable_gqa)
+    whole = attention_few_keys.whole_tiles(key)
+    out, lse = _found_by_cudnn(k, query, key[..., :whole, :], value[..., :whole, :], scale, False)
+    rest = key[..., whole:, :], value[..., whole:, :]
+    attention_few_keys.forward(k, query, *rest, out, lse, _factor(scale, query), last=True)
+    return out, lse
+
+
 @scaled_dot_product_attention.cuda("cudnn", when=_flash)
 def _(
     k: Any, query: Array, key: Array, value: Array, attn_mask: None, dropout_p: float, is_causal: bool,
     scale: float | None, enable_gqa: bool, rng: None, stream: int,
 ) -> tuple[Array, Array]:  # fmt: skip
     check_attention(query, key, value, enable_gqa)
+    return _found_by_cudnn(k, query, key, value, scale, is_causal)
+
+
+def _found_by_cudnn(
+    k: Any, query: Array, key: Array, value: Array, scale: float | None, causal: bool
+) -> tuple[Array, Array]:
     q, key, value = (_unit(k, x) for x in (query, key, value))
     out, lse = _like_rows(k, q), k.empty((*q.shape[:-1], 1), np.dtype(np.float32))
-    k.cudnn.attention_forward(q, key, value, out, lse, _factor(scale, q), is_causal)
+    k.cudnn.attention_forward(q, key, value, out, lse, _factor(scale, q), causal)
     return out, lse
 
 
@@ -296,18 +323,39 @@ def _(
     return dq, dk, dv
 
 
+@scaled_dot_product_attention.cuda_vjp("cudnn_and_few", "query", "key", "value", when=_last_keys)
+def _(
+    k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float | None, into: Into
+) -> tuple[Array, Array, Array]:
+    dq, dk, dv = _rooms(k, query, key, value, into)
+    g, whole, factor = _unit(k, g), attention_few_keys.whole_tiles(key), _factor(scale, query)
+    first, rest = (..., slice(whole), slice(None)), (..., slice(whole, None), slice(None))
+    query, key, value = (_unit(k, x) for x in (query, key, value))
+    k.cudnn.attention_backward(
+        query, key[first], value[first], out, lse, g, dq, dk[first], dv[first], factor, causal=False
+    )
+    into_rest = dq, dk[rest], dv[rest]
+    attention_few_keys.gradients(k, g, query, key[rest], value[rest], lse, into_rest, factor, out)
+    return dq, dk, dv
+
+
 @scaled_dot_product_attention.cuda_vjp("cudnn", "query", "key", "value", when=_flash)
 def _(
     k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, is_causal: bool,
     scale: float | None, into: Into,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
+    dq, dk, dv = _rooms(k, query, key, value, into)
     q, key, value, g = (_unit(k, x) for x in (query, key, value, g))
-    places = {n: into[n] for n in into if into[n].strides[-1] == into[n].itemsize}
-    rest = {n: x for n, x in (("query", q), ("key", key), ("value", value)) if n not in places}
-    made = {**places, **dict(zip(rest, _rows_together(k, *rest.values()), strict=True))}
-    dq, dk, dv = made["query"], made["key"], made["value"]
     k.cudnn.attention_backward(q, key, value, out, lse, g, dq, dk, dv, _factor(scale, q), is_causal)
     return dq, dk, dv
+
+
+def _rooms(k: Any, query: Array, key: Array, value: Array, into: Into) -> list[Array]:
+    """Where the gradients of the three go: to the places they have, if kernels can write there, or to memory made."""
+    places = {n: into[n] for n in into if attention_few_keys.in_packets(into[n])}
+    rest = {n: x for n, x in (("query", query), ("key", key), ("value", value)) if n not in places}
+    made = {**places, **dict(zip(rest, _rows_together(k, *rest.values()), strict=True))}
+    return [made["query"], made["key"], made["value"]]
 
 
 # ---- our kernels ---------------------------------------------------------------------------------------
@@ -344,6 +392,8 @@ def _(
 @scaled_dot_product_attention.large_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 4, 256, 64), (2, 4, 256, 64), (2, 4, 256, 64))
+    yield sample((1, 2, 300, 64), (1, 2, 2125, 64), (1, 2, 2125, 64))
+    yield sample((2, 1, 64, 64), (2, 1, 2049, 64), (2, 1, 2049, 64), scale=0.3)
     yield sample((2, 4, 200, 64), (2, 4, 77, 64), (2, 4, 77, 64))
     yield sample((1, 2, 333, 64), (1, 2, 80, 64), (1, 2, 80, 64), scale=0.2)
     yield sample((2, 70, 9, 64), (2, 70, 3, 64), (2, 70, 3, 64))

@@ -6,9 +6,13 @@
 // cluster of SHARE blocks has a head and adds up its keys' sums in a fixed order: no atomics, equal inputs give equal
 // bits.
 //
+// Or these are the last keys of more. Then `out` and `lse` hold what was found in those before and are brought up to all
+// of them; `dq` holds its gradient by those before and is added to, and as the probabilities here are no longer all,
+// sum(g * out) does want `out`. The forward kernel is told so by `last`, those of the gradients by an `out`.
+//
 // Contract: q, g, out, dq (B, H, L, 64), k, v, dk, dv (B, H, S, 64), 1 <= S <= 80, of 16-bit elements at any strides,
 // each array's batch, head and row steps (in elements, multiples of 8) following it, a row's 64 together, 16-byte
-// aligned; lse fp32 (B, H, L), dense. Outputs are assigned (=). Grid: (B * H, any), gradients (B * H, SHARE); block:
+// aligned; lse fp32 (B, H, L), dense. Outputs are assigned (=) but for the above. Grid: (B * H, any), gradients (B * H, SHARE); block:
 // THREADS; shared memory: sizeof(Inputs), sizeof(Memory). Gradients need clusters: compute capability 9.0.
 #include "warp_tiles.cuh"
 
@@ -39,6 +43,33 @@ struct Rows {
       : at(array + blockIdx.x / heads * batch + blockIdx.x % heads * head), step(row) {}
 };
 
+__device__ __forceinline__ unsigned pair(float low, float high) {
+  T both[2] = {from_float<T>(low), from_float<T>(high)};
+  return *reinterpret_cast<unsigned*>(both);
+}
+__device__ __forceinline__ float2 apart(unsigned both) {
+  const T* of = reinterpret_cast<const T*>(&both);
+  return make_float2(to_float(of[0]), to_float(of[1]));
+}
+
+// A lane's part of 16 x HEAD values as products leave them: columns 8 n + lane % 4 * 2 (+ 1) of the rows lane / 4 and
+// lane / 4 + 8. Zeros where nothing was asked for, and from `left` on.
+struct Before {
+  unsigned pairs[2][HEAD / 8];
+  __device__ __forceinline__ Before(const T* at, long long step, int left, bool asked) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+      for (int n = 0; n < HEAD / 8; n++) {
+        int row = lane / 4 + i * 8;
+        pairs[i][n] = 0;
+        if (asked && row < left)
+          pairs[i][n] = *reinterpret_cast<const unsigned*>(at + row * step + n * 8 + lane % 4 * 2);
+      }
+  }
+};
+
 // COUNT rows from `first` on to shared memory, zeros beyond `rows`
 template <int COUNT> __device__ __forceinline__ void fetch(T* to, const Rows& from, int first, int rows) {
 #pragma unroll
@@ -47,11 +78,6 @@ template <int COUNT> __device__ __forceinline__ void fetch(T* to, const Rows& fr
     bool there = first + r < rows;
     fetch16(to + r * PITCH + c, from.at + (there ? (first + r) * from.step + c : 0), there);
   }
-}
-
-__device__ __forceinline__ unsigned pair(float low, float high) {
-  T both[2] = {from_float<T>(low), from_float<T>(high)};
-  return *reinterpret_cast<unsigned*>(both);
 }
 
 // s (16 x KEYS) = this warp's 16 rows of `rows` times the rows of `keys`, turned over
@@ -76,8 +102,10 @@ __device__ __forceinline__ void products(float (&s)[KEY_TILES][4], const T* rows
   }
 }
 
-// Scores to probabilities, in place, and the log-sum-exp of the rows before `left`. A lane has what it has below.
-__device__ __forceinline__ void softmax(float (&p)[KEY_TILES][4], float* lse, int left, int S, float scale) {
+// Scores to probabilities, in place, and the log-sum-exp of the rows before `left`. A lane has what it has below. With
+// `last` that of the keys before is there, and `kept` becomes the part of all probabilities that is theirs.
+__device__ __forceinline__ void softmax(float (&p)[KEY_TILES][4], float* lse, int left, int S, float scale, bool last,
+                                        float (&kept)[2]) {
   int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
   float top[2] = {-INF, -INF}, sum[2] = {0.f, 0.f};
 #pragma unroll
@@ -102,33 +130,68 @@ __device__ __forceinline__ void softmax(float (&p)[KEY_TILES][4], float* lse, in
   for (int o = 1; o < 4; o *= 2)
 #pragma unroll
     for (int i = 0; i < 2; i++) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], o);
-  float part[2] = {1.f / sum[0], 1.f / sum[1]};
+  float part[2] = {1.f / sum[0], 1.f / sum[1]}, total[2] = {top[0] + logf(sum[0]), top[1] + logf(sum[1])};
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    kept[i] = 0.f;
+    if (!last || row + i * 8 >= left) continue;
+    float before = lse[row + i * 8], more = fmaxf(before, total[i]);
+    total[i] = more + logf(__expf(before - more) + __expf(total[i] - more));
+    part[i] = __expf(top[i] - total[i]);
+    kept[i] = __expf(before - total[i]);
+  }
 #pragma unroll
   for (int n = 0; n < KEY_TILES; n++)
 #pragma unroll
     for (int e = 0; e < 4; e++) p[n][e] *= part[e / 2];
+  __syncwarp();  // four lanes have read what one of them writes
 #pragma unroll
   for (int i = 0; i < 2; i++)
-    if (threadIdx.x % 4 == 0 && row + i * 8 < left) lse[row + i * 8] = top[i] + logf(sum[i]);
+    if (threadIdx.x % 4 == 0 && row + i * 8 < left) lse[row + i * 8] = total[i];
 }
 
-// Scores to probabilities p, and dp to ds = p * (dp - sum(p * dp)) * scale, in place. A lane has the keys
-// 8 n + lane % 4 * 2 (+ 1) of the rows lane / 4 (elements 0, 1) and lane / 4 + 8 (2, 3).
+// sum(g * out) of a lane's two rows, before `left`; g lies in shared memory. Four lanes share a row.
+__device__ __forceinline__ void row_products(float (&sum)[2], const T* g, const T* out, long long step, int left) {
+  constexpr int COLUMNS = HEAD / 4;
+  int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * COLUMNS;
+#pragma unroll
+  for (int i = 0; i < 2; i++, row += 8) {
+    sum[i] = 0.f;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c += 8) {
+      uint4 a = *reinterpret_cast<const uint4*>(g + row * PITCH + column + c), b = make_uint4(0, 0, 0, 0);
+      if (row < left) b = *reinterpret_cast<const uint4*>(out + row * step + column + c);
+      const unsigned x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        float2 f = apart(x[j]), h = apart(y[j]);
+        sum[i] += f.x * h.x + f.y * h.y;
+      }
+    }
+#pragma unroll
+    for (int o = 1; o < 4; o *= 2) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], o);
+  }
+}
+
+// Scores to probabilities p, and dp to ds = p * (dp - drop) * scale, in place, drop being sum(p * dp) unless `known`.
+// A lane has the keys 8 n + lane % 4 * 2 (+ 1) of the rows lane / 4 (elements 0, 1) and lane / 4 + 8 (2, 3).
 __device__ __forceinline__ void through_softmax(float (&p)[KEY_TILES][4], float (&dp)[KEY_TILES][4], const float* lse,
-                                                int left, int S, float scale) {
+                                                int left, int S, float scale, float (&drop)[2], bool known) {
   int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-  float shift[2] = {row < left ? lse[row] : 0.f, row + 8 < left ? lse[row + 8] : 0.f}, drop[2] = {0.f, 0.f};
+  float shift[2] = {row < left ? lse[row] : 0.f, row + 8 < left ? lse[row + 8] : 0.f}, sum[2] = {0.f, 0.f};
 #pragma unroll
   for (int n = 0; n < KEY_TILES; n++)
 #pragma unroll
     for (int e = 0; e < 4; e++) {
       p[n][e] = n * 8 + column + e % 2 < S ? __expf(p[n][e] * scale - shift[e / 2]) : 0.f;
-      drop[e / 2] += p[n][e] * dp[n][e];
+      sum[e / 2] += p[n][e] * dp[n][e];
     }
 #pragma unroll
   for (int o = 1; o < 4; o *= 2)
 #pragma unroll
-    for (int i = 0; i < 2; i++) drop[i] += __shfl_xor_sync(0xffffffffu, drop[i], o);
+    for (int i = 0; i < 2; i++) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], o);
+#pragma unroll
+  for (int i = 0; i < 2; i++) drop[i] = known ? drop[i] : sum[i];
 #pragma unroll
   for (int n = 0; n < KEY_TILES; n++)
 #pragma unroll
@@ -145,11 +208,19 @@ __device__ __forceinline__ void keep(T* to, const float (&s)[KEY_TILES][4]) {
     for (int i = 0; i < 2; i++) *reinterpret_cast<unsigned*>(to + i * 8 * SCORES + n * 8) = pair(s[n][2 * i], s[n][2 * i + 1]);
 }
 
-// to (16 x HEAD) = weights (this warp's, in registers) times the keys or their values, for the rows before `left`
+// to (16 x HEAD) = weights (this warp's, in registers) times the keys or their values, and `kept` of what was there
+// before, for the rows before `left`
 __device__ __forceinline__ void weigh(const float (&weights)[KEY_TILES][4], const T* keys, T* to, long long step,
-                                      int left) {
+                                      int left, const Before& before, const float (&kept)[2]) {
   int lane = threadIdx.x % 32;
-  float sum[HEAD / 8][4] = {};
+  float sum[HEAD / 8][4];
+#pragma unroll
+  for (int n = 0; n < HEAD / 8; n++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      float2 there = apart(before.pairs[i][n]);
+      sum[n][2 * i] = kept[i] * there.x, sum[n][2 * i + 1] = kept[i] * there.y;
+    }
   keys += (lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8;
 #pragma unroll
   for (int j = 0; j < KEYS; j += 16) {
@@ -216,7 +287,8 @@ template <int SHARE> __device__ __forceinline__ void total(const float* sums, co
   }
 }
 
-__device__ __forceinline__ void forward(Rows q, Rows k, Rows v, Rows out, float* lse, int L, int S, float scale) {
+__device__ __forceinline__ void forward(Rows q, Rows k, Rows v, Rows out, float* lse, int L, int S, float scale,
+                                        bool last) {
   extern __shared__ __align__(16) unsigned char raw[];
   Inputs& memory = *reinterpret_cast<Inputs*>(raw);
   lse += (size_t)blockIdx.x * L;
@@ -231,20 +303,23 @@ __device__ __forceinline__ void forward(Rows q, Rows k, Rows v, Rows out, float*
     int next = first + gridDim.y * QUERIES;
     if (next < L) fetch<QUERIES>(memory.q[stage ^ 1], q, next, L);
     asm volatile("cp.async.commit_group;");
-    float p[KEY_TILES][4];
+    float p[KEY_TILES][4], kept[2];
     int own = first + threadIdx.x / 32 * 16;
+    T* to = out.at + own * out.step;
+    const Before before(to, out.step, L - own, last);
     products(p, memory.q[stage], memory.k);
-    softmax(p, lse + own, L - own, S, scale);
-    weigh(p, memory.v, out.at + own * out.step, out.step, L - own);
+    softmax(p, lse + own, L - own, S, scale, last, kept);
+    weigh(p, memory.v, to, out.step, L - own, before, kept);
   }
 }
 
 template <int SHARE>
-__device__ __forceinline__ void gradients(Rows q, Rows k, Rows v, Rows g, Rows dq, Rows dk, Rows dv, const float* lse,
-                                          int L, int S, float scale) {
+__device__ __forceinline__ void gradients(Rows q, Rows k, Rows v, Rows g, Rows out, Rows dq, Rows dk, Rows dv,
+                                          const float* lse, int L, int S, float scale) {
   extern __shared__ __align__(16) unsigned char raw[];
   Memory& memory = *reinterpret_cast<Memory*>(raw);
   float of_keys[KEYS / 16][2][4] = {}, of_values[KEYS / 16][2][4] = {};
+  const bool last = out.at != nullptr;
   lse += (size_t)blockIdx.x * L;
   fetch<KEYS>(memory.k, k, 0, S);
   fetch<KEYS>(memory.v, v, 0, S);
@@ -261,14 +336,17 @@ __device__ __forceinline__ void gradients(Rows q, Rows k, Rows v, Rows g, Rows d
       fetch<QUERIES>(memory.g[stage ^ 1], g, next, L);
     }
     asm volatile("cp.async.commit_group;");
-    float p[KEY_TILES][4], ds[KEY_TILES][4];
+    float p[KEY_TILES][4], ds[KEY_TILES][4], drop[2];
     int own = first + threadIdx.x / 32 * 16;
+    T* to = dq.at + own * dq.step;
+    const Before before(to, dq.step, L - own, last);
+    if (last) row_products(drop, memory.g[stage] + (own - first) * PITCH, out.at + own * out.step, out.step, L - own);
     products(p, memory.q[stage], memory.k);
     products(ds, memory.g[stage], memory.v);
-    through_softmax(p, ds, lse + own, L - own, S, scale);
+    through_softmax(p, ds, lse + own, L - own, S, scale, drop, last);
     keep(memory.p, p);
     keep(memory.ds, ds);
-    weigh(ds, memory.k, dq.at + own * dq.step, dq.step, L - own);
+    weigh(ds, memory.k, to, dq.step, L - own, before, {1.f, 1.f});
     __syncthreads();
     add_keys(of_values, memory.p, memory.g[stage]);
     add_keys(of_keys, memory.ds, memory.q[stage]);
@@ -288,18 +366,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     few_keys_forward(T* q, long long q_batch, long long q_head, long long q_row, T* k, long long k_batch,
                      long long k_head, long long k_row, T* v, long long v_batch, long long v_head, long long v_row,
                      T* out, long long out_batch, long long out_head, long long out_row, float* lse, int heads, int L,
-                     int S, float scale) {
-  forward(ROWS(q), ROWS(k), ROWS(v), ROWS(out), lse, L, S, scale);
+                     int S, float scale, int last) {
+  forward(ROWS(q), ROWS(k), ROWS(v), ROWS(out), lse, L, S, scale, last);
 }
 
 #define KERNEL(NAME, SHARE)                                                                                           \
   extern "C" __cluster_dims__(1, SHARE, 1) __global__ void __launch_bounds__(THREADS)                                 \
       NAME(T* q, long long q_batch, long long q_head, long long q_row, T* k, long long k_batch, long long k_head,     \
            long long k_row, T* v, long long v_batch, long long v_head, long long v_row, T* g, long long g_batch,      \
-           long long g_head, long long g_row, T* dq, long long dq_batch, long long dq_head, long long dq_row, T* dk,  \
-           long long dk_batch, long long dk_head, long long dk_row, T* dv, long long dv_batch, long long dv_head,     \
-           long long dv_row, const float* lse, int heads, int L, int S, float scale) {                                \
-    gradients<SHARE>(ROWS(q), ROWS(k), ROWS(v), ROWS(g), ROWS(dq), ROWS(dk), ROWS(dv), lse, L, S, scale);             \
+           long long g_head, long long g_row, T* out, long long out_batch, long long out_head, long long out_row,     \
+           T* dq, long long dq_batch, long long dq_head, long long dq_row, T* dk, long long dk_batch,                 \
+           long long dk_head, long long dk_row, T* dv, long long dv_batch, long long dv_head, long long dv_row,       \
+           const float* lse, int heads, int L, int S, float scale) {                                                  \
+    gradients<SHARE>(ROWS(q), ROWS(k), ROWS(v), ROWS(g), ROWS(out), ROWS(dq), ROWS(dk), ROWS(dv), lse, L, S, scale);  \
   }
 KERNEL(few_keys_gradients_2, 2)
 KERNEL(few_keys_gradients_4, 4)

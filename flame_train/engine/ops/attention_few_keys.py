@@ -1,4 +1,4 @@
-"""When attention_few_keys.cu is asked, and how: attention to a caption's keys, and its gradients."""
+"""When attention_few_keys.cu is asked, and how: attention to a caption's keys, or to the last of many."""
 
 from __future__ import annotations
 
@@ -17,24 +17,51 @@ _BLOCKS = 2  # a multiprocessor holds at once
 _SHARED_BYTES = 2 * (_HEAD + 8) * (2 * _KEYS + 4 * _QUERIES) + 2 * 2 * _QUERIES * (_KEYS + 8)
 
 
+_WHOLE, _MANY = 128, 2048
+
+
 def few_keys(query: Array, key: Array, is_causal: bool) -> str:
     """Why the kernel is not asked for what cuDNN could do as well; empty when it is."""
-    if query.shape[-1] != _HEAD or key.shape[-2] > _KEYS:
-        return f"{key.shape[-2]} keys of size {query.shape[-1]}: expected at most {_KEYS} of {_HEAD}"
+    return _unfit(query, key.shape[-2], is_causal)
+
+
+def last_keys(query: Array, key: Array, is_causal: bool) -> str:
+    """Why cuDNN is asked for all keys instead of whole tiles of them; empty where the rest is left to the kernel.
+
+    cuDNN's kernels for heads of 64 take an eighth longer for the same work where the last tile of keys is not full,
+    which from some length on is more than another pass over the queries (docs/log.md).
+    """
+    keys = key.shape[-2]
+    if keys < _MANY or keys % _WHOLE == 0:
+        return f"{keys} keys: expected at least {_MANY}, and not a multiple of {_WHOLE}"
+    return _unfit(query, keys % _WHOLE, is_causal)
+
+
+def whole_tiles(x: Array) -> int:
+    """How many of the keys (B, H, S, E) fill cuDNN's tiles."""
+    return int(x.shape[-2]) // _WHOLE * _WHOLE
+
+
+def _unfit(query: Array, keys: int, is_causal: bool) -> str:
+    if query.shape[-1] != _HEAD or keys > _KEYS:
+        return f"{keys} keys of size {query.shape[-1]}: expected at most {_KEYS} of {_HEAD}"
     if is_causal:
         return "no causal mask"
     return "" if int(query.device.compute_capability) >= 90 else "clusters need compute capability 9.0"
 
 
 def forward(
-    k: Any, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float
+    k: Any, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float, last: bool = False
 ) -> None:  # fmt: skip
-    """Fills `out` and the rows' log-sum-exp for (B, H, L, E) query and (B, H, S, E) key and value."""
+    """Fills `out` and the rows' log-sum-exp for (B, H, L, E) query and (B, H, S, E) key and value.
+
+    With `last` they hold what was found in keys before these, and are brought up to all.
+    """
     b, heads, length, _ = query.shape
     tiles = -(-length // _QUERIES)
     of_block = max(1, tiles * b * heads // (_FORWARD_BLOCKS * k.multiprocessors))
     arrays = *(_in_packets(k, x) for x in (query, key, value)), out
-    numbers = (*map(np.int32, (heads, length, key.shape[2])), np.float32(scale))
+    numbers = (*map(np.int32, (heads, length, key.shape[2])), np.float32(scale), np.int32(last))
     k.launch(
         "attention_few_keys.cu", "few_keys_forward", query.dtype, (b * heads, -(-tiles // of_block)), _THREADS,
         (*_placed(arrays), lse, *numbers), _FORWARD_BYTES,
@@ -42,11 +69,16 @@ def forward(
 
 
 def gradients(
-    k: Any, g: Array, query: Array, key: Array, value: Array, lse: Array, into: tuple[Array, Array, Array], scale: float
+    k: Any, g: Array, query: Array, key: Array, value: Array, lse: Array, into: tuple[Array, Array, Array],
+    scale: float, out: Array | None = None,
 ) -> None:  # fmt: skip
-    """Fills `into` with the gradients at (B, H, L, E) query and (B, H, S, E) key and value."""
+    """Fills `into` with the gradients at (B, H, L, E) query and (B, H, S, E) key and value.
+
+    With `out`, what was found in these keys and others before them, the first holds the gradient by those and is added
+    to.
+    """
     (b, heads, length, _), keys = query.shape, key.shape[2]
-    arrays = (*(_in_packets(k, x) for x in (query, key, value, g)), *into)
+    arrays = (*(_in_packets(k, x) for x in (query, key, value, g)), out if out is None else _in_packets(k, out), *into)
     share = next((s for s in _SHARES if b * heads * s >= _BLOCKS * k.multiprocessors), _SHARES[-1])
     numbers = (*map(np.int32, (heads, length, keys)), np.float32(scale))
     k.launch(
@@ -55,12 +87,22 @@ def gradients(
     )  # fmt: skip
 
 
-def _placed(arrays: Iterable[Array]) -> list[Any]:
-    """Each array and the distances of its batches, heads and rows, in elements."""
-    return [value for x in arrays for value in (x, *(np.int64(s // x.itemsize) for s in x.strides[:3]))]
+def _placed(arrays: Iterable[Array | None]) -> list[Any]:
+    """Each array and the distances of its batches, heads and rows, in elements; null and zeros for none."""
+    placed: list[Any] = []
+    for x in arrays:
+        placed += [np.uint64(0), *[np.int64(0)] * 3] if x is None else [x, *_steps(x)]
+    return placed
+
+
+def _steps(x: Array) -> list[np.int64]:
+    return [np.int64(s // x.itemsize) for s in x.strides[:3]]
+
+
+def in_packets(x: Array) -> bool:
+    """Whether rows can be read and written 16 bytes at a time."""
+    return x.strides[-1] == x.itemsize and not any(n % 16 for n in (x.data.ptr, *x.strides[:-1]))
 
 
 def _in_packets(k: Any, x: Array) -> Array:
-    """`x` where rows can be read 16 bytes at a time."""
-    dense = x.strides[-1] == x.itemsize
-    return x if dense and not any(n % 16 for n in (x.data.ptr, *x.strides[:-1])) else k.rows_first(x)
+    return x if in_packets(x) else k.rows_first(x)
