@@ -17,6 +17,7 @@ from .ops.diffusion import gated_add, geglu, timestep_embedding
 from .ops.dropout import dropout
 from .ops.einsum import einsum
 from .ops.extrema import amax, amin, argmax, argmin, max, max_dim, min, min_dim
+from .ops.feed_forward import feed_forward
 from .ops.fused import cat_gelu, layer_norm_modulate, linear_activation
 from .ops.gather import gather, scatter, scatter_add, take_along_dim
 from .ops.getitem import getitem, narrow
@@ -43,15 +44,15 @@ __all__ = [
     "batch_norm_inference", "batch_norm_train", "binary_cross_entropy", "binary_cross_entropy_with_logits", "bmm",
     "cast", "cat", "cat_gelu", "cat_rms_norm", "ceil", "chunk", "clamp", "clone", "conv1d", "conv2d",
     "conv_transpose2d", "cos", "cosine_similarity", "cross_entropy", "cumsum", "div", "dropout", "einsum", "elu",
-    "embedding", "eq", "erf", "exp", "expand", "expm1", "flatten", "flip", "floor", "fold", "gated_add", "gather", "ge",
-    "geglu", "gelu", "getitem", "group_norm", "group_norm_silu", "gt", "hardswish", "huber_loss", "index_select",
-    "instance_norm", "interpolate", "isfinite", "kl_div", "l1_loss", "layer_norm", "layer_norm_modulate", "le",
-    "leaky_relu", "lerp", "linear", "linear_activation", "linear_add", "log", "log1p", "log_softmax", "logical_and",
-    "logical_not", "logical_or", "logical_xor", "logsumexp", "lora_conv2d", "lora_linear", "lora_linears", "lt",
-    "masked_fill", "matmul", "max", "max_dim", "max_pool2d", "max_pool2d_with_indices", "maximum", "mean", "min",
-    "min_dim", "minimum", "mish", "movedim", "mse_loss", "mul", "narrow", "ne", "neg", "nll_loss", "norm", "one_hot",
-    "outer", "pad", "permute", "pixel_shuffle", "pixel_unshuffle", "pow", "prod", "quick_gelu", "reciprocal", "relu",
-    "repeat", "reshape", "rms_norm", "rms_norm_rope", "roll", "rope", "round", "rsqrt", "rsub",
+    "embedding", "eq", "erf", "exp", "expand", "expm1", "feed_forward", "flatten", "flip", "floor", "fold", "gated_add",
+    "gather", "ge", "geglu", "gelu", "getitem", "group_norm", "group_norm_silu", "gt", "hardswish", "huber_loss",
+    "index_select", "instance_norm", "interpolate", "isfinite", "kl_div", "l1_loss", "layer_norm",
+    "layer_norm_modulate", "le", "leaky_relu", "lerp", "linear", "linear_activation", "linear_add", "log", "log1p",
+    "log_softmax", "logical_and", "logical_not", "logical_or", "logical_xor", "logsumexp", "lora_conv2d", "lora_linear",
+    "lora_linears", "lt", "masked_fill", "matmul", "max", "max_dim", "max_pool2d", "max_pool2d_with_indices", "maximum",
+    "mean", "min", "min_dim", "minimum", "mish", "movedim", "mse_loss", "mul", "narrow", "ne", "neg", "nll_loss",
+    "norm", "one_hot", "outer", "pad", "permute", "pixel_shuffle", "pixel_unshuffle", "pow", "prod", "quick_gelu",
+    "reciprocal", "relu", "repeat", "reshape", "rms_norm", "rms_norm_rope", "roll", "rope", "round", "rsqrt", "rsub",
     "scaled_dot_product_attention", "scatter", "scatter_add", "sigmoid", "sign", "silu", "sin", "smooth_l1_loss",
     "softmax", "softmin", "softplus", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "swiglu",
     "take_along_dim", "tanh", "timestep_embedding", "transpose", "tril", "triu", "trunc", "unfold", "unsqueeze",

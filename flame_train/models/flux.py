@@ -21,7 +21,7 @@ from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import weight
 from flame_train.errors import ModelFileError
 
-from .transformer import Recompute, again, run_again
+from .transformer import Recompute, again, feed_forward, run_again
 
 PATCH: Final = 2  # the side of a token in latent pixels
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times and guidance
@@ -188,8 +188,7 @@ def _mlp(width: int) -> nn.ModuleList:
 
 
 def _feed_forward(mlp: nn.ModuleList, x_BLD: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
-    h = mlp[0](_modulated(x_BLD, shift, scale))
-    return F.gated_add(x_BLD, gate, mlp[2](rebuild(_gelu, h)))
+    return F.gated_add(x_BLD, gate, feed_forward(mlp[0], mlp[2], _modulated(x_BLD, shift, scale)))
 
 
 # What linear layers are given is of the size of what it is made from, and that is kept anyway: in 16 bits this is a
@@ -198,10 +197,6 @@ def _feed_forward(mlp: nn.ModuleList, x_BLD: Tensor, shift: Tensor, scale: Tenso
 
 def _modulated(x_BLD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return rebuild(F.layer_norm_modulate, x_BLD, scale, shift, _EPS)
-
-
-def _gelu(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
 
 
 def _beside(found_BSD: Tensor, hidden_BSF: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.nn import weight
 from flame_train.errors import ModelFileError
 
-from .transformer import Recompute, again, run_again
+from .transformer import Recompute, again, feed_forward, run_again
 
 _PATCH = 2
 _FREQUENCIES = 256  # the width of the timestep's sinusoid
@@ -93,11 +93,6 @@ def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
 # What linear layers are given is made again in the backward pass: it comes from what is kept anyway.
 
 
-def _gelu(x: Tensor) -> Tensor:
-    made: Tensor = F.gelu(x, approximate="tanh")
-    return made
-
-
 def _modulated(x_BLD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return rebuild(F.layer_norm_modulate, x_BLD, scale, shift, _EPS)
 
@@ -110,7 +105,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(rebuild(_gelu, self.fc1(x)))
+        return feed_forward(self.fc1, self.fc2, x)
 
 
 class Projections(nn.Module):

@@ -272,6 +272,14 @@ def _last_keys(
     )
 
 
+def _last_keys_gradients(
+    query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool, enable_gqa: bool
+) -> str:  # fmt: skip
+    return _flash(query, key, value, attn_mask, dropout_p, enable_gqa) or attention_few_keys.last_keys_gradients(
+        query, key, is_causal
+    )
+
+
 @scaled_dot_product_attention.cuda("few_keys", when=_few_keys)
 def _(
     k: Any, query: Array, key: Array, value: Array, attn_mask: None, dropout_p: float, is_causal: bool,
@@ -323,7 +331,7 @@ def _(
     return dq, dk, dv
 
 
-@scaled_dot_product_attention.cuda_vjp("cudnn_and_few", "query", "key", "value", when=_last_keys)
+@scaled_dot_product_attention.cuda_vjp("cudnn_and_few", "query", "key", "value", when=_last_keys_gradients)
 def _(
     k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float | None, into: Into
 ) -> tuple[Array, Array, Array]:

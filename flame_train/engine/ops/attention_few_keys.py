@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 
 from ..dtype import Array
+from ..mode import mode
 
 _HEAD, _KEYS, _QUERIES, _THREADS = 64, 80, 64, 128  # as there
-_FORWARD_BLOCKS = 4  # a multiprocessor: with fewer, blocks take no second tile of queries
+_FORWARD_BLOCKS = 4  # a multiprocessor holds at once
 _FORWARD_BYTES = 2 * (_HEAD + 8) * (2 * _KEYS + 2 * _QUERIES)  # of shared memory
-_SHARES = (2, 4, 8)  # blocks of a cluster, which share a head
+_SHARES = (2, 3, 4, 6, 8)  # blocks of a cluster, which share a head
 _BLOCKS = 2  # a multiprocessor holds at once
 _SHARED_BYTES = 2 * (_HEAD + 8) * (2 * _KEYS + 4 * _QUERIES) + 2 * 2 * _QUERIES * (_KEYS + 8)
 
 
-_WHOLE, _MANY = 128, 2048
+_WHOLE, _MASKED, _MANY = 128, 64, 2048
 
 
 def few_keys(query: Array, key: Array, is_causal: bool) -> str:
@@ -35,6 +36,15 @@ def last_keys(query: Array, key: Array, is_causal: bool) -> str:
     if keys < _MANY or keys % _WHOLE == 0:
         return f"{keys} keys: expected at least {_MANY}, and not a multiple of {_WHOLE}"
     return _unfit(query, keys % _WHOLE, is_causal)
+
+
+def last_keys_gradients(query: Array, key: Array, is_causal: bool) -> str:
+    """The same of the gradients, whose kernel asks of 64 keys at a time whether they are there."""
+    if mode().deterministic:
+        return "cuDNN's own pass for queries gains nothing by it"
+    if key.shape[-2] % _MASKED == 0:
+        return f"{key.shape[-2]} keys: a multiple of {_MASKED}"
+    return last_keys(query, key, is_causal)
 
 
 def whole_tiles(x: Array) -> int:
@@ -58,12 +68,11 @@ def forward(
     With `last` they hold what was found in keys before these, and are brought up to all.
     """
     b, heads, length, _ = query.shape
-    tiles = -(-length // _QUERIES)
-    of_block = max(1, tiles * b * heads // (_FORWARD_BLOCKS * k.multiprocessors))
+    of_head = max(1, min(-(-length // _QUERIES), _FORWARD_BLOCKS * k.multiprocessors // (b * heads)))
     arrays = *(_in_packets(k, x) for x in (query, key, value)), out
     numbers = (*map(np.int32, (heads, length, key.shape[2])), np.float32(scale), np.int32(last))
     k.launch(
-        "attention_few_keys.cu", "few_keys_forward", query.dtype, (b * heads, -(-tiles // of_block)), _THREADS,
+        "attention_few_keys.cu", "few_keys_forward", query.dtype, (b * heads, of_head), _THREADS,
         (*_placed(arrays), lse, *numbers), _FORWARD_BYTES,
     )  # fmt: skip
 
@@ -79,12 +88,17 @@ def gradients(
     """
     (b, heads, length, _), keys = query.shape, key.shape[2]
     arrays = (*(_in_packets(k, x) for x in (query, key, value, g)), out if out is None else _in_packets(k, out), *into)
-    share = next((s for s in _SHARES if b * heads * s >= _BLOCKS * k.multiprocessors), _SHARES[-1])
+    share = _share(b * heads, -(-length // _QUERIES), _BLOCKS * k.multiprocessors)
     numbers = (*map(np.int32, (heads, length, keys)), np.float32(scale))
     k.launch(
         "attention_few_keys.cu", f"few_keys_gradients_{share}", query.dtype, (b * heads, share), _THREADS,
         (*_placed(arrays), lse, *numbers), _SHARED_BYTES,
     )  # fmt: skip
+
+
+def _share(heads: int, tiles: int, room: int) -> int:
+    """How many blocks share a head: those with which the last is done first, where `room` of them run at once."""
+    return min(_SHARES, key=lambda share: (-(-heads * share // room) * -(-tiles // share), share))
 
 
 def _placed(arrays: Iterable[Array | None]) -> list[Any]:

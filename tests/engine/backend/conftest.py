@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import math
 import re
 import sys
 from contextlib import nullcontext
@@ -139,7 +140,7 @@ class Products:
     """cuBLASLt's part, computed by NumPy where its conditions hold."""
 
     def product(
-        self, a: Any, b: Any, out: Any, *, bias: Any = None, alpha: float = 1.0, plus: Any = None
+        self, a: Any, b: Any, out: Any, *, bias: Any = None, alpha: float = 1.0, plus: Any = None, gelu: Any = None
     ) -> None:  # fmt: skip
         assert a.ndim == b.ndim == out.ndim
         assert is_plain(a)
@@ -147,7 +148,23 @@ class Products:
         assert a.dtype == b.dtype
         y = alpha * np.matmul(a.astype(np.float64), b.astype(np.float64))
         y = y if bias is None else y + bias.astype(np.float64)
+        if gelu is not None:
+            y = self._through(y, gelu)
         out[...] = y if plus is None else y + plus.astype(np.float64)
+
+    @staticmethod
+    def _through(y: Any, gelu: Any) -> Any:
+        """tanh-GELU of y, which is kept; or its slope, by central differences, at what was kept, times y."""
+        assert gelu.hidden.shape == y.shape
+
+        def of(x: Any) -> Any:
+            return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+        if gelu.slope:
+            hidden = gelu.hidden.astype(np.float64)
+            return y * (of(hidden + 1e-5) - of(hidden - 1e-5)) / 2e-5
+        gelu.hidden[...] = y
+        return of(y)
 
 
 class NoPairs:

@@ -79,6 +79,16 @@ def test_a_text_that_does_not_compile_says_where(compiler: Compiler, tmp_path: P
     assert compiler.destroyed == 1
 
 
+def test_what_was_begun_ahead_is_made_once_and_a_mistake_waits_for_who_asks(compiler: Compiler, tmp_path: Path) -> None:
+    cubins = Cubins(compiler.cupy(), Shelf(tmp_path, "this card"))
+    cubins.ahead((text, "run", bfloat16, 0) for text in ("text", "a mistake", "other text"))
+    functions = [cubins.get(text, "run", bfloat16, 0) for text in ("other text", "text", "text")]
+    assert functions[1] is functions[2]
+    assert len(compiler.compiled) == 2
+    with pytest.raises(DeviceFault, match="does not compile"):
+        cubins.get("a mistake", "run", bfloat16, 0)
+
+
 class Encoder:
     """The driver's encoder: remembers what it is told, and writes a number."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,10 @@ class Cubins:
 
     def __init__(self) -> None:
         self.texts, self.launched = list[str](), list[tuple[Any, ...]]()
+        self.begun = set[str]()
+
+    def ahead(self, wanted: Iterable[tuple[str, str, Any, int]]) -> None:
+        self.begun |= {text for text, *_ in wanted}
 
     def get(self, text: str, kernel: str, dtype: Any, shared_bytes: int) -> Callable[..., None]:
         self.texts.append(text)
@@ -199,16 +204,17 @@ def test_the_fastest_is_found_once_and_kept(pairs: Any, gpu: Any, monkeypatch: p
             return best
 
     monkeypatch.setattr(pairs, "_stopwatch", Stopwatch())
-    x, others = operands(gpu), list[Operands]()
+    x, others = operands(gpu, n=3840), list[Operands]()
     with deterministic(False):
         for _ in range(2):
             assert pairs.made(x, others.append) == (best > 0)
         pairs._chosen.clear()  # as in the next run of the program
         assert pairs.made(x, others.append) == (best > 0)
-    tiles = len(paired.contenders(paired._TILES, 1024, 2048, 132))
+    tiles = len(paired.contenders(paired._TILES, 1024, 3840, 132))
     assert asked == [1 + tiles]
     assert [o.out is x.out for o in others] == [False]  # what is timed writes elsewhere
     launched = pairs._cubins.launched
+    assert pairs._cubins.begun.issuperset(pairs._cubins.texts)
     assert len(launched) == tiles + (3 if best else 0)
 
 
@@ -219,6 +225,28 @@ def test_the_tile_of_which_most_is_used_is_always_timed(m: int, n: int) -> None:
     assert max(used, key=used.__getitem__) in found
     assert all(used[t] < min(used[f] for f in found) for t in used if t not in found)
     assert paired.contenders([], m, n, 132) == []
+
+
+def test_what_layers_will_want_is_compiled_ahead(pairs: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way back, and the gradients of several layers of one input, whose thin operands lie side by side."""
+    monkeypatch.setattr(pairs, "_stopwatch", SimpleNamespace(fastest=lambda ways: 1))
+
+    def arrays(*shapes: tuple[int, int]) -> list[Any]:
+        return [gpu.kernels.empty(s, bfloat16) for s in shapes]
+
+    b, b2, thin = arrays((3840, 256), (3840, 16), (16, 256))
+    forward = replace(operands(gpu, n=3840), b=b.T, b2=b2.T, thin=thin.T)
+    for splits in (1, 3):
+        a, b, low, b2, out, thin = arrays(
+            (1024, 3840), (3840, 1280), (1024, 16 * splits), (16 * splits, 1280), (1024, 1280), (3840 // splits, 16)
+        )
+        back = Operands(a, b, low, b2, out, thin=thin, splits=splits)
+        with deterministic(False):
+            for x in (forward, replace(forward, thin=None), back, replace(back, thin=None, splits=1)):
+                assert pairs.made(x, lambda _: None)
+        begun, got = pairs._cubins.begun, set(pairs._cubins.texts)
+        assert got <= begun
+        assert len(begun) == (16 if splits == 1 else 24)
 
 
 def test_other_cards_have_other_kernels(gpu: Any, tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +23,7 @@ class Cubins:
 
     def __init__(self, cupy: Any, shelf: Shelf) -> None:
         self._cupy, self._shelf = cupy, shelf
-        self._functions: dict[tuple[str, DType], tuple[Any, Any]] = {}
+        self._functions: dict[tuple[str, DType], Future[tuple[Any, Any]]] = {}
         self._lock = threading.Lock()
 
     @cached_property
@@ -31,17 +34,37 @@ class Cubins:
     def get(self, text: str, kernel: str, dtype: DType, shared_bytes: int) -> Any:
         """The function `kernel` of a text for elements of `dtype`, allowed as much shared memory.
 
-        Several threads may compile at once.
+        Several threads may ask at once, for the same as well.
         """
-        key = (text, dtype)
-        if key not in self._functions:
-            module = self._cupy.cuda.function.Module()
-            module.load(self._compiled(text, dtype))
-            function = module.get_function(kernel)
-            self._cupy.cuda.driver.funcSetAttribute(function.ptr, _SHARED_BYTES_ATTRIBUTE, shared_bytes)
-            with self._lock:
-                self._functions.setdefault(key, (function, module))
-        return self._functions[key][0]
+        found, first = self._awaited(text, dtype)
+        if first:
+            try:
+                found.set_result(self._loaded(text, kernel, dtype, shared_bytes))
+            except BaseException as e:
+                with self._lock:
+                    del self._functions[text, dtype]
+                found.set_exception(e)
+        return found.result()[0]
+
+    def ahead(self, wanted: Iterable[tuple[str, str, DType, int]]) -> None:
+        """Begins to make what `get` will be asked for, by as many threads as there are processors."""
+        pool = ThreadPoolExecutor(os.cpu_count())
+        for each in wanted:
+            pool.submit(self.get, *each)
+        pool.shutdown(wait=False)
+
+    def _awaited(self, text: str, dtype: DType) -> tuple[Future[tuple[Any, Any]], bool]:
+        """A function that is there or being made, and whether it is yet to be made by who asks."""
+        with self._lock:
+            first = (text, dtype) not in self._functions
+            return self._functions.setdefault((text, dtype), Future()), first
+
+    def _loaded(self, text: str, kernel: str, dtype: DType, shared_bytes: int) -> tuple[Any, Any]:
+        module = self._cupy.cuda.function.Module()
+        module.load(self._compiled(text, dtype))
+        function = module.get_function(kernel)
+        self._cupy.cuda.driver.funcSetAttribute(function.ptr, _SHARED_BYTES_ATTRIBUTE, shared_bytes)
+        return function, module
 
     def _compiled(self, text: str, dtype: DType) -> bytes:
         asked = (*options(dtype), "-arch=sm_90a")

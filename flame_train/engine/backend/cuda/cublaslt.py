@@ -28,16 +28,27 @@ _LOG = logging.getLogger(__name__)
 _TYPE = {float32: 0, float64: 1, float16: 2, bfloat16: 14}  # cudaDataType_t
 _COMPUTE_32F, _COMPUTE_64F = 68, 70  # full-precision accumulation: no TF32
 _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER, _BIAS_TYPE = 3, 4, 7, 8, 26  # cublasLtMatmulDescAttributes_t
+_BESIDE_POINTER, _BESIDE_ROW = 11, 12  # of the same: what an epilogue reads or writes beside the result
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
 _MAX_WORKSPACE, _REDUCTIONS, _MIN_ALIGNMENT = 1, 3, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t
 _IN_FULL = 2  # of cublasLtReductionScheme_t: parts of a sum are added in the accumulator's precision
-_EPILOGUE_BIAS = 4
+_BIAS, _GELU, _GELU_SLOPE = 4, 160, 192  # cublasLtEpilogue_t; a bias goes with none or with GELU
 _WORKSPACE_BYTES = 32 << 20  # NVIDIA's advice for Hopper
 _CANDIDATES = 12
 
 _Floats, _Doubles = ctypes.c_float * 2, ctypes.c_double * 2  # what a product and what is added to it are scaled by
 
 SUPPORTED = frozenset(_TYPE)
+
+
+class Gelu(NamedTuple):
+    """What becomes of a product: its tanh-GELU, while it goes to `hidden` itself; or, `slope`, GELU's there times it.
+
+    `hidden` has the result's shape and dtype, of 16 bits; its rows lie at a distance that is a multiple of 16 bytes.
+    """
+
+    hidden: Array
+    slope: bool = False
 
 
 class _Operand(NamedTuple):
@@ -60,7 +71,8 @@ class _Problem(NamedTuple):
     out: tuple[int, int]
     added: tuple[int, int]
     batch: int
-    bias: bool
+    epilogue: int
+    beside_row: int
     accumulate: bool
     alignment: int
     measured: bool
@@ -114,8 +126,9 @@ class CublasLt:
         bias: Array | None = None,
         alpha: float = 1.0,
         plus: Array | None = None,
+        gelu: Gelu | None = None,
     ) -> None:
-        """out = alpha * a @ b (+ plus) (+ bias along the last dim).
+        """out = alpha * a @ b (+ plus) (+ bias along the last dim), or what `gelu` makes of it.
 
         `a` (M, K) and `b` (K, N), or (batch, M, K) and (batch, K, N); each with one of its last two strides equal to
         the item size. The rows of `out` and `plus` are dense. `plus` has out's dtype, and may be `out` itself.
@@ -124,7 +137,7 @@ class CublasLt:
         added = out if plus is None else plus
         pointers = (a.data.ptr, b.data.ptr, out.data.ptr, added.data.ptr)
         problem = _Problem(
-            a.dtype, out.dtype, _operand(a), _operand(b), _rows(out), _rows(added), batch, bias is not None,
+            a.dtype, out.dtype, _operand(a), _operand(b), _rows(out), _rows(added), batch, *_epilogue(bias, gelu),
             plus is not None, 16 if all(p % 16 == 0 for p in pointers) else a.itemsize, not mode().deterministic,
         )  # fmt: skip
         scale = (_Doubles if a.dtype == float64 else _Floats)(alpha, 0.0 if plus is None else 1.0)
@@ -132,6 +145,8 @@ class CublasLt:
             plan = self._plans.get(problem) or self._make(problem, out.shape)
             if bias is not None:
                 self._set(plan.description, _BIAS_POINTER, ctypes.c_void_p(bias.data.ptr))
+            if gelu is not None:
+                self._set(plan.description, _BESIDE_POINTER, ctypes.c_void_p(gelu.hidden.data.ptr))
             if plan.algorithm is None:
                 plan.algorithm = self._choose(plan, pointers, scale, out)
             if self._launches.wanted("matrix product"):
@@ -159,9 +174,12 @@ class CublasLt:
         # cuBLASLt's A is our b and its B is our a: the product is asked for transposed.
         self._set(description, _TRANSA, ctypes.c_int32(p.b.transposed))
         self._set(description, _TRANSB, ctypes.c_int32(p.a.transposed))
-        if p.bias:
-            self._set(description, _EPILOGUE, ctypes.c_uint32(_EPILOGUE_BIAS))
+        if p.epilogue:
+            self._set(description, _EPILOGUE, ctypes.c_uint32(p.epilogue))
+        if p.epilogue & _BIAS:
             self._set(description, _BIAS_TYPE, ctypes.c_int32(_TYPE[p.dtype]))
+        if p.beside_row:
+            self._set(description, _BESIDE_ROW, ctypes.c_int64(p.beside_row))
         a = self._layout(p.dtype, p.a.rows, p.a.cols, p.a.ld, p.batch, p.a.batch_stride)
         b = self._layout(p.dtype, p.b.rows, p.b.cols, p.b.ld, p.batch, p.b.batch_stride)
         rows, cols = out_shape[-2:]
@@ -250,6 +268,14 @@ class CublasLt:
     def _check(status: int, what: str) -> None:
         if status:
             raise DeviceFault(f"cuBLASLt failed with status {status}: {what}")
+
+
+def _epilogue(bias: Array | None, gelu: Gelu | None) -> tuple[int, int]:
+    """What is done to a product, and the distance of the rows it is done with."""
+    if gelu is None:
+        return (0 if bias is None else _BIAS), 0
+    kind = _GELU_SLOPE if gelu.slope else _GELU
+    return kind | (0 if bias is None else _BIAS), gelu.hidden.strides[-2] // gelu.hidden.itemsize
 
 
 def _operand(x: Array) -> _Operand:

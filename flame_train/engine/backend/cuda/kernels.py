@@ -15,7 +15,7 @@ from ..base import same_place
 from .beside import Beside
 from .columns import Columns
 from .cubin import Cubins
-from .cublaslt import SUPPORTED, CublasLt, is_plain
+from .cublaslt import SUPPORTED, CublasLt, Gelu, is_plain
 from .cudnn import CuDnn
 from .elementwise import Elementwise
 from .launches import Launches
@@ -170,14 +170,19 @@ class Kernels:
 
     def matmul(
         self, a: Array, b: Array, *, bias: Array | None = None, out: Array | None = None, alpha: float = 1.0,
-        plus: Array | None = None, out_dtype: DType | None = None,
+        plus: Array | None = None, out_dtype: DType | None = None, gelu: Gelu | None = None,
     ) -> Array:  # fmt: skip
-        """alpha * a @ b (+ bias) (+ plus), for a (..., M, K) and b (K, N) or (..., K, N); `plus` may be `out`."""
+        """alpha * a @ b (+ bias) (+ plus), for a (..., M, K) and b (K, N) or (..., K, N); `plus` may be `out`.
+
+        With `gelu`, whose array is (rows, N), what that makes of it, for b (K, N).
+        """
         a, b = self._plain(a), self._plain(b)
         if b.ndim == 2 and a.ndim > 2:
             a2 = self.even(a).reshape(-1, a.shape[-1])
             flat_out, flat_plus = (None if x is None else x.reshape(a2.shape[0], b.shape[1]) for x in (out, plus))
-            flat = self.matmul(a2, b, bias=bias, out=flat_out, alpha=alpha, plus=flat_plus, out_dtype=out_dtype)
+            flat = self.matmul(
+                a2, b, bias=bias, out=flat_out, alpha=alpha, plus=flat_plus, out_dtype=out_dtype, gelu=gelu
+            )
             return flat.reshape(*a.shape[:-1], b.shape[1])
         lead = self.xp.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim > 2 or b.ndim > 2 else ()
         if out is None:
@@ -192,7 +197,7 @@ class Kernels:
             return out
         a3, b3, o3 = (_three(x, lead) for x in (a, b, out))
         p3 = o3 if plus is out else None if plus is None else _three(self.rows_first(plus), lead)
-        self.cublaslt.product(a3, b3, o3, bias=bias, alpha=alpha, plus=p3)
+        self.cublaslt.product(a3, b3, o3, bias=bias, alpha=alpha, plus=p3, gelu=gelu)
         return out
 
     def paired(

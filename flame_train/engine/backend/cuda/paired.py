@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -176,6 +175,7 @@ class PairedProducts:
         self._stopwatch = Stopwatch(cupy, stream)
         self._multiprocessors, self._here = multiprocessors, compute_capability == 90
         self._chosen: dict[_Problem, Tile | None] = {}
+        self._ahead: set[tuple[int, DType]] = set()
         self._lock = threading.RLock()
 
     def made(self, x: Operands, otherwise: Callable[[Operands], None]) -> bool:
@@ -214,8 +214,21 @@ class PairedProducts:
         function((2 * pairs,), (threads,), (*maps, added, sizes), shared_mem=tile.shared_bytes)
 
     def _function(self, tile: Tile, x: Operands) -> Any:
-        text = source(tile, x.across, x.b2.shape[0], x.out.dtype, x.splits)
-        return self._cubins.get(text, "paired_product", x.out.dtype, tile.shared_bytes)
+        return self._cubins.get(*_asked(tile, x.across, x.b2.shape[0], x.out.dtype, x.splits))
+
+    def _compile_ahead(self, problem: _Problem) -> None:
+        """Every tile: the layers of one network want most of them, and each takes a second to compile."""
+        rank, dtype, splits = problem.rank, problem.dtype, max(1, problem.making)
+        if (rank, dtype) in self._ahead:
+            return
+        self._ahead.add((rank, dtype))
+        ways = (False, True) if splits == 1 else (True,)
+        made = [replace(t, thin=rank // splits) for t in _MAKING]
+        self._cubins.ahead(
+            _asked(tile, across, rank, dtype, splits if tile.thin else 1)
+            for across in ways
+            for tile in (*made, *_TILES)
+        )
 
     def _choose(self, problem: _Problem, x: Operands, otherwise: Callable[[Operands], None]) -> Tile | None:
         """By the rule, or the fastest, found once. What a capture meets first goes by the rule: nothing runs in it."""
@@ -229,8 +242,7 @@ class PairedProducts:
         kept = self._shelf.get(question)
         if kept is not None and kept.isdigit() and int(kept) <= len(tiles):
             return [None, *tiles][int(kept)]
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(partial(self._function, x=x), tiles))
+        self._compile_ahead(problem)
         scratch = self._scratch(x)
         ways = [partial(otherwise, scratch), *(partial(self.run, t, scratch) for t in tiles)]
         best = self._stopwatch.fastest(ways)
@@ -300,6 +312,12 @@ def source(tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1) -
         parts += [_product("thin_product", tile.thin, across, _KIND[dtype])]
         parts += [_product("low_product", tile.columns, across, _KIND[dtype], held=True)]
     return "".join([*parts, included('#include "paired_product.cuh"\n')])
+
+
+def _asked(
+    tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1
+) -> tuple[str, str, DType, int]:  # fmt: skip
+    return source(tile, across, rank, dtype, splits), "paired_product", dtype, tile.shared_bytes
 
 
 def _product(name: str, columns: int, across: bool, kind: str, held: bool = False) -> str:

@@ -1,0 +1,81 @@
+"""A transformer's feed-forward network: two products, the GELU between them applied by the first as it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...errors import ShapeError
+from ..backend.cuda.cublaslt import Gelu
+from ..dtype import Array
+from ..graph import Into, Plus
+from ..op import ErrorSample, Sample, composite, sample
+from ..tensor import Tensor
+from . import conditions
+from .activations import gelu
+from .matmul import added_product, check_linear, linear
+
+
+@composite(aux=("hidden",))
+def feed_forward(
+    input: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """linear(gelu(linear(input, weight1, bias1), approximate="tanh"), weight2, bias2): of a transformer
+
+    (arXiv 1706.03762). One op where the weights are frozen; gradients at these take its parts one by one.
+    """
+    return linear(gelu(linear(input, weight1, bias1), approximate="tanh"), weight2, bias2)
+
+
+@feed_forward.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 4), (6, 4), (6,), (5, 6), (5,))
+    yield sample((3, 4), (6, 4), None, (4, 6))
+
+
+@feed_forward.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (6, 4), None, (3, 6)), ShapeError, r"last dim 3 but weight is \(6, 4\)")
+    yield ErrorSample(sample((2, 4), (6, 4), None, (3, 5)), ShapeError, r"last dim 6 but weight is \(3, 5\)")
+
+
+_LEAST = 1 << 24  # values between the products, below which an epilogue takes as long as a pass of its own
+
+
+def _in_epilogues(
+    input: Array, weight1: Array, bias1: Array | None, weight2: Array, bias2: Array | None
+) -> str:  # fmt: skip
+    """Why cuBLASLt's products do not take the GELU along; empty when they do."""
+    if input.ndim < 2 or input.size == 0 or weight1.ndim != 2 or 0 in weight1.shape:
+        return "a vector operand, or none"
+    if weight1.shape[0] % 8:
+        return f"{weight1.shape[0]} hidden values a row: rows of 16 bytes begin at odd places"
+    if (between := input.size // input.shape[-1] * weight1.shape[0]) < _LEAST:
+        return f"{between} values between the products: expected at least {_LEAST}"
+    return conditions.same(conditions.LOW, input, weight1, bias1, weight2, bias2)
+
+
+@feed_forward.cuda("cublaslt", when=_in_epilogues)
+def _(
+    k: Any, input: Array, weight1: Array, bias1: Array | None, weight2: Array, bias2: Array | None
+) -> tuple[Array, Array]:  # fmt: skip
+    check_linear(input, weight1)
+    rows = k.even(input).reshape(-1, input.shape[-1])
+    hidden = k.empty((len(rows), len(weight1)), input.dtype)
+    check_linear(hidden, weight2)
+    made = k.matmul(rows, weight1.T, bias=bias1, gelu=Gelu(hidden))
+    return k.matmul(made, weight2.T, bias=bias2).reshape(*input.shape[:-1], len(weight2)), hidden
+
+
+@feed_forward.cuda_vjp("cublaslt", "input", when=_in_epilogues)
+def _(
+    k: Any, g: Array, weight1: Array, weight2: Array, hidden: Array, plus: Plus, into: Into
+) -> Array:  # fmt: skip
+    carried = k.matmul(g, weight2, gelu=Gelu(hidden, slope=True))
+    return added_product(k, plus.get("input"), carried, weight1, into=into.get("input"))
+
+
+@feed_forward.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 77, 640), (2560, 640), (2560,), (640, 2560), (640,))
+    yield sample((2, 1030, 32), (8192, 32), (8192,), (24, 8192), (24,))
