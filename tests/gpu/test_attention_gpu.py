@@ -10,7 +10,8 @@ import flame_train.engine as flame
 from flame_train.engine import Tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import as_dtype
-from flame_train.engine.mode import use
+from flame_train.engine.mode import deterministic, use
+from flame_train.engine.ops import attention_few_keys
 
 pytestmark = pytest.mark.gpu
 
@@ -38,10 +39,20 @@ def test_few_keys(length: int, keys: int, dtype: str) -> None:
     check(length, keys, dtype)
 
 
+@pytest.mark.parametrize("keys", [41, 77, 2048 + 77])
+@pytest.mark.parametrize("share", attention_few_keys._SHARES)
+def test_however_many_blocks_share_a_head(share: int, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_few_keys, "_SHARES", (share,))
+    with deterministic(False):
+        check(700, keys, "bfloat16")
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("length", "keys"), [(1, 2049), (700, 2125), (65, 2128), (300, 2129)])
-def test_the_last_of_many_keys(length: int, keys: int, dtype: str) -> None:
-    check(length, keys, dtype)
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_last_of_many_keys(length: int, keys: int, dtype: str, exact: bool) -> None:
+    with deterministic(exact):
+        check(length, keys, dtype)
 
 
 @pytest.mark.parametrize(("ahead", "behind"), [(30.0, 0.0), (0.0, 30.0)])

@@ -1,7 +1,7 @@
 // Attention where all keys fit one tile, as a caption's do, and its gradients: one pass over the queries each.
 //
 // A block has all keys of one head in shared memory and takes tiles of queries at equal distances. A row's
-// probabilities lie whole in registers, so nothing is taken back when a larger score comes; and sum(g * out), which the
+// probabilities are there at once, so nothing is taken back when a larger score comes; and sum(g * out), which the
 // softmax's gradient subtracts, is taken from them as sum(p * dp), so that `out` is not read. For the gradients a
 // cluster of SHARE blocks has a head and adds up its keys' sums in a fixed order: no atomics, equal inputs give equal
 // bits.
@@ -13,13 +13,15 @@
 // Contract: q, g, out, dq (B, H, L, 64), k, v, dk, dv (B, H, S, 64), 1 <= S <= 80, of 16-bit elements at any strides,
 // each array's batch, head and row steps (in elements, multiples of 8) following it, a row's 64 together, 16-byte
 // aligned; lse fp32 (B, H, L), dense. Outputs are assigned (=) but for the above. Grid: (B * H, any), gradients (B * H, SHARE); block:
-// THREADS; shared memory: sizeof(Inputs), sizeof(Memory). Gradients need clusters: compute capability 9.0.
+// THREADS, gradients twice as many; shared memory: sizeof(Inputs), sizeof(Memory). Gradients need clusters: compute capability 9.0.
 #include "warp_tiles.cuh"
 
 #define INF __int_as_float(0x7f800000)
-constexpr int HEAD = 64, KEYS = 80, QUERIES = 64, THREADS = 128;  // a warp has 16 queries, and 16 columns of dk and dv
+constexpr int HEAD = 64, KEYS = 80, QUERIES = 64, THREADS = 128;  // a warp has 16 queries
 constexpr int PITCH = HEAD + 8, SCORES = KEYS + 8;                // of shared memory: eight rows lie in different banks
-constexpr int KEY_TILES = KEYS / 8, SUMS = HEAD + 4;
+constexpr int SUMS = HEAD + 4;
+constexpr int KEY_TILES = KEYS / 8, HALF_TILES = KEY_TILES / 2;   // eight keys each
+constexpr int COLUMN_TILES = HEAD / 8, HALF_COLUMNS = HEAD / 2;
 
 struct Inputs {
   T k[KEYS * PITCH], v[KEYS * PITCH], q[2][QUERIES * PITCH];
@@ -30,8 +32,9 @@ struct Memory {
       T k[KEYS * PITCH], v[KEYS * PITCH];
       T q[2][QUERIES * PITCH], g[2][QUERIES * PITCH];
       T p[QUERIES * SCORES], ds[QUERIES * SCORES];
+      float drop[2][QUERIES];
     };
-    float sums[2][KEYS * SUMS];  // of dk and dv, when all else is done with
+    float sums[2][KEYS * SUMS];  // of dv and dk, when all else is done with
   };
 };
 
@@ -52,41 +55,77 @@ __device__ __forceinline__ float2 apart(unsigned both) {
   return make_float2(to_float(of[0]), to_float(of[1]));
 }
 
-// A lane's part of 16 x HEAD values as products leave them: columns 8 n + lane % 4 * 2 (+ 1) of the rows lane / 4 and
-// lane / 4 + 8. Zeros where nothing was asked for, and from `left` on.
-struct Before {
-  unsigned pairs[2][HEAD / 8];
+// Which rows and columns of 16 x 8 N values a lane has as products leave them: the columns 8 n + column (+ 1) of the rows
+// `row` (elements 0, 1 of the n-th four) and row + 8 (2, 3).
+struct Lane {
+  int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+};
+
+// 16 rows of N times 8 columns, of which those before `left` are there, as they were: zeros unless `asked`.
+template <int N> struct Before {
+  unsigned pairs[2][N];
   __device__ __forceinline__ Before(const T* at, long long step, int left, bool asked) {
-    int lane = threadIdx.x % 32;
+    const Lane lane;
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
-      for (int n = 0; n < HEAD / 8; n++) {
-        int row = lane / 4 + i * 8;
+      for (int n = 0; n < N; n++) {
+        int row = lane.row + i * 8;
         pairs[i][n] = 0;
-        if (asked && row < left)
-          pairs[i][n] = *reinterpret_cast<const unsigned*>(at + row * step + n * 8 + lane % 4 * 2);
+        if (asked && row < left) pairs[i][n] = *reinterpret_cast<const unsigned*>(at + row * step + n * 8 + lane.column);
+      }
+  }
+  // sum = `kept` of them
+  __device__ __forceinline__ void part(float (&sum)[N][4], const float (&kept)[2]) const {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        float2 there = apart(pairs[i][n]);
+        sum[n][2 * i] = kept[i] * there.x, sum[n][2 * i + 1] = kept[i] * there.y;
       }
   }
 };
 
-// COUNT rows from `first` on to shared memory, zeros beyond `rows`
-template <int COUNT> __device__ __forceinline__ void fetch(T* to, const Rows& from, int first, int rows) {
+// To 16 rows of N times 8 columns, of which those before `left` are there.
+template <int N>
+__device__ __forceinline__ void put(T* to, long long step, int left, const float (&s)[N][4]) {
+  const Lane lane;
 #pragma unroll
-  for (int i = 0; i < COUNT * HEAD / 8 / THREADS; i++) {
-    int e = threadIdx.x + i * THREADS, r = e / (HEAD / 8), c = e % (HEAD / 8) * 8;
+  for (int i = 0; i < 2; i++) {
+    int row = lane.row + i * 8;
+    if (row >= left) continue;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+      *reinterpret_cast<unsigned*>(to + row * step + n * 8 + lane.column) = pair(s[n][2 * i], s[n][2 * i + 1]);
+  }
+}
+
+// The sum of a value over the four lanes that share a row
+__device__ __forceinline__ float over_row(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+// COUNT rows from `first` on to shared memory, zeros beyond `rows`, by ALL threads
+template <int COUNT, int ALL> __device__ __forceinline__ void fetch(T* to, const Rows& from, int first, int rows) {
+  constexpr int PACKETS = COUNT * HEAD / 8;
+#pragma unroll
+  for (int i = 0; i < (PACKETS + ALL - 1) / ALL; i++) {
+    int e = threadIdx.x + i * ALL, r = e / (HEAD / 8), c = e % (HEAD / 8) * 8;
+    if (PACKETS % ALL && e >= PACKETS) break;
     bool there = first + r < rows;
     fetch16(to + r * PITCH + c, from.at + (there ? (first + r) * from.step + c : 0), there);
   }
 }
 
-// s (16 x KEYS) = this warp's 16 rows of `rows` times the rows of `keys`, turned over
-__device__ __forceinline__ void products(float (&s)[KEY_TILES][4], const T* rows, const T* keys) {
+// s (16 x 8 N) = 16 rows times N times 8 rows of `keys`, turned over. Where N is odd, eight more of these are read.
+template <int N> __device__ __forceinline__ void products(float (&s)[N][4], const T* rows, const T* keys) {
   int lane = threadIdx.x % 32, row = lane % 8, part = lane / 8;
-  rows += (threadIdx.x / 32 * 16 + row + part % 2 * 8) * PITCH + part / 2 * 8;
+  rows += (row + part % 2 * 8) * PITCH + part / 2 * 8;
   keys += (row + part / 2 * 8) * PITCH + part % 2 * 8;
 #pragma unroll
-  for (int n = 0; n < KEY_TILES; n++)
+  for (int n = 0; n < N; n++)
 #pragma unroll
     for (int e = 0; e < 4; e++) s[n][e] = 0.f;
 #pragma unroll
@@ -94,10 +133,10 @@ __device__ __forceinline__ void products(float (&s)[KEY_TILES][4], const T* rows
     unsigned a[4], b[4];
     straight4(a, rows + c);
 #pragma unroll
-    for (int n = 0; n < KEY_TILES; n += 2) {
+    for (int n = 0; n < N; n += 2) {
       straight4(b, keys + n * 8 * PITCH + c);
       multiply<T>(s[n], a, b);
-      multiply<T>(s[n + 1], a, b + 2);
+      if (n + 1 < N) multiply<T>(s[n + 1], a, b + 2);
     }
   }
 }
@@ -106,13 +145,13 @@ __device__ __forceinline__ void products(float (&s)[KEY_TILES][4], const T* rows
 // `last` that of the keys before is there, and `kept` becomes the part of all probabilities that is theirs.
 __device__ __forceinline__ void softmax(float (&p)[KEY_TILES][4], float* lse, int left, int S, float scale, bool last,
                                         float (&kept)[2]) {
-  int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+  const Lane lane;
   float top[2] = {-INF, -INF}, sum[2] = {0.f, 0.f};
 #pragma unroll
   for (int n = 0; n < KEY_TILES; n++)
 #pragma unroll
     for (int e = 0; e < 4; e++) {
-      p[n][e] = n * 8 + column + e % 2 < S ? p[n][e] * scale : -INF;
+      p[n][e] = n * 8 + lane.column + e % 2 < S ? p[n][e] * scale : -INF;
       top[e / 2] = fmaxf(top[e / 2], p[n][e]);
     }
 #pragma unroll
@@ -127,15 +166,13 @@ __device__ __forceinline__ void softmax(float (&p)[KEY_TILES][4], float* lse, in
       sum[e / 2] += p[n][e];
     }
 #pragma unroll
-  for (int o = 1; o < 4; o *= 2)
-#pragma unroll
-    for (int i = 0; i < 2; i++) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], o);
+  for (int i = 0; i < 2; i++) sum[i] = over_row(sum[i]);
   float part[2] = {1.f / sum[0], 1.f / sum[1]}, total[2] = {top[0] + logf(sum[0]), top[1] + logf(sum[1])};
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     kept[i] = 0.f;
-    if (!last || row + i * 8 >= left) continue;
-    float before = lse[row + i * 8], more = fmaxf(before, total[i]);
+    if (!last || lane.row + i * 8 >= left) continue;
+    float before = lse[lane.row + i * 8], more = fmaxf(before, total[i]);
     total[i] = more + logf(__expf(before - more) + __expf(total[i] - more));
     part[i] = __expf(top[i] - total[i]);
     kept[i] = __expf(before - total[i]);
@@ -147,107 +184,132 @@ __device__ __forceinline__ void softmax(float (&p)[KEY_TILES][4], float* lse, in
   __syncwarp();  // four lanes have read what one of them writes
 #pragma unroll
   for (int i = 0; i < 2; i++)
-    if (threadIdx.x % 4 == 0 && row + i * 8 < left) lse[row + i * 8] = total[i];
+    if (lane.column == 0 && lane.row + i * 8 < left) lse[lane.row + i * 8] = total[i];
 }
 
-// sum(g * out) of a lane's two rows, before `left`; g lies in shared memory. Four lanes share a row.
-__device__ __forceinline__ void row_products(float (&sum)[2], const T* g, const T* out, long long step, int left) {
-  constexpr int COLUMNS = HEAD / 4;
-  int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * COLUMNS;
-#pragma unroll
-  for (int i = 0; i < 2; i++, row += 8) {
-    sum[i] = 0.f;
-#pragma unroll
-    for (int c = 0; c < COLUMNS; c += 8) {
-      uint4 a = *reinterpret_cast<const uint4*>(g + row * PITCH + column + c), b = make_uint4(0, 0, 0, 0);
-      if (row < left) b = *reinterpret_cast<const uint4*>(out + row * step + column + c);
-      const unsigned x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-      for (int j = 0; j < 4; j++) {
-        float2 f = apart(x[j]), h = apart(y[j]);
-        sum[i] += f.x * h.x + f.y * h.y;
-      }
-    }
-#pragma unroll
-    for (int o = 1; o < 4; o *= 2) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], o);
-  }
-}
-
-// Scores to probabilities p, and dp to ds = p * (dp - drop) * scale, in place, drop being sum(p * dp) unless `known`.
-// A lane has the keys 8 n + lane % 4 * 2 (+ 1) of the rows lane / 4 (elements 0, 1) and lane / 4 + 8 (2, 3).
-__device__ __forceinline__ void through_softmax(float (&p)[KEY_TILES][4], float (&dp)[KEY_TILES][4], const float* lse,
-                                                int left, int S, float scale, float (&drop)[2], bool known) {
-  int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-  float shift[2] = {row < left ? lse[row] : 0.f, row + 8 < left ? lse[row + 8] : 0.f}, sum[2] = {0.f, 0.f};
-#pragma unroll
-  for (int n = 0; n < KEY_TILES; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      p[n][e] = n * 8 + column + e % 2 < S ? __expf(p[n][e] * scale - shift[e / 2]) : 0.f;
-      sum[e / 2] += p[n][e] * dp[n][e];
-    }
-#pragma unroll
-  for (int o = 1; o < 4; o *= 2)
-#pragma unroll
-    for (int i = 0; i < 2; i++) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], o);
-#pragma unroll
-  for (int i = 0; i < 2; i++) drop[i] = known ? drop[i] : sum[i];
-#pragma unroll
-  for (int n = 0; n < KEY_TILES; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) dp[n][e] = p[n][e] * (dp[n][e] - drop[e / 2]) * scale;
-}
-
-// This warp's 16 rows of KEYS values to shared memory
-__device__ __forceinline__ void keep(T* to, const float (&s)[KEY_TILES][4]) {
+// to (16 x HEAD) = weights (16 x KEYS, in registers) times the keys' values, and `kept` of what was there before
+__device__ __forceinline__ void weigh(const float (&weights)[KEY_TILES][4], const T* values, T* to, long long step,
+                                      int left, const Before<COLUMN_TILES>& before, const float (&kept)[2]) {
   int lane = threadIdx.x % 32;
-  to += (threadIdx.x / 32 * 16 + lane / 4) * SCORES + lane % 4 * 2;
-#pragma unroll
-  for (int n = 0; n < KEY_TILES; n++)
-#pragma unroll
-    for (int i = 0; i < 2; i++) *reinterpret_cast<unsigned*>(to + i * 8 * SCORES + n * 8) = pair(s[n][2 * i], s[n][2 * i + 1]);
-}
-
-// to (16 x HEAD) = weights (this warp's, in registers) times the keys or their values, and `kept` of what was there
-// before, for the rows before `left`
-__device__ __forceinline__ void weigh(const float (&weights)[KEY_TILES][4], const T* keys, T* to, long long step,
-                                      int left, const Before& before, const float (&kept)[2]) {
-  int lane = threadIdx.x % 32;
-  float sum[HEAD / 8][4];
-#pragma unroll
-  for (int n = 0; n < HEAD / 8; n++)
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      float2 there = apart(before.pairs[i][n]);
-      sum[n][2 * i] = kept[i] * there.x, sum[n][2 * i + 1] = kept[i] * there.y;
-    }
-  keys += (lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8;
+  float sum[COLUMN_TILES][4];
+  before.part(sum, kept);
+  values += (lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8;
 #pragma unroll
   for (int j = 0; j < KEYS; j += 16) {
     const float *low = weights[j / 8], *high = weights[j / 8 + 1];
     unsigned a[4] = {pair(low[0], low[1]), pair(low[2], low[3]), pair(high[0], high[1]), pair(high[2], high[3])}, b[4];
 #pragma unroll
-    for (int n = 0; n < HEAD / 8; n += 2) {
+    for (int n = 0; n < COLUMN_TILES; n += 2) {
+      turned4(b, values + j * PITCH + n * 8);
+      multiply<T>(sum[n], a, b);
+      multiply<T>(sum[n + 1], a, b + 2);
+    }
+  }
+  put(to, step, left, sum);
+}
+
+__device__ __forceinline__ void forward(Rows q, Rows k, Rows v, Rows out, float* lse, int L, int S, float scale,
+                                        bool last) {
+  extern __shared__ __align__(16) unsigned char raw[];
+  Inputs& memory = *reinterpret_cast<Inputs*>(raw);
+  lse += (size_t)blockIdx.x * L;
+  fetch<KEYS, THREADS>(memory.k, k, 0, S);
+  fetch<KEYS, THREADS>(memory.v, v, 0, S);
+  fetch<QUERIES, THREADS>(memory.q[0], q, blockIdx.y * QUERIES, L);
+  asm volatile("cp.async.commit_group;");
+  int stage = 0, rows = threadIdx.x / 32 * 16;
+  for (int first = blockIdx.y * QUERIES; first < L; first += gridDim.y * QUERIES, stage ^= 1) {
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncthreads();
+    int next = first + gridDim.y * QUERIES;
+    if (next < L) fetch<QUERIES, THREADS>(memory.q[stage ^ 1], q, next, L);
+    asm volatile("cp.async.commit_group;");
+    float p[KEY_TILES][4], kept[2];
+    int own = first + rows;
+    T* to = out.at + own * out.step;
+    const Before<COLUMN_TILES> before(to, out.step, L - own, last);
+    products(p, memory.q[stage] + rows * PITCH, memory.k);
+    softmax(p, lse + own, L - own, S, scale, last, kept);
+    weigh(p, memory.v, to, out.step, L - own, before, kept);
+  }
+}
+
+// ---- gradients: warps i and i + 4 have 16 queries, each half of the keys, and half of the columns of dq ------------
+
+// Scores to probabilities in place, the first key being the lane's `key`-th; sums[i] = their products with dp.
+__device__ __forceinline__ void again(float (&p)[HALF_TILES][4], const float (&dp)[HALF_TILES][4], const float* lse,
+                                      int left, int keys, float scale, float (&sums)[2]) {
+  const Lane lane;
+  float shift[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) shift[i] = lane.row + i * 8 < left ? lse[lane.row + i * 8] : 0.f, sums[i] = 0.f;
+#pragma unroll
+  for (int n = 0; n < HALF_TILES; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      p[n][e] = n * 8 + lane.column + e % 2 < keys ? __expf(p[n][e] * scale - shift[e / 2]) : 0.f;
+      sums[e / 2] += p[n][e] * dp[n][e];
+    }
+}
+
+// sums[i] = what HALF_COLUMNS columns of g, in shared memory, and of out, before `left`, add to a row's sum(g * out)
+__device__ __forceinline__ void row_products(float (&sums)[2], const T* g, const T* out, long long step, int left) {
+  const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 8;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    sums[i] = 0.f;
+    if (row + i * 8 >= left) continue;
+    const uint4 a = *reinterpret_cast<const uint4*>(g + (row + i * 8) * PITCH + column);
+    const uint4 b = *reinterpret_cast<const uint4*>(out + (row + i * 8) * step + column);
+    const unsigned x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      float2 f = apart(x[j]), h = apart(y[j]);
+      sums[i] += f.x * h.x + f.y * h.y;
+    }
+  }
+}
+
+// Each row's sums of both warps that have it, added up by way of `shared`, which has QUERIES numbers of each half
+__device__ __forceinline__ void exchange(float (&sums)[2], float (*shared)[QUERIES], int half, int rows) {
+  const Lane lane;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    sums[i] = over_row(sums[i]);
+    if (lane.column == 0) shared[half][rows + lane.row + i * 8] = sums[i];
+  }
+  asm volatile("bar.sync %0, 64;" ::"r"(1 + rows / 16) : "memory");
+#pragma unroll
+  for (int i = 0; i < 2; i++) sums[i] = shared[0][rows + lane.row + i * 8] + shared[1][rows + lane.row + i * 8];
+}
+
+// to (16 x HALF_COLUMNS) = ds (16 x KEYS) times these columns of the keys, and what was there before
+__device__ __forceinline__ void carry(const T* ds, const T* keys, T* to, long long step, int left,
+                                      const Before<COLUMN_TILES / 2>& before) {
+  int lane = threadIdx.x % 32, row = lane % 8, part = lane / 8;
+  float sum[COLUMN_TILES / 2][4];
+  before.part(sum, {1.f, 1.f});
+  ds += (row + part % 2 * 8) * SCORES + part / 2 * 8;
+  keys += (row + part % 2 * 8) * PITCH + part / 2 * 8;
+#pragma unroll
+  for (int j = 0; j < KEYS; j += 16) {
+    unsigned a[4], b[4];
+    straight4(a, ds + j);
+#pragma unroll
+    for (int n = 0; n < COLUMN_TILES / 2; n += 2) {
       turned4(b, keys + j * PITCH + n * 8);
       multiply<T>(sum[n], a, b);
       multiply<T>(sum[n + 1], a, b + 2);
     }
   }
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    int row = lane / 4 + i * 8;
-    if (row >= left) continue;
-    T* at = to + row * step + lane % 4 * 2;
-#pragma unroll
-    for (int n = 0; n < HEAD / 8; n++) *reinterpret_cast<unsigned*>(at + n * 8) = pair(sum[n][2 * i], sum[n][2 * i + 1]);
-  }
+  put(to, step, left, sum);
 }
 
-// sum (KEYS x 16 columns) += weights (QUERIES x KEYS), turned over, times this warp's 16 columns of `rows`
+// sum (KEYS x 16) += weights (QUERIES x KEYS), turned over, times 16 columns of `rows`
 __device__ __forceinline__ void add_keys(float (&sum)[KEYS / 16][2][4], const T* weights, const T* rows) {
   int lane = threadIdx.x % 32, row = lane % 8, part = lane / 8;
   weights += (row + part / 2 * 8) * SCORES + part % 2 * 8;
-  rows += (row + part % 2 * 8) * PITCH + threadIdx.x / 32 * 16 + part / 2 * 8;
+  rows += (row + part % 2 * 8) * PITCH + part / 2 * 8;
 #pragma unroll
   for (int i = 0; i < QUERIES; i += 16) {
     unsigned a[4], b[4];
@@ -262,8 +324,8 @@ __device__ __forceinline__ void add_keys(float (&sum)[KEYS / 16][2][4], const T*
 }
 
 __device__ __forceinline__ void share_sums(float* to, const float (&sum)[KEYS / 16][2][4]) {
-  int lane = threadIdx.x % 32;
-  to += lane / 4 * SUMS + threadIdx.x / 32 * 16 + lane % 4 * 2;
+  const Lane lane;
+  to += lane.row * SUMS + lane.column;
 #pragma unroll
   for (int m = 0; m < KEYS / 16; m++)
 #pragma unroll
@@ -274,7 +336,7 @@ __device__ __forceinline__ void share_sums(float* to, const float (&sum)[KEYS / 
 
 // The cluster's sums, of which this block adds up and writes its part
 template <int SHARE> __device__ __forceinline__ void total(const float* sums, const Rows& to, int S) {
-  for (int e = blockIdx.y * THREADS + threadIdx.x; e < S * HEAD / 4; e += SHARE * THREADS) {
+  for (int e = blockIdx.y * 2 * THREADS + threadIdx.x; e < S * HEAD / 4; e += SHARE * 2 * THREADS) {
     int row = e / (HEAD / 4), column = e % (HEAD / 4) * 4;
     const float4* own = reinterpret_cast<const float4*>(sums + row * SUMS + column);
     float4 t = make_float4(0.f, 0.f, 0.f, 0.f);
@@ -287,44 +349,20 @@ template <int SHARE> __device__ __forceinline__ void total(const float* sums, co
   }
 }
 
-__device__ __forceinline__ void forward(Rows q, Rows k, Rows v, Rows out, float* lse, int L, int S, float scale,
-                                        bool last) {
-  extern __shared__ __align__(16) unsigned char raw[];
-  Inputs& memory = *reinterpret_cast<Inputs*>(raw);
-  lse += (size_t)blockIdx.x * L;
-  fetch<KEYS>(memory.k, k, 0, S);
-  fetch<KEYS>(memory.v, v, 0, S);
-  fetch<QUERIES>(memory.q[0], q, blockIdx.y * QUERIES, L);
-  asm volatile("cp.async.commit_group;");
-  int stage = 0;
-  for (int first = blockIdx.y * QUERIES; first < L; first += gridDim.y * QUERIES, stage ^= 1) {
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-    __syncthreads();
-    int next = first + gridDim.y * QUERIES;
-    if (next < L) fetch<QUERIES>(memory.q[stage ^ 1], q, next, L);
-    asm volatile("cp.async.commit_group;");
-    float p[KEY_TILES][4], kept[2];
-    int own = first + threadIdx.x / 32 * 16;
-    T* to = out.at + own * out.step;
-    const Before before(to, out.step, L - own, last);
-    products(p, memory.q[stage], memory.k);
-    softmax(p, lse + own, L - own, S, scale, last, kept);
-    weigh(p, memory.v, to, out.step, L - own, before, kept);
-  }
-}
-
 template <int SHARE>
 __device__ __forceinline__ void gradients(Rows q, Rows k, Rows v, Rows g, Rows out, Rows dq, Rows dk, Rows dv,
                                           const float* lse, int L, int S, float scale) {
   extern __shared__ __align__(16) unsigned char raw[];
   Memory& memory = *reinterpret_cast<Memory*>(raw);
-  float of_keys[KEYS / 16][2][4] = {}, of_values[KEYS / 16][2][4] = {};
+  constexpr int ALL = 2 * THREADS, KEY_ROWS = HALF_TILES * 8;
+  const int half = threadIdx.x / THREADS, rows = threadIdx.x % THREADS / 32 * 16, columns = half * HALF_COLUMNS;
   const bool last = out.at != nullptr;
+  float sum[KEYS / 16][2][4] = {};  // 16 columns of dv by the first half of the warps, of dk by the second
   lse += (size_t)blockIdx.x * L;
-  fetch<KEYS>(memory.k, k, 0, S);
-  fetch<KEYS>(memory.v, v, 0, S);
-  fetch<QUERIES>(memory.q[0], q, blockIdx.y * QUERIES, L);
-  fetch<QUERIES>(memory.g[0], g, blockIdx.y * QUERIES, L);
+  fetch<KEYS, ALL>(memory.k, k, 0, S);
+  fetch<KEYS, ALL>(memory.v, v, 0, S);
+  fetch<QUERIES, ALL>(memory.q[0], q, blockIdx.y * QUERIES, L);
+  fetch<QUERIES, ALL>(memory.g[0], g, blockIdx.y * QUERIES, L);
   asm volatile("cp.async.commit_group;");
   int stage = 0;
   for (int first = blockIdx.y * QUERIES; first < L; first += SHARE * QUERIES, stage ^= 1) {
@@ -332,32 +370,37 @@ __device__ __forceinline__ void gradients(Rows q, Rows k, Rows v, Rows g, Rows o
     __syncthreads();
     int next = first + SHARE * QUERIES;
     if (next < L) {
-      fetch<QUERIES>(memory.q[stage ^ 1], q, next, L);
-      fetch<QUERIES>(memory.g[stage ^ 1], g, next, L);
+      fetch<QUERIES, ALL>(memory.q[stage ^ 1], q, next, L);
+      fetch<QUERIES, ALL>(memory.g[stage ^ 1], g, next, L);
     }
     asm volatile("cp.async.commit_group;");
-    float p[KEY_TILES][4], ds[KEY_TILES][4], drop[2];
-    int own = first + threadIdx.x / 32 * 16;
-    T* to = dq.at + own * dq.step;
-    const Before before(to, dq.step, L - own, last);
-    if (last) row_products(drop, memory.g[stage] + (own - first) * PITCH, out.at + own * out.step, out.step, L - own);
-    products(p, memory.q[stage], memory.k);
-    products(ds, memory.g[stage], memory.v);
-    through_softmax(p, ds, lse + own, L - own, S, scale, drop, last);
-    keep(memory.p, p);
-    keep(memory.ds, ds);
-    weigh(ds, memory.k, to, dq.step, L - own, before, {1.f, 1.f});
+    const T *own_q = memory.q[stage] + rows * PITCH, *own_g = memory.g[stage] + rows * PITCH;
+    const int own = first + rows, left = L - own, keys = half * KEY_ROWS;
+    T* to = dq.at + own * dq.step + columns;
+    const Before<COLUMN_TILES / 2> before(to, dq.step, left, last);
+    float p[HALF_TILES][4], dp[HALF_TILES][4], drop[2];
+    products(p, own_q, memory.k + keys * PITCH);
+    products(dp, own_g, memory.v + keys * PITCH);
+    again(p, dp, lse + own, left, S - keys, scale, drop);
+    if (last) row_products(drop, own_g + columns, out.at + own * out.step + columns, out.step, left);
+    put(memory.p + rows * SCORES + keys, SCORES, QUERIES, p);
+    exchange(drop, memory.drop, half, rows);
+#pragma unroll
+    for (int n = 0; n < HALF_TILES; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) dp[n][e] = p[n][e] * (dp[n][e] - drop[e / 2]) * scale;
+    put(memory.ds + rows * SCORES + keys, SCORES, QUERIES, dp);
     __syncthreads();
-    add_keys(of_values, memory.p, memory.g[stage]);
-    add_keys(of_keys, memory.ds, memory.q[stage]);
+    carry(memory.ds + rows * SCORES, memory.k + columns, to, dq.step, left, before);
+    if (half) add_keys(sum, memory.ds, memory.q[stage] + rows);
+    else add_keys(sum, memory.p, memory.g[stage] + rows);
   }
   asm volatile("cp.async.wait_group 0;" ::: "memory");
   __syncthreads();
-  share_sums(memory.sums[0], of_keys);
-  share_sums(memory.sums[1], of_values);
+  share_sums(memory.sums[half] + rows, sum);
   everyone();
-  total<SHARE>(memory.sums[0], dk, S);
-  total<SHARE>(memory.sums[1], dv, S);
+  total<SHARE>(memory.sums[0], dv, S);
+  total<SHARE>(memory.sums[1], dk, S);
   everyone();
 }
 
@@ -371,7 +414,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 #define KERNEL(NAME, SHARE)                                                                                           \
-  extern "C" __cluster_dims__(1, SHARE, 1) __global__ void __launch_bounds__(THREADS)                                 \
+  extern "C" __cluster_dims__(1, SHARE, 1) __global__ void __launch_bounds__(2 * THREADS, 2)                          \
       NAME(T* q, long long q_batch, long long q_head, long long q_row, T* k, long long k_batch, long long k_head,     \
            long long k_row, T* v, long long v_batch, long long v_head, long long v_row, T* g, long long g_batch,      \
            long long g_head, long long g_row, T* out, long long out_batch, long long out_head, long long out_row,     \

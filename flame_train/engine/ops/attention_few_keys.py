@@ -15,7 +15,7 @@ _FORWARD_BLOCKS = 4  # a multiprocessor holds at once
 _FORWARD_BYTES = 2 * (_HEAD + 8) * (2 * _KEYS + 2 * _QUERIES)  # of shared memory
 _SHARES = (2, 3, 4, 6, 8)  # blocks of a cluster, which share a head
 _BLOCKS = 2  # a multiprocessor holds at once
-_SHARED_BYTES = 2 * (_HEAD + 8) * (2 * _KEYS + 4 * _QUERIES) + 2 * 2 * _QUERIES * (_KEYS + 8)
+_SHARED_BYTES = 2 * (_HEAD + 8) * (2 * _KEYS + 4 * _QUERIES) + 2 * 2 * _QUERIES * (_KEYS + 8) + 2 * 4 * _QUERIES
 
 
 _WHOLE, _MASKED, _MANY = 128, 64, 2048
@@ -91,7 +91,7 @@ def gradients(
     share = _share(b * heads, -(-length // _QUERIES), _BLOCKS * k.multiprocessors)
     numbers = (*map(np.int32, (heads, length, keys)), np.float32(scale))
     k.launch(
-        "attention_few_keys.cu", f"few_keys_gradients_{share}", query.dtype, (b * heads, share), _THREADS,
+        "attention_few_keys.cu", f"few_keys_gradients_{share}", query.dtype, (b * heads, share), 2 * _THREADS,
         (*_placed(arrays), lse, *numbers), _SHARED_BYTES,
     )  # fmt: skip
 
