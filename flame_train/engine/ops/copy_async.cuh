@@ -16,16 +16,7 @@ template <typename P> __device__ __forceinline__ void copy_async(P* to, const P*
 // Ends a group of copies.
 __device__ __forceinline__ void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until all groups but at most the last `left` have come: the instruction knows constants alone, so some of those may be
-// waited for as well.
+// Until all groups but the last LEFT have come.
 template <int LEFT> __device__ __forceinline__ void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
-__device__ __forceinline__ void copies_wait_but(int left) {
-  if (left >= 16) copies_wait<16>();
-  else if (left >= 8) copies_wait<8>();
-  else if (left >= 4) copies_wait<4>();
-  else if (left >= 2) copies_wait<2>();
-  else if (left == 1) copies_wait<1>();
-  else copies_wait<0>();
 }

@@ -10,25 +10,16 @@ __device__ __forceinline__ unsigned came_before(unsigned* counter, unsigned top)
   return before;
 }
 
-// A barrier of all blocks of a row of the grid in two steps, so that a block may do what needs none of the others between
-// them. The last to tell turns the barrier's first bit and leaves the others as they were, so it serves any number of
-// times. All blocks must be resident at once, and none may tell again before it has seen that all have told.
-constexpr unsigned TURNED = 0x80000000u;
-
-// Tells what this block's threads have stored. What it returns to the first of them, that thread waits with.
-__device__ __forceinline__ unsigned told(unsigned* barrier) {
-  unsigned before = 0;
+// Waits until all blocks of a row of the grid have come here; all their threads then see what the others stored before.
+// The last to come turns the barrier's first bit and leaves the others as they were, so it serves any number of blocks
+// after another. All must be resident at once.
+__device__ __forceinline__ void all_here(unsigned* barrier) {
+  constexpr unsigned TURNED = 0x80000000u;
   __syncthreads();
-  if (threadIdx.x == 0 && gridDim.x > 1)
+  if (threadIdx.x == 0 && gridDim.x > 1) {
+    unsigned before, now;
     asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;"
                  : "=r"(before) : "l"(barrier), "r"(blockIdx.x ? 1u : TURNED - (gridDim.x - 1)) : "memory");
-  return before;
-}
-
-// Waits until all blocks have told; all threads then see what the others stored before.
-__device__ __forceinline__ void all_told(const unsigned* barrier, unsigned before) {
-  if (threadIdx.x == 0 && gridDim.x > 1) {
-    unsigned now;
     do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(barrier) : "memory");
     while (!((before ^ now) & TURNED));
   }

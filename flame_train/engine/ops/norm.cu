@@ -3,212 +3,135 @@
 // Contract: x, y, dy, dx are dense, row-major (B, P, C) with C % 8 == 0, 16-byte aligned; w and b hold C
 // elements of the same type. mean and rstd are fp32, one a group. All sums are fp32 in a fixed order, so equal
 // inputs give equal bits. Outputs are assigned (=), but an input gradient is added to `plus`, of the same type and
-// shape, where that is not null; `plus` may be dx itself.
+// shape, where that is not null; `plus` may be dx itself. A block has 256 bytes of shared memory a thread, or more.
 //
-// An item is the channels of some whole groups in one image: every image is `splits` items, C / splits channels each,
-// a multiple of 8. Grid (blocks an item, items at once), all of them resident; a block is whole rows of an item's
-// pixels, C / (8 splits) threads to a pixel, and takes items in turn, of each `span` pixels. It sums up its pixels,
-// tells its item's other blocks, and when all have told goes through them once more. Shared memory is a ring of `most`
-// pixels a thread, always asked for ahead, the next items' too, so that memory is at work while blocks wait and add:
-//  - where pixels of two items have room, an item is finished when the next has been summed up, which hides the wait;
-//  - where those of one have, it is finished at once. Either way nothing is read twice;
-//  - where they have not, they are read again, last to first, for the last the second cache still holds.
-// Beside the ring lie two floats a group of an item, and 64 bytes a thread. `part` is (items, blocks, groups of an item,
-// 2) of room, `barriers` two numbers for each item at once.
+// Grid (blocks an image, images at once), all of them resident; a block is whole rows of pixels, C / 8 threads to a
+// pixel. A block sums up its pixels, first to last, and keeps as many as it finds room for in shared memory while it
+// waits for the sums of its image's other blocks. Then it goes back from last to first: those without room are read
+// again, the latest first, for these the second cache still holds. `part` is (B, blocks, groups, 2) of room, `barriers`
+// a number an image.
 #include "common.cuh"
 #include "copy_async.cuh"
 #include "counted.cuh"
 
-constexpr int THREADS = 512;  // at most
-constexpr int BEGIN = 192;    // bytes that each asks for, if there is room, before it waits for the first
-constexpr int AHEAD = 2;      // packets of `plus` that are on their way to a thread
+constexpr int THREADS = 512;                   // at most
+constexpr int AHEAD = 128 / sizeof(Packet);    // pixels on their way to a thread while it works on one
+constexpr int GRADIENT_AHEAD = AHEAD / 2;      // where each is in two arrays
 
-// ---- what a block works on --------------------------------------------------------------------------------------
+// ---- what a thread works on -------------------------------------------------------------------------------------
 
-// How arrays are cut into items, and items among blocks and threads.
-struct Cut {
-  int items, P, C, splits, span, width, groups, per;  // `groups` of an item, `per` channels each
-  int rows, own;                                      // pixels that a block works on at a time, a thread's first channel
-  __device__ __forceinline__ Cut(int B, int P, int C, int all_groups, int splits, int span)
-      : items(B * splits), P(P), C(C), splits(splits), span(span), width(C / splits), groups(all_groups / splits),
-        per(width / groups) {
-    rows = blockDim.x * 8 / width;
-    own = threadIdx.x * 8 % width;
-  }
-  __device__ __forceinline__ int image(int item) const { return item / splits; }
-  __device__ __forceinline__ int channel(int item) const { return item % splits * width; }
-  __device__ __forceinline__ size_t start(int item) const { return (size_t)image(item) * P * C + channel(item); }
-};
-
-// A thread's eight channels in its pixels of ARRAYS arrays, item after item. Places are given up in the order in which
-// they were taken, each to the next pixel that will be wanted: by the second pass where it is to find them (`hold`),
-// else by every pass; then an item's pixels are asked for once, or there and back (`twice`). What the first pass makes
-// of the second array's values it leaves in their place for the second, if that finds them, so as not to make it again.
-template <int ARRAYS> struct Ring {
-  const Cut& cut;
+// Its channels from `c` on in `count` pixels, the j-th at place(j), of ARRAYS arrays. Each array has room for `most` of
+// them: for the first pixels for good, and for the others in turn, N at a time.
+template <int N, int ARRAYS> struct Lane {
+  int c, step, count, good, most;
+  size_t at;
   const T* arrays[ARRAYS];
   Packet* room;
-  int most, step, count;
-  size_t first;
-  bool hold, twice, late;
-  int taken = 0, given = 0;  // the places that are summed up and given up next
-  int coming = 0;            // pixels asked for and not waited for yet
-  int unused;                // places that no pixel has been given yet
-  int next, next_at = 0;     // the item and pixel that are asked for next
-  bool returning = false;
-  size_t next_first;
-  Packet added[AHEAD];
-  __device__ __forceinline__ Ring(const Cut& cut, const T* const (&of)[ARRAYS], float* shared, int most, bool again)
-      : cut(cut), room(reinterpret_cast<Packet*>(shared) + threadIdx.x), most(most) {
-    const int rows = cut.rows, from = blockIdx.x * cut.span + threadIdx.x * 8 / cut.width;
-    const int end = min((int)(blockIdx.x + 1) * cut.span, cut.P), each = (cut.span + rows - 1) / rows;
-    hold = again && most >= each;
-    twice = again && !hold;
-    late = hold && most >= 2 * each && cut.items > gridDim.y;
-    count = from < end ? (end - from + rows - 1) / rows : 0;
-    step = rows * cut.C;
-    first = (size_t)from * cut.C + cut.own;
+  __device__ __forceinline__ Lane(int image, int P, int C, int span, int most, float* shared,
+                                  const T* const (&given)[ARRAYS])
+      : most(most), room(reinterpret_cast<Packet*>(shared)) {
+    const int vec = C >> 3, rows = blockDim.x / vec, first = blockIdx.x * span + threadIdx.x / vec;
+    const int last = min((int)(blockIdx.x + 1) * span, P);
+    c = threadIdx.x % vec * 8;
+    step = rows * C;
+    count = first < last ? (last - first + rows - 1) / rows : 0;
+    good = most - N;
+    at = ((size_t)image * P + first) * C + c;
 #pragma unroll
-    for (int a = 0; a < ARRAYS; a++) arrays[a] = of[a];
-    next = count ? blockIdx.y : cut.items;
-    next_first = cut.start(next) + first;
-    unused = max(0, most - BEGIN / (ARRAYS * (int)sizeof(Packet)));
-    while (coming < most - unused) ask();
+    for (int a = 0; a < ARRAYS; a++) arrays[a] = given[a];
   }
-  __device__ __forceinline__ int after(int place) const { return place + 1 == most ? 0 : place + 1; }
-  __device__ __forceinline__ Packet& at(int array, int place) const {
-    return room[(array * most + place) * blockDim.x];
+  __device__ __forceinline__ size_t place(int j) const { return at + (size_t)j * step; }
+  __device__ __forceinline__ Packet* own(int array, int j) const {
+    const int slot = j < good ? j : good + (j - good) % N;
+    return room + (array * most + slot) * blockDim.x + threadIdx.x;
   }
-  __device__ __forceinline__ void read(int place, float (&f)[ARRAYS][8]) const {
+  __device__ __forceinline__ void ask(int j) const {
 #pragma unroll
-    for (int a = 0; a < ARRAYS; a++) unpack8(at(a, place), f[a]);
+    for (int a = 0; a < ARRAYS; a++) copy_async(own(a, j), reinterpret_cast<const Packet*>(arrays[a] + place(j)));
+  }
+  __device__ __forceinline__ void read(int j, float (&f)[ARRAYS][8]) const {
+#pragma unroll
+    for (int a = 0; a < ARRAYS; a++) unpack8(*own(a, j), f[a]);
   }
 
-  // Gives a place to the next pixel; when there is none, to nothing, so that each turn is one group of copies.
-  __device__ __forceinline__ void ask() {
-    if (next < cut.items) {
-      const size_t from = next_first + (size_t)next_at * step;
+  // Brings the pixels in, first to last, and hands `use` their values.
+  template <class Use> __device__ __forceinline__ void there(Use use) const {
 #pragma unroll
-      for (int a = 0; a < ARRAYS; a++) copy_async(&at(a, given), reinterpret_cast<const Packet*>(arrays[a] + from));
-      move_on();
+    for (int j = 0; j < N; j++) {
+      if (j < count) ask(j);
+      copies_end();
     }
-    copies_end();
-    given = after(given);
-    coming++;
-  }
-  __device__ __forceinline__ void move_on() {
-    next_at += returning ? -1 : 1;
-    if (0 <= next_at && next_at < count) return;
-    const bool turns = twice && !returning;
-    next_at = turns ? count - 1 : 0;
-    returning = turns;
-    if (turns) return;
-    next += gridDim.y;
-    next_first = cut.start(next) + first;
-  }
-  __device__ __forceinline__ void arrived() {
-    copies_wait_but(--coming);
-    taken = after(taken);
-  }
-
-  // Hands `use` the values of the next item's pixels, first to last.
-  template <class Use> __device__ __forceinline__ void there(Use use) {
     for (int j = 0; j < count; j++) {
-      const int place = taken;
-      arrived();
+      copies_wait<N - 1>();
       float f[ARRAYS][8];
-      read(place, f);
-      if (!hold || unused-- > 0) ask();
+      read(j, f);
+      if (j + N < count) ask(j + N);
+      copies_end();
       use(f);
-      if (ARRAYS == 2 && hold) store8(at(1, place).e, f[ARRAYS - 1]);
     }
-    for (; unused > 0; unused--) ask();
   }
 
-  // The j-th pixel of an item as the second pass meets them.
-  __device__ __forceinline__ size_t again(int item, int j) const {
-    return cut.start(item) + first + (size_t)(twice ? count - 1 - j : j) * step;
-  }
-  __device__ __forceinline__ void ask_plus(const T* plus, int item, int j) {
+  // Hands `use` their values once more, last to first, those of `plus`, zeros where it is null, and where they lie.
+  // `turns` is room for N of its packets a thread.
+  template <class Use> __device__ __forceinline__ void back(const T* plus, Packet* turns, Use use) const {
+    Packet* const own_turns = turns + threadIdx.x;
+    auto ask_plus = [&](int j) {
+      if (plus && j >= 0) copy_async(own_turns + j % N * blockDim.x, reinterpret_cast<const Packet*>(plus + place(j)));
+      copies_end();
+    };
 #pragma unroll
-    for (int i = 1; i < AHEAD; i++) added[i - 1] = added[i];
-    added[AHEAD - 1] = plus && j < count ? read8(plus + again(item, j)) : Packet{};
-  }
-
-  // Hands `use` an item's values once more, with the packet of `plus`, if that is not null, and where they lie. The
-  // first AHEAD of `plus` have been asked for.
-  template <class Use> __device__ __forceinline__ void back(int item, const T* plus, Use use) {
-    for (int j = 0; j < count; j++) {
-      if (!hold) arrived();
-      float f[ARRAYS][8];
-      read(given, f);
-      ask();
-      const Packet more = added[0];
-      ask_plus(plus, item, j + AHEAD);
-      use(f, more, again(item, j));
+    for (int j = 1; j <= N; j++) ask_plus(count - j);
+    for (int j = count - 1; j >= 0; j--) {
+      copies_wait<N - 1>();
+      float f[ARRAYS][8], added[8] = {};
+      read(j, f);
+      if (plus) unpack8(own_turns[j % N * blockDim.x], added);
+      if (j - N >= good) ask(j - N);
+      ask_plus(j - N);
+      use(f, added, place(j));
     }
   }
 };
 
-// Has `sum` add up every item of the block, and `finish` finish it, `late` by one or not. There are two barriers in
-// turn: a block may tell of an item before all have seen that all told of the one before.
-template <class Sum, class Finish>
-__device__ __forceinline__ void in_turn(const Cut& cut, unsigned* barriers, bool late, Sum sum, Finish finish) {
-  const int step = gridDim.y, behind = late ? step : 0;
-  unsigned* const own = barriers + 2 * blockIdx.y;
-  unsigned odd = 0, earlier, before = 0;
-  for (int item = blockIdx.y; item < cut.items + behind; item += step, odd ^= 1) {
-    earlier = before;
-    if (item < cut.items) {
-      sum(item);
-      before = told(own + odd);
-    }
-    if (item < step && late) continue;
-    finish(item - behind, [&] { all_told(own + (late ? odd ^ 1 : odd), late ? earlier : before); });
-  }
-}
-
-// One value a group, spread over a thread's eight channels from `c` on.
-template <class Of> __device__ __forceinline__ void spread(int c, int per, float* f, Of of) {
-  int g = c / per, left = (g + 1) * per - c;
+// One value a group, spread over a thread's eight channels; `step` apart in `values`.
+__device__ __forceinline__ void spread(const float* values, int step, int c, int C, int groups, float* f) {
+  int per = C / groups, g = c / per, left = (g + 1) * per - c;
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     if (i == left) {
       g++;
       left += per;
     }
-    f[i] = of(g);
+    f[i] = values[g * step];
   }
 }
 
-// ---- sums of a block, and of all blocks of an item -----------------------------------------------------------------
+// ---- sums of a block, and of all blocks of an image ----------------------------------------------------------------
 
 // A thread's two sums a channel made the block's, in `part` as two sums a group, by way of `shared`. With `weight` and
 // `rstd` they are those of a gradient: the second still lacks its factor rstd, groups' sums want the channels'
-// weighted, and `channels`, where not null, is given all of the first and, after as many as there are in the image, all
-// of the second.
-__device__ __forceinline__ void block_sums(const Cut& cut, const float* s0, const float* s1, float* shared, float* part,
-                                           const T* weight = nullptr, const float* rstd = nullptr,
+// weighted, and `channels`, where not null, is given all of the first and all of the second.
+__device__ __forceinline__ void block_sums(const float* s0, const float* s1, int C, int groups, float* shared,
+                                           float* part, const T* weight = nullptr, const float* rstd = nullptr,
                                            float* channels = nullptr) {
-  const int C = cut.width, groups = cut.groups, per = cut.per, rows = cut.rows, own = threadIdx.x * 8;
+  const int vec = C >> 3, v = threadIdx.x % vec, row = threadIdx.x / vec, rows = blockDim.x / vec, per = C / groups;
   float* a = shared;
   float* b = shared + rows * C;
 #pragma unroll
   for (int i = 0; i < 8; i += 4) {  // by fours, which fewer threads of a warp want of one bank
-    *reinterpret_cast<float4*>(a + own + i) = make_float4(s0[i], s0[i + 1], s0[i + 2], s0[i + 3]);
-    *reinterpret_cast<float4*>(b + own + i) = make_float4(s1[i], s1[i + 1], s1[i + 2], s1[i + 3]);
+    *reinterpret_cast<float4*>(a + row * C + v * 8 + i) = make_float4(s0[i], s0[i + 1], s0[i + 2], s0[i + 3]);
+    *reinterpret_cast<float4*>(b + row * C + v * 8 + i) = make_float4(s1[i], s1[i + 1], s1[i + 2], s1[i + 3]);
   }
   __syncthreads();
   // Threads side by side share a group: a power of two of them, within a warp. A last warp that is not whole has none.
   const int whole = blockDim.x & ~31u;
-  int log = 0;
-  while (log < 5 && groups << (log + 1) <= whole) log++;
+  int shares = 1;
+  while (shares < 32 && 2 * shares * groups <= whole) shares *= 2;
   if (threadIdx.x >= whole) return;
-  const int shares = 1 << log, share = threadIdx.x & (shares - 1);
-  for (int from = 0; from < groups; from += whole >> log) {
-    const int g = from + (threadIdx.x >> log);
+  for (int from = 0; from < groups; from += whole / shares) {
+    const int g = from + threadIdx.x / shares;
     float2 t = make_float2(0.f, 0.f);
-    for (int c = g * per + share; g < groups && c < (g + 1) * per; c += shares) {
+    for (int c = g * per + threadIdx.x % shares; g < groups && c < (g + 1) * per; c += shares) {
       float t0 = 0.f, t1 = 0.f;
       for (int r = 0; r < rows; r++) {
         t0 += a[r * C + c];
@@ -217,7 +140,7 @@ __device__ __forceinline__ void block_sums(const Cut& cut, const float* s0, cons
       if (rstd) t1 *= rstd[g];
       if (channels) {
         channels[c] = t0;
-        channels[cut.C + c] = t1;
+        channels[C + c] = t1;
       }
       const float by = weight ? to_float(weight[c]) : 1.f;
       t.x += t0 * by;
@@ -227,14 +150,14 @@ __device__ __forceinline__ void block_sums(const Cut& cut, const float* s0, cons
       t.x += __shfl_xor_sync(0xffffffffu, t.x, o);
       t.y += __shfl_xor_sync(0xffffffffu, t.y, o);
     }
-    if (share == 0 && g < groups)
+    if (threadIdx.x % shares == 0 && g < groups)
       *reinterpret_cast<float2*>(part + 2 * ((size_t)blockIdx.x * groups + g)) = t;
   }
 }
 
-// Hands `use` each group and its two sums over all blocks of the item, by one thread a group. As many threads as there
+// Hands `use` each group and its two sums over all blocks of the image, by one thread a group. As many threads as there
 // are read them, for all else waits; `shared` is room for two floats a thread.
-template <class Use> __device__ __forceinline__ void item_sums(const float* part, int groups, float* shared, Use use) {
+template <class Use> __device__ __forceinline__ void image_sums(const float* part, int groups, float* shared, Use use) {
   constexpr int BATCH = 10;
   auto sum = [&](int g, int share, int shares) {
     float2 t = make_float2(0.f, 0.f);
@@ -277,19 +200,23 @@ template <class Use> __device__ __forceinline__ void item_sums(const float* part
 // first value, keeps the squares small.
 extern "C" __global__ void __launch_bounds__(THREADS) group_norm(
     const T* x, const T* w, const T* b, float* mean, float* rstd, T* y, float* part, unsigned* barriers, int B, int P,
-    int C, int groups, int splits, int span, int most, float eps, int silu) {
+    int C, int groups, int span, int most, float eps, int silu) {
   extern __shared__ float shared[];
-  const Cut cut(B, P, C, groups, splits, span);
-  Ring<1> ring(cut, {x}, shared, most, true);
   float* const sums = shared + most * blockDim.x * (sizeof(Packet) / sizeof(float));
-  float* const found = sums + blockDim.x * 16;
-  const float n = (float)P * cut.per;
-  auto part_of = [&](int item) { return part + (size_t)item * cut.groups * gridDim.x * 2; };
-  auto sum = [&](int item) {
-    const T* const pivots = x + cut.start(item);
+  const int per = C / groups;
+  const float n = (float)P * per;
+  for (int image = blockIdx.y; image < B; image += gridDim.y) {
+    const Lane<AHEAD, 1> lane(image, P, C, span, most, shared, {x});
+    float* const own = part + (size_t)image * groups * gridDim.x * 2;
+    auto pivot_of = [&](int g) { return to_float(x[(size_t)image * P * C + g * per]); };
+    // Asked for before the wait, after which nothing else is to be waited for.
+    const int here = min((int)threadIdx.x, groups - 1);
+    const float pivot_here = pivot_of(here);
+    const Packet gain = read8(w + lane.c), offset = read8(b + lane.c);
     float pivot[8], s0[8] = {0}, s1[8] = {0};
-    spread(cut.own, cut.per, pivot, [&](int g) { return to_float(pivots[g * cut.per]); });
-    ring.there([&](const float (&f)[1][8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) pivot[i] = pivot_of((lane.c + i) / per);
+    lane.there([&](const float (&f)[1][8]) {
 #pragma unroll
       for (int i = 0; i < 8; i++) {
         const float d = f[0][i] - pivot[i];
@@ -297,127 +224,101 @@ extern "C" __global__ void __launch_bounds__(THREADS) group_norm(
         s1[i] += d * d;
       }
     });
-    block_sums(cut, s0, s1, sums, part_of(item));
-  };
-  auto finish = [&](int item, auto wait) {
-    // Asked for before the wait, after which nothing else is to be waited for.
-    const T* const pivots = x + cut.start(item);
-    const int here = min((int)threadIdx.x, cut.groups - 1), own = cut.channel(item) + cut.own;
-    const float pivot_here = to_float(pivots[here * cut.per]);
-    const Packet gain = read8(w + own), offset = read8(b + own);
-    wait();
-    item_sums(part_of(item), cut.groups, sums, [&](int g, float2 t) {
-      const float d = t.x / n, pivot = g == here ? pivot_here : to_float(pivots[g * cut.per]);
-      found[2 * g] = pivot + d;
-      found[2 * g + 1] = rsqrtf(fmaxf(t.y / n - d * d, 0.f) + eps);
+    block_sums(s0, s1, C, groups, sums, own);
+    all_here(barriers + image);
+    image_sums(own, groups, sums + 2 * groups, [&](int g, float2 t) {
+      const float d = t.x / n;
+      sums[2 * g] = (g == here ? pivot_here : pivot_of(g)) + d;
+      sums[2 * g + 1] = rsqrtf(fmaxf(t.y / n - d * d, 0.f) + eps);
       if (blockIdx.x) return;
-      mean[item * cut.groups + g] = found[2 * g];
-      rstd[item * cut.groups + g] = found[2 * g + 1];
+      mean[image * groups + g] = sums[2 * g];
+      rstd[image * groups + g] = sums[2 * g + 1];
     });
     __syncthreads();
     float m[8], scale[8], shift[8], by[8];
-    spread(cut.own, cut.per, m, [&](int g) { return found[2 * g]; });
-    spread(cut.own, cut.per, scale, [&](int g) { return found[2 * g + 1]; });
+    spread(sums, 2, lane.c, C, groups, m);
+    spread(sums + 1, 2, lane.c, C, groups, scale);
     unpack8(gain, by);
     unpack8(offset, shift);
 #pragma unroll
     for (int i = 0; i < 8; i++) scale[i] *= by[i];
-    ring.back(item, nullptr, [&](const float (&f)[1][8], const Packet&, size_t at) {
+    lane.back(nullptr, nullptr, [&](const float (&f)[1][8], const float (&)[8], size_t at) {
       float made[8];
 #pragma unroll
-      for (int i = 0; i < 8; i++) made[i] = (f[0][i] - m[i]) * scale[i] + shift[i];
-      if (silu) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) made[i] *= sigmoid(made[i]);
+      for (int i = 0; i < 8; i++) {
+        const float z = (f[0][i] - m[i]) * scale[i] + shift[i];
+        made[i] = silu ? z * sigmoid(z) : z;
       }
       store8(y + at, made);
     });
-  };
-  in_turn(cut, barriers, ring.late, sum, finish);
+    __syncthreads();  // the next image's sums go where these were
+  }
 }
 
 // ---- gradients -----------------------------------------------------------------------------------------------------
 
-// What silu does to a gradient: its derivative at z, the normalised value scaled and shifted.
-__device__ __forceinline__ float slope(float z) {
-  const float s = sigmoid(z);
-  return s * (1.f + z * (1.f - s));
+// dy carried back through silu, if there is one: the gradient at z, the normalised value scaled and shifted
+__device__ __forceinline__ float through(float z, float dy, int silu) {
+  if (!silu) return dy;
+  float s = sigmoid(z);
+  return dy * (s * (1.f + z * (1.f - s)));
 }
 
 // dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), g being the gradient at the normalised value; left out where dx is
-// null. Where a pixel stays in shared memory, g goes there as a T. `channels`, where not null, is (B, blocks, 2, C): sums a channel of the gradients at the scaled and shifted
+// null. `channels`, where not null, is (B, blocks, 2, C): sums a channel of the gradients at the scaled and shifted
 // value, by themselves and times xhat, which over B and blocks add up to those of bias and weight.
 extern "C" __global__ void __launch_bounds__(THREADS) group_norm_gradient(
     const T* x, const T* dy, const T* w, const T* b, const float* mean, const float* rstd, const T* plus, T* dx,
-    float* channels, float* part, unsigned* barriers, int B, int P, int C, int groups, int splits, int span, int most,
-    int silu) {
+    float* channels, float* part, unsigned* barriers, int B, int P, int C, int groups, int span, int most, int silu) {
   extern __shared__ float shared[];
-  const Cut cut(B, P, C, groups, splits, span);
-  Ring<2> ring(cut, {x, dy}, shared, most, dx);
-  float* const sums = shared + 2 * most * blockDim.x * (sizeof(Packet) / sizeof(float));
-  float* const found = sums + blockDim.x * 16;
-  const float n = (float)P * cut.per;
-  auto part_of = [&](int item) { return part + (size_t)item * cut.groups * gridDim.x * 2; };
-  float m[8], scale[8], be[8];
-  auto statistics = [&](int item) {
-    spread(cut.own, cut.per, m, [&](int g) { return mean[item * cut.groups + g]; });
-    spread(cut.own, cut.per, be, [&](int g) { return rstd[item * cut.groups + g]; });
-    load8(w + cut.channel(item) + cut.own, scale);
+  constexpr int WORDS = sizeof(Packet) / sizeof(float);
+  float* const sums = shared + 2 * most * blockDim.x * WORDS;
+  Packet* const turns = reinterpret_cast<Packet*>(sums + blockDim.x * 16);
+  const float n = (float)P * (C / groups);
+  for (int image = blockIdx.y; image < B; image += gridDim.y) {
+    const Lane<GRADIENT_AHEAD, 2> lane(image, P, C, span, most, shared, {x, dy});
+    const float* const r = rstd + image * groups;
+    const int here = min((int)threadIdx.x, groups - 1);
+    const float r_here = r[here];
+    float* const own = part + (size_t)image * groups * gridDim.x * 2;
+    float m[8], scale[8], be[8], s0[8] = {0}, s1[8] = {0};
+    spread(mean + image * groups, 1, lane.c, C, groups, m);
+    spread(r, 1, lane.c, C, groups, be);
+    load8(w + lane.c, scale);
 #pragma unroll
     for (int i = 0; i < 8; i++) scale[i] *= be[i];
-    load8(b + cut.channel(item) + cut.own, be);
-  };
-  auto through_silu = [&](float (&f)[2][8]) {
-    if (!silu) return;
-#pragma unroll
-    for (int i = 0; i < 8; i++) f[1][i] *= slope((f[0][i] - m[i]) * scale[i] + be[i]);
-  };
-  auto sum = [&](int item) {
-    statistics(item);
-    float s0[8] = {0}, s1[8] = {0};
-    ring.there([&](float (&f)[2][8]) {
-      through_silu(f);
+    load8(b + lane.c, be);
+    lane.there([&](const float (&f)[2][8]) {
 #pragma unroll
       for (int i = 0; i < 8; i++) {
-        s0[i] += f[1][i];
-        s1[i] += f[1][i] * (f[0][i] - m[i]);
+        const float far = f[0][i] - m[i], g = through(far * scale[i] + be[i], f[1][i], silu);
+        s0[i] += g;
+        s1[i] += g * far;
       }
     });
-    float* const row = channels + ((size_t)cut.image(item) * gridDim.x + blockIdx.x) * 2 * C + cut.channel(item);
-    block_sums(cut, s0, s1, sums, part_of(item), w + cut.channel(item), rstd + item * cut.groups,
-               channels ? row : nullptr);
-  };
-  auto finish = [&](int item, auto wait) {
-    if (!dx) return wait();
-    const float* const r = rstd + item * cut.groups;
-    const int here = min((int)threadIdx.x, cut.groups - 1);
-    const float r_here = r[here];
+    block_sums(s0, s1, C, groups, sums, own, w, r,
+               channels ? channels + ((size_t)image * gridDim.x + blockIdx.x) * 2 * C : nullptr);
+    if (dx) {
+      all_here(barriers + image);
+      image_sums(own, groups, sums + 2 * groups, [&](int g, float2 t) {
+        const float by = g == here ? r_here : r[g];
+        sums[2 * g] = t.x / n * by;
+        sums[2 * g + 1] = t.y / n * by * by;
+      });
+      __syncthreads();
+      float m0[8], m1[8];
+      spread(sums, 2, lane.c, C, groups, m0);
+      spread(sums + 1, 2, lane.c, C, groups, m1);
+      lane.back(plus, turns, [&](const float (&f)[2][8], const float (&added)[8], size_t at) {
+        float made[8];
 #pragma unroll
-    for (int j = 0; j < AHEAD; j++) ring.ask_plus(plus, item, j);
-    if (ring.late) statistics(item);
-    wait();
-    item_sums(part_of(item), cut.groups, sums, [&](int g, float2 t) {
-      const float by = g == here ? r_here : r[g];
-      found[2 * g] = t.x / n * by;
-      found[2 * g + 1] = t.y / n * by * by;
-    });
-    __syncthreads();
-    float m0[8], m1[8];
-    spread(cut.own, cut.per, m0, [&](int g) { return found[2 * g]; });
-    spread(cut.own, cut.per, m1, [&](int g) { return found[2 * g + 1]; });
-    ring.back(item, plus, [&](float (&f)[2][8], const Packet& more, size_t at) {
-      if (!ring.hold) through_silu(f);
-      float made[8];
-#pragma unroll
-      for (int i = 0; i < 8; i++) made[i] = f[1][i] * scale[i] - m0[i] - (f[0][i] - m[i]) * m1[i];
-      if (plus) {
-        float added[8];
-        unpack8(more, added);
-#pragma unroll
-        for (int i = 0; i < 8; i++) made[i] += added[i];
-      }
-      store8(dx + at, made);
-    });
-  };
-  in_turn(cut, barriers, ring.late, sum, finish);
+        for (int i = 0; i < 8; i++) {
+          const float far = f[0][i] - m[i];
+          made[i] = through(far * scale[i] + be[i], f[1][i], silu) * scale[i] - m0[i] - far * m1[i] + added[i];
+        }
+        store8(dx + at, made);
+      });
+    }
+    __syncthreads();  // the next image's sums go where these were
+  }
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -137,96 +136,31 @@ def _group_condition(input: Array, num_groups: int, weight: Array | None, bias: 
 
 _THREADS = 512  # as in norm.cu
 _EACH = 256  # bytes of shared memory that each of them needs: of 99 KiB, the least there is, 3072 channels have as many
-_SUMS = 64  # of these for sums
+_SUMS, _TURNS = 64, 64  # of these for sums, and for what a gradient is added to
 _LEAST = 4  # pixels to a thread
-_PARTS = 1 << 14  # of groups over all of an item's blocks, each of which reads them all
-_TURN = 64 << 10  # bytes that a block takes of an item, about, where it takes more than one
-_RUN = 64  # channels of a pixel that lie together in an item, or more
-
-
-@dataclass(frozen=True, slots=True)
-class _Card:
-    """What blocks have room in."""
-
-    multiprocessors: int
-    shared_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """A (batch, pixels, channels) array, or several such that are read together; bytes an element in all of them."""
-
-    batch: int
-    pixels: int
-    channels: int
-    groups: int
-    element: int
-
-
-class _Cut:
-    """Images cut into so many items each, `at_once` of them at a time, and each of those among blocks.
-
-    `room_for` is 2 where shared memory has room for all that a block works on at once, 1 where for an item, else 0.
-    """
-
-    def __init__(self, card: _Card, work: _Work, splits: int, at_once: int) -> None:
-        vec, groups = work.channels // splits // 8, work.groups // splits
-        rows = max(1, min(_THREADS, card.shared_bytes // _EACH) // vec)
-        most = min(card.multiprocessors // at_once, _PARTS // groups, work.pixels // (_LEAST * rows))
-        self.splits, self.threads = splits, vec * rows
-        self.span = -(-work.pixels // max(1, most))
-        self.grid = (-(-work.pixels // self.span), at_once)
-        self.turns = -(-work.batch * splits // at_once)
-        each = -(-self.span // rows)
-        beside, packets = 8 * groups + _SUMS * self.threads, 8 * work.element * self.threads
-        room = (card.shared_bytes - beside) // packets
-        self.room_for = 2 if room >= each * min(self.turns, 2) else int(room >= each)
-        self.most = min(room, each * self.turns)
-        self.shared = beside + self.most * packets
-
-
-@lru_cache(256)
-def _best_cut(card: _Card, work: _Work) -> _Cut:
-    """What keeps blocks busy; then fits; then takes turns enough that memory is, of the largest items there are."""
-    turns = work.batch * work.pixels * work.channels * work.element // (card.multiprocessors * _TURN)
-
-    def cost(cut: _Cut) -> tuple[int, int, bool, int, int]:
-        blocks = min(math.prod(cut.grid), card.multiprocessors // 2)
-        return -blocks, -cut.room_for, 4 * cut.turns < 3 * turns, cut.splits, cut.turns
-
-    cuts = (_Cut(card, work, n, at_once) for n in _splits(work) for at_once in _evenly(work.batch * n, card))
-    return min(cuts, key=cost)
-
-
-def _splits(work: _Work) -> Iterator[int]:
-    """Into how many items an image can be cut: whole groups and packets, and runs as long as memory likes."""
-    for n in range(1, work.groups + 1):
-        width, left = divmod(work.channels, n)
-        if n == 1 or not (left or work.groups % n or width % 8 or width < _RUN):
-            yield n
-
-
-def _evenly(items: int, card: _Card) -> set[int]:
-    """How many can be worked on at once, so that all turns have as many, or as many as there may be."""
-    most = min(items, card.multiprocessors)
-    return {most, *(n for n in range(1, most) if items % n == 0)}
+_PARTS = 1 << 14  # of groups over all of an image's blocks, each of which reads them all
 
 
 class _Plan:
-    """How norm.cu works on a (B, P, C) array, of which it reads `arrays` such: its launch."""
+    """How norm.cu cuts a (B, P, C) array: a block a multiprocessor, which keeps what it can of `arrays` such."""
 
-    def __init__(self, k: Any, x: Array, groups: int, arrays: int) -> None:
+    def __init__(self, k: Any, x: Array, groups: int, arrays: int, adds: bool = False) -> None:
         batch, channels = x.shape[0], x.shape[-1]
-        work = _Work(batch, x.size // (batch * channels), channels, groups, x.itemsize * arrays)
-        self.cut = cut = _best_cut(_Card(k.multiprocessors, k.shared_bytes), work)
-        self.room = (k.empty((batch * cut.splits, cut.grid[0], groups // cut.splits, 2), float32), k.barriers)
-        numbers = (batch, work.pixels, channels, groups, cut.splits, cut.span, cut.most)
-        self.sizes = tuple(np.int32(n) for n in numbers)
+        pixels, vec = x.size // (batch * channels), channels // 8
+        rows = max(1, min(_THREADS, k.shared_bytes // _EACH) // vec)
+        images = min(batch, k.multiprocessors)
+        wanted = max(1, min(k.multiprocessors // images, _PARTS // groups, pixels // (_LEAST * rows)))
+        each = -(-pixels // (wanted * rows))  # pixels to a thread
+        self.threads, self.grid = vec * rows, (-(-pixels // (each * rows)), images)
+        beside, packets = _SUMS + _TURNS * adds, 8 * x.itemsize * arrays
+        most = min(each, (k.shared_bytes // self.threads - beside) // packets)
+        self.shared = self.threads * (beside + most * packets)
+        self.room = (k.empty((batch, self.grid[0], groups, 2), float32), k.barriers)
+        self.sizes = tuple(np.int32(n) for n in (batch, pixels, channels, groups, each * rows, most))
 
     def launch(self, k: Any, kernel: str, dtype: DType, args: Sequence[Any], *numbers: np.generic) -> None:
-        cut = self.cut
-        k.launch("norm.cu", kernel, dtype, cut.grid, cut.threads, (*args, *self.room, *self.sizes, *numbers),
-                 cut.shared, resident=cut.grid[0] > 1)  # fmt: skip
+        k.launch("norm.cu", kernel, dtype, self.grid, self.threads, (*args, *self.room, *self.sizes, *numbers),
+                 self.shared, resident=self.grid[0] > 1)  # fmt: skip
 
 
 def _group_forward(
@@ -266,8 +200,8 @@ def _group_gradients(
 ) -> tuple[Array | None, Array | None, Array | None]:
     """The gradients of input, weight and bias, those of the latter two out of the sums that the input's needs."""
     x, g, groups = k.rows_first(saved.input), k.rows_first(g), saved.mean.shape[2]
-    plan, sides = _Plan(k, x, groups, 2), [n for n in ("bias", "weight") if n in needs]
-    channels = k.empty((x.shape[0] * plan.cut.grid[0], 2 * x.shape[-1]), float32) if sides else np.intp(0)
+    plan, sides = _Plan(k, x, groups, 2, "input" in plus), [n for n in ("bias", "weight") if n in needs]
+    channels = k.empty((x.shape[0] * plan.grid[0], 2 * x.shape[-1]), float32) if sides else np.intp(0)
     dx, held = _sum_of(k, plus, x) if "input" in needs else (None, np.intp(0))
     args = (x, g, saved.weight, saved.bias, saved.mean, saved.rstd, held, np.intp(0) if dx is None else dx, channels)
     plan.launch(k, "group_norm_gradient", x.dtype, args, np.int32(saved.silu))

@@ -4,7 +4,6 @@
 #include <csetjmp>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <ucontext.h>
 #define __device__
 #define __forceinline__ inline
@@ -82,16 +81,13 @@ static unsigned came_before(unsigned* counter, unsigned top) {
   *counter = before < top ? before + 1 : 0;
   return before;
 }
-static unsigned told(unsigned* barrier) {
+static void all_here(unsigned* barrier) {
   __syncthreads();
-  if (threadIdx.x || gridDim.x == 1) return 0;
-  unsigned before = *barrier;
-  *barrier += blockIdx.x ? 1u : 0x80000000u - (gridDim.x - 1);
-  return before;
-}
-static void all_told(const unsigned* barrier, unsigned before) {
-  if (threadIdx.x == 0 && gridDim.x > 1)
+  if (threadIdx.x == 0 && gridDim.x > 1) {
+    unsigned before = *barrier;
+    *barrier += blockIdx.x ? 1u : 0x80000000u - (gridDim.x - 1);
     while (!((before ^ *barrier) & 0x80000000u)) others();
+  }
   __syncthreads();
 }
 // Blocks of a cluster come one after another here, the last of them last; those of other places may come between.
@@ -104,22 +100,10 @@ template <int SIZE, int VALUES, int COLUMNS> static bool gathered(const float (&
     for (int v = 0; v < VALUES; v++) all[b][v] = found[blockIdx.x][b][v][threadIdx.x];
   return rank == SIZE - 1;
 }
+template <typename P> static void copy_async(P* to, const P* from) { *to = *from; }
+static void copies_end() {}
+template <int> static void copies_wait() {}
 static unsigned drawn(unsigned a, unsigned b) { return (a * 2654435761u ^ (b + 1) * 2246822519u) * 3266489917u >> 20; }
-// Some copies are there at once, the others not before they are waited for.
-struct Copy { void* to; const void* from; size_t bytes; unsigned group; };
-static std::deque<Copy> copies[ALL];
-static unsigned groups_ended[ALL];
-template <typename P> static void copy_async(P* to, const P* from) {
-  static unsigned asked;
-  if (drawn(asked++, 7) % 3) copies[current].push_back({to, from, sizeof(P), groups_ended[current]});
-  else *to = *from;
-}
-static void copies_end() { groups_ended[current]++; }
-static void copies_wait_but(int left) {
-  std::deque<Copy>& all = copies[current];
-  for (; !all.empty() && (int)(groups_ended[current] - all[0].group) > left; all.pop_front())
-    memcpy(all[0].to, all[0].from, all[0].bytes);
-}
 static void blocks(int count, int threads, bool together) {
   if (!together) {
     for (int t = 0; t < threads; t++) { threadIdx = {(unsigned)t, 0, 0}; body(arguments); }

@@ -214,15 +214,15 @@ def test_values_and_gradients(gpu: Any, dtype: Any, tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("name", ["group_norm", "group_norm_silu"])
 def test_group_norms(gpu: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One block an item and several that wait for each other; one item after another, side by side, with room for the
-    next item's pixels, for an item's own, for some; images whole and in parts."""
-    kernels, cuts = Kernels(tmp_path), set[tuple[int, int, bool, bool]]()
-    best = norm._best_cut.__wrapped__  # without its memory, in which other limits would live on
+    """Three blocks an image that wait for each other, one, one for several images; all, some and few pixels kept."""
+    kernels, grids = Kernels(tmp_path), set[tuple[int, ...]]()
+    plan = norm._Plan.__init__
 
-    def chosen(card: Any, work: Any) -> Any:
-        cut = best(card, work)
-        cuts.add((work.element // 4, cut.room_for, cut.grid[0] > 1, cut.turns > 1))
-        return cut
+    def planned(self: Any, *args: Any) -> None:
+        plan(self, *args)
+        grids.add(self.grid)
+
+    monkeypatch.setattr(norm._Plan, "__init__", planned)
 
     def found(shape: tuple[int, ...], wanted: list[str], device: str, kind: Any) -> list[np.ndarray]:
         rng, channels = generator(name, sum(shape)), shape[-1]
@@ -234,26 +234,24 @@ def test_group_norms(gpu: Any, name: str, tmp_path: Path, monkeypatch: pytest.Mo
         cotangents = [flame.tensor(rng.standard_normal(shape), kind, device)] * 2
         return [t.numpy() for t in (made[0], *flame.grad(made, [given[n] for n in wanted], cotangents))]
 
-    monkeypatch.setattr(norm, "_best_cut", chosen)
     monkeypatch.setattr(gpu.kernels._modules, "generated", kernels.generated)
     monkeypatch.setattr(gpu.kernels._modules, "get", kernels.get)
-    shapes = [((2, 9, 7, 64), 2), ((3, 40, 40, 16), 2), ((2, 5, 3, 72), 2), ((3, 12, 11, 512), 6), ((1, 41, 41, 64), 2)]
+    shapes = [((2, 9, 7, 64), 2), ((3, 40, 40, 16), 2), ((2, 5, 3, 72), 2), ((2, 12, 11, 512), 7)]
     wanted = [names.split() for names in ("input weight bias", "input", "weight", "bias input")]
-    limits = ((227, 64, 4, 64), (227, 4, 1, 8), (128, 64, 4, 8), (99, 16, 2, 8))
-    for built in (False, True):
-        for (shape, cores), names, (shared, turn, least, run) in itertools.product(shapes, wanted, limits):
-            monkeypatch.setattr(gpu.kernels, "multiprocessors", cores)
-            monkeypatch.setattr(gpu.kernels, "shared_bytes", shared << 10)
-            monkeypatch.setattr(norm, "_TURN", turn << 10)
-            monkeypatch.setattr(norm, "_LEAST", least)
-            monkeypatch.setattr(norm, "_RUN", run)
-            got = found(shape, names, "cuda", np.dtype(np.float32))
-            for g, t in zip(got, found(shape, names, "cpu", np.dtype(np.float64)), strict=True):
-                assert not built or distance(g, t) < 3e-6
-        if not built:
-            kernels.build()
-    several = {cut[:2] + cut[3:] for cut in cuts if cut[2]}
-    assert several >= {(arrays, room, room > 0) for arrays in (1, 2) for room in (0, 1, 2)}
+    cases = [(shape, names, cores) for shape, cores in shapes for names in wanted]
+    for shape, names, cores in cases:
+        monkeypatch.setattr(gpu.kernels, "multiprocessors", cores)
+        found(shape, names, "cuda", np.dtype(np.float32))
+    assert grids == {(1, 2), (3, 2)}
+    kernels.build()
+    for (shape, names, cores), shared in itertools.product(cases, (227 << 10, 128 << 10, 99 << 10)):
+        monkeypatch.setattr(gpu.kernels, "multiprocessors", cores)
+        monkeypatch.setattr(gpu.kernels, "shared_bytes", shared)
+        got, truth = (
+            found(shape, names, *on) for on in (("cuda", np.dtype(np.float32)), ("cpu", np.dtype(np.float64)))
+        )
+        for g, t in zip(got, truth, strict=True):
+            assert distance(g, t) < 3e-6
     assert not (gpu.kernels.barriers & 0x7FFFFFFF).any(), "all who came have gone"
 
 

@@ -43,7 +43,7 @@ class Kernels:
         device = cupy.cuda.Device()
         self.multiprocessors = int(device.attributes["MultiProcessorCount"])
         self.shared_bytes = int(device.attributes["MaxSharedMemoryPerBlockOptin"])
-        # Two for each item that a group norm has several blocks work on at once.
+        # One for each image of a group norm; of those with several blocks there are fewer than multiprocessors.
         self.barriers = cupy.zeros(self.multiprocessors, np.uint32)
         self.compute_capability = int(device.compute_capability)
         self.elementwise = Elementwise(cupy, self._modules)
