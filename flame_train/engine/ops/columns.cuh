@@ -4,7 +4,6 @@
 // neighbouring columns; there are at least as many threads as columns. All orders follow from these numbers and from
 // how many blocks there are, never from which of them is first.
 #pragma once
-#include "cluster.cuh"
 #include "counted.cuh"
 
 // The column, counted from a block's first, whose total thread `t` is given.

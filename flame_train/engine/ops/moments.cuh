@@ -22,19 +22,6 @@ template <int WIDTH> struct Running {
   }
 };
 
-// What the blocks of a cluster know of a column, as one; count(i) is how many of its elements the i-th has, if any.
-template <int SIZE, class Count> __device__ __forceinline__ Moment joined(const float (&all)[SIZE][2], Count count) {
-  float n = 0.f, sum = 0.f, squares = 0.f;
-#pragma unroll
-  for (int i = 0; i < SIZE; i++)
-    if (count(i) > 0.f) n += count(i), sum += count(i) * all[i][0], squares += all[i][1];
-  const float middle = sum / n;
-#pragma unroll
-  for (int i = 0; i < SIZE; i++)
-    if (count(i) > 0.f) squares += count(i) * (all[i][0] - middle) * (all[i][0] - middle);
-  return {middle, squares};
-}
-
 // What threads of a block know of their columns, `n` elements in each, as one; for the first ACROSS * WIDTH threads.
 // `each` hands a function every part that the thread has: how many elements of a column, their means, their squares.
 template <int ACROSS, int WIDTH, int THREADS, class Each> __device__ __forceinline__ Moment merged(float n, Each each) {

@@ -1,8 +1,11 @@
-// Small matrix products by warps, for 16-bit elements: memory to shared memory, shared memory to registers.
+// Small matrix products by warps, for 16-bit elements: memory to shared memory, shared memory to registers, and what
+// blocks of a cluster (compute capability 9.0) read of each other.
 #pragma once
-#include "cluster.cuh"
 #include "common.cuh"
 
+__device__ __forceinline__ unsigned shared_address(const void* p) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(p));
+}
 __device__ __forceinline__ void fetch16(T* to, const T* from, bool valid) {
   int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes));
@@ -29,3 +32,25 @@ template <typename S> __device__ __forceinline__ void multiply(float* c, const u
   }
 MULTIPLY(__nv_bfloat16, "bf16")
 MULTIPLY(__half, "f16")
+
+__device__ __forceinline__ void everyone() {
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+// One float or four of another block's shared memory, at the address they have in this one's.
+__device__ __forceinline__ float theirs(const float* own, int block) {
+  unsigned at;
+  float value;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(own)), "r"(block));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(at) : "memory");
+  return value;
+}
+__device__ __forceinline__ float4 theirs(const float4* own, int block) {
+  unsigned at;
+  float4 v;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(own)), "r"(block));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(at)
+               : "memory");
+  return v;
+}

@@ -10,7 +10,6 @@
 #define __restrict__
 #define __global__
 #define __launch_bounds__(...)
-#define __cluster_dims__(...)
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
 struct Place { unsigned x, y, z; };
@@ -89,16 +88,6 @@ static void all_here(unsigned* barrier) {
     while (!((before ^ *barrier) & 0x80000000u)) others();
   }
   __syncthreads();
-}
-// Blocks of a cluster come one after another here, the last of them last; those of other places may come between.
-template <int SIZE, int VALUES, int COLUMNS> static bool gathered(const float (&own)[VALUES], float (&all)[SIZE][VALUES]) {
-  static float found[64][SIZE][VALUES][COLUMNS];
-  const int rank = blockIdx.y % SIZE;
-  if (threadIdx.x >= COLUMNS) return rank == SIZE - 1;
-  for (int v = 0; v < VALUES; v++) found[blockIdx.x][rank][v][threadIdx.x] = own[v];
-  for (int b = 0; b <= rank; b++)
-    for (int v = 0; v < VALUES; v++) all[b][v] = found[blockIdx.x][b][v][threadIdx.x];
-  return rank == SIZE - 1;
 }
 template <typename P> static void copy_async(P* to, const P* from) { *to = *from; }
 static void copies_end() {}

@@ -121,7 +121,7 @@ class Kernels:
         begin = BEGIN.match(text)
         assert begin is not None
         code = nvrtc.included(text[begin.end() :]).replace('extern "C" ', "")
-        for name in ("cluster", "counted", "copy_async"):  # which MACHINE has instead
+        for name in ("counted", "copy_async"):  # which MACHINE has instead
             code = code.replace(nvrtc.included(f'#include "{name}.cuh"'), "")
         assert "asm" not in code
         found = re.search(rf"\b{kernel}\(([^)]*)\) {{", code[code.index("__global__ void") :])

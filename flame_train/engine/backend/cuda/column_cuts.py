@@ -2,47 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 _THREADS = 512
 _RESIDENT = 1024  # threads of a multiprocessor: four packets each on their way are three times what hides its latency
 _LINE = 128  # bytes of a row that a block reads at once
 _LEAST = 4  # rows to a thread
 _AHEAD = 4  # packets that a thread asks for at once
-_BUSY = 0.6  # of all threads that there is room for, which keep memory busy
-_CLUSTER = 8  # blocks, more than which not every card takes
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """What cuts depend on: its multiprocessors, and how many blocks may hand each other their totals."""
-
-    multiprocessors: int
-    cluster: int
-
-    @classmethod
-    def of(cls, multiprocessors: int, compute_capability: int) -> Card:
-        """Clusters came with compute capability 9.0."""
-        return cls(multiprocessors, _CLUSTER if compute_capability >= 90 else 1)
-
-    @property
-    def threads(self) -> int:
-        """That are there at once."""
-        return self.multiprocessors * _RESIDENT
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """Blocks that share columns: clusters of `cluster` blocks, each of these with `stretch` rows."""
-
-    clusters: int
-    cluster: int
-    stretch: int
-
-    @property
-    def blocks(self) -> int:
-        """All of them, of which the last may have no rows."""
-        return self.clusters * self.cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,35 +42,17 @@ class ColumnCut:
         """Blocks side by side."""
         return -(-inner // self.columns)
 
-    def shares(self, reduced: int, places: int, card: Card) -> Shares:
-        """Who takes which rows, where so many blocks side by side and behind each other take rows of their own.
-
-        One cluster where that keeps memory busy, for then nothing is left in memory for a last block to take together.
-        """
-        most = max(1, min(card.threads // (self.threads * places), -(-reduced // (_LEAST * self.lanes))))
-        cluster = min(most, card.cluster)
-        wanted = 1 if self._busy(cluster * places, card) else most // cluster
-        stretch = -(-reduced // (wanted * cluster))
-        return Shares(-(-reduced // (stretch * cluster)), cluster, stretch)
-
-    def _busy(self, blocks: int, card: Card) -> bool:
-        return card.cluster > 1 and blocks * self.threads >= _BUSY * card.threads
-
-    def narrowed(self, inner: int, outer: int, card: Card) -> ColumnCut:
-        """Half a line to a block, where only that makes blocks enough for one cluster each."""
-        half = replace(self, across=self.across // 2, lanes=self.lanes * 2)
-        blocks = card.cluster * outer
-        if self.columns * 2 > inner or self.across < 8 or self._busy(blocks * self.tiles(inner), card):
-            return self
-        return half if self._busy(blocks * half.tiles(inner), card) else self
+    def stretch(self, reduced: int, places: int, multiprocessors: int) -> int:
+        """Rows to a block, where so many blocks side by side and behind each other take rows of their own."""
+        share = max(1, multiprocessors * self.resident // places)
+        return max(-(-reduced // share), _LEAST * self.lanes)
 
 
-def column_cut(inner: int, reduced: int, outer: int, width: int, itemsize: int, card: Card) -> ColumnCut:
-    """The cut for `outer` times `reduced` rows of `inner` elements: whole warps, a thread a column or more."""
+def column_cut(inner: int, reduced: int, width: int, itemsize: int) -> ColumnCut:
+    """The cut for `reduced` rows of `inner` elements of `itemsize` bytes: whole warps, a thread a column or more."""
     across = min(_power(-(-inner // width)), max(8, min(32, _LINE // (width * itemsize))))
     lanes = min(_THREADS // across, _power(-(-reduced // _LEAST)))
-    cut = ColumnCut(width, across, max(lanes, width, 32 // across))
-    return cut.narrowed(inner, outer, card) if lanes == _THREADS // across else cut
+    return ColumnCut(width, across, max(lanes, width, 32 // across))
 
 
 def _power(n: int) -> int:

@@ -98,50 +98,33 @@ def place_of(cut: ColumnCut) -> str:
 """
 
 
-def clustered(size: int) -> str:
-    """What a kernel of clusters of so many blocks along y is declared with."""
-    return f"__cluster_dims__(1, {size}, 1) " if size > 1 else ""
-
-
-def column_source(rs: Sequence[Reduction], inputs: Inputs, dtype: DType, cut: ColumnCut, cluster: int) -> str:
-    """grid (outer, stretches, tiles); the last block of a cluster takes together what all of its blocks found.
-
-    Where a tile has several clusters, the last to come takes those together.
-    """
+def column_source(rs: Sequence[Reduction], inputs: Inputs, dtype: DType, cut: ColumnCut) -> str:
+    """grid (outer, stretches, tiles); the last block of a tile takes together what all of its blocks found."""
     w, t, columns, left = cut.width, cut.threads, cut.columns, f"Left<{cut.columns}, {cut.threads}>"
     step = len(rs) * columns
     names = [f"const float {n} = to_float(q_{n}.e[i]);" for n, _ in (*inputs.rows, *inputs.single, *inputs.tables)]
-    none, each, block, shared, results, handed = "", " ".join(names), "", "", "", ""
+    none, each, block, shared, results = "", " ".join(names), "", "", ""
     for j, r in enumerate(rs):
         how = r.how.capitalize()
         none += f"own[{j}][i] = {how}::none(); "
         each += f" own[{j}][i] = {how}::of(own[{j}][i], {r.value});"
         block += f"  totals[{j}] = of_columns<{how}, {cut.across}, {w}, {t}>(own[{j}]);\n"
-        handed += f" totals[{j}] = b ? {how}::of(totals[{j}], all[b][{j}]) : all[b][{j}];"
-        shared += f"    totals[{j}] = of_blocks<{how}, {columns}, {t}>(left + {j * columns}, clusters, {step});\n"
+        shared += f"    totals[{j}] = of_blocks<{how}, {columns}, {t}>(left + {j * columns}, gridDim.y, {step});\n"
         place = f"made[({j}ll * gridDim.x + blockIdx.x) * inner + column]"
         results += f"  {{ const float total = totals[{j}]; from_float({r.result}, {place}); }}\n"
     loop = f"#pragma unroll\n        for (int i = 0; i < {w}; i++) {{ {each} }}"
-    if cluster > 1:
-        block += f"""  float all[{cluster}][{len(rs)}];
-  if (!gathered<{cluster}, {len(rs)}, {columns}>(totals, all)) return;
-  if (threadIdx.x < {columns})
-#pragma unroll
-    for (int b = 0; b < {cluster}; b++) {{{handed} }}
-"""
     return f"""{inputs.begin()}
-extern "C" {clustered(cluster)}__global__ void __launch_bounds__({t}, {cut.resident})
-columns({", ".join(inputs.arguments())},
+extern "C" __global__ void __launch_bounds__({t}, {cut.resident}) columns({", ".join(inputs.arguments())},
     {element_name(dtype)}* __restrict__ made, {SHARED}, const int inner, const float n) {{
 {place_of(cut)}  float own[{len(rs)}][{w}], totals[{len(rs)}];
 #pragma unroll
   for (int i = 0; i < {w}; i++) {{ {none}}}
 {rows_read(inputs, cut, loop)}{block}  int column = column_of<{cut.across}, {w}>(threadIdx.x);
-  if (const int clusters = gridDim.y / {cluster}; clusters > 1) {{
-    float* const left = part + place * clusters * {step};
+  if (gridDim.y > 1) {{
+    float* const left = part + place * gridDim.y * {step};
     if (threadIdx.x < {columns})
-      for (int j = 0; j < {len(rs)}; j++) left[blockIdx.y / {cluster} * {step} + j * {columns} + column] = totals[j];
-    if (!last_of(counters + place, clusters)) return;
+      for (int j = 0; j < {len(rs)}; j++) left[blockIdx.y * {step} + j * {columns} + column] = totals[j];
+    if (!last_of(counters + place, gridDim.y)) return;
 {shared}    column = column_of<{left}::ACROSS, {left}::WIDTH>(threadIdx.x);
   }}
   column += blockIdx.z * {columns};

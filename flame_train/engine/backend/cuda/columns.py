@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...dtype import Array, DType, float32
-from .column_cuts import Card, ColumnCut, column_cut
+from .column_cuts import ColumnCut, column_cut
 from .column_text import STRETCH_THREADS, Inputs, column_source, stretch_source
 from .nvrtc import KernelModules
 from .programs import Extent, Operands, Program, Reduction, Table
@@ -29,10 +29,10 @@ _LONGEST = 8192
 class Columns:
     """Compiles and launches reductions."""
 
-    def __init__(self, cupy: Any, modules: KernelModules, rows: Rows, card: Card) -> None:
-        self._xp, self._modules, self._rows, self.card = cupy, modules, rows, card
+    def __init__(self, cupy: Any, modules: KernelModules, rows: Rows, multiprocessors: int) -> None:
+        self._xp, self._modules, self._rows, self._multiprocessors = cupy, modules, rows, multiprocessors
         # Each is zero whenever no kernel runs. All reductions are on one stream, so no two kernels count at once.
-        self.counters = cupy.zeros(2 * card.multiprocessors, np.uint32)
+        self.counters = cupy.zeros(2 * multiprocessors, np.uint32)
         self._function = lru_cache(maxsize=1024)(self._compiled)
 
     def __call__(
@@ -57,7 +57,7 @@ class Columns:
     def _in_stretches(self, r: Reduction, operands: Operands, e: Extent, dtype: DType) -> Array:
         rows = {n: self._xp.ascontiguousarray(a) for n, a in operands.rows.items()}
         # As many stretches as fill the GPU, none shorter than a block's sixteen packets.
-        wanted = -(-2 * self.card.multiprocessors // e.outer)
+        wanted = -(-2 * self._multiprocessors // e.outer)
         stretch = -(-max(-(-e.reduced // wanted), STRETCH_THREADS * 16) // 8) * 8
         count = -(-e.reduced // stretch)
         width = _width(rows, {}, e.reduced if e.outer > 1 else 0, 8)
@@ -82,10 +82,10 @@ class Columns:
         rows = {n: self._xp.ascontiguousarray(a) for n, a in operands.rows.items()}
         single, several = by_count(operands.tables)
         width = _width(rows, operands.tables, e.inner, 8 if len(rs) < 3 else 4)
-        itemsize = min(a.dtype.itemsize for a in rows.values())
-        cut = column_cut(e.inner, e.reduced, e.outer, width, itemsize, self.card)
+        cut = column_cut(e.inner, e.reduced, width, min(a.dtype.itemsize for a in rows.values()))
         tiles = cut.tiles(e.inner)
-        shares = cut.shares(e.reduced, tiles * e.outer, self.card)
+        stretch = cut.stretch(e.reduced, tiles * e.outer, self._multiprocessors)
+        count = -(-e.reduced // stretch)
         made = self._xp.empty((len(rs), e.outer, e.inner), dtype)
         inputs = Inputs(
             names_of(rows), names_of({n: t.array for n, t in single.items()}),
@@ -95,16 +95,13 @@ class Columns:
         for t in several.values():
             arguments += [t.array, *divisor(t.run), *divisor(t.count)]
         arguments += [*operands.columns.values(), *(np.float32(v) for v in operands.numbers.values()), made]
-        arguments += self.shared(tiles * e.outer, shares.clusters, len(rs) * cut.columns)
-        arguments += [np.int64(e.reduced), np.int64(shares.stretch), np.int32(e.inner), np.float32(e.reduced)]
-        grid = e.outer, shares.blocks, tiles
-        self._function(rs, inputs, dtype, cut, shares.cluster)(grid, (cut.threads,), tuple(arguments))
+        arguments += self.shared(tiles * e.outer, count, len(rs) * cut.columns)
+        arguments += [np.int64(e.reduced), np.int64(stretch), np.int32(e.inner), np.float32(e.reduced)]
+        self._function(rs, inputs, dtype, cut)((e.outer, count, tiles), (cut.threads,), tuple(arguments))
         return [*made]
 
-    def _compiled(
-        self, rs: tuple[Reduction, ...], inputs: Inputs, dtype: DType, cut: ColumnCut, cluster: int
-    ) -> Any:  # fmt: skip
-        return self._modules.generated(column_source(rs, inputs, dtype, cut, cluster), "columns")
+    def _compiled(self, rs: tuple[Reduction, ...], inputs: Inputs, dtype: DType, cut: ColumnCut) -> Any:
+        return self._modules.generated(column_source(rs, inputs, dtype, cut), "columns")
 
 
 def _width(rows: Mapping[str, Array], tables: Mapping[str, Table], length: int, most: int) -> int:

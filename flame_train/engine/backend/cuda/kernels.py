@@ -13,7 +13,6 @@ import numpy as np
 from ...dtype import Array, DType, float32, float64
 from ..base import same_place
 from .beside import Beside
-from .column_cuts import Card
 from .columns import Columns
 from .cubin import Cubins
 from .cublaslt import SUPPORTED, CublasLt, Gelu, is_plain
@@ -48,9 +47,8 @@ class Kernels:
         self.compute_capability = int(device.compute_capability)
         self.elementwise = Elementwise(cupy, self._modules)
         self.rows = Rows(cupy, self._modules)
-        card = Card.of(self.multiprocessors, self.compute_capability)
-        self.columns = Columns(cupy, self._modules, self.rows, card)
-        self.moments = Moments(cupy, self._modules, self.columns)
+        self.columns = Columns(cupy, self._modules, self.rows, self.multiprocessors)
+        self.moments = Moments(cupy, self._modules, self.columns, self.multiprocessors)
 
     @cached_property
     def _shelf(self) -> Shelf:

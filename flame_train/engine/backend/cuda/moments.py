@@ -3,7 +3,7 @@
 Contract of the generated kernels: the operand is dense; arithmetic is fp32, in an order that the sizes alone decide, by
 Welford's formula for a thread's elements and by what each part's squares are from the mean of all for the rest, so that
 nothing cancels; outputs are assigned, never accumulated. Each block leaves mean and squares of its rows, and the last
-of a cluster merges them, and where there are several clusters, the last of those to come.
+to come merges them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from ...dtype import Array, DType
 from .column_cuts import ColumnCut, column_cut
-from .column_text import SHARED, Inputs, clustered, place_of, rows_read
+from .column_text import SHARED, Inputs, place_of, rows_read
 from .columns import Columns
 from .nvrtc import KernelModules, element_name
 
@@ -24,8 +24,8 @@ from .nvrtc import KernelModules, element_name
 class Moments:
     """Compiles and launches them."""
 
-    def __init__(self, cupy: Any, modules: KernelModules, columns: Columns) -> None:
-        self._xp, self._modules, self._columns = cupy, modules, columns
+    def __init__(self, cupy: Any, modules: KernelModules, columns: Columns, multiprocessors: int) -> None:
+        self._xp, self._modules, self._columns, self._multiprocessors = cupy, modules, columns, multiprocessors
 
     def __call__(self, x: Array, result: str, numbers: Mapping[str, float], dtype: DType) -> Array:
         """`result`, an expression over `total` and `n`, for squares over the middle dim of (outer, reduced, inner)."""
@@ -37,37 +37,27 @@ class Moments:
         together = inner == 1
         if together:  # a row is read as columns that lie together, and is their total
             reduced, inner = reduced // width, width
-        cut = column_cut(inner, reduced, outer, width, x.itemsize, self._columns.card)
+        cut = column_cut(inner, reduced, width, x.itemsize)
         tiles = cut.tiles(inner)
-        shares = cut.shares(reduced, tiles * outer, self._columns.card)
-        room = self._columns.shared(tiles * outer, shares.clusters, 2 * (1 if together else cut.columns))
-        text = _source(x.dtype, result, tuple(numbers), dtype, cut, shares.cluster, together)
+        stretch = cut.stretch(reduced, tiles * outer, self._multiprocessors)
+        count = -(-reduced // stretch)
+        room = self._columns.shared(tiles * outer, count, 2 * (1 if together else cut.columns))
+        text = _source(x.dtype, result, tuple(numbers), dtype, cut, together)
         self._modules.generated(text, "moments")(
-            (outer, shares.blocks, tiles), (cut.threads,),
-            (x, *(np.float32(v) for v in numbers.values()), made, *room, np.int64(reduced), np.int64(shares.stretch),
+            (outer, count, tiles), (cut.threads,),
+            (x, *(np.float32(v) for v in numbers.values()), made, *room, np.int64(reduced), np.int64(stretch),
              np.int32(inner), np.float32(x.shape[1])),
         )  # fmt: skip
         return made
 
 
-def _source(
-    stored: DType, result: str, numbers: Sequence[str], dtype: DType, cut: ColumnCut, cluster: int, together: bool
-) -> str:  # fmt: skip
+def _source(stored: DType, result: str, numbers: Sequence[str], dtype: DType, cut: ColumnCut, together: bool) -> str:
     """grid (outer, stretches, tiles), as columns; a block's columns are one where they lie `together`."""
     inputs, w, t = Inputs((("x", stored),), numbers=tuple(numbers)), cut.width, cut.threads
     across, width, parts = (1, 1, w) if together else (cut.across, w, 1)
     columns, step, inner = across * width, 2 * across * width, "1" if together else "inner"
-    of_cluster = f"""  const float found[2] = {{all.mean, all.squares}};
-  float others[{cluster}][2];
-  if (!gathered<{cluster}, 2, {columns}>(found, others)) return;
-  if (threadIdx.x < {columns}) all = joined(others, [&](int i) {{
-    const long long rest = reduced - (blockIdx.y / {cluster} * {cluster} + i) * stretch;
-    return (float)(rest < stretch ? rest : stretch) * {parts};
-  }});
-"""
     return f"""{inputs.begin()}#include "moments.cuh"
-extern "C" {clustered(cluster)}__global__ void __launch_bounds__({t}, {cut.resident})
-moments({", ".join(inputs.arguments())},
+extern "C" __global__ void __launch_bounds__({t}, {cut.resident}) moments({", ".join(inputs.arguments())},
     {element_name(dtype)}* __restrict__ made, {SHARED}, const int inner, const float n) {{
 {place_of(cut)}  Running<{w}> own;
 {rows_read(inputs, cut, "own.add(q_x);")}  auto each = [&](auto use) {{
@@ -75,19 +65,19 @@ moments({", ".join(inputs.arguments())},
     for (int i = 0; i < {parts}; i++) use(own.count, own.mean + i, own.squares + i);
   }};
   Moment all = merged<{across}, {width}, {t}>((last - first) * {parts}, each);
-{of_cluster if cluster > 1 else ""}  int column = column_of<{across}, {width}>(threadIdx.x);
-  if (const int clusters = gridDim.y / {cluster}; clusters > 1) {{
-    float* const left = part + place * clusters * {step};
+  int column = column_of<{across}, {width}>(threadIdx.x);
+  if (gridDim.y > 1) {{
+    float* const left = part + place * gridDim.y * {step};
     if (threadIdx.x < {columns}) {{
-      left[blockIdx.y / {cluster} * {step} + column] = all.mean;
-      left[blockIdx.y / {cluster} * {step} + {columns} + column] = all.squares;
+      left[blockIdx.y * {step} + column] = all.mean;
+      left[blockIdx.y * {step} + {columns} + column] = all.squares;
     }}
-    if (!last_of(counters + place, clusters)) return;
+    if (!last_of(counters + place, gridDim.y)) return;
     using L = Left<{columns}, {t}>;
     all = merged<L::ACROSS, L::WIDTH, {t}>(n, [&](auto use) {{
-      L::template each<2>(left, clusters, {step}, [&](const Packet<float, L::WIDTH>* q, int cluster) {{
-        const long long rows = stretch * {cluster}, rest = reduced - cluster * rows;
-        use((rest < rows ? rest : rows) * {parts}, q[0].e, q[1].e);
+      L::template each<2>(left, gridDim.y, {step}, [&](const Packet<float, L::WIDTH>* q, int block) {{
+        const long long rest = reduced - block * stretch;
+        use((rest < stretch ? rest : stretch) * {parts}, q[0].e, q[1].e);
       }});
     }});
     column = column_of<L::ACROSS, L::WIDTH>(threadIdx.x);
