@@ -424,7 +424,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     gradients<SHARE>(ROWS(q), ROWS(k), ROWS(v), ROWS(g), ROWS(out), ROWS(dq), ROWS(dk), ROWS(dv), lse, L, S, scale);  \
   }
 KERNEL(few_keys_gradients_2, 2)
-KERNEL(few_keys_gradients_3, 3)
 KERNEL(few_keys_gradients_4, 4)
-KERNEL(few_keys_gradients_6, 6)
 KERNEL(few_keys_gradients_8, 8)

@@ -13,7 +13,7 @@ from ..mode import mode
 _HEAD, _KEYS, _QUERIES, _THREADS = 64, 80, 64, 128  # as there
 _FORWARD_BLOCKS = 4  # a multiprocessor holds at once
 _FORWARD_BYTES = 2 * (_HEAD + 8) * (2 * _KEYS + 2 * _QUERIES)  # of shared memory
-_SHARES = (2, 3, 4, 6, 8)  # blocks of a cluster, which share a head
+_SHARES = (2, 4, 8)  # blocks of a cluster, which share a head
 _BLOCKS = 2  # a multiprocessor holds at once
 _SHARED_BYTES = 2 * (_HEAD + 8) * (2 * _KEYS + 4 * _QUERIES) + 2 * 2 * _QUERIES * (_KEYS + 8) + 2 * 4 * _QUERIES
 
@@ -88,17 +88,12 @@ def gradients(
     """
     (b, heads, length, _), keys = query.shape, key.shape[2]
     arrays = (*(_in_packets(k, x) for x in (query, key, value, g)), out if out is None else _in_packets(k, out), *into)
-    share = _share(b * heads, -(-length // _QUERIES), _BLOCKS * k.multiprocessors)
+    share = next((s for s in _SHARES if b * heads * s >= _BLOCKS * k.multiprocessors), _SHARES[-1])
     numbers = (*map(np.int32, (heads, length, keys)), np.float32(scale))
     k.launch(
         "attention_few_keys.cu", f"few_keys_gradients_{share}", query.dtype, (b * heads, share), 2 * _THREADS,
         (*_placed(arrays), lse, *numbers), _SHARED_BYTES,
     )  # fmt: skip
-
-
-def _share(heads: int, tiles: int, room: int) -> int:
-    """How many blocks share a head: those with which the last is done first, where `room` of them run at once."""
-    return min(_SHARES, key=lambda share: (-(-heads * share // room) * -(-tiles // share), share))
 
 
 def _placed(arrays: Iterable[Array | None]) -> list[Any]:

@@ -4,6 +4,7 @@
 #include <csetjmp>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <ucontext.h>
 #define __device__
 #define __forceinline__ inline
@@ -89,10 +90,22 @@ static void all_here(unsigned* barrier) {
   }
   __syncthreads();
 }
-template <typename P> static void copy_async(P* to, const P* from) { *to = *from; }
-static void copies_end() {}
-template <int> static void copies_wait() {}
 static unsigned drawn(unsigned a, unsigned b) { return (a * 2654435761u ^ (b + 1) * 2246822519u) * 3266489917u >> 20; }
+// Some copies are there at once, the others not before they are waited for.
+struct Copy { void* to; const void* from; size_t bytes; unsigned group; };
+static std::deque<Copy> copies[ALL];
+static unsigned groups_ended[ALL];
+template <typename P> static void copy_async(P* to, const P* from) {
+  static unsigned asked;
+  if (drawn(asked++, 7) % 3) copies[current].push_back({to, from, sizeof(P), groups_ended[current]});
+  else *to = *from;
+}
+static void copies_end() { groups_ended[current]++; }
+template <int LEFT> static void copies_wait() {
+  std::deque<Copy>& all = copies[current];
+  for (; !all.empty() && (int)(groups_ended[current] - all[0].group) > LEFT; all.pop_front())
+    memcpy(all[0].to, all[0].from, all[0].bytes);
+}
 static void blocks(int count, int threads, bool together) {
   if (!together) {
     for (int t = 0; t < threads; t++) { threadIdx = {(unsigned)t, 0, 0}; body(arguments); }
