@@ -78,6 +78,7 @@ class DataSection(Section):
     )
     batch_size: int = field(1, "images in one micro-batch", unit="images", ge=1, aka=("train_batch_size",))
     repeats: int = field(1, "how often each image comes in one epoch", ge=1, aka=("num_repeats",))
+    folder_repeats: bool = field(False, "images in a folder N_name come N times as often, as kohya's trainers have it")
     caption_dropout: float = field(
         0.0,
         "probability that an image is seen with an empty caption",

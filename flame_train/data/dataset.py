@@ -63,6 +63,7 @@ class Dataset:
     root: Path
     items: tuple[Item, ...]
     repeats: int = 1  # how often each comes in one epoch
+    by_folder: bool = False  # and as often as the folder's name says
     notices: tuple[str, ...] = ()
 
     @classmethod
@@ -71,6 +72,7 @@ class Dataset:
         path: Path,
         repeats: int = 1,
         *,
+        by_folder: bool = False,
         default_caption: str | None = None,
         caption_endings: Sequence[str] = CAPTION_ENDINGS,
         on_bad: OnBad = "error",
@@ -82,7 +84,8 @@ class Dataset:
         """Read every picture and caption under `path`, subfolders included, decoding each picture fully.
 
         default_caption: for pictures without one; None makes a missing caption a problem. on_bad "skip"
-        leaves out a picture that has a problem, with a notice. min_side (pixels) and max_ratio (longer side
+        leaves out a picture that has a problem, with a notice. by_folder: pictures of a folder N_name come N
+        times as often, as kohya's trainers read names. min_side (pixels) and max_ratio (longer side
         to shorter) bound what can be trained on. Raises DatasetError with every problem found, or DataError
         if `path` is no folder.
         """
@@ -91,18 +94,25 @@ class Dataset:
         listing = list_files(path)
         scan = _Scan(path, listing, default_caption, tuple(caption_endings), min_side, max_ratio)
         items = scan.read(animated, progress)
+        scan.look_at_folders(by_folder)
         fatal = [*listing.problems, *scan.problems, *([] if on_bad == "skip" else scan.bad)]
         if fatal:
             raise DatasetError(path, fatal)
         if not items:
             raise DatasetError(path, [*scan.bad, "no usable picture: put images with captions into the folder"])
         skipped = [f"left out: {problem}" for problem in scan.bad]
-        return cls(path, tuple(items), repeats, (*listing.notices, *scan.notices, *skipped))
+        return cls(path, tuple(items), repeats, by_folder, (*listing.notices, *scan.notices, *skipped))
+
+    @property
+    def comings(self) -> tuple[int, ...]:
+        """How often each picture comes in one epoch."""
+        named = [_named_repeats(item.key) if self.by_folder else None for item in self.items]
+        return tuple(self.repeats * (1 if n is None else n) for n in named)
 
     @property
     def digest(self) -> str:
         """SHA-256 of names, contents, captions and repeats: a run continues only with the same one."""
-        digest = hashlib.sha256(f"dataset {self.repeats}\n".encode())
+        digest = hashlib.sha256(f"dataset {self.repeats}{' by folder' * self.by_folder}\n".encode())
         for item in self.items:
             for part in (os.fsencode(item.key), item.sha256.encode(), item.caption.encode()):
                 digest.update(len(part).to_bytes(8, "little") + part)
@@ -226,6 +236,20 @@ class _Scan:
             return True
         return False
 
+    def look_at_folders(self, by_folder: bool) -> None:
+        """Folders whose names ask for repeats: 0 of them is a mistake, and not to be listened to worth a notice."""
+        asked = {key.split("/")[0]: n for key in self.files if (n := _named_repeats(key)) is not None}
+        if not by_folder and asked:
+            self.notices.append(
+                f"{len(asked)} folder(s) are named as kohya's trainers want them for repeats, e.g. "
+                f"{shown(next(iter(asked)))}: set data.folder_repeats = true to have them here"
+            )
+        self.problems += [
+            f"{shown(folder)}: expected a number of repeats of at least 1 before the _: rename or move the folder"
+            for folder, n in asked.items()
+            if by_folder and n < 1
+        ]
+
     def _note_counts(self, pictures: Sequence[str], texts: Mapping[str, list[str]]) -> None:
         if self.empty:
             self.notices.append(f"{self.empty} caption(s) are empty")
@@ -239,6 +263,13 @@ class _Scan:
         others = [key for key in self.files if key not in known]
         if others:
             self.notices.append(f"{len(others)} other file(s) are passed over, e.g. {shown(others[0])}")
+
+
+def _named_repeats(key: str) -> int | None:
+    """What the name of a picture's outermost folder, N_name, says; None if it says nothing."""
+    folder, below, _ = key.partition("/")
+    number, named, _ = folder.partition("_")
+    return int(number) if below and named and number.isascii() and number.isdigit() else None
 
 
 def _ending(key: str) -> str:

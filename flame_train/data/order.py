@@ -32,13 +32,21 @@ class Order:
 
     bucket_of: each item's bucket, by item index. Batches never mix buckets. The last batch of a bucket is
     filled by starting that bucket's order anew (`fill=True`: every batch has `batch_size` samples), or is
-    left short. An epoch holds each item exactly `repeats` times, besides the filling.
+    left short. An epoch holds each item exactly `repeats` times, one number for all or one each, besides the
+    filling.
     """
 
     def __init__(
-        self, bucket_of: Sequence[Bucket], repeats: int, batch_size: int, seed: int, *, fill: bool = True
+        self,
+        bucket_of: Sequence[Bucket],
+        repeats: int | Sequence[int],
+        batch_size: int,
+        seed: int,
+        *,
+        fill: bool = True,
     ) -> None:
-        if not bucket_of or repeats < 1 or batch_size < 1:
+        each = [repeats] * len(bucket_of) if isinstance(repeats, int) else repeats
+        if not bucket_of or min(each) < 1 or batch_size < 1:
             raise ValueError(
                 f"an order needs items, repeats and a batch size of at least 1 each, "
                 f"got {len(bucket_of)}, {repeats} and {batch_size}"
@@ -46,20 +54,22 @@ class Order:
         self._members: dict[Bucket, list[int]] = {}
         for index, bucket in enumerate(bucket_of):
             self._members.setdefault(bucket, []).append(index)
-        self._repeats, self._batch_size, self._seed, self._fill = repeats, batch_size, seed, fill
+        self._counts = {b: np.array([each[i] for i in members]) for b, members in self._members.items()}
+        self._comings = {bucket: int(counts.sum()) for bucket, counts in self._counts.items()}
+        self._batch_size, self._seed, self._fill = batch_size, seed, fill
         self._last: tuple[int, tuple[Batch, ...]] | None = None
 
     @property
     def batches_per_epoch(self) -> int:
         """The same for every epoch."""
-        return sum(-(-len(m) * self._repeats // self._batch_size) for m in self._members.values())
+        return sum(-(-comings // self._batch_size) for comings in self._comings.values())
 
     @property
     def filled_per_epoch(self) -> int:
         """How many samples of an epoch are there only to make batches full."""
         if not self._fill:
             return 0
-        return sum(-len(m) * self._repeats % self._batch_size for m in self._members.values())
+        return sum(-comings % self._batch_size for comings in self._comings.values())
 
     def epoch_of(self, step: int) -> int:
         """The epoch that step (from 0) lies in."""
@@ -84,21 +94,21 @@ class Order:
         return tuple(batches[i] for i in shuffled)
 
     def _bucket_batches(self, bucket: Bucket, epoch: int) -> list[Batch]:
-        members, size = self._members[bucket], self._batch_size
-        slots = permutation(len(members) * self._repeats, "samples", self._seed, epoch, *bucket).tolist()
+        counts, comings, size = self._counts[bucket], self._comings[bucket], self._batch_size
+        item = np.repeat(self._members[bucket], counts)
+        draw = np.arange(comings) - np.repeat(np.cumsum(counts) - counts, counts)
+        slots = permutation(comings, "samples", self._seed, epoch, *bucket)
         batches = []
-        for start in range(0, len(slots), size):
-            taken = slots[start : start + size]
-            filled = size - len(taken) if self._fill else 0
-            taken += [slots[i % len(slots)] for i in range(filled)]
-            indices = tuple(members[slot // self._repeats] for slot in taken)
-            batches.append(Batch(indices, tuple(slot % self._repeats for slot in taken), bucket, filled))
+        for start in range(0, comings, size):
+            filled = max(0, start + size - comings) if self._fill else 0
+            taken = np.concatenate([slots[start : start + size], slots[np.arange(filled) % comings]])
+            batches.append(Batch(tuple(item[taken].tolist()), tuple(draw[taken].tolist()), bucket, filled))
         return batches
 
 
 def epoch_batches(
     bucket_of: Sequence[Bucket],
-    repeats: int,
+    repeats: int | Sequence[int],
     batch_size: int,
     seed: int,
     epoch: int,

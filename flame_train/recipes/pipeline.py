@@ -63,7 +63,7 @@ class Plan:
     def order(self) -> Order:
         """Which sample comes when."""
         c = self.config
-        return Order(self.placed.buckets, c.data.repeats, c.data.batch_size, c.train.seed)
+        return Order(self.placed.buckets, self.placed.dataset.comings, c.data.batch_size, c.train.seed)
 
     @property
     def parameters(self) -> int:
@@ -117,9 +117,9 @@ def make_plan(family: Family, config: Config, stop: StopRequest) -> Plan:
     if config.sample.every and config.sample.prompts:
         check_sampling(config, family, facts)
     dataset = Dataset.scan(
-        Path(config.data.path), config.data.repeats, default_caption=config.data.caption or None,
-        caption_endings=(config.data.caption_extension,), on_bad=config.data.on_bad_image,
-        progress=lambda done, total: stop.check("while reading the dataset"),
+        Path(config.data.path), config.data.repeats, by_folder=config.data.folder_repeats,
+        default_caption=config.data.caption or None, caption_endings=(config.data.caption_extension,),
+        on_bad=config.data.on_bad_image, progress=lambda done, total: stop.check("while reading the dataset"),
     )  # fmt: skip
     placed = place(dataset, rule, config.data.on_bad_image)
     targets = resolve(facts.skeleton, config.lora.targets, family.presets)

@@ -221,15 +221,40 @@ def test_content_decides_not_the_clock(
     assert after.digest != before.digest
 
 
+KOHYA = {"10_my cat/a.png": (16, 16), "3_d/2_e/b.png": (16, 16), "c.png": (16, 16), "f_4/d.png": (16, 16)}
+
+
+def test_folders_named_for_repeats(folder: Folder) -> None:
+    dataset = Dataset.scan(folder(KOHYA), repeats=2, by_folder=True)
+    assert [item.key for item in dataset.items] == [*KOHYA]
+    assert dataset.comings == (20, 6, 2, 2)
+    assert dataset.notices == ()
+
+
+def test_folders_named_for_repeats_are_not_passed_over_in_silence(folder: Folder) -> None:
+    dataset = Dataset.scan(folder(KOHYA), repeats=2)
+    assert dataset.comings == (2, 2, 2, 2)
+    (notice,) = dataset.notices
+    assert notice.startswith("2 folder(s) are named as kohya's trainers want them for repeats, e.g. 10_my cat: set")
+
+
+def test_no_repeats_at_all_are_a_mistake(folder: Folder) -> None:
+    root = folder({"0_cat/a.png": (16, 16), "1_dog/b.png": (16, 16)})
+    with pytest.raises(DatasetError, match=r"0_cat: expected a number of repeats of at least 1 before the _"):
+        Dataset.scan(root, by_folder=True)
+    assert Dataset.scan(root).comings == (1, 1)
+
+
 def test_digest_sees_every_part(folder: Folder) -> None:
     root = folder({"a.png": (16, 16), "b.png": (16, 16)})
-    digests = {Dataset.scan(root).digest, Dataset.scan(root, repeats=2).digest}
+    digests = {Dataset.scan(root, by_folder=by).digest for by in (True, False)}
+    digests.add(Dataset.scan(root, repeats=2).digest)
     (root / "a.txt").write_text("another caption")
     digests.add(Dataset.scan(root).digest)
     (root / "b.png").rename(root / "c.png")
     (root / "b.txt").rename(root / "c.txt")
     digests.add(Dataset.scan(root).digest)
-    assert len(digests) == 4
+    assert len(digests) == 5
 
 
 def test_progress_is_told(folder: Folder) -> None:

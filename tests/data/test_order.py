@@ -19,10 +19,14 @@ BUCKET_LISTS = st.lists(st.sampled_from(BUCKETS), min_size=1, max_size=40)
 SEEDS = st.integers(0, 2**63)
 
 
-@given(BUCKET_LISTS, st.integers(1, 4), st.integers(1, 7), SEEDS, st.integers(0, 1000), st.booleans())
+ITEMS = st.lists(st.tuples(st.sampled_from(BUCKETS), st.integers(1, 4)), min_size=1, max_size=40)
+
+
+@given(ITEMS, st.integers(1, 7), SEEDS, st.integers(0, 1000), st.booleans())
 def test_every_item_comes_exactly_repeats_times(
-    bucket_of: list[tuple[int, int]], repeats: int, size: int, seed: int, epoch: int, fill: bool
+    items: list[tuple[tuple[int, int], int]], size: int, seed: int, epoch: int, fill: bool
 ) -> None:
+    bucket_of, repeats = [bucket for bucket, _ in items], [n for _, n in items]
     batches = epoch_batches(bucket_of, repeats, size, seed, epoch, fill=fill)
     real = Counter[tuple[int, int]]()
     for batch in batches:
@@ -32,10 +36,18 @@ def test_every_item_comes_exactly_repeats_times(
         kept = len(batch.indices) - batch.filled
         assert kept >= 1
         real.update(zip(batch.indices[:kept], batch.draws[:kept], strict=True))
-    assert real == {(i, draw): 1 for i in range(len(bucket_of)) for draw in range(repeats)}
+    assert real == {(i, draw): 1 for i in range(len(bucket_of)) for draw in range(repeats[i])}
     order = Order(bucket_of, repeats, size, seed, fill=fill)
     assert order.batches_per_epoch == len(batches)
     assert order.filled_per_epoch == sum(batch.filled for batch in batches)
+
+
+@given(BUCKET_LISTS, st.integers(1, 4), st.integers(1, 7), SEEDS, st.integers(0, 1000))
+def test_one_number_for_all_is_that_of_each(
+    bucket_of: list[tuple[int, int]], repeats: int, size: int, seed: int, epoch: int
+) -> None:
+    each = [repeats] * len(bucket_of)
+    assert epoch_batches(bucket_of, each, size, seed, epoch) == epoch_batches(bucket_of, repeats, size, seed, epoch)
 
 
 @given(BUCKET_LISTS, st.integers(1, 3), st.integers(1, 5), SEEDS, st.lists(st.integers(0, 300), max_size=20))
