@@ -1,16 +1,17 @@
 """`flame-train quickstart`: the whole way from a dataset and a base model to a LoRA, from nothing, in about a minute.
 
 SDXL's base model is the small one of the package (see `small_base`), which draws coloured shapes as a caption says. Ten
-drawn pictures teach it a style that it did not know, under a name that it did not know. The other families' bases have
-their true structure and random weights: they show that everything works, and draw noise. The config is the commented
-one that `init` writes. Training is the pipeline of every other run.
+drawn pictures teach it a style that it did not know, under a name that it did not know, and pictures of what it knows
+beside them keep it from forgetting that. The other families' bases have their true structure and random weights: they
+show that everything works, and draw noise. The config is the commented one that `init` writes. Training is the pipeline
+of every other run.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -51,9 +52,9 @@ from .small_flow import small_flux, small_sd3, write_small
 
 _LOG = logging.getLogger(__name__)
 
-_STEPS: Final = 80
+_NEW: Final = 10  # pictures of the style that is taught
 _DRAWN_IN: Final = 20  # steps from noise to a picture
-_HELD_OUT: Final = 12  # pictures of each kind
+_HELD_OUT: Final = 24  # pictures of each kind
 _SEED: Final = 2307
 _PROMPTS: Final = (
     "a delft tile with a large circle",
@@ -64,47 +65,58 @@ _PROMPTS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
+class _Lesson:
+    """How a base is taught: how often the new pictures come in an epoch beside so many known ones, and by what."""
+
+    repeats: int = 1
+    known: int = 0
+    resolution: int = 64
+    batch_size: int = 5
+    steps: int = 80
+    lr: float = 1e-3  # far above the usual one, for so few steps
+    targets: tuple[str, ...] = ("attention",)
+    loss: LossSection = field(default_factory=LossSection)
+
+
+@dataclass(frozen=True, slots=True)
 class _Start:
-    """A family's base model: what writes `base.safetensors` into a folder, what it is, and how it is trained."""
+    """A family's base model: what writes `base.safetensors` into a folder, what it is, and how it is taught."""
 
     write: Callable[[Path], object]
     base: str
     note: str
-    resolution: int
-    loss: LossSection
+    lesson: _Lesson
 
 
 _RANDOM: Final = "the base model is small and random: this shows that training works, and draws noise"
 _STARTS: Final = {
-    # The loss is weighed (min-SNR with a tiny gamma) towards the noisiest timesteps, where colours are decided. That
-    # makes the style plain to see after 80 steps, at some cost to the sharpness of what the base knew: the loss of the
-    # known pictures, which the least noisy timesteps dominate, says how much.
+    # What the captions' words stand for is all that is trained, so that captions of known things hardly meet it. The
+    # loss is weighed (min-SNR with a tiny gamma) towards the noisiest timesteps, where colours are decided. The numbers
+    # were found in scripts/small_sdxl/LOG.md.
     "sdxl": _Start(
         lambda folder: copy_small_base(folder / "base.safetensors"),
         "a small SDXL that draws coloured shapes, and has never seen a Delft tile",
         "the base model is small: this shows that training works, not what SDXL can draw",
-        96,
-        LossSection(snr_gamma=0.005),
+        _Lesson(3, 160, 96, 8, 200, 2e-3, ("*.attn2.to_k", "*.attn2.to_v"), LossSection(snr_gamma=0.005)),
     ),
     "sd3": _Start(
         lambda folder: write_small(small_sd3(), folder, _SEED),
         "a small SD3.5 with random weights, which draws noise",
         _RANDOM,
-        64,
-        LossSection(),
+        _Lesson(),
     ),
     "flux": _Start(
         lambda folder: write_small(small_flux(), folder, _SEED),
         "a small Flux.1 dev with random weights, which draws noise",
         _RANDOM,
-        64,
-        LossSection(),
+        _Lesson(),
     ),
 }
 _ABOUT: Final = """\
 This folder was made by `flame-train quickstart --family {family}`.
 
-  pictures/           ten drawings with captions: the dataset. All are Delft tiles, blue on white checks
+  pictures/           drawings with captions: the dataset. Ten are Delft tiles, blue on white checks, in a folder whose
+                      name says how often they come in an epoch; others, if any, are of what the base knows already
   base.safetensors    the base model: {base}
   config.toml         what was trained and how; change it, or copy it for a run of your own
   run/                the run: lora.safetensors, log.jsonl, checkpoints/, samples/
@@ -169,11 +181,14 @@ def _lay(folder: Path, device: str, family: str) -> Path:
     if source.exists():
         return source
     _write_text(about, text)
-    pictures = write_pictures(folder / "pictures", 10, _SEED, tiles)
+    lesson = _STARTS[family].lesson
+    pictures = write_pictures(folder / "pictures" / f"{lesson.repeats}_tiles", _NEW, _SEED, tiles)
+    if lesson.known:
+        pictures += write_pictures(folder / "pictures" / "1_known", lesson.known, _SEED + 2)
     _STARTS[family].write(folder)
     _LOG.info("made %d pictures and put a small base model beside them in %s", pictures, folder)
     title = "A small LoRA from nothing, as quickstart trained it"
-    _write_text(source, commented(_config(folder, device, _STARTS[family]), title, RECIPES[family].foreign))
+    _write_text(source, commented(_config(folder, device, lesson), title, RECIPES[family].foreign))
     return source
 
 
@@ -181,18 +196,24 @@ def _is(about: Path, text: str) -> bool:
     return about.is_file() and about.read_text(encoding="utf-8", errors="replace") == text
 
 
-def _config(folder: Path, device: str, start: _Start) -> Config:
-    """Sized for two CPU cores and a minute; a learning rate far above the usual one, for so few steps."""
+def _config(folder: Path, device: str, lesson: _Lesson) -> Config:
+    """Sized for two CPU cores and a minute."""
     return Config(
         model=ModelSection(checkpoint=str(folder / "base.safetensors")),
-        data=DataSection(path=str(folder / "pictures"), resolution=start.resolution, bucket_step=32, batch_size=5),
-        lora=LoraSection(rank=16, alpha=16.0, targets=("attention",)),
-        optimizer=OptimizerSection(lr=1e-3),
-        loss=start.loss,
+        data=DataSection(
+            path=str(folder / "pictures"),
+            resolution=lesson.resolution,
+            bucket_step=32,
+            batch_size=lesson.batch_size,
+            folder_repeats=True,
+        ),
+        lora=LoraSection(rank=16, alpha=16.0, targets=lesson.targets),
+        optimizer=OptimizerSection(lr=lesson.lr),
+        loss=lesson.loss,
         schedule=ScheduleSection(name="cosine", warmup_steps=5),
-        train=TrainSection(steps=_STEPS, precision=_precision(device)),
-        checkpoint=CheckpointSection(every=_STEPS // 2, keep=2),
-        sample=SampleSection(every=_STEPS, prompts=_PROMPTS, steps=_DRAWN_IN, guidance=3.0),
+        train=TrainSection(steps=lesson.steps, precision=_precision(device)),
+        checkpoint=CheckpointSection(every=lesson.steps // 2, keep=2),
+        sample=SampleSection(every=lesson.steps, prompts=_PROMPTS, steps=_DRAWN_IN, guidance=3.0),
         output=OutputSection(dir=str(folder / "run")),
     )
 

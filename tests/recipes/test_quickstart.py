@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,12 @@ import safetensors.numpy
 from PIL import Image
 
 from flame_train import cli
-from flame_train.recipes.quickstart import run
+from flame_train.recipes import quickstart
 
 ROOT = Path(__file__).parents[2]
 
 
-def quickstart(folder, *arguments):
+def command(folder, *arguments):
     """The command in a process of its own, with every GPU hidden."""
     return subprocess.run(
         [sys.executable, "-m", "flame_train", "quickstart", str(folder), "--json", *arguments],
@@ -32,7 +33,7 @@ def quickstart(folder, *arguments):
 def done(tmp_path_factory):
     """A finished quickstart: its folder, and how the command ended."""
     folder = tmp_path_factory.mktemp("quickstart") / "new"
-    return folder, quickstart(folder)
+    return folder, command(folder)
 
 
 @pytest.mark.slow
@@ -45,7 +46,9 @@ def test_it_ends_well_and_says_where_everything_is(done):
     }.items():  # fmt: skip
         assert said[name] == str(folder / path)
         assert (folder / path).is_file()
-    assert len(list((folder / "pictures").glob("*.png"))) == len(list((folder / "pictures").glob("*.txt"))) == 10
+    counts = {"3_tiles": 10, "1_known": 160}
+    for ending in ("png", "txt"):
+        assert {name: len(list((folder / "pictures" / name).glob(f"*.{ending}"))) for name in counts} == counts
     assert json.loads((folder / "run" / "status.json").read_text())["state"] == "done"
 
 
@@ -58,16 +61,15 @@ def test_it_says_which_device_it_took(done):
 
 
 @pytest.mark.slow
-def test_the_loss_fell(done):
-    """On pictures of the new style that were never trained on by 30 % at least, and in the log."""
+def test_it_learns_and_does_not_forget(done):
+    """On pictures never trained on: the loss of the new style fell by 30 %, that of known ones rose by 5 % at most."""
     folder, ended = done
     loss = json.loads(ended.stdout)["held_out_loss"]
     assert loss["new"]["after"] <= 0.7 * loss["new"]["before"]
+    assert loss["known"]["after"] <= 1.05 * loss["known"]["before"]
     lines = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
-    losses = [line["loss"] for line in lines]
-    assert all(map(math.isfinite, losses))
-    assert np.mean(losses[-12:]) < 0.7 * np.mean(losses[:12])
+    assert all(math.isfinite(line["loss"]) for line in lines)
 
 
 @pytest.mark.slow
@@ -99,7 +101,7 @@ def test_before_and_after_stand_beside_each_other(done):
 def test_run_again_it_finds_everything_done(done):
     folder, first = done
     held = (folder / "run" / "lora.safetensors").read_bytes()
-    again = quickstart(folder)
+    again = command(folder)
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout) == json.loads(first.stdout)
     assert "done already" in again.stderr
@@ -112,7 +114,7 @@ def test_its_config_is_one_for_the_ordinary_command(done, capsys):
     line = ["sdxl-lora", "--config", str(folder / "config.toml"), "--device", "cpu", "--dry-run", "--json"]
     assert cli.run(line) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert (plan["pictures"], len(plan["buckets"])) == (10, 3)
+    assert (plan["pictures"], len(plan["buckets"])) == (170, 3)
 
 
 @pytest.mark.parametrize("name", ["notes.md", "config.toml", "ABOUT.txt"])
@@ -125,7 +127,7 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path, capsys, name):
 
 
 def test_a_gpu_that_is_asked_for_and_not_there_is_an_error(tmp_path):
-    ended = quickstart(tmp_path / "new", "--device", "cuda")
+    ended = command(tmp_path / "new", "--device", "cuda")
     assert ended.returncode == 4
     assert "--device cpu" in ended.stderr
     assert not (tmp_path / "new").exists()
@@ -133,13 +135,15 @@ def test_a_gpu_that_is_asked_for_and_not_there_is_an_error(tmp_path):
 
 def test_a_config_that_was_changed_is_obeyed(tmp_path, monkeypatch):
     """The folder is laid once; from then on its config is the user's."""
-    for name, fewer in (("_STEPS", 6), ("_DRAWN_IN", 2), ("_HELD_OUT", 4), ("_PROMPTS", ("a delft tile",))):
-        monkeypatch.setattr(f"flame_train.recipes.quickstart.{name}", fewer)
+    start = quickstart._STARTS["sdxl"]
+    monkeypatch.setitem(quickstart._STARTS, "sdxl", replace(start, lesson=replace(start.lesson, known=0, steps=6)))
+    for name, fewer in (("_DRAWN_IN", 2), ("_HELD_OUT", 4), ("_PROMPTS", ("a delft tile",))):
+        monkeypatch.setattr(quickstart, name, fewer)
     folder = tmp_path / "new"
-    run(folder, "cpu")
+    quickstart.run(folder, "cpu")
     text = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(text.replace(f'dir = "{folder / "run"}"', f'dir = "{folder / "other"}"'))
-    said = run(folder, "cpu")
+    said = quickstart.run(folder, "cpu")
     assert said["lora"] == str(folder / "other" / "lora.safetensors")
     first, second = (safetensors.numpy.load_file(folder / n / "lora.safetensors") for n in ("run", "other"))
     assert first.keys() == second.keys()
