@@ -12,8 +12,9 @@
 //
 // Contract: q, g, out, dq (B, H, L, 64), k, v, dk, dv (B, H, S, 64), 1 <= S <= 80, of 16-bit elements at any strides,
 // each array's batch, head and row steps (in elements, multiples of 8) following it, a row's 64 together, 16-byte
-// aligned; lse fp32 (B, H, L), dense. Outputs are assigned (=) but for the above. Grid: (B * H, any), gradients (B * H, SHARE); block:
-// THREADS, gradients twice as many; shared memory: sizeof(Inputs), sizeof(Memory). Gradients need clusters: compute capability 9.0.
+// aligned; lse fp32 (B, H, L), dense. Outputs are assigned (=) but for the above. Grid: (B * H, any), gradients
+// (B * H, SHARE); block: THREADS, gradients twice as many; shared memory: sizeof(Inputs), sizeof(Memory). Gradients need
+// clusters: compute capability 9.0.
 #include "warp_tiles.cuh"
 
 #define INF __int_as_float(0x7f800000)

@@ -16,9 +16,8 @@ _FORWARD_BYTES = 2 * (_HEAD + 8) * (2 * _KEYS + 2 * _QUERIES)  # of shared memor
 _SHARES = (2, 4, 8)  # blocks of a cluster, which share a head
 _BLOCKS = 2  # a multiprocessor holds at once
 _SHARED_BYTES = 2 * (_HEAD + 8) * (2 * _KEYS + 4 * _QUERIES) + 2 * 2 * _QUERIES * (_KEYS + 8) + 2 * 4 * _QUERIES
-
-
-_WHOLE, _MASKED, _MANY = 128, 64, 2048
+_WHOLE, _MASKED = 128, 64  # keys of a tile of cuDNN's forward kernel, and of those that its gradients mask together
+_MANY = 2048  # keys, from which on another pass over the queries is the lesser evil
 
 
 def few_keys(query: Array, key: Array, is_causal: bool) -> str:
