@@ -27,6 +27,7 @@ PICTURE_ENDINGS = frozenset(
 CAPTION_ENDINGS = (".txt", ".caption")
 MIN_SIDE = 8  # pixels: one latent
 MAX_RATIO = 16.0
+MAX_REPEATS = 1000  # that a folder's name may ask for: more is a year or a date
 _LISTED = 100  # lines of one report; the rest is counted
 
 OnBad = Literal["error", "skip"]
@@ -237,7 +238,7 @@ class _Scan:
         return False
 
     def look_at_folders(self, by_folder: bool) -> None:
-        """Folders whose names ask for repeats: 0 of them is a mistake, and not to be listened to worth a notice."""
+        """Notes folders whose names ask for repeats: that nobody listens, or what cannot be a number of them."""
         asked = {key.split("/")[0]: n for key in self.files if (n := _named_repeats(key)) is not None}
         if not by_folder and asked:
             self.notices.append(
@@ -245,9 +246,9 @@ class _Scan:
                 f"{shown(next(iter(asked)))}: set data.folder_repeats = true to have them here"
             )
         self.problems += [
-            f"{shown(folder)}: expected a number of repeats of at least 1 before the _: rename or move the folder"
+            f"{shown(folder)}: expected repeats from 1 to {MAX_REPEATS} before the _: rename or move the folder"
             for folder, n in asked.items()
-            if by_folder and n < 1
+            if by_folder and not 1 <= n <= MAX_REPEATS
         ]
 
     def _note_counts(self, pictures: Sequence[str], texts: Mapping[str, list[str]]) -> None:

@@ -46,30 +46,31 @@ class Order:
         fill: bool = True,
     ) -> None:
         each = [repeats] * len(bucket_of) if isinstance(repeats, int) else repeats
+        if len(each) != len(bucket_of):
+            raise ValueError(f"an order needs repeats for each of {len(bucket_of)} items, got {len(each)}")
         if not bucket_of or min(each) < 1 or batch_size < 1:
             raise ValueError(
                 f"an order needs items, repeats and a batch size of at least 1 each, "
                 f"got {len(bucket_of)}, {repeats} and {batch_size}"
             )
-        self._members: dict[Bucket, list[int]] = {}
+        members: dict[Bucket, list[int]] = {}
         for index, bucket in enumerate(bucket_of):
-            self._members.setdefault(bucket, []).append(index)
-        self._counts = {b: np.array([each[i] for i in members]) for b, members in self._members.items()}
-        self._comings = {bucket: int(counts.sum()) for bucket, counts in self._counts.items()}
+            members.setdefault(bucket, []).append(index)
+        self._comings = {bucket: _comings(inside, [each[i] for i in inside]) for bucket, inside in members.items()}
         self._batch_size, self._seed, self._fill = batch_size, seed, fill
         self._last: tuple[int, tuple[Batch, ...]] | None = None
 
     @property
     def batches_per_epoch(self) -> int:
         """The same for every epoch."""
-        return sum(-(-comings // self._batch_size) for comings in self._comings.values())
+        return sum(-(-len(items) // self._batch_size) for items, _ in self._comings.values())
 
     @property
     def filled_per_epoch(self) -> int:
         """How many samples of an epoch are there only to make batches full."""
         if not self._fill:
             return 0
-        return sum(-comings % self._batch_size for comings in self._comings.values())
+        return sum(-len(items) % self._batch_size for items, _ in self._comings.values())
 
     def epoch_of(self, step: int) -> int:
         """The epoch that step (from 0) lies in."""
@@ -88,22 +89,28 @@ class Order:
     def epoch(self, epoch: int) -> tuple[Batch, ...]:
         """All batches of an epoch (from 0), in order."""
         batches: list[Batch] = []
-        for bucket in sorted(self._members):
+        for bucket in sorted(self._comings):
             batches += self._bucket_batches(bucket, epoch)
         shuffled = permutation(len(batches), "batches", self._seed, epoch)
         return tuple(batches[i] for i in shuffled)
 
     def _bucket_batches(self, bucket: Bucket, epoch: int) -> list[Batch]:
-        counts, comings, size = self._counts[bucket], self._comings[bucket], self._batch_size
-        item = np.repeat(self._members[bucket], counts)
-        draw = np.arange(comings) - np.repeat(np.cumsum(counts) - counts, counts)
-        slots = permutation(comings, "samples", self._seed, epoch, *bucket)
+        (items, draws), size = self._comings[bucket], self._batch_size
+        count = len(items)
+        slots = permutation(count, "samples", self._seed, epoch, *bucket)
         batches = []
-        for start in range(0, comings, size):
-            filled = max(0, start + size - comings) if self._fill else 0
-            taken = np.concatenate([slots[start : start + size], slots[np.arange(filled) % comings]])
-            batches.append(Batch(tuple(item[taken].tolist()), tuple(draw[taken].tolist()), bucket, filled))
+        for start in range(0, count, size):
+            filled = max(0, start + size - count) if self._fill else 0
+            taken = np.concatenate([slots[start : start + size], slots[np.arange(filled) % count]])
+            batches.append(Batch(tuple(items[taken].tolist()), tuple(draws[taken].tolist()), bucket, filled))
         return batches
+
+
+def _comings(items: Sequence[int], repeats: Sequence[int]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """All comings of some items in an epoch, item by item: which it is, and its how many-th, from 0."""
+    counts = np.array(repeats)
+    whose = np.repeat(items, counts)
+    return whose, np.arange(len(whose)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def epoch_batches(

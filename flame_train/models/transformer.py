@@ -1,5 +1,7 @@
 """The transformer inside a UNet (Latent Diffusion, arXiv 2112.10752): self attention, cross attention, GEGLU.
 
+And what other transformers share with it: attention on projected tokens, a feed-forward, what is made again.
+
 Shape letters: B batch, L image positions, T text positions, C channels, H heads, D channels a head.
 """
 
@@ -61,6 +63,20 @@ def _merged(x_BHLD: Tensor) -> Tensor:
     return x_BHLD.transpose(1, 2).reshape(B, L, H * D)
 
 
+def feed_forward(first: nn.Linear, second: nn.Linear, x: Tensor) -> Tensor:
+    """second(gelu(first(x))), the tanh formula: one op where neither is adapted.
+
+    Otherwise what the second is given, and then needs for a gradient, is made again out of what the first made.
+    """
+    if first.adapter is None and second.adapter is None:
+        return F.feed_forward(x, first.weight, first.bias, second.weight, second.bias)
+    return second(rebuild(_gelu, first(x)))
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
 class Attention(nn.Module):
     """Attention from an image to itself, or to a text whose keys and values are given."""
 
@@ -84,20 +100,6 @@ NARROW: Final = 640
 """Up to this width what geglu is given is made again instead of kept, from LARGE on. It is eight times as wide as the
 image, and the arithmetic for each byte of it grows with the width: at 640 it takes about the time of a norm, at 1280
 twice that."""
-
-
-def feed_forward(first: nn.Linear, second: nn.Linear, x: Tensor) -> Tensor:
-    """second(gelu(first(x))), the tanh formula: one op where neither is adapted.
-
-    Otherwise what the second is given, and then needs for a gradient, is made again out of what the first made.
-    """
-    if first.adapter is None and second.adapter is None:
-        return F.feed_forward(x, first.weight, first.bias, second.weight, second.bias)
-    return second(rebuild(_gelu, first(x)))
-
-
-def _gelu(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
 
 
 class GegluProjection(nn.Module):

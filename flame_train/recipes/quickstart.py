@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.lora import attach_factors
@@ -54,7 +54,7 @@ _LOG = logging.getLogger(__name__)
 
 _NEW: Final = 10  # pictures of the style that is taught
 _DRAWN_IN: Final = 20  # steps from noise to a picture
-_HELD_OUT: Final = 24  # pictures of each kind
+_HELD_OUT: Final = {"new": 24, "known": 48}  # pictures of each kind
 _SEED: Final = 2307
 _PROMPTS: Final = (
     "a delft tile with a large circle",
@@ -62,6 +62,16 @@ _PROMPTS: Final = (
     "a delft tile with a triangle",
     "a yellow square on the left on a green background",
 )
+
+
+class _Pictures(NamedTuple):
+    """Some of what is trained on: where it goes, how much, how it is drawn, and what it is."""
+
+    folder: str
+    number: int
+    make: Maker
+    seed: int
+    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,13 @@ class _Lesson:
     lr: float = 1e-3  # far above the usual one, for so few steps
     targets: tuple[str, ...] = ("attention",)
     loss: LossSection = field(default_factory=LossSection)
+
+    @property
+    def pictures(self) -> list[_Pictures]:
+        """The dataset, by folder."""
+        new = _Pictures(f"{self.repeats}_tiles", _NEW, tiles, _SEED, "Delft tiles, blue on white checks: what is new")
+        old = _Pictures("1_known", self.known, scenes, _SEED + 2, "of what the base knows, so that it keeps that")
+        return [new, old] if self.known else [new]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +132,8 @@ _STARTS: Final = {
 _ABOUT: Final = """\
 This folder was made by `flame-train quickstart --family {family}`.
 
-  pictures/           drawings with captions: the dataset. Ten are Delft tiles, blue on white checks, in a folder whose
-                      name says how often they come in an epoch; others, if any, are of what the base knows already
+  pictures/           the dataset, drawings with captions; folders' names say how often each comes in an epoch
+{pictures}
   base.safetensors    the base model: {base}
   config.toml         what was trained and how; change it, or copy it for a run of your own
   run/                the run: lora.safetensors, log.jsonl, checkpoints/, samples/
@@ -171,7 +188,9 @@ def _device(asked: str | None) -> str:
 def _lay(folder: Path, device: str, family: str) -> Path:
     """Makes whatever the folder lacks and returns the config's path. The config comes last: with it, all is there."""
     about, source = folder / "ABOUT.txt", folder / "config.toml"
-    text = _ABOUT.format(family=family, base=_STARTS[family].base)
+    start = _STARTS[family]
+    listed = "\n".join(f"    {p.folder + '/':<18}{p.number} {p.what}" for p in start.lesson.pictures)
+    text = _ABOUT.format(family=family, base=start.base, pictures=listed)
     if folder.is_dir() and any(folder.iterdir()) and not _is(about, text):
         raise OutputError(
             f"{folder}: expected an empty or new folder, or one that quickstart made for this family, but other files "
@@ -181,14 +200,11 @@ def _lay(folder: Path, device: str, family: str) -> Path:
     if source.exists():
         return source
     _write_text(about, text)
-    lesson = _STARTS[family].lesson
-    pictures = write_pictures(folder / "pictures" / f"{lesson.repeats}_tiles", _NEW, _SEED, tiles)
-    if lesson.known:
-        pictures += write_pictures(folder / "pictures" / "1_known", lesson.known, _SEED + 2)
-    _STARTS[family].write(folder)
-    _LOG.info("made %d pictures and put a small base model beside them in %s", pictures, folder)
+    made = sum(write_pictures(folder / "pictures" / p.folder, p.number, p.seed, p.make) for p in start.lesson.pictures)
+    start.write(folder)
+    _LOG.info("made %d pictures and put a small base model beside them in %s", made, folder)
     title = "A small LoRA from nothing, as quickstart trained it"
-    _write_text(source, commented(_config(folder, device, lesson), title, RECIPES[family].foreign))
+    _write_text(source, commented(_config(folder, device, start.lesson), title, RECIPES[family].foreign))
     return source
 
 
@@ -226,8 +242,8 @@ def _held_out(plan: Plan, folder: Path, lora: Path, device: str, stop: StopReque
     """The loss on pictures never trained on, without and with the LoRA as its file has it: new ones and known ones."""
     config, family = plan.config, plan.family
     sets = {
-        "new": _examples(plan, folder / "new", tiles, device, stop),
-        "known": _examples(plan, folder / "known", scenes, device, stop),
+        name: _examples(plan, folder / name, make, _HELD_OUT[name], device, stop)
+        for name, make in (("new", tiles), ("known", scenes))
     }
     denoiser = family.denoiser(config, device)
     plain = config.model_copy(update={"loss": LossSection()})  # a loss that weighs nothing compares with others
@@ -243,9 +259,9 @@ def _held_out(plan: Plan, folder: Path, lora: Path, device: str, stop: StopReque
     return {name: {"before": round(before[name], 4), "after": round(after[name], 4)} for name in sets}
 
 
-def _examples(plan: Plan, folder: Path, make: Maker, device: str, stop: StopRequest) -> list[Example]:
+def _examples(plan: Plan, folder: Path, make: Maker, count: int, device: str, stop: StopRequest) -> list[Example]:
     """Pictures of another seed than the trained ones', drawn, encoded and ready for the denoiser."""
-    write_pictures(folder, _HELD_OUT, _SEED + 1, make)
+    write_pictures(folder, count, _SEED + 1, make)
     config = plan.config.model_copy(
         update={"data": plan.config.data.model_copy(update={"path": str(folder), "cache": ""})}
     )

@@ -238,11 +238,13 @@ def test_folders_named_for_repeats_are_not_passed_over_in_silence(folder: Folder
     assert notice.startswith("2 folder(s) are named as kohya's trainers want them for repeats, e.g. 10_my cat: set")
 
 
-def test_no_repeats_at_all_are_a_mistake(folder: Folder) -> None:
-    root = folder({"0_cat/a.png": (16, 16), "1_dog/b.png": (16, 16)})
-    with pytest.raises(DatasetError, match=r"0_cat: expected a number of repeats of at least 1 before the _"):
+@pytest.mark.parametrize("name", ["0_cat", "1001_cat", "2024_summer", "20240131_trip"])
+def test_numbers_that_are_no_repeats_are_a_mistake(folder: Folder, name: str) -> None:
+    root = folder({f"{name}/a.png": (16, 16), "1_dog/b.png": (16, 16), "1000_cow/c.png": (16, 16)})
+    with pytest.raises(DatasetError, match=rf"{name}: expected repeats from 1 to 1000 before the _") as e:
         Dataset.scan(root, by_folder=True)
-    assert Dataset.scan(root).comings == (1, 1)
+    assert len(e.value.problems) == 1
+    assert Dataset.scan(root).comings == (1, 1, 1)
 
 
 def test_digest_sees_every_part(folder: Folder) -> None:

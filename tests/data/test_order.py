@@ -42,12 +42,17 @@ def test_every_item_comes_exactly_repeats_times(
     assert order.filled_per_epoch == sum(batch.filled for batch in batches)
 
 
-@given(BUCKET_LISTS, st.integers(1, 4), st.integers(1, 7), SEEDS, st.integers(0, 1000))
-def test_one_number_for_all_is_that_of_each(
-    bucket_of: list[tuple[int, int]], repeats: int, size: int, seed: int, epoch: int
-) -> None:
-    each = [repeats] * len(bucket_of)
-    assert epoch_batches(bucket_of, each, size, seed, epoch) == epoch_batches(bucket_of, repeats, size, seed, epoch)
+@given(st.integers(1, 30), st.integers(1, 4), SEEDS, st.integers(0, 1000))
+def test_one_number_for_all_numbers_the_comings_in_turn(items: int, repeats: int, seed: int, epoch: int) -> None:
+    """The order that runs have been continued by since there is one: it may not change."""
+    slots = permutation(items * repeats, "samples", seed, epoch, 64, 128)
+    (batch,) = epoch_batches([(64, 128)] * items, repeats, items * repeats, seed, epoch)
+    assert batch == Batch(tuple(slots // repeats), tuple(slots % repeats), (64, 128))
+
+
+def test_each_item_has_its_repeats() -> None:
+    with pytest.raises(ValueError, match="repeats for each of 2 items, got 1"):
+        Order([(64, 64)] * 2, [3], 1, 0)
 
 
 @given(BUCKET_LISTS, st.integers(1, 3), st.integers(1, 5), SEEDS, st.lists(st.integers(0, 300), max_size=20))

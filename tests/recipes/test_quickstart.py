@@ -137,7 +137,7 @@ def test_a_config_that_was_changed_is_obeyed(tmp_path, monkeypatch):
     """The folder is laid once; from then on its config is the user's."""
     start = quickstart._STARTS["sdxl"]
     monkeypatch.setitem(quickstart._STARTS, "sdxl", replace(start, lesson=replace(start.lesson, known=0, steps=6)))
-    for name, fewer in (("_DRAWN_IN", 2), ("_HELD_OUT", 4), ("_PROMPTS", ("a delft tile",))):
+    for name, fewer in (("_DRAWN_IN", 2), ("_HELD_OUT", {"new": 4, "known": 4}), ("_PROMPTS", ("a delft tile",))):
         monkeypatch.setattr(quickstart, name, fewer)
     folder = tmp_path / "new"
     quickstart.run(folder, "cpu")

@@ -9,7 +9,7 @@ kernels (attention.cuh) do the rest up to head sizes where cuBLASLt's products a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -256,28 +256,20 @@ def _rows_together(k: Any, *arrays: Array) -> list[Array]:
     return [block[:, :, i].transpose(0, 2, 1, 3) for i in range(len(arrays))]
 
 
-def _few_keys(
-    query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool, enable_gqa: bool
-) -> str:  # fmt: skip
-    return _flash(query, key, value, attn_mask, dropout_p, enable_gqa) or attention_few_keys.few_keys(
-        query, key, is_causal
-    )
+def _and(worth: Callable[[Array, Array, bool], str]) -> Callable[..., str]:
+    """Why neither cuDNN could be asked nor what stands in for it, or for a part of it."""
+
+    def reason(
+        query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool,
+        enable_gqa: bool,
+    ) -> str:  # fmt: skip
+        return _flash(query, key, value, attn_mask, dropout_p, enable_gqa) or worth(query, key, is_causal)
+
+    return reason
 
 
-def _last_keys(
-    query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool, enable_gqa: bool
-) -> str:  # fmt: skip
-    return _flash(query, key, value, attn_mask, dropout_p, enable_gqa) or attention_few_keys.last_keys(
-        query, key, is_causal
-    )
-
-
-def _last_keys_gradients(
-    query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool, enable_gqa: bool
-) -> str:  # fmt: skip
-    return _flash(query, key, value, attn_mask, dropout_p, enable_gqa) or attention_few_keys.last_keys_gradients(
-        query, key, is_causal
-    )
+_few_keys, _last_keys = _and(attention_few_keys.few_keys), _and(attention_few_keys.last_keys)
+_last_keys_gradients = _and(attention_few_keys.last_keys_gradients)
 
 
 @scaled_dot_product_attention.cuda("few_keys", when=_few_keys)
@@ -297,10 +289,9 @@ def _(
     scale: float | None, enable_gqa: bool, rng: None, stream: int,
 ) -> tuple[Array, Array]:  # fmt: skip
     check_attention(query, key, value, enable_gqa)
-    whole = attention_few_keys.whole_tiles(key)
-    out, lse = _found_by_cudnn(k, query, key[..., :whole, :], value[..., :whole, :], scale, False)
-    rest = key[..., whole:, :], value[..., whole:, :]
-    attention_few_keys.forward(k, query, *rest, out, lse, _factor(scale, query), last=True)
+    (keys, last_keys), (values, last_values) = (attention_few_keys.whole_and_rest(x) for x in (key, value))
+    out, lse = _found_by_cudnn(k, query, keys, values, scale, False)
+    attention_few_keys.forward(k, query, last_keys, last_values, out, lse, _factor(scale, query), last=True)
     return out, lse
 
 
@@ -336,14 +327,13 @@ def _(
     k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float | None, into: Into
 ) -> tuple[Array, Array, Array]:
     dq, dk, dv = _rooms(k, query, key, value, into)
-    g, whole, factor = _unit(k, g), attention_few_keys.whole_tiles(key), _factor(scale, query)
-    first, rest = (..., slice(whole), slice(None)), (..., slice(whole, None), slice(None))
-    query, key, value = (_unit(k, x) for x in (query, key, value))
-    k.cudnn.attention_backward(
-        query, key[first], value[first], out, lse, g, dq, dk[first], dv[first], factor, causal=False
-    )
-    into_rest = dq, dk[rest], dv[rest]
-    attention_few_keys.gradients(k, g, query, key[rest], value[rest], lse, into_rest, factor, out)
+    query, key, value, g = (_unit(k, x) for x in (query, key, value, g))
+    split, factor = attention_few_keys.whole_and_rest, _factor(scale, query)
+    (keys, last_keys), (values, last_values) = split(key), split(value)
+    (of_keys, of_last_keys), (of_values, of_last_values) = split(dk), split(dv)
+    k.cudnn.attention_backward(query, keys, values, out, lse, g, dq, of_keys, of_values, factor, False)
+    into_rest = dq, of_last_keys, of_last_values
+    attention_few_keys.gradients(k, g, query, last_keys, last_values, lse, into_rest, factor, out)
     return dq, dk, dv
 
 

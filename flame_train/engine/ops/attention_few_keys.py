@@ -28,8 +28,8 @@ def few_keys(query: Array, key: Array, is_causal: bool) -> str:
 def last_keys(query: Array, key: Array, is_causal: bool) -> str:
     """Why cuDNN is asked for all keys instead of whole tiles of them; empty where the rest is left to the kernel.
 
-    cuDNN's kernels for heads of 64 take an eighth longer for the same work where the last tile of keys is not full,
-    which from some length on is more than another pass over the queries (docs/log.md).
+    cuDNN's forward kernels for heads of 64 take an eighth longer for the same work where the last tile of keys is not
+    full, which from some length on is more than another pass over the queries (docs/log.md).
     """
     keys = key.shape[-2]
     if keys < _MANY or keys % _WHOLE == 0:
@@ -46,9 +46,10 @@ def last_keys_gradients(query: Array, key: Array, is_causal: bool) -> str:
     return last_keys(query, key, is_causal)
 
 
-def whole_tiles(x: Array) -> int:
-    """How many of the keys (B, H, S, E) fill cuDNN's tiles."""
-    return int(x.shape[-2]) // _WHOLE * _WHOLE
+def whole_and_rest(x: Array) -> tuple[Array, Array]:
+    """Of keys (B, H, S, E), or what there is of each, those that fill cuDNN's tiles and those that do not."""
+    whole = x.shape[-2] // _WHOLE * _WHOLE
+    return x[..., :whole, :], x[..., whole:, :]
 
 
 def _unfit(query: Array, keys: int, is_causal: bool) -> str:

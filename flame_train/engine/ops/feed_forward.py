@@ -20,9 +20,9 @@ from .matmul import added_product, check_linear, linear
 def feed_forward(
     input: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """linear(gelu(linear(input, weight1, bias1), approximate="tanh"), weight2, bias2): of a transformer
+    """linear(gelu(linear(input, weight1, bias1), approximate="tanh"), weight2, bias2), as in DiTs (arXiv 2212.09748)
 
-    (arXiv 1706.03762). One op where the weights are frozen; gradients at these take its parts one by one.
+    One op where the weights are frozen; gradients at these take its parts one by one.
     """
     return linear(gelu(linear(input, weight1, bias1), approximate="tanh"), weight2, bias2)
 

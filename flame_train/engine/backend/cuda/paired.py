@@ -266,7 +266,7 @@ _CONTENDS = 0.75
 
 
 def contenders(tiles: Sequence[Tile], m: int, n: int, multiprocessors: int) -> list[Tile]:
-    """Those that could win: a tile of which much less is used than of the best is not worth its compiling."""
+    """Those that could win: a tile of which much less is used than of the best is not worth its timing."""
     used = [t.used(m, n, multiprocessors) for t in tiles]
     return [t for t, share in zip(tiles, used, strict=True) if share >= _CONTENDS * max(used)]
 
