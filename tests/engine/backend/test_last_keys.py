@@ -68,6 +68,9 @@ def test_each_key_is_attended_to_once(calls: list[Call]) -> None:
     assert all(follows(back[name], rest[name]) for name in ("dk", "dv"))
     assert back["dq"] is rest["dq"]
     assert back["out"] is found["out"]
+    starts = [[c[name].data.ptr for name in ("k", "v")] for c in calls]
+    assert starts[:2] == starts[2:], "the gradients' keys and values are those that were attended to"
+    assert all(k != v for k, v in starts)
 
 
 @pytest.mark.parametrize(
