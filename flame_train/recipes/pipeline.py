@@ -214,8 +214,8 @@ def train_plan(plan: Plan, device: str, stop: StopRequest) -> dict[str, Any]:
         dataset = dataset_digest(plan.placed, keys)
         found = _resume(folder, dataset)
         _write_report(plan, folder)
+        encoded = encode(plan.placed, keys, config, plan.family, device, stop)
         with deterministic(config.train.deterministic):
-            encoded = encode(plan.placed, keys, config, plan.family, device, stop)
             last = _train(plan, encoded, folder, found, dataset, device, stop)
         return {
             "lora": str(folder.lora),
@@ -303,7 +303,9 @@ def make_preview(
     decode = family.decoder(config, device)
 
     def preview(step: int) -> None:
-        pictures = draw(how, denoiser, decode, prompts, negative, stop)
+        # Choices are measured for what recurs thousands of times, and what training may vary in must not show here.
+        with deterministic(True):
+            pictures = draw(how, denoiser, decode, prompts, negative, stop)
         write_png(place(step), grid(pictures))
 
     return preview

@@ -10,6 +10,7 @@ from typing import Any
 _ROUNDS = 7
 _FLUSH_BYTES, _FLUSH_SECONDS = 128 << 20, 30e-6  # somewhat less than an H200 takes to fill them
 _WORTH = 0.97  # of the first one's time: less would be noise, and the first is what the library advises
+_HOPELESS, _CERTAIN_MS = 4, 1.0  # times the shortest, where a call takes longer than any host needs to queue it
 
 
 class Stopwatch:
@@ -27,7 +28,7 @@ class Stopwatch:
         return best if times[best] < _WORTH * times[0] else 0
 
     def _times(self, ways: Sequence[Callable[[], None]]) -> list[list[float]]:
-        """Milliseconds, in turns, so that a change of the clock rate meets all alike.
+        """Milliseconds, in turns, so that a change of the clock rate meets all alike; one of what is hopeless.
 
         The fills before each call empty the caches, and keep the device busy for twice as long as the host takes to
         queue all that the call launches, or what is timed would be the host.
@@ -35,25 +36,31 @@ class Stopwatch:
         flush = self._cupy.empty(_FLUSH_BYTES, "uint8")
         for way in ways:
             way()
-        fills = [1 + int(2 * _host_seconds(way) / _FLUSH_SECONDS) for way in ways]
-        marks: list[tuple[int, Any, Any]] = []
+        queued, found = [], []
+        for way in ways:
+            seconds, marks = self._marked(way)
+            self._stream.synchronize()
+            queued.append(seconds)
+            found.append([self._cupy.cuda.get_elapsed_time(*marks)])
+        limit = max(_CERTAIN_MS, _HOPELESS * min(ms for (ms,) in found))
+        hopeful = [i for i, (ms,) in enumerate(found) if ms <= limit]
+        turns = []
         for _ in range(_ROUNDS):
-            for i, way in enumerate(ways):
-                begin, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
-                for _ in range(fills[i]):
+            for i in hopeful:
+                for _ in range(1 + int(2 * queued[i] / _FLUSH_SECONDS)):
                     flush.fill(0)
-                begin.record(self._stream)
-                way()
-                end.record(self._stream)
-                marks.append((i, begin, end))
+                turns.append((i, self._marked(ways[i])[1]))
         self._stream.synchronize()
-        found: list[list[float]] = [[] for _ in ways]
-        for i, begin, end in marks:
-            found[i].append(self._cupy.cuda.get_elapsed_time(begin, end))
+        for i in hopeful:
+            found[i] = [self._cupy.cuda.get_elapsed_time(*marks) for turn, marks in turns if turn == i]
         return found
 
-
-def _host_seconds(way: Callable[[], None]) -> float:
-    begin = time.perf_counter()
-    way()
-    return time.perf_counter() - begin
+    def _marked(self, way: Callable[[], None]) -> tuple[float, tuple[Any, Any]]:
+        """How many seconds the host takes to queue it, and events on both sides of it."""
+        begin, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
+        begin.record(self._stream)
+        start = time.perf_counter()
+        way()
+        seconds = time.perf_counter() - start
+        end.record(self._stream)
+        return seconds, (begin, end)

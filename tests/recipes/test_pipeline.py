@@ -1,0 +1,34 @@
+"""A run from config to LoRA: what its parts are told."""
+
+from __future__ import annotations
+
+from flame_train.engine.mode import mode
+from flame_train.models.unet_sdxl import UNet
+from flame_train.models.vae import Encoder
+from flame_train.recipes import RECIPES
+from flame_train.recipes.pipeline import make_plan, train_plan
+from flame_train.training.stop import StopRequest
+
+
+def test_only_training_steps_may_vary(small_config, monkeypatch):
+    """Cached pictures and grids are the same bytes however one trains, and wait for no measurement of their own."""
+    seen: dict[str, set[bool]] = {"encoding": set(), "drawing": set(), "training": set()}
+    encode, denoise = Encoder.forward, UNet.forward
+
+    def encoding(self, *args):
+        seen["encoding"].add(mode().deterministic)
+        return encode(self, *args)
+
+    def denoising(self, *args, **more):
+        seen["training" if mode().grad else "drawing"].add(mode().deterministic)
+        return denoise(self, *args, **more)
+
+    monkeypatch.setattr(Encoder, "forward", encoding)
+    monkeypatch.setattr(UNet, "forward", denoising)
+    config = small_config(
+        train={"precision": "fp32", "steps": 1, "deterministic": False},
+        sample={"every": 1, "steps": 1, "prompts": ("a circle",)},
+    )
+    with StopRequest() as stop:
+        train_plan(make_plan(RECIPES["sdxl"], config, stop), "cpu", stop)
+    assert seen == {"encoding": {True}, "drawing": {True}, "training": {False}}
