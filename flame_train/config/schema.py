@@ -211,6 +211,13 @@ class TrainSection(Section):
         "number format of the base model; adapters stay fp32",
         aka=("mixed_precision", "dtype"),
     )
+    ema_decay: float = field(
+        0.0,
+        "the LoRA and the grids hold a moving average of the weights; 0: off, 0.99 to 0.9999 are usual",
+        ge=0,
+        lt=1,
+        aka=("ema", "use_ema"),
+    )
     deterministic: bool = field(True, "same seed, same bytes on the same device; false is some 7 % faster on a GPU")
 
 

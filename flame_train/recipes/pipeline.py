@@ -91,13 +91,13 @@ class Plan:
         scores = max(map(self.facts.activation_bytes, loads)) - step
         wide = draws and c.model.vae_precision == "fp32"
         room = max(scores, wide * pixels * vae.workspace() * float32.itemsize)
-        state = state_bytes(self.parameters, c.optimizer.name)
+        state = state_bytes(self.parameters, c.optimizer.name, c.train.ema_decay > 0)
         return self.facts.weights * item + state + decoder + step + room
 
 
-def state_bytes(parameters: int, optimizer: str) -> int:
-    """What trained values take with their gradients and the optimizer's moments, all fp32."""
-    return parameters * 4 * (4 if optimizer == "adamw" else 3)
+def state_bytes(parameters: int, optimizer: str, averaged: bool = False) -> int:
+    """What trained values take with their gradients, the optimizer's moments and their average, all fp32."""
+    return parameters * 4 * ((4 if optimizer == "adamw" else 3) + averaged)
 
 
 def make_plan(family: Family, config: Config, stop: StopRequest) -> Plan:

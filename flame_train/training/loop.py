@@ -90,7 +90,7 @@ def train(run: Run) -> dict[str, Any]:
             if save:
                 _save(run, step)
             if draw:
-                run.preview(step)  # ends early when a signal comes
+                _draw(run, step)  # ends early when a signal comes
             if draw and not save and run.stop.requested:
                 _save(run, step)
                 save = True
@@ -108,7 +108,7 @@ def _heed(run: Run, step: int, where: str) -> None:
 def _catch_up(run: Run) -> None:
     """What comes before the next step: the sample grid of this one, and what the last run left undone."""
     if (run.first == 0 and run.config.sample.every) or _lacks_grid(run, run.first):
-        run.preview(run.first)
+        _draw(run, run.first)
     if run.first >= run.config.train.steps:
         _write_result(run, run.first)
     _heed(run, run.first, "before the next step")
@@ -234,8 +234,14 @@ def _write_result(run: Run, step: int) -> None:
     _write_lora(run, run.folder.lora, step)
 
 
+def _draw(run: Run, step: int) -> None:
+    with run.state.optimizer.averaged():
+        run.preview(step)
+
+
 def _write_lora(run: Run, path: Path, step: int) -> None:
-    write_lora(path, run.attached, run.denoiser.component, run.names, run.config, step)
+    with run.state.optimizer.averaged():
+        write_lora(path, run.attached, run.denoiser.component, run.names, run.config, step)
 
 
 def forgiving(preview: Callable[[int], None]) -> Callable[[int], None]:

@@ -15,6 +15,7 @@ from flame_train.engine.optim import (
     ClipValue,
     GradientNoise,
     LossScaler,
+    MovingAverage,
     Optimizer,
     Schedule,
     SGDRule,
@@ -38,5 +39,8 @@ def build_optimizer(parameters: Iterable[Parameter], config: Config, backend: Ba
         chain.append(SGDRule(momentum=o.momentum, weight_decay=o.weight_decay))
     schedule = Schedule(s.name, config.train.steps, s.warmup_steps, s.cycles, s.power, s.min_lr)
     scaler = LossScaler() if config.train.precision == "fp16" else None
+    average = MovingAverage(config.train.ema_decay) if config.train.ema_decay else None
     arena = Arena(parameters, backend, working=as_dtype(config.train.precision))
-    return Optimizer(arena, chain, lr=o.lr, schedule=schedule, accumulation=g.accumulation, scaler=scaler)
+    return Optimizer(
+        arena, chain, lr=o.lr, schedule=schedule, accumulation=g.accumulation, scaler=scaler, average=average
+    )

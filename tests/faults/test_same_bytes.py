@@ -79,6 +79,17 @@ def test_a_continued_run_is_not_a_cold_start(another, optimizer):
     assert bare.finish(**changes).lora != whole.lora
 
 
+def test_a_moving_average_is_continued_and_handed_out(another, whole):
+    """The LoRA holds the average, the checkpoint beside it the weights, which are trained as without one."""
+    changes = {"train__ema_decay": 0.9}
+    averaged = another("averaged").finish(**changes)
+    continued = another("continued")
+    continued.train(failpoint="train.after_step:3", **changes)
+    assert continued.finish(**changes) == averaged
+    assert averaged.log == whole.log
+    assert averaged.lora != whole.lora
+
+
 def forget_moments(job) -> None:
     """Puts the state of a first step beside the weights of the newest checkpoint, and seals it again."""
     import hashlib

@@ -21,6 +21,7 @@ from flame_train.engine.optim import (
     ClipValue,
     GradientNoise,
     LossScaler,
+    MovingAverage,
     Optimizer,
     Schedule,
     SGDRule,
@@ -42,7 +43,8 @@ def optimizer(device: str, rule: str, schedule: Any = "cosine", scaled: bool = T
     links = [ClipNorm(5.0), ClipValue(0.2), GradientNoise(0.01, seed=1), RULES[rule]]
     curve = Schedule(schedule, total=20, warmup=3, cycles=2, power=1.7)
     scaler = LossScaler(interval=4) if scaled else None
-    return Optimizer(Arena(ps, get_backend(device)), links, lr=0.01, schedule=curve, scaler=scaler, accumulation=2)
+    arena = Arena(ps, get_backend(device))
+    return Optimizer(arena, links, lr=0.01, schedule=curve, scaler=scaler, accumulation=2, average=MovingAverage(0.9))
 
 
 def everything(o: Optimizer) -> dict[str, np.ndarray]:

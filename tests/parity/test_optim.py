@@ -17,6 +17,7 @@ from flame_train.engine.optim import (
     Arena,
     ClipNorm,
     LossScaler,
+    MovingAverage,
     Optimizer,
     Schedule,
     SGDRule,
@@ -203,3 +204,24 @@ def both() -> tuple[list[Any], list[Tensor]]:
 def same(mine: list[Tensor], theirs: list[Any]) -> None:
     for a, b in zip(mine, theirs, strict=True):
         np.testing.assert_allclose(a.grad.numpy(), b.grad.numpy(), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("decay", [0.15, 0.999])
+def test_the_moving_average_is_that_of_diffusers(decay: float) -> None:
+    """`EMAModel`, whose decay begins at 0 and rises to what is asked for."""
+    ema = pytest.importorskip("diffusers.training_utils").EMAModel
+    theirs = [torch.nn.Parameter(torch.tensor(w)) for w in start()]
+    shadow = ema(theirs, decay=decay)
+    mine = [tensor(w, requires_grad=True) for w in start()]
+    optimizer = Optimizer(Arena(mine), [SGDRule()], lr=0.1, average=MovingAverage(decay))
+    rng = np.random.default_rng(3)
+    for _ in range(STEPS):
+        for p in mine:
+            p.grad = tensor(np.asarray(rng.standard_normal(p.shape), np.float32))
+        optimizer.step()
+        for t, p in zip(theirs, mine, strict=True):
+            t.data.copy_(torch.tensor(p.numpy()))
+        shadow.step(theirs)
+    with optimizer.averaged():
+        for t, p in zip(shadow.shadow_params, mine, strict=True):
+            np.testing.assert_allclose(p.numpy(), t.numpy(), rtol=1e-6, atol=1e-6)

@@ -22,6 +22,7 @@ from flame_train.engine.dtype import as_dtype
 from flame_train.errors import DeviceFault, Interrupted, NonFiniteError
 from flame_train.io.lora_names import LoraComponent, LoraFamily
 from flame_train.io.runfolder import RunFolder
+from flame_train.io.safetensors import SafetensorsFile
 from flame_train.training import loop
 from flame_train.training.batch import HostBatch
 from flame_train.training.family import Denoiser
@@ -226,6 +227,27 @@ def test_when_grids_are_drawn(trained):
     drawn: list[int] = []
     trained(Feed(1), preview=drawn.append, sample={"every": 3})
     assert drawn == [0, 3, 6]
+
+
+def test_grids_and_result_show_the_moving_average(trained, tmp_path, monkeypatch):
+    """Beside one made from the weights of a run that has none."""
+    runs, seen, train = [], {}, loop.train
+    monkeypatch.setattr(loop, "train", lambda run: runs.append(run) or train(run))
+
+    def look(step: int) -> None:
+        seen[step] = runs[-1].attached.adapters["proj"].up.numpy().copy()
+
+    trained(Feed(1), name="plain", preview=look, sample={"every": 1})
+    weights, mean = dict(seen), 0.0
+    trained(Feed(1), name="calm", preview=look, sample={"every": 1}, train={"ema_decay": 0.3})
+    for step in range(1, 9):
+        decay = min(0.3, step / (9 + step)) if step > 1 else 0.0
+        mean = decay * mean + (1 - decay) * weights[step]
+        np.testing.assert_allclose(seen[step], mean, rtol=1e-5, atol=1e-7)
+    assert np.abs(mean - weights[8]).max() > 1e-3
+    for folder, expected in (("plain", weights[8]), ("calm", seen[8])):
+        with SafetensorsFile(tmp_path / folder / "lora.safetensors") as file:
+            np.testing.assert_array_equal(file.read("lora_unet_proj.lora_up.weight"), expected)
 
 
 @pytest.mark.parametrize("exists", [True, False])

@@ -1,8 +1,8 @@
-// The optimizer's passes over the flat arena: the gradient's norm, and one AdamW update.
+// The optimizer's passes over the flat arena: the gradient's norm, one AdamW update, and a moving average.
 //
 // Contract: all buffers hold n elements, n % 4 == 0, 16-byte aligned; `low` is the working copy in T, or null. Scalars
 // that change from step to step are read from the device. Products and sums are rounded one by one, in the order of
-// optim/rules.py, so that both ways give the same bits.
+// optim/rules.py and average.py, so that both ways give the same bits.
 #include "common.cuh"
 
 // Sums of squares of g / divisor, in fp64, one a block; the order of sums depends on n and the grid alone.
@@ -50,4 +50,11 @@ extern "C" __global__ void adamw(const float* grad, float* values, float* exp_av
   exp_avg[i] = m;
   exp_avg_sq[i] = v;
   if (low) low[i] = from_float<T>(p);
+}
+
+// mean -= rate * (mean - values)
+extern "C" __global__ void average(float* mean, const float* values, const float* rate, long long n) {
+  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  mean[i] = __fsub_rn(mean[i], __fmul_rn(*rate, __fsub_rn(mean[i], values[i])));
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .arena import Arena, Segment
+from .average import MovingAverage
 from .facade import SGD, AdamW
 from .gradients import (
     GradientStatistics,
@@ -30,6 +31,7 @@ __all__ = [
     "GradientNoise",
     "GradientStatistics",
     "LossScaler",
+    "MovingAverage",
     "Optimizer",
     "SGDRule",
     "Schedule",

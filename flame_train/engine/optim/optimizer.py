@@ -6,7 +6,8 @@ the step is written in place, so that a captured step can be replayed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ...errors import ModelFileError
 from ..dtype import Array, float32
 from ..tensor import Tensor
 from .arena import Arena
+from .average import MovingAverage
 from .scaler import LossScaler
 from .schedule import Schedule
 from .transform import State, Transform
@@ -37,7 +39,7 @@ class Optimizer:
 
     def __init__(
         self, arena: Arena, transforms: Sequence[Transform], *, lr: float, schedule: Schedule | None = None,
-        accumulation: int = 1, scaler: LossScaler | None = None,
+        accumulation: int = 1, scaler: LossScaler | None = None, average: MovingAverage | None = None,
     ) -> None:  # fmt: skip
         names = [t.name for t in transforms]
         if not names or len(set(names)) < len(names):
@@ -47,12 +49,14 @@ class Optimizer:
         xp = arena.backend.xp
         self.arena, self.transforms = arena, tuple(transforms)
         self.schedule, self.scaler, self.accumulation = schedule or Schedule(), scaler, accumulation
+        self.average = average
         self._own: State = {
             "lr": xp.full((), lr, np.float64),
             "count": xp.zeros((), np.int64),
             "skipped": xp.zeros((), np.int64),
         }
         self._scaling: State = scaler.state(xp) if scaler else {"scale": xp.ones((), float32)}
+        self._mean: State = average.init(arena) if average else {}
         self._links: list[State] = [t.init(arena) for t in self.transforms]
         self._update = make_update(arena, self.transforms, self._links)
         self._healthy: Array = xp.ones((), np.bool_)
@@ -97,8 +101,26 @@ class Optimizer:
         lr = self.schedule.rate(xp, self.count, self._own["lr"])
         used = self._scaling["scale"].copy()
         self._update.apply(take, norm, lr, self.count)
+        if self.average is not None:
+            self.average.update(self.arena, self._mean, take, self.count)
         self._advance(xp, finite, take)
         self._report(lr, norm, used, finite)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The moving average in the values' place, for who shows or saves them; without one, the values themselves."""
+        if self.average is None:
+            yield
+            return
+        arena = self.arena
+        trained = arena.values.copy()
+        arena.values[...] = self._mean["values"]
+        arena.refresh()
+        try:
+            yield
+        finally:
+            arena.values[...] = trained
+            arena.refresh()
 
     def _divisor(self) -> Array | None:
         """What the accumulated gradients are divided by; None for 1."""
@@ -171,6 +193,7 @@ class Optimizer:
         """Every buffer of the state with its saved name."""
         found = [*self._own.items()]
         found += [(f"loss_scaler.{n}", a) for n, a in self._scaling.items() if self.scaler]
+        found += [(f"average.{n}", a) for n, a in self._mean.items()]
         for link, state in zip(self.transforms, self._links, strict=True):
             found += [(f"{link.name}.{n}", a) for n, a in state.items()]
         return found

@@ -17,6 +17,7 @@ from flame_train.engine.optim import (
     ClipValue,
     GradientNoise,
     LossScaler,
+    MovingAverage,
     Optimizer,
     Schedule,
     SGDRule,
@@ -99,7 +100,9 @@ def test_a_step_reads_nothing_back_and_computes_what_it_does_elsewhere(
         ps = [Parameter(np.full(n, 0.5, np.float32), str(n)) for n in (5, 100)]
         links = [ClipNorm(1.0), ClipValue(0.2), GradientNoise(0.1, seed=1), rule]
         curve = Schedule(schedule, total=10, warmup=2, cycles=2, power=2.0)
-        o = Optimizer(Arena(ps, where), links, lr=0.1, schedule=curve, scaler=scaler, accumulation=2)
+        o = Optimizer(
+            Arena(ps, where), links, lr=0.1, schedule=curve, scaler=scaler, accumulation=2, average=MovingAverage(0.9)
+        )
         for i in range(5):
             o.zero_grad()
             o.arena.grads[...] = np.nan if i == 3 and scaler else 0.1 * i
