@@ -27,6 +27,7 @@ def run(op: Op, values: dict[str, Any]) -> Any:
     m = mode()
     arrays, used = _unwrap(op, values)
     backend = _backend(op, used, m)
+    arrays = _fit(op, arrays, backend)
     wanted = [u for u in used if u[2].requires_grad and u[0] not in op.undifferentiable] if m.grad else []
     kernel = _choose(op, arrays, backend, m)
     if op.composite and (kernel is None or not _covers(op, wanted)):
@@ -50,6 +51,7 @@ def explain(op: Op, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
     """Each implementation of `op` on these inputs with "chosen" or the reason it was passed over."""
     arrays, used = _unwrap(op, op.bind(args, kwargs))
     backend = _backend(op, used, mode())
+    arrays = _fit(op, arrays, backend)
     rows, taken = [], False
     for k in op.kernels:
         verdict = "needs a GPU" if backend.kernels is None else _declined(k.when, arrays)
@@ -73,6 +75,13 @@ def _unwrap(op: Op, values: dict[str, Any]) -> tuple[dict[str, Any], list[Used]]
         elif v is not None and not isinstance(v, (bool, int, float)):
             _expect_tensor(op, name, v)
     return arrays, used
+
+
+def _fit(op: Op, arrays: dict[str, Any], backend: Backend) -> dict[str, Any]:
+    """The arguments as the op's kernels, if it has some and there is a GPU, may count on them."""
+    if backend.kernels is None or not op.kernels:
+        return arrays
+    return {n: backend.kernels.fit(v) if n in op.tensor_names else v for n, v in arrays.items()}
 
 
 def _expect_tensor(op: Op, name: str, value: Any) -> Tensor:

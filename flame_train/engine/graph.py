@@ -162,7 +162,8 @@ class Node:
         assert self.saved is not None
         values = [_remade(self.saved[n]) for n in formula.names]
         if formula.impl != "reference":
-            return formula.fn(self.backend.kernels, g, *values, **extra)
+            k = self.backend.kernels
+            return formula.fn(k, k.fit(g), *values, **extra)
         if not self.op.moves:
             g = _raised(g)
             values = [_raised(v) for v in values]

@@ -164,6 +164,53 @@ def test_meets_the_tolerance_rule(name: str, label: str, s: Sample, dtype: Any) 
     assert worst <= 1.0, f"{chosen}: {worst:.2f} of the allowed error"
 
 
+def lying(xp: Any, a: Any, how: int) -> Any:
+    """The same values in memory of another order, distance, direction or alignment."""
+    if how == 0 or a.ndim == 0:  # an element behind the boundaries that wide accesses need
+        room = xp.empty(a.size + 1, a.dtype)[1:].reshape(a.shape)
+    elif how == 1:  # every other element
+        room = xp.empty((*a.shape[:-1], 2 * a.shape[-1]), a.dtype)[..., ::2]
+    elif how == 2:  # rows with gaps of an odd length
+        room = xp.empty((*a.shape[:-1], a.shape[-1] + 3), a.dtype)[..., 1:-2]
+    elif how == 3:  # dims the other way round
+        room = xp.empty(a.shape[::-1], a.dtype).T
+    else:  # backwards
+        room = xp.empty(a.shape, a.dtype)[..., ::-1]
+    room[...] = a
+    return room
+
+
+@pytest.mark.parametrize("dtype", [float32, bfloat16], ids=lambda d: d.name)
+@pytest.mark.parametrize(("name", "label", "s"), CASES)
+def test_how_arrays_lie_in_memory_does_not_matter(
+    name: str, label: str, s: Sample, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Views reach kernels that were written for whole arrays: those must take them as they lie, or copy, or decline."""
+    op = REGISTRY[name]
+    if "dtype" in op.names:
+        s = Sample(s.args[: op.names.index("dtype")], {**s.kwargs, "dtype": dtype})
+    rng = generator(name, len(label) * 100 + int(label[1:]))
+    rounded = on(materialise(op, s, rng), op, "cpu", dtype)
+    exact = on(rounded, op, "cpu", float64)
+    shapes = [o.shape for o in outputs(op(**exact)) if is_float(o.dtype)]
+    weights = [rng.standard_normal(shape).astype(dtype).astype(np.float64) for shape in shapes]
+    truth, yard = results(op, exact, weights), results(op, rounded, weights)
+    whole = results(op, on(rounded, op, "cuda", dtype), weights)
+    plain, turn = flame.tensor, iter(range(int(rng.integers(5)), 1 << 30))
+
+    def odd(data: Any, dtype: Any = None, device: str | None = None) -> flame.Tensor:
+        made = plain(data, dtype, device)
+        return flame.Tensor(lying(made.backend.xp, made.data, next(turn) % 5)) if device == "cuda" else made
+
+    monkeypatch.setattr(flame, "tensor", odd)
+    for _ in range(3):
+        got = results(op, on(rounded, op, "cuda", dtype), weights)
+        next(turn)
+        for part in (0, 1):
+            for g, t, w, y in zip(got[part], truth[part], whole[part], yard[part], strict=True):
+                assert error(g, t) <= 2.0 * max(error(w, t), error(y, t)) + 2 * ulp(dtype)
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_gradients_meet_finite_differences_on_the_gpu(name: str) -> None:
     assert not [v for v in gradcheck(REGISTRY[name], "cuda") if not v.passed]

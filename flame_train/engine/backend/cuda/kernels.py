@@ -86,6 +86,18 @@ class Kernels:
         self.copy([made], [x])
         return made
 
+    def fit(self, value: Any) -> Any:
+        """An argument as kernels may count on it: at a multiple of 16 bytes, never backwards, a vector without gaps.
+
+        A view that lies otherwise is copied; arrays in lists and tuples too; what is no array comes back as it is.
+        """
+        if isinstance(value, (list, tuple)):
+            return type(value)([self.fit(v) for v in value])
+        if not isinstance(value, self.xp.ndarray):
+            return value
+        odd = value.data.ptr & 15 or min(value.strides, default=0) < 0
+        return value.copy() if odd or (value.ndim == 1 and not value.flags.c_contiguous) else value
+
     def even(self, x: Array) -> Array:
         """`x` with its rows at one distance from each other: itself, or a dense copy where they are not."""
         return x if _evenly(x) else self.rows_first(x)
