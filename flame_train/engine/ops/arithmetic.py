@@ -290,6 +290,9 @@ def _() -> Iterator[Sample]:
     yield sample((3, 4), (3, 4), 0.3)
     yield sample((3, 4), (4,), 1.2)
     yield sample((3, 1), (4,), (3, 4))
+    yield sample((3, 1), (3, 4), 0.25)
+    yield sample((4,), (3, 4), 0.25)
+    yield sample((), (1, 3), 0.25)
 
 
 @primitive(torch="reciprocal")

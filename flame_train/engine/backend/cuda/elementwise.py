@@ -128,7 +128,7 @@ def _source(
     dims = len(places[0].steps)
     arguments = [
         *(f"const {p.type}* __restrict__ p_{p.name}" for p in ins),
-        *(f"const float {n}" for n in numbers),
+        *(f"const float v_{n}" for n in numbers),
         *(f"{p.type}* __restrict__ p_{p.name}" for p in outs),
         "const I elements",
         *(f"const I size{d}" for d in range(dims)),
@@ -194,7 +194,7 @@ def _store(p: _Place, width: int) -> str:
 
 def _call(ins: Sequence[_Place], outs: Sequence[_Place], numbers: Sequence[str]) -> str:
     taken = [f"to_float(q_{p.name}.e[{'i' if p.steps[-1] else '0'}])" for p in ins]
-    return ", ".join([*(f"r_{p.name}[i]" for p in outs), *taken, *numbers])
+    return ", ".join([*(f"r_{p.name}[i]" for p in outs), *taken, *(f"v_{n}" for n in numbers)])
 
 
 def _remainder(ins: Sequence[_Place], outs: Sequence[_Place], numbers: Sequence[str], width: int) -> str:
@@ -205,7 +205,7 @@ def _remainder(ins: Sequence[_Place], outs: Sequence[_Place], numbers: Sequence[
     return f"""  if (blockIdx.x == gridDim.x - 1 && threadIdx.x < elements - packets * {width}) {{
     const I i = packets * {width} + threadIdx.x;
     float {results};
-    of_one({", ".join([results, *taken, *numbers])});
+    of_one({", ".join([results, *taken, *(f"v_{n}" for n in numbers)])});
     {stores}
   }}
 """

@@ -84,11 +84,11 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
 
     def _places(self) -> str:
         """The row's index along each dim, and its rows of the tables."""
-        s, lines = self.signature, ["  unsigned rest = row;\n"]
+        s, lines = self.signature, ["  unsigned outer = row;\n"]
         for d in range(s.dims - 1, 0, -1):
-            lines += [f"  const unsigned i{d} = {divided(f'size{d}')}.rest(rest);\n"]
-            lines += [f"  rest = {divided(f'size{d}')}.quotient(rest);\n"]
-        lines += ["  const unsigned i0 = rest;\n"]
+            lines += [f"  const unsigned i{d} = {divided(f'size{d}')}.rest(outer);\n"]
+            lines += [f"  outer = {divided(f'size{d}')}.quotient(outer);\n"]
+        lines += ["  const unsigned i0 = outer;\n"]
         for name in dict.fromkeys(s.alike):
             at = f"{divided(f'count_{name}')}.rest({divided(f'run_{name}')}.quotient(row))"
             lines += [f"  const long long at_{name} = {at} * (long long)length;\n"]
