@@ -68,11 +68,26 @@ def preflight(folder: Path, expected: int) -> None:
         )
 
 
-def make_folder(folder: Path) -> None:
-    """Make `folder` and its parents, and prove that it can be written to. Raises OutputError."""
+def could_make_folder(folder: Path) -> None:
+    """Raises OutputError, as far as can be told without writing, if `make_folder` would."""
+    _refuse_file(folder)
+    nearest = _existing(folder)
+    with disk_errors(folder):
+        if os.statvfs(nearest).f_flag & os.ST_RDONLY:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _refuse_file(folder: Path) -> None:
     for part in (folder, *folder.parents):
         if part.exists() and not part.is_dir():
             raise OutputError(f"{folder}: expected a folder, but {part} is a file; set output.dir to another place")
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder` and its parents, and prove that it can be written to. Raises OutputError."""
+    _refuse_file(folder)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".write-probe-{os.getpid()}"

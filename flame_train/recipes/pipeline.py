@@ -28,19 +28,20 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype, float32
 from flame_train.engine.mode import deterministic
 from flame_train.errors import ConfigError
-from flame_train.io.commit import Found
+from flame_train.io.commit import Found, count
 from flame_train.io.durable import write_durably
 from flame_train.io.files import preflight
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.runfolder import RunFolder
+from flame_train.io.weights import sampled_digest
 from flame_train.training.batch import sender
 from flame_train.training.encode import Encoded, Keys, encode, keys_of
-from flame_train.training.family import Denoiser, Facts, Family, Load, recomputed, refuse_foreign
+from flame_train.training.family import Denoiser, Facts, Family, Load, base_model_path, recomputed, refuse_foreign
 from flame_train.training.loader import Loader
 from flame_train.training.loop import Run, forgiving, train
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.preview import draw, grid, write_png
-from flame_train.training.result import check_dataset, restore
+from flame_train.training.result import Sources, check_sources, knows_sources, restore
 from flame_train.training.step import FIGURES, Objective, State
 from flame_train.training.stop import StopRequest
 
@@ -181,6 +182,7 @@ def run(family: Family, source: str, overrides: list[str], device: str, dry_run:
             get_backend(device)  # a missing GPU is told before anything is read
         plan = make_plan(family, config, stop)
         if dry_run:
+            look(plan, run_folder(plan))
             return describe(plan) | {"files": plan.placed.to_json()}
         return train_plan(plan, device, stop)
 
@@ -207,40 +209,60 @@ def fill_cache(family: Family, config: Config, device: str, dry_run: bool) -> di
 def train_plan(plan: Plan, device: str, stop: StopRequest) -> dict[str, Any]:
     """Opens the run folder, encodes what is missing, trains or continues, and returns where everything is."""
     config = plan.config
-    out = Path(config.output.dir)
-    preflight(out, plan.parameters * 4 * 4 * (config.checkpoint.keep + 1))
-    with RunFolder(out, resolved(config), lambda old: differences(old, config)) as folder:
-        keys = keys_of(plan.placed, config, plan.family, _prompts(config))
-        dataset = dataset_digest(plan.placed, keys)
-        found = _resume(folder, dataset)
+    closed = run_folder(plan)
+    found = look(plan, closed)
+    keys = keys_of(plan.placed, config, plan.family, _prompts(config))
+    sources = sources_of(plan, keys)
+    if found is not None:
+        check_sources(found, sources)
+    with closed as folder:
+        found = _resume(folder)
         _write_report(plan, folder)
         with deterministic(config.train.deterministic):
             encoded = encode(plan.placed, keys, config, plan.family, device, stop)
-            last = _train(plan, encoded, folder, found, dataset, device, stop)
+            last = _train(plan, encoded, folder, found, sources, device, stop)
         return {
             "lora": str(folder.lora),
             "steps": folder.step,
             "loss": last.get("loss"),
-            "log": str(out / "log.jsonl"),
+            "log": str(folder.folder / "log.jsonl"),
             "samples": str(folder.samples),
             "checkpoints": str(folder.checkpoints),
         }
 
 
-def _resume(folder: RunFolder, dataset: str) -> Found | None:
-    """The checkpoint to continue from. Raises OutputError, before anything slow is done, if it cannot be."""
+def run_folder(plan: Plan) -> RunFolder:
+    """The folder of a plan's run, not opened."""
+
+    def refusal(old: str, found: Found | None) -> str | None:
+        return differences(old, plan.config, moved=found is None or knows_sources(found))
+
+    return RunFolder(Path(plan.config.output.dir), resolved(plan.config), refusal)
+
+
+def look(plan: Plan, folder: RunFolder) -> Found | None:
+    """The checkpoint to continue from, with nothing written yet. Raises OutputError if the run could not go on here."""
+    found, c = folder.look(), plan.config
+    if found is None or found.step < c.train.steps:
+        new = c.checkpoint.keep + 1 - min(c.checkpoint.keep, count(folder.checkpoints))
+        preflight(folder.folder, plan.parameters * 4 * 4 * new)
+    return found
+
+
+def _resume(folder: RunFolder) -> Found | None:
+    """The checkpoint to continue from, the log cut back to it."""
     found = folder.resume()
     if found is not None:
         for reason in found.skipped:
             _LOG.warning("a newer checkpoint is damaged and was passed over: %s", reason)
-        check_dataset(found, dataset)
         _LOG.info("continuing after step %d from %s", found.step, found.path)
     return found
 
 
 def _train(
-    plan: Plan, encoded: Encoded, folder: RunFolder, found: Found | None, dataset: str, device: str, stop: StopRequest
-) -> dict[str, Any]:
+    plan: Plan, encoded: Encoded, folder: RunFolder, found: Found | None, sources: Sources, device: str,
+    stop: StopRequest,
+) -> dict[str, Any]:  # fmt: skip
     config, family = plan.config, plan.family
     denoiser = family.denoiser(config, device)
     attached = attach(
@@ -259,7 +281,7 @@ def _train(
     ) as loader:  # fmt: skip
         preview = make_preview(plan, encoded, denoiser, folder.sample, device, stop)
         return train(
-            Run(config, device, folder, denoiser, attached, family.lora_names(config), state, loader, dataset, first,
+            Run(config, device, folder, denoiser, attached, family.lora_names(config), state, loader, sources, first,
                 forgiving(preview), stop)
         )  # fmt: skip
 
@@ -278,6 +300,12 @@ def make_state(denoiser: Denoiser, attached: Attached, objective: Objective, con
         loss=Tensor(backend.xp.zeros((), np.float32)),
         figures=backend.xp.zeros(len(FIGURES), np.float64),
     )  # fmt: skip
+
+
+def sources_of(plan: Plan, keys: Keys) -> Sources:
+    """What a plan's weights will follow from, told by the contents of files."""
+    base = sampled_digest(base_model_path(plan.config))
+    return Sources(keys.networks["picture"], keys.networks["caption"], base, dataset_digest(plan.placed, keys))
 
 
 def dataset_digest(placed: Placed, keys: Keys) -> str:
