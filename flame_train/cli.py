@@ -45,6 +45,7 @@ Recompute = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, read headers only, print the plan.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there already.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
@@ -182,7 +183,8 @@ def quickstart(
 @app.command()
 def init(
     family: Annotated[str, typer.Argument(help="Model family, for instance sdxl.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="TOML file to write.")] = None,
+    force: Force = False,
     debug: Debug = False,
 ) -> None:
     """Write a commented config with every key, its default and its unit."""
@@ -191,7 +193,7 @@ def init(
     if output is None:
         typer.echo(template(family), nl=False)
     else:
-        write_template(family, output)
+        write_template(family, output, force)
         typer.echo(str(output))
 
 
@@ -211,6 +213,7 @@ def sample(
     seed: Annotated[int, typer.Option("--seed", min=0)] = 42,
     width: Annotated[int, typer.Option("--width", min=8, help="Pixels.")] = 1024,
     height: Annotated[int, typer.Option("--height", min=8, help="Pixels.")] = 1024,
+    force: Force = False,
     device: Device = "cuda",
     as_json: AsJson = False,
     debug: Debug = False,
@@ -234,6 +237,7 @@ def sample(
         width=width,
         height=height,
         device=device,
+        force=force,
     )
     show(result, as_json)
 
@@ -271,13 +275,14 @@ def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="LoRA file to read.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="LoRA file to write.")],
     to: Annotated[Literal["kohya", "diffusers"], typer.Option("--to", help="Naming of OUT.")],
+    force: Force = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Rename a LoRA's tensors between the two formats in use, without loss."""
     from flame_train.tools.convert import convert as rename
 
-    show(rename(source, target, to).as_dict(), as_json)
+    show(rename(source, target, to, force).as_dict(), as_json)
 
 
 @app.command()
@@ -286,13 +291,14 @@ def merge(
     lora: Annotated[Path, typer.Argument(metavar="LORA", help="LoRA file.")],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="Checkpoint to write.")],
     strength: Annotated[float, typer.Option("--strength", help="How much of the LoRA.")] = 1.0,
+    force: Force = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Bake a LoRA into a base checkpoint."""
     from flame_train.tools.merge import merge as bake
 
-    show(bake(base, lora, output, strength).as_dict(), as_json)
+    show(bake(base, lora, output, strength, force).as_dict(), as_json)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flame_train.errors import OutputError
+from flame_train.errors import ConfigError, OutputError
 
 _MARGIN = 1.2  # a preflight asks for this much more than the expected size
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -65,6 +65,17 @@ def preflight(folder: Path, expected: int) -> None:
         raise OutputError(
             f"{folder}: the disk is too full to start: needs {size(int(expected * _MARGIN))}, "
             f"has {size(available)}; free some space, or set output.dir to another disk"
+        )
+
+
+def refuse_place(path: Path, ending: str, force: bool) -> None:
+    """Said before any work: raises ConfigError unless the file to write, `path`, ends as its contents ask for, and
+    OutputError if it is there already, unless `force` says that it may be overwritten."""
+    if path.suffix.lower() != ending:
+        raise ConfigError(f"{path}: expected a name ending in {ending}, got {path.suffix or 'no ending'}")
+    if path.exists() and not force:
+        raise OutputError(
+            f"{path}: exists already and would be overwritten; choose another name, remove it, or say --force"
         )
 
 

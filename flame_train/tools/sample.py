@@ -16,6 +16,7 @@ from flame_train.config.schema import Config, ModelSection, SampleSection, Train
 from flame_train.engine import no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.errors import ConfigError, ModelFileError
+from flame_train.io.files import refuse_place
 from flame_train.models.identify import FAMILY_NAMES, could_be
 from flame_train.recipes import family_of
 from flame_train.recipes.pictures import check_sampling, drawing, picture_size, size_conditioning
@@ -30,14 +31,16 @@ _LOG = logging.getLogger(__name__)
 def sample(
     checkpoint: str, prompts: Sequence[str], output: Path, *, lora: Path | None, strength: float, negative: str,
     steps: int, guidance: float, sampler: Any, prediction: Any, precision: Any, seed: int, width: int, height: int,
-    device: str,
+    device: str, force: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Draws a picture for each prompt and writes them as one PNG. Returns what was drawn, from what, and where.
 
     Picture i starts from noise number seed + i, so a picture with a LoRA stands beside one without it. The LoRA may
     be in any dialect and may sit on the text encoders too. Raises ConfigError for impossible sizes, ModelFileError
-    for a model of an unknown family or a LoRA that is not one of it, and what loading and writing raise.
+    for a model of an unknown family or a LoRA that is not one of it, OutputError where the PNG exists and `force` does
+    not say to overwrite it, and what loading and writing raise.
     """
+    refuse_place(output, ".png", force)
     config = _config(
         {"checkpoint": checkpoint, "prediction": prediction},
         {"precision": precision},

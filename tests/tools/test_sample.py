@@ -31,7 +31,7 @@ def drawn_with(small_base, tmp_path):
 
     def draw(prompts=PROMPTS[:1], base=small_base, **changes):
         path = tmp_path / "sample.png"
-        sample(str(base), list(prompts), path, **{**PLAIN, **changes})
+        sample(str(base), list(prompts), path, **{**PLAIN, **changes}, force=True)
         with Image.open(path) as picture:
             return np.asarray(picture).astype(int)
 
