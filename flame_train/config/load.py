@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import os
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -107,16 +108,22 @@ def _unknown_section(layered: Layered, section: str, table: Any) -> Problem:
 
 
 def _known_part(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The keys of `tree` that exist, lists as the tuples the schema has."""
+    """The keys of `tree` that exist, lists as the tuples the schema has, ~ in places as the user's home."""
     return {
         section: {
-            name: tuple(value) if isinstance(value, list) and keys()[f"{section}.{name}"].is_list else value
+            name: _as_key(value, keys()[f"{section}.{name}"])
             for name, value in table.items()
             if f"{section}.{name}" in keys()
         }
         for section, table in tree.items()
         if section in sections() and isinstance(table, dict)
     }
+
+
+def _as_key(value: Any, key: Key) -> Any:
+    if isinstance(value, list) and key.is_list:
+        return tuple(value)
+    return os.path.expanduser(value) if isinstance(value, str) and key.place else value
 
 
 def _validate(layered: Layered) -> tuple[Config, list[Problem]]:

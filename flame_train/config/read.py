@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import tomllib
@@ -40,7 +41,7 @@ def read_layers(source: str) -> Layered:
     """
     chain: list[tuple[str, dict[str, Any], dict[KeyPath, int]]] = []
     seen: list[Path] = []
-    current: str | None = source
+    current: str | None = os.path.expanduser(source)
     while current is not None:
         _refuse_path(current, seen)
         tree, lines = _parse(_read_text(current), current)
@@ -76,7 +77,7 @@ def _base_of(tree: dict[str, Any], lines: dict[KeyPath, int], source: str) -> st
     line = lines.pop(("extends",))
     if not isinstance(base, str) or not base:
         raise ConfigError(f"{_name(source)}:{line}: extends: expected the path of another config, got {base!r}")
-    return str(Path(base) if source == "-" else Path(source).parent / base)
+    return str(Path(source).parent / os.path.expanduser(base))
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from flame_train.config.keys import keys
 from flame_train.config.load import load
+from flame_train.config.render import flat
 from flame_train.config.schema import Config
 from flame_train.config.suggest import nearest
 from flame_train.errors import ConfigError
@@ -285,6 +286,18 @@ def test_extends_layers_one_file_over_another_relative_to_itself() -> None:
     write("extends = 'deep.yaml'\n[lora]\nrank = 9\n[train]\nseed = 1\n", "lib/base.toml")
     config = load(write("extends = 'lib/base.toml'\n" + GOOD + "[train]\nseed = 2\n"))
     assert (config.lora.rank, config.lora.alpha, config.train.seed) == (9, 2.0, 2)
+
+
+def test_a_tilde_is_the_users_home_in_every_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In files, overrides and names of configs alike; what is resolved says where it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    places = [key.path for key in keys().values() if key.place]
+    config = load(write(GOOD), [f"{path}=~/{path}" for path in places])
+    assert {path: flat(config)[path] for path in places} == {path: str(tmp_path / path) for path in places}
+    write("extends = '~/base.toml'\n[model]\nvae = '~/v'\n", "over.toml")
+    (tmp_path / "base.toml").write_text(GOOD)
+    assert load("~/over.toml").model.vae == str(tmp_path / "v")
+    assert load(write(GOOD), ["sample.prompts=~/x"]).sample.prompts == ("~/x",)
 
 
 def test_overrides_are_typed_by_the_schema() -> None:
