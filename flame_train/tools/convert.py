@@ -14,7 +14,7 @@ from flame_train.errors import ConfigError
 from flame_train.io.files import refuse_place
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import save_file
-from flame_train.tools.families import lora_family, require_lora, split_metadata
+from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, split_metadata
 
 FORMATS: Final = ("kohya", "diffusers")
 
@@ -42,8 +42,8 @@ def convert(source: Path, target: Path, to: str, force: bool = False) -> Convert
     """Write the LoRA `source` to `target` in format `to`, "kohya" or "diffusers".
 
     The source may be in any dialect. Raises ConfigError for an unknown format, ModelFileError for a file that
-    is no LoRA of a supported family, OutputError when the target cannot be written, or exists and `force` does not
-    say to overwrite it.
+    is no LoRA of a supported family, NonFiniteError for one that holds NaN, OutputError when the target cannot be
+    written, or exists and `force` does not say to overwrite it.
     """
     source, target = Path(source), Path(target)
     if to not in FORMATS:
@@ -53,6 +53,7 @@ def convert(source: Path, target: Path, to: str, force: bool = False) -> Convert
     refuse_place(target, ".safetensors", force)
     family = lora_family(source, require_lora(source))
     lora = from_file(source, family)
+    refuse_non_finite(source, lora.state)
     metadata, dropped = split_metadata(lora.metadata)
     written = {key: value for key, value in metadata.items() if key not in _ABOUT_SCALES}
     written = _described(lora.state, family, target.stem) | written

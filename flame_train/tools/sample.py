@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from flame_train.io.files import refuse_place
 from flame_train.models.identify import FAMILY_NAMES, could_be
 from flame_train.recipes import family_of
 from flame_train.recipes.pictures import check_sampling, drawing, picture_size, size_conditioning
-from flame_train.tools.families import require_lora
+from flame_train.tools.families import refuse_non_finite, require_lora
 from flame_train.training.family import Encoders, Example, Family, refuse_foreign
 from flame_train.training.preview import draw, grid, write_png
 from flame_train.training.stop import StopRequest
@@ -37,10 +38,12 @@ def sample(
 
     Picture i starts from noise number seed + i, so a picture with a LoRA stands beside one without it. The LoRA may
     be in any dialect and may sit on the text encoders too. Raises ConfigError for impossible sizes, ModelFileError
-    for a model of an unknown family or a LoRA that is not one of it, OutputError where the PNG exists and `force` does
-    not say to overwrite it, and what loading and writing raise.
+    for a model of an unknown family or a LoRA that is not one of it, NonFiniteError rather than draw NaN, OutputError
+    where the PNG exists and `force` does not say to overwrite it, and what loading and writing raise.
     """
     refuse_place(output, ".png", force)
+    if not math.isfinite(strength):
+        raise ConfigError(f"strength must be a finite number, got {strength}")
     config = _config(
         {"checkpoint": checkpoint, "prediction": prediction},
         {"precision": precision},
@@ -86,7 +89,9 @@ def _factors(lora: Path, family: Family, config: Config) -> LoraState:
     identity = require_lora(lora)
     if not could_be(identity.family, family.name):
         raise ModelFileError(f"{lora}: expected a LoRA for {FAMILY_NAMES[family.name]}, but this is: {identity.detail}")
-    return from_file(lora, family.lora_names(config)).state
+    state = from_file(lora, family.lora_names(config)).state
+    refuse_non_finite(lora, state)
+    return state
 
 
 def _conditioning(
