@@ -52,6 +52,18 @@ def load(source: str, overrides: Sequence[str] = ()) -> Config:
     return config
 
 
+def from_options(**sections: dict[str, Any]) -> Config:
+    """The configuration that a command's options ask for, `section={key: value}`; every other key has its default.
+
+    Raises ConfigError with every option that is wrong, by its key.
+    """
+    try:
+        return Config.model_validate(sections)
+    except ValidationError as error:
+        wrong = [(keys()[f"{section}.{name}"], e["input"]) for e in error.errors() for section, name in [e["loc"][:2]]]
+    raise ConfigError("; ".join(f"--{key.name}: {_wrong_value(key, value)}" for key, value in wrong))
+
+
 def _apply(layered: Layered, overrides: Sequence[str]) -> list[Problem]:
     """Lay the overrides over the tree. What cannot be laid is returned as problems."""
     problems = []

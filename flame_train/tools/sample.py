@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from flame_train.adapters.factors import LoraState
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.lora import attach_factors
-from flame_train.config.schema import Config, ModelSection, SampleSection, TrainSection
+from flame_train.config.load import from_options
+from flame_train.config.schema import Config
 from flame_train.engine import no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.errors import ConfigError, ModelFileError
@@ -44,10 +43,10 @@ def sample(
     refuse_place(output, ".png", force)
     if not math.isfinite(strength):
         raise ConfigError(f"strength must be a finite number, got {strength}")
-    config = _config(
-        {"checkpoint": checkpoint, "prediction": prediction},
-        {"precision": precision},
-        {
+    config = from_options(
+        model={"checkpoint": checkpoint, "prediction": prediction},
+        train={"precision": precision},
+        sample={
             "prompts": tuple(prompts), "negative": negative, "steps": steps, "guidance": guidance, "sampler": sampler,
             "seed": seed, "width": width, "height": height,
         },
@@ -74,14 +73,6 @@ def sample(
         "picture": str(output), "prompts": list(prompts), "checkpoint": checkpoint, "lora": str(lora) if lora else None,
         "strength": strength if lora else None, "width": width, "height": height, "steps": steps, "seed": seed,
     }  # fmt: skip
-
-
-def _config(model: dict[str, Any], train: dict[str, Any], sample: dict[str, Any]) -> Config:
-    try:
-        return Config(model=ModelSection(**model), train=TrainSection(**train), sample=SampleSection(**sample))
-    except ValidationError as error:
-        wrong = [f"--{'.'.join(map(str, e['loc']))}: {e['msg']}, got {e['input']}" for e in error.errors()]
-        raise ConfigError("; ".join(wrong)) from None
 
 
 def _factors(lora: Path, family: Family, config: Config) -> LoraState:

@@ -74,6 +74,28 @@ def test_step_refuses_an_unknown_model() -> None:
         bench.prepare(bench.Trial("sd1", device="cpu"))
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("step --resolution 100", "--resolution: expected an integer from 8 to 8192, a multiple of 8, got 100"),
+        ("step --resolution 72", "--resolution: expected a multiple of 32 for sdxl-tiny, got 72"),
+        ("memory --resolution 72", "--resolution: expected a multiple of 32 for sdxl-tiny, got 72"),
+        ("step --rank 5000", "--rank: expected an integer from 1 to 4096, got 5000"),
+        ("step --sweep batch --plot a.txt", "a.txt: expected a name ending in .png, got .txt"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_before_anything_is(
+    line: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def begun(*arguments: object) -> None:
+        raise AssertionError("work was begun")
+
+    monkeypatch.setattr(bench, "randomise", begun)
+    command, *options = line.split()
+    assert cli.run(["bench", command, "--model", "sdxl-tiny", "--device", "cpu", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_ops_names_the_choice_and_why_others_declined(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["bench", "ops", "softmin", "--precision", "fp32", "--device", "cpu", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["ops"]
