@@ -34,7 +34,51 @@ class Problem:
         return f"{self.place}: {self.key}: {self.message}"
 
 
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A configuration that knows where its keys were written; by itself it was written nowhere."""
+
+    config: Config
+    layered: Layered | None = None
+
+    def located(self, message: str) -> str:
+        """`message` with its place before each line that begins with a key."""
+        return "\n".join(map(self._line, message.splitlines()))
+
+    def _line(self, line: str) -> str:
+        key = keys().get(line.partition(":")[0])
+        if key is None or self.layered is None:
+            return line
+        return f"{self.layered.places.get((key.section, key.name)) or _place(self.layered, (key.section,))}: {line}"
+
+
+class Gathered:
+    """What is wrong with a configuration beside its files, told at once: each `with` takes a ConfigError up."""
+
+    def __init__(self, located: Located) -> None:
+        self._located = located
+        self._found: list[str] = []
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, ConfigError):
+            self._found.append(self._located.located(str(error)))
+        return isinstance(error, ConfigError)
+
+    def tell(self) -> None:
+        """Raises ConfigError if anything was wrong."""
+        if self._found:
+            raise ConfigError("\n".join(self._found))
+
+
 def load(source: str, overrides: Sequence[str] = ()) -> Config:
+    """As `load_located`, for whoever needs no places."""
+    return load_located(source, overrides).config
+
+
+def load_located(source: str, overrides: Sequence[str] = ()) -> Located:
     """The configuration in `source` (a path, or `-`) with each `section.key=value` of `overrides` on top.
 
     A value of `overrides` is read as TOML where that fits the key, else as text. Raises ConfigError with
@@ -49,7 +93,7 @@ def load(source: str, overrides: Sequence[str] = ()) -> Config:
     problems += _cross_checks(config, layered, bad)
     if problems:
         raise ConfigError(_report(problems, layered))
-    return config
+    return Located(config, layered)
 
 
 def from_options(**sections: dict[str, Any]) -> Config:

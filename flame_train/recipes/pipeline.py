@@ -15,7 +15,7 @@ import numpy as np
 
 from flame_train.adapters.lora import Attached, attach
 from flame_train.adapters.targets import resolve
-from flame_train.config.load import load
+from flame_train.config.load import Gathered, Located, load_located
 from flame_train.config.render import resolved
 from flame_train.config.resume import differences
 from flame_train.config.schema import Config
@@ -101,30 +101,23 @@ def state_bytes(parameters: int, optimizer: str) -> int:
     return parameters * 4 * (4 if optimizer == "adamw" else 3)
 
 
-def make_plan(family: Family, config: Config, stop: StopRequest) -> Plan:
-    """Checks the model's headers, every picture and caption, the buckets and the targets. Nothing is loaded."""
-    refuse_foreign(family, config)
-    facts = family.check(config)
-    _check_places(config)
+def make_plan(family: Family, asked: Config | Located, stop: StopRequest) -> Plan:
+    """Checks the model's headers, every picture and caption, the buckets and the targets. Nothing is loaded.
+
+    Raises ConfigError with all that does not fit the model, each where it was written if `asked` knows.
+    """
+    config = asked.config if isinstance(asked, Located) else asked
+    facts, targets = _fitting(family, asked if isinstance(asked, Located) else Located(asked))
     rule = BucketRule(
         config.data.resolution, config.data.bucket_step, config.data.min_bucket, config.data.max_bucket,
         config.data.upscale,
     )  # fmt: skip
-    if config.data.bucket_step % facts.side_multiple:
-        raise ConfigError(
-            f"data.bucket_step: expected a multiple of {facts.side_multiple} for this model, "
-            f"got {config.data.bucket_step}"
-        )
-    if config.sample.every and config.sample.prompts:
-        check_sampling(config, family, facts)
     dataset = Dataset.scan(
         Path(config.data.path), config.data.repeats, by_folder=config.data.folder_repeats,
         default_caption=config.data.caption or None, caption_endings=(config.data.caption_extension,),
         on_bad=config.data.on_bad_image, progress=lambda done, total: stop.check("while reading the dataset"),
     )  # fmt: skip
     placed = place(dataset, rule, config.data.on_bad_image)
-    targets = resolve(facts.skeleton, config.lora.targets, family.presets)
-    _check_names(family.lora_names(config), targets)
     for notice in placed.dataset.notices:
         _LOG.warning("%s", notice)
     cut = family.truncated(config, [item.caption for item in placed.dataset.items])
@@ -132,7 +125,39 @@ def make_plan(family: Family, config: Config, stop: StopRequest) -> Plan:
         _LOG.warning(
             "%d caption(s) are longer than data.max_tokens=%d; the rest is not seen", cut, config.data.max_tokens
         )
-    return Plan(config, family, facts, placed, tuple(targets))
+    return Plan(config, family, facts, placed, targets)
+
+
+def _fitting(family: Family, asked: Located) -> tuple[Facts, tuple[str, ...]]:
+    """What the model's headers tell, and the layers to adapt, once the config fits the family and the model."""
+    config, wrong = asked.config, Gathered(asked)
+    with wrong:
+        refuse_foreign(family, config)
+    with wrong:
+        _check_places(config)
+    facts = None
+    with wrong:
+        facts = family.check(config)
+    if facts is None:
+        wrong.tell()
+    assert facts is not None
+    with wrong:
+        _check_grid(config, facts)
+    if config.sample.every and config.sample.prompts:
+        with wrong:
+            check_sampling(config, family, facts)
+    targets: list[str] = []
+    with wrong:
+        targets = resolve(facts.skeleton, config.lora.targets, family.presets)
+        _check_names(family.lora_names(config), targets)
+    wrong.tell()
+    return facts, tuple(targets)
+
+
+def _check_grid(config: Config, facts: Facts) -> None:
+    step, grid = config.data.bucket_step, facts.side_multiple
+    if step % grid:
+        raise ConfigError(f"data.bucket_step: expected a multiple of {grid} for this model, got {step}")
 
 
 def _check_places(config: Config) -> None:
@@ -176,23 +201,24 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 def run(family: Family, source: str, overrides: list[str], device: str, dry_run: bool) -> dict[str, Any]:
     """The whole of `<family>-lora`."""
-    config = load(source, overrides)
+    asked = load_located(source, overrides)
     with StopRequest() as stop:
         if not dry_run:
             get_backend(device)  # a missing GPU is told before anything is read
-        plan = make_plan(family, config, stop)
+        plan = make_plan(family, asked, stop)
         if dry_run:
             look(plan, run_folder(plan))
             return describe(plan) | {"files": plan.placed.to_json()}
         return train_plan(plan, device, stop)
 
 
-def fill_cache(family: Family, config: Config, device: str, dry_run: bool) -> dict[str, Any]:
+def fill_cache(family: Family, asked: Located, device: str, dry_run: bool) -> dict[str, Any]:
     """The whole of `cache`."""
+    config = asked.config
     with StopRequest() as stop:
         if not dry_run:
             get_backend(device)
-        plan = make_plan(family, config, stop)
+        plan = make_plan(family, asked, stop)
         keys = keys_of(plan.placed, config, family, _prompts(config))
         if dry_run:
             return {"pictures": len(keys.pictures), "captions": len(keys.captions)}
