@@ -136,7 +136,8 @@ def _typed(raw: str, key: Key) -> Any:
         value = raw
     if key.annotation is str and not isinstance(value, str):
         return raw
-    return [value] if key.is_list and isinstance(value, str) else value
+    looks_like_list = raw.startswith("[") and raw.endswith("]")
+    return [value] if key.is_list and isinstance(value, str) and not looks_like_list else value
 
 
 def _unknown(layered: Layered) -> list[Problem]:

@@ -137,7 +137,7 @@ BAD_FILES = [
     ),
     ("extends = 3\n", "x.toml:1: extends: expected the path of another config, got 3"),
     ("extends = 'x.toml'\n", "x.toml: expected a chain of extends that ends, but it comes back to this file"),
-    ("extends = 'gone.toml'\n", "gone.toml: no such file; `flame-train init` writes a template"),
+    ("extends = 'gone.toml'\n", "x.toml:1: extends: gone.toml: no such file"),
 ]
 
 YAML_GOOD = "model: {checkpoint: base.safetensors}\ndata: {path: photos}\noutput: {dir: run}\n"
@@ -286,6 +286,22 @@ def test_extends_layers_one_file_over_another_relative_to_itself() -> None:
     write("extends = 'deep.yaml'\n[lora]\nrank = 9\n[train]\nseed = 1\n", "lib/base.toml")
     config = load(write("extends = 'lib/base.toml'\n" + GOOD + "[train]\nseed = 2\n"))
     assert (config.lora.rank, config.lora.alpha, config.train.seed) == (9, 2.0, 2)
+
+
+@pytest.mark.parametrize(("cycles", "good"), [(7, True), (8, False)])
+def test_a_rate_cannot_restart_more_often_than_it_has_steps(cycles: int, good: bool) -> None:
+    schedule = f"[schedule]\nname = 'cosine_restarts'\nwarmup_steps = 3\ncycles = {cycles}\n[train]\nsteps = 10\n"
+    if good:
+        assert load(write(GOOD + schedule)).schedule.cycles == cycles
+    else:
+        message = "x.toml:10: schedule.cycles: expected at most train.steps - schedule.warmup_steps (7), got 8"
+        assert report(write(GOOD + schedule)) == message
+
+
+def test_a_list_that_cannot_be_read_is_not_one_text() -> None:
+    for raw in ("[a,b]", "['a', b]", '["a" "b"]'):
+        assert "sample.prompts: expected a list of strings, got" in report(write(GOOD), (f"sample.prompts={raw}",))
+    assert load(write(GOOD), ["sample.prompts=[v] dog"]).sample.prompts == ("[v] dog",)
 
 
 def test_a_tilde_is_the_users_home_in_every_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
