@@ -153,16 +153,18 @@ def init(
     family: Annotated[str, typer.Argument(help="Model family, for instance sdxl.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="TOML file to write.")] = None,
     force: Force = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Write a commented config with every key, its default and its unit."""
     from flame_train.tools.init import template, write_template
 
     if output is None:
-        typer.echo(template(family), nl=False)
+        text = template(family)
+        show({"family": family, "config": text}, as_json, text.removesuffix("\n"))
     else:
         write_template(family, output, force)
-        typer.echo(str(output))
+        show({"family": family, "output": str(output)}, as_json, str(output))
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from pathlib import Path
@@ -58,3 +59,10 @@ def test_another_ending_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["init", "sdxl", "-o", "my.yaml"]) == 2
     assert "my.yaml: expected a name ending in .toml, got .yaml" in capsys.readouterr().err
     assert not Path("my.yaml").exists()
+
+
+def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["init", "sdxl", "-o", "my.toml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"family": "sdxl", "output": "my.toml"}
+    assert cli.run(["init", "sdxl", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"family": "sdxl", "config": Path("my.toml").read_text()}
