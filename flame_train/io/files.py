@@ -13,6 +13,7 @@ from flame_train.errors import ConfigError, OutputError
 
 _MARGIN = 1.2  # a preflight asks for this much more than the expected size
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_ELSEWHERE = "set output.dir to another place"
 
 
 def sync_file(path: Path) -> None:
@@ -81,7 +82,7 @@ def refuse_place(path: Path, ending: str, force: bool) -> None:
 
 def could_make_folder(folder: Path) -> None:
     """Raises OutputError, as far as can be told without writing, if `make_folder` would."""
-    _refuse_file(folder)
+    _refuse_file(folder, _ELSEWHERE)
     nearest = _existing(folder)
     with disk_errors(folder):
         if os.statvfs(nearest).f_flag & os.ST_RDONLY:
@@ -90,15 +91,15 @@ def could_make_folder(folder: Path) -> None:
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def _refuse_file(folder: Path) -> None:
+def _refuse_file(folder: Path, remedy: str) -> None:
     for part in (folder, *folder.parents):
         if part.exists() and not part.is_dir():
-            raise OutputError(f"{folder}: expected a folder, but {part} is a file; set output.dir to another place")
+            raise OutputError(f"{folder}: expected a folder, but {part} is a file; {remedy}")
 
 
-def make_folder(folder: Path) -> None:
-    """Make `folder` and its parents, and prove that it can be written to. Raises OutputError."""
-    _refuse_file(folder)
+def make_folder(folder: Path, remedy: str = _ELSEWHERE) -> None:
+    """Make `folder` and its parents, and prove that it can be written to. Raises OutputError, with `remedy`."""
+    _refuse_file(folder, remedy)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".write-probe-{os.getpid()}"
