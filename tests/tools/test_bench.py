@@ -129,8 +129,23 @@ def test_a_copy_is_measured_once_a_size(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(bench_ceilings, "seconds", lambda calls, _: timed.append(len(calls)) or 0.5)
     limits = ceilings(get_backend("cpu"), float32)
     assert limits.bandwidth == 2 * (1 << 27)
-    assert [limits.copy(n) for n in (1000, 4000, 1000)] == [2000, 8000, 2000]
-    assert len(timed) == 4  # the product, the large copy, two others
+    before = len(timed)
+    assert [limits.copy(n) for n in (1000, 4000, 1000, 1 << 27)] == [2000, 8000, 2000, 2 << 27]
+    assert len(timed) - before == 2 * 3  # two sizes, each the least of three times
+
+
+def test_the_ceiling_of_copies_is_that_of_the_best_size_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a larger one is slower, for its memory is asked of the system."""
+    read = {}
+    monkeypatch.setattr(bench_ceilings.F, "neg", lambda source: read.update(bytes=source.data.nbytes))
+    monkeypatch.setattr(bench_ceilings.F, "matmul", lambda a, b: read.update(bytes=1))
+
+    def seconds(calls: Any, _: object) -> float:
+        calls[0]()
+        return read["bytes"] * (1e-9 if read["bytes"] < 1 << 24 else 1e-8)
+
+    monkeypatch.setattr(bench_ceilings, "seconds", seconds)
+    assert ceilings(get_backend("cpu"), float32).bandwidth == pytest.approx(2e9)
 
 
 def test_ops_refuses_an_unknown_op_with_the_nearest() -> None:
