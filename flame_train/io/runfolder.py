@@ -139,6 +139,12 @@ class RunFolder:
         self.step = int(record["step"])
         self._opened_log().append(record)
 
+    def last(self) -> Mapping[str, Any]:
+        """The log's line of the step that was reached; empty if there is none, or it was lost."""
+        with disk_errors(self.folder / "log.jsonl"):
+            *_, line = [b"", *(self.folder / "log.jsonl").read_bytes().splitlines()]
+        return json.loads(line) if _step_of(line) == self.step else {}
+
     def write_status(self, state: str, exit_code: int | None = None) -> None:
         """Write `status.json`: running, done, interrupted or failed, with the exit code once there is one."""
         status = {

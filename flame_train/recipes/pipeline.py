@@ -190,6 +190,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "buckets": plan.placed.bucket_rows(),
         "steps": c.train.steps,
         "batches per epoch": order.batches_per_epoch,
+        "repeated to fill batches, per epoch": order.filled_per_epoch,
         "epochs": round(c.train.steps * c.gradient.accumulation / order.batches_per_epoch, 2),
         "adapted layers": len(plan.targets),
         "trainable parameters": plan.parameters,
@@ -244,15 +245,16 @@ def train_plan(plan: Plan, device: str, stop: StopRequest) -> dict[str, Any]:
     with closed as folder:
         found = _resume(folder)
         _write_report(plan, folder)
+        _notice_copies(plan)
         with deterministic(config.train.deterministic):
             encoded = encode(plan.placed, keys, config, plan.family, device, stop)
-            last = _train(plan, encoded, folder, found, sources, device, stop)
+            last = _train(plan, encoded, folder, found, sources, device, stop) or folder.last()
         return {
             "lora": str(folder.lora),
             "steps": folder.step,
             "loss": last.get("loss"),
             "log": str(folder.folder / "log.jsonl"),
-            "samples": str(folder.samples),
+            "samples": str(folder.samples) if any(folder.samples.glob("*.png")) else None,
             "checkpoints": str(folder.checkpoints),
         }
 
@@ -273,6 +275,15 @@ def look(plan: Plan, folder: RunFolder) -> Found | None:
         new = c.checkpoint.keep + 1 - min(c.checkpoint.keep, count(folder.checkpoints))
         preflight(folder.folder, plan.parameters * 4 * 4 * new)
     return found
+
+
+def _notice_copies(plan: Plan) -> None:
+    filled, size = plan.order.filled_per_epoch, plan.config.data.batch_size
+    if filled:
+        seen = plan.order.batches_per_epoch * size
+        _LOG.info(
+            "%d of an epoch's %d samples repeat others, to fill batches of data.batch_size=%d", filled, seen, size
+        )
 
 
 def _resume(folder: RunFolder) -> Found | None:

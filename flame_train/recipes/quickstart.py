@@ -159,7 +159,9 @@ def run(directory: Path, device: str | None, family: str = "sdxl") -> dict[str, 
         plan = make_plan(RECIPES[family], config, stop)
         result = train_plan(plan, chosen, stop)
         losses = _held_out(plan, source.with_name("held-out"), Path(result["lora"]), chosen, stop)
-    picture = write_before_after(Path(result["samples"]), source.with_name("before-after.png"), result["steps"])
+    picture = write_before_after(
+        Path(result["lora"]).with_name("samples"), source.with_name("before-after.png"), result["steps"]
+    )
     return {
         "lora": result["lora"],
         "log": result["log"],

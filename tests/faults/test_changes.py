@@ -345,6 +345,20 @@ def test_a_finished_run_is_left_as_it_is(job, whole):
     assert job.result() == whole
 
 
+def test_the_result_names_what_is_there_and_a_finished_run_still_knows_its_loss(job):
+    said = [json.loads(job.program(*job.arguments("sdxl-lora"), "--json").stdout) for _ in range(2)]
+    assert said[0] == said[1]
+    assert said[0]["loss"] == job.log()[-1]["loss"]
+    assert said[0]["samples"] is None
+
+
+def test_copies_that_fill_batches_are_told(job):
+    """Of two shapes there are four drawings and two: batches of three have to be filled."""
+    ended = job.train(data__batch_size=3, train__steps=3)
+    assert "3 of an epoch's 9 samples repeat others, to fill batches of data.batch_size=3" in ended.stderr
+    assert "repeated to fill batches, per epoch: 3" in dry(job, data__batch_size=3, train__steps=3).stdout
+
+
 def test_a_result_of_fewer_steps_is_not_taken_for_the_longer_run_s(another):
     """A run that is made longer, and is killed just before its result: the old result lies in its place."""
     longer = {"schedule__name": "constant", "schedule__warmup_steps": 0}
