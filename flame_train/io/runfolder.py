@@ -29,6 +29,7 @@ from flame_train.io.files import could_make_folder, disk_errors, make_folder
 
 _LOG = logging.getLogger(__name__)
 
+_STATUS_BYTES = 512  # a status is filled up to a multiple of them, so that the next one is as long
 _OURS = ("config.toml", "lora.safetensors", "checkpoints", "log.jsonl")
 
 
@@ -146,7 +147,10 @@ class RunFolder:
         return json.loads(line) if _step_of(line) == self.step else {}
 
     def write_status(self, state: str, exit_code: int | None = None) -> None:
-        """Write `status.json`: running, done, interrupted or failed, with the exit code once there is one."""
+        """Write `status.json`: running, done, interrupted or failed, with the exit code once there is one.
+
+        On a disk without room the file that is there is written over: its size is the same.
+        """
         status = {
             "state": state,
             "exit_code": exit_code,
@@ -156,7 +160,13 @@ class RunFolder:
             "host": socket.gethostname(),
             "version": __version__,
         }
-        _write_text(self.folder / "status.json", json.dumps(status, indent=1) + "\n")
+        text, path = json.dumps(status, indent=1), self.folder / "status.json"
+        text += " " * (-(len(text) + 1) % _STATUS_BYTES) + "\n"
+        try:
+            _write_text(path, text)
+        except OutputError:
+            if not _written_over(path, text.encode()):
+                raise
 
     def _opened_log(self) -> LogFile:
         assert self._log is not None, "the run folder is not open"
@@ -293,6 +303,15 @@ def _finite(value: Any) -> Any:
 def _write_text(path: Path, text: str) -> None:
     raw = text.encode()
     write_durably(path, [raw], len(raw))
+
+
+def _written_over(path: Path, raw: bytes) -> bool:
+    """Whether `raw` could be put into the file of just as many bytes that is there."""
+    try:
+        with path.open("r+b") as file:
+            return os.fstat(file.fileno()).st_size == len(raw) and file.write(raw) == len(raw)
+    except OSError:
+        return False
 
 
 def _step_of(line: bytes) -> float:

@@ -171,6 +171,18 @@ def test_the_status_says_how_a_run_ended(tmp_path: Path, error: BaseException | 
     assert (status["state"], status["exit_code"], status["step"]) == (state, code, 4)
 
 
+def test_the_status_of_a_run_that_found_no_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill_the_disk() -> None:
+        with folder(tmp_path / "run"):
+            monkeypatch.setattr("flame_train.io.durable.free_bytes", lambda path: 0)
+            raise OutputError("the disk is full")
+
+    with pytest.raises(OutputError, match="the disk is full"):
+        fill_the_disk()
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 6)
+
+
 def test_another_config_is_refused_with_its_table_and_nothing_changes(tmp_path: Path) -> None:
     with folder(tmp_path / "run", "a = 1\n"):
         pass
