@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from flame_train import cli
 from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.tools.convert import convert
@@ -382,33 +381,3 @@ class TestInspect:
         assert "\x1b" not in text
         assert r"title: \x1b[2Jgone\n" in text
         assert "(500 characters)" in text
-
-
-class TestWhatIsThereAlready:
-    @pytest.fixture
-    def lines(self, files):
-        """The command lines, but for the name of what is written."""
-        base, lora = (str(files / f"{name}.safetensors") for name in ("base", "lora"))
-        return {
-            "merge": lambda out: ["merge", base, lora, str(out)],
-            "convert": lambda out: ["convert", lora, str(out), "--to", "diffusers"],
-            "sample": lambda out: ["sample", "-m", base, "-p", "x", "-o", str(out), "--device", "cpu"],
-        }
-
-    @pytest.mark.parametrize("command", ["merge", "convert", "sample"])
-    def test_is_not_overwritten(self, lines, tmp_path, command, capsys):
-        out = tmp_path / f"mine{'.png' if command == 'sample' else '.safetensors'}"
-        out.write_text("mine")
-        assert cli.run(lines[command](out)) == 6
-        assert "exists already and would be overwritten" in capsys.readouterr().err
-        assert out.read_text() == "mine"
-        if command != "sample":
-            assert cli.run([*lines[command](out), "--force"]) == 0
-            assert SafetensorsFile(out).names
-
-    @pytest.mark.parametrize("command", ["merge", "convert", "sample"])
-    @pytest.mark.parametrize("name", ["out.ckpt", "out", "out.jpg"])
-    def test_a_name_that_ends_otherwise_is_refused(self, lines, tmp_path, command, name, capsys):
-        assert cli.run([*lines[command](tmp_path / name), "--force"]) == 2
-        assert "expected a name ending in" in capsys.readouterr().err
-        assert not (tmp_path / name).exists()
