@@ -21,7 +21,7 @@ def lines(small_base, tmp_path):
     shapes = {"lora_down.weight": (2, into, 1, 1), "lora_up.weight": (out, 2, 1, 1), "alpha": ()}
     tensors = {f"{MODULE}.{name}": np.ones(shape, np.float32) for name, shape in shapes.items()}
     save_file(lora, tensors, {"ss_base_model_version": "sdxl_base_v1-0"})
-    drawing = "--width 32 --height 32 --steps 1 --precision fp32 --device cpu".split()
+    drawing = ["--width", "32", "--height", "32", "--steps", "1", "--precision", "fp32", "--device", "cpu"]
     return {
         "merge": lambda path: ["merge", str(small_base), str(lora), str(path)],
         "convert": lambda path: ["convert", str(lora), str(path), "--to", "diffusers"],
