@@ -243,7 +243,7 @@ def train_plan(plan: Plan, device: str, stop: StopRequest) -> dict[str, Any]:
     if found is not None:
         check_sources(found, sources)
     with closed as folder:
-        found = _resume(folder)
+        found = _resume(folder, sources)
         _write_report(plan, folder)
         _notice_copies(plan)
         with deterministic(config.train.deterministic):
@@ -286,12 +286,13 @@ def _notice_copies(plan: Plan) -> None:
         )
 
 
-def _resume(folder: RunFolder) -> Found | None:
-    """The checkpoint to continue from, the log cut back to it."""
+def _resume(folder: RunFolder, sources: Sources) -> Found | None:
+    """The checkpoint to continue from, the log cut back to it. It may be newer than the one that was looked at."""
     found = folder.resume()
     if found is not None:
         for reason in found.skipped:
             _LOG.warning("a newer checkpoint is damaged and was passed over: %s", reason)
+        check_sources(found, sources)
         _LOG.info("continuing after step %d from %s", found.step, found.path)
     return found
 
