@@ -6,13 +6,11 @@ runs, so that `--help` answers at once.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import logging
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +19,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from flame_train import __version__
-from flame_train.errors import FlameError, exit_status, is_out_of_memory
-from flame_train.output import show, without_files
+from flame_train.arguments import Command
+from flame_train.output import complain, complain_of, show, without_files
 
 app = typer.Typer(
     name="flame-train",
@@ -45,11 +43,15 @@ Recompute = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, read headers only, print the plan.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there already.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
 def main() -> None:
     """Entry point of the `flame-train` program. Exits with a code of the table in `errors.py`."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started the program: nobody listens
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # open to the end
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
     logging.getLogger("flame_train").setLevel(logging.INFO)
     logging.raiseExceptions = False  # a closed standard error must not stop a run
@@ -62,6 +64,8 @@ def main() -> None:
 @functools.cache
 def command() -> Callable[..., Any]:
     """The parser of everything below, made once: the annotations of all commands are read for it."""
+    for each in (*app.registered_commands, *bench_app.registered_commands):
+        each.cls = Command
     return typer.main.get_command(app)
 
 
@@ -76,47 +80,12 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not complain
         return 0
     except (KeyboardInterrupt, typer.Abort):
-        _complain("interrupted")
+        complain("interrupted")
         return 130
     except Exception as error:
         if debug:
             traceback.print_exc()
-        return _report(error, debug)
-
-
-def _report(error: Exception, debug: bool) -> int:
-    """Tell the user about `error` in their terms. Returns the exit code."""
-    complaint = getattr(error, "show", None)  # the parser's own, about the command line
-    if complaint is not None:
-        complaint()
-        return 2
-    status = exit_status(error)
-    if isinstance(error, FlameError):
-        _complain(str(error))
-    elif is_out_of_memory(error):
-        _complain(f"out of memory: {error}; try data.batch_size=1, gradient.checkpointing=true, a lower rank")
-    elif isinstance(error, OSError) and status != 1:
-        _complain(f"{error.filename or 'output'}: the disk is full; free some space and start again")
-    else:
-        _complain(f"this is a bug in flame-train: {type(error).__name__}: {error}{'' if debug else _saved_trace()}")
-    return status
-
-
-def _complain(message: str) -> None:
-    with contextlib.suppress(OSError):  # a terminal that was closed: the exit status still tells
-        typer.echo(f"error: {message}", err=True)
-
-
-def _saved_trace() -> str:
-    """Where the traceback of the error being handled was written, as the end of a sentence."""
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="flame-train-bug-", suffix=".txt", delete=False, encoding="utf-8"
-        ) as file:
-            file.write(f"flame-train {__version__}, Python {sys.version}\n{traceback.format_exc()}")
-    except OSError:
-        return " (run again with --debug for the traceback)"
-    return f" (please report it with {file.name})"
+        return complain_of(error, debug)
 
 
 def _show_version(wanted: bool) -> None:
@@ -182,17 +151,20 @@ def quickstart(
 @app.command()
 def init(
     family: Annotated[str, typer.Argument(help="Model family, for instance sdxl.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="TOML file to write.")] = None,
+    force: Force = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Write a commented config with every key, its default and its unit."""
     from flame_train.tools.init import template, write_template
 
     if output is None:
-        typer.echo(template(family), nl=False)
+        text = template(family)
+        show({"family": family, "config": text}, as_json, text.removesuffix("\n"))
     else:
-        write_template(family, output)
-        typer.echo(str(output))
+        write_template(family, output, force)
+        show({"family": family, "output": str(output)}, as_json, str(output))
 
 
 @app.command()
@@ -201,7 +173,7 @@ def sample(
     prompt: Annotated[list[str], typer.Option("--prompt", "-p", help="What to draw; repeatable.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="PNG to write.")] = Path("sample.png"),
     lora: Annotated[Path | None, typer.Option("--lora", help="LoRA file, kohya or diffusers.")] = None,
-    strength: Annotated[float, typer.Option("--strength", help="How much of the LoRA.")] = 1.0,
+    strength: Annotated[float | None, typer.Option("--strength", help="How much of the LoRA; usually 1.")] = None,
     negative: Annotated[str, typer.Option("--negative", help="Negative prompt.")] = "",
     steps: Annotated[int, typer.Option("--steps", min=1, max=1000)] = 20,
     guidance: Annotated[float, typer.Option("--guidance", min=1.0)] = 7.0,
@@ -211,6 +183,7 @@ def sample(
     seed: Annotated[int, typer.Option("--seed", min=0)] = 42,
     width: Annotated[int, typer.Option("--width", min=8, help="Pixels.")] = 1024,
     height: Annotated[int, typer.Option("--height", min=8, help="Pixels.")] = 1024,
+    force: Force = False,
     device: Device = "cuda",
     as_json: AsJson = False,
     debug: Debug = False,
@@ -218,12 +191,14 @@ def sample(
     """Make pictures from a base model, with or without a LoRA."""
     from flame_train.tools.sample import sample as draw
 
+    if lora is None and strength is not None:
+        raise typer.BadParameter("--strength says how much of a LoRA; name one with --lora, or leave it out")
     result = draw(
         checkpoint,
         prompt,
         output,
         lora=lora,
-        strength=strength,
+        strength=1.0 if strength is None else strength,
         negative=negative,
         steps=steps,
         guidance=guidance,
@@ -234,6 +209,7 @@ def sample(
         width=width,
         height=height,
         device=device,
+        force=force,
     )
     show(result, as_json)
 
@@ -271,13 +247,14 @@ def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="LoRA file to read.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="LoRA file to write.")],
     to: Annotated[Literal["kohya", "diffusers"], typer.Option("--to", help="Naming of OUT.")],
+    force: Force = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Rename a LoRA's tensors between the two formats in use, without loss."""
     from flame_train.tools.convert import convert as rename
 
-    show(rename(source, target, to).as_dict(), as_json)
+    show(rename(source, target, to, force).as_dict(), as_json)
 
 
 @app.command()
@@ -286,13 +263,14 @@ def merge(
     lora: Annotated[Path, typer.Argument(metavar="LORA", help="LoRA file.")],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="Checkpoint to write.")],
     strength: Annotated[float, typer.Option("--strength", help="How much of the LoRA.")] = 1.0,
+    force: Force = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Bake a LoRA into a base checkpoint."""
     from flame_train.tools.merge import merge as bake
 
-    show(bake(base, lora, output, strength).as_dict(), as_json)
+    show(bake(base, lora, output, strength, force).as_dict(), as_json)
 
 
 @app.command()

@@ -1,12 +1,20 @@
-"""What a command found, on standard output: as JSON, as lines, or as tables."""
+"""What a command found, on standard output, as JSON, lines or tables; and on standard error what went wrong."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+import sys
+import tempfile
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
 import typer
+
+from flame_train import __version__
+from flame_train.errors import FlameError, exit_status, is_out_of_memory
 
 
 def show(result: Mapping[str, Any], as_json: bool, text: str | None = None) -> None:
@@ -15,7 +23,7 @@ def show(result: Mapping[str, Any], as_json: bool, text: str | None = None) -> N
     Without `text` it is one `name: value` a line, what is inside indented under its name.
     """
     if as_json or text is not None:
-        typer.echo(json.dumps(result, indent=1, default=str) if as_json else text)
+        typer.echo(json.dumps(_strict(result), indent=1, default=str, allow_nan=False) if as_json else text)
         return
     for name, value in result.items():
         if _is_rows(value):
@@ -23,6 +31,15 @@ def show(result: Mapping[str, Any], as_json: bool, text: str | None = None) -> N
             _print_table(value)
         else:
             typer.echo("\n".join(_lines({name: value}, "")))
+
+
+def _strict(value: Any) -> Any:
+    """NaN and infinity, which JSON has not, as null."""
+    if isinstance(value, Mapping):
+        return {name: _strict(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _lines(table: Mapping[str, Any], indent: str) -> list[str]:
@@ -61,3 +78,39 @@ def _print_table(rows: list[Mapping[str, Any]]) -> None:
     if not console.is_terminal:
         console.width = 200  # a file or a pipe has no width to fit
     console.print(table)
+
+
+def complain_of(error: Exception, debug: bool) -> int:
+    """Tell the user about `error` in their terms. Returns the exit code."""
+    complaint = getattr(error, "show", None)  # the parser's own, about the command line
+    if complaint is not None:
+        complaint()
+        return 2
+    status = exit_status(error)
+    if isinstance(error, FlameError):
+        complain(str(error))
+    elif is_out_of_memory(error):
+        complain(f"out of memory: {error}; try data.batch_size=1, gradient.checkpointing=true, a lower rank")
+    elif isinstance(error, OSError) and status != 1:
+        complain(f"{error.filename or 'output'}: the disk is full; free some space and start again")
+    else:
+        complain(f"this is a bug in flame-train: {type(error).__name__}: {error}{'' if debug else _saved_trace()}")
+    return status
+
+
+def complain(message: str) -> None:
+    """One line about what went wrong."""
+    with contextlib.suppress(OSError):  # a terminal that was closed: the exit status still tells
+        typer.echo(f"error: {message}", err=True)
+
+
+def _saved_trace() -> str:
+    """Where the traceback of the error being handled was written, as the end of a sentence."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="flame-train-bug-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(f"flame-train {__version__}, Python {sys.version}\n{traceback.format_exc()}")
+    except OSError:
+        return " (run again with --debug for the traceback)"
+    return f" (please report it with {file.name})"

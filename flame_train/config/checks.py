@@ -48,6 +48,13 @@ def _cycles(config: Config) -> str | None:
     return f'expected schedule.name = "cosine_restarts" with it, got "{config.schedule.name}"'
 
 
+def _restarts(config: Config) -> str | None:
+    cycles, steps = config.schedule.cycles, config.train.steps - config.schedule.warmup_steps
+    if config.schedule.name != "cosine_restarts" or cycles <= max(steps, 1):
+        return None
+    return f"expected at most train.steps - schedule.warmup_steps ({steps}), got {cycles}"
+
+
 def _power(config: Config) -> str | None:
     if config.schedule.power == 1.0 or config.schedule.name == "polynomial":
         return None
@@ -144,6 +151,7 @@ def checks() -> Iterator[Check]:
     yield Check(("schedule.warmup_steps", "train.steps"), _warmup)
     yield Check(("schedule.min_lr", "optimizer.lr"), _min_lr)
     yield Check(("schedule.cycles", "schedule.name"), _cycles)
+    yield Check(("schedule.cycles", "schedule.warmup_steps", "train.steps"), _restarts)
     yield Check(("schedule.power", "schedule.name"), _power)
     yield Check(("gradient.recompute", "gradient.checkpointing"), _recompute)
     yield Check(("loss.timestep_mean", "loss.timesteps"), lambda config: _normal(config, "timestep_mean"))

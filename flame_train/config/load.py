@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import os
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,51 @@ class Problem:
         return f"{self.place}: {self.key}: {self.message}"
 
 
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A configuration that knows where its keys were written; by itself it was written nowhere."""
+
+    config: Config
+    layered: Layered | None = None
+
+    def located(self, message: str) -> str:
+        """`message` with its place before each line that begins with a key."""
+        return "\n".join(map(self._line, message.splitlines()))
+
+    def _line(self, line: str) -> str:
+        key = keys().get(line.partition(":")[0])
+        if key is None or self.layered is None:
+            return line
+        return f"{self.layered.places.get((key.section, key.name)) or _place(self.layered, (key.section,))}: {line}"
+
+
+class Gathered:
+    """What is wrong with a configuration beside its files, told at once: each `with` takes a ConfigError up."""
+
+    def __init__(self, located: Located) -> None:
+        self._located = located
+        self._found: list[str] = []
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, ConfigError):
+            self._found.append(self._located.located(str(error)))
+        return isinstance(error, ConfigError)
+
+    def tell(self) -> None:
+        """Raises ConfigError if anything was wrong."""
+        if self._found:
+            raise ConfigError("\n".join(self._found))
+
+
 def load(source: str, overrides: Sequence[str] = ()) -> Config:
+    """As `load_located`, for whoever needs no places."""
+    return load_located(source, overrides).config
+
+
+def load_located(source: str, overrides: Sequence[str] = ()) -> Located:
     """The configuration in `source` (a path, or `-`) with each `section.key=value` of `overrides` on top.
 
     A value of `overrides` is read as TOML where that fits the key, else as text. Raises ConfigError with
@@ -48,7 +93,19 @@ def load(source: str, overrides: Sequence[str] = ()) -> Config:
     problems += _cross_checks(config, layered, bad)
     if problems:
         raise ConfigError(_report(problems, layered))
-    return config
+    return Located(config, layered)
+
+
+def from_options(**sections: dict[str, Any]) -> Config:
+    """The configuration that a command's options ask for, `section={key: value}`; every other key has its default.
+
+    Raises ConfigError with every option that is wrong, by its key.
+    """
+    try:
+        return Config.model_validate(sections)
+    except ValidationError as error:
+        wrong = [(keys()[f"{section}.{name}"], e["input"]) for e in error.errors() for section, name in [e["loc"][:2]]]
+    raise ConfigError("; ".join(f"--{key.name}: {_wrong_value(key, value)}" for key, value in wrong))
 
 
 def _apply(layered: Layered, overrides: Sequence[str]) -> list[Problem]:
@@ -79,7 +136,8 @@ def _typed(raw: str, key: Key) -> Any:
         value = raw
     if key.annotation is str and not isinstance(value, str):
         return raw
-    return [value] if key.is_list and isinstance(value, str) else value
+    looks_like_list = raw.startswith("[") and raw.endswith("]")
+    return [value] if key.is_list and isinstance(value, str) and not looks_like_list else value
 
 
 def _unknown(layered: Layered) -> list[Problem]:
@@ -107,16 +165,22 @@ def _unknown_section(layered: Layered, section: str, table: Any) -> Problem:
 
 
 def _known_part(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The keys of `tree` that exist, lists as the tuples the schema has."""
+    """The keys of `tree` that exist, lists as the tuples the schema has, ~ in places as the user's home."""
     return {
         section: {
-            name: tuple(value) if isinstance(value, list) and keys()[f"{section}.{name}"].is_list else value
+            name: _as_key(value, keys()[f"{section}.{name}"])
             for name, value in table.items()
             if f"{section}.{name}" in keys()
         }
         for section, table in tree.items()
         if section in sections() and isinstance(table, dict)
     }
+
+
+def _as_key(value: Any, key: Key) -> Any:
+    if isinstance(value, list) and key.is_list:
+        return tuple(value)
+    return os.path.expanduser(value) if isinstance(value, str) and key.place else value
 
 
 def _validate(layered: Layered) -> tuple[Config, list[Problem]]:

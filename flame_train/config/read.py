@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import tomllib
@@ -17,6 +18,7 @@ KeyPath = tuple[str, ...]
 
 MAX_BYTES = 1 << 20
 _MAX_LAYERS = 16
+_TEMPLATE = "; `flame-train init` writes a template"
 
 
 @dataclass(slots=True)
@@ -40,11 +42,13 @@ def read_layers(source: str) -> Layered:
     """
     chain: list[tuple[str, dict[str, Any], dict[KeyPath, int]]] = []
     seen: list[Path] = []
-    current: str | None = source
+    current: str | None = os.path.expanduser(source)
+    wanted_by = ""
     while current is not None:
         _refuse_path(current, seen)
-        tree, lines = _parse(_read_text(current), current)
+        tree, lines = _parse(_read_text(current, wanted_by), current)
         chain.append((_name(current), tree, lines))
+        wanted_by = f"{_name(current)}:{lines.get(('extends',), 0)}: extends: "
         current = _base_of(tree, lines, current)
     layered = Layered()
     for name, tree, lines in reversed(chain):
@@ -76,7 +80,7 @@ def _base_of(tree: dict[str, Any], lines: dict[KeyPath, int], source: str) -> st
     line = lines.pop(("extends",))
     if not isinstance(base, str) or not base:
         raise ConfigError(f"{_name(source)}:{line}: extends: expected the path of another config, got {base!r}")
-    return str(Path(base) if source == "-" else Path(source).parent / base)
+    return str(Path(source).parent / os.path.expanduser(base))
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> None:
@@ -87,8 +91,8 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> None:
             below[name] = value
 
 
-def _read_text(source: str) -> str:
-    raw = _read_bytes(source)
+def _read_text(source: str, wanted_by: str) -> str:
+    raw = _read_bytes(source, wanted_by)
     name = _name(source)
     if len(raw) > MAX_BYTES:
         raise ConfigError(f"{name}: expected a configuration of at most 1 MiB, got more; is this the right file?")
@@ -104,22 +108,23 @@ def _read_text(source: str) -> str:
         ) from None
 
 
-def _read_bytes(source: str) -> bytes:
+def _read_bytes(source: str, wanted_by: str) -> bytes:
+    """What the file holds. `wanted_by` is where another file names it, for messages."""
     if source == "-":
         return sys.stdin.buffer.read(MAX_BYTES + 1)
     path = Path(source)
     try:
         if path.is_dir():
-            raise ConfigError(f"{source}: expected a configuration file, got a folder")
+            raise ConfigError(f"{wanted_by}{source}: expected a configuration file, got a folder")
         if path.exists() and not path.is_file():
-            raise ConfigError(f"{source}: expected a configuration file, got a device or pipe")
+            raise ConfigError(f"{wanted_by}{source}: expected a configuration file, got a device or pipe")
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"{source}: no such file; `flame-train init` writes a template") from None
+        raise ConfigError(f"{wanted_by}{source}: no such file{'' if wanted_by else _TEMPLATE}") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ConfigError(f"{source!r}: cannot be read: {reason}") from None
+        raise ConfigError(f"{wanted_by}{source!r}: cannot be read: {reason}") from None
 
 
 def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 from typing import Any
 
-from flame_train.config.keys import keys
+from flame_train.config.keys import Key, keys
 from flame_train.config.render import decisive, toml_value
 from flame_train.config.schema import Config
 
 
-def differences(old: str, new: Config) -> str | None:
+def differences(old: str, new: Config, *, moved: bool = False) -> str | None:
     """A table of the settings that differ between `old`, a resolved config as text, and `new`, and that the
     trained weights depend on; None where there is none and the run may go on.
 
-    `train.steps` may change under a constant schedule: the steps already taken are then the same.
+    `train.steps` may change under a constant schedule: the steps already taken are then the same. Files and folders
+    may be written in another way, and lie elsewhere if `moved` says that they are compared by what is in them.
     """
     before, now = _settings(old), decisive(new)
     if before is None:
@@ -23,13 +25,20 @@ def differences(old: str, new: Config) -> str | None:
     rows = [
         (path, toml_value(before[path]) if path in before else "(missing)", toml_value(value))
         for path, value in now.items()
-        if before.get(path, keys()[path].default) != value and not (constant and path == "train.steps")
+        if not _same(keys()[path], before.get(path, keys()[path].default), value, moved)
+        and not (constant and path == "train.steps")
     ]
     if not rows:
         return None
     rows.insert(0, ("setting", "that run", "this config"))
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     return "\n".join(f"  {path:<{widths[0]}}  {was:<{widths[1]}}  {wanted}" for path, was, wanted in rows)
+
+
+def _same(key: Key, was: Any, value: Any, moved: bool) -> bool:
+    if key.place and isinstance(was, str) and was and value:
+        return moved or Path(was).resolve() == Path(value).resolve()
+    return bool(was == value)
 
 
 def _settings(text: str) -> dict[str, Any] | None:

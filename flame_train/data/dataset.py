@@ -181,8 +181,9 @@ class _Scan:
         """Path without its ending -> the caption files that belong to it."""
         texts: dict[str, list[str]] = {}
         for key in self.files:
-            if _ending(key) in self.endings:
-                texts.setdefault(os.path.splitext(key)[0], []).append(key)
+            for ending in self.endings:
+                if key[-len(ending) :].lower() == ending.lower():
+                    texts.setdefault(key[: -len(ending)], []).append(key)
         return texts
 
     def _metadata(self, pictures: set[str]) -> Metadata:

@@ -160,6 +160,11 @@ def newest(root: Path) -> Found | None:
     )
 
 
+def count(root: Path) -> int:
+    """How many checkpoints lie under `root`, whole or not."""
+    return len(_checkpoints(root))
+
+
 def _checkpoints(root: Path) -> list[tuple[int, Path]]:
     """Step and folder of each checkpoint under `root`, whole or not, newest first."""
     if not root.is_dir():

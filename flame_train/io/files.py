@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flame_train.errors import OutputError
+from flame_train.errors import ConfigError, OutputError
 
 _MARGIN = 1.2  # a preflight asks for this much more than the expected size
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_ELSEWHERE = "set output.dir to another place"
 
 
 def sync_file(path: Path) -> None:
@@ -68,11 +69,37 @@ def preflight(folder: Path, expected: int) -> None:
         )
 
 
-def make_folder(folder: Path) -> None:
-    """Make `folder` and its parents, and prove that it can be written to. Raises OutputError."""
+def refuse_place(path: Path, ending: str, force: bool) -> None:
+    """Said before any work: raises ConfigError unless the file to write, `path`, ends as its contents ask for, and
+    OutputError if it is there already, unless `force` says that it may be overwritten."""
+    if path.suffix.lower() != ending:
+        raise ConfigError(f"{path}: expected a name ending in {ending}, got {path.suffix or 'no ending'}")
+    if path.exists() and not force:
+        raise OutputError(
+            f"{path}: exists already and would be overwritten; choose another name, remove it, or say --force"
+        )
+
+
+def could_make_folder(folder: Path) -> None:
+    """Raises OutputError, as far as can be told without writing, if `make_folder` would."""
+    _refuse_file(folder, _ELSEWHERE)
+    nearest = _existing(folder)
+    with disk_errors(folder):
+        if os.statvfs(nearest).f_flag & os.ST_RDONLY:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _refuse_file(folder: Path, remedy: str) -> None:
     for part in (folder, *folder.parents):
         if part.exists() and not part.is_dir():
-            raise OutputError(f"{folder}: expected a folder, but {part} is a file; set output.dir to another place")
+            raise OutputError(f"{folder}: expected a folder, but {part} is a file; {remedy}")
+
+
+def make_folder(folder: Path, remedy: str = _ELSEWHERE) -> None:
+    """Make `folder` and its parents, and prove that it can be written to. Raises OutputError, with `remedy`."""
+    _refuse_file(folder, remedy)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".write-probe-{os.getpid()}"

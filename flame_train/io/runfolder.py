@@ -7,6 +7,7 @@ The lock is the kernel's, so it is gone with the process that held it, however t
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import logging
 import math
@@ -24,23 +25,28 @@ from flame_train.errors import Interrupted, OutputError, exit_status
 from flame_train.io import commit
 from flame_train.io.durable import sweep_files, write_durably
 from flame_train.io.failpoint import hit
-from flame_train.io.files import disk_errors, make_folder
+from flame_train.io.files import could_make_folder, disk_errors, make_folder
 
 _LOG = logging.getLogger(__name__)
 
+_STATUS_BYTES = 512  # a status is filled up to a multiple of them, so that the next one is as long
 _OURS = ("config.toml", "lora.safetensors", "checkpoints", "log.jsonl")
 
 
 class RunFolder:
     """An open run. Use as a context manager: leaving it writes the final status and releases the lock.
 
-    `differences(old)` is given the `config.toml` of the run that the folder holds, and returns a table of the
-    settings that forbid continuing it, or None.
+    `differences(old, found)` is given the `config.toml` and the checkpoint of the run that the folder holds, and
+    returns a table of the settings that forbid continuing it, or None.
     """
 
-    def __init__(self, folder: Path, config: str, differences: Callable[[str], str | None]) -> None:
+    def __init__(
+        self, folder: Path, config: str, differences: Callable[[str, commit.Found | None], str | None]
+    ) -> None:
         self.folder = folder
         self.step = 0
+        self._saved = 0
+        self._found: commit.Found | None = None
         self._config = config
         self._differences = differences
         self._lock = FileLock(str(folder / ".lock"), blocking=False)
@@ -51,7 +57,8 @@ class RunFolder:
         make_folder(self.folder)
         self._acquire()
         try:
-            self._refuse_foreign()
+            self._found = self._examine()
+            self._saved = self._found.step if self._found else 0
             self.write_status("running")
             _write_text(self.folder / "config.toml", self._config)
             commit.sweep(self.checkpoints)
@@ -102,10 +109,15 @@ class RunFolder:
 
     def resume(self) -> commit.Found | None:
         """The checkpoint to continue from, or None in a new run. Cuts the log back to its step."""
-        found = commit.newest(self.checkpoints)
-        self.step = found.step if found else 0
+        self.step = self._saved
         self._opened_log().truncate(self.step)
-        return found
+        return self._found
+
+    def look(self) -> commit.Found | None:
+        """What `resume` would return, with nothing written. Raises OutputError if the folder could not be opened."""
+        could_make_folder(self.folder)
+        self._refuse_locked()
+        return self._examine()
 
     def checkpoint(
         self, step: int, files: Mapping[str, commit.Content], keep: int, size: int | None = None
@@ -116,7 +128,7 @@ class RunFolder:
         """
         self._opened_log().sync()
         path = commit.commit(self.checkpoints, step, files, keep, size)
-        self.step = step
+        self.step = self._saved = step
         try:
             self.write_status("running")
         except OutputError as error:
@@ -128,17 +140,33 @@ class RunFolder:
         self.step = int(record["step"])
         self._opened_log().append(record)
 
+    def last(self) -> Mapping[str, Any]:
+        """The log's line of the step that was reached; empty if there is none, or it was lost."""
+        with disk_errors(self.folder / "log.jsonl"):
+            *_, line = [b"", *(self.folder / "log.jsonl").read_bytes().splitlines()]
+        return json.loads(line) if _step_of(line) == self.step else {}
+
     def write_status(self, state: str, exit_code: int | None = None) -> None:
-        """Write `status.json`: running, done, interrupted or failed, with the exit code once there is one."""
+        """Write `status.json`: running, done, interrupted or failed, with the exit code once there is one.
+
+        On a disk without room the file that is there is written over: its size is the same.
+        """
         status = {
             "state": state,
             "exit_code": exit_code,
             "step": self.step,
+            "saved": self._saved,
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "version": __version__,
         }
-        _write_text(self.folder / "status.json", json.dumps(status, indent=1) + "\n")
+        text, path = json.dumps(status, indent=1), self.folder / "status.json"
+        text += " " * (-(len(text) + 1) % _STATUS_BYTES) + "\n"
+        try:
+            _write_text(path, text)
+        except OutputError:
+            if not _written_over(path, text.encode()):
+                raise
 
     def _opened_log(self) -> LogFile:
         assert self._log is not None, "the run folder is not open"
@@ -148,31 +176,67 @@ class RunFolder:
         try:
             self._lock.acquire()
         except Timeout:
-            holder = _read_status(self.folder)
-            raise OutputError(
-                f"{self.folder}: another run is writing here (process {holder.get('pid', 'unknown')} on "
-                f"{holder.get('host', 'unknown host')}); wait for it, or set output.dir to another folder"
-            ) from None
+            raise self._held() from None
         except (OSError, NotImplementedError) as error:
             raise OutputError(
                 f"{self.folder}: the folder cannot be locked ({error}); set output.dir to a local disk"
             ) from None
 
-    def _refuse_foreign(self) -> None:
-        """Refuse a folder with files that look like a run's and are not, or a run with another config."""
+    def _refuse_locked(self) -> None:
+        """As `_acquire` of a folder that another run has, but nothing is written."""
+        try:
+            lock = os.open(self.folder / ".lock", os.O_RDONLY)
+        except OSError:
+            return  # none was there yet; or `_acquire` will tell what it meets
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise self._held() from None
+        finally:
+            os.close(lock)
+
+    def _held(self) -> OutputError:
+        holder = _read_status(self.folder)
+        return OutputError(
+            f"{self.folder}: another run is writing here (process {holder.get('pid', 'unknown')} on "
+            f"{holder.get('host', 'unknown host')}); wait for it, or set output.dir to another folder"
+        )
+
+    def _examine(self) -> commit.Found | None:
+        """The checkpoint to continue from. Refuses what is no run, another run, and one that lost what it needs."""
+        present = [name for name in _OURS if (self.folder / name).exists()]
         if not (self.folder / "status.json").exists():
-            present = [name for name in _OURS if (self.folder / name).exists()]
             if present:
                 raise OutputError(
                     f"{self.folder}: expected a new folder or one that holds a run, but found {present[0]} "
                     "without status.json, and would overwrite it; set output.dir to another folder"
                 )
-            return
+            return None
+        found = commit.newest(self.checkpoints)
+        if "config.toml" in present:
+            self._refuse_differences(found)
+        elif present:  # a run that was killed before its first line wrote neither
+            raise OutputError(
+                f"{self.folder}: its config.toml is gone, so nobody knows whether this config continues the run that "
+                "it holds; put it back, or set output.dir to another folder for a new run"
+            )
+        if found is None and self._has_saved():
+            raise OutputError(
+                f"{self.folder}: its checkpoints are gone, and the run would start anew over what it left; put them "
+                "back, set output.dir to another folder, or remove this one"
+            )
+        return found
+
+    def _has_saved(self) -> bool:
+        """Whether the run was far enough to have a checkpoint."""
+        status = _read_status(self.folder)
+        saved = status.get("saved", status.get("step") if status.get("state") == "done" else 0)
+        return bool(saved) or self.lora.exists()
+
+    def _refuse_differences(self, found: commit.Found | None) -> None:
         config = self.folder / "config.toml"
-        if not config.exists():
-            return
         with disk_errors(config):
-            table = self._differences(config.read_text(encoding="utf-8", errors="replace"))
+            table = self._differences(config.read_text(encoding="utf-8", errors="replace"), found)
         if table is not None:
             raise OutputError(
                 f"{self.folder}: holds a run with other settings, which change its result:\n{table}\n"
@@ -239,6 +303,15 @@ def _finite(value: Any) -> Any:
 def _write_text(path: Path, text: str) -> None:
     raw = text.encode()
     write_durably(path, [raw], len(raw))
+
+
+def _written_over(path: Path, raw: bytes) -> bool:
+    """Whether `raw` could be put into the file of just as many bytes that is there."""
+    try:
+        with path.open("r+b") as file:
+            return os.fstat(file.fileno()).st_size == len(raw) and file.write(raw) == len(raw)
+    except OSError:
+        return False
 
 
 def _step_of(line: bytes) -> float:

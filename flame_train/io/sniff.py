@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,8 @@ HOW_TO_CONVERT: Final = (
 )
 PICKLE_SUFFIXES: Final = frozenset({".ckpt", ".pt", ".pth", ".bin", ".pkl", ".pickle"})
 
+_COMMENTS: Final = re.compile(rb"(?:[ \t]*(?:#[^\n]*)?\r?\n)*")
+_TABLE: Final = re.compile(rb"\[{1,2}[A-Za-z][\w.-]*\]{1,2}[ \t]*(?:#[^\n]*)?\r?\n\s*[^\s\[{\"]")
 _DOWNLOAD_AGAIN: Final = "Download the file itself again"
 _SIGNATURES: Final[tuple[tuple[bytes, str], ...]] = (
     (b"GGUF", "It is a GGUF file, which is not supported; get the safetensors version of the model"),
@@ -51,6 +54,9 @@ def describe_foreign(head: bytes, size: int) -> str | None:
     for signature, words in _SIGNATURES:
         if head.startswith(signature):
             return words
+    comments = _COMMENTS.match(head)
+    if _TABLE.match(head, comments.end() if comments else 0):
+        return "It is a TOML text, such as a config, not a model; name the .safetensors file"
     if text.startswith((b"{", b"[")):
         return f"It is a JSON text of {size} bytes, often a server's error message. {_DOWNLOAD_AGAIN}"
     return None

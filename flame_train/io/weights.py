@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Protocol, Self
+
+import numpy as np
 
 from flame_train.errors import ModelFileError
 from flame_train.io.dtypes import Array
@@ -20,6 +23,7 @@ COMPONENTS: Final = ("unet", "transformer", "vae", "text_encoder", "text_encoder
 _STEMS: Final = ("diffusion_pytorch_model", "model")
 _VARIANTS: Final = ("fp32", "bf16", "fp16")  # in order of preference after the one without a variant
 _MAX_INDEX_BYTES: Final = 20_000_000
+_PIECE: Final = 4096  # bytes of a tensor at its begin, in its middle and at its end that `sampled_digest` reads
 
 
 class Weights(Protocol):
@@ -45,6 +49,28 @@ class Weights(Protocol):
 def shapes_of(weights: Weights) -> dict[str, tuple[int, ...]]:
     """Name -> shape of everything in `weights`, from headers alone."""
     return {name: weights.info(name).shape for name in weights.names}
+
+
+def sampled_digest(path: str | Path) -> str:
+    """SHA-256, in hex, over every tensor's name, dtype, shape and a few of its bytes: cheap for files of any size.
+
+    Read are 4 KiB at the begin, in the middle and at the end of a tensor, and the whole of one that is no larger than
+    those. Training, merging or rounding changes all of a tensor, so that tells one model from another; it does not
+    notice a value changed by hand somewhere else, nor other metadata.
+    """
+    summed = hashlib.sha256()
+    with open_weights(path) as weights:
+        for name in sorted(weights.names):
+            info = weights.info(name)
+            summed.update(f"{name} {info.dtype} {info.shape}".encode("utf-8", "surrogateescape"))
+            if info.nbytes:
+                raw = weights.read(name).reshape(-1).view(np.uint8)
+                middle = (raw.size - _PIECE) // 2
+                whole = raw.size <= 3 * _PIECE
+                pieces = (raw,) if whole else (raw[:_PIECE], raw[middle : middle + _PIECE], raw[-_PIECE:])
+                for piece in pieces:
+                    summed.update(piece.data)
+    return summed.hexdigest()
 
 
 def open_weights(path: str | Path) -> Weights:

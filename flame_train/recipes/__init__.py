@@ -27,12 +27,12 @@ def train(family: str, config: str, overrides: list[str], device: str, dry_run: 
 
 def cache(config: str, overrides: list[str], device: str, dry_run: bool) -> dict[str, Any]:
     """Encodes the pictures and captions of a config ahead of training. Returns counts."""
-    from flame_train.config.load import load
+    from flame_train.config.load import load_located
 
     from .pipeline import fill_cache
 
-    loaded = load(config, overrides)
-    return fill_cache(family_of(loaded.model.checkpoint), loaded, device, dry_run)
+    loaded = load_located(config, overrides)
+    return fill_cache(family_of(loaded.config.model.checkpoint), loaded, device, dry_run)
 
 
 def family_of(checkpoint: str) -> Family:

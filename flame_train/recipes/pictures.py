@@ -12,10 +12,14 @@ from flame_train.training.preview import Drawing
 
 def check_sampling(config: Config, family: Family, facts: Facts) -> None:
     """Raises ConfigError for sizes or steps with which no picture can be drawn; said early, not at each grid."""
-    s = config.sample
-    for name, side in (("width", s.width), ("height", s.height)):
-        if side % facts.side_multiple:
-            raise ConfigError(f"sample.{name}: expected a multiple of {facts.side_multiple} for this model, got {side}")
+    s, grid = config.sample, facts.side_multiple
+    wrong = [
+        f"sample.{name}: expected a multiple of {grid} for this model, got {side}"
+        for name, side in (("width", s.width), ("height", s.height))
+        if side % grid
+    ]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
     family.sampler(config, picture_size(config, facts))
 
 

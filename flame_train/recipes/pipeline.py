@@ -15,7 +15,7 @@ import numpy as np
 
 from flame_train.adapters.lora import Attached, attach
 from flame_train.adapters.targets import resolve
-from flame_train.config.load import load
+from flame_train.config.load import Gathered, Located, load_located
 from flame_train.config.render import resolved
 from flame_train.config.resume import differences
 from flame_train.config.schema import Config
@@ -28,19 +28,20 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype, float32
 from flame_train.engine.mode import deterministic
 from flame_train.errors import ConfigError
-from flame_train.io.commit import Found
+from flame_train.io.commit import Found, count
 from flame_train.io.durable import write_durably
 from flame_train.io.files import preflight
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.runfolder import RunFolder
+from flame_train.io.weights import sampled_digest
 from flame_train.training.batch import sender
 from flame_train.training.encode import Encoded, Keys, encode, keys_of
-from flame_train.training.family import Denoiser, Facts, Family, Load, recomputed, refuse_foreign
+from flame_train.training.family import Denoiser, Facts, Family, Load, base_model_path, recomputed, refuse_foreign
 from flame_train.training.loader import Loader
 from flame_train.training.loop import Run, forgiving, train
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.preview import draw, grid, write_png
-from flame_train.training.result import check_dataset, restore
+from flame_train.training.result import Sources, check_sources, knows_sources, restore
 from flame_train.training.step import FIGURES, Objective, State
 from flame_train.training.stop import StopRequest
 
@@ -100,30 +101,23 @@ def state_bytes(parameters: int, optimizer: str, averaged: bool = False) -> int:
     return parameters * 4 * ((4 if optimizer == "adamw" else 3) + averaged)
 
 
-def make_plan(family: Family, config: Config, stop: StopRequest) -> Plan:
-    """Checks the model's headers, every picture and caption, the buckets and the targets. Nothing is loaded."""
-    refuse_foreign(family, config)
-    facts = family.check(config)
-    _check_places(config)
+def make_plan(family: Family, asked: Config | Located, stop: StopRequest) -> Plan:
+    """Checks the model's headers, every picture and caption, the buckets and the targets. Nothing is loaded.
+
+    Raises ConfigError with all that does not fit the model, each where it was written if `asked` knows.
+    """
+    config = asked.config if isinstance(asked, Located) else asked
+    facts, targets = _fitting(family, asked if isinstance(asked, Located) else Located(asked))
     rule = BucketRule(
         config.data.resolution, config.data.bucket_step, config.data.min_bucket, config.data.max_bucket,
         config.data.upscale,
     )  # fmt: skip
-    if config.data.bucket_step % facts.side_multiple:
-        raise ConfigError(
-            f"data.bucket_step: expected a multiple of {facts.side_multiple} for this model, "
-            f"got {config.data.bucket_step}"
-        )
-    if config.sample.every and config.sample.prompts:
-        check_sampling(config, family, facts)
     dataset = Dataset.scan(
         Path(config.data.path), config.data.repeats, by_folder=config.data.folder_repeats,
         default_caption=config.data.caption or None, caption_endings=(config.data.caption_extension,),
         on_bad=config.data.on_bad_image, progress=lambda done, total: stop.check("while reading the dataset"),
     )  # fmt: skip
     placed = place(dataset, rule, config.data.on_bad_image)
-    targets = resolve(facts.skeleton, config.lora.targets, family.presets)
-    _check_names(family.lora_names(config), targets)
     for notice in placed.dataset.notices:
         _LOG.warning("%s", notice)
     cut = family.truncated(config, [item.caption for item in placed.dataset.items])
@@ -131,7 +125,39 @@ def make_plan(family: Family, config: Config, stop: StopRequest) -> Plan:
         _LOG.warning(
             "%d caption(s) are longer than data.max_tokens=%d; the rest is not seen", cut, config.data.max_tokens
         )
-    return Plan(config, family, facts, placed, tuple(targets))
+    return Plan(config, family, facts, placed, targets)
+
+
+def _fitting(family: Family, asked: Located) -> tuple[Facts, tuple[str, ...]]:
+    """What the model's headers tell, and the layers to adapt, once the config fits the family and the model."""
+    config, wrong = asked.config, Gathered(asked)
+    with wrong:
+        refuse_foreign(family, config)
+    with wrong:
+        _check_places(config)
+    facts = None
+    with wrong:
+        facts = family.check(config)
+    if facts is None:
+        wrong.tell()
+    assert facts is not None
+    with wrong:
+        _check_grid(config, facts)
+    if config.sample.every and config.sample.prompts:
+        with wrong:
+            check_sampling(config, family, facts)
+    targets: list[str] = []
+    with wrong:
+        targets = resolve(facts.skeleton, config.lora.targets, family.presets)
+        _check_names(family.lora_names(config), targets)
+    wrong.tell()
+    return facts, tuple(targets)
+
+
+def _check_grid(config: Config, facts: Facts) -> None:
+    step, grid = config.data.bucket_step, facts.side_multiple
+    if step % grid:
+        raise ConfigError(f"data.bucket_step: expected a multiple of {grid} for this model, got {step}")
 
 
 def _check_places(config: Config) -> None:
@@ -164,6 +190,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "buckets": plan.placed.bucket_rows(),
         "steps": c.train.steps,
         "batches per epoch": order.batches_per_epoch,
+        "repeated to fill batches, per epoch": order.filled_per_epoch,
         "epochs": round(c.train.steps * c.gradient.accumulation / order.batches_per_epoch, 2),
         "adapted layers": len(plan.targets),
         "trainable parameters": plan.parameters,
@@ -175,22 +202,24 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 def run(family: Family, source: str, overrides: list[str], device: str, dry_run: bool) -> dict[str, Any]:
     """The whole of `<family>-lora`."""
-    config = load(source, overrides)
+    asked = load_located(source, overrides)
     with StopRequest() as stop:
         if not dry_run:
             get_backend(device)  # a missing GPU is told before anything is read
-        plan = make_plan(family, config, stop)
+        plan = make_plan(family, asked, stop)
         if dry_run:
+            look(plan, run_folder(plan))
             return describe(plan) | {"files": plan.placed.to_json()}
         return train_plan(plan, device, stop)
 
 
-def fill_cache(family: Family, config: Config, device: str, dry_run: bool) -> dict[str, Any]:
+def fill_cache(family: Family, asked: Located, device: str, dry_run: bool) -> dict[str, Any]:
     """The whole of `cache`."""
+    config = asked.config
     with StopRequest() as stop:
         if not dry_run:
             get_backend(device)
-        plan = make_plan(family, config, stop)
+        plan = make_plan(family, asked, stop)
         keys = keys_of(plan.placed, config, family, _prompts(config))
         if dry_run:
             return {"pictures": len(keys.pictures), "captions": len(keys.captions)}
@@ -207,40 +236,71 @@ def fill_cache(family: Family, config: Config, device: str, dry_run: bool) -> di
 def train_plan(plan: Plan, device: str, stop: StopRequest) -> dict[str, Any]:
     """Opens the run folder, encodes what is missing, trains or continues, and returns where everything is."""
     config = plan.config
-    out = Path(config.output.dir)
-    preflight(out, plan.parameters * 4 * 4 * (config.checkpoint.keep + 1))
-    with RunFolder(out, resolved(config), lambda old: differences(old, config)) as folder:
-        keys = keys_of(plan.placed, config, plan.family, _prompts(config))
-        dataset = dataset_digest(plan.placed, keys)
-        found = _resume(folder, dataset)
+    closed = run_folder(plan)
+    found = look(plan, closed)
+    keys = keys_of(plan.placed, config, plan.family, _prompts(config))
+    sources = sources_of(plan, keys)
+    if found is not None:
+        check_sources(found, sources)
+    with closed as folder:
+        found = _resume(folder, sources)
         _write_report(plan, folder)
+        _notice_copies(plan)
         encoded = encode(plan.placed, keys, config, plan.family, device, stop)
         with deterministic(config.train.deterministic):
-            last = _train(plan, encoded, folder, found, dataset, device, stop)
+            last = _train(plan, encoded, folder, found, sources, device, stop) or folder.last()
         return {
             "lora": str(folder.lora),
             "steps": folder.step,
             "loss": last.get("loss"),
-            "log": str(out / "log.jsonl"),
-            "samples": str(folder.samples),
+            "log": str(folder.folder / "log.jsonl"),
+            "samples": str(folder.samples) if any(folder.samples.glob("*.png")) else None,
             "checkpoints": str(folder.checkpoints),
         }
 
 
-def _resume(folder: RunFolder, dataset: str) -> Found | None:
-    """The checkpoint to continue from. Raises OutputError, before anything slow is done, if it cannot be."""
+def run_folder(plan: Plan) -> RunFolder:
+    """The folder of a plan's run, not opened."""
+
+    def refusal(old: str, found: Found | None) -> str | None:
+        return differences(old, plan.config, moved=found is None or knows_sources(found))
+
+    return RunFolder(Path(plan.config.output.dir), resolved(plan.config), refusal)
+
+
+def look(plan: Plan, folder: RunFolder) -> Found | None:
+    """The checkpoint to continue from, with nothing written yet. Raises OutputError if the run could not go on here."""
+    found, c = folder.look(), plan.config
+    if found is None or found.step < c.train.steps:
+        new = c.checkpoint.keep + 1 - min(c.checkpoint.keep, count(folder.checkpoints))
+        preflight(folder.folder, plan.parameters * 4 * 4 * new)
+    return found
+
+
+def _notice_copies(plan: Plan) -> None:
+    filled, size = plan.order.filled_per_epoch, plan.config.data.batch_size
+    if filled:
+        seen = plan.order.batches_per_epoch * size
+        _LOG.info(
+            "%d of an epoch's %d samples repeat others, to fill batches of data.batch_size=%d", filled, seen, size
+        )
+
+
+def _resume(folder: RunFolder, sources: Sources) -> Found | None:
+    """The checkpoint to continue from, the log cut back to it. It may be newer than the one that was looked at."""
     found = folder.resume()
     if found is not None:
         for reason in found.skipped:
             _LOG.warning("a newer checkpoint is damaged and was passed over: %s", reason)
-        check_dataset(found, dataset)
+        check_sources(found, sources)
         _LOG.info("continuing after step %d from %s", found.step, found.path)
     return found
 
 
 def _train(
-    plan: Plan, encoded: Encoded, folder: RunFolder, found: Found | None, dataset: str, device: str, stop: StopRequest
-) -> dict[str, Any]:
+    plan: Plan, encoded: Encoded, folder: RunFolder, found: Found | None, sources: Sources, device: str,
+    stop: StopRequest,
+) -> dict[str, Any]:  # fmt: skip
     config, family = plan.config, plan.family
     denoiser = family.denoiser(config, device)
     attached = attach(
@@ -259,7 +319,7 @@ def _train(
     ) as loader:  # fmt: skip
         preview = make_preview(plan, encoded, denoiser, folder.sample, device, stop)
         return train(
-            Run(config, device, folder, denoiser, attached, family.lora_names(config), state, loader, dataset, first,
+            Run(config, device, folder, denoiser, attached, family.lora_names(config), state, loader, sources, first,
                 forgiving(preview), stop)
         )  # fmt: skip
 
@@ -278,6 +338,12 @@ def make_state(denoiser: Denoiser, attached: Attached, objective: Objective, con
         loss=Tensor(backend.xp.zeros((), np.float32)),
         figures=backend.xp.zeros(len(FIGURES), np.float64),
     )  # fmt: skip
+
+
+def sources_of(plan: Plan, keys: Keys) -> Sources:
+    """What a plan's weights will follow from, told by the contents of files."""
+    base = sampled_digest(base_model_path(plan.config))
+    return Sources(keys.networks["picture"], keys.networks["caption"], base, dataset_digest(plan.placed, keys))
 
 
 def dataset_digest(placed: Placed, keys: Keys) -> str:

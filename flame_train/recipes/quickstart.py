@@ -10,6 +10,7 @@ of every other run.
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,17 +148,20 @@ def run(directory: Path, device: str | None, family: str = "sdxl") -> dict[str, 
 
     `device` None takes the GPU if one is usable, else the CPU, and says which. Returns where everything is, and the
     loss on held-out pictures before and after: of the new style, and of what the base knew already. Raises
-    OutputError if the folder holds anything but a quickstart of this family, EnvironmentFault if the device that was
-    asked for cannot be used.
+    OutputError if the folder holds anything but a quickstart of this family, or was copied, EnvironmentFault if the
+    device that was asked for cannot be used.
     """
     chosen = _device(device)
     source = _lay(directory.resolve(), chosen, family)
     config = load(str(source))
+    _refuse_copy(source, config)
     with StopRequest() as stop:
         plan = make_plan(RECIPES[family], config, stop)
         result = train_plan(plan, chosen, stop)
         losses = _held_out(plan, source.with_name("held-out"), Path(result["lora"]), chosen, stop)
-    picture = write_before_after(Path(result["samples"]), source.with_name("before-after.png"), result["steps"])
+    picture = write_before_after(
+        Path(result["lora"]).with_name("samples"), source.with_name("before-after.png"), result["steps"]
+    )
     return {
         "lora": result["lora"],
         "log": result["log"],
@@ -167,7 +171,7 @@ def run(directory: Path, device: str | None, family: str = "sdxl") -> dict[str, 
         "steps": result["steps"],
         "held_out_loss": losses,
         "note": _STARTS[family].note,
-        "next": f"flame-train {family}-lora --config {source} --device {chosen}",
+        "next": f"flame-train {family}-lora --config {shlex.quote(str(source))} --device {chosen}",
     }
 
 
@@ -196,7 +200,7 @@ def _lay(folder: Path, device: str, family: str) -> Path:
             f"{folder}: expected an empty or new folder, or one that quickstart made for this family, but other files "
             "are in it; name another folder: flame-train quickstart DIR"
         )
-    make_folder(folder)
+    make_folder(folder, "name another: flame-train quickstart DIR")
     if source.exists():
         return source
     _write_text(about, text)
@@ -206,6 +210,16 @@ def _lay(folder: Path, device: str, family: str) -> Path:
     title = "A small LoRA from nothing, as quickstart trained it"
     _write_text(source, commented(_config(folder, device, start.lesson), title, RECIPES[family].foreign))
     return source
+
+
+def _refuse_copy(source: Path, config: Config) -> None:
+    """A folder that was copied or moved has a config that names the one it was made in: nothing must happen there."""
+    folder = source.parent
+    if not Path(config.output.dir).resolve().is_relative_to(folder):
+        raise OutputError(
+            f"{source}: its output.dir is {config.output.dir}, which lies outside {folder}; was the folder copied or "
+            "moved? Set the paths in it right, or name a new folder: flame-train quickstart DIR"
+        )
 
 
 def _is(about: Path, text: str) -> bool:

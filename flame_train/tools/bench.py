@@ -12,12 +12,13 @@ import numpy as np
 
 from flame_train.adapters.lora import attach
 from flame_train.adapters.targets import resolve
-from flame_train.config.schema import Config, DataSection, GradientSection, LoraSection, TrainSection
+from flame_train.config.load import from_options
 from flame_train.engine import Frozen, capture, nn
 from flame_train.engine.backend import Backend, get_backend
 from flame_train.engine.dtype import DType, as_dtype
 from flame_train.engine.mode import deterministic
 from flame_train.engine.random import bits, uniform_of
+from flame_train.errors import ConfigError
 from flame_train.models.transformer import Recompute, run_again
 from flame_train.recipes.pipeline import make_state, state_bytes
 from flame_train.training.batch import Batch, HostBatch
@@ -74,14 +75,18 @@ class Prepared:
 
 
 def prepare(trial: Trial) -> Prepared:
-    """A step with random weights, made on the device. Raises `ConfigError` for a model that is not known."""
+    """A step with random weights, made on the device. Raises `ConfigError` for what no step can be made of."""
     subject = find(trial.model)
-    config = Config(
-        train=TrainSection(precision=trial.precision, steps=100),
-        lora=LoraSection(rank=trial.rank, alpha=float(trial.rank), targets=(subject.targets,)),
-        data=DataSection(resolution=trial.resolution, batch_size=trial.batch),
-        gradient=GradientSection(checkpointing=trial.recompute != "nothing"),
+    config = from_options(
+        train={"precision": trial.precision, "steps": 100},
+        lora={"rank": trial.rank, "alpha": float(trial.rank), "targets": (subject.targets,)},
+        data={"resolution": trial.resolution, "batch_size": trial.batch},
+        gradient={"checkpointing": trial.recompute != "nothing"},
     )
+    if trial.resolution % subject.grid:
+        raise ConfigError(
+            f"--resolution: expected a multiple of {subject.grid} for {trial.model}, got {trial.resolution}"
+        )
     backend, dtype = get_backend(trial.device), as_dtype(trial.precision)
     network = subject.build()
     randomise(network, dtype, backend)

@@ -15,7 +15,7 @@ from flame_train.models.flux import Flux, FluxArch
 from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
 from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.models.vae import sample_latents
-from flame_train.recipes.flow import CLIP_TOKENS, FlowFamily
+from flame_train.recipes.flow import CLIP_TOKENS, PATCH, FlowFamily
 from flame_train.recipes.flux import FLUX
 from flame_train.recipes.memory_sdxl import activation_bytes
 from flame_train.recipes.sd3 import SD3
@@ -25,6 +25,7 @@ from flame_train.training.family import Denoiser, Family, Load
 from .bench_flops import UNET_TEXT, Work, flux_work, mmdit_work, unet_work
 
 _SD3_T5, _FLUX_T5 = 256, 512
+_PIXELS = 8  # the side of what every published VAE makes one latent pixel of
 SIZE_CONDITIONING = 6 * 256  # of the UNet's vector, what tells sizes and crops
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -34,14 +35,15 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 class Subject:
     """A network without weights, how the family calls it, what conditions it, and what a step of it costs.
 
-    `conditioning` is (network, pixels a side, pictures) -> arrays by name; `activations` predicts memory as `--dry-run`
-    does.
+    Picture sides are multiples of `grid`; `conditioning` is (network, pixels a side, pictures) -> arrays by name;
+    `activations` predicts memory as `--dry-run` does.
     """
 
     family: Family
     build: Callable[[], Any]
     denoiser: Callable[[Any], Denoiser]
     targets: str
+    grid: int
     latent_channels: int
     conditioning: Callable[[Any, int, int], Arrays]
     work: Callable[[Any, int], Work]
@@ -73,8 +75,8 @@ def _sizes(unet: UNet, resolution: int, size: int) -> Arrays:
 
 def _sdxl(arch: UNetArch) -> Subject:
     return Subject(
-        SdxlFamily(), partial(UNet, arch), as_denoiser, "attention", arch.in_channels, _sizes, unet_work,
-        activation_bytes,
+        SdxlFamily(), partial(UNet, arch), as_denoiser, "attention", _PIXELS * 2 ** (len(arch.channel_mult) - 1),
+        arch.in_channels, _sizes, unet_work, activation_bytes,
     )  # fmt: skip
 
 
@@ -107,14 +109,14 @@ def _flux_conditioning(flux: Flux, resolution: int, size: int) -> Arrays:
 def _sd3(arch: MmditArch) -> Subject:
     text = CLIP_TOKENS + _SD3_T5
     return Subject(
-        SD3, partial(Mmdit, arch), partial(_flow_denoiser, SD3), "attention", arch.channels,
+        SD3, partial(Mmdit, arch), partial(_flow_denoiser, SD3), "attention", _PIXELS * PATCH, arch.channels,
         _sd3_conditioning, partial(mmdit_work, text=text), partial(_flow_bytes, SD3, text),
     )  # fmt: skip
 
 
 def _flux(arch: FluxArch) -> Subject:
     return Subject(
-        FLUX, partial(Flux, arch), partial(_flow_denoiser, FLUX), "attention+mlp", arch.channels,
+        FLUX, partial(Flux, arch), partial(_flow_denoiser, FLUX), "attention+mlp", _PIXELS * PATCH, arch.channels,
         _flux_conditioning, partial(flux_work, text=_FLUX_T5), partial(_flow_bytes, FLUX, _FLUX_T5),
     )  # fmt: skip
 

@@ -7,9 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image, ImageDraw
 
 from flame_train.errors import is_out_of_memory
+from flame_train.io.files import could_make_folder, refuse_place
+from flame_train.training.preview import write_png
 
 from .bench import Trial, step
 
@@ -19,7 +22,12 @@ _INK, _GRID, _SPEED, _MEMORY = "#222222", "#dddddd", "#1f6fb4", "#c8501e"
 
 
 def run(trial: Trial, path: Path) -> dict[str, Any]:
-    """Doubles the batch from 1 until memory runs out, or to 64; draws what was measured into `path`, a PNG."""
+    """Doubles the batch from 1 until memory runs out, or to 64; draws what was measured into `path`, a PNG.
+
+    Raises ConfigError for another name, and OutputError for a folder that cannot be written to, before the first.
+    """
+    refuse_place(path, ".png", force=True)
+    could_make_folder(path.parent)
     rows: list[dict[str, Any]] = []
     stopped, batch = f"batch {_LARGEST}", 1
     while batch <= _LARGEST:
@@ -54,7 +62,7 @@ def draw(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
         for (x, y), r in zip(points, rows, strict=True):
             canvas.ellipse((x - 4, y - 4, x + 4, y + 4), colour)
             canvas.text((x - 12, y - 20), f"{r[key]:.3g}", colour)
-    image.save(path)
+    write_png(path, np.asarray(image))
 
 
 def _axes(

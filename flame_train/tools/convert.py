@@ -11,9 +11,10 @@ from flame_train.adapters.folding import ALPHA_KEY
 from flame_train.adapters.formats import from_file, to_diffusers, to_kohya
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
 from flame_train.errors import ConfigError
+from flame_train.io.files import refuse_place
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import save_file
-from flame_train.tools.families import lora_family, require_lora, split_metadata
+from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, split_metadata
 
 FORMATS: Final = ("kohya", "diffusers")
 
@@ -37,19 +38,22 @@ class ConvertReport:
         return asdict(self) | {"source": str(self.source), "target": str(self.target)}
 
 
-def convert(source: Path, target: Path, to: str) -> ConvertReport:
+def convert(source: Path, target: Path, to: str, force: bool = False) -> ConvertReport:
     """Write the LoRA `source` to `target` in format `to`, "kohya" or "diffusers".
 
     The source may be in any dialect. Raises ConfigError for an unknown format, ModelFileError for a file that
-    is no LoRA of a supported family, OutputError when the target cannot be written.
+    is no LoRA of a supported family, NonFiniteError for one that holds NaN, OutputError when the target cannot be
+    written, or exists and `force` does not say to overwrite it.
     """
     source, target = Path(source), Path(target)
     if to not in FORMATS:
         raise ConfigError(f"format {to!r} is not known; expected one of {', '.join(FORMATS)}")
     if target.exists() and target.samefile(source):
         raise ConfigError(f"{target}: source and target are the same file; give another name for the target")
+    refuse_place(target, ".safetensors", force)
     family = lora_family(source, require_lora(source))
     lora = from_file(source, family)
+    refuse_non_finite(source, lora.state)
     metadata, dropped = split_metadata(lora.metadata)
     written = {key: value for key, value in metadata.items() if key not in _ABOUT_SCALES}
     written = _described(lora.state, family, target.stem) | written

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from flame_train.errors import ModelFileError
+import numpy as np
+
+from flame_train.adapters.factors import LoraState
+from flame_train.errors import ModelFileError, NonFiniteError
 from flame_train.io.keymap import Shape
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.resolve import Resolved
@@ -21,6 +24,18 @@ class _Resolve(Protocol):
     """A base model's tensors by component and native name."""
 
     def __call__(self, names: Iterable[str], only: str | None = None) -> Resolved: ...
+
+
+def refuse_non_finite(lora: Path, state: LoraState) -> None:
+    """Raises NonFiniteError for a LoRA that would spoil whatever it is added to."""
+    for component, modules in state.items():
+        for module, factors in modules.items():
+            arrays = (factors.down, factors.up, np.float32(factors.alpha))
+            if not all(np.isfinite(array.astype(np.float32)).all() for array in arrays):
+                raise NonFiniteError(
+                    f"{lora}: its {component} {module} holds NaN or infinity; training it went wrong, or the file is "
+                    "damaged: use one of an earlier step, or download it again"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from pathlib import Path
 from flame_train.config.render import commented
 from flame_train.config.schema import Config
 from flame_train.config.suggest import did_you_mean
-from flame_train.errors import ConfigError, OutputError
+from flame_train.errors import ConfigError
 from flame_train.io.durable import write_durably
+from flame_train.io.files import refuse_place
 
 
 def template(family: str) -> str:
@@ -23,12 +24,12 @@ def template(family: str) -> str:
     return commented(Config(), title, RECIPES[family].foreign)
 
 
-def write_template(family: str, path: Path) -> None:
+def write_template(family: str, path: Path, force: bool = False) -> None:
     """Write the commented config of `family` to `path`.
 
-    Raises ConfigError if there is no such family, OutputError if `path` exists or cannot be written.
+    Raises ConfigError if there is no such family or `path` does not end in .toml, OutputError if it exists and `force`
+    does not say to overwrite it, or cannot be written.
     """
     raw = template(family).encode()
-    if path.exists():
-        raise OutputError(f"{path}: exists already and would be overwritten; choose another name or remove it")
+    refuse_place(path, ".toml", force)
     write_durably(path, [raw], len(raw))

@@ -15,6 +15,7 @@ from flame_train.adapters.factors import LoraFactors, LoraState
 from flame_train.adapters.formats import from_file
 from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
 from flame_train.io.dtypes import Array
+from flame_train.io.files import refuse_place
 from flame_train.io.keymap import Op, Shape, Source
 from flame_train.io.resolve import Resolved
 from flame_train.io.safetensors import save_stream
@@ -51,15 +52,16 @@ class _Patch:
     factors: LoraFactors
 
 
-def merge(base: Path, lora: Path, out: Path, strength: float = 1.0) -> MergeReport:
+def merge(base: Path, lora: Path, out: Path, strength: float = 1.0, force: bool = False) -> MergeReport:
     """Write `base` with W + strength * (alpha / rank) * up @ down for every module of `lora` to `out`.
 
     `base` is a single file or one component's folder; the result is a single file in the base's own layout,
     names and dtypes. Sums are in fp32, rounded once. One tensor at a time is in memory. Raises ModelFileError
-    when the two files do not belong together, NonFiniteError when a sum overflows the stored dtype.
+    when the two files do not belong together, NonFiniteError when a sum overflows the stored dtype, OutputError when
+    `out` exists and `force` does not say to overwrite it.
     """
     base, lora, out = Path(base), Path(lora), Path(out)
-    _check_call(base, lora, out, strength)
+    _check_call(base, lora, out, strength, force)
     with open_weights(base) as weights:
         identity = identify(shapes_of(weights), weights.metadata)
         _check_base(base, weights, identity)
@@ -79,12 +81,13 @@ def merge(base: Path, lora: Path, out: Path, strength: float = 1.0) -> MergeRepo
     return MergeReport(base, lora, out, strength, merged, skipped, len(patches), dropped)
 
 
-def _check_call(base: Path, lora: Path, out: Path, strength: float) -> None:
+def _check_call(base: Path, lora: Path, out: Path, strength: float, force: bool) -> None:
     if not np.isfinite(strength):
         raise ConfigError(f"strength must be a finite number, got {strength}")
     for other in (base, lora):
         if out.exists() and other.exists() and out.samefile(other):
             raise ConfigError(f"{out}: would overwrite {other}; give another name for the result")
+    refuse_place(out, ".safetensors", force)
 
 
 def _check_base(base: Path, weights: Weights, identity: Identity) -> None:

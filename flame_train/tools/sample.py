@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from flame_train.adapters.factors import LoraState
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.lora import attach_factors
-from flame_train.config.schema import Config, ModelSection, SampleSection, TrainSection
+from flame_train.config.load import from_options
+from flame_train.config.schema import Config
 from flame_train.engine import no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.errors import ConfigError, ModelFileError
+from flame_train.io.files import refuse_place
 from flame_train.models.identify import FAMILY_NAMES, could_be
 from flame_train.recipes import family_of
 from flame_train.recipes.pictures import check_sampling, drawing, picture_size, size_conditioning
-from flame_train.tools.families import require_lora
+from flame_train.tools.families import refuse_non_finite, require_lora
 from flame_train.training.family import Encoders, Example, Family, refuse_foreign
 from flame_train.training.preview import draw, grid, write_png
 from flame_train.training.stop import StopRequest
@@ -30,18 +31,22 @@ _LOG = logging.getLogger(__name__)
 def sample(
     checkpoint: str, prompts: Sequence[str], output: Path, *, lora: Path | None, strength: float, negative: str,
     steps: int, guidance: float, sampler: Any, prediction: Any, precision: Any, seed: int, width: int, height: int,
-    device: str,
+    device: str, force: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Draws a picture for each prompt and writes them as one PNG. Returns what was drawn, from what, and where.
 
     Picture i starts from noise number seed + i, so a picture with a LoRA stands beside one without it. The LoRA may
     be in any dialect and may sit on the text encoders too. Raises ConfigError for impossible sizes, ModelFileError
-    for a model of an unknown family or a LoRA that is not one of it, and what loading and writing raise.
+    for a model of an unknown family or a LoRA that is not one of it, NonFiniteError rather than draw NaN, OutputError
+    where the PNG exists and `force` does not say to overwrite it, and what loading and writing raise.
     """
-    config = _config(
-        {"checkpoint": checkpoint, "prediction": prediction},
-        {"precision": precision},
-        {
+    refuse_place(output, ".png", force)
+    if not math.isfinite(strength):
+        raise ConfigError(f"strength must be a finite number, got {strength}")
+    config = from_options(
+        model={"checkpoint": checkpoint, "prediction": prediction},
+        train={"precision": precision},
+        sample={
             "prompts": tuple(prompts), "negative": negative, "steps": steps, "guidance": guidance, "sampler": sampler,
             "seed": seed, "width": width, "height": height,
         },
@@ -70,20 +75,14 @@ def sample(
     }  # fmt: skip
 
 
-def _config(model: dict[str, Any], train: dict[str, Any], sample: dict[str, Any]) -> Config:
-    try:
-        return Config(model=ModelSection(**model), train=TrainSection(**train), sample=SampleSection(**sample))
-    except ValidationError as error:
-        wrong = [f"--{'.'.join(map(str, e['loc']))}: {e['msg']}, got {e['input']}" for e in error.errors()]
-        raise ConfigError("; ".join(wrong)) from None
-
-
 def _factors(lora: Path, family: Family, config: Config) -> LoraState:
     """The LoRA's matrices by component. Raises ModelFileError for what is no LoRA of this family."""
     identity = require_lora(lora)
     if not could_be(identity.family, family.name):
         raise ModelFileError(f"{lora}: expected a LoRA for {FAMILY_NAMES[family.name]}, but this is: {identity.detail}")
-    return from_file(lora, family.lora_names(config)).state
+    state = from_file(lora, family.lora_names(config)).state
+    refuse_non_finite(lora, state)
+    return state
 
 
 def _conditioning(

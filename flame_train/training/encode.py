@@ -33,10 +33,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The cache keys of a dataset: one a picture, by item; one a caption, by text."""
+    """The cache keys of a dataset: one a picture, by item; one a caption, by text; and of what networks they are."""
 
     pictures: tuple[str, ...]
     captions: Mapping[str, str]
+    networks: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def keys_of(placed: Placed, config: Config, family: Family, prompts: tuple[str, 
     )
     wanted = dict.fromkeys(["", *(item.caption for item in placed.dataset.items), *prompts])
     captions = {c: cache_key("text", hashlib.sha256(c.encode()).hexdigest(), prints["caption"], text) for c in wanted}
-    return Keys(pictures, captions)
+    return Keys(pictures, captions, prints)
 
 
 def _geometry(placement: Any) -> dict[str, Any]:

@@ -153,12 +153,15 @@ class Family(Protocol):
 
 
 def refuse_foreign(family: Family, config: Config) -> None:
-    """Raises ConfigError for a key that means nothing to the family, if it is set: it must not be thought to act."""
+    """Raises ConfigError for all keys that are set and mean nothing to the family: they must not be thought to act."""
+    wrong = []
     for path in family.foreign:
         section, name = path.split(".")
         value, usual = getattr(getattr(config, section), name), keys()[path].default
         if value != usual:
-            raise ConfigError(f"{path}: it means nothing for {FAMILY_NAMES[family.name]}, got {value!r}; remove it")
+            wrong.append(f"{path}: it means nothing for {FAMILY_NAMES[family.name]}, got {value!r}; remove it")
+    if wrong:
+        raise ConfigError("\n".join(wrong))
 
 
 def recomputed(config: Config) -> Recompute:

@@ -24,7 +24,7 @@ from .batch import Batch, HostBatch, Signature
 from .family import Denoiser
 from .loader import Loader
 from .log import Console, TensorBoard
-from .result import checkpoint_files, write_lora
+from .result import Sources, checkpoint_files, write_lora
 from .step import FIGURES, State, micro, update
 from .stop import StopRequest
 
@@ -43,7 +43,7 @@ class Run:
     names: LoraFamily
     state: State
     loader: Loader
-    dataset: str
+    sources: Sources
     first: int
     preview: Callable[[int], None]
     stop: StopRequest
@@ -222,7 +222,7 @@ def _diagnosis(run: Run, p: _Pending, figures: dict[str, float]) -> str:
 
 def _save(run: Run, step: int) -> None:
     """A checkpoint; at the end also the result."""
-    files, size = checkpoint_files(run.state.optimizer, step, run.dataset, lambda path: _write_lora(run, path, step))
+    files, size = checkpoint_files(run.state.optimizer, step, run.sources, lambda path: _write_lora(run, path, step))
     run.folder.checkpoint(step, files, run.config.checkpoint.keep, size)
     if step == run.config.train.steps:
         hit("train.before_result")

@@ -16,6 +16,7 @@ from flame_train.engine import Tensor, no_grad, tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import DType, is_float
 from flame_train.engine.random import Rng
+from flame_train.errors import NonFiniteError
 from flame_train.io.durable import write_durably
 from flame_train.io.failpoint import hit
 
@@ -62,6 +63,11 @@ def draw(
                 return (denoiser.drawing or denoiser.denoise)(x.to(d.dtype), t, cond).float()
 
             latents = d.sampler(guided(step, d.guidance), noise, cond)
+            if not np.isfinite(latents.numpy()).all():
+                raise NonFiniteError(
+                    "sampling gave NaN or infinity, which is no picture; if it does so with every prompt, the model "
+                    "overflows in this precision: try bf16 or fp32"
+                )
             pictures.append(decode(latents)[0])
     return pictures
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,29 @@ def _factors(name: str, down: np.ndarray[Any, Any], up: np.ndarray[Any, Any], al
     return LoraFactors(down, up, alpha)
 
 
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What a run's weights follow from beside its settings, as hashes.
+
+    `picture` and `caption` are the networks that encode those, `base` the base model, `dataset` what is trained on.
+    """
+
+    picture: str
+    caption: str
+    base: str
+    dataset: str
+
+
+_SAID = {
+    "picture": "with another VAE than model.checkpoint or model.vae holds now; put it back",
+    "caption": "with other text encoders than the files under [model] hold now; put them back",
+    "base": "on another base model than model.checkpoint holds now; put it back",
+    "dataset": "on other pictures or captions than data.path holds now; put them back",
+}
+
+
 def checkpoint_files(
-    optimizer: Optimizer, step: int, dataset: str, write: Content
+    optimizer: Optimizer, step: int, sources: Sources, write: Content
 ) -> tuple[dict[str, Content], int]:  # fmt: skip
     """What a checkpoint consists of, and about how many bytes it takes.
 
@@ -74,7 +96,7 @@ def checkpoint_files(
     """
     entries = {f"{_VALUES}{n}": a for n, a in optimizer.arena.state().items()}
     entries |= {f"{_OPTIMIZER}{n}": a for n, a in optimizer.state_dict().items()}
-    place = {"format": STATE_FORMAT, "step": step, "dataset": dataset, "version": __version__}
+    place = {"format": STATE_FORMAT, "step": step, "version": __version__, **asdict(sources)}
     values = sum(a.nbytes for n, a in entries.items() if n.startswith(_VALUES))  # once more as the LoRA
     size = values + sum(a.nbytes for a in entries.values()) + _HEADERS
     files: dict[str, Content] = {
@@ -85,14 +107,23 @@ def checkpoint_files(
     return files, size
 
 
-def check_dataset(found: Found, dataset: str) -> None:
-    """Raises `OutputError` if a checkpoint was trained on another dataset: order and cache would not continue it."""
+def check_sources(found: Found, sources: Sources) -> None:
+    """Raises `OutputError` if a checkpoint was made from other files: what follows would not continue it.
+
+    What an older version did not record is not compared.
+    """
     place = _place(found)
-    if place["dataset"] != dataset:
-        raise OutputError(
-            f"{found.path}: was trained on other pictures or captions than data.path holds now; "
-            "put them back to continue that run, or set output.dir to another folder for a new one"
-        )
+    for name, now in asdict(sources).items():
+        if place.get(name, now) != now:
+            raise OutputError(
+                f"{found.path}: was trained {_SAID[name]} to continue that run, or set output.dir to another folder "
+                "for a new one"
+            )
+
+
+def knows_sources(found: Found) -> bool:
+    """Whether a checkpoint tells its files by what is in them, so that they may lie elsewhere now."""
+    return _SAID.keys() <= _place(found).keys()
 
 
 def restore(found: Found, optimizer: Optimizer) -> int:

@@ -69,7 +69,7 @@ def main() -> None:
         begin = time.monotonic()
         result = train_plan(make_plan(family, config, stop), args.device, stop)
         seconds = time.monotonic() - begin
-        write_before_after(Path(result["samples"]), args.out / "before-after.png", args.steps)
+        write_before_after(Path(result["lora"]).with_name("samples"), args.out / "before-after.png", args.steps)
 
         sets = {
             name: _examples(_config(args, path), args.device, stop)

@@ -243,3 +243,59 @@ def test_doctor_is_4_where_the_asked_device_is_unusable_and_json_on_request() ->
     assert done.returncode == 4
     assert json.loads(done.stdout)["usable"] is False
     assert program("doctor", "--device", "cpu", env=hidden).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sdxl-lora -c a.toml -c b.toml",
+        "sdxl-lora --config a.toml -c b.toml",
+        "sample -m x -p y --lora a.safetensors --lora b.safetensors",
+        "convert a b --to kohya --to diffusers",
+        "bench step --deterministic --not-deterministic",
+        "gradcheck add --device cpu --device cuda",
+    ],
+)
+def test_an_option_of_one_value_is_not_taken_from_several(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    plant(monkeypatch, lambda *arguments: {})
+    assert cli.run(line.split()) == 2
+    assert "takes one value, and was given 2" in capsys.readouterr().err
+
+
+def test_what_may_be_said_again_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, lambda *arguments: {})
+    assert cli.run(["sdxl-lora", "-c", "a.toml", "--set", "a.b=1", "--set", "a.b=2", "--json", "--json"]) == 0
+
+
+def test_a_strength_without_a_lora_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["sample", "-m", "x", "-p", "y", "--strength", "0.5", "--device", "cpu"]) == 2
+    assert "--lora" in capsys.readouterr().err
+
+
+def test_a_tilde_is_the_users_home(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for line in ("inspect ~/gone.safetensors", "merge ~/gone.safetensors a o.safetensors"):
+        assert cli.run(line.split()) == 3
+        assert str(tmp_path / "gone.safetensors") in capsys.readouterr().err
+
+
+def test_json_is_strict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    plant(monkeypatch, lambda *arguments: {"loss": float("nan"), "all": [{"x": float("-inf")}, 1.5]})
+    assert cli.run(["sdxl-lora", "--config", "x.toml", "--json"]) == 0
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    found = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert found == {"loss": None, "all": [{"x": None}, 1.5]}
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_nobody_listening_is_no_error(closed: str) -> None:
+    line = f'"{sys.executable}" -m flame_train doctor --device cpu {closed}'
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")

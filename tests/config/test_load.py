@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from flame_train.config.keys import keys
 from flame_train.config.load import load
+from flame_train.config.render import flat
 from flame_train.config.schema import Config
 from flame_train.config.suggest import nearest
 from flame_train.errors import ConfigError
@@ -136,7 +137,7 @@ BAD_FILES = [
     ),
     ("extends = 3\n", "x.toml:1: extends: expected the path of another config, got 3"),
     ("extends = 'x.toml'\n", "x.toml: expected a chain of extends that ends, but it comes back to this file"),
-    ("extends = 'gone.toml'\n", "gone.toml: no such file; `flame-train init` writes a template"),
+    ("extends = 'gone.toml'\n", "x.toml:1: extends: gone.toml: no such file"),
 ]
 
 YAML_GOOD = "model: {checkpoint: base.safetensors}\ndata: {path: photos}\noutput: {dir: run}\n"
@@ -285,6 +286,34 @@ def test_extends_layers_one_file_over_another_relative_to_itself() -> None:
     write("extends = 'deep.yaml'\n[lora]\nrank = 9\n[train]\nseed = 1\n", "lib/base.toml")
     config = load(write("extends = 'lib/base.toml'\n" + GOOD + "[train]\nseed = 2\n"))
     assert (config.lora.rank, config.lora.alpha, config.train.seed) == (9, 2.0, 2)
+
+
+@pytest.mark.parametrize(("cycles", "good"), [(7, True), (8, False)])
+def test_a_rate_cannot_restart_more_often_than_it_has_steps(cycles: int, good: bool) -> None:
+    schedule = f"[schedule]\nname = 'cosine_restarts'\nwarmup_steps = 3\ncycles = {cycles}\n[train]\nsteps = 10\n"
+    if good:
+        assert load(write(GOOD + schedule)).schedule.cycles == cycles
+    else:
+        message = "x.toml:10: schedule.cycles: expected at most train.steps - schedule.warmup_steps (7), got 8"
+        assert report(write(GOOD + schedule)) == message
+
+
+def test_a_list_that_cannot_be_read_is_not_one_text() -> None:
+    for raw in ("[a,b]", "['a', b]", '["a" "b"]'):
+        assert "sample.prompts: expected a list of strings, got" in report(write(GOOD), (f"sample.prompts={raw}",))
+    assert load(write(GOOD), ["sample.prompts=[v] dog"]).sample.prompts == ("[v] dog",)
+
+
+def test_a_tilde_is_the_users_home_in_every_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In files, overrides and names of configs alike; what is resolved says where it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    places = [key.path for key in keys().values() if key.place]
+    config = load(write(GOOD), [f"{path}=~/{path}" for path in places])
+    assert {path: flat(config)[path] for path in places} == {path: str(tmp_path / path) for path in places}
+    write("extends = '~/base.toml'\n[model]\nvae = '~/v'\n", "over.toml")
+    (tmp_path / "base.toml").write_text(GOOD)
+    assert load("~/over.toml").model.vae == str(tmp_path / "v")
+    assert load(write(GOOD), ["sample.prompts=~/x"]).sample.prompts == ("~/x",)
 
 
 def test_overrides_are_typed_by_the_schema() -> None:

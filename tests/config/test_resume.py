@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +47,18 @@ def test_what_changes_the_weights_is_listed(section: str, name: str, value: Any)
     header, row = table.splitlines()
     assert header.split() == ["setting", "that", "run", "this", "config"]
     assert row.split()[0] == f"{section}.{name}"
+
+
+def test_a_place_may_be_written_in_another_way_or_have_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    old = resolved(config(data={"path": "photos"}, model={"checkpoint": "base.safetensors"}))
+    same = config(data={"path": str(tmp_path / "photos")}, model={"checkpoint": "./x/../base.safetensors"})
+    assert differences(old, same) is None
+    other = config(data={"path": "elsewhere"}, model={"checkpoint": "base.safetensors"}, optimizer={"lr": 0.5})
+    assert "data.path" in str(differences(old, other))
+    table = differences(old, other, moved=True)
+    assert table is not None
+    assert [row.split()[0] for row in table.splitlines()] == ["setting", "optimizer.lr"]
 
 
 def test_the_table_is_aligned() -> None:

@@ -155,6 +155,18 @@ def test_metadata_problems(folder: Folder) -> None:
         Dataset.scan(root)
 
 
+@pytest.mark.parametrize(
+    ("asked", "written"), [(".TXT", ".txt"), (".wd14.txt", ".wd14.txt"), (".Wd14.Txt", ".WD14.txt")]
+)
+def test_captions_by_any_ending(folder: Folder, asked: str, written: str) -> None:
+    root = folder({"a.b.png": (16, 16), "c/d.png": (16, 16)})
+    for path in root.rglob("*.txt"):
+        path.rename(path.with_suffix(written))
+    dataset = Dataset.scan(root, caption_endings=(asked,))
+    assert [item.caption for item in dataset.items] == ["caption of 0", "caption of 1"]
+    assert dataset.notices == ()
+
+
 def test_upper_case_endings_and_shared_stems(folder: Folder) -> None:
     root = folder({"a.png": (16, 16)})
     (root / "a.png").rename(root / "a.PNG")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -108,6 +109,109 @@ def test_a_run_is_not_continued_on_other_data(own, change):
     shutil.rmtree(own.folder / "drawings")
     kept.rename(own.folder / "drawings")
     own.finish()
+
+
+NETWORKS = {
+    "model.diffusion_model.out.2.bias": "on another base model",
+    "model.diffusion_model.output_blocks.1.0.in_layers.2.weight": "on another base model",
+    "first_stage_model.encoder.conv_in.bias": "with another VAE",
+    "conditioner.embedders.0.transformer.text_model.embeddings.position_embedding.weight": "with other text encoders",
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_run_is_not_continued_with_another_network(own, whole, name):
+    base, kept = own.folder / "base.safetensors", own.folder / "kept"
+    own.train(failpoint="train.after_step:3")
+    status = (own.out / "status.json").read_bytes()
+    shutil.copy(base, kept)
+    rewrite(base, name)
+    ended = own.train()
+    assert ended.code == 6
+    assert NETWORKS[name] in ended.complaint
+    assert "output.dir" in ended.complaint
+    assert (own.steps(), (own.out / "status.json").read_bytes()) == ([2], status)
+
+    kept.rename(base)
+    assert own.finish() == whole
+
+
+def test_a_checkpoint_that_does_not_know_its_base_is_continued_where_that_lies(job, whole, world):
+    """One of an older version: its files are told by their places, which may be written in another way."""
+    job.train(failpoint="train.after_step:3")
+    folder = job.out / "checkpoints" / "step-000002"
+    state = json.loads((folder / "state.json").read_text())
+    raw = json.dumps({name: state[name] for name in ("format", "step", "dataset", "version")}).encode()
+    (folder / "state.json").write_bytes(raw)
+    manifest = json.loads((folder / "MANIFEST.json").read_text())
+    manifest["files"]["state.json"] = {"size": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+    (folder / "MANIFEST.json").write_text(json.dumps(manifest))
+    shutil.copy(world / "base.safetensors", job.folder / "copy.safetensors")
+    ended = job.train(model__checkpoint=str(job.folder / "copy.safetensors"))
+    assert ended.code == 6
+    assert "model.checkpoint" in ended.complaint
+
+    assert job.finish(model__checkpoint=f"{world}/./drawings/../base.safetensors").log == whole.log
+
+
+def test_a_project_that_was_moved_is_continued(own, whole):
+    """Pictures and weights are told by what is in them."""
+    own.train(failpoint="train.after_step:3")
+    moved = own.folder / "moved"
+    moved.mkdir()
+    for name in ("drawings", "base.safetensors", "out"):
+        (own.folder / name).rename(moved / name)
+    places = {"data__path": "drawings", "model__checkpoint": "base.safetensors", "output__dir": "out"}
+    ended = own.train(**{key: str(moved / name) for key, name in places.items()})
+    assert ended.code == 0, ended.stderr
+    assert "continuing after step 2" in ended.stderr
+    (moved / "out").rename(own.out)
+    assert own.result().log == whole.log
+
+
+LOST = {"config.toml": "config.toml is gone", "checkpoints": "checkpoints are gone"}
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+@pytest.mark.parametrize("name", LOST)
+def test_a_run_that_lost_a_part_is_not_begun_anew(job, name, steps):
+    """Neither one that was stopped nor one that is done; what it left stays as it is."""
+    job.train(failpoint="" if steps == 5 else f"train.after_step:{steps}")
+    (job.out / name).rename(job.folder / name)
+    left = {path: path.read_bytes() for path in job.out.rglob("*") if path.is_file()}
+    ended = job.train(optimizer__lr=0.5)
+    assert ended.code == 6
+    assert LOST[name] in ended.complaint or "other settings" in ended.complaint
+    ended = job.train()
+    assert ended.code == 6
+    assert LOST[name] in ended.complaint
+    assert "output.dir" in ended.complaint
+    assert {path: path.read_bytes() for path in job.out.rglob("*") if path.is_file()} == left
+
+
+def dry(job, **changes):
+    return job.program(*job.arguments("sdxl-lora", **changes), "--dry-run")
+
+
+def test_a_dry_run_refuses_the_folder_that_a_run_would_and_writes_nothing(job):
+    assert dry(job).code == 0
+    assert not job.out.exists()
+    job.train(failpoint="train.after_step:3")
+    left = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in job.out.rglob("*")}
+    assert dry(job).code == 0
+    ended = dry(job, optimizer__lr=0.5)
+    assert (ended.code, "other settings" in ended.complaint) == (6, True)
+    ended = dry(job, output__dir=str(job.folder / "config.toml"))
+    assert (ended.code, "config.toml is a file" in ended.complaint) == (6, True)
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in job.out.rglob("*")} == left
+
+
+def test_a_refusal_leaves_a_finished_run_finished(own):
+    own.finish()
+    status = own.status()
+    (own.folder / "drawings" / "0.txt").write_text("something else")
+    assert own.train().code == 6
+    assert own.status() == status
 
 
 def test_a_run_is_not_continued_with_other_settings(job, whole):
@@ -239,6 +343,20 @@ def test_a_finished_run_is_left_as_it_is(job, whole):
     assert ended.code == 0
     assert "done already" in ended.stderr
     assert job.result() == whole
+
+
+def test_the_result_names_what_is_there_and_a_finished_run_still_knows_its_loss(job):
+    said = [json.loads(job.program(*job.arguments("sdxl-lora"), "--json").stdout) for _ in range(2)]
+    assert said[0] == said[1]
+    assert said[0]["loss"] == job.log()[-1]["loss"]
+    assert said[0]["samples"] is None
+
+
+def test_copies_that_fill_batches_are_told(job):
+    """Of two shapes there are four drawings and two: batches of three have to be filled."""
+    ended = job.train(data__batch_size=3, train__steps=3)
+    assert "3 of an epoch's 9 samples repeat others, to fill batches of data.batch_size=3" in ended.stderr
+    assert "repeated to fill batches, per epoch: 3" in dry(job, data__batch_size=3, train__steps=3).stdout
 
 
 def test_a_result_of_fewer_steps_is_not_taken_for_the_longer_run_s(another):

@@ -7,6 +7,12 @@ import re
 
 import pytest
 
+from flame_train.config.load import load
+from flame_train.errors import OutputError
+from flame_train.recipes import RECIPES
+from flame_train.recipes.pipeline import look, make_plan, run_folder
+from flame_train.training.stop import StopRequest
+
 SAMPLING = {"sample__every": 2, "sample__steps": 2, "sample__prompts": ["a drawing"]}
 
 
@@ -73,6 +79,30 @@ def test_a_sample_grid_that_fails_costs_the_picture(job, whole, point):
     assert ended.stderr.count("no sample grid at step") == 3
     assert not list((job.out / "samples").glob("*.png"))
     assert job.result() == whole
+
+
+@pytest.fixture
+def pipeline_on_a_small_disk(monkeypatch):
+    """small(free): a disk with so many bytes free."""
+    return lambda free: monkeypatch.setattr("flame_train.io.files.free_bytes", lambda path: free)
+
+
+def test_a_run_that_goes_on_needs_room_only_for_what_it_will_add(job, pipeline_on_a_small_disk):
+    """Of three checkpoints to keep two are there; with the last step done nothing is added."""
+    plan = make_plan(RECIPES["sdxl"], load(job.arguments("sdxl-lora")[2]), StopRequest())
+    one = plan.parameters * 16
+    pipeline_on_a_small_disk(int(one * 4 * 1.2) + 1)
+    look(plan, run_folder(plan))
+    pipeline_on_a_small_disk(int(one * 3 * 1.2))
+    with pytest.raises(OutputError, match="too full to start"):
+        look(plan, run_folder(plan))
+    assert job.train(failpoint="train.before_update:5").code == -9
+    assert job.steps() == [2, 4]
+    pipeline_on_a_small_disk(int(one * 2 * 1.2) + 1)
+    assert look(plan, run_folder(plan)).step == 4
+    job.finish()
+    pipeline_on_a_small_disk(0)
+    assert look(plan, run_folder(plan)).step == 5
 
 
 def test_a_disk_too_small_for_the_run_is_told_before_anything_is_encoded(new_job):

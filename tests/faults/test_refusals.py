@@ -244,6 +244,22 @@ def test_all_that_is_wrong_with_a_config_is_told_at_once(job):
         assert word in ended.complaint
 
 
+def test_all_that_does_not_fit_the_model_is_told_at_once_with_its_line(job):
+    """What only the family and the model's headers tell, as what the schema tells."""
+    wrong = {
+        "loss.shift": 3.0, "data.t5_dropout": 0.5, "data.bucket_step": 8, "sample.every": 1, "sample.prompts": ["x"],
+        "sample.width": 40, "lora.targets": ["nothing"], "output.dir": f"{job.settings['data.path']}/out",
+    }  # fmt: skip
+    job.settings.update(wrong)
+    line = job.arguments("sdxl-lora")
+    ended = job.program(*line, "--set", "loss.timesteps=uniform")
+    assert ended.code == 2
+    number = {key: i for i, key in enumerate(job.settings, 1)}
+    told = [text for text in ended.complaint.removeprefix("error: ").splitlines() if not text.startswith(("  ", "Use"))]
+    expected = {f"{line[2]}:{number[key]}: {key}" for key in wrong if key not in ("sample.every", "sample.prompts")}
+    assert {": ".join(text.split(": ")[:2]) for text in told} == expected | {"--set: loss.timesteps"}
+
+
 def test_layers_that_lora_files_have_no_name_for_are_refused_before_training(job, world):
     """The names in LoRA files are those of SDXL's own layers; this model has more of them in one place."""
     tensors = tensors_of(world / "base.safetensors")

@@ -96,14 +96,14 @@ def test_a_full_disk_ends_the_run_with_the_old_checkpoint_whole(
 
 
 def folder(path: Path, config: str = "a = 1\n", table: str | None = None) -> RunFolder:
-    return RunFolder(path, config, lambda old: table)
+    return RunFolder(path, config, lambda old, found: table)
 
 
 HOLDER = """
 import sys
 from pathlib import Path
 from flame_train.io.runfolder import RunFolder
-with RunFolder(Path(sys.argv[1]), "a = 1", lambda old: None):
+with RunFolder(Path(sys.argv[1]), "a = 1", lambda old, found: None):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -171,6 +171,18 @@ def test_the_status_says_how_a_run_ended(tmp_path: Path, error: BaseException | 
     assert (status["state"], status["exit_code"], status["step"]) == (state, code, 4)
 
 
+def test_the_status_of_a_run_that_found_no_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill_the_disk() -> None:
+        with folder(tmp_path / "run"):
+            monkeypatch.setattr("flame_train.io.durable.free_bytes", lambda path: 0)
+            raise OutputError("the disk is full")
+
+    with pytest.raises(OutputError, match="the disk is full"):
+        fill_the_disk()
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 6)
+
+
 def test_another_config_is_refused_with_its_table_and_nothing_changes(tmp_path: Path) -> None:
     with folder(tmp_path / "run", "a = 1\n"):
         pass
@@ -181,6 +193,64 @@ def test_another_config_is_refused_with_its_table_and_nothing_changes(tmp_path: 
     assert (tmp_path / "run" / "status.json").read_bytes() == before
     with folder(tmp_path / "run", "a = 3\n"):  # a difference that does not matter is taken over
         assert (tmp_path / "run" / "config.toml").read_text() == "a = 3\n"
+
+
+def files_of(path: Path) -> dict[str, tuple[int, bytes]]:
+    return {str(p): (p.stat().st_mtime_ns, p.read_bytes()) for p in path.rglob("*") if p.is_file()}
+
+
+def test_looking_tells_what_opening_would_and_writes_nothing(tmp_path: Path) -> None:
+    assert folder(tmp_path / "none" / "run").look() is None
+    assert not (tmp_path / "none").exists()
+    with folder(tmp_path / "run") as run:
+        run.resume()
+        run.checkpoint(3, {"state.json": b"{}"}, keep=1)
+    left = files_of(tmp_path)
+    found = folder(tmp_path / "run").look()
+    assert found is not None
+    assert found.step == 3
+    with pytest.raises(OutputError, match="other settings"):
+        folder(tmp_path / "run", table="  a 1 2").look()
+    assert files_of(tmp_path) == left
+
+
+def test_looking_sees_a_run_that_is_writing(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    with pytest.raises(OutputError, match=f"process {holder.pid} on"):
+        folder(tmp_path / "run").look()
+
+
+def test_looking_sees_a_file_in_the_way_and_a_disk_that_is_only_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OutputError, match="file is a file"):
+        folder(tmp_path / "file" / "run").look()
+    usual = os.statvfs(tmp_path)
+    only_read = os.statvfs_result([*usual[:8], usual.f_flag | os.ST_RDONLY, *usual[9:]])
+    monkeypatch.setattr(os, "statvfs", lambda path: only_read)
+    with pytest.raises(OutputError, match="choose a folder this user may write to"):
+        folder(tmp_path / "run").look()
+
+
+def test_a_run_that_was_killed_before_its_config_was_written_may_begin_again(tmp_path: Path) -> None:
+    with folder(tmp_path / "run"):
+        pass
+    for name in ("config.toml", "log.jsonl"):
+        (tmp_path / "run" / name).unlink()
+    with folder(tmp_path / "run") as run:
+        assert run.resume() is None
+
+
+@pytest.mark.parametrize(("state", "refused"), [("done", True), ("failed", False)])
+def test_an_older_status_without_what_was_saved(tmp_path: Path, state: str, refused: bool) -> None:
+    with folder(tmp_path / "run") as run:
+        run.resume()
+    (tmp_path / "run" / "status.json").write_text(json.dumps({"state": state, "step": 4}))
+    if refused:
+        with pytest.raises(OutputError, match="checkpoints are gone"):
+            folder(tmp_path / "run").look()
+    else:
+        assert folder(tmp_path / "run").look() is None
 
 
 @pytest.mark.parametrize("name", ["config.toml", "lora.safetensors", "log.jsonl"])

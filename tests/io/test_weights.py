@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from flame_train.errors import ModelFileError
-from flame_train.io.weights import open_weights, shapes_of
+from flame_train.io.safetensors import save_file
+from flame_train.io.weights import open_weights, sampled_digest, shapes_of
 
 
 def write(path, **tensors):
@@ -98,3 +100,33 @@ def test_folders_that_do_not_say_what_to_read(tmp_path):
     write(tmp_path / "two.safetensors", a=[1])
     with pytest.raises(ModelFileError, match=r"2 safetensors files \(one.safetensors, two.safetensors\)"):
         open_weights(tmp_path)
+
+
+def sampled(path: Path, **changes: tuple[int, float]) -> str:
+    """The digest of a file of three tensors; `changes` are name=(index, value)."""
+    tensors = {"small": np.arange(6, dtype=np.float16), "large": np.ones(100_000, np.float32), "empty": np.ones(0)}
+    for name, (index, value) in changes.items():
+        tensors[name][index] = value
+    save_file(path, tensors, {"changes": str(changes)})
+    return sampled_digest(path)
+
+
+def test_a_sample_of_bytes_tells_one_model_from_another(tmp_path: Path) -> None:
+    """Wherever all of a tensor changed, and in small ones anywhere; metadata and the file's name do not matter."""
+    usual = sampled(tmp_path / "a.safetensors")
+    assert sampled(tmp_path / "b.safetensors", small=(0, 0)) == usual
+    for changes in ({"small": (3, 9)}, {"large": (0, 2)}, {"large": (50_000, 2)}, {"large": (99_999, 2)}):
+        assert sampled(tmp_path / "a.safetensors", **changes) != usual
+
+
+def test_a_sample_of_bytes_is_of_every_shard_and_component(tmp_path: Path) -> None:
+    folder = tmp_path / "model" / "unet"
+    folder.mkdir(parents=True)
+    index = {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}
+    (folder / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    seen = set()
+    for a, b in ((0, 0), (1, 0), (0, 1)):
+        save_file(folder / "1.safetensors", {"a": np.full(3, a)})
+        save_file(folder / "2.safetensors", {"b": np.full(3, b)})
+        seen |= {sampled_digest(folder), sampled_digest(tmp_path / "model")}
+    assert len(seen) == 6

@@ -23,7 +23,7 @@ def files(state: bytes, step: int) -> dict[str, object]:
 
 
 def main(folder: Path, steps: int) -> None:
-    with RunFolder(folder, "toy = true\n", lambda old: None) as run:
+    with RunFolder(folder, "toy = true\n", lambda old, found: None) as run:
         found = run.resume()
         state, first = b"", 1
         if found is not None:

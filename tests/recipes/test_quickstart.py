@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -32,7 +33,7 @@ def command(folder, *arguments):
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """A finished quickstart: its folder, and how the command ended."""
-    folder = tmp_path_factory.mktemp("quickstart") / "new"
+    folder = tmp_path_factory.mktemp("quickstart") / "a new one"
     return folder, command(folder)
 
 
@@ -49,6 +50,7 @@ def test_it_ends_well_and_says_where_everything_is(done):
     counts = {"3_tiles": 10, "1_known": 160}
     for ending in ("png", "txt"):
         assert {name: len(list((folder / "pictures" / name).glob(f"*.{ending}"))) for name in counts} == counts
+    assert shlex.split(said["next"])[3] == str(folder / "config.toml")
     assert json.loads((folder / "run" / "status.json").read_text())["state"] == "done"
 
 
@@ -124,6 +126,23 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path, capsys, name):
     assert "name another folder" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_file_in_the_place_of_the_folder(tmp_path, capsys):
+    (tmp_path / "c.toml").write_text("mine")
+    assert cli.run(["quickstart", str(tmp_path / "c.toml"), "--device", "cpu"]) == 6
+    said = capsys.readouterr().err
+    assert "flame-train quickstart DIR" in said
+    assert "output.dir" not in said
+
+
+def test_a_folder_that_was_copied_is_not_run_in_the_first_one(tmp_path, capsys):
+    for name in ("one", "two"):
+        quickstart._lay(tmp_path / name, "cpu", "flux")
+    (tmp_path / "two" / "config.toml").write_bytes((tmp_path / "one" / "config.toml").read_bytes())
+    assert cli.run(["quickstart", str(tmp_path / "two"), "--family", "flux", "--device", "cpu"]) == 6
+    assert f"its output.dir is {tmp_path / 'one' / 'run'}" in capsys.readouterr().err
+    assert not (tmp_path / "one" / "run").exists()
 
 
 def test_a_gpu_that_is_asked_for_and_not_there_is_an_error(tmp_path):

@@ -74,6 +74,28 @@ def test_step_refuses_an_unknown_model() -> None:
         bench.prepare(bench.Trial("sd1", device="cpu"))
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("step --resolution 100", "--resolution: expected an integer from 8 to 8192, a multiple of 8, got 100"),
+        ("step --resolution 72", "--resolution: expected a multiple of 32 for sdxl-tiny, got 72"),
+        ("memory --resolution 72", "--resolution: expected a multiple of 32 for sdxl-tiny, got 72"),
+        ("step --rank 5000", "--rank: expected an integer from 1 to 4096, got 5000"),
+        ("step --sweep batch --plot a.txt", "a.txt: expected a name ending in .png, got .txt"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_before_anything_is(
+    line: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def begun(*arguments: object) -> None:
+        raise AssertionError("work was begun")
+
+    monkeypatch.setattr(bench, "randomise", begun)
+    command, *options = line.split()
+    assert cli.run(["bench", command, "--model", "sdxl-tiny", "--device", "cpu", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_ops_names_the_choice_and_why_others_declined(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["bench", "ops", "softmin", "--precision", "fp32", "--device", "cpu", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["ops"]
@@ -107,8 +129,23 @@ def test_a_copy_is_measured_once_a_size(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(bench_ceilings, "seconds", lambda calls, _: timed.append(len(calls)) or 0.5)
     limits = ceilings(get_backend("cpu"), float32)
     assert limits.bandwidth == 2 * (1 << 27)
-    assert [limits.copy(n) for n in (1000, 4000, 1000)] == [2000, 8000, 2000]
-    assert len(timed) == 4  # the product, the large copy, two others
+    before = len(timed)
+    assert [limits.copy(n) for n in (1000, 4000, 1000, 1 << 27)] == [2000, 8000, 2000, 2 << 27]
+    assert len(timed) - before == 2 * 3  # two sizes, each the least of three times
+
+
+def test_the_ceiling_of_copies_is_that_of_the_best_size_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a larger one is slower, for its memory is asked of the system."""
+    read = {}
+    monkeypatch.setattr(bench_ceilings.F, "neg", lambda source: read.update(bytes=source.data.nbytes))
+    monkeypatch.setattr(bench_ceilings.F, "matmul", lambda a, b: read.update(bytes=1))
+
+    def seconds(calls: Any, _: object) -> float:
+        calls[0]()
+        return read["bytes"] * (1e-9 if read["bytes"] < 1 << 24 else 1e-8)
+
+    monkeypatch.setattr(bench_ceilings, "seconds", seconds)
+    assert ceilings(get_backend("cpu"), float32).bandwidth == pytest.approx(2e9)
 
 
 def test_ops_refuses_an_unknown_op_with_the_nearest() -> None:

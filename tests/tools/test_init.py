@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from pathlib import Path
@@ -46,3 +47,22 @@ def test_an_unknown_family_is_told_the_known(capsys: pytest.CaptureFixture[str],
     assert f"expected a model family (sdxl, other), got {family}" in message
     assert message.endswith(hint + "\n")
     assert not Path("my.toml").exists()
+
+
+def test_an_existing_file_is_overwritten_by_force() -> None:
+    Path("my.toml").write_text("mine")
+    assert cli.run(["init", "sdxl", "-o", "my.toml", "--force"]) == 0
+    assert load("my.toml", ("model.checkpoint=a", "data.path=b", "output.dir=c")).lora.rank == 16
+
+
+def test_another_ending_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["init", "sdxl", "-o", "my.yaml"]) == 2
+    assert "my.yaml: expected a name ending in .toml, got .yaml" in capsys.readouterr().err
+    assert not Path("my.yaml").exists()
+
+
+def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["init", "sdxl", "-o", "my.toml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"family": "sdxl", "output": "my.toml"}
+    assert cli.run(["init", "sdxl", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"family": "sdxl", "config": Path("my.toml").read_text()}

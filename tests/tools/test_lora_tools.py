@@ -302,6 +302,15 @@ class TestConvert:
         assert before.keys() == after.keys()
         assert all(before[k].tobytes() == after[k].tobytes() and before[k].dtype == after[k].dtype for k in before)
 
+    @pytest.mark.parametrize("value", [np.nan, np.inf])
+    def test_values_that_are_not_finite(self, tmp_path, value):
+        tensors = lora_tensors()
+        tensors[next(name for name in tensors if "lora_up" in name)].flat[0] = value
+        source = write(tmp_path / "lora.safetensors", tensors, {"ss_base_model_version": "sdxl_base_v1-0"})
+        with pytest.raises(NonFiniteError, match=r"lora\.safetensors: its .* holds NaN or infinity"):
+            convert(source, tmp_path / "out.safetensors", "diffusers")
+        assert not (tmp_path / "out.safetensors").exists()
+
     def test_metadata_is_kept_and_completed(self, files, tmp_path):
         source = write(tmp_path / "s.safetensors", lora_tensors(), {"ss_output_name": "mine", "ss_network_dim": "99"})
         convert(source, tmp_path / "d.safetensors", "diffusers")

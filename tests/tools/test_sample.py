@@ -11,7 +11,7 @@ from PIL import Image
 from flame_train import cli
 from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.formats import to_diffusers, to_kohya
-from flame_train.errors import ConfigError, ModelFileError
+from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.keys.sdxl import lora_family
 from flame_train.tools.merge import merge
@@ -31,7 +31,7 @@ def drawn_with(small_base, tmp_path):
 
     def draw(prompts=PROMPTS[:1], base=small_base, **changes):
         path = tmp_path / "sample.png"
-        sample(str(base), list(prompts), path, **{**PLAIN, **changes})
+        sample(str(base), list(prompts), path, **{**PLAIN, **changes}, force=True)
         with Image.open(path) as picture:
             return np.asarray(picture).astype(int)
 
@@ -152,3 +152,27 @@ def test_the_command_says_where_the_picture_is(small_base, kohya, tmp_path, caps
     assert (said["picture"], said["prompts"], said["strength"]) == (str(path), ["circle"], 1.0)
     with Image.open(path) as picture:
         assert picture.size == (64, 64)
+
+
+@pytest.mark.parametrize("strength", [np.nan, np.inf])
+def test_a_strength_that_is_no_number_is_refused(drawn_with, kohya, strength):
+    with pytest.raises(ConfigError, match="finite"):
+        drawn_with(lora=kohya, strength=strength)
+
+
+def test_a_lora_that_holds_nan_is_not_drawn_with(drawn_with, kohya, tmp_path):
+    with SafetensorsFile(kohya) as file:
+        tensors = {name: np.array(file.read(name)) for name in file.names}
+        said = dict(file.metadata)
+    next(array for name, array in tensors.items() if "lora_up" in name).flat[0] = np.nan
+    spoiled = tmp_path / "nan.safetensors"
+    save_file(spoiled, tensors, said)
+    with pytest.raises(NonFiniteError, match=r"nan\.safetensors: its .* holds NaN"):
+        drawn_with(lora=spoiled)
+
+
+def test_a_picture_that_is_nan_is_not_written(drawn_with, kohya, tmp_path):
+    """A LoRA that is finite and overflows."""
+    with pytest.raises(NonFiniteError, match="no picture"), np.errstate(all="ignore"):
+        drawn_with(lora=kohya, strength=1e38)
+    assert not (tmp_path / "sample.png").exists()

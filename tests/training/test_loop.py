@@ -27,7 +27,7 @@ from flame_train.training import loop
 from flame_train.training.batch import HostBatch
 from flame_train.training.family import Denoiser
 from flame_train.training.optimizer import build_optimizer
-from flame_train.training.result import restore
+from flame_train.training.result import Sources, restore
 from flame_train.training.step import FIGURES, State
 from flame_train.training.stop import StopRequest
 
@@ -111,14 +111,14 @@ def trained(tmp_path):
             build_optimizer(attached.parameters(), config, backend), as_dtype("fp32"), 5,
             Tensor(np.zeros((), np.float32)), np.zeros(len(FIGURES)),
         )  # fmt: skip
-        with RunFolder(tmp_path / name, "", lambda old: None) as folder:
+        with RunFolder(tmp_path / name, "", lambda old, found: None) as folder:
             found = folder.resume()
             first = restore(found, state.optimizer) if found else 0
             feed.next = first * feed.accumulation
             before(folder)
             run = loop.Run(
-                config, "cpu", folder, denoiser, attached, NAMES, state, feed, "data", first, preview,
-                stop or StopRequest(),
+                config, "cpu", folder, denoiser, attached, NAMES, state, feed, Sources("", "", "", "data"), first,
+                preview, stop or StopRequest(),
             )  # fmt: skip
             loop.train(run)
         return run, log_of(tmp_path / name)

@@ -19,7 +19,7 @@ from flame_train.models.keys.sdxl import lora_family
 from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.tools.families import require_lora
 from flame_train.training.optimizer import build_optimizer
-from flame_train.training.result import checkpoint_files, write_lora
+from flame_train.training.result import Sources, checkpoint_files, write_lora
 
 RANK, ALPHA = 3, 5.0
 
@@ -124,7 +124,7 @@ def test_what_a_run_is_continued_from_is_told_from_a_lora(small_config, tmp_path
     unet.init(np.random.default_rng(0))
     adapters = attach(unet, resolve(unet, ["attention"], UNET_PRESETS), rank=RANK, alpha=ALPHA, seed=1)
     optimizer = build_optimizer(adapters.parameters(), small_config(), get_backend("cpu"))
-    files, _ = checkpoint_files(optimizer, 3, "pictures", b"")
+    files, _ = checkpoint_files(optimizer, 3, Sources("", "", "", "pictures"), b"")
     files["optimizer.safetensors"](tmp_path / "optimizer.safetensors")
     with pytest.raises(ModelFileError, match="expected a LoRA, but this is: what a flame-train run is continued from"):
         require_lora(tmp_path / "optimizer.safetensors")
