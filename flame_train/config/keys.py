@@ -28,6 +28,7 @@ class Key:
     doc: str
     unit: str
     free: bool
+    place: bool
     aka: tuple[str, ...]
     later: tuple[str, ...]
     limits: str
@@ -79,6 +80,7 @@ def _key(section: str, name: str, info: FieldInfo) -> Key:
         doc=info.description or "",
         unit=facts["unit"],
         free=facts["free"],
+        place=facts["place"],
         aka=tuple(facts["aka"]),
         later=tuple(facts["later"]),
         limits=_limits(info),

@@ -23,14 +23,15 @@ def field(
     lt: float | None = None,
     multiple_of: int | None = None,
     free: bool = False,
+    place: bool = False,
     aka: tuple[str, ...] = (),
     later: tuple[str, ...] = (),
 ) -> Any:
     """A key with its default, one-line meaning, unit, inclusive (ge, le) and exclusive (gt, lt) bounds.
 
-    `later` names choices that are known but not built, so that the message can say so.
+    A `place` is a file or folder. `later` names choices that are known but not built, so that the message can say so.
     """
-    extra: dict[str, Any] = {"unit": unit, "free": free, "aka": list(aka), "later": list(later)}
+    extra: dict[str, Any] = {"unit": unit, "free": free, "place": place, "aka": list(aka), "later": list(later)}
     bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt, "multiple_of": multiple_of}
     given: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
     return Field(default, description=doc, json_schema_extra=extra, **given)
@@ -48,14 +49,19 @@ class ModelSection(Section):
     checkpoint: str = field(
         "",
         "the base model: .safetensors file, diffusers folder or hub id; required",
+        place=True,
         aka=("pretrained_model_name_or_path", "base_model", "name_or_path"),
     )
-    vae: str = field("", "another VAE to use instead of the checkpoint's own; empty: its own")
-    clip_l: str = field("", "CLIP-L text encoder, where the checkpoint holds none (SD3, Flux); empty: its own")
-    clip_g: str = field("", "CLIP-G text encoder, where the checkpoint holds none (SD3); empty: its own")
-    t5: str = field("", "T5-XXL text encoder, where the checkpoint holds none (SD3, Flux); empty: its own")
+    vae: str = field("", "another VAE to use instead of the checkpoint's own; empty: its own", place=True)
+    clip_l: str = field(
+        "", "CLIP-L text encoder, where the checkpoint holds none (SD3, Flux); empty: its own", place=True
+    )
+    clip_g: str = field("", "CLIP-G text encoder, where the checkpoint holds none (SD3); empty: its own", place=True)
+    t5: str = field("", "T5-XXL text encoder, where the checkpoint holds none (SD3, Flux); empty: its own", place=True)
     t5_vocabulary: str = field(
-        "", "T5's spiece.model or tokenizer.json, or its folder (SD3, Flux); empty: looked for beside the encoder"
+        "",
+        "T5's spiece.model or tokenizer.json, or its folder (SD3, Flux); empty: looked for beside the encoder",
+        place=True,
     )
     prediction: Literal["epsilon", "v"] = field(
         "epsilon", "what the model predicts", aka=("prediction_type", "v_parameterization")
@@ -71,6 +77,7 @@ class DataSection(Section):
     path: str = field(
         "",
         "the folder of images with captions or metadata.jsonl; required",
+        place=True,
         aka=("train_data_dir", "dataset", "folder_path", "image_dir"),
     )
     resolution: int = field(
@@ -129,6 +136,7 @@ class DataSection(Section):
         "",
         "folder for encoded images and captions; empty: .flame-cache inside data.path",
         free=True,
+        place=True,
         aka=("cache_dir", "vae_cache_dir"),
     )
 
@@ -295,7 +303,7 @@ class SampleSection(Section):
 class OutputSection(Section):
     """Where the run is kept."""
 
-    dir: str = field("", "the run folder; required", free=True, aka=("output_dir", "training_folder"))
+    dir: str = field("", "the run folder; required", free=True, place=True, aka=("output_dir", "training_folder"))
     format: Literal["kohya", "diffusers"] = field(
         "kohya", "names inside lora.safetensors", free=True, aka=("save_model_as",)
     )

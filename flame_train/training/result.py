@@ -14,6 +14,7 @@ from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.formats import to_diffusers, to_kohya
 from flame_train.adapters.lora import Attached
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
+from flame_train.config.keys import keys
 from flame_train.config.render import decisive
 from flame_train.config.schema import Config
 from flame_train.engine.optim import Optimizer
@@ -55,8 +56,7 @@ def write_lora(path: Path, attached: Attached, component: str, names: LoraFamily
 
 def _without_places(config: Config) -> dict[str, Any]:
     """The settings the weights depend on, files and folders by their last name: where they lay is nobody's business."""
-    places = ("model.checkpoint", "model.vae", "data.path")
-    return {key: Path(value).name if key in places else value for key, value in decisive(config).items()}
+    return {path: Path(value).name if keys()[path].place else value for path, value in decisive(config).items()}
 
 
 def _factors(name: str, down: np.ndarray[Any, Any], up: np.ndarray[Any, Any], alpha: float) -> LoraFactors:

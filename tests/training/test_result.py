@@ -13,6 +13,7 @@ import safetensors.numpy
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.lora import attach
 from flame_train.adapters.targets import UNET_PRESETS, resolve
+from flame_train.config.keys import keys
 from flame_train.engine.backend import get_backend
 from flame_train.errors import ModelFileError, NonFiniteError
 from flame_train.models.keys.sdxl import lora_family
@@ -111,9 +112,18 @@ def test_never_writes_what_is_not_finite(attached, write, tmp_path, bad):
 
 
 def test_where_the_files_lay_does_not_show(write):
-    """Two people with the same files in other folders get the same bytes."""
-    here = write("a.safetensors", model={"checkpoint": "/home/a/base.safetensors"}, data={"path": "/home/a/photos"})
-    there = write("b.safetensors", model={"checkpoint": "base.safetensors"}, data={"path": "../photos"})
+    """Two people with the same files in other folders get the same bytes, whichever files a config can name."""
+    texts = {path: key for path, key in keys().items() if key.annotation is str and key.default == ""}
+    notes = {"data.caption", "sample.negative", "output.dir"}  # the last folder's name is the LoRA's title
+
+    def run(name, folder):
+        sections: dict[str, dict[str, str]] = {}
+        for path in texts.keys() - notes:
+            section, key = path.split(".")
+            sections.setdefault(section, {})[key] = f"{folder}{key}.safetensors"
+        return write(name, **sections)
+
+    here, there = run("a.safetensors", "/home/a/"), run("b.safetensors", "../")
     assert here.read_bytes() == there.read_bytes()
     with safetensors.safe_open(here, "numpy") as file:
         assert not any("/home" in value for value in file.metadata().values())
