@@ -289,10 +289,16 @@ class SampleSection(Section):
         aka=("sample_every_n_steps", "sample_every"),
     )
     prompts: tuple[str, ...] = field((), "one picture each; empty: no grids", free=True, aka=("sample_prompts",))
-    negative: str = field("", "negative prompt", free=True, aka=("negative_prompt",))
-    steps: int = field(20, "sampler steps", ge=1, le=1000, free=True, aka=("num_inference_steps", "sample_steps"))
+    negative: str = field("", "negative prompt; needs classifier-free guidance", free=True, aka=("negative_prompt",))
+    steps: int = field(
+        0, "sampler steps; 0: the model's own", ge=0, le=1000, free=True, aka=("num_inference_steps", "sample_steps")
+    )
     guidance: float = field(
-        7.0, "classifier-free guidance scale; 1: off", ge=1, free=True, aka=("cfg_scale", "guidance_scale")
+        0.0,
+        "scale of classifier-free guidance, 1: off; for Flux dev what the model is told; 0: the model's own",
+        ge=0,
+        free=True,
+        aka=("cfg_scale", "guidance_scale"),
     )
     sampler: Literal["euler", "ddim"] = field("euler", "sampler", free=True, aka=("sample_sampler",))
     seed: int = field(42, "seed of the first picture; the next has the next", ge=0, le=2**63 - 1, free=True)

@@ -29,7 +29,7 @@ from flame_train.models.family_files import FamilyFiles
 from flame_train.models.loading_t5 import inspect_t5, load_t5, t5_digest
 from flame_train.models.transformer import Recompute
 from flame_train.models.vae import Vae, VaeArch, sample_latents
-from flame_train.training.family import Denoiser, Example, Facts, Load, Sampler, base_model_path, recomputed
+from flame_train.training.family import Denoiser, Example, Facts, Load, Sampler, Usual, base_model_path, recomputed
 from flame_train.training.step import Denoise
 
 from .pixels import decoder, moments
@@ -49,7 +49,8 @@ class FlowFamily:
     `clip_tokens` and then T5's, of which there are `t5_tokens` unless the config says otherwise. `conditioning` makes
     a caption's arrays of (networks, ids, each by component). `denoise` makes the step's function of (transformer,
     guidance); a model that is told its guidance, `guides_itself`, needs no classifier-free one. `sigmas` gives the
-    noise levels of sampling in (transformer, steps, image tokens), `shift` that of training. `activations` is
+    noise levels of sampling in (transformer, steps, image tokens), `shift` that of training. `drawn` says how pictures
+    are drawn by default. `activations` is
     (transformer, text tokens, load) -> bytes. Wherever a transformer is asked for a number, it has no weights.
     """
 
@@ -69,6 +70,7 @@ class FlowFamily:
     sigmas: Callable[[nn.Module, int, int], np.ndarray[Any, Any]]
     activations: Callable[[Any, int, Load], int]
     guides_itself: Callable[[nn.Module], bool]
+    drawn: Callable[[Any], Usual]
     arrays_of: Mapping[str, tuple[str, ...]]
     foreign: tuple[str, ...]
 
@@ -137,6 +139,9 @@ class FlowFamily:
         h, w, _ = self.latent_shape(config, size)
         sigmas = self.sigmas(self._skeleton(config), config.sample.steps, h * w // PATCH**2)
         return partial(flow_euler, sigmas=sigmas)
+
+    def usual(self, config: Config) -> Usual:
+        return self.drawn(self._skeleton(config))
 
     def guidance(self, config: Config) -> float:
         return 1.0 if self.guides_itself(self._skeleton(config)) else config.sample.guidance

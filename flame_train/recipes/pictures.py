@@ -10,12 +10,24 @@ from flame_train.training.family import Example, Facts, Family
 from flame_train.training.preview import Drawing
 
 
+def as_usual(config: Config, family: Family) -> Config:
+    """The config with the model's own steps and guidance where it names none."""
+    s, usual = config.sample, family.usual(config)
+    filled = {"steps": s.steps or usual.steps, "guidance": s.guidance or usual.guidance}
+    return config.model_copy(update={"sample": s.model_copy(update=filled)})
+
+
 def check_sampling(config: Config, family: Family, facts: Facts) -> None:
-    """Raises ConfigError for sizes or steps with which no picture can be drawn; said early, not at each grid."""
+    """Raises ConfigError for what no picture can be drawn with, or what would not be seen in it; said early."""
     s = config.sample
     for name, side in (("width", s.width), ("height", s.height)):
         if side % facts.side_multiple:
             raise ConfigError(f"sample.{name}: expected a multiple of {facts.side_multiple} for this model, got {side}")
+    if s.negative and family.guidance(config) == 1.0:
+        raise ConfigError(
+            f"sample.negative: expected none, got {s.negative!r}: with a sample.guidance of {s.guidance} this model is "
+            "run without classifier-free guidance, and never sees it; remove it"
+        )
     family.sampler(config, picture_size(config, facts))
 
 

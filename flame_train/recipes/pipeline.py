@@ -44,7 +44,7 @@ from flame_train.training.result import check_dataset, restore
 from flame_train.training.step import FIGURES, Objective, State
 from flame_train.training.stop import StopRequest
 
-from .pictures import check_sampling, drawing, picture_size, size_conditioning
+from .pictures import as_usual, check_sampling, drawing, picture_size, size_conditioning
 
 _LOG = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ def state_bytes(parameters: int, optimizer: str) -> int:
 def make_plan(family: Family, config: Config, stop: StopRequest) -> Plan:
     """Checks the model's headers, every picture and caption, the buckets and the targets. Nothing is loaded."""
     refuse_foreign(family, config)
-    facts = family.check(config)
+    facts, config = family.check(config), as_usual(config, family)
     _check_places(config)
     rule = BucketRule(
         config.data.resolution, config.data.bucket_step, config.data.min_bucket, config.data.max_bucket,

@@ -29,7 +29,7 @@ from flame_train.models.loading_sdxl import SDXL_FILES
 from flame_train.models.text_sdxl import encode_prompts
 from flame_train.models.unet_sdxl import UNet, vector_conditioning
 from flame_train.models.vae import Vae, VaeArch, sample_latents
-from flame_train.training.family import Denoiser, Example, Facts, Sampler, base_model_path, recomputed
+from flame_train.training.family import Denoiser, Example, Facts, Sampler, Usual, base_model_path, recomputed
 
 from .memory_sdxl import activation_bytes
 from .pixels import decoder, moments
@@ -126,6 +126,9 @@ class SdxlFamily:
             noise_schedule(config), config.model.prediction, snr_gamma=config.loss.snr_gamma,
             offset_noise=config.loss.offset_noise, device=device,
         )  # fmt: skip
+
+    def usual(self, config: Config) -> Usual:
+        return Usual(20, 7.0)
 
     def guidance(self, config: Config) -> float:
         return config.sample.guidance

@@ -96,6 +96,14 @@ class Facts:
         return cls(skeleton, skeleton.num_weights(), side_multiple, layers, activation_bytes, vae)
 
 
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """How pictures of a model are drawn where a config leaves it to the model: sampler steps and guidance."""
+
+    steps: int
+    guidance: float
+
+
 class Family(Protocol):
     """One model family, as the training pipeline sees it."""
 
@@ -141,6 +149,9 @@ class Family(Protocol):
 
     def objective(self, config: Config, device: str) -> Objective:
         """What training minimises."""
+
+    def usual(self, config: Config) -> Usual:
+        """How pictures of the config's model are drawn by default."""
 
     def guidance(self, config: Config) -> float:
         """The scale of classifier-free guidance in sampling; 1 for a model that is told its guidance instead."""

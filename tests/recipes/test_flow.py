@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +21,10 @@ from flame_train.errors import ConfigError
 from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights
 from flame_train.models.flux import Flux, FluxArch
+from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
 from flame_train.models.vae import Vae, VaeArch
 from flame_train.recipes import RECIPES
+from flame_train.recipes.pictures import as_usual
 from flame_train.recipes.pipeline import make_plan
 from flame_train.recipes.small_flow import small_flux, small_sd3, write_small
 from flame_train.training.encode import encode, keys_of
@@ -198,6 +202,43 @@ def test_a_model_that_is_told_no_guidance_refuses_one(drawn: Path, tmp_path: Pat
     )
     with pytest.raises(ConfigError, match=r"loss.guidance: this model is told none, got 3.5; remove it"):
         RECIPES["flux"].check(schnell)
+
+
+@pytest.mark.parametrize(
+    ("family", "transformer", "steps", "guidance", "classifier_free"),
+    [
+        ("sd3", lambda: Mmdit(MmditArch(width=64, depth=2, head_dim=32, positions=12)), 28, 7.0, 7.0),
+        ("sd3", lambda: Mmdit(MmditArch(width=64, depth=2, head_dim=32, positions=12, qk_norm=True)), 28, 3.5, 3.5),
+        ("sd3", lambda: Mmdit(MmditArch.tiny()), 28, 4.5, 4.5),
+        ("flux", lambda: Flux(FluxArch.tiny()), 28, 3.5, 1.0),
+        ("flux", lambda: Flux(FluxArch.tiny(guidance=False)), 4, 1.0, 1.0),
+    ],
+    ids=["sd3-medium", "sd35-large", "sd35-medium", "flux-dev", "flux-schnell"],
+)
+def test_pictures_are_drawn_as_each_model_was_published(
+    family: str, transformer: Callable[[], Any], steps: int, guidance: float, classifier_free: float, tmp_path: Path
+) -> None:
+    """Steps and guidance of the model cards, where a config names none; what it names stays."""
+    networks = {**MODELS[family](), "model.diffusion_model.": transformer()}
+    model, recipe = ModelSection(checkpoint=str(write_small(networks, tmp_path, 0))), RECIPES[family]
+    usual = as_usual(Config(model=model), recipe)
+    assert (usual.sample.steps, usual.sample.guidance) == (steps, guidance)
+    assert recipe.guidance(usual) == classifier_free
+    own = Config(model=model, sample=SampleSection(steps=7, guidance=2.0))
+    assert as_usual(own, recipe) == own
+
+
+def test_a_negative_prompt_that_would_not_be_seen_is_refused(
+    train: Train, family: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Flux dev hears its guidance; SD3 sees the prompt unless its guidance is off. What is drawn with is recorded."""
+    seen = family == "sd3"
+    assert train("--set", "sample.negative=blurred", "--dry-run") == (0 if seen else 2)
+    assert seen or "sample.negative: expected none, got 'blurred'" in capsys.readouterr().err
+    assert train("--set", "sample.negative=blurred", "--set", "sample.guidance=1.0", "--dry-run") == 2
+    assert train("--set", "train.steps=1", "--set", "sample.steps=0") == 0
+    written = tomllib.loads((tmp_path / "run" / "it" / "config.toml").read_text())["sample"]
+    assert (written["steps"], written["guidance"]) == (28, {"sd3": 4.5, "flux": 3.5}[family])
 
 
 def test_sdxl_refuses_what_is_of_the_flow_families(small_config, capsys: pytest.CaptureFixture[str]) -> None:
