@@ -6,6 +6,7 @@ A family of this kind is a value, `FlowFamily`, that names its files, its condit
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,14 +80,14 @@ class FlowFamily:
 
     def check(self, config: Config) -> Facts:
         pixels = self._empty_vae(config)
-        for component in self.encoders_of:
-            self._check_encoder(config, component)
+        encoders = sum(self._checked_encoder(config, component) for component in self.encoders_of)
         self._words(config)
         skeleton = self._skeleton(config)
         if config.loss.guidance != 1.0 and not self.guides_itself(skeleton):
             raise ConfigError(f"loss.guidance: this model is told none, got {config.loss.guidance}; remove it")
         text = self._length(config) + self.clip_tokens
-        return Facts.of(skeleton, pixels, PATCH * pixels.arch.downscale, partial(self.activations, skeleton, text))
+        activations = partial(self.activations, skeleton, text)
+        return Facts.of(skeleton, pixels, PATCH * pixels.arch.downscale, activations, encoders)
 
     def fingerprints(self, config: Config) -> Mapping[str, str]:
         vae = self.files.digest(config.model.vae or base_model_path(config), ("vae",))
@@ -166,16 +167,17 @@ class FlowFamily:
         own = getattr(config.model, self.encoders_of[component])
         return Path(own) if own else base_model_path(config)
 
-    def _check_encoder(self, config: Config, component: str) -> None:
+    def _checked_encoder(self, config: Config, component: str) -> int:
+        """The number of a text encoder's weights, which are all where they should be."""
         place, option = self._place(config, component), self.encoders_of[component]
         if not getattr(config.model, option) and component not in self.files.holds(place):
             raise ConfigError(
                 f"model.{option}: {place} holds no such text encoder; name its file, as published beside the checkpoint"
             )
         if component == self.t5:
-            inspect_t5(place)
-        else:
-            self.files.inspect(place, [component])
+            return sum(math.prod(shape) for shape in inspect_t5(place).values())
+        encoder: nn.Module = self.files.inspect(place, [component])[component]
+        return encoder.num_weights()
 
     def _words(self, config: Config) -> T5Tokenizer:
         given = config.model.t5_vocabulary

@@ -72,6 +72,25 @@ class Plan:
         return sum(self.config.lora.rank * (s[0] + math.prod(s[1:])) for s in shapes)
 
     def predicted_memory(self) -> int:
+        """Bytes on the device when they are most: in training, or before it, while the cache is filled.
+
+        Whether it is filled already is not asked: only the digests of all networks would tell.
+        """
+        return max(self.encoding_memory(), self.training_memory())
+
+    def encoding_memory(self) -> int:
+        """Bytes on the device while captions are encoded, or pictures: the one follows the other.
+
+        A caption passes by in a hundredth of what the text encoders weigh.
+        """
+        c, vae = self.config, self.facts.vae
+        item = as_dtype(c.model.vae_precision).itemsize
+        pixels = max(h * w for h, w in self.placed.buckets)
+        pictures = (vae.num_weights() + pixels * vae.encoding()) * item
+        room = (c.model.vae_precision == "fp32") * pixels * vae.workspace() * item
+        return max(self.facts.text * as_dtype(c.train.precision).itemsize, pictures + room)
+
+    def training_memory(self) -> int:
         """Bytes on the device in training: weights, adapters with gradients and moments, and what a step keeps.
 
         Where grids are drawn their decoder is there all the time, and what a step takes is not given back for a
@@ -169,6 +188,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "trainable parameters": plan.parameters,
         "base parameters": plan.facts.weights,
         "predicted memory GiB": round(plan.predicted_memory() / 2**30, 2),
+        "predicted memory GiB in training": round(plan.training_memory() / 2**30, 2),
         "output": c.output.dir,
     }
 

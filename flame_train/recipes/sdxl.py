@@ -84,7 +84,9 @@ class SdxlFamily:
         found = SDXL_FILES.inspect(base_model_path(config), ["unet", *own, *_CLIPS])
         unet, pixels = found["unet"], found["vae"] if own else self._empty_vae(config)
         grid = 2 ** (len(unet.arch.channel_mult) - 1) * pixels.arch.downscale
-        return Facts.of(unet, pixels, grid, partial(activation_bytes, unet))
+        return Facts.of(
+            unet, pixels, grid, partial(activation_bytes, unet), sum(found[c].num_weights() for c in _CLIPS)
+        )
 
     def fingerprints(self, config: Config) -> Mapping[str, str]:
         base = base_model_path(config)

@@ -87,13 +87,17 @@ class Facts:
     """A prediction of what a step takes beside weights and optimizer."""
     vae: Vae
     """What turns latents into pictures, likewise."""
+    text: int
+    """Weights of the text encoders, which are all there while captions are encoded."""
 
     @classmethod
-    def of(cls, skeleton: nn.Module, vae: Vae, side_multiple: int, activation_bytes: Callable[[Load], int]) -> Self:
+    def of(
+        cls, skeleton: nn.Module, vae: Vae, side_multiple: int, activation_bytes: Callable[[Load], int], text: int
+    ) -> Self:
         """The facts of networks whose weights are declared."""
         parts = [(n, p) for n, p in skeleton.named_modules() if isinstance(p, (nn.Linear, nn.Conv2d))]
         layers = {name: part.shapes()["weight"] for name, part in parts}
-        return cls(skeleton, skeleton.num_weights(), side_multiple, layers, activation_bytes, vae)
+        return cls(skeleton, skeleton.num_weights(), side_multiple, layers, activation_bytes, vae, text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import tomllib
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights
 from flame_train.models.flux import Flux, FluxArch
 from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
+from flame_train.models.t5 import T5Arch, T5Encoder
 from flame_train.models.vae import Vae, VaeArch
 from flame_train.recipes import RECIPES
 from flame_train.recipes.pictures import as_usual
@@ -133,7 +135,7 @@ def test_the_predicted_memory_has_the_decoder_where_grids_are_drawn(base: Path, 
             model=ModelSection(checkpoint=str(base), vae_precision="bf16"), sample=SampleSection(prompts=prompts),
             data=DataSection(path=str(drawn), resolution=64, bucket_step=32),
         )  # fmt: skip
-        return make_plan(RECIPES[family], config, StopRequest()).predicted_memory()
+        return make_plan(RECIPES[family], config, StopRequest()).training_memory()
 
     vae = vae_in(base)
     vae.init(np.random.default_rng(0))
@@ -141,6 +143,24 @@ def test_the_predicted_memory_has_the_decoder_where_grids_are_drawn(base: Path, 
         vae.decode(tensor(np.zeros((1, 64 // vae.arch.downscale, 64 // vae.arch.downscale, 16), np.float32)))
     more = predicted("a disc") - predicted() - 2 * vae.num_weights()
     assert more == pytest.approx(report.peak / 2, rel=0.1)
+
+
+def test_the_predicted_memory_is_that_of_the_text_encoders_where_they_are_the_largest(
+    family: str, drawn: Path, tmp_path: Path
+) -> None:
+    """All of them are loaded while captions are encoded; here T5 outweighs what training takes, as in SD3 medium."""
+    networks = MODELS[family]()
+    wide = T5Encoder(T5Arch(width=64, layers=2, heads=4, head_dim=16, hidden=60_000, vocabulary=32128, buckets=32))
+    networks["text_encoders.t5xxl.transformer."] = wide
+    base = write_small(networks, tmp_path, 0)
+    config = Config(
+        model=ModelSection(checkpoint=str(base)), sample=SampleSection(every=0),
+        data=DataSection(path=str(drawn), resolution=64, bucket_step=32), train=TrainSection(precision="bf16"),
+    )  # fmt: skip
+    plan = make_plan(RECIPES[family], config, StopRequest())
+    with open_weights(base) as weights:
+        text = sum(math.prod(weights.info(n).shape) for n in weights.names if n.startswith("text_encoders."))
+    assert plan.predicted_memory() == 2 * text > plan.training_memory()
 
 
 def test_decoding_and_attention_work_in_one_room(base: Path, family: str, drawn: Path) -> None:
@@ -151,7 +171,7 @@ def test_decoding_and_attention_work_in_one_room(base: Path, family: str, drawn:
             model=ModelSection(checkpoint=str(base)), sample=SampleSection(prompts=("a disc",) if drawing else ()),
             data=DataSection(path=str(drawn), resolution=64, bucket_step=32), train=TrainSection(deterministic=exact),
         )  # fmt: skip
-        return make_plan(RECIPES[family], config, StopRequest()).predicted_memory()
+        return make_plan(RECIPES[family], config, StopRequest()).training_memory()
 
     scores = predicted(drawing=False, exact=True) - predicted(drawing=False, exact=False)
     shared = 4 * 64 * 64 * vae_in(base).workspace()
