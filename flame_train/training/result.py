@@ -38,7 +38,7 @@ def write_lora(path: Path, attached: Attached, component: str, names: LoraFamily
     state = {component: factors}
     metadata = {
         **network_metadata(state, names),
-        **model_spec(names, Path(config.output.dir).name or "lora", {"prediction_type": config.model.prediction}),
+        **model_spec(names, Path(config.output.dir).name or "lora", _trained_as(config, names)),
         "ss_steps": str(step),
         "ss_seed": str(config.train.seed),
         "ss_learning_rate": repr(config.optimizer.lr),
@@ -52,6 +52,13 @@ def write_lora(path: Path, attached: Attached, component: str, names: LoraFamily
         tensors, record = to_diffusers(state, names)
         metadata |= {"format": "pt", **record}
     save_file(path, tensors, with_hashes(tensors, metadata))
+
+
+def _trained_as(config: Config, names: LoraFamily) -> dict[str, str]:
+    """What a file's description says of the run and not of the family."""
+    side = config.data.resolution
+    predicted = {"prediction_type": config.model.prediction} if names.several_predictions else {}
+    return {"resolution": f"{side}x{side}", **predicted}
 
 
 def _without_places(config: Config) -> dict[str, Any]:

@@ -11,11 +11,12 @@ import safetensors
 import safetensors.numpy
 
 from flame_train.adapters.formats import from_file
-from flame_train.adapters.lora import attach
+from flame_train.adapters.lora import Attached, attach
 from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.config.keys import keys
 from flame_train.engine.backend import get_backend
 from flame_train.errors import ModelFileError, NonFiniteError
+from flame_train.models.keys import flux, sd3
 from flame_train.models.keys.sdxl import lora_family
 from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.tools.families import require_lora
@@ -90,6 +91,28 @@ def test_says_what_it_is_and_where_it_came_from(write, form):
     config = json.loads(said["flame_train_config"])
     assert config["lora.rank"] == RANK
     assert config["train.seed"] == 11
+
+
+@pytest.mark.parametrize(
+    ("names", "architecture", "prediction"),
+    [
+        (lora_family(), "stable-diffusion-xl-v1-base/lora", "v"),
+        (flux.lora_family(dev=True), "flux-1-dev/lora", None),
+        (flux.lora_family(dev=False), "flux-1-schnell/lora", None),
+        (sd3.lora_family(24, ()), "stable-diffusion-3-medium/lora", None),
+    ],
+    ids=["sdxl", "flux-dev", "flux-schnell", "sd3-medium"],
+)
+def test_says_what_it_was_trained_as(attached, small_config, tmp_path, names, architecture, prediction):
+    """As sd-scripts has it: no prediction type where a family knows but one. Resolution is the run's."""
+    config = small_config(data={"resolution": 512}, model={"prediction": "v"})
+    denoiser = names.components[0]
+    one = Attached(attached.model, {next(iter(denoiser.modules)): next(iter(attached.adapters.values()))})
+    write_lora(tmp_path / "l.safetensors", one, denoiser.name, names, config, 1)
+    with safetensors.safe_open(tmp_path / "l.safetensors", "numpy") as file:
+        said = file.metadata()
+    assert (said["modelspec.architecture"], said.get("modelspec.prediction_type")) == (architecture, prediction)
+    assert said["modelspec.resolution"] == "512x512"
 
 
 @pytest.mark.parametrize("form", ["kohya", "diffusers"])

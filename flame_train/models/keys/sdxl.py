@@ -100,4 +100,5 @@ def lora_family() -> LoraFamily:
         architecture="stable-diffusion-xl-v1-base/lora",
         implementation="https://github.com/Stability-AI/generative-models",
         resolution="1024x1024",
+        several_predictions=True,
     )
