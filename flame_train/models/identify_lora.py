@@ -21,6 +21,11 @@ _OTHER_SIGNS: Final = (
 _CONTEXT_WIDTH: Final = {768: "sd1", 1024: "sd2", 2048: "sdxl", 1280: "sdxl-refiner"}
 # how the name of a down matrix ends in any dialect, every dot made an underscore
 _DOWN: Final = r".*%s_(lora_down|lora_A|lora_A_default|lora_linear_layer_down)_weight"
+# a block of joint attention in diffusers' layout, and its layers whose input is as wide as the model
+_JOINT: Final = re.compile(r"(base_model_model_|lora_|lycoris_)?(transformer_)?transformer_blocks_\d+_")
+_AS_WIDE: Final = (
+    "_(attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out)|ff_(context_)?net_0_proj|norm1_(context_)?linear)"
+)
 # signs in what trainers write down about the base model, the narrower before the wider
 _WRITTEN: Final = (
     ("refiner", "sdxl-refiner"),
@@ -77,9 +82,9 @@ def _by_names(flat: Shapes) -> str | None:
     if has("joint_blocks_"):
         wide = _down_width(flat, "_x_block_attn_qkv") == 2432
         return "sd35-medium" if has("_x_block_attn2_") else "sd35-large" if wide else None
-    if any(name.startswith(("transformer_transformer_blocks_", "transformer_blocks_")) for name in flat):
-        width = _down_width(flat, "_attn_(to_[qkv]|add_[qkv]_proj)")
-        return "sd35-medium" if has("_attn2_") else {3072: "flux", 2432: "sd35-large"}.get(width or 0)
+    if any(_JOINT.match(name) for name in flat):
+        width = _down_width(flat, _AS_WIDE) or (_down_width(flat, "_ff_(context_)?net_2") or 0) // 4
+        return "sd35-medium" if has("_attn2_") else {3072: "flux", 2432: "sd35-large"}.get(width)
     return _CONTEXT_WIDTH.get(_down_width(flat, "_attn2_(processor_)?to_[kv]") or 0)
 
 
@@ -97,7 +102,7 @@ def _by_metadata(metadata: Mapping[str, str]) -> str | None:
 def _by_part(flat: Shapes) -> str:
     """The narrowest thing that can be said when several families are possible."""
     starts = {name.partition("_text_model")[0] for name in flat}
-    if any("joint_blocks_" in name or "transformer_blocks_0_attn_" in name for name in flat):
+    if any("joint_blocks_" in name or _JOINT.match(name) for name in flat):
         return "sd3"
     if {"lora_te2", "text_encoder_2"} & starts:
         return "sdxl-sd3"

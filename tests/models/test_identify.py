@@ -173,6 +173,25 @@ def test_peft_loras(name, family):
         assert (found.kind, found.family, found.layout) == ("lora", expected, "peft")
 
 
+@pytest.mark.parametrize("prefix", ["transformer.", "", "base_model.model.", "base_model.model.transformer."])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        ("attn.to_q", lambda width: (4, width)),
+        ("attn.to_add_out", lambda width: (4, width)),
+        ("ff.net.0.proj", lambda width: (4, width)),
+        ("ff.net.2", lambda width: (4, 4 * width)),
+        ("ff_context.net.2", lambda width: (4, 4 * width)),
+        ("norm1_context.linear", lambda width: (4, width)),
+    ],
+)
+def test_one_layer_of_some_block_tells_a_transformer_by_its_width(prefix, layer, shape):
+    """As diffusers' `--lora_blocks` and `--lora_layers` make files: neither the first block nor attention is there."""
+    for width, family in ((3072, "flux"), (2432, "sd35-large"), (1536, "sd3")):
+        found = identify({f"{prefix}transformer_blocks.12.{layer}.lora_A.weight": shape(width)})
+        assert (found.kind, found.family) == ("lora", family)
+
+
 def test_metadata_decides_only_what_names_cannot():
     sd3 = kohya("lora_kohya_sd3_medium")
     assert identify(sd3, {"modelspec.architecture": "stable-diffusion-3-medium/lora"}).family == "sd3-medium"
