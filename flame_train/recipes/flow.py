@@ -96,6 +96,9 @@ class FlowFamily:
         text += [tokenizer.fingerprint for tokenizer in self._tokenizers(config).values()]
         return {"picture": vae, "caption": hashlib.sha256("\n".join(text).encode()).hexdigest()}
 
+    def caption_limit(self, config: Config) -> tuple[str, int]:
+        return "data.t5_tokens", self._length(config)
+
     def truncated(self, config: Config, captions: Sequence[str]) -> int:
         words, length = self._words(config), self._length(config)
         return sum(words.row(c, length).truncated > 0 for c in captions)

@@ -147,9 +147,8 @@ def make_plan(family: Family, config: Config, stop: StopRequest) -> Plan:
         _LOG.warning("%s", notice)
     cut = family.truncated(config, [item.caption for item in placed.dataset.items])
     if cut:
-        _LOG.warning(
-            "%d caption(s) are longer than data.max_tokens=%d; the rest is not seen", cut, config.data.max_tokens
-        )
+        key, tokens = family.caption_limit(config)
+        _LOG.warning("%d caption(s) are longer than %s=%d; the rest is not seen", cut, key, tokens)
     return Plan(config, family, facts, placed, tuple(targets))
 
 

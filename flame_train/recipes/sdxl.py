@@ -97,6 +97,9 @@ class SdxlFamily:
             "caption": hashlib.sha256((text + words).encode()).hexdigest(),
         }
 
+    def caption_limit(self, config: Config) -> tuple[str, int]:
+        return "data.max_tokens", config.data.max_tokens
+
     def truncated(self, config: Config, captions: Sequence[str]) -> int:
         windows = config.data.max_tokens // _WINDOW
         tokenizer = self._tokenizers(config)["text_encoder"]

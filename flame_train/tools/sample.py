@@ -100,7 +100,8 @@ def _conditioning(
             examples[text] = encoders.caption(text) | sizes
     cut = family.truncated(config, config.sample.prompts)
     if cut:
-        _LOG.warning("%d prompt(s) are longer than %d tokens; the rest is not seen", cut, config.data.max_tokens)
+        _, tokens = family.caption_limit(config)
+        _LOG.warning("%d prompt(s) are longer than %d tokens; the rest is not seen", cut, tokens)
     return examples
 
 

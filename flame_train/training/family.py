@@ -136,6 +136,9 @@ class Family(Protocol):
     def fingerprints(self, config: Config) -> Mapping[str, str]:
         """Hashes of the networks that make `picture` and `caption` entries."""
 
+    def caption_limit(self, config: Config) -> tuple[str, int]:
+        """The config key that says how many tokens of a caption are kept, and how many that is."""
+
     def truncated(self, config: Config, captions: Sequence[str]) -> int:
         """How many captions are longer than what is kept."""
 

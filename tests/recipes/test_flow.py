@@ -261,6 +261,25 @@ def test_a_negative_prompt_that_would_not_be_seen_is_refused(
     assert (written["steps"], written["guidance"]) == (28, {"sd3": 4.5, "flux": 3.5}[family])
 
 
+def test_a_caption_that_is_too_long_is_told_with_the_key_that_lengthens_it(
+    base: Path, family: str, drawn: Path, small_config: Callable[..., Config], caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    shutil.copytree(drawn, tmp_path / "long")
+    next((tmp_path / "long").glob("*.txt")).write_text("a red circle " * 300)
+    config = Config(
+        model=ModelSection(checkpoint=str(base)), sample=SampleSection(every=0),
+        data=DataSection(path=str(tmp_path / "long"), resolution=64, bucket_step=32, t5_tokens=154),
+    )  # fmt: skip
+    make_plan(RECIPES[family], config, StopRequest())
+    make_plan(RECIPES["sdxl"], small_config(data={"path": str(tmp_path / "long")}), StopRequest())
+    told = [record.message for record in caplog.records if "longer than" in record.message]
+    assert told == [
+        f"1 caption(s) are longer than {limit}; the rest is not seen"
+        for limit in ("data.t5_tokens=154", "data.max_tokens=75")
+    ]
+
+
 def test_sdxl_refuses_what_is_of_the_flow_families(small_config, capsys: pytest.CaptureFixture[str]) -> None:
     config = small_config(loss={"shift": 3.0})
     with pytest.raises(ConfigError, match=r"loss.shift: it means nothing for SDXL, got 3.0; remove it"):
