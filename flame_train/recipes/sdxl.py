@@ -22,10 +22,11 @@ from flame_train.diffusion.samplers import ddim, euler
 from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine import Tensor
 from flame_train.engine.dtype import as_dtype
+from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.clip import ClipTextEncoder
 from flame_train.models.keys import sdxl as keys
-from flame_train.models.loading_sdxl import SDXL_FILES
+from flame_train.models.loading_sdxl import SDXL_FILES, stated_prediction
 from flame_train.models.text_sdxl import encode_prompts
 from flame_train.models.unet_sdxl import UNet, vector_conditioning
 from flame_train.models.vae import Vae, VaeArch, sample_latents
@@ -80,6 +81,7 @@ class SdxlFamily:
         return keys.lora_family()
 
     def check(self, config: Config) -> Facts:
+        _check_prediction(config)
         own = [] if config.model.vae else ["vae"]
         found = SDXL_FILES.inspect(base_model_path(config), ["unet", *own, *_CLIPS])
         unet, pixels = found["unet"], found["vae"] if own else self._empty_vae(config)
@@ -159,6 +161,17 @@ class SdxlFamily:
 
     def _tokenizers(self, config: Config) -> Mapping[str, ClipTokenizer]:
         return clip_tokenizers(base_model_path(config), _CLIPS)
+
+
+def _check_prediction(config: Config) -> None:
+    """A model trained on the other target loses what it knows, and no number of the log tells."""
+    base, given = base_model_path(config), config.model.prediction
+    said = stated_prediction(base)
+    if said and said != given:
+        raise ConfigError(
+            f'model.prediction: {base} says that it predicts {said}, got "{given}"; set model.prediction = "{said}" '
+            f"(in sample: --prediction {said})"
+        )
 
 
 def noise_schedule(config: Config) -> NoiseSchedule:
