@@ -192,6 +192,25 @@ def test_one_layer_of_some_block_tells_a_transformer_by_its_width(prefix, layer,
         assert (found.kind, found.family) == ("lora", family)
 
 
+@pytest.mark.parametrize(
+    ("packed", "words"),
+    [
+        ("weight.quant_state.bitsandbytes__nf4", "bitsandbytes' 4 bits"),
+        ("weight.absmax", "bitsandbytes' 4 bits"),
+        ("SCB", "bitsandbytes' 8 bits"),
+        ("comfy_quant", "ComfyUI's quantised format"),
+    ],
+)
+def test_packed_weights_are_no_model_of_another_family(packed, words):
+    """The shapes of packed weights are no shapes of the model: NF4's first layer has that of Flux Fill."""
+    shapes = {name: tuple(shape) for name, shape in golden("flux_dev_single_file").items()} | {
+        "img_in.weight": (98304, 1)
+    }
+    found = identify(shapes | {f"double_blocks.0.img_attn.qkv.{packed}": (100,)})
+    assert (found.kind, found.family) == ("quantised", "unknown")
+    assert words in found.detail
+
+
 def test_metadata_decides_only_what_names_cannot():
     sd3 = kohya("lora_kohya_sd3_medium")
     assert identify(sd3, {"modelspec.architecture": "stable-diffusion-3-medium/lora"}).family == "sd3-medium"
