@@ -51,7 +51,7 @@ class FlowFamily:
     a caption's arrays of (networks, ids, each by component). `denoise` makes the step's function of (transformer,
     guidance); a model that is told its guidance, `guides_itself`, needs no classifier-free one. `sigmas` gives the
     noise levels of sampling in (transformer, steps, image tokens), `shift` that of training. `drawn` says how pictures
-    are drawn by default. `activations` is
+    are drawn by default, `positions` how many tokens a side may have, 0 for any number. `activations` is
     (transformer, text tokens, load) -> bytes. Wherever a transformer is asked for a number, it has no weights.
     """
 
@@ -72,6 +72,7 @@ class FlowFamily:
     activations: Callable[[Any, int, Load], int]
     guides_itself: Callable[[nn.Module], bool]
     drawn: Callable[[Any], Usual]
+    positions: Callable[[Any], int]
     arrays_of: Mapping[str, tuple[str, ...]]
     foreign: tuple[str, ...]
 
@@ -87,7 +88,8 @@ class FlowFamily:
             raise ConfigError(f"loss.guidance: this model is told none, got {config.loss.guidance}; remove it")
         text = self._length(config) + self.clip_tokens
         activations = partial(self.activations, skeleton, text)
-        return Facts.of(skeleton, pixels, PATCH * pixels.arch.downscale, activations, encoders)
+        token = PATCH * pixels.arch.downscale
+        return Facts.of(skeleton, pixels, token, activations, encoders, token * self.positions(skeleton))
 
     def fingerprints(self, config: Config) -> Mapping[str, str]:
         vae = self.files.digest(config.model.vae or base_model_path(config), ("vae",))

@@ -82,6 +82,7 @@ FLUX = FlowFamily(
     activations=_activations,
     guides_itself=lambda transformer: transformer.arch.guidance,
     drawn=lambda transformer: _DEV if transformer.arch.guidance else _SCHNELL,
+    positions=lambda transformer: 0,
     arrays_of={"clip_l": ("pooled",), "t5": ("t5",)},
     foreign=(
         "model.clip_g", "data.clip_g_dropout", "model.prediction", "data.max_tokens", "loss.snr_gamma",

@@ -23,6 +23,12 @@ def check_sampling(config: Config, family: Family, facts: Facts) -> None:
     for name, side in (("width", s.width), ("height", s.height)):
         if side % facts.side_multiple:
             raise ConfigError(f"sample.{name}: expected a multiple of {facts.side_multiple} for this model, got {side}")
+    for name, side in zip(("height", "width"), picture_size(config, facts), strict=True):
+        if 0 < facts.longest_side < side:
+            raise ConfigError(
+                f"sample.{name}: expected at most {facts.longest_side}, the longest side this model has positions for, "
+                f"got {side}"
+            )
     if s.negative and family.guidance(config) == 1.0:
         raise ConfigError(
             f"sample.negative: expected none, got {s.negative!r}: with a sample.guidance of {s.guidance} this model is "

@@ -141,6 +141,7 @@ def make_plan(family: Family, config: Config, stop: StopRequest) -> Plan:
         on_bad=config.data.on_bad_image, progress=lambda done, total: stop.check("while reading the dataset"),
     )  # fmt: skip
     placed = place(dataset, rule, config.data.on_bad_image)
+    _check_sides(placed, facts)
     targets = resolve(facts.skeleton, config.lora.targets, family.presets)
     _check_names(family.lora_names(config), targets)
     for notice in placed.dataset.notices:
@@ -150,6 +151,16 @@ def make_plan(family: Family, config: Config, stop: StopRequest) -> Plan:
         key, tokens = family.caption_limit(config)
         _LOG.warning("%d caption(s) are longer than %s=%d; the rest is not seen", cut, key, tokens)
     return Plan(config, family, facts, placed, tuple(targets))
+
+
+def _check_sides(placed: Placed, facts: Facts) -> None:
+    """Buckets that the model has no positions for would be met when everything is encoded."""
+    longest = max(max(bucket) for bucket in placed.buckets)
+    if 0 < facts.longest_side < longest:
+        raise ConfigError(
+            f"data.max_bucket: pictures go to a bucket with a side of {longest}, and this model has positions for "
+            f"{facts.longest_side}; set data.max_bucket = {facts.longest_side} or a lower data.resolution"
+        )
 
 
 def _check_places(config: Config) -> None:

@@ -103,6 +103,7 @@ SD3 = FlowFamily(
     activations=_activations,
     guides_itself=lambda transformer: False,
     drawn=_drawn,
+    positions=lambda transformer: transformer.arch.positions,
     arrays_of={"clip_l": ("clip_l", "pooled_l"), "clip_g": ("clip_g", "pooled_g"), "t5": ("t5",)},
     foreign=(
         "model.prediction", "data.max_tokens", "loss.snr_gamma", "loss.zero_terminal_snr", "loss.guidance",

@@ -89,15 +89,18 @@ class Facts:
     """What turns latents into pictures, likewise."""
     text: int
     """Weights of the text encoders, which are all there while captions are encoded."""
+    longest_side: int
+    """The longest side of a picture, in pixels, that the denoiser has positions for; 0: any."""
 
     @classmethod
     def of(
-        cls, skeleton: nn.Module, vae: Vae, side_multiple: int, activation_bytes: Callable[[Load], int], text: int
-    ) -> Self:
+        cls, skeleton: nn.Module, vae: Vae, side_multiple: int, activation_bytes: Callable[[Load], int], text: int,
+        longest_side: int = 0,
+    ) -> Self:  # fmt: skip
         """The facts of networks whose weights are declared."""
         parts = [(n, p) for n, p in skeleton.named_modules() if isinstance(p, (nn.Linear, nn.Conv2d))]
         layers = {name: part.shapes()["weight"] for name, part in parts}
-        return cls(skeleton, skeleton.num_weights(), side_multiple, layers, activation_bytes, vae, text)
+        return cls(skeleton, skeleton.num_weights(), side_multiple, layers, activation_bytes, vae, text, longest_side)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from flame_train import cli
 from flame_train.config.schema import Config, DataSection, LossSection, ModelSection, SampleSection, TrainSection
@@ -278,6 +279,28 @@ def test_a_caption_that_is_too_long_is_told_with_the_key_that_lengthens_it(
         f"1 caption(s) are longer than {limit}; the rest is not seen"
         for limit in ("data.t5_tokens=154", "data.max_tokens=75")
     ]
+
+
+def test_sides_that_sd3_has_no_positions_for_are_refused_by_the_plan(
+    bases: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """16 positions of 16 pixels: a bucket 512 wide would be met when all is encoded."""
+    (tmp_path / "wide").mkdir()
+    Image.new("RGB", (512, 128)).save(tmp_path / "wide" / "a.png")
+    (tmp_path / "wide" / "a.txt").write_text("a bar")
+    own = [f"model.checkpoint={bases['sd3']}", f"data.path={tmp_path / 'wide'}", f"output.dir={tmp_path / 'run'}"]
+    own += ["data.bucket_step=32", "sample.prompts=['a disc']"]
+    (tmp_path / "config.toml").write_text("")
+
+    def plan(*settings: str) -> int:
+        sets = [word for setting in (*own, *settings) for word in ("--set", setting)]
+        return cli.run(["sd3-lora", "--config", str(tmp_path / "config.toml"), "--device", "cpu", "--dry-run", *sets])
+
+    assert plan("data.resolution=256") == 2
+    assert "a side of 512, and this model has positions for 256; set data.max_bucket = 256" in capsys.readouterr().err
+    assert plan("data.resolution=256", "data.max_bucket=256") == 0
+    assert plan("data.resolution=256", "data.max_bucket=256", "sample.width=288") == 2
+    assert "sample.width: expected at most 256" in capsys.readouterr().err
 
 
 def test_sdxl_refuses_what_is_of_the_flow_families(small_config, capsys: pytest.CaptureFixture[str]) -> None:
