@@ -310,8 +310,11 @@ class OutputSection(Section):
     """Where the run is kept."""
 
     dir: str = field("", "the run folder; required", free=True, place=True, aka=("output_dir", "training_folder"))
-    format: Literal["kohya", "diffusers"] = field(
-        "kohya", "names inside lora.safetensors", free=True, aka=("save_model_as",)
+    format: Literal["kohya", "diffusers", "both"] = field(
+        "kohya",
+        "names in lora.safetensors; both: kohya's there, diffusers' in lora.diffusers.safetensors beside it",
+        free=True,
+        aka=("save_model_as",),
     )
     tensorboard: bool = field(False, "also write TensorBoard events", free=True, aka=("log_with",))
 

@@ -29,8 +29,15 @@ STATE_FORMAT = 1
 _HEADERS = 1 << 16  # bytes: a checkpoint's names and metadata, roughly
 
 
-def write_lora(path: Path, attached: Attached, component: str, names: LoraFamily, config: Config, step: int) -> None:
-    """The adapters as a LoRA file in the config's format. Equal runs give equal bytes: no time, no path.
+def formats(config: Config) -> tuple[str, ...]:
+    """What the result is written in: the first as lora.safetensors, others beside it."""
+    return ("kohya", "diffusers") if config.output.format == "both" else (config.output.format,)
+
+
+def write_lora(
+    path: Path, attached: Attached, component: str, names: LoraFamily, config: Config, step: int, form: str
+) -> None:  # fmt: skip
+    """The adapters as a LoRA file in `form`, one of `formats`. Equal runs give equal bytes: no time, no path.
 
     Raises `NonFiniteError` rather than write a NaN.
     """
@@ -46,7 +53,7 @@ def write_lora(path: Path, attached: Attached, component: str, names: LoraFamily
         "flame_train_version": __version__,
         "flame_train_config": json.dumps(_without_places(config), sort_keys=True, default=list),
     }
-    if config.output.format == "kohya":
+    if form == "kohya":
         tensors = to_kohya(state, names)
     else:
         tensors, record = to_diffusers(state, names)

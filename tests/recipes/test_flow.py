@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from flame_train import cli
+from flame_train.adapters.formats import from_file
 from flame_train.config.schema import Config, DataSection, LossSection, ModelSection, SampleSection, TrainSection
 from flame_train.engine import functional as F
 from flame_train.engine import no_grad, tensor
@@ -105,6 +106,22 @@ def test_a_run_and_its_continuation_give_the_same_bytes(train: Train, tmp_path: 
     for name in ("lora.safetensors", "optimizer.safetensors"):
         assert (run / "checkpoints" / "step-000004" / name).read_bytes() == whole[name]
     assert (run / "lora.safetensors").exists()
+
+
+def test_both_formats_are_the_same_lora(train: Train, tmp_path: Path, family: str) -> None:
+    """One file for programs that read kohya's names, one for diffusers, which reads no others for SD3."""
+    assert train("--set", "output.format=both", "--set", "train.steps=1", "--set", "sample.every=0") == 0
+    run = tmp_path / "run" / "it"
+    config = Config(
+        model=ModelSection(checkpoint=tomllib.loads((run / "config.toml").read_text())["model"]["checkpoint"])
+    )
+    kohya, diffusers = (
+        from_file(run / name, RECIPES[family].lora_names(config))
+        for name in ("lora.safetensors", "lora.diffusers.safetensors")
+    )
+    assert (kohya.dialects, diffusers.dialects) == (("kohya",), ("peft",))
+    for name, factors in kohya.state["transformer"].items():
+        np.testing.assert_allclose(diffusers.state["transformer"][name].delta(), factors.delta(), rtol=1e-5, atol=1e-9)
 
 
 def test_a_silent_encoders_arrays_are_zeros(base: Path, family: str, drawn: Path) -> None:

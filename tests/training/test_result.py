@@ -43,7 +43,7 @@ def write(attached, small_config, tmp_path):
     def to(name, **sections):
         path = tmp_path / name
         config = small_config(**{"lora": {"rank": RANK, "alpha": ALPHA}, **sections})
-        write_lora(path, attached, "unet", lora_family(), config, 7)
+        write_lora(path, attached, "unet", lora_family(), config, 7, config.output.format)
         return path
 
     return to
@@ -108,7 +108,7 @@ def test_says_what_it_was_trained_as(attached, small_config, tmp_path, names, ar
     config = small_config(data={"resolution": 512}, model={"prediction": "v"})
     denoiser = names.components[0]
     one = Attached(attached.model, {next(iter(denoiser.modules)): next(iter(attached.adapters.values()))})
-    write_lora(tmp_path / "l.safetensors", one, denoiser.name, names, config, 1)
+    write_lora(tmp_path / "l.safetensors", one, denoiser.name, names, config, 1, "kohya")
     with safetensors.safe_open(tmp_path / "l.safetensors", "numpy") as file:
         said = file.metadata()
     assert (said["modelspec.architecture"], said.get("modelspec.prediction_type")) == (architecture, prediction)
