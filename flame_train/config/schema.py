@@ -237,7 +237,11 @@ class LossSection(Section):
         "how noise levels are drawn (SD3, Flux); auto: the family's own",
         aka=("timestep_sampling", "weighting_scheme"),
     )
-    timestep_mean: float = field(0.0, "mean of logit-normal noise levels (SD3, Flux)", aka=("logit_mean",))
+    timestep_mean: float = field(
+        0.0,
+        "mean of logit-normal noise levels, above 0: more noise; logit_mean elsewhere, with the other sign (SD3, Flux)",
+        aka=("logit_mean",),
+    )
     timestep_std: float = field(1.0, "std of logit-normal noise levels (SD3, Flux)", gt=0, aka=("logit_std",))
     mode_scale: float = field(1.29, "how far mode sampling is from uniform (SD3, Flux)", ge=0)
     shift: float = field(
