@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,7 +13,6 @@ import numpy as np
 from flame_train.adapters.dialects import (
     ALPHA,
     DOWN,
-    NOT_PLAIN_LORA,
     UP,
     Place,
     diffusers_name,
@@ -25,9 +25,12 @@ from flame_train.adapters.folding import alpha_record, fold, recorded_alphas, un
 from flame_train.adapters.fused import join, split
 from flame_train.adapters.peft_config import peft_scales
 from flame_train.errors import ModelFileError
+from flame_train.io.adapter_kinds import other_kind
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile
 
+_LOG = logging.getLogger(__name__)
+_BESIDE = "bundle_emb."  # trained words, which OneTrainer keeps in the same file
 _Slots = dict[str, Array]
 _Key = tuple[str, str, str]  # component, module, path in diffusers if it stands for a part of the module
 _Places = dict[_Key, _Slots]
@@ -105,7 +108,15 @@ def _collect(file: SafetensorsFile, table: Mapping[str, Place]) -> tuple[_Places
     places: _Places = {}
     dialects: set[str] = set()
     lost: list[str] = []
+    beside = [key for key in file.names if key.startswith(_BESIDE)]
+    if beside:
+        _LOG.warning(
+            "%s: %d tensors of embeddings that lie beside the LoRA, such as %s, are left out", file.path, len(beside),
+            beside[0],
+        )  # fmt: skip
     for key in file.names:
+        if key.startswith(_BESIDE):
+            continue
         found = split_key(key)
         place = table.get(found[0]) if found else None
         if found is None or place is None:
@@ -124,9 +135,8 @@ def _collect(file: SafetensorsFile, table: Mapping[str, Place]) -> tuple[_Places
 
 
 def _lost_message(path: Path, lost: Sequence[str], table: Mapping[str, Place]) -> str:
-    for sign, kind in NOT_PLAIN_LORA:
-        if any(sign in key for key in lost):
-            return f"{path}: is {kind}, not a plain LoRA; only plain LoRA files can be read here"
+    if kind := other_kind(lost):
+        return f"{path}: is {kind}, not a plain LoRA; only plain LoRA files can be read here"
     lines = [f"{path}: {len(lost)} of its tensors belong to no module of this family, so it is not used:"]
     for key in lost[:5]:
         found = split_key(key)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from flame_train.models.identify_lora import is_adapter, lora_family_of, other_adapter
+from flame_train.io.adapter_kinds import other_kind
+from flame_train.models.identify_lora import is_adapter, lora_family_of
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
@@ -118,7 +119,7 @@ def _identity(kind: str, family: str, layout: str, note: str, parts: tuple[str, 
 
 
 def _adapter(shapes: Shapes, metadata: Mapping[str, str]) -> Identity:
-    other = other_adapter(shapes)
+    other = other_kind(shapes)
     family, layout = lora_family_of(shapes, metadata)
     name = FAMILY_NAMES.get(family, "a model that is not known here")
     if other:

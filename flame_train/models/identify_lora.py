@@ -6,18 +6,16 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from flame_train.io.adapter_kinds import other_kind
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 _LORA_ENDS: Final = re.compile(
     r".*(\.lora_(down|up)\.weight|\.lora_[AB](\.[^.]+)?\.weight|[._](lora|lora_linear_layer)\.(down|up)\.weight)"
 )
-_OTHER_SIGNS: Final = (
-    ("hada_w1_a", "LoHa"),
-    ("lokr_w1", "LoKr"),
-    ("oft_blocks", "OFT"),
-    ("dora_scale", "DoRA"),
-    ("lora_magnitude_vector", "DoRA"),
-)
+_SAME_NAMES: Final = {("flux", "chroma")}  # of what the names say, and what the metadata then makes of it
+# the layouts of published single files, below their prefix or without one
+_NATIVE: Final = ("diffusion_model.", "model.diffusion_model.", "double_blocks.", "single_blocks.", "joint_blocks.")
 _CONTEXT_WIDTH: Final = {768: "sd1", 1024: "sd2", 2048: "sdxl", 1280: "sdxl-refiner"}
 # how the name of a down matrix ends in any dialect, every dot made an underscore
 _DOWN: Final = r".*%s_(lora_down|lora_A|lora_A_default|lora_linear_layer_down)_weight"
@@ -29,6 +27,7 @@ _AS_WIDE: Final = (
 # signs in what trainers write down about the base model, the narrower before the wider
 _WRITTEN: Final = (
     ("refiner", "sdxl-refiner"),
+    ("chroma", "chroma"),
     ("sdxl", "sdxl"),
     ("stable-diffusion-xl", "sdxl"),
     ("flux", "flux"),
@@ -48,12 +47,7 @@ _WRITTEN: Final = (
 
 def is_adapter(shapes: Shapes) -> bool:
     """True for a LoRA or one of its relatives."""
-    return other_adapter(shapes) is not None or any(_LORA_ENDS.fullmatch(name) for name in shapes)
-
-
-def other_adapter(shapes: Shapes) -> str | None:
-    """The name of the adapter's kind when it is not a plain LoRA."""
-    return next((kind for sign, kind in _OTHER_SIGNS if any(sign in name for name in shapes)), None)
+    return other_kind(shapes) is not None or any(_LORA_ENDS.fullmatch(name) for name in shapes)
 
 
 def lora_family_of(shapes: Shapes, metadata: Mapping[str, str]) -> tuple[str, str]:
@@ -62,13 +56,15 @@ def lora_family_of(shapes: Shapes, metadata: Mapping[str, str]) -> tuple[str, st
     Every name is looked at with its dots made underscores, so that a sign is sought once for all dialects.
     """
     flat = {name.replace(".", "_"): shape for name, shape in shapes.items()}
-    return _by_names(flat) or _by_metadata(metadata) or _by_part(flat), _layout(shapes)
+    named, written = _by_names(flat), _by_metadata(metadata)
+    family = written if (named, written) in _SAME_NAMES else named or written or _by_part(flat)
+    return family or "unknown", _layout(shapes)
 
 
 def _layout(shapes: Shapes) -> str:
     if any(name.startswith(("lora_unet_", "lora_te", "lora_transformer_", "lycoris_")) for name in shapes):
         return "kohya"
-    return "native" if any(name.startswith("diffusion_model.") for name in shapes) else "peft"
+    return "native" if any(name.startswith(_NATIVE) for name in shapes) else "peft"
 
 
 def _by_names(flat: Shapes) -> str | None:

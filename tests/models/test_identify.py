@@ -211,6 +211,32 @@ def test_packed_weights_are_no_model_of_another_family(packed, words):
     assert words in found.detail
 
 
+def test_xlabs_names_are_told():
+    shapes = {f"double_blocks.0.processor.qkv_lora1.{part}.weight": (4, 4) for part in ("down", "up")}
+    found = identify(shapes)
+    assert (found.kind, found.family) == ("adapter", "flux")
+    assert "XLabs" in found.detail
+
+
+def test_a_base_model_is_no_adapter():
+    """BFL's norms and the words `diffusion_model` have what adapters' names have."""
+    shapes = {f"model.diffusion_model.{n}": tuple(s) for n, s in golden("flux_dev_single_file").items()}
+    assert identify(shapes).kind == "transformer"
+
+
+def test_chroma_has_fluxs_names_and_says_so_in_its_metadata():
+    flux = kohya("lora_kohya_flux")
+    assert identify(flux, {"modelspec.architecture": "chroma/lora"}).family == "chroma"
+    assert identify(flux, {"modelspec.architecture": "flux-1-dev/lora"}).family == "flux"
+
+
+@pytest.mark.parametrize(
+    "name", ["double_blocks.0.img_attn.qkv", "joint_blocks.0.x_block.attn.qkv", "model.diffusion_model.x"]
+)
+def test_published_names_are_native_with_and_without_a_prefix(name):
+    assert identify({f"{name}.lora_A.weight": (4, 3072)}).layout == "native"
+
+
 def test_metadata_decides_only_what_names_cannot():
     sd3 = kohya("lora_kohya_sd3_medium")
     assert identify(sd3, {"modelspec.architecture": "stable-diffusion-3-medium/lora"}).family == "sd3-medium"
@@ -228,6 +254,15 @@ def test_metadata_decides_only_what_names_cannot():
         ("dora_scale", "DoRA"),
         ("lora_magnitude_vector", "DoRA"),
         ("oft_blocks", "OFT"),
+        ("oft_R.weight", "OFT"),
+        ("hada_t1", "LoHa"),
+        ("magnitude", "DoRA"),
+        ("lora_magnitude_vector.weight", "DoRA"),
+        ("lora_mid.weight", "LoCon"),
+        ("a1.weight", "GLoRA"),
+        ("on_input", "IA3"),
+        ("diff_b", "full differences"),
+        ("lora_B.bias", "LoRA with biases, such as BFL's control LoRAs"),
     ],
 )
 def test_relatives_of_lora_are_no_plain_lora(key, words):

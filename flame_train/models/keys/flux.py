@@ -135,7 +135,10 @@ def _linears(double: int = 19, single: int = 38) -> Iterator[str]:
 
 @lru_cache(maxsize=2)
 def lora_family(dev: bool = True) -> LoraFamily:
-    """How LoRA files of Flux.1 dev, or else schnell, name their modules. kohya's name for T5 is `lora_te3`."""
+    """How LoRA files of Flux.1 dev, or else schnell, name their modules.
+
+    kohya's name for T5 is `lora_te3`, OneTrainer's `lora_te2`.
+    """
     modules = base_modules()
     transformer = modules_by_table(modules["transformer"], transformer_to_diffusers())
     text = {name: modules_as_they_are(modules[name]) for name in ("text_encoder", "text_encoder_2")}
@@ -144,9 +147,9 @@ def lora_family(dev: bool = True) -> LoraFamily:
     return LoraFamily(
         name="flux",
         components=(
-            LoraComponent("transformer", "lora_unet", transformer, native, ("lora_transformer",)),
+            LoraComponent("transformer", "lora_unet", transformer, native, ("lora_transformer", "lycoris")),
             LoraComponent("text_encoder", "lora_te1", text["text_encoder"], clip_l),
-            LoraComponent("text_encoder_2", "lora_te3", text["text_encoder_2"], t5xxl),
+            LoraComponent("text_encoder_2", "lora_te3", text["text_encoder_2"], t5xxl, ("lora_te2",)),
         ),
         base_version="flux1",
         architecture=f"flux-1-{'dev' if dev else 'schnell'}/lora",

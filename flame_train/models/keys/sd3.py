@@ -91,7 +91,7 @@ def lora_family(depth: int = 38, dual: Sequence[int] | None = None) -> LoraFamil
     return LoraFamily(
         name="sd3",
         components=(
-            LoraComponent("transformer", "lora_unet", transformer, native, ("lora_transformer",)),
+            LoraComponent("transformer", "lora_unet", transformer, native, ("lora_transformer", "lycoris")),
             *encoders,
         ),
         base_version="sd3",
