@@ -17,7 +17,7 @@ _KINDS: Final = tuple(
         (r"(lora|lycoris)_.*\.[ab][12]\.weight", "GLoRA"),
         (r"\.on_input", "IA3"),
         (r"\.diff(_b)?", "full differences of weights"),
-        (r"\.lora_(B|up)\.bias", "LoRA with biases, such as BFL's control LoRAs,"),
+        (r"\.lora_(B|up)\.bias", "LoRA with biases, such as BFL's control LoRAs"),
         (r"\.processor\.(qkv|proj)_lora[12]?\.(down|up)\.weight", "XLabs LoRA"),
     )
 )

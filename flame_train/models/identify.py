@@ -123,7 +123,7 @@ def _adapter(shapes: Shapes, metadata: Mapping[str, str]) -> Identity:
     family, layout = lora_family_of(shapes, metadata)
     name = FAMILY_NAMES.get(family, "a model that is not known here")
     if other:
-        return Identity("adapter", family, layout, f"{other} adapter for {name}; not a plain LoRA")
+        return Identity("adapter", family, layout, f"{other} for {name}; not a plain LoRA")
     return Identity("lora", family, layout, f"LoRA for {name}, {layout} names")
 
 

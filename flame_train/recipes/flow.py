@@ -33,7 +33,7 @@ from flame_train.models.vae import Vae, VaeArch, sample_latents
 from flame_train.training.family import Denoiser, Example, Facts, Load, Sampler, Usual, base_model_path, recomputed
 from flame_train.training.step import Denoise
 
-from .pixels import decoder, moments
+from .pixels import decoder, moments, vae_place
 
 PATCH = 2  # the side of a token in latent pixels
 CLIP_TOKENS = 77  # the length of a CLIP's input, begin and end included
@@ -92,7 +92,7 @@ class FlowFamily:
         return Facts.of(skeleton, pixels, token, activations, encoders, token * self.positions(skeleton))
 
     def fingerprints(self, config: Config) -> Mapping[str, str]:
-        vae = self.files.digest(config.model.vae or base_model_path(config), ("vae",))
+        vae = self.files.digest(vae_place(config, self.files), ("vae",))
         text = [self.files.digest(self._place(config, c), (c,)) for c in self.clips]
         text += [t5_digest(self._place(config, self.t5)), str(self._length(config)), self._words(config).fingerprint]
         text += [tokenizer.fingerprint for tokenizer in self._tokenizers(config).values()]
@@ -164,7 +164,7 @@ class FlowFamily:
         return transformer
 
     def _empty_vae(self, config: Config) -> Vae:
-        vae: Vae = self.files.inspect(config.model.vae or base_model_path(config), ["vae"])["vae"]
+        vae: Vae = self.files.inspect(vae_place(config, self.files), ["vae"])["vae"]
         return vae
 
     def _place(self, config: Config, component: str) -> Path:
@@ -196,7 +196,7 @@ class FlowFamily:
         return config.data.t5_tokens or self.t5_tokens(self._skeleton(config))
 
     def _vae(self, config: Config, device: str) -> Vae:
-        place = config.model.vae or base_model_path(config)
+        place = vae_place(config, self.files)
         vae = self.files.load(place, "vae", device=device, dtype=config.model.vae_precision)
         assert isinstance(vae, Vae)
         return vae

@@ -33,7 +33,7 @@ from flame_train.models.vae import Vae, VaeArch, sample_latents
 from flame_train.training.family import Denoiser, Example, Facts, Sampler, Usual, base_model_path, recomputed
 
 from .memory_sdxl import activation_bytes
-from .pixels import decoder, moments
+from .pixels import decoder, moments, vae_place
 
 _LOG = logging.getLogger(__name__)
 _CLIPS = MappingProxyType({"text_encoder": 49407, "text_encoder_2": 0})  # with what they fill up short captions
@@ -82,7 +82,7 @@ class SdxlFamily:
 
     def check(self, config: Config) -> Facts:
         _check_prediction(config)
-        own = [] if config.model.vae else ["vae"]
+        own = ["vae"] if vae_place(config, SDXL_FILES) == base_model_path(config) else []
         found = SDXL_FILES.inspect(base_model_path(config), ["unet", *own, *_CLIPS])
         unet, pixels = found["unet"], found["vae"] if own else self._empty_vae(config)
         grid = 2 ** (len(unet.arch.channel_mult) - 1) * pixels.arch.downscale
@@ -95,7 +95,7 @@ class SdxlFamily:
         words = "".join(tokenizer.fingerprint for tokenizer in self._tokenizers(config).values())
         text = SDXL_FILES.digest(base, _CLIPS)
         return {
-            "picture": SDXL_FILES.digest(config.model.vae or base, ("vae",)),
+            "picture": SDXL_FILES.digest(vae_place(config, SDXL_FILES), ("vae",)),
             "caption": hashlib.sha256((text + words).encode()).hexdigest(),
         }
 
@@ -151,12 +151,12 @@ class SdxlFamily:
         return size[0] // arch.downscale, size[1] // arch.downscale, arch.latent_channels
 
     def _vae(self, config: Config, device: str) -> Vae:
-        place, dtype = config.model.vae or base_model_path(config), config.model.vae_precision
+        place, dtype = vae_place(config, SDXL_FILES), config.model.vae_precision
         vae: Vae = SDXL_FILES.load(place, "vae", device=device, dtype=dtype)
         return vae
 
     def _empty_vae(self, config: Config) -> Vae:
-        vae: Vae = SDXL_FILES.inspect(config.model.vae or base_model_path(config), ["vae"])["vae"]
+        vae: Vae = SDXL_FILES.inspect(vae_place(config, SDXL_FILES), ["vae"])["vae"]
         return vae
 
     def _tokenizers(self, config: Config) -> Mapping[str, ClipTokenizer]:

@@ -351,6 +351,24 @@ def test_a_checkpoint_without_text_encoders_needs_their_files(
     assert train(*alone, "--dry-run") == 0, capsys.readouterr().err
 
 
+def test_a_checkpoint_without_a_vae_needs_its_file(
+    base: Path, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As flux1-dev.safetensors is published: the message names the key that takes ae.safetensors."""
+    with open_weights(base) as weights:
+        tensors = {n: np.array(weights.read(n)) for n in weights.names}
+    prefix = "first_stage_model."
+    save_file(tmp_path / "alone.safetensors", {n: a for n, a in tensors.items() if not n.startswith(prefix)})
+    save_file(
+        tmp_path / "ae.safetensors", {n.removeprefix(prefix): a for n, a in tensors.items() if n.startswith(prefix)}
+    )
+    shutil.copy(base.parent / "tokenizer.json", tmp_path)
+    alone = ["--set", f"model.checkpoint={tmp_path / 'alone.safetensors'}"]
+    assert train(*alone, "--dry-run") == 2
+    assert "model.vae: " in capsys.readouterr().err
+    assert train(*alone, "--set", f"model.vae={tmp_path / 'ae.safetensors'}", "--dry-run") == 0, capsys.readouterr().err
+
+
 def test_what_the_transformer_is_told(base: Path, family: str) -> None:
     """Times are a thousand noise levels; Flux hears one guidance in training and another when it draws."""
     config = Config(
