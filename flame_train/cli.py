@@ -274,7 +274,11 @@ def convert(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Rename a LoRA's tensors between the two formats in use, without loss."""
+    """Rename a LoRA's tensors between the two formats in use.
+
+    There and back gives the same bits, but for fp32 files whose alpha / rank is no power of two: diffusers' format has
+    it multiplied into the tensors, and these come back to one unit in the last place.
+    """
     from flame_train.tools.convert import convert as rename
 
     show(rename(source, target, to).as_dict(), as_json)

@@ -1,4 +1,4 @@
-"""LoRA files: written as kohya or as diffusers have them, read in any dialect, converted without loss."""
+"""LoRA files: written as kohya or as diffusers have them, read in any dialect."""
 
 from __future__ import annotations
 

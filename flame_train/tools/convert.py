@@ -1,4 +1,4 @@
-"""`flame-train convert`: a LoRA file from one format to another, both ways, without loss."""
+"""`flame-train convert`: a LoRA file from one format to another, both ways."""
 
 from __future__ import annotations
 
