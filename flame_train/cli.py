@@ -175,8 +175,8 @@ def sample(
     lora: Annotated[Path | None, typer.Option("--lora", help="LoRA file, kohya or diffusers.")] = None,
     strength: Annotated[float | None, typer.Option("--strength", help="How much of the LoRA; usually 1.")] = None,
     negative: Annotated[str, typer.Option("--negative", help="Negative prompt.")] = "",
-    steps: Annotated[int, typer.Option("--steps", min=1, max=1000)] = 20,
-    guidance: Annotated[float, typer.Option("--guidance", min=1.0)] = 7.0,
+    steps: Annotated[int, typer.Option("--steps", min=0, max=1000, help="0: the model's own.")] = 0,
+    guidance: Annotated[float, typer.Option("--guidance", min=0.0, help="0: the model's own.")] = 0.0,
     sampler: Annotated[Literal["euler", "ddim"], typer.Option("--sampler")] = "euler",
     prediction: Annotated[Literal["epsilon", "v"], typer.Option("--prediction")] = "epsilon",
     precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
@@ -251,7 +251,11 @@ def convert(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Rename a LoRA's tensors between the two formats in use, without loss."""
+    """Rename a LoRA's tensors between the two formats in use.
+
+    There and back gives the same bits, but for fp32 files whose alpha / rank is no power of two: diffusers' format has
+    it multiplied into the tensors, and these come back to one unit in the last place.
+    """
     from flame_train.tools.convert import convert as rename
 
     show(rename(source, target, to, force).as_dict(), as_json)

@@ -36,15 +36,6 @@ _ENDS: Final = (
 )
 _DENOISERS: Final = ("unet", "transformer")
 _OLD_TEXT_PARTS: Final = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out": "out_proj"}
-NOT_PLAIN_LORA: Final = (
-    ("hada_", "LoHa"),
-    ("lokr_", "LoKr"),
-    ("oft_", "OFT"),
-    ("dora_scale", "DoRA"),
-    ("lora_magnitude_vector", "DoRA"),
-    ("lora_mid", "a Tucker-decomposed LoCon"),
-    (".diff", "full differences of weights"),
-)
 
 
 @dataclass(frozen=True, slots=True)

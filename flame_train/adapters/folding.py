@@ -1,8 +1,9 @@
-"""Moving alpha / rank into the up matrix, as diffusers' files want it, and out again without loss.
+"""Moving alpha / rank into the up matrix, as diffusers' files want it, and out again.
 
 Folding is exact when the scaled values fit the matrix's dtype (a scale that is a power of two, short of
 underflow). Otherwise the folded matrix is stored in fp32: 16-bit matrices are then restored exactly, fp32
-ones to within one unit in the last place, always so that folding them again gives the very same file.
+ones to within one unit in the last place, always so that folding them again gives the very same file. More cannot be
+had: two neighbours may have one rounded product, and only what is multiplied in has the same strength in every program.
 The alphas that were folded are kept in the file's metadata.
 """
 

@@ -1,21 +1,18 @@
-"""LoRA files: written as kohya or as diffusers have them, read in any dialect, converted without loss."""
+"""LoRA files: written as kohya or as diffusers have them, read in any dialect."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from flame_train.adapters.dialects import (
     ALPHA,
     DOWN,
-    NOT_PLAIN_LORA,
     UP,
     Place,
     diffusers_name,
@@ -26,10 +23,14 @@ from flame_train.adapters.dialects import (
 from flame_train.adapters.factors import Array, LoraFactors, LoraState
 from flame_train.adapters.folding import alpha_record, fold, recorded_alphas, unfold
 from flame_train.adapters.fused import join, split
+from flame_train.adapters.peft_config import peft_scales
 from flame_train.errors import ModelFileError
+from flame_train.io.adapter_kinds import other_kind
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile
 
+_LOG = logging.getLogger(__name__)
+_BESIDE = "bundle_emb."  # trained words, which OneTrainer keeps in the same file
 _Slots = dict[str, Array]
 _Key = tuple[str, str, str]  # component, module, path in diffusers if it stands for a part of the module
 _Places = dict[_Key, _Slots]
@@ -93,7 +94,7 @@ def from_file(path: str | Path, family: LoraFamily) -> LoraFile:
         raise ModelFileError(
             f"{path}: {len(incomplete)} modules of the LoRA do not fit together: {'; '.join(incomplete[:5])}"
         )
-    return LoraFile(_joined(path, _factors(metadata, places, family), family), metadata, dialects)
+    return LoraFile(_joined(path, _factors(path, metadata, places, family), family), metadata, dialects)
 
 
 def _alpha_tensor(factors: LoraFactors) -> Array:
@@ -107,7 +108,15 @@ def _collect(file: SafetensorsFile, table: Mapping[str, Place]) -> tuple[_Places
     places: _Places = {}
     dialects: set[str] = set()
     lost: list[str] = []
+    beside = [key for key in file.names if key.startswith(_BESIDE)]
+    if beside:
+        _LOG.warning(
+            "%s: %d tensors of embeddings that lie beside the LoRA, such as %s, are left out", file.path, len(beside),
+            beside[0],
+        )  # fmt: skip
     for key in file.names:
+        if key.startswith(_BESIDE):
+            continue
         found = split_key(key)
         place = table.get(found[0]) if found else None
         if found is None or place is None:
@@ -126,9 +135,8 @@ def _collect(file: SafetensorsFile, table: Mapping[str, Place]) -> tuple[_Places
 
 
 def _lost_message(path: Path, lost: Sequence[str], table: Mapping[str, Place]) -> str:
-    for sign, kind in NOT_PLAIN_LORA:
-        if any(sign in key for key in lost):
-            return f"{path}: is {kind}, not a plain LoRA; only plain LoRA files can be read here"
+    if kind := other_kind(lost):
+        return f"{path}: is {kind}, not a plain LoRA; only plain LoRA files can be read here"
     lines = [f"{path}: {len(lost)} of its tensors belong to no module of this family, so it is not used:"]
     for key in lost[:5]:
         found = split_key(key)
@@ -154,29 +162,35 @@ def _problems(places: _Places) -> list[str]:
     return found
 
 
-def _factors(metadata: Mapping[str, str], places: _Places, family: LoraFamily) -> dict[_Key, LoraFactors]:
+def _factors(
+    path: str | Path, metadata: Mapping[str, str], places: _Places, family: LoraFamily
+) -> dict[_Key, LoraFactors]:  # fmt: skip
     """Each place's factors, with alpha from the best source that the file offers.
 
-    In order: an alpha tensor, the alphas folded by `to_diffusers`, PEFT's configuration; else alpha = rank.
+    In order: an alpha tensor, the alphas folded by `to_diffusers`, PEFT's configuration; else alpha = rank. Raises
+    ModelFileError for a configuration that is not understood.
     """
+    try:
+        scale_of = peft_scales(metadata)
+    except ValueError as fault:
+        raise ModelFileError(f"{path}: {fault}") from None
     names = {component.name: component.modules for component in family.components}
     paths = {key: key[2] or next(iter(names[key[0]][key[1]])) for key in places}
     written: dict[str, list[str]] = {}
-    for (component, _, _), path in paths.items():
-        written.setdefault(component, []).append(path)
+    for (component, _, _), name in paths.items():
+        written.setdefault(component, []).append(name)
     folded = recorded_alphas(metadata, written)
-    scale_of = _peft_scales(metadata)
     found: dict[_Key, LoraFactors] = {}
     for key, slots in places.items():
-        (component, _, _), path = key, paths[key]
+        (component, _, _), name = key, paths[key]
         down, up = slots[DOWN], slots[UP]
         if ALPHA in slots:
             found[key] = LoraFactors(down, up, float(slots[ALPHA].reshape(())))
-        elif (component, path) in folded:
-            found[key] = unfold(down, up, folded[component, path])
+        elif (component, name) in folded:
+            found[key] = unfold(down, up, folded[component, name])
         else:
             rank = down.shape[0]
-            found[key] = LoraFactors(down, up, rank * scale_of(component, path, rank))
+            found[key] = LoraFactors(down, up, rank * scale_of(component, name, rank))
     return found
 
 
@@ -198,24 +212,3 @@ def _joined(
             raise ModelFileError(f"{path}: the parts of {component} {module} do not fit together: {fault}") from fault
         state.setdefault(component, {})[module] = whole
     return state
-
-
-def _peft_scales(metadata: Mapping[str, str]) -> Callable[[str, str, int], float]:
-    """(component, path in diffusers, rank) -> scale, from `lora_adapter_metadata`; 1 where it is silent."""
-    try:
-        config: Any = json.loads(metadata.get("lora_adapter_metadata", "{}"))
-        config = dict(config)
-    except (ValueError, TypeError, RecursionError):
-        config = {}
-
-    def scale(component: str, path: str, rank: int) -> float:
-        alpha: Any = config.get(f"{component}.lora_alpha")
-        patterns: Any = config.get(f"{component}.alpha_pattern")
-        for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
-            if f".{path}".endswith(f".{pattern.removeprefix('^')}"):
-                alpha = value
-        if not isinstance(alpha, int | float) or not math.isfinite(alpha):
-            return 1.0
-        return float(alpha) / (math.sqrt(rank) if config.get(f"{component}.use_rslora") else rank)
-
-    return scale

@@ -2,8 +2,9 @@
 
 Every part of a cut LoRA keeps the whole down matrix and its own rows of the up matrix. The way back finds equal down
 matrices and has the LoRA it came from. Parts that were trained apart have down matrices of their own: they are stacked,
-up becomes block-diagonal, and the rank is the sum; such a LoRA is cut along its blocks. Numbers only change places, and
-each way undoes the other bit for bit.
+up becomes block-diagonal, and the rank is the sum; such a LoRA is cut along its blocks if these are of one rank. Then
+numbers only change places, and each way undoes the other bit for bit. Parts of differing rank come back as parts of
+the whole's: the same update, in a larger file; where their scales differ too, these are in the up matrices.
 """
 
 from __future__ import annotations

@@ -112,6 +112,11 @@ def _max_bucket(config: Config) -> str | None:
     return f"expected at least data.resolution ({resolution}), got {side}" if 0 < side < resolution else None
 
 
+def _guidance(config: Config) -> str | None:
+    guidance = config.sample.guidance
+    return f"expected 0, the model's own, or a number >= 1, got {guidance}" if 0 < guidance < 1 else None
+
+
 def _targets(config: Config) -> str | None:
     targets = config.lora.targets
     return None if targets and all(targets) else f"expected presets or globs, got {list(targets)}"
@@ -157,4 +162,5 @@ def checks() -> Iterator[Check]:
     yield Check(("loss.timestep_mean", "loss.timesteps"), lambda config: _normal(config, "timestep_mean"))
     yield Check(("loss.timestep_std", "loss.timesteps"), lambda config: _normal(config, "timestep_std"))
     yield Check(("loss.mode_scale", "loss.timesteps"), _mode_scale)
+    yield Check(("sample.guidance",), _guidance)
     yield Check(("loss.zero_terminal_snr", "model.prediction"), _zero_terminal_snr)

@@ -30,7 +30,7 @@ def field(
 ) -> Any:
     """A key with its default, one-line meaning, unit, inclusive (ge, le) and exclusive (gt, lt) bounds.
 
-    `later` names choices that are known but not built, so that the message can say so.
+    A `place` is a file or folder. `later` names choices that are known but not built, so that the message can say so.
     """
     extra: dict[str, Any] = {"unit": unit, "free": free, "place": place, "aka": list(aka), "later": list(later)}
     bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt, "multiple_of": multiple_of}
@@ -245,7 +245,11 @@ class LossSection(Section):
         "how noise levels are drawn (SD3, Flux); auto: the family's own",
         aka=("timestep_sampling", "weighting_scheme"),
     )
-    timestep_mean: float = field(0.0, "mean of logit-normal noise levels (SD3, Flux)", aka=("logit_mean",))
+    timestep_mean: float = field(
+        0.0,
+        "mean of logit-normal noise levels, above 0: more noise; logit_mean elsewhere, with the other sign (SD3, Flux)",
+        aka=("logit_mean",),
+    )
     timestep_std: float = field(1.0, "std of logit-normal noise levels (SD3, Flux)", gt=0, aka=("logit_std",))
     mode_scale: float = field(1.29, "how far mode sampling is from uniform (SD3, Flux)", ge=0)
     shift: float = field(
@@ -297,10 +301,16 @@ class SampleSection(Section):
         aka=("sample_every_n_steps", "sample_every"),
     )
     prompts: tuple[str, ...] = field((), "one picture each; empty: no grids", free=True, aka=("sample_prompts",))
-    negative: str = field("", "negative prompt", free=True, aka=("negative_prompt",))
-    steps: int = field(20, "sampler steps", ge=1, le=1000, free=True, aka=("num_inference_steps", "sample_steps"))
+    negative: str = field("", "negative prompt; needs classifier-free guidance", free=True, aka=("negative_prompt",))
+    steps: int = field(
+        0, "sampler steps; 0: the model's own", ge=0, le=1000, free=True, aka=("num_inference_steps", "sample_steps")
+    )
     guidance: float = field(
-        7.0, "classifier-free guidance scale; 1: off", ge=1, free=True, aka=("cfg_scale", "guidance_scale")
+        0.0,
+        "scale of classifier-free guidance, 1: off; for Flux dev what the model is told; 0: the model's own",
+        ge=0,
+        free=True,
+        aka=("cfg_scale", "guidance_scale"),
     )
     sampler: Literal["euler", "ddim"] = field("euler", "sampler", free=True, aka=("sample_sampler",))
     seed: int = field(42, "seed of the first picture; the next has the next", ge=0, le=2**63 - 1, free=True)
@@ -312,8 +322,11 @@ class OutputSection(Section):
     """Where the run is kept."""
 
     dir: str = field("", "the run folder; required", free=True, place=True, aka=("output_dir", "training_folder"))
-    format: Literal["kohya", "diffusers"] = field(
-        "kohya", "names inside lora.safetensors", free=True, aka=("save_model_as",)
+    format: Literal["kohya", "diffusers", "both"] = field(
+        "kohya",
+        "names in lora.safetensors; both: kohya's there, diffusers' in lora.diffusers.safetensors beside it",
+        free=True,
+        aka=("save_model_as",),
     )
     tensorboard: bool = field(False, "also write TensorBoard events", free=True, aka=("log_with",))
 

@@ -52,8 +52,9 @@ class FlowObjective:
     `sampling` is how s is drawn before the shift: "uniform", "logit_normal" or its other name "sigmoid" (the sigmoid of
     a normal number of `mean` and `std`), "mode" with `mode_scale` or "cosmap" (arXiv 2403.03206, section 3.1).
     `weighting` multiplies each sample's loss: "sigma_sqrt" by s^-2, "cosmap" by 2 / (pi (1 - 2 s + 2 s^2)), as
-    diffusers' training examples do. `offset_noise` adds that much of a normal number to each channel's noise.
-    `patch` is the side of a token in latent pixels.
+    diffusers' training examples do. Their s has a thousand steps, so no weight there is above a million; none is here.
+    `offset_noise` adds that much of a normal number to each channel's noise. `patch` is the side of a token in latent
+    pixels.
     """
 
     sampling: Sampling = "logit_normal"
@@ -106,10 +107,13 @@ class FlowObjective:
         return self.losses(prediction, latents, noise, t).mean()
 
 
+_LEAST_WEIGHED = np.float32(1e-3)  # a single sample of s = 1e-6 would outweigh all others of a run
+
+
 def flow_weights(sigma: Any, weighting: Weighting) -> Any:
     """What a sample's loss is multiplied by; see `FlowObjective`."""
     if weighting == "sigma_sqrt":
-        return sigma**-2.0
+        return sigma.clip(_LEAST_WEIGHED) ** -2.0
     return 2.0 / (np.float32(math.pi) * (1.0 - 2.0 * sigma + 2.0 * sigma**2))
 
 

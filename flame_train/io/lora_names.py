@@ -44,6 +44,9 @@ class LoraFamily:
     implementation: str
     resolution: str
     network_module: str = "networks.lora"
+    several_predictions: bool = (
+        False  # whether a model of the family may predict the noise or v, which a file then says
+    )
 
 
 def modules_by_table(native: Iterable[str], to_diffusers: KeyMap) -> Modules:

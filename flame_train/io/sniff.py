@@ -15,9 +15,10 @@ PICKLE_SUFFIXES: Final = frozenset({".ckpt", ".pt", ".pth", ".bin", ".pkl", ".pi
 
 _COMMENTS: Final = re.compile(rb"(?:[ \t]*(?:#[^\n]*)?\r?\n)*")
 _TABLE: Final = re.compile(rb"\[{1,2}[A-Za-z][\w.-]*\]{1,2}[ \t]*(?:#[^\n]*)?\r?\n\s*[^\s\[{\"]")
+GGUF: Final = "It is a GGUF file, which is not supported; get the safetensors version of the model"
 _DOWNLOAD_AGAIN: Final = "Download the file itself again"
 _SIGNATURES: Final[tuple[tuple[bytes, str], ...]] = (
-    (b"GGUF", "It is a GGUF file, which is not supported; get the safetensors version of the model"),
+    (b"GGUF", GGUF),
     (b"\x1f\x8b", "It is gzip-compressed; unpack it first"),
     (b"7z\xbc\xaf\x27\x1c", "It is a 7z archive; unpack it first"),
     (b"Rar!", "It is a RAR archive; unpack it first"),

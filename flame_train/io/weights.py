@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -16,12 +17,14 @@ from flame_train.errors import ModelFileError
 from flame_train.io.dtypes import Array
 from flame_train.io.header import TensorInfo
 from flame_train.io.safetensors import SafetensorsFile
-from flame_train.io.sniff import HOW_TO_CONVERT, PICKLE_SUFFIXES
+from flame_train.io.sniff import GGUF, HOW_TO_CONVERT, PICKLE_SUFFIXES
 
 COMPONENTS: Final = ("unet", "transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3")
 
 _STEMS: Final = ("diffusion_pytorch_model", "model")
 _VARIANTS: Final = ("fp32", "bf16", "fp16")  # in order of preference after the one without a variant
+_INDEX: Final = re.compile(r".*\.safetensors\.index(\.\w+)?\.json")
+_SHARD: Final = re.compile(r".*-\d{5}-of-(\d{5})(\.\w+)?\.safetensors")
 _MAX_INDEX_BYTES: Final = 20_000_000
 _PIECE: Final = 4096  # bytes of a tensor at its begin, in its middle and at its end that `sampled_digest` reads
 
@@ -74,7 +77,7 @@ def sampled_digest(path: str | Path) -> str:
 
 
 def open_weights(path: str | Path) -> Weights:
-    """Open a safetensors file, a component folder, or a whole diffusers folder.
+    """Open a safetensors file, an index of shards, a component folder, or a whole diffusers folder.
 
     A component folder may hold one file or shards with an index; the full-precision one is preferred, a
     variant (`.fp16.`) taken when it is all there is. In a whole diffusers folder each tensor's name begins
@@ -82,9 +85,21 @@ def open_weights(path: str | Path) -> Weights:
     """
     path = Path(path)
     if not path.is_dir():
-        return SafetensorsFile(path)
+        return _open_file(path)
     components = [name for name in COMPONENTS if (path / name).is_dir()]
     return _open_pipeline(path, components) if components else _open_component(path)
+
+
+def _open_file(path: Path) -> Weights:
+    if path.is_file() and _INDEX.fullmatch(path.name):
+        return _open_shards(path)
+    shard = _SHARD.fullmatch(path.name)
+    if path.is_file() and shard and int(shard[1]) > 1:
+        raise ModelFileError(
+            f"{path}: is one of the {int(shard[1])} shards of a model; name the folder they lie in, or the index "
+            "beside them (.safetensors.index.json)"
+        )
+    return SafetensorsFile(path)
 
 
 class Together:
@@ -145,6 +160,9 @@ def _open_component(folder: Path) -> Weights:
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in PICKLE_SUFFIXES)
     if pickles:
         raise ModelFileError(f"{folder}: holds no safetensors, only {pickles[0]}, a pickle. {HOW_TO_CONVERT}")
+    packed = sorted(path.name for path in folder.iterdir() if path.suffix.lower() == ".gguf")
+    if packed:
+        raise ModelFileError(f"{folder}: holds no safetensors, only {packed[0]}. {GGUF}")
     raise ModelFileError(f"{folder}: holds no safetensors file; expected one, or a diffusers model folder")
 
 

@@ -9,13 +9,21 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from flame_train.models.identify_lora import is_adapter, lora_family_of, other_adapter
+from flame_train.io.adapter_kinds import other_kind
+from flame_train.models.identify_lora import is_adapter, lora_family_of
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 
 STATE_PREFIXES: Final = ("values.", "optimizer.")
 """How the names in a checkpoint's optimizer file begin: exact values, and what the optimizer knows of them."""
+_QUANTISED: Final = (
+    (".quant_state.", "bitsandbytes' 4 bits (NF4 or FP4)"),
+    (".absmax", "bitsandbytes' 4 bits (NF4 or FP4)"),
+    (".SCB", "bitsandbytes' 8 bits"),
+    (".comfy_quant", "ComfyUI's quantised format"),
+)
+"""What in a tensor's name says that the weights beside it are packed, and how."""
 _NETWORK_PREFIXES: Final = ("model.diffusion_model.", "diffusion_model.", "unet/", "transformer/")
 _VAE_PREFIXES: Final = ("first_stage_model.", "vae/", "vae.")
 
@@ -50,8 +58,8 @@ class Identity:
     """What a file is. `family` is a key of FAMILY_NAMES or "unknown"; `parts` are the components it holds.
 
     kind: checkpoint (several components), unet, transformer, vae, text_encoder, lora, adapter (LoHa, LoKr,
-    DoRA, OFT: not a plain LoRA), state (what a run is continued from) or unknown. layout: single-file, diffusers,
-    openclip, transformers, kohya, peft, native or "". `detail` says it in words.
+    DoRA, OFT: not a plain LoRA), quantised, state (what a run is continued from) or unknown. layout: single-file,
+    diffusers, openclip, transformers, kohya, peft, native or "". `detail` says it in words.
     """
 
     kind: str
@@ -70,6 +78,10 @@ def identify(shapes: Shapes, metadata: Mapping[str, str] | None = None) -> Ident
         return Identity("state", "unknown", "", words)
     if is_adapter(shapes):
         return _adapter(shapes, metadata or {})
+    packed = next(((name, how) for sign, how in _QUANTISED for name in shapes if sign in name), None)
+    if packed:
+        words = f"a model whose weights are packed in {packed[1]} ({packed[0]}), from which no training starts here; "
+        return Identity("quantised", "unknown", "", words + "use its bf16, fp16 or fp8 file")
     network = _stripped(shapes, _NETWORK_PREFIXES)
     found = _network(network)
     parts = _parts(shapes, found)
@@ -107,11 +119,11 @@ def _identity(kind: str, family: str, layout: str, note: str, parts: tuple[str, 
 
 
 def _adapter(shapes: Shapes, metadata: Mapping[str, str]) -> Identity:
-    other = other_adapter(shapes)
+    other = other_kind(shapes)
     family, layout = lora_family_of(shapes, metadata)
     name = FAMILY_NAMES.get(family, "a model that is not known here")
     if other:
-        return Identity("adapter", family, layout, f"{other} adapter for {name}; not a plain LoRA")
+        return Identity("adapter", family, layout, f"{other} for {name}; not a plain LoRA")
     return Identity("lora", family, layout, f"LoRA for {name}, {layout} names")
 
 

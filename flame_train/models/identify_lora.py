@@ -6,24 +6,28 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from flame_train.io.adapter_kinds import other_kind
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 _LORA_ENDS: Final = re.compile(
     r".*(\.lora_(down|up)\.weight|\.lora_[AB](\.[^.]+)?\.weight|[._](lora|lora_linear_layer)\.(down|up)\.weight)"
 )
-_OTHER_SIGNS: Final = (
-    ("hada_w1_a", "LoHa"),
-    ("lokr_w1", "LoKr"),
-    ("oft_blocks", "OFT"),
-    ("dora_scale", "DoRA"),
-    ("lora_magnitude_vector", "DoRA"),
-)
+_SAME_NAMES: Final = {("flux", "chroma")}  # of what the names say, and what the metadata then makes of it
+# the layouts of published single files, below their prefix or without one
+_NATIVE: Final = ("diffusion_model.", "model.diffusion_model.", "double_blocks.", "single_blocks.", "joint_blocks.")
 _CONTEXT_WIDTH: Final = {768: "sd1", 1024: "sd2", 2048: "sdxl", 1280: "sdxl-refiner"}
 # how the name of a down matrix ends in any dialect, every dot made an underscore
 _DOWN: Final = r".*%s_(lora_down|lora_A|lora_A_default|lora_linear_layer_down)_weight"
+# a block of joint attention in diffusers' layout, and its layers whose input is as wide as the model
+_JOINT: Final = re.compile(r"(base_model_model_|lora_|lycoris_)?(transformer_)?transformer_blocks_\d+_")
+_AS_WIDE: Final = (
+    "_(attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out)|ff_(context_)?net_0_proj|norm1_(context_)?linear)"
+)
 # signs in what trainers write down about the base model, the narrower before the wider
 _WRITTEN: Final = (
     ("refiner", "sdxl-refiner"),
+    ("chroma", "chroma"),
     ("sdxl", "sdxl"),
     ("stable-diffusion-xl", "sdxl"),
     ("flux", "flux"),
@@ -43,12 +47,7 @@ _WRITTEN: Final = (
 
 def is_adapter(shapes: Shapes) -> bool:
     """True for a LoRA or one of its relatives."""
-    return other_adapter(shapes) is not None or any(_LORA_ENDS.fullmatch(name) for name in shapes)
-
-
-def other_adapter(shapes: Shapes) -> str | None:
-    """The name of the adapter's kind when it is not a plain LoRA."""
-    return next((kind for sign, kind in _OTHER_SIGNS if any(sign in name for name in shapes)), None)
+    return other_kind(shapes) is not None or any(_LORA_ENDS.fullmatch(name) for name in shapes)
 
 
 def lora_family_of(shapes: Shapes, metadata: Mapping[str, str]) -> tuple[str, str]:
@@ -57,13 +56,15 @@ def lora_family_of(shapes: Shapes, metadata: Mapping[str, str]) -> tuple[str, st
     Every name is looked at with its dots made underscores, so that a sign is sought once for all dialects.
     """
     flat = {name.replace(".", "_"): shape for name, shape in shapes.items()}
-    return _by_names(flat) or _by_metadata(metadata) or _by_part(flat), _layout(shapes)
+    named, written = _by_names(flat), _by_metadata(metadata)
+    family = written if (named, written) in _SAME_NAMES else named or written or _by_part(flat)
+    return family or "unknown", _layout(shapes)
 
 
 def _layout(shapes: Shapes) -> str:
     if any(name.startswith(("lora_unet_", "lora_te", "lora_transformer_", "lycoris_")) for name in shapes):
         return "kohya"
-    return "native" if any(name.startswith("diffusion_model.") for name in shapes) else "peft"
+    return "native" if any(name.startswith(_NATIVE) for name in shapes) else "peft"
 
 
 def _by_names(flat: Shapes) -> str | None:
@@ -77,9 +78,9 @@ def _by_names(flat: Shapes) -> str | None:
     if has("joint_blocks_"):
         wide = _down_width(flat, "_x_block_attn_qkv") == 2432
         return "sd35-medium" if has("_x_block_attn2_") else "sd35-large" if wide else None
-    if any(name.startswith(("transformer_transformer_blocks_", "transformer_blocks_")) for name in flat):
-        width = _down_width(flat, "_attn_(to_[qkv]|add_[qkv]_proj)")
-        return "sd35-medium" if has("_attn2_") else {3072: "flux", 2432: "sd35-large"}.get(width or 0)
+    if any(_JOINT.match(name) for name in flat):
+        width = _down_width(flat, _AS_WIDE) or (_down_width(flat, "_ff_(context_)?net_2") or 0) // 4
+        return "sd35-medium" if has("_attn2_") else {3072: "flux", 2432: "sd35-large"}.get(width)
     return _CONTEXT_WIDTH.get(_down_width(flat, "_attn2_(processor_)?to_[kv]") or 0)
 
 
@@ -97,7 +98,7 @@ def _by_metadata(metadata: Mapping[str, str]) -> str | None:
 def _by_part(flat: Shapes) -> str:
     """The narrowest thing that can be said when several families are possible."""
     starts = {name.partition("_text_model")[0] for name in flat}
-    if any("joint_blocks_" in name or "transformer_blocks_0_attn_" in name for name in flat):
+    if any("joint_blocks_" in name or _JOINT.match(name) for name in flat):
         return "sd3"
     if {"lora_te2", "text_encoder_2"} & starts:
         return "sdxl-sd3"

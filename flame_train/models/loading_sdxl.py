@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from flame_train.engine import nn
+from flame_train.errors import ModelFileError
 from flame_train.io.keymap import Shape
+from flame_train.io.weights import open_weights
 
 from .clip import ClipArch, ClipTextEncoder
 from .family_files import FamilyFiles
@@ -24,3 +28,32 @@ def _build(component: str, native: Mapping[str, Shape]) -> nn.Module:
 
 
 SDXL_FILES: Final = FamilyFiles("sdxl", sdxl.COMPONENTS, sdxl.resolve, {}, _build)
+
+_V_MARKERS: Final = frozenset({"v_pred", "ztsnr"})  # empty tensors in single files of such models, as NoobAI's
+_PREDICTIONS: Final = {"v": "v", "v_prediction": "v", "epsilon": "epsilon"}
+_MAX_CONFIG_BYTES: Final = 1_000_000
+
+
+def stated_prediction(path: str | Path) -> str:
+    """ "epsilon" or "v", if the file or folder says what its UNet predicts, else empty.
+
+    A single file is believed when it says v: epsilon is what most say, those that were made from a v model too.
+    """
+    with open_weights(path) as weights:
+        if not _V_MARKERS.isdisjoint(weights.names) or weights.metadata.get("modelspec.prediction_type") == "v":
+            return "v"
+    scheduler = Path(path) / "scheduler" / "scheduler_config.json"
+    return _PREDICTIONS.get(_prediction_type(scheduler), "") if scheduler.is_file() else ""
+
+
+def _prediction_type(scheduler: Path) -> str:
+    try:
+        with scheduler.open("rb") as file:
+            content: Any = json.loads(file.read(_MAX_CONFIG_BYTES))
+        return str(content.get("prediction_type", ""))
+    except OSError as error:
+        raise ModelFileError(f"{scheduler}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError, AttributeError):
+        raise ModelFileError(
+            f"{scheduler}: expected JSON that describes a scheduler; download the folder again"
+        ) from None

@@ -46,11 +46,10 @@ def t5_digest(path: str | Path) -> str:
 
 
 def _resolved(weights: Weights) -> tuple[Component, Resolved]:
-    prefix = t5.prefix_of(weights.names)
-    if prefix is None:
-        found = identify(shapes_of(weights), weights.metadata).detail
+    prefix, found = t5.prefix_of(weights.names), identify(shapes_of(weights), weights.metadata)
+    if prefix is None or found.kind == "quantised":
         raise ModelFileError(
-            f"{weights.path}: expected a T5 text encoder, alone or in a checkpoint, found {found}; "
+            f"{weights.path}: expected a T5 text encoder, alone or in a checkpoint, found {found.detail}; "
             "name a file such as t5xxl_fp16.safetensors, or a diffusers folder"
         )
     component = t5.component(_NAME, (prefix,))

@@ -20,8 +20,7 @@ Ids = np.ndarray[Any, Any]
 def encode_clip(clip: ClipTextEncoder, ids_BT: Ids) -> tuple[Tensor, Tensor]:
     """What one CLIP makes of B captions: hidden states (B, 77, E), the last but one, not normalised, and pooled text.
 
-    The pooled text is projected where the encoder's file has a projection and raw where it has none (some CLIP-L
-    files), as in diffusers and the reference implementation.
+    The pooled text of CLIP-G is projected. CLIP-L's is raw: a projection in its file is left out when it is loaded.
     """
     ids = np.ascontiguousarray(ids_BT, np.int32)
     device = clip.text_model.final_layer_norm.weight.device

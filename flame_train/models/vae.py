@@ -255,6 +255,11 @@ class Vae(nn.Module):
         mean, logvar = F.chunk(self.quant_conv(moments) if self.arch.quant_convs else moments, 2, dim=-1)
         return mean, logvar.clamp(-30.0, 20.0)
 
+    def encoding(self) -> int:
+        """The numbers that are there at once, for each pixel, while a picture is encoded: `decoding` of the encoder."""
+        first = self.encoder.down[0].block[0].conv1
+        return first.in_channels + 4 * first.out_channels
+
     def decoding(self) -> int:
         """The numbers that are there at once, for each pixel, while a picture is decoded.
 

@@ -41,7 +41,7 @@ def family_of(checkpoint: str) -> Family:
     with open_weights(path) as weights:
         found = identify(shapes_of(weights), weights.metadata)
     for name, family in RECIPES.items():
-        if found.kind != "lora" and could_be(found.family, name):
+        if found.kind != "lora" and found.family != "unknown" and could_be(found.family, name):
             return family
     known = ", ".join(FAMILY_NAMES[name] for name in RECIPES)
     raise ModelFileError(f"{path}: expected a base model of {known}, but this is: {found.detail}")

@@ -6,6 +6,7 @@ A family of this kind is a value, `FlowFamily`, that names its files, its condit
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,10 +30,10 @@ from flame_train.models.family_files import FamilyFiles
 from flame_train.models.loading_t5 import inspect_t5, load_t5, t5_digest
 from flame_train.models.transformer import Recompute
 from flame_train.models.vae import Vae, VaeArch, sample_latents
-from flame_train.training.family import Denoiser, Example, Facts, Load, Sampler, base_model_path, recomputed
+from flame_train.training.family import Denoiser, Example, Facts, Load, Sampler, Usual, base_model_path, recomputed
 from flame_train.training.step import Denoise
 
-from .pixels import decoder, moments
+from .pixels import decoder, moments, vae_place
 
 PATCH = 2  # the side of a token in latent pixels
 CLIP_TOKENS = 77  # the length of a CLIP's input, begin and end included
@@ -49,7 +50,8 @@ class FlowFamily:
     `clip_tokens` and then T5's, of which there are `t5_tokens` unless the config says otherwise. `conditioning` makes
     a caption's arrays of (networks, ids, each by component). `denoise` makes the step's function of (transformer,
     guidance); a model that is told its guidance, `guides_itself`, needs no classifier-free one. `sigmas` gives the
-    noise levels of sampling in (transformer, steps, image tokens), `shift` that of training. `activations` is
+    noise levels of sampling in (transformer, steps, image tokens), `shift` that of training. `drawn` says how pictures
+    are drawn by default, `positions` how many tokens a side may have, 0 for any number. `activations` is
     (transformer, text tokens, load) -> bytes. Wherever a transformer is asked for a number, it has no weights.
     """
 
@@ -69,6 +71,8 @@ class FlowFamily:
     sigmas: Callable[[nn.Module, int, int], np.ndarray[Any, Any]]
     activations: Callable[[Any, int, Load], int]
     guides_itself: Callable[[nn.Module], bool]
+    drawn: Callable[[Any], Usual]
+    positions: Callable[[Any], int]
     arrays_of: Mapping[str, tuple[str, ...]]
     foreign: tuple[str, ...]
 
@@ -77,21 +81,25 @@ class FlowFamily:
 
     def check(self, config: Config) -> Facts:
         pixels = self._empty_vae(config)
-        for component in self.encoders_of:
-            self._check_encoder(config, component)
+        encoders = sum(self._checked_encoder(config, component) for component in self.encoders_of)
         self._words(config)
         skeleton = self._skeleton(config)
         if config.loss.guidance != 1.0 and not self.guides_itself(skeleton):
             raise ConfigError(f"loss.guidance: this model is told none, got {config.loss.guidance}; remove it")
         text = self._length(config) + self.clip_tokens
-        return Facts.of(skeleton, pixels, PATCH * pixels.arch.downscale, partial(self.activations, skeleton, text))
+        activations = partial(self.activations, skeleton, text)
+        token = PATCH * pixels.arch.downscale
+        return Facts.of(skeleton, pixels, token, activations, encoders, token * self.positions(skeleton))
 
     def fingerprints(self, config: Config) -> Mapping[str, str]:
-        vae = self.files.digest(config.model.vae or base_model_path(config), ("vae",))
+        vae = self.files.digest(vae_place(config, self.files), ("vae",))
         text = [self.files.digest(self._place(config, c), (c,)) for c in self.clips]
         text += [t5_digest(self._place(config, self.t5)), str(self._length(config)), self._words(config).fingerprint]
         text += [tokenizer.fingerprint for tokenizer in self._tokenizers(config).values()]
         return {"picture": vae, "caption": hashlib.sha256("\n".join(text).encode()).hexdigest()}
+
+    def caption_limit(self, config: Config) -> tuple[str, int]:
+        return "data.t5_tokens", self._length(config)
 
     def truncated(self, config: Config, captions: Sequence[str]) -> int:
         words, length = self._words(config), self._length(config)
@@ -138,6 +146,9 @@ class FlowFamily:
         sigmas = self.sigmas(self._skeleton(config), config.sample.steps, h * w // PATCH**2)
         return partial(flow_euler, sigmas=sigmas)
 
+    def usual(self, config: Config) -> Usual:
+        return self.drawn(self._skeleton(config))
+
     def guidance(self, config: Config) -> float:
         return 1.0 if self.guides_itself(self._skeleton(config)) else config.sample.guidance
 
@@ -153,7 +164,7 @@ class FlowFamily:
         return transformer
 
     def _empty_vae(self, config: Config) -> Vae:
-        vae: Vae = self.files.inspect(config.model.vae or base_model_path(config), ["vae"])["vae"]
+        vae: Vae = self.files.inspect(vae_place(config, self.files), ["vae"])["vae"]
         return vae
 
     def _place(self, config: Config, component: str) -> Path:
@@ -161,16 +172,17 @@ class FlowFamily:
         own = getattr(config.model, self.encoders_of[component])
         return Path(own) if own else base_model_path(config)
 
-    def _check_encoder(self, config: Config, component: str) -> None:
+    def _checked_encoder(self, config: Config, component: str) -> int:
+        """The number of a text encoder's weights, which are all where they should be."""
         place, option = self._place(config, component), self.encoders_of[component]
         if not getattr(config.model, option) and component not in self.files.holds(place):
             raise ConfigError(
                 f"model.{option}: {place} holds no such text encoder; name its file, as published beside the checkpoint"
             )
         if component == self.t5:
-            inspect_t5(place)
-        else:
-            self.files.inspect(place, [component])
+            return sum(math.prod(shape) for shape in inspect_t5(place).values())
+        encoder: nn.Module = self.files.inspect(place, [component])[component]
+        return encoder.num_weights()
 
     def _words(self, config: Config) -> T5Tokenizer:
         given = config.model.t5_vocabulary
@@ -184,7 +196,7 @@ class FlowFamily:
         return config.data.t5_tokens or self.t5_tokens(self._skeleton(config))
 
     def _vae(self, config: Config, device: str) -> Vae:
-        place = config.model.vae or base_model_path(config)
+        place = vae_place(config, self.files)
         vae = self.files.load(place, "vae", device=device, dtype=config.model.vae_precision)
         assert isinstance(vae, Vae)
         return vae

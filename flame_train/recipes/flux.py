@@ -18,7 +18,7 @@ from flame_train.models.text_clip import encode_clip
 from flame_train.models.text_t5 import encode_prompts
 from flame_train.models.transformer import run_again
 from flame_train.models.vae import VaeArch
-from flame_train.training.family import Load
+from flame_train.training.family import Load, Usual
 from flame_train.training.step import Denoise
 
 from .flow import DOUBLE_KEEPS, FlowFamily, Ids, joint_activations
@@ -46,6 +46,8 @@ def _denoise(transformer: Flux, guidance: float) -> Denoise:
     return denoise
 
 
+# as published: dev is told its guidance, schnell was distilled to four steps without any
+_DEV, _SCHNELL = Usual(28, 3.5), Usual(4, 1.0)
 _SINGLE_KEEPS = {"nothing": 11, "feed_forward": 11, "blocks": 1, "blocks_offloaded": 0}
 
 
@@ -74,11 +76,13 @@ FLUX = FlowFamily(
     t5_tokens=lambda transformer: 512 if transformer.arch.guidance else 256,
     conditioning=_conditioning,
     denoise=_denoise,
-    lora_family=lambda transformer: keys.lora_family(),
+    lora_family=lambda transformer: keys.lora_family(transformer.arch.guidance),
     shift=_SHIFT,
     sigmas=_sigmas,
     activations=_activations,
     guides_itself=lambda transformer: transformer.arch.guidance,
+    drawn=lambda transformer: _DEV if transformer.arch.guidance else _SCHNELL,
+    positions=lambda transformer: 0,
     arrays_of={"clip_l": ("pooled",), "t5": ("t5",)},
     foreign=(
         "model.clip_g", "data.clip_g_dropout", "model.prediction", "data.max_tokens", "loss.snr_gamma",

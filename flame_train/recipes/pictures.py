@@ -10,14 +10,31 @@ from flame_train.training.family import Example, Facts, Family
 from flame_train.training.preview import Drawing
 
 
+def as_usual(config: Config, family: Family) -> Config:
+    """The config with the model's own steps and guidance where it names none."""
+    s, usual = config.sample, family.usual(config)
+    filled = {"steps": s.steps or usual.steps, "guidance": s.guidance or usual.guidance}
+    return config.model_copy(update={"sample": s.model_copy(update=filled)})
+
+
 def check_sampling(config: Config, family: Family, facts: Facts) -> None:
-    """Raises ConfigError for sizes or steps with which no picture can be drawn; said early, not at each grid."""
+    """Raises ConfigError for what no picture can be drawn with, or what would not be seen in it; said early."""
     s, grid = config.sample, facts.side_multiple
     wrong = [
         f"sample.{name}: expected a multiple of {grid} for this model, got {side}"
         for name, side in (("width", s.width), ("height", s.height))
         if side % grid
     ]
+    wrong += [
+        f"sample.{name}: expected at most {facts.longest_side}, the longest side with positions here, got {side}"
+        for name, side in zip(("height", "width"), picture_size(config, facts), strict=True)
+        if 0 < facts.longest_side < side
+    ]
+    if s.negative and family.guidance(config) == 1.0:
+        wrong.append(
+            f"sample.negative: expected none, got {s.negative!r}: with a sample.guidance of {s.guidance} this model is "
+            "run without classifier-free guidance, and never sees it; remove it"
+        )
     if wrong:
         raise ConfigError("\n".join(wrong))
     family.sampler(config, picture_size(config, facts))

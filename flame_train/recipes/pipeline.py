@@ -45,7 +45,7 @@ from flame_train.training.result import Sources, check_sources, knows_sources, r
 from flame_train.training.step import FIGURES, Objective, State
 from flame_train.training.stop import StopRequest
 
-from .pictures import check_sampling, drawing, picture_size, size_conditioning
+from .pictures import as_usual, check_sampling, drawing, picture_size, size_conditioning
 
 _LOG = logging.getLogger(__name__)
 
@@ -73,6 +73,25 @@ class Plan:
         return sum(self.config.lora.rank * (s[0] + math.prod(s[1:])) for s in shapes)
 
     def predicted_memory(self) -> int:
+        """Bytes on the device when they are most: in training, or before it, while the cache is filled.
+
+        Whether it is filled already is not asked: only the digests of all networks would tell.
+        """
+        return max(self.encoding_memory(), self.training_memory())
+
+    def encoding_memory(self) -> int:
+        """Bytes on the device while captions are encoded, or pictures: the one follows the other.
+
+        A caption passes by in a hundredth of what the text encoders weigh.
+        """
+        c, vae = self.config, self.facts.vae
+        item = as_dtype(c.model.vae_precision).itemsize
+        pixels = max(h * w for h, w in self.placed.buckets)
+        pictures = (vae.num_weights() + pixels * vae.encoding()) * item
+        room = (c.model.vae_precision == "fp32") * pixels * vae.workspace() * item
+        return max(self.facts.text * as_dtype(c.train.precision).itemsize, pictures + room)
+
+    def training_memory(self) -> int:
         """Bytes on the device in training: weights, adapters with gradients and moments, and what a step keeps.
 
         Where grids are drawn their decoder is there all the time, and what a step takes is not given back for a
@@ -106,8 +125,7 @@ def make_plan(family: Family, asked: Config | Located, stop: StopRequest) -> Pla
 
     Raises ConfigError with all that does not fit the model, each where it was written if `asked` knows.
     """
-    config = asked.config if isinstance(asked, Located) else asked
-    facts, targets = _fitting(family, asked if isinstance(asked, Located) else Located(asked))
+    facts, config, targets = _fitting(family, asked if isinstance(asked, Located) else Located(asked))
     rule = BucketRule(
         config.data.resolution, config.data.bucket_step, config.data.min_bucket, config.data.max_bucket,
         config.data.upscale,
@@ -118,18 +136,21 @@ def make_plan(family: Family, asked: Config | Located, stop: StopRequest) -> Pla
         on_bad=config.data.on_bad_image, progress=lambda done, total: stop.check("while reading the dataset"),
     )  # fmt: skip
     placed = place(dataset, rule, config.data.on_bad_image)
+    _check_sides(placed, facts)
     for notice in placed.dataset.notices:
         _LOG.warning("%s", notice)
     cut = family.truncated(config, [item.caption for item in placed.dataset.items])
     if cut:
-        _LOG.warning(
-            "%d caption(s) are longer than data.max_tokens=%d; the rest is not seen", cut, config.data.max_tokens
-        )
+        key, tokens = family.caption_limit(config)
+        _LOG.warning("%d caption(s) are longer than %s=%d; the rest is not seen", cut, key, tokens)
     return Plan(config, family, facts, placed, targets)
 
 
-def _fitting(family: Family, asked: Located) -> tuple[Facts, tuple[str, ...]]:
-    """What the model's headers tell, and the layers to adapt, once the config fits the family and the model."""
+def _fitting(family: Family, asked: Located) -> tuple[Facts, Config, tuple[str, ...]]:
+    """What the model's headers tell, the config with what it leaves to the model filled in, and the layers to adapt.
+
+    Raises ConfigError with all that does not fit family or model.
+    """
     config, wrong = asked.config, Gathered(asked)
     with wrong:
         refuse_foreign(family, config)
@@ -141,6 +162,7 @@ def _fitting(family: Family, asked: Located) -> tuple[Facts, tuple[str, ...]]:
     if facts is None:
         wrong.tell()
     assert facts is not None
+    config = as_usual(config, family)
     with wrong:
         _check_grid(config, facts)
     if config.sample.every and config.sample.prompts:
@@ -151,13 +173,23 @@ def _fitting(family: Family, asked: Located) -> tuple[Facts, tuple[str, ...]]:
         targets = resolve(facts.skeleton, config.lora.targets, family.presets)
         _check_names(family.lora_names(config), targets)
     wrong.tell()
-    return facts, tuple(targets)
+    return facts, config, tuple(targets)
 
 
 def _check_grid(config: Config, facts: Facts) -> None:
     step, grid = config.data.bucket_step, facts.side_multiple
     if step % grid:
         raise ConfigError(f"data.bucket_step: expected a multiple of {grid} for this model, got {step}")
+
+
+def _check_sides(placed: Placed, facts: Facts) -> None:
+    """Buckets that the model has no positions for would be met when everything is encoded."""
+    longest = max(max(bucket) for bucket in placed.buckets)
+    if 0 < facts.longest_side < longest:
+        raise ConfigError(
+            f"data.max_bucket: pictures go to a bucket with a side of {longest}, and this model has positions for "
+            f"{facts.longest_side}; set data.max_bucket = {facts.longest_side} or a lower data.resolution"
+        )
 
 
 def _check_places(config: Config) -> None:
@@ -196,6 +228,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "trainable parameters": plan.parameters,
         "base parameters": plan.facts.weights,
         "predicted memory GiB": round(plan.predicted_memory() / 2**30, 2),
+        "predicted memory GiB in training": round(plan.training_memory() / 2**30, 2),
         "output": c.output.dir,
     }
 

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from flame_train.config.schema import Config
 from flame_train.engine import Tensor, tensor
+from flame_train.errors import ConfigError
+from flame_train.models.family_files import FamilyFiles
 from flame_train.models.vae import Vae
-from flame_train.training.family import Example
+from flame_train.training.family import Example, base_model_path
+
+
+def vae_place(config: Config, files: FamilyFiles) -> Path:
+    """The file or folder of the VAE: its own, or the checkpoint. Raises ConfigError where neither has one."""
+    base = base_model_path(config)
+    if not config.model.vae and "vae" not in files.holds(base):
+        raise ConfigError(f"model.vae: {base} holds no VAE; name its file, as published beside the checkpoint")
+    return Path(config.model.vae) if config.model.vae else base
 
 
 def moments(vae: Vae, pixels: np.ndarray[Any, Any], device: str) -> Example:

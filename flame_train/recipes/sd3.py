@@ -20,7 +20,7 @@ from flame_train.models.text_sd3 import joined_context
 from flame_train.models.text_t5 import encode_prompts
 from flame_train.models.transformer import run_again
 from flame_train.models.vae import VaeArch
-from flame_train.training.family import Load
+from flame_train.training.family import Load, Usual
 from flame_train.training.step import Denoise
 
 from .flow import CLIP_TOKENS, DOUBLE_KEEPS, FlowFamily, Ids, joint_activations
@@ -76,6 +76,15 @@ def _sigmas(transformer: Any, steps: int, tokens: int) -> np.ndarray[Any, Any]:
     return static_sigmas(steps, _SHIFT)
 
 
+def _drawn(transformer: Mmdit) -> Usual:
+    """The guidance on the models' cards: SD3 medium 7, SD3.5 medium 4.5, SD3.5 large 3.5.
+
+    Large turbo, which wants 4 steps and none, has the shapes of large.
+    """
+    arch = transformer.arch
+    return Usual(28, 7.0 if not arch.qk_norm else 4.5 if arch.dual else 3.5)
+
+
 SD3 = FlowFamily(
     name="sd3",
     presets=PRESETS,
@@ -93,6 +102,8 @@ SD3 = FlowFamily(
     sigmas=_sigmas,
     activations=_activations,
     guides_itself=lambda transformer: False,
+    drawn=_drawn,
+    positions=lambda transformer: transformer.arch.positions,
     arrays_of={"clip_l": ("clip_l", "pooled_l"), "clip_g": ("clip_g", "pooled_g"), "t5": ("t5",)},
     foreign=(
         "model.prediction", "data.max_tokens", "loss.snr_gamma", "loss.zero_terminal_snr", "loss.guidance",

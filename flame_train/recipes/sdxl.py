@@ -22,17 +22,18 @@ from flame_train.diffusion.samplers import ddim, euler
 from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine import Tensor
 from flame_train.engine.dtype import as_dtype
+from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.clip import ClipTextEncoder
 from flame_train.models.keys import sdxl as keys
-from flame_train.models.loading_sdxl import SDXL_FILES
+from flame_train.models.loading_sdxl import SDXL_FILES, stated_prediction
 from flame_train.models.text_sdxl import encode_prompts
 from flame_train.models.unet_sdxl import UNet, vector_conditioning
 from flame_train.models.vae import Vae, VaeArch, sample_latents
-from flame_train.training.family import Denoiser, Example, Facts, Sampler, base_model_path, recomputed
+from flame_train.training.family import Denoiser, Example, Facts, Sampler, Usual, base_model_path, recomputed
 
 from .memory_sdxl import activation_bytes
-from .pixels import decoder, moments
+from .pixels import decoder, moments, vae_place
 
 _LOG = logging.getLogger(__name__)
 _CLIPS = MappingProxyType({"text_encoder": 49407, "text_encoder_2": 0})  # with what they fill up short captions
@@ -80,20 +81,26 @@ class SdxlFamily:
         return keys.lora_family()
 
     def check(self, config: Config) -> Facts:
-        own = [] if config.model.vae else ["vae"]
+        _check_prediction(config)
+        own = ["vae"] if vae_place(config, SDXL_FILES) == base_model_path(config) else []
         found = SDXL_FILES.inspect(base_model_path(config), ["unet", *own, *_CLIPS])
         unet, pixels = found["unet"], found["vae"] if own else self._empty_vae(config)
         grid = 2 ** (len(unet.arch.channel_mult) - 1) * pixels.arch.downscale
-        return Facts.of(unet, pixels, grid, partial(activation_bytes, unet))
+        return Facts.of(
+            unet, pixels, grid, partial(activation_bytes, unet), sum(found[c].num_weights() for c in _CLIPS)
+        )
 
     def fingerprints(self, config: Config) -> Mapping[str, str]:
         base = base_model_path(config)
         words = "".join(tokenizer.fingerprint for tokenizer in self._tokenizers(config).values())
         text = SDXL_FILES.digest(base, _CLIPS)
         return {
-            "picture": SDXL_FILES.digest(config.model.vae or base, ("vae",)),
+            "picture": SDXL_FILES.digest(vae_place(config, SDXL_FILES), ("vae",)),
             "caption": hashlib.sha256((text + words).encode()).hexdigest(),
         }
+
+    def caption_limit(self, config: Config) -> tuple[str, int]:
+        return "data.max_tokens", config.data.max_tokens
 
     def truncated(self, config: Config, captions: Sequence[str]) -> int:
         windows = config.data.max_tokens // _WINDOW
@@ -127,6 +134,9 @@ class SdxlFamily:
             offset_noise=config.loss.offset_noise, device=device,
         )  # fmt: skip
 
+    def usual(self, config: Config) -> Usual:
+        return Usual(20, 7.0)
+
     def guidance(self, config: Config) -> float:
         return config.sample.guidance
 
@@ -141,16 +151,27 @@ class SdxlFamily:
         return size[0] // arch.downscale, size[1] // arch.downscale, arch.latent_channels
 
     def _vae(self, config: Config, device: str) -> Vae:
-        place, dtype = config.model.vae or base_model_path(config), config.model.vae_precision
+        place, dtype = vae_place(config, SDXL_FILES), config.model.vae_precision
         vae: Vae = SDXL_FILES.load(place, "vae", device=device, dtype=dtype)
         return vae
 
     def _empty_vae(self, config: Config) -> Vae:
-        vae: Vae = SDXL_FILES.inspect(config.model.vae or base_model_path(config), ["vae"])["vae"]
+        vae: Vae = SDXL_FILES.inspect(vae_place(config, SDXL_FILES), ["vae"])["vae"]
         return vae
 
     def _tokenizers(self, config: Config) -> Mapping[str, ClipTokenizer]:
         return clip_tokenizers(base_model_path(config), _CLIPS)
+
+
+def _check_prediction(config: Config) -> None:
+    """A model trained on the other target loses what it knows, and no number of the log tells."""
+    base, given = base_model_path(config), config.model.prediction
+    said = stated_prediction(base)
+    if said and said != given:
+        raise ConfigError(
+            f'model.prediction: {base} says that it predicts {said}, got "{given}"; set model.prediction = "{said}" '
+            f"(in sample: --prediction {said})"
+        )
 
 
 def noise_schedule(config: Config) -> NoiseSchedule:

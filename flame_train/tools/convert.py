@@ -1,4 +1,4 @@
-"""`flame-train convert`: a LoRA file from one format to another, both ways, without loss."""
+"""`flame-train convert`: a LoRA file from one format to another, both ways."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from flame_train.adapters.factors import LoraState
 from flame_train.adapters.folding import ALPHA_KEY
 from flame_train.adapters.formats import from_file, to_diffusers, to_kohya
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
+from flame_train.adapters.peft_config import METADATA_KEY
 from flame_train.errors import ConfigError
 from flame_train.io.files import refuse_place
 from flame_train.io.lora_names import LoraFamily
@@ -18,7 +19,7 @@ from flame_train.tools.families import lora_family, refuse_non_finite, require_l
 
 FORMATS: Final = ("kohya", "diffusers")
 
-_ABOUT_SCALES: Final = (ALPHA_KEY, "lora_adapter_metadata")  # true of the source's tensors only
+_ABOUT_SCALES: Final = (ALPHA_KEY, METADATA_KEY)  # true of the source's tensors only
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from flame_train.adapters.dialects import Place, spellings
 from flame_train.adapters.factors import LoraState
 from flame_train.errors import ModelFileError, NonFiniteError
 from flame_train.io.keymap import Shape
@@ -99,6 +100,18 @@ def lora_family(path: Path, identity: Identity, base: Identity | None = None) ->
     own = [found for found in fitting if base is not None and base.family in found.bases]
     with open_weights(path) as weights:
         return (own or fitting)[0].lora_family(shapes_of(weights))
+
+
+def components_of(identity: Identity, shapes: Mapping[str, Shape]) -> tuple[Mapping[str, Place], str]:
+    """The modules of a LoRA by how they are spelled, and the component that is adapted as a rule.
+
+    Both empty for a family that is not supported.
+    """
+    for family, found in _SUPPORTED.items():
+        if identity.family != "unknown" and could_be(identity.family, family):
+            names = found.lora_family(shapes)
+            return spellings(names), names.components[0].name
+    return {}, ""
 
 
 def resolve_base(path: Path, names: Iterable[str], identity: Identity, family: str) -> Resolved:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from flame_train.adapters.dialects import ALPHA, DOWN, split_key
 from flame_train.io.weights import Weights, open_weights, shapes_of
 from flame_train.models.identify import Identity, identify
+from flame_train.tools.families import components_of
 
 _BEFORE_TARGET: Final = re.compile(r".*(blocks?|layers)[._]\d+[._](\d+[._])?")
 _COMPONENTS: Final = (
@@ -73,7 +74,7 @@ def inspect_file(path: Path) -> InspectReport:
             parameters=sum(math.prod(shape) for shape in shapes.values()),
             nbytes=sum(weights.info(name).nbytes for name in shapes),
             dtypes=_dtypes(weights),
-            lora=_lora(weights) if identity.kind in ("lora", "adapter") else None,
+            lora=_lora(weights, identity) if identity.kind in ("lora", "adapter") else None,
             metadata=dict(weights.metadata),
         )
 
@@ -108,7 +109,8 @@ def _dtypes(weights: Weights) -> dict[str, DtypeSummary]:
     return {tag: DtypeSummary(count, parameters[tag]) for tag, count in tensors.most_common()}
 
 
-def _lora(weights: Weights) -> LoraSummary:
+def _lora(weights: Weights, identity: Identity) -> LoraSummary:
+    places, usual = components_of(identity, shapes_of(weights))
     modules: Counter[str] = Counter()
     ranks: Counter[int] = Counter()
     alphas: Counter[float] = Counter()
@@ -117,7 +119,7 @@ def _lora(weights: Weights) -> LoraSummary:
         module, slot = split_key(name) or ("", "")
         shape = weights.info(name).shape
         if slot == DOWN and shape:
-            modules[_component(module)] += 1
+            modules[places[module].component if module in places else _component(module, usual)] += 1
             targets[_target(module)] += 1
             ranks[shape[0]] += 1
         elif slot == ALPHA and math.prod(shape) == 1:
@@ -130,8 +132,9 @@ def _lora(weights: Weights) -> LoraSummary:
     )
 
 
-def _component(module: str) -> str:
-    return next((name for pattern, name in _COMPONENTS if pattern.match(module)), "unet")
+def _component(module: str, usual: str) -> str:
+    """By the beginning of its name, for a module that no supported family has."""
+    return next((name for pattern, name in _COMPONENTS if pattern.match(module)), usual or "unet")
 
 
 def _target(module: str) -> str:

@@ -19,7 +19,7 @@ from flame_train.errors import ConfigError, ModelFileError
 from flame_train.io.files import refuse_place
 from flame_train.models.identify import FAMILY_NAMES, could_be
 from flame_train.recipes import family_of
-from flame_train.recipes.pictures import check_sampling, drawing, picture_size, size_conditioning
+from flame_train.recipes.pictures import as_usual, check_sampling, drawing, picture_size, size_conditioning
 from flame_train.tools.families import refuse_non_finite, require_lora
 from flame_train.training.family import Encoders, Example, Family, refuse_foreign
 from flame_train.training.preview import draw, grid, write_png
@@ -56,7 +56,7 @@ def sample(
         raise ConfigError("sample: expected at least one --prompt, got none")
     family = family_of(checkpoint)
     refuse_foreign(family, config)
-    facts = family.check(config)
+    facts, config = family.check(config), as_usual(config, family)
     check_sampling(config, family, facts)
     size = picture_size(config, facts)
     factors = _factors(lora, family, config) if lora is not None else {}
@@ -71,7 +71,8 @@ def sample(
     write_png(output, grid(pictures))
     return {
         "picture": str(output), "prompts": list(prompts), "checkpoint": checkpoint, "lora": str(lora) if lora else None,
-        "strength": strength if lora else None, "width": width, "height": height, "steps": steps, "seed": seed,
+        "strength": strength if lora else None, "width": width, "height": height,
+        "steps": config.sample.steps, "guidance": config.sample.guidance, "seed": seed,
     }  # fmt: skip
 
 
@@ -98,7 +99,8 @@ def _conditioning(
             examples[text] = encoders.caption(text) | sizes
     cut = family.truncated(config, config.sample.prompts)
     if cut:
-        _LOG.warning("%d prompt(s) are longer than %d tokens; the rest is not seen", cut, config.data.max_tokens)
+        _, tokens = family.caption_limit(config)
+        _LOG.warning("%d prompt(s) are longer than %d tokens; the rest is not seen", cut, tokens)
     return examples
 
 

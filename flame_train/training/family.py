@@ -87,13 +87,28 @@ class Facts:
     """A prediction of what a step takes beside weights and optimizer."""
     vae: Vae
     """What turns latents into pictures, likewise."""
+    text: int
+    """Weights of the text encoders, which are all there while captions are encoded."""
+    longest_side: int
+    """The longest side of a picture, in pixels, that the denoiser has positions for; 0: any."""
 
     @classmethod
-    def of(cls, skeleton: nn.Module, vae: Vae, side_multiple: int, activation_bytes: Callable[[Load], int]) -> Self:
+    def of(
+        cls, skeleton: nn.Module, vae: Vae, side_multiple: int, activation_bytes: Callable[[Load], int], text: int,
+        longest_side: int = 0,
+    ) -> Self:  # fmt: skip
         """The facts of networks whose weights are declared."""
         parts = [(n, p) for n, p in skeleton.named_modules() if isinstance(p, (nn.Linear, nn.Conv2d))]
         layers = {name: part.shapes()["weight"] for name, part in parts}
-        return cls(skeleton, skeleton.num_weights(), side_multiple, layers, activation_bytes, vae)
+        return cls(skeleton, skeleton.num_weights(), side_multiple, layers, activation_bytes, vae, text, longest_side)
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """How pictures of a model are drawn where a config leaves it to the model: sampler steps and guidance."""
+
+    steps: int
+    guidance: float
 
 
 class Family(Protocol):
@@ -124,6 +139,9 @@ class Family(Protocol):
     def fingerprints(self, config: Config) -> Mapping[str, str]:
         """Hashes of the networks that make `picture` and `caption` entries."""
 
+    def caption_limit(self, config: Config) -> tuple[str, int]:
+        """The config key that says how many tokens of a caption are kept, and how many that is."""
+
     def truncated(self, config: Config, captions: Sequence[str]) -> int:
         """How many captions are longer than what is kept."""
 
@@ -141,6 +159,9 @@ class Family(Protocol):
 
     def objective(self, config: Config, device: str) -> Objective:
         """What training minimises."""
+
+    def usual(self, config: Config) -> Usual:
+        """How pictures of the config's model are drawn by default."""
 
     def guidance(self, config: Config) -> float:
         """The scale of classifier-free guidance in sampling; 1 for a model that is told its guidance instead."""

@@ -24,7 +24,7 @@ from .batch import Batch, HostBatch, Signature
 from .family import Denoiser
 from .loader import Loader
 from .log import Console, TensorBoard
-from .result import Sources, checkpoint_files, write_lora
+from .result import Sources, checkpoint_files, formats, write_lora
 from .step import FIGURES, State, micro, update
 from .stop import StopRequest
 
@@ -222,7 +222,10 @@ def _diagnosis(run: Run, p: _Pending, figures: dict[str, float]) -> str:
 
 def _save(run: Run, step: int) -> None:
     """A checkpoint; at the end also the result."""
-    files, size = checkpoint_files(run.state.optimizer, step, run.sources, lambda path: _write_lora(run, path, step))
+    form = formats(run.config)[0]
+    files, size = checkpoint_files(
+        run.state.optimizer, step, run.sources, lambda path: _write_lora(run, path, step, form)
+    )
     run.folder.checkpoint(step, files, run.config.checkpoint.keep, size)
     if step == run.config.train.steps:
         hit("train.before_result")
@@ -231,7 +234,10 @@ def _save(run: Run, step: int) -> None:
 
 def _write_result(run: Run, step: int) -> None:
     """The LoRA in its place, whatever was there: it may be of a run with fewer steps, or in the other format."""
-    _write_lora(run, run.folder.lora, step)
+    first, *others = formats(run.config)
+    _write_lora(run, run.folder.lora, step, first)
+    for form in others:
+        _write_lora(run, run.folder.lora.with_suffix(f".{form}.safetensors"), step, form)
 
 
 def _draw(run: Run, step: int) -> None:
@@ -239,9 +245,9 @@ def _draw(run: Run, step: int) -> None:
         run.preview(step)
 
 
-def _write_lora(run: Run, path: Path, step: int) -> None:
+def _write_lora(run: Run, path: Path, step: int, form: str) -> None:
     with run.state.optimizer.averaged():
-        write_lora(path, run.attached, run.denoiser.component, run.names, run.config, step)
+        write_lora(path, run.attached, run.denoiser.component, run.names, run.config, step, form)
 
 
 def forgiving(preview: Callable[[int], None]) -> Callable[[int], None]:

@@ -15,6 +15,7 @@ from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.formats import to_diffusers, to_kohya
 from flame_train.adapters.lora import Attached
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
+from flame_train.config.keys import keys
 from flame_train.config.render import decisive
 from flame_train.config.schema import Config
 from flame_train.engine.optim import Optimizer
@@ -29,8 +30,15 @@ STATE_FORMAT = 1
 _HEADERS = 1 << 16  # bytes: a checkpoint's names and metadata, roughly
 
 
-def write_lora(path: Path, attached: Attached, component: str, names: LoraFamily, config: Config, step: int) -> None:
-    """The adapters as a LoRA file in the config's format. Equal runs give equal bytes: no time, no path.
+def formats(config: Config) -> tuple[str, ...]:
+    """What the result is written in: the first as lora.safetensors, others beside it."""
+    return ("kohya", "diffusers") if config.output.format == "both" else (config.output.format,)
+
+
+def write_lora(
+    path: Path, attached: Attached, component: str, names: LoraFamily, config: Config, step: int, form: str
+) -> None:  # fmt: skip
+    """The adapters as a LoRA file in `form`, one of `formats`. Equal runs give equal bytes: no time, no path.
 
     Raises `NonFiniteError` rather than write a NaN.
     """
@@ -38,7 +46,7 @@ def write_lora(path: Path, attached: Attached, component: str, names: LoraFamily
     state = {component: factors}
     metadata = {
         **network_metadata(state, names),
-        **model_spec(names, Path(config.output.dir).name or "lora", {"prediction_type": config.model.prediction}),
+        **model_spec(names, Path(config.output.dir).name or "lora", _trained_as(config, names)),
         "ss_steps": str(step),
         "ss_seed": str(config.train.seed),
         "ss_learning_rate": repr(config.optimizer.lr),
@@ -46,7 +54,7 @@ def write_lora(path: Path, attached: Attached, component: str, names: LoraFamily
         "flame_train_version": __version__,
         "flame_train_config": json.dumps(_without_places(config), sort_keys=True, default=list),
     }
-    if config.output.format == "kohya":
+    if form == "kohya":
         tensors = to_kohya(state, names)
     else:
         tensors, record = to_diffusers(state, names)
@@ -54,10 +62,16 @@ def write_lora(path: Path, attached: Attached, component: str, names: LoraFamily
     save_file(path, tensors, with_hashes(tensors, metadata))
 
 
+def _trained_as(config: Config, names: LoraFamily) -> dict[str, str]:
+    """What a file's description says of the run and not of the family."""
+    side = config.data.resolution
+    predicted = {"prediction_type": config.model.prediction} if names.several_predictions else {}
+    return {"resolution": f"{side}x{side}", **predicted}
+
+
 def _without_places(config: Config) -> dict[str, Any]:
     """The settings the weights depend on, files and folders by their last name: where they lay is nobody's business."""
-    places = ("model.checkpoint", "model.vae", "data.path")
-    return {key: Path(value).name if key in places else value for key, value in decisive(config).items()}
+    return {path: Path(value).name if keys()[path].place else value for path, value in decisive(config).items()}
 
 
 def _factors(name: str, down: np.ndarray[Any, Any], up: np.ndarray[Any, Any], alpha: float) -> LoraFactors:

@@ -231,9 +231,14 @@ class TestRefusals:
     def test_unknown_modules_are_listed_with_near_misses(self, tmp_path, tensors):
         odd = {
             "lora_unet_input_blocks_4_1_proj_inn.lora_down.weight": np.zeros((2, 2)),
-            "bundle_emb.x": np.zeros(2),
+            "lora_odd": np.zeros(2),
         }
         self.check(tmp_path, tensors | odd, "2 of its tensors.*nearest known: lora_unet_input_blocks_4_1_proj_in[)]")
+
+    def test_embeddings_beside_a_lora_are_left_out_with_a_word(self, tmp_path, tensors, caplog):
+        save_file(tmp_path / "x.safetensors", tensors | {"bundle_emb.word.string_to_param.*": np.zeros((2, 4))})
+        assert same_state(from_file(tmp_path / "x.safetensors", SDXL).state, state_of("lora_kohya_sdxl"))
+        assert "1 tensors of embeddings that lie beside the LoRA, such as bundle_emb.word" in caplog.text
 
     def test_half_a_pair(self, tmp_path, tensors):
         del tensors["lora_unet_middle_block_1_proj_in.lora_up.weight"]
@@ -258,7 +263,15 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         ("end", "kind"),
-        [("hada_w1_a", "LoHa"), ("lokr_w1", "LoKr"), ("dora_scale", "DoRA"), ("lora_mid.weight", "Tucker")],
+        [
+            ("hada_w1_a", "LoHa"),
+            ("lokr_w1", "LoKr"),
+            ("dora_scale", "DoRA"),
+            ("lora_mid.weight", "Tucker"),
+            ("lora_B.bias", "LoRA with biases"),
+            ("diff", "full differences"),
+            ("magnitude", "DoRA"),
+        ],
     )
     def test_relatives_of_lora(self, tmp_path, tensors, end, kind):
         tensors[f"lora_unet_middle_block_1_proj_in.{end}"] = np.zeros((2, 2), np.float16)

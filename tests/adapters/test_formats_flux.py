@@ -77,6 +77,30 @@ def test_kohya_keys_are_those_of_kohyas_own_network(tmp_path, name, counts):
     assert same(to_kohya(found.state, FLUX), tensors)
 
 
+def test_onetrainers_name_for_t5(tmp_path):
+    """`lora_te2` in its files for Flux, `lora_te3` in kohya's."""
+    tensors = kohya_file("lora_kohya_flux_with_t5")
+    renamed = {key.replace("lora_te3_", "lora_te2_"): array for key, array in tensors.items()}
+    found = read(tmp_path, renamed)
+    assert len(found.state["text_encoder_2"]) == 168
+    assert same(to_kohya(found.state, FLUX), tensors)
+
+
+def test_simpletuners_lycoris_names(tmp_path):
+    """`lycoris_` and diffusers' path, flat; the matrices are those of a plain LoRA."""
+    peft = peft_file(next(iter(golden("lora_peft_flux"))))
+
+    def flat(key):
+        module, _, end = key.removeprefix("transformer.").partition(".lora_")
+        return f"lycoris_{module.replace('.', '_')}.lora_{ {'A.weight': 'down.weight', 'B.weight': 'up.weight'}[end] }"
+
+    expected = read(tmp_path, peft).state
+    found = read(tmp_path, {flat(key): array for key, array in peft.items()}).state
+    assert found.keys() == expected.keys()
+    for name, factors in expected["transformer"].items():
+        np.testing.assert_array_equal(found["transformer"][name].delta(), factors.delta())
+
+
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("alpha", [1.0, 2.0, 3.0, 1.3])
 def test_kohya_files_survive_the_way_to_diffusers_and_back(tmp_path, alpha, dtype):

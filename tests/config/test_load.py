@@ -112,7 +112,7 @@ BAD_LINES = [
     ("[sample]\nwidth = 100", "8: sample.width: expected an integer >= 0, a multiple of 8, got 100"),
     ("[sample]\nprompts = 'a dog'", '8: sample.prompts: expected a list of strings, got "a dog"'),
     ('[sample]\nprompts = ["a\\u0000"]', "8: sample.prompts: expected text, got a NUL character in it"),
-    ("[sample]\nguidance = 0.5", "8: sample.guidance: expected a number >= 1, got 0.5"),
+    ("[sample]\nguidance = 0.5", "8: sample.guidance: expected 0, the model's own, or a number >= 1, got 0.5"),
     ("data.repeats = 2", "7: output.data: unknown key; did you mean output.dir or output.format?"),
     (
         "[train]\nseed = 0x" + "f" * 9000,

@@ -14,6 +14,7 @@ from flame_train.diffusion.flow import (
     constant_shift,
     dynamic_sigmas,
     flow_euler,
+    flow_weights,
     resolution_shift,
     shifted,
     static_sigmas,
@@ -71,6 +72,20 @@ def test_a_sample_gets_the_same_draws_in_any_batch() -> None:
         assert o.timesteps(rng([i]), SHAPE).numpy() == whole_t[i]
         np.testing.assert_array_equal(o.noise(rng([i]), SHAPE).numpy()[0], whole[i])
     assert not np.array_equal(o.timesteps(rng(range(4), 1), SHAPE).numpy(), whole_t)
+
+
+def test_no_noise_level_outweighs_a_thousandth() -> None:
+    """diffusers' examples draw from a thousand levels, the least of which weighs a million; s here may be any."""
+    s = np.array([6.6e-7, 1e-4, 1e-3, 2e-3], np.float32)
+    np.testing.assert_allclose(flow_weights(s, "sigma_sqrt"), [1e6, 1e6, 1e6, 2.5e5], rtol=1e-5)
+
+
+@pytest.mark.parametrize("mean", [-1.0, 1.0])
+def test_a_mean_above_zero_is_more_noise(mean: float) -> None:
+    """diffusers' logit_mean indexes a table that begins with pure noise: there it is the other way round."""
+    rng = Rng(np, 0, 0, np.arange(4096))
+    drawn = FlowObjective("logit_normal", mean=mean).timesteps(rng, (8, 8, 16)).numpy()
+    assert (np.median(drawn) > 0.5) == (mean > 0)
 
 
 @pytest.mark.parametrize("weighting", ["none", "sigma_sqrt", "cosmap"])

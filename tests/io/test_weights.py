@@ -29,6 +29,23 @@ def test_single_file(tmp_path):
         assert shapes_of(weights) == {"a": (2,)}
 
 
+def test_an_index_of_shards_is_opened_and_a_lone_shard_is_not(tmp_path):
+    names = {n: f"model-0000{i}-of-00002.safetensors" for i, n in enumerate("ab", 1)}
+    for n, file in names.items():
+        write(tmp_path / file, **{n: [1]})
+    write_index(tmp_path / "model.safetensors.index.json", names)
+    with open_weights(tmp_path / "model.safetensors.index.json") as weights:
+        assert set(weights.names) == {"a", "b"}
+    with pytest.raises(ModelFileError, match="one of the 2 shards of a model; name the folder"):
+        open_weights(tmp_path / names["a"])
+
+
+def test_a_folder_of_gguf(tmp_path):
+    (tmp_path / "t5-xxl-Q8_0.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelFileError, match=r"only t5-xxl-Q8_0\.gguf\. It is a GGUF file, which is not supported"):
+        open_weights(tmp_path)
+
+
 @pytest.mark.parametrize("index", ["model.safetensors.index.json", "model.safetensors.index.fp16.json"])
 def test_shards(tmp_path, index):
     write(tmp_path / "model-00001-of-00002.safetensors", a=[1])

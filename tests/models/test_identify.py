@@ -173,6 +173,70 @@ def test_peft_loras(name, family):
         assert (found.kind, found.family, found.layout) == ("lora", expected, "peft")
 
 
+@pytest.mark.parametrize("prefix", ["transformer.", "", "base_model.model.", "base_model.model.transformer."])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        ("attn.to_q", lambda width: (4, width)),
+        ("attn.to_add_out", lambda width: (4, width)),
+        ("ff.net.0.proj", lambda width: (4, width)),
+        ("ff.net.2", lambda width: (4, 4 * width)),
+        ("ff_context.net.2", lambda width: (4, 4 * width)),
+        ("norm1_context.linear", lambda width: (4, width)),
+    ],
+)
+def test_one_layer_of_some_block_tells_a_transformer_by_its_width(prefix, layer, shape):
+    """As diffusers' `--lora_blocks` and `--lora_layers` make files: neither the first block nor attention is there."""
+    for width, family in ((3072, "flux"), (2432, "sd35-large"), (1536, "sd3")):
+        found = identify({f"{prefix}transformer_blocks.12.{layer}.lora_A.weight": shape(width)})
+        assert (found.kind, found.family) == ("lora", family)
+
+
+@pytest.mark.parametrize(
+    ("packed", "words"),
+    [
+        ("weight.quant_state.bitsandbytes__nf4", "bitsandbytes' 4 bits"),
+        ("weight.absmax", "bitsandbytes' 4 bits"),
+        ("SCB", "bitsandbytes' 8 bits"),
+        ("comfy_quant", "ComfyUI's quantised format"),
+    ],
+)
+def test_packed_weights_are_no_model_of_another_family(packed, words):
+    """The shapes of packed weights are no shapes of the model: NF4's first layer has that of Flux Fill."""
+    shapes = {name: tuple(shape) for name, shape in golden("flux_dev_single_file").items()} | {
+        "img_in.weight": (98304, 1)
+    }
+    found = identify(shapes | {f"double_blocks.0.img_attn.qkv.{packed}": (100,)})
+    assert (found.kind, found.family) == ("quantised", "unknown")
+    assert words in found.detail
+
+
+def test_xlabs_names_are_told():
+    shapes = {f"double_blocks.0.processor.qkv_lora1.{part}.weight": (4, 4) for part in ("down", "up")}
+    found = identify(shapes)
+    assert (found.kind, found.family) == ("adapter", "flux")
+    assert "XLabs" in found.detail
+
+
+def test_a_base_model_is_no_adapter():
+    """BFL's norms and the words `diffusion_model` have what adapters' names have."""
+    shapes = {f"model.diffusion_model.{n}": tuple(s) for n, s in golden("flux_dev_single_file").items()}
+    assert identify(shapes).kind == "transformer"
+
+
+def test_chroma_has_fluxs_names_and_says_so_in_its_metadata():
+    flux = kohya("lora_kohya_flux")
+    assert identify(flux, {"modelspec.architecture": "chroma/lora"}).family == "chroma"
+    assert identify(flux, {"modelspec.architecture": "flux-1-dev/lora"}).family == "flux"
+
+
+@pytest.mark.parametrize(
+    "name", ["double_blocks.0.img_attn.qkv", "joint_blocks.0.x_block.attn.qkv", "model.diffusion_model.x"]
+)
+def test_published_names_are_native_with_and_without_a_prefix(name):
+    assert identify({f"{name}.lora_A.weight": (4, 3072)}).layout == "native"
+
+
 def test_metadata_decides_only_what_names_cannot():
     sd3 = kohya("lora_kohya_sd3_medium")
     assert identify(sd3, {"modelspec.architecture": "stable-diffusion-3-medium/lora"}).family == "sd3-medium"
@@ -190,6 +254,15 @@ def test_metadata_decides_only_what_names_cannot():
         ("dora_scale", "DoRA"),
         ("lora_magnitude_vector", "DoRA"),
         ("oft_blocks", "OFT"),
+        ("oft_R.weight", "OFT"),
+        ("hada_t1", "LoHa"),
+        ("magnitude", "DoRA"),
+        ("lora_magnitude_vector.weight", "DoRA"),
+        ("lora_mid.weight", "LoCon"),
+        ("a1.weight", "GLoRA"),
+        ("on_input", "IA3"),
+        ("diff_b", "full differences"),
+        ("lora_B.bias", "LoRA with biases, such as BFL's control LoRAs"),
     ],
 )
 def test_relatives_of_lora_are_no_plain_lora(key, words):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 
@@ -10,7 +13,7 @@ from flame_train.models.clip import ClipArch, ClipTextEncoder
 from flame_train.models.keys.sdxl_text import clip_from_openclip
 from flame_train.models.keys.sdxl_unet import unet_from_diffusers
 from flame_train.models.keys.sdxl_vae import vae_from_diffusers
-from flame_train.models.loading_sdxl import SDXL_FILES
+from flame_train.models.loading_sdxl import SDXL_FILES, stated_prediction
 from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.models.vae import Vae, VaeArch
 
@@ -125,6 +128,39 @@ def test_a_name_that_the_diffusers_table_does_not_know_is_unexpected(models, tmp
     safetensors.save_file(tensors, root / "unet" / "diffusion_pytorch_model.safetensors")
     with pytest.raises(ModelFileError, match=r"unexpected: 1\n    unet/conv_inn\.bias"):
         load(root, "unet")
+
+
+@pytest.mark.parametrize("marker", ["v_pred", "ztsnr"])
+def test_a_single_file_says_by_a_marker_that_it_predicts_v(models, tmp_path, marker):
+    path = tmp_path / "v.safetensors"
+    safetensors.save_file(single_file(models) | {marker: np.zeros(0, np.float32)}, path)
+    assert stated_prediction(path) == "v"
+    assert load(path, "unet").arch == models["unet"].arch
+
+
+@pytest.mark.parametrize(("said", "stated"), [("v", "v"), ("epsilon", "")])
+def test_a_single_files_metadata_is_believed_when_it_says_v(models, tmp_path, said, stated):
+    path = tmp_path / "said.safetensors"
+    safetensors.save_file(single_file(models), path, {"modelspec.prediction_type": said})
+    assert stated_prediction(path) == stated
+
+
+@pytest.mark.parametrize(("written", "stated"), [("v_prediction", "v"), ("epsilon", "epsilon"), (None, "")])
+def test_a_folder_says_it_in_its_schedulers_configuration(folder, tmp_path, written, stated):
+    shutil.copytree(folder, tmp_path / "copy")
+    if written:
+        (tmp_path / "copy" / "scheduler").mkdir()
+        text = json.dumps({"_class_name": "EulerDiscreteScheduler", "prediction_type": written})
+        (tmp_path / "copy" / "scheduler" / "scheduler_config.json").write_text(text)
+    assert stated_prediction(tmp_path / "copy") == stated
+
+
+def test_a_schedulers_configuration_that_is_none(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / "scheduler").mkdir()
+    (tmp_path / "copy" / "scheduler" / "scheduler_config.json").write_text("[")
+    with pytest.raises(ModelFileError, match="expected JSON that describes a scheduler"):
+        stated_prediction(tmp_path / "copy")
 
 
 def test_nan_is_named(models, tmp_path):

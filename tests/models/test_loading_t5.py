@@ -58,6 +58,15 @@ def test_scaled_fp8(arrays, tmp_path):
     same(load_t5(path, device="cpu", dtype="float32"), expected)
 
 
+def test_packed_weights_are_named(arrays, tmp_path):
+    """bitsandbytes packs two weights in a byte: the shapes it leaves would only puzzle."""
+    name = next(n for n in arrays if n.endswith("wo.weight"))
+    packed = {name: np.zeros((arrays[name].size // 2, 1), np.uint8), f"{name}.absmax": np.zeros(4, np.float32)}
+    save_file(tmp_path / "t5.safetensors", arrays | packed)
+    with pytest.raises(ModelFileError, match=r"packed in bitsandbytes' 4 bits .*; use its bf16, fp16 or fp8 file"):
+        load_t5(tmp_path / "t5.safetensors", device="cpu", dtype="float32")
+
+
 def test_no_fp8_array_reaches_the_device(arrays, tmp_path, monkeypatch):
     """CuPy has no such type."""
     put, seen = CpuBackend.put, list[str]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from pathlib import Path
 
@@ -12,11 +13,13 @@ import pytest
 from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.formats import from_file, to_diffusers, to_kohya
 from flame_train.adapters.metadata import network_metadata, with_hashes
+from flame_train.adapters.peft_config import peft_scales
 from flame_train.io.safetensors import save_file
 from flame_train.models.keys.sdxl import lora_family
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
+get_pattern_key = pytest.importorskip("peft.utils.other").get_pattern_key
 
 pytestmark = [
     pytest.mark.parity,
@@ -173,3 +176,25 @@ def weights_of(encoder):
             name = name if name.startswith("text_") else f"text_model.{name}"
             found[name] = value.detach().numpy().copy()
     return found
+
+
+_PATHS = ("down.0.attn1.to_q", "down.10.attn1.to_q", "to_q", "mid.attn1.to_q.extra", "down.0.attn2.to_qq")
+_PATTERNS = (
+    "to_q",
+    "^to_q",
+    "0.attn1.to_q",
+    r"down\..*to_q",
+    "attn1",
+    "^down.0.attn1.to_q",
+    "to_q|to_qq",
+    "attn1.to_.",
+)
+
+
+@pytest.mark.parametrize("path", _PATHS)
+def test_patterns_of_scales_mean_what_peft_makes_of_them(path):
+    for first, second in itertools.permutations(_PATTERNS, 2):
+        alphas = {first: 3, second: 5}
+        config = {"unet.lora_alpha": 7, "unet.alpha_pattern": alphas}
+        found = peft_scales({"lora_adapter_metadata": json.dumps(config)})("unet", path, 1)
+        assert found == alphas.get(get_pattern_key(list(alphas), path), 7)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from flame_train import cli
+from flame_train.adapters.formats import from_file
 from flame_train.config.schema import Config, DataSection, LossSection, ModelSection, SampleSection, TrainSection
 from flame_train.engine import functional as F
 from flame_train.engine import no_grad, tensor
@@ -19,8 +24,11 @@ from flame_train.errors import ConfigError
 from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights
 from flame_train.models.flux import Flux, FluxArch
+from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
+from flame_train.models.t5 import T5Arch, T5Encoder
 from flame_train.models.vae import Vae, VaeArch
 from flame_train.recipes import RECIPES
+from flame_train.recipes.pictures import as_usual
 from flame_train.recipes.pipeline import make_plan
 from flame_train.recipes.small_flow import small_flux, small_sd3, write_small
 from flame_train.training.encode import encode, keys_of
@@ -100,6 +108,22 @@ def test_a_run_and_its_continuation_give_the_same_bytes(train: Train, tmp_path: 
     assert (run / "lora.safetensors").exists()
 
 
+def test_both_formats_are_the_same_lora(train: Train, tmp_path: Path, family: str) -> None:
+    """One file for programs that read kohya's names, one for diffusers, which reads no others for SD3."""
+    assert train("--set", "output.format=both", "--set", "train.steps=1", "--set", "sample.every=0") == 0
+    run = tmp_path / "run" / "it"
+    config = Config(
+        model=ModelSection(checkpoint=tomllib.loads((run / "config.toml").read_text())["model"]["checkpoint"])
+    )
+    kohya, diffusers = (
+        from_file(run / name, RECIPES[family].lora_names(config))
+        for name in ("lora.safetensors", "lora.diffusers.safetensors")
+    )
+    assert (kohya.dialects, diffusers.dialects) == (("kohya",), ("peft",))
+    for name, factors in kohya.state["transformer"].items():
+        np.testing.assert_allclose(diffusers.state["transformer"][name].delta(), factors.delta(), rtol=1e-5, atol=1e-9)
+
+
 def test_a_silent_encoders_arrays_are_zeros(base: Path, family: str, drawn: Path) -> None:
     config = Config(
         model=ModelSection(checkpoint=str(base)), train=TrainSection(precision="fp32"),
@@ -129,7 +153,7 @@ def test_the_predicted_memory_has_the_decoder_where_grids_are_drawn(base: Path, 
             model=ModelSection(checkpoint=str(base), vae_precision="bf16"), sample=SampleSection(prompts=prompts),
             data=DataSection(path=str(drawn), resolution=64, bucket_step=32),
         )  # fmt: skip
-        return make_plan(RECIPES[family], config, StopRequest()).predicted_memory()
+        return make_plan(RECIPES[family], config, StopRequest()).training_memory()
 
     vae = vae_in(base)
     vae.init(np.random.default_rng(0))
@@ -137,6 +161,24 @@ def test_the_predicted_memory_has_the_decoder_where_grids_are_drawn(base: Path, 
         vae.decode(tensor(np.zeros((1, 64 // vae.arch.downscale, 64 // vae.arch.downscale, 16), np.float32)))
     more = predicted("a disc") - predicted() - 2 * vae.num_weights()
     assert more == pytest.approx(report.peak / 2, rel=0.1)
+
+
+def test_the_predicted_memory_is_that_of_the_text_encoders_where_they_are_the_largest(
+    family: str, drawn: Path, tmp_path: Path
+) -> None:
+    """All of them are loaded while captions are encoded; here T5 outweighs what training takes, as in SD3 medium."""
+    networks = MODELS[family]()
+    wide = T5Encoder(T5Arch(width=64, layers=2, heads=4, head_dim=16, hidden=60_000, vocabulary=32128, buckets=32))
+    networks["text_encoders.t5xxl.transformer."] = wide
+    base = write_small(networks, tmp_path, 0)
+    config = Config(
+        model=ModelSection(checkpoint=str(base)), sample=SampleSection(every=0),
+        data=DataSection(path=str(drawn), resolution=64, bucket_step=32), train=TrainSection(precision="bf16"),
+    )  # fmt: skip
+    plan = make_plan(RECIPES[family], config, StopRequest())
+    with open_weights(base) as weights:
+        text = sum(math.prod(weights.info(n).shape) for n in weights.names if n.startswith("text_encoders."))
+    assert plan.predicted_memory() == 2 * text > plan.training_memory()
 
 
 def test_decoding_and_attention_work_in_one_room(base: Path, family: str, drawn: Path) -> None:
@@ -147,7 +189,7 @@ def test_decoding_and_attention_work_in_one_room(base: Path, family: str, drawn:
             model=ModelSection(checkpoint=str(base)), sample=SampleSection(prompts=("a disc",) if drawing else ()),
             data=DataSection(path=str(drawn), resolution=64, bucket_step=32), train=TrainSection(deterministic=exact),
         )  # fmt: skip
-        return make_plan(RECIPES[family], config, StopRequest()).predicted_memory()
+        return make_plan(RECIPES[family], config, StopRequest()).training_memory()
 
     scores = predicted(drawing=False, exact=True) - predicted(drawing=False, exact=False)
     shared = 4 * 64 * 64 * vae_in(base).workspace()
@@ -200,6 +242,84 @@ def test_a_model_that_is_told_no_guidance_refuses_one(drawn: Path, tmp_path: Pat
         RECIPES["flux"].check(schnell)
 
 
+@pytest.mark.parametrize(
+    ("family", "transformer", "steps", "guidance", "classifier_free"),
+    [
+        ("sd3", lambda: Mmdit(MmditArch(width=64, depth=2, head_dim=32, positions=12)), 28, 7.0, 7.0),
+        ("sd3", lambda: Mmdit(MmditArch(width=64, depth=2, head_dim=32, positions=12, qk_norm=True)), 28, 3.5, 3.5),
+        ("sd3", lambda: Mmdit(MmditArch.tiny()), 28, 4.5, 4.5),
+        ("flux", lambda: Flux(FluxArch.tiny()), 28, 3.5, 1.0),
+        ("flux", lambda: Flux(FluxArch.tiny(guidance=False)), 4, 1.0, 1.0),
+    ],
+    ids=["sd3-medium", "sd35-large", "sd35-medium", "flux-dev", "flux-schnell"],
+)
+def test_pictures_are_drawn_as_each_model_was_published(
+    family: str, transformer: Callable[[], Any], steps: int, guidance: float, classifier_free: float, tmp_path: Path
+) -> None:
+    """Steps and guidance of the model cards, where a config names none; what it names stays."""
+    networks = {**MODELS[family](), "model.diffusion_model.": transformer()}
+    model, recipe = ModelSection(checkpoint=str(write_small(networks, tmp_path, 0))), RECIPES[family]
+    usual = as_usual(Config(model=model), recipe)
+    assert (usual.sample.steps, usual.sample.guidance) == (steps, guidance)
+    assert recipe.guidance(usual) == classifier_free
+    own = Config(model=model, sample=SampleSection(steps=7, guidance=2.0))
+    assert as_usual(own, recipe) == own
+
+
+def test_a_negative_prompt_that_would_not_be_seen_is_refused(
+    train: Train, family: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Flux dev hears its guidance; SD3 sees the prompt unless its guidance is off. What is drawn with is recorded."""
+    seen = family == "sd3"
+    assert train("--set", "sample.negative=blurred", "--dry-run") == (0 if seen else 2)
+    assert seen or "sample.negative: expected none, got 'blurred'" in capsys.readouterr().err
+    assert train("--set", "sample.negative=blurred", "--set", "sample.guidance=1.0", "--dry-run") == 2
+    assert train("--set", "train.steps=1", "--set", "sample.steps=0") == 0
+    written = tomllib.loads((tmp_path / "run" / "it" / "config.toml").read_text())["sample"]
+    assert (written["steps"], written["guidance"]) == (28, {"sd3": 4.5, "flux": 3.5}[family])
+
+
+def test_a_caption_that_is_too_long_is_told_with_the_key_that_lengthens_it(
+    base: Path, family: str, drawn: Path, small_config: Callable[..., Config], caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    shutil.copytree(drawn, tmp_path / "long")
+    next((tmp_path / "long").glob("*.txt")).write_text("a red circle " * 300)
+    config = Config(
+        model=ModelSection(checkpoint=str(base)), sample=SampleSection(every=0),
+        data=DataSection(path=str(tmp_path / "long"), resolution=64, bucket_step=32, t5_tokens=154),
+    )  # fmt: skip
+    make_plan(RECIPES[family], config, StopRequest())
+    make_plan(RECIPES["sdxl"], small_config(data={"path": str(tmp_path / "long")}), StopRequest())
+    told = [record.message for record in caplog.records if "longer than" in record.message]
+    assert told == [
+        f"1 caption(s) are longer than {limit}; the rest is not seen"
+        for limit in ("data.t5_tokens=154", "data.max_tokens=75")
+    ]
+
+
+def test_sides_that_sd3_has_no_positions_for_are_refused_by_the_plan(
+    bases: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """16 positions of 16 pixels: a bucket 512 wide would be met when all is encoded."""
+    (tmp_path / "wide").mkdir()
+    Image.new("RGB", (512, 128)).save(tmp_path / "wide" / "a.png")
+    (tmp_path / "wide" / "a.txt").write_text("a bar")
+    own = [f"model.checkpoint={bases['sd3']}", f"data.path={tmp_path / 'wide'}", f"output.dir={tmp_path / 'run'}"]
+    own += ["data.bucket_step=32", "sample.prompts=['a disc']"]
+    (tmp_path / "config.toml").write_text("")
+
+    def plan(*settings: str) -> int:
+        sets = [word for setting in (*own, *settings) for word in ("--set", setting)]
+        return cli.run(["sd3-lora", "--config", str(tmp_path / "config.toml"), "--device", "cpu", "--dry-run", *sets])
+
+    assert plan("data.resolution=256") == 2
+    assert "a side of 512, and this model has positions for 256; set data.max_bucket = 256" in capsys.readouterr().err
+    assert plan("data.resolution=256", "data.max_bucket=256") == 0
+    assert plan("data.resolution=256", "data.max_bucket=256", "sample.width=288") == 2
+    assert "sample.width: expected at most 256" in capsys.readouterr().err
+
+
 def test_sdxl_refuses_what_is_of_the_flow_families(small_config, capsys: pytest.CaptureFixture[str]) -> None:
     config = small_config(loss={"shift": 3.0})
     with pytest.raises(ConfigError, match=r"loss.shift: it means nothing for SDXL, got 3.0; remove it"):
@@ -229,6 +349,24 @@ def test_a_checkpoint_without_text_encoders_needs_their_files(
         file = part(f"{name}.safetensors", f".{name}.", f"text_encoders.{name}.transformer.")
         alone += ["--set", f"model.{option}={file}"]
     assert train(*alone, "--dry-run") == 0, capsys.readouterr().err
+
+
+def test_a_checkpoint_without_a_vae_needs_its_file(
+    base: Path, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As flux1-dev.safetensors is published: the message names the key that takes ae.safetensors."""
+    with open_weights(base) as weights:
+        tensors = {n: np.array(weights.read(n)) for n in weights.names}
+    prefix = "first_stage_model."
+    save_file(tmp_path / "alone.safetensors", {n: a for n, a in tensors.items() if not n.startswith(prefix)})
+    save_file(
+        tmp_path / "ae.safetensors", {n.removeprefix(prefix): a for n, a in tensors.items() if n.startswith(prefix)}
+    )
+    shutil.copy(base.parent / "tokenizer.json", tmp_path)
+    alone = ["--set", f"model.checkpoint={tmp_path / 'alone.safetensors'}"]
+    assert train(*alone, "--dry-run") == 2
+    assert "model.vae: " in capsys.readouterr().err
+    assert train(*alone, "--set", f"model.vae={tmp_path / 'ae.safetensors'}", "--dry-run") == 0, capsys.readouterr().err
 
 
 def test_what_the_transformer_is_told(base: Path, family: str) -> None:

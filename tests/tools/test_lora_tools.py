@@ -368,6 +368,26 @@ class TestInspect:
         assert f"{name} (70)" in text
         assert "rank: 2 (1052)" in text
 
+    @pytest.mark.parametrize(
+        ("name", "components"),
+        [
+            ("lora_kohya_flux_with_t5", {"transformer": 304, "text_encoder": 72, "text_encoder_2": 168}),
+            ("lora_kohya_sd3_medium", {"transformer": 237, "text_encoder": 72, "text_encoder_2": 192}),
+        ],
+    )
+    def test_modules_are_counted_by_the_familys_components(self, tmp_path, name, components):
+        """`lora_unet` is a transformer's there, `lora_te3` Flux's second encoder; BFL's own names have no prefix."""
+        tensors = {f"{m}.lora_down.weight": np.zeros((1, b["shape"][1]), np.float16) for m, b in golden(name).items()}
+        report = inspect_file(write(tmp_path / "x.safetensors", tensors))
+        assert report.lora.modules == components
+
+    def test_bfls_own_names(self, tmp_path):
+        tensors = {
+            f"double_blocks.0.img_attn.{m}.lora_A.weight": np.zeros((1, 3072), np.float16) for m in ("qkv", "proj")
+        }
+        report = inspect_file(write(tmp_path / "x.safetensors", tensors))
+        assert (report.lora.modules, report.identity.layout) == ({"transformer": 2}, "native")
+
     @pytest.mark.parametrize("name", ["lora_kohya_flux", "lora_kohya_sd35_large", "lora_kohya_sd3_medium"])
     def test_loras_of_other_families_are_told_too(self, tmp_path, name):
         tensors = {f"{m}.lora_down.weight": np.zeros((1, b["shape"][1]), np.float16) for m, b in golden(name).items()}

@@ -56,6 +56,17 @@ def in_diffusers(renamed):
     return partial(renamed, mmdit_to_diffusers(3))
 
 
+def test_a_lora_without_the_first_block_is_converted(tmp_path):
+    """As diffusers' `--lora_blocks 12` makes it. Queries have no partners: keys and values stay as they are."""
+    name = "transformer.transformer_blocks.12.attn.to_q"
+    down, up = np.full((2, 1536), 0.5, np.float32), np.full((1536, 2), 0.25, np.float32)
+    save_file(tmp_path / "a.safetensors", {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up})
+    convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "kohya")
+    tensors = safetensors.numpy.load_file(tmp_path / "b.safetensors")
+    rows = tensors["lora_unet_joint_blocks_12_x_block_attn_qkv.lora_up.weight"]
+    np.testing.assert_array_equal(rows, np.concatenate([up, np.zeros((2 * 1536, 2), np.float32)]))
+
+
 @pytest.mark.parametrize("layout", ["single-file", "diffusers", "prefixed"])
 @pytest.mark.parametrize("form", ["kohya", "native", "diffusers"])
 def test_merging(tmp_path, base, lora, layout, form, kohya, native, expected, in_diffusers):

@@ -11,10 +11,12 @@ import safetensors
 import safetensors.numpy
 
 from flame_train.adapters.formats import from_file
-from flame_train.adapters.lora import attach
+from flame_train.adapters.lora import Attached, attach
 from flame_train.adapters.targets import UNET_PRESETS, resolve
+from flame_train.config.keys import keys
 from flame_train.engine.backend import get_backend
 from flame_train.errors import ModelFileError, NonFiniteError
+from flame_train.models.keys import flux, sd3
 from flame_train.models.keys.sdxl import lora_family
 from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.tools.families import require_lora
@@ -41,7 +43,7 @@ def write(attached, small_config, tmp_path):
     def to(name, **sections):
         path = tmp_path / name
         config = small_config(**{"lora": {"rank": RANK, "alpha": ALPHA}, **sections})
-        write_lora(path, attached, "unet", lora_family(), config, 7)
+        write_lora(path, attached, "unet", lora_family(), config, 7, config.output.format)
         return path
 
     return to
@@ -91,6 +93,28 @@ def test_says_what_it_is_and_where_it_came_from(write, form):
     assert config["train.seed"] == 11
 
 
+@pytest.mark.parametrize(
+    ("names", "architecture", "prediction"),
+    [
+        (lora_family(), "stable-diffusion-xl-v1-base/lora", "v"),
+        (flux.lora_family(dev=True), "flux-1-dev/lora", None),
+        (flux.lora_family(dev=False), "flux-1-schnell/lora", None),
+        (sd3.lora_family(24, ()), "stable-diffusion-3-medium/lora", None),
+    ],
+    ids=["sdxl", "flux-dev", "flux-schnell", "sd3-medium"],
+)
+def test_says_what_it_was_trained_as(attached, small_config, tmp_path, names, architecture, prediction):
+    """As sd-scripts has it: no prediction type where a family knows but one. Resolution is the run's."""
+    config = small_config(data={"resolution": 512}, model={"prediction": "v"})
+    denoiser = names.components[0]
+    one = Attached(attached.model, {next(iter(denoiser.modules)): next(iter(attached.adapters.values()))})
+    write_lora(tmp_path / "l.safetensors", one, denoiser.name, names, config, 1, "kohya")
+    with safetensors.safe_open(tmp_path / "l.safetensors", "numpy") as file:
+        said = file.metadata()
+    assert (said["modelspec.architecture"], said.get("modelspec.prediction_type")) == (architecture, prediction)
+    assert said["modelspec.resolution"] == "512x512"
+
+
 @pytest.mark.parametrize("form", ["kohya", "diffusers"])
 def test_equal_runs_give_equal_bytes(write, form):
     first, second = (write(f"{n}.safetensors", output={"format": form}).read_bytes() for n in "ab")
@@ -111,9 +135,18 @@ def test_never_writes_what_is_not_finite(attached, write, tmp_path, bad):
 
 
 def test_where_the_files_lay_does_not_show(write):
-    """Two people with the same files in other folders get the same bytes."""
-    here = write("a.safetensors", model={"checkpoint": "/home/a/base.safetensors"}, data={"path": "/home/a/photos"})
-    there = write("b.safetensors", model={"checkpoint": "base.safetensors"}, data={"path": "../photos"})
+    """Two people with the same files in other folders get the same bytes, whichever files a config can name."""
+    texts = {path: key for path, key in keys().items() if key.annotation is str and key.default == ""}
+    notes = {"data.caption", "sample.negative", "output.dir"}  # the last folder's name is the LoRA's title
+
+    def run(name, folder):
+        sections: dict[str, dict[str, str]] = {}
+        for path in texts.keys() - notes:
+            section, key = path.split(".")
+            sections.setdefault(section, {})[key] = f"{folder}{key}.safetensors"
+        return write(name, **sections)
+
+    here, there = run("a.safetensors", "/home/a/"), run("b.safetensors", "../")
     assert here.read_bytes() == there.read_bytes()
     with safetensors.safe_open(here, "numpy") as file:
         assert not any("/home" in value for value in file.metadata().values())

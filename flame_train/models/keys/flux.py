@@ -133,9 +133,12 @@ def _linears(double: int = 19, single: int = 38) -> Iterator[str]:
         yield from (f"single_blocks.{i}.{part}" for part in ("linear1", "linear2", "modulation.lin"))
 
 
-@lru_cache(maxsize=1)
-def lora_family() -> LoraFamily:
-    """How Flux LoRA files name the modules of Flux.1 dev. kohya's name for T5 is `lora_te3`."""
+@lru_cache(maxsize=2)
+def lora_family(dev: bool = True) -> LoraFamily:
+    """How LoRA files of Flux.1 dev, or else schnell, name their modules.
+
+    kohya's name for T5 is `lora_te3`, OneTrainer's `lora_te2`.
+    """
     modules = base_modules()
     transformer = modules_by_table(modules["transformer"], transformer_to_diffusers())
     text = {name: modules_as_they_are(modules[name]) for name in ("text_encoder", "text_encoder_2")}
@@ -144,12 +147,12 @@ def lora_family() -> LoraFamily:
     return LoraFamily(
         name="flux",
         components=(
-            LoraComponent("transformer", "lora_unet", transformer, native, ("lora_transformer",)),
+            LoraComponent("transformer", "lora_unet", transformer, native, ("lora_transformer", "lycoris")),
             LoraComponent("text_encoder", "lora_te1", text["text_encoder"], clip_l),
-            LoraComponent("text_encoder_2", "lora_te3", text["text_encoder_2"], t5xxl),
+            LoraComponent("text_encoder_2", "lora_te3", text["text_encoder_2"], t5xxl, ("lora_te2",)),
         ),
         base_version="flux1",
-        architecture="flux-1-dev/lora",
+        architecture=f"flux-1-{'dev' if dev else 'schnell'}/lora",
         implementation="https://github.com/black-forest-labs/flux",
         resolution="1024x1024",
         network_module="networks.lora_flux",

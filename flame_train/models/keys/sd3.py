@@ -11,12 +11,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Shape
+from flame_train.io.keymap import KeyMap, Rule, Shape, scaled
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
 from flame_train.io.resolve import Component, Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.keys import sdxl, t5
-from flame_train.models.keys.sd3_mmdit import depth_of_diffusers, mmdit_to_diffusers
+from flame_train.models.keys.sd3_mmdit import depth_of, mmdit_to_diffusers
 from flame_train.models.keys.sdxl_modules import base_modules
 
 _DEPTHS: Final = (24, 38)
@@ -30,8 +30,16 @@ _MODULATION: Final = re.compile(
 )
 
 
+def _native(names: Collection[str]) -> KeyMap:
+    """From a single file, whose fp8 weights may have a factor beside them."""
+    factored = scaled(names)
+    done = {rule.target for rule in factored}
+    native = [rule.source for rule in mmdit_to_diffusers(depth_of(names)).rules]
+    return KeyMap((*factored, *(Rule(name, name) for name in native if name not in done)))
+
+
 def _from_diffusers(names: Collection[str]) -> KeyMap:
-    return mmdit_to_diffusers(depth_of_diffusers(names)).inverse
+    return mmdit_to_diffusers(depth_of(names)).inverse
 
 
 _SDXL: Final = {component.name: component for component in sdxl.COMPONENTS}
@@ -40,8 +48,8 @@ COMPONENTS: Final = (
     Component(
         "transformer",
         ("model.diffusion_model.", "transformer/", "diffusion_model."),
-        (Layout("single-file", "joint_blocks."), Layout("diffusers", "transformer_blocks.", _from_diffusers)),
-        re.compile(r"(?!)"),
+        (Layout("single-file", "joint_blocks.", _native), Layout("diffusers", "transformer_blocks.", _from_diffusers)),
+        re.compile(r"scaled_fp8|.*\.scale_input"),
     ),
     _SDXL["vae"],
     replace(_SDXL["text_encoder"], prefixes=("text_encoders.clip_l.transformer.", "text_encoder/")),
@@ -83,7 +91,7 @@ def lora_family(depth: int = 38, dual: Sequence[int] | None = None) -> LoraFamil
     return LoraFamily(
         name="sd3",
         components=(
-            LoraComponent("transformer", "lora_unet", transformer, native, ("lora_transformer",)),
+            LoraComponent("transformer", "lora_unet", transformer, native, ("lora_transformer", "lycoris")),
             *encoders,
         ),
         base_version="sd3",

@@ -53,10 +53,9 @@ _SPLIT: Final = (
 )
 
 
-def depth_of_diffusers(names: Collection[str]) -> int:
-    """The number of blocks among diffusers names."""
-    found = [re.match(r"transformer_blocks\.(\d+)\.", name) for name in names]
-    return 1 + max((int(match[1]) for match in found if match), default=-1)
+def depth_of(names: Collection[str]) -> int:
+    """The number of blocks among native or diffusers names."""
+    return len({match[1] for name in names if (match := re.match(r"(?:joint|transformer)_blocks\.(\d+)\.", name))})
 
 
 def mmdit_to_diffusers(depth: int) -> KeyMap:

@@ -92,7 +92,7 @@ def lora_family() -> LoraFamily:
     return LoraFamily(
         name="sdxl",
         components=(
-            LoraComponent("unet", "lora_unet", unet, ("diffusion_model.", "model.diffusion_model.")),
+            LoraComponent("unet", "lora_unet", unet, ("diffusion_model.", "model.diffusion_model."), ("lycoris",)),
             LoraComponent("text_encoder", "lora_te1", text["text_encoder"], clip_l),
             LoraComponent("text_encoder_2", "lora_te2", text["text_encoder_2"], clip_g),
         ),
@@ -100,4 +100,5 @@ def lora_family() -> LoraFamily:
         architecture="stable-diffusion-xl-v1-base/lora",
         implementation="https://github.com/Stability-AI/generative-models",
         resolution="1024x1024",
+        several_predictions=True,
     )
