@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..errors import ShapeError, Unsupported
 from .backend import same_place
-from .dtype import Array
+from .dtype import Array, as_array
 from .graph import Edge, Held, Node, unbroadcast
 from .mode import mode
 
@@ -48,7 +48,7 @@ class _Sums:
         elif self.owned[index]:
             held += g
         else:
-            self.put(index, held + g)
+            self.put(index, as_array(held + g))
 
     def held(self, index: int) -> Held | None:
         value = self.values[index]

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-import numpy as np
 from numpy.exceptions import AxisError
 
 from ..errors import ShapeError
 from .backend import Backend, get_backend
-from .dtype import Array, DType, compute_dtype, float32, float64, is_float, promote
+from .dtype import Array, DType, as_array, compute_dtype, float32, float64, is_float, promote
 from .graph import Edge, Node
 from .mode import Mode, mode
 from .op import Condition, Formula, Kernel, Op
@@ -166,7 +165,7 @@ def _raise(value: Any, work: DType) -> Any:
 def _split(op: Op, result: Any) -> tuple[list[Array], dict[str, Array]]:
     head, aux = (result[0], dict(zip(op.aux, result[1:], strict=True))) if op.aux else (result, {})
     outputs = list(head) if op.multiple else [head]
-    return [np.asarray(o) if isinstance(o, np.generic) else o for o in outputs], aux
+    return [as_array(o) for o in outputs], aux
 
 
 def _record(

@@ -57,6 +57,11 @@ def compute_dtype(dtype: DType) -> DType:
     return _RAISED.get(dtype, dtype)
 
 
+def as_array(value: Array) -> Array:
+    """`value`; if it is a NumPy scalar, which 0-d arrays become in arithmetic, as an array that can be written to."""
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
 def promote(dtypes: Iterable[DType]) -> DType | None:
     """The result dtype of the floating ones among `dtypes`; None if there is none. As torch.result_type."""
     floats = [d for d in dtypes if d in _FLOATS]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ShapeError
 from .backend import Backend, same_place
-from .dtype import Array, DType, compute_dtype
+from .dtype import Array, DType, as_array, compute_dtype
 from .rebuild import Again
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def unbroadcast(xp: Any, g: Array, shape: tuple[int, ...], dtype: DType) -> Arra
             g = g.sum(axis=axes, keepdims=True, dtype=work)
         if g.shape != shape:
             raise ShapeError(f"a gradient of shape {g.shape} cannot be summed down to its input's {shape}")
-    return xp.asarray(g, dtype) if g.dtype != dtype else g
+    return xp.asarray(g, dtype) if g.dtype != dtype else as_array(g)
 
 
 def leading_sum(x: Array, axes: int, dtype: DType) -> Array:
