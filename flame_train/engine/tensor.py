@@ -11,6 +11,7 @@ from .backend import Backend, backend_of, get_backend
 from .backprop import backward
 from .dtype import Array, DType, as_dtype, is_float
 from .graph import Node
+from .indexing import steps
 from .methods import Methods, Number
 from .mode import mode, no_grad
 from .op import REGISTRY
@@ -258,7 +259,9 @@ class Tensor(Methods):
     def __setitem__(self, index: Any, value: Tensor | Number) -> None:
         self._check_writable()
         parts = tuple(p.data if isinstance(p, Tensor) else p for p in (index if isinstance(index, tuple) else (index,)))
-        self.data[parts] = value.data.astype(self.dtype) if isinstance(value, Tensor) else value
+        first, rest = steps(self.backend.xp, parts)
+        part = self.data[first] if rest else self.data
+        part[rest or first] = value.data.astype(self.dtype) if isinstance(value, Tensor) else value
 
 
 class Frozen(Tensor):

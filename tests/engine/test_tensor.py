@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,37 @@ def test_writing_in_place_keeps_the_memory() -> None:
     assert t.copy_(flame.tensor(np.ones(4))).fill_(2.0).zero_() is t
     assert t.data is memory
     assert not t.numpy().any()
+
+
+@pytest.mark.parametrize(
+    ("index", "shape"),
+    [
+        ((0, slice(None), [0, 2]), (3, 2)), ((slice(None), 1, [3, 3, 0]), (2, 3)), ((1, ..., [0]), (3, 1)),
+        (([0, 1], slice(None), 2), (2, 3)), ((1, 2, flame.tensor([True, False, False, True])), (2,)),
+    ],
+)  # fmt: skip
+def test_what_is_written_in_brackets_is_read_there(index: Any, shape: tuple[int, ...]) -> None:
+    """A whole number takes its dim away before arrays of them are looked at, which NumPy does not do."""
+    t = flame.tensor(np.zeros((2, 3, 4)))
+    value = np.arange(1.0, 1.0 + np.prod(shape)).reshape(shape)
+    t[index] = flame.tensor(value)
+    assert t[index].shape == shape
+    assert set(t.numpy().ravel()) <= {0.0, *value.ravel()}
+    want = np.array([t.numpy()[at] for at in places(index, t.numpy())]).reshape(shape)
+    np.testing.assert_array_equal(t[index].numpy(), want)
+
+
+def places(index: Any, x: np.ndarray) -> list[tuple[int, ...]]:
+    """The elements that an index of one array names, written out dim by dim."""
+    dims = [p for p in index if p is not ...]
+    if ... in index:
+        at = index.index(...)
+        dims[at:at] = [slice(None)] * (x.ndim - len(dims))
+    lists = []
+    for p, n in zip(dims, x.shape, strict=True):
+        p = np.flatnonzero(p.numpy()) if isinstance(p, flame.Tensor) else p
+        lists.append([p] if isinstance(p, int) else list(range(n))[p] if isinstance(p, slice) else [int(i) for i in p])
+    return list(itertools.product(*lists))
 
 
 def test_gradients_are_edited_in_place() -> None:

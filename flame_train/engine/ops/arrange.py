@@ -8,6 +8,7 @@ from typing import Any
 from ...errors import ShapeError
 from ..dtype import Array, compute_dtype
 from ..op import ErrorSample, Sample, primitive, sample
+from ..sample import booleans, integers
 from .dims import Shape
 from .index import added_at
 
@@ -160,13 +161,13 @@ def _() -> Iterator[ErrorSample]:
 @primitive(torch="triu")
 def triu(xp: Any, input: Array, diagonal: int = 0) -> Array:
     """The entries on and above the diagonal of the last two dims, zeros below"""
-    return xp.where(_above(xp, input.shape, diagonal), input, 0)
+    return xp.where(_above(xp, input.shape, diagonal), input, xp.zeros((), input.dtype))
 
 
 @primitive(torch="tril")
 def tril(xp: Any, input: Array, diagonal: int = 0) -> Array:
     """The entries on and below the diagonal of the last two dims, zeros above"""
-    return xp.where(_above(xp, input.shape, diagonal + 1), 0, input)
+    return xp.where(_above(xp, input.shape, diagonal + 1), xp.zeros((), input.dtype), input)
 
 
 def _above(xp: Any, shape: Shape, diagonal: int) -> Array:
@@ -193,6 +194,8 @@ for _op in (triu, tril):
         yield sample((3, 4))
         yield sample((2, 4, 3), 1)
         yield sample((4, 4), -2)
+        yield sample(booleans(3, 4), 1)
+        yield sample(integers(9, 4, 3))
 
     @_op.errors
     def _() -> Iterator[ErrorSample]:
