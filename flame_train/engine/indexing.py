@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from ..errors import ShapeError
-from .dtype import Array
 
 Places = tuple[Any, ...]
 

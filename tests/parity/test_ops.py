@@ -186,6 +186,26 @@ def test_upsample_nearest_is_interpolate(factor: int) -> None:
     assert np.array_equal(F.upsample_nearest(flame.tensor(x), factor).numpy(), want.numpy())
 
 
+@pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
+@pytest.mark.parametrize("more", [{}, {"reduction": "sum"}, {"label_smoothing": 0.2, "reduction": "none"}], ids=str)
+@pytest.mark.parametrize("target", [[1, 2, -100], [1, 1, -100], [-100, -100, -100]], ids=str)
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # a mean over nothing
+def test_losses_of_classes_that_cannot_be(name: str, more: dict[str, Any], target: list[int]) -> None:
+    """Logits of minus infinity where another class is right, and rows that count nothing, alone and together."""
+    from flame_train.engine import functional as F
+
+    if name == "nll_loss" and "label_smoothing" in more:
+        return
+    logits = np.array([[-np.inf, 1.0, 2.0], [-np.inf, 0.5, 0.1], [-np.inf, -np.inf, 0.0]])
+    x, tx = flame.tensor(logits, requires_grad=True), torch.tensor(logits, requires_grad=True)
+    mine = getattr(F, name)(x, flame.tensor(np.array(target)), **more)
+    theirs = getattr(torch.nn.functional, name)(tx, torch.tensor(target), **more)
+    np.testing.assert_allclose(mine.numpy(), theirs.detach().numpy())
+    mine.backward(flame.tensor(np.ones(mine.shape)))
+    theirs.backward(torch.ones_like(theirs))
+    np.testing.assert_allclose(x.grad.numpy(), tx.grad.numpy())
+
+
 def test_embedding_padding_row_gets_no_gradient() -> None:
     from flame_train.engine import functional as F
 
