@@ -32,7 +32,7 @@ def check_within(xp: Any, op: str, index: Array, size: int) -> None:
 
     A GPU is not waited for to look at it: there what is out of range wraps around.
     """
-    if xp is np and index.size and not (0 <= index.min() and index.max() < size):
+    if xp is np and index.size and not (index.min() >= 0 and index.max() < size):
         raise IndexError(f"{op}: expected whole numbers in [0, {size}), got {index.min()} to {index.max()}")
 
 
