@@ -63,11 +63,15 @@ def as_array(value: Array) -> Array:
 
 
 def promote(dtypes: Iterable[DType]) -> DType | None:
-    """The result dtype of the floating ones among `dtypes`; None if there is none. As torch.result_type."""
+    """The result dtype of the floating ones among `dtypes`; None if there is none. As torch.result_type.
+
+    The wider one; fp32 where two are equally wide.
+    """
     floats = [d for d in dtypes if d in _FLOATS]
     if not floats:
         return None
     result = floats[0]
     for d in floats[1:]:
-        result = result if d == result else np.promote_types(result, d)
+        if d != result:
+            result = float32 if d.itemsize == result.itemsize else max(d, result, key=lambda t: t.itemsize)
     return result

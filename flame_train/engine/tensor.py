@@ -231,7 +231,10 @@ class Tensor(Methods):
     def _written(self, op: str, *args: Any, **kwargs: Any) -> Tensor:
         self._check_writable()
         with no_grad():
-            return self.copy_(REGISTRY[op](self, *args, **kwargs))
+            made = REGISTRY[op](self, *args, **kwargs)
+        if is_float(made.dtype) and not is_float(self.dtype):
+            raise TypeError(f"{op}_: the result is {made.dtype.name}, which a tensor of {self.dtype.name} cannot hold")
+        return self.copy_(made)
 
     def fill_(self, value: Number) -> Tensor:
         self._check_writable()

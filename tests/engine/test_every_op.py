@@ -145,6 +145,23 @@ def test_precision_is_one_rounding_of_the_working_precision(name: str, index: in
             assert np.array_equal(got.numpy(), expected, equal_nan=True)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.bool_], ids=lambda d: d.__name__)
+@pytest.mark.parametrize(("name", "index", "s"), [c for c in CASES if REGISTRY[c.values[0]].raised])
+def test_whole_numbers_where_floats_are_meant_are_their_fp32(name: str, index: int, s: Sample, dtype: Any) -> None:
+    """Each such argument by itself, so that whole numbers meet floats, and all of them together."""
+    op = REGISTRY[name]
+    for args in [*[{a} for a in op.raised], op.raised]:
+        whole, real = draw(op, index, s, float32), draw(op, index, s, float32)
+        for (arg, _, t), (_, _, r) in zip(tensor_arguments(op, whole), tensor_arguments(op, real), strict=True):
+            if arg in args and is_float(t.dtype):
+                t.data = np.asarray(np.rint(t.data) % 2).astype(dtype)
+                r.data = t.data.astype(np.float32)
+        for got, want in zip(outputs(op(**whole)), outputs(op(**real)), strict=True):
+            assert got.dtype == want.dtype
+            assert np.array_equal(got.numpy(), want.numpy(), equal_nan=is_float(want.dtype))
+
+
 @pytest.mark.parametrize(("name", "case"), ERRORS)
 def test_refuses_bad_input_with_a_word(name: str, case: Any) -> None:
     op = REGISTRY[name]

@@ -193,6 +193,41 @@ def test_fractions_of_whole_numbers_are_fp32() -> None:
     assert (t // 2).dtype == np.int64
 
 
+def test_what_whole_numbers_stay_whole_in() -> None:
+    t = flame.tensor(np.array([[3, 200], [100, 7]], np.uint8))
+    assert [m.dtype for m in (t.sum(), t.prod(0), t.cumsum(1))] == [np.int64] * 3
+    assert int(t.sum()) == 310
+    assert [m.dtype for m in (F.relu(t), t.tril(), t.masked_fill(t > 5, 2), t.amax())] == [np.uint8] * 4
+    assert (t > 5).triu().dtype == np.bool_
+    np.testing.assert_array_equal(F.div(flame.tensor([-7, 7]), 2, rounding_mode="trunc").numpy(), [-3, 3])
+    assert F.div(flame.tensor([7]), flame.tensor([2.5]), rounding_mode="trunc").dtype == np.float32
+    for write in (lambda: t.add_(1.5), lambda: t.div_(2), lambda: t.mul_(flame.tensor(0.5))):
+        with pytest.raises(TypeError, match="which a tensor of uint8 cannot hold"):
+            write()
+
+
+def test_dtypes_that_meet_give_the_wider() -> None:
+    half, brain, single = (flame.tensor([1.5], d) for d in ("float16", "bfloat16", "float32"))
+    assert [(half + brain).dtype, F.cat([half, brain]).dtype, F.matmul(half, brain).dtype] == [np.float32] * 3
+    assert [(half * single).dtype, F.stack([brain, single]).dtype] == [np.float32] * 2
+    whole = flame.tensor([300])
+    assert F.cat([single, whole]).dtype == np.float32
+    assert F.stack([brain, whole]).dtype == brain.dtype
+    np.testing.assert_array_equal(F.cat([half, brain, whole]).numpy(), [1.5, 1.5, 300.0])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_number_is_compared_as_the_tensor_would_hold_it(dtype: str) -> None:
+    t = flame.tensor([0.1, 0.7, -0.3], dtype, requires_grad=True)
+    held = [0.1, 0.7, -0.3]
+    for i, x in enumerate(held):
+        assert [bool((t == x)[i]), bool((t >= x)[i]), bool((t <= x)[i])] == [True] * 3
+        assert not any((bool((t != x)[i]), bool((t < x)[i]), bool((t > x)[i])))
+        t.grad = None
+        (F.clamp(t, max=x) + F.clamp(t, min=x)).sum().backward()
+        np.testing.assert_array_equal(t.grad.numpy()[i], 2.0)  # bounds lie inside both times
+
+
 def test_a_number_does_not_widen_the_result() -> None:
     t = flame.tensor([1.0], "float32")
     assert [(t * 2.5).dtype, (t * np.float64(2.5)).dtype] == [np.float32, np.float32]  # which is a float as well

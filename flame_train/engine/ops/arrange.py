@@ -158,13 +158,13 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 2, 3), (1, 0), "mirror"), ValueError, "got 'mirror'")
 
 
-@primitive(torch="triu")
+@primitive(torch="triu", whole=True)
 def triu(xp: Any, input: Array, diagonal: int = 0) -> Array:
     """The entries on and above the diagonal of the last two dims, zeros below"""
     return xp.where(_above(xp, input.shape, diagonal), input, xp.zeros((), input.dtype))
 
 
-@primitive(torch="tril")
+@primitive(torch="tril", whole=True)
 def tril(xp: Any, input: Array, diagonal: int = 0) -> Array:
     """The entries on and below the diagonal of the last two dims, zeros above"""
     return xp.where(_above(xp, input.shape, diagonal + 1), xp.zeros((), input.dtype), input)

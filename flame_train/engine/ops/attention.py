@@ -61,7 +61,7 @@ def _kept(xp: Any, scores: Array, heads: int, length: int, rows: slice, p: float
     return (kept * scores.dtype.type(0.0 if p == 1.0 else 1.0 / (1.0 - p))).reshape(scores.shape)
 
 
-@primitive(torch="nn.functional.scaled_dot_product_attention", aux=("lse",))
+@primitive(torch="nn.functional.scaled_dot_product_attention", aux=("lse",), whole=("attn_mask",))
 def scaled_dot_product_attention(
     xp: Any, query: Array, key: Array, value: Array, attn_mask: Array | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False, rng: Rng | None = None,

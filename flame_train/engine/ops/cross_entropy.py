@@ -104,7 +104,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((4, 3), (4,)), ShapeError, "expected whole-number classes, got float64")
 
 
-@primitive(torch="nn.functional.cross_entropy", aux=("peak", "rest", "mass", "total"))
+@primitive(torch="nn.functional.cross_entropy", aux=("peak", "rest", "mass", "total"), whole=("target",))
 def cross_entropy(
     xp: Any, input: Array, target: Array, weight: Array | None = None, *, ignore_index: int = -100,
     reduction: str = "mean", label_smoothing: float = 0.0,

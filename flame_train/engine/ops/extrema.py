@@ -18,13 +18,13 @@ from .select import maximum, minimum
 Pair = tuple[Array, Array]
 
 
-@primitive(torch="amax")
+@primitive(torch="amax", whole=True)
 def amax(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """The largest value over dim; ties share the gradient evenly"""
     return xp.max(input, axis=axes(dim, input.ndim, "amax"), keepdims=keepdim)
 
 
-@primitive(torch="amin")
+@primitive(torch="amin", whole=True)
 def amin(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """The smallest value over dim; ties share the gradient evenly"""
     return xp.min(input, axis=axes(dim, input.ndim, "amin"), keepdims=keepdim)
@@ -113,13 +113,13 @@ def _along(xp: Any, input: Array, dim: int, keepdim: bool, find: Any) -> tuple[P
     return (values if keepdim else xp.squeeze(values, dim), index), index
 
 
-@primitive(multiple=True, aux=("index",))
+@primitive(multiple=True, aux=("index",), whole=True)
 def max_dim(xp: Any, input: Array, dim: int, keepdim: bool = False) -> tuple[Pair, Array]:
     """The largest value along dim and its index: max(input, dim)"""
     return _along(xp, input, dim, keepdim, xp.argmax)
 
 
-@primitive(multiple=True, aux=("index",))
+@primitive(multiple=True, aux=("index",), whole=True)
 def min_dim(xp: Any, input: Array, dim: int, keepdim: bool = False) -> tuple[Pair, Array]:
     """The smallest value along dim and its index: min(input, dim)"""
     return _along(xp, input, dim, keepdim, xp.argmin)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ShapeError
-from ..dtype import Array, bool_, compute_dtype, float32, int32, int64
+from ..dtype import Array, bool_, compute_dtype, float32, int32, int64, is_float
 from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import booleans, integers
 from .dims import Shape, axis
@@ -163,12 +163,16 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((4, 3), 1, np.array([2, -1])), IndexError, r"in \[0, 3\), got -1 to 2")
 
 
-@primitive(torch="masked_fill")
+@primitive(torch="masked_fill", whole=True)
 def masked_fill(xp: Any, input: Array, mask: Array, value: Array | float) -> Array:
     """value where mask holds, else input"""
     if mask.dtype != bool:
         raise ShapeError(f"masked_fill: expected a boolean mask, got {mask.dtype.name}")
-    return xp.where(mask, value, input)
+    if is_float(input.dtype):
+        return xp.where(mask, value, input)
+    if is_float(value.dtype) if hasattr(value, "dtype") else value % 1:
+        raise ShapeError(f"masked_fill: {input.dtype.name} cannot hold {value}; make a float tensor of input first")
+    return xp.where(mask, value, input).astype(input.dtype)
 
 
 masked_fill.nograd("mask")
@@ -203,6 +207,7 @@ def _() -> Iterator[Sample]:
 @masked_fill.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((3,), (3,), 0.0), ShapeError, "expected a boolean mask, got float64")
+    yield ErrorSample(sample(integers(3, 2), booleans(2), 0.5), ShapeError, "int64 cannot hold 0.5")
 
 
 @primitive(torch="nn.functional.one_hot", moves=True)

@@ -19,7 +19,13 @@ from .dims import Shape, axis
 def cat(xp: Any, tensors: Sequence[Array], dim: int = 0) -> Array:
     """The tensors one after another along dim"""
     check_alike(tensors, dim)
-    return xp.concatenate(tensors, axis=dim)
+    return xp.concatenate(_of_one_dtype(tensors), axis=dim)
+
+
+def _of_one_dtype(tensors: Sequence[Array]) -> Sequence[Array]:
+    """The tensors, floats where one is: in the widest floating dtype there is."""
+    dtype = promote([t.dtype for t in tensors])
+    return tensors if dtype is None else [t.astype(dtype, copy=False) for t in tensors]
 
 
 @cat.vjp("tensors")
@@ -70,7 +76,7 @@ def stack(xp: Any, tensors: Sequence[Array], dim: int = 0) -> Array:
     """The tensors side by side along a new dim"""
     if len({t.shape for t in tensors}) != 1:
         raise ShapeError(f"stack: expected equal shapes, got {[tuple(t.shape) for t in tensors]}")
-    return xp.stack(tensors, axis=dim)
+    return xp.stack(_of_one_dtype(tensors), axis=dim)
 
 
 @stack.vjp("tensors")

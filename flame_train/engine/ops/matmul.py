@@ -17,7 +17,7 @@ def _t(x: Array) -> Array:
     return x.swapaxes(-1, -2)
 
 
-@primitive(torch="matmul")
+@primitive(torch="matmul", whole=True)
 def matmul(xp: Any, input: Array, other: Array) -> Array:
     """input @ other over the last two dims, the others broadcast; a 1-D operand is a vector"""
     inner = other.shape[-2] if other.ndim > 1 else other.shape[0]
@@ -62,7 +62,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (4, 2)), ShapeError, "inner sizes 3 and 4 differ")
 
 
-@primitive(torch="nn.functional.linear")
+@primitive(torch="nn.functional.linear", whole=True)
 def linear(xp: Any, input: Array, weight: Array, bias: Array | None = None) -> Array:
     """input @ weight^T + bias, over the last dim"""
     check_linear(input, weight)

@@ -172,25 +172,25 @@ def _(xp: Any, g: Array, input: Array) -> Array:
 generated(erf, "erff(input)", input="g * 1.1283791670955126f * e_to(-input * input)")
 
 
-@primitive(torch="floor")
+@primitive(torch="floor", whole=True)
 def floor(xp: Any, input: Array) -> Array:
     """The largest whole number not above input; the gradient is zero"""
     return xp.floor(input)
 
 
-@primitive(torch="ceil")
+@primitive(torch="ceil", whole=True)
 def ceil(xp: Any, input: Array) -> Array:
     """The smallest whole number not below input; the gradient is zero"""
     return xp.ceil(input)
 
 
-@primitive(torch="trunc")
+@primitive(torch="trunc", whole=True)
 def trunc(xp: Any, input: Array) -> Array:
     """input without its fraction; the gradient is zero"""
     return xp.trunc(input)
 
 
-@primitive(torch="round")
+@primitive(torch="round", whole=True)
 def round(xp: Any, input: Array, *, decimals: int = 0) -> Array:
     """The nearest number of so many decimals, of two equally near the even one; the gradient is zero"""
     if decimals == 0:

@@ -15,7 +15,7 @@ from .along import extent, no_reduction, no_rows, reduce
 from .dims import Dims, Shape, axes, axis, spread
 
 
-@primitive(torch="sum")
+@primitive(torch="sum", whole=True)
 def sum(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """The sum over dim"""
     return xp.sum(input, axis=axes(dim, input.ndim, "sum"), keepdims=keepdim)
@@ -200,7 +200,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (0, -2)), ShapeError, r"a dim appears twice in \(0, -2\)")
 
 
-@primitive(torch="prod")
+@primitive(torch="prod", whole=True)
 def prod(xp: Any, input: Array, dim: int | None = None, keepdim: bool = False) -> Array:
     """The product over dim, which is one dim or all; exact gradients where factors are zero"""
     return xp.prod(input, axis=axes(dim, input.ndim, "prod"), keepdims=keepdim)
@@ -323,7 +323,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), "nuc"), ValueError, "a number or 'fro', got 'nuc'")
 
 
-@primitive(torch="cumsum")
+@primitive(torch="cumsum", whole=True)
 def cumsum(xp: Any, input: Array, dim: int) -> Array:
     """The sums of the first, the first two, the first three, ... along dim"""
     along = axis(dim, input.ndim, "cumsum")
