@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import ShapeError
 from ..dtype import Array, compute_dtype, float32, promote
+from ..graph import added
 from ..mode import mode
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..sample import positive
@@ -25,9 +26,9 @@ def batch_norm_train(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """(input - mean) / sqrt(var + eps) * weight + bias per channel, over everything else (arXiv 1502.03167)"""
     axes = _others(input.shape, layout)
-    mean = xp.mean(input, axis=axes, keepdims=True)
+    mean = added(xp.mean, input, axes, True)
     centred = input - mean
-    rstd = 1.0 / xp.sqrt(xp.mean(centred * centred, axis=axes, keepdims=True) + eps)
+    rstd = 1.0 / xp.sqrt(added(xp.mean, centred * centred, axes, True) + eps)
     return _scaled(centred * rstd, weight, bias, layout), mean, rstd
 
 
@@ -49,13 +50,13 @@ def _scaled(x: Array, weight: Array | None, bias: Array | None, layout: str) -> 
 def _(xp: Any, g: Array, input: Array, weight: Array | None, mean: Array, rstd: Array, layout: str) -> Array:
     axes = _others(input.shape, layout)
     gw, xhat = _scaled(g, weight, None, layout), (input - mean) * rstd
-    slope = xp.mean(gw * xhat, axis=axes, keepdims=True)
-    return rstd * (gw - xp.mean(gw, axis=axes, keepdims=True) - xhat * slope)
+    slope = added(xp.mean, gw * xhat, axes, True)
+    return rstd * (gw - added(xp.mean, gw, axes, True) - xhat * slope)
 
 
 @batch_norm_train.vjp("weight")
 def _(xp: Any, g: Array, input: Array, mean: Array, rstd: Array, layout: str) -> Array:
-    return xp.sum(g * (input - mean) * rstd, axis=_others(input.shape, layout))
+    return added(xp.sum, g * (input - mean) * rstd, _others(input.shape, layout))
 
 
 @primitive()
@@ -79,14 +80,14 @@ def _(xp: Any, g: Array, running_var: Array, weight: Array | None, eps: float, l
 @batch_norm_inference.vjp("weight")
 def _(xp: Any, g: Array, input: Array, running_mean: Array, running_var: Array, eps: float, layout: str) -> Array:
     mean, var = (per_channel(s, input.ndim, layout) for s in (running_mean, running_var))
-    return xp.sum(g * (input - mean) / xp.sqrt(var + eps), axis=_others(input.shape, layout))
+    return added(xp.sum, g * (input - mean) / xp.sqrt(var + eps), _others(input.shape, layout))
 
 
 for _op in (batch_norm_train, batch_norm_inference):
 
     @_op.vjp("bias")
     def _(xp: Any, g: Array, layout: str) -> Array:
-        return xp.sum(g, axis=_others(g.shape, layout))
+        return added(xp.sum, g, _others(g.shape, layout))
 
 
 @batch_norm_train.samples
