@@ -206,6 +206,37 @@ def test_losses_of_classes_that_cannot_be(name: str, more: dict[str, Any], targe
     np.testing.assert_allclose(x.grad.numpy(), tx.grad.numpy())
 
 
+TAILS: dict[str, tuple[Any, Any]] = {
+    "sigmoid": (lambda F, x: F.sigmoid(x), torch.sigmoid),
+    "silu": (lambda F, x: F.silu(x), torch.nn.functional.silu),
+    "quick_gelu": (lambda F, x: F.quick_gelu(x), lambda x: x * torch.sigmoid(1.702 * x)),
+    "swiglu": (lambda F, x: F.swiglu(F.cat([x, x], -1)), lambda x: x * torch.nn.functional.silu(x)),
+    "softplus": (lambda F, x: F.softplus(x), torch.nn.functional.softplus),
+    "mish": (lambda F, x: F.mish(x), torch.nn.functional.mish),
+    "binary_cross_entropy_with_logits": (
+        lambda F, x: F.binary_cross_entropy_with_logits(x, x * 0.0, reduction="none"),
+        lambda x: torch.nn.functional.binary_cross_entropy_with_logits(x, x * 0.0, reduction="none"),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [float32, float64], ids=lambda d: d.name)
+@pytest.mark.parametrize("name", list(TAILS))
+def test_logistic_functions_keep_their_digits_where_they_vanish(name: str, dtype: Any) -> None:
+    """Each value by itself: a norm over all would not see what is small."""
+    from flame_train.engine import functional as F
+
+    mine, theirs = TAILS[name]
+    numbers = np.linspace(-50.0, 50.0, 401).astype(dtype)
+    x, tx = flame.tensor(numbers, requires_grad=True), torch.tensor(numbers, requires_grad=True)
+    y, ty = mine(F, x), theirs(tx)
+    limit = 2e-5 if dtype == float32 else 1e-12  # an exponent of 50 has two digits less to spare
+    np.testing.assert_allclose(y.numpy(), ty.detach().numpy(), rtol=limit)
+    y.sum().backward()
+    ty.sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), tx.grad.numpy(), rtol=limit, atol=1e-300)
+
+
 def test_embedding_padding_row_gets_no_gradient() -> None:
     from flame_train.engine import functional as F
 

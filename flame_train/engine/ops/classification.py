@@ -70,7 +70,8 @@ def _positive_part(target: Array, pos_weight: Array | None) -> Any:
 def _(
     xp: Any, g: Array, input: Array, target: Array, weight: Array | None, pos_weight: Array | None, reduction: str
 ) -> Array:
-    slope = 1.0 - target - _positive_part(target, pos_weight) * sigmoid_value(xp, -input)
+    positive = target if pos_weight is None else pos_weight * target
+    slope = _positive_part(target, pos_weight) * sigmoid_value(xp, input) - positive
     return share(g, input.size, reduction) * (slope if weight is None else slope * weight)
 
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from ..dtype import Array
 from ..op import Sample, primitive, sample
 from ..sample import of_one, positive
@@ -140,8 +142,9 @@ generated(tanh, "tanhf(input)", input="g * (1.f - out * out)")
 
 
 def sigmoid_value(xp: Any, x: Array) -> Array:
-    """1 / (1 + e^-x) by way of tanh, which neither overflows nor branches."""
-    return 0.5 * (1.0 + xp.tanh(0.5 * x))
+    """1 / (1 + e^-x), as exact where it is next to nothing as where it is next to 1, and zero where e^-x is infinite."""
+    with np.errstate(over="ignore"):
+        return 1.0 / (1.0 + xp.exp(-x))
 
 
 @primitive(torch="sigmoid")
