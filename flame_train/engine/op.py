@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from ..errors import Unsupported
+from ..errors import ShapeError, Unsupported
 
 Kind = Literal["tensor", "list", "attr"]
 When = Callable[..., "bool | str"]
@@ -114,6 +114,9 @@ def sample(*args: Any, **kwargs: Any) -> Sample:
 
 GIVEN = frozenset(("needs", "plus", "into", "room"))
 """What a formula may ask for beside what is saved for it."""
+
+LAYOUTS = ("NCHW", "NHWC")
+"""What an op's `layout` may be: where an image's channels are."""
 
 REGISTRY: dict[str, Op] = {}
 """Every op by name. Written at import only."""
@@ -258,6 +261,8 @@ class Op:
         for name in self._required:
             if values[name] is inspect.Parameter.empty:
                 raise TypeError(f"{self.name}: missing argument {name!r}")
+        if values.get("layout", "NCHW") not in LAYOUTS:
+            raise ShapeError(f"{self.name}: expected layout 'NCHW' or 'NHWC', got {values['layout']!r}")
         return values
 
     def _gathered(self, args: Sequence[Any]) -> Sequence[Any]:

@@ -17,6 +17,7 @@ from flame_train.engine.dtype import Array, bfloat16, float16, float32, float64,
 from flame_train.engine.op import REGISTRY, Op, Sample, composite, primitive, sample
 from flame_train.engine.sample import materialise, tensor_arguments
 from flame_train.engine.tensor import Tensor
+from flame_train.errors import ShapeError
 
 OPS = sorted(REGISTRY)
 CASES = [pytest.param(n, i, s, id=f"{n}-{i}") for n in OPS for i, s in enumerate(REGISTRY[n].iter_samples())]
@@ -199,6 +200,14 @@ def test_refuses_arguments_it_does_not_know(name: str) -> None:
         op(**bound, colour=1)
     with pytest.raises(TypeError, match=f"{name}: missing argument '{op.names[0]}'"):
         op(**{n: v for n, v in bound.items() if n != op.names[0]})
+
+
+@pytest.mark.parametrize("name", [n for n in OPS if "layout" in REGISTRY[n].names])
+def test_refuses_a_layout_it_does_not_know(name: str) -> None:
+    op = REGISTRY[name]
+    bound = draw(op, 0, next(op.iter_samples()))
+    with pytest.raises(ShapeError, match=f"{name}: expected layout 'NCHW' or 'NHWC', got 'nhwc'"):
+        op(**{**bound, "layout": "nhwc"})
 
 
 @pytest.fixture
