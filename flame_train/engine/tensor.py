@@ -98,6 +98,8 @@ class Tensor(Methods):
         return self.ndim
 
     def __len__(self) -> int:
+        if not self.ndim:
+            raise TypeError("len() of a 0-d tensor")
         return self.shape[0]
 
     def __repr__(self) -> str:
@@ -331,16 +333,21 @@ class Working(Tensor):
 def tensor(
     data: Any, dtype: str | DType | None = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
-    """A new tensor holding a copy of `data` (NumPy array, nested lists, numbers, or anything with DLPack).
+    """A new tensor holding a copy of `data`: NumPy array, nested lists, numbers, a Tensor, or what has DLPack.
 
-    Python floats become float32, as torch.tensor does; arrays keep their dtype unless `dtype` is given.
+    Python floats become float32, as torch.tensor does; arrays keep their dtype unless `dtype` is given. Of what DLPack
+    hands over NumPy must know the dtype, and it knows no bfloat16.
     """
-    if hasattr(data, "__dlpack__") and not isinstance(data, np.ndarray):
+    if isinstance(data, Tensor):
+        host = data.numpy()
+    elif hasattr(data, "__dlpack__") and not isinstance(data, np.ndarray):
         host = np.from_dlpack(data)
     else:
         host = np.asarray(data)
         if host.dtype == np.float64 and not isinstance(data, (np.ndarray, np.generic)):
             host = host.astype(np.float32)
+    if not is_float(host.dtype) and host.dtype.kind not in "biu":
+        raise TypeError(f"tensor: expected numbers, got {host.dtype}; functional.stack puts tensors together")
     if dtype is not None:
         host = host.astype(as_dtype(dtype))
     return Tensor(get_backend(device or mode().device).put(host), requires_grad=requires_grad)

@@ -104,6 +104,16 @@ def test_retain_graph_gives_the_same_gradient_again() -> None:
     np.testing.assert_array_equal(x.grad.numpy(), 2 * first)
 
 
+def test_grad_calls_the_hooks_of_its_inputs_alone() -> None:
+    x, y = leaf(3), leaf(3, seed=1)
+    called: list[str] = []
+    x.register_hook(lambda g: called.append("x"))
+    y.register_hook(lambda g: called.append("y"))
+    (gx,) = flame.grad((x * y + x.exp() * y).sum(), [x])
+    np.testing.assert_allclose(gx.numpy(), y.numpy() * (1.0 + np.exp(x.numpy())))
+    assert called == ["x"]
+
+
 def test_grad_touches_no_grad_and_reaches_inner_tensors() -> None:
     x = leaf(3)
     h = x.exp()

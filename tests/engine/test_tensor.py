@@ -185,6 +185,45 @@ def test_what_a_tensor_says_of_itself() -> None:
     assert [row.tolist() for row in flame.tensor([[1.0], [2.0]])] == [[1.0], [2.0]]
 
 
+@pytest.mark.parametrize("data", [None, "abc", 1j, [flame.tensor(1.0), flame.tensor(2.0)], [1, None]], ids=str)
+def test_only_numbers_make_a_tensor(data: Any) -> None:
+    with pytest.raises(TypeError, match="tensor: expected numbers, got"):
+        flame.tensor(data)
+
+
+def test_a_tensor_makes_a_tensor_of_its_own() -> None:
+    x = flame.tensor([1.0, 2.5], "bfloat16")
+    y = flame.tensor(x)
+    assert (y.dtype, y.tolist()) == (x.dtype, [1.0, 2.5])
+    assert not np.shares_memory(y.data, x.data)
+
+
+def test_a_number_has_no_length() -> None:
+    with pytest.raises(TypeError, match="len"):
+        len(flame.tensor(1.0))
+
+
+def test_what_is_reversed_lies_elsewhere() -> None:
+    x = flame.tensor([1.0, 2.0, 3.0])
+    y = x.flip((0,))
+    y[0] = 9.0
+    assert (x.tolist(), y.tolist()) == ([1.0, 2.0, 3.0], [9.0, 2.0, 1.0])
+
+
+def test_an_image_pooled_to_nothing() -> None:
+    x = flame.tensor(np.ones((2, 3, 4, 5)), requires_grad=True)
+    y = F.adaptive_avg_pool2d(x, 0)
+    assert y.shape == (2, 3, 0, 0)
+    y.sum().backward()
+    assert not x.grad.numpy().any()
+
+
+def test_running_statistics_do_not_move_for_no_images() -> None:
+    mean, var = flame.tensor([1.0, 2.0]), flame.tensor([3.0, 4.0])
+    assert F.instance_norm(flame.tensor(np.zeros((0, 2, 4))), mean, var).shape == (0, 2, 4)
+    assert (mean.tolist(), var.tolist()) == ([1.0, 2.0], [3.0, 4.0])
+
+
 def test_fractions_of_whole_numbers_are_fp32() -> None:
     t = flame.tensor([1, 2, 4])
     for made in (t.exp(), t / 2, t.float().mean(), F.div(t, t)):

@@ -206,6 +206,41 @@ def test_losses_of_classes_that_cannot_be(name: str, more: dict[str, Any], targe
     np.testing.assert_allclose(x.grad.numpy(), tx.grad.numpy())
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("name", ["var", "std"])
+def test_slope_of_the_variance_of_one_number(name: str) -> None:
+    from flame_train.engine import functional as F
+
+    x, tx = flame.tensor([[1.0, 2.0]], requires_grad=True), torch.tensor([[1.0, 2.0]], requires_grad=True)
+    getattr(F, name)(x, 0).sum().backward()
+    getattr(torch, name)(tx, 0).sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), tx.grad.numpy())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("row", [[np.inf, 1.0], [-np.inf, 1.0], [np.inf, -np.inf, 0.0]], ids=str)
+def test_logsumexp_of_what_is_infinite(row: list[float]) -> None:
+    from flame_train.engine import functional as F
+
+    x, tx = flame.tensor(row, requires_grad=True), torch.tensor(row, requires_grad=True)
+    y, ty = F.logsumexp(x, 0), tx.logsumexp(0)
+    y.backward()
+    ty.backward()
+    np.testing.assert_array_equal(y.numpy(), ty.detach().numpy())
+    np.testing.assert_array_equal(x.grad.numpy(), tx.grad.numpy())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("base", [-2.0, 0.0, 3.0])
+def test_a_number_to_the_power_of_a_tensor(base: float) -> None:
+    from flame_train.engine import functional as F
+
+    x, tx = flame.tensor([2.0, 3.0], requires_grad=True), torch.tensor([2.0, 3.0], requires_grad=True)
+    F.pow(base, x).sum().backward()
+    torch.pow(base, tx).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), tx.grad.numpy(), rtol=1e-6)
+
+
 TAILS: dict[str, tuple[Any, Any]] = {
     "sigmoid": (lambda F, x: F.sigmoid(x), torch.sigmoid),
     "silu": (lambda F, x: F.silu(x), torch.nn.functional.silu),

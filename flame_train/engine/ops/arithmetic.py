@@ -169,7 +169,7 @@ def _(xp: Any, g: Array, input: Array, exponent: Array | float) -> Array:
 @pow.vjp("exponent")
 def _(xp: Any, g: Array, input: Array | float, exponent: Array, out: Array) -> Array:
     if not hasattr(input, "dtype"):
-        return g * out * math.log(input) if input else xp.zeros_like(g)
+        return g * out * (math.log(input) if input > 0 else math.nan) if input else xp.zeros_like(g)
     zero = (input == 0) & (exponent >= 0)
     return xp.where(zero, 0.0, g * out * xp.log(xp.where(zero, 1.0, input)))
 

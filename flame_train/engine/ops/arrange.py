@@ -9,30 +9,37 @@ from ...errors import ShapeError
 from ..dtype import Array, compute_dtype
 from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import booleans, integers
-from .dims import Shape
+from .dims import Shape, axes
 from .index import added_at
 
 
 @primitive(torch="flip", moves=True)
 def flip(xp: Any, input: Array, dims: Sequence[int]) -> Array:
     """input in reverse order along dims"""
-    return xp.flip(input, tuple(dims))
+    return _flipped(xp, input, dims).copy()
+
+
+def _flipped(xp: Any, x: Array, dims: Sequence[int]) -> Array:
+    return xp.flip(x, axes(dims, x.ndim, "flip")) if dims else x
 
 
 @flip.vjp("input")
 def _(xp: Any, g: Array, dims: Sequence[int]) -> Array:
-    return xp.flip(g, tuple(dims))
+    return _flipped(xp, g, dims)
 
 
 @flip.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (2,)), ShapeError, "flip: dim 2 is outside a tensor of 2 dims")
+    yield ErrorSample(sample((2, 3), (0, -2)), ShapeError, "flip: a dim appears twice")
 
 
 @flip.samples
 def _() -> Iterator[Sample]:
     yield sample((2, 3), (0,))
     yield sample((2, 3, 2), (0, 2))
+    yield sample((), (-1,))
+    yield sample((2, 3), ())
 
 
 @primitive(torch="roll", moves=True)

@@ -12,7 +12,7 @@ from ..dtype import Array
 from ..indexing import Places, steps
 from ..op import ErrorSample, Sample, primitive, sample
 from ..tensor import Tensor
-from .dims import Shape
+from .dims import Shape, size_along
 from .index import added_at
 
 
@@ -65,21 +65,23 @@ def _() -> Iterator[ErrorSample]:
 @primitive(torch="narrow", moves=True)
 def narrow(xp: Any, input: Array, dim: int, start: int, length: int) -> Array:
     """length entries of dim, from start"""
-    if start < 0 or start + length > input.shape[dim]:
-        raise ShapeError(f"narrow: [{start}, {start + length}) is outside dim {dim} of size {input.shape[dim]}")
-    return input[_window(input.ndim, dim, start, length)]
+    return input[_window(input.shape, dim, start, length)]
 
 
-def _window(ndim: int, dim: int, start: int, length: int) -> tuple[slice, ...]:
-    index = [slice(None)] * ndim
-    index[dim] = slice(start, start + length)
+def _window(shape: Shape, dim: int, start: int, length: int) -> tuple[slice, ...]:
+    n = size_along(shape, dim, "narrow")
+    first = start + n if start < 0 else start
+    if first < 0 or length < 0 or first + length > n:
+        raise ShapeError(f"narrow: [{start}, {start + length}) is outside dim {dim} of size {n}")
+    index = [slice(None)] * len(shape)
+    index[dim] = slice(first, first + length)
     return tuple(index)
 
 
 @narrow.vjp("input")
 def _(xp: Any, g: Array, input_shape: Shape, dim: int, start: int, length: int) -> Array:
     out = xp.zeros(input_shape, g.dtype)
-    out[_window(g.ndim, dim, start, length)] = g
+    out[_window(input_shape, dim, start, length)] = g
     return out
 
 
@@ -87,8 +89,11 @@ def _(xp: Any, g: Array, input_shape: Shape, dim: int, start: int, length: int) 
 def _() -> Iterator[Sample]:
     yield sample((4, 5), 1, 1, 3)
     yield sample((4, 5), 0, 0, 4)
+    yield sample((4, 5), 1, -3, 2)
 
 
 @narrow.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((4, 5), 1, 3, 3), ShapeError, "is outside dim 1 of size 5")
+    yield ErrorSample(sample((4, 5), 1, -6, 1), ShapeError, "is outside dim 1 of size 5")
+    yield ErrorSample(sample((), 0, 0, 1), ShapeError, "narrow: expected a tensor of at least 1 dim")

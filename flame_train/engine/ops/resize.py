@@ -163,6 +163,8 @@ def _plan(
     for axis, wanted in zip(axes, each, strict=True):
         before = shape[axis]
         after = int(wanted) if size is not None else math.floor(before * wanted)
+        if min(before, after) < 1:
+            raise ShapeError(f"interpolate: expected sizes of at least 1, got {before} to {after} along dim {axis}")
         if align:
             scale = (before - 1) / (after - 1) if after > 1 else 0.0
         else:
@@ -200,3 +202,4 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 2, 3, 4)), ValueError, "one of size and scale_factor")
     yield ErrorSample(sample((1, 2, 3, 4), 5, None, "nearest", True), ValueError, "align_corners is for")
     yield ErrorSample(sample((1, 2, 3, 4), (5,)), ShapeError, "expected 2 numbers")
+    yield ErrorSample(sample((1, 2, 3, 4), 0), ShapeError, "at least 1, got 3 to 0 along dim 2")

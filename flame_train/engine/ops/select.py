@@ -124,6 +124,8 @@ for _op in (maximum, minimum):
 @primitive(torch="where", whole=True)
 def where(xp: Any, condition: Array, input: Array | float, other: Array | float) -> Array:
     """input where condition holds, else other"""
+    if condition.dtype != bool:
+        raise ShapeError(f"where: expected a boolean condition, got {condition.dtype.name}")
     return xp.where(condition, input, other)
 
 
@@ -141,7 +143,7 @@ def _(xp: Any, g: Array, condition: Array) -> Array:
 
 
 generated(
-    where, "condition != 0.f ? input : other",
+    where, "condition != 0.f ? input : other", when=lambda condition: condition.dtype == bool or "it is refused",
     input="condition != 0.f ? g : 0.f", other="condition != 0.f ? 0.f : g",
 )  # fmt: skip
 
@@ -149,6 +151,7 @@ generated(
 @where.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample(booleans(2), (3,), 0.0), ShapeError, r"of condition \(2,\), input \(3,\) do not broadcast")
+    yield ErrorSample(sample((2,), (2,), 0.0), ShapeError, "expected a boolean condition, got float64")
 
 
 @where.samples
