@@ -272,6 +272,18 @@ def test_logistic_functions_keep_their_digits_where_they_vanish(name: str, dtype
     np.testing.assert_allclose(x.grad.numpy(), tx.grad.numpy(), rtol=limit, atol=1e-300)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("factor", [0.7, 1.0, 1.1, 2.0, 2.3, 2.9])
+@pytest.mark.parametrize("shape", [(1, 2, 8), (1, 2, 3, 4), (1, 1, 2, 3, 4)], ids=str)
+def test_nearest_pixels_by_odd_factors(shape: tuple[int, ...], factor: float, mode: str) -> None:
+    """Values alone: PyTorch's gradient of these goes to other pixels than its result comes from."""
+    from flame_train.engine import functional as F
+
+    x = np.arange(np.prod(shape), dtype=np.float64).reshape(shape)
+    want = torch.nn.functional.interpolate(torch.from_numpy(x), scale_factor=factor, mode=mode)
+    assert np.array_equal(F.interpolate(flame.tensor(x), None, factor, mode).numpy(), want.numpy())
+
+
 def test_embedding_padding_row_gets_no_gradient() -> None:
     from flame_train.engine import functional as F
 

@@ -41,7 +41,7 @@ def _check_places(xp: Any, op: str, input: Array, dim: int, index: Array, src: A
     _check_index(op, input, index, src)
     along, sizes = axis(dim, index.ndim, op), zip(index.shape, input.shape, strict=True)
     wide = any(n > m and d != along for d, (n, m) in enumerate(sizes))
-    if wide or (src is not None and any(n > m for n, m in zip(index.shape, src.shape, strict=True))):
+    if index.size and (wide or (src is not None and any(n > m for n, m in zip(index.shape, src.shape, strict=True)))):
         shapes = [tuple(a.shape) for a in (index, input, src) if a is not None]
         raise ShapeError(
             f"{op}: index must be no larger than input beside dim {dim}, nor than its source, got {shapes}"
