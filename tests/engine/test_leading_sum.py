@@ -30,7 +30,19 @@ def test_a_bias_gets_the_sum_of_its_gradients() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["sum", "mean", "var", "std", "norm", "cumsum", "batch_norm_train", "the gradient of a bias"]
+    "name",
+    [
+        "sum",
+        "mean",
+        "var",
+        "std",
+        "norm",
+        "cumsum",
+        "logsumexp",
+        "batch_norm_train",
+        "running variance",
+        "the gradient of a bias",
+    ],
 )
 @pytest.mark.parametrize("turned", [False, True])
 def test_many_numbers_are_added_as_exactly_as_few(name: str, turned: bool) -> None:
@@ -45,6 +57,10 @@ def test_many_numbers_are_added_as_exactly_as_few(name: str, turned: bool) -> No
             (t.detach() * (bias + t.detach())).sum().backward()
             assert bias.grad is not None
             return bias.grad.numpy()
+        if name == "running variance":
+            var = tensor(np.zeros(3, x.dtype))
+            F.batch_norm(t.detach(), None, var, training=True, momentum=1.0)
+            return var.numpy()
         if name == "batch_norm_train":
             y = F.batch_norm_train(t)
             (y * y * y).sum().backward()

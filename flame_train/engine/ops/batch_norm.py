@@ -163,7 +163,8 @@ def _moments(input: Tensor, axes: tuple[int, ...], count: int) -> tuple[Array, A
         mean, var = statistics(k, k.rows_first(input.data).reshape(shape))
         return mean, var * (count / (count - 1.0))
     xp, x = input.backend.xp, input.data.astype(compute_dtype(input.dtype))
-    return xp.mean(x, axis=axes), xp.var(x, axis=axes, ddof=1)
+    centred = x - added(xp.mean, x, axes, True)
+    return added(xp.mean, x, axes), added(xp.mean, centred * centred, axes) * (count / (count - 1.0))
 
 
 batch_norm.nograd("running_mean", "running_var")

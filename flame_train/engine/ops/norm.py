@@ -38,6 +38,8 @@ def group_norm(
 
 def _grouped(x: Array, groups: int, layout: str) -> tuple[Array, tuple[int, ...]]:
     """x with its channels split into groups, and the axes over which a group spreads."""
+    if groups < 1:
+        raise ShapeError(f"group_norm: expected at least one group, got {groups}")
     if layout == "NHWC":
         if x.shape[-1] % groups:
             raise ShapeError(f"group_norm: {x.shape[-1]} channels do not divide into {groups} groups")
@@ -105,6 +107,7 @@ def _() -> Iterator[Sample]:
 @group_norm.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 6, 2, 2), 4), ShapeError, "6 channels do not divide into 4 groups")
+    yield ErrorSample(sample((1, 6, 2, 2), 0), ShapeError, "at least one group, got 0")
     yield ErrorSample(sample((1, 6, 2, 2), 2, (1,)), ShapeError, "expected 6 values, one a channel .*, got .1,")
 
 
@@ -134,7 +137,7 @@ def _() -> Iterator[Sample]:
 def _group_condition(input: Array, num_groups: int, weight: Array | None, bias: Array | None, layout: str) -> str:
     if layout != "NHWC" or weight is None or bias is None:
         return "only channels-last with weight and bias"
-    if input.shape[-1] % num_groups or input.size == 0:
+    if num_groups < 1 or input.shape[-1] % num_groups or input.size == 0:
         return "channels do not divide into groups, or there are none"
     if not weight.shape == bias.shape == input.shape[-1:]:
         return "weights that are refused"

@@ -11,6 +11,7 @@ import numpy as np
 from ...errors import ShapeError
 from ..backend.cuda.programs import Operands, Program
 from ..dtype import Array
+from ..graph import added
 from ..op import ErrorSample, Op, Sample, composite, primitive, sample
 from ..sample import no_such_dim
 from ..tensor import Tensor
@@ -109,7 +110,7 @@ def logsumexp(xp: Any, input: Array, dim: Dims, keepdim: bool = False) -> Array:
     top = xp.max(input, axis=dims, keepdims=True) if input.size else xp.zeros(kept, input.dtype)
     top = xp.where(xp.isfinite(top), top, 0.0)
     with np.errstate(divide="ignore"):  # the logarithm of nothing
-        total = xp.log(xp.sum(xp.exp(input - top), axis=dims, keepdims=True)) + top
+        total = xp.log(added(xp.sum, xp.exp(input - top), dims, True)) + top
     return total if keepdim else xp.squeeze(total, dims)
 
 
