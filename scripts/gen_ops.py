@@ -27,7 +27,8 @@ relative error of 1e-5 in fp32 and 1e-10 in fp64. `*` separates what is given by
 `layout`: "NCHW" as in PyTorch, or "NHWC".
 
 Dtypes: `floats` are fp64, fp32, bf16 and fp16, the last two computed in fp32 and rounded once, and what else is given
-is raised to them; `numbers` are floats, and whole numbers and truth values as they are; `any` moves data of every dtype; `by parts` is the sequence of ops that the formula says, each part rounded. Why is in
+is raised to them; `numbers` are floats, and whole numbers and truth values as they are; `any` moves data of every dtype
+as it is; `by parts` is the sequence of ops that the formula says, each part rounded. Why is in
 [numerics.md](numerics.md). Implementations beside the reference run on CUDA where their conditions hold; `explain` says
 which one a call takes. The measured error is the worst over samples, dtypes and gradients on a GPU, as a share of what
 is allowed: twice the reference's own error in the same precision plus one unit in the last place.
