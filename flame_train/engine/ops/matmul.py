@@ -191,7 +191,9 @@ def _(k: Any, g: Array, input: Array) -> Array:
 
 def linear_condition(input: Array, weight: Array, bias: Array | None) -> str:
     """Why a linear layer cannot go through cuBLASLt; empty when it can."""
-    return "a vector operand" if input.ndim < 2 else conditions.same(conditions.ANY_FLOAT, input, weight, bias)
+    if input.ndim < 2 or 0 in weight.shape:
+        return "a vector operand, or nothing to multiply with"
+    return conditions.same(conditions.ANY_FLOAT, input, weight, bias)
 
 
 def added_product(
