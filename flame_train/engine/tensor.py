@@ -341,7 +341,12 @@ def tensor(
     if isinstance(data, Tensor):
         host = data.numpy()
     elif hasattr(data, "__dlpack__") and not isinstance(data, np.ndarray):
-        host = np.from_dlpack(data)
+        try:
+            host = np.from_dlpack(data)
+        except (BufferError, RuntimeError) as e:
+            raise TypeError(
+                f"tensor: NumPy cannot take this {type(data).__name__}: {e}; give it float32 on the CPU"
+            ) from e
     else:
         host = np.asarray(data)
         if host.dtype == np.float64 and not isinstance(data, (np.ndarray, np.generic)):

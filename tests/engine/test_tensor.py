@@ -191,6 +191,18 @@ def test_only_numbers_make_a_tensor(data: Any) -> None:
         flame.tensor(data)
 
 
+def test_what_numpy_does_not_know_is_not_taken_by_dlpack() -> None:
+    class Foreign:
+        def __dlpack__(self, **kwargs: Any) -> Any:
+            raise BufferError("of another device")
+
+        def __dlpack_device__(self) -> Any:
+            return (1, 0)
+
+    with pytest.raises(TypeError, match="NumPy cannot take this Foreign: of another device; give it float32"):
+        flame.tensor(Foreign())
+
+
 def test_a_tensor_makes_a_tensor_of_its_own() -> None:
     x = flame.tensor([1.0, 2.5], "bfloat16")
     y = flame.tensor(x)

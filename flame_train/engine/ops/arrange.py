@@ -212,7 +212,7 @@ for _op in (triu, tril):
 @primitive(torch="nn.functional.pixel_shuffle", moves=True)
 def pixel_shuffle(xp: Any, input: Array, upscale_factor: int, layout: str = "NCHW") -> Array:
     """Channels in groups of r * r spread over r x r pixels each, r = upscale_factor (arXiv 1609.05158)"""
-    r = upscale_factor
+    r = _factor("pixel_shuffle", input, upscale_factor)
     *lead, c, h, w = input.shape if layout == "NCHW" else _channels_third(input.shape)
     if c % (r * r):
         raise ShapeError(f"pixel_shuffle: {c} channels do not divide by {r} * {r}")
@@ -224,6 +224,12 @@ def pixel_shuffle(xp: Any, input: Array, upscale_factor: int, layout: str = "NCH
     return y.reshape(*lead, c // (r * r), h * r, w * r)
 
 
+def _factor(op: str, input: Array, r: int) -> int:
+    if input.ndim < 3 or r < 1:
+        raise ShapeError(f"{op}: expected at least 3 dims and a factor of at least 1, got {tuple(input.shape)} and {r}")
+    return r
+
+
 def _channels_third(shape: Shape) -> Shape:
     return (*shape[:-3], shape[-1], shape[-3], shape[-2])
 
@@ -231,7 +237,7 @@ def _channels_third(shape: Shape) -> Shape:
 @primitive(torch="nn.functional.pixel_unshuffle", moves=True)
 def pixel_unshuffle(xp: Any, input: Array, downscale_factor: int, layout: str = "NCHW") -> Array:
     """The r x r pixels of each block as channels, r = downscale_factor: pixel_shuffle undone"""
-    r = downscale_factor
+    r = _factor("pixel_unshuffle", input, downscale_factor)
     *lead, c, h, w = input.shape if layout == "NCHW" else _channels_third(input.shape)
     if h % r or w % r:
         raise ShapeError(f"pixel_unshuffle: {h} x {w} pixels do not divide into blocks of {r} x {r}")
@@ -270,8 +276,10 @@ def _() -> Iterator[Sample]:
 @pixel_shuffle.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 6, 2, 2), 2), ShapeError, "6 channels do not divide by 2")
+    yield ErrorSample(sample((2, 2), 2), ShapeError, "at least 3 dims")
 
 
 @pixel_unshuffle.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 1, 3, 4), 2), ShapeError, "3 x 4 pixels do not divide")
+    yield ErrorSample(sample((1, 3, 4), -1), ShapeError, "a factor of at least 1, got .1, 3, 4. and -1")

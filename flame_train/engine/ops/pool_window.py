@@ -32,7 +32,7 @@ class Window:
         if len(shape) != 4:
             raise ShapeError(f"{op}: expected a 4-D input in {layout}, got {tuple(shape)}")
         size = (shape[2], shape[3]) if layout == "NCHW" else (shape[1], shape[2])
-        k, p, s = pair(kernel), pair(padding), pair(kernel if stride is None else stride)
+        k, p, s = pair(kernel), pair(padding), pair(kernel if stride in (None, ()) else stride)
         if min(*k, *s, *pair(dilation)) < 1:
             raise ShapeError(f"{op}: expected kernel, stride and dilation of at least 1, got {k}, {s}, {dilation}")
         if any(2 * p[i] > k[i] for i in (0, 1)):

@@ -242,6 +242,8 @@ def norm(xp: Any, input: Array, p: float | str = "fro", dim: Dims = None, keepdi
     if p == 2.0:
         return xp.sqrt(added(xp.sum, input * input, dims, keepdim))
     if math.isinf(p):
+        if not _count(input.shape, dims):
+            raise ShapeError(f"norm: expected at least one value over dims {dims} of {tuple(input.shape)} for p = {p}")
         return (xp.max if p > 0 else xp.min)(size, axis=dims, keepdims=keepdim)
     if p == 0.0:
         return xp.sum(input != 0, axis=dims, keepdims=keepdim).astype(input.dtype)
@@ -325,6 +327,7 @@ def _() -> Iterator[Sample]:
 @norm.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), "nuc"), ValueError, "a number or 'fro', got 'nuc'")
+    yield ErrorSample(sample((2, 0), math.inf, 1), ShapeError, "at least one value over dims")
 
 
 @primitive(torch="cumsum", whole=True)

@@ -215,8 +215,10 @@ def _() -> Iterator[Sample]:
 def expand(xp: Any, input: Array, shape: Sequence[int]) -> Array:
     """input repeated along its dims of size 1 to shape; -1 keeps a size"""
     lead = len(shape) - input.ndim
+    if lead < 0 or -1 in tuple(shape)[:lead]:
+        raise ShapeError(f"expand: {tuple(input.shape)} does not expand to {tuple(shape)}")
     full = [input.shape[i - lead] if n == -1 else n for i, n in enumerate(shape)]
-    if lead < 0 or any(n not in (1, m) for n, m in zip(input.shape, full[lead:], strict=True)):
+    if any(n not in (1, m) for n, m in zip(input.shape, full[lead:], strict=True)):
         raise ShapeError(f"expand: {tuple(input.shape)} does not expand to {tuple(shape)}")
     return xp.broadcast_to(input, tuple(full))
 
@@ -235,3 +237,5 @@ def _() -> Iterator[Sample]:
 @expand.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (4, 3)), ShapeError, r"\(2, 3\) does not expand to \(4, 3\)")
+    yield ErrorSample(sample((2, 3), (-1, 2, 3)), ShapeError, r"\(2, 3\) does not expand to \(-1, 2, 3\)")
+    yield ErrorSample(sample((2, 3), (3,)), ShapeError, r"\(2, 3\) does not expand to \(3,\)")
