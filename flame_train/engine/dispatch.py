@@ -11,7 +11,7 @@ from numpy.exceptions import AxisError
 
 from ..errors import ShapeError
 from .backend import Backend, get_backend
-from .dtype import Array, DType, as_array, compute_dtype, float32, float64, int64, is_float, promote
+from .dtype import FLOATS, Array, DType, as_array, compute_dtype, float32, float64, int64, is_float, promote
 from .graph import Edge, Node
 from .mode import Mode, mode
 from .op import Condition, Formula, Kernel, Op
@@ -75,8 +75,10 @@ def _unwrap(op: Op, values: dict[str, Any]) -> tuple[dict[str, Any], list[Used]]
             arrays[name] = [t.data for t in v]
         elif v is not None and not isinstance(v, (bool, int, float)):
             _expect_tensor(op, name, v)
-    if op.raised:
-        _raise_whole(op, arrays, used)
+    for name, _, t in used:
+        if t.data.dtype not in FLOATS and name in op.raised:
+            _raise_whole(op, arrays, used)
+            break
     if op.rounds:
         _round_numbers(op, arrays, used)
     return arrays, used
@@ -84,14 +86,13 @@ def _unwrap(op: Op, values: dict[str, Any]) -> tuple[dict[str, Any], list[Used]]
 
 def _raise_whole(op: Op, arrays: dict[str, Any], used: list[Used]) -> None:
     """Puts floats in the place of whole numbers and truth values, where those are not taken as they are."""
-    names = {name for name, _, t in used if name in op.raised and not is_float(t.data.dtype)}
-    work = promote([t.data.dtype for _, _, t in used]) or float32 if names else None
-    for name in names:
+    work = promote([t.data.dtype for _, _, t in used]) or float32
+    for name in op.raised.intersection([name for name, _, _ in used]):
         v = arrays[name]
         arrays[name] = [_as_float(a, work) for a in v] if name in op.list_names else _as_float(v, work)
 
 
-def _as_float(array: Array, dtype: DType | None) -> Array:
+def _as_float(array: Array, dtype: DType) -> Array:
     return array if is_float(array.dtype) else array.astype(dtype)
 
 

@@ -152,6 +152,7 @@ class Op:
         self.list_names = frozenset(p.name for p in self.params if p.kind == "list")
         self._defaults = {p.name: p.default for p in self.params}
         self._required = tuple(n for n, default in self._defaults.items() if default is inspect.Parameter.empty)
+        self._laid = "layout" in self.names
         self._list_last = bool(self.positional) and self.positional[-1] in self.list_names
         self.formulas: list[Formula] = []
         self.kernel_formulas: list[Formula] = []
@@ -261,7 +262,7 @@ class Op:
         for name in self._required:
             if values[name] is inspect.Parameter.empty:
                 raise TypeError(f"{self.name}: missing argument {name!r}")
-        if values.get("layout", "NCHW") not in LAYOUTS:
+        if self._laid and values["layout"] not in LAYOUTS:
             raise ShapeError(f"{self.name}: expected layout 'NCHW' or 'NHWC', got {values['layout']!r}")
         return values
 
