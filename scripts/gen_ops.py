@@ -26,8 +26,9 @@ arguments are PyTorch's where the last column names a counterpart; values and gr
 relative error of 1e-5 in fp32 and 1e-10 in fp64. `*` separates what is given by name only. Ops that take images have
 `layout`: "NCHW" as in PyTorch, or "NHWC".
 
-Dtypes: `floats` are fp64, fp32, bf16 and fp16, the last two computed in fp32 and rounded once; `any` moves data of
-every dtype as it is; `by parts` is the sequence of ops that the formula says, each part rounded. Why is in
+Dtypes: `floats` are fp64, fp32, bf16 and fp16, the last two computed in fp32 and rounded once, and what else is given
+is raised to them; `numbers` are floats, and whole numbers and truth values as they are; `any` moves data of every dtype
+as it is; `by parts` is the sequence of ops that the formula says, each part rounded. Why is in
 [numerics.md](numerics.md). Implementations beside the reference run on CUDA where their conditions hold; `explain` says
 which one a call takes. The measured error is the worst over samples, dtypes and gradients on a GPU, as a share of what
 is allowed: twice the reference's own error in the same precision plus one unit in the last place.
@@ -81,7 +82,7 @@ def formula(op: Op) -> str:
 
 def dtypes(op: Op) -> str:
     """What the op takes, and how bf16 and fp16 are computed."""
-    return "by parts" if op.composite else "any" if op.moves else "floats"
+    return "by parts" if op.composite else "any" if op.moves else "floats" if op.raised else "numbers"
 
 
 def implementations(op: Op) -> list[str]:

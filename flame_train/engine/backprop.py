@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..errors import ShapeError, Unsupported
 from .backend import same_place
-from .dtype import Array
+from .dtype import Array, as_array
 from .graph import Edge, Held, Node, unbroadcast
 from .mode import mode
 
@@ -48,7 +48,7 @@ class _Sums:
         elif self.owned[index]:
             held += g
         else:
-            self.put(index, held + g)
+            self.put(index, as_array(held + g))
 
     def held(self, index: int) -> Held | None:
         value = self.values[index]
@@ -77,11 +77,14 @@ class Pass:
 
     A `nested` pass, inside such a node, hands every contribution to a leaf on as it comes: the pass around it, which
     alone knows the whole gradient, adds them up in the order of a run without recomputation, and calls the hooks.
-    `targets` receives the gradients of inner tensors by (id of node, output index).
+    `targets` receives the gradients of inner tensors by (id of node, output index); `only` says, by their ids, which
+    leaves are meant, where not all are.
     """
 
-    def __init__(self, sink: Sink, *, nested: bool = False, targets: Targets | None = None) -> None:
-        self._sink, self._nested, self._targets = sink, nested, targets
+    def __init__(
+        self, sink: Sink, *, nested: bool = False, targets: Targets | None = None, only: frozenset[int] | None = None
+    ) -> None:
+        self._sink, self._nested, self._targets, self._only = sink, nested, targets, only
         self._pending: dict[Node, _Sums] = {}
         self._heap: list[tuple[int, Node]] = []
         self._leaves: dict[int, tuple[Tensor, _Sums]] = {}
@@ -185,7 +188,7 @@ class Pass:
     def add(self, leaf: Tensor, g: Array) -> None:
         if self._nested:
             self._sink.add(leaf, g)
-        else:
+        elif self._only is None or id(leaf) in self._only:
             self._leaves.setdefault(id(leaf), (leaf, _Sums(1)))[1].add(0, g)
 
     def held(self, leaf: Tensor) -> Held | None:
@@ -270,14 +273,13 @@ class _Accumulating:
 
 
 class _Collecting:
-    """Keeps the gradients of some leaves, each by the tensor's id."""
+    """Keeps the gradients of leaves, each by the tensor's id."""
 
-    def __init__(self, wanted: set[int], found: dict[int, Array]) -> None:
-        self._wanted, self._found = wanted, found
+    def __init__(self, found: dict[int, Array]) -> None:
+        self._found = found
 
     def add(self, leaf: Tensor, g: Array) -> None:
-        if id(leaf) in self._wanted:
-            self._found[id(leaf)] = g
+        self._found[id(leaf)] = g
 
     def held(self, leaf: Tensor) -> Held | None:
         return None
@@ -304,8 +306,8 @@ def grad(
     given = [grad_outputs] if isinstance(grad_outputs, Tensor) else grad_outputs
     found: dict[int, Array] = {}
     targets: Targets = {(id(t._node), t._index): partial(found.__setitem__, id(t)) for t in ins if t._node is not None}
-    sink = _Collecting({id(t) for t in ins}, found)
-    Pass(sink, targets=targets).run(_roots(outs, given), retain_graph=retain_graph)
+    only = frozenset([id(t) for t in ins])
+    Pass(_Collecting(found), targets=targets, only=only).run(_roots(outs, given), retain_graph=retain_graph)
     missing = [i for i, t in enumerate(ins) if id(t) not in found]
     if missing and not allow_unused:
         raise RuntimeError(

@@ -11,12 +11,15 @@ from numpy.exceptions import AxisError
 
 from ..errors import ShapeError
 from .backend import Backend, get_backend
-from .dtype import Array, DType, compute_dtype, float32, float64, is_float, promote
+from .dtype import FLOATS, Array, DType, as_array, compute_dtype, float32, float64, int64, is_float, promote
 from .graph import Edge, Node
 from .mode import Mode, mode
 from .op import Condition, Formula, Kernel, Op
 from .rebuild import Again
 from .tensor import Tensor
+
+_OF_WHOLE = {float64: float32, np.dtype(np.uint64): int64}
+"""What PyTorch has where NumPy makes these of whole numbers: of their fractions, and of sums of unsigned ones."""
 
 Used = tuple[str, int | None, Tensor]
 """A Tensor of a call: the argument, its place where that is a list, the Tensor."""
@@ -74,6 +77,12 @@ def _unwrap(op: Op, values: dict[str, Any]) -> tuple[dict[str, Any], list[Used]]
             arrays[name] = [t.data for t in v]
         elif v is not None and not isinstance(v, (bool, int, float)):
             _expect_tensor(op, name, v)
+    for name, _, t in used:
+        if t.data.dtype not in FLOATS and name in op.raised:
+            _raise_whole(op, arrays, used)
+            break
+    if op.rounds:
+        _round_numbers(op, arrays, used)
     return arrays, used
 
 
@@ -82,6 +91,26 @@ def _fit(op: Op, arrays: dict[str, Any], backend: Backend) -> dict[str, Any]:
     if backend.kernels is None or not op.kernels:
         return arrays
     return {n: backend.kernels.fit(v) if n in op.tensor_names else v for n, v in arrays.items()}
+
+
+def _raise_whole(op: Op, arrays: dict[str, Any], used: list[Used]) -> None:
+    """Puts floats in the place of whole numbers and truth values, where those are not taken as they are."""
+    work = promote([t.data.dtype for _, _, t in used]) or float32
+    for name in op.raised.intersection([name for name, _, _ in used]):
+        v = arrays[name]
+        arrays[name] = [_as_float(a, work) for a in v] if name in op.list_names else _as_float(v, work)
+
+
+def _as_float(array: Array, dtype: DType) -> Array:
+    return array if is_float(array.dtype) else array.astype(dtype)
+
+
+def _round_numbers(op: Op, arrays: dict[str, Any], used: list[Used]) -> None:
+    dtype = promote([t.data.dtype for _, _, t in used])
+    for name in op.tensor_names:
+        if dtype is not None and isinstance(arrays[name], (int, float)):
+            with np.errstate(over="ignore"):
+                arrays[name] = float(np.asarray(arrays[name], float64).astype(dtype))
 
 
 def _expect_tensor(op: Op, name: str, value: Any) -> Tensor:
@@ -154,9 +183,9 @@ def _reference(
         return _split(op, op.fn(backend.references, **arrays))
     dtypes = {t.data.dtype for _, _, t in used}
     result = promote(dtypes)
-    if result is None:  # whole numbers and truth values: fractions made of them are fp32, as in PyTorch
+    if result is None:  # whole numbers and truth values
         outputs, aux = _split(op, op.fn(backend.references, **arrays))
-        return [o.astype(float32) if o.dtype == float64 else o for o in outputs], aux
+        return [o.astype(_OF_WHOLE.get(o.dtype, o.dtype), copy=False) for o in outputs], aux
     work = compute_dtype(result)
     if dtypes != {work}:
         arrays = {n: (_raise(v, work) if n in op.tensor_names else v) for n, v in arrays.items()}
@@ -175,7 +204,7 @@ def _raise(value: Any, work: DType) -> Any:
 def _split(op: Op, result: Any) -> tuple[list[Array], dict[str, Array]]:
     head, aux = (result[0], dict(zip(op.aux, result[1:], strict=True))) if op.aux else (result, {})
     outputs = list(head) if op.multiple else [head]
-    return [np.asarray(o) if isinstance(o, np.generic) else o for o in outputs], aux
+    return [as_array(o) for o in outputs], aux
 
 
 def _record(

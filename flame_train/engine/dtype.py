@@ -29,9 +29,11 @@ uint32 = np.dtype(np.uint32)
 uint8 = np.dtype(np.uint8)
 bool_ = np.dtype(np.bool_)
 
-_FLOATS = frozenset((float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2))
-_RAISED = {d: float32 for d in _FLOATS if d.itemsize < 4}
-_NAMED = {d.name: d for d in (*_FLOATS, int64, int32, uint32, uint8, bool_)}
+FLOATS = frozenset((float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2))
+"""Every floating dtype."""
+
+_RAISED = {d: float32 for d in FLOATS if d.itemsize < 4}
+_NAMED = {d.name: d for d in (*FLOATS, int64, int32, uint32, uint8, bool_)}
 _NAMED |= {"fp64": float64, "fp32": float32, "fp16": float16, "bf16": bfloat16}
 
 
@@ -49,7 +51,7 @@ def as_dtype(dtype: str | DType | type) -> DType:
 
 def is_float(dtype: DType) -> bool:
     """True for every floating dtype, the 8- and 16-bit ones included (NumPy calls those kind 'V')."""
-    return dtype in _FLOATS
+    return dtype in FLOATS
 
 
 def compute_dtype(dtype: DType) -> DType:
@@ -57,12 +59,21 @@ def compute_dtype(dtype: DType) -> DType:
     return _RAISED.get(dtype, dtype)
 
 
+def as_array(value: Array) -> Array:
+    """`value`; if it is a NumPy scalar, which 0-d arrays become in arithmetic, as an array that can be written to."""
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
 def promote(dtypes: Iterable[DType]) -> DType | None:
-    """The result dtype of the floating ones among `dtypes`; None if there is none. As torch.result_type."""
-    floats = [d for d in dtypes if d in _FLOATS]
+    """The result dtype of the floating ones among `dtypes`; None if there is none. As torch.result_type.
+
+    The wider one; fp32 where two are equally wide.
+    """
+    floats = [d for d in dtypes if d in FLOATS]
     if not floats:
         return None
     result = floats[0]
     for d in floats[1:]:
-        result = result if d == result else np.promote_types(result, d)
+        if d != result:
+            result = float32 if d.itemsize == result.itemsize else max(d, result, key=lambda t: t.itemsize)
     return result

@@ -12,9 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import ShapeError
 from .backend import Backend, same_place
-from .dtype import Array, DType, compute_dtype
+from .dtype import Array, DType, as_array, compute_dtype, float32, float64
 from .rebuild import Again
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from .tensor import Tensor
 
 _SEQUENCE = itertools.count()
+
+_MANY = 1024  # numbers whose sum NumPy is not left to add in fp32
 
 Plus = dict[str, Any]
 """What a formula may add its gradients to: a `Held` by argument, or a list of them where the argument is a list."""
@@ -201,20 +205,36 @@ def unbroadcast(xp: Any, g: Array, shape: tuple[int, ...], dtype: DType) -> Arra
             g = leading_sum(g, g.ndim - len(shape), work)
         axes = tuple(i for i, (n, m) in enumerate(zip(g.shape, shape, strict=True)) if n != m)
         if axes:
-            g = g.sum(axis=axes, keepdims=True, dtype=work)
+            g = added(xp.sum, g, axes, True, work)
         if g.shape != shape:
             raise ShapeError(f"a gradient of shape {g.shape} cannot be summed down to its input's {shape}")
-    return xp.asarray(g, dtype) if g.dtype != dtype else g
+    return xp.asarray(g, dtype) if g.dtype != dtype else as_array(g)
 
 
 def leading_sum(x: Array, axes: int, dtype: DType) -> Array:
     """The sum over the first `axes` dims, in `dtype`.
 
-    Many rows of few columns are summed in parts and the parts then: CuPy gives each column's whole sum to one
-    processor of the GPU.
+    Many rows of few columns are summed in parts and the parts then on a GPU, where CuPy gives each column's whole sum
+    to one processor.
     """
+    if isinstance(x, np.ndarray):
+        return added(np.sum, x, tuple(range(axes)), dtype=dtype)
     rows, columns = math.prod(x.shape[:axes]), math.prod(x.shape[axes:])
     parts = math.gcd(rows, 512)
     if rows < 4096 or columns > 4096 or parts == 1:
         return x.sum(axis=tuple(range(axes)), dtype=dtype)
     return x.reshape(parts, rows // parts, *x.shape[axes:]).sum(axis=1, dtype=dtype).sum(axis=0)
+
+
+def added(fn: Callable[..., Array], x: Array, axes: tuple[int, ...], keepdims: bool = False,
+          dtype: DType | None = None) -> Array:  # fmt: skip
+    """`fn`, the namespace's sum or mean, of `x` over `axes`, in `dtype`.
+
+    Where the numbers of a sum do not lie next to each other NumPy adds them one by one, with an error that grows with
+    how many they are: thousands of fp32 it is to add in fp64.
+    """
+    result = dtype or x.dtype
+    if not isinstance(x, np.ndarray) or result != float32 or math.prod([x.shape[a] for a in axes]) < _MANY:
+        return fn(x, axis=axes, keepdims=keepdims, dtype=dtype)
+    nearest = min((a for a in range(x.ndim) if x.shape[a] > 1), key=lambda a: abs(x.strides[a]))
+    return as_array(fn(x, axis=axes, keepdims=keepdims, dtype=dtype if nearest in axes else float64)).astype(result)

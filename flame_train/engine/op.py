@@ -5,12 +5,14 @@ and, where it pays, kernels. Its signature is its declaration: parameters annota
 `Array | float`, `Array | float | None` or `Sequence[Array]` are tensors, the others are attributes, in PyTorch's
 order; what PyTorch takes by name only stands behind a `*`. A list that comes last may be given spread out.
 
-Six rules hold everywhere, so that no op has to think of them:
+Seven rules hold everywhere, so that no op has to think of them:
 
 - A formula's parameter names say what is saved for it: inputs, attributes, `aux` values, `out`, and
   `<input>_shape` where the shape alone will do. A formula that is not needed saves nothing.
 - References see fp32 or fp64: narrower floats are raised before and rounded once after. Ops that only move
   data (`moves=True`) opt out.
+- Whole numbers and truth values are raised to the dtype of the floats beside them, or to fp32, unless the op or the
+  argument is declared to take them as they are (`whole`), or has no gradient by nature.
 - Gradients are summed down to a broadcast input's shape, and cast to its dtype, in `graph.py`.
 - A formula that names `needs` is told which arguments' gradients are wanted; one that names `plus` gets, by argument,
   the gradients (`graph.Held`) that have already arrived where its own go, and for those returns the sums; one that
@@ -28,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from ..errors import Unsupported
+from ..errors import ShapeError, Unsupported
 
 Kind = Literal["tensor", "list", "attr"]
 When = Callable[..., "bool | str"]
@@ -113,6 +115,9 @@ def sample(*args: Any, **kwargs: Any) -> Sample:
 GIVEN = frozenset(("needs", "plus", "into", "room"))
 """What a formula may ask for beside what is saved for it."""
 
+LAYOUTS = ("NCHW", "NHWC")
+"""What an op's `layout` may be: where an image's channels are."""
+
 REGISTRY: dict[str, Op] = {}
 """Every op by name. Written at import only."""
 
@@ -125,7 +130,8 @@ class Op:
 
     def __init__(
         self, fn: Callable[..., Any], *, composite: bool, torch: str | None, aux: tuple[str, ...], moves: bool,
-        multiple: bool, views: bool = False, mutates: tuple[str, ...] = (),
+        multiple: bool, views: bool = False, mutates: tuple[str, ...] = (), whole: bool | tuple[str, ...] = (),
+        rounds: bool = False,
     ) -> None:  # fmt: skip
         self.name = fn.__name__
         self.fn = fn
@@ -136,13 +142,17 @@ class Op:
         self.views = views
         self.multiple = multiple
         self.mutates = mutates
+        self.rounds = rounds
         self.params = _parameters(fn, skip_first=not composite)
         self.names = tuple(p.name for p in self.params)
         self.positional = tuple(p.name for p in self.params if not p.named)
         self.tensor_names = tuple(p.name for p in self.params if p.kind != "attr")
+        exempt = self.tensor_names if composite or self.moves or whole is True else whole or ()
+        self.raised = frozenset(self.tensor_names) - frozenset(exempt)
         self.list_names = frozenset(p.name for p in self.params if p.kind == "list")
         self._defaults = {p.name: p.default for p in self.params}
         self._required = tuple(n for n, default in self._defaults.items() if default is inspect.Parameter.empty)
+        self._laid = "layout" in self.names
         self._list_last = bool(self.positional) and self.positional[-1] in self.list_names
         self.formulas: list[Formula] = []
         self.kernel_formulas: list[Formula] = []
@@ -180,6 +190,7 @@ class Op:
         for a in args:
             self._check_names("nograd", [a])
         self.undifferentiable.update(args)
+        self.raised -= frozenset(args)
 
     def samples(self, fn: Callable[[], Iterator[Sample]]) -> None:
         """Declares the samples that every generated test runs on."""
@@ -251,6 +262,8 @@ class Op:
         for name in self._required:
             if values[name] is inspect.Parameter.empty:
                 raise TypeError(f"{self.name}: missing argument {name!r}")
+        if self._laid and values["layout"] not in LAYOUTS:
+            raise ShapeError(f"{self.name}: expected layout 'NCHW' or 'NHWC', got {values['layout']!r}")
         return values
 
     def _gathered(self, args: Sequence[Any]) -> Sequence[Any]:
@@ -292,17 +305,20 @@ class Op:
 
 def primitive(
     *, torch: str | None = None, aux: tuple[str, ...] = (), moves: bool = False, multiple: bool = False,
-    views: bool = False,
+    views: bool = False, whole: bool | tuple[str, ...] = (), rounds: bool = False,
 ) -> Callable[[Callable[..., Any]], Op]:  # fmt: skip
     """Declares an op by its reference `f(xp, ...)`.
 
     `torch` is its PyTorch counterpart, "add", "nn.functional.pad" or "Tensor.view"; `aux` names what it returns
     beside the result for its formulas; `moves` says it only moves data; `multiple` that its result is a tuple of
-    tensors; `views` that it moves none: each element of its one input lies in a result once.
+    tensors; `views` that it moves none: each element of its one input lies in a result once; `whole` that it takes
+    whole numbers as they are, of the arguments it names or of all; `rounds` that numbers are first rounded to the
+    tensors' dtype, as what is compared with them must be.
     """
     return lambda fn: Op(
-        fn, composite=False, torch=torch, aux=aux, moves=moves or views, multiple=multiple, views=views
-    )
+        fn, composite=False, torch=torch, aux=aux, moves=moves or views, multiple=multiple, views=views, whole=whole,
+        rounds=rounds,
+    )  # fmt: skip
 
 
 def composite(

@@ -11,6 +11,7 @@ from .backend import Backend, backend_of, get_backend
 from .backprop import backward
 from .dtype import Array, DType, as_dtype, is_float
 from .graph import Node
+from .indexing import steps
 from .methods import Methods, Number
 from .mode import mode, no_grad
 from .op import REGISTRY
@@ -97,6 +98,8 @@ class Tensor(Methods):
         return self.ndim
 
     def __len__(self) -> int:
+        if not self.ndim:
+            raise TypeError("len() of a 0-d tensor")
         return self.shape[0]
 
     def __repr__(self) -> str:
@@ -230,7 +233,10 @@ class Tensor(Methods):
     def _written(self, op: str, *args: Any, **kwargs: Any) -> Tensor:
         self._check_writable()
         with no_grad():
-            return self.copy_(REGISTRY[op](self, *args, **kwargs))
+            made = REGISTRY[op](self, *args, **kwargs)
+        if is_float(made.dtype) and not is_float(self.dtype):
+            raise TypeError(f"{op}_: the result is {made.dtype.name}, which a tensor of {self.dtype.name} cannot hold")
+        return self.copy_(made)
 
     def fill_(self, value: Number) -> Tensor:
         self._check_writable()
@@ -258,7 +264,9 @@ class Tensor(Methods):
     def __setitem__(self, index: Any, value: Tensor | Number) -> None:
         self._check_writable()
         parts = tuple(p.data if isinstance(p, Tensor) else p for p in (index if isinstance(index, tuple) else (index,)))
-        self.data[parts] = value.data.astype(self.dtype) if isinstance(value, Tensor) else value
+        first, rest = steps(self.backend.xp, parts)
+        part = self.data[first] if rest else self.data
+        part[rest or first] = value.data.astype(self.dtype) if isinstance(value, Tensor) else value
 
 
 class Frozen(Tensor):
@@ -325,16 +333,26 @@ class Working(Tensor):
 def tensor(
     data: Any, dtype: str | DType | None = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
-    """A new tensor holding a copy of `data` (NumPy array, nested lists, numbers, or anything with DLPack).
+    """A new tensor holding a copy of `data`: NumPy array, nested lists, numbers, a Tensor, or what has DLPack.
 
-    Python floats become float32, as torch.tensor does; arrays keep their dtype unless `dtype` is given.
+    Python floats become float32, as torch.tensor does; arrays keep their dtype unless `dtype` is given. Of what DLPack
+    hands over NumPy must know the dtype, and it knows no bfloat16.
     """
-    if hasattr(data, "__dlpack__") and not isinstance(data, np.ndarray):
-        host = np.from_dlpack(data)
+    if isinstance(data, Tensor):
+        host = data.numpy()
+    elif hasattr(data, "__dlpack__") and not isinstance(data, np.ndarray):
+        try:
+            host = np.from_dlpack(data)
+        except (BufferError, RuntimeError) as e:
+            raise TypeError(
+                f"tensor: NumPy cannot take this {type(data).__name__}: {e}; give it float32 on the CPU"
+            ) from e
     else:
         host = np.asarray(data)
         if host.dtype == np.float64 and not isinstance(data, (np.ndarray, np.generic)):
             host = host.astype(np.float32)
+    if not is_float(host.dtype) and host.dtype.kind not in "biu":
+        raise TypeError(f"tensor: expected numbers, got {host.dtype}; functional.stack puts tensors together")
     if dtype is not None:
         host = host.astype(as_dtype(dtype))
     return Tensor(get_backend(device or mode().device).put(host), requires_grad=requires_grad)

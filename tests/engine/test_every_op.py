@@ -17,6 +17,7 @@ from flame_train.engine.dtype import Array, bfloat16, float16, float32, float64,
 from flame_train.engine.op import REGISTRY, Op, Sample, composite, primitive, sample
 from flame_train.engine.sample import materialise, tensor_arguments
 from flame_train.engine.tensor import Tensor
+from flame_train.errors import ShapeError
 
 OPS = sorted(REGISTRY)
 CASES = [pytest.param(n, i, s, id=f"{n}-{i}") for n in OPS for i, s in enumerate(REGISTRY[n].iter_samples())]
@@ -145,6 +146,23 @@ def test_precision_is_one_rounding_of_the_working_precision(name: str, index: in
             assert np.array_equal(got.numpy(), expected, equal_nan=True)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.bool_], ids=lambda d: d.__name__)
+@pytest.mark.parametrize(("name", "index", "s"), [c for c in CASES if REGISTRY[c.values[0]].raised])
+def test_whole_numbers_where_floats_are_meant_are_their_fp32(name: str, index: int, s: Sample, dtype: Any) -> None:
+    """Each such argument by itself, so that whole numbers meet floats, and all of them together."""
+    op = REGISTRY[name]
+    for args in [*[{a} for a in op.raised], op.raised]:
+        whole, real = draw(op, index, s, float32), draw(op, index, s, float32)
+        for (arg, _, t), (_, _, r) in zip(tensor_arguments(op, whole), tensor_arguments(op, real), strict=True):
+            if arg in args and is_float(t.dtype):
+                t.data = np.asarray(np.rint(t.data) % 2).astype(dtype)
+                r.data = t.data.astype(np.float32)
+        for got, want in zip(outputs(op(**whole)), outputs(op(**real)), strict=True):
+            assert got.dtype == want.dtype
+            assert np.array_equal(got.numpy(), want.numpy(), equal_nan=is_float(want.dtype))
+
+
 @pytest.mark.parametrize(("name", "case"), ERRORS)
 def test_refuses_bad_input_with_a_word(name: str, case: Any) -> None:
     op = REGISTRY[name]
@@ -182,6 +200,14 @@ def test_refuses_arguments_it_does_not_know(name: str) -> None:
         op(**bound, colour=1)
     with pytest.raises(TypeError, match=f"{name}: missing argument '{op.names[0]}'"):
         op(**{n: v for n, v in bound.items() if n != op.names[0]})
+
+
+@pytest.mark.parametrize("name", [n for n in OPS if "layout" in REGISTRY[n].names])
+def test_refuses_a_layout_it_does_not_know(name: str) -> None:
+    op = REGISTRY[name]
+    bound = draw(op, 0, next(op.iter_samples()))
+    with pytest.raises(ShapeError, match=f"{name}: expected layout 'NCHW' or 'NHWC', got 'nhwc'"):
+        op(**{**bound, "layout": "nhwc"})
 
 
 @pytest.fixture

@@ -37,6 +37,37 @@ def test_a_tensor_used_twice_gets_the_sum() -> None:
     np.testing.assert_allclose(x.grad.numpy(), 4 * x.numpy())
 
 
+@pytest.mark.parametrize("uses", [2, 3, 4, 7])
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_number_gets_the_sum_of_all_its_uses(uses: int, inner: bool) -> None:
+    x = flame.tensor(3.0, requires_grad=True)
+    y = x * 1.0 if inner else x
+    total = y
+    for _ in range(uses - 1):
+        total = total + y
+    total.backward()
+    assert x.grad is not None
+    assert x.grad.item() == uses
+    x.grad.mul_(2.0)
+    (x * 1.0).backward()
+    assert x.grad.item() == 2 * uses + 1
+
+
+def test_a_number_that_is_computed_gets_every_slope() -> None:
+    v = leaf(5)
+    mean = (v * v).mean()
+    (mean + mean.sqrt() + mean.log() + 0.5 * mean).backward()
+    m = float((v.numpy() ** 2).mean())
+    slope = 1 + 0.5 / m**0.5 + 1 / m + 0.5
+    np.testing.assert_allclose(v.grad.numpy(), slope * 2 * v.numpy() / 5)
+
+
+def test_a_recomputed_number_gets_the_sum_of_all_its_uses() -> None:
+    x = flame.tensor(2.0, requires_grad=True)
+    flame.checkpoint(lambda a: a * a + a + a.exp() + 3.0 * a, x * 1.0).backward()
+    assert x.grad.item() == pytest.approx(2 * 2.0 + 1 + np.exp(2.0) + 3)
+
+
 def test_accumulates_over_calls_and_never_aliases() -> None:
     x, y = leaf(3), leaf(3, seed=1)
     z = x + y
@@ -71,6 +102,16 @@ def test_retain_graph_gives_the_same_gradient_again() -> None:
     first = x.grad.numpy().copy()
     y.backward()
     np.testing.assert_array_equal(x.grad.numpy(), 2 * first)
+
+
+def test_grad_calls_the_hooks_of_its_inputs_alone() -> None:
+    x, y = leaf(3), leaf(3, seed=1)
+    called: list[str] = []
+    x.register_hook(lambda g: called.append("x"))
+    y.register_hook(lambda g: called.append("y"))
+    (gx,) = flame.grad((x * y + x.exp() * y).sum(), [x])
+    np.testing.assert_allclose(gx.numpy(), y.numpy() * (1.0 + np.exp(x.numpy())))
+    assert called == ["x"]
 
 
 def test_grad_touches_no_grad_and_reaches_inner_tensors() -> None:

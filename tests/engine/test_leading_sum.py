@@ -1,4 +1,4 @@
-"""Sums over many rows, which are taken in parts."""
+"""Sums over many numbers, whose error must not grow with how many they are."""
 
 from __future__ import annotations
 
@@ -27,3 +27,44 @@ def test_a_bias_gets_the_sum_of_its_gradients() -> None:
     F.linear(x, tensor(np.ones((6, 4), np.float32)), bias).sum().backward()
     assert bias.grad is not None
     assert (bias.grad.numpy() == 8 * 1024).all()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sum",
+        "mean",
+        "var",
+        "std",
+        "norm",
+        "cumsum",
+        "logsumexp",
+        "batch_norm_train",
+        "running variance",
+        "the gradient of a bias",
+    ],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_many_numbers_are_added_as_exactly_as_few(name: str, turned: bool) -> None:
+    """fp32 against the same in fp64, on columns: what NumPy adds one by one."""
+    x = (np.random.default_rng(0).random((200_001, 3)) + 10.0).astype(np.float32)
+    x = np.asfortranarray(x) if turned else x
+
+    def result(x: np.ndarray) -> np.ndarray:
+        t = tensor(x, requires_grad=True)
+        if name == "the gradient of a bias":
+            bias = tensor(np.zeros(3, x.dtype), requires_grad=True)
+            (t.detach() * (bias + t.detach())).sum().backward()
+            assert bias.grad is not None
+            return bias.grad.numpy()
+        if name == "running variance":
+            var = tensor(np.zeros(3, x.dtype))
+            F.batch_norm(t.detach(), None, var, training=True, momentum=1.0)
+            return var.numpy()
+        if name == "batch_norm_train":
+            y = F.batch_norm_train(t)
+            (y * y * y).sum().backward()
+            return y.numpy()
+        return np.asarray(getattr(F, name)(t, *((2, 0) if name == "norm" else (0,))).numpy())
+
+    np.testing.assert_allclose(result(x), result(x.astype(np.float64)), rtol=3e-6, atol=3e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,37 @@ def test_writing_in_place_keeps_the_memory() -> None:
     assert not t.numpy().any()
 
 
+@pytest.mark.parametrize(
+    ("index", "shape"),
+    [
+        ((0, slice(None), [0, 2]), (3, 2)), ((slice(None), 1, [3, 3, 0]), (2, 3)), ((1, ..., [0]), (3, 1)),
+        (([0, 1], slice(None), 2), (2, 3)), ((1, 2, flame.tensor([True, False, False, True])), (2,)),
+    ],
+)  # fmt: skip
+def test_what_is_written_in_brackets_is_read_there(index: Any, shape: tuple[int, ...]) -> None:
+    """A whole number takes its dim away before arrays of them are looked at, which NumPy does not do."""
+    t = flame.tensor(np.zeros((2, 3, 4)))
+    value = np.arange(1.0, 1.0 + np.prod(shape)).reshape(shape)
+    t[index] = flame.tensor(value)
+    assert t[index].shape == shape
+    assert set(t.numpy().ravel()) <= {0.0, *value.ravel()}
+    want = np.array([t.numpy()[at] for at in places(index, t.numpy())]).reshape(shape)
+    np.testing.assert_array_equal(t[index].numpy(), want)
+
+
+def places(index: Any, x: np.ndarray) -> list[tuple[int, ...]]:
+    """The elements that an index of one array names, written out dim by dim."""
+    dims = [p for p in index if p is not ...]
+    if ... in index:
+        at = index.index(...)
+        dims[at:at] = [slice(None)] * (x.ndim - len(dims))
+    lists = []
+    for p, n in zip(dims, x.shape, strict=True):
+        p = np.flatnonzero(p.numpy()) if isinstance(p, flame.Tensor) else p
+        lists.append([p] if isinstance(p, int) else list(range(n))[p] if isinstance(p, slice) else [int(i) for i in p])
+    return list(itertools.product(*lists))
+
+
 def test_gradients_are_edited_in_place() -> None:
     w = flame.tensor(np.ones(3), requires_grad=True)
     (w * flame.tensor(np.array([1.0, 2.0, 3.0]))).sum().backward()
@@ -153,12 +185,98 @@ def test_what_a_tensor_says_of_itself() -> None:
     assert [row.tolist() for row in flame.tensor([[1.0], [2.0]])] == [[1.0], [2.0]]
 
 
+@pytest.mark.parametrize("data", [None, "abc", 1j, [flame.tensor(1.0), flame.tensor(2.0)], [1, None]], ids=str)
+def test_only_numbers_make_a_tensor(data: Any) -> None:
+    with pytest.raises(TypeError, match="tensor: expected numbers, got"):
+        flame.tensor(data)
+
+
+def test_what_numpy_does_not_know_is_not_taken_by_dlpack() -> None:
+    class Foreign:
+        def __dlpack__(self, **kwargs: Any) -> Any:
+            raise BufferError("of another device")
+
+        def __dlpack_device__(self) -> Any:
+            return (1, 0)
+
+    with pytest.raises(TypeError, match="NumPy cannot take this Foreign: of another device; give it float32"):
+        flame.tensor(Foreign())
+
+
+def test_a_tensor_makes_a_tensor_of_its_own() -> None:
+    x = flame.tensor([1.0, 2.5], "bfloat16")
+    y = flame.tensor(x)
+    assert (y.dtype, y.tolist()) == (x.dtype, [1.0, 2.5])
+    assert not np.shares_memory(y.data, x.data)
+
+
+def test_a_number_has_no_length() -> None:
+    with pytest.raises(TypeError, match="len"):
+        len(flame.tensor(1.0))
+
+
+def test_what_is_reversed_lies_elsewhere() -> None:
+    x = flame.tensor([1.0, 2.0, 3.0])
+    y = x.flip((0,))
+    y[0] = 9.0
+    assert (x.tolist(), y.tolist()) == ([1.0, 2.0, 3.0], [9.0, 2.0, 1.0])
+
+
+def test_an_image_pooled_to_nothing() -> None:
+    x = flame.tensor(np.ones((2, 3, 4, 5)), requires_grad=True)
+    y = F.adaptive_avg_pool2d(x, 0)
+    assert y.shape == (2, 3, 0, 0)
+    y.sum().backward()
+    assert not x.grad.numpy().any()
+
+
+def test_running_statistics_do_not_move_for_no_images() -> None:
+    mean, var = flame.tensor([1.0, 2.0]), flame.tensor([3.0, 4.0])
+    assert F.instance_norm(flame.tensor(np.zeros((0, 2, 4))), mean, var).shape == (0, 2, 4)
+    assert (mean.tolist(), var.tolist()) == ([1.0, 2.0], [3.0, 4.0])
+
+
 def test_fractions_of_whole_numbers_are_fp32() -> None:
     t = flame.tensor([1, 2, 4])
     for made in (t.exp(), t / 2, t.float().mean(), F.div(t, t)):
         assert made.dtype == np.float32
     assert (t * 2).dtype == np.int64
     assert (t // 2).dtype == np.int64
+
+
+def test_what_whole_numbers_stay_whole_in() -> None:
+    t = flame.tensor(np.array([[3, 200], [100, 7]], np.uint8))
+    assert [m.dtype for m in (t.sum(), t.prod(0), t.cumsum(1))] == [np.int64] * 3
+    assert int(t.sum()) == 310
+    assert [m.dtype for m in (F.relu(t), t.tril(), t.masked_fill(t > 5, 2), t.amax())] == [np.uint8] * 4
+    assert (t > 5).triu().dtype == np.bool_
+    np.testing.assert_array_equal(F.div(flame.tensor([-7, 7]), 2, rounding_mode="trunc").numpy(), [-3, 3])
+    assert F.div(flame.tensor([7]), flame.tensor([2.5]), rounding_mode="trunc").dtype == np.float32
+    for write in (lambda: t.add_(1.5), lambda: t.div_(2), lambda: t.mul_(flame.tensor(0.5))):
+        with pytest.raises(TypeError, match="which a tensor of uint8 cannot hold"):
+            write()
+
+
+def test_dtypes_that_meet_give_the_wider() -> None:
+    half, brain, single = (flame.tensor([1.5], d) for d in ("float16", "bfloat16", "float32"))
+    assert [(half + brain).dtype, F.cat([half, brain]).dtype, F.matmul(half, brain).dtype] == [np.float32] * 3
+    assert [(half * single).dtype, F.stack([brain, single]).dtype] == [np.float32] * 2
+    whole = flame.tensor([300])
+    assert F.cat([single, whole]).dtype == np.float32
+    assert F.stack([brain, whole]).dtype == brain.dtype
+    np.testing.assert_array_equal(F.cat([half, brain, whole]).numpy(), [1.5, 1.5, 300.0])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_number_is_compared_as_the_tensor_would_hold_it(dtype: str) -> None:
+    t = flame.tensor([0.1, 0.7, -0.3], dtype, requires_grad=True)
+    held = [0.1, 0.7, -0.3]
+    for i, x in enumerate(held):
+        assert [bool((t == x)[i]), bool((t >= x)[i]), bool((t <= x)[i])] == [True] * 3
+        assert not any((bool((t != x)[i]), bool((t < x)[i]), bool((t > x)[i])))
+        t.grad = None
+        (F.clamp(t, max=x) + F.clamp(t, min=x)).sum().backward()
+        np.testing.assert_array_equal(t.grad.numpy()[i], 2.0)  # bounds lie inside both times
 
 
 def test_a_number_does_not_widen_the_result() -> None:

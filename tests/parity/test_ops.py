@@ -186,6 +186,104 @@ def test_upsample_nearest_is_interpolate(factor: int) -> None:
     assert np.array_equal(F.upsample_nearest(flame.tensor(x), factor).numpy(), want.numpy())
 
 
+@pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
+@pytest.mark.parametrize("more", [{}, {"reduction": "sum"}, {"label_smoothing": 0.2, "reduction": "none"}], ids=str)
+@pytest.mark.parametrize("target", [[1, 2, -100], [1, 1, -100], [-100, -100, -100]], ids=str)
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # a mean over nothing
+def test_losses_of_classes_that_cannot_be(name: str, more: dict[str, Any], target: list[int]) -> None:
+    """Logits of minus infinity where another class is right, and rows that count nothing, alone and together."""
+    from flame_train.engine import functional as F
+
+    if name == "nll_loss" and "label_smoothing" in more:
+        return
+    logits = np.array([[-np.inf, 1.0, 2.0], [-np.inf, 0.5, 0.1], [-np.inf, -np.inf, 0.0]])
+    x, tx = flame.tensor(logits, requires_grad=True), torch.tensor(logits, requires_grad=True)
+    mine = getattr(F, name)(x, flame.tensor(np.array(target)), **more)
+    theirs = getattr(torch.nn.functional, name)(tx, torch.tensor(target), **more)
+    np.testing.assert_allclose(mine.numpy(), theirs.detach().numpy())
+    mine.backward(flame.tensor(np.ones(mine.shape)))
+    theirs.backward(torch.ones_like(theirs))
+    np.testing.assert_allclose(x.grad.numpy(), tx.grad.numpy())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("name", ["var", "std"])
+def test_slope_of_the_variance_of_one_number(name: str) -> None:
+    from flame_train.engine import functional as F
+
+    x, tx = flame.tensor([[1.0, 2.0]], requires_grad=True), torch.tensor([[1.0, 2.0]], requires_grad=True)
+    getattr(F, name)(x, 0).sum().backward()
+    getattr(torch, name)(tx, 0).sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), tx.grad.numpy())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("row", [[np.inf, 1.0], [-np.inf, 1.0], [np.inf, -np.inf, 0.0]], ids=str)
+def test_logsumexp_of_what_is_infinite(row: list[float]) -> None:
+    from flame_train.engine import functional as F
+
+    x, tx = flame.tensor(row, requires_grad=True), torch.tensor(row, requires_grad=True)
+    y, ty = F.logsumexp(x, 0), tx.logsumexp(0)
+    y.backward()
+    ty.backward()
+    np.testing.assert_array_equal(y.numpy(), ty.detach().numpy())
+    np.testing.assert_array_equal(x.grad.numpy(), tx.grad.numpy())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("base", [-2.0, 0.0, 3.0])
+def test_a_number_to_the_power_of_a_tensor(base: float) -> None:
+    from flame_train.engine import functional as F
+
+    x, tx = flame.tensor([2.0, 3.0], requires_grad=True), torch.tensor([2.0, 3.0], requires_grad=True)
+    F.pow(base, x).sum().backward()
+    torch.pow(base, tx).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), tx.grad.numpy(), rtol=1e-6)
+
+
+TAILS: dict[str, tuple[Any, Any]] = {
+    "sigmoid": (lambda F, x: F.sigmoid(x), torch.sigmoid),
+    "silu": (lambda F, x: F.silu(x), torch.nn.functional.silu),
+    "quick_gelu": (lambda F, x: F.quick_gelu(x), lambda x: x * torch.sigmoid(1.702 * x)),
+    "swiglu": (lambda F, x: F.swiglu(F.cat([x, x], -1)), lambda x: x * torch.nn.functional.silu(x)),
+    "softplus": (lambda F, x: F.softplus(x), torch.nn.functional.softplus),
+    "mish": (lambda F, x: F.mish(x), torch.nn.functional.mish),
+    "binary_cross_entropy_with_logits": (
+        lambda F, x: F.binary_cross_entropy_with_logits(x, x * 0.0, reduction="none"),
+        lambda x: torch.nn.functional.binary_cross_entropy_with_logits(x, x * 0.0, reduction="none"),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [float32, float64], ids=lambda d: d.name)
+@pytest.mark.parametrize("name", list(TAILS))
+def test_logistic_functions_keep_their_digits_where_they_vanish(name: str, dtype: Any) -> None:
+    """Each value by itself: a norm over all would not see what is small."""
+    from flame_train.engine import functional as F
+
+    mine, theirs = TAILS[name]
+    numbers = np.linspace(-50.0, 50.0, 401).astype(dtype)
+    x, tx = flame.tensor(numbers, requires_grad=True), torch.tensor(numbers, requires_grad=True)
+    y, ty = mine(F, x), theirs(tx)
+    limit = 2e-5 if dtype == float32 else 1e-12  # an exponent of 50 has two digits less to spare
+    np.testing.assert_allclose(y.numpy(), ty.detach().numpy(), rtol=limit)
+    y.sum().backward()
+    ty.sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), tx.grad.numpy(), rtol=limit, atol=1e-300)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("factor", [0.7, 1.0, 1.1, 2.0, 2.3, 2.9])
+@pytest.mark.parametrize("shape", [(1, 2, 8), (1, 2, 3, 4), (1, 1, 2, 3, 4)], ids=str)
+def test_nearest_pixels_by_odd_factors(shape: tuple[int, ...], factor: float, mode: str) -> None:
+    """Values alone: PyTorch's gradient of these goes to other pixels than its result comes from."""
+    from flame_train.engine import functional as F
+
+    x = np.arange(np.prod(shape), dtype=np.float64).reshape(shape)
+    want = torch.nn.functional.interpolate(torch.from_numpy(x), scale_factor=factor, mode=mode)
+    assert np.array_equal(F.interpolate(flame.tensor(x), None, factor, mode).numpy(), want.numpy())
+
+
 def test_embedding_padding_row_gets_no_gradient() -> None:
     from flame_train.engine import functional as F
 

@@ -16,10 +16,10 @@ from .generated import generated
 from .pointwise import sigmoid_value
 
 
-@primitive(torch="nn.functional.relu")
+@primitive(torch="nn.functional.relu", whole=True)
 def relu(xp: Any, input: Array) -> Array:
     """max(input, 0); the gradient at zero is zero"""
-    return xp.maximum(input, 0.0)
+    return xp.maximum(input, 0)
 
 
 @relu.vjp("input")

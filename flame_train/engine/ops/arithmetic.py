@@ -6,16 +6,18 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from ...errors import ShapeError
 from ..dtype import Array, is_float
 from ..op import ErrorSample, Sample, primitive, sample
-from ..sample import apart, not_broadcast, of_one, of_two, positive
+from ..sample import Values, apart, integers, not_broadcast, of_one, of_two, positive
 from .conditions import floating
 from .dims import Shape
 from .generated import carried, generated
 
 
-@primitive(torch="add")
+@primitive(torch="add", whole=True)
 def add(xp: Any, input: Array, other: Array | float, *, alpha: float = 1.0) -> Array:
     """input + alpha * other"""
     return input + other if alpha == 1.0 else input + alpha * other
@@ -31,7 +33,7 @@ def _(xp: Any, g: Array, alpha: float) -> Array:
     return g if alpha == 1.0 else alpha * g
 
 
-@primitive(torch="sub")
+@primitive(torch="sub", whole=True)
 def sub(xp: Any, input: Array, other: Array | float, *, alpha: float = 1.0) -> Array:
     """input - alpha * other"""
     return input - other if alpha == 1.0 else input - alpha * other
@@ -51,7 +53,7 @@ generated(add, "input + alpha * other", input="g", other="alpha * g")
 generated(sub, "input - alpha * other", input="g", other="-alpha * g")
 
 
-@primitive(torch="rsub")
+@primitive(torch="rsub", whole=True)
 def rsub(xp: Any, input: Array, other: Array | float, *, alpha: float = 1.0) -> Array:
     """other - alpha * input"""
     return other - (input if alpha == 1.0 else alpha * input)
@@ -70,7 +72,7 @@ def _(xp: Any, g: Array) -> Array:
 generated(rsub, "other - alpha * input", input="-alpha * g", other="g")
 
 
-@primitive(torch="mul")
+@primitive(torch="mul", whole=True)
 def mul(xp: Any, input: Array, other: Array | float) -> Array:
     """input * other"""
     return input * other
@@ -89,17 +91,22 @@ def _(xp: Any, g: Array, input: Array) -> Array:
 generated(mul, "input * other", input="g * other", other="g * input")
 
 
-@primitive(torch="div")
+@primitive(torch="div", whole=True)
 def div(xp: Any, input: Array, other: Array | float, *, rounding_mode: str | None = None) -> Array:
     """input / other; rounded down with rounding_mode="floor", towards zero with "trunc" """
-    if rounding_mode == "floor":
-        return xp.floor_divide(input, other)
-    if rounding_mode == "trunc":
-        quotient = xp.trunc(input / other)
-        return quotient if is_float(input.dtype) else quotient.astype(input.dtype)
-    if rounding_mode is not None:
+    if rounding_mode not in (None, "floor", "trunc"):
         raise ValueError(f"div: expected rounding_mode None, 'floor' or 'trunc', got {rounding_mode!r}")
-    return input / other
+    if rounding_mode is None:
+        return input / other
+    whole = not is_float(input.dtype) and not (
+        is_float(other.dtype) if hasattr(other, "dtype") else isinstance(other, float)
+    )
+    if whole and xp is np and not np.all(other):
+        raise ZeroDivisionError(f"div: whole numbers divided by zero with rounding_mode={rounding_mode!r}")
+    if rounding_mode == "trunc" and not whole:
+        return xp.trunc(input / other)
+    quotient = xp.floor_divide(input, other)
+    return quotient + ((quotient < 0) & (quotient * other != input)) if rounding_mode == "trunc" else quotient
 
 
 @div.vjp("input")
@@ -121,6 +128,9 @@ generated(
 @div.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2,), (2,), rounding_mode="up"), ValueError, "'floor' or 'trunc', got 'up'")
+    yield ErrorSample(
+        sample(integers(3, 2), 0, rounding_mode="floor"), ZeroDivisionError, "whole numbers divided by zero"
+    )
 
 
 mul.samples(of_two)
@@ -139,9 +149,11 @@ def _() -> Iterator[Sample]:
     yield from of_two()
     yield sample((4, 3), apart(3), rounding_mode="floor")
     yield sample((4, 3), apart(3), rounding_mode="trunc")
+    yield sample(Values((5, 3), -9, 9, kind="int"), Values((3,), -5, 0, kind="int"), rounding_mode="trunc")
+    yield sample(Values((5, 3), -9, 9, kind="int"), apart(3), rounding_mode="trunc")
 
 
-@primitive(torch="pow")
+@primitive(torch="pow", whole=True)
 def pow(xp: Any, input: Array | float, exponent: Array | float) -> Array:
     """input ** exponent"""
     return input**exponent
@@ -157,7 +169,7 @@ def _(xp: Any, g: Array, input: Array, exponent: Array | float) -> Array:
 @pow.vjp("exponent")
 def _(xp: Any, g: Array, input: Array | float, exponent: Array, out: Array) -> Array:
     if not hasattr(input, "dtype"):
-        return g * out * math.log(input) if input else xp.zeros_like(g)
+        return g * out * (math.log(input) if input > 0 else math.nan) if input else xp.zeros_like(g)
     zero = (input == 0) & (exponent >= 0)
     return xp.where(zero, 0.0, g * out * xp.log(xp.where(zero, 1.0, input)))
 
@@ -185,7 +197,7 @@ def _() -> Iterator[Sample]:
     yield sample(1.7, (2, 3))
 
 
-@primitive(torch="neg")
+@primitive(torch="neg", whole=True)
 def neg(xp: Any, input: Array) -> Array:
     """-input"""
     return -input
@@ -199,7 +211,7 @@ def _(xp: Any, g: Array) -> Array:
 generated(neg, "-input", input="-g")
 
 
-@primitive(torch="abs")
+@primitive(torch="abs", whole=True)
 def abs(xp: Any, input: Array) -> Array:
     """|input|; the gradient at zero is zero"""
     return xp.abs(input)
@@ -213,7 +225,7 @@ def _(xp: Any, g: Array, input: Array) -> Array:
 generated(abs, "fabsf(input)", input="g * sign(input)")
 
 
-@primitive(torch="square")
+@primitive(torch="square", whole=True)
 def square(xp: Any, input: Array) -> Array:
     """input * input"""
     return input * input
@@ -227,7 +239,7 @@ def _(xp: Any, g: Array, input: Array) -> Array:
 generated(square, "input * input", input="2.f * g * input")
 
 
-@primitive(torch="sign")
+@primitive(torch="sign", whole=True)
 def sign(xp: Any, input: Array) -> Array:
     """-1, 0 or 1; the gradient is zero"""
     return xp.sign(input)

@@ -8,30 +8,38 @@ from typing import Any
 from ...errors import ShapeError
 from ..dtype import Array, compute_dtype
 from ..op import ErrorSample, Sample, primitive, sample
-from .dims import Shape
+from ..sample import booleans, integers
+from .dims import Shape, axes
 from .index import added_at
 
 
 @primitive(torch="flip", moves=True)
 def flip(xp: Any, input: Array, dims: Sequence[int]) -> Array:
     """input in reverse order along dims"""
-    return xp.flip(input, tuple(dims))
+    return _flipped(xp, input, dims).copy()
+
+
+def _flipped(xp: Any, x: Array, dims: Sequence[int]) -> Array:
+    return xp.flip(x, axes(dims, x.ndim, "flip")) if dims else x
 
 
 @flip.vjp("input")
 def _(xp: Any, g: Array, dims: Sequence[int]) -> Array:
-    return xp.flip(g, tuple(dims))
+    return _flipped(xp, g, dims)
 
 
 @flip.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (2,)), ShapeError, "flip: dim 2 is outside a tensor of 2 dims")
+    yield ErrorSample(sample((2, 3), (0, -2)), ShapeError, "flip: a dim appears twice")
 
 
 @flip.samples
 def _() -> Iterator[Sample]:
     yield sample((2, 3), (0,))
     yield sample((2, 3, 2), (0, 2))
+    yield sample((), (-1,))
+    yield sample((2, 3), ())
 
 
 @primitive(torch="roll", moves=True)
@@ -157,16 +165,16 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 2, 3), (1, 0), "mirror"), ValueError, "got 'mirror'")
 
 
-@primitive(torch="triu")
+@primitive(torch="triu", whole=True)
 def triu(xp: Any, input: Array, diagonal: int = 0) -> Array:
     """The entries on and above the diagonal of the last two dims, zeros below"""
-    return xp.where(_above(xp, input.shape, diagonal), input, 0)
+    return xp.where(_above(xp, input.shape, diagonal), input, xp.zeros((), input.dtype))
 
 
-@primitive(torch="tril")
+@primitive(torch="tril", whole=True)
 def tril(xp: Any, input: Array, diagonal: int = 0) -> Array:
     """The entries on and below the diagonal of the last two dims, zeros above"""
-    return xp.where(_above(xp, input.shape, diagonal + 1), 0, input)
+    return xp.where(_above(xp, input.shape, diagonal + 1), xp.zeros((), input.dtype), input)
 
 
 def _above(xp: Any, shape: Shape, diagonal: int) -> Array:
@@ -193,6 +201,8 @@ for _op in (triu, tril):
         yield sample((3, 4))
         yield sample((2, 4, 3), 1)
         yield sample((4, 4), -2)
+        yield sample(booleans(3, 4), 1)
+        yield sample(integers(9, 4, 3))
 
     @_op.errors
     def _() -> Iterator[ErrorSample]:
@@ -202,7 +212,7 @@ for _op in (triu, tril):
 @primitive(torch="nn.functional.pixel_shuffle", moves=True)
 def pixel_shuffle(xp: Any, input: Array, upscale_factor: int, layout: str = "NCHW") -> Array:
     """Channels in groups of r * r spread over r x r pixels each, r = upscale_factor (arXiv 1609.05158)"""
-    r = upscale_factor
+    r = _factor("pixel_shuffle", input, upscale_factor)
     *lead, c, h, w = input.shape if layout == "NCHW" else _channels_third(input.shape)
     if c % (r * r):
         raise ShapeError(f"pixel_shuffle: {c} channels do not divide by {r} * {r}")
@@ -214,6 +224,12 @@ def pixel_shuffle(xp: Any, input: Array, upscale_factor: int, layout: str = "NCH
     return y.reshape(*lead, c // (r * r), h * r, w * r)
 
 
+def _factor(op: str, input: Array, r: int) -> int:
+    if input.ndim < 3 or r < 1:
+        raise ShapeError(f"{op}: expected at least 3 dims and a factor of at least 1, got {tuple(input.shape)} and {r}")
+    return r
+
+
 def _channels_third(shape: Shape) -> Shape:
     return (*shape[:-3], shape[-1], shape[-3], shape[-2])
 
@@ -221,7 +237,7 @@ def _channels_third(shape: Shape) -> Shape:
 @primitive(torch="nn.functional.pixel_unshuffle", moves=True)
 def pixel_unshuffle(xp: Any, input: Array, downscale_factor: int, layout: str = "NCHW") -> Array:
     """The r x r pixels of each block as channels, r = downscale_factor: pixel_shuffle undone"""
-    r = downscale_factor
+    r = _factor("pixel_unshuffle", input, downscale_factor)
     *lead, c, h, w = input.shape if layout == "NCHW" else _channels_third(input.shape)
     if h % r or w % r:
         raise ShapeError(f"pixel_unshuffle: {h} x {w} pixels do not divide into blocks of {r} x {r}")
@@ -260,8 +276,10 @@ def _() -> Iterator[Sample]:
 @pixel_shuffle.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 6, 2, 2), 2), ShapeError, "6 channels do not divide by 2")
+    yield ErrorSample(sample((2, 2), 2), ShapeError, "at least 3 dims")
 
 
 @pixel_unshuffle.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 1, 3, 4), 2), ShapeError, "3 x 4 pixels do not divide")
+    yield ErrorSample(sample((1, 3, 4), -1), ShapeError, "a factor of at least 1, got .1, 3, 4. and -1")

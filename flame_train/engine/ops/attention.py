@@ -19,7 +19,7 @@ from ..dtype import Array
 from ..graph import Into
 from ..op import ErrorSample, Sample, primitive, sample
 from ..random import DROPOUT, Rng, blocks_of_bits, uniform_of
-from ..sample import booleans
+from ..sample import booleans, integers
 from . import attention_few_keys, conditions
 from .attention_tiles import Problem, backward_tiles, forward_tiles, nowhere
 
@@ -61,7 +61,7 @@ def _kept(xp: Any, scores: Array, heads: int, length: int, rows: slice, p: float
     return (kept * scores.dtype.type(0.0 if p == 1.0 else 1.0 / (1.0 - p))).reshape(scores.shape)
 
 
-@primitive(torch="nn.functional.scaled_dot_product_attention", aux=("lse",))
+@primitive(torch="nn.functional.scaled_dot_product_attention", aux=("lse",), whole=("attn_mask",))
 def scaled_dot_product_attention(
     xp: Any, query: Array, key: Array, value: Array, attn_mask: Array | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False, rng: Rng | None = None,
@@ -75,6 +75,11 @@ def scaled_dot_product_attention(
     which ones is said by `rng`, whose samples are query's first dim, and `stream`, as in `dropout`.
     """
     check_attention(query, key, value, enable_gqa)
+    if attn_mask is not None and attn_mask.dtype.kind in "iu":
+        raise ShapeError(
+            "scaled_dot_product_attention: expected a mask of truth values or of numbers to add to the scores, "
+            f"got {attn_mask.dtype.name}; mask != 0 makes truth values of it"
+        )
     _check_dropout(query, dropout_p, rng)
     shape = (*query.shape[:-1], value.shape[-1])
     factor, heads = _factor(scale, query), math.prod(query.shape[1:-2])
@@ -216,6 +221,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((3, 2, 4), (2, 2, 4), (2, 2, 4), enable_gqa=True), ShapeError, r"got \(3, 2, 4\)")
     yield ErrorSample(sample((2, 4), (2, 4), (2, 4), dropout_p=0.1), ValueError, "dropout_p needs rng")
     yield ErrorSample(sample((2, 4), (2, 4), (2, 4), dropout_p=1.5), ValueError, r"in \[0, 1\], got 1.5")
+    yield ErrorSample(sample((2, 4), (2, 4), (2, 4), integers(2, 2, 2)), ShapeError, "a mask of truth .*, got int64")
     yield ErrorSample(
         sample((3, 1, 2, 4), (3, 1, 2, 4), (3, 1, 2, 4), dropout_p=0.1, rng=_rng(2)), ShapeError, "rng has 2 samples"
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from ...errors import ShapeError
 from ..dtype import Array
 from ..op import ErrorSample, Sample, primitive, sample
@@ -20,6 +22,8 @@ def binary_cross_entropy(
 ) -> Array:
     """-weight * (target * log(input) + (1 - target) * log(1 - input)), the logarithms not below -100"""
     check_pair("binary_cross_entropy", input, target)
+    if xp is np and not np.all((input >= 0) & (input <= 1)):
+        raise ValueError("binary_cross_entropy: expected probabilities, in [0, 1]; logits have a loss of their own")
     loss = (target - 1.0) * _log(xp, 1.0 - input) - target * _log(xp, input)
     return reduced(xp, loss if weight is None else loss * weight, reduction)
 
@@ -42,6 +46,12 @@ def _(xp: Any, g: Array, input: Array, weight: Array | None, reduction: str) -> 
 
 
 binary_cross_entropy.nograd("weight")
+
+
+@binary_cross_entropy.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (3,)), ShapeError, "must have one shape")
+    yield ErrorSample(sample(Values((2,), 1.5, 2.0), (2,)), ValueError, "expected probabilities")
 
 
 @binary_cross_entropy.samples
@@ -70,7 +80,8 @@ def _positive_part(target: Array, pos_weight: Array | None) -> Any:
 def _(
     xp: Any, g: Array, input: Array, target: Array, weight: Array | None, pos_weight: Array | None, reduction: str
 ) -> Array:
-    slope = 1.0 - target - _positive_part(target, pos_weight) * sigmoid_value(xp, -input)
+    positive = target if pos_weight is None else pos_weight * target
+    slope = _positive_part(target, pos_weight) * sigmoid_value(xp, input) - positive
     return share(g, input.size, reduction) * (slope if weight is None else slope * weight)
 
 
@@ -90,11 +101,9 @@ def _() -> Iterator[Sample]:
     yield sample((2, 3), Values((2, 3), 0.0, 1.0), reduction="none")
 
 
-for _op in (binary_cross_entropy, binary_cross_entropy_with_logits):
-
-    @_op.errors
-    def _() -> Iterator[ErrorSample]:
-        yield ErrorSample(sample((2, 3), (3,)), ShapeError, "must have one shape")
+@binary_cross_entropy_with_logits.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (3,)), ShapeError, "must have one shape")
 
 
 @primitive(torch="nn.functional.kl_div")

@@ -11,37 +11,37 @@ from ..sample import booleans, not_broadcast, of_one, of_two
 from .generated import generated
 
 
-@primitive(torch="lt")
+@primitive(torch="lt", rounds=True)
 def lt(xp: Any, input: Array, other: Array | float) -> Array:
     """input < other"""
     return input < other
 
 
-@primitive(torch="le")
+@primitive(torch="le", rounds=True)
 def le(xp: Any, input: Array, other: Array | float) -> Array:
     """input <= other"""
     return input <= other
 
 
-@primitive(torch="gt")
+@primitive(torch="gt", rounds=True)
 def gt(xp: Any, input: Array, other: Array | float) -> Array:
     """input > other"""
     return input > other
 
 
-@primitive(torch="ge")
+@primitive(torch="ge", rounds=True)
 def ge(xp: Any, input: Array, other: Array | float) -> Array:
     """input >= other"""
     return input >= other
 
 
-@primitive(torch="eq")
+@primitive(torch="eq", rounds=True)
 def eq(xp: Any, input: Array, other: Array | float) -> Array:
     """input == other"""
     return input == other
 
 
-@primitive(torch="ne")
+@primitive(torch="ne", rounds=True)
 def ne(xp: Any, input: Array, other: Array | float) -> Array:
     """input != other"""
     return input != other

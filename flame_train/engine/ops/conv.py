@@ -25,6 +25,8 @@ def pair(value: Pair) -> tuple[int, int]:
 def steps(weight_shape: Shape, stride: Pair, padding: Padding, dilation: Pair) -> tuple[tuple[int, int], ...]:
     """Stride, padding and dilation, (h, w) each. "same" padding keeps the size, "valid" is none."""
     s, d = pair(stride), pair(dilation)
+    if min(*s, *d) < 1:
+        raise ShapeError(f"conv2d: expected stride and dilation of at least 1, got {stride} and {dilation}")
     if not isinstance(padding, str):
         return s, pair(padding), d
     if padding == "valid":
@@ -39,9 +41,7 @@ def steps(weight_shape: Shape, stride: Pair, padding: Padding, dilation: Pair) -
 
 
 def to_nhwc(x: Array, layout: str) -> Array:
-    """x as (B, H, W, C), a view. Raises ShapeError for a layout that is neither NCHW nor NHWC."""
-    if layout not in ("NCHW", "NHWC"):
-        raise ShapeError(f"expected layout 'NCHW' or 'NHWC', got {layout!r}")
+    """x as (B, H, W, C), a view."""
     return x.transpose(0, 2, 3, 1) if layout == "NCHW" else x
 
 
@@ -107,6 +107,7 @@ def conv2d(
 ) -> Array:  # fmt: skip
     """Cross-correlation of input with weight (out, in / groups, kh, kw), plus bias"""
     check_conv2d(input, weight, groups, layout)
+    check_bias("conv2d", bias, weight.shape[0])
     x = to_nhwc(input, layout)
     s, p, d = steps(weight.shape, stride, padding, dilation)
     out_ch, in_ch, kh, kw = weight.shape
@@ -138,12 +139,20 @@ def check_conv2d(input: Array, weight: Array, groups: int, layout: str) -> None:
     """Raises ShapeError when the channels of input and weight do not meet."""
     if input.ndim != 4 or weight.ndim != 4:
         raise ShapeError(f"conv2d: expected 4-D input and weight, got {tuple(input.shape)} and {tuple(weight.shape)}")
+    if groups < 1:
+        raise ShapeError(f"conv2d: expected at least one group, got {groups}")
     channels = input.shape[1 if layout == "NCHW" else 3]
     if channels != weight.shape[1] * groups or weight.shape[0] % groups:
         raise ShapeError(
             f"conv2d: input {tuple(input.shape)} ({layout}) has {channels} channels but weight {tuple(weight.shape)} "
             f"with groups={groups} takes {weight.shape[1] * groups}"
         )
+
+
+def check_bias(op: str, bias: Array | None, channels: int) -> None:
+    """Raises ShapeError unless there is a value for each of the result's channels."""
+    if bias is not None and tuple(bias.shape) != (channels,):
+        raise ShapeError(f"{op}: expected a bias of shape ({channels},), got {tuple(bias.shape)}")
 
 
 def input_gradient(
@@ -215,6 +224,9 @@ def _() -> Iterator[Sample]:
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 3, 4, 4), (2, 4, 3, 3)), ShapeError, "has 3 channels but weight .* takes 4")
     yield ErrorSample(sample((3, 4, 4), (2, 3, 3, 3)), ShapeError, "expected 4-D input and weight")
+    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3), (1,)), ShapeError, r"a bias of shape \(2,\), got \(1,\)")
+    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3), stride=0), ShapeError, "at least 1, got 0 and 1")
+    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3), groups=0), ShapeError, "at least one group, got 0")
     yield ErrorSample(sample((1, 3, 2, 4), (2, 3, 3, 3)), ShapeError, "kernel of 3 x 3 does not fit")
     yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 2, 2), None, 1, "same"), ShapeError, "a kernel that has a middle")
 
@@ -247,6 +259,7 @@ def _(
     k: Any, input: Array, weight: Array, bias: Array | None, stride: Pair, padding: Padding, dilation: Pair,
     groups: int, layout: str,
 ) -> Array:  # fmt: skip
+    check_bias("conv2d", bias, weight.shape[0])
     s, p, d = steps(weight.shape, stride, padding, dilation)
     x = _padded(k, k.rows_first(to_nhwc(input, layout)), 3)
     w = _kernel_memory(k, _padded(k, weight, 0, 1))

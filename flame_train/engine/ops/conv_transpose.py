@@ -9,7 +9,7 @@ from ...errors import ShapeError
 from ..dtype import Array
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
-from .conv import Pair, bias_gradient, conv2d, input_gradient, pair, weight_gradient
+from .conv import Pair, bias_gradient, check_bias, conv2d, input_gradient, pair, weight_gradient
 
 
 @primitive(torch="nn.functional.conv_transpose2d")
@@ -19,6 +19,7 @@ def conv_transpose2d(
 ) -> Array:  # fmt: skip
     """conv2d's gradient with respect to its input, as an op; weight is (in, out / groups, kh, kw)"""
     shape = _out_shape(input, weight, stride, padding, output_padding, groups, dilation, layout)
+    check_bias("conv_transpose2d", bias, weight.shape[1] * groups)
     y = input_gradient(xp, input, shape, weight, stride, padding, dilation, groups, layout)
     if bias is None:
         return y
@@ -29,7 +30,13 @@ def _out_shape(
     input: Array, weight: Array, stride: Pair, padding: Pair, extra: Pair, groups: int, dilation: Pair, layout: str
 ) -> tuple[int, ...]:
     channel = 1 if layout == "NCHW" else 3
-    if input.ndim != 4 or weight.ndim != 4 or input.shape[channel] != weight.shape[0] or weight.shape[0] % groups:
+    if (
+        input.ndim != 4
+        or weight.ndim != 4
+        or input.shape[channel] != weight.shape[0]
+        or groups < 1
+        or (weight.shape[0] % groups)
+    ):
         raise ShapeError(
             f"conv_transpose2d: input {tuple(input.shape)} ({layout}) does not fit weight {tuple(weight.shape)} "
             f"(in, out / groups, kh, kw) with groups={groups}"
@@ -79,6 +86,7 @@ def _() -> Iterator[Sample]:
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3)), ShapeError, "does not fit weight")
     yield ErrorSample(sample((1, 3, 4, 4), (3, 2, 3, 3), None, 2, 0, 2), ShapeError, "must be below stride")
+    yield ErrorSample(sample((1, 3, 4, 4), (3, 2, 3, 3), (1,)), ShapeError, r"a bias of shape \(2,\), got \(1,\)")
 
 
 @composite(torch="nn.functional.conv1d")

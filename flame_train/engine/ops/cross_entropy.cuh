@@ -12,7 +12,8 @@ constexpr int BLOCK = 256;
 constexpr int AHEAD = 4;  // classes a thread of entropy_columns asks for at once
 
 // What is known of a place's classes so far: their maximum, the sum of e^(x - peak), and that of the factors, alone and
-// times x - pivot, the pivot being the place's first element, so that little is lost where all are large.
+// times x - pivot, the pivot being the place's first element where it is a number, so that little is lost where all are
+// large.
 struct Classes {
   float peak, sum, mass, product;
   static __device__ __forceinline__ Classes none() { return {-INFINITE, 0.f, 0.f, 0.f}; }
@@ -51,12 +52,17 @@ __device__ __forceinline__ float factor_of(const T* chances, const T* weight, lo
   return w * (CHANCES ? to_float(chances[at]) * share + even : even);
 }
 
+__device__ __forceinline__ float pivot_of(T first) {
+  const float x = to_float(first);
+  return x == -INFINITE ? 0.f : x;
+}
+
 // A place's last words, `x` being its first class's element and `inner` the step between classes.
 __device__ __forceinline__ void finish(
     const Classes& all, const T* x, const G* target, const T* weight, const Out& out, long long place, int classes,
     int inner, float share, long long ignored) {
   float rest = logf(all.sum), mass = all.mass, weigh = 1.f;
-  float loss = SPREAD ? (all.peak - to_float(x[0]) + rest) * mass - all.product : 0.f;
+  float loss = SPREAD ? (all.peak - pivot_of(x[0]) + rest) * mass - all.product : 0.f;
   if (!CHANCES) {
     long long t = target[place];
     long long wrapped = (t % classes + classes) % classes;  // where CuPy looks for what is out of range
@@ -78,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) entropy_rows(
   const int lane = threadIdx.x % THREADS, row = blockIdx.x * (BLOCK / THREADS) + threadIdx.x / THREADS;
   const bool live = row < rows;
   const long long begin = (long long)(live ? row : 0) * classes;
-  const float pivot = to_float(x[begin]), share = 1.f - smoothing, even = smoothing / classes;
+  const float pivot = pivot_of(x[begin]), share = 1.f - smoothing, even = smoothing / classes;
   Classes own = Classes::none();
   if (live)
 #pragma unroll 4
@@ -118,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) entropy_columns(
   Classes own[WIDTH];
   float pivot[WIDTH];
 #pragma unroll
-  for (int i = 0; i < WIDTH; i++) own[i] = Classes::none(), pivot[i] = to_float(x[begin + i]);
+  for (int i = 0; i < WIDTH; i++) own[i] = Classes::none(), pivot[i] = pivot_of(x[begin + i]);
   if (live)
     for (int c = y; c < classes; c += LANES * AHEAD) {
       Packet<T, WIDTH> q[AHEAD];
@@ -161,7 +167,8 @@ extern "C" __global__ void __launch_bounds__(256) chosen(
   const bool counts = target[place] != ignored;
   const long long t = counts ? target[place] : 0, wrapped = (t % classes + classes) % classes;
   const float w = counts ? weight ? to_float(weight[wrapped]) : 1.f : 0.f;
-  loss[place] = -w * to_float(x[((long long)(place / inner) * classes + wrapped) * inner + place % inner]);
+  const float x_t = to_float(x[((long long)(place / inner) * classes + wrapped) * inner + place % inner]);
+  loss[place] = counts ? -w * x_t : 0.f;  // what is ignored may be infinite
   weigh[place] = w;
 }
 

@@ -15,6 +15,7 @@ from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import integers, positive
 from .conditions import AT_MOST_FP32, same
 from .dims import Shape
+from .index import check_within
 from .loss import check_pair, reduced
 
 
@@ -29,8 +30,10 @@ def nll_loss(
     """
     w = _class_weights(xp, input, target, weight, ignore_index)
     dim = _class_dim(input.shape)
-    at = xp.expand_dims(xp.where(target == ignore_index, 0, target), dim)
-    loss, total = -w * xp.squeeze(xp.take_along_axis(input, at, axis=dim), dim), xp.sum(w)
+    ignored = target == ignore_index
+    at = xp.expand_dims(xp.where(ignored, 0, target), dim)
+    chosen = xp.squeeze(xp.take_along_axis(input, at, axis=dim), dim)
+    loss, total = -w * xp.where(ignored, 0.0, chosen), xp.sum(w)
     return (xp.sum(loss) / total if reduction == "mean" else reduced(xp, loss, reduction)), total
 
 
@@ -39,7 +42,7 @@ def _class_dim(shape: Shape) -> int:
 
 
 def _class_weights(xp: Any, input: Array, target: Array, weight: Array | None, ignore_index: int) -> Array:
-    """Each target's weight, zero where it is ignored. Raises ShapeError where the shapes do not fit."""
+    """Each target's weight, zero where it is ignored. Raises where shapes do not fit or there is no such class."""
     dim = _class_dim(input.shape)
     if input.ndim == 0 or tuple(target.shape) != (*input.shape[:dim], *input.shape[dim + 1 :]):
         raise ShapeError(
@@ -48,8 +51,24 @@ def _class_weights(xp: Any, input: Array, target: Array, weight: Array | None, i
         )
     if target.dtype.kind not in "iu":
         raise ShapeError(f"nll_loss: expected whole-number classes, got {target.dtype.name}")
-    counted = (target != ignore_index).astype(input.dtype)
-    return counted if weight is None else counted * weight[xp.where(target == ignore_index, 0, target)]
+    _check_weight(input, weight)
+    ignored = target == ignore_index
+    classes = xp.where(ignored, 0, target)
+    check_within(xp, "nll_loss", classes[~ignored] if xp is np else classes, input.shape[dim])
+    counted = (~ignored).astype(input.dtype)
+    return counted if weight is None else counted * weight[classes]
+
+
+def _check_weight(input: Array, weight: Array | None) -> None:
+    """Raises ShapeError unless there is a weight for each class."""
+    classes = input.shape[_class_dim(input.shape)]
+    if weight is not None and weight.shape != (classes,):
+        raise ShapeError(f"nll_loss: expected {classes} weights, one a class, got shape {tuple(weight.shape)}")
+
+
+def _divisor(xp: Any, total: Array, target: Array, ignore_index: int) -> Array:
+    """What a mean's gradients are divided by: where all targets are ignored they are zero, though the mean is not."""
+    return xp.where(xp.all(target == ignore_index), 1.0, total)
 
 
 nll_loss.nograd("target", "weight")
@@ -61,7 +80,7 @@ def _(
     ignore_index: int, reduction: str,
 ) -> Array:  # fmt: skip
     w = _class_weights(xp, input, target, weight, ignore_index)
-    each = -g * (w / total if reduction == "mean" else w)
+    each = -g * (w / _divisor(xp, total, target, ignore_index) if reduction == "mean" else w)
     dim = _class_dim(input_shape)
     classes = xp.arange(input_shape[dim]).reshape([-1 if d == dim else 1 for d in range(len(input_shape))])
     return xp.where(classes == xp.expand_dims(target, dim), xp.expand_dims(each, dim), 0.0)
@@ -79,10 +98,13 @@ def _() -> Iterator[Sample]:
 @nll_loss.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((4, 3), integers(3, 3)), ShapeError, r"got \(4, 3\), \(3,\)")
+    yield ErrorSample(sample((4, 3), integers(3, 4), positive(4)), ShapeError, r"expected 3 weights.*got shape \(4,\)")
+    yield ErrorSample(sample((2, 3), np.array([3, 0])), IndexError, r"in \[0, 3\), got 0 to 3")
+    yield ErrorSample(sample((2, 3), np.array([-1, -100])), IndexError, r"in \[0, 3\), got -1 to -1")
     yield ErrorSample(sample((4, 3), (4,)), ShapeError, "expected whole-number classes, got float64")
 
 
-@primitive(torch="nn.functional.cross_entropy", aux=("peak", "rest", "mass", "total"))
+@primitive(torch="nn.functional.cross_entropy", aux=("peak", "rest", "mass", "total"), whole=("target",))
 def cross_entropy(
     xp: Any, input: Array, target: Array, weight: Array | None = None, *, ignore_index: int = -100,
     reduction: str = "mean", label_smoothing: float = 0.0,
@@ -96,7 +118,7 @@ def cross_entropy(
     peak = xp.max(input, axis=dim, keepdims=True) if input.size else input
     rest = xp.log(xp.sum(xp.exp(input - peak), axis=dim, keepdims=True))
     parts, total = _parts(xp, input, target, weight, ignore_index, label_smoothing)
-    loss = -xp.sum(parts * (input - peak - rest), axis=dim)
+    loss = -xp.sum(parts * xp.where(parts == 0, 0.0, input - peak - rest), axis=dim)
     result = xp.sum(loss) / total if reduction == "mean" else reduced(xp, loss, reduction)
     return result, peak, rest, xp.sum(parts, axis=dim, keepdims=True), total
 
@@ -113,6 +135,7 @@ def _parts(
     even = smoothing / input.shape[dim]
     if is_float(target.dtype):
         check_pair("cross_entropy", input, target)
+        _check_weight(input, weight)
         return by_class * (target * (1.0 - smoothing) + even), xp.full((), _places(input), input.dtype)
     w = _class_weights(xp, input, target, weight, ignore_index)
     chosen = xp.arange(input.shape[dim]).reshape(along) == xp.expand_dims(target, dim)
@@ -141,6 +164,8 @@ def _(
     dim = _class_dim(input.shape)
     parts, _ = _parts(xp, input, target, weight, ignore_index, label_smoothing)
     slope = xp.exp(input - peak - rest) * mass - parts
+    if not is_float(target.dtype):
+        total = _divisor(xp, total, target, ignore_index)
     return _each(xp, g, dim, total, reduction) * slope
 
 
@@ -171,7 +196,11 @@ def _() -> Iterator[Sample]:
 @cross_entropy.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((4, 3), integers(3, 3)), ShapeError, r"got \(4, 3\), \(3,\)")
+    yield ErrorSample(sample((4, 3), integers(3, 4), positive(4)), ShapeError, r"expected 3 weights.*got shape \(4,\)")
+    yield ErrorSample(sample((2, 3), np.array([3, 0])), IndexError, r"in \[0, 3\), got 0 to 3")
+    yield ErrorSample(sample((2, 3), np.array([-1, -100])), IndexError, r"in \[0, 3\), got -1 to -1")
     yield ErrorSample(sample((4, 3), (4, 2)), ShapeError, "cross_entropy: .* must have one shape")
+    yield ErrorSample(sample((4, 3), positive(4, 3), positive(1)), ShapeError, "expected 3 weights")
     yield ErrorSample(sample((4, 3), integers(3, 4), label_smoothing=2.0), ValueError, r"in \[0, 1\], got 2.0")
     yield ErrorSample(sample((4, 3), integers(3, 4), reduction="max"), ValueError, "got 'max'")
 
@@ -351,7 +380,7 @@ def _(
     part = "(target == at ? share : 0.f)" if not is_float(target.dtype) else "target * share"
     counts = "target != ignored" if not is_float(target.dtype) else "true"
     factor = f"float factor = {counts} ? weight * ({part} + even) : 0.f"
-    value = f"{factor}; (e_to(input - peak - rest) * mass - factor) * (g / total)"
+    value = f"{factor}; {counts} ? (e_to(input - peak - rest) * mass - factor) * (g / total) : 0.f"
     return k.elementwise((value,), operands, (input.dtype,), x.x.shape)[0].reshape(x.shape)
 
 

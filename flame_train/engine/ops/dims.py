@@ -19,6 +19,13 @@ def axis(dim: int, ndim: int, op: str) -> int:
     return dim % max(ndim, 1)
 
 
+def size_along(shape: Shape, dim: int, op: str) -> int:
+    """The size of `dim`. Raises ShapeError if there is no such dim, of which a 0-d tensor has none."""
+    if not shape:
+        raise ShapeError(f"{op}: expected a tensor of at least 1 dim, got one of shape ()")
+    return shape[axis(dim, len(shape), op)]
+
+
 def axes(dim: Dims, ndim: int, op: str) -> tuple[int, ...]:
     """The dims meant, counted from the front; every dim for None and for none at all."""
     given = (dim,) if isinstance(dim, int) else tuple(dim or range(ndim))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ...errors import ShapeError
 from ..backend.cuda.programs import Reduction
 from ..dtype import Array, float32
-from ..op import Sample, composite, primitive, sample
+from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..sample import no_such_dim
 from ..tensor import Tensor
 from .along import reduce
@@ -18,20 +19,34 @@ from .select import maximum, minimum
 Pair = tuple[Array, Array]
 
 
-@primitive(torch="amax")
+def _refused() -> Iterator[ErrorSample]:
+    yield from no_such_dim()()
+    yield ErrorSample(sample((), 1), ShapeError, "dim 1 is outside a tensor of 0 dims")
+    yield ErrorSample(sample((2, 0), 1), ShapeError, r"at least one value over dims \(1,\) of \(2, 0\)")
+
+
+@primitive(torch="amax", whole=True)
 def amax(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """The largest value over dim; ties share the gradient evenly"""
-    return xp.max(input, axis=axes(dim, input.ndim, "amax"), keepdims=keepdim)
+    return xp.max(input, axis=_some(input, dim, "amax"), keepdims=keepdim)
 
 
-@primitive(torch="amin")
+@primitive(torch="amin", whole=True)
 def amin(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """The smallest value over dim; ties share the gradient evenly"""
-    return xp.min(input, axis=axes(dim, input.ndim, "amin"), keepdims=keepdim)
+    return xp.min(input, axis=_some(input, dim, "amin"), keepdims=keepdim)
+
+
+def _some(input: Array, dim: Dims, op: str) -> tuple[int, ...]:
+    """The dims meant. Raises ShapeError where there is nothing along them, of which nothing is the largest."""
+    dims = axes(dim, input.ndim, op)
+    if any(input.shape[d] == 0 for d in dims):
+        raise ShapeError(f"{op}: expected at least one value over dims {dims} of {tuple(input.shape)}")
+    return dims
 
 
 for _op in (amax, amin):
-    _op.errors(no_such_dim())
+    _op.errors(_refused)
 
     @_op.vjp("input")
     def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
@@ -71,6 +86,7 @@ for _op in (amax, amin):
 
 def _positions(xp: Any, input: Array, dim: int | None, keepdim: bool, find: Any) -> Array:
     """What `find` (argmax or argmin) gives along dim, or in the flattened input."""
+    _some(input, dim, "argmax")
     if dim is None or not input.ndim:
         flat = find(input.reshape(-1))
         return flat.reshape([1] * input.ndim) if keepdim else flat
@@ -92,7 +108,7 @@ def argmin(xp: Any, input: Array, dim: int | None = None, keepdim: bool = False)
 
 for _op in (argmax, argmin):
     _op.nograd("input")
-    _op.errors(no_such_dim())
+    _op.errors(_refused)
 
     @_op.samples
     def _() -> Iterator[Sample]:
@@ -104,6 +120,7 @@ for _op in (argmax, argmin):
 
 def _along(xp: Any, input: Array, dim: int, keepdim: bool, find: Any) -> tuple[Pair, Array]:
     """Values and indices along dim, and the indices once more for the gradient."""
+    _some(input, dim, "max")
     if not input.ndim:
         at = xp.zeros((), "int64")
         return (input.copy(), at), at
@@ -113,20 +130,20 @@ def _along(xp: Any, input: Array, dim: int, keepdim: bool, find: Any) -> tuple[P
     return (values if keepdim else xp.squeeze(values, dim), index), index
 
 
-@primitive(multiple=True, aux=("index",))
+@primitive(multiple=True, aux=("index",), whole=True)
 def max_dim(xp: Any, input: Array, dim: int, keepdim: bool = False) -> tuple[Pair, Array]:
     """The largest value along dim and its index: max(input, dim)"""
     return _along(xp, input, dim, keepdim, xp.argmax)
 
 
-@primitive(multiple=True, aux=("index",))
+@primitive(multiple=True, aux=("index",), whole=True)
 def min_dim(xp: Any, input: Array, dim: int, keepdim: bool = False) -> tuple[Pair, Array]:
     """The smallest value along dim and its index: min(input, dim)"""
     return _along(xp, input, dim, keepdim, xp.argmin)
 
 
 for _op in (max_dim, min_dim):
-    _op.errors(no_such_dim())
+    _op.errors(_refused)
 
     @_op.vjp("input")
     def _(xp: Any, g: Pair, input_shape: Shape, index: Array, dim: int, keepdim: bool) -> Array:
@@ -162,7 +179,7 @@ def min(input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -
 
 
 for _op in (max, min):
-    _op.errors(no_such_dim())
+    _op.errors(_refused)
 
     @_op.samples
     def _() -> Iterator[Sample]:

@@ -12,7 +12,7 @@ from ..dtype import Array, compute_dtype
 from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import integers
 from .dims import Shape, axis
-from .index import added_at
+from .index import added_at, check_within
 from .index_elements import element_sums, elements, no_elements_by_index
 
 
@@ -28,7 +28,7 @@ def _places(xp: Any, index: Array, dim: int, shape: Shape) -> tuple[Array, ...]:
 
 
 def _check_index(op: str, input: Array, index: Array, src: Array | None = None) -> None:
-    """Raises ShapeError unless index has the dims of its partners and whole numbers."""
+    """Raises ShapeError unless index has the dims of its partners, and whole numbers."""
     if index.dtype.kind not in "iu":
         raise ShapeError(f"{op}: expected whole-number indices, got {index.dtype.name}")
     if index.ndim != input.ndim or (src is not None and src.ndim != input.ndim):
@@ -36,10 +36,24 @@ def _check_index(op: str, input: Array, index: Array, src: Array | None = None) 
         raise ShapeError(f"{op}: input, index and source must have as many dims, got {shapes}")
 
 
+def _check_places(xp: Any, op: str, input: Array, dim: int, index: Array, src: Array | None = None) -> None:
+    """Raises ShapeError unless index is of a kind and a size with its partners, IndexError where it points outside."""
+    _check_index(op, input, index, src)
+    along, sizes = axis(dim, index.ndim, op), zip(index.shape, input.shape, strict=True)
+    wide = any(n > m and d != along for d, (n, m) in enumerate(sizes))
+    if index.size and (wide or (src is not None and any(n > m for n, m in zip(index.shape, src.shape, strict=True)))):
+        shapes = [tuple(a.shape) for a in (index, input, src) if a is not None]
+        raise ShapeError(
+            f"{op}: index must be no larger than input beside dim {dim}, nor than its source, got {shapes}"
+        )
+    check_within(xp, op, index, input.shape[along] if input.ndim else 1)
+
+
 @primitive(torch="take_along_dim", moves=True)
 def take_along_dim(xp: Any, input: Array, indices: Array, dim: int | None = None) -> Array:
     """input[..., indices[..., i, ...], ...] along dim; without dim both are flattened"""
     if dim is None:
+        check_within(xp, "take_along_dim", indices, input.size)
         return input.reshape(-1)[indices.reshape(-1)]
     _check_index("take_along_dim", input, indices)
     return xp.take_along_axis(input, indices, axis=dim)
@@ -73,6 +87,7 @@ def _(k: Any, g: Array, input_shape: Shape, indices: Array, dim: int) -> Array:
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((3, 5), integers(5, 3), 1), ShapeError, "take_along_dim: .* must have as many dims")
     yield ErrorSample(sample((3, 5), (3, 2), 1), ShapeError, "expected whole-number indices, got float64")
+    yield ErrorSample(sample((3, 5), np.array([0, -1])), IndexError, r"in \[0, 15\), got -1 to 0")
 
 
 @take_along_dim.samples
@@ -86,7 +101,7 @@ def _() -> Iterator[Sample]:
 @primitive(torch="gather", moves=True)
 def gather(xp: Any, input: Array, dim: int, index: Array) -> Array:
     """input[..., index[..., i, ...], ...] along dim; index may be smaller than input along the other dims"""
-    _check_index("gather", input, index)
+    _check_places(xp, "gather", input, dim, index)
     return input[_places(xp, index, dim, input.shape)]
 
 
@@ -132,7 +147,7 @@ def _() -> Iterator[Sample]:
 @primitive(torch="scatter", moves=True)
 def scatter(xp: Any, input: Array, dim: int, index: Array, src: Array | float) -> Array:
     """input with src put at index along dim: the place gather would read; of several at one place, any"""
-    _check_index("scatter", input, index, None if isinstance(src, (int, float)) else src)
+    _check_places(xp, "scatter", input, dim, index, None if isinstance(src, (int, float)) else src)
     out = input.copy()
     out[_places(xp, index, dim, input.shape)] = src if isinstance(src, (int, float)) else src[_corner(index.shape)]
     return out
@@ -177,7 +192,7 @@ def _() -> Iterator[Sample]:
 @primitive(torch="scatter_add", moves=True)
 def scatter_add(xp: Any, input: Array, dim: int, index: Array, src: Array) -> Array:
     """input with src added at index along dim, repeated places added up"""
-    _check_index("scatter_add", input, index, src)
+    _check_places(xp, "scatter_add", input, dim, index, src)
     work = compute_dtype(input.dtype)
     places = _places(xp, index, dim, input.shape)
     out = input.astype(work)
@@ -236,3 +251,8 @@ for _op in (gather, scatter, scatter_add):
         rest = () if op is gather else ((2, 3),)
         yield ErrorSample(sample((2, 3), 0, (2, 3), *rest), ShapeError, "expected whole-number indices, got float64")
         yield ErrorSample(sample((2, 3), 0, integers(2, 3), *rest), ShapeError, "must have as many dims")
+        yield ErrorSample(sample((2, 3), 1, integers(2, 3, 3), *rest), ShapeError, "no larger than input beside dim 1")
+        yield ErrorSample(sample((2, 3), 1, np.array([[0, -1]]), *rest), IndexError, r"in \[0, 3\), got -1 to 0")
+        yield ErrorSample(sample((2, 3), -2, np.array([[0, 2]]), *rest), IndexError, r"in \[0, 2\), got 0 to 2")
+        if op is not gather:
+            yield ErrorSample(sample((2, 3), 0, integers(2, 2, 3), (2, 2)), ShapeError, "nor than its source, got")

@@ -9,45 +9,33 @@ import numpy as np
 
 from ...errors import ShapeError
 from ..dtype import Array
+from ..indexing import Places, steps
 from ..op import ErrorSample, Sample, primitive, sample
 from ..tensor import Tensor
-from .dims import Shape
+from .dims import Shape, size_along
 from .index import added_at
 
 
 @primitive(torch="Tensor.__getitem__", moves=True)
 def getitem(xp: Any, input: Array, index: Any) -> Array:
     """input[index], for whole numbers, slices, None, ..., and tensors or lists of whole numbers or truth values"""
-    return input[_plain(xp, index)]
+    first, rest = _steps(xp, index)
+    return input[first][rest] if rest else input[first]
 
 
 @getitem.vjp("input")
 def _(xp: Any, g: Array, input_shape: Shape, index: Any) -> Array:
-    places = _plain(xp, index)
-    if any(hasattr(p, "dtype") for p in places):
-        return added_at(xp, input_shape, places, g)
+    first, rest = _steps(xp, index)
+    if rest and not first:
+        return added_at(xp, input_shape, rest, g)
     out = xp.zeros(input_shape, g.dtype)
-    out[places] = g
+    out[first] = added_at(xp, out[first].shape, rest, g) if rest else g
     return out
 
 
-def _plain(xp: Any, index: Any) -> tuple[Any, ...]:
-    """The index as a tuple without Tensors, lists or masks: a mask becomes the places where it holds."""
-    parts: list[Any] = []
-    for part in index if isinstance(index, tuple) else (index,):
-        if isinstance(part, bool):
-            raise ShapeError("getitem: a single True or False is no index here; use unsqueeze or a mask")
-        if part is None or isinstance(part, (int, slice, type(...))):
-            parts.append(part)
-            continue
-        array = xp.asarray(part.data if isinstance(part, Tensor) else np.asarray(part))
-        if array.dtype == bool:
-            parts.extend(xp.nonzero(array))
-        elif array.dtype.kind in "iu":
-            parts.append(array)
-        else:
-            raise ShapeError(f"getitem: expected whole numbers or truth values as index, got {array.dtype.name}")
-    return tuple(parts)
+def _steps(xp: Any, index: Any) -> tuple[Places, Places]:
+    parts = index if isinstance(index, tuple) else (index,)
+    return steps(xp, tuple([p.data if isinstance(p, Tensor) else p for p in parts]))
 
 
 @getitem.samples
@@ -61,6 +49,11 @@ def _() -> Iterator[Sample]:
     yield sample((4, 3, 2), (Tensor(np.array([0, 3, 3])), slice(1, 3), 0))
     yield sample((2, 3), Tensor(np.array([[True, False, True], [False, False, True]])))
     yield sample((2, 3, 2), (slice(None), Tensor(np.array([True, False, True]))))
+    yield sample((2, 3, 4), (0, slice(None), [0, 2]))
+    yield sample((2, 3, 4, 2), (-1, None, slice(1, 3), Tensor(np.array([[3, 0], [1, 1]]))))
+    yield sample((4, 2, 3), (Tensor(np.array([0, 3, 3])), ..., Tensor(np.array(1))))
+    yield sample((2, 3, 4), (slice(None), Tensor(np.array(2)), [0, 0, 3]))
+    yield sample((2, 3), (slice(None), []))
 
 
 @getitem.errors
@@ -72,21 +65,23 @@ def _() -> Iterator[ErrorSample]:
 @primitive(torch="narrow", moves=True)
 def narrow(xp: Any, input: Array, dim: int, start: int, length: int) -> Array:
     """length entries of dim, from start"""
-    if start < 0 or start + length > input.shape[dim]:
-        raise ShapeError(f"narrow: [{start}, {start + length}) is outside dim {dim} of size {input.shape[dim]}")
-    return input[_window(input.ndim, dim, start, length)]
+    return input[_window(input.shape, dim, start, length)]
 
 
-def _window(ndim: int, dim: int, start: int, length: int) -> tuple[slice, ...]:
-    index = [slice(None)] * ndim
-    index[dim] = slice(start, start + length)
+def _window(shape: Shape, dim: int, start: int, length: int) -> tuple[slice, ...]:
+    n = size_along(shape, dim, "narrow")
+    first = start + n if start < 0 else start
+    if first < 0 or length < 0 or first + length > n:
+        raise ShapeError(f"narrow: [{start}, {start + length}) is outside dim {dim} of size {n}")
+    index = [slice(None)] * len(shape)
+    index[dim] = slice(first, first + length)
     return tuple(index)
 
 
 @narrow.vjp("input")
 def _(xp: Any, g: Array, input_shape: Shape, dim: int, start: int, length: int) -> Array:
     out = xp.zeros(input_shape, g.dtype)
-    out[_window(g.ndim, dim, start, length)] = g
+    out[_window(input_shape, dim, start, length)] = g
     return out
 
 
@@ -94,8 +89,11 @@ def _(xp: Any, g: Array, input_shape: Shape, dim: int, start: int, length: int) 
 def _() -> Iterator[Sample]:
     yield sample((4, 5), 1, 1, 3)
     yield sample((4, 5), 0, 0, 4)
+    yield sample((4, 5), 1, -3, 2)
 
 
 @narrow.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((4, 5), 1, 3, 3), ShapeError, "is outside dim 1 of size 5")
+    yield ErrorSample(sample((4, 5), 1, -6, 1), ShapeError, "is outside dim 1 of size 5")
+    yield ErrorSample(sample((), 0, 0, 1), ShapeError, "narrow: expected a tensor of at least 1 dim")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ShapeError
-from ..dtype import Array, bool_, compute_dtype, float32, int32, int64
+from ..dtype import Array, bool_, compute_dtype, float32, int32, int64, is_float
 from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import booleans, integers
 from .dims import Shape, axis
@@ -27,11 +27,24 @@ def added_at(xp: Any, shape: Shape, index: Any, values: Array) -> Array:
     return out.astype(values.dtype)
 
 
+def check_within(xp: Any, op: str, index: Array, size: int) -> None:
+    """Raises IndexError for an index outside [0, size), on the CPU.
+
+    A GPU is not waited for to look at it: there what is out of range wraps around.
+    """
+    if xp is np and index.size and not (index.min() >= 0 and index.max() < size):
+        raise IndexError(f"{op}: expected whole numbers in [0, {size}), got {index.min()} to {index.max()}")
+
+
 @primitive(torch="nn.functional.embedding", moves=True)
 def embedding(xp: Any, input: Array, weight: Array, padding_idx: int | None = None) -> Array:
     """weight[input]: rows of weight by index; the row padding_idx gets no gradient"""
     if input.dtype.kind not in "iu":
         raise ShapeError(f"embedding: expected whole-number indices, got {input.dtype.name}")
+    rows = len(weight)
+    if padding_idx is not None and not -rows <= padding_idx < rows:
+        raise IndexError(f"embedding: expected padding_idx in [{-rows}, {rows}), got {padding_idx}")
+    check_within(xp, "embedding", input, rows)
     return weight[input]
 
 
@@ -82,6 +95,8 @@ def _() -> Iterator[Sample]:
 @embedding.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (5, 4)), ShapeError, "expected whole-number indices, got float64")
+    yield ErrorSample(sample(np.array([0, -1]), (5, 4)), IndexError, r"in \[0, 5\), got -1 to 0")
+    yield ErrorSample(sample(integers(5, 2), (5, 4), 5), IndexError, r"padding_idx in \[-5, 5\), got 5")
 
 
 @primitive(torch="index_select", moves=True)
@@ -89,9 +104,9 @@ def index_select(xp: Any, input: Array, dim: int, index: Array) -> Array:
     """The slices of input along dim that index (1-D) names"""
     if index.ndim > 1 or index.dtype.kind not in "iu":
         raise ShapeError(f"index_select: expected 1-D whole-number indices, got {index.dtype.name} {index.shape}")
-    return xp.take(input, index.reshape(-1), axis=axis(dim, input.ndim, "index_select")).reshape(
-        _selected(input.shape, dim, index.size)
-    )
+    along = axis(dim, input.ndim, "index_select")
+    check_within(xp, "index_select", index, input.shape[along] if input.ndim else 1)
+    return xp.take(input, index.reshape(-1), axis=along).reshape(_selected(input.shape, dim, index.size))
 
 
 def _selected(shape: Shape, dim: int, count: int) -> Shape:
@@ -145,14 +160,19 @@ def _() -> Iterator[Sample]:
 @index_select.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((4, 3), 0, integers(4, 2, 2)), ShapeError, "expected 1-D whole-number indices")
+    yield ErrorSample(sample((4, 3), 1, np.array([2, -1])), IndexError, r"in \[0, 3\), got -1 to 2")
 
 
-@primitive(torch="masked_fill")
+@primitive(torch="masked_fill", whole=True)
 def masked_fill(xp: Any, input: Array, mask: Array, value: Array | float) -> Array:
     """value where mask holds, else input"""
     if mask.dtype != bool:
         raise ShapeError(f"masked_fill: expected a boolean mask, got {mask.dtype.name}")
-    return xp.where(mask, value, input)
+    if is_float(input.dtype):
+        return xp.where(mask, value, input)
+    if is_float(value.dtype) if hasattr(value, "dtype") else value % 1:
+        raise ShapeError(f"masked_fill: {input.dtype.name} cannot hold {value}; make a float tensor of input first")
+    return xp.where(mask, value, input).astype(input.dtype)
 
 
 masked_fill.nograd("mask")
@@ -187,6 +207,7 @@ def _() -> Iterator[Sample]:
 @masked_fill.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((3,), (3,), 0.0), ShapeError, "expected a boolean mask, got float64")
+    yield ErrorSample(sample(integers(3, 2), booleans(2), 0.5), ShapeError, "int64 cannot hold 0.5")
 
 
 @primitive(torch="nn.functional.one_hot", moves=True)
@@ -194,7 +215,10 @@ def one_hot(xp: Any, input: Array, num_classes: int = -1) -> Array:
     """1 at each index along a new last dim of num_classes, else 0 (int64); -1 takes the largest index plus one"""
     if input.dtype.kind not in "iu":
         raise ShapeError(f"one_hot: expected whole-number classes, got {input.dtype.name}")
+    if num_classes == -1 and not input.size:
+        raise ShapeError("one_hot: expected num_classes where there is no class to count from, got -1")
     count = int(input.max()) + 1 if num_classes == -1 else num_classes
+    check_within(xp, "one_hot", input, count)
     return (input[..., None] == xp.arange(count)).astype(np.int64)
 
 
@@ -222,3 +246,6 @@ def _() -> Iterator[Sample]:
 @one_hot.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((3,), 4), ShapeError, "expected whole-number classes, got float64")
+    yield ErrorSample(sample(np.array([0, -1])), IndexError, r"in \[0, 1\), got -1 to 0")
+    yield ErrorSample(sample(np.array([0, 4]), 4), IndexError, r"in \[0, 4\), got 0 to 4")
+    yield ErrorSample(sample(integers(3, 0)), ShapeError, "expected num_classes")

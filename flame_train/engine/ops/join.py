@@ -12,14 +12,20 @@ from ..dtype import Array, promote
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from .conditions import floating
-from .dims import Shape, axis
+from .dims import Shape, axis, size_along
 
 
 @primitive(torch="cat", moves=True)
 def cat(xp: Any, tensors: Sequence[Array], dim: int = 0) -> Array:
     """The tensors one after another along dim"""
     check_alike(tensors, dim)
-    return xp.concatenate(tensors, axis=dim)
+    return xp.concatenate(_of_one_dtype(tensors), axis=dim)
+
+
+def _of_one_dtype(tensors: Sequence[Array]) -> Sequence[Array]:
+    """The tensors, floats where one is: in the widest floating dtype there is."""
+    dtype = promote([t.dtype for t in tensors])
+    return tensors if dtype is None else [t.astype(dtype, copy=False) for t in tensors]
 
 
 @cat.vjp("tensors")
@@ -70,7 +76,7 @@ def stack(xp: Any, tensors: Sequence[Array], dim: int = 0) -> Array:
     """The tensors side by side along a new dim"""
     if len({t.shape for t in tensors}) != 1:
         raise ShapeError(f"stack: expected equal shapes, got {[tuple(t.shape) for t in tensors]}")
-    return xp.stack(tensors, axis=dim)
+    return xp.stack(_of_one_dtype(tensors), axis=dim)
 
 
 @stack.vjp("tensors")
@@ -93,10 +99,14 @@ def _() -> Iterator[Sample]:
 @primitive(torch="split", views=True, multiple=True)
 def split(xp: Any, tensor: Array, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Array, ...]:
     """Pieces of the given size along dim, or of the given sizes; the last may be smaller"""
-    n = tensor.shape[dim]
+    n = size_along(tensor.shape, dim, "split")
     if isinstance(split_size_or_sections, int):
-        ends = list(range(split_size_or_sections, n, split_size_or_sections))
+        if split_size_or_sections < 1 and (n or split_size_or_sections):
+            raise ShapeError(f"split: expected pieces of at least 1, got {split_size_or_sections}")
+        ends = list(range(split_size_or_sections, n, split_size_or_sections)) if n else []
     else:
+        if min(split_size_or_sections, default=0) < 0:
+            raise ShapeError(f"split: expected sections of 0 or more, got {tuple(split_size_or_sections)}")
         ends = np.cumsum(split_size_or_sections)[:-1].tolist()
         if int(np.sum(split_size_or_sections)) != n:
             raise ShapeError(
@@ -124,6 +134,9 @@ def _() -> Iterator[Sample]:
 @split.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((5, 3), (2, 2)), ShapeError, "do not add up to 5")
+    yield ErrorSample(sample((5, 3), (-1, 6)), ShapeError, "sections of 0 or more, got .-1, 6.")
+    yield ErrorSample(sample((5, 3), 0), ShapeError, "pieces of at least 1, got 0")
+    yield ErrorSample(sample((), 1), ShapeError, "at least 1 dim, got one of shape ()")
 
 
 @composite(torch="chunk")
@@ -131,7 +144,8 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """Up to `chunks` equal pieces along dim, the last one smaller if it must be"""
     if chunks < 1:
         raise ValueError(f"chunk: expected at least one chunk, got {chunks}")
-    return split(input, -(-input.shape[dim] // chunks), dim)
+    n = size_along(input.shape, dim, "chunk")
+    return split(input, -(-n // chunks) if n else [0] * chunks, dim)
 
 
 @chunk.errors
@@ -143,3 +157,4 @@ def _() -> Iterator[ErrorSample]:
 def _() -> Iterator[Sample]:
     yield sample((2, 6), 2, -1)
     yield sample((5, 2), 3)
+    yield sample((2, 0), 2, 1)

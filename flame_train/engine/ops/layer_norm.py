@@ -19,10 +19,8 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """(input - mean) / sqrt(var + eps) * weight + bias over the last dims (arXiv 1607.06450)"""
-    n = len(normalized_shape)
-    if tuple(input.shape[-n:]) != tuple(normalized_shape):
-        raise ShapeError(f"layer_norm: expected input ending in {tuple(normalized_shape)}, got {tuple(input.shape)}")
-    axes = tuple(range(-n, 0))
+    check_normalized("layer_norm", input, normalized_shape, weight, bias)
+    axes = tuple(range(-len(normalized_shape), 0))
     mean = xp.mean(input, axis=axes, keepdims=True)
     centred = input - mean
     rstd = 1.0 / xp.sqrt(xp.mean(centred * centred, axis=axes, keepdims=True) + eps)
@@ -30,6 +28,16 @@ def layer_norm(
     if weight is not None:
         y = y * weight
     return (y if bias is None else y + bias), mean, rstd
+
+
+def check_normalized(op: str, input: Array, normalized_shape: Sequence[int], *weights: Array | None) -> None:
+    """Raises ShapeError unless the input ends in the dims to be normalised, of which there is one, and weights fit."""
+    n, shape = len(normalized_shape), tuple(normalized_shape)
+    if n == 0 or tuple(input.shape[-n:]) != shape:
+        raise ShapeError(f"{op}: expected input ending in {shape or 'one dim or more'}, got {tuple(input.shape)}")
+    for w in weights:
+        if w is not None and tuple(w.shape) != shape:
+            raise ShapeError(f"{op}: expected weights of shape {shape}, got {tuple(w.shape)}")
 
 
 @layer_norm.vjp("input")
@@ -69,16 +77,22 @@ def _() -> Iterator[Sample]:
 @layer_norm.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (4,)), ShapeError, r"ending in \(4,\), got \(2, 3\)")
+    yield ErrorSample(sample((2, 3), ()), ShapeError, "ending in one dim or more")
+    yield ErrorSample(sample((2, 3), (3,), (1,)), ShapeError, r"weights of shape \(3,\), got \(1,\)")
 
 
 # ---- our kernels -------------------------------------------------------------------------------------------------
 
 
 def _layer_condition(input: Array, normalized_shape: Sequence[int], weight: Array | None, bias: Array | None) -> str:
-    n = len(normalized_shape)
-    if n == 0 or tuple(input.shape[-n:]) != tuple(normalized_shape):
-        return "shapes do not fit"
-    return no_rows(input, n, weight, bias)
+    return unfit(input, normalized_shape, weight, bias) or no_rows(input, len(normalized_shape), weight, bias)
+
+
+def unfit(input: Array, normalized_shape: Sequence[int], *weights: Array | None) -> str:
+    """What `check_normalized` refuses."""
+    n, shape = len(normalized_shape), tuple(normalized_shape)
+    fits = n and tuple(input.shape[-n:]) == shape and all(w is None or tuple(w.shape) == shape for w in weights)
+    return "" if fits else "shapes do not fit"
 
 
 CENTRED = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,9 +18,11 @@ def _t(x: Array) -> Array:
     return x.swapaxes(-1, -2)
 
 
-@primitive(torch="matmul")
+@primitive(torch="matmul", whole=True)
 def matmul(xp: Any, input: Array, other: Array) -> Array:
     """input @ other over the last two dims, the others broadcast; a 1-D operand is a vector"""
+    if 0 in (input.ndim, other.ndim):
+        raise ShapeError(f"matmul: expected at least 1 dim each, got {tuple(input.shape)} @ {tuple(other.shape)}")
     inner = other.shape[-2] if other.ndim > 1 else other.shape[0]
     if input.shape[-1] != inner:
         raise ShapeError(
@@ -60,9 +63,10 @@ def _() -> Iterator[Sample]:
 @matmul.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (4, 2)), ShapeError, "inner sizes 3 and 4 differ")
+    yield ErrorSample(sample((), (4, 2)), ShapeError, "at least 1 dim each")
 
 
-@primitive(torch="nn.functional.linear")
+@primitive(torch="nn.functional.linear", whole=True)
 def linear(xp: Any, input: Array, weight: Array, bias: Array | None = None) -> Array:
     """input @ weight^T + bias, over the last dim"""
     check_linear(input, weight)
@@ -72,11 +76,19 @@ def linear(xp: Any, input: Array, weight: Array, bias: Array | None = None) -> A
 
 def rows_product(xp: Any, x: Array, matrix: Array) -> Array:
     """x @ matrix with all leading dims of x as rows of one product, which NumPy would make many of."""
-    return xp.matmul(x.reshape(-1, x.shape[-1]), matrix).reshape(*x.shape[:-1], matrix.shape[-1])
+    return xp.matmul(_rows(x), matrix).reshape(*x.shape[:-1], matrix.shape[-1])
+
+
+def _rows(x: Array) -> Array:
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def check_linear(input: Array, weight: Array) -> None:
     """Raises ShapeError when input's width is not what the weight takes."""
+    if weight.ndim != 2 or not input.ndim:
+        raise ShapeError(
+            f"linear: expected input (..., in) and weight (out, in), got {tuple(input.shape)}, {tuple(weight.shape)}"
+        )
     if input.shape[-1] != weight.shape[-1]:
         raise ShapeError(
             f"linear: input has last dim {input.shape[-1]} but weight is {tuple(weight.shape)}, "
@@ -91,7 +103,7 @@ def _(xp: Any, g: Array, weight: Array) -> Array:
 
 @linear.vjp("weight")
 def _(xp: Any, g: Array, input: Array) -> Array:
-    return xp.matmul(g.reshape(-1, g.shape[-1]).T, input.reshape(-1, input.shape[-1]))
+    return xp.matmul(_rows(g).T, _rows(input))
 
 
 @linear.vjp("bias")
@@ -105,11 +117,14 @@ def _() -> Iterator[Sample]:
     yield sample((2, 3, 4), (5, 4))
     yield sample((4,), (1, 4), (1,))
     yield sample((0, 4), (5, 4), (5,))
+    yield sample((2, 3, 0), (5, 0), (5,))
+    yield sample((2, 3, 4), (0, 4), (0,))
 
 
 @linear.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (4, 5)), ShapeError, r"last dim 3 but weight is \(4, 5\)")
+    yield ErrorSample(sample((2, 3), (3,)), ShapeError, r"weight \(out, in\), got \(2, 3\), \(3,\)")
 
 
 @composite(torch="bmm")
@@ -176,7 +191,9 @@ def _(k: Any, g: Array, input: Array) -> Array:
 
 def linear_condition(input: Array, weight: Array, bias: Array | None) -> str:
     """Why a linear layer cannot go through cuBLASLt; empty when it can."""
-    return "a vector operand" if input.ndim < 2 else conditions.same(conditions.ANY_FLOAT, input, weight, bias)
+    if input.ndim < 2 or 0 in weight.shape:
+        return "a vector operand, or nothing to multiply with"
+    return conditions.same(conditions.ANY_FLOAT, input, weight, bias)
 
 
 def added_product(

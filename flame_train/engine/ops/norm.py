@@ -17,6 +17,7 @@ from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from . import conditions
 from .activations import silu
+from .dims import Shape
 
 
 @primitive(torch="nn.functional.group_norm", aux=("mean", "rstd"))
@@ -31,12 +32,14 @@ def group_norm(
     rstd = 1.0 / xp.sqrt(xp.mean(centred * centred, axis=axes, keepdims=True) + eps)
     y = (centred * rstd).reshape(input.shape)
     if weight is not None:
-        y = y * per_channel(weight, input.ndim, layout)
-    return (y if bias is None else y + per_channel(bias, input.ndim, layout)), mean, rstd
+        y = y * per_channel(weight, input.shape, layout)
+    return (y if bias is None else y + per_channel(bias, input.shape, layout)), mean, rstd
 
 
 def _grouped(x: Array, groups: int, layout: str) -> tuple[Array, tuple[int, ...]]:
     """x with its channels split into groups, and the axes over which a group spreads."""
+    if groups < 1:
+        raise ShapeError(f"group_norm: expected at least one group, got {groups}")
     if layout == "NHWC":
         if x.shape[-1] % groups:
             raise ShapeError(f"group_norm: {x.shape[-1]} channels do not divide into {groups} groups")
@@ -46,9 +49,14 @@ def _grouped(x: Array, groups: int, layout: str) -> tuple[Array, tuple[int, ...]
     return x.reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups), (2,)
 
 
-def per_channel(w: Array, ndim: int, layout: str) -> Array:
-    """(C,) shaped so that it meets the channels of an input of `ndim` dims."""
-    return w if layout == "NHWC" else w.reshape(1, -1, *([1] * (ndim - 2)))
+def per_channel(w: Array, shape: Shape, layout: str) -> Array:
+    """(C,) shaped so that it meets an input of `shape`. Raises ShapeError unless it is one value a channel."""
+    channels = shape[-1 if layout == "NHWC" else 1]
+    if w.shape != (channels,):
+        raise ShapeError(
+            f"expected {channels} values, one a channel of {tuple(shape)} ({layout}), got {tuple(w.shape)}"
+        )
+    return w if layout == "NHWC" else w.reshape(1, -1, *([1] * (len(shape) - 2)))
 
 
 @group_norm.vjp("input")
@@ -62,7 +70,7 @@ def _(
     rstd: Array,
     layout: str,
 ) -> Array:
-    gw = g if weight is None else g * per_channel(weight, input.ndim, layout)
+    gw = g if weight is None else g * per_channel(weight, input.shape, layout)
     grouped, axes = _grouped(input, num_groups, layout)
     gw, _ = _grouped(gw, num_groups, layout)
     xhat = (grouped - mean) * rstd
@@ -99,6 +107,8 @@ def _() -> Iterator[Sample]:
 @group_norm.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 6, 2, 2), 4), ShapeError, "6 channels do not divide into 4 groups")
+    yield ErrorSample(sample((1, 6, 2, 2), 0), ShapeError, "at least one group, got 0")
+    yield ErrorSample(sample((1, 6, 2, 2), 2, (1,)), ShapeError, "expected 6 values, one a channel .*, got .1,")
 
 
 @composite(aux=("mean", "rstd"))
@@ -127,8 +137,10 @@ def _() -> Iterator[Sample]:
 def _group_condition(input: Array, num_groups: int, weight: Array | None, bias: Array | None, layout: str) -> str:
     if layout != "NHWC" or weight is None or bias is None:
         return "only channels-last with weight and bias"
-    if input.shape[-1] % num_groups or input.size == 0:
+    if num_groups < 1 or input.shape[-1] % num_groups or input.size == 0:
         return "channels do not divide into groups, or there are none"
+    if not weight.shape == bias.shape == input.shape[-1:]:
+        return "weights that are refused"
     if int(input.device.compute_capability) < 80:
         return "asynchronous copies need compute capability 8.0"
     return conditions.same(conditions.AT_MOST_FP32, input, weight, bias) or conditions.packets(input.shape[-1], 3072)

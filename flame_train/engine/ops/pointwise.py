@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from ..dtype import Array
 from ..op import Sample, primitive, sample
 from ..sample import of_one, positive
@@ -140,8 +142,9 @@ generated(tanh, "tanhf(input)", input="g * (1.f - out * out)")
 
 
 def sigmoid_value(xp: Any, x: Array) -> Array:
-    """1 / (1 + e^-x) by way of tanh, which neither overflows nor branches."""
-    return 0.5 * (1.0 + xp.tanh(0.5 * x))
+    """1 / (1 + e^-x), as exact where it is next to nothing as next to 1, and zero where e^-x is infinite."""
+    with np.errstate(over="ignore"):
+        return 1.0 / (1.0 + xp.exp(-x))
 
 
 @primitive(torch="sigmoid")
@@ -172,25 +175,25 @@ def _(xp: Any, g: Array, input: Array) -> Array:
 generated(erf, "erff(input)", input="g * 1.1283791670955126f * e_to(-input * input)")
 
 
-@primitive(torch="floor")
+@primitive(torch="floor", whole=True)
 def floor(xp: Any, input: Array) -> Array:
     """The largest whole number not above input; the gradient is zero"""
     return xp.floor(input)
 
 
-@primitive(torch="ceil")
+@primitive(torch="ceil", whole=True)
 def ceil(xp: Any, input: Array) -> Array:
     """The smallest whole number not below input; the gradient is zero"""
     return xp.ceil(input)
 
 
-@primitive(torch="trunc")
+@primitive(torch="trunc", whole=True)
 def trunc(xp: Any, input: Array) -> Array:
     """input without its fraction; the gradient is zero"""
     return xp.trunc(input)
 
 
-@primitive(torch="round")
+@primitive(torch="round", whole=True)
 def round(xp: Any, input: Array, *, decimals: int = 0) -> Array:
     """The nearest number of so many decimals, of two equally near the even one; the gradient is zero"""
     if decimals == 0:

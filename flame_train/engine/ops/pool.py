@@ -96,12 +96,18 @@ def avg_pool2d(
     count_include_pad: bool = True, divisor_override: int | None = None, layout: str = "NCHW",
 ) -> Array:  # fmt: skip
     """The mean of each window; the zeros of the padding count unless count_include_pad is False"""
+    _check_override(divisor_override)
     window = Window.over("avg_pool2d", input.shape, kernel_size, stride, padding, 1, ceil_mode, layout)
     padded = window.padded(xp, to_nhwc(input, layout), 0.0)
     total = 0.0
     for _, _, rows, columns in window.taps():
         total = total + padded[:, rows, columns]
     return from_nhwc(xp, total / _divisor(xp, window, count_include_pad, divisor_override, input.dtype), layout)
+
+
+def _check_override(divisor: int | None) -> None:
+    if divisor == 0:
+        raise ShapeError("avg_pool2d: expected a divisor_override other than 0")
 
 
 def _divisor(xp: Any, window: Window, with_padding: bool, override: int | None, dtype: Any) -> Array:
@@ -144,6 +150,8 @@ def _() -> Iterator[Sample]:
 @avg_pool2d.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 2, 4, 4), 2, 2, 2), ShapeError, "avg_pool2d: padding .* at most half of the kernel")
+    yield ErrorSample(sample((1, 2, 4, 4), 2, 0), ShapeError, "of at least 1, got .2, 2., .0, 0., 1")
+    yield ErrorSample(sample((1, 2, 4, 4), 2, divisor_override=0), ShapeError, "other than 0")
 
 
 @primitive(torch="nn.functional.adaptive_avg_pool2d")
@@ -154,7 +162,7 @@ def adaptive_avg_pool2d(
     x = to_nhwc(_four(input), layout)
     for axis, bins in zip((1, 2), _bins(x.shape[1:3], output_size), strict=True):
         parts = [xp.mean(x[(slice(None),) * axis + (slice(a, b),)], axis=axis) for a, b in bins]
-        x = xp.stack(parts, axis=axis)
+        x = xp.stack(parts, axis=axis) if parts else x[(slice(None),) * axis + (slice(0, 0),)]
     return from_nhwc(xp, x, layout)
 
 
@@ -286,6 +294,7 @@ def _(
     k: Any, input: Array, kernel_size: Pair, stride: Pair | None, padding: Pair, ceil_mode: bool,
     count_include_pad: bool, divisor_override: int | None, layout: str,
 ) -> Array:  # fmt: skip
+    _check_override(divisor_override)
     window = Window.over("avg_pool2d", input.shape, kernel_size, stride, padding, 1, ceil_mode, layout)
     pooling = _Pooling.sliding(window, input.shape, layout, count_include_pad)
     y = k.empty(pooling.pooled, input.dtype)
@@ -304,7 +313,12 @@ def _(
     return dx
 
 
-@adaptive_avg_pool2d.cuda("flame", when=_no_kernel)
+def _no_bins(input: Array, output_size: int | tuple[int | None, int | None]) -> str:
+    wanted = (output_size,) if isinstance(output_size, int) else output_size
+    return "an empty result" if 0 in wanted else _no_kernel(input)
+
+
+@adaptive_avg_pool2d.cuda("flame", when=_no_bins)
 def _(k: Any, input: Array, output_size: int | tuple[int | None, int | None], layout: str) -> Array:
     pooling = _Pooling.even(output_size, _four(input).shape, layout)
     if pooling.out == (1, 1):
@@ -315,7 +329,7 @@ def _(k: Any, input: Array, output_size: int | tuple[int | None, int | None], la
     return y
 
 
-@adaptive_avg_pool2d.cuda_vjp("flame", "input", when=_no_kernel)
+@adaptive_avg_pool2d.cuda_vjp("flame", "input", when=_no_bins)
 def _(k: Any, g: Array, input_shape: Shape, output_size: int | tuple[int | None, int | None], layout: str) -> Array:
     dx = k.empty(input_shape, g.dtype)
     _Pooling.even(output_size, input_shape, layout).launch(k, "avg_pool_gradient", (g,), (dx,), np.float32(0))

@@ -6,19 +6,22 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from ...errors import ShapeError
 from ..backend.cuda.programs import Operands, Program, Reduction
-from ..dtype import Array, float32
+from ..dtype import Array, float32, float64
+from ..graph import added
 from ..op import ErrorSample, Op, Sample, primitive, sample
 from ..sample import apart, no_such_dim
 from .along import extent, no_reduction, no_rows, reduce
 from .dims import Dims, Shape, axes, axis, spread
 
 
-@primitive(torch="sum")
+@primitive(torch="sum", whole=True)
 def sum(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """The sum over dim"""
-    return xp.sum(input, axis=axes(dim, input.ndim, "sum"), keepdims=keepdim)
+    return added(xp.sum, input, axes(dim, input.ndim, "sum"), keepdim)
 
 
 @sum.vjp("input")
@@ -29,7 +32,7 @@ def _(xp: Any, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
 @primitive(torch="mean")
 def mean(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """The mean over dim"""
-    return xp.mean(input, axis=axes(dim, input.ndim, "mean"), keepdims=keepdim)
+    return added(xp.mean, input, axes(dim, input.ndim, "mean"), keepdim)
 
 
 @mean.vjp("input")
@@ -54,14 +57,15 @@ def _given(correction: float | None) -> float:
 
 
 def _variance(xp: Any, x: Array, dims: tuple[int, ...], correction: float, keepdim: bool) -> Array:
-    centred = x - xp.mean(x, axis=dims, keepdims=True)
-    return xp.sum(centred * centred, axis=dims, keepdims=keepdim) / max(_count(x.shape, dims) - correction, 0)
+    centred = x - added(xp.mean, x, dims, True)
+    return added(xp.sum, centred * centred, dims, keepdim) / max(_count(x.shape, dims) - correction, 0)
 
 
 def _variance_slope(xp: Any, x: Array, dims: tuple[int, ...], correction: float) -> Array:
     """d variance / d x"""
-    centred = x - xp.mean(x, axis=dims, keepdims=True)
-    return centred * (2.0 / (_count(x.shape, dims) - correction))
+    centred = x - added(xp.mean, x, dims, True)
+    freedom = _count(x.shape, dims) - correction
+    return centred * (2.0 / freedom if freedom else math.inf)
 
 
 @var.vjp("input")
@@ -200,7 +204,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (0, -2)), ShapeError, r"a dim appears twice in \(0, -2\)")
 
 
-@primitive(torch="prod")
+@primitive(torch="prod", whole=True)
 def prod(xp: Any, input: Array, dim: int | None = None, keepdim: bool = False) -> Array:
     """The product over dim, which is one dim or all; exact gradients where factors are zero"""
     return xp.prod(input, axis=axes(dim, input.ndim, "prod"), keepdims=keepdim)
@@ -236,12 +240,14 @@ def norm(xp: Any, input: Array, p: float | str = "fro", dim: Dims = None, keepdi
     """(sum |input|^p)^(1/p) over dim; "fro" is p = 2, inf the largest, -inf the smallest, 0 how many are not zero"""
     p, dims, size = _order(p), axes(dim, input.ndim, "norm"), xp.abs(input)
     if p == 2.0:
-        return xp.sqrt(xp.sum(input * input, axis=dims, keepdims=keepdim))
+        return xp.sqrt(added(xp.sum, input * input, dims, keepdim))
     if math.isinf(p):
+        if not _count(input.shape, dims):
+            raise ShapeError(f"norm: expected at least one value over dims {dims} of {tuple(input.shape)} for p = {p}")
         return (xp.max if p > 0 else xp.min)(size, axis=dims, keepdims=keepdim)
     if p == 0.0:
         return xp.sum(input != 0, axis=dims, keepdims=keepdim).astype(input.dtype)
-    return xp.sum(size**p, axis=dims, keepdims=keepdim) ** (1.0 / p)
+    return added(xp.sum, size**p, dims, keepdim) ** (1.0 / p)
 
 
 def _order(p: float | str) -> float:
@@ -321,20 +327,28 @@ def _() -> Iterator[Sample]:
 @norm.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), "nuc"), ValueError, "a number or 'fro', got 'nuc'")
+    yield ErrorSample(sample((2, 0), math.inf, 1), ShapeError, "at least one value over dims")
 
 
-@primitive(torch="cumsum")
+@primitive(torch="cumsum", whole=True)
 def cumsum(xp: Any, input: Array, dim: int) -> Array:
     """The sums of the first, the first two, the first three, ... along dim"""
     along = axis(dim, input.ndim, "cumsum")
-    return xp.cumsum(xp.atleast_1d(input), axis=along).reshape(input.shape)
+    return _running(xp, xp.atleast_1d(input), along).reshape(input.shape)
+
+
+def _running(xp: Any, x: Array, dim: int) -> Array:
+    """The sums so far along dim: NumPy's of fp32 in fp64, or the last would be less exact than the first."""
+    if xp is np and x.dtype == float32:
+        return xp.cumsum(x, axis=dim, dtype=float64).astype(float32)
+    return xp.cumsum(x, axis=dim)
 
 
 @cumsum.vjp("input")
 def _(xp: Any, g: Array, dim: int) -> Array:
     if not g.ndim:
         return g
-    return xp.flip(xp.cumsum(xp.flip(g, dim), axis=dim), dim)
+    return xp.flip(_running(xp, xp.flip(g, dim), dim), dim)
 
 
 cumsum.errors(no_such_dim())

@@ -109,6 +109,7 @@ class _Axis:
     scale: float
     mode: str
     align: bool
+    image: bool
 
     def sources(self, xp: Any) -> tuple[Array, Array, Array | None]:
         """For each output pixel the two input pixels it lies between, and how far along; no distance for nearest."""
@@ -122,11 +123,11 @@ class _Axis:
         return low.astype(np.int64), xp.minimum(low + 1, last).astype(np.int64), xp.clip(x - low, 0.0, 1.0)
 
     def _nearest(self, xp: Any, place: Array) -> Array:
-        """PyTorch multiplies in fp32, and not at all when sizes are equal or double."""
+        """PyTorch multiplies in fp32, and for images not at all when sizes are equal or double."""
         scale, place = np.float32(self.scale), place.astype(np.float32)
         if self.mode == "nearest-exact":
             return xp.floor((place + np.float32(0.5)) * scale)
-        if self.after in (self.before, 2 * self.before):
+        if self.image and self.after in (self.before, 2 * self.before):
             return xp.floor(place * np.float32(self.before / self.after))
         return xp.floor(place * scale)
 
@@ -163,11 +164,13 @@ def _plan(
     for axis, wanted in zip(axes, each, strict=True):
         before = shape[axis]
         after = int(wanted) if size is not None else math.floor(before * wanted)
+        if min(before, after) < 1:
+            raise ShapeError(f"interpolate: expected sizes of at least 1, got {before} to {after} along dim {axis}")
         if align:
             scale = (before - 1) / (after - 1) if after > 1 else 0.0
         else:
             scale = before / after if size is not None or recompute else 1.0 / wanted
-        plan.append(_Axis(axis, before, after, scale, mode, bool(align)))
+        plan.append(_Axis(axis, before, after, scale, mode, bool(align), len(shape) == 4))
     return plan
 
 
@@ -186,6 +189,7 @@ def _(
 def _() -> Iterator[Sample]:
     yield sample((2, 3, 2, 3), (5, 4))
     yield sample((1, 2, 3, 4), None, 2, "nearest")
+    yield sample((1, 2, 5), None, 2, "nearest")
     yield sample((1, 2, 5, 4), (3, 7), None, "nearest-exact")
     yield sample((1, 2, 3, 4), (5, 7), None, "bilinear")
     yield sample((1, 2, 3, 4), None, (1.5, 0.6), "bilinear")
@@ -200,3 +204,4 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 2, 3, 4)), ValueError, "one of size and scale_factor")
     yield ErrorSample(sample((1, 2, 3, 4), 5, None, "nearest", True), ValueError, "align_corners is for")
     yield ErrorSample(sample((1, 2, 3, 4), (5,)), ShapeError, "expected 2 numbers")
+    yield ErrorSample(sample((1, 2, 3, 4), 0), ShapeError, "at least 1, got 3 to 0 along dim 2")

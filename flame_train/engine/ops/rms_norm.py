@@ -17,6 +17,7 @@ from .along import no_rows, one_row, plus_rows, row_program, rows_at, rows_of, s
 from .conditions import floating
 from .dims import Shape
 from .generated import carried
+from .layer_norm import check_normalized, unfit
 
 
 @primitive(torch="nn.functional.rms_norm", aux=("rstd",))
@@ -27,10 +28,8 @@ def rms_norm(
 
     eps is the working precision's machine epsilon if not given: fp32's for all narrower floats.
     """
-    n = len(normalized_shape)
-    if n == 0 or tuple(input.shape[-n:]) != tuple(normalized_shape):
-        raise ShapeError(f"rms_norm: expected input ending in {tuple(normalized_shape)}, got {tuple(input.shape)}")
-    axes = tuple(range(-n, 0))
+    check_normalized("rms_norm", input, normalized_shape, weight)
+    axes = tuple(range(-len(normalized_shape), 0))
     small = eps if eps is not None else float(np.finfo(input.dtype).eps)
     rstd = 1.0 / xp.sqrt(xp.mean(input * input, axis=axes, keepdims=True) + small)
     y = input * rstd
@@ -50,10 +49,7 @@ def _(xp: Any, g: Array, input: Array, rstd: Array) -> Array:
 
 
 def _whole_rows(input: Array, normalized_shape: Sequence[int], weight: Array | None) -> str:
-    n = len(normalized_shape)
-    if n == 0 or tuple(input.shape[-n:]) != tuple(normalized_shape):
-        return "shapes do not fit"
-    return no_rows(input, n, weight)
+    return unfit(input, normalized_shape, weight) or no_rows(input, len(normalized_shape), weight)
 
 
 def _weighted(k: Any, weight: Array | None) -> tuple[dict[str, Table], str]:

@@ -13,7 +13,7 @@ from ..sample import Values, booleans, not_broadcast
 from .generated import generated
 
 
-@primitive(torch="clamp")
+@primitive(torch="clamp", whole=True, rounds=True)
 def clamp(xp: Any, input: Array, min: Array | float | None = None, max: Array | float | None = None) -> Array:
     """input limited to [min, max]; the gradient passes where input lies inside, bounds included"""
     if min is None and max is None:
@@ -70,7 +70,7 @@ generated(
 )  # fmt: skip
 
 
-@primitive(torch="maximum")
+@primitive(torch="maximum", whole=True)
 def maximum(xp: Any, input: Array, other: Array) -> Array:
     """The larger of each pair; a tie shares the gradient evenly"""
     return xp.maximum(input, other)
@@ -86,7 +86,7 @@ def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
     return xp.where(other > input, g, xp.where(input == other, 0.5 * g, 0.0))
 
 
-@primitive(torch="minimum")
+@primitive(torch="minimum", whole=True)
 def minimum(xp: Any, input: Array, other: Array) -> Array:
     """The smaller of each pair; a tie shares the gradient evenly"""
     return xp.minimum(input, other)
@@ -121,9 +121,11 @@ for _op in (maximum, minimum):
         yield sample((2, 1, 4), (3, 1))
 
 
-@primitive(torch="where")
+@primitive(torch="where", whole=True)
 def where(xp: Any, condition: Array, input: Array | float, other: Array | float) -> Array:
     """input where condition holds, else other"""
+    if condition.dtype != bool:
+        raise ShapeError(f"where: expected a boolean condition, got {condition.dtype.name}")
     return xp.where(condition, input, other)
 
 
@@ -141,7 +143,7 @@ def _(xp: Any, g: Array, condition: Array) -> Array:
 
 
 generated(
-    where, "condition != 0.f ? input : other",
+    where, "condition != 0.f ? input : other", when=lambda condition: condition.dtype == bool or "it is refused",
     input="condition != 0.f ? g : 0.f", other="condition != 0.f ? 0.f : g",
 )  # fmt: skip
 
@@ -149,6 +151,7 @@ generated(
 @where.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample(booleans(2), (3,), 0.0), ShapeError, r"of condition \(2,\), input \(3,\) do not broadcast")
+    yield ErrorSample(sample((2,), (2,), 0.0), ShapeError, "expected a boolean condition, got float64")
 
 
 @where.samples

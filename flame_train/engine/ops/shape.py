@@ -19,10 +19,14 @@ from .dims import Shape, axes, axis
 @primitive(torch="reshape", views=True)
 def reshape(xp: Any, input: Array, shape: Sequence[int]) -> Array:
     """input's elements in row-major order under another shape; one size may be -1"""
+    if sum(n == -1 for n in shape) > 1 or min(shape, default=0) < -1:
+        raise ShapeError(f"reshape: expected sizes of 0 or more and at most one -1, got {tuple(shape)}")
     known = math.prod(n for n in shape if n != -1)
     fits = input.size % known == 0 if -1 in shape and known else input.size == known
     if not fits:
         raise ShapeError(f"reshape: {tuple(input.shape)} has {input.size} elements, which do not fit {tuple(shape)}")
+    if -1 in shape and not known:
+        raise ShapeError(f"reshape: what -1 stands for in {tuple(shape)} cannot be told from 0 elements")
     return input.reshape(tuple(shape))
 
 
@@ -41,6 +45,8 @@ def _() -> Iterator[Sample]:
 @reshape.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (4, 2)), ShapeError, r"has 6 elements, which do not fit \(4, 2\)")
+    yield ErrorSample(sample((2, 3), (-1, -1)), ShapeError, r"at most one -1, got \(-1, -1\)")
+    yield ErrorSample(sample((0, 3), (0, -1)), ShapeError, "cannot be told from 0 elements")
 
 
 @composite(torch="Tensor.view")
@@ -67,13 +73,15 @@ def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     first, last = axis(start_dim, input.ndim, "flatten"), axis(end_dim, input.ndim, "flatten")
     if last < first:
         raise ShapeError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim}")
-    return input.reshape(*input.shape[:first], -1, *input.shape[last + 1 :])
+    middle = math.prod(input.shape[first : last + 1])
+    return input.reshape(*input.shape[:first], middle, *input.shape[last + 1 :])
 
 
 @flatten.samples
 def _() -> Iterator[Sample]:
     yield sample((2, 3, 4))
     yield sample((2, 3, 4), 1)
+    yield sample((0, 4, 3), 1)
 
 
 @flatten.errors
@@ -134,12 +142,16 @@ def _() -> Iterator[ErrorSample]:
 @primitive(torch="movedim", views=True)
 def movedim(xp: Any, input: Array, source: int | Sequence[int], destination: int | Sequence[int]) -> Array:
     """input with the dims at source put at destination, the others in order around them"""
-    return xp.moveaxis(input, source, destination)
+    return _moved(xp, input, source, destination)
+
+
+def _moved(xp: Any, x: Array, source: int | Sequence[int], destination: int | Sequence[int]) -> Array:
+    return xp.moveaxis(x, axes(source, x.ndim, "movedim"), axes(destination, x.ndim, "movedim"))
 
 
 @movedim.vjp("input")
 def _(xp: Any, g: Array, source: int | Sequence[int], destination: int | Sequence[int]) -> Array:
-    return xp.moveaxis(g, destination, source)
+    return _moved(xp, g, destination, source)
 
 
 movedim.errors(no_such_dim(0))
@@ -149,6 +161,7 @@ movedim.errors(no_such_dim(0))
 def _() -> Iterator[Sample]:
     yield sample((2, 3, 4), 0, 2)
     yield sample((2, 3, 4), (0, -1), (1, 0))
+    yield sample((), 0, -1)
 
 
 @primitive(torch="squeeze", views=True)
@@ -202,8 +215,10 @@ def _() -> Iterator[Sample]:
 def expand(xp: Any, input: Array, shape: Sequence[int]) -> Array:
     """input repeated along its dims of size 1 to shape; -1 keeps a size"""
     lead = len(shape) - input.ndim
+    if lead < 0 or -1 in tuple(shape)[:lead]:
+        raise ShapeError(f"expand: {tuple(input.shape)} does not expand to {tuple(shape)}")
     full = [input.shape[i - lead] if n == -1 else n for i, n in enumerate(shape)]
-    if lead < 0 or any(n not in (1, m) for n, m in zip(input.shape, full[lead:], strict=True)):
+    if any(n not in (1, m) for n, m in zip(input.shape, full[lead:], strict=True)):
         raise ShapeError(f"expand: {tuple(input.shape)} does not expand to {tuple(shape)}")
     return xp.broadcast_to(input, tuple(full))
 
@@ -222,3 +237,5 @@ def _() -> Iterator[Sample]:
 @expand.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (4, 3)), ShapeError, r"\(2, 3\) does not expand to \(4, 3\)")
+    yield ErrorSample(sample((2, 3), (-1, 2, 3)), ShapeError, r"\(2, 3\) does not expand to \(-1, 2, 3\)")
+    yield ErrorSample(sample((2, 3), (3,)), ShapeError, r"\(2, 3\) does not expand to \(3,\)")

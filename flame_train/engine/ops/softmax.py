@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from ...errors import ShapeError
 from ..backend.cuda.programs import Operands, Program
 from ..dtype import Array
+from ..graph import added
 from ..op import ErrorSample, Op, Sample, composite, primitive, sample
 from ..sample import no_such_dim
 from ..tensor import Tensor
@@ -102,9 +106,11 @@ for _op in (softmax, softmin, log_softmax):
 def logsumexp(xp: Any, input: Array, dim: Dims, keepdim: bool = False) -> Array:
     """log(sum(exp(input))) over dim, computed from input - max(input)"""
     dims = axes(dim, input.ndim, "logsumexp")
-    top = xp.max(input, axis=dims, keepdims=True)
+    kept = [1 if i in dims else n for i, n in enumerate(input.shape)]
+    top = xp.max(input, axis=dims, keepdims=True) if input.size else xp.zeros(kept, input.dtype)
     top = xp.where(xp.isfinite(top), top, 0.0)
-    total = xp.log(xp.sum(xp.exp(input - top), axis=dims, keepdims=True)) + top
+    with np.errstate(divide="ignore"):  # the logarithm of nothing
+        total = xp.log(added(xp.sum, xp.exp(input - top), dims, True)) + top
     return total if keepdim else xp.squeeze(total, dims)
 
 
@@ -112,7 +118,7 @@ def logsumexp(xp: Any, input: Array, dim: Dims, keepdim: bool = False) -> Array:
 def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
     dims = axes(dim, input.ndim, "logsumexp")
     g, out = (spread(xp, a, input.shape, dims, keepdim) for a in (g, out))
-    return g * xp.exp(input - xp.where(xp.isfinite(out), out, 0.0))
+    return g * xp.exp(input - xp.where(out == -math.inf, 0.0, out))
 
 
 def _last_dims(input: Array, dim: Dims) -> str:
@@ -141,7 +147,7 @@ def _(k: Any, input: Array, dim: Dims, keepdim: bool) -> Array:
 def _(k: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
     dims = axes(dim, input.ndim, "logsumexp")
     g, out = (spread(k.xp, a, input.shape, dims, keepdim) for a in (g, out))
-    expression = "g * e_to(input - (fabsf(out) < INFINITE ? out : 0.f))"
+    expression = "g * e_to(input - (out == -INFINITE ? 0.f : out))"
     return k.elementwise((expression,), {"input": input, "g": g, "out": out}, (input.dtype,))[0]
 
 
@@ -159,3 +165,4 @@ def _() -> Iterator[Sample]:
     yield sample((2, 3, 5), -1)
     yield sample((4, 3), (0, 1), keepdim=True)
     yield sample((3, 1), 1)
+    yield sample((0, 3), 1)
