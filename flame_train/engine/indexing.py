@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,17 @@ from ..errors import ShapeError
 Places = tuple[Any, ...]
 
 
-def steps(xp: Any, index: Any) -> tuple[Places, Places]:
-    """`index` as two for NumPy: x[first] is a view, and x[first][rest] what is meant.
+def steps(xp: Any, index: Any, shape: Sequence[int]) -> tuple[Places, Places]:
+    """`index` of an array of `shape` as two for NumPy: x[first] is a view, and x[first][rest] what is meant.
 
     Masks become the places where they hold. Whole numbers are taken before arrays of them: NumPy counts both as
     arrays, and where something stands between puts their dim first. What is an array already lies on `xp`'s device.
+    Raises ShapeError for what is no index or a mask of another shape, IndexError for places in a dim that has none.
     """
+    entries = [_entry(part) for part in (index if isinstance(index, tuple) else (index,))]
     parts: list[Any] = []
-    for part in index if isinstance(index, tuple) else (index,):
-        parts += _read(xp, part)
+    for entry, dims in zip(entries, _dims(entries, tuple(shape)), strict=True):
+        parts += _read(xp, entry, dims)
     if not any(hasattr(p, "dtype") for p in parts):
         return tuple(parts), ()
     if not any(isinstance(p, int) for p in parts):
@@ -28,15 +31,41 @@ def steps(xp: Any, index: Any) -> tuple[Places, Places]:
     return tuple(first), tuple([p for p in parts if not isinstance(p, int)])
 
 
-def _read(xp: Any, part: Any) -> list[Any]:
-    """One entry of an index: a whole number, slice, None or ..., or arrays of whole numbers."""
+def _entry(part: Any) -> Any:
+    """One entry of an index: a whole number, slice, None, ... or an array of whole numbers or truth values."""
     if isinstance(part, (bool, np.bool_)):
         raise ShapeError("getitem: a single True or False is no index here; use unsqueeze or a mask")
     if part is None or isinstance(part, (int, slice, type(...))):
-        return [part]
+        return part
     array = part if hasattr(part, "dtype") else np.asarray(part, None if np.size(part) else np.int64)
-    if array.dtype == bool:
-        return list(xp.nonzero(xp.asarray(array)))
-    if array.dtype.kind not in "iu":
+    if array.dtype != bool and array.dtype.kind not in "iu":
         raise ShapeError(f"getitem: expected whole numbers or truth values as index, got {array.dtype.name}")
-    return [int(array)] if array.ndim == 0 and isinstance(array, (np.ndarray, np.integer)) else [xp.asarray(array)]
+    return int(array) if array.ndim == 0 and isinstance(array, (np.ndarray, np.integer)) else array
+
+
+def _is_mask(entry: Any) -> bool:
+    return getattr(entry, "dtype", None) == np.dtype(bool)
+
+
+def _dims(entries: Sequence[Any], shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The sizes of the dims that each entry takes."""
+    taken = [e.ndim if _is_mask(e) else 0 if e is None or e is ... else 1 for e in entries]
+    found, at = [], 0
+    for entry, count in zip(entries, taken, strict=True):
+        step = len(shape) - sum(taken) if entry is ... else count
+        found.append(shape[at : at + step])
+        at += step
+    return found
+
+
+def _read(xp: Any, entry: Any, dims: tuple[int, ...]) -> list[Any]:
+    """What NumPy and CuPy are given for an entry that takes `dims`. CuPy checks no place: it wraps around."""
+    if not hasattr(entry, "dtype"):
+        return [entry]
+    if _is_mask(entry):
+        if entry.shape != dims:
+            raise ShapeError(f"getitem: expected a mask of shape {dims}, that of what it masks, got {entry.shape}")
+        return list(xp.nonzero(xp.asarray(entry)))
+    if dims == (0,) and entry.size:
+        raise IndexError("getitem: a dim of size 0 has no place to take")
+    return [xp.asarray(entry)]

@@ -264,7 +264,7 @@ class Tensor(Methods):
     def __setitem__(self, index: Any, value: Tensor | Number) -> None:
         self._check_writable()
         parts = tuple(p.data if isinstance(p, Tensor) else p for p in (index if isinstance(index, tuple) else (index,)))
-        first, rest = steps(self.backend.xp, parts)
+        first, rest = steps(self.backend.xp, parts, self.shape)
         part = self.data[first] if rest else self.data
         part[rest or first] = value.data.astype(self.dtype) if isinstance(value, Tensor) else value
 

@@ -111,10 +111,7 @@ def conv2d(
     x = to_nhwc(input, layout)
     s, p, d = steps(weight.shape, stride, padding, dilation)
     out_ch, in_ch, kh, kw = weight.shape
-    b, h, w, _ = x.shape
-    oh, ow = out_size(h, kh, s[0], p[0], d[0]), out_size(w, kw, s[1], p[1], d[1])
-    if min(oh, ow) < 1:
-        raise ShapeError(f"conv2d: a kernel of {kh} x {kw} does not fit into {h} x {w} pixels padded by {p}")
+    b, oh, ow = x.shape[0], *_out_sizes(x.shape, (kh, kw), s, p, d)
     if _plain(weight.shape, s, p, groups):
         y = xp.matmul(x.reshape(-1, in_ch), weight.reshape(out_ch, in_ch).T).reshape(b, oh, ow, out_ch)
         return from_nhwc(xp, y if bias is None else y + bias, layout)
@@ -127,6 +124,17 @@ def conv2d(
             kernel = weight[co].transpose(2, 3, 1, 0).reshape(kh * kw * in_ch, out_ch // groups)
             y[:, r0:r1, :, co] = xp.matmul(flat, kernel).reshape(b, r1 - r0, ow, out_ch // groups)
     return from_nhwc(xp, y if bias is None else y + bias, layout)
+
+
+def _out_sizes(
+    nhwc: Shape, kernel: tuple[int, int], s: tuple[int, int], p: tuple[int, int], d: tuple[int, int]
+) -> tuple[int, int]:  # fmt: skip
+    """How many rows and columns there are of what comes out. Raises ShapeError for none."""
+    oh, ow = (out_size(nhwc[1 + i], kernel[i], s[i], p[i], d[i]) for i in (0, 1))
+    if min(oh, ow) < 1:
+        (kh, kw), (h, w) = kernel, nhwc[1:3]
+        raise ShapeError(f"conv2d: a kernel of {kh} x {kw} does not fit into {h} x {w} pixels padded by {p}")
+    return oh, ow
 
 
 def _groups(in_ch: int, out_ch: int, groups: int) -> list[tuple[slice, slice]]:
@@ -259,13 +267,12 @@ def _(
     k: Any, input: Array, weight: Array, bias: Array | None, stride: Pair, padding: Padding, dilation: Pair,
     groups: int, layout: str,
 ) -> Array:  # fmt: skip
+    check_conv2d(input, weight, groups, layout)
     check_bias("conv2d", bias, weight.shape[0])
     s, p, d = steps(weight.shape, stride, padding, dilation)
     x = _padded(k, k.rows_first(to_nhwc(input, layout)), 3)
     w = _kernel_memory(k, _padded(k, weight, 0, 1))
-    b, h, width, _ = x.shape
-    oh, ow = out_size(h, w.shape[2], s[0], p[0], d[0]), out_size(width, w.shape[3], s[1], p[1], d[1])
-    out = k.empty((b, oh, ow, w.shape[0]), x.dtype)
+    out = k.empty((len(x), *_out_sizes(x.shape, w.shape[2:], s, p, d), w.shape[0]), x.dtype)
     shift = None if bias is None else _padded(k, bias.astype(x.dtype), 0)
     k.cudnn.conv_forward(x, w, shift, out, s, p, d)
     return from_nhwc(k.xp, k.rows_first(out[..., : weight.shape[0]]), layout)

@@ -19,13 +19,13 @@ from .index import added_at
 @primitive(torch="Tensor.__getitem__", moves=True)
 def getitem(xp: Any, input: Array, index: Any) -> Array:
     """input[index], for whole numbers, slices, None, ..., and tensors or lists of whole numbers or truth values"""
-    first, rest = _steps(xp, index)
+    first, rest = _steps(xp, index, input.shape)
     return input[first][rest] if rest else input[first]
 
 
 @getitem.vjp("input")
 def _(xp: Any, g: Array, input_shape: Shape, index: Any) -> Array:
-    first, rest = _steps(xp, index)
+    first, rest = _steps(xp, index, input_shape)
     if rest and not first:
         return added_at(xp, input_shape, rest, g)
     out = xp.zeros(input_shape, g.dtype)
@@ -33,9 +33,9 @@ def _(xp: Any, g: Array, input_shape: Shape, index: Any) -> Array:
     return out
 
 
-def _steps(xp: Any, index: Any) -> tuple[Places, Places]:
+def _steps(xp: Any, index: Any, shape: Shape) -> tuple[Places, Places]:
     parts = index if isinstance(index, tuple) else (index,)
-    return steps(xp, tuple([p.data if isinstance(p, Tensor) else p for p in parts]))
+    return steps(xp, tuple([p.data if isinstance(p, Tensor) else p for p in parts]), shape)
 
 
 @getitem.samples
@@ -60,6 +60,9 @@ def _() -> Iterator[Sample]:
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), Tensor(np.array([0.5]))), ShapeError, "whole numbers or truth values")
     yield ErrorSample(sample((2, 3), True), ShapeError, "a single True or False")
+    for wrong in ((4,), (1,), (2, 2)):  # no place of a longer one may be taken on a GPU, where none is checked
+        yield ErrorSample(sample((2, 3), Tensor(np.ones(wrong, bool))), ShapeError, "expected a mask of shape")
+    yield ErrorSample(sample((3, 0), (slice(None), Tensor(np.array([0])))), IndexError, "a dim of size 0")
 
 
 @primitive(torch="narrow", moves=True)

@@ -32,6 +32,8 @@ def check_within(xp: Any, op: str, index: Array, size: int) -> None:
 
     A GPU is not waited for to look at it: there what is out of range wraps around.
     """
+    if index.size and size == 0:  # there is nothing to wrap around to
+        raise IndexError(f"{op}: expected no index where there are no places, got {index.size}")
     if xp is np and index.size and not (index.min() >= 0 and index.max() < size):
         raise IndexError(f"{op}: expected whole numbers in [0, {size}), got {index.min()} to {index.max()}")
 

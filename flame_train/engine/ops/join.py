@@ -48,6 +48,8 @@ def check_alike(tensors: Sequence[Array], dim: int) -> None:
     """Raises ShapeError unless the shapes are equal but for `dim`."""
     if not tensors:
         raise ShapeError("cat: expected at least one tensor, got none")
+    if any(t.ndim == 0 for t in tensors):
+        raise ShapeError("cat: a tensor without dims has none to be joined along; use stack")
     rest = [tuple(n for i, n in enumerate(t.shape) if i != axis(dim, t.ndim, "cat")) for t in tensors]
     if any(r != rest[0] for r in rest):
         raise ShapeError(f"cat: shapes must be equal but for dim {dim}, got {[tuple(t.shape) for t in tensors]}")
@@ -69,6 +71,7 @@ def _() -> Iterator[Sample]:
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample([(2, 3), (3, 2)]), ShapeError, "equal but for dim 0")
     yield ErrorSample(sample([(2, 3), (2, 3)], 2), ShapeError, "dim 2 is outside a tensor of 2 dims")
+    yield ErrorSample(sample([(), ()]), ShapeError, "use stack")
 
 
 @primitive(torch="stack", moves=True)
