@@ -12,8 +12,7 @@ from ...errors import ShapeError
 from ..dtype import Array, DType, as_dtype
 from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import Values
-from .activations import gated, gated_gradient, gelu_value, gelu_value_and_slope, halves
-from .conditions import floating
+from .activations import gated, gated_gradient, gelu_value, gelu_value_and_slope, halved, halves
 from .generated import generated
 
 
@@ -43,12 +42,12 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3)), ShapeError, "expected an even last dim")
 
 
-@geglu.cuda("generated", when=lambda input: floating(input))
+@geglu.cuda("generated", when=halved)
 def _(k: Any, input: Array) -> Array:
     return gated(k, input, "value * gelu(gate)")
 
 
-@geglu.cuda_vjp("generated", "input", when=lambda input: floating(input))
+@geglu.cuda_vjp("generated", "input", when=halved)
 def _(k: Any, g: Array, input: Array) -> Array:
     return gated_gradient(k, g, input, "g * gelu(gate)", "g * value * gelu_slope(gate)")
 

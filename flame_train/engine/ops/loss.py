@@ -115,8 +115,8 @@ def _kernels(op: Op, value: str, slope: str) -> None:
     """Declares a loss's kernels from expressions for an element's loss and for its derivative after input."""
     more = [n for n in op.names if n not in ("input", "target", "reduction")]
 
-    def possible(input: Array, target: Array, reduction: str) -> str:
-        if input.shape != target.shape or reduction not in ("mean", "sum", "none"):
+    def possible(input: Array, target: Array, reduction: str, *numbers: float) -> str:
+        if input.shape != target.shape or reduction not in ("mean", "sum", "none") or any(n <= 0 for n in numbers):
             return "arguments that are refused"
         return no_reduction(input, range(input.ndim)) or floating(target)
 
@@ -128,7 +128,8 @@ def _kernels(op: Op, value: str, slope: str) -> None:
         total = Reduction("sum", value, "total / n" if reduction == "mean" else "total")
         return reduce(k, total, operands, range(input.ndim), dtype, numbers=numbers).reshape(())
 
-    op.cuda("reduction", when=possible)(named(forward, ["k", *op.names]))
+    when = named(possible, ["input", "target", "reduction", *more])
+    op.cuda("reduction", when=when)(named(forward, ["k", *op.names]))
     for arg, sign in (("input", 1.0), ("target", -1.0)):
 
         def backward(
@@ -138,7 +139,7 @@ def _kernels(op: Op, value: str, slope: str) -> None:
             operands = {"g": g, "input": input, "target": target, "part": part, **dict(zip(more, numbers, strict=True))}
             return k.elementwise((f"g * part * ({slope})",), operands, (g.dtype,), input.shape)[0]
 
-        op.cuda_vjp("reduction", arg, when=possible)(named(backward, ["k", "g", "input", "target", "reduction", *more]))
+        op.cuda_vjp("reduction", arg, when=when)(named(backward, ["k", "g", "input", "target", "reduction", *more]))
 
 
 _kernels(mse_loss, "(input - target) * (input - target)", "2.f * (input - target)")

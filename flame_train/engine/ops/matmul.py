@@ -171,6 +171,8 @@ def _() -> Iterator[ErrorSample]:
 def _products(input: Array, other: Array) -> str:
     if input.ndim < 2 or other.ndim < 2:
         return "a vector operand"
+    if input.shape[-1] != other.shape[-2]:
+        return "arguments that are refused"
     return conditions.same(conditions.ANY_FLOAT, input, other)
 
 
@@ -232,6 +234,8 @@ def _() -> Iterator[ErrorSample]:
 
 def added_condition(input: Array, weight: Array, bias: Array | None, residual: Array) -> str:
     """As `linear_condition`, and the residual as well."""
+    if residual.shape != (*input.shape[:-1], weight.shape[0]):
+        return "arguments that are refused"
     return linear_condition(input, weight, bias) or conditions.same(conditions.ANY_FLOAT, input, residual)
 
 

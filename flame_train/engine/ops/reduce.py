@@ -89,7 +89,12 @@ def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, correction: float 
 
 def neighbours(input: Array, dim: Dims) -> str:
     """Why the reduction kernels cannot take `input` over `dim`."""
-    return no_reduction(input, _dims(input, dim)) if input.ndim else "a single number"
+    if not input.ndim:
+        return "a single number"
+    try:
+        return no_reduction(input, _dims(input, dim))
+    except ShapeError:
+        return "arguments that are refused"
 
 
 def _dims(x: Array, dim: Dims) -> tuple[int, ...]:

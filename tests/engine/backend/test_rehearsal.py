@@ -64,6 +64,32 @@ def test_launches_fit_their_kernels(gpu: Any, name: str, dtype: Any) -> None:
             assert run(op, moved(op, host, "cuda"), wanted) == want, f"sample {i}"
 
 
+LOOKS_AT_VALUES = (IndexError, ZeroDivisionError)
+"""Raised on the CPU alone where a GPU would have to be waited for."""
+
+
+def complaint(op: Op, bound: dict[str, Any]) -> tuple[str, str] | None:
+    try:
+        op(**bound)
+    except Exception as e:
+        return type(e).__name__, str(e)
+    return None
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_what_is_wrong_is_told_in_the_words_of_the_cpu(gpu: Any, name: str) -> None:
+    """Before a library is asked, which would answer with a status, as if the device were at fault."""
+    op = REGISTRY[name]
+    for i, e in enumerate(op.iter_errors()):
+        host = materialise(op, e.sample, generator(name, i), DTYPES[0])
+        told = complaint(op, moved(op, host, "cuda"))
+        if told is None:
+            assert issubclass(e.error, LOOKS_AT_VALUES) or name == "binary_cross_entropy"
+        else:
+            assert told == complaint(op, host)
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_every_kernel_is_chosen_for_some_sample(gpu: Any, name: str) -> None:
     op, chosen = REGISTRY[name], set()
