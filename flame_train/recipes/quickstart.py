@@ -47,7 +47,8 @@ from flame_train.training.validate import held_out_loss
 from . import RECIPES
 from .before_after import write_before_after
 from .drawings import Maker, scenes, tiles, write_pictures
-from .pipeline import Plan, make_plan, train_plan
+from .pipeline import train_plan
+from .plan import Plan, make_plan
 from .small_base import copy_small_base
 from .small_flow import small_flux, small_sd3, write_small
 

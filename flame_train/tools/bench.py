@@ -20,7 +20,8 @@ from flame_train.engine.mode import deterministic
 from flame_train.engine.random import bits, uniform_of
 from flame_train.errors import ConfigError
 from flame_train.models.transformer import Recompute, run_again
-from flame_train.recipes.pipeline import make_state, state_bytes
+from flame_train.recipes.pipeline import make_state
+from flame_train.recipes.plan import state_bytes
 from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.family import Load
 from flame_train.training.step import FIGURES, State, micro, update

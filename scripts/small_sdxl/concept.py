@@ -37,7 +37,8 @@ from flame_train.engine.dtype import as_dtype
 from flame_train.recipes import RECIPES
 from flame_train.recipes.before_after import write_before_after
 from flame_train.recipes.drawings import Maker, scenes, tiles, write_pictures
-from flame_train.recipes.pipeline import make_plan, train_plan
+from flame_train.recipes.pipeline import train_plan
+from flame_train.recipes.plan import make_plan
 from flame_train.recipes.sdxl import noise_schedule
 from flame_train.training.encode import encode, keys_of
 from flame_train.training.stop import StopRequest

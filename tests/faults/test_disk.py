@@ -10,7 +10,8 @@ import pytest
 from flame_train.config.load import load
 from flame_train.errors import OutputError
 from flame_train.recipes import RECIPES
-from flame_train.recipes.pipeline import look, make_plan, run_folder
+from flame_train.recipes.pipeline import look, run_folder
+from flame_train.recipes.plan import make_plan
 from flame_train.training.stop import StopRequest
 
 SAMPLING = {"sample__every": 2, "sample__steps": 2, "sample__prompts": ["a drawing"]}

@@ -20,7 +20,8 @@ from flame_train.models.keys.sdxl_vae import vae_from_diffusers
 from flame_train.models.loading_sdxl import SDXL_FILES
 from flame_train.models.unet_sdxl import vector_conditioning
 from flame_train.recipes import RECIPES
-from flame_train.recipes.pipeline import make_plan, train_plan
+from flame_train.recipes.pipeline import train_plan
+from flame_train.recipes.plan import make_plan
 from flame_train.tools.bench_torch_models import unet_arguments
 from flame_train.tools.merge import merge
 from flame_train.training.stop import StopRequest

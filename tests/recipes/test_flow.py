@@ -29,7 +29,7 @@ from flame_train.models.t5 import T5Arch, T5Encoder
 from flame_train.models.vae import Vae, VaeArch
 from flame_train.recipes import RECIPES
 from flame_train.recipes.pictures import as_usual
-from flame_train.recipes.pipeline import make_plan
+from flame_train.recipes.plan import make_plan
 from flame_train.recipes.small_flow import small_flux, small_sd3, write_small
 from flame_train.training.encode import encode, keys_of
 from flame_train.training.stop import StopRequest

@@ -12,7 +12,8 @@ from flame_train.adapters.lora import attach_factors
 from flame_train.diffusion.objectives import Objective
 from flame_train.engine.dtype import as_dtype
 from flame_train.recipes import RECIPES
-from flame_train.recipes.pipeline import make_plan, train_plan
+from flame_train.recipes.pipeline import train_plan
+from flame_train.recipes.plan import make_plan
 from flame_train.recipes.sdxl import noise_schedule
 from flame_train.training.encode import encode, keys_of
 from flame_train.training.stop import StopRequest

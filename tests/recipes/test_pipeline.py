@@ -6,7 +6,8 @@ from flame_train.engine.mode import mode
 from flame_train.models.unet_sdxl import UNet
 from flame_train.models.vae import Encoder
 from flame_train.recipes import RECIPES
-from flame_train.recipes.pipeline import make_plan, train_plan
+from flame_train.recipes.pipeline import train_plan
+from flame_train.recipes.plan import make_plan
 from flame_train.training.stop import StopRequest
 
 

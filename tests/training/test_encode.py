@@ -12,7 +12,7 @@ from PIL import Image
 from flame_train.errors import DataError, ModelFileError
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.recipes import RECIPES
-from flame_train.recipes.pipeline import make_plan
+from flame_train.recipes.plan import make_plan
 from flame_train.training.encode import Encoded, encode, keys_of
 from flame_train.training.stop import StopRequest
 
