@@ -21,6 +21,7 @@ from ..op import ErrorSample, Sample, primitive, sample
 from ..random import DROPOUT, Rng, blocks_of_bits, uniform_of
 from ..sample import booleans, integers
 from . import attention_few_keys, conditions
+from .attention_memory import like_rows, rooms, unit
 from .attention_tiles import Problem, backward_tiles, forward_tiles, nowhere
 
 _BLOCK_BYTES = 1 << 26  # one block of scores, over all batches and heads, stays below this
@@ -243,25 +244,6 @@ def _flash(query: Array, key: Array, value: Array, attn_mask: Array | None, drop
     return "" if int(query.device.compute_capability) >= 80 else "cuDNN's attention needs compute capability 8.0"
 
 
-def _unit(k: Any, x: Array) -> Array:
-    return x if x.strides[-1] == x.itemsize else k.rows_first(x)
-
-
-def _like_rows(k: Any, x: Array) -> Array:
-    """Memory for (B, H, L, E) laid out as (B, L, H, E), so that merging the heads copies nothing."""
-    b, h, length, e = x.shape
-    return k.empty((b, length, h, e), x.dtype).transpose(0, 2, 1, 3)
-
-
-def _rows_together(k: Any, *arrays: Array) -> list[Array]:
-    """As `_like_rows` for each; where all have one shape, a position's rows lie next to each other, for one product."""
-    if len({x.shape for x in arrays}) != 1:
-        return [_like_rows(k, x) for x in arrays]
-    b, h, length, e = arrays[0].shape
-    block = k.empty((b, length, len(arrays), h, e), arrays[0].dtype)
-    return [block[:, :, i].transpose(0, 2, 1, 3) for i in range(len(arrays))]
-
-
 def _and(worth: Callable[[Array, Array, bool], str]) -> Callable[..., str]:
     """Why neither cuDNN could be asked nor what stands in for it, or for a part of it."""
 
@@ -284,7 +266,7 @@ def _(
     scale: float | None, enable_gqa: bool, rng: None, stream: int,
 ) -> tuple[Array, Array]:  # fmt: skip
     check_attention(query, key, value, enable_gqa)
-    out, lse = _like_rows(k, query), k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
+    out, lse = like_rows(k, query), k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
     attention_few_keys.forward(k, query, key, value, out, lse, _factor(scale, query))
     return out, lse
 
@@ -313,8 +295,8 @@ def _(
 def _found_by_cudnn(
     k: Any, query: Array, key: Array, value: Array, scale: float | None, causal: bool
 ) -> tuple[Array, Array]:
-    q, key, value = (_unit(k, x) for x in (query, key, value))
-    out, lse = _like_rows(k, q), k.empty((*q.shape[:-1], 1), np.dtype(np.float32))
+    q, key, value = (unit(k, x) for x in (query, key, value))
+    out, lse = like_rows(k, q), k.empty((*q.shape[:-1], 1), np.dtype(np.float32))
     k.cudnn.attention_forward(q, key, value, out, lse, _factor(scale, q), causal)
     return out, lse
 
@@ -323,7 +305,7 @@ def _found_by_cudnn(
 def _(
     k: Any, g: Array, query: Array, key: Array, value: Array, lse: Array, scale: float | None
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    dq, dk, dv = (_like_rows(k, x) for x in (query, key, value))
+    dq, dk, dv = (like_rows(k, x) for x in (query, key, value))
     attention_few_keys.gradients(k, g, query, key, value, lse, (dq, dk, dv), _factor(scale, query))
     return dq, dk, dv
 
@@ -332,8 +314,8 @@ def _(
 def _(
     k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float | None, into: Into
 ) -> tuple[Array, Array, Array]:
-    dq, dk, dv = _rooms(k, query, key, value, into)
-    query, key, value, g = (_unit(k, x) for x in (query, key, value, g))
+    dq, dk, dv = rooms(k, query, key, value, into)
+    query, key, value, g = (unit(k, x) for x in (query, key, value, g))
     split, factor = attention_few_keys.whole_and_rest, _factor(scale, query)
     (keys, last_keys), (values, last_values) = split(key), split(value)
     (of_keys, of_last_keys), (of_values, of_last_values) = split(dk), split(dv)
@@ -348,18 +330,10 @@ def _(
     k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, is_causal: bool,
     scale: float | None, into: Into,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    dq, dk, dv = _rooms(k, query, key, value, into)
-    q, key, value, g = (_unit(k, x) for x in (query, key, value, g))
+    dq, dk, dv = rooms(k, query, key, value, into)
+    q, key, value, g = (unit(k, x) for x in (query, key, value, g))
     k.cudnn.attention_backward(q, key, value, out, lse, g, dq, dk, dv, _factor(scale, q), is_causal)
     return dq, dk, dv
-
-
-def _rooms(k: Any, query: Array, key: Array, value: Array, into: Into) -> list[Array]:
-    """Where the gradients of the three go: to the places they have, if kernels can write there, or to memory made."""
-    places = {n: into[n] for n in into if attention_few_keys.in_packets(into[n])}
-    rest = {n: x for n, x in (("query", query), ("key", key), ("value", value)) if n not in places}
-    made = {**places, **dict(zip(rest, _rows_together(k, *rest.values()), strict=True))}
-    return [made["query"], made["key"], made["value"]]
 
 
 # ---- our kernels ---------------------------------------------------------------------------------------
