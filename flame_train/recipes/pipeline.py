@@ -116,7 +116,8 @@ def look(plan: Plan, folder: RunFolder) -> Found | None:
     found, c = folder.look(), plan.config
     if found is None or found.step < c.train.steps:
         new = c.checkpoint.keep + 1 - min(c.checkpoint.keep, count(folder.checkpoints))
-        preflight(folder.folder, plan.parameters * 4 * 4 * new)
+        arrays = 4 + (c.train.ema_decay > 0)  # values, once more as the LoRA, two moments, and their average
+        preflight(folder.folder, plan.parameters * 4 * arrays * new)
     return found
 
 
