@@ -7,6 +7,7 @@ function. An implementation passes with an error of at most twice the yardstick 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import warnings
@@ -113,6 +114,19 @@ def pytorch(
     return (host[:1], host[1:]) if len(host) == 1 + len(leaves) else None
 
 
+def drawn(
+    name: str, s: Sample, dtype: Any, rng: np.random.Generator
+) -> tuple[Op, dict[str, Any], dict[str, Any], list[np.ndarray]]:
+    """The op, arguments rounded to `dtype`, the same in fp64, and what its outputs are weighed with for gradients."""
+    op = REGISTRY[name]
+    if "dtype" in op.names:  # an output dtype of its own: the one under test
+        s = Sample(s.args[: op.names.index("dtype")], {**s.kwargs, "dtype": dtype})
+    rounded = on(materialise(op, s, rng), op, "cpu", dtype)
+    exact = on(rounded, op, "cpu", float64)
+    shapes = [o.shape for o in outputs(op(**exact)) if is_float(o.dtype)]
+    return op, rounded, exact, [rng.standard_normal(n).astype(dtype).astype(np.float64) for n in shapes]
+
+
 def error(got: np.ndarray, truth: np.ndarray) -> float:
     assert got.shape == truth.shape
     assert not np.isnan(got).any()
@@ -134,14 +148,8 @@ def record(row: dict[str, Any]) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
 @pytest.mark.parametrize(("name", "label", "s"), CASES)
 def test_meets_the_tolerance_rule(name: str, label: str, s: Sample, dtype: Any) -> None:
-    op = REGISTRY[name]
-    if "dtype" in op.names:  # an output dtype of its own: the one under test
-        s = Sample(s.args[: op.names.index("dtype")], {**s.kwargs, "dtype": dtype})
     rng = generator(name, len(label) * 100 + int(label[1:]))
-    rounded = on(materialise(op, s, rng), op, "cpu", dtype)
-    exact = on(rounded, op, "cpu", float64)
-    shapes = [o.shape for o in outputs(op(**exact)) if is_float(o.dtype)]
-    weights = [rng.standard_normal(shape).astype(dtype).astype(np.float64) for shape in shapes]
+    op, rounded, exact, weights = drawn(name, s, dtype, rng)
     with use(**{name: "reference"}) if not op.composite else use():
         truth = results(op, exact, weights)
         yard = results(op, rounded, weights)
@@ -186,17 +194,11 @@ def test_how_arrays_lie_in_memory_does_not_matter(
     name: str, label: str, s: Sample, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Views reach kernels that were written for whole arrays: those must take them as they lie, or copy, or decline."""
-    op = REGISTRY[name]
-    if "dtype" in op.names:
-        s = Sample(s.args[: op.names.index("dtype")], {**s.kwargs, "dtype": dtype})
     rng = generator(name, len(label) * 100 + int(label[1:]))
-    rounded = on(materialise(op, s, rng), op, "cpu", dtype)
-    exact = on(rounded, op, "cpu", float64)
-    shapes = [o.shape for o in outputs(op(**exact)) if is_float(o.dtype)]
-    weights = [rng.standard_normal(shape).astype(dtype).astype(np.float64) for shape in shapes]
+    op, rounded, exact, weights = drawn(name, s, dtype, rng)
     truth, yard = results(op, exact, weights), results(op, rounded, weights)
     whole = results(op, on(rounded, op, "cuda", dtype), weights)
-    plain, turn = flame.tensor, iter(range(int(rng.integers(5)), 1 << 30))
+    plain, turn = flame.tensor, itertools.count(int(rng.integers(5)))
 
     def odd(data: Any, dtype: Any = None, device: str | None = None) -> flame.Tensor:
         made = plain(data, dtype, device)
