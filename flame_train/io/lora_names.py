@@ -44,9 +44,7 @@ class LoraFamily:
     implementation: str
     resolution: str
     network_module: str = "networks.lora"
-    several_predictions: bool = (
-        False  # whether a model of the family may predict the noise or v, which a file then says
-    )
+    several_predictions: bool = False  # the noise or v: a file then says which
 
 
 def modules_by_table(native: Iterable[str], to_diffusers: KeyMap) -> Modules:
