@@ -41,6 +41,7 @@ Recompute = Annotated[
     Literal["nothing", "feed_forward", "blocks", "blocks_offloaded"],
     typer.Option("--recompute", help="As gradient.recompute in a config."),
 ]
+Fp8 = Annotated[Literal["off", "weights", "dynamic"], typer.Option("--fp8", help="As model.fp8 in a config.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, read headers only, print the plan.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there already.")]
@@ -180,6 +181,7 @@ def sample(
     sampler: Annotated[Literal["euler", "ddim"], typer.Option("--sampler")] = "euler",
     prediction: Annotated[Literal["epsilon", "v"], typer.Option("--prediction")] = "epsilon",
     precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
+    fp8: Fp8 = "off",
     seed: Annotated[int, typer.Option("--seed", min=0)] = 42,
     width: Annotated[int, typer.Option("--width", min=8, help="Pixels.")] = 1024,
     height: Annotated[int, typer.Option("--height", min=8, help="Pixels.")] = 1024,
@@ -205,6 +207,7 @@ def sample(
         sampler=sampler,
         prediction=prediction,
         precision=precision,
+        fp8=fp8,
         seed=seed,
         width=width,
         height=height,
@@ -310,6 +313,7 @@ def bench_step(
     deterministic: Annotated[
         bool, typer.Option("--deterministic/--not-deterministic", help="As train.deterministic in a config.")
     ] = True,
+    fp8: Fp8 = "off",
     against: Annotated[
         Literal["torch", "torch-compiled"] | None,
         typer.Option("--against", help="Also time PyTorch + diffusers + PEFT, if installed."),
@@ -326,7 +330,7 @@ def bench_step(
     from flame_train.tools import bench as tool
     from flame_train.tools import bench_sweep
 
-    trial = tool.Trial(model, resolution, batch, rank, precision, recompute, device, deterministic)
+    trial = tool.Trial(model, resolution, batch, rank, precision, recompute, device, deterministic, fp8)
     if sweep and against:
         raise typer.BadParameter("a sweep measures this program alone; leave one of --sweep and --against out")
     if sweep:
@@ -345,6 +349,7 @@ def bench_memory(
     rank: Annotated[int, typer.Option("--rank", min=1)] = 16,
     precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
     recompute: Recompute = "nothing",
+    fp8: Fp8 = "off",
     device: Device = "cuda",
     as_json: AsJson = False,
     debug: Debug = False,
@@ -353,7 +358,7 @@ def bench_memory(
     from flame_train.tools import bench_memory as tool
     from flame_train.tools.bench import Trial
 
-    result = tool.run(Trial(model, resolution, batch, rank, precision, recompute, device))
+    result = tool.run(Trial(model, resolution, batch, rank, precision, recompute, device, fp8=fp8))
     show(result, as_json, tool.table(result))
 
 

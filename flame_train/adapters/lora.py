@@ -14,7 +14,7 @@ import numpy as np
 from flame_train.engine import Parameter, Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
-from flame_train.engine.dtype import compute_dtype
+from flame_train.engine.dtype import compute_dtype, float32
 from flame_train.engine.mode import no_grad
 from flame_train.errors import ModelFileError
 
@@ -45,6 +45,9 @@ class LoraAdapter:
     def __call__(self, layer: Layer, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layer's output with the update; the layer's weight stays as it is."""
         if isinstance(layer, nn.Linear):
+            if isinstance(layer.weight, nn.Fp8Weight):
+                (y,) = self._packed([layer.weight], [self], x, layer.bias, residual)
+                return y
             return F.lora_linear(x, layer.weight, layer.bias, *self.factors(x), self.scale, residual)
         weight, bias, stride, padding = layer.weight, layer.bias, layer.stride, layer.padding
         return F.lora_conv2d(x, weight, bias, *self.factors(x), self.scale, stride, padding, layout="NHWC")
@@ -59,8 +62,24 @@ class LoraAdapter:
         loras = [a for a in adapters if isinstance(a, LoraAdapter) and a.scale == self.scale]
         if len(loras) < len(layers) or any(layer.bias is not None for layer in layers):
             return None
+        weights = [layer.weight for layer in layers]
+        packed = [w for w in weights if isinstance(w, nn.Fp8Weight)]
+        if packed:
+            return self._packed(packed, loras, x) if len(packed) == len(weights) else None
         downs, ups = zip(*[a.factors(x) for a in loras], strict=True)
-        outputs: tuple[Tensor, ...] = F.lora_linears(x, [layer.weight for layer in layers], downs, ups, self.scale)
+        outputs: tuple[Tensor, ...] = F.lora_linears(x, weights, downs, ups, self.scale)
+        return outputs
+
+    def _packed(
+        self, weights: Sequence[nn.Fp8Weight], loras: Sequence[LoraAdapter], x: Tensor, bias: Tensor | None = None,
+        residual: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """The outputs of layers stored in 8 bits, with their updates."""
+        stored = [w.codes for w in weights], [w.scales for w in weights]
+        downs, ups = zip(*[a.factors(x) for a in loras], strict=True)
+        outputs: tuple[Tensor, ...] = F.fp8_lora_linears(
+            x, *stored, downs, ups, self.scale, bias, residual, dynamic=weights[0].dynamic
+        )
         return outputs
 
     def delta(self) -> Tensor:
@@ -105,6 +124,7 @@ class Attached:
         for name, adapter in self.adapters.items():
             weight = layers[name].weight
             with no_grad():
+                weight = weight.given_back(float32) if isinstance(weight, nn.Fp8Weight) else weight
                 total = weight.to(compute_dtype(weight.dtype)) + adapter.delta()
                 yield f"{name}.weight", total.to(weight.dtype)
 

@@ -67,6 +67,11 @@ class ModelSection(Section):
     prediction: Literal["epsilon", "v"] = field(
         "epsilon", "what the model predicts", aka=("prediction_type", "v_parameterization")
     )
+    fp8: Literal["off", "weights", "dynamic"] = field(
+        "off",
+        "the base model's transformer layers in 8 bits, half the memory; dynamic: products too, faster and less exact",
+        aka=("fp8_base", "quantize"),
+    )
     vae_precision: Literal["fp32", "bf16"] = field(
         "fp32", "number format of the VAE; no fp16, in which SDXL's overflows"
     )

@@ -94,6 +94,10 @@ class Tensor(Methods):
     def numel(self) -> int:
         return self.size
 
+    @property
+    def nbytes(self) -> int:
+        return int(self.data.nbytes)
+
     def dim(self) -> int:
         return self.ndim
 

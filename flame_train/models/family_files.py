@@ -43,16 +43,20 @@ class FamilyFiles:
     build: Build
 
     def load(
-        self, path: str | Path, component: str, *, device: str, dtype: DType | str, check_finite: bool = True
-    ) -> Any:
+        self, path: str | Path, component: str, *, device: str, dtype: DType | str, check_finite: bool = True,
+        fp8: nn.Fp8 = "off",
+    ) -> Any:  # fmt: skip
         """One network, of the class that `build` makes, on `device` in `dtype`, streamed tensor by tensor.
+
+        `fp8` is `nn.load`'s.
 
         Raises ModelFileError for a file of another family, naming it; for one that lacks the component; and for every
         missing, unexpected or mis-shaped tensor, all in one message, before anything is read.
         """
         with open_weights(path) as weights:
             module, source = self._parts(weights, [component])[component]
-            nn.load(module, source, dtype=dtype, device=device, what=f"{path}: {component}", check_finite=check_finite)
+            what = f"{path}: {component}"
+            nn.load(module, source, dtype=dtype, device=device, what=what, check_finite=check_finite, fp8=fp8)
         return module
 
     def inspect(self, path: str | Path, components: Collection[str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import weight
 from flame_train.errors import ModelFileError
 
-from .transformer import Recompute, again, feed_forward, run_again
+from .transformer import Recompute, again, feed_forward, linears_in, run_again
 
 PATCH: Final = 2  # the side of a token in latent pixels
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times and guidance
@@ -320,6 +320,10 @@ class Flux(nn.Module):
         out = self.final_layer(x_BSD[:, T:], silu_vec_BD).reshape(B, h, w, C, PATCH, PATCH)
         return out.permute(0, 1, 4, 2, 5, 3).reshape(B, H, W, C)
 
+    def packable(self) -> dict[nn.Linear, bool]:
+        """The blocks' linear layers."""
+        return linears_in([*self.double_blocks, *self.single_blocks], frozenset(("img_mod", "txt_mod", "modulation")))
+
     def _vector(self, timesteps_B: Tensor, pooled_BP: Tensor, guidance_B: Tensor | None) -> Tensor:
         """What the whole picture is conditioned on, (B, D). The sinusoids are computed in fp32."""
         if (guidance_B is not None) != self.arch.guidance:
@@ -335,6 +339,7 @@ class Flux(nn.Module):
     def _turn(self, text: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine of `position_angles`, (S, 1, E), in fp32 at least."""
         like = self.img_in.weight
+        assert isinstance(like, Tensor)
         key = text, rows, columns, like.dtype, like.device
         if key not in self._turns:
             angles = position_angles(self.arch, text, rows, columns)[:, None]

@@ -18,7 +18,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.nn import weight
 from flame_train.errors import ModelFileError
 
-from .transformer import Recompute, again, feed_forward, run_again
+from .transformer import Recompute, again, feed_forward, linears_in, run_again
 
 _PATCH = 2
 _FREQUENCIES = 256  # the width of the timestep's sinusoid
@@ -276,6 +276,10 @@ class Mmdit(nn.Module):
             x_BLD, c_BTD = block(x_BLD, c_BTD, silu_c_BD, self.recompute)
         out = self.final_layer(x_BLD, silu_c_BD).reshape(B, h, w, _PATCH, _PATCH, C)
         return out.permute(0, 1, 3, 2, 4, 5).reshape(B, H, W, C)
+
+    def packable(self) -> dict[nn.Linear, bool]:
+        """The joint blocks' linear layers."""
+        return linears_in(self.joint_blocks, frozenset(("adaLN_modulation",)))
 
     def _positions(self, h: int, w: int) -> Tensor:
         """The middle h x w of the table of positions, (1, h * w, D)."""

@@ -7,7 +7,7 @@ Shape letters: B batch, L image positions, T text positions, C channels, H heads
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, Literal, TypeVar
 
@@ -40,6 +40,15 @@ remade = partial(rebuild, least=SMALL)
 remultiplied = partial(rebuild, least=LARGE)
 
 
+def linears_in(parts: Iterable[nn.Module], exact: frozenset[str] = frozenset()) -> dict[nn.Linear, bool]:
+    """For `Module.packable`: all linear layers below the parts; what those below one named in `exact` are given stays.
+
+    What modulates a whole stream comes from a row a picture: to round it would cost much and gain nothing.
+    """
+    named = [(set(name.split(".")), m) for part in parts for name, m in part.named_modules()]
+    return {m: not names & exact for names, m in named if isinstance(m, nn.Linear)}
+
+
 def attend(
     q_BLC: Tensor, k_BTC: Tensor, v_BTC: Tensor, heads: int, is_causal: bool = False, *, mask: Tensor | None = None,
     scale: float | None = None,
@@ -64,11 +73,12 @@ def _merged(x_BHLD: Tensor) -> Tensor:
 
 
 def feed_forward(first: nn.Linear, second: nn.Linear, x: Tensor) -> Tensor:
-    """second(gelu(first(x))), the tanh formula: one op where neither is adapted.
+    """second(gelu(first(x))), the tanh formula: one op where neither is adapted nor stored in 8 bits.
 
     Otherwise what the second is given, and then needs for a gradient, is made again out of what the first made.
     """
-    if first.adapter is None and second.adapter is None:
+    plain = first.adapter is second.adapter is None
+    if plain and isinstance(first.weight, Tensor) and isinstance(second.weight, Tensor):
         return F.feed_forward(x, first.weight, first.bias, second.weight, second.bias)
     return second(rebuild(_gelu, first(x)))
 

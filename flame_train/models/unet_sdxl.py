@@ -17,7 +17,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 
-from .transformer import Recompute, SpatialTransformer, TextKeys, TransformerBlock, again, run_again
+from .transformer import Recompute, SpatialTransformer, TextKeys, TransformerBlock, again, linears_in, run_again
 
 SIZE_EMBEDDING = 256  # the sinusoid's width for each of the six sizes
 SIZES = 6
@@ -279,6 +279,10 @@ class UNet(nn.Module):
         images = [[b.attn1.to_q, b.attn1.to_k, b.attn1.to_v] for b in self._blocks]
         widths = dict.fromkeys(b.attn2.to_k.out_features for b in self._blocks)
         return images + [self._text_layers(width) for width in widths]
+
+    def packable(self) -> dict[nn.Linear, bool]:
+        """The transformers' linear layers: what is left are convolutions and embeddings."""
+        return linears_in([part for _, part in self.named_modules() if isinstance(part, SpatialTransformer)])
 
     def _text_layers(self, width: int) -> list[nn.Linear]:
         """Keys' and values' projections of all blocks of a width, by turns."""

@@ -124,7 +124,9 @@ class FlowFamily:
 
     def denoiser(self, config: Config, device: str) -> Denoiser:
         dtype = as_dtype(config.train.precision)
-        transformer: Any = self.files.load(base_model_path(config), "transformer", device=device, dtype=dtype)
+        transformer: Any = self.files.load(
+            base_model_path(config), "transformer", device=device, dtype=dtype, fp8=config.model.fp8
+        )
         transformer.recompute = recomputed(config)
         return Denoiser(
             transformer, "transformer", self.denoise(transformer, config.loss.guidance),

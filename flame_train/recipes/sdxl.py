@@ -120,7 +120,7 @@ class SdxlFamily:
 
     def denoiser(self, config: Config, device: str) -> Denoiser:
         unet: UNet = SDXL_FILES.load(
-            base_model_path(config), "unet", device=device, dtype=as_dtype(config.train.precision)
+            base_model_path(config), "unet", device=device, dtype=as_dtype(config.train.precision), fp8=config.model.fp8
         )
         unet.recompute = recomputed(config)
         return as_denoiser(unet)

@@ -47,6 +47,7 @@ class Trial:
     recompute: Recompute = "nothing"
     device: str = "cuda"
     deterministic: bool = True
+    fp8: nn.Fp8 = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def prepare(trial: Trial) -> Prepared:
         )
     backend, dtype = get_backend(trial.device), as_dtype(trial.precision)
     network = subject.build()
-    randomise(network, dtype, backend)
+    randomise(network, dtype, backend, trial.fp8)
     network.recompute = trial.recompute
     targets = resolve(network, config.lora.targets, subject.family.presets)
     attached = attach(network, targets, rank=trial.rank, alpha=float(trial.rank), seed=0)
@@ -102,7 +103,7 @@ def prepare(trial: Trial) -> Prepared:
     host = random_batch(subject, network, trial)
     device_batch = Batch(host, backend, dtype)
     device_batch.fill(host)
-    frozen = sum(int(t.data.nbytes) for _, t in network.weights())
+    frozen = sum(int(w.nbytes) for _, w in network.weights())
     return Prepared(subject, network, state, device_batch, backend, len(targets), backend.memory().live, frozen)
 
 
@@ -214,8 +215,9 @@ def _time(fn: Callable[[], None], backend: Backend, warm: int = _WARM, timed: in
     return round(statistics.median(whole), 3), round(statistics.median(host), 3)
 
 
-def randomise(module: nn.Module, dtype: DType, backend: Backend) -> None:
-    """Fills every weight with uniform values of a sensible size, made on the device."""
+def randomise(module: nn.Module, dtype: DType, backend: Backend, fp8: nn.Fp8 = "off") -> None:
+    """Fills every weight with uniform values of a sensible size, made on the device; `fp8` is `nn.load`'s."""
+    packed = module.packable() if fp8 != "off" else {}
     for number, (_, part, attr, slot) in enumerate(module.named_slots()):
         if slot.init in ("ones", "zeros"):
             values = backend.xp.full(slot.shape, float(slot.init == "ones"), dtype)
@@ -225,6 +227,8 @@ def randomise(module: nn.Module, dtype: DType, backend: Backend) -> None:
         if values.ndim == 4:
             values = backend.xp.ascontiguousarray(values.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
         object.__setattr__(part, attr, Frozen(values))
+        if attr == "weight" and part in packed:
+            part.pack(fp8 == "dynamic" and packed[part])
     module.join_weights()
 
 

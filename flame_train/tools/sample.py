@@ -13,7 +13,7 @@ from flame_train.adapters.formats import from_file
 from flame_train.adapters.lora import attach_factors
 from flame_train.config.load import from_options
 from flame_train.config.schema import Config
-from flame_train.engine import no_grad
+from flame_train.engine import nn, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.errors import ConfigError, ModelFileError
 from flame_train.io.files import refuse_place
@@ -31,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 def sample(
     checkpoint: str, prompts: Sequence[str], output: Path, *, lora: Path | None, strength: float, negative: str,
     steps: int, guidance: float, sampler: Any, prediction: Any, precision: Any, seed: int, width: int, height: int,
-    device: str, force: bool = False,
+    device: str, force: bool = False, fp8: nn.Fp8 = "off",
 ) -> dict[str, Any]:  # fmt: skip
     """Draws a picture for each prompt and writes them as one PNG. Returns what was drawn, from what, and where.
 
@@ -44,7 +44,7 @@ def sample(
     if not math.isfinite(strength):
         raise ConfigError(f"strength must be a finite number, got {strength}")
     config = from_options(
-        model={"checkpoint": checkpoint, "prediction": prediction},
+        model={"checkpoint": checkpoint, "prediction": prediction, "fp8": fp8},
         train={"precision": precision},
         sample={
             "prompts": tuple(prompts), "negative": negative, "steps": steps, "guidance": guidance, "sampler": sampler,

@@ -92,6 +92,16 @@ class Facts:
     longest_side: int
     """The longest side of a picture, in pixels, that the denoiser has positions for; 0: any."""
 
+    def weight_bytes(self, itemsize: int, fp8: nn.Fp8) -> int:
+        """What the denoiser's weights take, and, of those in 8 bits, the largest as products are given it."""
+        if fp8 == "off":
+            return self.weights * itemsize
+        stored = [(layer.out_features, layer.in_features) for layer in self.skeleton.packable()]
+        numbers = sum(out * width for out, width in stored)
+        factors = 4 * sum(out for out, _ in stored)
+        largest = max((out * width for out, width in stored), default=0)
+        return (self.weights - numbers + largest) * itemsize + numbers + factors
+
     @classmethod
     def of(
         cls, skeleton: nn.Module, vae: Vae, side_multiple: int, activation_bytes: Callable[[Load], int], text: int,

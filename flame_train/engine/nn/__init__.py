@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from .attention import MultiheadAttention
+from .fp8 import Fp8, Fp8Weight
 from .layers import Conv2d, Embedding, GroupNorm, LayerAdapter, LayerNorm, Linear, RMSNorm, linears
 from .module import Module, ModuleList, Slot, WeightSource, check_shapes, load, weight
 
 __all__ = [
     "Conv2d",
     "Embedding",
+    "Fp8",
+    "Fp8Weight",
     "GroupNorm",
     "LayerAdapter",
     "LayerNorm",

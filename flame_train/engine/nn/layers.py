@@ -7,6 +7,7 @@ from typing import Protocol
 
 from .. import functional as F
 from ..tensor import Tensor
+from .fp8 import Fp8Weight
 from .module import Module, weight
 
 
@@ -21,9 +22,9 @@ class LayerAdapter(Protocol):
 
 
 class Linear(Module):
-    """x @ weight^T + bias; weight is (out_features, in_features)."""
+    """x @ weight^T + bias; weight is (out_features, in_features), stored in 8 bits after `pack`."""
 
-    weight: Tensor
+    weight: Tensor | Fp8Weight
     bias: Tensor | None
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
@@ -36,9 +37,17 @@ class Linear(Module):
         """The layer's output, with `residual`, of the same shape, added in the same pass."""
         if self.adapter is not None:
             return self.adapter(self, x, residual)
+        if isinstance(self.weight, Fp8Weight):
+            w = self.weight
+            return F.fp8_linear(x, w.codes, w.scales, self.bias, residual, dynamic=w.dynamic)
         if residual is not None:
             return F.linear_add(x, self.weight, self.bias, residual)
         return F.linear(x, self.weight, self.bias)
+
+    def pack(self, dynamic: bool) -> None:
+        """Stores the loaded weight in 8 bits; with `dynamic` products are of 8 bits, too. See `Fp8Weight`."""
+        assert isinstance(self.weight, Tensor)
+        self.weight = Fp8Weight.of(self.weight, dynamic)
 
 
 def linears(layers: Sequence[Linear], x: Tensor) -> tuple[Tensor, ...]:

@@ -17,7 +17,8 @@ from ...errors import ModelFileError
 from ..backend import get_backend
 from ..dtype import Array, DType, as_dtype, float32, is_float
 from ..ops.finite import Broken
-from ..tensor import Frozen, Parameter, Tensor
+from ..tensor import Frozen, Parameter
+from .fp8 import Fp8, Fp8Weight
 
 Init = Literal["fan_in", "ones", "zeros", "normal"]
 
@@ -95,17 +96,25 @@ class Module:
         """Groups of `Linear` layers of one shape that always see the same input, such as queries, keys and values."""
         return ()
 
+    def packable(self) -> Mapping[Any, bool]:
+        """`Linear` layers that may be stored in 8 bits, and whether what they are given may be rounded to 8 bits."""
+        return {}
+
     def join_weights(self) -> None:
         """Moves the weights of layers that share an input next to each other, for one product to read them."""
         for layers in self.shared_inputs():
             first = layers[0].weight
+            if isinstance(first, Fp8Weight):
+                for layer, made in zip(layers, Fp8Weight.joined([layer.weight for layer in layers]), strict=True):
+                    layer.weight = made
+                continue
             block = first.backend.empty((len(layers), *first.shape), first.dtype)
             for layer, place in zip(layers, block, strict=True):
                 place[...] = layer.weight.data
                 layer.weight = Frozen(place)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every loaded weight by checkpoint name."""
+    def weights(self) -> Iterator[tuple[str, Any]]:
+        """Every loaded weight by checkpoint name, a Tensor or an `Fp8Weight`."""
         for name, module, attr, _ in self.named_slots():
             yield name, getattr(module, attr)
 
@@ -179,15 +188,18 @@ def load(
     device: str,
     what: str,
     check_finite: bool = True,
+    fp8: Fp8 = "off",
 ) -> None:
     """Streams every declared weight from `source` to `device` in `dtype`.
 
     Raises `ModelFileError` listing every missing, unexpected and mis-shaped tensor at once, before anything is
-    read, and naming the tensors that hold NaN or infinity. `what` names the component in the message.
+    read, and naming the tensors that hold NaN or infinity. `what` names the component in the message. `fp8` says how
+    the layers are stored that the module names `packable`.
     """
     check_shapes(module.shapes(), source.shapes, what)
     backend, target = get_backend(device), as_dtype(dtype)
     slots = list(module.named_slots())
+    packed = module.packable() if fp8 != "off" else {}
     broken = Broken(backend, len(slots))  # read at the end, so that reading, copying and checking overlap
     for place, (name, part, attr, _) in enumerate(slots):
         with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is told below
@@ -195,6 +207,8 @@ def load(
             array = _place(part, attr, backend.put(host).astype(target, copy=False))
         if check_finite and is_float(target):
             broken.look(place, array)
+        if attr == "weight" and part in packed:
+            part.pack(fp8 == "dynamic" and packed[part])
     if backend.kernels is not None:
         module.join_weights()
     names = [slots[place][0] for place in broken.places()]

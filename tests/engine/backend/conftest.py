@@ -30,7 +30,7 @@ ELEMENTS = {
     "float": np.dtype(np.float32), "double": np.dtype(np.float64), "bool": np.dtype(bool),
     "fp16": np.dtype(np.float16), "__half": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16),
     "__nv_bfloat16": np.dtype(ml_dtypes.bfloat16), "int": np.dtype(np.int32), "long long": np.dtype(np.int64),
-    "unsigned": np.dtype(np.uint32),
+    "unsigned": np.dtype(np.uint32), "unsigned char": np.dtype(np.uint8),
 }  # fmt: skip
 
 
@@ -140,12 +140,21 @@ class Products:
     """cuBLASLt's part, computed by NumPy where its conditions hold."""
 
     def product(
-        self, a: Any, b: Any, out: Any, *, bias: Any = None, alpha: float = 1.0, plus: Any = None, gelu: Any = None
+        self, a: Any, b: Any, out: Any, *, bias: Any = None, alpha: float = 1.0, plus: Any = None, gelu: Any = None,
+        scales: Any = None,
     ) -> None:  # fmt: skip
         assert a.ndim == b.ndim == out.ndim
         assert is_plain(a)
         assert is_plain(b)
         assert a.dtype == b.dtype
+        assert (a.dtype == np.uint8) == (scales is not None)
+        if scales is not None:
+            assert a.strides[-1] == b.strides[-2] == 1, "products of 8 bits are along rows"
+            assert not a.shape[-1] % 16
+            assert not b.shape[-1] % 16
+            by = [s.view(np.float32).astype(np.float64) for s in scales]
+            a, b = (np.asarray(x).view(ml_dtypes.float8_e4m3fn).astype(np.float64) for x in (a, b))
+            a, b = a * by[0][:, None], b * by[1]
         y = alpha * np.matmul(a.astype(np.float64), b.astype(np.float64))
         y = y if bias is None else y + bias.astype(np.float64)
         if gelu is not None:

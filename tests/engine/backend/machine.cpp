@@ -19,6 +19,9 @@ template <typename N> static N min(N a, N b) { return b < a ? b : a; }
 template <typename N> static N max(N a, N b) { return a < b ? b : a; }
 static unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 static float __int_as_float(int u) { float f; memcpy(&f, &u, 4); return f; }
+static float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
+static int __float_as_int(float f) { int u; memcpy(&u, &f, 4); return u; }
+static unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
 static float rsqrtf(float x) { return 1.f / sqrtf(x); }
 static float __fdividef(float a, float b) { return a / b; }
 #define __expf expf

@@ -16,8 +16,8 @@ import threading
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from ....errors import DeviceFault
-from ...dtype import Array, DType, bfloat16, float16, float32, float64
+from ....errors import DeviceFault, EnvironmentFault
+from ...dtype import Array, DType, bfloat16, float16, float32, float64, uint8
 from ...mode import mode
 from .launches import Launches
 from .libraries import load
@@ -25,10 +25,13 @@ from .shelf import Shelf
 from .stopwatch import Stopwatch
 
 _LOG = logging.getLogger(__name__)
-_TYPE = {float32: 0, float64: 1, float16: 2, bfloat16: 14}  # cudaDataType_t
+_TYPE = {float32: 0, float64: 1, float16: 2, bfloat16: 14, uint8: 28}  # cudaDataType_t; codes of 8 bits are e4m3's
 _COMPUTE_32F, _COMPUTE_64F = 68, 70  # full-precision accumulation: no TF32
 _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER, _BIAS_TYPE = 3, 4, 7, 8, 26  # cublasLtMatmulDescAttributes_t
 _BESIDE_POINTER, _BESIDE_ROW = 11, 12  # of the same: what an epilogue reads or writes beside the result
+_A_SCALES, _B_SCALES, _QUICK_SUMS, _A_SCALED, _B_SCALED = 17, 18, 25, 31, 32  # of the same: for operands of 8 bits
+_A_FACTOR_A_ROW = 3  # cublasLtMatmulMatrixScale_t
+_SCALED_SINCE = 120900  # the library's version
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
 _MAX_WORKSPACE, _REDUCTIONS, _MIN_ALIGNMENT = 1, 3, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t
 _IN_FULL = 2  # of cublasLtReductionScheme_t: parts of a sum are added in the accumulator's precision
@@ -38,7 +41,7 @@ _CANDIDATES = 12
 
 _Floats, _Doubles = ctypes.c_float * 2, ctypes.c_double * 2  # what a product and what is added to it are scaled by
 
-SUPPORTED = frozenset(_TYPE)
+SUPPORTED = frozenset(_TYPE) - {uint8}
 
 
 class Gelu(NamedTuple):
@@ -127,11 +130,15 @@ class CublasLt:
         alpha: float = 1.0,
         plus: Array | None = None,
         gelu: Gelu | None = None,
+        scales: tuple[Array, Array] | None = None,
     ) -> None:
         """out = alpha * a @ b (+ plus) (+ bias along the last dim), or what `gelu` makes of it.
 
         `a` (M, K) and `b` (K, N), or (batch, M, K) and (batch, K, N); each with one of its last two strides equal to
         the item size. The rows of `out` and `plus` are dense. `plus` has out's dtype, and may be `out` itself.
+
+        With `scales`, fp32, (M,) and (N,), `a` and `b` are codes of e4m3 in uint8, both read along K, of 16 times so
+        many. Raises EnvironmentFault where cuBLASLt is too old for it.
         """
         batch = out.shape[0] if out.ndim == 3 else 1
         added = out if plus is None else plus
@@ -145,6 +152,9 @@ class CublasLt:
             plan = self._plans.get(problem) or self._make(problem, out.shape)
             if bias is not None:
                 self._set(plan.description, _BIAS_POINTER, ctypes.c_void_p(bias.data.ptr))
+            if scales is not None:
+                self._set(plan.description, _B_SCALES, ctypes.c_void_p(scales[0].data.ptr))
+                self._set(plan.description, _A_SCALES, ctypes.c_void_p(scales[1].data.ptr))
             if gelu is not None:
                 self._set(plan.description, _BESIDE_POINTER, ctypes.c_void_p(gelu.hidden.data.ptr))
             if plan.algorithm is None:
@@ -177,7 +187,9 @@ class CublasLt:
         if p.epilogue:
             self._set(description, _EPILOGUE, ctypes.c_uint32(p.epilogue))
         if p.epilogue & _BIAS:
-            self._set(description, _BIAS_TYPE, ctypes.c_int32(_TYPE[p.dtype]))
+            self._set(description, _BIAS_TYPE, ctypes.c_int32(_TYPE[p.out_dtype]))
+        if p.dtype == uint8:
+            self._scaled(description)
         if p.beside_row:
             self._set(description, _BESIDE_ROW, ctypes.c_int64(p.beside_row))
         a = self._layout(p.dtype, p.a.rows, p.a.cols, p.a.ld, p.batch, p.a.batch_stride)
@@ -186,6 +198,16 @@ class CublasLt:
         c, d = (self._layout(p.out_dtype, cols, rows, ld, p.batch, step) for ld, step in (p.added, p.out))
         self._plans[p] = plan = _Plan(p, description, a, b, c, d)
         return plan
+
+    def _scaled(self, description: int) -> None:
+        """Asks for a factor a row, and for sums that are as long as tensor cores keep them: e4m3 errs by far more."""
+        if self._version < _SCALED_SINCE:
+            raise EnvironmentFault(
+                f"products of 8 bits need cuBLAS 12.9 or newer, found {self._version}; install it, or model.fp8=weights"
+            )
+        self._set(description, _A_SCALED, ctypes.c_int32(_A_FACTOR_A_ROW))
+        self._set(description, _B_SCALED, ctypes.c_int32(_A_FACTOR_A_ROW))
+        self._set(description, _QUICK_SUMS, ctypes.c_int8(1))
 
     def _layout(self, dtype: DType, rows: int, cols: int, ld: int, batch: int, stride: int) -> int:
         layout = self._new(self._lib.cublasLtMatrixLayoutCreate, _TYPE[dtype], rows, cols, ld)

@@ -28,6 +28,7 @@ from .scratch import Scratch
 from .shelf import Shelf, default_folder
 
 _COPIED = 8  # arrays a launch
+_WIDEST = 1 << 16  # columns of what a product of 8 bits makes without factors of their own
 
 
 class Kernels:
@@ -44,6 +45,7 @@ class Kernels:
         self.shared_bytes = int(device.attributes["MaxSharedMemoryPerBlockOptin"])
         # One for each image of a group norm; of those with several blocks there are fewer than multiprocessors.
         self.barriers = cupy.zeros(self.multiprocessors, np.uint32)
+        self.ones = cupy.ones(_WIDEST, np.float32).view(np.uint32)
         self.compute_capability = int(device.compute_capability)
         self.elementwise = Elementwise(cupy, self._modules)
         self.rows = Rows(cupy, self._modules)
@@ -211,6 +213,18 @@ class Kernels:
         p3 = o3 if plus is out else None if plus is None else _three(self.rows_first(plus), lead)
         self.cublaslt.product(a3, b3, o3, bias=bias, alpha=alpha, plus=p3, gelu=gelu)
         return out
+
+    def scaled_product(
+        self, a: Array, a_scales: Array, b: Array, b_scales: Array, *, out: Array, bias: Array | None = None,
+        plus: Array | None = None,
+    ) -> None:  # fmt: skip
+        """out (..., N) = a @ b^T (+ bias) (+ plus), for a (M, K) and b (N, K) in e4m3, a factor a row; see ops/fp8.py.
+
+        M counts the rows of `out`, which is dense; `plus` may be `out`.
+        """
+        flat = out.reshape(-1, len(b))
+        added = flat if plus is out else None if plus is None else self.even(plus).reshape(-1, len(b))
+        self.cublaslt.product(a, b.T, flat, bias=bias, plus=added, scales=(a_scales, b_scales))
 
     def paired(
         self, a: Array, b: Array, a2: Array, b2: Array, *, parts: int = 1, bias: Array | None = None,

@@ -1,0 +1,321 @@
+"""Linear layers whose weights are stored in 8 bits, e4m3 with a power of two a row; see `e4m3.py`.
+
+By itself that is storage: products are those of the weight as it is given back, in the activations' dtype. With
+`dynamic` the activations' rows are rounded to e4m3 as well, and so are the gradients', each row by its own largest
+number: products are then of 8 bits by 8 bits, added up in full, at some twice the rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ...errors import ShapeError
+from ..backend.cuda.rows import divisor
+from ..dtype import Array, DType, bfloat16, float32, uint8, uint32
+from ..graph import Held, Into, Plus
+from ..op import ErrorSample, Sample, primitive, sample
+from . import conditions
+from .e4m3 import decoded, encoded, factors, rounded
+from .matmul import added_product, check_linear, rows_product
+
+_HEADER, _BLOCK, _TILE = "fp8.cuh", 256, 64  # as there
+_SHORT = 4096  # elements up to which a warp takes a row
+
+
+@primitive(multiple=True)
+def fp8_quantize(xp: Any, input: Array) -> tuple[Array, Array]:
+    """input (..., C) in e4m3, uint8, and each row's factor (...), the bits of a float32: codes and scales"""
+    if not input.ndim:
+        raise ShapeError("fp8_quantize: expected at least 1 dim, got a tensor of shape ()")
+    return encoded(xp, input)
+
+
+fp8_quantize.nograd("input")
+
+
+@fp8_quantize.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 16))
+    yield sample((2, 3, 5))
+    yield sample((0, 4))
+
+
+@fp8_quantize.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 77, 640))
+    yield sample((5, 5120))
+    yield sample((70, 131))
+
+
+@fp8_quantize.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample(()), ShapeError, "at least 1 dim")
+
+
+@primitive(whole=True)
+def fp8_dequantize(xp: Any, codes: Array, scales: Array, dtype: DType) -> Array:
+    """The numbers (..., C) that `fp8_quantize` stored, in dtype"""
+    _check_stored(codes, scales, "fp8_dequantize")
+    work = np.promote_types(dtype, float32) if np.dtype(dtype).kind == "f" else float32
+    return (decoded(xp, codes, work) * factors(scales, work)[..., None]).astype(dtype)
+
+
+fp8_dequantize.nograd("codes", "scales")
+
+
+def stored(*shape: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Codes and scales for samples: some normally distributed matrix's."""
+    return encoded(np, np.random.default_rng(shape).standard_normal(shape).astype(np.float32))
+
+
+@fp8_dequantize.samples
+def _() -> Iterator[Sample]:
+    yield sample(*stored(5, 16), np.dtype(np.float64))
+    yield sample(*stored(2, 3, 5), np.dtype(np.float64))
+
+
+@fp8_dequantize.large_samples
+def _() -> Iterator[Sample]:
+    yield sample(*stored(77, 640), bfloat16)
+
+
+@fp8_dequantize.errors
+def _() -> Iterator[ErrorSample]:
+    codes, scales = stored(5, 16)
+    yield ErrorSample(sample(codes, scales[:4], float32), ShapeError, r"expected scales of shape \(5,\), got \(4,\)")
+
+
+def _check_stored(codes: Array, scales: Array, op: str) -> None:
+    if (codes.dtype, scales.dtype) != (uint8, uint32):
+        raise TypeError(f"{op}: expected codes in uint8 and scales in uint32, got {codes.dtype} and {scales.dtype}")
+    if not codes.ndim or scales.shape != codes.shape[:-1]:
+        raise ShapeError(f"{op}: expected scales of shape {tuple(codes.shape[:-1])}, got {tuple(scales.shape)}")
+
+
+@primitive()
+def fp8_linear(
+    xp: Any, input: Array, codes: Array, scales: Array, bias: Array | None = None, residual: Array | None = None,
+    dynamic: bool = False,
+) -> Array:  # fmt: skip
+    """linear(input, fp8_dequantize(codes, scales), bias) + residual; with dynamic of input's rows rounded to e4m3"""
+    check_fp8(input, codes, scales, residual, "fp8_linear")
+    y = rows_product(xp, rounded(xp, input) if dynamic else input, weight_of(xp, codes, scales, input.dtype).T)
+    for term in (bias, residual):
+        y = y if term is None else y + term
+    return y
+
+
+fp8_linear.nograd("codes", "scales")
+
+
+def check_fp8(input: Array, codes: Array, scales: Array, residual: Array | None, op: str) -> None:
+    """Raises ShapeError or TypeError where the operands do not fit each other."""
+    _check_stored(codes, scales, op)
+    check_linear(input, codes)
+    if residual is not None and residual.shape != (*input.shape[:-1], codes.shape[0]):
+        raise ShapeError(f"{op}: expected a residual of the result's shape, got {tuple(residual.shape)}")
+
+
+def weight_of(xp: Any, codes: Array, scales: Array, dtype: DType) -> Array:
+    """The weight as it is given back."""
+    return decoded(xp, codes, dtype) * factors(scales, dtype)[..., None]
+
+
+def carried(xp: Any, g: Array, codes: Array, scales: Array, dynamic: bool) -> Array:
+    """g @ weight, of rounded rows with `dynamic`: a row of the weight has its factor from the gradient's column."""
+    if not dynamic:
+        return rows_product(xp, g, weight_of(xp, codes, scales, g.dtype))
+    return rows_product(xp, rounded(xp, g * factors(scales, g.dtype)), decoded(xp, codes, g.dtype))
+
+
+@fp8_linear.vjp("input")
+def _(xp: Any, g: Array, codes: Array, scales: Array, dynamic: bool) -> Array:
+    return carried(xp, g, codes, scales, dynamic)
+
+
+@fp8_linear.vjp("bias")
+def _(xp: Any, g: Array) -> Array:
+    return g
+
+
+@fp8_linear.vjp("residual")
+def _(xp: Any, g: Array) -> Array:
+    return g
+
+
+@fp8_linear.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 4), *stored(5, 4), (5,))
+    yield sample((2, 3, 4), *stored(5, 4), None, (2, 3, 5))
+    yield sample((2, 3, 4), *stored(5, 4), (5,), (2, 3, 5))
+
+
+@fp8_linear.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 77, 640), *stored(1280, 640), (1280,), (2, 77, 1280))
+    yield sample((333, 256), *stored(144, 256))
+    yield sample((2, 77, 640), *stored(1280, 640), (1280,), (2, 77, 1280), dynamic=True)
+    yield sample((333, 256), *stored(144, 256), dynamic=True)
+
+
+@fp8_linear.errors
+def _() -> Iterator[ErrorSample]:
+    codes, scales = stored(5, 4)
+    yield ErrorSample(sample((2, 3), codes, scales), ShapeError, r"last dim 3 but weight is \(5, 4\)")
+    yield ErrorSample(sample((2, 4), codes, scales[:3]), ShapeError, r"scales of shape \(5,\), got \(3,\)")
+    yield ErrorSample(sample((2, 4), codes, scales, None, (5,)), ShapeError, r"the result's shape, got \(5,\)")
+    yield ErrorSample(sample((2, 4), codes.astype(np.int64), scales), TypeError, "codes in uint8 .*, got int64")
+
+
+# ---- kernels -----------------------------------------------------------------------------------------------
+
+
+def _rows_to_encode(input: Array) -> str:
+    if input.ndim == 0 or input.size == 0 or input.size >= 2**31:
+        return "nothing to encode, or too much"
+    return conditions.same(conditions.AT_MOST_FP32, input)
+
+
+@fp8_quantize.cuda("flame", when=_rows_to_encode)
+def _(k: Any, input: Array) -> tuple[Array, Array]:
+    rows = k.even(input).reshape(-1, input.shape[-1])
+    codes, scales = encode(k, rows)
+    return codes.reshape(input.shape), scales.reshape(input.shape[:-1])
+
+
+def encode(k: Any, x: Array, by: Array | None = None) -> tuple[Array, Array]:
+    """Codes and scales of rows x (M, C), at one distance; with `by` (C,) of what those factors make of its columns."""
+    (rows, width), step = x.shape, x.strides[0] // x.itemsize
+    codes, scales = k.empty(x.shape, uint8), k.empty((rows,), uint32)
+    packet = math.gcd(width, step, 8 if x.data.ptr % 16 == 0 else 1)
+    threads = 32 if width <= _SHORT else _BLOCK
+    names = {"T": x.dtype, "WIDTH": packet, "THREADS": threads, "BY": int(by is not None)}
+    args = (x, np.uint64(0) if by is None else by, codes, scales, np.int32(rows), np.int32(width), np.int64(step))
+    k.launch_typed(_HEADER, "encode", names, (-(-rows * threads // _BLOCK),), _BLOCK, args)
+    return codes, scales
+
+
+def _codes_to_decode(codes: Array, scales: Array, dtype: DType) -> str:
+    if codes.dtype != uint8 or scales.dtype != uint32 or scales.shape != codes.shape[:-1]:
+        return "arguments that are refused"
+    if np.dtype(dtype) not in conditions.AT_MOST_FP32:
+        return f"no kernel for {dtype}"
+    return "nothing to decode, or too much" if codes.size == 0 or codes.size >= 2**31 else ""
+
+
+@fp8_dequantize.cuda("flame", when=_codes_to_decode)
+def _(k: Any, codes: Array, scales: Array, dtype: DType) -> Array:
+    return decode(k, codes, scales, np.dtype(dtype))
+
+
+def decode(k: Any, codes: Array, scales: Array, dtype: DType) -> Array:
+    """What is stored, in a dtype."""
+    codes, scales = k.rows_first(codes), k.rows_first(scales)
+    made, width = k.empty(codes.shape, dtype), codes.shape[-1]
+    packet = math.gcd(width, 8)
+    sizes = np.uint32(codes.size // packet), *divisor(width // packet)
+    grid = (-(-codes.size // packet // _BLOCK),)
+    k.launch_typed(
+        _HEADER, "decode", {"T": dtype, "WIDTH": packet, "THREADS": 32, "BY": 0}, grid, _BLOCK,
+        (codes, scales, made, *sizes),
+    )  # fmt: skip
+    return made
+
+
+def turned(k: Any, codes: Array) -> Array:
+    """The columns of codes (R, C), both multiples of 16, as rows: products of 8 bits are along rows alone."""
+    rows, width = codes.shape
+    made = k.empty((width, rows), uint8)
+    grid = -(-width // _TILE), -(-rows // _TILE)
+    names = {"T": float32, "WIDTH": 1, "THREADS": 32, "BY": 0}
+    k.launch_typed(_HEADER, "turn", names, grid, _BLOCK, (codes, made, np.int32(rows), np.int32(width)))
+    return made
+
+
+def storage(input: Array, codes: Array, dynamic: bool, *others: Array | None) -> str:
+    """Why the weight is not given back for a product of cuBLASLt's; empty when it is."""
+    if dynamic:
+        return "products of 8 bits are asked for"
+    if input.ndim < 2 or 0 in codes.shape or codes.size >= 2**31 or input.size == 0:
+        return "a vector operand, or nothing to multiply with"
+    return conditions.same(conditions.AT_MOST_FP32, input, *others)
+
+
+def products(input: Array, codes: Array, dynamic: bool, *others: Array | None) -> str:
+    """Why cuBLASLt makes no product of 8 bits; empty when it does."""
+    if not dynamic:
+        return "products of 8 bits are not asked for"
+    if input.ndim < 2 or input.size == 0 or any(n % 16 for n in codes.shape):
+        return f"a weight of shape {tuple(codes.shape)}: expected multiples of 16"
+    if int(input.device.compute_capability) < 90:
+        return "compute capability below 9.0"
+    return conditions.same(conditions.LOW, input, *others)
+
+
+def _fits(input: Array, codes: Array, scales: Array, residual: Array | None) -> bool:
+    fits = codes.dtype == uint8 and scales.dtype == uint32 and codes.ndim == 2 and scales.shape == codes.shape[:1]
+    fits = fits and bool(input.ndim) and input.shape[-1] == codes.shape[-1]
+    return fits and (residual is None or residual.shape == (*input.shape[:-1], codes.shape[0]))
+
+
+def _by_storage(
+    input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None, dynamic: bool
+) -> str:  # fmt: skip
+    if not _fits(input, codes, scales, residual):
+        return "arguments that are refused"
+    return storage(input, codes, dynamic, bias, residual)
+
+
+def _by_products(
+    input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None, dynamic: bool
+) -> str:  # fmt: skip
+    if not _fits(input, codes, scales, residual):
+        return "arguments that are refused"
+    return products(input, codes, dynamic, bias, residual)
+
+
+@fp8_linear.cuda("cublaslt", when=_by_storage)
+def _(
+    k: Any, input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None, dynamic: bool
+) -> Array:  # fmt: skip
+    return k.matmul(input, decode(k, codes, scales, input.dtype).T, bias=bias, plus=residual)
+
+
+@fp8_linear.cuda_vjp("cublaslt", "input", when=_by_storage)
+def _(k: Any, g: Array, codes: Array, scales: Array, plus: Plus, into: Into) -> Array:
+    weight = decode(k, codes, scales, g.dtype)
+    return added_product(k, plus.get("input"), g, weight, into=into.get("input"))
+
+
+@fp8_linear.cuda("fp8", when=_by_products)
+def _(
+    k: Any, input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None, dynamic: bool
+) -> Array:  # fmt: skip
+    rows = k.even(input).reshape(-1, input.shape[-1])
+    out = k.empty((*input.shape[:-1], len(codes)), input.dtype)
+    k.scaled_product(*encode(k, rows), k.rows_first(codes), scales, out=out, bias=bias, plus=residual)
+    return out
+
+
+@fp8_linear.cuda_vjp("fp8", "input", when=_by_products)
+def _(k: Any, g: Array, codes: Array, scales: Array, plus: Plus, into: Into) -> Array:
+    return carried_product(k, g, codes, scales, plus.get("input"), into.get("input"))
+
+
+def carried_product(
+    k: Any, g: Array, codes: Array, scales: Array, held: Held | None, into: Array | None = None
+) -> Array:  # fmt: skip
+    """held + g @ weight by a product of 8 bits, in place where what is held may be written over."""
+    if held is not None and held.array.dtype != g.dtype:
+        return held.array + carried_product(k, g, codes, scales, None)
+    place = into if held is None else held.array if held.owned else None
+    shape = (*g.shape[:-1], codes.shape[1])
+    made = place if place is not None and place.flags.c_contiguous else k.empty(shape, g.dtype)
+    added = None if held is None else held.array
+    columns, ones = turned(k, k.rows_first(codes)), k.ones[: codes.shape[1]]
+    k.scaled_product(*encode(k, k.even(g).reshape(-1, len(codes)), scales), columns, ones, out=made, plus=added)
+    return made
