@@ -1,6 +1,6 @@
 """Where a captured step's time goes: GPU time by kind of kernel, and the longest kernels.
 
-    python scripts/profile_step.py [--model NAME] [--batch N] [--recompute WHAT] [--top K]
+    python scripts/profile_step.py [--model NAME] [--batch N] [--recompute WHAT] [--fp8 HOW] [--top K]
 
 Needs a GPU and the parity extra: PyTorch's profiler reads the card's activity records, which include our kernels.
 """
@@ -41,11 +41,13 @@ def main() -> None:
     parser.add_argument("--model", default="sdxl", choices=[*SUBJECTS])
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--recompute", default="nothing", choices=["nothing", "feed_forward", "blocks"])
+    parser.add_argument("--fp8", default="off", choices=["off", "weights", "dynamic"])
     parser.add_argument("--not-deterministic", action="store_true")
     parser.add_argument("--top", type=int, default=25)
     args = parser.parse_args()
     with deterministic(not args.not_deterministic):
-        step = bench.prepare(bench.Trial(args.model, batch=args.batch, recompute=args.recompute)).captured()
+        trial = bench.Trial(args.model, batch=args.batch, recompute=args.recompute, fp8=args.fp8)
+        step = bench.prepare(trial).captured()
     for _ in range(4):
         step()
     torch.cuda.synchronize()

@@ -19,6 +19,7 @@ from .ops.einsum import einsum
 from .ops.extrema import amax, amin, argmax, argmin, max, max_dim, min, min_dim
 from .ops.feed_forward import feed_forward
 from .ops.fp8 import fp8_dequantize, fp8_linear, fp8_quantize
+from .ops.fp8_feed_forward import fp8_feed_forward
 from .ops.fp8_lora import fp8_lora_linears
 from .ops.fused import cat_gelu, layer_norm_modulate, linear_activation
 from .ops.gather import gather, scatter, scatter_add, take_along_dim
@@ -47,7 +48,7 @@ __all__ = [
     "cast", "cat", "cat_gelu", "cat_rms_norm", "ceil", "chunk", "clamp", "clone", "conv1d", "conv2d",
     "conv_transpose2d", "cos", "cosine_similarity", "cross_entropy", "cumsum", "div", "dropout", "einsum", "elu",
     "embedding", "eq", "erf", "exp", "expand", "expm1", "feed_forward", "flatten", "flip", "floor", "fold",
-    "fp8_dequantize", "fp8_linear", "fp8_lora_linears", "fp8_quantize", "gated_add",
+    "fp8_dequantize", "fp8_feed_forward", "fp8_linear", "fp8_lora_linears", "fp8_quantize", "gated_add",
     "gather", "ge", "geglu", "gelu", "getitem", "group_norm", "group_norm_silu", "gt", "hardswish", "huber_loss",
     "index_select", "instance_norm", "interpolate", "isfinite", "kl_div", "l1_loss", "layer_norm",
     "layer_norm_modulate", "le", "leaky_relu", "lerp", "linear", "linear_activation", "linear_add", "log", "log1p",

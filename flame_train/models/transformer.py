@@ -73,14 +73,17 @@ def _merged(x_BHLD: Tensor) -> Tensor:
 
 
 def feed_forward(first: nn.Linear, second: nn.Linear, x: Tensor) -> Tensor:
-    """second(gelu(first(x))), the tanh formula: one op where neither is adapted nor stored in 8 bits.
+    """second(gelu(first(x))), the tanh formula: one op where neither is adapted.
 
     Otherwise what the second is given, and then needs for a gradient, is made again out of what the first made.
     """
-    plain = first.adapter is second.adapter is None
-    if plain and isinstance(first.weight, Tensor) and isinstance(second.weight, Tensor):
-        return F.feed_forward(x, first.weight, first.bias, second.weight, second.bias)
-    return second(rebuild(_gelu, first(x)))
+    if first.adapter is not None or second.adapter is not None:
+        return second(rebuild(_gelu, first(x)))
+    a, b = first.weight, second.weight
+    if isinstance(a, nn.Fp8Weight) and isinstance(b, nn.Fp8Weight):
+        layers = a.codes, a.scales, first.bias, b.codes, b.scales, second.bias
+        return F.fp8_feed_forward(x, *layers, dynamic=a.dynamic)
+    return F.feed_forward(x, a, first.bias, b, second.bias)
 
 
 def _gelu(x: Tensor) -> Tensor:

@@ -49,6 +49,6 @@ __device__ __forceinline__ void from_two(float a, float b, fp16* y) {
 
 // The same to e4m3, of numbers up to 448, where the card can.
 #if __CUDA_ARCH__ >= 890
-#define CODES_OF_TWO(a, b, y) \
+#define E4M3_OF_TWO(a, b, y) \
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(*reinterpret_cast<unsigned short*>(y)) : "f"(b), "f"(a))
 #endif

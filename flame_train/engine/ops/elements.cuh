@@ -6,6 +6,10 @@
 #pragma once
 #include "convert.cuh"
 
+#define INFINITE __int_as_float(0x7f800000)
+
+#include "e4m3.cuh"
+
 template <typename S, int N> struct alignas(sizeof(S) * N < 16 ? sizeof(S) * N : 16) Packet { S e[N]; };
 
 template <typename S, int N> __device__ __forceinline__ void store(S* to, const float* f) {
@@ -37,8 +41,6 @@ struct Divisor {
   __device__ __forceinline__ unsigned quotient(unsigned a) const { return (__umulhi(a, magic) + a) >> shift; }
   __device__ __forceinline__ unsigned rest(unsigned a) const { return a - quotient(a) * by; }
 };
-
-#define INFINITE __int_as_float(0x7f800000)
 
 // ---- functions of expressions ---------------------------------------------------------------------------------------
 

@@ -45,6 +45,10 @@ _LEAST = 1 << 24  # values between the products, below which an epilogue takes a
 def _in_epilogues(
     input: Array, weight1: Array, bias1: Array | None, weight2: Array, bias2: Array | None
 ) -> str:  # fmt: skip
+    return too_few(input, weight1) or conditions.same(conditions.LOW, input, weight1, bias1, weight2, bias2)
+
+
+def too_few(input: Array, weight1: Array) -> str:
     """Why cuBLASLt's products do not take the GELU along; empty when they do."""
     if input.ndim < 2 or input.size == 0 or weight1.ndim != 2 or 0 in weight1.shape:
         return "a vector operand, or none"
@@ -52,13 +56,20 @@ def _in_epilogues(
         return f"{weight1.shape[0]} hidden values a row: rows of 16 bytes begin at odd places"
     if (between := input.size // input.shape[-1] * weight1.shape[0]) < _LEAST:
         return f"{between} values between the products: expected at least {_LEAST}"
-    return conditions.same(conditions.LOW, input, weight1, bias1, weight2, bias2)
+    return ""
 
 
 @feed_forward.cuda("cublaslt", when=_in_epilogues)
 def _(
     k: Any, input: Array, weight1: Array, bias1: Array | None, weight2: Array, bias2: Array | None
 ) -> tuple[Array, Array]:  # fmt: skip
+    return forward(k, input, weight1, bias1, weight2, bias2)
+
+
+def forward(
+    k: Any, input: Array, weight1: Array, bias1: Array | None, weight2: Array, bias2: Array | None
+) -> tuple[Array, Array]:  # fmt: skip
+    """The result, and what is between the products before the GELU."""
     check_linear(input, weight1)
     rows = k.even(input).reshape(-1, input.shape[-1])
     hidden = k.empty((len(rows), len(weight1)), input.dtype)
@@ -71,6 +82,11 @@ def _(
 def _(
     k: Any, g: Array, weight1: Array, weight2: Array, hidden: Array, plus: Plus, into: Into
 ) -> Array:  # fmt: skip
+    return backward(k, g, weight1, weight2, hidden, plus, into)
+
+
+def backward(k: Any, g: Array, weight1: Array, weight2: Array, hidden: Array, plus: Plus, into: Into) -> Array:
+    """The input's gradient."""
     carried = k.matmul(g, weight2, gelu=Gelu(hidden, slope=True))
     return added_product(k, plus.get("input"), carried, weight1, into=into.get("input"))
 

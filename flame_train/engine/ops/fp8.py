@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ShapeError
+from ..backend.cuda.programs import Operands, Program, Table
 from ..backend.cuda.rows import divisor
 from ..dtype import Array, DType, bfloat16, float32, uint8, uint32
 from ..graph import Held, Into, Plus
@@ -23,7 +24,6 @@ from .e4m3 import decoded, encoded, factors, rounded
 from .matmul import added_product, check_linear, rows_product
 
 _HEADER, _BLOCK, _TILE = "fp8.cuh", 256, 64  # as there
-_SHORT = 4096  # elements up to which a warp takes a row
 
 
 @primitive(multiple=True)
@@ -182,21 +182,23 @@ def _rows_to_encode(input: Array) -> str:
 
 @fp8_quantize.cuda("flame", when=_rows_to_encode)
 def _(k: Any, input: Array) -> tuple[Array, Array]:
-    rows = k.even(input).reshape(-1, input.shape[-1])
-    codes, scales = encode(k, rows)
+    codes, scales = encode(k, input)
     return codes.reshape(input.shape), scales.reshape(input.shape[:-1])
 
 
-def encode(k: Any, x: Array, by: Array | None = None) -> tuple[Array, Array]:
-    """Codes and scales of rows x (M, C), at one distance; with `by` (C,) of what those factors make of its columns."""
-    (rows, width), step = x.shape, x.strides[0] // x.itemsize
-    codes, scales = k.empty(x.shape, uint8), k.empty((rows,), uint32)
-    packet = math.gcd(width, step, 8 if x.data.ptr % 16 == 0 else 1)
-    threads = 32 if width <= _SHORT else _BLOCK
-    names = {"T": x.dtype, "WIDTH": packet, "THREADS": threads, "BY": int(by is not None)}
-    args = (x, np.uint64(0) if by is None else by, codes, scales, np.int32(rows), np.int32(width), np.int64(step))
-    k.launch_typed(_HEADER, "encode", names, (-(-rows * threads // _BLOCK),), _BLOCK, args)
-    return codes, scales
+def encode(
+    k: Any, x: Array, by: Array | None = None, value: str = "x", beside: Array | None = None
+) -> tuple[Array, Array]:  # fmt: skip
+    """Codes (M, C) and scales (M,) of what `value` makes of each x (..., C) and of what lies `beside` it.
+
+    With `by` (C,) of what those factors then make of its columns.
+    """
+    rows = {"x": x} if beside is None else {"x": x, "beside": beside}
+    tables = {} if by is None else {"by": Table(by.view(float32))}
+    taken = f"row y = {value}{'' if by is None else ' * by'}"
+    steps = taken, "max largest = fabsf(y)", "let factor = factor_of(largest)", "let inverse = 1.f / factor"
+    codes, factor = k.rows(Program(steps, ("y * inverse",), ("factor",)), Operands(rows, tables), (uint8, float32))
+    return codes.reshape(-1, x.shape[-1]), factor.view(uint32)
 
 
 def _codes_to_decode(codes: Array, scales: Array, dtype: DType) -> str:
@@ -220,7 +222,7 @@ def decode(k: Any, codes: Array, scales: Array, dtype: DType) -> Array:
     sizes = np.uint32(codes.size // packet), *divisor(width // packet)
     grid = (-(-codes.size // packet // _BLOCK),)
     k.launch_typed(
-        _HEADER, "decode", {"T": dtype, "WIDTH": packet, "THREADS": 32, "BY": 0}, grid, _BLOCK,
+        _HEADER, "decode", {"T": dtype, "WIDTH": packet}, grid, _BLOCK,
         (codes, scales, made, *sizes),
     )  # fmt: skip
     return made
@@ -231,8 +233,9 @@ def turned(k: Any, codes: Array) -> Array:
     rows, width = codes.shape
     made = k.empty((width, rows), uint8)
     grid = -(-width // _TILE), -(-rows // _TILE)
-    names = {"T": float32, "WIDTH": 1, "THREADS": 32, "BY": 0}
-    k.launch_typed(_HEADER, "turn", names, grid, _BLOCK, (codes, made, np.int32(rows), np.int32(width)))
+    k.launch_typed(
+        _HEADER, "turn", {"T": float32, "WIDTH": 1}, grid, _BLOCK, (codes, made, np.int32(rows), np.int32(width))
+    )
     return made
 
 
@@ -256,16 +259,17 @@ def products(input: Array, codes: Array, dynamic: bool, *others: Array | None) -
     return conditions.same(conditions.LOW, input, *others)
 
 
-def _fits(input: Array, codes: Array, scales: Array, residual: Array | None) -> bool:
-    fits = codes.dtype == uint8 and scales.dtype == uint32 and codes.ndim == 2 and scales.shape == codes.shape[:1]
-    fits = fits and bool(input.ndim) and input.shape[-1] == codes.shape[-1]
-    return fits and (residual is None or residual.shape == (*input.shape[:-1], codes.shape[0]))
+def fits(input: Array, codes: Array, scales: Array, residual: Array | None = None) -> bool:
+    """Whether a layer takes the input, and the residual if there is one."""
+    stored = codes.dtype == uint8 and scales.dtype == uint32 and codes.ndim == 2 and scales.shape == codes.shape[:1]
+    stored = stored and bool(input.ndim) and input.shape[-1] == codes.shape[-1]
+    return stored and (residual is None or residual.shape == (*input.shape[:-1], codes.shape[0]))
 
 
 def _by_storage(
     input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None, dynamic: bool
 ) -> str:  # fmt: skip
-    if not _fits(input, codes, scales, residual):
+    if not fits(input, codes, scales, residual):
         return "arguments that are refused"
     return storage(input, codes, dynamic, bias, residual)
 
@@ -273,7 +277,7 @@ def _by_storage(
 def _by_products(
     input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None, dynamic: bool
 ) -> str:  # fmt: skip
-    if not _fits(input, codes, scales, residual):
+    if not fits(input, codes, scales, residual):
         return "arguments that are refused"
     return products(input, codes, dynamic, bias, residual)
 
@@ -295,9 +299,8 @@ def _(k: Any, g: Array, codes: Array, scales: Array, plus: Plus, into: Into) -> 
 def _(
     k: Any, input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None, dynamic: bool
 ) -> Array:  # fmt: skip
-    rows = k.even(input).reshape(-1, input.shape[-1])
     out = k.empty((*input.shape[:-1], len(codes)), input.dtype)
-    k.scaled_product(*encode(k, rows), k.rows_first(codes), scales, out=out, bias=bias, plus=residual)
+    k.scaled_product(*encode(k, input), k.rows_first(codes), scales, out=out, bias=bias, plus=residual)
     return out
 
 
@@ -307,15 +310,19 @@ def _(k: Any, g: Array, codes: Array, scales: Array, plus: Plus, into: Into) -> 
 
 
 def carried_product(
-    k: Any, g: Array, codes: Array, scales: Array, held: Held | None, into: Array | None = None
+    k: Any, g: Array, codes: Array, scales: Array, held: Held | None, into: Array | None = None, value: str = "x",
+    beside: Array | None = None,
 ) -> Array:  # fmt: skip
-    """held + g @ weight by a product of 8 bits, in place where what is held may be written over."""
+    """held + g @ weight by a product of 8 bits, in place where what is held may be written over.
+
+    `value` and `beside` are `encode`'s: what of g is meant.
+    """
     if held is not None and held.array.dtype != g.dtype:
-        return held.array + carried_product(k, g, codes, scales, None)
+        return held.array + carried_product(k, g, codes, scales, None, None, value, beside)
     place = into if held is None else held.array if held.owned else None
     shape = (*g.shape[:-1], codes.shape[1])
     made = place if place is not None and place.flags.c_contiguous else k.empty(shape, g.dtype)
     added = None if held is None else held.array
     columns, ones = turned(k, k.rows_first(codes)), k.ones[: codes.shape[1]]
-    k.scaled_product(*encode(k, k.even(g).reshape(-1, len(codes)), scales), columns, ones, out=made, plus=added)
+    k.scaled_product(*encode(k, g, scales, value, beside), columns, ones, out=made, plus=added)
     return made

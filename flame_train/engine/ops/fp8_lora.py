@@ -177,7 +177,7 @@ def _(
 ) -> tuple[list[Array], Array]:  # fmt: skip
     stack, factors, down, up = (k.stacked(what) for what in (codes, scales, downs, ups))
     n, out, width = stack.shape
-    x = k.even(input).reshape(-1, width)
+    x = k.rows_first(input).reshape(-1, width)
     low, y = k.matmul(x, down.reshape(-1, width).T, alpha=scale), k.empty((len(x), n * out), x.dtype)
     parts = (a.reshape(len(x), n, -1).transpose(1, 0, 2) for a in (low, y))
     added = None if residual is None else residual.reshape(1, -1, out)

@@ -30,7 +30,7 @@ ELEMENTS = {
     "float": np.dtype(np.float32), "double": np.dtype(np.float64), "bool": np.dtype(bool),
     "fp16": np.dtype(np.float16), "__half": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16),
     "__nv_bfloat16": np.dtype(ml_dtypes.bfloat16), "int": np.dtype(np.int32), "long long": np.dtype(np.int64),
-    "unsigned": np.dtype(np.uint32), "unsigned char": np.dtype(np.uint8),
+    "unsigned": np.dtype(np.uint32), "e4m3": np.dtype(np.uint8),
 }  # fmt: skip
 
 

@@ -116,7 +116,8 @@ class Kernels:
         """What every text begins with, read once for all that have the same `FAST`."""
         cuda = (OPS_FOLDER / "convert.cuh").read_text().replace("#pragma once\n", "")
         code = nvrtc.included('#include "elements.cuh"').replace(cuda, "")
-        return f"namespace fast{fast} {{\n#define FAST {fast}\n{code}\n#undef FAST\n}}\n"
+        ours = "using ::to_float; using ::from_float; using ::from_two;"  # which MACHINE has for all
+        return f"namespace fast{fast} {{\n{ours}\n#define FAST {fast}\n{code}\n#undef FAST\n}}\n"
 
     def _unit(self, n: int, text: str, kernel: str) -> str:
         begin = BEGIN.match(text)

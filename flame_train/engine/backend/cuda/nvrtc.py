@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ...dtype import DType, bfloat16, bool_, float16, float32, int32, int64
+from ...dtype import DType, bfloat16, bool_, float16, float32, int32, int64, uint8
 from .launches import Launches
 from .libraries import header_directory
 
@@ -17,6 +17,7 @@ ELEMENT_TYPES = frozenset(_TYPES)
 _SHARED_BYTES = 48 << 10  # what every kernel may have
 _INCLUDE = re.compile(r'#include "(\w+\.cuh)"')
 _GENERATED = {float32: "float", float16: "fp16", bfloat16: "bf16", bool_: "bool", int32: "int", int64: "long long"}
+_GENERATED |= {uint8: "e4m3"}
 
 
 def options(dtype: DType) -> tuple[str, ...]:

@@ -74,7 +74,8 @@ class Rows:
         vectors = sum(s.startswith("row ") for s in program.steps)
         wide = sum(max(1, d.itemsize * width // 16) for _, d in s.rows)
         passing = sum(d.itemsize for d in (*(d for _, d in s.rows), *s.outputs[: len(program.rows)]))
-        cut = (staged_cut(columns, width, passing) if dense else None) or cut_of(
+        whole = dense and min(d.itemsize for d in stored) > 1  # eight rows of bytes may be no packets of 16
+        cut = (staged_cut(columns, width, passing) if whole else None) or cut_of(
             columns, width, wide, wide + vectors * max(1, width // 4)
         )
         return self._modules.generated(RowText(program, s, cut, columns).source(), "rows"), cut
