@@ -1,6 +1,6 @@
 """The loss of a LoRA run here and in PyTorch, step by step: same weights, pictures, noise, timesteps and factors.
 
-    python scripts/loss_curve.py [--device cuda] [--precision bf16] [--steps 200] [--plot curve.png]
+    python scripts/loss_curve.py [--device cuda] [--precision bf16] [--fp8 weights] [--steps 200] [--plot curve.png]
 
 The network is the small SDXL of the package; PyTorch's is diffusers' UNet with PEFT, as its training scripts use them:
 frozen weights in low precision, fp32 factors under autocast. Prints the mean of both losses, and how far they are apart
@@ -186,16 +186,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--precision", default="bf16", choices=[*DTYPES])
+    parser.add_argument("--fp8", default="off", choices=["off", "weights", "dynamic"], help="as model.fp8; ours alone")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     config = settings(args.precision, args.steps)
-    unet = SDXL_FILES.load(SMALL_BASE, "unet", device=args.device, dtype=args.precision)
+    on = {"device": args.device, "dtype": args.precision}
+    unet = SDXL_FILES.load(SMALL_BASE, "unet", **on, fp8=args.fp8)
     attached = attach(
         unet, resolve(unet, ("attention",), RECIPES["sdxl"].presets), rank=RANK, alpha=float(RANK), seed=SEED
     )
     objective = RECIPES["sdxl"].objective(config, args.device)
-    twin, trained = twin_of(unet, attached, args.device)
+    twin, trained = twin_of(SDXL_FILES.load(SMALL_BASE, "unet", **on), attached, args.device)
     data, host_objective = pictures(unet), RECIPES["sdxl"].objective(config, "cpu")
     state = make_state(as_denoiser(unet), attached, objective, config, args.device)
     mine = ours(state, data, args.steps, args.device)

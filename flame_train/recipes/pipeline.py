@@ -17,7 +17,7 @@ from flame_train.config.render import resolved
 from flame_train.config.resume import differences
 from flame_train.config.schema import Config
 from flame_train.data.placed import Placed
-from flame_train.engine import Tensor
+from flame_train.engine import Tensor, nn
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.engine.mode import deterministic
@@ -49,6 +49,7 @@ def run(family: Family, source: str, overrides: list[str], device: str, dry_run:
     with StopRequest() as stop:
         if not dry_run:
             get_backend(device)  # a missing GPU is told before anything is read
+            nn.check_fp8(asked.config.model.fp8, device)
         plan = make_plan(family, asked, stop)
         if dry_run:
             look(plan, run_folder(plan))

@@ -18,7 +18,7 @@ from flame_train import cli
 from flame_train.adapters.formats import from_file
 from flame_train.config.schema import Config, DataSection, LossSection, ModelSection, SampleSection, TrainSection
 from flame_train.engine import functional as F
-from flame_train.engine import no_grad, tensor
+from flame_train.engine import nn, no_grad, tensor
 from flame_train.engine.report import memory_report
 from flame_train.errors import ConfigError
 from flame_train.io.safetensors import save_file
@@ -106,6 +106,39 @@ def test_a_run_and_its_continuation_give_the_same_bytes(train: Train, tmp_path: 
     for name in ("lora.safetensors", "optimizer.safetensors"):
         assert (run / "checkpoints" / "step-000004" / name).read_bytes() == whole[name]
     assert (run / "lora.safetensors").exists()
+
+
+@pytest.mark.parametrize("fp8", ["weights", "dynamic"])
+def test_a_base_in_8_bits_trains_and_continues_to_the_byte(
+    train: Train, tmp_path: Path, fp8: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--set", f"model.fp8={fp8}", "--set", "sample.every=0")
+    assert train(*asked) == 0
+    run = tmp_path / "run" / "it"
+    whole = (run / "checkpoints" / "step-000004" / "lora.safetensors").read_bytes()
+    shutil.rmtree(run / "checkpoints" / "step-000004")
+    assert train(*asked) == 0
+    assert (run / "checkpoints" / "step-000004" / "lora.safetensors").read_bytes() == whole
+    assert train("--set", "sample.every=0") != 0
+    assert "model.fp8" in capsys.readouterr().err, "another base is no continuation"
+    exact = tmp_path / "exact"
+    assert train("--set", "sample.every=0", "--set", f"output.dir={exact}") == 0
+    losses = [json.loads((place / "log.jsonl").read_text().splitlines()[0])["loss"] for place in (run, exact)]
+    assert 0 < abs(losses[0] - losses[1]) < 0.1 * losses[1]
+
+
+def test_the_predicted_memory_of_a_base_in_8_bits_is_what_it_takes(base: Path, family: str, drawn: Path) -> None:
+    def plan(fp8: Any) -> Any:
+        model = ModelSection(checkpoint=str(base), fp8=fp8)
+        config = Config(model=model, data=DataSection(path=str(drawn), resolution=64, bucket_step=32))
+        return make_plan(RECIPES[family], config, StopRequest())
+
+    exact, packed = plan("off"), plan("weights")
+    network = RECIPES[family].denoiser(packed.config, "cpu").model
+    taken = sum(w.nbytes for _, w in network.weights())
+    largest = max(math.prod(w.shape) for _, w in network.weights() if isinstance(w, nn.Fp8Weight))
+    saved = exact.training_memory() - packed.training_memory()
+    assert saved == 2 * network.num_weights() - taken - 2 * largest > 0
 
 
 def test_both_formats_are_the_same_lora(train: Train, tmp_path: Path, family: str) -> None:

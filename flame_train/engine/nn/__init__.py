@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .attention import MultiheadAttention
-from .fp8 import Fp8, Fp8Weight
+from .fp8 import Fp8, Fp8Weight, check_fp8
 from .layers import Conv2d, Embedding, GroupNorm, LayerAdapter, LayerNorm, Linear, RMSNorm, linears
 from .module import Module, ModuleList, Slot, WeightSource, check_shapes, load, weight
 
@@ -22,6 +22,7 @@ __all__ = [
     "RMSNorm",
     "Slot",
     "WeightSource",
+    "check_fp8",
     "check_shapes",
     "linears",
     "load",

@@ -6,12 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
+from ...errors import EnvironmentFault
 from .. import functional as F
+from ..backend import get_backend
 from ..dtype import DType
 from ..tensor import Frozen, Tensor
 
 Fp8 = Literal["off", "weights", "dynamic"]
 """How linear layers are stored: as all else; in e4m3; and so that products are of 8 bits by 8 bits as well."""
+
+
+def check_fp8(fp8: Fp8, device: str) -> None:
+    """Raises EnvironmentFault where a GPU makes no products of 8 bits with a factor a row: only Hopper's do."""
+    k = get_backend(device).kernels if fp8 == "dynamic" else None
+    if k is not None and k.compute_capability != 90:
+        found = f"{k.compute_capability // 10}.{k.compute_capability % 10}"
+        raise EnvironmentFault(
+            f"model.fp8=dynamic needs a GPU of compute capability 9.0, such as H100 and H200, found {found}; "
+            "use model.fp8=weights"
+        )
 
 
 @dataclass(frozen=True, slots=True)

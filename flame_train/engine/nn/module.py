@@ -18,7 +18,7 @@ from ..backend import get_backend
 from ..dtype import Array, DType, as_dtype, float32, is_float
 from ..ops.finite import Broken
 from ..tensor import Frozen, Parameter
-from .fp8 import Fp8, Fp8Weight
+from .fp8 import Fp8, Fp8Weight, check_fp8
 
 Init = Literal["fan_in", "ones", "zeros", "normal"]
 
@@ -124,7 +124,12 @@ class Module:
             _fill(module, attr, _initial(slot, rng).astype(as_dtype(dtype)), device)
 
     def requires_grad_(self, value: bool = True) -> Self:
-        """Makes every loaded weight a trainable `Parameter` (fp32), or `Frozen` again. As torch.nn.Module."""
+        """Makes every loaded weight a trainable `Parameter` (fp32), or `Frozen` again. As torch.nn.Module.
+
+        Raises TypeError for weights that are stored in 8 bits.
+        """
+        if any(isinstance(weight, Fp8Weight) for _, weight in self.weights()):
+            raise TypeError("requires_grad_: weights stored in 8 bits are never trained; load them with fp8='off'")
         for name, module, attr, _ in self.named_slots():
             values = getattr(module, attr).data
             made = Parameter(values.astype(float32, copy=False), name) if value else Frozen(values)
@@ -199,6 +204,7 @@ def load(
     check_shapes(module.shapes(), source.shapes, what)
     backend, target = get_backend(device), as_dtype(dtype)
     slots = list(module.named_slots())
+    check_fp8(fp8, device)
     packed = module.packable() if fp8 != "off" else {}
     broken = Broken(backend, len(slots))  # read at the end, so that reading, copying and checking overlap
     for place, (name, part, attr, _) in enumerate(slots):

@@ -166,7 +166,7 @@ def _(
     k: Any, g: Sequence[Array], input: Array, codes: Sequence[Array], scales: Sequence[Array], downs: Sequence[Array],
     ups: Sequence[Array], low: Array, scale: float, needs: frozenset[str], plus: Plus,
 ) -> tuple[Array | None, list[Array] | None, list[Array] | None]:  # fmt: skip
-    weight = _given_back(k, codes, scales, input)
+    weight = _given_back(k, codes, scales, input) if "input" in needs else k.stacked(codes)  # its shape alone
     return stacked_gradients(k, g, input, weight, downs, ups, low, scale, needs, plus)
 
 
@@ -175,7 +175,7 @@ def _(
     k: Any, input: Array, codes: Sequence[Array], scales: Sequence[Array], downs: Sequence[Array],
     ups: Sequence[Array], scale: float, bias: Array | None, residual: Array | None, dynamic: bool,
 ) -> tuple[list[Array], Array]:  # fmt: skip
-    stack, factors, down, up = (k.stacked(what) for what in (codes, scales, downs, ups))
+    stack, factors, down, up = (k.rows_first(k.stacked(what)) for what in (codes, scales, downs, ups))
     n, out, width = stack.shape
     x = k.rows_first(input).reshape(-1, width)
     low, y = k.matmul(x, down.reshape(-1, width).T, alpha=scale), k.empty((len(x), n * out), x.dtype)

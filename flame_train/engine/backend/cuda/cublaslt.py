@@ -32,6 +32,7 @@ _BESIDE_POINTER, _BESIDE_ROW = 11, 12  # of the same: what an epilogue reads or 
 _A_SCALES, _B_SCALES, _QUICK_SUMS, _A_SCALED, _B_SCALED = 17, 18, 25, 31, 32  # of the same: for operands of 8 bits
 _A_FACTOR_A_ROW = 3  # cublasLtMatmulMatrixScale_t
 _SCALED_SINCE = 120900  # the library's version
+_NOT_SUPPORTED = 15  # cublasStatus_t
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
 _MAX_WORKSPACE, _REDUCTIONS, _MIN_ALIGNMENT = 1, 3, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t
 _IN_FULL = 2  # of cublasLtReductionScheme_t: parts of a sum are added in the accumulator's precision
@@ -52,6 +53,10 @@ class Gelu(NamedTuple):
 
     hidden: Array
     slope: bool = False
+
+
+class NoAlgorithm(DeviceFault):
+    """cuBLASLt has none for a product."""
 
 
 class _Operand(NamedTuple):
@@ -138,7 +143,7 @@ class CublasLt:
         the item size. The rows of `out` and `plus` are dense. `plus` has out's dtype, and may be `out` itself.
 
         With `scales`, fp32, (M,) and (N,), `a` and `b` are codes of e4m3 in uint8, both read along K, of 16 times so
-        many. Raises EnvironmentFault where cuBLASLt is too old for it.
+        many. Raises EnvironmentFault where cuBLASLt is too old for it, NoAlgorithm for sizes it has none for.
         """
         batch = out.shape[0] if out.ndim == 3 else 1
         added = out if plus is None else plus
@@ -257,7 +262,9 @@ class CublasLt:
             ctypes.byref(count),
         )  # fmt: skip
         found = [r.algorithm for r in results[: count.value] if r.status == 0]
-        self._check(status if status else 0 if found else 15, f"no algorithm for {plan.problem}")
+        if status == _NOT_SUPPORTED or not (status or found):
+            raise NoAlgorithm(f"cuBLASLt has no algorithm for {plan.problem}")
+        self._check(status, f"heuristic for {plan.problem}")
         return found
 
     def _restored(self, plan: _Plan, kept: bytes | None) -> Any:

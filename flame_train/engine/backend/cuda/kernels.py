@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..base import same_place
 from .beside import Beside
 from .columns import Columns
 from .cubin import Cubins
-from .cublaslt import SUPPORTED, CublasLt, Gelu, is_plain
+from .cublaslt import SUPPORTED, CublasLt, Gelu, NoAlgorithm, is_plain
 from .cudnn import CuDnn
 from .elementwise import Elementwise
 from .launches import Launches
@@ -45,6 +45,7 @@ class Kernels:
         self.shared_bytes = int(device.attributes["MaxSharedMemoryPerBlockOptin"])
         # One for each image of a group norm; of those with several blocks there are fewer than multiprocessors.
         self.barriers = cupy.zeros(self.multiprocessors, np.uint32)
+        self._biased_apart: set[tuple[int, ...]] = set()  # products of 8 bits that take no bias along
         self.ones = cupy.ones(_WIDEST, np.float32).view(np.uint32)
         self.compute_capability = int(device.compute_capability)
         self.elementwise = Elementwise(cupy, self._modules)
@@ -224,7 +225,16 @@ class Kernels:
         """
         flat = out.reshape(-1, len(b))
         added = flat if plus is out else None if plus is None else self.even(plus).reshape(-1, len(b))
-        self.cublaslt.product(a, b.T, flat, bias=bias, plus=added, scales=(a_scales, b_scales))
+        product = partial(self.cublaslt.product, a, b.T, flat, plus=added, scales=(a_scales, b_scales))
+        shape = *a.shape, len(b)
+        if bias is not None and shape not in self._biased_apart:
+            try:
+                return product(bias=bias)
+            except NoAlgorithm:  # long sums of few rows, which are cut in parts
+                self._biased_apart.add(shape)
+        product()
+        if bias is not None:
+            self.elementwise(("x + bias",), {"x": flat, "bias": bias}, (flat.dtype,), out=(flat,))
 
     def paired(
         self, a: Array, b: Array, a2: Array, b2: Array, *, parts: int = 1, bias: Array | None = None,

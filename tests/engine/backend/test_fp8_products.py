@@ -1,0 +1,89 @@
+"""Products of 8 bits on the stand-in GPU: what cuBLASLt is asked for, and what is done where it has no algorithm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import flame_train.engine as flame
+from flame_train.engine import functional as F
+from flame_train.engine import nn
+from flame_train.engine.backend.cuda.cublaslt import NoAlgorithm
+from flame_train.engine.dispatch import explain
+from flame_train.engine.op import REGISTRY
+from flame_train.errors import EnvironmentFault
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def operands(rows: int = 6) -> list[flame.Tensor]:
+    rng = np.random.default_rng(0)
+    codes, scales = F.fp8_quantize(flame.tensor(rng.standard_normal((32, 48), np.float32)))
+    x, bias = (flame.tensor(rng.standard_normal(s), BF16, "cuda") for s in ((rows, 48), (32,)))
+    return [x, flame.tensor(codes.numpy(), device="cuda"), flame.tensor(scales.numpy(), device="cuda"), bias]
+
+
+@pytest.fixture
+def asked(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of every product of 8 bits that is asked for, whether with a bias: those have no algorithm."""
+    seen: list[bool] = []
+    product = gpu.kernels.cublaslt.product
+
+    def few(*args: Any, bias: Any = None, scales: Any = None, **more: Any) -> None:
+        if scales is not None:
+            seen.append(bias is not None)
+            if bias is not None:
+                raise NoAlgorithm("none")
+        product(*args, bias=bias, scales=scales, **more)
+
+    monkeypatch.setattr(gpu.kernels.cublaslt, "product", few)
+    return seen
+
+
+def test_a_bias_that_no_algorithm_takes_along_is_asked_for_once(gpu: Any, asked: list[bool]) -> None:
+    for _ in range(2):
+        F.fp8_linear(*operands(), dynamic=True)
+    assert asked == [True, False, False]
+    F.fp8_linear(*operands(7), dynamic=True)
+    assert asked == [True, False, False, True, False]
+
+
+def test_without_a_bias_there_is_no_other_way(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*args: Any, **more: Any) -> None:
+        raise NoAlgorithm("cuBLASLt has no algorithm")
+
+    monkeypatch.setattr(gpu.kernels.cublaslt, "product", none)
+    with pytest.raises(NoAlgorithm, match="no algorithm"):
+        F.fp8_linear(*operands()[:3], dynamic=True)
+
+
+@pytest.mark.parametrize(("capability", "chosen"), [("89", "reference"), ("90", "fp8"), ("100", "reference")])
+def test_a_factor_a_row_is_hoppers(gpu: Any, capability: str, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = operands()
+    monkeypatch.setattr(type(given[0].data).device, "compute_capability", capability)
+    monkeypatch.setattr(gpu.kernels, "compute_capability", int(capability))
+    found = explain(REGISTRY["fp8_linear"], *given, dynamic=True)
+    assert [impl for impl, why in found if why == "chosen"] == [chosen]
+    nn.check_fp8("weights", "cuda")
+    nn.check_fp8("dynamic", "cpu")
+    if chosen == "fp8":
+        nn.check_fp8("dynamic", "cuda")
+        return
+    with pytest.raises(EnvironmentFault, match=rf"found {capability[:-1]}\.{capability[-1]}; use model\.fp8=weights"):
+        nn.check_fp8("dynamic", "cuda")
+
+
+def test_joined_weights_of_8_bits_are_read_where_they_lie(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [nn.Linear(48, 32, bias=False) for _ in range(3)]
+    for i, layer in enumerate(layers):
+        layer.init(np.random.default_rng(i), device="cuda")
+        layer.pack(dynamic=False)
+    weights = nn.Fp8Weight.joined([layer.weight for layer in layers])
+    for layer, joined in zip(layers, weights, strict=True):
+        np.testing.assert_array_equal(joined.codes.numpy(), layer.weight.codes.numpy())
+        np.testing.assert_array_equal(joined.scales.numpy(), layer.weight.scales.numpy())
+    for part in ("codes", "scales"):
+        assert gpu.kernels.adjacent([getattr(w, part).data for w in weights]) is not None

@@ -1,0 +1,59 @@
+"""Bases stored in 8 bits on a GPU: gradients of the CPU's, and captured steps that are the eager ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flame_train.engine import capture
+from flame_train.engine.mode import deterministic
+from flame_train.tools import bench
+from flame_train.training.step import micro, update
+
+pytestmark = pytest.mark.gpu
+
+MODELS = ["sdxl-tiny", "sd3-tiny", "flux-tiny"]
+
+
+def gradients(model: str, device: str, fp8: Any, precision: Any = "fp32") -> np.ndarray:
+    """All adapters' gradients of a first step, which randomly drawn weights and batches make alike everywhere."""
+    p = bench.prepare(bench.Trial(model, 128, batch=2, rank=16, precision=precision, device=device, fp8=fp8))
+    micro(p.state, p.batch)
+    return p.backend.get(p.state.optimizer.arena.grads).astype(np.float64)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_stored_weights_give_the_gradients_of_the_cpu(model: str) -> None:
+    truth, got = (gradients(model, device, "weights") for device in ("cpu", "cuda"))
+    assert np.linalg.norm(got - truth) < 1e-4 * np.linalg.norm(truth)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_products_of_8_bits_give_the_gradients_of_the_cpu_but_for_rounding(model: str) -> None:
+    """Rows differ in the last bit of bf16 before they are rounded to 8, so some fall to the other side."""
+    exact = gradients(model, "cpu", "weights")
+    truth, got = (gradients(model, device, "dynamic", "bf16") for device in ("cpu", "cuda"))
+    assert np.linalg.norm(got - exact) < 1.5 * np.linalg.norm(truth - exact)
+    assert got @ exact > 0.95 * np.linalg.norm(got) * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("fp8", ["weights", "dynamic"])
+@pytest.mark.parametrize("model", MODELS)
+def test_ten_captured_steps_equal_ten_eager_ones(model: str, fp8: Any) -> None:
+    trained = []
+    with deterministic(True):
+        for replayed in (False, True):
+            p = bench.prepare(bench.Trial(model, 128, batch=2, rank=16, fp8=fp8))
+
+            def step(p: Any = p) -> None:
+                micro(p.state, p.batch)
+                update(p.state)
+
+            run = capture(step, "cuda") if replayed else step
+            for _ in range(10):
+                run()
+            trained.append(p.backend.get(p.state.optimizer.arena.values).copy())
+    np.testing.assert_array_equal(*trained)
+    assert np.isfinite(trained[0]).all()

@@ -1,0 +1,133 @@
+"""Networks whose transformers are stored in 8 bits: they compute what the rounded weights would."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flame_train.engine as flame
+from flame_train.adapters.lora import attach
+from flame_train.engine import Frozen, Tensor, nn
+from flame_train.engine.dtype import float32, float64
+from flame_train.models.flux import Flux, FluxArch
+from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
+from flame_train.models.unet_sdxl import UNet, UNetArch
+from tests.engine.ops.test_fp8 import by_ml_dtypes
+
+NETWORKS: dict[str, Callable[[], Any]] = {
+    "sdxl": lambda: UNet(UNetArch.tiny()), "sd3": lambda: Mmdit(MmditArch.tiny(dual=(0, 1))),
+    "flux": lambda: Flux(FluxArch.tiny()),
+}  # fmt: skip
+
+
+class Host:
+    """A network's weights, as from a file."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._weights = {name: w.numpy() for name, w in network.weights()}
+        self.shapes = {name: w.shape for name, w in self._weights.items()}
+
+    def read(self, name: str) -> np.ndarray:
+        return self._weights[name]
+
+
+@pytest.fixture(params=NETWORKS)
+def name(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+def source(name: str) -> Host:
+    network = NETWORKS[name]()
+    network.init(np.random.default_rng(0))
+    return Host(network)
+
+
+def loaded(name: str, fp8: nn.Fp8, device: str = "cpu", dtype: Any = float64) -> Any:
+    network = NETWORKS[name]()
+    nn.load(network, source(name), dtype=dtype, device=device, what=name, fp8=fp8)
+    return network
+
+
+def made(network: Any, dtype: Any = float64) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The output, and every factor's gradient of a LoRA on all linear layers of the blocks."""
+    names = [n for n, m in network.named_modules() if m in network.packable()]
+    attached = attach(network, names, rank=4, alpha=2.0, seed=0)
+    rng, arch = np.random.default_rng(1), network.arch
+    for adapter in attached.adapters.values():
+        adapter.up.data[...] = rng.standard_normal(adapter.up.shape) * 0.1
+        for p in (adapter.down, adapter.up):
+            p.data = p.data.astype(dtype)
+    unet = isinstance(network, UNet)
+    channels, pooled = (4, arch.adm_in_channels) if unet else (16, arch.pooled_dim)
+    x, context, vector = (
+        flame.tensor(rng.standard_normal(s), dtype)
+        for s in ((2, 16, 16, channels), (2, 7, arch.context_dim), (2, pooled))
+    )
+    given = [x, flame.tensor(np.array([3, 700])), context, vector]
+    if getattr(arch, "guidance", False):
+        given.append(flame.tensor(np.ones(2), dtype))
+    y = network(*given)
+    y.square().mean().backward()
+    return y.numpy(), {p.name: p.grad.numpy() for p in attached.parameters()}
+
+
+def test_weights_of_8_bits_are_the_rounded_weights(name: str) -> None:
+    """The output and all gradients of a LoRA, against the network that has rounded weights as they are."""
+    plain = loaded(name, "off")
+    for layer in plain.packable():
+        layer.weight = Frozen(by_ml_dtypes(layer.weight.numpy()))
+    want, gradients = made(plain)
+    got, found = made(loaded(name, "weights"))
+    np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
+    assert found.keys() == gradients.keys()
+    for parameter, g in gradients.items():
+        np.testing.assert_allclose(found[parameter], g, rtol=1e-7, atol=1e-12, err_msg=parameter)
+
+
+def test_products_of_8_bits_point_where_the_exact_ones_do(name: str) -> None:
+    exact, rounded = made(loaded(name, "weights")), made(loaded(name, "dynamic"))
+    assert 0 < np.linalg.norm(rounded[0] - exact[0]) < 0.1 * np.linalg.norm(exact[0])
+    g, h = (np.concatenate([v.ravel() for v in found.values()]) for _, found in (exact, rounded))
+    assert g @ h > 0.98 * np.linalg.norm(g) * np.linalg.norm(h)
+
+
+def test_half_the_bytes_and_only_the_blocks(name: str) -> None:
+    """Embeddings, convolutions, norms and what modulates a stream are given as they are."""
+    plain, packed = loaded(name, "off", dtype=float32), loaded(name, "dynamic", dtype=float32)
+    layers = packed.packable()
+    whole = dict(plain.weights())
+    for weight_name, w in packed.weights():
+        if isinstance(w, nn.Fp8Weight):
+            assert w.nbytes == whole[weight_name].size + 4 * w.shape[0]
+            assert w.shape == whole[weight_name].shape
+            assert w.dynamic == (not any(part in weight_name for part in ("_mod.", "modulation")))
+        else:
+            assert isinstance(w, Tensor)
+            np.testing.assert_array_equal(w.numpy(), whole[weight_name].numpy())
+    assert {m for m in layers if isinstance(m.weight, nn.Fp8Weight)} == set(layers)
+    names = [n for n, m in packed.named_modules() if m in layers]
+    inside = re.compile(r".*(transformer_blocks\.\d+\.|proj_(in|out)$)|(joint|double|single)_blocks\.\d+\.")
+    assert names
+    assert all(inside.match(n) for n in names)
+
+
+def test_they_are_never_trained(name: str) -> None:
+    with pytest.raises(TypeError, match="stored in 8 bits are never trained"):
+        loaded(name, "weights").requires_grad_()
+
+
+def test_a_loras_merged_weights_are_those_given_back_and_its_update(name: str) -> None:
+    network = loaded(name, "weights", dtype=float32)
+    layer_name, _ = next((n, m) for n, m in network.named_modules() if m in network.packable())
+    attached = attach(network, [layer_name], rank=2, alpha=2.0, seed=0)
+    attached.adapters[layer_name].up.data[...] = 0.1
+    [(merged_name, merged)] = attached.merged()
+    plain = loaded(name, "off", dtype=float32)
+    original = dict(plain.weights())[merged_name].numpy()
+    want = by_ml_dtypes(original) + attached.adapters[layer_name].delta().numpy()
+    np.testing.assert_allclose(merged.numpy(), want, rtol=1e-6)
