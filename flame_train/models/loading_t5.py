@@ -21,22 +21,27 @@ from .t5 import T5Arch, T5Encoder
 _NAME: Final = "T5 text encoder"
 
 
-def load_t5(path: str | Path, *, device: str, dtype: DType | str, check_finite: bool = True) -> T5Encoder:
+def load_t5(
+    path: str | Path, *, device: str, dtype: DType | str, check_finite: bool = True, fp8: nn.Fp8 = "off"
+) -> T5Encoder:
     """The encoder in `dtype` on `device`, from weights of any float type, fp8 (plain or scaled) included.
+
+    `fp8` is `nn.load`'s; a plain fp8 file loses nothing by "weights".
 
     Tensors go to the device one by one: 16 GB of host memory suffice for T5-XXL. Raises ModelFileError where there is
     no T5 v1.1 encoder, and for missing, unexpected and mis-shaped tensors, before anything is read.
     """
     with open_weights(path) as weights:
         encoder, source = _part(weights, _resolved(weights))
-        nn.load(encoder, source, dtype=dtype, device=device, what=f"{path}: {_NAME}", check_finite=check_finite)
+        what = f"{path}: {_NAME}"
+        nn.load(encoder, source, dtype=dtype, device=device, what=what, check_finite=check_finite, fp8=fp8)
     return encoder
 
 
-def inspect_t5(path: str | Path) -> dict[str, Shape]:
-    """The encoder's native names and shapes, from headers alone. Raises ModelFileError as `load_t5` does."""
+def inspect_t5(path: str | Path) -> T5Encoder:
+    """The encoder with its weights declared, from headers alone. Raises ModelFileError as `load_t5` does."""
     with open_weights(path) as weights:
-        return _part(weights, _resolved(weights))[0].shapes()
+        return _part(weights, _resolved(weights))[0]
 
 
 def t5_digest(path: str | Path) -> str:

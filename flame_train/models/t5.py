@@ -20,7 +20,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import compute_dtype, float16, float32
 from flame_train.errors import ModelFileError
 
-from .transformer import attend
+from .transformer import attend, linears_in
 
 MAX_DISTANCE: Final = 128  # tokens further apart than this share one bucket; in no file
 EPS: Final = 1e-6
@@ -171,6 +171,10 @@ class T5Encoder(nn.Module):
         self.arch = arch
         self.shared = nn.Embedding(arch.vocabulary, arch.width)
         self.encoder = Stack(arch)
+
+    def packable(self) -> dict[nn.Linear, bool]:
+        """The blocks' linear layers."""
+        return linears_in(self.encoder.block)
 
     def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None) -> Tensor:
         """(B, T, C) in the weights' dtype. `mask_BT` is True where there is a token to look at.

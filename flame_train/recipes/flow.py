@@ -6,7 +6,6 @@ A family of this kind is a value, `FlowFamily`, that names its files, its condit
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,7 +80,7 @@ class FlowFamily:
 
     def check(self, config: Config) -> Facts:
         pixels = self._empty_vae(config)
-        encoders = sum(self._checked_encoder(config, component) for component in self.encoders_of)
+        encoders = sum(self._encoder_bytes(config, component) for component in self.encoders_of)
         self._words(config)
         skeleton = self._skeleton(config)
         if config.loss.guidance != 1.0 and not self.guides_itself(skeleton):
@@ -94,7 +93,8 @@ class FlowFamily:
     def fingerprints(self, config: Config) -> Mapping[str, str]:
         vae = self.files.digest(vae_place(config, self.files), ("vae",))
         text = [self.files.digest(self._place(config, c), (c,)) for c in self.clips]
-        text += [t5_digest(self._place(config, self.t5)), str(self._length(config)), self._words(config).fingerprint]
+        text += ["t5 in fp8"] * config.model.t5_fp8 + [t5_digest(self._place(config, self.t5))]
+        text += [str(self._length(config)), self._words(config).fingerprint]
         text += [tokenizer.fingerprint for tokenizer in self._tokenizers(config).values()]
         return {"picture": vae, "caption": hashlib.sha256("\n".join(text).encode()).hexdigest()}
 
@@ -114,7 +114,7 @@ class FlowFamily:
             for component in self.clips:
                 place = self._place(config, component)
                 networks[component] = self.files.load(place, component, device=device, dtype=dtype)
-            networks[self.t5] = load_t5(self._place(config, self.t5), device=device, dtype=dtype)
+            networks[self.t5] = load_t5(self._place(config, self.t5), device=device, dtype=dtype, fp8=_t5_fp8(config))
         yield FlowEncoders(
             vae, networks, self._tokenizers(config), self._words(config), self._length(config), self, device
         )
@@ -174,17 +174,18 @@ class FlowFamily:
         own = getattr(config.model, self.encoders_of[component])
         return Path(own) if own else base_model_path(config)
 
-    def _checked_encoder(self, config: Config, component: str) -> int:
-        """The number of a text encoder's weights, which are all where they should be."""
+    def _encoder_bytes(self, config: Config, component: str) -> int:
+        """What a text encoder takes, whose weights are all where they should be."""
         place, option = self._place(config, component), self.encoders_of[component]
         if not getattr(config.model, option) and component not in self.files.holds(place):
             raise ConfigError(
                 f"model.{option}: {place} holds no such text encoder; name its file, as published beside the checkpoint"
             )
+        item = as_dtype(config.train.precision).itemsize
         if component == self.t5:
-            return sum(math.prod(shape) for shape in inspect_t5(place).values())
+            return inspect_t5(place).weight_bytes(item, _t5_fp8(config))
         encoder: nn.Module = self.files.inspect(place, [component])[component]
-        return encoder.num_weights()
+        return encoder.weight_bytes(item)
 
     def _words(self, config: Config) -> T5Tokenizer:
         given = config.model.t5_vocabulary
@@ -202,6 +203,10 @@ class FlowFamily:
         vae = self.files.load(place, "vae", device=device, dtype=config.model.vae_precision)
         assert isinstance(vae, Vae)
         return vae
+
+
+def _t5_fp8(config: Config) -> nn.Fp8:
+    return "weights" if config.model.t5_fp8 else "off"
 
 
 @dataclass(frozen=True, slots=True)

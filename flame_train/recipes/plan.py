@@ -66,7 +66,7 @@ class Plan:
         pixels = max(h * w for h, w in self.placed.buckets)
         pictures = (vae.num_weights() + pixels * vae.encoding()) * item
         room = (c.model.vae_precision == "fp32") * pixels * vae.workspace() * item
-        return max(self.facts.text * as_dtype(c.train.precision).itemsize, pictures + room)
+        return max(self.facts.text, pictures + room)
 
     def training_memory(self) -> int:
         """Bytes on the device in training: weights, adapters with gradients and moments, and what a step keeps.

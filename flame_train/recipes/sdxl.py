@@ -69,7 +69,7 @@ class SdxlFamily:
     name = "sdxl"
     presets: Presets = UNET_PRESETS
     foreign = (
-        *(f"model.{key}" for key in ("clip_l", "clip_g", "t5", "t5_vocabulary")), "data.t5_tokens",
+        *(f"model.{key}" for key in ("clip_l", "clip_g", "t5", "t5_vocabulary", "t5_fp8")), "data.t5_tokens",
         *(f"data.{key}_dropout" for key in ("clip_l", "clip_g", "t5")),
         *(f"loss.{key}" for key in ("timesteps", "timestep_mean", "timestep_std", "mode_scale", "shift", "weighting")),
         "loss.guidance",
@@ -86,9 +86,8 @@ class SdxlFamily:
         found = SDXL_FILES.inspect(base_model_path(config), ["unet", *own, *_CLIPS])
         unet, pixels = found["unet"], found["vae"] if own else self._empty_vae(config)
         grid = 2 ** (len(unet.arch.channel_mult) - 1) * pixels.arch.downscale
-        return Facts.of(
-            unet, pixels, grid, partial(activation_bytes, unet), sum(found[c].num_weights() for c in _CLIPS)
-        )
+        text = sum(found[c].weight_bytes(as_dtype(config.train.precision).itemsize) for c in _CLIPS)
+        return Facts.of(unet, pixels, grid, partial(activation_bytes, unet), text)
 
     def fingerprints(self, config: Config) -> Mapping[str, str]:
         base = base_model_path(config)

@@ -88,19 +88,15 @@ class Facts:
     vae: Vae
     """What turns latents into pictures, likewise."""
     text: int
-    """Weights of the text encoders, which are all there while captions are encoded."""
+    """Bytes of the text encoders, which are all there while captions are encoded."""
     longest_side: int
     """The longest side of a picture, in pixels, that the denoiser has positions for; 0: any."""
 
     def weight_bytes(self, itemsize: int, fp8: nn.Fp8) -> int:
         """What the denoiser's weights take, and, of those in 8 bits, the largest as products are given it."""
-        if fp8 == "off":
-            return self.weights * itemsize
-        stored = [(layer.out_features, layer.in_features) for layer in self.skeleton.packable()]
-        numbers = sum(out * width for out, width in stored)
-        factors = 4 * sum(out for out, _ in stored)
-        largest = max((out * width for out, width in stored), default=0)
-        return (self.weights - numbers + largest) * itemsize + numbers + factors
+        layers = self.skeleton.packable() if fp8 != "off" else {}
+        largest = max((layer.out_features * layer.in_features for layer in layers), default=0)
+        return self.skeleton.weight_bytes(itemsize, fp8) + largest * itemsize
 
     @classmethod
     def of(

@@ -45,7 +45,7 @@ def test_a_file_of_its_own(arrays, tmp_path, stored, dtype):
     tensors = {name: array.astype(stored) for name, array in arrays.items()}
     save_file(path, tensors | {"encoder.embed_tokens.weight": tensors["shared.weight"]})
     same(load_t5(path, device="cpu", dtype=dtype), arrays, dtype)
-    assert inspect_t5(path) == T5Encoder(ARCH).shapes()
+    assert inspect_t5(path).shapes() == T5Encoder(ARCH).shapes()
 
 
 def test_scaled_fp8(arrays, tmp_path):

@@ -108,6 +108,20 @@ def test_a_run_and_its_continuation_give_the_same_bytes(train: Train, tmp_path: 
     assert (run / "lora.safetensors").exists()
 
 
+def test_captions_encoded_by_a_t5_in_8_bits_are_others(base: Path, family: str, drawn: Path) -> None:
+    """They are kept apart in the cache, and near the exact ones."""
+    made = {}
+    for fp8 in (False, True):
+        model = ModelSection(checkpoint=str(base), t5_fp8=fp8)
+        config = Config(model=model, data=DataSection(path=str(drawn)), train=TrainSection(precision="fp32"))
+        with RECIPES[family].encoders(config, "cpu", ["caption"]) as encoders:
+            found = encoders.caption("a red circle").values()
+        key = RECIPES[family].fingerprints(config)["caption"]
+        made[key] = np.concatenate([np.ravel(a) for a in found]).astype(np.float64)
+    exact, rounded = made.values()
+    assert 0 < np.linalg.norm(rounded - exact) < 0.1 * np.linalg.norm(exact)
+
+
 @pytest.mark.parametrize("fp8", ["weights", "dynamic"])
 def test_a_base_in_8_bits_trains_and_continues_to_the_byte(
     train: Train, tmp_path: Path, fp8: str, capsys: pytest.CaptureFixture[str]
@@ -212,6 +226,10 @@ def test_the_predicted_memory_is_that_of_the_text_encoders_where_they_are_the_la
     with open_weights(base) as weights:
         text = sum(math.prod(weights.info(n).shape) for n in weights.names if n.startswith("text_encoders."))
     assert plan.predicted_memory() == 2 * text > plan.training_memory()
+    packed = config.model_copy(update={"model": ModelSection(checkpoint=str(base), t5_fp8=True)})
+    less = make_plan(RECIPES[family], packed, StopRequest()).encoding_memory()
+    stored = 2 * (3 * 60_000 * 64 + 4 * 64 * 64)  # numbers of two layers, a byte less each, but for the rows' factors
+    assert 2 * text - less == stored - 4 * 2 * (2 * 60_000 + 5 * 64)
 
 
 def test_decoding_and_attention_work_in_one_room(base: Path, family: str, drawn: Path) -> None:

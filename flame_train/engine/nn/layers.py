@@ -38,8 +38,10 @@ class Linear(Module):
         if self.adapter is not None:
             return self.adapter(self, x, residual)
         if isinstance(self.weight, Fp8Weight):
+            alike = residual if residual is not None and residual.dtype == x.dtype else None
             w = self.weight
-            return F.fp8_linear(x, w.codes, w.scales, self.bias, residual, dynamic=w.dynamic)
+            y: Tensor = F.fp8_linear(x, w.codes, w.scales, self.bias, alike, dynamic=w.dynamic)
+            return y if residual is alike else y + residual
         if residual is not None:
             return F.linear_add(x, self.weight, self.bias, residual)
         return F.linear(x, self.weight, self.bias)

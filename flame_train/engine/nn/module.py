@@ -92,6 +92,12 @@ class Module:
         """The number of elements in all declared weights."""
         return sum(slot.size for _, _, _, slot in self.named_slots())
 
+    def weight_bytes(self, itemsize: int, fp8: Fp8 = "off") -> int:
+        """What all declared weights take: `itemsize` bytes a number or, as `fp8` says, one and four a row."""
+        stored = [(layer.out_features, layer.in_features) for layer in self.packable()] if fp8 != "off" else []
+        numbers = sum(out * width for out, width in stored)
+        return (self.num_weights() - numbers) * itemsize + numbers + 4 * sum(out for out, _ in stored)
+
     def shared_inputs(self) -> Sequence[Sequence[Any]]:
         """Groups of `Linear` layers of one shape that always see the same input, such as queries, keys and values."""
         return ()

@@ -194,7 +194,7 @@ class CublasLt:
         if p.epilogue & _BIAS:
             self._set(description, _BIAS_TYPE, ctypes.c_int32(_TYPE[p.out_dtype]))
         if p.dtype == uint8:
-            self._scaled(description)
+            self._scaled(description, p.out_dtype)
         if p.beside_row:
             self._set(description, _BESIDE_ROW, ctypes.c_int64(p.beside_row))
         a = self._layout(p.dtype, p.a.rows, p.a.cols, p.a.ld, p.batch, p.a.batch_stride)
@@ -204,15 +204,15 @@ class CublasLt:
         self._plans[p] = plan = _Plan(p, description, a, b, c, d)
         return plan
 
-    def _scaled(self, description: int) -> None:
-        """Asks for a factor a row, and for sums that are as long as tensor cores keep them: e4m3 errs by far more."""
+    def _scaled(self, description: int, out_dtype: DType) -> None:
+        """Asks for a factor a row; for bf16, which rounds by more, for sums with the bits that tensor cores keep."""
         if self._version < _SCALED_SINCE:
             raise EnvironmentFault(
                 f"products of 8 bits need cuBLAS 12.9 or newer, found {self._version}; install it, or model.fp8=weights"
             )
         self._set(description, _A_SCALED, ctypes.c_int32(_A_FACTOR_A_ROW))
         self._set(description, _B_SCALED, ctypes.c_int32(_A_FACTOR_A_ROW))
-        self._set(description, _QUICK_SUMS, ctypes.c_int8(1))
+        self._set(description, _QUICK_SUMS, ctypes.c_int8(out_dtype == bfloat16))
 
     def _layout(self, dtype: DType, rows: int, cols: int, ld: int, batch: int, stride: int) -> int:
         layout = self._new(self._lib.cublasLtMatrixLayoutCreate, _TYPE[dtype], rows, cols, ld)
