@@ -47,11 +47,8 @@ __device__ __forceinline__ void from_two(float a, float b, fp16* y) {
 }
 #endif
 
-// The same to e4m3, of numbers up to 448, and back, where the card can.
+// The same to e4m3, of numbers up to 448, where the card can.
 #if __CUDA_ARCH__ >= 890
-#define TWO_OF_E4M3(x, a, b) \
-  asm("{.reg .b32 r; .reg .b16 l, h; cvt.rn.f16x2.e4m3x2 r, %2; mov.b32 {l, h}, r; cvt.f32.f16 %0, l;" \
-      "cvt.f32.f16 %1, h;}" : "=f"(a), "=f"(b) : "h"(*reinterpret_cast<const unsigned short*>(x)))
 #define E4M3_OF_TWO(a, b, y) \
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(*reinterpret_cast<unsigned short*>(y)) : "f"(b), "f"(a))
 #endif

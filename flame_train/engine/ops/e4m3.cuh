@@ -18,14 +18,6 @@ __device__ __forceinline__ float to_float(e4m3 x) {
   const float f = binade ? __int_as_float(bits) : (x.bits & 7) * 0.001953125f;
   return x.bits & 128 ? -f : f;
 }
-// Two neighbours at once; they lie in one aligned 16-bit word.
-__device__ __forceinline__ void to_two(const e4m3* x, float& a, float& b) {
-#ifdef TWO_OF_E4M3
-  TWO_OF_E4M3(x, a, b);
-#else
-  a = to_float(x[0]), b = to_float(x[1]);
-#endif
-}
 __device__ __forceinline__ void from_float(float x, e4m3& y) {
   const int bits = __float_as_int(x), binade = max(((bits >> 23) & 0xff) - 127, -6);
   const int steps = (int)rintf(fabsf(x) * __int_as_float((127 + 3 - binade) << 23));

@@ -4,39 +4,18 @@
 // bits of a float.
 #pragma once
 
-constexpr int AHEAD = 4;
-
-// A thread AHEAD packets, all asked for before the first is written; `along` packets are a row.
+// A thread a packet; `along` packets are a row.
 extern "C" __global__ void __launch_bounds__(256) decode(
     const e4m3* __restrict__ codes, const unsigned* __restrict__ scales, T* __restrict__ y, const unsigned packets,
     const unsigned along, const unsigned along_magic, const unsigned along_shift) {
-  typedef Packet<e4m3, WIDTH> Codes;
-  const Divisor by_along{along, along_magic, along_shift};
-  const unsigned first = blockIdx.x * (256 * AHEAD) + threadIdx.x;
-  Codes q[AHEAD];
-  float factor[AHEAD];
+  const unsigned p = blockIdx.x * 256 + threadIdx.x;
+  if (p >= packets) return;
+  const float factor = __uint_as_float(scales[Divisor{along, along_magic, along_shift}.quotient(p)]);
+  const Packet<e4m3, WIDTH> q = *reinterpret_cast<const Packet<e4m3, WIDTH>*>(codes + (long long)p * WIDTH);
+  float f[WIDTH];
 #pragma unroll
-  for (int j = 0; j < AHEAD; j++) {
-    const unsigned p = first + j * 256;
-    if (p >= packets) break;
-    q[j] = *reinterpret_cast<const Codes*>(codes + (long long)p * WIDTH);
-    factor[j] = __uint_as_float(scales[by_along.quotient(p)]);
-  }
-#pragma unroll
-  for (int j = 0; j < AHEAD; j++) {
-    const unsigned p = first + j * 256;
-    if (p >= packets) break;
-    float f[WIDTH];
-    if (WIDTH == 1) {
-      f[0] = to_float(q[j].e[0]);
-    } else {
-#pragma unroll
-      for (int i = 0; i + 1 < WIDTH; i += 2) to_two(q[j].e + i, f[i], f[i + 1]);
-    }
-#pragma unroll
-    for (int i = 0; i < WIDTH; i++) f[i] *= factor[j];
-    store<T, WIDTH>(y + (long long)p * WIDTH, f);
-  }
+  for (int i = 0; i < WIDTH; i++) f[i] = to_float(q.e[i]) * factor;
+  store<T, WIDTH>(y + (long long)p * WIDTH, f);
 }
 
 // y (width, rows), x's columns: by tiles of 64 x 64. Both sizes are multiples of 16. grid (tiles across, tiles down)

@@ -23,7 +23,7 @@ from . import conditions
 from .e4m3 import decoded, encoded, factors, rounded
 from .matmul import added_product, check_linear, rows_product
 
-_HEADER, _BLOCK, _TILE, _AHEAD = "fp8.cuh", 256, 64, 4  # as there
+_HEADER, _BLOCK, _TILE = "fp8.cuh", 256, 64  # as there
 
 
 @primitive(multiple=True)
@@ -221,9 +221,11 @@ def decode(k: Any, codes: Array, scales: Array, dtype: DType) -> Array:
     made, width = k.empty(codes.shape, dtype), codes.shape[-1]
     packet = math.gcd(width, 8)
     sizes = np.uint32(codes.size // packet), *divisor(width // packet)
-    grid = (-(-codes.size // packet // (_BLOCK * _AHEAD)),)
-    names, args = {"T": dtype, "WIDTH": packet}, (codes, scales, made, *sizes)
-    k.launch_typed(_HEADER, "decode", names, grid, _BLOCK, args)
+    grid = (-(-codes.size // packet // _BLOCK),)
+    k.launch_typed(
+        _HEADER, "decode", {"T": dtype, "WIDTH": packet}, grid, _BLOCK,
+        (codes, scales, made, *sizes),
+    )  # fmt: skip
     return made
 
 
