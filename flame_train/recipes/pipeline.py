@@ -49,7 +49,7 @@ def run(family: Family, source: str, overrides: list[str], device: str, dry_run:
     with StopRequest() as stop:
         if not dry_run:
             get_backend(device)  # a missing GPU is told before anything is read
-            nn.check_fp8(asked.config.model.fp8, device)
+            nn.check_fp8(asked.config.model.fp8, device, asked.config.train.precision)
         plan = make_plan(family, asked, stop)
         if dry_run:
             look(plan, run_folder(plan))

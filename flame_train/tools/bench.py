@@ -91,7 +91,7 @@ def prepare(trial: Trial) -> Prepared:
         )
     backend, dtype = get_backend(trial.device), as_dtype(trial.precision)
     network = subject.build()
-    nn.check_fp8(trial.fp8, trial.device)
+    nn.check_fp8(trial.fp8, trial.device, dtype)
     randomise(network, dtype, backend, trial.fp8)
     network.recompute = trial.recompute
     targets = resolve(network, config.lora.targets, subject.family.presets)

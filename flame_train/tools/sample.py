@@ -52,7 +52,7 @@ def sample(
         },
     )  # fmt: skip
     get_backend(device)  # a missing GPU is told before anything is read
-    nn.check_fp8(fp8, device)
+    nn.check_fp8(fp8, device, precision)
     if not prompts:
         raise ConfigError("sample: expected at least one --prompt, got none")
     family = family_of(checkpoint)

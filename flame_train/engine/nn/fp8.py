@@ -6,19 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from ...errors import EnvironmentFault
+from ...errors import ConfigError, EnvironmentFault
 from .. import functional as F
 from ..backend import get_backend
-from ..dtype import DType
+from ..dtype import DType, as_dtype
 from ..tensor import Frozen, Tensor
 
 Fp8 = Literal["off", "weights", "dynamic"]
 """How linear layers are stored: as all else; in e4m3; and so that products are of 8 bits by 8 bits as well."""
 
 
-def check_fp8(fp8: Fp8, device: str) -> None:
-    """Raises EnvironmentFault where a GPU makes no products of 8 bits with a factor a row: only Hopper's do."""
+def check_fp8(fp8: Fp8, device: str, dtype: DType | str) -> None:
+    """Whether a device can do what is asked for with activations of `dtype`.
+
+    Raises EnvironmentFault where a GPU makes no products of 8 bits with a factor a row: only Hopper's do. Raises
+    ConfigError where they would have results of 32 bits, which no GPU's have.
+    """
     k = get_backend(device).kernels if fp8 == "dynamic" else None
+    if k is not None and as_dtype(dtype).itemsize > 2:
+        raise ConfigError('model.fp8: "dynamic" on a GPU needs train.precision "bf16" or "fp16", got "fp32"')
     if k is not None and k.compute_capability != 90:
         found = f"{k.compute_capability // 10}.{k.compute_capability % 10}"
         raise EnvironmentFault(

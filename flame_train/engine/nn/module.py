@@ -210,7 +210,7 @@ def load(
     check_shapes(module.shapes(), source.shapes, what)
     backend, target = get_backend(device), as_dtype(dtype)
     slots = list(module.named_slots())
-    check_fp8(fp8, device)
+    check_fp8(fp8, device, dtype)
     packed = module.packable() if fp8 != "off" else {}
     broken = Broken(backend, len(slots))  # read at the end, so that reading, copying and checking overlap
     for place, (name, part, attr, _) in enumerate(slots):

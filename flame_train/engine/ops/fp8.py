@@ -102,7 +102,7 @@ def fp8_linear(
     dynamic: bool = False,
 ) -> Array:  # fmt: skip
     """linear(input, fp8_dequantize(codes, scales), bias) + residual; with dynamic of input's rows rounded to e4m3"""
-    check_fp8(input, codes, scales, residual, "fp8_linear")
+    check_layer(input, codes, scales, residual, "fp8_linear")
     y = rows_product(xp, rounded(xp, input) if dynamic else input, weight_of(xp, codes, scales, input.dtype).T)
     for term in (bias, residual):
         y = y if term is None else y + term
@@ -112,7 +112,7 @@ def fp8_linear(
 fp8_linear.nograd("codes", "scales")
 
 
-def check_fp8(input: Array, codes: Array, scales: Array, residual: Array | None, op: str) -> None:
+def check_layer(input: Array, codes: Array, scales: Array, residual: Array | None, op: str) -> None:
     """Raises ShapeError or TypeError where the operands do not fit each other."""
     _check_stored(codes, scales, op)
     check_linear(input, codes)

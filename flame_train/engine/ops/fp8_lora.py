@@ -13,7 +13,7 @@ from ..graph import Into, Plus
 from ..op import ErrorSample, Sample, primitive, sample
 from . import conditions
 from .e4m3 import rounded
-from .fp8 import carried, carried_product, check_fp8, decode, encode, products, storage, stored, weight_of
+from .fp8 import carried, carried_product, check_layer, decode, encode, products, storage, stored, weight_of
 from .lora import carried_back, stacked_gradients, stacked_products
 from .lora_gradients import Thin, factor_gradients, side_by_side
 from .matmul import rows_product
@@ -55,7 +55,7 @@ def _check(
     if counts[0] > 1 and not bias is residual is None:
         raise ShapeError(f"fp8_lora_linears: expected no bias and no residual for {counts[0]} layers")
     for c, s in zip(codes, scales, strict=True):
-        check_fp8(input, c, s, residual, "fp8_lora_linears")
+        check_layer(input, c, s, residual, "fp8_lora_linears")
 
 
 @fp8_lora_linears.vjp("input", "downs", "ups")

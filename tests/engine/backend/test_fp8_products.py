@@ -14,7 +14,7 @@ from flame_train.engine import nn
 from flame_train.engine.backend.cuda.cublaslt import NoAlgorithm
 from flame_train.engine.dispatch import explain
 from flame_train.engine.op import REGISTRY
-from flame_train.errors import EnvironmentFault
+from flame_train.errors import ConfigError, EnvironmentFault
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -51,6 +51,23 @@ def test_a_bias_that_no_algorithm_takes_along_is_asked_for_once(gpu: Any, asked:
     assert asked == [True, False, False, True, False]
 
 
+@pytest.mark.parametrize("lies", ["dense", "turned", "with gaps"])
+def test_a_residual_is_added_as_it_lies(gpu: Any, lies: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, added = operands(), []
+    product = gpu.kernels.cublaslt.product
+    room = gpu.empty((32, 6), BF16).T if lies == "turned" else gpu.empty((6, 35 if lies == "with gaps" else 32), BF16)
+    residual = flame.Tensor(room[:, :32])
+    residual.data[...] = np.arange(192).reshape(6, 32)
+
+    def noticed(*args: Any, plus: Any = None, **more: Any) -> None:
+        added.append(plus)
+        product(*args, plus=plus, **more)
+
+    monkeypatch.setattr(gpu.kernels.cublaslt, "product", noticed)
+    F.fp8_linear(*given, residual, dynamic=True)
+    assert [p.strides for p in added] == [(64, 2)], "cuBLASLt is told the distance of rows alone"
+
+
 def test_without_a_bias_there_is_no_other_way(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*args: Any, **more: Any) -> None:
         raise NoAlgorithm("cuBLASLt has no algorithm")
@@ -67,13 +84,15 @@ def test_a_factor_a_row_is_hoppers(gpu: Any, capability: str, chosen: str, monke
     monkeypatch.setattr(gpu.kernels, "compute_capability", int(capability))
     found = explain(REGISTRY["fp8_linear"], *given, dynamic=True)
     assert [impl for impl, why in found if why == "chosen"] == [chosen]
-    nn.check_fp8("weights", "cuda")
-    nn.check_fp8("dynamic", "cpu")
+    nn.check_fp8("weights", "cuda", "fp32")
+    nn.check_fp8("dynamic", "cpu", "fp32")
     if chosen == "fp8":
-        nn.check_fp8("dynamic", "cuda")
+        nn.check_fp8("dynamic", "cuda", "fp16")
+        with pytest.raises(ConfigError, match=r'needs train\.precision "bf16" or "fp16", got "fp32"'):
+            nn.check_fp8("dynamic", "cuda", "fp32")
         return
     with pytest.raises(EnvironmentFault, match=rf"found {capability[:-1]}\.{capability[-1]}; use model\.fp8=weights"):
-        nn.check_fp8("dynamic", "cuda")
+        nn.check_fp8("dynamic", "cuda", BF16)
 
 
 def test_joined_weights_of_8_bits_are_read_where_they_lie(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,7 +224,7 @@ class Kernels:
         M counts the rows of `out`, which is dense; `plus` may be `out`.
         """
         flat = out.reshape(-1, len(b))
-        added = flat if plus is out else None if plus is None else self.even(plus).reshape(-1, len(b))
+        added = flat if plus is out else None if plus is None else self.rows_first(plus).reshape(-1, len(b))
         product = partial(self.cublaslt.product, a, b.T, flat, plus=added, scales=(a_scales, b_scales))
         shape = *a.shape, len(b)
         if bias is not None and shape not in self._biased_apart:
