@@ -65,7 +65,8 @@ class LoraAdapter:
         weights = [layer.weight for layer in layers]
         packed = [w for w in weights if isinstance(w, nn.Fp8Weight)]
         if packed:
-            return self._packed(packed, loras, x) if len(packed) == len(weights) else None
+            alike = len(packed) == len(weights) and len({w.dynamic for w in packed}) == 1
+            return self._packed(packed, loras, x) if alike else None
         downs, ups = zip(*[a.factors(x) for a in loras], strict=True)
         outputs: tuple[Tensor, ...] = F.lora_linears(x, weights, downs, ups, self.scale)
         return outputs

@@ -23,7 +23,7 @@ def differences(old: str, new: Config, *, moved: bool = False) -> str | None:
         return "  its config.toml cannot be read"
     constant = before.get("schedule.name") == now["schedule.name"] == "constant"
     rows = [
-        (path, toml_value(before[path]) if path in before else "(missing)", toml_value(value))
+        (path, toml_value(before.get(path, keys()[path].default)), toml_value(value))
         for path, value in now.items()
         if not _same(keys()[path], before.get(path, keys()[path].default), value, moved)
         and not (constant and path == "train.steps")

@@ -59,7 +59,11 @@ class ModelSection(Section):
     )
     clip_g: str = field("", "CLIP-G text encoder, where the checkpoint holds none (SD3); empty: its own", place=True)
     t5: str = field("", "T5-XXL text encoder, where the checkpoint holds none (SD3, Flux); empty: its own", place=True)
-    t5_fp8: bool = field(False, "T5 in 8 bits while captions are encoded: 5 GiB instead of 10 (SD3, Flux)")
+    t5_fp8: bool = field(
+        False,
+        "T5 in 8 bits while captions are encoded: 5 GiB instead of 10 (SD3, Flux)",
+        aka=("quantize_te", "t5xxl_dtype", "fp8_te", "text_encoder_3_precision"),
+    )
     t5_vocabulary: str = field(
         "",
         "T5's spiece.model or tokenizer.json, or its folder (SD3, Flux); empty: looked for beside the encoder",
@@ -71,7 +75,7 @@ class ModelSection(Section):
     fp8: Literal["off", "weights", "dynamic"] = field(
         "off",
         "the base model's transformer layers in 8 bits, half the memory; dynamic: products too, faster and less exact",
-        aka=("fp8_base", "quantize"),
+        aka=("fp8_base", "fp8_weights", "quantize", "qtype", "weight_dtype", "base_model_precision"),
     )
     vae_precision: Literal["fp32", "bf16"] = field(
         "fp32", "number format of the VAE; no fp16, in which SDXL's overflows"

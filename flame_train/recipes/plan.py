@@ -89,7 +89,7 @@ class Plan:
         wide = draws and c.model.vae_precision == "fp32"
         room = max(scores, wide * pixels * vae.workspace() * float32.itemsize)
         state = state_bytes(self.parameters, c.optimizer.name, c.train.ema_decay > 0)
-        return self.facts.weight_bytes(item, c.model.fp8) + state + decoder + step + room
+        return self.facts.skeleton.weight_bytes(item, c.model.fp8) + state + decoder + step + room
 
 
 def state_bytes(parameters: int, optimizer: str, averaged: bool = False) -> int:

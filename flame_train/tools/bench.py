@@ -187,7 +187,7 @@ def _predicted(p: Prepared, trial: Trial) -> int:
     bucket, itemsize = (trial.resolution, trial.resolution), p.state.dtype.itemsize
     load = Load(bucket, trial.batch, itemsize, trial.recompute, trial.deterministic)
     state = state_bytes(p.state.optimizer.arena.count, "adamw")
-    return p.frozen_bytes + state + p.subject.activations(p.network, load)
+    return int(p.network.weight_bytes(itemsize, trial.fp8)) + state + p.subject.activations(p.network, load)
 
 
 def _share(work: float, ms: float, ceiling: float) -> dict[str, Any]:

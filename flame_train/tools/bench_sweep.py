@@ -44,8 +44,9 @@ def run(trial: Trial, path: Path) -> dict[str, Any]:
             "peak_gib": found.get("captured_gib", found["peak_gib"]),
         })  # fmt: skip
         batch *= 2
-    draw(rows, f"{trial.model}, {trial.resolution} px, rank {trial.rank}, {trial.precision}", path)
-    return {"stopped at": stopped, "plot": str(path), "sweep": rows}
+    how = trial.precision if trial.fp8 == "off" else f"{trial.precision}, fp8 {trial.fp8}"
+    draw(rows, f"{trial.model}, {trial.resolution} px, rank {trial.rank}, {how}", path)
+    return {"fp8": trial.fp8, "stopped at": stopped, "plot": str(path), "sweep": rows}
 
 
 def draw(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:

@@ -73,7 +73,8 @@ def sample(
     return {
         "picture": str(output), "prompts": list(prompts), "checkpoint": checkpoint, "lora": str(lora) if lora else None,
         "strength": strength if lora else None, "width": width, "height": height,
-        "steps": config.sample.steps, "guidance": config.sample.guidance, "seed": seed,
+        "steps": config.sample.steps, "guidance": config.sample.guidance, "seed": seed, "precision": precision,
+        "fp8": fp8,
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from flame_train.adapters.targets import Presets
 from flame_train.config.keys import keys
+from flame_train.config.render import toml_value
 from flame_train.config.schema import Config
 from flame_train.data.buckets import Placement
 from flame_train.engine import Tensor, nn
@@ -91,12 +92,6 @@ class Facts:
     """Bytes of the text encoders, which are all there while captions are encoded."""
     longest_side: int
     """The longest side of a picture, in pixels, that the denoiser has positions for; 0: any."""
-
-    def weight_bytes(self, itemsize: int, fp8: nn.Fp8) -> int:
-        """What the denoiser's weights take, and, of those in 8 bits, the largest as products are given it."""
-        layers = self.skeleton.packable() if fp8 != "off" else {}
-        largest = max((layer.out_features * layer.in_features for layer in layers), default=0)
-        return self.skeleton.weight_bytes(itemsize, fp8) + largest * itemsize
 
     @classmethod
     def of(
@@ -183,10 +178,11 @@ def refuse_foreign(family: Family, config: Config) -> None:
     """Raises ConfigError for all keys that are set and mean nothing to the family: they must not be thought to act."""
     wrong = []
     for path in family.foreign:
-        section, name = path.split(".")
-        value, usual = getattr(getattr(config, section), name), keys()[path].default
+        section, key = path.split(".")
+        value, usual = getattr(getattr(config, section), key), keys()[path].default
         if value != usual:
-            wrong.append(f"{path}: it means nothing for {FAMILY_NAMES[family.name]}, got {value!r}; remove it")
+            name, got = FAMILY_NAMES[family.name], toml_value(value)
+            wrong.append(f"{path}: it means nothing for {name}, got {got}; remove it")
     if wrong:
         raise ConfigError("\n".join(wrong))
 

@@ -140,11 +140,52 @@ def test_a_t5_in_8_bits_is_that_of_rounded_weights() -> None:
     plain.init(np.random.default_rng(0))
     nn.load(packed, Host(plain), dtype="bfloat16", device="cpu", what="T5", fp8="weights")
     for name, module, attr, _ in plain.named_slots():
-        values = getattr(module, attr).numpy().astype(bfloat16)
-        values = by_ml_dtypes(values).astype(bfloat16) if module in plain.packable() else values
+        values = getattr(module, attr).numpy()
+        values = (by_ml_dtypes(values) if module in plain.packable() else values).astype(bfloat16)
         assert np.isfinite(values.astype(np.float32)).all(), name
         setattr(module, attr, Frozen(values))
     ids = flame.tensor(np.arange(12).reshape(2, 6))
     want, got = (network(ids).numpy().astype(np.float32) for network in (plain, packed))
     np.testing.assert_allclose(got, want, rtol=0.02, atol=0.02)  # sums in bf16 are rounded once more, or once less
     assert np.linalg.norm(got - want) < 0.004 * np.linalg.norm(want)
+
+
+def test_the_files_own_values_are_rounded_and_once() -> None:
+    """What lies near the middle of two codes would fall to the other side if bf16 came between."""
+    row = np.float32([[1.75, 1.0625 + 2**-12, 1.0625 - 2**-12, 1.1875 - 2**-12, 1.3125 + 2**-12]])
+
+    class Lone(nn.Module):
+        def __init__(self) -> None:
+            self.layer = nn.Linear(5, 1, bias=False)
+
+        def packable(self) -> dict[nn.Linear, bool]:
+            return {self.layer: True}
+
+    origin = Lone()
+    origin.layer.weight = Frozen(row)
+    for dtype in ("float32", "bfloat16", "float16"):
+        lone = Lone()
+        nn.load(lone, Host(origin), dtype=dtype, device="cpu", what="a layer", fp8="weights")
+        np.testing.assert_array_equal(lone.layer.weight.given_back(float64).numpy(), by_ml_dtypes(row))
+    with pytest.raises(ValueError, match="fp8: expected one of off, weights, dynamic, got 'yes'"):
+        nn.load(Lone(), Host(origin), dtype="float32", device="cpu", what="a layer", fp8="yes")
+    with pytest.raises(TypeError, match="this one is stored in 8 bits already"):
+        lone.layer.pack(dynamic=False)
+    lone.requires_grad_(False)
+    assert isinstance(lone.layer.weight, nn.Fp8Weight)
+    origin.requires_grad_()
+    with pytest.raises(TypeError, match="this one is trained"):
+        origin.layer.pack(dynamic=False)
+
+
+def test_what_is_stored_in_two_ways_is_not_joined() -> None:
+    unet = loaded("sdxl", "weights", dtype=float32)
+    q, k, v = next(group for group in unet.shared_inputs() if len(group) == 3)
+    k.weight = Frozen(k.weight.given_back(float32).data)
+    v.weight = nn.Fp8Weight(v.weight.codes, v.weight.scales, dynamic=True)
+    unet.join_weights()
+    names = [n for n, m in unet.named_modules() if m in (q, k, v)]
+    attach(unet, names, rank=2, alpha=2.0, seed=0)
+    x = flame.tensor(np.random.default_rng(0).standard_normal((3, q.in_features), np.float32))
+    for together, alone in zip(nn.linears([q, k, v], x), (q(x), k(x), v(x)), strict=True):
+        np.testing.assert_array_equal(together.numpy(), alone.numpy())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from ...errors import ConfigError, EnvironmentFault
 from .. import functional as F
@@ -19,9 +19,11 @@ Fp8 = Literal["off", "weights", "dynamic"]
 def check_fp8(fp8: Fp8, device: str, dtype: DType | str) -> None:
     """Whether a device can do what is asked for with activations of `dtype`.
 
-    Raises EnvironmentFault where a GPU makes no products of 8 bits with a factor a row: only Hopper's do. Raises
-    ConfigError where they would have results of 32 bits, which no GPU's have.
+    Raises ValueError for another word than the three, EnvironmentFault where a GPU makes no products of 8 bits with a
+    factor a row, which only Hopper's do, and ConfigError where those would have results of 32 bits.
     """
+    if fp8 not in get_args(Fp8):
+        raise ValueError(f"fp8: expected one of {', '.join(get_args(Fp8))}, got {fp8!r}")
     k = get_backend(device).kernels if fp8 == "dynamic" else None
     if k is not None and as_dtype(dtype).itemsize > 2:
         raise ConfigError('model.fp8: "dynamic" on a GPU needs train.precision "bf16" or "fp16", got "fp32"')

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .. import functional as F
-from ..tensor import Tensor
+from ..tensor import Parameter, Tensor
 from .fp8 import Fp8Weight
 from .module import Module, weight
 
@@ -47,8 +47,13 @@ class Linear(Module):
         return F.linear(x, self.weight, self.bias)
 
     def pack(self, dynamic: bool) -> None:
-        """Stores the loaded weight in 8 bits; with `dynamic` products are of 8 bits, too. See `Fp8Weight`."""
-        assert isinstance(self.weight, Tensor)
+        """Stores the loaded weight in 8 bits; with `dynamic` products are of 8 bits, too. See `Fp8Weight`.
+
+        Raises TypeError for a weight that is trained, or stored so already.
+        """
+        if isinstance(self.weight, (Fp8Weight, Parameter)):
+            what = "is trained" if isinstance(self.weight, Parameter) else "is stored in 8 bits already"
+            raise TypeError(f"pack: expected a frozen weight, this one {what}")
         self.weight = Fp8Weight.of(self.weight, dynamic)
 
 

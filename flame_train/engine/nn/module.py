@@ -93,10 +93,13 @@ class Module:
         return sum(slot.size for _, _, _, slot in self.named_slots())
 
     def weight_bytes(self, itemsize: int, fp8: Fp8 = "off") -> int:
-        """What all declared weights take: `itemsize` bytes a number or, as `fp8` says, one and four a row."""
+        """What all declared weights take, `itemsize` bytes a number or, as `fp8` says, one and four a row.
+
+        Of those in 8 bits the largest is there a second time, as products are given it.
+        """
         stored = [(layer.out_features, layer.in_features) for layer in self.packable()] if fp8 != "off" else []
-        numbers = sum(out * width for out, width in stored)
-        return (self.num_weights() - numbers) * itemsize + numbers + 4 * sum(out for out, _ in stored)
+        numbers, largest = (how([out * width for out, width in stored] or [0]) for how in (sum, max))
+        return (self.num_weights() - numbers + largest) * itemsize + numbers + 4 * sum(out for out, _ in stored)
 
     def shared_inputs(self) -> Sequence[Sequence[Any]]:
         """Groups of `Linear` layers of one shape that always see the same input, such as queries, keys and values."""
@@ -107,17 +110,21 @@ class Module:
         return {}
 
     def join_weights(self) -> None:
-        """Moves the weights of layers that share an input next to each other, for one product to read them."""
+        """Moves the weights of layers that share an input next to each other, for one product to read them.
+
+        What is stored in two ways is no one product, and stays where it is.
+        """
         for layers in self.shared_inputs():
-            first = layers[0].weight
-            if isinstance(first, Fp8Weight):
-                for layer, made in zip(layers, Fp8Weight.joined([layer.weight for layer in layers]), strict=True):
+            weights = [layer.weight for layer in layers]
+            packed = [isinstance(weight, Fp8Weight) for weight in weights]
+            if all(packed):
+                for layer, made in zip(layers, Fp8Weight.joined(weights), strict=True):
                     layer.weight = made
-                continue
-            block = first.backend.empty((len(layers), *first.shape), first.dtype)
-            for layer, place in zip(layers, block, strict=True):
-                place[...] = layer.weight.data
-                layer.weight = Frozen(place)
+            elif not any(packed):
+                block = weights[0].backend.empty((len(layers), *weights[0].shape), weights[0].dtype)
+                for layer, place in zip(layers, block, strict=True):
+                    place[...] = layer.weight.data
+                    layer.weight = Frozen(place)
 
     def weights(self) -> Iterator[tuple[str, Any]]:
         """Every loaded weight by checkpoint name, a Tensor or an `Fp8Weight`."""
@@ -134,9 +141,12 @@ class Module:
 
         Raises TypeError for weights that are stored in 8 bits.
         """
-        if any(isinstance(weight, Fp8Weight) for _, weight in self.weights()):
+        packed = {name for name, weight in self.weights() if isinstance(weight, Fp8Weight)}
+        if value and packed:
             raise TypeError("requires_grad_: weights stored in 8 bits are never trained; load them with fp8='off'")
         for name, module, attr, _ in self.named_slots():
+            if name in packed:
+                continue
             values = getattr(module, attr).data
             made = Parameter(values.astype(float32, copy=False), name) if value else Frozen(values)
             object.__setattr__(module, attr, made)
@@ -214,12 +224,15 @@ def load(
     packed = module.packable() if fp8 != "off" else {}
     broken = Broken(backend, len(slots))  # read at the end, so that reading, copying and checking overlap
     for place, (name, part, attr, _) in enumerate(slots):
+        packs = attr == "weight" and part in packed
         with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is told below
-            host = _kernel_order(_widened(source.read(name), target))
-            array = _place(part, attr, backend.put(host).astype(target, copy=False))
+            host = _kernel_order(_widened(source.read(name), float32 if packs else target))
+            given = backend.put(host)
+            array = _place(part, attr, given.astype(target, copy=False))
         if check_finite and is_float(target):
             broken.look(place, array)
-        if attr == "weight" and part in packed:
+        if packs:  # from the file's own values, so that they are rounded once
+            _place(part, attr, given)
             part.pack(fp8 == "dynamic" and packed[part])
     if backend.kernels is not None:
         module.join_weights()

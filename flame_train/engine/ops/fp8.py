@@ -16,7 +16,7 @@ import numpy as np
 from ...errors import ShapeError
 from ..backend.cuda.programs import Operands, Program, Table
 from ..backend.cuda.rows import divisor
-from ..dtype import Array, DType, bfloat16, float32, uint8, uint32
+from ..dtype import Array, DType, as_dtype, bfloat16, compute_dtype, float32, uint8, uint32
 from ..graph import Held, Into, Plus
 from ..op import ErrorSample, Sample, primitive, sample
 from . import conditions
@@ -56,11 +56,12 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample(()), ShapeError, "at least 1 dim")
 
 
-@primitive(whole=True)
+@primitive(moves=True)
 def fp8_dequantize(xp: Any, codes: Array, scales: Array, dtype: DType) -> Array:
     """The numbers (..., C) that `fp8_quantize` stored, in dtype"""
     _check_stored(codes, scales, "fp8_dequantize")
-    work = np.promote_types(dtype, float32) if np.dtype(dtype).kind == "f" else float32
+    dtype = as_dtype(dtype)
+    work = compute_dtype(dtype)
     return (decoded(xp, codes, work) * factors(scales, work)[..., None]).astype(dtype)
 
 
@@ -205,14 +206,14 @@ def encode(
 def _codes_to_decode(codes: Array, scales: Array, dtype: DType) -> str:
     if codes.dtype != uint8 or scales.dtype != uint32 or scales.shape != codes.shape[:-1]:
         return "arguments that are refused"
-    if np.dtype(dtype) not in conditions.AT_MOST_FP32:
+    if as_dtype(dtype) not in conditions.AT_MOST_FP32:
         return f"no kernel for {dtype}"
     return "nothing to decode, or too much" if codes.size == 0 or codes.size >= 2**31 else ""
 
 
 @fp8_dequantize.cuda("flame", when=_codes_to_decode)
 def _(k: Any, codes: Array, scales: Array, dtype: DType) -> Array:
-    return decode(k, codes, scales, np.dtype(dtype))
+    return decode(k, codes, scales, as_dtype(dtype))
 
 
 def decode(k: Any, codes: Array, scales: Array, dtype: DType) -> Array:

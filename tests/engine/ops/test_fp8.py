@@ -123,3 +123,10 @@ def test_the_rounded_rows_are_near_the_rows() -> None:
     rounded, exact = layer("cpu", True, np.float64)[0], layer("cpu", False, np.float64)[0]
     for got, want in zip(rounded, exact, strict=True):
         assert np.linalg.norm(got - want) < 0.05 * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("name", ["float64", "bf16", "float16"])
+def test_stored_numbers_are_given_back_in_what_is_asked_for(name: str) -> None:
+    back = F.fp8_dequantize(*F.fp8_quantize(flame.tensor(ROWS["normal"])), name)
+    assert back.dtype == flame.tensor(0.0, name).dtype
+    np.testing.assert_array_equal(back.numpy().astype(np.float64), by_ml_dtypes(ROWS["normal"]))
