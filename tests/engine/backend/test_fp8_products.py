@@ -14,6 +14,7 @@ from flame_train.engine import nn
 from flame_train.engine.backend.cuda.cublaslt import NoAlgorithm
 from flame_train.engine.dispatch import explain
 from flame_train.engine.op import REGISTRY
+from flame_train.engine.ops import feed_forward
 from flame_train.errors import ConfigError, EnvironmentFault
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -106,3 +107,31 @@ def test_joined_weights_of_8_bits_are_read_where_they_lie(gpu: Any, monkeypatch:
         np.testing.assert_array_equal(joined.scales.numpy(), layer.weight.scales.numpy())
     for part in ("codes", "scales"):
         assert gpu.kernels.adjacent([getattr(w, part).data for w in weights]) is not None
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_feed_forward_network_is_two_products_each_way(
+    gpu: Any, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the GELU in them, or in what encodes their rows; what a kernel makes is for tests/gpu."""
+    monkeypatch.setattr(feed_forward, "_LEAST", 1)
+    rng, asked = np.random.default_rng(0), []
+    product = gpu.kernels.cublaslt.product
+
+    def noticed(*args: Any, gelu: Any = None, scales: Any = None, **more: Any) -> None:
+        asked.append((gelu is not None, scales is not None))
+        product(*args, gelu=gelu, scales=scales, **more)
+
+    monkeypatch.setattr(gpu.kernels.cublaslt, "product", noticed)
+    first, second = (
+        F.fp8_quantize(flame.tensor(rng.standard_normal(shape), "float32", "cuda")) for shape in ((64, 32), (48, 64))
+    )
+    x, bias = (
+        flame.tensor(rng.standard_normal(s), BF16, "cuda", requires_grad=s == (2, 3, 32)) for s in ((2, 3, 32), (64,))
+    )
+    y = F.fp8_feed_forward(x, *first, bias, *second, dynamic=dynamic)
+    assert (y.shape, y.dtype) == ((2, 3, 48), BF16)
+    assert asked == [(not dynamic, dynamic), (False, dynamic)]
+    (g,) = flame.grad([y], [x], [flame.tensor(np.ones(y.shape), BF16, "cuda")])
+    assert (g.shape, g.dtype) == (x.shape, BF16)
+    assert asked[2:] == [(not dynamic, dynamic), (False, dynamic)]
