@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from flame_train.recipes import RECIPES
 from flame_train.tools.init import template
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+SMALLER = sorted(CONFIGS.glob("*-*gb.toml"))
 
 
 @given(
@@ -66,7 +68,7 @@ def test_a_template_has_every_key_with_its_default_and_unit() -> None:
 
 
 def test_the_committed_configs_are_the_templates() -> None:
-    assert {path.stem for path in CONFIGS.glob("*.toml")} == set(RECIPES)
+    assert {path.stem for path in CONFIGS.glob("*.toml")} - {path.stem for path in SMALLER} == set(RECIPES)
     for family in RECIPES:
         assert (CONFIGS / f"{family}.toml").read_text(encoding="utf-8") == template(family)
 
@@ -81,3 +83,17 @@ def test_settings_that_cannot_change_the_weights_are_left_out_of_the_decisive() 
     left_out = flat(Config()).keys() - decisive(Config()).keys()
     assert {path.partition(".")[0] for path in left_out} == {"checkpoint", "sample", "output", "data"}
     assert {path for path in left_out if path.startswith("data.")} == {"data.cache"}
+
+
+@pytest.mark.parametrize("path", SMALLER, ids=lambda path: path.name)
+def test_what_smaller_cards_take_is_there_to_be_extended(path: Path, tmp_path: Path) -> None:
+    """Each sets what it says and nothing that a user would have to unset."""
+    mine = tmp_path / "mine.toml"
+    required = '[model]\ncheckpoint = "x"\n[data]\npath = "y"\n[output]\ndir = "z"\n'
+    mine.write_text(f'extends = "{path}"\n{required}')
+    alone = tmp_path / "alone.toml"
+    alone.write_text(required)
+    found, usual = flat(load(str(mine))), flat(load(str(alone)))
+    changed = {key for key, value in found.items() if value != usual[key]}
+    memory = {"model.fp8", "model.t5_fp8", "gradient.checkpointing", "gradient.recompute", "sample.every"}
+    assert {"model.fp8", "gradient.checkpointing"} <= changed <= memory
