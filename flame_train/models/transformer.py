@@ -73,17 +73,17 @@ def _merged(x_BHLD: Tensor) -> Tensor:
 
 
 def feed_forward(first: nn.Linear, second: nn.Linear, x: Tensor) -> Tensor:
-    """second(gelu(first(x))), the tanh formula: one op where neither is adapted.
+    """second(gelu(first(x))), the tanh formula: one op where neither is adapted and both are stored alike.
 
     Otherwise what the second is given, and then needs for a gradient, is made again out of what the first made.
     """
-    if first.adapter is not None or second.adapter is not None:
-        return second(rebuild(_gelu, first(x)))
-    a, b = first.weight, second.weight
-    if isinstance(a, nn.Fp8Weight) and isinstance(b, nn.Fp8Weight):
+    plain, a, b = first.adapter is second.adapter is None, first.weight, second.weight
+    if plain and isinstance(a, Tensor) and isinstance(b, Tensor):
+        return F.feed_forward(x, a, first.bias, b, second.bias)
+    if plain and isinstance(a, nn.Fp8Weight) and isinstance(b, nn.Fp8Weight) and a.dynamic == b.dynamic:
         layers = a.codes, a.scales, first.bias, b.codes, b.scales, second.bias
         return F.fp8_feed_forward(x, *layers, dynamic=a.dynamic)
-    return F.feed_forward(x, a, first.bias, b, second.bias)
+    return second(rebuild(_gelu, first(x)))
 
 
 def _gelu(x: Tensor) -> Tensor:

@@ -12,10 +12,12 @@ import pytest
 import flame_train.engine as flame
 from flame_train.adapters.lora import attach
 from flame_train.engine import Frozen, Tensor, nn
+from flame_train.engine import functional as F
 from flame_train.engine.dtype import bfloat16, float32, float64
 from flame_train.models.flux import Flux, FluxArch
 from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
 from flame_train.models.t5 import T5Arch, T5Encoder
+from flame_train.models.transformer import feed_forward
 from flame_train.models.unet_sdxl import UNet, UNetArch
 from tests.engine.ops.test_fp8 import by_ml_dtypes
 
@@ -189,3 +191,16 @@ def test_what_is_stored_in_two_ways_is_not_joined() -> None:
     x = flame.tensor(np.random.default_rng(0).standard_normal((3, q.in_features), np.float32))
     for together, alone in zip(nn.linears([q, k, v], x), (q(x), k(x), v(x)), strict=True):
         np.testing.assert_array_equal(together.numpy(), alone.numpy())
+
+
+def test_a_feed_forward_network_stored_in_two_ways_is_its_two_layers() -> None:
+    rng, layers = np.random.default_rng(0), [nn.Linear(8, 12), nn.Linear(12, 8)]
+    for layer in layers:
+        layer.init(rng, float64)
+    x = flame.tensor(rng.standard_normal((3, 8)))
+    layers[1].pack(dynamic=False)
+    want = layers[1](F.gelu(layers[0](x), approximate="tanh")).numpy()
+    np.testing.assert_array_equal(feed_forward(*layers, x).numpy(), want)
+    layers[0].pack(dynamic=True)
+    want = layers[1](F.gelu(layers[0](x), approximate="tanh")).numpy()
+    np.testing.assert_array_equal(feed_forward(*layers, x).numpy(), want)
