@@ -2,13 +2,13 @@
 
 By itself that is storage: products are those of the weight as it is given back, in the activations' dtype. With
 `dynamic` the activations' rows are rounded to e4m3 as well, and so are the gradients', each row by its own largest
-number: products are then of 8 bits by 8 bits, added up in full, at some twice the rate.
+number: products are then of 8 bits by 8 bits, at some twice the rate; `docs/numerics.md` says how they are added up.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from .e4m3 import decoded, encoded, factors, rounded
 from .matmul import added_product, check_linear, rows_product
 
 _HEADER, _BLOCK, _TILE = "fp8.cuh", 256, 64  # as there
+_LONGEST = 1 << 16  # of a row, which one block's registers keep; and there are as many ones, see kernels.py
 
 
 @primitive(multiple=True)
@@ -61,8 +62,7 @@ def fp8_dequantize(xp: Any, codes: Array, scales: Array, dtype: DType) -> Array:
     """The numbers (..., C) that `fp8_quantize` stored, in dtype"""
     _check_stored(codes, scales, "fp8_dequantize")
     dtype = as_dtype(dtype)
-    work = compute_dtype(dtype)
-    return (decoded(xp, codes, work) * factors(scales, work)[..., None]).astype(dtype)
+    return weight_of(xp, codes, scales, compute_dtype(dtype)).astype(dtype)
 
 
 fp8_dequantize.nograd("codes", "scales")
@@ -179,6 +179,8 @@ def _() -> Iterator[ErrorSample]:
 def _rows_to_encode(input: Array) -> str:
     if input.ndim == 0 or input.size == 0 or input.size >= 2**31:
         return "nothing to encode, or too much"
+    if input.shape[-1] > _LONGEST:
+        return f"rows of {input.shape[-1]} are longer than {_LONGEST}"
     return conditions.same(conditions.AT_MOST_FP32, input)
 
 
@@ -204,7 +206,7 @@ def encode(
 
 
 def _codes_to_decode(codes: Array, scales: Array, dtype: DType) -> str:
-    if codes.dtype != uint8 or scales.dtype != uint32 or scales.shape != codes.shape[:-1]:
+    if not codes.ndim or (codes.dtype, scales.dtype) != (uint8, uint32) or scales.shape != codes.shape[:-1]:
         return "arguments that are refused"
     if as_dtype(dtype) not in conditions.AT_MOST_FP32:
         return f"no kernel for {dtype}"
@@ -254,8 +256,8 @@ def products(input: Array, codes: Array, dynamic: bool, *others: Array | None) -
     """Why cuBLASLt makes no product of 8 bits; empty when it does."""
     if not dynamic:
         return "products of 8 bits are not asked for"
-    if input.ndim < 2 or input.size == 0 or any(n % 16 for n in codes.shape):
-        return f"a weight of shape {tuple(codes.shape)}: expected multiples of 16"
+    if input.ndim < 2 or input.size == 0 or any(n % 16 or n > _LONGEST for n in codes.shape):
+        return f"a weight of shape {tuple(codes.shape)}: expected multiples of 16, up to {_LONGEST}"
     if int(input.device.compute_capability) != 90:
         return "a factor a row needs compute capability 9.0"
     return conditions.same(conditions.LOW, input, *others)
@@ -268,20 +270,20 @@ def fits(input: Array, codes: Array, scales: Array, residual: Array | None = Non
     return stored and (residual is None or residual.shape == (*input.shape[:-1], codes.shape[0]))
 
 
-def _by_storage(
-    input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None, dynamic: bool
-) -> str:  # fmt: skip
-    if not fits(input, codes, scales, residual):
-        return "arguments that are refused"
-    return storage(input, codes, dynamic, bias, residual)
+def _by(way: Callable[..., str]) -> Callable[..., str]:
+    """The condition of a layer's products by `storage` or by `products`."""
+
+    def condition(
+        input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None, dynamic: bool
+    ) -> str:  # fmt: skip
+        if not fits(input, codes, scales, residual):
+            return "arguments that are refused"
+        return way(input, codes, dynamic, bias, residual)
+
+    return condition
 
 
-def _by_products(
-    input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None, dynamic: bool
-) -> str:  # fmt: skip
-    if not fits(input, codes, scales, residual):
-        return "arguments that are refused"
-    return products(input, codes, dynamic, bias, residual)
+_by_storage, _by_products = _by(storage), _by(products)
 
 
 @fp8_linear.cuda("cublaslt", when=_by_storage)

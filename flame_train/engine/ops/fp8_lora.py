@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -133,18 +133,19 @@ def _alike(
     return conditions.same(conditions.AT_MOST_FP32, input, *downs, *ups, bias, residual)
 
 
-def _by_storage(
-    input: Array, codes: Sequence[Array], scales: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array],
-    bias: Array | None, residual: Array | None, dynamic: bool,
-) -> str:  # fmt: skip
-    return _alike(input, codes, scales, downs, ups, bias, residual) or storage(input, codes[0], dynamic)
+def _by(way: Callable[..., str]) -> Callable[..., str]:
+    """The condition of all layers' products by `storage` or by `products`."""
+
+    def condition(
+        input: Array, codes: Sequence[Array], scales: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array],
+        bias: Array | None, residual: Array | None, dynamic: bool,
+    ) -> str:  # fmt: skip
+        return _alike(input, codes, scales, downs, ups, bias, residual) or way(input, codes[0], dynamic)
+
+    return condition
 
 
-def _by_products(
-    input: Array, codes: Sequence[Array], scales: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array],
-    bias: Array | None, residual: Array | None, dynamic: bool,
-) -> str:  # fmt: skip
-    return _alike(input, codes, scales, downs, ups, bias, residual) or products(input, codes[0], dynamic)
+_by_storage, _by_products = _by(storage), _by(products)
 
 
 def _given_back(k: Any, codes: Sequence[Array], scales: Sequence[Array], like: Array) -> Array:

@@ -135,3 +135,14 @@ def test_a_feed_forward_network_is_two_products_each_way(
     (g,) = flame.grad([y], [x], [flame.tensor(np.ones(y.shape), BF16, "cuda")])
     assert (g.shape, g.dtype) == (x.shape, BF16)
     assert asked[2:] == [(not dynamic, dynamic), (False, dynamic)]
+
+
+@pytest.mark.parametrize(("shape", "chosen"), [((16, 1 << 16), "fp8"), ((16, (1 << 16) + 16), "reference")])
+def test_rows_longer_than_what_lies_ready_for_them_are_left(gpu: Any, shape: tuple[int, int], chosen: str) -> None:
+    codes, scales = gpu.empty(shape, np.dtype(np.uint8)), gpu.empty(shape[:1], np.dtype(np.uint32))
+    x = flame.tensor(np.zeros((2, shape[1])), BF16, "cuda")
+    found = explain(REGISTRY["fp8_linear"], x, flame.Tensor(codes), flame.Tensor(scales), dynamic=True)
+    assert [impl for impl, why in found if why == "chosen"] == [chosen]
+    assert len(gpu.kernels.ones) >= 1 << 16
+    encoder = [impl for impl, why in explain(REGISTRY["fp8_quantize"], x) if why == "chosen"]
+    assert encoder == ["flame" if chosen == "fp8" else "reference"]
