@@ -47,8 +47,11 @@ __device__ __forceinline__ void from_two(float a, float b, fp16* y) {
 }
 #endif
 
-// The same to e4m3, of numbers up to 448, where the card can.
+// The same to e4m3, of numbers up to 448, and one of these back, where the card can.
 #if __CUDA_ARCH__ >= 890
+#define OF_E4M3(bits, f) \
+  asm("{.reg .b32 two; .reg .b16 low, high; cvt.rn.f16x2.e4m3x2 two, %1; mov.b32 {low, high}, two;" \
+      "cvt.f32.f16 %0, low;}" : "=f"(f) : "h"(static_cast<unsigned short>(bits)))
 #define E4M3_OF_TWO(a, b, y) \
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(*reinterpret_cast<unsigned short*>(y)) : "f"(b), "f"(a))
 #endif

@@ -14,9 +14,15 @@ __device__ __forceinline__ float factor_of(float largest) {
 }
 
 __device__ __forceinline__ float to_float(e4m3 x) {
+#ifdef OF_E4M3
+  float f;
+  OF_E4M3(x.bits, f);
+  return f;
+#else
   const int binade = (x.bits >> 3) & 15, bits = (binade + 120) << 23 | (x.bits & 7) << 20;
   const float f = binade ? __int_as_float(bits) : (x.bits & 7) * 0.001953125f;
   return x.bits & 128 ? -f : f;
+#endif
 }
 __device__ __forceinline__ void from_float(float x, e4m3& y) {
   const int bits = __float_as_int(x), binade = max(((bits >> 23) & 0xff) - 127, -6);

@@ -1,22 +1,7 @@
-// Rows of e4m3 given back, and columns for rows.
+// Columns of e4m3 as rows.
 //
-// Contract: operands are dense; WIDTH divides a row's length and packets of WIDTH elements are aligned. Factors are the
-// bits of a float.
+// Contract: operands are dense and 16-byte aligned.
 #pragma once
-
-// A thread a packet; `along` packets are a row.
-extern "C" __global__ void __launch_bounds__(256) decode(
-    const e4m3* __restrict__ codes, const unsigned* __restrict__ scales, T* __restrict__ y, const unsigned packets,
-    const unsigned along, const unsigned along_magic, const unsigned along_shift) {
-  const unsigned p = blockIdx.x * 256 + threadIdx.x;
-  if (p >= packets) return;
-  const float factor = __uint_as_float(scales[Divisor{along, along_magic, along_shift}.quotient(p)]);
-  const Packet<e4m3, WIDTH> q = *reinterpret_cast<const Packet<e4m3, WIDTH>*>(codes + (long long)p * WIDTH);
-  float f[WIDTH];
-#pragma unroll
-  for (int i = 0; i < WIDTH; i++) f[i] = to_float(q.e[i]) * factor;
-  store<T, WIDTH>(y + (long long)p * WIDTH, f);
-}
 
 // y (width, rows), x's columns: by tiles of 64 x 64. Both sizes are multiples of 16. grid (tiles across, tiles down)
 extern "C" __global__ void __launch_bounds__(256) turn(

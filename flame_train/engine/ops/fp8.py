@@ -7,7 +7,6 @@ number: products are then of 8 bits by 8 bits, at some twice the rate; `docs/num
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +14,6 @@ import numpy as np
 
 from ...errors import ShapeError
 from ..backend.cuda.programs import Operands, Program, Table
-from ..backend.cuda.rows import divisor
 from ..dtype import Array, DType, as_dtype, bfloat16, compute_dtype, float32, uint8, uint32
 from ..graph import Held, Into, Plus
 from ..op import ErrorSample, Sample, primitive, sample
@@ -220,16 +218,8 @@ def _(k: Any, codes: Array, scales: Array, dtype: DType) -> Array:
 
 def decode(k: Any, codes: Array, scales: Array, dtype: DType) -> Array:
     """What is stored, in a dtype."""
-    codes, scales = k.rows_first(codes), k.rows_first(scales)
-    made, width = k.empty(codes.shape, dtype), codes.shape[-1]
-    packet = math.gcd(width, 8)
-    sizes = np.uint32(codes.size // packet), *divisor(width // packet)
-    grid = (-(-codes.size // packet // _BLOCK),)
-    k.launch_typed(
-        _HEADER, "decode", {"T": dtype, "WIDTH": packet}, grid, _BLOCK,
-        (codes, scales, made, *sizes),
-    )  # fmt: skip
-    return made
+    factor = scales.view(float32)[..., None]
+    return k.elementwise(("codes * factor",), {"codes": codes, "factor": factor}, (dtype,))[0]
 
 
 def turned(k: Any, codes: Array) -> Array:
