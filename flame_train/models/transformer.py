@@ -25,7 +25,7 @@ def run_again(recompute: Recompute) -> bool:
     return recompute in ("blocks", "blocks_offloaded")
 
 
-def again(block: Callable[..., Outputs], recompute: Recompute, *inputs: Tensor) -> Outputs:
+def again(block: Callable[..., Outputs], recompute: Recompute, *inputs: Tensor | None) -> Outputs:
     """A block of which only the inputs are kept."""
     return checkpoint(block, *inputs, offload=recompute == "blocks_offloaded")
 

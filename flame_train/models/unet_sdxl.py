@@ -154,11 +154,34 @@ class ResBlock(nn.Module):
         if self.has_skip:
             self.skip_connection = nn.Conv2d(in_channels, out_channels, 1)
 
-    def forward(self, x_BHWC: Tensor, silu_emb_BE: Tensor) -> Tensor:
+    def forward(self, x_BHWC: Tensor, silu_emb_BE: Tensor, skip_BHWC: Tensor | None = None) -> Tensor:
+        """The block's result for x with what came past lower resolutions behind its channels, if anything did."""
         emb_BC = self.emb_layers[1](silu_emb_BE)
-        h_BHWC = self.in_layers[2](self.in_layers[0](x_BHWC)) + emb_BC[:, None, None, :]
-        h_BHWC = self.out_layers[3](self.out_layers[0](h_BHWC))
-        return (self.skip_connection(x_BHWC) if self.has_skip else x_BHWC) + h_BHWC
+        h_BHWC = self.in_layers[2](_opened(self.in_layers[0], x_BHWC, other=skip_BHWC))
+        h_BHWC = self.out_layers[3](_opened(self.out_layers[0], h_BHWC, shift=emb_BC))
+        return self._shortcut(x_BHWC, skip_BHWC, h_BHWC)
+
+    def _shortcut(self, x_BHWC: Tensor, skip_BHWC: Tensor | None, h_BHWC: Tensor) -> Tensor:
+        """h and the input, by a product that reads both of its parts where they lie and adds to h."""
+        if not self.has_skip:
+            return x_BHWC + h_BHWC
+        conv = self.skip_connection
+        if conv.adapter is not None:
+            return conv(x_BHWC if skip_BHWC is None else F.cat([x_BHWC, skip_BHWC], dim=-1)) + h_BHWC
+        weight, own = conv.weight[:, :, 0, 0], x_BHWC.shape[-1]
+        if skip_BHWC is not None:
+            h_BHWC = F.linear_add(skip_BHWC, weight[:, own:], None, h_BHWC)
+        return F.linear_add(x_BHWC, weight[:, :own], conv.bias, h_BHWC)
+
+
+def _opened(
+    norm: nn.GroupNorm, x_BHWC: Tensor, other: Tensor | None = None, shift: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """silu(norm([x, other] + shift)), which are not put together first."""
+    made: Tensor = F.cat_group_norm_silu(
+        x_BHWC, other, norm.num_groups, norm.weight, norm.bias, shift=shift, eps=norm.eps
+    )
+    return made
 
 
 class Downsample(nn.Module):
@@ -270,8 +293,7 @@ class UNet(nn.Module):
             skips.append(h_BHWC)
         h_BHWC = self._run(self.middle_block, h_BHWC, silu_emb_BE, text)
         for stage in self.output_blocks:
-            h_BHWC = F.cat([h_BHWC, skips.pop()], dim=-1)
-            h_BHWC = self._run(stage, h_BHWC, silu_emb_BE, text)
+            h_BHWC = self._run(stage, h_BHWC, silu_emb_BE, text, skips.pop())
         return self.out[2](self.out[0](h_BHWC))
 
     def shared_inputs(self) -> list[list[nn.Linear]]:
@@ -304,11 +326,17 @@ class UNet(nn.Module):
         label = self.label_emb[0]
         return last(F.silu(first(t_BE))) + label[2](F.silu(label[0](vector_BE)))
 
-    def _run(self, stage: nn.ModuleList, h_BHWC: Tensor, silu_emb_BE: Tensor, text: TextKeys) -> Tensor:
-        """One numbered block of the checkpoint: residual block, transformer, resampling, in its order."""
+    def _run(
+        self, stage: nn.ModuleList, h_BHWC: Tensor, silu_emb_BE: Tensor, text: TextKeys,
+        skip_BHWC: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """One numbered block of the checkpoint: residual block, transformer, resampling, in its order.
+
+        On the way up the residual block also takes what a block of the way down has left.
+        """
         for part in stage:
             if isinstance(part, ResBlock):
-                inputs = h_BHWC, silu_emb_BE
+                inputs = h_BHWC, silu_emb_BE, skip_BHWC
                 h_BHWC = again(part, self.recompute, *inputs) if run_again(self.recompute) else part(*inputs)
             elif isinstance(part, SpatialTransformer):
                 h_BHWC = part(h_BHWC, text, self.recompute)

@@ -27,10 +27,11 @@ on its way."""
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A part of the network and the latent pixels it works on."""
+    """A part of the network, the latent pixels that it makes, and the channels that reach it past lower resolutions."""
 
     part: nn.Module
     pixels: int
+    skip: int = 0
 
 
 def activation_bytes(unet: UNet, load: Load) -> int:
@@ -54,14 +55,19 @@ def kept(unet: UNet, load: Load) -> int:
 
 def _walk(unet: UNet, load: Load) -> Iterator[_Place]:
     """Every part on the way down, through the middle and up again."""
-    pixels = load.bucket[0] * load.bucket[1] // 64
+    pixels, width = load.bucket[0] * load.bucket[1] // 64, unet.arch.model_channels
     for stage in (*unet.input_blocks, unet.middle_block, *unet.output_blocks):
         for part in stage:
             if isinstance(part, Downsample):
                 pixels //= 4
             elif isinstance(part, Upsample):
                 pixels *= 4
-            yield _Place(part, pixels)
+            if isinstance(part, ResBlock):
+                first = part.in_layers[2]
+                yield _Place(part, pixels, first.in_channels - width)
+                width = first.out_channels
+            else:
+                yield _Place(part, pixels)
 
 
 def _image(place: _Place) -> int:
@@ -86,10 +92,13 @@ def _in_block(place: _Place, load: Load) -> dict[str, int]:
 
 def _kept(place: _Place, load: Load) -> int:
     part, recompute = place.part, load.recompute
+    if isinstance(part, Downsample):  # no gradient wants its input, but the way up does, as all blocks' before it
+        return 0 if recompute == "blocks_offloaded" else 4 * place.pixels * part.op.in_channels
     if isinstance(part, ResBlock):
         first = part.in_layers[2]
-        of_input = {"blocks": first.in_channels, "blocks_offloaded": 0}
-        return place.pixels * of_input.get(recompute, first.in_channels + first.out_channels)
+        own = first.in_channels - place.skip
+        of_input = {"blocks": own, "blocks_offloaded": 0}
+        return place.pixels * of_input.get(recompute, own + first.out_channels)
     if isinstance(part, SpatialTransformer):
         width, depth = part.proj_in.in_features, len(part.transformer_blocks)
         text = 0 if recompute == "blocks_offloaded" else 2 * _TEXT * width

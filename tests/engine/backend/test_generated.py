@@ -24,7 +24,7 @@ from flame_train.engine.backend.cuda import nvrtc
 from flame_train.engine.check import generator
 from flame_train.engine.dtype import is_float
 from flame_train.engine.op import REGISTRY, Op, Sample, sample
-from flame_train.engine.ops import norm
+from flame_train.engine.ops import norm_launch
 from flame_train.engine.ops.finite import Broken
 from flame_train.engine.sample import materialise, tensor_arguments
 
@@ -214,24 +214,34 @@ def test_values_and_gradients(gpu: Any, dtype: Any, tmp_path: Path, monkeypatch:
     assert not wrong
 
 
-@pytest.mark.parametrize("name", ["group_norm", "group_norm_silu"])
+def opened(name: str, given: dict[str, flame.Tensor]) -> flame.Tensor:
+    """A norm of eight groups, of one array or of two with what is added to them."""
+    if "other" not in given:
+        made: flame.Tensor = getattr(F, name)(given["input"], 8, given["weight"], given["bias"], layout="NHWC")
+        return made
+    return F.cat_group_norm_silu(given["input"], given["other"], 8, given["weight"], given["bias"], given["shift"])
+
+
+@pytest.mark.parametrize("name", ["group_norm", "group_norm_silu", "cat_group_norm_silu"])
 def test_group_norms(gpu: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three blocks an image that wait for each other, one, one for several images; all, some and few pixels kept."""
     kernels, grids = Kernels(tmp_path), set[tuple[int, ...]]()
-    plan = norm._Plan.__init__
+    plan = norm_launch.Plan.__init__
 
     def planned(self: Any, *args: Any) -> None:
         plan(self, *args)
         grids.add(self.grid)
 
-    monkeypatch.setattr(norm._Plan, "__init__", planned)
+    monkeypatch.setattr(norm_launch.Plan, "__init__", planned)
 
     def found(shape: tuple[int, ...], wanted: list[str], device: str, kind: Any) -> list[np.ndarray]:
         rng, channels = generator(name, sum(shape)), shape[-1]
-        drawn = {"input": 2.0 + rng.standard_normal(shape)}
-        drawn |= {n: rng.standard_normal(channels) for n in ("weight", "bias")}
+        whole, split = 2.0 + rng.standard_normal(shape), channels - channels // 16 * 8
+        drawn = {n: rng.standard_normal(channels) for n in ("weight", "bias")}
+        drawn |= {"input": whole[..., :split], "other": whole[..., split:]} if "cat" in name else {"input": whole}
+        drawn |= {"shift": rng.standard_normal((shape[0], channels))} if "cat" in name else {}
         given = {n: flame.tensor(v, kind, device, requires_grad=n in wanted) for n, v in drawn.items()}
-        made = [getattr(F, name)(given["input"], 8, given["weight"], given["bias"], layout="NHWC") for _ in range(2)]
+        made = [opened(name, given) for _ in range(2)]
         # They arrive twice, so that gradients are added to held ones as well.
         cotangents = [flame.tensor(rng.standard_normal(shape), kind, device)] * 2
         return [t.numpy() for t in (made[0], *flame.grad(made, [given[n] for n in wanted], cotangents))]
@@ -239,7 +249,9 @@ def test_group_norms(gpu: Any, name: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(gpu.kernels._modules, "generated", kernels.generated)
     monkeypatch.setattr(gpu.kernels._modules, "get", kernels.get)
     shapes = [((2, 9, 7, 64), 2), ((3, 40, 40, 16), 2), ((2, 5, 3, 72), 2), ((2, 12, 11, 512), 7)]
-    wanted = [names.split() for names in ("input weight bias", "input", "weight", "bias input")]
+    asked = "input weight bias", "input", "weight", "bias input"
+    asked = ("other input weight bias", "other", *asked[1:]) if "cat" in name else asked
+    wanted = [names.split() for names in asked]
     cases = [(shape, names, cores) for shape, cores in shapes for names in wanted]
     for shape, names, cores in cases:
         monkeypatch.setattr(gpu.kernels, "multiprocessors", cores)
