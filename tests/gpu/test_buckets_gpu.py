@@ -17,14 +17,17 @@ from flame_train.training.step import micro, update
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("model", ["sdxl-tiny", "sd3-tiny", "flux-tiny"])
-def test_twenty_buckets_neither_grow_nor_are_captured_again(model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "rule"),
+    [("sdxl-tiny", BucketRule(512)), ("sd3-tiny", BucketRule(128, 16, 64, 192)), ("flux-tiny", BucketRule(512))],
+)
+def test_many_buckets_neither_grow_nor_are_captured_again(model: str, rule: BucketRule) -> None:
     """In the order of a run: a bucket's first step comes after others' were captured, and works in their memory."""
-    trial, runs = bench.Trial(model, resolution=512, batch=2, rank=4), []
+    trial, runs = bench.Trial(model, resolution=rule.resolution, batch=2, rank=4), []
     p = bench.prepare(trial)
     after = capture(lambda: update(p.state), "cuda")
     steps: list[Callable[[], None]] = []
-    for bucket in sorted(BucketRule(512).buckets, key=math.prod, reverse=True)[:20]:
+    for bucket in sorted(rule.buckets, key=math.prod, reverse=True)[:20]:
         here = bench.random_batch(p.subject, p.network, trial, bucket)
         batch = Batch(here, p.backend, p.state.dtype)
         batch.fill(here)
@@ -34,7 +37,7 @@ def test_twenty_buckets_neither_grow_nor_are_captured_again(model: str) -> None:
             micro(p.state, batch)
 
         steps.append(capture(step, "cuda"))
-    assert len(steps) == 20
+    assert len(steps) > 10
     live, peaks = [], []
     for i, run in enumerate(steps):
         for _ in range(2):

@@ -6,12 +6,14 @@ never reach a tensor outside, or a replay would overwrite it. All graphs share t
 another on one stream and leave nothing in it that is read later.
 
 Where graphs live, the eager run of another step takes its memory there too: beside theirs it would be a second step's.
-That is right as long as nothing of it outlives the run, which is looked at. What does (a table made at first use)
-stands where an earlier graph may write, so those graphs are recorded anew, around it.
+That is right as long as nothing of it outlives the run, which is looked at: what is copied from the host, as tables are
+at their first use, lies apart from it. Anything else that stays stands where an earlier graph may write, so those graphs
+are recorded anew, around it.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -55,10 +57,11 @@ class _Captured:
         before, room = pool.used_bytes(), scratch.room
         with backend.graph_memory():
             self._fn()
-        kept = pool.used_bytes() - before
         if scratch.room is not room:  # holds nothing from one op to the next
-            kept -= scratch.room.data.mem.size
-        if kept > 0:
+            before += scratch.room.data.mem.size
+        if pool.used_bytes() > before:
+            gc.collect()  # who makes plans leaves cycles
+        if pool.used_bytes() > before:
             for other in list(backend.graphs):
                 other.forget()
         return 0

@@ -67,7 +67,8 @@ class CudaBackend:
         dense = host.transpose(order)
         if not dense.flags.c_contiguous:
             order, dense = list(range(host.ndim)), np.ascontiguousarray(host)
-        array = self.empty(dense.shape, dense.dtype)
+        with self.xp.cuda.using_allocator(self._malloc):  # it may be kept, and so never lies where graphs work
+            array = self.empty(dense.shape, dense.dtype)
         array.set(dense, stream=self.stream)
         return array.transpose([order.index(i) for i in range(host.ndim)])
 
