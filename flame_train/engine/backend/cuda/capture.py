@@ -6,8 +6,8 @@ never reach a tensor outside, or a replay would overwrite it. All graphs share t
 another on one stream and leave nothing in it that is read later.
 
 Where graphs live, the eager run of another step takes its memory there too: beside theirs it would be a second step's.
-That is right as long as nothing of it outlives the run, which is looked at: what is copied from the host, as tables are
-at their first use, lies apart from it. Anything else that stays stands where an earlier graph may write, so those graphs
+That is right as long as nothing of it outlives the run, which is looked at: what is copied from the host, as tables
+are at their first use, lies apart. Anything else that stays stands where an earlier graph may write, so those graphs
 are recorded anew, around it.
 """
 
