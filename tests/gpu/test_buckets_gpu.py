@@ -18,16 +18,20 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize(
-    ("model", "rule"),
-    [("sdxl-tiny", BucketRule(512)), ("sd3-tiny", BucketRule(128, 16, 64, 192)), ("flux-tiny", BucketRule(512))],
+    ("model", "rule", "most"),
+    [
+        ("sdxl-tiny", BucketRule(512), 20),
+        ("sd3-tiny", BucketRule(128, 16, 64, 192), 6),
+        ("flux-tiny", BucketRule(512), 6),
+    ],
 )
-def test_many_buckets_neither_grow_nor_are_captured_again(model: str, rule: BucketRule) -> None:
+def test_many_buckets_neither_grow_nor_are_captured_again(model: str, rule: BucketRule, most: int) -> None:
     """In the order of a run: a bucket's first step comes after others' were captured, and works in their memory."""
     trial, runs = bench.Trial(model, resolution=rule.resolution, batch=2, rank=4), []
     p = bench.prepare(trial)
     after = capture(lambda: update(p.state), "cuda")
     steps: list[Callable[[], None]] = []
-    for bucket in sorted(rule.buckets, key=math.prod, reverse=True)[:20]:
+    for bucket in sorted(rule.buckets, key=math.prod, reverse=True)[:most]:
         here = bench.random_batch(p.subject, p.network, trial, bucket)
         batch = Batch(here, p.backend, p.state.dtype)
         batch.fill(here)
@@ -37,7 +41,7 @@ def test_many_buckets_neither_grow_nor_are_captured_again(model: str, rule: Buck
             micro(p.state, batch)
 
         steps.append(capture(step, "cuda"))
-    assert len(steps) > 10
+    assert len(steps) == most
     live, peaks = [], []
     for i, run in enumerate(steps):
         for _ in range(2):
