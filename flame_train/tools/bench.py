@@ -19,7 +19,7 @@ from flame_train.engine.dtype import DType, as_dtype
 from flame_train.engine.mode import deterministic
 from flame_train.engine.random import bits, uniform_of
 from flame_train.errors import ConfigError
-from flame_train.models.transformer import Recompute, run_again
+from flame_train.models.recompute import Recompute, run_again
 from flame_train.recipes.pipeline import make_state
 from flame_train.recipes.plan import state_bytes
 from flame_train.training.batch import Batch, HostBatch

@@ -22,7 +22,7 @@ from flame_train.engine.rebuild import rebuild
 from flame_train.engine.sample import Values, materialise
 from flame_train.errors import ConfigError, EnvironmentFault
 from flame_train.models.mmdit_sd3 import Mmdit
-from flame_train.models.transformer import Recompute, run_again
+from flame_train.models.recompute import Recompute, run_again
 from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.recipes.memory_sdxl import kept
 from flame_train.tools import (
