@@ -41,6 +41,7 @@ Recompute = Annotated[
     Literal["nothing", "feed_forward", "blocks", "blocks_offloaded"],
     typer.Option("--recompute", help="As gradient.recompute in a config."),
 ]
+Only = Annotated[list[str] | None, typer.Option("--recompute-only", help="As gradient.recompute_only; repeatable.")]
 Fp8 = Annotated[Literal["off", "weights", "dynamic"], typer.Option("--fp8", help="As model.fp8 in a config.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, read headers only, print the plan.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -310,6 +311,7 @@ def bench_step(
     rank: Annotated[int, typer.Option("--rank", min=1)] = 16,
     precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
     recompute: Recompute = "nothing",
+    only: Only = None,
     deterministic: Annotated[
         bool, typer.Option("--deterministic/--not-deterministic", help="As train.deterministic in a config.")
     ] = True,
@@ -330,7 +332,7 @@ def bench_step(
     from flame_train.tools import bench as tool
     from flame_train.tools import bench_sweep
 
-    trial = tool.Trial(model, resolution, batch, rank, precision, recompute, device, deterministic, fp8)
+    trial = tool.Trial(model, resolution, batch, rank, precision, recompute, device, deterministic, fp8, only or ())
     if sweep and against:
         raise typer.BadParameter("a sweep measures this program alone; leave one of --sweep and --against out")
     if sweep:
@@ -349,6 +351,7 @@ def bench_memory(
     rank: Annotated[int, typer.Option("--rank", min=1)] = 16,
     precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
     recompute: Recompute = "nothing",
+    only: Only = None,
     fp8: Fp8 = "off",
     device: Device = "cuda",
     as_json: AsJson = False,
@@ -358,7 +361,9 @@ def bench_memory(
     from flame_train.tools import bench_memory as tool
     from flame_train.tools.bench import Trial
 
-    result = tool.run(Trial(model, resolution, batch, rank, precision, recompute, device, fp8=fp8))
+    result = tool.run(
+        Trial(model, resolution, batch, rank, precision, recompute, device, fp8=fp8, recompute_only=only or ())
+    )
     show(result, as_json, tool.table(result))
 
 

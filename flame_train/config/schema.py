@@ -216,6 +216,9 @@ class GradientSection(Section):
         "blocks",
         "what checkpointing recomputes: all, its inputs kept on the device or on the host, or the widest layers alone",
     )
+    recompute_only: tuple[str, ...] = field(
+        (), "globs over block names (output_blocks.*, single_blocks.1?): only these are recomputed; empty: all"
+    )
 
 
 class TrainSection(Section):

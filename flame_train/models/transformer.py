@@ -7,28 +7,14 @@ Shape letters: B batch, L image positions, T text positions, C channels, H heads
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Final, Literal, TypeVar
+from typing import Final
 
 from flame_train.engine import Tensor, checkpoint, nn, rebuild
 from flame_train.engine import functional as F
 
-Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, ...])
-
-Recompute = Literal["nothing", "feed_forward", "blocks", "blocks_offloaded"]
-"""What is run again in the backward pass instead of being kept; the inputs of offloaded blocks wait on the host."""
-
-
-def run_again(recompute: Recompute) -> bool:
-    """Whether whole blocks are."""
-    return recompute in ("blocks", "blocks_offloaded")
-
-
-def again(block: Callable[..., Outputs], recompute: Recompute, *inputs: Tensor | None) -> Outputs:
-    """A block of which only the inputs are kept."""
-    return checkpoint(block, *inputs, offload=recompute == "blocks_offloaded")
-
+from .recompute import Block
 
 SMALL: Final = 8 << 20
 """Bytes from which a result is made again instead of kept: below, it is a kernel's launch that takes the time."""
@@ -137,7 +123,7 @@ class FeedForward(nn.Module):
         return self.net[2](self.net[0](x_BLC), residual_BLC)
 
 
-class TransformerBlock(nn.Module):
+class TransformerBlock(Block):
     """Self attention, cross attention and feed-forward, each behind a layer norm and around a residual."""
 
     def __init__(self, channels: int, context_dim: int, head_dim: int) -> None:
@@ -146,13 +132,11 @@ class TransformerBlock(nn.Module):
         self.attn2 = Attention(channels, context_dim, head_dim)
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(channels) for _ in range(3))
 
-    def forward(self, x_BLC: Tensor, k_BTC: Tensor, v_BTC: Tensor, recompute: Recompute = "nothing") -> Tensor:
+    def forward(self, x_BLC: Tensor, k_BTC: Tensor, v_BTC: Tensor) -> Tensor:
         """k and v are the text's, as this block's cross attention projects it."""
-        if run_again(recompute):
-            return again(self, recompute, x_BLC, k_BTC, v_BTC)
         x_BLC = self.attn1(remade(self.norm1, x_BLC), None, x_BLC)
         x_BLC = self.attn2(remade(self.norm2, x_BLC), (k_BTC, v_BTC), x_BLC)
-        return checkpoint(self._feed_forward, x_BLC) if recompute == "feed_forward" else self._feed_forward(x_BLC)
+        return checkpoint(self._feed_forward, x_BLC) if self.recompute == "feed_forward" else self._feed_forward(x_BLC)
 
     def _feed_forward(self, x_BLC: Tensor) -> Tensor:
         return self.ff(remade(self.norm3, x_BLC), x_BLC)
@@ -173,9 +157,9 @@ class SpatialTransformer(nn.Module):
         )
         self.proj_out = nn.Linear(channels, channels)
 
-    def forward(self, x_BHWC: Tensor, text: TextKeys, recompute: Recompute) -> Tensor:
+    def forward(self, x_BHWC: Tensor, text: TextKeys) -> Tensor:
         B, H, W, C = x_BHWC.shape
         h_BLC = self.proj_in(self.norm(x_BHWC).reshape(B, H * W, C))
         for block in self.transformer_blocks:
-            h_BLC = block(h_BLC, *text[block], recompute)
+            h_BLC = block(h_BLC, *text[block])
         return self.proj_out(h_BLC, x_BHWC.reshape(B, H * W, C)).reshape(B, H, W, C)

@@ -17,7 +17,8 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 
-from .transformer import Recompute, SpatialTransformer, TextKeys, TransformerBlock, again, linears_in, run_again
+from .recompute import Block, BlockNetwork
+from .transformer import SpatialTransformer, TextKeys, TransformerBlock, linears_in
 
 SIZE_EMBEDDING = 256  # the sinusoid's width for each of the six sizes
 SIZES = 6
@@ -127,11 +128,13 @@ def vector_conditioning(pooled_BE: Tensor, time_ids_B6: Tensor) -> Tensor:
     return F.cat([pooled_BE, size_conditioning(time_ids_B6, pooled_BE.dtype)], dim=-1)
 
 
-class ResBlock(nn.Module):
+class ResBlock(Block):
     """Two convolutions with the time embedding added between them, around a residual.
 
     The `None` entries stand for the checkpoint's activations and dropout, which hold no weights.
     """
+
+    has_feed_forward = False
 
     def __init__(self, in_channels: int, out_channels: int, emb_dim: int, groups: int) -> None:
         self.in_layers = nn.ModuleList(
@@ -204,16 +207,14 @@ class Upsample(nn.Module):
         return self.conv(F.upsample_nearest(x_BHWC, 2, layout="NHWC"))
 
 
-class UNet(nn.Module):
+class UNet(BlockNetwork):
     """Predicts the noise (or the velocity) in noised latents.
 
-    `recompute` may be set at any time: with "blocks" every residual and transformer block is run again during the
-    backward pass instead of keeping what happens inside it, with "feed_forward" the widest layers alone are.
+    Its blocks are the residual and transformer blocks; the latter alone have a feed-forward, the widest layers.
     """
 
     def __init__(self, arch: UNetArch) -> None:
         self.arch = arch
-        self.recompute: Recompute = "nothing"
         emb_dim = 4 * arch.model_channels
         self.time_embed = _mlp(arch.model_channels, emb_dim)
         self.label_emb = nn.ModuleList([_mlp(arch.adm_in_channels, emb_dim)])
@@ -336,10 +337,9 @@ class UNet(nn.Module):
         """
         for part in stage:
             if isinstance(part, ResBlock):
-                inputs = h_BHWC, silu_emb_BE, skip_BHWC
-                h_BHWC = again(part, self.recompute, *inputs) if run_again(self.recompute) else part(*inputs)
+                h_BHWC = part(h_BHWC, silu_emb_BE, skip_BHWC)
             elif isinstance(part, SpatialTransformer):
-                h_BHWC = part(h_BHWC, text, self.recompute)
+                h_BHWC = part(h_BHWC, text)
             else:
                 h_BHWC = part(h_BHWC)
         return h_BHWC

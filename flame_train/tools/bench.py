@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -19,11 +19,12 @@ from flame_train.engine.dtype import DType, as_dtype
 from flame_train.engine.mode import deterministic
 from flame_train.engine.random import bits, uniform_of
 from flame_train.errors import ConfigError
-from flame_train.models.transformer import Recompute, run_again
+from flame_train.models.recompute import BlockNetwork, Recompute, run_again
 from flame_train.recipes.pipeline import make_state
 from flame_train.recipes.plan import state_bytes
 from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.family import Load
+from flame_train.training.recompute import blocks_named
 from flame_train.training.step import FIGURES, State, micro, update
 
 from . import bench_torch_step
@@ -48,6 +49,7 @@ class Trial:
     device: str = "cuda"
     deterministic: bool = True
     fp8: nn.Fp8 = "off"
+    recompute_only: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +93,9 @@ def prepare(trial: Trial) -> Prepared:
         )
     backend, dtype = get_backend(trial.device), as_dtype(trial.precision)
     network = subject.build()
+    network.recompute_only(trial.recompute, _recomputed(network, trial))
     nn.check_fp8(trial.fp8, trial.device, dtype)
     randomise(network, dtype, backend, trial.fp8)
-    network.recompute = trial.recompute
     targets = resolve(network, config.lora.targets, subject.family.presets)
     attached = attach(network, targets, rank=trial.rank, alpha=float(trial.rank), seed=0)
     objective = subject.family.objective(config, trial.device)
@@ -108,6 +110,13 @@ def prepare(trial: Trial) -> Prepared:
     return Prepared(subject, network, state, device_batch, backend, len(targets), backend.memory().live, frozen)
 
 
+def _recomputed(network: BlockNetwork, trial: Trial) -> frozenset[str]:
+    """The blocks that are recomputed. Raises `ConfigError` where some are asked for and none can be."""
+    if trial.recompute_only and trial.recompute == "nothing":
+        raise ConfigError("--recompute-only: expected --recompute with it")
+    return blocks_named(network, trial.recompute, trial.recompute_only, "--recompute-only")
+
+
 def step(
     trial: Trial, against: Literal["torch", "torch-compiled"] | None = None, by_kind: bool = False
 ) -> dict[str, Any]:  # fmt: skip
@@ -115,8 +124,10 @@ def step(
 
     Returns milliseconds (medians), of those the host's, peak GiB, on a GPU the arithmetic done and its share of what
     the card reaches in one large matrix product, and the last step's figures; with `by_kind` on a GPU the time by kind
-    of kernel, and with `against` PyTorch's as well.
+    of kernel, and with `against` PyTorch's as well. Raises `ConfigError` for what no step can be made of.
     """
+    if trial.recompute_only and against:
+        raise ConfigError("PyTorch's blocks are all recomputed: leave one of --recompute-only and --against out")
     with deterministic(trial.deterministic):
         result = _step(trial, by_kind)
     if against is None:
@@ -185,7 +196,7 @@ def _figures(p: Prepared) -> dict[str, float]:
 def _predicted(p: Prepared, trial: Trial) -> int:
     """The peak as `--dry-run` would predict it."""
     bucket, itemsize = (trial.resolution, trial.resolution), p.state.dtype.itemsize
-    load = Load(bucket, trial.batch, itemsize, trial.recompute, trial.deterministic)
+    load = Load(bucket, trial.batch, itemsize, trial.recompute, trial.deterministic, _recomputed(p.network, trial))
     state = state_bytes(p.state.optimizer.arena.count, "adamw")
     return int(p.network.weight_bytes(itemsize, trial.fp8)) + state + p.subject.activations(p.network, load)
 

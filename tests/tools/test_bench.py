@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from flame_train.engine.rebuild import rebuild
 from flame_train.engine.sample import Values, materialise
 from flame_train.errors import ConfigError, EnvironmentFault
 from flame_train.models.mmdit_sd3 import Mmdit
-from flame_train.models.transformer import Recompute, run_again
+from flame_train.models.recompute import Recompute
 from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.recipes.memory_sdxl import kept
 from flame_train.tools import (
@@ -41,6 +42,7 @@ from flame_train.tools.bench_flops import op_flops
 from flame_train.tools.bench_models import find
 from flame_train.tools.bench_torch_models import yardstick
 from flame_train.training.family import Load
+from flame_train.training.recompute import blocks_named
 
 
 @pytest.mark.parametrize(
@@ -301,9 +303,24 @@ def test_a_sweep_is_not_held_against_anything(capsys: pytest.CaptureFixture[str]
     assert "leave one of --sweep and --against out" in " ".join(capsys.readouterr().err.split())
 
 
-def held(recompute: Recompute, batch: int) -> int:
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--recompute", "blocks", "--recompute-only", "*up_block.*"], "no block of the model"),
+        (["--recompute-only", "middle_block.*"], "--recompute-only: expected --recompute with it"),
+        (["--recompute", "blocks", "--recompute-only", "*", "--against", "torch"], "leave one of"),
+    ],
+)
+def test_a_choice_of_blocks_that_means_nothing_is_refused(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["bench", "step", "--model", "sdxl-tiny", "--device", "cpu", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def held(recompute: Recompute, batch: int, only: Sequence[str] = ()) -> int:
     """What the graph of a small SDXL keeps, by the engine's own account."""
-    trial = bench.Trial("sdxl-tiny", 256, batch, 2, "fp32", recompute, "cpu")
+    trial = bench.Trial("sdxl-tiny", 256, batch, 2, "fp32", recompute, "cpu", recompute_only=only)
     by_op = bench_memory.run(trial)["kept by op"]
     # on the CPU alone silu has an input of its own behind a group norm; the loss is no part of the network
     return sum(by_op.values()) - by_op["silu"] - by_op["mse_loss"]
@@ -317,23 +334,32 @@ def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recompute", "narrow"),
-    [("nothing", 64), ("nothing", 640), ("feed_forward", 640), ("blocks", 640)],
+    ("recompute", "narrow", "only"),
+    [
+        ("nothing", 64, ()),
+        ("nothing", 640, ()),
+        ("feed_forward", 640, ()),
+        ("feed_forward", 640, ("middle_block.*", "output_blocks.[0-2].*")),
+        ("blocks", 640, ()),
+        ("blocks", 640, ("output_blocks.*",)),
+        ("blocks", 640, ("*.transformer_blocks.0", "output_blocks.[3-9].0")),
+    ],
 )
 def test_the_prediction_counts_what_sdxls_graph_keeps(
-    recompute: Recompute, narrow: int, monkeypatch: pytest.MonkeyPatch
+    recompute: Recompute, narrow: int, only: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A picture more, held against the engine's own account of a graph."""
     nothing_is_small(monkeypatch)
     for place in ("flame_train.models.transformer.NARROW", "flame_train.recipes.memory_sdxl.NARROW"):
         monkeypatch.setattr(place, narrow)
     unet = find("sdxl-tiny").build()
-    expected = kept(unet, Load((256, 256), 1, 4, recompute, True))
-    if not run_again(recompute):
+    blocks = blocks_named(unet, recompute, only, "")
+    expected = kept(unet, Load((256, 256), 1, 4, recompute, True, blocks))
+    if "input_blocks.1.0" not in blocks:
         expected -= 1024 * (64 + 64) + 256 * (32 + 64)  # residual blocks before the first adapter
         # On the CPU alone what comes past lower resolutions is put behind the channels, and kept so.
         expected += 1024 * (3 * 32) + 256 * (64 + 64 + 32) + 64 * (128 + 128 + 64) - 1024 * 32 - 256 * 64
-    assert held(recompute, 2) - held(recompute, 1) == pytest.approx(4 * expected, rel=0.03)
+    assert held(recompute, 2, only) - held(recompute, 1, only) == pytest.approx(4 * expected, rel=0.03)
 
 
 @pytest.mark.parametrize("recompute", ["nothing", "feed_forward", "blocks"])
