@@ -326,12 +326,24 @@ class Working(Tensor):
     __slots__ = ("parameter",)
 
     def __init__(self, data: Array, parameter: Parameter) -> None:
-        super().__init__(data, requires_grad=True)
+        super().__init__(data)
         self.parameter = parameter
 
     @property
     def _leaf(self) -> Tensor:
         return self.parameter
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.parameter.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.parameter.requires_grad = value
+
+    def requires_grad_(self, value: bool = True) -> Tensor:
+        self.parameter.requires_grad_(value)
+        return self
 
 
 def tensor(

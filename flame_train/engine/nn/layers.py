@@ -51,10 +51,11 @@ class Linear(Module):
 
         Raises TypeError for a weight that is trained, or stored so already.
         """
-        if isinstance(self.weight, (Fp8Weight, Parameter)):
-            what = "is trained" if isinstance(self.weight, Parameter) else "is stored in 8 bits already"
+        w = self.weight
+        if isinstance(w, Fp8Weight) or (isinstance(w, Parameter) and w.requires_grad):
+            what = "is trained" if isinstance(w, Parameter) else "is stored in 8 bits already"
             raise TypeError(f"pack: expected a frozen weight, this one {what}")
-        self.weight = Fp8Weight.of(self.weight, dynamic)
+        self.weight = Fp8Weight.of(w, dynamic)
 
 
 def linears(layers: Sequence[Linear], x: Tensor) -> tuple[Tensor, ...]:

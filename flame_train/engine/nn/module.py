@@ -17,7 +17,7 @@ from ...errors import ModelFileError
 from ..backend import get_backend
 from ..dtype import Array, DType, as_dtype, float32, is_float
 from ..ops.finite import Broken
-from ..tensor import Frozen, Parameter
+from ..tensor import Frozen, Parameter, Tensor
 from .fp8 import Fp8, Fp8Weight, check_fp8
 
 Init = Literal["fan_in", "ones", "zeros", "normal"]
@@ -137,24 +137,32 @@ class Module:
             _fill(module, attr, _initial(slot, rng).astype(as_dtype(dtype)), device)
 
     def requires_grad_(self, value: bool = True) -> Self:
-        """Makes every loaded weight a trainable `Parameter` (fp32), or `Frozen` again. As torch.nn.Module.
+        """Makes every loaded weight a trainable `Parameter` (fp32), or stops it from being trained. As torch.nn.Module.
 
-        Raises TypeError for weights that are stored in 8 bits.
+        What is a `Parameter` stays the same one, so that an optimizer that has it still trains it after it was frozen
+        for a while; weights that are one tensor under several names stay one. Raises TypeError for weights that are
+        stored in 8 bits.
         """
-        packed = {name for name, weight in self.weights() if isinstance(weight, Fp8Weight)}
-        if value and packed:
+        if value and any(isinstance(weight, Fp8Weight) for _, weight in self.weights()):
             raise TypeError("requires_grad_: weights stored in 8 bits are never trained; load them with fp8='off'")
+        made: dict[int, tuple[Tensor, Tensor]] = {}  # with what it was made of, whose id is then nobody else's
         for name, module, attr, _ in self.named_slots():
-            if name in packed:
-                continue
-            values = getattr(module, attr).data
-            made = Parameter(values.astype(float32, copy=False), name) if value else Frozen(values)
-            object.__setattr__(module, attr, made)
+            before = getattr(module, attr)
+            if isinstance(before, Parameter):
+                before.requires_grad_(value)
+            elif not isinstance(before, Fp8Weight):
+                if id(before) not in made:
+                    made[id(before)] = before, _trainable(before, name) if value else Frozen(before.data)
+                object.__setattr__(module, attr, made[id(before)][1])
         return self
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Every trainable weight by checkpoint name."""
-        return ((name, weight) for name, weight in self.weights() if isinstance(weight, Parameter))
+        """Every trainable weight by checkpoint name, once: the first it has. What is frozen is not among them."""
+        seen: set[int] = set()
+        for name, weight in self.weights():
+            if isinstance(weight, Parameter) and weight.requires_grad and id(weight) not in seen:
+                seen.add(id(weight))
+                yield name, weight
 
     def parameters(self) -> Iterator[Parameter]:
         """Every trainable weight: what an optimizer takes."""
@@ -284,6 +292,10 @@ def _kernel_order(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if host.ndim != 4:
         return host
     return np.ascontiguousarray(host.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+
+
+def _trainable(weight: Tensor, name: str) -> Parameter:
+    return Parameter(weight.data.astype(float32, copy=False), name)
 
 
 def _place(module: Module, attr: str, array: Array) -> Array:

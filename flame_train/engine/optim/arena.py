@@ -105,9 +105,15 @@ class Arena:
     def gather(self) -> None:
         """Brings gradients that were replaced or dropped since back into the flat buffer.
 
-        Raises `RuntimeError` if a parameter's values were replaced: they would no longer be trained.
+        Raises `RuntimeError` if a parameter's values were replaced, for they would no longer be trained, and if it was
+        frozen, for momentum and weight decay would still move it.
         """
         for name, p in self.parameters.items():
+            if not p.requires_grad:
+                raise RuntimeError(
+                    f"parameter {name!r}: it was frozen after it was packed for the optimizer, which would still move "
+                    "it by momentum and weight decay; requires_grad_() it again, or make an optimizer without it"
+                )
             values, grad = self._views[name]
             if p.data is not values:
                 raise RuntimeError(

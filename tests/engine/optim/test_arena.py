@@ -156,3 +156,24 @@ def test_without_a_working_dtype_a_parameter_works_as_itself() -> None:
     p = Parameter(np.ones(2, np.float32), "p")
     Arena([p])
     assert p.working is p
+
+
+def test_a_working_copy_is_frozen_with_its_parameter() -> None:
+    p = Parameter(np.ones(2, np.float32), "p")
+    Arena([p], working=bfloat16)
+    p.requires_grad_(False)
+    assert not p.working.requires_grad
+    assert not (p.working * 2.0).requires_grad
+    p.working.requires_grad_()
+    assert p.requires_grad
+    assert (p.working * 2.0).requires_grad
+
+
+def test_what_was_frozen_since_is_refused_where_decay_would_move_it() -> None:
+    p, q = parameters()[:2]
+    arena = Arena([p, q])
+    p.requires_grad_(False)
+    with pytest.raises(RuntimeError, match=r"'down'.*frozen.*requires_grad_\(\)"):
+        arena.gather()
+    p.requires_grad_()
+    arena.gather()

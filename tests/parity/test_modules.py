@@ -1,0 +1,98 @@
+"""What is done to modules between steps, beside torch.nn.Module: freezing, tying, removing, putting together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flame_train.engine as flame
+from flame_train.engine import functional as F
+from flame_train.engine import nn, optim
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.parity
+
+X = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+
+
+class Ours(nn.Module):
+    def __init__(self) -> None:
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: flame.Tensor) -> flame.Tensor:
+        return self.b(F.relu(self.a(x)))
+
+
+class Theirs(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.b(torch.relu(self.a(x)))
+
+
+def pair(tied: bool = False) -> tuple[Ours, Theirs]:
+    """Both networks with the same weights, trainable."""
+    ours, theirs = Ours(), Theirs()
+    ours.init(np.random.default_rng(1))
+    if tied:
+        ours.b.weight, theirs.b.weight = ours.a.weight, theirs.a.weight
+    ours.requires_grad_()
+    for name, p in theirs.named_parameters():
+        p.data = torch.tensor(dict(ours.weights())[name].numpy().copy())
+    return ours, theirs
+
+
+def stepped(model: Any, x: Any, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    (model(x) * model(x)).mean().backward()
+    optimizer.step()
+
+
+def alike(ours: Ours, theirs: Theirs) -> None:
+    found = {name: p.numpy() for name, p in ours.named_parameters()}
+    expected = {name: p.detach().numpy() for name, p in theirs.named_parameters()}
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def run(ours: Ours, theirs: Theirs, between: Callable[[Any], None]) -> None:
+    """Two steps of one optimizer each, `between` done to the network in the middle."""
+    mine, other = optim.AdamW(ours.parameters(), lr=0.1), torch.optim.AdamW(theirs.parameters(), lr=0.1)
+    for model, x, optimizer in ((ours, flame.tensor(X), mine), (theirs, torch.tensor(X), other)):
+        stepped(model, x, optimizer)
+        between(model)
+        stepped(model, x, optimizer)
+    alike(ours, theirs)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_was_frozen_for_a_while_is_trained_again(tied: bool) -> None:
+    def frozen_for_a_while(model: Any) -> None:
+        before = model.a.weight
+        model.requires_grad_(False)
+        assert not model.a.weight.requires_grad
+        assert not model(flame.tensor(X) if isinstance(model, Ours) else torch.tensor(X)).requires_grad
+        model.requires_grad_()
+        assert model.a.weight is before
+
+    run(*pair(tied), frozen_for_a_while)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_asking_again_for_gradients_changes_nothing(tied: bool) -> None:
+    run(*pair(tied), lambda model: model.requires_grad_())
+
+
+def test_tied_weights_stay_one() -> None:
+    ours, theirs = pair(tied=True)
+    assert ours.b.weight is ours.a.weight
+    alike(ours, theirs)
+    ours.requires_grad_(False)
+    theirs.requires_grad_(False)
+    assert ours.b.weight is ours.a.weight
