@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -37,6 +38,25 @@ class Segment:
         return self.start + math.prod(self.shape)
 
 
+class _Views:
+    """A parameter's part of either buffer, and a memory of the gradient it was given: somebody may keep that."""
+
+    __slots__ = ("_given", "grad", "values")
+
+    def __init__(self, values: Array, grad: Array) -> None:
+        self.values, self.grad = values, grad
+        self._given: ref[Tensor] | None = None
+
+    def give(self, p: Tensor) -> None:
+        """Makes the view of the gradients the parameter's gradient; whoever keeps the one before gets a copy."""
+        p.grad = None
+        kept = self._given() if self._given is not None else None
+        if kept is not None and kept.data is self.grad:
+            kept.data = self.grad.copy()
+        p.grad = made = Tensor(self.grad)
+        self._given = ref(made)
+
+
 class Arena:
     """Packs fp32 leaves into flat buffers and makes their `.data` and `.grad` views into them.
 
@@ -61,7 +81,7 @@ class Arena:
         xp, size = self.backend.xp, _aligned(self.segments[-1].stop)
         self.values: Array = xp.zeros(size, float32)
         self.grads: Array = xp.zeros(size, float32)
-        self._views = {s.name: (self.view(self.values, s), Tensor(self.view(self.grads, s))) for s in self.segments}
+        self._views = {s.name: _Views(self.view(self.values, s), self.view(self.grads, s)) for s in self.segments}
         for name, p in named:
             self._pack(name, p)
         self.low: Array | None = None if working == float32 else xp.empty(size, working)
@@ -97,16 +117,19 @@ class Arena:
             self.low[...] = self.values
 
     def zero_grad(self) -> None:
-        """Clears every gradient; one that was set to None or replaced is the arena's view again."""
+        """Clears every gradient; one that was set to None or replaced is the arena's view again.
+
+        A gradient that somebody keeps, `g = p.grad`, stays as it is.
+        """
         for name, p in self.parameters.items():
-            p.grad = self._views[name][1]
+            self._views[name].give(p)
         self.grads[...] = 0.0
 
     def gather(self) -> None:
         """Brings gradients that were replaced or dropped since back into the flat buffer.
 
         Raises `RuntimeError` if a parameter's values were replaced, for they would no longer be trained, and if it was
-        frozen, for momentum and weight decay would still move it.
+        frozen, for momentum and weight decay would still move it; `ValueError` for a gradient of another shape.
         """
         for name, p in self.parameters.items():
             if not p.requires_grad:
@@ -114,15 +137,25 @@ class Arena:
                     f"parameter {name!r}: it was frozen after it was packed for the optimizer, which would still move "
                     "it by momentum and weight decay; requires_grad_() it again, or make an optimizer without it"
                 )
-            values, grad = self._views[name]
-            if p.data is not values:
+            views = self._views[name]
+            if p.data is not views.values:
                 raise RuntimeError(
                     f"parameter {name!r}: its data was replaced after it was packed for the optimizer; "
                     "write into it in place (p.data[...] = new) and give it to one optimizer only"
                 )
-            if p.grad is not grad:
-                grad.data[...] = 0.0 if p.grad is None else p.grad.data
-                p.grad = grad
+            if p.grad is None or p.grad.data is not views.grad:
+                self._fetch(name, p)
+
+    def _fetch(self, name: str, p: Tensor) -> None:
+        """Copies a parameter's own gradient into the flat buffer, zeros if it has none."""
+        views = self._views[name]
+        if p.grad is None:
+            views.grad[...] = 0.0
+        elif p.grad.shape != p.shape:
+            raise ValueError(f"parameter {name!r}: expected a gradient of shape {p.shape}, found {p.grad.shape}")
+        else:
+            views.grad[...] = self._here(p.grad)
+        views.give(p)
 
     # ---- saving ------------------------------------------------------------------------------------
 
@@ -164,11 +197,10 @@ class Arena:
     # ---- construction ------------------------------------------------------------------------------
 
     def _pack(self, name: str, p: Tensor) -> None:
-        values, grad = self._views[name]
-        values[...] = self._here(p)
-        if p.grad is not None:
-            grad.data[...] = self._here(p.grad)
-        p.data, p.grad = values, grad
+        views = self._views[name]
+        views.values[...] = self._here(p)
+        self._fetch(name, p)
+        p.data = views.values
 
     def _give_working_copies(self) -> None:
         if self.low is None:

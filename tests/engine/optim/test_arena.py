@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -177,3 +179,46 @@ def test_what_was_frozen_since_is_refused_where_decay_would_move_it() -> None:
         arena.gather()
     p.requires_grad_()
     arena.gather()
+
+
+@pytest.mark.parametrize("edit", [
+    lambda p: setattr(p.grad, "data", p.grad.data * 2),
+    lambda p: setattr(p.grad, "data", np.full((3, 5), 7.0)),
+    lambda p: setattr(p, "grad", tensor(np.full((3, 5), 7.0))),
+])  # fmt: skip
+def test_a_gradient_whose_data_was_replaced_reaches_the_step(edit: Callable[[Parameter], None]) -> None:
+    p = parameters()[0]
+    arena = Arena([p])
+    address = p.grad.data.ctypes.data
+    p.grad.data[...] = 3.5
+    edit(p)
+    arena.gather()
+    assert (arena.grads[: p.size] == 7.0).all()
+    assert p.grad.data.ctypes.data == address
+    edit(p)
+    arena.zero_grad()
+    assert p.grad.data.ctypes.data == address
+    (p * 2.0).sum().backward()
+    assert (arena.grads[: p.size] == 2.0).all()
+
+
+def test_a_gradient_of_another_shape_is_refused_by_name() -> None:
+    p = parameters()[0]
+    arena = Arena([p])
+    p.grad.data = np.ones(5, np.float32)
+    with pytest.raises(ValueError, match=r"'down': expected a gradient of shape \(3, 5\), found \(5,\)"):
+        arena.gather()
+
+
+def test_a_gradient_that_is_kept_outlives_zero_grad() -> None:
+    p = parameters()[0]
+    arena = Arena([p])
+    (p * 2.0).sum().backward()
+    address, kept = p.grad.data.ctypes.data, p.grad
+    arena.zero_grad()
+    np.testing.assert_array_equal(kept.numpy(), 2.0)
+    assert not p.grad.numpy().any()
+    assert p.grad.data.ctypes.data == address
+    (p * 3.0).sum().backward()
+    np.testing.assert_array_equal(kept.numpy(), 2.0)
+    np.testing.assert_array_equal(p.grad.numpy(), 3.0)
