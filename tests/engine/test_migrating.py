@@ -145,6 +145,11 @@ class TestWhatDiffers:
         (p * np.inf).sum().backward()
         optimizer.step()
         assert p.item() == 1.0
+        optimizer.zero_grad()
+        (p * 2.0).sum().backward()
+        optimizer.step()
+        assert p.item() < 1.0
+        assert optimizer.metrics()[optim.METRICS.index("skipped")] == 1
 
     def test_sizes_truth_values_and_maxima(self) -> None:
         x = flame.tensor([[1.0, 2.0]])

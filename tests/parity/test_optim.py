@@ -14,6 +14,7 @@ from flame_train.engine.optim import (
     METRICS,
     SGD,
     AdamW,
+    AdamWRule,
     Arena,
     ClipNorm,
     LossScaler,
@@ -165,6 +166,31 @@ def test_loss_scale_follows_grad_scaler(planted: set[int]) -> None:
         mine.step()
         np.testing.assert_allclose(p.numpy(), w.detach().numpy(), rtol=1e-6)
     assert mine.metrics()[METRICS.index("skipped")] == len(planted)
+
+
+@pytest.mark.parametrize("scaler", [None, LossScaler(init=2.0)])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_steps_that_are_not_finite_are_left_out_and_the_next_are_taken(scaler: LossScaler | None, bad: float) -> None:
+    """As torch.amp.GradScaler leaves them out, however many there are; without a scaler PyTorch would write NaN."""
+    scale = torch.amp.GradScaler("cpu", init_scale=2.0)
+    theirs = [torch.tensor(w, requires_grad=True) for w in start()]
+    mine = [tensor(w, requires_grad=True) for w in start()]
+    adam = torch.optim.AdamW(theirs, lr=0.1)
+    made = Optimizer(Arena(mine), [AdamWRule()], lr=0.1, scaler=scaler) if scaler else AdamW(mine, lr=0.1)
+    for i in range(12):
+        factor = bad if i in {2, 3, 4, 5, 8} else 1.0
+        adam.zero_grad()
+        scale.scale(sum((p * p * factor).sum() for p in theirs)).backward()
+        scale.step(adam)
+        scale.update()
+        made.zero_grad()
+        total = sum((p * p * factor).sum() for p in mine)
+        (total * made.loss_scale).backward()
+        made.step()
+    for p, q in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(p.numpy(), q.detach().numpy(), rtol=1e-5, atol=1e-6)
+    figures = dict(zip(METRICS, made.metrics().tolist(), strict=True))
+    assert (figures["skipped"], figures["count"], figures["healthy"]) == (5, 7, 1)
 
 
 @pytest.mark.parametrize("max_norm", [0.1, 1e3])

@@ -15,7 +15,7 @@ class LossScaler:
     """torch.amp.GradScaler's defaults and rules, with a floor.
 
     The scale doubles after `interval` clean steps in a row and halves at an overflow, whose step is skipped.
-    An overflow at `minimum` is no longer a matter of scale: it exhausts the scaler, which stops the run.
+    An overflow at `minimum` is no longer a matter of scale: it exhausts the scaler, and an optimizer that halts, halts.
     """
 
     init: float = 65536.0
