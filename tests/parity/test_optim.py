@@ -251,3 +251,33 @@ def test_the_moving_average_is_that_of_diffusers(decay: float) -> None:
     with optimizer.averaged():
         for t, p in zip(shadow.shadow_params, mine, strict=True):
             np.testing.assert_allclose(p.numpy(), t.numpy(), rtol=1e-6, atol=1e-6)
+
+
+CLIPPED: dict[str, list[tuple[Any, Any]]] = {  # by name: each gradient's values and dtype
+    "wide range": [([1 / 3, 1e-50, 1e60], np.float64), ([2.0, -1e59], np.float64)],
+    "fp64": [([1 / 3, -2.0], np.float64), ([0.0, 0.1], np.float64)],
+    "mixed": [([3.0, -4.0], np.float64), ([0.5, 0.25], np.float32)],
+    "zeros": [([0.0, 0.0], np.float32), ([0.0, 3.0], np.float32)],
+    "half": [([300.0, -400.0], np.float16), ([0.5, 0.25], np.float16)],
+}
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+@pytest.mark.parametrize("norm_type", [2.0, 1, 0.0, 0, 3.0, math.inf, "inf", -math.inf, -1.0])
+def test_clip_grad_norm_in_every_dtype_and_norm(name: str, norm_type: Any) -> None:
+    theirs, mine = [], []
+    for values, dtype in CLIPPED[name]:
+        g = np.asarray(values, dtype)
+        theirs.append(torch.tensor(g, requires_grad=True))
+        theirs[-1].grad = torch.tensor(g)
+        mine.append(tensor(g, requires_grad=True))
+        mine[-1].grad = tensor(g)
+    expected = torch.nn.utils.clip_grad_norm_(theirs, 0.5, norm_type)
+    found = clip_grad_norm_(mine, 0.5, norm_type)
+    rtol = {np.float64: 1e-12, np.float32: 1e-6, np.float16: 2e-3}[CLIPPED[name][0][1]]
+    rtol = 1e-6 if name == "mixed" else rtol
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=rtol)
+    assert found.dtype == (np.float64 if np.float64 in [d for _, d in CLIPPED[name]] else np.float32)
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.grad.dtype == b.grad.numpy().dtype
+        np.testing.assert_allclose(a.grad.numpy(), b.grad.numpy(), rtol=rtol, atol=0)

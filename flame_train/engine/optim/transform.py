@@ -47,8 +47,8 @@ class Transform(Protocol):
 
 
 def global_norm(xp: Any, g: Array) -> Array:
-    """The 2-norm of a flat fp32 array as 0-d fp32, summed in fp64. Not finite if any entry is not."""
-    return xp.sqrt(xp.sum(xp.square(g), dtype=np.float64)).astype(float32)
+    """The 2-norm of a flat array, 0-d in its dtype, summed in fp64. Not finite if any entry is not."""
+    return xp.sqrt(xp.sum(xp.square(g), dtype=np.float64)).astype(g.dtype)
 
 
 @dataclass(frozen=True, slots=True)
