@@ -96,3 +96,32 @@ def test_tied_weights_stay_one() -> None:
     ours.requires_grad_(False)
     theirs.requires_grad_(False)
     assert ours.b.weight is ours.a.weight
+
+
+def test_the_weights_of_two_networks_fit_one_optimizer() -> None:
+    """Their names are alike; in one list, and as groups."""
+    for grouped in (False, True):
+        (a, ta), (b, tb) = pair(), pair()
+        rates = {"lr": 0.01}
+        mine: list[Any] = [*a.parameters(), *b.parameters()]
+        other: list[Any] = [*ta.parameters(), *tb.parameters()]
+        if grouped:
+            mine = [{"params": a.parameters()}, {"params": b.parameters(), **rates}]
+            other = [{"params": ta.parameters()}, {"params": tb.parameters(), **rates}]
+        made, theirs = optim.AdamW(mine, lr=0.1), torch.optim.AdamW(other, lr=0.1)
+        for _ in range(3):
+            stepped(lambda x, a=a, b=b: b(a(x)), flame.tensor(X), made)
+            stepped(lambda x, a=ta, b=tb: b(a(x)), torch.tensor(X), theirs)
+        alike(a, ta)
+        alike(b, tb)
+        assert len(made.state_dict()) == 3 + 2 * 8  # three numbers, and two moments of each weight
+
+
+def test_a_part_under_two_names_is_trained_once() -> None:
+    def twice(model: Any) -> Any:
+        model.b = model.a
+        return model.requires_grad_()
+
+    ours, theirs = pair()
+    run(twice(ours), twice(theirs), lambda model: None)
+    assert list(ours.shapes()) == list(theirs.state_dict())

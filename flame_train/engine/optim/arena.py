@@ -7,8 +7,10 @@ never move, which is what lets a captured step be replayed.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any
 from weakref import ref
 
@@ -60,7 +62,7 @@ class _Views:
 class Arena:
     """Packs fp32 leaves into flat buffers and makes their `.data` and `.grad` views into them.
 
-    `parameters` is a mapping by name, (name, tensor) pairs, or Tensors, named by their `.name` or number.
+    `parameters` is a mapping by name, (name, tensor) pairs, or Tensors, named as `named_parameters` says.
     With `working`, a 16-bit dtype, the arena also keeps a copy of the values in it (`low`), which `refresh` brings up
     to date; parameters then have it as `.working`. `lr_scale` and `decay_scale` are factors on learning rate and weight
     decay by parameter name; 1 if absent.
@@ -228,13 +230,24 @@ class Arena:
 
 
 def named_parameters(parameters: Named) -> list[tuple[str, Tensor]]:
-    """`parameters` as (name, tensor) pairs."""
+    """`parameters` as (name, tensor) pairs.
+
+    Tensors by themselves have their `.name`, or their number; from the second of a name on, "name.2" and so on.
+    """
     if isinstance(parameters, Mapping):
         return list(parameters.items())
-    pairs = []
+    pairs: list[tuple[str, Tensor]] = []
+    taken: set[str] = set()
     for i, p in enumerate(parameters):
-        pairs.append(p if isinstance(p, tuple) else (getattr(p, "name", "") or str(i), p))
+        pair = p if isinstance(p, tuple) else (_free(getattr(p, "name", "") or str(i), taken), p)
+        pairs.append(pair)
+        taken.add(pair[0])
     return pairs
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, with the least number that nobody has if it is taken."""
+    return next(n for n in chain([name], (f"{name}.{i}" for i in count(2))) if n not in taken)
 
 
 def _checked(named: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
@@ -242,8 +255,9 @@ def _checked(named: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
         raise ValueError("optimizer: expected at least one parameter, got none")
     for name, p in named:
         _check(name, p)
-    for what, keys in (("name", [n for n, _ in named]), ("tensor", [id(p) for _, p in named])):
-        twice = [named[i][0] for i, k in enumerate(keys) if k in keys[:i]] if len(set(keys)) < len(keys) else []
+    given: dict[str, list[Any]] = {"name": [n for n, _ in named], "tensor": [id(p) for _, p in named]}
+    for what, keys in given.items():
+        twice = [named[keys.index(k)][0] for k, n in Counter(keys).items() if n > 1]
         if twice:
             raise ValueError(f"parameter {twice[0]!r}: the same {what} is given twice")
     return named

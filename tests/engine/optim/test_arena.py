@@ -10,7 +10,7 @@ import pytest
 from flame_train.engine import Frozen, Parameter, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import bfloat16
-from flame_train.engine.optim import Arena
+from flame_train.engine.optim import SGD, Arena
 from flame_train.errors import ModelFileError
 
 
@@ -126,7 +126,7 @@ def test_what_cannot_be_trained_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="same tensor"):
         Arena({"a": twice, "b": twice})
     with pytest.raises(ValueError, match="'w': the same name"):
-        Arena([twice, Parameter(one, "w")])
+        Arena([("w", twice), ("w", Parameter(one))])
     with pytest.raises(ValueError, match="lr_scale: no parameter named 'v'"):
         Arena([Parameter(one, "w")], lr_scale={"v": 2.0})
 
@@ -222,3 +222,20 @@ def test_a_gradient_that_is_kept_outlives_zero_grad() -> None:
     (p * 3.0).sum().backward()
     np.testing.assert_array_equal(kept.numpy(), 2.0)
     np.testing.assert_array_equal(p.grad.numpy(), 3.0)
+
+
+def test_tensors_of_one_name_are_told_apart_by_number() -> None:
+    one = np.ones(2, np.float32)
+    given = [Parameter(one, n) for n in ("w", "w.2", "w", "w", "v")] + [tensor(one, requires_grad=True)]
+    arena = Arena(given)
+    assert list(arena.parameters.values()) == given
+    assert list(arena.parameters) == ["w", "w.2", "w.3", "w.4", "v", "5"]
+    assert list(Arena(given).parameters) == list(arena.parameters)
+
+
+def test_a_group_that_gives_a_name_twice_is_refused() -> None:
+    a, b = (tensor(np.ones(2), "float32", requires_grad=True) for _ in range(2))
+    with pytest.raises(ValueError, match="'w': the same name"):
+        SGD([{"params": [("w", a)], "lr": 0.1}, {"params": [("w", b)], "lr": 0.2}])
+    with pytest.raises(ValueError, match="'w': the same name"):
+        SGD([("w", a), ("w", b)], lr=0.1)
