@@ -125,3 +125,52 @@ def test_a_part_under_two_names_is_trained_once() -> None:
     ours, theirs = pair()
     run(twice(ours), twice(theirs), lambda model: None)
     assert list(ours.shapes()) == list(theirs.state_dict())
+
+
+@pytest.mark.parametrize("change", [
+    lambda m: delattr(m, "b"),
+    lambda m: setattr(m, "b", None),
+    lambda m: setattr(m, "a", m.b),
+    lambda m: setattr(m.a, "bias", None),
+    lambda m: delattr(m.a, "bias"),
+])  # fmt: skip
+def test_what_was_removed_or_replaced_is_no_weight(change: Callable[[Any], None]) -> None:
+    ours, theirs = pair()
+    change(ours)
+    change(theirs)
+    assert list(ours.shapes()) == list(theirs.state_dict())
+    assert [name for name, _ in ours.weights()] == list(theirs.state_dict())
+    alike(ours, theirs)
+
+
+def test_what_is_no_module_takes_the_place_of_one() -> None:
+    """torch.nn.Module refuses a function in the place of a part that is there."""
+    ours, _ = pair()
+    ours.b = F.relu
+    assert list(ours.shapes()) == ["a.weight", "a.bias"]
+    assert ours(flame.tensor(X)).numpy().min() == 0
+
+
+def test_a_part_in_a_weights_place_and_a_weight_in_a_parts() -> None:
+    ours, _ = pair()
+    ours.b.bias = nn.Linear(2, 3)
+    ours.a = nn.weight(5)
+    assert list(ours.shapes()) == ["a", "b.weight", "b.bias.weight", "b.bias.bias"]
+    with pytest.raises(RuntimeError, match="declared but not loaded"):
+        _ = ours.a
+
+
+def test_removing_what_is_not_there_is_an_error() -> None:
+    for model in pair():
+        with pytest.raises(AttributeError, match="c"):
+            del model.c
+
+
+def test_parts_in_a_row_can_be_replaced_by_name() -> None:
+    parts = nn.ModuleList([nn.Linear(2, 3), None, nn.Linear(3, 4)])
+    new = nn.Linear(3, 5)
+    setattr(parts, "2", new)
+    assert list(parts)[1:] == [None, new]
+    assert parts[-1] is new
+    assert parts[1:] == [None, new]
+    assert parts.shapes() == {"0.weight": (3, 2), "0.bias": (3,), "2.weight": (5, 3), "2.bias": (5,)}

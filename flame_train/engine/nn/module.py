@@ -44,21 +44,25 @@ class Module:
     """A part of a network. Parts and weights are found by assigning them to attributes, as torch.nn.Module."""
 
     _slots: dict[str, Slot]
-    _children: dict[str, Module]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Module:
         self = super().__new__(cls)
         object.__setattr__(self, "_slots", {})
-        object.__setattr__(self, "_children", {})
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Slot):
+            self.__dict__.pop(name, None)
             self._slots[name] = value
             return
-        if isinstance(value, Module):
-            self._children[name] = value
+        if value is None or isinstance(value, Module):
+            self._slots.pop(name, None)
         object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        declared = self._slots.pop(name, None)
+        if declared is None or name in self.__dict__:
+            object.__delattr__(self, name)
 
     def __getattr__(self, name: str) -> Any:
         if name in self.__dict__.get("_slots", {}):
@@ -75,8 +79,9 @@ class Module:
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """This module and every part below it, with dotted names; this one's is `prefix`."""
         yield prefix, self
-        for name, child in self._children.items():
-            yield from child.named_modules(f"{prefix}.{name}" if prefix else name)
+        for name, part in list(self.__dict__.items()):
+            if isinstance(part, Module):
+                yield from part.named_modules(f"{prefix}.{name}" if prefix else name)
 
     def named_slots(self) -> Iterator[tuple[str, Module, str, Slot]]:
         """Every declared weight: its checkpoint name, its module, its attribute and its declaration."""
@@ -178,21 +183,24 @@ class ModuleList(Module):
     """Parts in a row, named 0, 1, 2, ... An entry may be None where the checkpoint has no weights."""
 
     def __init__(self, modules: Sequence[Module | None] = ()) -> None:
-        self._items: list[Module | None] = []
+        self._length = 0
         for m in modules:
             self.append(m)
 
+    @property
+    def _items(self) -> list[Any]:
+        return [getattr(self, str(i)) for i in range(self._length)]
+
     def append(self, module: Module | None) -> None:
         """Adds a part at the end."""
-        if module is not None:
-            setattr(self, str(len(self._items)), module)
-        self._items.append(module)
+        setattr(self, str(self._length), module)
+        self._length += 1
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._items)
 
     def __len__(self) -> int:
-        return len(self._items)
+        return self._length
 
     def __getitem__(self, index: int) -> Any:
         return self._items[index]
