@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from numbers import Integral
+from typing import Any, Protocol
 
+from ...errors import ShapeError
 from .. import functional as F
+from ..ops.conv import Padding, Pair
 from ..tensor import Parameter, Tensor
 from .fp8 import Fp8Weight
 from .module import Module, weight
@@ -28,6 +31,7 @@ class Linear(Module):
     bias: Tensor | None
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        _sizes(self, in_features=in_features, out_features=out_features)
         self.in_features, self.out_features = in_features, out_features
         self.weight = weight(out_features, in_features)
         self.bias = weight(out_features, init="zeros") if bias else None
@@ -72,12 +76,17 @@ class Conv2d(Module):
     bias: Tensor | None
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0,
+        self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Padding = 0, *,
         bias: bool = True,
     ) -> None:  # fmt: skip
+        kernel = kernel_size if isinstance(kernel_size, tuple) else (kernel_size, kernel_size)
+        if len(kernel) != 2:
+            raise TypeError(f"Conv2d: expected an int kernel_size, or two, got {kernel_size!r}")
+        for size in kernel:
+            _sizes(self, in_channels=in_channels, out_channels=out_channels, kernel_size=size)
         self.in_channels, self.out_channels = in_channels, out_channels
-        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
-        self.weight = weight(out_channels, in_channels, kernel_size, kernel_size)
+        self.kernel_size, self.stride, self.padding = kernel, stride, padding
+        self.weight = weight(out_channels, in_channels, *kernel)
         self.bias = weight(out_channels, init="zeros") if bias else None
         self.adapter: LayerAdapter | None = None
 
@@ -94,6 +103,7 @@ class LayerNorm(Module):
     bias: Tensor
 
     def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        _sizes(self, dim=dim)
         self.dim, self.eps = dim, eps
         self.weight = weight(dim, init="ones")
         self.bias = weight(dim, init="zeros")
@@ -108,6 +118,7 @@ class RMSNorm(Module):
     weight: Tensor
 
     def __init__(self, dim: int, eps: float | None = None) -> None:
+        _sizes(self, dim=dim)
         self.dim, self.eps = dim, eps
         self.weight = weight(dim, init="ones")
 
@@ -121,7 +132,10 @@ class GroupNorm(Module):
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, silu: bool = False) -> None:
+    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, *, silu: bool = False) -> None:
+        _sizes(self, num_groups=num_groups, num_channels=num_channels)
+        if num_groups <= 0 or num_channels % num_groups:
+            raise ShapeError(f"GroupNorm: {num_channels} channels are not divisible into {num_groups} groups")
         self.num_groups, self.eps = num_groups, eps
         self.op = F.group_norm_silu if silu else F.group_norm
         self.weight = weight(num_channels, init="ones")
@@ -137,7 +151,15 @@ class Embedding(Module):
     weight: Tensor
 
     def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
+        _sizes(self, num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         self.weight = weight(num_embeddings, embedding_dim, init="normal")
 
     def forward(self, indices: Tensor) -> Tensor:
         return F.embedding(indices, self.weight)
+
+
+def _sizes(layer: Module, **given: Any) -> None:
+    """Raises TypeError, with its name, for a size that is no whole number: later it would only be a wrong shape."""
+    for name, value in given.items():
+        if not isinstance(value, Integral):
+            raise TypeError(f"{type(layer).__name__}: expected an int {name}, got {value!r}")
