@@ -281,3 +281,40 @@ def test_clip_grad_norm_in_every_dtype_and_norm(name: str, norm_type: Any) -> No
     for a, b in zip(mine, theirs, strict=True):
         assert a.grad.dtype == b.grad.numpy().dtype
         np.testing.assert_allclose(a.grad.numpy(), b.grad.numpy(), rtol=rtol, atol=0)
+
+
+BAD: list[tuple[str, dict[str, Any]]] = [
+    ("AdamW", {"lr": -1.0}),
+    ("AdamW", {"lr": math.nan}),
+    ("AdamW", {"betas": (1.0, 0.9)}),
+    ("AdamW", {"betas": (0.9, 2.0)}),
+    ("AdamW", {"betas": (-0.1, 0.9)}),
+    ("AdamW", {"eps": -1e-8}),
+    ("AdamW", {"eps": math.nan}),
+    ("AdamW", {"weight_decay": -0.1}),
+    ("SGD", {"lr": -1.0}),
+    ("SGD", {"momentum": -0.5}),
+    ("SGD", {"weight_decay": -0.1}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), BAD)
+def test_numbers_that_torch_refuses_are_refused_by_name(name: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="Invalid"):
+        getattr(torch.optim, name)([torch.ones(1, requires_grad=True)], **settings)
+    what = "beta" if "betas" in settings else next(iter(settings))
+    with pytest.raises(ValueError, match=f"expected {what}"):
+        {"AdamW": AdamW, "SGD": SGD}[name]([tensor([1.0], requires_grad=True)], **settings)
+
+
+@pytest.mark.parametrize(("settings", "theirs"), [
+    ({"growth": 0.5}, {"growth_factor": 0.5}),
+    ({"growth": 1.0}, {"growth_factor": 1.0}),
+    ({"backoff": 2.0}, {"backoff_factor": 2.0}),
+    ({"backoff": 1.0}, {"backoff_factor": 1.0}),
+])  # fmt: skip
+def test_scalers_that_torch_refuses_are_refused(settings: dict[str, float], theirs: dict[str, float]) -> None:
+    with pytest.raises(AssertionError):
+        torch.amp.GradScaler("cpu", **theirs)
+    with pytest.raises(ValueError, match=f"loss scaler: expected {next(iter(settings))}"):
+        LossScaler(**settings)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..tensor import Tensor
 from .arena import Arena, named_parameters
+from .bounds import check
 from .optimizer import Optimizer
 from .rules import AdamWRule, SGDRule
 
@@ -57,6 +58,8 @@ def _pack(params: Params, lr: float, weight_decay: float) -> tuple[Arena, float,
         decays += [group.get("weight_decay", weight_decay)] * len(own)
     named = named_parameters(members)
     names = [name for name, _ in named]
+    for rate, decay in zip(rates, decays, strict=True):
+        check("optimizer", lr=rate, weight_decay=decay)
     lr, weight_decay = max(rates, default=lr), max(decays, default=weight_decay)
     arena = Arena(named, lr_scale=_shares(names, rates, lr), decay_scale=_shares(names, decays, weight_decay))
     return arena, lr, weight_decay

@@ -17,6 +17,7 @@ from ..dtype import Array, float32
 from ..tensor import Tensor
 from .arena import Arena
 from .average import MovingAverage
+from .bounds import check
 from .scaler import LossScaler
 from .schedule import Schedule
 from .transform import State, Transform
@@ -46,8 +47,8 @@ class Optimizer:
         names = [t.name for t in transforms]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"optimizer: expected links with different names, got {names}")
-        if accumulation < 1:
-            raise ValueError(f"optimizer: accumulation must be at least 1, got {accumulation}")
+        check("optimizer", lr=lr)
+        check("optimizer", least=1, accumulation=accumulation)
         xp = arena.backend.xp
         self.arena, self.transforms = arena, tuple(transforms)
         self.schedule, self.scaler, self.accumulation = schedule or Schedule(), scaler, accumulation

@@ -299,6 +299,31 @@ def test_bad_settings_are_refused() -> None:
         make(accumulation=0)
     with pytest.raises(ValueError, match="nesterov"):
         SGDRule(nesterov=True)
+    with pytest.raises(ValueError, match="optimizer: expected lr of at least 0 and below infinity, got -1"):
+        AdamW([{"params": [tensor([1.0], requires_grad=True)], "lr": -1.0}], lr=0.1)
+    with pytest.raises(ValueError, match="optimizer: expected weight_decay of at least 0 and below infinity, got nan"):
+        AdamW([{"params": [tensor([1.0], requires_grad=True)], "weight_decay": math.nan}], lr=0.1)
+
+
+@pytest.mark.parametrize(("build", "message"), [
+    (lambda: ClipNorm(-1.0), "clip_norm: expected max_norm of at least 0, got -1"),
+    (lambda: ClipNorm(math.nan), "clip_norm: expected max_norm"),
+    (lambda: ClipValue(-1.0), "clip_value: expected limit"),
+    (lambda: GradientNoise(-1.0, seed=0), "gradient_noise: expected std"),
+    (lambda: LossScaler(init=-1.0), "loss scaler: expected init above 0 and below infinity, got -1"),
+    (lambda: LossScaler(minimum=0.0), "loss scaler: expected minimum above 0"),
+    (lambda: LossScaler(interval=0), "loss scaler: expected interval of at least 1"),
+    (lambda: LossScaler(backoff=0.0), "loss scaler: expected backoff above 0 and below 1, got 0"),
+    (lambda: make(lr=math.inf), "optimizer: expected lr"),
+])  # fmt: skip
+def test_numbers_out_of_bounds_are_refused_by_name(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_a_bound_without_end_only_measures() -> None:
+    ClipNorm(math.inf)
+    ClipValue(math.inf)
 
 
 @pytest.mark.parametrize("facade", [lambda ps: AdamW(ps, lr=0.1), lambda ps: SGD(ps, lr=0.1, momentum=0.9)])
