@@ -321,7 +321,10 @@ class Parameter(Tensor):
 
 
 class Working(Tensor):
-    """A low-precision copy of a parameter, for use in its place: the gradient goes to the parameter, in fp32."""
+    """A low-precision copy of a parameter, for use in its place.
+
+    The gradient is the parameter's, in fp32, and so are the hooks and whether it is asked for at all.
+    """
 
     __slots__ = ("parameter",)
 
@@ -344,6 +347,9 @@ class Working(Tensor):
     def requires_grad_(self, value: bool = True) -> Tensor:
         self.parameter.requires_grad_(value)
         return self
+
+    def register_hook(self, hook: Hook) -> HookHandle:
+        return self.parameter.register_hook(hook)
 
 
 def tensor(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from flame_train.engine import Frozen, Parameter, tensor
+from flame_train.engine import Frozen, Parameter, grad, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import bfloat16
 from flame_train.engine.optim import SGD, Arena
@@ -239,3 +239,27 @@ def test_a_group_that_gives_a_name_twice_is_refused() -> None:
         SGD([{"params": [("w", a)], "lr": 0.1}, {"params": [("w", b)], "lr": 0.2}])
     with pytest.raises(ValueError, match="'w': the same name"):
         SGD([("w", a), ("w", b)], lr=0.1)
+
+
+def test_hooks_on_a_working_copy_are_the_parameters() -> None:
+    p, seen = Parameter(np.ones(2, np.float32), "p"), []
+    Arena([p], working=bfloat16)
+    handle = p.working.register_hook(lambda g: seen.append(g.numpy().tolist()) or g * 2.0)
+    (p.working * 3.0 + p).float().sum().backward()
+    assert seen == [[4.0, 4.0]]
+    np.testing.assert_array_equal(p.grad.numpy(), 8.0)
+    handle.remove()
+    (p.working * 3.0).float().sum().backward()
+    assert len(seen) == 1
+
+
+def test_the_gradient_of_a_working_copy_can_be_asked_for() -> None:
+    p, q = (Parameter(np.ones(2, np.float32), n) for n in "pq")
+    Arena([p, q], working=bfloat16)
+    total = (p.working * 3.0 + p.working * q.working).float().sum()
+    found = grad(total, [p.working, q.working, q], retain_graph=True)
+    assert [g.dtype for g in found] == [np.float32] * 3
+    assert [g.numpy().tolist() for g in found] == [[4.0, 4.0], [1.0, 1.0], [1.0, 1.0]]
+    assert not p.grad.numpy().any()
+    with pytest.raises(RuntimeError, match="input 0 was not used"):
+        grad((p.working * 2.0).sum(), [q.working])
