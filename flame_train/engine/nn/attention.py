@@ -10,7 +10,7 @@ from ..dtype import bool_, is_float
 from ..random import DROPOUT, Rng
 from ..tensor import Tensor, tensor
 from .layers import Linear
-from .module import Module, weight
+from .module import Module, weight, working
 
 
 class MultiheadAttention(Module):
@@ -114,12 +114,14 @@ class MultiheadAttention(Module):
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """Query, key and value through their parts of the input projection."""
         e = self.embed_dim
-        w = [self.in_proj_weight[i * e : (i + 1) * e] for i in range(3)] if self.packed else self._separate()
-        b = [None if self.in_proj_bias is None else self.in_proj_bias[i * e : (i + 1) * e] for i in range(3)]
+        thirds = [slice(i * e, (i + 1) * e) for i in range(3)]
+        if self.packed:
+            w = [working(self.in_proj_weight)[part] for part in thirds]
+        else:
+            w = [working(each) for each in (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)]
+        bias = working(self.in_proj_bias)
+        b = [None if bias is None else bias[part] for part in thirds]
         return [F.linear(x, w[i], b[i]) for i, x in enumerate((query, key, value))]
-
-    def _separate(self) -> list[Tensor]:
-        return [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
 
     def _heads(self, x_BLE: Tensor) -> Tensor:
         """(B, L, E) as (B, heads, L, E / heads)."""

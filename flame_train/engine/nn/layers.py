@@ -11,7 +11,7 @@ from .. import functional as F
 from ..ops.conv import Padding, Pair
 from ..tensor import Parameter, Tensor
 from .fp8 import Fp8Weight
-from .module import Module, weight
+from .module import Module, weight, working
 
 
 class LayerAdapter(Protocol):
@@ -41,14 +41,14 @@ class Linear(Module):
         """The layer's output, with `residual`, of the same shape, added in the same pass."""
         if self.adapter is not None:
             return self.adapter(self, x, residual)
-        if isinstance(self.weight, Fp8Weight):
+        w, b = working(self.weight), working(self.bias)
+        if isinstance(w, Fp8Weight):
             alike = residual if residual is not None and residual.dtype == x.dtype else None
-            w = self.weight
-            y: Tensor = F.fp8_linear(x, w.codes, w.scales, self.bias, alike, dynamic=w.dynamic)
+            y: Tensor = F.fp8_linear(x, w.codes, w.scales, b, alike, dynamic=w.dynamic)
             return y if residual is alike else y + residual
         if residual is not None:
-            return F.linear_add(x, self.weight, self.bias, residual)
-        return F.linear(x, self.weight, self.bias)
+            return F.linear_add(x, w, b, residual)
+        return F.linear(x, w, b)
 
     def pack(self, dynamic: bool) -> None:
         """Stores the loaded weight in 8 bits; with `dynamic` products are of 8 bits, too. See `Fp8Weight`.
@@ -92,7 +92,8 @@ class Conv2d(Module):
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         if self.adapter is None:
-            return F.conv2d(x_BHWC, self.weight, self.bias, self.stride, self.padding, layout="NHWC")
+            w, b = working(self.weight), working(self.bias)
+            return F.conv2d(x_BHWC, w, b, self.stride, self.padding, layout="NHWC")
         return self.adapter(self, x_BHWC)
 
 
@@ -109,7 +110,7 @@ class LayerNorm(Module):
         self.bias = weight(dim, init="zeros")
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, (self.dim,), self.weight, self.bias, self.eps)
+        return F.layer_norm(x, (self.dim,), working(self.weight), working(self.bias), self.eps)
 
 
 class RMSNorm(Module):
@@ -123,7 +124,7 @@ class RMSNorm(Module):
         self.weight = weight(dim, init="ones")
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (self.dim,), self.weight, self.eps)
+        return F.rms_norm(x, (self.dim,), working(self.weight), self.eps)
 
 
 class GroupNorm(Module):
@@ -142,7 +143,8 @@ class GroupNorm(Module):
         self.bias = weight(num_channels, init="zeros")
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        return self.op(x_BHWC, self.num_groups, self.weight, self.bias, self.eps, layout="NHWC")
+        w, b = working(self.weight), working(self.bias)
+        return self.op(x_BHWC, self.num_groups, w, b, self.eps, layout="NHWC")
 
 
 class Embedding(Module):
@@ -155,7 +157,7 @@ class Embedding(Module):
         self.weight = weight(num_embeddings, embedding_dim, init="normal")
 
     def forward(self, indices: Tensor) -> Tensor:
-        return F.embedding(indices, self.weight)
+        return F.embedding(indices, working(self.weight))
 
 
 def _sizes(layer: Module, **given: Any) -> None:

@@ -40,6 +40,11 @@ def weight(*shape: int, init: Init = "fan_in") -> Any:
     return Slot(shape, init)
 
 
+def working(weight: Any) -> Any:
+    """A loaded weight as networks compute with it: its working copy where an arena keeps one, else itself."""
+    return weight.working if isinstance(weight, Parameter) else weight
+
+
 class Module:
     """A part of a network. Parts and weights are found by assigning them to attributes, as torch.nn.Module."""
 
