@@ -18,7 +18,7 @@ import numpy as np
 
 from ...errors import ModelFileError
 from ..backend import Backend
-from ..dtype import Array, DType, float32
+from ..dtype import Array, DType, as_dtype, float32
 from ..tensor import Frozen, Parameter, Tensor, Working
 
 _ALIGNMENT = 64
@@ -73,7 +73,7 @@ class Arena:
     """
 
     def __init__(
-        self, parameters: Named, backend: Backend | None = None, *, working: DType = float32,
+        self, parameters: Named, backend: Backend | None = None, *, working: DType | str = float32,
         lr_scale: Mapping[str, float] | None = None, decay_scale: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
         named = _checked(named_parameters(parameters))
@@ -86,7 +86,8 @@ class Arena:
         self._views = {s.name: _Views(self.view(self.values, s), self.view(self.grads, s)) for s in self.segments}
         for name, p in named:
             self._pack(name, p)
-        self.low: Array | None = None if working == float32 else xp.empty(size, working)
+        low = as_dtype(working)
+        self.low: Array | None = None if low == float32 else xp.empty(size, low)
         self._give_working_copies()
         self.lr_scale = self._spread("lr_scale", lr_scale)
         self.decay_scale = self._spread("decay_scale", decay_scale)
