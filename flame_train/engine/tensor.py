@@ -348,6 +348,14 @@ class Working(Tensor):
         self.parameter.requires_grad_(value)
         return self
 
+    @property
+    def grad(self) -> Tensor | None:
+        return self.parameter.grad
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        self.parameter.grad = value
+
     def register_hook(self, hook: Hook) -> HookHandle:
         return self.parameter.register_hook(hook)
 

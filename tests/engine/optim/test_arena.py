@@ -248,6 +248,7 @@ def test_hooks_on_a_working_copy_are_the_parameters() -> None:
     (p.working * 3.0 + p).float().sum().backward()
     assert seen == [[4.0, 4.0]]
     np.testing.assert_array_equal(p.grad.numpy(), 8.0)
+    assert p.working.grad is p.grad
     handle.remove()
     (p.working * 3.0).float().sum().backward()
     assert len(seen) == 1
