@@ -206,13 +206,11 @@ class Arena:
         p.data = views.values
 
     def _give_working_copies(self) -> None:
-        if self.low is None:
-            return
         self.refresh()
         for s in self.segments:
             p = self.parameters[s.name]
             if isinstance(p, Parameter):
-                p._working = Working(self.view(self.low, s), p)
+                p._working = None if self.low is None else Working(self.view(self.low, s), p)
 
     def _here(self, t: Tensor) -> Array:
         return t.data if t.device == self.backend.name else self.backend.put(t.numpy())

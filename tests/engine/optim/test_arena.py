@@ -264,3 +264,11 @@ def test_the_gradient_of_a_working_copy_can_be_asked_for() -> None:
     assert not p.grad.numpy().any()
     with pytest.raises(RuntimeError, match="input 0 was not used"):
         grad((p.working * 2.0).sum(), [q.working])
+
+
+def test_an_arena_without_working_copies_takes_those_of_another_away() -> None:
+    p = Parameter(np.ones(2, np.float32), "p")
+    Arena([p], working="bfloat16")
+    Arena([p])
+    p.data[...] = 3.0
+    np.testing.assert_array_equal(p.working.numpy(), 3.0)
