@@ -99,7 +99,11 @@ def test_cnn_refuses_more_digits_than_pictures(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["mlp", "digits_cnn", "resnet_cifar"])
 def test_a_device_that_is_not_there_ends_each_in_a_sentence(name: str, tmp_path: Path) -> None:
     write_cifar(tmp_path, 32)
-    command = [sys.executable, EXAMPLES / f"{name}.py", "--device", "cuda", *([tmp_path] if "cifar" in name else [])]
+    for part in ("train", "t10k"):
+        write_idx(tmp_path / f"{part}-images-idx3-ubyte", np.ones((3, 28, 28), np.uint8), False)
+        write_idx(tmp_path / f"{part}-labels-idx1-ubyte", np.ones(3, np.uint8), False)
+    given = {"mlp": [], "digits_cnn": ["--mnist", tmp_path], "resnet_cifar": [tmp_path]}[name]
+    command = [sys.executable, EXAMPLES / f"{name}.py", "--device", "cuda", *given]
     hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     found = subprocess.run(command, env=hidden, capture_output=True, text=True, check=False)
     assert found.returncode == 4, found.stderr
