@@ -302,7 +302,7 @@ def grad(
     if create_graph:
         raise Unsupported("grad: create_graph=True asks for second-order gradients; the engine is first order only")
     outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-    ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    ins = [t._leaf for t in ([inputs] if isinstance(inputs, Tensor) else inputs)]
     given = [grad_outputs] if isinstance(grad_outputs, Tensor) else grad_outputs
     found: dict[int, Array] = {}
     targets: Targets = {(id(t._node), t._index): partial(found.__setitem__, id(t)) for t in ins if t._node is not None}

@@ -164,8 +164,8 @@ def _attend(streams: Sequence[Stream], cos_S1E: Tensor, sin_S1E: Tensor) -> Tens
     """Attention of all streams' tokens to all, (B, S, D). Queries and keys are turned by their tokens' positions."""
     norms = [norm for norm, _ in streams]
     queries, keys, values = zip(*([x.reshape(*x.shape[:2], -1, n.dim) for x in p] for n, p in streams), strict=True)
-    q = F.cat_rms_norm(queries, [n.query_norm.scale for n in norms], cos_S1E, sin_S1E, 1, _EPS)
-    k = F.cat_rms_norm(keys, [n.key_norm.scale for n in norms], cos_S1E, sin_S1E, 1, _EPS)
+    q = F.cat_rms_norm(queries, [nn.working(n.query_norm.scale) for n in norms], cos_S1E, sin_S1E, 1, _EPS)
+    k = F.cat_rms_norm(keys, [nn.working(n.key_norm.scale) for n in norms], cos_S1E, sin_S1E, 1, _EPS)
     v = values[0] if len(values) == 1 else F.cat(values, dim=1)
     found = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
     return found.transpose(1, 2).reshape(*q.shape[:2], -1)
@@ -328,7 +328,7 @@ class Flux(BlockNetwork):
 
     def _turn(self, text: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine of `position_angles`, (S, 1, E), in fp32 at least."""
-        like = self.img_in.weight
+        like = nn.working(self.img_in.weight)
         assert isinstance(like, Tensor)
         key = text, rows, columns, like.dtype, like.device
         if key not in self._turns:

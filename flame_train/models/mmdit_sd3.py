@@ -136,8 +136,8 @@ def _attend(streams: Sequence[Projected]) -> list[Tensor]:
     """Attention over all streams' tokens as one sequence; each stream's own rows (B, L, D)."""
     sides = [by for by, _ in streams]
     queries, keys, values = (list(x) for x in zip(*(parts for _, parts in streams), strict=True))
-    q = _joined(queries, [s.ln_q.weight for s in sides] if sides[0].qk_norm else None)
-    k = _joined(keys, [s.ln_k.weight for s in sides] if sides[0].qk_norm else None)
+    q = _joined(queries, [nn.working(s.ln_q.weight) for s in sides] if sides[0].qk_norm else None)
+    k = _joined(keys, [nn.working(s.ln_k.weight) for s in sides] if sides[0].qk_norm else None)
     v = _joined(values, None)
     o_BLND = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
     o_BLD = o_BLND.reshape(*o_BLND.shape[:2], -1)
@@ -282,5 +282,5 @@ class Mmdit(BlockNetwork):
                 "lower data.resolution"
             )
         top, left = (side - h) // 2, (side - w) // 2
-        table = self.pos_embed.reshape(side, side, D)[top : top + h, left : left + w]
+        table = nn.working(self.pos_embed).reshape(side, side, D)[top : top + h, left : left + w]
         return table.reshape(1, h * w, D)

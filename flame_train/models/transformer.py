@@ -63,11 +63,12 @@ def feed_forward(first: nn.Linear, second: nn.Linear, x: Tensor) -> Tensor:
 
     Otherwise what the second is given, and then needs for a gradient, is made again out of what the first made.
     """
-    plain, a, b = first.adapter is second.adapter is None, first.weight, second.weight
+    plain = first.adapter is second.adapter is None
+    a, a_bias, b, b_bias = (nn.working(w) for w in (first.weight, first.bias, second.weight, second.bias))
     if plain and isinstance(a, Tensor) and isinstance(b, Tensor):
-        return F.feed_forward(x, a, first.bias, b, second.bias)
+        return F.feed_forward(x, a, a_bias, b, b_bias)
     if plain and isinstance(a, nn.Fp8Weight) and isinstance(b, nn.Fp8Weight) and a.dynamic == b.dynamic:
-        layers = a.codes, a.scales, first.bias, b.codes, b.scales, second.bias
+        layers = a.codes, a.scales, a_bias, b.codes, b.scales, b_bias
         return F.fp8_feed_forward(x, *layers, dynamic=a.dynamic)
     return second(rebuild(_gelu, first(x)))
 

@@ -17,6 +17,7 @@ from ..dtype import Array, float32
 from ..tensor import Tensor
 from .arena import Arena
 from .average import MovingAverage
+from .bounds import check
 from .scaler import LossScaler
 from .schedule import Schedule
 from .transform import State, Transform
@@ -34,22 +35,24 @@ class Optimizer:
 
     A step whose gradient norm or loss is not finite is skipped and counted: values, moments and schedule stay
     as they were. With a `scaler` (fp16) it lowers the loss scale. Without one, or once that is exhausted,
-    `healthy` turns false and stays so, and no later step is taken: the values are the last good ones.
+    `healthy` is false, until a step is sound again. With `halt` it stays so, and no later step is taken: for who
+    reads the figures late and is to find the last good values then.
     """
 
     def __init__(
         self, arena: Arena, transforms: Sequence[Transform], *, lr: float, schedule: Schedule | None = None,
         accumulation: int = 1, scaler: LossScaler | None = None, average: MovingAverage | None = None,
+        halt: bool = False,
     ) -> None:  # fmt: skip
         names = [t.name for t in transforms]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"optimizer: expected links with different names, got {names}")
-        if accumulation < 1:
-            raise ValueError(f"optimizer: accumulation must be at least 1, got {accumulation}")
+        check("optimizer", lr=lr)
+        check("optimizer", least=1, accumulation=accumulation)
         xp = arena.backend.xp
         self.arena, self.transforms = arena, tuple(transforms)
         self.schedule, self.scaler, self.accumulation = schedule or Schedule(), scaler, accumulation
-        self.average = average
+        self.average, self.halt = average, halt
         self._own: State = {
             "lr": xp.full((), lr, np.float64),
             "count": xp.zeros((), np.int64),
@@ -89,6 +92,8 @@ class Optimizer:
         # Overflow is an expected event here, and is dealt with: NumPy need not warn of it.
         with np.errstate(all="ignore"):
             self.arena.gather()
+            if not self.halt:
+                self._healthy[...] = True
             self._step(loss)
 
     def _step(self, loss: Tensor | None) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..dtype import Array, float32
 from .arena import Arena
+from .bounds import check
 from .transform import State, Step
 
 
@@ -20,6 +21,11 @@ class AdamWRule:
     eps: float = 1e-8
     weight_decay: float = 0.01
     name: str = "adamw"
+
+    def __post_init__(self) -> None:
+        first, second = self.betas
+        check("adamw", below=1.0, beta1=first, beta2=second)
+        check("adamw", eps=self.eps, weight_decay=self.weight_decay)
 
     def init(self, arena: Arena) -> State:
         xp = arena.backend.xp
@@ -51,6 +57,7 @@ class SGDRule:
     name: str = "sgd"
 
     def __post_init__(self) -> None:
+        check("sgd", momentum=self.momentum, weight_decay=self.weight_decay)
         if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
             raise ValueError("sgd: nesterov needs a momentum above 0 and a dampening of 0")
 

@@ -15,6 +15,7 @@ import numpy as np
 from ..dtype import Array, float32
 from ..random import GRADIENT_NOISE, bits, normal_of
 from .arena import Arena
+from .bounds import check
 
 State = dict[str, Array]
 
@@ -47,8 +48,8 @@ class Transform(Protocol):
 
 
 def global_norm(xp: Any, g: Array) -> Array:
-    """The 2-norm of a flat fp32 array as 0-d fp32, summed in fp64. Not finite if any entry is not."""
-    return xp.sqrt(xp.sum(xp.square(g), dtype=np.float64)).astype(float32)
+    """The 2-norm of a flat array, 0-d in its dtype, summed in fp64. Not finite if any entry is not."""
+    return xp.sqrt(xp.sum(xp.square(g), dtype=np.float64)).astype(g.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,9 @@ class ClipNorm:
 
     max_norm: float
     name: str = "clip_norm"
+
+    def __post_init__(self) -> None:
+        check("clip_norm", below=None, max_norm=self.max_norm)
 
     def init(self, arena: Arena) -> State:
         return {"max_norm": arena.backend.xp.full((), self.max_norm, float32)}
@@ -78,6 +82,9 @@ class ClipValue:
 
     limit: float
     name: str = "clip_value"
+
+    def __post_init__(self) -> None:
+        check("clip_value", below=None, limit=self.limit)
 
     def init(self, arena: Arena) -> State:
         return {"limit": arena.backend.xp.full((), self.limit, float32)}
@@ -101,6 +108,9 @@ class GradientNoise:
 
     _CHUNK = 1 << 20
     """Drawn so many at a time: drawing takes some ten fp64 arrays of this size."""
+
+    def __post_init__(self) -> None:
+        check("gradient_noise", std=self.std, decay=self.decay)
 
     def init(self, arena: Arena) -> State:
         return {"std": arena.backend.xp.full((), self.std, float32)}
