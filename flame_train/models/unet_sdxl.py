@@ -171,10 +171,10 @@ class ResBlock(Block):
         conv = self.skip_connection
         if conv.adapter is not None:
             return conv(x_BHWC if skip_BHWC is None else F.cat([x_BHWC, skip_BHWC], dim=-1)) + h_BHWC
-        weight, own = conv.weight[:, :, 0, 0], x_BHWC.shape[-1]
+        weight, bias, own = nn.working(conv.weight)[:, :, 0, 0], nn.working(conv.bias), x_BHWC.shape[-1]
         if skip_BHWC is not None:
             h_BHWC = F.linear_add(skip_BHWC, weight[:, own:], None, h_BHWC)
-        return F.linear_add(x_BHWC, weight[:, :own], conv.bias, h_BHWC)
+        return F.linear_add(x_BHWC, weight[:, :own], bias, h_BHWC)
 
 
 def _opened(
@@ -182,7 +182,7 @@ def _opened(
 ) -> Tensor:  # fmt: skip
     """silu(norm([x, other] + shift)), which are not put together first."""
     made: Tensor = F.cat_group_norm_silu(
-        x_BHWC, other, norm.num_groups, norm.weight, norm.bias, shift=shift, eps=norm.eps
+        x_BHWC, other, norm.num_groups, nn.working(norm.weight), nn.working(norm.bias), shift=shift, eps=norm.eps
     )
     return made
 
