@@ -113,9 +113,9 @@ def step(
 ) -> dict[str, Any]:  # fmt: skip
     """Times a whole training step with random weights, eager and, on a GPU, replayed as a captured graph.
 
-    Returns milliseconds (medians), of those the host's, peak GiB, on a GPU the arithmetic done and its share of what
-    the card reaches in one large matrix product, and the last step's figures; with `by_kind` on a GPU the time by kind
-    of kernel, and with `against` PyTorch's as well.
+    Returns milliseconds (medians), of those the host's, peak GiB (None where it cannot be told), on a GPU the
+    arithmetic done and its share of what the card reaches in one large matrix product, and the last step's figures;
+    with `by_kind` on a GPU the time by kind of kernel, and with `against` PyTorch's as well.
     """
     with deterministic(trial.deterministic):
         result = _step(trial, by_kind)
@@ -152,7 +152,7 @@ def _step(trial: Trial, by_kind: bool) -> dict[str, Any]:
         "eager_host_ms": eager[1],
         "weights_gib": round(p.weights / 2**30, 2),
         "predicted_gib": round(_predicted(p, trial) / 2**30, 2),
-        "peak_gib": round(p.backend.memory().peak / 2**30, 2),
+        "peak_gib": _peak_gib(p.backend),
     }
     if trial.device == "cuda":
         return result | _on_gpu(p, trial, by_kind)
@@ -165,7 +165,7 @@ def _on_gpu(p: Prepared, trial: Trial, by_kind: bool) -> dict[str, Any]:
     replay = p.captured()
     p.backend.reset_peak()
     ms, host_ms = _time(replay, p.backend)
-    peak = round(p.backend.memory().peak / 2**30, 2)
+    peak = _peak_gib(p.backend)
     limits = ceilings(p.backend, p.state.dtype)
     of_one = p.subject.work(p.network, trial.resolution).step()
     work = {kind: trial.batch * flops for kind, flops in of_one.items()}
@@ -175,6 +175,11 @@ def _on_gpu(p: Prepared, trial: Trial, by_kind: bool) -> dict[str, Any]:
         top = limits.flops, limits.bandwidth
         result["kernels"] = breakdown(p.step, p.backend, counted, work, top, lambda f: _time(f, p.backend, 1, 3)[0])
     return result
+
+
+def _peak_gib(backend: Backend) -> float | None:
+    peak = backend.memory().peak
+    return None if peak is None else round(peak / 2**30, 2)
 
 
 def _figures(p: Prepared) -> dict[str, float]:

@@ -56,6 +56,9 @@ def draw(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     canvas.text((_MARGIN, 12), title, _INK)
     half = _SIZE[0] // 2
     for left, key, name, colour in ((0, "images_per_s", "images / s", _SPEED), (half, "peak_gib", "peak GiB", _MEMORY)):
+        if any(r[key] is None for r in rows):
+            canvas.text((left + _MARGIN, 60), f"{name}: cannot be told here", _INK)
+            continue
         box = (left + _MARGIN, 60, left + half - 20, _SIZE[1] - 50)
         _axes(canvas, box, rows, max(r[key] for r in rows), name)
         points = [_place(box, i, len(rows), r[key], max(q[key] for q in rows)) for i, r in enumerate(rows)]

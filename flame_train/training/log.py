@@ -51,8 +51,10 @@ class Console:
         """The figures of one step."""
         text = (
             f"mean loss {self._smoothed(float(record['loss'])):.4f}  lr {record['lr']:.2e}  "
-            f"|g| {record['grad_norm']:.3f}  {record['images_per_s']:.2f} img/s  {record['memory'] / 2**30:.1f} GiB"
+            f"|g| {record['grad_norm']:.3f}  {record['images_per_s']:.2f} img/s"
         )
+        if record["memory"] is not None:
+            text += f"  {record['memory'] / 2**30:.1f} GiB"
         with contextlib.suppress(OSError):  # a terminal that was closed, a pipe nobody reads any more
             self._show(record, text)
 

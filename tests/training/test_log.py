@@ -37,6 +37,13 @@ def test_lines_come_at_the_beginning_and_the_end(capsys):
     )
 
 
+def test_memory_that_cannot_be_told_is_left_out(capsys):
+    with Console(1, 0) as console:
+        console.show(record(1, memory=None))
+    line = capsys.readouterr().err
+    assert "2.00 img/s  ETA" in line
+
+
 def test_the_smooth_loss_passes_over_an_overflow(capsys):
     with Console(4, 0) as console:
         for step, loss in enumerate((1.0, math.inf, math.nan, 2.0), 1):
