@@ -334,7 +334,10 @@ def bench_step(
     if sweep and against:
         raise typer.BadParameter("a sweep measures this program alone; leave one of --sweep and --against out")
     if sweep:
-        show(bench_sweep.run(trial, plot), as_json)
+        found, failed = bench_sweep.run(trial, plot)
+        show(found, as_json)
+        if failed is not None:
+            raise failed
     else:
         show(tool.step(trial, against, by_kind=True), as_json)
 

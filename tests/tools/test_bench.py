@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from flame_train import cli
 from flame_train.engine.backend import get_backend
@@ -30,7 +28,6 @@ from flame_train.tools import (
     bench_memory,
     bench_ops,
     bench_sizes,
-    bench_sweep,
     bench_torch,
 )
 from flame_train.tools.bench_ceilings import Ceilings, ceilings
@@ -77,7 +74,6 @@ def test_step_refuses_an_unknown_model() -> None:
         ("step --resolution 72", "--resolution: expected a multiple of 32 for sdxl-tiny, got 72"),
         ("memory --resolution 72", "--resolution: expected a multiple of 32 for sdxl-tiny, got 72"),
         ("step --rank 5000", "--rank: expected an integer from 1 to 4096, got 5000"),
-        ("step --sweep batch --plot a.txt", "a.txt: expected a name ending in .png, got .txt"),
     ],
 )
 def test_what_cannot_be_measured_is_told_before_anything_is(
@@ -189,22 +185,6 @@ def test_memory_adds_up_and_checkpointing_keeps_less() -> None:
     assert "kept for the backward pass" in bench_memory.table(plain)
 
 
-def test_sweep_doubles_until_memory_runs_out_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stand_in(trial: bench.Trial) -> dict[str, float]:
-        if trial.batch > 4:
-            raise MemoryError
-        return {"eager_ms": 100.0 + 10.0 * trial.batch, "peak_gib": 2.0 + trial.batch}
-
-    monkeypatch.setattr(bench_sweep, "step", stand_in)
-    found = bench_sweep.run(bench.Trial("sdxl-tiny", device="cpu"), tmp_path / "plot.png")
-    assert [r["batch"] for r in found["sweep"]] == [1, 2, 4]
-    assert found["sweep"][2]["images_per_s"] == round(4000 / 140, 3)
-    assert found["stopped at"] == "out of memory at batch 8"
-    with Image.open(tmp_path / "plot.png") as image:
-        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 16)}
-    assert {(0x1F, 0x6F, 0xB4), (0xC8, 0x50, 0x1E)} <= colours  # both curves are there
-
-
 def _small(s: Sample) -> Sample:
     """The sample with no dim above 32, and whole numbers below that, which may be places."""
 
@@ -232,11 +212,6 @@ def test_ops_are_timed_against_what_computes_the_same(name: str, monkeypatch: py
         theirs = theirs.movedim(1, -1) if bound.get("layout") == "NHWC" else theirs
         mine = op(**bound).numpy()
         assert np.linalg.norm(mine - theirs.numpy()) <= 1e-10 * np.linalg.norm(mine)
-
-
-def test_a_sweep_is_not_held_against_anything(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["bench", "step", "--sweep", "batch", "--against", "torch", "--device", "cpu"]) == 2
-    assert "leave one of --sweep and --against out" in " ".join(capsys.readouterr().err.split())
 
 
 def held(recompute: Recompute, batch: int) -> int:
