@@ -115,8 +115,11 @@ def step(
 
     Returns milliseconds (medians), of those the host's, peak GiB (None where it cannot be told), on a GPU the
     arithmetic done and its share of what the card reaches in one large matrix product, and the last step's figures;
-    with `by_kind` on a GPU the time by kind of kernel, and with `against` PyTorch's as well.
+    with `by_kind` on a GPU the time by kind of kernel, and with `against` PyTorch's as well. Raises `ConfigError` and
+    `EnvironmentFault` for what cannot be measured, before anything is.
     """
+    if against is not None:
+        _check_counterpart(trial)
     with deterministic(trial.deterministic):
         result = _step(trial, by_kind)
     if against is None:
@@ -124,6 +127,17 @@ def step(
     theirs = torch_step(trial, against == "torch-compiled")
     best = result.get("captured_ms", result["eager_ms"])
     return result | {"torch": theirs, "ratio": round(best / theirs["ms"], 4)}
+
+
+def _check_counterpart(trial: Trial) -> None:
+    """Raises `ConfigError` for what PyTorch's step would not do likewise, `EnvironmentFault` if it is not installed."""
+    lacking = [f"--fp8 {trial.fp8}"] if trial.fp8 != "off" else []
+    lacking += [f"--recompute {trial.recompute}"] if trial.recompute not in ("nothing", "blocks") else []
+    if lacking:
+        raise ConfigError(
+            f"--against: PyTorch's step has no counterpart of {' and '.join(lacking)}; leave one of them out"
+        )
+    bench_torch_step.check_installed()
 
 
 def torch_step(trial: Trial, compiled: bool) -> dict[str, Any]:

@@ -105,6 +105,26 @@ def test_a_picture_that_could_not_be_written_is_told_before_anything_is_measured
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--plot a.png", "--plot is the picture of a sweep; add --sweep batch, or leave it out"),
+        ("--sweep batch --batch 8", "a sweep doubles the batch from 1; leave one of --sweep and --batch out"),
+        ("--sweep batch --batch 1", "a sweep doubles the batch from 1; leave one of --sweep and --batch out"),
+    ],
+)
+def test_options_that_would_be_dropped_are_refused(
+    options: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def begun(*arguments: object) -> None:
+        raise AssertionError("work was begun")
+
+    monkeypatch.setattr(bench, "prepare", begun)
+    assert cli.run(["bench", "step", "--model", "sdxl-tiny", "--device", "cpu", *options.split()]) == 2
+    err = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert message in err
+
+
 def test_a_sweep_is_not_held_against_anything(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["bench", "step", "--sweep", "batch", "--against", "torch", "--device", "cpu"]) == 2
     assert "leave one of --sweep and --against out" in " ".join(capsys.readouterr().err.split())

@@ -21,7 +21,17 @@ from flame_train.tools.bench_models import find
 from flame_train.tools.bench_torch_models import Yardstick, yardstick
 
 
-def test_against_torch_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def nothing_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begun(*arguments: object) -> None:
+        raise AssertionError("work was begun")
+
+    monkeypatch.setattr(bench, "prepare", begun)
+    monkeypatch.setattr(bench_torch_step, "build", begun)
+
+
+@pytest.mark.usefixtures("nothing_begins")
+def test_against_torch_says_what_is_missing_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_torch_step, "_NEEDED", ("no_such_package",))
     with pytest.raises(EnvironmentFault, match="no_such_package not installed; leave the option out"):
         bench.step(bench.Trial("sdxl-tiny", 64, rank=2, precision="fp32", device="cpu"), "torch")
@@ -77,6 +87,28 @@ def test_against_torch_measures_both(capsys: pytest.CaptureFixture[str]) -> None
     assert cli.run([*argv, "--device", "cpu", "--against", "torch", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["ratio"] == pytest.approx(result["eager_ms"] / result["torch"]["ms"], abs=1e-4)  # it has four digits
+
+
+@pytest.mark.usefixtures("nothing_begins")
+@pytest.mark.parametrize(
+    "option", ["--fp8 weights", "--fp8 dynamic", "--recompute feed_forward", "--recompute blocks_offloaded"]
+)
+def test_what_pytorch_would_not_do_likewise_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["bench", "step", "--model", "sdxl-tiny", "--device", "cpu", "--against", "torch", *option.split()]
+    assert cli.run(argv) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"PyTorch's step has no counterpart of {option}" in told
+    assert "leave one of them out" in told
+
+
+@pytest.mark.parity
+def test_recomputed_blocks_are_recomputed_by_pytorch_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("diffusers")
+    calls = []
+    monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", lambda fn, *args, **_: calls.append(fn) or fn(*args))
+    bench.step(bench.Trial("sdxl-tiny", 64, rank=2, precision="fp32", recompute="blocks", device="cpu"), "torch")
+    assert calls
 
 
 def _yardstick(name: str) -> Yardstick:
