@@ -39,7 +39,7 @@ Overrides = Annotated[
 ]
 Recompute = Annotated[
     Literal["nothing", "feed_forward", "blocks", "blocks_offloaded"],
-    typer.Option("--recompute", help="As gradient.recompute in a config."),
+    typer.Option("--recompute", help="Activations: keep all, or as gradient.recompute in a config."),
 ]
 Fp8 = Annotated[Literal["off", "weights", "dynamic"], typer.Option("--fp8", help="As model.fp8 in a config.")]
 BenchModel = Annotated[

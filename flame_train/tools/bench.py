@@ -18,7 +18,7 @@ from flame_train.engine.backend import Backend, get_backend
 from flame_train.engine.dtype import DType, as_dtype
 from flame_train.engine.mode import deterministic
 from flame_train.engine.random import bits, uniform_of
-from flame_train.errors import ConfigError
+from flame_train.errors import ConfigError, out_of_memory
 from flame_train.models.transformer import Recompute, run_again
 from flame_train.recipes.pipeline import make_state
 from flame_train.recipes.plan import state_bytes
@@ -33,6 +33,8 @@ from .bench_models import Subject, find, normal
 from .bench_torch_models import yardstick
 
 _WARM, _TIMED = 3, 10
+SMALLER = "try --batch 1, --recompute blocks, a lower --resolution or --rank, or --fp8 weights"
+"""What to do where memory runs out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ def prepare(trial: Trial) -> Prepared:
     return Prepared(subject, network, state, device_batch, backend, len(targets), backend.memory().live, frozen)
 
 
+@out_of_memory(SMALLER)
 def step(
     trial: Trial, against: Literal["torch", "torch-compiled"] | None = None, by_kind: bool = False
 ) -> dict[str, Any]:  # fmt: skip

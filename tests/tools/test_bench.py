@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,27 @@ def test_what_cannot_be_measured_is_told_before_anything_is(
     command, *options = line.split()
     assert cli.run(["bench", command, "--model", "sdxl-tiny", "--device", "cpu", *options]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["bench step", "bench memory", "sample -m base -p x -o x.png"])
+def test_memory_that_runs_out_is_told_in_the_words_of_the_command(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*arguments: object) -> None:
+        raise MemoryError("all of it is taken")
+
+    monkeypatch.chdir(tmp_path)
+    for place in ("tools.bench.get_backend", "tools.sample.get_backend"):
+        monkeypatch.setattr(f"flame_train.{place}", full)
+    assert cli.run([*line.split(), "--device", "cpu"]) == 5
+    told = capsys.readouterr().err
+    assert "all of it is taken; try --" in told or "all of it is taken; try one --" in told
+    assert "data.batch_size" not in told
+    options = {word.strip(",;") for word in told.split() if word.startswith("--")}
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.run([*line.split()[: 2 if "bench" in line else 1], "--help"]) == 0
+    known = capsys.readouterr().out
+    assert all(option in known for option in options)
 
 
 def test_ops_names_the_choice_and_why_others_declined(capsys: pytest.CaptureFixture[str]) -> None:
