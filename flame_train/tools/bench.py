@@ -54,7 +54,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A model with adapters, an optimizer and a batch on the device, ready to step."""
+    """A model with adapters, an optimizer and a batch on the device, ready to step.
+
+    `ready` is the bytes in use before the first: all of that, and on the CPU the rest of the process.
+    """
 
     subject: Subject
     network: Any
@@ -62,7 +65,7 @@ class Prepared:
     batch: Batch
     backend: Backend
     adapted: int
-    weights: int
+    ready: int
     frozen_bytes: int
 
     def step(self) -> None:
@@ -167,7 +170,8 @@ def _step(trial: Trial, by_kind: bool) -> dict[str, Any]:
         "first_step_s": round(first, 2),
         "eager_ms": eager[0],
         "eager_host_ms": eager[1],
-        "weights_gib": round(p.weights / 2**30, 2),
+        "weights_gib": round(p.frozen_bytes / 2**30, 2),
+        "before_step_gib": round(p.ready / 2**30, 2),
         "predicted_gib": round(_predicted(p, trial) / 2**30, 2),
         "peak_gib": _peak_gib(p.backend),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,20 @@ def run(trial: Trial, path: Path) -> tuple[dict[str, Any], BaseException | None]
     refuse_place(path, ".png", force=True)
     make_folder(path.parent, "give another --plot")
     rows, stopped, failed = _measure(trial)
-    how = trial.precision if trial.fp8 == "off" else f"{trial.precision}, fp8 {trial.fp8}"
     plot: str | None = str(path)
     try:
-        draw(rows, f"{trial.model}, {trial.resolution} px, rank {trial.rank}, {how}", path)
+        draw(rows, _title(trial), path)
     except OutputError as e:
         plot, failed = None, failed or e
-    return {"fp8": trial.fp8, "stopped at": stopped, "plot": plot, "sweep": rows}, failed
+    what = {name: value for name, value in asdict(trial).items() if name != "batch"}
+    return what | {"stopped at": stopped, "plot": plot, "sweep": rows}, failed
+
+
+def _title(trial: Trial) -> str:
+    """All that was the same at every batch."""
+    parts = [trial.model, f"{trial.resolution} px", f"rank {trial.rank}", trial.precision, f"fp8 {trial.fp8}"]
+    again = "deterministic" if trial.deterministic else "not deterministic"
+    return ", ".join([*parts, f"recompute {trial.recompute}", again, trial.device])
 
 
 def _measure(trial: Trial) -> tuple[list[dict[str, Any]], str, BaseException | None]:

@@ -49,6 +49,9 @@ def test_step_reports_a_finite_whole_step(model: str, adapted: int, capsys: pyte
     assert result["figures"]["grad_norm"] > 0
     assert result["figures"]["healthy"] == 1
     assert result["adapted_layers"] == adapted
+    weights = 4 * find(model).build().num_weights()
+    assert result["weights_gib"] == pytest.approx(weights / 2**30, abs=0.005)
+    assert result["before_step_gib"] > result["weights_gib"]
     assert "captured_ms" not in result
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from flame_train import cli
 from flame_train.errors import DeviceFault, OutputError
@@ -30,6 +31,17 @@ def test_sweep_doubles_until_memory_runs_out_and_draws(tmp_path: Path, monkeypat
     with Image.open(tmp_path / "plot.png") as image:
         colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 16)}
     assert {(0x1F, 0x6F, 0xB4), (0xC8, 0x50, 0x1E)} <= colours  # both curves are there
+
+
+def test_what_was_the_same_at_every_batch_is_told_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles = []
+    monkeypatch.setattr(bench_sweep, "step", lambda trial: {"eager_ms": 100.0, "peak_gib": None})
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", lambda _, place, text, *more: titles.append(text))
+    trial = bench.Trial("flux-tiny", 512, 3, 7, "fp16", "blocks", "cpu", False, "weights")
+    found, _ = bench_sweep.run(trial, tmp_path / "plot.png")
+    what = {name: value for name, value in asdict(trial).items() if name != "batch"}
+    assert {name: found[name] for name in what} == what
+    assert all(word in titles[0] for word in ("flux-tiny", "512", "7", "fp16", "blocks", "cpu", "not det", "weights"))
 
 
 @pytest.mark.parametrize(
