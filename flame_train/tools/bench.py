@@ -28,7 +28,7 @@ from flame_train.training.step import FIGURES, State, micro, update
 
 from . import bench_torch_step
 from .bench_ceilings import ceilings
-from .bench_kernels import breakdown, census
+from .bench_kernels import ABOUT_THE_REST, breakdown, census
 from .bench_models import Subject, find, normal
 from .bench_torch_models import yardstick
 
@@ -194,7 +194,8 @@ def _on_gpu(p: Prepared, trial: Trial, by_kind: bool) -> dict[str, Any]:
     result |= _share(sum(work.values()), ms, limits.flops) | {"figures": _figures(p)}
     if by_kind:  # last, for it leaves no step that means something
         top = limits.flops, limits.bandwidth
-        result["kernels"] = breakdown(p.step, p.backend, counted, work, top, lambda f: _time(f, p.backend, 1, 3)[0])
+        kernels = breakdown(p.step, p.backend, counted, work, top, lambda f: _time(f, p.backend, 1, 3)[0])
+        result |= {"kernels": kernels, "the rest is": ABOUT_THE_REST}
     return result
 
 
