@@ -7,11 +7,13 @@ from dataclasses import asdict
 from typing import Any
 
 from flame_train.engine.report import memory_report, saved_by_op
+from flame_train.errors import out_of_memory
 from flame_train.training.step import batch_loss
 
-from .bench import Trial, prepare
+from .bench import SMALLER, Trial, prepare
 
 
+@out_of_memory(SMALLER)
 def run(trial: Trial) -> dict[str, Any]:
     """Bytes by kind (weights, adapters, kept for the backward pass, peak of a step) and by op. Weights are random.
 

@@ -11,18 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from flame_train import cli
-from flame_train.adapters.targets import resolve
 from flame_train.engine.backend import get_backend
 from flame_train.engine.check import generator
 from flame_train.engine.dtype import float32, float64
 from flame_train.engine.op import REGISTRY, Sample, sample
 from flame_train.engine.rebuild import rebuild
 from flame_train.engine.sample import Values, materialise
-from flame_train.errors import ConfigError, EnvironmentFault
-from flame_train.models.mmdit_sd3 import Mmdit
+from flame_train.errors import ConfigError
 from flame_train.models.recompute import Recompute
 from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.recipes.memory_sdxl import kept
@@ -33,14 +30,11 @@ from flame_train.tools import (
     bench_memory,
     bench_ops,
     bench_sizes,
-    bench_sweep,
     bench_torch,
-    bench_torch_step,
 )
 from flame_train.tools.bench_ceilings import Ceilings, ceilings
 from flame_train.tools.bench_flops import op_flops
 from flame_train.tools.bench_models import find
-from flame_train.tools.bench_torch_models import yardstick
 from flame_train.training.family import Load
 from flame_train.training.recompute import blocks_named
 
@@ -57,6 +51,9 @@ def test_step_reports_a_finite_whole_step(model: str, adapted: int, capsys: pyte
     assert result["figures"]["grad_norm"] > 0
     assert result["figures"]["healthy"] == 1
     assert result["adapted_layers"] == adapted
+    weights = 4 * find(model).build().num_weights()
+    assert result["weights_gib"] == pytest.approx(weights / 2**30, abs=0.005)
+    assert result["before_step_gib"] > result["weights_gib"]
     assert "captured_ms" not in result
 
 
@@ -83,7 +80,6 @@ def test_step_refuses_an_unknown_model() -> None:
         ("step --resolution 72", "--resolution: expected a multiple of 32 for sdxl-tiny, got 72"),
         ("memory --resolution 72", "--resolution: expected a multiple of 32 for sdxl-tiny, got 72"),
         ("step --rank 5000", "--rank: expected an integer from 1 to 4096, got 5000"),
-        ("step --sweep batch --plot a.txt", "a.txt: expected a name ending in .png, got .txt"),
     ],
 )
 def test_what_cannot_be_measured_is_told_before_anything_is(
@@ -96,6 +92,27 @@ def test_what_cannot_be_measured_is_told_before_anything_is(
     command, *options = line.split()
     assert cli.run(["bench", command, "--model", "sdxl-tiny", "--device", "cpu", *options]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["bench step", "bench memory", "sample -m base -p x -o x.png"])
+def test_memory_that_runs_out_is_told_in_the_words_of_the_command(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*arguments: object) -> None:
+        raise MemoryError("all of it is taken")
+
+    monkeypatch.chdir(tmp_path)
+    for place in ("tools.bench.get_backend", "tools.sample.get_backend"):
+        monkeypatch.setattr(f"flame_train.{place}", full)
+    assert cli.run([*line.split(), "--device", "cpu"]) == 5
+    told = capsys.readouterr().err
+    assert "all of it is taken; try --" in told or "all of it is taken; try one --" in told
+    assert "data.batch_size" not in told
+    options = {word.strip(",;") for word in told.split() if word.startswith("--")}
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.run([*line.split()[: 2 if "bench" in line else 1], "--help"]) == 0
+    known = capsys.readouterr().out
+    assert all(option in known for option in options)
 
 
 def test_ops_names_the_choice_and_why_others_declined(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,71 +212,6 @@ def test_memory_adds_up_and_checkpointing_keeps_less() -> None:
     assert "kept for the backward pass" in bench_memory.table(plain)
 
 
-def test_sweep_doubles_until_memory_runs_out_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stand_in(trial: bench.Trial) -> dict[str, float]:
-        if trial.batch > 4:
-            raise MemoryError
-        return {"eager_ms": 100.0 + 10.0 * trial.batch, "peak_gib": 2.0 + trial.batch}
-
-    monkeypatch.setattr(bench_sweep, "step", stand_in)
-    found = bench_sweep.run(bench.Trial("sdxl-tiny", device="cpu"), tmp_path / "plot.png")
-    assert [r["batch"] for r in found["sweep"]] == [1, 2, 4]
-    assert found["sweep"][2]["images_per_s"] == round(4000 / 140, 3)
-    assert found["stopped at"] == "out of memory at batch 8"
-    with Image.open(tmp_path / "plot.png") as image:
-        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 16)}
-    assert {(0x1F, 0x6F, 0xB4), (0xC8, 0x50, 0x1E)} <= colours  # both curves are there
-
-
-def test_against_torch_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_torch_step, "_NEEDED", ("no_such_package",))
-    with pytest.raises(EnvironmentFault, match="no_such_package not installed; leave the option out"):
-        bench.step(bench.Trial("sdxl-tiny", 64, rank=2, precision="fp32", device="cpu"), "torch")
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize("name", ["sdxl-tiny", "sd3-tiny", "flux-tiny"])
-def test_the_yardstick_is_the_same_network_and_counts_the_same_arithmetic(name: str) -> None:
-    pytest.importorskip("diffusers")
-    torch = pytest.importorskip("torch")
-    from torch.utils.flop_counter import FlopCounterMode
-
-    subject, resolution = find(name), 64
-    ours = subject.build()
-    model = yardstick(subject, ours)
-    plain = model.build()
-    assert sum(p.numel() for p in plain.parameters()) + _positions(ours) == ours.num_weights()
-
-    loss = model.loss(torch, 1, resolution, {"device": "cpu", "dtype": torch.float32})
-    written_out = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)  # the fused one is not counted
-    with FlopCounterMode(display=False) as counter, torch.no_grad(), written_out:
-        loss(torch, plain)
-    shapes = ours.shapes()
-    embeddings = sum(
-        math.prod(s) for n, s in shapes.items() if n.startswith(("time_embed", "label_emb")) and len(s) == 2
-    )
-    assert subject.work(ours, resolution).forward() + 2 * embeddings == counter.get_total_flops()
-
-
-def _positions(network: object) -> int:
-    """SD3's table of positions, which diffusers keeps among its buffers."""
-    return math.prod(network.shapes()["pos_embed"]) if isinstance(network, Mmdit) else 0
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize("name", ["sdxl-tiny", "sd3-tiny", "flux-tiny"])
-def test_the_yardstick_adapts_the_same_layers(name: str) -> None:
-    pytest.importorskip("diffusers")
-    torch = pytest.importorskip("torch")
-    subject = find(name)
-    ours = subject.build()
-    _, trained = bench_torch_step.build(torch, yardstick(subject, ours), 4, "fp32", False, "cpu")
-    layers = resolve(ours, (subject.targets,), subject.family.presets)
-    reached = sum(int(np.prod(ours.shapes()[f"{n}.weight"])) for n in layers)
-    pairs = zip(trained[::2], trained[1::2], strict=True)
-    assert sum(a.shape[1] * b.shape[0] for a, b in pairs) == reached
-
-
 def _small(s: Sample) -> Sample:
     """The sample with no dim above 32, and whole numbers below that, which may be places."""
 
@@ -287,20 +239,6 @@ def test_ops_are_timed_against_what_computes_the_same(name: str, monkeypatch: py
         theirs = theirs.movedim(1, -1) if bound.get("layout") == "NHWC" else theirs
         mine = op(**bound).numpy()
         assert np.linalg.norm(mine - theirs.numpy()) <= 1e-10 * np.linalg.norm(mine)
-
-
-@pytest.mark.parity
-def test_against_torch_measures_both(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("diffusers")
-    argv = ["bench", "step", "--model", "sdxl-tiny", "--resolution", "64", "--precision", "fp32", "--rank", "2"]
-    assert cli.run([*argv, "--device", "cpu", "--against", "torch", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["ratio"] == pytest.approx(result["eager_ms"] / result["torch"]["ms"], abs=1e-4)  # it has four digits
-
-
-def test_a_sweep_is_not_held_against_anything(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["bench", "step", "--sweep", "batch", "--against", "torch", "--device", "cpu"]) == 2
-    assert "leave one of --sweep and --against out" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,27 @@ def step(gpu: Any) -> Callable[[], None]:
     return run
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_bias_TNT", "matrix products"),
+        ("void cublasLt::splitKreduce_kernel<32, 16, int, __nv_bfloat16>", "matrix products"),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8_stage3_warpsize1x4x1", "matrix products"),
+        ("paired_product", "matrix products"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64", "attention"),
+        ("sm90_xmma_dgrad_implicit_gemm_indexed_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64", "convolution"),
+        ("Memcpy DtoD (Device -> Device)", "copies and fills"),
+        ("Memset (Device)", "copies and fills"),
+        ("cupy_copy__bfloat16_float32", "CuPy's own"),
+        ("void cub::DeviceReduceKernel<float>", "CuPy's own"),
+        ("rows", "norms and other rows"),
+        ("philox_words", ""),
+    ],
+)
+def test_a_profiler_s_names_are_of_the_same_kinds(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+
+
 def ran(gpu: Any) -> Counter[str]:
     """How often each kind of kernel was run so far."""
     calls: Counter[str] = Counter()
