@@ -25,7 +25,7 @@ KINDS: Final = (
     ("norms and other rows", r"^rows$|^group_norm"),
     ("elementwise", r"^elementwise$"),
     ("sums", r"^columns$|^stretches$"),
-    ("update", r"^adamw|^squares"),
+    ("update", r"^(squares|scalars|adamw|sgd)$"),
     ("copies and fills", r"^mem(cpy|set)"),
     ("CuPy's own", r"^cupy_|\bcub::"),
 )

@@ -114,6 +114,14 @@ class Arena:
         ends = [s.stop for s in self.segments]
         return [(e, s) for e, s in zip(ends, starts, strict=True) if e < s]
 
+    @property
+    def filled(self) -> np.ndarray[Any, Any]:
+        """How many of each 64 elements are a parameter's: the others are padding behind it. uint8, on the host."""
+        result = np.full(self.size // _ALIGNMENT, _ALIGNMENT, np.uint8)
+        for start, stop in self.gaps:
+            result[start // _ALIGNMENT] -= stop - start
+        return result
+
     def refresh(self) -> None:
         """Brings the working copies up to date with the values: to be called by whoever changes those."""
         if self.low is not None:

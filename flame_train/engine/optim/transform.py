@@ -7,8 +7,8 @@ itself is the arena's buffer, or the link's own, and may be edited in place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -67,13 +67,13 @@ class ClipNorm:
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
         norm = global_norm(step.xp, g) if step.norm is None else step.norm
-        g *= self.factor(step.xp, state, norm)
+        g *= self.numbers(state, replace(step, norm=norm))["clip"]
         return g, {}
 
-    @staticmethod
-    def factor(xp: Any, state: State, norm: Array) -> Array:
-        """What gradients of this norm are multiplied by."""
-        return xp.minimum(state["max_norm"] / (norm + np.float32(1e-6)), np.float32(1.0))
+    def numbers(self, state: State, step: Step) -> State:
+        """What gradients of the step's norm are multiplied by, as `clip`: 0-d fp32."""
+        assert step.norm is not None
+        return {"clip": step.xp.minimum(state["max_norm"] / (step.norm + np.float32(1e-6)), np.float32(1.0))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,13 @@ class ClipValue:
         return {"limit": arena.backend.xp.full((), self.limit, float32)}
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
-        g[...] = step.xp.clip(g, -state["limit"], state["limit"])
+        limit = self.numbers(state, step)["limit"]
+        g[...] = step.xp.clip(g, -limit, limit)
         return g, {}
+
+    def numbers(self, state: State, step: Step) -> State:
+        """The largest magnitude, as `limit`: 0-d fp32."""
+        return {"limit": state["limit"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +111,8 @@ class GradientNoise:
     decay: float = 0.55
     name: str = "gradient_noise"
 
-    _CHUNK = 1 << 20
-    """Drawn so many at a time: drawing takes some ten fp64 arrays of this size."""
+    CHUNK: ClassVar[int] = 1 << 20
+    """Drawn so many at a time, for drawing takes some ten fp64 arrays of this size; numbers are named by chunk."""
 
     def __post_init__(self) -> None:
         check("gradient_noise", std=self.std, decay=self.decay)
@@ -117,13 +122,17 @@ class GradientNoise:
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
         xp = step.xp
-        anneal = (1.0 + step.count.astype(np.float64)) ** (-0.5 * self.decay)
-        std = (state["std"] * anneal).astype(float32)
-        for chunk, start in enumerate(range(0, g.size, self._CHUNK)):
-            part = g[start : start + self._CHUNK]
+        std = self.numbers(state, step)["std"]
+        for chunk, start in enumerate(range(0, g.size, self.CHUNK)):
+            part = g[start : start + self.CHUNK]
             place = xp.full((1,), chunk, np.int64)
             words = bits(xp, self.seed, GRADIENT_NOISE, step.count, place, part.size)
             part += std * normal_of(xp, words[0])
         for start, stop in step.arena.gaps:
             g[start:stop] = 0.0
         return g, {}
+
+    def numbers(self, state: State, step: Step) -> State:
+        """The noise's standard deviation in this step, as `std`: 0-d fp32."""
+        anneal = (1.0 + step.count.astype(np.float64)) ** (-0.5 * self.decay)
+        return {"std": (state["std"] * anneal).astype(float32)}

@@ -33,6 +33,9 @@ def test_values_are_kept_and_become_views() -> None:
     assert arena.count == 15 + 130 + 1
     covered = sum(s.stop - s.start for s in arena.segments) + sum(b - a for a, b in arena.gaps)
     assert covered == arena.size
+    inside = np.arange(arena.size) % 64 < np.repeat(arena.filled, 64)
+    assert not any(inside[a:b].any() for a, b in arena.gaps)
+    assert inside.sum() == arena.count
 
 
 def test_backward_accumulates_into_the_buffer() -> None:
