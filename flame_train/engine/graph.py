@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import ShapeError
 from .backend import Backend, same_place
 from .dtype import Array, DType, as_array, compute_dtype, float32, float64
+from .hooks import Hooks
 from .rebuild import Again
 
 if TYPE_CHECKING:
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from .tensor import Tensor
 
 _SEQUENCE = itertools.count()
+
+
+def now() -> int:
+    """A number above those of all nodes so far and below those of all to come."""
+    return next(_SEQUENCE)
+
 
 _MANY = 1024  # numbers whose sum NumPy is not left to add in fp32
 
@@ -75,6 +82,8 @@ class Node:
     """One op that ran: its formulas, exactly what they name, and where its gradients go."""
 
     __slots__ = ("__weakref__", "backend", "edges", "formulas", "hooks", "op", "outputs", "parts", "saved", "seq")
+    hides = False
+    """Whether it may use more tensors than its edges lead to."""
 
     def __init__(
         self, op: Op | None, formulas: tuple[Formula, ...], saved: dict[str, Any] | None, edges: list[Edge],
@@ -85,7 +94,7 @@ class Node:
         self.outputs, self.backend = outputs, backend
         self.parts = parts  # how the outputs lie in memory for the input; None if they are not views of it
         self.seq = next(_SEQUENCE)
-        self.hooks: dict[int, list[Callable[[Tensor], Tensor | None]]] = {}
+        self.hooks: dict[int, Hooks] = {}
 
     @property
     def name(self) -> str:
@@ -117,14 +126,17 @@ class Node:
         results: dict[str, Any] = {}
         plus = self._plus(held)
         into = self._into(plus, around)
+        needs = around.needs(self)
         extra = {
-            "needs": frozenset([e.arg for e in self.edges]), "plus": plus, "into": into,
+            "needs": needs, "plus": plus, "into": into,
             "room": around.room(self, grads) if self.parts is not None else None,
         }  # fmt: skip
         for formula in self.formulas:
+            if needs.isdisjoint(formula.args):
+                continue
             found = self._run(formula, g, {n: extra[n] for n in formula.takes})
             results.update(zip(formula.args, found if len(formula.args) > 1 else (found,), strict=True))
-        sent = [results[e.arg] if e.item is None else results[e.arg][e.item] for e in self.edges]
+        sent = [_of(results.get(e.arg), e.item) for e in self.edges]
         for e, g in zip(self.edges, sent, strict=True):
             room = into.get(e.arg) if e.item is None else into.get(e.arg, {}).get(e.item)
             if room is not None and not same_place(g, room):
@@ -172,6 +184,11 @@ class Node:
             g = _raised(g)
             values = [_raised(v) for v in values]
         return formula.fn(self.backend.references, g, *values, **extra)
+
+
+def _of(found: Any, item: int | None) -> Array | None:
+    """An edge's gradient among what the formulas found for its argument, which may be a list, or nothing."""
+    return found if item is None or found is None else found[item]
 
 
 def _remade(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,24 +10,12 @@ from .backend import Backend, backend_of, get_backend
 from .backprop import backward
 from .dtype import Array, DType, as_dtype, is_float
 from .graph import Node
+from .hooks import Hook, HookHandle, Hooks, register
 from .indexing import steps
 from .methods import Methods, Number
 from .mode import mode, no_grad
 from .op import REGISTRY
 from .rebuild import Again
-
-Hook = Callable[["Tensor"], "Tensor | None"]
-
-
-class HookHandle:
-    """Returned by `register_hook`; `remove()` takes the hook off again."""
-
-    def __init__(self, hooks: list[Hook], hook: Hook) -> None:
-        self._hooks, self._hook = hooks, hook
-
-    def remove(self) -> None:
-        if self._hook in self._hooks:
-            self._hooks.remove(self._hook)
 
 
 class Tensor(Methods):
@@ -48,7 +35,7 @@ class Tensor(Methods):
         self._grad: Tensor | None = None
         self._node: Node | None = None
         self._index = 0
-        self._hooks: list[Hook] | None = None
+        self._hooks: Hooks | None = None
         self._again: Again | None = None  # what to keep for a gradient in the place of the values
 
     @classmethod
@@ -190,11 +177,9 @@ class Tensor(Methods):
         if not self.requires_grad:
             raise RuntimeError("register_hook: this tensor does not require grad")
         if self._node is not None:
-            hooks = self._node.hooks.setdefault(self._index, [])
-        else:
-            self._hooks = hooks = self._hooks if self._hooks is not None else []
-        hooks.append(hook)
-        return HookHandle(hooks, hook)
+            return register(self._node.hooks.setdefault(self._index, {}), hook)
+        self._hooks = self._hooks if self._hooks is not None else {}
+        return register(self._hooks, hook)
 
     def detach(self) -> Tensor:
         """The same values without their history; shares memory."""

@@ -1,0 +1,238 @@
+"""Small programs over graphs, hooks and places, run in PyTorch and here: the same numbers, or both refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flame_train.engine as flame
+from flame_train.engine import functional as F
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.parity
+
+
+def _recomputed(fn: Callable[..., Any], *args: Any) -> Any:
+    return torch.utils.checkpoint.checkpoint(fn, *args, use_reentrant=False)
+
+
+def _leaf(make: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda values: make(np.asarray(values, np.float32), requires_grad=True)
+
+
+OURS = SimpleNamespace(
+    tensor=flame.tensor, leaf=_leaf(flame.tensor), grad=flame.grad, no_grad=flame.no_grad,
+    checkpoint=flame.checkpoint, cat=F.cat, F=F,
+)  # fmt: skip
+THEIRS = SimpleNamespace(
+    tensor=torch.tensor, leaf=_leaf(torch.tensor), grad=torch.autograd.grad, no_grad=torch.no_grad,
+    checkpoint=_recomputed, cat=torch.cat, F=torch.nn.functional,
+)  # fmt: skip
+PROGRAMS: list[Any] = []
+
+
+def program(fn: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:
+    PROGRAMS.append(pytest.param(fn, id=fn.__name__))
+    return fn
+
+
+# ---- which part of a graph runs ----------------------------------------------------------------------
+
+
+@program
+def what_lies_behind_the_inputs_of_grad_stays(t: Any) -> list[Any]:
+    x = t.leaf([0.1, 0.2, 0.3])
+    h = x.exp()
+    a, b = (h * h).sum(), (h * 3.0).sum()
+    (ga,) = t.grad(a, h)
+    (gb,) = t.grad(b, h)
+    h.backward(ga + gb)
+    return [ga, gb, x.grad]
+
+
+@program
+def what_runs_is_freed(t: Any) -> list[Any]:
+    x = t.leaf([0.1, 0.2, 0.3])
+    loss = x.exp().log().sum()
+    t.grad(loss, x)
+    try:
+        t.grad(loss, x)
+    except RuntimeError:
+        return ["freed"]
+    return ["kept"]
+
+
+@program
+def an_output_that_does_not_lead_there_is_not_run(t: Any) -> list[Any]:
+    x, y = t.leaf([0.5, 1.5]), t.leaf([2.0, 3.0])
+    a, b = x.exp().sum(), (x * y).exp().sum()
+    (gy,) = t.grad([a, b], [y])
+    a.backward()
+    return [gy, x.grad]
+
+
+@program
+def inputs_of_grad_in_a_row(t: Any) -> list[Any]:
+    x = t.leaf([0.1, 0.2])
+    h = x.exp()
+    k = h.exp()
+    called: list[str] = []
+    x.register_hook(lambda g: called.append("x"))
+    h.register_hook(lambda g: called.append("h"))
+    k.register_hook(lambda g: called.append("k"))
+    found = list(t.grad((k * h).sum(), [h, k], retain_graph=True))
+    return [*found, *called, "then", *t.grad((k * 2.0).sum(), [k]), *called]
+
+
+@program
+def blocks_behind_the_inputs_of_grad_are_not_run_again(t: Any) -> list[Any]:
+    runs: list[str] = []
+
+    def block(name: str) -> Callable[[Any], Any]:
+        def run(v: Any) -> Any:
+            runs.append(name)
+            return v.exp()
+
+        return run
+
+    x = t.leaf([0.1, 0.2])
+    h = t.checkpoint(block("first"), x)
+    y = t.checkpoint(block("second"), h)
+    (g,) = t.grad(y.sum(), h)
+    return [g, *runs]
+
+
+@program
+def the_output_itself_is_an_input(t: Any) -> list[Any]:
+    x = t.leaf([0.1, 0.2])
+    s = x.exp().sum()
+    return [*t.grad(s, s), *t.grad(s, x)]
+
+
+@program
+def one_of_a_list(t: Any) -> list[Any]:
+    x, y, w = t.leaf([0.1, 0.2]), t.leaf([0.3, 0.4]), t.leaf([2.0])
+    h = w.exp()
+    joined = t.cat([x * h, y.exp()])
+    return [*t.grad((joined * joined).sum(), [y], retain_graph=True), *t.grad((joined * h).sum(), [x])]
+
+
+# ---- hooks ---------------------------------------------------------------------------------------------
+
+
+@program
+def a_hook_that_removes_itself_hides_no_other(t: Any) -> list[Any]:
+    called: list[str] = []
+
+    def once(g: Any) -> None:
+        called.append("once")
+        handle.remove()
+
+    for x in (t.leaf([1.0, 2.0]), t.leaf([1.0, 2.0]) * 1.0):
+        handle = x.register_hook(once)
+        x.register_hook(lambda g: called.append("each time"))
+        for _ in range(2):
+            (x * 2.0).sum().backward(retain_graph=True)
+    return called
+
+
+@program
+def one_function_registered_twice(t: Any) -> list[Any]:
+    x = t.leaf([1.0, 2.0])
+
+    def double(g: Any) -> Any:
+        return g * 2.0
+
+    one = x.register_hook(double)
+    x.register_hook(double)
+    one.remove()
+    one.remove()
+    (x * 1.0).sum().backward()
+    return [x.grad]
+
+
+@program
+def a_hook_for_a_while(t: Any) -> list[Any]:
+    x = t.leaf([1.0, 2.0])
+    with x.register_hook(lambda g: g * 10.0):
+        (x * 1.0).sum().backward()
+    (x * 1.0).sum().backward()
+    return [x.grad]
+
+
+@program
+def what_a_hook_may_not_return(t: Any) -> list[Any]:
+    said = []
+    for wrong in (lambda g: g.double() if hasattr(g, "double") else g.to("float64"), lambda g: 5, lambda g: g.numpy()):
+        x = t.leaf([1.0, 2.0])
+        x.register_hook(wrong)
+        try:
+            (x * 2.0).sum().backward()
+        except (RuntimeError, TypeError):
+            said.append("refused")
+    return said
+
+
+# ---- recomputation -------------------------------------------------------------------------------------
+
+
+@program
+def a_tensor_of_two_blocks_closures(t: Any) -> list[Any]:
+    x, w = t.leaf([0.3, 0.4]), t.leaf([1.5, 2.5])
+    shared = w.exp()
+    first = t.checkpoint(lambda v: v * shared, x)
+    second = t.checkpoint(lambda v: v.exp() * shared, first)
+    (second * shared).sum().backward()
+    return [x.grad, w.grad]
+
+
+@program
+def a_list_of_tensors_that_are_used_outside_too(t: Any) -> list[Any]:
+    x, w = t.leaf([0.3, 0.4]), t.leaf([1.5, 2.5])
+    h, k = x.exp(), w * w
+    y = t.checkpoint(lambda v, others: v * others[0] + others[1], x * 2.0, [h, k])
+    (y * h * k).sum().backward()
+    return [x.grad, w.grad]
+
+
+@program
+def a_closure_inside_a_block_inside_a_block(t: Any) -> list[Any]:
+    x, w = t.leaf([0.3, 0.4]), t.leaf([1.5, 2.5])
+    shared = w.exp()
+
+    def outer(v: Any) -> Any:
+        inner = v * shared
+        return t.checkpoint(lambda u: u * inner.exp() * shared, v.exp()) + inner
+
+    (t.checkpoint(outer, x) * shared).sum().backward()
+    return [x.grad, w.grad]
+
+
+@program
+def grad_of_what_only_a_closure_uses(t: Any) -> list[Any]:
+    x, w = t.leaf([0.3, 0.4]), t.leaf([1.5, 2.5])
+    shared = w.exp()
+    y = t.checkpoint(lambda v: v * shared, x)
+    return [*t.grad(y.sum(), [shared], retain_graph=True), *t.grad(y.sum(), [w, x])]
+
+
+def _plain(found: Any) -> Any:
+    """Tensors as lists, in whatever they are in."""
+    if isinstance(found, (list, tuple)):
+        return [_plain(f) for f in found]
+    return found.tolist() if hasattr(found, "tolist") else found
+
+
+@pytest.mark.parametrize("run", PROGRAMS)
+def test_a_program_gives_the_same_in_both(run: Callable[[Any], list[Any]]) -> None:
+    ours, theirs = _plain(run(OURS)), _plain(run(THEIRS))
+    assert len(ours) == len(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        if isinstance(mine, str) or mine is None:
+            assert mine == other
+        else:
+            np.testing.assert_allclose(mine, other, rtol=1e-6)
