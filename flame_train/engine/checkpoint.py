@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 from .backprop import Pass
 from .dtype import Array, is_float
-from .graph import Edge, Held, Node, now
+from .graph import Edge, Held, Node
 from .mode import mode, no_grad, recomputing
 from .tensor import Tensor
+from .writes import SEQUENCE
 
 Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, ...])
 
@@ -52,9 +53,8 @@ class _Recompute(Node):
     def apply(
         self, grads: list[Array | None], held: Callable[[Edge], Held | None], around: Pass
     ) -> tuple[list[Array | None], frozenset[int]]:
-        if self.saved is None:
-            raise RuntimeError("checkpoint: backward ran through this graph already; compute the result again")
-        since = now()
+        self._check_kept()
+        since = next(SEQUENCE)
         fresh = [_fresh(a) for a in self.args]
         with recomputing():
             outs = _tuple(self.fn(*fresh))

@@ -6,7 +6,6 @@ reference count as the backward pass (`backprop.py`) goes by.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,19 +17,13 @@ from ..errors import ShapeError
 from .backend import Backend, same_place
 from .dtype import Array, DType, as_array, compute_dtype, float32, float64
 from .hooks import Hooks
-from .rebuild import Again
+from .rebuild import Again, arrays_in
+from .writes import SEQUENCE, WRITES
 
 if TYPE_CHECKING:
     from .backprop import Pass
     from .op import Formula, Op
     from .tensor import Tensor
-
-_SEQUENCE = itertools.count()
-
-
-def now() -> int:
-    """A number above those of all nodes so far and below those of all to come."""
-    return next(_SEQUENCE)
 
 
 _MANY = 1024  # numbers whose sum NumPy is not left to add in fp32
@@ -93,7 +86,7 @@ class Node:
         self.op, self.formulas, self.saved, self.edges = op, formulas, saved, edges
         self.outputs, self.backend = outputs, backend
         self.parts = parts  # how the outputs lie in memory for the input; None if they are not views of it
-        self.seq = next(_SEQUENCE)
+        self.seq = next(SEQUENCE)
         self.hooks: dict[int, Hooks] = {}
 
     @property
@@ -109,6 +102,19 @@ class Node:
         """Lets go of it: the node itself lives as long as the result that was differentiated."""
         self.saved = None
 
+    def _check_kept(self) -> None:
+        """Refuses to run on what is gone, or is not any more what it was."""
+        if self.saved is None:
+            raise RuntimeError(
+                f"{self.name}: backward ran through this graph already and freed it; "
+                "compute the result again, or pass retain_graph=True the first time"
+            )
+        if WRITES.last > self.seq and WRITES.since(self.seq, arrays_in(self.kept)):
+            raise RuntimeError(
+                f"{self.name}: a tensor that its gradient needs was written in place since; "
+                "write it after backward, or write a clone()"
+            )
+
     def apply(
         self, grads: list[Array | None], held: Callable[[Edge], Held | None], around: Pass
     ) -> tuple[list[Array | None], frozenset[int]]:
@@ -117,11 +123,7 @@ class Node:
         A node that is a graph of its own sends them through the pass `around` it, and returns none.
         """
         assert self.op is not None
-        if self.saved is None:
-            raise RuntimeError(
-                f"{self.name}: backward ran through this graph already and freed it; "
-                "compute the result again, or pass retain_graph=True the first time"
-            )
+        self._check_kept()
         g: Any = self._dense(grads) if self.op.multiple else grads[0]
         results: dict[str, Any] = {}
         plus = self._plus(held)

@@ -11,17 +11,17 @@ from .backprop import backward
 from .dtype import Array, DType, as_dtype, is_float
 from .graph import Node
 from .hooks import Hook, HookHandle, Hooks, register
-from .indexing import steps
-from .methods import Methods, Number
-from .mode import mode, no_grad
+from .inplace import InPlace
+from .methods import Methods
+from .mode import mode
 from .op import REGISTRY
 from .rebuild import Again
 
 
-class Tensor(Methods):
+class Tensor(Methods, InPlace):
     """An array on a device, with an optional place in the graph. Names and meaning follow torch.Tensor.
 
-    What can be computed with it stands in `methods.py`.
+    What can be computed with it stands in `methods.py`, how it is written in `inplace.py`.
     """
 
     __slots__ = ("__weakref__", "_again", "_grad", "_hooks", "_index", "_node", "_requires_grad", "data")
@@ -205,57 +205,6 @@ class Tensor(Methods):
     def contiguous(self) -> Tensor:
         """The same values in row-major memory; itself if they are already."""
         return self if self.data.flags.c_contiguous else self.clone()
-
-    # ---- writing in place --------------------------------------------------------------------------
-    # For values without a history: gradients, buffers, weights between steps. A graph that still needs the old
-    # values does not notice, so these refuse a tensor that requires grad wherever graphs are recorded.
-
-    def _check_writable(self) -> None:
-        if self._node is not None or (self.requires_grad and mode().grad):
-            raise RuntimeError("a tensor that requires grad is not written in place here; use no_grad(), or detach()")
-
-    def copy_(self, src: Tensor) -> Tensor:
-        self._check_writable()
-        self.data[...] = src.data.astype(self.dtype) if src.dtype != self.dtype else src.data
-        return self
-
-    def _written(self, op: str, *args: Any, **kwargs: Any) -> Tensor:
-        self._check_writable()
-        with no_grad():
-            made = REGISTRY[op](self, *args, **kwargs)
-        if is_float(made.dtype) and not is_float(self.dtype):
-            raise TypeError(f"{op}_: the result is {made.dtype.name}, which a tensor of {self.dtype.name} cannot hold")
-        return self.copy_(made)
-
-    def fill_(self, value: Number) -> Tensor:
-        self._check_writable()
-        self.data[...] = value
-        return self
-
-    def zero_(self) -> Tensor:
-        return self.fill_(0)
-
-    def add_(self, other: Tensor | Number, *, alpha: Number = 1) -> Tensor:
-        return self._written("add", other, alpha=alpha)
-
-    def sub_(self, other: Tensor | Number, *, alpha: Number = 1) -> Tensor:
-        return self._written("sub", other, alpha=alpha)
-
-    def mul_(self, other: Tensor | Number) -> Tensor:
-        return self._written("mul", other)
-
-    def div_(self, other: Tensor | Number) -> Tensor:
-        return self._written("div", other)
-
-    def clamp_(self, min: Tensor | Number | None = None, max: Tensor | Number | None = None) -> Tensor:
-        return self._written("clamp", min, max)
-
-    def __setitem__(self, index: Any, value: Tensor | Number) -> None:
-        self._check_writable()
-        parts = tuple(p.data if isinstance(p, Tensor) else p for p in (index if isinstance(index, tuple) else (index,)))
-        first, rest = steps(self.backend.xp, parts, self.shape)
-        part = self.data[first] if rest else self.data
-        part[rest or first] = value.data.astype(self.dtype) if isinstance(value, Tensor) else value
 
 
 class Frozen(Tensor):

@@ -220,6 +220,86 @@ def grad_of_what_only_a_closure_uses(t: Any) -> list[Any]:
     return [*t.grad(y.sum(), [shared], retain_graph=True), *t.grad(y.sum(), [w, x])]
 
 
+# ---- writing in place ----------------------------------------------------------------------------------
+
+
+def said(fn: Callable[[], Any]) -> str:
+    try:
+        fn()
+    except RuntimeError:
+        return "refused"
+    return "done"
+
+
+@program
+def descent_by_augmented_assignment(t: Any) -> list[Any]:
+    p = t.leaf([1.0, 2.0])
+    kept = p
+    for _ in range(3):
+        (p * p).sum().backward()
+        with t.no_grad():
+            p -= 0.1 * p.grad
+            p.grad *= 0.0
+            p *= 2.0
+            p /= 4.0
+            p += 1.0
+    return [p, kept, p is kept]
+
+
+@program
+def augmented_assignment_of_a_leaf_in_a_graph(t: Any) -> list[Any]:
+    p = t.leaf([1.0, 2.0])
+
+    def write() -> None:
+        nonlocal p
+        p -= 0.1
+
+    return [said(write), p]
+
+
+@program
+def what_a_graph_keeps_was_written(t: Any) -> list[Any]:
+    def of(keep: Callable[[Any, Any], Any], write: Callable[[Any], Any]) -> str:
+        x, c = t.leaf([1.0, 2.0]), t.tensor([3.0, 4.0])
+        y = keep(x, c)
+        with t.no_grad():
+            write(c)
+            (x * c).sum()
+        return said(lambda: y.sum().backward())
+
+    def bracket(c: Any) -> None:
+        c[0] = 1.0
+
+    def part(c: Any) -> None:
+        c[:1].zero_()
+
+    writes = [lambda c: c.fill_(5.0), lambda c: c.add_(1.0), lambda c: c.copy_(c * 2.0), bracket, part]
+    kept = [of(lambda x, c: x * c, write) for write in writes]
+    viewed = [of(lambda x, c: x * c.reshape(2, 1), write) for write in writes]
+    free = [of(lambda x, c: x + c, write) for write in writes]
+    return [*kept, "viewed", *viewed, "free", *free, of(lambda x, c: (x * c) * c.exp(), lambda c: None)]
+
+
+@program
+def what_was_written_before_or_beside(t: Any) -> list[Any]:
+    x, c = t.leaf([1.0, 2.0]), t.tensor([3.0, 4.0])
+    c.fill_(2.0)
+    y = x * c
+    other = c * 1.0
+    other.fill_(7.0)
+    y.sum().backward()
+    return [x.grad]
+
+
+@program
+def a_leaf_that_was_trained_meanwhile(t: Any) -> list[Any]:
+    w = t.leaf([1.0, 2.0])
+    z = (w * w).sum()
+    with t.no_grad():
+        w.sub_(0.5)
+    return [said(z.backward)]
+
+
 def _plain(found: Any) -> Any:
     """Tensors as lists, in whatever they are in."""
     if isinstance(found, (list, tuple)):

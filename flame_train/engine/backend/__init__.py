@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ..dtype import Array
-from .base import Backend, Memory, Parcel, same_place
+from .base import Backend, Memory, Parcel, extent, owner, same_place
 from .cpu import CpuBackend
 from .cuda import cuda_backend
 
-__all__ = ["Backend", "Memory", "Parcel", "backend_of", "get_backend", "same_place"]
+__all__ = ["Backend", "Memory", "Parcel", "backend_of", "extent", "get_backend", "owner", "same_place"]
 
 _CPU = CpuBackend()
 

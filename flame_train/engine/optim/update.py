@@ -97,6 +97,7 @@ class AdamWAtOnce:
             (arena.grads, arena.values, moments["exp_avg"], moments["exp_avg_sq"], *factors, self._divisor, clip,
              lr.astype(float32), first, second, take, *constants, np.int64(arena.size)),
         )  # fmt: skip
+        arena.changed()
 
 
 def make_update(arena: Arena, transforms: Sequence[Transform], states: Sequence[State]) -> Update:
