@@ -60,21 +60,24 @@ class InPlace:
             part[rest or first] = array
         except ValueError as e:
             raise ShapeError(
-                f"{op}: what has shape {tuple(array.shape)} does not fit into that part of {tuple(self.data.shape)}"
+                f"{op}: what has shape {np.shape(array)} does not fit into that part of {tuple(self.data.shape)}"
             ) from e
         WRITES.note(self.data)
         return self
 
-    def _fitting(self, op: str, value: Any) -> Array:
-        """What is to be written as an array of this dtype, on this device, less leading dims of size 1."""
+    def _fitting(self, op: str, value: Any) -> Any:
+        """What is to be written: a number, or an array of this dtype on this device, less leading dims of size 1."""
         _check_lost(op, (value,))
         array: Array = value.data if hasattr(value, "detach") else np.asarray(value)
         if not is_float(array.dtype) and array.dtype.kind not in "biu":
             raise TypeError(f"{op}: expected a Tensor or a number, got {type(value).__name__}")
-        if isinstance(array, np.ndarray) and not isinstance(self.data, np.ndarray):
-            if hasattr(value, "detach"):
-                raise RuntimeError(f"{op}: expected a tensor on {self.backend.name}, got one on cpu; move it with .to")
-            array = self.backend.put(array.astype(self.dtype))
+        if not hasattr(value, "detach"):
+            if not array.ndim:
+                return value
+            array = self.backend.put(array)
+        elif value.backend is not self.backend:
+            where = f"on {self.backend.name}, got one on {value.device}"
+            raise RuntimeError(f"{op}: expected a tensor {where}; move it with .to")
         ones = next((i for i, n in enumerate(array.shape) if n != 1), array.ndim)
         return array.reshape(array.shape[ones:]).astype(self.dtype, copy=False)
 

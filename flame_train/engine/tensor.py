@@ -16,6 +16,7 @@ from .methods import Methods
 from .mode import mode
 from .op import REGISTRY
 from .rebuild import Again
+from .transfer import Moved
 
 
 class Tensor(Methods, InPlace):
@@ -188,11 +189,13 @@ class Tensor(Methods, InPlace):
     # ---- moving and casting ------------------------------------------------------------------------
 
     def to(self, target: str | DType) -> Tensor:
-        """A copy on another device, or in another dtype (differentiable). As torch.Tensor.to."""
-        if isinstance(target, str) and target in ("cpu", "cuda"):
+        """A copy on another device, or in another dtype, both differentiable. As torch.Tensor.to."""
+        if isinstance(target, str) and target.partition(":")[0] in ("cpu", "cuda"):
             if target == self.device:
                 return self
-            return Tensor(get_backend(target).put(self.backend.get(self.data)), requires_grad=False)
+            there = get_backend(target)
+            node = Moved(self, there) if self.requires_grad and mode().grad else None
+            return Tensor._from_op(there.put(self.backend.get(self.data)), node, 0)
         dtype = as_dtype(target)
         return self if dtype == self.dtype else REGISTRY["cast"](self, dtype)
 

@@ -20,7 +20,8 @@ def get_backend(name: str) -> Backend:
         return _CPU
     if name == "cuda":
         return cuda_backend()
-    raise ValueError(f"device: expected 'cpu' or 'cuda', got {name!r}")
+    number = "; of several GPUs CUDA_VISIBLE_DEVICES says which is seen" if str(name).startswith("cuda:") else ""
+    raise ValueError(f"device: expected 'cpu' or 'cuda', got {name!r}{number}")
 
 
 def backend_of(array: Array) -> Backend:
