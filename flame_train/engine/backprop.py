@@ -315,6 +315,9 @@ def grad(
     outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     given = [grad_outputs] if isinstance(grad_outputs, Tensor) else grad_outputs
+    for t in ins:
+        if not isinstance(t, Tensor):
+            raise TypeError(f"grad: expected Tensors as inputs, got {type(t).__name__}")
     found: dict[int, Array] = {}
     targets: Targets = {(id(t._node), t._index): partial(found.__setitem__, id(t)) for t in ins if t._node is not None}
     oldest = min([t._node.seq for t in ins if t._node is not None], default=0)
@@ -329,11 +332,19 @@ def grad(
 
 
 def _roots(outputs: Sequence[Tensor], grad_outputs: Sequence[Tensor | None] | None) -> list[tuple[Tensor, Array]]:
+    if grad_outputs is not None and len(grad_outputs) != len(outputs):
+        raise ValueError(
+            f"backward: expected a gradient, or None, for each output, got {len(grad_outputs)} for {len(outputs)}"
+        )
     roots = []
     for i, t in enumerate(outputs):
+        if not hasattr(t, "requires_grad"):
+            raise TypeError(f"backward: expected Tensors as outputs, got {type(t).__name__}")
         if not t.requires_grad:
             raise RuntimeError("backward: this tensor does not require grad; nothing it was computed from does")
         g = grad_outputs[i] if grad_outputs is not None else None
+        if g is not None and not hasattr(g, "detach"):
+            raise TypeError(f"backward: expected a Tensor or None as gradient, got {type(g).__name__}")
         if g is None:
             if t.size != 1:
                 raise RuntimeError(
@@ -343,5 +354,5 @@ def _roots(outputs: Sequence[Tensor], grad_outputs: Sequence[Tensor | None] | No
         elif g.shape != t.shape:
             raise ShapeError(f"backward: expected a gradient of shape {t.shape}, got {g.shape}")
         else:
-            roots.append((t, g.data))
+            roots.append((t, g.data.astype(t.dtype, copy=False)))
     return roots

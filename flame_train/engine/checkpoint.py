@@ -93,8 +93,15 @@ def _fresh(value: Any) -> Any:
     return value
 
 
-def _tuple(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return outputs if isinstance(outputs, tuple) else (outputs,)
+def _tuple(outputs: Any) -> tuple[Tensor, ...]:
+    found = outputs if isinstance(outputs, tuple) else (outputs,)
+    for o in found:
+        if not isinstance(o, Tensor):
+            where = "in a tuple" if isinstance(outputs, tuple) else "alone"
+            raise TypeError(
+                f"checkpoint: the function must return a Tensor or a tuple of them, got {type(o).__name__} {where}"
+            )
+    return found
 
 
 def checkpoint(fn: Callable[..., Outputs], *args: Any, offload: bool = False) -> Outputs:

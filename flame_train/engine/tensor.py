@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ class Tensor(Methods, InPlace):
     __array_priority__ = 1000
 
     def __init__(self, data: Array, *, requires_grad: bool = False) -> None:
+        if type(data) is not np.ndarray and not hasattr(type(data), "__cuda_array_interface__"):
+            backend_of(data)  # a number of NumPy's, or a TypeError
         if requires_grad and not is_float(data.dtype):
             raise TypeError(f"only floating tensors can require grad, this one is {data.dtype.name}")
         self.data = data
@@ -94,9 +97,17 @@ class Tensor(Methods, InPlace):
             raise TypeError("len() of a 0-d tensor")
         return self.shape[0]
 
+    def __iter__(self) -> Iterator[Tensor]:
+        if not self.ndim:
+            raise TypeError("iteration over a 0-d tensor")
+        return (self[i] for i in range(len(self)))
+
     def __repr__(self) -> str:
         extra = ", requires_grad=True" if self.requires_grad else ""
         return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype.name}, device={self.device!r}{extra})"
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if not self.ndim else super().__format__(spec)
 
     # ---- reading it on the host --------------------------------------------------------------------
 
@@ -121,6 +132,9 @@ class Tensor(Methods, InPlace):
 
     def tolist(self) -> Any:
         return self.numpy().tolist()
+
+    def __array__(self, dtype: DType | None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(self.numpy(), dtype, copy=copy)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         return self.data.__dlpack__(**kwargs)
@@ -158,6 +172,8 @@ class Tensor(Methods, InPlace):
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"grad: expected a Tensor or None, got {type(value).__name__}")
         if value is not None and value.shape != self.shape:
             raise ValueError(f"grad: expected shape {self.shape}, got {value.shape}")
         self._grad = value
@@ -271,6 +287,13 @@ class Working(Tensor):
         return self.parameter
 
 
+def _of_tensors(data: Any) -> bool:
+    """Whether nested lists hold tensors, whose places in a graph an array of their values would not have."""
+    while isinstance(data, (list, tuple)) and data:
+        data = data[0]
+    return isinstance(data, Tensor)
+
+
 def tensor(
     data: Any, dtype: str | DType | None = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
@@ -289,11 +312,15 @@ def tensor(
                 f"tensor: NumPy cannot take this {type(data).__name__}: {e}; give it float32 on the CPU"
             ) from e
     else:
+        if _of_tensors(data):
+            raise TypeError("tensor: expected numbers, got tensors in a list; functional.stack puts tensors together")
         host = np.asarray(data)
         if host.dtype == np.float64 and not isinstance(data, (np.ndarray, np.generic)):
             host = host.astype(np.float32)
+    host = host.astype(host.dtype.newbyteorder("="), copy=False)
     if not is_float(host.dtype) and host.dtype.kind not in "biu":
-        raise TypeError(f"tensor: expected numbers, got {host.dtype}; functional.stack puts tensors together")
+        kind = f"numbers of {host.dtype}" if host.dtype.kind in "fc" else type(data).__name__
+        raise TypeError(f"tensor: expected numbers, got {kind}")
     if dtype is not None:
         host = host.astype(as_dtype(dtype))
     return Tensor(get_backend(device or mode().device).put(host), requires_grad=requires_grad)

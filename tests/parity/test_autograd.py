@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
+from flame_train.errors import Unsupported
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
@@ -26,11 +28,11 @@ def _leaf(make: Callable[..., Any]) -> Callable[..., Any]:
 
 OURS = SimpleNamespace(
     tensor=flame.tensor, leaf=_leaf(flame.tensor), grad=flame.grad, no_grad=flame.no_grad,
-    checkpoint=flame.checkpoint, cat=F.cat, F=F,
+    checkpoint=flame.checkpoint, cat=F.cat, nn=F,
 )  # fmt: skip
 THEIRS = SimpleNamespace(
     tensor=torch.tensor, leaf=_leaf(torch.tensor), grad=torch.autograd.grad, no_grad=torch.no_grad,
-    checkpoint=_recomputed, cat=torch.cat, F=torch.nn.functional,
+    checkpoint=_recomputed, cat=torch.cat, nn=torch.nn.functional,
 )  # fmt: skip
 PROGRAMS: list[Any] = []
 
@@ -298,6 +300,75 @@ def a_leaf_that_was_trained_meanwhile(t: Any) -> list[Any]:
     with t.no_grad():
         w.sub_(0.5)
     return [said(z.backward)]
+
+
+# ---- brackets ------------------------------------------------------------------------------------------
+
+
+@program
+def an_ellipsis_for_no_dims_at_all(t: Any) -> list[Any]:
+    z = t.tensor(np.arange(24.0).reshape(4, 2, 3))
+    found = [z[:, [0, 1], ..., [0, 2]], z[..., 0, 1, 2], z[0, ..., [0, 1], [1, 2]], z[[0, 1], ..., 1, [0, 2]]]
+    z[:, [0, 1], ..., [0, 2]] = t.tensor(np.ones((4, 2)))
+    z[..., [0, 1], [1, 1]] = t.tensor(np.arange(2.0))
+    return [*found, z]
+
+
+@program
+def one_number_in_a_dim_of_its_own_is_written(t: Any) -> list[Any]:
+    x, y = t.tensor([1.0, 2.0, 3.0]), t.tensor(np.zeros((2, 3)))
+    x[1] = t.tensor([5.0])
+    y[0] = t.tensor(np.array([[1.0, 2.0, 3.0]]))
+    y[1, 2] = t.tensor(np.array([[[4.0]]]))
+    y[:, 0] = t.tensor(np.array([[7.0]]))
+    return [x, y]
+
+
+# ---- small things --------------------------------------------------------------------------------------
+
+
+@program
+def dims_in_reverse_order(t: Any) -> list[Any]:
+    shapes = ((2, 3), (2, 3, 4), (3,), ())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [t.tensor(np.arange(float(np.prod(s))).reshape(s)).T for s in shapes]
+
+
+@program
+def whole_numbers_rounded_stay_whole(t: Any) -> list[Any]:
+    x = t.tensor([1, 2, 2**60 + 1])
+    return [getattr(x, name)() - 2**60 for name in ("round", "floor", "ceil", "trunc")]
+
+
+@program
+def numbers_divided_by_a_tensor_downwards(t: Any) -> list[Any]:
+    return [5 // t.tensor([1.0, 2.0, -3.0]), 7 // t.tensor([2, 3]), 7.5 // t.tensor([2, -2])]
+
+
+@program
+def what_is_shuffled_by_one_lies_elsewhere(t: Any) -> list[Any]:
+    x = t.tensor(np.ones((1, 2, 2, 2)))
+    shuffled, back = t.nn.pixel_shuffle(x, 1), t.nn.pixel_unshuffle(x, 1)
+    x.zero_()
+    return [shuffled, back]
+
+
+@program
+def weights_of_losses_that_would_get_no_gradient(t: Any) -> list[Any]:
+    def of(loss: Callable[[Any], Any]) -> str:
+        try:
+            loss(t.leaf([0.5, 0.3])).sum().backward()
+        except (RuntimeError, NotImplementedError, Unsupported):
+            return "refused"
+        return "done"
+
+    x, classes, p = t.leaf([[0.3, 0.6]]), t.tensor([1]), t.tensor(np.array([[0.2, 0.8]], np.float32))
+    return [
+        of(lambda w: t.nn.nll_loss(x, classes, w)),
+        of(lambda w: t.nn.cross_entropy(x, classes, w)),
+        of(lambda w: t.nn.binary_cross_entropy(x, p, w)),
+    ]
 
 
 def _plain(found: Any) -> Any:

@@ -26,4 +26,8 @@ def get_backend(name: str) -> Backend:
 
 def backend_of(array: Array) -> Backend:
     """The backend an array lives on."""
-    return _CPU if isinstance(array, (np.ndarray, np.generic)) else get_backend("cuda")
+    if isinstance(array, (np.ndarray, np.generic)):
+        return _CPU
+    if not hasattr(type(array), "__cuda_array_interface__"):
+        raise TypeError(f"a tensor's data is an array, this is a {type(array).__name__}; engine.tensor() makes tensors")
+    return get_backend("cuda")
