@@ -8,6 +8,8 @@ x.grad.numpy()
 
 from __future__ import annotations
 
+import warnings
+
 from . import functional, nn, optim
 from .backprop import backward, grad
 from .capture import capture
@@ -36,3 +38,6 @@ __all__ = [
     "rebuild",
     "tensor",
 ]
+
+# NaN and infinity are values like any other here, as in PyTorch: an op that makes one need not say so each time.
+warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"flame_train\.engine\.")

@@ -11,12 +11,12 @@ from ..errors import ShapeError, Unsupported
 from .backend import same_place
 from .dtype import Array, as_array
 from .graph import Edge, Held, Node, unbroadcast
+from .hooks import through
 from .mode import mode
+from .reach import Reach, Targets
 
 if TYPE_CHECKING:
     from .tensor import Tensor
-
-Targets = dict[tuple[int, int], Callable[[Array], None]]
 
 
 class Sink(Protocol):
@@ -75,16 +75,20 @@ class _Room:
 class Pass:
     """One pass backward over a graph; for a recomputed node inside it, the sink.
 
-    A `nested` pass, inside such a node, hands every contribution to a leaf on as it comes: the pass around it, which
-    alone knows the whole gradient, adds them up in the order of a run without recomputation, and calls the hooks.
-    `targets` receives the gradients of inner tensors by (id of node, output index); `only` says, by their ids, which
-    leaves are meant, where not all are.
+    A pass inside such a node hands every contribution to a leaf on as it comes: the pass `around` it, which alone
+    knows the whole gradient, adds them up in the order of a run without recomputation, and calls the hooks. So it
+    does with what goes to nodes older than `since`, the first of the recomputed graph: those of tensors that the
+    function found outside.
+    `targets` receives the gradients of inner tensors; `reach` says what leads there or to the leaves that are meant,
+    where not all are.
     """
 
     def __init__(
-        self, sink: Sink, *, nested: bool = False, targets: Targets | None = None, only: frozenset[int] | None = None
-    ) -> None:
-        self._sink, self._nested, self._targets, self._only = sink, nested, targets, only
+        self, sink: Sink, *, around: Pass | None = None, since: int = 0, targets: Targets | None = None,
+        reach: Reach | None = None,
+    ) -> None:  # fmt: skip
+        self._sink, self._around, self._since = sink, around, since
+        self._targets, self._reach = targets, reach
         self._pending: dict[Node, _Sums] = {}
         self._heap: list[tuple[int, Node]] = []
         self._leaves: dict[int, tuple[Tensor, _Sums]] = {}
@@ -97,6 +101,8 @@ class Pass:
         while self._heap:
             node = heapq.heappop(self._heap)[1]
             grads = _through_hooks(node, self._pending.pop(node).values, self._targets)
+            if self._reach is not None and not self._reach.through(node):
+                continue
             sent, sums = _observe(node, grads, self.held_at, self)
             for i, (edge, g) in enumerate(zip(node.edges, sent, strict=True)):
                 if g is not None:
@@ -105,20 +111,27 @@ class Pass:
             if not retain_graph:
                 node.forget()
             del grads, sent
-        if not self._nested:
+        if self._around is None:
             for t, _ in roots:
                 t.backend.join()
         for leaf, held in self._leaves.values():
             g = held.values[0]
-            for hook in leaf._hooks or ():
-                g = _hooked(hook, g)
-            self._sink.add(leaf, g)
+            self._sink.add(leaf, through(leaf._hooks, g) if leaf._hooks else g)
+
+    def needs(self, node: Node) -> frozenset[str]:
+        """The arguments of `node` whose gradients are of use."""
+        return frozenset([e.arg for e in node.edges if self._reach is None or self._reach.along(e)])
 
     # ---- along edges -------------------------------------------------------------------------------
 
     def send(self, edge: Edge, g: Array) -> None:
         """One more contribution along an edge."""
-        if edge.node is not None:
+        if self._reach is not None and not self._reach.along(edge):
+            return
+        outside = self._outside(edge)
+        if outside is not None:
+            outside.send(edge, g)
+        elif edge.node is not None:
             sums = self._pending.get(edge.node)
             if sums is None:
                 sums = self._pending[edge.node] = _Sums(len(edge.node.outputs))
@@ -127,8 +140,15 @@ class Pass:
         elif edge.leaf is not None:
             self.add(edge.leaf, g)
 
+    def _outside(self, edge: Edge) -> Pass | None:
+        """The pass that an edge leads out to, if it does."""
+        return self._around if edge.node is not None and edge.node.seq < self._since else None
+
     def held_at(self, edge: Edge) -> Held | None:
         """What has arrived at an edge's end."""
+        outside = self._outside(edge)
+        if outside is not None:
+            return outside.held_at(edge)
         if edge.node is not None:
             found = self._pending.get(edge.node)
             return found.held(edge.index) if found else None
@@ -136,7 +156,10 @@ class Pass:
 
     def put_at(self, edge: Edge, total: Array) -> None:
         """The sum of what had arrived and a further contribution."""
-        if edge.node is not None:
+        outside = self._outside(edge)
+        if outside is not None:
+            outside.put_at(edge, total)
+        elif edge.node is not None:
             self._pending[edge.node].put(edge.index, total)
         elif edge.leaf is not None:
             self.put(edge.leaf, total)
@@ -146,7 +169,7 @@ class Pass:
     def lend(self, edge: Edge) -> Array | None:
         """Memory for the gradient along an edge, its place in what the edge's end is going to join; None if nowhere."""
         node = edge.node
-        if node is None or node.parts is None or self.held_at(edge) is not None:
+        if node is None or node.parts is None or self._outside(edge) or self.held_at(edge) is not None:
             return None
         if node not in self._rooms:
             whole = self.lend(node.edges[0])
@@ -186,9 +209,9 @@ class Pass:
     # ---- to leaves ---------------------------------------------------------------------------------
 
     def add(self, leaf: Tensor, g: Array) -> None:
-        if self._nested:
+        if self._around is not None:
             self._sink.add(leaf, g)
-        elif self._only is None or id(leaf) in self._only:
+        elif self._reach is None or self._reach.to(leaf):
             self._leaves.setdefault(id(leaf), (leaf, _Sums(1)))[1].add(0, g)
 
     def held(self, leaf: Tensor) -> Held | None:
@@ -217,25 +240,13 @@ def _observe(
 
 def _through_hooks(node: Node, grads: list[Array | None], targets: Targets | None) -> list[Array | None]:
     for index, hooks in node.hooks.items():
-        for hook in hooks:
-            if grads[index] is not None:
-                grads[index] = _hooked(hook, grads[index])
+        if hooks and grads[index] is not None:
+            grads[index] = through(hooks, grads[index])
     if targets:
         for index, g in enumerate(grads):
             if g is not None and (id(node), index) in targets:
                 targets[id(node), index](g)
     return grads
-
-
-def _hooked(hook: Callable[[Tensor], Tensor | None], g: Array) -> Array:
-    from .tensor import Tensor
-
-    replaced = hook(Tensor(g))
-    if replaced is None:
-        return g
-    if replaced.shape != g.shape:
-        raise ShapeError(f"a hook returned a gradient of shape {replaced.shape} for a tensor of shape {g.shape}")
-    return replaced.data
 
 
 def backward(
@@ -302,12 +313,17 @@ def grad(
     if create_graph:
         raise Unsupported("grad: create_graph=True asks for second-order gradients; the engine is first order only")
     outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-    ins = [t._leaf for t in ([inputs] if isinstance(inputs, Tensor) else inputs)]
+    asked = [inputs] if isinstance(inputs, Tensor) else inputs
+    for t in asked:
+        if not isinstance(t, Tensor):
+            raise TypeError(f"grad: expected Tensors as inputs, got {type(t).__name__}")
+    ins = [t._leaf for t in asked]
     given = [grad_outputs] if isinstance(grad_outputs, Tensor) else grad_outputs
     found: dict[int, Array] = {}
     targets: Targets = {(id(t._node), t._index): partial(found.__setitem__, id(t)) for t in ins if t._node is not None}
-    only = frozenset([id(t) for t in ins])
-    Pass(_Collecting(found), targets=targets, only=only).run(_roots(outs, given), retain_graph=retain_graph)
+    oldest = min([t._node.seq for t in ins if t._node is not None], default=0)
+    reach = Reach(targets, oldest, frozenset([id(t) for t in ins if t._node is None]))
+    Pass(_Collecting(found), targets=targets, reach=reach).run(_roots(outs, given), retain_graph=retain_graph)
     missing = [i for i, t in enumerate(ins) if id(t) not in found]
     if missing and not allow_unused:
         raise RuntimeError(
@@ -317,11 +333,19 @@ def grad(
 
 
 def _roots(outputs: Sequence[Tensor], grad_outputs: Sequence[Tensor | None] | None) -> list[tuple[Tensor, Array]]:
+    if grad_outputs is not None and len(grad_outputs) != len(outputs):
+        raise ValueError(
+            f"backward: expected a gradient, or None, for each output, got {len(grad_outputs)} for {len(outputs)}"
+        )
     roots = []
     for i, t in enumerate(outputs):
+        if not hasattr(t, "requires_grad"):
+            raise TypeError(f"backward: expected Tensors as outputs, got {type(t).__name__}")
         if not t.requires_grad:
             raise RuntimeError("backward: this tensor does not require grad; nothing it was computed from does")
         g = grad_outputs[i] if grad_outputs is not None else None
+        if g is not None and not hasattr(g, "detach"):
+            raise TypeError(f"backward: expected a Tensor or None as gradient, got {type(g).__name__}")
         if g is None:
             if t.size != 1:
                 raise RuntimeError(
@@ -331,5 +355,5 @@ def _roots(outputs: Sequence[Tensor], grad_outputs: Sequence[Tensor | None] | No
         elif g.shape != t.shape:
             raise ShapeError(f"backward: expected a gradient of shape {t.shape}, got {g.shape}")
         else:
-            roots.append((t, g.data))
+            roots.append((t, g.data.astype(t.dtype, copy=False)))
     return roots

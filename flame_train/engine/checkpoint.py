@@ -10,6 +10,7 @@ from .dtype import Array, is_float
 from .graph import Edge, Held, Node
 from .mode import mode, no_grad, recomputing
 from .tensor import Tensor
+from .writes import SEQUENCE
 
 Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, ...])
 
@@ -35,6 +36,7 @@ class _Recompute(Node):
     """
 
     __slots__ = ("args", "fn")
+    hides = True
 
     def __init__(self, fn: Callable[..., Any], args: list[Any], edges: list[Edge], outs: tuple[Tensor, ...]) -> None:
         super().__init__(None, (), {}, edges, [(o.shape, o.dtype) for o in outs], outs[0].backend)
@@ -51,15 +53,15 @@ class _Recompute(Node):
     def apply(
         self, grads: list[Array | None], held: Callable[[Edge], Held | None], around: Pass
     ) -> tuple[list[Array | None], frozenset[int]]:
-        if self.saved is None:
-            raise RuntimeError("checkpoint: backward ran through this graph already; compute the result again")
+        self._check_kept()
+        since = next(SEQUENCE)
         fresh = [_fresh(a) for a in self.args]
         with recomputing():
             outs = _tuple(self.fn(*fresh))
         leaves = [t for t in fresh if isinstance(t, Tensor) and t.requires_grad]
         ways = {id(t): edge for t, edge in zip(leaves, self.edges, strict=True)}
         roots = [(o, g) for o, g in zip(outs, grads, strict=True) if g is not None and o.requires_grad]
-        Pass(_Onward(ways, around), nested=True).run(roots)
+        Pass(_Onward(ways, around), around=around, since=since).run(roots)
         return [None] * len(self.edges), frozenset()
 
 
@@ -91,17 +93,24 @@ def _fresh(value: Any) -> Any:
     return value
 
 
-def _tuple(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return outputs if isinstance(outputs, tuple) else (outputs,)
+def _tuple(outputs: Any) -> tuple[Tensor, ...]:
+    found = outputs if isinstance(outputs, tuple) else (outputs,)
+    for o in found:
+        if not isinstance(o, Tensor):
+            where = "in a tuple" if isinstance(outputs, tuple) else "alone"
+            raise TypeError(
+                f"checkpoint: the function must return a Tensor or a tuple of them, got {type(o).__name__} {where}"
+            )
+    return found
 
 
 def checkpoint(fn: Callable[..., Outputs], *args: Any, offload: bool = False) -> Outputs:
     """fn(*args) without keeping what happens inside; fn runs once more during backward.
 
-    As torch.utils.checkpoint.checkpoint(use_reentrant=False): gradients reach the parameters fn uses as well as
-    its arguments, and equal those without checkpointing bit for bit. `fn` must be a pure function of its
-    arguments and of parameters, and return a Tensor or a tuple of them. What is to happen once, such as batch_norm's
-    running statistics, does.
+    As torch.utils.checkpoint.checkpoint(use_reentrant=False): gradients reach its arguments, the parameters that fn
+    uses, and other tensors it finds outside, and equal those without checkpointing bit for bit. `fn` must be a pure
+    function of all these, which are not written into before backward, and return a Tensor or a tuple of them. What is
+    to happen once, such as batch_norm's running statistics, does.
 
     With `offload` the arguments that were computed wait in host memory, so that a chain of checkpointed blocks keeps
     next to nothing on the device; leaves stay where they are.

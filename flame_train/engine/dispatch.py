@@ -69,14 +69,14 @@ def _unwrap(op: Op, values: dict[str, Any]) -> tuple[dict[str, Any], list[Used]]
     used: list[Used] = []
     for name in op.tensor_names:
         v = values[name]
-        if isinstance(v, Tensor):
+        if name in op.list_names:
+            used += [(name, i, _expect_tensor(op, name, t)) for i, t in enumerate(_expect_list(op, name, v))]
+            arrays[name] = [t.data for t in v]
+        elif isinstance(v, Tensor):
             arrays[name] = v.data
             used.append((name, None, v))
-        elif name in op.list_names:
-            used += [(name, i, _expect_tensor(op, name, t)) for i, t in enumerate(v)]
-            arrays[name] = [t.data for t in v]
-        elif v is not None and not isinstance(v, (bool, int, float)):
-            _expect_tensor(op, name, v)
+        elif name not in op.number_names or not isinstance(v, (bool, int, float)):
+            arrays[name] = _expect_number(op, name, v)
     for name, _, t in used:
         if t.data.dtype not in FLOATS and name in op.raised:
             _raise_whole(op, arrays, used)
@@ -121,8 +121,27 @@ def _expect_tensor(op: Op, name: str, value: Any) -> Tensor:
     return value
 
 
+def _expect_list(op: Op, name: str, value: Any) -> Any:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"{op.name}: expected a list or tuple of Tensors for {name!r}, got {type(value).__name__}")
+    return value
+
+
+def _expect_number(op: Op, name: str, value: Any) -> Any:
+    """A number of NumPy's as Python's, which does not widen a result; or None."""
+    if value is None and name in op.optional_names:
+        return None
+    if name in op.number_names and isinstance(value, np.generic):
+        return value.item()
+    wanted = "a Tensor or a number" if name in op.number_names else "a Tensor"
+    what = "None" if value is None else f"{type(value).__name__}; wrap it with engine.tensor()"
+    raise TypeError(f"{op.name}: expected {wanted} for {name!r}, got {what}")
+
+
 def _backend(op: Op, used: list[Used], m: Mode) -> Backend:
     if not used:
+        if not op.list_names:
+            raise TypeError(f"{op.name}: expected at least one Tensor, got none")
         return get_backend(m.device)
     if len({type(t.data) for _, _, t in used}) > 1 and len({t.device for _, _, t in used}) > 1:
         where = ", ".join([f"{name} on {t.device}" for name, _, t in used])

@@ -6,7 +6,6 @@ reference count as the backward pass (`backprop.py`) goes by.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,14 +16,15 @@ import numpy as np
 from ..errors import ShapeError
 from .backend import Backend, same_place
 from .dtype import Array, DType, as_array, compute_dtype, float32, float64
-from .rebuild import Again
+from .hooks import Hooks
+from .rebuild import Again, arrays_in
+from .writes import SEQUENCE, WRITES
 
 if TYPE_CHECKING:
     from .backprop import Pass
     from .op import Formula, Op
     from .tensor import Tensor
 
-_SEQUENCE = itertools.count()
 
 _MANY = 1024  # numbers whose sum NumPy is not left to add in fp32
 
@@ -75,6 +75,8 @@ class Node:
     """One op that ran: its formulas, exactly what they name, and where its gradients go."""
 
     __slots__ = ("__weakref__", "backend", "edges", "formulas", "hooks", "op", "outputs", "parts", "saved", "seq")
+    hides = False
+    """Whether it may use more tensors than its edges lead to."""
 
     def __init__(
         self, op: Op | None, formulas: tuple[Formula, ...], saved: dict[str, Any] | None, edges: list[Edge],
@@ -84,8 +86,8 @@ class Node:
         self.op, self.formulas, self.saved, self.edges = op, formulas, saved, edges
         self.outputs, self.backend = outputs, backend
         self.parts = parts  # how the outputs lie in memory for the input; None if they are not views of it
-        self.seq = next(_SEQUENCE)
-        self.hooks: dict[int, list[Callable[[Tensor], Tensor | None]]] = {}
+        self.seq = next(SEQUENCE)
+        self.hooks: dict[int, Hooks] = {}
 
     @property
     def name(self) -> str:
@@ -100,6 +102,19 @@ class Node:
         """Lets go of it: the node itself lives as long as the result that was differentiated."""
         self.saved = None
 
+    def _check_kept(self) -> None:
+        """Refuses to run on what is gone, or is not any more what it was."""
+        if self.saved is None:
+            raise RuntimeError(
+                f"{self.name}: backward ran through this graph already and freed it; "
+                "compute the result again, or pass retain_graph=True the first time"
+            )
+        if WRITES.last > self.seq and WRITES.since(self.seq, arrays_in(self.kept)):
+            raise RuntimeError(
+                f"{self.name}: a tensor that its gradient needs was written in place since; "
+                "write it after backward, or write a clone()"
+            )
+
     def apply(
         self, grads: list[Array | None], held: Callable[[Edge], Held | None], around: Pass
     ) -> tuple[list[Array | None], frozenset[int]]:
@@ -108,23 +123,22 @@ class Node:
         A node that is a graph of its own sends them through the pass `around` it, and returns none.
         """
         assert self.op is not None
-        if self.saved is None:
-            raise RuntimeError(
-                f"{self.name}: backward ran through this graph already and freed it; "
-                "compute the result again, or pass retain_graph=True the first time"
-            )
+        self._check_kept()
         g: Any = self._dense(grads) if self.op.multiple else grads[0]
         results: dict[str, Any] = {}
         plus = self._plus(held)
         into = self._into(plus, around)
+        needs = around.needs(self)
         extra = {
-            "needs": frozenset([e.arg for e in self.edges]), "plus": plus, "into": into,
+            "needs": needs, "plus": plus, "into": into,
             "room": around.room(self, grads) if self.parts is not None else None,
         }  # fmt: skip
         for formula in self.formulas:
+            if needs.isdisjoint(formula.args):
+                continue
             found = self._run(formula, g, {n: extra[n] for n in formula.takes})
             results.update(zip(formula.args, found if len(formula.args) > 1 else (found,), strict=True))
-        sent = [results[e.arg] if e.item is None else results[e.arg][e.item] for e in self.edges]
+        sent = [_of(results.get(e.arg), e.item) for e in self.edges]
         for e, g in zip(self.edges, sent, strict=True):
             room = into.get(e.arg) if e.item is None else into.get(e.arg, {}).get(e.item)
             if room is not None and not same_place(g, room):
@@ -172,6 +186,11 @@ class Node:
             g = _raised(g)
             values = [_raised(v) for v in values]
         return formula.fn(self.backend.references, g, *values, **extra)
+
+
+def _of(found: Any, item: int | None) -> Array | None:
+    """An edge's gradient among what the formulas found for its argument, which may be a list, or nothing."""
+    return found if item is None or found is None else found[item]
 
 
 def _remade(value: Any) -> Any:

@@ -20,9 +20,11 @@ def steps(xp: Any, index: Any, shape: Sequence[int]) -> tuple[Places, Places]:
     Raises ShapeError for what is no index or a mask of another shape, IndexError for places in a dim that has none.
     """
     entries = [_entry(part) for part in (index if isinstance(index, tuple) else (index,))]
+    arrays = any(hasattr(e, "dtype") for e in entries)
     parts: list[Any] = []
     for entry, dims in zip(entries, _dims(entries, tuple(shape)), strict=True):
-        parts += _read(xp, entry, dims)
+        if not (arrays and entry is ... and not dims):  # which between arrays would part them, for NumPy
+            parts += _read(xp, entry, dims)
     if not any(hasattr(p, "dtype") for p in parts):
         return tuple(parts), ()
     if not any(isinstance(p, int) for p in parts):
@@ -38,6 +40,8 @@ def _entry(part: Any) -> Any:
     if part is None or isinstance(part, (int, slice, type(...))):
         return part
     array = part if hasattr(part, "dtype") else np.asarray(part, None if np.size(part) else np.int64)
+    if array.dtype == np.uint8 and array.ndim:
+        raise ShapeError("getitem: uint8 is a mask for PyTorch and whole numbers for NumPy; make it bool or int64")
     if array.dtype != bool and array.dtype.kind not in "iu":
         raise ShapeError(f"getitem: expected whole numbers or truth values as index, got {array.dtype.name}")
     return int(array) if array.ndim == 0 and isinstance(array, (np.ndarray, np.integer)) else array

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .dtype import bool_
+from .dtype import DType, bool_, float32, is_float
 from .op import REGISTRY
 
 if TYPE_CHECKING:
@@ -48,6 +48,13 @@ class Methods:
 
     __slots__ = ()
 
+    if TYPE_CHECKING:
+
+        @property
+        def shape(self) -> tuple[int, ...]: ...
+        @property
+        def dtype(self) -> DType: ...
+
     # ---- operators ---------------------------------------------------------------------------------
 
     def __add__(self, other: Any) -> Tensor:
@@ -76,6 +83,10 @@ class Methods:
 
     def __floordiv__(self, other: Any) -> Tensor:
         return _op("div", self, other, rounding_mode="floor")
+
+    def __rfloordiv__(self, other: Number) -> Tensor:
+        like: Any = _op("cast", self, float32) if isinstance(other, float) and not is_float(self.dtype) else self
+        return _op("div", _op("clone", like.detach()).fill_(other), like, rounding_mode="floor")
 
     def __pow__(self, exponent: Any) -> Tensor:
         return _op("pow", self, exponent)
@@ -330,8 +341,8 @@ class Methods:
 
     @property
     def T(self) -> Tensor:  # noqa: N802
-        """A matrix with rows and columns exchanged."""
-        return _op("transpose", self, 0, 1)
+        """The dims in reverse order: of a matrix rows and columns exchanged."""
+        return _op("permute", self, tuple(reversed(range(len(self.shape)))))
 
     @property
     def mT(self) -> Tensor:  # noqa: N802

@@ -46,12 +46,13 @@ _KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of an op's reference. `named` ones are given by name only."""
+    """One parameter of an op's reference. `named` ones are given by name only; `also` may stand for a tensor."""
 
     name: str
     kind: Kind
     default: Any
     named: bool
+    also: frozenset[str]
 
 
 class Condition:
@@ -150,6 +151,8 @@ class Op:
         exempt = self.tensor_names if composite or self.moves or whole is True else whole or ()
         self.raised = frozenset(self.tensor_names) - frozenset(exempt)
         self.list_names = frozenset(p.name for p in self.params if p.kind == "list")
+        self.number_names = frozenset(p.name for p in self.params if "float" in p.also)
+        self.optional_names = frozenset(p.name for p in self.params if "None" in p.also)
         self._defaults = {p.name: p.default for p in self.params}
         self._required = tuple(n for n, default in self._defaults.items() if default is inspect.Parameter.empty)
         self._laid = "layout" in self.names
@@ -159,6 +162,7 @@ class Op:
         self.kernels: list[Kernel] = []
         self._conditions: dict[When, Condition] = {}
         self.undifferentiable: set[str] = set()
+        self.refused: set[str] = set()
         self._samples: Callable[[], Iterator[Sample]] | None = None
         self._large: Callable[[], Iterator[Sample]] | None = None
         self._errors: Callable[[], Iterator[ErrorSample]] | None = None
@@ -191,6 +195,14 @@ class Op:
             self._check_names("nograd", [a])
         self.undifferentiable.update(args)
         self.raised -= frozenset(args)
+
+    def refuses_grad(self, *args: str) -> None:
+        """Declares that `args` have no gradient here, as in PyTorch, where one would make sense: no formula is missing.
+
+        A call in which one of them requires grad is refused.
+        """
+        self._check_names("refuses_grad", args)
+        self.refused.update(args)
 
     def samples(self, fn: Callable[[], Iterator[Sample]]) -> None:
         """Declares the samples that every generated test runs on."""
@@ -334,8 +346,12 @@ def composite(
 def _parameters(fn: Callable[..., Any], skip_first: bool) -> tuple[Parameter, ...]:
     found = list(inspect.signature(fn).parameters.values())[1 if skip_first else 0 :]
     return tuple(
-        Parameter(p.name, _kind(str(p.annotation)), p.default, p.kind is inspect.Parameter.KEYWORD_ONLY) for p in found
-    )
+        Parameter(
+            p.name, _kind(str(p.annotation)), p.default, p.kind is inspect.Parameter.KEYWORD_ONLY,
+            frozenset(str(p.annotation).split(" | ")),
+        )
+        for p in found
+    )  # fmt: skip
 
 
 def _kind(annotation: str) -> Kind:

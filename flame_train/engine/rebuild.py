@@ -74,6 +74,8 @@ def arrays_in(values: Iterable[Any]) -> Iterator[Array]:
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from arrays_in(value)
+        elif hasattr(value, "detach"):  # a Tensor in an index
+            yield value.data
         elif hasattr(value, "nbytes"):
             yield value
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .backend import owner
 from .dtype import Array
 from .graph import Node
 from .mode import op_hooks
@@ -35,13 +36,6 @@ class Row:
     at_peak: int
 
 
-def _root(array: Array) -> Array:
-    """The array that owns the memory a view looks into."""
-    while isinstance(array.base, type(array)):
-        array = array.base
-    return array
-
-
 @dataclass(slots=True)
 class MemoryReport:
     """Counts while `memory_report` is entered; memory freed later still leaves `live`. In bytes."""
@@ -61,7 +55,7 @@ class MemoryReport:
     def after(self, op: str, phase: str, arrays: list[Array]) -> None:
         """An op made `arrays`. Views of memory that is known already count nothing, nor do NumPy's bare scalars."""
         for array in arrays:
-            root = _root(array)
+            root = owner(array)
             if id(root) not in self._watched and root.nbytes and not isinstance(root, np.generic):
                 self._watch(root, (op, phase))
         if self.live > self.peak:
@@ -112,11 +106,11 @@ def saved_by_op(*outputs: Tensor) -> dict[str, int]:
     Leaves are left out, which live anyway; Frozen weights among the operands are not told apart and count.
     """
     nodes = _nodes(outputs)
-    seen = {id(_root(edge.leaf.data)) for node in nodes for edge in node.edges if edge.leaf is not None}
+    seen = {id(owner(edge.leaf.data)) for node in nodes for edge in node.edges if edge.leaf is not None}
     found: Counter[str] = Counter()
     for node in nodes:
         for array in arrays_in(node.kept):
-            root = _root(array)
+            root = owner(array)
             if id(root) not in seen:
                 seen.add(id(root))
                 found[node.name] += int(root.nbytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,36 +11,27 @@ from .backend import Backend, backend_of, get_backend
 from .backprop import backward
 from .dtype import Array, DType, as_dtype, is_float
 from .graph import Node
-from .indexing import steps
-from .methods import Methods, Number
-from .mode import mode, no_grad
+from .hooks import Hook, HookHandle, Hooks, register
+from .inplace import InPlace
+from .methods import Methods
+from .mode import mode
 from .op import REGISTRY
 from .rebuild import Again
-
-Hook = Callable[["Tensor"], "Tensor | None"]
-
-
-class HookHandle:
-    """Returned by `register_hook`; `remove()` takes the hook off again."""
-
-    def __init__(self, hooks: list[Hook], hook: Hook) -> None:
-        self._hooks, self._hook = hooks, hook
-
-    def remove(self) -> None:
-        if self._hook in self._hooks:
-            self._hooks.remove(self._hook)
+from .transfer import Moved
 
 
-class Tensor(Methods):
+class Tensor(Methods, InPlace):
     """An array on a device, with an optional place in the graph. Names and meaning follow torch.Tensor.
 
-    What can be computed with it stands in `methods.py`.
+    What can be computed with it stands in `methods.py`, how it is written in `inplace.py`.
     """
 
     __slots__ = ("__weakref__", "_again", "_grad", "_hooks", "_index", "_node", "_requires_grad", "data")
     __array_priority__ = 1000
 
     def __init__(self, data: Array, *, requires_grad: bool = False) -> None:
+        if type(data) is not np.ndarray and not hasattr(type(data), "__cuda_array_interface__"):
+            backend_of(data)  # a number of NumPy's, or a TypeError
         if requires_grad and not is_float(data.dtype):
             raise TypeError(f"only floating tensors can require grad, this one is {data.dtype.name}")
         self.data = data
@@ -48,7 +39,7 @@ class Tensor(Methods):
         self._grad: Tensor | None = None
         self._node: Node | None = None
         self._index = 0
-        self._hooks: list[Hook] | None = None
+        self._hooks: Hooks | None = None
         self._again: Again | None = None  # what to keep for a gradient in the place of the values
 
     @classmethod
@@ -106,9 +97,17 @@ class Tensor(Methods):
             raise TypeError("len() of a 0-d tensor")
         return self.shape[0]
 
+    def __iter__(self) -> Iterator[Tensor]:
+        if not self.ndim:
+            raise TypeError("iteration over a 0-d tensor")
+        return (self[i] for i in range(len(self)))
+
     def __repr__(self) -> str:
         extra = ", requires_grad=True" if self.requires_grad else ""
         return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype.name}, device={self.device!r}{extra})"
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if not self.ndim else super().__format__(spec)
 
     # ---- reading it on the host --------------------------------------------------------------------
 
@@ -133,6 +132,9 @@ class Tensor(Methods):
 
     def tolist(self) -> Any:
         return self.numpy().tolist()
+
+    def __array__(self, dtype: DType | None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(self.numpy(), dtype, copy=copy)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         return self.data.__dlpack__(**kwargs)
@@ -170,6 +172,8 @@ class Tensor(Methods):
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"grad: expected a Tensor or None, got {type(value).__name__}")
         if value is not None and value.shape != self.shape:
             raise ValueError(f"grad: expected shape {self.shape}, got {value.shape}")
         self._grad = value
@@ -190,11 +194,9 @@ class Tensor(Methods):
         if not self.requires_grad:
             raise RuntimeError("register_hook: this tensor does not require grad")
         if self._node is not None:
-            hooks = self._node.hooks.setdefault(self._index, [])
-        else:
-            self._hooks = hooks = self._hooks if self._hooks is not None else []
-        hooks.append(hook)
-        return HookHandle(hooks, hook)
+            return register(self._node.hooks.setdefault(self._index, {}), hook)
+        self._hooks = self._hooks if self._hooks is not None else {}
+        return register(self._hooks, hook)
 
     def detach(self) -> Tensor:
         """The same values without their history; shares memory."""
@@ -203,11 +205,13 @@ class Tensor(Methods):
     # ---- moving and casting ------------------------------------------------------------------------
 
     def to(self, target: str | DType) -> Tensor:
-        """A copy on another device, or in another dtype (differentiable). As torch.Tensor.to."""
-        if isinstance(target, str) and target in ("cpu", "cuda"):
+        """A copy on another device, or in another dtype, both differentiable. As torch.Tensor.to."""
+        if isinstance(target, str) and target.partition(":")[0] in ("cpu", "cuda"):
             if target == self.device:
                 return self
-            return Tensor(get_backend(target).put(self.backend.get(self.data)), requires_grad=False)
+            there = get_backend(target)
+            node = Moved(self, there) if self.requires_grad and mode().grad else None
+            return Tensor._from_op(there.put(self.backend.get(self.data)), node, 0)
         dtype = as_dtype(target)
         return self if dtype == self.dtype else REGISTRY["cast"](self, dtype)
 
@@ -220,57 +224,6 @@ class Tensor(Methods):
     def contiguous(self) -> Tensor:
         """The same values in row-major memory; itself if they are already."""
         return self if self.data.flags.c_contiguous else self.clone()
-
-    # ---- writing in place --------------------------------------------------------------------------
-    # For values without a history: gradients, buffers, weights between steps. A graph that still needs the old
-    # values does not notice, so these refuse a tensor that requires grad wherever graphs are recorded.
-
-    def _check_writable(self) -> None:
-        if self._node is not None or (self.requires_grad and mode().grad):
-            raise RuntimeError("a tensor that requires grad is not written in place here; use no_grad(), or detach()")
-
-    def copy_(self, src: Tensor) -> Tensor:
-        self._check_writable()
-        self.data[...] = src.data.astype(self.dtype) if src.dtype != self.dtype else src.data
-        return self
-
-    def _written(self, op: str, *args: Any, **kwargs: Any) -> Tensor:
-        self._check_writable()
-        with no_grad():
-            made = REGISTRY[op](self, *args, **kwargs)
-        if is_float(made.dtype) and not is_float(self.dtype):
-            raise TypeError(f"{op}_: the result is {made.dtype.name}, which a tensor of {self.dtype.name} cannot hold")
-        return self.copy_(made)
-
-    def fill_(self, value: Number) -> Tensor:
-        self._check_writable()
-        self.data[...] = value
-        return self
-
-    def zero_(self) -> Tensor:
-        return self.fill_(0)
-
-    def add_(self, other: Tensor | Number, *, alpha: Number = 1) -> Tensor:
-        return self._written("add", other, alpha=alpha)
-
-    def sub_(self, other: Tensor | Number, *, alpha: Number = 1) -> Tensor:
-        return self._written("sub", other, alpha=alpha)
-
-    def mul_(self, other: Tensor | Number) -> Tensor:
-        return self._written("mul", other)
-
-    def div_(self, other: Tensor | Number) -> Tensor:
-        return self._written("div", other)
-
-    def clamp_(self, min: Tensor | Number | None = None, max: Tensor | Number | None = None) -> Tensor:
-        return self._written("clamp", min, max)
-
-    def __setitem__(self, index: Any, value: Tensor | Number) -> None:
-        self._check_writable()
-        parts = tuple(p.data if isinstance(p, Tensor) else p for p in (index if isinstance(index, tuple) else (index,)))
-        first, rest = steps(self.backend.xp, parts, self.shape)
-        part = self.data[first] if rest else self.data
-        part[rest or first] = value.data.astype(self.dtype) if isinstance(value, Tensor) else value
 
 
 class Frozen(Tensor):
@@ -360,6 +313,13 @@ class Working(Tensor):
         return self.parameter.register_hook(hook)
 
 
+def _of_tensors(data: Any) -> bool:
+    """Whether nested lists hold tensors, whose places in a graph an array of their values would not have."""
+    while isinstance(data, (list, tuple)) and data:
+        data = data[0]
+    return isinstance(data, Tensor)
+
+
 def tensor(
     data: Any, dtype: str | DType | None = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
@@ -378,11 +338,15 @@ def tensor(
                 f"tensor: NumPy cannot take this {type(data).__name__}: {e}; give it float32 on the CPU"
             ) from e
     else:
+        if _of_tensors(data):
+            raise TypeError("tensor: expected numbers, got tensors in a list; functional.stack puts tensors together")
         host = np.asarray(data)
         if host.dtype == np.float64 and not isinstance(data, (np.ndarray, np.generic)):
             host = host.astype(np.float32)
+    host = host.astype(host.dtype.newbyteorder("="), copy=False)
     if not is_float(host.dtype) and host.dtype.kind not in "biu":
-        raise TypeError(f"tensor: expected numbers, got {host.dtype}; functional.stack puts tensors together")
+        kind = f"numbers of {host.dtype}" if host.dtype.kind in "fc" else type(data).__name__
+        raise TypeError(f"tensor: expected numbers, got {kind}")
     if dtype is not None:
         host = host.astype(as_dtype(dtype))
     return Tensor(get_backend(device or mode().device).put(host), requires_grad=requires_grad)

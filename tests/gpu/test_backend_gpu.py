@@ -14,7 +14,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import bfloat16, float16, float32, float64
 from flame_train.engine.mode import deterministic
 from flame_train.engine.ops.finite import Broken
-from flame_train.engine.optim import Arena
+from flame_train.engine.optim import AdamW, Arena
 from flame_train.engine.tensor import Parameter
 
 pytestmark = pytest.mark.gpu
@@ -262,3 +262,33 @@ def test_factors_gradients_beside_the_main_line_are_those_in_line(rows: int, wor
             replayed()
         for times in (1, 2, 7):
             assert after(replayed, times) == after(step, times)
+
+
+def test_a_gradient_comes_back_to_the_device_it_is_for() -> None:
+    x = flame.tensor([1.0, 2.0], requires_grad=True)
+    there = (x * 3.0).to("cuda")
+    ((there * there).to("cpu") + x).sum().backward()
+    assert x.grad is not None
+    assert (x.grad.device, x.grad.tolist()) == ("cpu", [19.0, 37.0])
+
+
+def test_a_write_is_noticed_by_what_keeps_the_memory() -> None:
+    x = flame.tensor([1.0, 2.0], device="cuda", requires_grad=True)
+    c = flame.tensor([[3.0, 4.0], [5.0, 6.0]], device="cuda")
+    kept, other = (x * c[0]).sum(), (x * c[1]).sum()
+    c[0].fill_(7.0)
+    other.backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [5.0, 6.0]
+    with pytest.raises(RuntimeError, match="written in place"):
+        kept.backward()
+
+
+def test_an_optimizers_step_is_a_write() -> None:
+    p = flame.tensor([1.0, 2.0], device="cuda", requires_grad=True)
+    optimizer = AdamW([p], lr=0.1)
+    z = (p * p).sum()
+    (p * 2.0).sum().backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="written in place"):
+        z.backward()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ..dtype import Array
-from .base import Backend, Memory, Parcel, same_place
+from .base import Backend, Memory, Parcel, extent, owner, same_place
 from .cpu import CpuBackend
 from .cuda import cuda_backend
 
-__all__ = ["Backend", "Memory", "Parcel", "backend_of", "get_backend", "same_place"]
+__all__ = ["Backend", "Memory", "Parcel", "backend_of", "extent", "get_backend", "owner", "same_place"]
 
 _CPU = CpuBackend()
 
@@ -20,9 +20,14 @@ def get_backend(name: str) -> Backend:
         return _CPU
     if name == "cuda":
         return cuda_backend()
-    raise ValueError(f"device: expected 'cpu' or 'cuda', got {name!r}")
+    number = "; of several GPUs CUDA_VISIBLE_DEVICES says which is seen" if str(name).startswith("cuda:") else ""
+    raise ValueError(f"device: expected 'cpu' or 'cuda', got {name!r}{number}")
 
 
 def backend_of(array: Array) -> Backend:
     """The backend an array lives on."""
-    return _CPU if isinstance(array, (np.ndarray, np.generic)) else get_backend("cuda")
+    if isinstance(array, (np.ndarray, np.generic)):
+        return _CPU
+    if not hasattr(type(array), "__cuda_array_interface__"):
+        raise TypeError(f"a tensor's data is an array, this is a {type(array).__name__}; engine.tensor() makes tensors")
+    return get_backend("cuda")

@@ -23,6 +23,22 @@ def same_place(a: Array | None, b: Array) -> bool:
     return all(s == t for n, s, t in zip(a.shape, a.strides, b.strides, strict=True) if n > 1)
 
 
+def owner(array: Array) -> Array:
+    """The array that owns the memory a view looks into."""
+    while isinstance(array.base, type(array)):
+        array = array.base
+    return array
+
+
+def extent(array: Array) -> tuple[int, int]:
+    """Where in memory an array begins and ends, in bytes."""
+    if not array.size:
+        return 0, 0
+    reach = [(n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)]
+    begin = _address(array)
+    return begin + sum(r for r in reach if r < 0), begin + sum(r for r in reach if r > 0) + array.dtype.itemsize
+
+
 def _address(a: Array) -> int:
     return int(a.ctypes.data if isinstance(a, np.ndarray) else a.data.ptr)
 

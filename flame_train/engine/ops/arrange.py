@@ -219,9 +219,15 @@ def pixel_shuffle(xp: Any, input: Array, upscale_factor: int, layout: str = "NCH
     n = len(lead)
     if layout == "NHWC":
         y = input.reshape(*lead, h, w, c // (r * r), r, r).transpose(*range(n), n, n + 3, n + 1, n + 4, n + 2)
-        return y.reshape(*lead, h * r, w * r, c // (r * r))
+        return _moved(xp, input, y, *lead, h * r, w * r, c // (r * r))
     y = input.reshape(*lead, c // (r * r), r, r, h, w).transpose(*range(n), n, n + 3, n + 1, n + 4, n + 2)
-    return y.reshape(*lead, c // (r * r), h * r, w * r)
+    return _moved(xp, input, y, *lead, c // (r * r), h * r, w * r)
+
+
+def _moved(xp: Any, input: Array, y: Array, *shape: int) -> Array:
+    """`y` in another shape; in memory of its own, as PyTorch has it, where no element of `input` had to move too."""
+    found = y.reshape(shape)
+    return found.copy() if xp.may_share_memory(found, input) else found
 
 
 def _factor(op: str, input: Array, r: int) -> int:
@@ -244,9 +250,9 @@ def pixel_unshuffle(xp: Any, input: Array, downscale_factor: int, layout: str = 
     n = len(lead)
     if layout == "NHWC":
         y = input.reshape(*lead, h // r, r, w // r, r, c).transpose(*range(n), n, n + 2, n + 4, n + 1, n + 3)
-        return y.reshape(*lead, h // r, w // r, c * r * r)
+        return _moved(xp, input, y, *lead, h // r, w // r, c * r * r)
     y = input.reshape(*lead, c, h // r, r, w // r, r).transpose(*range(n), n, n + 2, n + 4, n + 1, n + 3)
-    return y.reshape(*lead, c * r * r, h // r, w // r)
+    return _moved(xp, input, y, *lead, c * r * r, h // r, w // r)
 
 
 @pixel_shuffle.vjp("input")

@@ -13,6 +13,7 @@ from ..mode import mode
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..sample import positive
 from ..tensor import Tensor
+from ..writes import WRITES
 from .channels import folded, no_planes, slopes, statistics
 from .conditions import floating
 from .dims import Shape
@@ -154,6 +155,7 @@ def _track(
         if running is not None:
             now = now.reshape(-1, running.size).mean(axis=0)
             running.data[...] = (running.data * (1.0 - momentum) + now * momentum).astype(running.dtype)
+            WRITES.note(running.data)
 
 
 def _moments(input: Tensor, axes: tuple[int, ...], count: int) -> tuple[Array, Array]:

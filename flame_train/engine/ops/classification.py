@@ -45,7 +45,7 @@ def _(xp: Any, g: Array, input: Array, weight: Array | None, reduction: str) -> 
     return share(g, input.size, reduction) * (slope if weight is None else slope * weight)
 
 
-binary_cross_entropy.nograd("weight")
+binary_cross_entropy.refuses_grad("weight")
 
 
 @binary_cross_entropy.errors
@@ -91,7 +91,7 @@ def _(xp: Any, g: Array, input: Array, weight: Array | None, pos_weight: Array |
     return share(g, input.size, reduction) * (slope if weight is None else slope * weight)
 
 
-binary_cross_entropy_with_logits.nograd("weight", "pos_weight")
+binary_cross_entropy_with_logits.refuses_grad("weight", "pos_weight")
 
 
 @binary_cross_entropy_with_logits.samples

@@ -71,7 +71,8 @@ def _divisor(xp: Any, total: Array, target: Array, ignore_index: int) -> Array:
     return xp.where(xp.all(target == ignore_index), 1.0, total)
 
 
-nll_loss.nograd("target", "weight")
+nll_loss.nograd("target")
+nll_loss.refuses_grad("weight")
 
 
 @nll_loss.vjp("input")
@@ -156,6 +157,9 @@ def _each(xp: Any, g: Array, dim: int, total: Any, reduction: str) -> Array:
     return g / total if reduction == "mean" else g if reduction == "sum" else xp.expand_dims(g, dim)
 
 
+cross_entropy.refuses_grad("weight")
+
+
 @cross_entropy.vjp("input")
 def _(
     xp: Any, g: Array, input: Array, target: Array, weight: Array | None, peak: Array, rest: Array, mass: Array,
@@ -177,9 +181,6 @@ def _(
     dim = _class_dim(input.shape)
     by_class = 1.0 if weight is None else weight.reshape([-1 if d == dim else 1 for d in range(input.ndim)])
     return -_each(xp, g, dim, total, reduction) * (1.0 - label_smoothing) * by_class * (input - peak - rest)
-
-
-cross_entropy.nograd("weight")
 
 
 @cross_entropy.samples

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ...errors import ShapeError
 from ..dtype import Array
 
@@ -14,6 +16,8 @@ Shape = tuple[int, ...]
 
 def axis(dim: int, ndim: int, op: str) -> int:
     """`dim` counted from the front. Raises ShapeError if there is no such dim; a 0-d tensor has dims 0 and -1."""
+    if isinstance(dim, (bool, np.bool_)):
+        raise TypeError(f"{op}: expected a whole number for the dim, got {dim}")
     if not -max(ndim, 1) <= dim < max(ndim, 1):
         raise ShapeError(f"{op}: dim {dim} is outside a tensor of {ndim} dims")
     return dim % max(ndim, 1)
@@ -28,7 +32,7 @@ def size_along(shape: Shape, dim: int, op: str) -> int:
 
 def axes(dim: Dims, ndim: int, op: str) -> tuple[int, ...]:
     """The dims meant, counted from the front; every dim for None and for none at all."""
-    given = (dim,) if isinstance(dim, int) else tuple(dim or range(ndim))
+    given = (dim,) if isinstance(dim, (int, np.integer, np.bool_)) else tuple(dim or range(ndim))
     found = tuple(axis(d, ndim, op) for d in given)
     if len(set(found)) != len(found):
         raise ShapeError(f"{op}: a dim appears twice in {given}")

@@ -56,7 +56,7 @@ def take_along_dim(xp: Any, input: Array, indices: Array, dim: int | None = None
         check_within(xp, "take_along_dim", indices, input.size)
         return input.reshape(-1)[indices.reshape(-1)]
     _check_index("take_along_dim", input, indices)
-    return xp.take_along_axis(input, indices, axis=dim)
+    return xp.take_along_axis(input, indices, axis=axis(dim, input.ndim, "take_along_dim"))
 
 
 take_along_dim.nograd("indices")

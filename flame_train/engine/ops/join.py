@@ -79,7 +79,7 @@ def stack(xp: Any, tensors: Sequence[Array], dim: int = 0) -> Array:
     """The tensors side by side along a new dim"""
     if len({t.shape for t in tensors}) != 1:
         raise ShapeError(f"stack: expected equal shapes, got {[tuple(t.shape) for t in tensors]}")
-    return xp.stack(_of_one_dtype(tensors), axis=dim)
+    return xp.stack(_of_one_dtype(tensors), axis=axis(dim, tensors[0].ndim + 1, "stack"))
 
 
 @stack.vjp("tensors")

@@ -13,6 +13,7 @@ from ..sample import Values
 from ..tensor import Tensor
 from .along import no_reduction, reduce
 from .conditions import floating
+from .dims import axis
 from .generated import named
 
 
@@ -191,6 +192,7 @@ def cosine_similarity(xp: Any, x1: Array, x2: Array, dim: int = 1, eps: float = 
 def _unit(xp: Any, x1: Array, x2: Array, dim: int, eps: float) -> tuple[Array, Array, Array, Array]:
     """Both tensors over their lengths, and the lengths, at least eps."""
     x1, x2 = xp.broadcast_arrays(x1, x2)
+    dim = axis(dim, x1.ndim, "cosine_similarity")
     n1, n2 = (xp.maximum(xp.sqrt(xp.sum(x * x, axis=dim, keepdims=True)), eps) for x in (x1, x2))
     return x1 / n1, x2 / n2, n1, n2
 

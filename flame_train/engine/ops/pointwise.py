@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtype import Array
+from ..dtype import Array, is_float
 from ..op import Sample, primitive, sample
 from ..sample import of_one, positive
 from . import special
@@ -197,7 +197,7 @@ def trunc(xp: Any, input: Array) -> Array:
 def round(xp: Any, input: Array, *, decimals: int = 0) -> Array:
     """The nearest number of so many decimals, of two equally near the even one; the gradient is zero"""
     if decimals == 0:
-        return xp.rint(input)
+        return xp.rint(input) if is_float(input.dtype) else input.copy()
     scale = 10.0 ** (-decimals if decimals < 0 else decimals)
     return xp.rint(input / scale) * scale if decimals < 0 else xp.rint(input * scale) / scale
 

@@ -192,7 +192,7 @@ def _() -> Iterator[ErrorSample]:
 @primitive(torch="unsqueeze", views=True)
 def unsqueeze(xp: Any, input: Array, dim: int) -> Array:
     """input with a dim of size 1 put in at dim"""
-    return xp.expand_dims(input, dim)
+    return xp.expand_dims(input, axis(dim, input.ndim + 1, "unsqueeze"))
 
 
 @unsqueeze.vjp("input")

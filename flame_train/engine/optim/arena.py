@@ -20,6 +20,7 @@ from ...errors import ModelFileError
 from ..backend import Backend
 from ..dtype import Array, DType, as_dtype, float32
 from ..tensor import Frozen, Parameter, Tensor, Working
+from ..writes import WRITES
 
 _ALIGNMENT = 64
 """Segments start at multiples of this many elements (256 bytes), as device allocations do."""
@@ -126,6 +127,13 @@ class Arena:
         """Brings the working copies up to date with the values: to be called by whoever changes those."""
         if self.low is not None:
             self.low[...] = self.values
+        self.changed()
+
+    def changed(self) -> None:
+        """Tells graphs that were made before that the values, working copies included, are others now."""
+        WRITES.note(self.values)
+        if self.low is not None:
+            WRITES.note(self.low)
 
     def zero_grad(self) -> None:
         """Clears every gradient; one that was set to None or replaced is the arena's view again.

@@ -59,9 +59,10 @@ class OnDevice(np.ndarray):
         bare(self)[bare(key)] = bare(value)
 
     def astype(self, dtype: Any, copy: bool = True) -> Any:
-        if copy or self.dtype != dtype:
-            self.operations.append("astype")
-        return on_device(bare(self).astype(dtype, copy=copy))
+        if self.dtype == dtype and not copy:
+            return self
+        self.operations.append("astype")
+        return on_device(bare(self).astype(dtype))
 
     def copy(self, order: Any = "C") -> Any:
         self.operations.append("copy")

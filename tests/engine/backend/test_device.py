@@ -39,6 +39,28 @@ def test_tensors_on_two_devices_do_not_meet(gpu: Any) -> None:
         there + flame.tensor([1.0, 2.0])
 
 
+def test_a_gradient_comes_back_to_the_device_it_is_for(gpu: Any) -> None:
+    x = flame.tensor([1.0, 2.0], requires_grad=True)
+    there = (x * 3.0).to("cuda")
+    assert there.device == "cuda"
+    seen = []
+    there.register_hook(lambda g: seen.append(g.device))
+    (there.to("cpu") * flame.tensor([5.0, 7.0]) + x).sum().backward()
+    assert x.grad is not None
+    assert (x.grad.device, x.grad.tolist(), seen) == ("cpu", [16.0, 22.0], ["cuda"])
+    with flame.no_grad():
+        assert not x.to("cuda").requires_grad
+
+
+def test_what_is_written_lies_on_the_same_device(gpu: Any) -> None:
+    there = flame.tensor([1.0, 2.0, 3.0], device="cuda")
+    with pytest.raises(RuntimeError, match=r"copy_: expected a tensor on cuda, got one on cpu; move it with \.to"):
+        there.copy_(flame.tensor([1.0, 2.0, 3.0]))
+    there[1:] = np.array([5.0, 6.0])
+    there[0] = 4
+    assert there.to("cpu").tolist() == [4.0, 5.0, 6.0]
+
+
 def test_memory_counts_what_graphs_keep(gpu: Any) -> None:
     found = gpu.memory()
     assert (found.live, found.peak, found.total) == (7, 7, 9)

@@ -1,0 +1,161 @@
+"""Writing into a tensor's memory: gradients, buffers, weights between steps.
+
+A graph does not follow what is written. So a tensor that requires grad is neither written nor written into another
+where graphs are recorded, and what a graph keeps is noted as changed (`writes.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import ShapeError
+from .dtype import Array, is_float
+from .indexing import steps
+from .mode import mode, no_grad
+from .op import REGISTRY
+from .writes import WRITES
+
+if TYPE_CHECKING:
+    from .backend import Backend
+    from .dtype import DType
+    from .graph import Node
+    from .tensor import Tensor
+
+Number = float
+
+
+class InPlace:
+    """The methods of a Tensor that write into it; each returns it. Raises RuntimeError where a gradient would go wrong,
+    ShapeError where what is to be written does not fit, TypeError where it is no Tensor and no number."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        data: Array
+        _node: Node | None
+
+        @property
+        def requires_grad(self) -> bool: ...
+        @property
+        def dtype(self) -> DType: ...
+        @property
+        def backend(self) -> Backend: ...
+
+    def _check_writable(self) -> None:
+        if self._node is not None or (self.requires_grad and mode().grad):
+            raise RuntimeError(
+                "a tensor that requires grad is not written in place here; make a new one (x = x + y), "
+                "or use no_grad(), or detach()"
+            )
+
+    def _put(self, op: str, places: Any, value: Any) -> Any:
+        """Writes a Tensor or numbers at `places`, an index of this tensor."""
+        self._check_writable()
+        array = self._fitting(op, value)
+        first, rest = steps(self.backend.xp, places, self.data.shape)
+        part = self.data[first] if rest else self.data
+        try:
+            part[rest or first] = array
+        except ValueError as e:
+            raise ShapeError(
+                f"{op}: what has shape {np.shape(array)} does not fit into that part of {tuple(self.data.shape)}"
+            ) from e
+        WRITES.note(self.data)
+        return self
+
+    def _fitting(self, op: str, value: Any) -> Any:
+        """What is to be written: a number, or an array of this dtype on this device, less leading dims of size 1."""
+        _check_lost(op, (value,))
+        array: Array = value.data if hasattr(value, "detach") else np.asarray(value)
+        if not is_float(array.dtype) and array.dtype.kind not in "biu":
+            raise TypeError(f"{op}: expected a Tensor or a number, got {type(value).__name__}")
+        if not hasattr(value, "detach"):
+            if not array.ndim:
+                return value
+            array = self.backend.put(array)
+        elif value.backend is not self.backend:
+            where = f"on {self.backend.name}, got one on {value.device}"
+            raise RuntimeError(f"{op}: expected a tensor {where}; move it with .to")
+        ones = next((i for i, n in enumerate(array.shape) if n != 1), array.ndim)
+        return array.reshape(array.shape[ones:]).astype(self.dtype, copy=False)
+
+    def _written(self, op: str, *args: Any, **kwargs: Any) -> Any:
+        self._check_writable()
+        _check_lost(f"{op}_", args)
+        with no_grad():
+            made: Tensor = REGISTRY[op](self, *args, **kwargs)
+        if is_float(made.dtype) and not is_float(self.dtype):
+            raise TypeError(f"{op}_: the result is {made.dtype.name}, which a tensor of {self.dtype.name} cannot hold")
+        return self._put(f"{op}_", ..., made)
+
+    # ---- methods -----------------------------------------------------------------------------------
+
+    def copy_(self, src: Tensor) -> Tensor:
+        if not hasattr(src, "detach"):
+            raise TypeError(f"copy_: expected a Tensor, got {type(src).__name__}; fill_ writes a number")
+        return self._put("copy_", ..., src)
+
+    def fill_(self, value: Number) -> Tensor:
+        return self._put("fill_", ..., value)
+
+    def zero_(self) -> Tensor:
+        return self.fill_(0)
+
+    def add_(self, other: Tensor | Number, *, alpha: Number = 1) -> Tensor:
+        return self._written("add", other, alpha=alpha)
+
+    def sub_(self, other: Tensor | Number, *, alpha: Number = 1) -> Tensor:
+        return self._written("sub", other, alpha=alpha)
+
+    def mul_(self, other: Tensor | Number) -> Tensor:
+        return self._written("mul", other)
+
+    def div_(self, other: Tensor | Number) -> Tensor:
+        return self._written("div", other)
+
+    def clamp_(self, min: Tensor | Number | None = None, max: Tensor | Number | None = None) -> Tensor:
+        return self._written("clamp", min, max)
+
+    # ---- operators ---------------------------------------------------------------------------------
+
+    def __setitem__(self, index: Any, value: Tensor | Number) -> None:
+        parts = index if isinstance(index, tuple) else (index,)
+        self._put("setitem", tuple([p.data if hasattr(p, "detach") else p for p in parts]), value)
+
+    def __iadd__(self, other: Any) -> Tensor:
+        return self._written("add", other)
+
+    def __isub__(self, other: Any) -> Tensor:
+        return self._written("sub", other)
+
+    def __imul__(self, other: Any) -> Tensor:
+        return self._written("mul", other)
+
+    def __itruediv__(self, other: Any) -> Tensor:
+        return self._written("div", other)
+
+    def __ifloordiv__(self, other: Any) -> Tensor:
+        return self._written("div", other, rounding_mode="floor")
+
+    def __ipow__(self, other: Any) -> Tensor:
+        return self._written("pow", other)
+
+    def __iand__(self, other: Any) -> Tensor:
+        return self._put("and", ..., self & other)
+
+    def __ior__(self, other: Any) -> Tensor:
+        return self._put("or", ..., self | other)
+
+    def __ixor__(self, other: Any) -> Tensor:
+        return self._put("xor", ..., self ^ other)
+
+
+def _check_lost(op: str, values: tuple[Any, ...]) -> None:
+    """Refuses to write what has a gradient that nobody would follow."""
+    if mode().grad and any(getattr(v, "requires_grad", False) for v in values):
+        raise RuntimeError(
+            f"{op}: what is written requires grad, and its gradient would be lost; write its detach(), "
+            "or make a new tensor with where, stack or cat"
+        )

@@ -1,0 +1,133 @@
+"""What is often got wrong is told in words: what was expected, what came. Nothing of NumPy's or Python's insides."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flame_train.engine as flame
+from flame_train.engine import functional as F
+from flame_train.engine.check import generator
+from flame_train.engine.op import REGISTRY
+from flame_train.engine.sample import materialise
+from flame_train.errors import ShapeError
+
+
+def leaf() -> flame.Tensor:
+    return flame.tensor([1.0, 2.0, 3.0], requires_grad=True)
+
+
+def with_hook(returned: Any) -> None:
+    x = leaf()
+    x.register_hook(lambda g: returned)
+    (x * 2.0).sum().backward()
+
+
+def checkpointed(returned: Any) -> Callable[[], Any]:
+    return lambda: flame.checkpoint(lambda x: returned, leaf())
+
+
+def replaced_by_a_tensor() -> None:
+    x = leaf()
+    x.data = flame.tensor([1.0])
+    x + 1.0
+
+
+def assigned(name: str, value: Any) -> Callable[[], None]:
+    return lambda: setattr(leaf(), name, value)
+
+
+ONE = flame.tensor(1.0)
+MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: (leaf() * 2.0).backward(np.ones(3)), TypeError, "backward: expected a Tensor or None .*, got ndarray"),
+    (lambda: flame.backward([3.0]), TypeError, "expected Tensors as outputs, got float"),
+    (lambda: flame.grad(leaf().sum(), [3]), TypeError, "grad: expected Tensors as inputs, got int"),
+    (lambda: flame.grad([leaf().sum()] * 2, leaf(), [ONE]), ValueError, "got 1 for 2"),
+    (lambda: flame.grad([leaf().sum()], leaf(), [ONE, ONE]), ValueError, "got 2 for 1"),
+    (assigned("grad", np.ones(3)), TypeError, "grad: expected a Tensor or None, got ndarray"),
+    (assigned("grad", 5), TypeError, "grad: expected a Tensor or None, got int"),
+    (lambda: with_hook(np.ones(3)), TypeError, "a hook: .* got ndarray"),
+    (lambda: with_hook(2.0), TypeError, "a hook: .* got float"),
+    (lambda: leaf() + None, TypeError, "add: expected a Tensor or a number for 'other', got None"),
+    (lambda: leaf() < None, TypeError, "lt: expected a Tensor or a number for 'other', got None"),
+    (lambda: leaf() @ 3, TypeError, "matmul: expected a Tensor for 'other', got int"),
+    (lambda: F.pow(2, 3), TypeError, "pow: expected at least one Tensor"),
+    (lambda: F.exp(3), TypeError, "exp: expected a Tensor for 'input', got int"),
+    (lambda: F.linear(leaf(), None), TypeError, "linear: expected a Tensor for 'weight', got None"),
+    (lambda: F.cat(leaf()), TypeError, "cat: expected a list or tuple of Tensors for 'tensors', got Tensor"),
+    (lambda: F.stack(3), TypeError, "stack: expected a list or tuple of Tensors for 'tensors', got int"),
+    (replaced_by_a_tensor, TypeError, r"a tensor's data is an array, this is a Tensor; engine\.tensor\(\)"),
+    (lambda: flame.Tensor([1.0, 2.0]), TypeError, r"this is a list; engine\.tensor\(\) makes tensors"),
+    (lambda: leaf().to("cuda:0"), ValueError, "expected 'cpu' or 'cuda', got 'cuda:0'; .* CUDA_VISIBLE_DEVICES"),
+    (lambda: list(ONE), TypeError, "iteration over a 0-d tensor"),
+    (lambda: leaf().var(False), TypeError, "var: expected a whole number for the dim, got False"),
+    (lambda: leaf()[flame.tensor(np.ones(3, np.uint8))], ShapeError, "uint8 .* bool .* int64"),
+    (lambda: flame.tensor(None), TypeError, "expected numbers, got NoneType$"),
+    (lambda: flame.tensor("abc"), TypeError, "expected numbers, got str$"),
+    (lambda: flame.tensor([leaf(), leaf()]), TypeError, "functional.stack puts tensors together"),
+    (checkpointed([leaf()]), TypeError, "checkpoint: .* a Tensor or a tuple of them, got list alone"),
+    (checkpointed({"a": leaf()}), TypeError, "checkpoint: .* got dict alone"),
+    (checkpointed(None), TypeError, "checkpoint: .* got NoneType alone"),
+    (checkpointed((leaf(), 3)), TypeError, "checkpoint: .* got int in a tuple"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "error", "match"), MISTAKES)
+def test_a_mistake_is_told_in_words(mistake: Callable[[], Any], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        mistake()
+
+
+ALONG = {n for n, op in REGISTRY.items() if {"dim", "dim0"} & set(op.names)} - {"timestep_embedding"}  # there a size
+
+
+@pytest.mark.parametrize("name", sorted(ALONG))
+def test_true_is_no_dim(name: str) -> None:
+    """Python counts it as 1."""
+    op = REGISTRY[name]
+    values = materialise(op, next(op.iter_samples()), generator(name, 0))
+    values["dim" if "dim" in op.names else "dim0"] = True
+    with pytest.raises(TypeError, match="whole number"):
+        op._run(values)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    x = flame.tensor([1.0, 2.0], "bfloat16")
+    for number in (np.float32(2), np.float64(2), np.int64(2)):
+        for made in (x * number, number * x, x + number, number - x, x / number):
+            assert made.dtype == x.dtype
+        np.testing.assert_array_equal((number * x).tolist(), [2.0, 4.0])
+    assert (x < np.float32(1.5)).tolist() == [True, False]
+    assert x.reshape(1, 2).sum(np.int64(1)).shape == (1,)
+
+
+def test_a_tensor_is_handed_to_numpy_as_its_values() -> None:
+    x = leaf()
+    for made in (np.asarray(x), np.array(x), np.asarray(x, np.float64)):
+        np.testing.assert_array_equal(made, [1.0, 2.0, 3.0])
+        assert made.dtype.kind == "f"
+    assert np.array(x) is not x.data
+    assert np.asarray(x, np.float64).dtype == np.float64
+
+
+def test_arrays_of_either_byte_order_make_tensors() -> None:
+    made = flame.tensor(np.array([1.0, 2.0], ">f4"))
+    assert made.dtype == np.float32
+    assert (made * 2.0).tolist() == [2.0, 4.0]
+
+
+def test_numbers_are_written_as_numbers_are() -> None:
+    loss = leaf().sum() / 7.0
+    assert f"{loss:.4f} {loss:8.2e}" == "0.8571 8.57e-01"
+    assert f"{leaf()}" == repr(leaf())
+
+
+def test_what_is_no_number_in_the_end_is_not_warned_of() -> None:
+    program = "import flame_train.engine as f; print(f.tensor([-1.0]).sqrt().tolist(), f.tensor([0.0]).log().tolist())"
+    done = subprocess.run([sys.executable, "-W", "default", "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout.split(), done.stderr) == (["[nan]", "[-inf]"], "")
