@@ -231,7 +231,7 @@ def _observe(
 ) -> tuple[list[Array | None], frozenset[int]]:
     hooks = mode().hooks
     for h in hooks:
-        h.before(node.name, "backward")
+        h.before(node.name, "backward", [g for g in grads if g is not None])
     result, sums = node.apply(grads, held, around)
     for h in hooks:
         h.after(node.name, "backward", [g for g in result if g is not None])
