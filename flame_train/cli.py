@@ -39,9 +39,16 @@ Overrides = Annotated[
 ]
 Recompute = Annotated[
     Literal["nothing", "feed_forward", "blocks", "blocks_offloaded"],
-    typer.Option("--recompute", help="As gradient.recompute in a config."),
+    typer.Option("--recompute", help="Activations: keep all, or as gradient.recompute in a config."),
 ]
+Only = Annotated[list[str] | None, typer.Option("--recompute-only", help="As gradient.recompute_only; repeatable.")]
 Fp8 = Annotated[Literal["off", "weights", "dynamic"], typer.Option("--fp8", help="As model.fp8 in a config.")]
+BenchModel = Annotated[
+    str, typer.Option("--model", help="sdxl, sd35-medium, sd35-large, flux-dev; or sdxl-tiny, sd3-tiny, flux-tiny.")
+]
+Deterministic = Annotated[
+    bool, typer.Option("--deterministic/--not-deterministic", help="As train.deterministic in a config.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, read headers only, print the plan.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there already.")]
@@ -302,17 +309,14 @@ app.add_typer(bench_app, name="bench")
 
 @bench_app.command("step")
 def bench_step(
-    model: Annotated[
-        str, typer.Option("--model", help="sdxl, sd35-medium, sd35-large, flux-dev; or sdxl-tiny, sd3-tiny, flux-tiny.")
-    ] = "sdxl",
+    model: BenchModel = "sdxl",
     resolution: Annotated[int, typer.Option("--resolution", min=64, help="Pixels.")] = 1024,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Images a step.")] = 1,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, show_default="1", help="Images a step.")] = None,
     rank: Annotated[int, typer.Option("--rank", min=1)] = 16,
     precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
     recompute: Recompute = "nothing",
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic/--not-deterministic", help="As train.deterministic in a config.")
-    ] = True,
+    only: Only = None,
+    deterministic: Deterministic = True,
     fp8: Fp8 = "off",
     against: Annotated[
         Literal["torch", "torch-compiled"] | None,
@@ -321,7 +325,9 @@ def bench_step(
     sweep: Annotated[
         Literal["batch"] | None, typer.Option("--sweep", help="Double the batch from 1 until memory runs out.")
     ] = None,
-    plot: Annotated[Path, typer.Option("--plot", help="The PNG that a sweep draws.")] = Path("bench-step.png"),
+    plot: Annotated[
+        Path | None, typer.Option("--plot", show_default="bench-step.png", help="The PNG that a sweep draws.")
+    ] = None,
     device: Device = "cuda",
     as_json: AsJson = False,
     debug: Debug = False,
@@ -330,25 +336,32 @@ def bench_step(
     from flame_train.tools import bench as tool
     from flame_train.tools import bench_sweep
 
-    trial = tool.Trial(model, resolution, batch, rank, precision, recompute, device, deterministic, fp8)
     if sweep and against:
         raise typer.BadParameter("a sweep measures this program alone; leave one of --sweep and --against out")
+    if sweep and batch is not None:
+        raise typer.BadParameter("a sweep doubles the batch from 1; leave one of --sweep and --batch out")
+    if plot is not None and not sweep:
+        raise typer.BadParameter("--plot is the picture of a sweep; add --sweep batch, or leave it out")
+    size = batch or 1
+    trial = tool.Trial(model, resolution, size, rank, precision, recompute, device, deterministic, fp8, only or ())
     if sweep:
-        show(bench_sweep.run(trial, plot), as_json)
+        found, failed = bench_sweep.run(trial, plot or Path("bench-step.png"))
+        show(found, as_json)
+        if failed is not None:
+            raise failed
     else:
         show(tool.step(trial, against, by_kind=True), as_json)
 
 
 @bench_app.command("memory")
 def bench_memory(
-    model: Annotated[
-        str, typer.Option("--model", help="sdxl, sd35-medium, sd35-large, flux-dev; or sdxl-tiny, sd3-tiny, flux-tiny.")
-    ] = "sdxl",
+    model: BenchModel = "sdxl",
     resolution: Annotated[int, typer.Option("--resolution", min=64, help="Pixels.")] = 1024,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Images a step.")] = 1,
     rank: Annotated[int, typer.Option("--rank", min=1)] = 16,
     precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
     recompute: Recompute = "nothing",
+    only: Only = None,
     fp8: Fp8 = "off",
     device: Device = "cuda",
     as_json: AsJson = False,
@@ -358,7 +371,9 @@ def bench_memory(
     from flame_train.tools import bench_memory as tool
     from flame_train.tools.bench import Trial
 
-    result = tool.run(Trial(model, resolution, batch, rank, precision, recompute, device, fp8=fp8))
+    result = tool.run(
+        Trial(model, resolution, batch, rank, precision, recompute, device, fp8=fp8, recompute_only=only or ())
+    )
     show(result, as_json, tool.table(result))
 
 
@@ -371,9 +386,7 @@ def bench_ops(
     against: Annotated[
         Literal["torch"] | None, typer.Option("--against", help="Also time PyTorch, if installed.")
     ] = None,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic/--not-deterministic", help="As train.deterministic in a config.")
-    ] = True,
+    deterministic: Deterministic = True,
     device: Device = "cuda",
     as_json: AsJson = False,
     debug: Debug = False,

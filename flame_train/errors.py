@@ -7,6 +7,8 @@ in flame-train and exits with 1.
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 
@@ -44,6 +46,10 @@ class DeviceFault(FlameError):
     """The device failed or ran out of memory while working."""
 
     exit_code = 5
+
+
+class OutOfMemory(DeviceFault):
+    """The host or the GPU had no more memory to give, with what to try in the words of the command that ran."""
 
 
 class OutputError(FlameError):
@@ -84,8 +90,19 @@ def exit_status(error: BaseException) -> int:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the host or the GPU had no more memory to give."""
     kind = type(error)
-    on_device = kind.__name__ == "OutOfMemoryError" and kind.__module__.startswith("cupy")
-    return isinstance(error, MemoryError) or on_device
+    on_device = kind.__name__ == "OutOfMemoryError" and kind.__module__.split(".")[0] in ("cupy", "torch")
+    return isinstance(error, MemoryError | OutOfMemory) or on_device
+
+
+@contextmanager
+def out_of_memory(remedy: str) -> Iterator[None]:
+    """Memory that runs out in the body is told with a `remedy`: raises OutOfMemory."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemory(f"out of memory: {error or 'no more to be had'}; {remedy}") from error
 
 
 class ShapeError(ValueError):

@@ -45,7 +45,9 @@ def main() -> None:
             steps[-1]()
             after()
         p.backend.synchronize()
-        print(json.dumps({"bucket": f"{width}x{height}", "live_gib": round(memory().live / 2**30, 3)}), flush=True)
+        found = memory()
+        gib = {"live_gib": round(found.live / 2**30, 3), "peak_gib": round(found.peak / 2**30, 3)}
+        print(json.dumps({"bucket": f"{width}x{height}", **gib}), flush=True)
     seconds = []
     for _ in range(args.rounds):
         begin = time.monotonic()

@@ -8,7 +8,6 @@ Needs a GPU and the parity extra: PyTorch's profiler reads the card's activity r
 from __future__ import annotations
 
 import argparse
-import re
 from collections import defaultdict
 
 import torch
@@ -16,24 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from flame_train.engine.mode import deterministic
 from flame_train.tools import bench
+from flame_train.tools.bench_kernels import kind_of
 from flame_train.tools.bench_models import SUBJECTS
-
-KINDS = [
-    ("attention", r"sdpa|flash|fmha|attention|softmax"),
-    ("convolution", r"conv|fprop|dgrad|wgrad|implicit"),
-    ("matrix product", r"gemm|nvjet|cutlass|splitK|cublas"),
-    ("normalisation", r"group_norm|layer_norm"),
-    ("geglu", r"geglu"),
-    ("concatenate and copy", r"concat|copy|Memcpy|memcpy|cupy_take"),
-    ("fill", r"Memset|memset|fill"),
-    ("cast", r"astype|cast"),
-    ("reduction", r"sum|reduce|cub"),
-    ("elementwise", r"cupy_"),
-]
-
-
-def kind_of(name: str) -> str:
-    return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.IGNORECASE)), "other")
 
 
 def main() -> None:
@@ -62,8 +45,9 @@ def main() -> None:
         by_name[event.name][1] += 1 / repeats
     by_kind: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for name, (ms, count) in by_name.items():
-        by_kind[kind_of(name)][0] += ms
-        by_kind[kind_of(name)][1] += count
+        kind = kind_of(name) or "the rest"
+        by_kind[kind][0] += ms
+        by_kind[kind][1] += count
     total = sum(ms for ms, _ in by_kind.values())
     print(f"{total:.2f} ms of GPU time a step")
     for kind, (ms, count) in sorted(by_kind.items(), key=lambda kv: -kv[1][0]):

@@ -44,13 +44,14 @@ class LoraAdapter:
 
     def __call__(self, layer: Layer, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layer's output with the update; the layer's weight stays as it is."""
+        weight, bias = nn.working(layer.weight), nn.working(layer.bias)
         if isinstance(layer, nn.Linear):
-            if isinstance(layer.weight, nn.Fp8Weight):
-                (y,) = self._packed([layer.weight], [self], x, layer.bias, residual)
+            if isinstance(weight, nn.Fp8Weight):
+                (y,) = self._packed([weight], [self], x, bias, residual)
                 return y
-            return F.lora_linear(x, layer.weight, layer.bias, *self.factors(x), self.scale, residual)
-        weight, bias, stride, padding = layer.weight, layer.bias, layer.stride, layer.padding
-        return F.lora_conv2d(x, weight, bias, *self.factors(x), self.scale, stride, padding, layout="NHWC")
+            return F.lora_linear(x, weight, bias, *self.factors(x), self.scale, residual)
+        factors = self.factors(x)
+        return F.lora_conv2d(x, weight, bias, *factors, self.scale, layer.stride, layer.padding, layout="NHWC")
 
     def factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """down and up in the activations' dtype."""
@@ -62,7 +63,7 @@ class LoraAdapter:
         loras = [a for a in adapters if isinstance(a, LoraAdapter) and a.scale == self.scale]
         if len(loras) < len(layers) or any(layer.bias is not None for layer in layers):
             return None
-        weights = [layer.weight for layer in layers]
+        weights = [nn.working(layer.weight) for layer in layers]
         packed = [w for w in weights if isinstance(w, nn.Fp8Weight)]
         if packed:
             alike = len(packed) == len(weights) and len({w.dynamic for w in packed}) == 1

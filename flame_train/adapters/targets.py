@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from flame_train.config.globs import choose
 from flame_train.engine import nn
 from flame_train.errors import ConfigError
 
@@ -48,30 +47,9 @@ def resolve(model: nn.Module, targets: Sequence[str], presets: Presets) -> list[
     `*` crosses dots. Raises ConfigError naming every target that means no layer, with what comes near.
     """
     names = [name for name, part in model.named_modules() if isinstance(part, (nn.Linear, nn.Conv2d))]
-    globs = [(target, glob) for target in targets for glob in presets.get(target, (target,))]
-    reached = dict.fromkeys(targets, False)
-    chosen: set[str] = set()
-    for target, glob in globs:
-        found = [name for name in names if fnmatchcase(name, glob)]
-        reached[target] = reached[target] or bool(found)
-        chosen.update(found)
-    idle = [target for target, hit in reached.items() if not hit]
-    if idle or not chosen:
-        raise ConfigError(_nothing_matched(idle, names, presets))
-    return [name for name in names if name in chosen]
-
-
-def _nothing_matched(idle: Sequence[str], names: Sequence[str], presets: Presets) -> str:
-    if not idle:
-        return f"lora.targets: expected at least one target, got none; presets are {', '.join(presets)}"
-    lines = ["lora.targets: no linear layer or convolution of the model is named by"]
-    lines += [f"  {target!r}{_hint(target, names, presets)}" for target in idle]
-    lines.append(f"Use a preset ({', '.join(presets)}) or a glob over layer names such as {names[0]!r}.")
-    return "\n".join(lines)
-
-
-def _hint(target: str, names: Iterable[str], presets: Presets) -> str:
-    """What was perhaps meant: a preset, a whole name, or a glob over the endings that names have."""
-    endings = {"*." + ".".join(name.split(".")[-n:]) for name in names for n in (1, 2, 3)}
-    near = get_close_matches(target, [*presets, *sorted(endings), *names], n=3, cutoff=0.6)
-    return f"; near it: {', '.join(near)}" if near else ""
+    known = ", ".join(presets)
+    if not targets:
+        raise ConfigError(f"lora.targets: expected at least one target, got none; presets are {known}")
+    wrong = "lora.targets: no linear layer or convolution of the model is named by"
+    advice = f"Use a preset ({known}) or a glob over layer names such as {names[0]!r}."
+    return choose(names, targets, presets, wrong, advice)

@@ -78,8 +78,9 @@ def _zero_terminal_snr(config: Config) -> str | None:
     return 'expected model.prediction = "v" with it: pure noise teaches an epsilon model nothing'
 
 
-def _recompute(config: Config) -> str | None:
-    if config.gradient.checkpointing or config.gradient.recompute == "blocks":
+def _recompute(config: Config, name: str) -> str | None:
+    usual = keys()[f"gradient.{name}"].default
+    if config.gradient.checkpointing or getattr(config.gradient, name) == usual:
         return None
     return "expected gradient.checkpointing = true with it"
 
@@ -158,7 +159,8 @@ def checks() -> Iterator[Check]:
     yield Check(("schedule.cycles", "schedule.name"), _cycles)
     yield Check(("schedule.cycles", "schedule.warmup_steps", "train.steps"), _restarts)
     yield Check(("schedule.power", "schedule.name"), _power)
-    yield Check(("gradient.recompute", "gradient.checkpointing"), _recompute)
+    yield Check(("gradient.recompute", "gradient.checkpointing"), lambda config: _recompute(config, "recompute"))
+    yield Check(("gradient.recompute_only", "gradient.checkpointing"), lambda c: _recompute(c, "recompute_only"))
     yield Check(("loss.timestep_mean", "loss.timesteps"), lambda config: _normal(config, "timestep_mean"))
     yield Check(("loss.timestep_std", "loss.timesteps"), lambda config: _normal(config, "timestep_std"))
     yield Check(("loss.mode_scale", "loss.timesteps"), _mode_scale)

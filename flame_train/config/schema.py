@@ -216,6 +216,9 @@ class GradientSection(Section):
         "blocks",
         "what checkpointing recomputes: all, its inputs kept on the device or on the host, or the widest layers alone",
     )
+    recompute_only: tuple[str, ...] = field(
+        (), "globs over block names (output_blocks.*, single_blocks.1?): only these are recomputed; empty: all"
+    )
 
 
 class TrainSection(Section):
@@ -237,7 +240,7 @@ class TrainSection(Section):
         lt=1,
         aka=("ema", "use_ema"),
     )
-    deterministic: bool = field(True, "same seed, same bytes on the same device; false is some 7 % faster on a GPU")
+    deterministic: bool = field(True, "same seed, same bytes on the same device; false is some 10 % faster on a GPU")
 
 
 class LossSection(Section):

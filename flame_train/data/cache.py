@@ -2,21 +2,23 @@
 
 A key covers everything the arrays depend on, so nothing is ever stale: changed input has another key. An
 entry is one safetensors file, written whole or not at all, whose metadata holds its key and a checksum; a
-damaged, truncated or foreign one is replaced. Modification times play no part. Several processes may share
-a folder: whoever renames last wins, with the same content.
+damaged, truncated or foreign one is replaced, and a folder in its place, which may hold anything, is refused.
+Modification times play no part. Several processes may share a folder: whoever renames last wins, with the same
+content.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flame_train.errors import ModelFileError
+from flame_train.errors import ModelFileError, OutputError
 from flame_train.io.safetensors import SafetensorsFile, save_file, serialize
 
 FORMAT = 1  # raised when the meaning of entries changes: older ones are then simply not found
@@ -49,8 +51,15 @@ class DiskCache:
         return self.folder / key[:2] / f"{key}.safetensors"
 
     def get(self, key: str) -> Arrays | None:
-        """The entry's arrays, copied into memory; None if there is none or it is damaged."""
+        """The entry's arrays, copied into memory; None if there is none or it is damaged.
+
+        Raises OutputError where a folder stands in its place.
+        """
         path = self.path(key)
+        if os.path.isdir(path):  # False where that cannot be told
+            raise OutputError(
+                f"{path}: is a folder where a cache entry belongs; remove it, or set data.cache to another folder"
+            )
         try:
             if not path.exists():
                 self.misses += 1

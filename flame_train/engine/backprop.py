@@ -313,11 +313,8 @@ def grad(
     if create_graph:
         raise Unsupported("grad: create_graph=True asks for second-order gradients; the engine is first order only")
     outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-    ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    ins = [_expected(t)._leaf for t in ([inputs] if isinstance(inputs, Tensor) else inputs)]
     given = [grad_outputs] if isinstance(grad_outputs, Tensor) else grad_outputs
-    for t in ins:
-        if not isinstance(t, Tensor):
-            raise TypeError(f"grad: expected Tensors as inputs, got {type(t).__name__}")
     found: dict[int, Array] = {}
     targets: Targets = {(id(t._node), t._index): partial(found.__setitem__, id(t)) for t in ins if t._node is not None}
     oldest = min([t._node.seq for t in ins if t._node is not None], default=0)
@@ -329,6 +326,12 @@ def grad(
             f"grad: input {missing[0]} was not used to compute the outputs; allow_unused=True gives None"
         )
     return tuple(Tensor(found[id(t)]) if id(t) in found else None for t in ins)
+
+
+def _expected(t: Tensor) -> Tensor:
+    if not hasattr(t, "_leaf"):
+        raise TypeError(f"grad: expected Tensors as inputs, got {type(t).__name__}")
+    return t
 
 
 def _roots(outputs: Sequence[Tensor], grad_outputs: Sequence[Tensor | None] | None) -> list[tuple[Tensor, Array]]:
@@ -354,5 +357,5 @@ def _roots(outputs: Sequence[Tensor], grad_outputs: Sequence[Tensor | None] | No
         elif g.shape != t.shape:
             raise ShapeError(f"backward: expected a gradient of shape {t.shape}, got {g.shape}")
         else:
-            roots.append((t, g.data.astype(t.dtype, copy=False)))
+            roots.append((t, g.data if g.dtype == t.dtype else g.data.astype(t.dtype)))
     return roots

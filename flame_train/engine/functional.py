@@ -31,7 +31,7 @@ from .ops.layer_norm import layer_norm
 from .ops.lora import lora_conv2d, lora_linear, lora_linears
 from .ops.loss import cosine_similarity, huber_loss, l1_loss, mse_loss, smooth_l1_loss
 from .ops.matmul import bmm, linear, linear_add, matmul, outer
-from .ops.norm import group_norm, group_norm_silu
+from .ops.norm import cat_group_norm_silu, group_norm, group_norm_silu
 from .ops.pointwise import ceil, cos, erf, exp, expm1, floor, log, log1p, round, rsqrt, sigmoid, sin, sqrt, tanh, trunc
 from .ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d, max_pool2d_with_indices
 from .ops.reduce import cumsum, mean, norm, prod, std, sum, var
@@ -45,20 +45,21 @@ from .ops.unfold import fold, unfold
 __all__ = [
     "abs", "adaptive_avg_pool2d", "add", "amax", "amin", "argmax", "argmin", "avg_pool2d", "batch_norm",
     "batch_norm_inference", "batch_norm_train", "binary_cross_entropy", "binary_cross_entropy_with_logits", "bmm",
-    "cast", "cat", "cat_gelu", "cat_rms_norm", "ceil", "chunk", "clamp", "clone", "conv1d", "conv2d",
-    "conv_transpose2d", "cos", "cosine_similarity", "cross_entropy", "cumsum", "div", "dropout", "einsum", "elu",
-    "embedding", "eq", "erf", "exp", "expand", "expm1", "feed_forward", "flatten", "flip", "floor", "fold",
-    "fp8_dequantize", "fp8_feed_forward", "fp8_linear", "fp8_lora_linears", "fp8_quantize", "gated_add",
-    "gather", "ge", "geglu", "gelu", "getitem", "group_norm", "group_norm_silu", "gt", "hardswish", "huber_loss",
+    "cast", "cat", "cat_gelu", "cat_group_norm_silu", "cat_rms_norm", "ceil", "chunk", "clamp", "clone", "conv1d",
+    "conv2d", "conv_transpose2d", "cos", "cosine_similarity", "cross_entropy", "cumsum", "div", "dropout", "einsum",
+    "elu", "embedding", "eq", "erf", "exp", "expand", "expm1", "feed_forward", "flatten", "flip", "floor", "fold",
+    "fp8_dequantize", "fp8_feed_forward", "fp8_linear", "fp8_lora_linears", "fp8_quantize", "gated_add", "gather",
+    "ge", "geglu", "gelu", "getitem", "group_norm", "group_norm_silu", "gt", "hardswish", "huber_loss",
     "index_select", "instance_norm", "interpolate", "isfinite", "kl_div", "l1_loss", "layer_norm",
     "layer_norm_modulate", "le", "leaky_relu", "lerp", "linear", "linear_activation", "linear_add", "log", "log1p",
-    "log_softmax", "logical_and", "logical_not", "logical_or", "logical_xor", "logsumexp", "lora_conv2d", "lora_linear",
-    "lora_linears", "lt", "masked_fill", "matmul", "max", "max_dim", "max_pool2d", "max_pool2d_with_indices", "maximum",
-    "mean", "min", "min_dim", "minimum", "mish", "movedim", "mse_loss", "mul", "narrow", "ne", "neg", "nll_loss",
-    "norm", "one_hot", "outer", "pad", "permute", "pixel_shuffle", "pixel_unshuffle", "pow", "prod", "quick_gelu",
-    "reciprocal", "relu", "repeat", "reshape", "rms_norm", "rms_norm_rope", "roll", "rope", "round", "rsqrt", "rsub",
-    "scaled_dot_product_attention", "scatter", "scatter_add", "sigmoid", "sign", "silu", "sin", "smooth_l1_loss",
-    "softmax", "softmin", "softplus", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "swiglu",
-    "take_along_dim", "tanh", "timestep_embedding", "transpose", "tril", "triu", "trunc", "unfold", "unsqueeze",
-    "upsample_nearest", "var", "view", "where",
+    "log_softmax", "logical_and", "logical_not", "logical_or", "logical_xor", "logsumexp", "lora_conv2d",
+    "lora_linear", "lora_linears", "lt", "masked_fill", "matmul", "max", "max_dim", "max_pool2d",
+    "max_pool2d_with_indices", "maximum", "mean", "min", "min_dim", "minimum", "mish", "movedim", "mse_loss", "mul",
+    "narrow", "ne", "neg", "nll_loss", "norm", "one_hot", "outer", "pad", "permute", "pixel_shuffle",
+    "pixel_unshuffle", "pow", "prod", "quick_gelu", "reciprocal", "relu", "repeat", "reshape", "rms_norm",
+    "rms_norm_rope", "roll", "rope", "round", "rsqrt", "rsub", "scaled_dot_product_attention", "scatter",
+    "scatter_add", "sigmoid", "sign", "silu", "sin", "smooth_l1_loss", "softmax", "softmin", "softplus", "split",
+    "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "swiglu", "take_along_dim", "tanh",
+    "timestep_embedding", "transpose", "tril", "triu", "trunc", "unfold", "unsqueeze", "upsample_nearest", "var",
+    "view", "where",
 ]  # fmt: skip

@@ -201,18 +201,27 @@ _THREADS = 256
 
 
 @cache
-def _source() -> str:
-    """random.cuh with this file's tables."""
+def tables() -> str:
+    """What must stand before random.cuh, in C: this file's numbers."""
     rationals = (("CENTRE", _CENTRE), ("MIDDLE", _MIDDLE), ("TAIL", _TAIL))
-    tables = {f"{name}_{i}": part for name, parts in rationals for i, part in enumerate(parts)} | {"ATANH": _ATANH}
+    rows = {f"{name}_{i}": part for name, parts in rationals for i, part in enumerate(parts)} | {"ATANH": _ATANH}
     numbers = {
         "ROOT_HALF": f"{math.sqrt(0.5)!r}", "LOG_2": f"{math.log(2.0)!r}", "ROUNDS": f"{_ROUNDS}",
         **{f"MULTIPLIER_{i}": f"{int(m)}ull" for i, m in enumerate(_MULTIPLIERS)},
         **{f"WEYL_{i}": f"{w}u" for i, w in enumerate(_WEYL)},
     }  # fmt: skip
     lines = [f"#define {name} {value}" for name, value in numbers.items()]
-    lines += [f"__constant__ double {n}[] = {{{', '.join(map(repr, t))}}};" for n, t in tables.items()]
-    return "\n".join([*lines, '#include "random.cuh"', ""])
+    lines += [f"__constant__ double {n}[] = {{{', '.join(map(repr, t))}}};" for n, t in rows.items()]
+    return "\n".join([*lines, ""])
+
+
+def _source() -> str:
+    return tables() + '#include "random.cuh"\n'
+
+
+def signed(seed: int) -> np.int64:
+    """A seed's 64 bits as kernels take them."""
+    return np.int64((seed & 0xFFFFFFFFFFFFFFFF) - (seed >> 63 & 1) * (1 << 64))
 
 
 def _words_on_gpu(k: Any, seed: int, stream: int, step: Array | int, sample_index: Array, block: Array) -> Array:
@@ -223,8 +232,7 @@ def _words_on_gpu(k: Any, seed: int, stream: int, step: Array | int, sample_inde
         host_step = int(step) & 0xFFFFFFFF
     else:
         place = step.astype(np.int64, copy=False)
-    signed = (seed & 0xFFFFFFFFFFFFFFFF) - (seed >> 63 & 1) * (1 << 64)
-    numbers = (host_step, stream, signed, block.size, words.size // 4)
+    numbers = (host_step, stream, signed(seed), block.size, words.size // 4)
     args = (words, samples, k.rows_first(block.view(np.int64)), place, *map(np.int64, numbers))
     k.launch_text(_source(), "philox_words", words.size // 4, _THREADS, args)
     return words

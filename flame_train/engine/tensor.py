@@ -274,17 +274,43 @@ class Parameter(Tensor):
 
 
 class Working(Tensor):
-    """A low-precision copy of a parameter, for use in its place: the gradient goes to the parameter, in fp32."""
+    """A low-precision copy of a parameter, for use in its place.
+
+    The gradient is the parameter's, in fp32, and so are the hooks and whether it is asked for at all.
+    """
 
     __slots__ = ("parameter",)
 
     def __init__(self, data: Array, parameter: Parameter) -> None:
-        super().__init__(data, requires_grad=True)
+        super().__init__(data)
         self.parameter = parameter
 
     @property
     def _leaf(self) -> Tensor:
         return self.parameter
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.parameter.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.parameter.requires_grad = value
+
+    def requires_grad_(self, value: bool = True) -> Tensor:
+        self.parameter.requires_grad_(value)
+        return self
+
+    @property
+    def grad(self) -> Tensor | None:
+        return self.parameter.grad
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        self.parameter.grad = value
+
+    def register_hook(self, hook: Hook) -> HookHandle:
+        return self.parameter.register_hook(hook)
 
 
 def _of_tensors(data: Any) -> bool:

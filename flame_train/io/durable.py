@@ -12,9 +12,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from flame_train.errors import OutputError
 from flame_train.io.failpoint import hit
-from flame_train.io.files import disk_errors, free_bytes
+from flame_train.io.files import disk_errors, free_bytes, refuse_folder
 
 
 def write_durably(path: Path, chunks: Iterable[bytes | memoryview], total: int) -> None:
@@ -23,8 +22,7 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview], total: int) 
     Raises OutputError when the disk cannot take it (full, read-only, no permission, size limit); `path` then
     still holds what it held before. An error raised by `chunks` itself passes through, with the same promise.
     """
-    if path.is_dir():
-        raise OutputError(f"{path}: is a folder; give the name of a file to write")
+    refuse_folder(path)
     with disk_errors(path, needed=total):
         path.parent.mkdir(parents=True, exist_ok=True)
         if free_bytes(path.parent) < total:

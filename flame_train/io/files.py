@@ -71,13 +71,20 @@ def preflight(folder: Path, expected: int) -> None:
 
 def refuse_place(path: Path, ending: str, force: bool) -> None:
     """Said before any work: raises ConfigError unless the file to write, `path`, ends as its contents ask for, and
-    OutputError if it is there already, unless `force` says that it may be overwritten."""
+    OutputError if it is a folder, or there already, unless `force` says that it may be overwritten."""
     if path.suffix.lower() != ending:
         raise ConfigError(f"{path}: expected a name ending in {ending}, got {path.suffix or 'no ending'}")
+    refuse_folder(path)
     if path.exists() and not force:
         raise OutputError(
             f"{path}: exists already and would be overwritten; choose another name, remove it, or say --force"
         )
+
+
+def refuse_folder(path: Path) -> None:
+    """Raises OutputError if `path`, the file to write, is a folder."""
+    if path.is_dir():
+        raise OutputError(f"{path}: is a folder; give the name of a file to write")
 
 
 def could_make_folder(folder: Path) -> None:

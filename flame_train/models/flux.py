@@ -21,7 +21,8 @@ from flame_train.engine.dtype import DType, compute_dtype
 from flame_train.engine.nn import weight
 from flame_train.errors import ModelFileError
 
-from .transformer import Recompute, again, feed_forward, linears_in, run_again
+from .recompute import Block, BlockNetwork
+from .transformer import feed_forward, linears_in
 
 PATCH: Final = 2  # the side of a token in latent pixels
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times and guidance
@@ -163,8 +164,8 @@ def _attend(streams: Sequence[Stream], cos_S1E: Tensor, sin_S1E: Tensor) -> Tens
     """Attention of all streams' tokens to all, (B, S, D). Queries and keys are turned by their tokens' positions."""
     norms = [norm for norm, _ in streams]
     queries, keys, values = zip(*([x.reshape(*x.shape[:2], -1, n.dim) for x in p] for n, p in streams), strict=True)
-    q = F.cat_rms_norm(queries, [n.query_norm.scale for n in norms], cos_S1E, sin_S1E, 1, _EPS)
-    k = F.cat_rms_norm(keys, [n.key_norm.scale for n in norms], cos_S1E, sin_S1E, 1, _EPS)
+    q = F.cat_rms_norm(queries, [nn.working(n.query_norm.scale) for n in norms], cos_S1E, sin_S1E, 1, _EPS)
+    k = F.cat_rms_norm(keys, [nn.working(n.key_norm.scale) for n in norms], cos_S1E, sin_S1E, 1, _EPS)
     v = values[0] if len(values) == 1 else F.cat(values, dim=1)
     found = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
     return found.transpose(1, 2).reshape(*q.shape[:2], -1)
@@ -203,7 +204,7 @@ def _beside(found_BSD: Tensor, hidden_BSF: Tensor) -> Tensor:
     return F.cat_gelu(found_BSD, hidden_BSF, approximate="tanh")
 
 
-class DoubleBlock(nn.Module):
+class DoubleBlock(Block):
     """Picture and text, each with weights of its own, through one attention."""
 
     def __init__(self, arch: FluxArch) -> None:
@@ -215,11 +216,8 @@ class DoubleBlock(nn.Module):
         self.txt_mlp = _mlp(arch.width)
 
     def forward(
-        self, img_BLD: Tensor, txt_BTD: Tensor, silu_vec_BD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor,
-        recompute: Recompute = "nothing",
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        if run_again(recompute):
-            return again(self, recompute, img_BLD, txt_BTD, silu_vec_BD, cos_S1E, sin_S1E)
+        self, img_BLD: Tensor, txt_BTD: Tensor, silu_vec_BD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor
+    ) -> tuple[Tensor, Tensor]:
         T = txt_BTD.shape[1]
         shift_i, scale_i, gate_i, *feed_i = self.img_mod(silu_vec_BD)
         shift_t, scale_t, gate_t, *feed_t = self.txt_mod(silu_vec_BD)
@@ -229,7 +227,7 @@ class DoubleBlock(nn.Module):
         for_txt, for_img = F.split(found_BSD, [T, img_BLD.shape[1]], dim=1)
         img_BLD = F.gated_add(img_BLD, gate_i, self.img_attn.proj(for_img))
         txt_BTD = F.gated_add(txt_BTD, gate_t, self.txt_attn.proj(for_txt))
-        if recompute == "feed_forward":
+        if self.recompute == "feed_forward":
             return (
                 checkpoint(_feed_forward, self.img_mlp, img_BLD, *feed_i),
                 checkpoint(_feed_forward, self.txt_mlp, txt_BTD, *feed_t),
@@ -237,8 +235,10 @@ class DoubleBlock(nn.Module):
         return _feed_forward(self.img_mlp, img_BLD, *feed_i), _feed_forward(self.txt_mlp, txt_BTD, *feed_t)
 
 
-class SingleBlock(nn.Module):
+class SingleBlock(Block):
     """Text and picture as one sequence; attention and MLP side by side, each a part of two wide layers."""
+
+    has_feed_forward = False  # its MLP begins in one layer with the attention: there is nothing to gain by it alone
 
     def __init__(self, arch: FluxArch) -> None:
         hidden = _MLP_RATIO * arch.width
@@ -248,11 +248,7 @@ class SingleBlock(nn.Module):
         self.norm = QueryKeyNorm(arch.head_dim)
         self.modulation = Modulation(arch.width, 1)
 
-    def forward(
-        self, x_BSD: Tensor, silu_vec_BD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor, recompute: Recompute = "nothing"
-    ) -> Tensor:
-        if run_again(recompute):
-            return again(self, recompute, x_BSD, silu_vec_BD, cos_S1E, sin_S1E)
+    def forward(self, x_BSD: Tensor, silu_vec_BD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor) -> Tensor:
         shift, scale, gate = self.modulation(silu_vec_BD)
         made = self.linear1(_modulated(x_BSD, shift, scale))
         *qkv, hidden = F.split(made, self.parts, dim=-1)
@@ -273,17 +269,11 @@ class FinalLayer(nn.Module):
         return self.linear(F.layer_norm_modulate(x_BLD, scale, shift, _EPS))
 
 
-class Flux(nn.Module):
-    """Predicts the velocity of the flow in noised latents.
-
-    `recompute` may be set at any time: with "blocks" every block is run again during the backward pass instead of
-    keeping what happens inside it, with "feed_forward" the feed-forward networks of double-stream blocks alone are; in
-    single-stream blocks there is nothing to gain by it, whose MLP begins in one layer with the attention.
-    """
+class Flux(BlockNetwork):
+    """Predicts the velocity of the flow in noised latents. Its blocks are those of two streams and of one."""
 
     def __init__(self, arch: FluxArch) -> None:
         self.arch = arch
-        self.recompute: Recompute = "nothing"
         # one entry a shape, for as long as the model lives: captured steps read them at their addresses
         self._turns: dict[tuple[int, int, int, DType, str], tuple[Tensor, Tensor]] = {}
         self.img_in = nn.Linear(PATCH**2 * arch.channels, arch.width)
@@ -313,10 +303,10 @@ class Flux(nn.Module):
         tokens = x_BHWC.reshape(B, h, PATCH, w, PATCH, C).permute(0, 1, 3, 5, 2, 4).reshape(B, h * w, -1)
         img_BLD, txt_BTD = self.img_in(tokens), self.txt_in(context_BTC)
         for block in self.double_blocks:
-            img_BLD, txt_BTD = block(img_BLD, txt_BTD, silu_vec_BD, *turns, self.recompute)
+            img_BLD, txt_BTD = block(img_BLD, txt_BTD, silu_vec_BD, *turns)
         x_BSD = F.cat([txt_BTD, img_BLD], dim=1)
         for block in self.single_blocks:
-            x_BSD = block(x_BSD, silu_vec_BD, *turns, self.recompute)
+            x_BSD = block(x_BSD, silu_vec_BD, *turns)
         out = self.final_layer(x_BSD[:, T:], silu_vec_BD).reshape(B, h, w, C, PATCH, PATCH)
         return out.permute(0, 1, 4, 2, 5, 3).reshape(B, H, W, C)
 
@@ -338,7 +328,7 @@ class Flux(nn.Module):
 
     def _turn(self, text: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine of `position_angles`, (S, 1, E), in fp32 at least."""
-        like = self.img_in.weight
+        like = nn.working(self.img_in.weight)
         assert isinstance(like, Tensor)
         key = text, rows, columns, like.dtype, like.device
         if key not in self._turns:

@@ -18,7 +18,8 @@ from flame_train.engine import functional as F
 from flame_train.engine.nn import weight
 from flame_train.errors import ModelFileError
 
-from .transformer import Recompute, again, feed_forward, linears_in, run_again
+from .recompute import Block, BlockNetwork
+from .transformer import feed_forward, linears_in
 
 _PATCH = 2
 _FREQUENCIES = 256  # the width of the timestep's sinusoid
@@ -135,8 +136,8 @@ def _attend(streams: Sequence[Projected]) -> list[Tensor]:
     """Attention over all streams' tokens as one sequence; each stream's own rows (B, L, D)."""
     sides = [by for by, _ in streams]
     queries, keys, values = (list(x) for x in zip(*(parts for _, parts in streams), strict=True))
-    q = _joined(queries, [s.ln_q.weight for s in sides] if sides[0].qk_norm else None)
-    k = _joined(keys, [s.ln_k.weight for s in sides] if sides[0].qk_norm else None)
+    q = _joined(queries, [nn.working(s.ln_q.weight) for s in sides] if sides[0].qk_norm else None)
+    k = _joined(keys, [nn.working(s.ln_k.weight) for s in sides] if sides[0].qk_norm else None)
     v = _joined(values, None)
     o_BLND = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
     o_BLD = o_BLND.reshape(*o_BLND.shape[:2], -1)
@@ -189,19 +190,15 @@ class Stream(nn.Module):
         return F.gated_add(y_BLD, gate, self.mlp(_modulated(y_BLD, shift, scale)))
 
 
-class JointBlock(nn.Module):
+class JointBlock(Block):
     """Both streams through one attention. In the last block nothing goes on from the text."""
 
     def __init__(self, arch: MmditArch, index: int) -> None:
         self.context_block = Stream(arch, goes_on=index + 1 < arch.depth)
         self.x_block = Stream(arch, dual=index in arch.dual)
 
-    def forward(
-        self, x_BLD: Tensor, c_BTD: Tensor, silu_c_BD: Tensor, recompute: Recompute = "nothing"
-    ) -> tuple[Tensor, Tensor]:
-        if run_again(recompute):
-            return again(self, recompute, x_BLD, c_BTD, silu_c_BD)
-        lean = recompute == "feed_forward"
+    def forward(self, x_BLD: Tensor, c_BTD: Tensor, silu_c_BD: Tensor) -> tuple[Tensor, Tensor]:
+        lean = self.recompute == "feed_forward"
         image, text = self.x_block.modulation(silu_c_BD), self.context_block.modulation(silu_c_BD)
         for_x, for_c = _attend([self.x_block.project(x_BLD, image), self.context_block.project(c_BTD, text)])
         x_BLD = self.x_block.proceed(x_BLD, for_x, image, lean)
@@ -241,16 +238,11 @@ class FinalLayer(nn.Module):
         return self.linear(F.layer_norm_modulate(x_BLD, m[:, 1:2], m[:, 0:1], _EPS))
 
 
-class Mmdit(nn.Module):
-    """Predicts the velocity of the flow in noised latents.
-
-    `recompute` may be set at any time: with "blocks" every joint block is run again during the backward pass instead
-    of keeping what happens inside it, with "feed_forward" the feed-forward networks alone are.
-    """
+class Mmdit(BlockNetwork):
+    """Predicts the velocity of the flow in noised latents. Its blocks are the joint blocks."""
 
     def __init__(self, arch: MmditArch) -> None:
         self.arch = arch
-        self.recompute: Recompute = "nothing"
         self.pos_embed = weight(1, arch.positions**2, arch.width, init="normal")
         self.x_embedder = PatchEmbedder(arch)
         self.t_embedder = Embedder(_FREQUENCIES, arch.width)
@@ -273,7 +265,7 @@ class Mmdit(nn.Module):
         x_BLD = tokens.reshape(B, h * w, D) + self._positions(h, w)
         c_BTD = self.context_embedder(context_BTC)
         for block in self.joint_blocks:
-            x_BLD, c_BTD = block(x_BLD, c_BTD, silu_c_BD, self.recompute)
+            x_BLD, c_BTD = block(x_BLD, c_BTD, silu_c_BD)
         out = self.final_layer(x_BLD, silu_c_BD).reshape(B, h, w, _PATCH, _PATCH, C)
         return out.permute(0, 1, 3, 2, 4, 5).reshape(B, H, W, C)
 
@@ -290,5 +282,5 @@ class Mmdit(nn.Module):
                 "lower data.resolution"
             )
         top, left = (side - h) // 2, (side - w) // 2
-        table = self.pos_embed.reshape(side, side, D)[top : top + h, left : left + w]
+        table = nn.working(self.pos_embed).reshape(side, side, D)[top : top + h, left : left + w]
         return table.reshape(1, h * w, D)

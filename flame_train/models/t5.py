@@ -137,7 +137,7 @@ class FeedForwardLayer(nn.Module):
 def _normed(norm: nn.RMSNorm, h_BTC: Tensor) -> Tensor:
     """Normalised in the residual's precision, then in the weights'."""
     normed: Tensor = norm(h_BTC)
-    return normed.to(norm.weight.dtype)
+    return normed.to(nn.working(norm.weight).dtype)
 
 
 class Block(nn.Module):

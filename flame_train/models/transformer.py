@@ -7,28 +7,14 @@ Shape letters: B batch, L image positions, T text positions, C channels, H heads
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Final, Literal, TypeVar
+from typing import Final
 
 from flame_train.engine import Tensor, checkpoint, nn, rebuild
 from flame_train.engine import functional as F
 
-Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, ...])
-
-Recompute = Literal["nothing", "feed_forward", "blocks", "blocks_offloaded"]
-"""What is run again in the backward pass instead of being kept; the inputs of offloaded blocks wait on the host."""
-
-
-def run_again(recompute: Recompute) -> bool:
-    """Whether whole blocks are."""
-    return recompute in ("blocks", "blocks_offloaded")
-
-
-def again(block: Callable[..., Outputs], recompute: Recompute, *inputs: Tensor) -> Outputs:
-    """A block of which only the inputs are kept."""
-    return checkpoint(block, *inputs, offload=recompute == "blocks_offloaded")
-
+from .recompute import Block
 
 SMALL: Final = 8 << 20
 """Bytes from which a result is made again instead of kept: below, it is a kernel's launch that takes the time."""
@@ -77,11 +63,12 @@ def feed_forward(first: nn.Linear, second: nn.Linear, x: Tensor) -> Tensor:
 
     Otherwise what the second is given, and then needs for a gradient, is made again out of what the first made.
     """
-    plain, a, b = first.adapter is second.adapter is None, first.weight, second.weight
+    plain = first.adapter is second.adapter is None
+    a, a_bias, b, b_bias = (nn.working(w) for w in (first.weight, first.bias, second.weight, second.bias))
     if plain and isinstance(a, Tensor) and isinstance(b, Tensor):
-        return F.feed_forward(x, a, first.bias, b, second.bias)
+        return F.feed_forward(x, a, a_bias, b, b_bias)
     if plain and isinstance(a, nn.Fp8Weight) and isinstance(b, nn.Fp8Weight) and a.dynamic == b.dynamic:
-        layers = a.codes, a.scales, first.bias, b.codes, b.scales, second.bias
+        layers = a.codes, a.scales, a_bias, b.codes, b.scales, b_bias
         return F.fp8_feed_forward(x, *layers, dynamic=a.dynamic)
     return second(rebuild(_gelu, first(x)))
 
@@ -137,7 +124,7 @@ class FeedForward(nn.Module):
         return self.net[2](self.net[0](x_BLC), residual_BLC)
 
 
-class TransformerBlock(nn.Module):
+class TransformerBlock(Block):
     """Self attention, cross attention and feed-forward, each behind a layer norm and around a residual."""
 
     def __init__(self, channels: int, context_dim: int, head_dim: int) -> None:
@@ -146,13 +133,11 @@ class TransformerBlock(nn.Module):
         self.attn2 = Attention(channels, context_dim, head_dim)
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(channels) for _ in range(3))
 
-    def forward(self, x_BLC: Tensor, k_BTC: Tensor, v_BTC: Tensor, recompute: Recompute = "nothing") -> Tensor:
+    def forward(self, x_BLC: Tensor, k_BTC: Tensor, v_BTC: Tensor) -> Tensor:
         """k and v are the text's, as this block's cross attention projects it."""
-        if run_again(recompute):
-            return again(self, recompute, x_BLC, k_BTC, v_BTC)
         x_BLC = self.attn1(remade(self.norm1, x_BLC), None, x_BLC)
         x_BLC = self.attn2(remade(self.norm2, x_BLC), (k_BTC, v_BTC), x_BLC)
-        return checkpoint(self._feed_forward, x_BLC) if recompute == "feed_forward" else self._feed_forward(x_BLC)
+        return checkpoint(self._feed_forward, x_BLC) if self.recompute == "feed_forward" else self._feed_forward(x_BLC)
 
     def _feed_forward(self, x_BLC: Tensor) -> Tensor:
         return self.ff(remade(self.norm3, x_BLC), x_BLC)
@@ -173,9 +158,9 @@ class SpatialTransformer(nn.Module):
         )
         self.proj_out = nn.Linear(channels, channels)
 
-    def forward(self, x_BHWC: Tensor, text: TextKeys, recompute: Recompute) -> Tensor:
+    def forward(self, x_BHWC: Tensor, text: TextKeys) -> Tensor:
         B, H, W, C = x_BHWC.shape
         h_BLC = self.proj_in(self.norm(x_BHWC).reshape(B, H * W, C))
         for block in self.transformer_blocks:
-            h_BLC = block(h_BLC, *text[block], recompute)
+            h_BLC = block(h_BLC, *text[block])
         return self.proj_out(h_BLC, x_BHWC.reshape(B, H * W, C)).reshape(B, H, W, C)

@@ -17,7 +17,8 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 
-from .transformer import Recompute, SpatialTransformer, TextKeys, TransformerBlock, again, linears_in, run_again
+from .recompute import Block, BlockNetwork
+from .transformer import SpatialTransformer, TextKeys, TransformerBlock, linears_in
 
 SIZE_EMBEDDING = 256  # the sinusoid's width for each of the six sizes
 SIZES = 6
@@ -127,11 +128,13 @@ def vector_conditioning(pooled_BE: Tensor, time_ids_B6: Tensor) -> Tensor:
     return F.cat([pooled_BE, size_conditioning(time_ids_B6, pooled_BE.dtype)], dim=-1)
 
 
-class ResBlock(nn.Module):
+class ResBlock(Block):
     """Two convolutions with the time embedding added between them, around a residual.
 
     The `None` entries stand for the checkpoint's activations and dropout, which hold no weights.
     """
+
+    has_feed_forward = False
 
     def __init__(self, in_channels: int, out_channels: int, emb_dim: int, groups: int) -> None:
         self.in_layers = nn.ModuleList(
@@ -154,11 +157,34 @@ class ResBlock(nn.Module):
         if self.has_skip:
             self.skip_connection = nn.Conv2d(in_channels, out_channels, 1)
 
-    def forward(self, x_BHWC: Tensor, silu_emb_BE: Tensor) -> Tensor:
+    def forward(self, x_BHWC: Tensor, silu_emb_BE: Tensor, skip_BHWC: Tensor | None = None) -> Tensor:
+        """The block's result for x with what came past lower resolutions behind its channels, if anything did."""
         emb_BC = self.emb_layers[1](silu_emb_BE)
-        h_BHWC = self.in_layers[2](self.in_layers[0](x_BHWC)) + emb_BC[:, None, None, :]
-        h_BHWC = self.out_layers[3](self.out_layers[0](h_BHWC))
-        return (self.skip_connection(x_BHWC) if self.has_skip else x_BHWC) + h_BHWC
+        h_BHWC = self.in_layers[2](_opened(self.in_layers[0], x_BHWC, other=skip_BHWC))
+        h_BHWC = self.out_layers[3](_opened(self.out_layers[0], h_BHWC, shift=emb_BC))
+        return self._shortcut(x_BHWC, skip_BHWC, h_BHWC)
+
+    def _shortcut(self, x_BHWC: Tensor, skip_BHWC: Tensor | None, h_BHWC: Tensor) -> Tensor:
+        """h and the input, by a product that reads both of its parts where they lie and adds to h."""
+        if not self.has_skip:
+            return x_BHWC + h_BHWC
+        conv = self.skip_connection
+        if conv.adapter is not None:
+            return conv(x_BHWC if skip_BHWC is None else F.cat([x_BHWC, skip_BHWC], dim=-1)) + h_BHWC
+        weight, bias, own = nn.working(conv.weight)[:, :, 0, 0], nn.working(conv.bias), x_BHWC.shape[-1]
+        if skip_BHWC is not None:
+            h_BHWC = F.linear_add(skip_BHWC, weight[:, own:], None, h_BHWC)
+        return F.linear_add(x_BHWC, weight[:, :own], bias, h_BHWC)
+
+
+def _opened(
+    norm: nn.GroupNorm, x_BHWC: Tensor, other: Tensor | None = None, shift: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """silu(norm([x, other] + shift)), which are not put together first."""
+    made: Tensor = F.cat_group_norm_silu(
+        x_BHWC, other, norm.num_groups, nn.working(norm.weight), nn.working(norm.bias), shift=shift, eps=norm.eps
+    )
+    return made
 
 
 class Downsample(nn.Module):
@@ -181,16 +207,14 @@ class Upsample(nn.Module):
         return self.conv(F.upsample_nearest(x_BHWC, 2, layout="NHWC"))
 
 
-class UNet(nn.Module):
+class UNet(BlockNetwork):
     """Predicts the noise (or the velocity) in noised latents.
 
-    `recompute` may be set at any time: with "blocks" every residual and transformer block is run again during the
-    backward pass instead of keeping what happens inside it, with "feed_forward" the widest layers alone are.
+    Its blocks are the residual and transformer blocks; the latter alone have a feed-forward, the widest layers.
     """
 
     def __init__(self, arch: UNetArch) -> None:
         self.arch = arch
-        self.recompute: Recompute = "nothing"
         emb_dim = 4 * arch.model_channels
         self.time_embed = _mlp(arch.model_channels, emb_dim)
         self.label_emb = nn.ModuleList([_mlp(arch.adm_in_channels, emb_dim)])
@@ -270,8 +294,7 @@ class UNet(nn.Module):
             skips.append(h_BHWC)
         h_BHWC = self._run(self.middle_block, h_BHWC, silu_emb_BE, text)
         for stage in self.output_blocks:
-            h_BHWC = F.cat([h_BHWC, skips.pop()], dim=-1)
-            h_BHWC = self._run(stage, h_BHWC, silu_emb_BE, text)
+            h_BHWC = self._run(stage, h_BHWC, silu_emb_BE, text, skips.pop())
         return self.out[2](self.out[0](h_BHWC))
 
     def shared_inputs(self) -> list[list[nn.Linear]]:
@@ -304,14 +327,19 @@ class UNet(nn.Module):
         label = self.label_emb[0]
         return last(F.silu(first(t_BE))) + label[2](F.silu(label[0](vector_BE)))
 
-    def _run(self, stage: nn.ModuleList, h_BHWC: Tensor, silu_emb_BE: Tensor, text: TextKeys) -> Tensor:
-        """One numbered block of the checkpoint: residual block, transformer, resampling, in its order."""
+    def _run(
+        self, stage: nn.ModuleList, h_BHWC: Tensor, silu_emb_BE: Tensor, text: TextKeys,
+        skip_BHWC: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """One numbered block of the checkpoint: residual block, transformer, resampling, in its order.
+
+        On the way up the residual block also takes what a block of the way down has left.
+        """
         for part in stage:
             if isinstance(part, ResBlock):
-                inputs = h_BHWC, silu_emb_BE
-                h_BHWC = again(part, self.recompute, *inputs) if run_again(self.recompute) else part(*inputs)
+                h_BHWC = part(h_BHWC, silu_emb_BE, skip_BHWC)
             elif isinstance(part, SpatialTransformer):
-                h_BHWC = part(h_BHWC, text, self.recompute)
+                h_BHWC = part(h_BHWC, text)
             else:
                 h_BHWC = part(h_BHWC)
         return h_BHWC

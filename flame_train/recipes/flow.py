@@ -27,9 +27,10 @@ from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.family_files import FamilyFiles
 from flame_train.models.loading_t5 import inspect_t5, load_t5, t5_digest
-from flame_train.models.transformer import Recompute
+from flame_train.models.recompute import BlockNetwork, Recompute
 from flame_train.models.vae import Vae, VaeArch, sample_latents
-from flame_train.training.family import Denoiser, Example, Facts, Load, Sampler, Usual, base_model_path, recomputed
+from flame_train.training.family import Denoiser, Example, Facts, Load, Sampler, Usual, base_model_path
+from flame_train.training.recompute import recomputed
 from flame_train.training.step import Denoise
 
 from .pixels import decoder, moments, vae_place
@@ -127,7 +128,7 @@ class FlowFamily:
         transformer: Any = self.files.load(
             base_model_path(config), "transformer", device=device, dtype=dtype, fp8=config.model.fp8
         )
-        transformer.recompute = recomputed(config)
+        transformer.recompute_only(*recomputed(config, transformer))
         return Denoiser(
             transformer, "transformer", self.denoise(transformer, config.loss.guidance),
             partial(sample_latents, self.published_vae), self.denoise(transformer, config.sample.guidance),
@@ -160,9 +161,9 @@ class FlowFamily:
 
     # ---- where things are --------------------------------------------------------------------------
 
-    def _skeleton(self, config: Config) -> nn.Module:
+    def _skeleton(self, config: Config) -> BlockNetwork:
         """The transformer with its weights declared, none loaded."""
-        transformer: nn.Module = self.files.inspect(base_model_path(config), ["transformer"])["transformer"]
+        transformer: BlockNetwork = self.files.inspect(base_model_path(config), ["transformer"])["transformer"]
         return transformer
 
     def _empty_vae(self, config: Config) -> Vae:
@@ -234,7 +235,7 @@ class FlowEncoders:
         return {name: t.numpy()[0] for name, t in made.items()}
 
 
-def joint_activations(load: Load, kept: float, passing: int, width: int, head_dim: int, tokens: int) -> int:
+def joint_activations(load: Load, kept: float, passing: float, width: int, head_dim: int, tokens: int) -> int:
     """What a step takes beside weights and optimizer, predicted for a transformer with joint attention.
 
     `kept` is what all blocks save for the backward pass, in numbers a token over the model's width, and `passing` what

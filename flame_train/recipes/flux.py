@@ -11,12 +11,11 @@ from flame_train.adapters.targets import FLUX_PRESETS
 from flame_train.diffusion.flow import NO_SHIFT, dynamic_sigmas, resolution_shift
 from flame_train.engine import Tensor
 from flame_train.engine.tensor import tensor
-from flame_train.models.flux import Flux
+from flame_train.models.flux import DoubleBlock, Flux
 from flame_train.models.keys import flux as keys
 from flame_train.models.loading_flux import FLUX_FILES
 from flame_train.models.text_clip import encode_clip
 from flame_train.models.text_t5 import encode_prompts
-from flame_train.models.transformer import run_again
 from flame_train.models.vae import VaeArch
 from flame_train.training.family import Load, Usual
 from flame_train.training.step import Denoise
@@ -54,8 +53,12 @@ _SINGLE_KEEPS = {"nothing": 11, "feed_forward": 11, "blocks": 1, "blocks_offload
 def _activations(transformer: Flux, text: int, load: Load) -> int:
     """A single block's first layer is 7 times as wide as the stream: what passes by is mostly its gradients."""
     arch, tokens = transformer.arch, load.bucket[0] * load.bucket[1] // 256 + text
-    kept = arch.depth * DOUBLE_KEEPS[load.recompute] + arch.single_depth * _SINGLE_KEEPS[load.recompute]
-    passing = 30 + (11 if run_again(load.recompute) else 0)
+    keeps = [
+        (DOUBLE_KEEPS if isinstance(block, DoubleBlock) else _SINGLE_KEEPS, load.of(name))
+        for name, block in transformer.blocks().items()
+    ]
+    kept, whole = sum(of[how] for of, how in keeps), sum(of["nothing"] for of, _ in keeps)
+    passing = 30 + load.made_again(11, whole - kept)
     return joint_activations(load, kept, passing, arch.width, arch.head_dim, tokens)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from flame_train.engine import nn
-from flame_train.models.transformer import LARGE, NARROW, SMALL, SpatialTransformer, run_again
+from flame_train.models.recompute import Block, Recompute
+from flame_train.models.transformer import LARGE, NARROW, SMALL, SpatialTransformer
 from flame_train.models.unet_sdxl import Downsample, ResBlock, UNet, Upsample
 from flame_train.training.family import Load
 
@@ -27,10 +28,16 @@ on its way."""
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A part of the network and the latent pixels it works on."""
+    """A part of the network and the latent pixels that it makes.
+
+    `skip` channels reach it past lower resolutions; `also` is the residual block on the way down, if it is one, that is
+    given the same.
+    """
 
     part: nn.Module
     pixels: int
+    skip: int = 0
+    also: ResBlock | None = None
 
 
 def activation_bytes(unet: UNet, load: Load) -> int:
@@ -40,28 +47,36 @@ def activation_bytes(unet: UNet, load: Load) -> int:
     room for large ones is kept all the while.
     """
     places = [p for p in _walk(unet, load) if isinstance(p.part, SpatialTransformer)]
-    once = _PASSING + _GATED + (_ATTENTIONS + 1 if run_again(load.recompute) else 0)
-    largest = max((_image(p) * once * load.batch * load.itemsize for p in places), default=0)
+    image = max(map(_image, places), default=0)
+    left = kept(unet, load)
+    spared = kept(unet, replace(load, recompute="nothing")) - left
+    once = image * (_PASSING + _GATED) + load.made_again(image * (_ATTENTIONS + 1), spared)
     scores = max((_scores(p, load) for p in places), default=0)
-    return kept(unet, load) * load.batch * load.itemsize + largest + scores
+    return round(left + once) * load.batch * load.itemsize + scores
 
 
 def kept(unet: UNet, load: Load) -> int:
     """The numbers that the forward pass leaves behind for the backward pass, a picture's."""
     last = load.bucket[0] * load.bucket[1] // 64 * unet.arch.model_channels  # the last norm's input
-    return last + sum(_kept(place, load) for place in _walk(unet, load))
+    how = {block: load.of(name) for name, block in unet.blocks().items()}
+    return last + sum(_kept(place, load, how) for place in _walk(unet, load))
 
 
 def _walk(unet: UNet, load: Load) -> Iterator[_Place]:
     """Every part on the way down, through the middle and up again."""
-    pixels = load.bucket[0] * load.bucket[1] // 64
-    for stage in (*unet.input_blocks, unet.middle_block, *unet.output_blocks):
+    pixels, width = load.bucket[0] * load.bucket[1] // 64, unet.arch.model_channels
+    down = [*unet.input_blocks, unet.middle_block]
+    takers = [stage[0] if isinstance(stage[0], ResBlock) else None for stage in down[1:]]
+    for stage in (*down, *unet.output_blocks):
         for part in stage:
             if isinstance(part, Downsample):
                 pixels //= 4
             elif isinstance(part, Upsample):
                 pixels *= 4
-            yield _Place(part, pixels)
+            skip = part.in_layers[2].in_channels - width if isinstance(part, ResBlock) else 0
+            yield _Place(part, pixels, skip, takers.pop() if skip else None)
+            if isinstance(part, ResBlock):
+                width = part.in_layers[2].out_channels
 
 
 def _image(place: _Place) -> int:
@@ -84,16 +99,20 @@ def _in_block(place: _Place, load: Load) -> dict[str, int]:
     return {"nothing": attentions + given + made, "feed_forward": attentions, "blocks": 1, "blocks_offloaded": 0}
 
 
-def _kept(place: _Place, load: Load) -> int:
-    part, recompute = place.part, load.recompute
+def _kept(place: _Place, load: Load, how: Mapping[Block, Recompute]) -> int:
+    part = place.part
     if isinstance(part, ResBlock):
         first = part.in_layers[2]
-        of_input = {"blocks": first.in_channels, "blocks_offloaded": 0}
-        return place.pixels * of_input.get(recompute, first.in_channels + first.out_channels)
+        own = first.in_channels - place.skip
+        of_input = {"blocks": own, "blocks_offloaded": 0}
+        beside = how[part] != "blocks_offloaded" and not (place.also and how[place.also] != "blocks_offloaded")
+        kept = of_input.get(how[part], own + first.out_channels)
+        return place.pixels * (kept + (place.skip if beside else 0))
     if isinstance(part, SpatialTransformer):
-        width, depth = part.proj_in.in_features, len(part.transformer_blocks)
-        text = 0 if recompute == "blocks_offloaded" else 2 * _TEXT * width
-        return _image(place) * (1 + depth * _in_block(place, load)[recompute]) + depth * text
+        of_block, text = _in_block(place, load), 2 * _TEXT * part.proj_in.in_features
+        kinds = [how[block] for block in part.transformer_blocks]
+        texts = text * sum(kind != "blocks_offloaded" for kind in kinds)
+        return _image(place) * (1 + sum(of_block[kind] for kind in kinds)) + texts
     return 0
 
 

@@ -19,7 +19,8 @@ from flame_train.data.placed import Placed, place
 from flame_train.engine.dtype import as_dtype, float32
 from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
-from flame_train.training.family import Facts, Family, Load, recomputed, refuse_foreign
+from flame_train.training.family import Facts, Family, Load, refuse_foreign
+from flame_train.training.recompute import recomputed
 from flame_train.training.stop import StopRequest
 
 from .pictures import as_usual, check_sampling, picture_size
@@ -76,8 +77,9 @@ class Plan:
         """
         c, vae = self.config, self.facts.vae
         item = as_dtype(c.train.precision).itemsize
+        recompute, blocks = recomputed(c, self.facts.skeleton)
         loads = [
-            Load(bucket, c.data.batch_size, item, recomputed(c), c.train.deterministic)
+            Load(bucket, c.data.batch_size, item, recompute, c.train.deterministic, blocks)
             for bucket in set(self.placed.buckets)
         ]
         draws = bool(c.sample.every and c.sample.prompts)
@@ -149,6 +151,8 @@ def _fitting(family: Family, asked: Located) -> tuple[Facts, Config, tuple[str, 
     with wrong:
         targets = resolve(facts.skeleton, config.lora.targets, family.presets)
         _check_names(family.lora_names(config), targets)
+    with wrong:
+        recomputed(config, facts.skeleton)
     wrong.tell()
     return facts, config, tuple(targets)
 
@@ -193,6 +197,7 @@ def _check_names(names: LoraFamily, targets: Sequence[str]) -> None:
 def describe(plan: Plan) -> dict[str, Any]:
     """The plan as a user reads it."""
     c, order = plan.config, plan.order
+    _, blocks = recomputed(c, plan.facts.skeleton)
     return {
         "family": plan.family.name,
         "pictures": len(plan.placed.placements),
@@ -204,6 +209,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "adapted layers": len(plan.targets),
         "trainable parameters": plan.parameters,
         "base parameters": plan.facts.weights,
+        "recomputed blocks": f"{len(blocks)} of {len(plan.facts.skeleton.blocks())}",
         "predicted memory GiB": round(plan.predicted_memory() / 2**30, 2),
         "predicted memory GiB in training": round(plan.training_memory() / 2**30, 2),
         "output": c.output.dir,

@@ -15,10 +15,10 @@ from flame_train.engine import functional as F
 from flame_train.models.keys import sd3 as keys
 from flame_train.models.loading_sd3 import SD3_FILES
 from flame_train.models.mmdit_sd3 import Mmdit
+from flame_train.models.recompute import Recompute, run_again
 from flame_train.models.text_clip import encode_clip
 from flame_train.models.text_sd3 import joined_context
 from flame_train.models.text_t5 import encode_prompts
-from flame_train.models.transformer import run_again
 from flame_train.models.vae import VaeArch
 from flame_train.training.family import Load, Usual
 from flame_train.training.step import Denoise
@@ -65,10 +65,14 @@ _DUAL_KEEPS = 6  # an attention of its own more: queries, keys and values, the f
 
 def _activations(transformer: Mmdit, text: int, load: Load) -> int:
     arch, image = transformer.arch, load.bucket[0] * load.bucket[1] // 256
-    kept: float = arch.depth * DOUBLE_KEEPS[load.recompute]
-    if not run_again(load.recompute):
-        kept += len(arch.dual) * _DUAL_KEEPS * image / (image + text)
-    passing = 15 + (13 if run_again(load.recompute) else 0)
+    of_dual = _DUAL_KEEPS * image / (image + text)
+
+    def keeps(dual: bool, how: Recompute) -> float:
+        return DOUBLE_KEEPS[how] + (0 if run_again(how) else dual * of_dual)
+
+    blocks = [(block.x_block.dual, load.of(name)) for name, block in transformer.blocks().items()]
+    kept, whole = sum(keeps(dual, how) for dual, how in blocks), sum(keeps(dual, "nothing") for dual, _ in blocks)
+    passing = 15 + load.made_again(13, whole - kept)
     return joint_activations(load, kept, passing, arch.width, arch.head_dim, image + text)
 
 

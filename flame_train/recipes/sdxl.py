@@ -30,7 +30,8 @@ from flame_train.models.loading_sdxl import SDXL_FILES, stated_prediction
 from flame_train.models.text_sdxl import encode_prompts
 from flame_train.models.unet_sdxl import UNet, vector_conditioning
 from flame_train.models.vae import Vae, VaeArch, sample_latents
-from flame_train.training.family import Denoiser, Example, Facts, Sampler, Usual, base_model_path, recomputed
+from flame_train.training.family import Denoiser, Example, Facts, Sampler, Usual, base_model_path
+from flame_train.training.recompute import recomputed
 
 from .memory_sdxl import activation_bytes
 from .pixels import decoder, moments, vae_place
@@ -121,7 +122,7 @@ class SdxlFamily:
         unet: UNet = SDXL_FILES.load(
             base_model_path(config), "unet", device=device, dtype=as_dtype(config.train.precision), fp8=config.model.fp8
         )
-        unet.recompute = recomputed(config)
+        unet.recompute_only(*recomputed(config, unet))
         return as_denoiser(unet)
 
     def decoder(self, config: Config, device: str) -> Callable[[Tensor], np.ndarray[Any, Any]]:

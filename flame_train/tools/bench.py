@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -18,21 +18,24 @@ from flame_train.engine.backend import Backend, get_backend
 from flame_train.engine.dtype import DType, as_dtype
 from flame_train.engine.mode import deterministic
 from flame_train.engine.random import bits, uniform_of
-from flame_train.errors import ConfigError
-from flame_train.models.transformer import Recompute, run_again
+from flame_train.errors import ConfigError, out_of_memory
+from flame_train.models.recompute import BlockNetwork, Recompute, run_again
 from flame_train.recipes.pipeline import make_state
 from flame_train.recipes.plan import state_bytes
 from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.family import Load
+from flame_train.training.recompute import blocks_named
 from flame_train.training.step import FIGURES, State, micro, update
 
 from . import bench_torch_step
 from .bench_ceilings import ceilings
-from .bench_kernels import breakdown, census
+from .bench_kernels import ABOUT_THE_REST, breakdown, census
 from .bench_models import Subject, find, normal
 from .bench_torch_models import yardstick
 
 _WARM, _TIMED = 3, 10
+SMALLER = "try --batch 1, --recompute blocks, a lower --resolution or --rank, or --fp8 weights"
+"""What to do where memory runs out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +51,15 @@ class Trial:
     device: str = "cuda"
     deterministic: bool = True
     fp8: nn.Fp8 = "off"
+    recompute_only: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A model with adapters, an optimizer and a batch on the device, ready to step."""
+    """A model with adapters, an optimizer and a batch on the device, ready to step.
+
+    `ready` is the bytes in use before the first: all of that, and on the CPU the rest of the process.
+    """
 
     subject: Subject
     network: Any
@@ -60,7 +67,7 @@ class Prepared:
     batch: Batch
     backend: Backend
     adapted: int
-    weights: int
+    ready: int
     frozen_bytes: int
 
     def step(self) -> None:
@@ -91,9 +98,9 @@ def prepare(trial: Trial) -> Prepared:
         )
     backend, dtype = get_backend(trial.device), as_dtype(trial.precision)
     network = subject.build()
+    network.recompute_only(trial.recompute, _recomputed(network, trial))
     nn.check_fp8(trial.fp8, trial.device, dtype)
     randomise(network, dtype, backend, trial.fp8)
-    network.recompute = trial.recompute
     targets = resolve(network, config.lora.targets, subject.family.presets)
     attached = attach(network, targets, rank=trial.rank, alpha=float(trial.rank), seed=0)
     objective = subject.family.objective(config, trial.device)
@@ -108,15 +115,26 @@ def prepare(trial: Trial) -> Prepared:
     return Prepared(subject, network, state, device_batch, backend, len(targets), backend.memory().live, frozen)
 
 
+def _recomputed(network: BlockNetwork, trial: Trial) -> frozenset[str]:
+    """The blocks that are recomputed. Raises `ConfigError` where some are asked for and none can be."""
+    if trial.recompute_only and trial.recompute == "nothing":
+        raise ConfigError("--recompute-only: expected --recompute with it")
+    return blocks_named(network, trial.recompute, trial.recompute_only, "--recompute-only")
+
+
+@out_of_memory(SMALLER)
 def step(
     trial: Trial, against: Literal["torch", "torch-compiled"] | None = None, by_kind: bool = False
 ) -> dict[str, Any]:  # fmt: skip
     """Times a whole training step with random weights, eager and, on a GPU, replayed as a captured graph.
 
-    Returns milliseconds (medians), of those the host's, peak GiB, on a GPU the arithmetic done and its share of what
-    the card reaches in one large matrix product, and the last step's figures; with `by_kind` on a GPU the time by kind
-    of kernel, and with `against` PyTorch's as well.
+    Returns milliseconds (medians), of those the host's, peak GiB (None where it cannot be told), on a GPU the
+    arithmetic done and its share of what the card reaches in one large matrix product, and the last step's figures;
+    with `by_kind` on a GPU the time by kind of kernel, and with `against` PyTorch's as well. Raises `ConfigError` and
+    `EnvironmentFault` for what cannot be measured, before anything is.
     """
+    if against is not None:
+        _check_counterpart(trial)
     with deterministic(trial.deterministic):
         result = _step(trial, by_kind)
     if against is None:
@@ -124,6 +142,18 @@ def step(
     theirs = torch_step(trial, against == "torch-compiled")
     best = result.get("captured_ms", result["eager_ms"])
     return result | {"torch": theirs, "ratio": round(best / theirs["ms"], 4)}
+
+
+def _check_counterpart(trial: Trial) -> None:
+    """Raises `ConfigError` for what PyTorch's step would not do likewise, `EnvironmentFault` if it is not installed."""
+    lacking = [f"--fp8 {trial.fp8}"] if trial.fp8 != "off" else []
+    lacking += [f"--recompute {trial.recompute}"] if trial.recompute not in ("nothing", "blocks") else []
+    lacking += ["--recompute-only"] if trial.recompute_only else []
+    if lacking:
+        raise ConfigError(
+            f"--against: PyTorch's step has no counterpart of {' and '.join(lacking)}; leave one of them out"
+        )
+    bench_torch_step.check_installed()
 
 
 def torch_step(trial: Trial, compiled: bool) -> dict[str, Any]:
@@ -150,9 +180,10 @@ def _step(trial: Trial, by_kind: bool) -> dict[str, Any]:
         "first_step_s": round(first, 2),
         "eager_ms": eager[0],
         "eager_host_ms": eager[1],
-        "weights_gib": round(p.weights / 2**30, 2),
+        "weights_gib": round(p.frozen_bytes / 2**30, 2),
+        "before_step_gib": round(p.ready / 2**30, 2),
         "predicted_gib": round(_predicted(p, trial) / 2**30, 2),
-        "peak_gib": round(p.backend.memory().peak / 2**30, 2),
+        "peak_gib": _peak_gib(p.backend),
     }
     if trial.device == "cuda":
         return result | _on_gpu(p, trial, by_kind)
@@ -165,7 +196,7 @@ def _on_gpu(p: Prepared, trial: Trial, by_kind: bool) -> dict[str, Any]:
     replay = p.captured()
     p.backend.reset_peak()
     ms, host_ms = _time(replay, p.backend)
-    peak = round(p.backend.memory().peak / 2**30, 2)
+    peak = _peak_gib(p.backend)
     limits = ceilings(p.backend, p.state.dtype)
     of_one = p.subject.work(p.network, trial.resolution).step()
     work = {kind: trial.batch * flops for kind, flops in of_one.items()}
@@ -173,8 +204,14 @@ def _on_gpu(p: Prepared, trial: Trial, by_kind: bool) -> dict[str, Any]:
     result |= _share(sum(work.values()), ms, limits.flops) | {"figures": _figures(p)}
     if by_kind:  # last, for it leaves no step that means something
         top = limits.flops, limits.bandwidth
-        result["kernels"] = breakdown(p.step, p.backend, counted, work, top, lambda f: _time(f, p.backend, 1, 3)[0])
+        kernels = breakdown(p.step, p.backend, counted, work, top, lambda f: _time(f, p.backend, 1, 3)[0])
+        result |= {"kernels": kernels, "the rest is": ABOUT_THE_REST}
     return result
+
+
+def _peak_gib(backend: Backend) -> float | None:
+    peak = backend.memory().peak
+    return None if peak is None else round(peak / 2**30, 2)
 
 
 def _figures(p: Prepared) -> dict[str, float]:
@@ -185,7 +222,7 @@ def _figures(p: Prepared) -> dict[str, float]:
 def _predicted(p: Prepared, trial: Trial) -> int:
     """The peak as `--dry-run` would predict it."""
     bucket, itemsize = (trial.resolution, trial.resolution), p.state.dtype.itemsize
-    load = Load(bucket, trial.batch, itemsize, trial.recompute, trial.deterministic)
+    load = Load(bucket, trial.batch, itemsize, trial.recompute, trial.deterministic, _recomputed(p.network, trial))
     state = state_bytes(p.state.optimizer.arena.count, "adamw")
     return int(p.network.weight_bytes(itemsize, trial.fp8)) + state + p.subject.activations(p.network, load)
 

@@ -92,7 +92,7 @@ class Work:
 def _weights(layer: nn.Linear | nn.Conv2d) -> int:
     if isinstance(layer, nn.Linear):
         return layer.in_features * layer.out_features
-    return layer.kernel_size**2 * layer.in_channels * layer.out_channels
+    return math.prod(layer.kernel_size) * layer.in_channels * layer.out_channels
 
 
 def _named(module: nn.Module) -> Iterator[tuple[str, nn.Linear | nn.Conv2d]]:

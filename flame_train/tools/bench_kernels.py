@@ -17,21 +17,29 @@ from typing import Any, Final
 from flame_train.engine import capture
 from flame_train.engine.backend import Backend
 
-_KINDS: Final = (
-    ("matrix products", r"^matrix product$"),
-    ("attention", r"^attention|^few_keys"),
-    ("convolution", r"^convolution$"),
+KINDS: Final = (
+    ("attention", r"^attention|^few_keys|sdpa|flash|fmha"),
+    ("convolution", r"conv|fprop|dgrad|wgrad|implicit"),
+    ("matrix products", r"^matrix product$|^paired_product|gemm|nvjet|cutlass|splitK|cublas"),
     ("LoRA factor gradients", r"^lora_gradients"),
     ("norms and other rows", r"^rows$|^group_norm"),
     ("elementwise", r"^elementwise$"),
     ("sums", r"^columns$|^stretches$"),
-    ("update", r"^adamw|^squares"),
+    ("update", r"^(squares|scalars|adamw|sgd)$"),
+    ("copies and fills", r"^mem(cpy|set)"),
+    ("CuPy's own", r"^cupy_|\bcub::"),
+)
+"""(kind, what its names are like): names of launches, and of kernels as a profiler has them. The first that fits."""
+
+ABOUT_THE_REST: Final = (
+    "the step's time less that of the kinds, which are timed apart: below 0 where they take longer alone than "
+    "together; CuPy's own kernels are in its time and not among its launches"
 )
 
 
 def kind_of(name: str) -> str:
     """The kind of what is launched under a name, "" if it is none of the listed."""
-    return next((kind for kind, pattern in _KINDS if re.search(pattern, name)), "")
+    return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.IGNORECASE)), "")
 
 
 def census(step: Callable[[], None], backend: Backend) -> dict[str, tuple[int, int]]:

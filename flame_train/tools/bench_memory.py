@@ -8,11 +8,13 @@ from typing import Any
 
 from flame_train.engine import Tensor
 from flame_train.engine.report import memory_report, saved_by_op
+from flame_train.errors import out_of_memory
 from flame_train.training.step import batch_loss
 
-from .bench import Trial, prepare
+from .bench import SMALLER, Trial, prepare
 
 
+@out_of_memory(SMALLER)
 def run(trial: Trial) -> dict[str, Any]:
     """Bytes by kind and by op. Weights are random.
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from flame_train.errors import is_out_of_memory
-from flame_train.io.files import could_make_folder, refuse_place
+from flame_train.errors import FlameError, OutputError, is_out_of_memory
+from flame_train.io.files import make_folder, refuse_place
 from flame_train.training.preview import write_png
 
 from .bench import Trial, step
@@ -21,32 +21,58 @@ _SIZE, _MARGIN = (880, 420), 70
 _INK, _GRID, _SPEED, _MEMORY = "#222222", "#dddddd", "#1f6fb4", "#c8501e"
 
 
-def run(trial: Trial, path: Path) -> dict[str, Any]:
+def run(trial: Trial, path: Path) -> tuple[dict[str, Any], BaseException | None]:
     """Doubles the batch from 1 until memory runs out, or to 64; draws what was measured into `path`, a PNG.
 
-    Raises ConfigError for another name, and OutputError for a folder that cannot be written to, before the first.
+    What else goes wrong on the way, Ctrl-C included, ends the sweep and comes back beside what was measured until
+    then, to be raised once that is shown. Raises what goes wrong before anything is measured: ConfigError for another
+    ending of `path`, OutputError where it cannot be written, what the first step raises.
     """
     refuse_place(path, ".png", force=True)
-    could_make_folder(path.parent)
+    make_folder(path.parent, "give another --plot")
+    rows, stopped, failed = _measure(trial)
+    plot: str | None = str(path)
+    try:
+        draw(rows, _title(trial), path)
+    except OutputError as e:
+        plot, failed = None, failed or e
+    what = {name: value for name, value in asdict(trial).items() if name != "batch"}
+    return what | {"stopped at": stopped, "plot": plot, "sweep": rows}, failed
+
+
+def _title(trial: Trial) -> str:
+    """All that was the same at every batch."""
+    parts = [trial.model, f"{trial.resolution} px", f"rank {trial.rank}", trial.precision, f"fp8 {trial.fp8}"]
+    again = "deterministic" if trial.deterministic else "not deterministic"
+    return ", ".join([*parts, f"recompute {trial.recompute}", again, trial.device])
+
+
+def _measure(trial: Trial) -> tuple[list[dict[str, Any]], str, BaseException | None]:
+    """(rows, why there are no more, the error if that was one)."""
     rows: list[dict[str, Any]] = []
-    stopped, batch = f"batch {_LARGEST}", 1
+    batch = 1
     while batch <= _LARGEST:
         try:
             found = step(replace(trial, batch=batch))
-        except Exception as e:
-            if not is_out_of_memory(e) or not rows:
+        except (Exception, KeyboardInterrupt) as e:
+            if not rows:
                 raise
-            stopped = f"out of memory at batch {batch}"
-            break
+            if is_out_of_memory(e):
+                return rows, f"out of memory at batch {batch}", None
+            return rows, f"batch {batch}: {_reason(e)}", e
         ms = found.get("captured_ms", found["eager_ms"])
         rows.append({
             "batch": batch, "ms": ms, "images_per_s": round(1e3 * batch / ms, 3),
             "peak_gib": found.get("captured_gib", found["peak_gib"]),
         })  # fmt: skip
         batch *= 2
-    how = trial.precision if trial.fp8 == "off" else f"{trial.precision}, fp8 {trial.fp8}"
-    draw(rows, f"{trial.model}, {trial.resolution} px, rank {trial.rank}, {how}", path)
-    return {"fp8": trial.fp8, "stopped at": stopped, "plot": str(path), "sweep": rows}
+    return rows, f"batch {_LARGEST}", None
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return str(error) if isinstance(error, FlameError) else f"{type(error).__name__}: {error}"
 
 
 def draw(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
@@ -56,6 +82,9 @@ def draw(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     canvas.text((_MARGIN, 12), title, _INK)
     half = _SIZE[0] // 2
     for left, key, name, colour in ((0, "images_per_s", "images / s", _SPEED), (half, "peak_gib", "peak GiB", _MEMORY)):
+        if any(r[key] is None for r in rows):
+            canvas.text((left + _MARGIN, 60), f"{name}: cannot be told here", _INK)
+            continue
         box = (left + _MARGIN, 60, left + half - 20, _SIZE[1] - 50)
         _axes(canvas, box, rows, max(r[key] for r in rows), name)
         points = [_place(box, i, len(rows), r[key], max(q[key] for q in rows)) for i, r in enumerate(rows)]

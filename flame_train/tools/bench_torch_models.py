@@ -29,8 +29,8 @@ Loss = Callable[[Any, Any], Any]
 class Yardstick:
     """diffusers' class with its arguments, the layers PEFT adapts, the blocks compiled one by one, and a step's loss.
 
-    `loss` is (torch, size, pixels a side, tensor options) -> `Loss`. Without `cudnn_attention` PyTorch takes the next
-    of its attention kernels.
+    `loss` is (torch, size, pixels a side, tensor options) -> `Loss`. `channels_last` is how convolutions are fastest.
+    Without `cudnn_attention` PyTorch takes the next of its attention kernels.
     """
 
     network: str
@@ -38,6 +38,7 @@ class Yardstick:
     targets: list[str] | str
     blocks: tuple[str, ...]
     loss: Callable[[Any, int, int, dict[str, Any]], Loss]
+    channels_last: bool = False
     cudnn_attention: bool = True
 
     def build(self) -> Any:
@@ -50,7 +51,8 @@ def yardstick(subject: Subject, network: Any) -> Yardstick:
     arch = network.arch
     if isinstance(network, UNet):
         blocks: tuple[str, ...] = ("BasicTransformerBlock", "ResnetBlock2D")
-        return Yardstick("UNet2DConditionModel", unet_arguments(arch), _ATTENTION, blocks, _unet(arch))
+        made = unet_arguments(arch)
+        return Yardstick("UNet2DConditionModel", made, _ATTENTION, blocks, _unet(arch), channels_last=True)
     length = {name: a.shape[1] for name, a in subject.conditioning(network, 1024, 1).items()}
     if isinstance(network, Mmdit):
         targets = [f"attn.{n}" for n in _JOINT] + [f"attn2.{n}" for n in _ATTENTION]
@@ -92,7 +94,7 @@ def unet_arguments(arch: UNetArch) -> dict[str, Any]:
 def _unet(arch: UNetArch) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
     def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
         side = resolution // 8
-        latents = torch.randn(size, arch.in_channels, side, side, **like)
+        latents = torch.randn(size, arch.in_channels, side, side, **like).to(memory_format=torch.channels_last)
         context = torch.randn(size, UNET_TEXT, arch.context_dim, **like)
         extra = {
             "text_embeds": torch.randn(size, arch.adm_in_channels - SIZE_CONDITIONING, **like),

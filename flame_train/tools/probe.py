@@ -204,6 +204,8 @@ def _disk() -> int | None:
 
 def _choices() -> str:
     folder = default_folder()
+    if folder is None:
+        return "nowhere: this user has no home folder; set XDG_CACHE_HOME to keep them between runs"
     try:
         count = sum(1 for _ in folder.iterdir())
     except OSError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from flame_train.engine import Tensor, nn
 from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.identify import FAMILY_NAMES
-from flame_train.models.transformer import Recompute
+from flame_train.models.recompute import BlockNetwork, Recompute, run_again
 from flame_train.models.vae import Vae
 
 from .step import Denoise, Objective, SampleLatents
@@ -61,13 +61,28 @@ class Denoiser:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the memory of a step depends on: bucket (H, W) in pixels, pictures, bytes an element, and how it is run."""
+    """What the memory of a step depends on: bucket (H, W) in pixels, pictures, bytes an element, and how it is run.
+
+    `recompute` means the blocks named in `blocks`; None: all.
+    """
 
     bucket: tuple[int, int]
     batch: int
     itemsize: int
     recompute: Recompute
     deterministic: bool
+    blocks: Container[str] | None = None
+
+    def of(self, block: str) -> Recompute:
+        """What is run again of the block of that name."""
+        return self.recompute if self.blocks is None or block in self.blocks else "nothing"
+
+    def made_again(self, most: float, spared: float) -> float:
+        """What is there of blocks run again while one is, in units of the caller's: `most` of the largest.
+
+        It is no more than what they have `spared` by not keeping it, so that no choice takes more than a smaller one.
+        """
+        return min(most, spared) if run_again(self.recompute) else 0
 
     def scores(self, heads: int, queries: int, keys: int) -> int:
         """Bytes of one attention's scores, which its backward pass writes down for the sake of determinism."""
@@ -78,7 +93,7 @@ class Load:
 class Facts:
     """What headers tell: sizes for the plan, and the grid that picture sides must fit."""
 
-    skeleton: nn.Module
+    skeleton: BlockNetwork
     """The denoiser with its weights declared, none loaded."""
     weights: int
     side_multiple: int
@@ -95,7 +110,7 @@ class Facts:
 
     @classmethod
     def of(
-        cls, skeleton: nn.Module, vae: Vae, side_multiple: int, activation_bytes: Callable[[Load], int], text: int,
+        cls, skeleton: BlockNetwork, vae: Vae, side_multiple: int, activation_bytes: Callable[[Load], int], text: int,
         longest_side: int = 0,
     ) -> Self:  # fmt: skip
         """The facts of networks whose weights are declared."""
@@ -185,11 +200,6 @@ def refuse_foreign(family: Family, config: Config) -> None:
             wrong.append(f"{path}: it means nothing for {name}, got {got}; remove it")
     if wrong:
         raise ConfigError("\n".join(wrong))
-
-
-def recomputed(config: Config) -> Recompute:
-    """What a config wants to be run again in the backward pass."""
-    return config.gradient.recompute if config.gradient.checkpointing else "nothing"
 
 
 def base_model_path(config: Config) -> Path:

@@ -15,6 +15,7 @@ from typing import Any, Self
 _LOG = logging.getLogger(__name__)
 _PLAIN_EVERY_S = 10.0
 _SMOOTHING = 0.95
+_MUCH = 0.1  # of a step's time, spent waiting for data
 
 
 class Console:
@@ -47,12 +48,16 @@ class Console:
             with contextlib.suppress(OSError):
                 self._bar.stop()
 
-    def show(self, record: Mapping[str, Any]) -> None:
-        """The figures of one step."""
+    def show(self, record: Mapping[str, Any], seconds: float) -> None:
+        """The figures of one step, which took so long."""
         text = (
             f"mean loss {self._smoothed(float(record['loss'])):.4f}  lr {record['lr']:.2e}  "
-            f"|g| {record['grad_norm']:.3f}  {record['images_per_s']:.2f} img/s  {record['memory'] / 2**30:.1f} GiB"
+            f"|g| {record['grad_norm']:.3f}  {record['images_per_s']:.2f} img/s"
         )
+        if record["memory"] is not None:
+            text += f"  {record['memory'] / 2**30:.1f} GiB"
+        if record["data_wait_ms"] > _MUCH * 1e3 * seconds:
+            text += f"  waits {record['data_wait_ms']:.0f} ms for data"
         with contextlib.suppress(OSError):  # a terminal that was closed, a pipe nobody reads any more
             self._show(record, text)
 

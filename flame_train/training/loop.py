@@ -151,9 +151,10 @@ class _Figures:
         before, self._ended = self._ended, time.monotonic() if pending.end is None else pending.end
         if not figures["healthy"]:
             raise NonFiniteError(_diagnosis(self._run, pending, figures))
-        self.last = _record(self._run, pending, figures, self._ended - max(before, pending.begin))
+        seconds = self._ended - max(before, pending.begin)
+        self.last = _record(self._run, pending, figures, seconds)
         self._run.folder.log(self.last)
-        self._console.show(self.last)
+        self._console.show(self.last, seconds)
         self._board.write(self.last)
 
 

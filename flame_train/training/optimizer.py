@@ -42,5 +42,5 @@ def build_optimizer(parameters: Iterable[Parameter], config: Config, backend: Ba
     average = MovingAverage(config.train.ema_decay) if config.train.ema_decay else None
     arena = Arena(parameters, backend, working=as_dtype(config.train.precision))
     return Optimizer(
-        arena, chain, lr=o.lr, schedule=schedule, accumulation=g.accumulation, scaler=scaler, average=average
+        arena, chain, lr=o.lr, schedule=schedule, accumulation=g.accumulation, scaler=scaler, average=average, halt=True
     )

@@ -96,7 +96,6 @@ def write_png(path: Path, pixels: Pixels) -> None:
 
     from PIL import Image
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     raw = buffer.getvalue()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ import numpy as np
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine import nn, optim
+from flame_train.errors import FlameError
 
 Data = tuple[np.ndarray, np.ndarray]  # pictures (N, H, W, 1) fp32 in 0..1, digits (N,) int64
 
@@ -49,16 +52,24 @@ def sklearn_digits() -> tuple[Data, Data]:
 def mnist(folder: Path) -> tuple[Data, Data]:
     """MNIST from its IDX files: a header of big-endian numbers, then one byte a pixel or label."""
 
-    def read(name: str, header: int) -> np.ndarray:
+    def read(name: str, dims: int) -> np.ndarray:
         path = next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None)
         if path is None:
             raise SystemExit(f"{folder}: expected MNIST's {name} or {name}.gz; it is not there")
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        return np.frombuffer(raw, np.uint8, offset=header)
+        try:
+            raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+            magic, *shape = struct.unpack_from(f">{1 + dims}I", raw)
+            if magic != 0x800 + dims:
+                raise ValueError(f"no bytes in {dims} dims")
+            return np.frombuffer(raw, np.uint8, offset=4 + 4 * dims).reshape(shape)
+        except (OSError, EOFError, zlib.error, struct.error, ValueError) as e:
+            raise SystemExit(f"{path}: damaged ({e}); get another copy") from None
 
     def part(name: str) -> Data:
-        x = read(f"{name}-images-idx3-ubyte", 16).reshape(-1, 28, 28, 1)
-        return x.astype(np.float32) / 255, read(f"{name}-labels-idx1-ubyte", 8).astype(np.int64)
+        x, y = read(f"{name}-images-idx3-ubyte", 3), read(f"{name}-labels-idx1-ubyte", 1)
+        if len(x) != len(y):
+            raise SystemExit(f"{folder}: {name}: {len(x)} pictures and {len(y)} digits; get another copy")
+        return x[..., None].astype(np.float32) / 255, y.astype(np.int64)
 
     return part("train"), part("t10k")
 
@@ -108,4 +119,7 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=10)
     args = parser.parse_args()
     seen, unseen = mnist(args.mnist) if args.mnist else sklearn_digits()
-    train(seen, unseen, args.epochs, device=args.device)
+    try:
+        train(seen, unseen, args.epochs, device=args.device)
+    except FlameError as e:  # no GPU, for one
+        parser.exit(e.exit_code, f"{e}\n")

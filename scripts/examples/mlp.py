@@ -12,6 +12,7 @@ import numpy as np
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine import nn, optim
+from flame_train.errors import FlameError
 
 
 class MLP(nn.Module):
@@ -69,4 +70,7 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--steps", type=int, default=800)
     args = parser.parse_args()
-    train(args.steps, device=args.device)
+    try:
+        train(args.steps, device=args.device)
+    except FlameError as e:  # no GPU, for one
+        parser.exit(e.exit_code, f"{e}\n")

@@ -11,6 +11,7 @@ import numpy as np
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine import nn, optim
+from flame_train.errors import FlameError
 
 Data = tuple[np.ndarray, np.ndarray]  # pictures (N, 32, 32, 3) uint8, classes (N,) int64
 MEAN, STD = np.float32([0.4914, 0.4822, 0.4465]), np.float32([0.2470, 0.2435, 0.2616])
@@ -66,6 +67,8 @@ def cifar10(folder: Path) -> tuple[Data, Data]:
     def read(names: list[str]) -> Data:
         if missing := [n for n in names if not (folder / n).exists()]:
             raise SystemExit(f"{folder}: expected CIFAR-10's binary files; not there: {', '.join(missing)}")
+        if bad := [n for n in names if (folder / n).stat().st_size % 3073]:
+            raise SystemExit(f"{folder}: {', '.join(bad)}: damaged, no whole number of pictures; get another copy")
         rows = np.concatenate([np.fromfile(folder / n, np.uint8).reshape(-1, 3073) for n in names])
         return rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0].astype(np.int64)
 
@@ -114,4 +117,7 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     args = parser.parse_args()
-    train(*cifar10(args.folder), ResNet(), epochs=30, device=args.device)
+    try:
+        train(*cifar10(args.folder), ResNet(), epochs=30, device=args.device)
+    except FlameError as e:  # no GPU, for one
+        parser.exit(e.exit_code, f"{e}\n")

@@ -46,7 +46,7 @@ class Training:
         self.average: Array = self.arena.values.copy()
         self.loss: Array = self.backend.xp.zeros((), np.float32)
         for part, attr, parameter in self._slots:
-            setattr(part, attr, parameter.working)
+            setattr(part, attr, parameter)
 
     @property
     def step_number(self) -> Array:

@@ -66,6 +66,10 @@ BAD_LINES = [
         "8: gradient.recompute: expected gradient.checkpointing = true with it",
     ),
     (
+        '[gradient]\nrecompute_only = ["*"]',
+        "8: gradient.recompute_only: expected gradient.checkpointing = true with it",
+    ),
+    (
         '[loss]\ntimesteps = "uniform"\ntimestep_std = 2.0',
         '9: loss.timestep_std: expected loss.timesteps = "logit_normal" with it, got "uniform"',
     ),

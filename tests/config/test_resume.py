@@ -39,6 +39,8 @@ def test_what_does_not_change_the_weights_may_change(changes: dict[str, Any]) ->
         ("data", "path", "other"),
         ("model", "checkpoint", "other"),
         ("lora", "targets", ("full",)),
+        ("gradient", "recompute", "feed_forward"),
+        ("gradient", "recompute_only", ("middle_block.*",)),
     ],
 )
 def test_what_changes_the_weights_is_listed(section: str, name: str, value: Any) -> None:

@@ -145,6 +145,18 @@ def test_entry_under_a_wrong_name_is_not_believed(tmp_path: Path) -> None:
     assert same(cache.get_or_make(two, Maker(2)), arrays(2))
 
 
+def test_a_folder_in_an_entrys_place_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    cache, key, make = DiskCache(tmp_path), cache_key("latents", "i", "m", SETTINGS), Maker()
+    cache.path(key).mkdir(parents=True)
+    with pytest.raises(
+        OutputError, match=r"\.safetensors: is a folder where a cache entry belongs; remove it, or set "
+    ):
+        cache.get_or_make(key, make)
+    assert make.calls == 0
+    cache.path(key).rmdir()
+    assert same(cache.get_or_make(key, make), arrays())
+
+
 def test_a_maker_that_fails_leaves_nothing(tmp_path: Path) -> None:
     cache, key = DiskCache(tmp_path), cache_key("latents", "i", "m", SETTINGS)
 

@@ -98,6 +98,41 @@ class TestWhatDiffers:
         layer.requires_grad_()
         assert isinstance(layer.weight, flame.Parameter)
 
+    def test_what_is_trainable_stays_it(self) -> None:
+        layer = nn.Linear(2, 3)
+        layer.init(np.random.default_rng(0))
+        weight = layer.requires_grad_().weight
+        layer.requires_grad_(False)
+        assert layer.weight is weight
+        assert not list(layer.parameters())
+        assert not any(hasattr(nn, name) for name in ("Sequential", "Dropout", "BatchNorm2d"))
+
+    def test_how_weights_are_drawn(self) -> None:
+        for layer, deviation in (
+            (nn.Linear(400, 500), 0.05),
+            (nn.Conv2d(16, 100, 5), 0.05),
+            (nn.Embedding(99, 99), 0.02),
+        ):
+            layer.init(np.random.default_rng(0))
+            assert layer.weight.numpy().std() == pytest.approx(deviation, rel=0.05)
+            assert not any(w.numpy().any() for name, w in layer.weights() if name == "bias")
+
+    @pytest.mark.parity
+    def test_how_pytorch_draws_weights(self) -> None:
+        torch = pytest.importorskip("torch")
+        for p in torch.nn.Linear(400, 5000).parameters():
+            assert p.std().item() == pytest.approx(0.05 / np.sqrt(3), rel=0.05)
+            assert p.abs().max().item() <= 0.05
+
+    def test_mixed_precision(self) -> None:
+        layer = nn.Linear(2, 3)
+        layer.init(np.random.default_rng(0))
+        optim.Arena(layer.requires_grad_().named_parameters(), working="bfloat16")
+        x = flame.tensor([[1.0, 2.0]]).to("bfloat16")
+        layer(x).sum().backward()
+        assert layer(x).dtype == nn.working(layer.weight).dtype == x.dtype
+        assert layer.weight.grad.dtype == layer.weight.dtype == np.float32
+
     def test_layouts(self) -> None:
         conv = nn.Conv2d(3, 4, 3, padding=1)
         conv.init(np.random.default_rng(0))
@@ -138,6 +173,27 @@ class TestWhatDiffers:
         optimizer = optim.AdamW([p], lr=0.1, weight_decay=0.5)
         optimizer.step()
         assert p.item() == pytest.approx(0.95)
+        p.requires_grad_(False)
+        with pytest.raises(RuntimeError, match="frozen"):
+            optimizer.step()
+
+    def test_a_rate_of_ones_own(self) -> None:
+        p = flame.tensor([1.0], requires_grad=True)
+        optimizer = optim.SGD([p], lr=0.1)
+        for step in range(3):
+            optimizer.set("lr", 0.5**step)
+            optimizer.zero_grad()
+            p.sum().backward()
+            optimizer.step()
+        assert p.item() == pytest.approx(1 - 1.75)
+
+    def test_gradients_that_are_kept(self) -> None:
+        p = flame.tensor([1.0], requires_grad=True)
+        optimizer = optim.SGD([p], lr=0.1)
+        (p * 2.0).sum().backward()
+        kept, array = p.grad, p.grad.numpy()
+        optimizer.zero_grad()
+        assert (kept.item(), array[0], p.grad.item()) == (2.0, 0.0, 0.0)
 
     def test_a_step_that_is_not_finite_is_skipped(self) -> None:
         p = flame.tensor([1.0], requires_grad=True)
@@ -145,6 +201,11 @@ class TestWhatDiffers:
         (p * np.inf).sum().backward()
         optimizer.step()
         assert p.item() == 1.0
+        optimizer.zero_grad()
+        (p * 2.0).sum().backward()
+        optimizer.step()
+        assert p.item() < 1.0
+        assert optimizer.metrics()[optim.METRICS.index("skipped")] == 1
 
     def test_sizes_truth_values_and_maxima(self) -> None:
         x = flame.tensor([[1.0, 2.0]])

@@ -56,6 +56,27 @@ def test_values_and_bits(shape: tuple[int, ...], dtype: np.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+@pytest.mark.parametrize("shape", SHAPES[:5], ids=str)
+def test_two_inputs_and_a_shift_are_those_put_together(shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Not rounded in between, so against fp64; gradients held for each input, and wanted of one alone as well."""
+    rng, split = generator("joined", sum(shape)), shape[-1] - shape[-1] // 24 * 8
+    whole, cotangent = (2.0 + rng.standard_normal(shape, np.float32) for _ in range(2))
+    drawn = [whole[..., :split], whole[..., split:], *(rng.standard_normal(shape[-1], np.float32) for _ in range(2))]
+    drawn.append(rng.standard_normal((shape[0], shape[-1]), np.float32))
+
+    def found(device: str, kind: np.dtype) -> list[np.ndarray]:
+        a, b, w, c, s = (flame.tensor(v.astype(dtype), kind, device, requires_grad=i < 4) for i, v in enumerate(drawn))
+        y = F.cat_group_norm_silu(a, b, 8, w, c, s)
+        g = flame.tensor(cotangent.astype(dtype), kind, device)
+        both = flame.grad([y, a, b], [a, b, w, c], [g, a.detach(), b.detach()], retain_graph=True)
+        return [t.numpy() for t in (y.detach(), *both, *flame.grad(y, [b], [g]))]
+
+    room = 4e-6 + 2.0 * float(ml_dtypes.finfo(dtype).eps)
+    for got, truth in zip(found("cuda", dtype), found("cpu", np.dtype(np.float64)), strict=True):
+        assert distance(got, truth) < room
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
 def test_with_the_least_shared_memory_there_is(dtype: np.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(get_backend("cuda").kernels, "shared_bytes", 99 << 10)
     for shape in (SHAPES[1], SHAPES[8]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -13,7 +14,7 @@ from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine import Parameter, Tensor, capture, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
-from flame_train.engine.dtype import bfloat16, float32
+from flame_train.engine.dtype import bfloat16, float16, float32
 from flame_train.engine.optim import (
     AdamWRule,
     Arena,
@@ -28,23 +29,31 @@ from flame_train.engine.optim import (
     clip_grad_norm_,
     normalize,
 )
-from flame_train.engine.optim.update import AdamWAtOnce, ByLinks
+from flame_train.engine.optim.update import AtOnce, ByLinks
 from flame_train.engine.random import Rng
 
 pytestmark = pytest.mark.gpu
 
 SHAPES = {"a": (300, 7), "b": (65,)}
 RULES = {"adamw": AdamWRule(), "sgd": SGDRule(0.9, weight_decay=0.1, nesterov=True)}
+LINKS = [ClipValue(0.2), ClipNorm(5.0), GradientNoise(0.01, seed=2**63 + 5)]
+SCHEDULES = {
+    "constant": Schedule(), "linear": Schedule("linear", 20, 3), "cosine": Schedule("cosine", 6, 2, min_lr=1e-3),
+    "cosine_restarts": Schedule("cosine_restarts", 7, cycles=3), "polynomial": Schedule("polynomial", 9, 1, power=1.7),
+}  # fmt: skip
 
 
-def optimizer(device: str, rule: str, schedule: Any = "cosine", scaled: bool = True) -> Optimizer:
+def optimizer(
+    device: str, rule: str, schedule: Any = "cosine", scaled: bool = True, way: Any = AtOnce
+) -> Optimizer:  # fmt: skip
     rng = np.random.default_rng(0)
     ps = [Parameter(rng.standard_normal(s).astype(np.float32), n) for n, s in SHAPES.items()]
-    links = [ClipNorm(5.0), ClipValue(0.2), GradientNoise(0.01, seed=1), RULES[rule]]
-    curve = Schedule(schedule, total=20, warmup=3, cycles=2, power=1.7)
+    links = [*(LINKS if way is AtOnce else [LINKS[1], LINKS[0], LINKS[2]]), RULES[rule]]
     scaler = LossScaler(interval=4) if scaled else None
-    arena = Arena(ps, get_backend(device))
-    return Optimizer(arena, links, lr=0.01, schedule=curve, scaler=scaler, accumulation=2, average=MovingAverage(0.9))
+    return Optimizer(
+        Arena(ps, get_backend(device)), links, lr=0.01, schedule=SCHEDULES[schedule], scaler=scaler, accumulation=2,
+        average=MovingAverage(0.9),
+    )  # fmt: skip
 
 
 def everything(o: Optimizer) -> dict[str, np.ndarray]:
@@ -52,7 +61,7 @@ def everything(o: Optimizer) -> dict[str, np.ndarray]:
     return {**o.arena.state(), **o.state_dict(), "metrics": metrics.copy()}
 
 
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "cosine_restarts", "polynomial"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("rule", RULES)
 def test_steps_equal_those_on_the_cpu(rule: str, schedule: str) -> None:
     """To a few ulp: pow and cos are the device's own."""
@@ -72,12 +81,14 @@ def test_steps_equal_those_on_the_cpu(rule: str, schedule: str) -> None:
     assert results[1]["skipped"] == 1
 
 
+@pytest.mark.parametrize("way", [AtOnce, ByLinks])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_captured_training_step_equals_the_eager_one_bit_for_bit(rule: str) -> None:
+def test_a_captured_training_step_equals_the_eager_one_bit_for_bit(rule: str, way: Any) -> None:
     """Noise, timesteps, loss, backward and update in one graph; an overflow on the way is skipped inside it."""
     results = []
     for captured in (False, True):
-        o = optimizer("cuda", rule)
+        o = optimizer("cuda", rule, way=way)
+        assert isinstance(o._update, way)
         xp = o.arena.backend.xp
         objective = Objective(NoiseSchedule.scaled_linear(), "v", snr_gamma=5.0, offset_noise=0.1, device="cuda")
         latents = tensor(np.random.default_rng(2).standard_normal((4, 5, 3, 7)).astype(np.float32), device="cuda")
@@ -107,27 +118,35 @@ def test_a_captured_training_step_equals_the_eager_one_bit_for_bit(rule: str) ->
     assert results[1]["count"] == 9
 
 
-@pytest.mark.parametrize("working", [float32, bfloat16], ids=lambda d: d.name)
-@pytest.mark.parametrize("links", [[AdamWRule()], [ClipNorm(5.0), AdamWRule((0.8, 0.95), 1e-6, 0.1)]], ids=len)
-def test_one_pass_gives_the_bits_of_the_links(links: list[Any], working: Any) -> None:
-    results = []
-    for way in (AdamWAtOnce, ByLinks):
-        rng = np.random.default_rng(0)
-        ps = [Parameter(rng.standard_normal(s).astype(np.float32), n) for n, s in SHAPES.items()]
-        arena = Arena(ps, get_backend("cuda"), working=working, lr_scale={"a": 0.5}, decay_scale={"b": 0.0})
-        o = Optimizer(arena, links, lr=0.01, scaler=LossScaler(interval=4), accumulation=3)
-        assert isinstance(o._update, AdamWAtOnce)
-        o._update = way(arena, o.transforms, o._links)
-        for i in range(8):
-            for p in arena.parameters.values():
-                g = rng.standard_normal(p.shape).astype(np.float32) * np.float32(math.inf if i == 5 else 1e4)
-                p.grad.data[...] = get_backend("cuda").put(g)
-            o.step()
-        low = [p.working.numpy() for p in ps] if working == bfloat16 else []
-        results.append({**everything(o), **{f"low {i}": x for i, x in enumerate(low)}})
-    for name, value in results[1].items():
-        np.testing.assert_array_equal(results[0][name], value, err_msg=name)
-    assert results[0]["skipped"] == 1
+@pytest.mark.parametrize(
+    ("schedule", "working"), [*zip(SCHEDULES, (bfloat16, float32, float16, bfloat16, float32), strict=True)], ids=str
+)
+@pytest.mark.parametrize("rule", [*RULES.values(), SGDRule(), AdamWRule((0.8, 0.95), 1e-6, 0.1)], ids=str)
+def test_one_pass_gives_the_bits_of_the_links(rule: Any, schedule: str, working: Any) -> None:
+    """For every chain that a config can ask for, over more than one chunk of noise."""
+    for links in (links for n in range(4) for links in itertools.combinations(LINKS, n)):
+        results = []
+        for way in (AtOnce, ByLinks):
+            rng = np.random.default_rng(0)
+            shapes = {**SHAPES, "c": (1100, 1000)} if links == tuple(LINKS) else SHAPES
+            ps = [Parameter(rng.standard_normal(s).astype(np.float32), n) for n, s in shapes.items()]
+            arena = Arena(ps, get_backend("cuda"), working=working, lr_scale={"a": 0.5}, decay_scale={"b": 0.0})
+            o = Optimizer(
+                arena, [*links, rule], lr=0.01, scaler=LossScaler(interval=4), accumulation=3,
+                schedule=SCHEDULES[schedule], average=MovingAverage(0.9),
+            )  # fmt: skip
+            assert isinstance(o._update, AtOnce)
+            o._update = way(o._work)
+            for i in range(8):
+                for p in arena.parameters.values():
+                    g = rng.standard_normal(p.shape).astype(np.float32) * np.float32(math.inf if i == 5 else 1e5)
+                    p.grad.data[...] = get_backend("cuda").put(g)
+                o.step(tensor(np.array([0.5, math.nan if i == 3 else 1.0], np.float32), device="cuda"))
+            low = [p.working.numpy() for p in ps] if working != float32 else []
+            results.append({**everything(o), **{f"low {i}": x for i, x in enumerate(low)}})
+        for name, value in results[1].items():
+            np.testing.assert_array_equal(results[0][name], value, err_msg=f"{name} after {links}")
+        assert results[0]["skipped"] == 2
 
 
 def test_state_moves_between_devices() -> None:

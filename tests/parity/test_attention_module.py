@@ -77,3 +77,53 @@ def test_causal_and_unbatched(need_weights: bool) -> None:
     mask = torch.nn.Transformer.generate_square_subsequent_mask(L, dtype=torch.float64)
     ty, _ = theirs(*[torch.tensor(x)] * 3, attn_mask=mask)
     np.testing.assert_allclose(y.numpy(), ty.detach().numpy(), rtol=1e-10, atol=1e-12)
+
+
+def test_a_mask_for_each_head_of_what_has_no_batch() -> None:
+    ours, theirs = pair()
+    x, mask = RNG.standard_normal((L, E)), RNG.standard_normal((H, L, L))
+    y, _ = ours(*[flame.tensor(x)] * 3, attn_mask=flame.tensor(mask))
+    ty, _ = theirs(*[torch.tensor(x)] * 3, attn_mask=torch.tensor(mask))
+    np.testing.assert_allclose(y.numpy(), ty.detach().numpy(), rtol=1e-10, atol=1e-12)
+
+
+ONE = (1, L, S)
+REFUSED: list[tuple[list[tuple[int, ...]], dict[str, Any], str]] = [
+    ([], {"key_padding_mask": PADDING.T}, r"key_padding_mask of shape \(3, 5\), got \(5, 3\)"),
+    ([], {"key_padding_mask": PADDING[:1]}, "key_padding_mask"),
+    ([], {"key_padding_mask": PADDING[0]}, "key_padding_mask"),
+    ([], {"key_padding_mask": PADDING.astype(np.uint8)}, "key_padding_mask.*bool.*uint8"),
+    ([], {"attn_mask": BARRED.T}, r"attn_mask of shape \(4, 5\) or \(6, 4, 5\), got \(5, 4\)"),
+    ([], {"attn_mask": BARRED.astype(np.uint8)}, "attn_mask.*bool.*uint8"),
+    ([], {"attn_mask": BARRED.astype(np.int64)}, "attn_mask.*bool.*int64"),
+    ([], {"attn_mask": np.zeros((B, L, S), bool)}, "attn_mask"),
+    ([], {"attn_mask": np.zeros((B, H, L, S), bool)}, "attn_mask"),
+    ([(L, E), (S, E), (S, E)], {"key_padding_mask": PADDING}, r"key_padding_mask of shape \(5,\)"),
+    ([(1, L, B, E), (1, S, B, E), (1, S, B, E)], {}, "query, key and value of 3 dims"),
+    ([(L, B, E), (S, E), (S, E)], {}, "query, key and value of 3 dims"),
+    ([(L, B, E + 1), (S, B, E), (S, B, E)], {}, r"query.*\(4, 3, 8\).*\(4, 3, 9\)"),
+    ([(L, B, E), (S, B, E), (S, B, E + 1)], {}, "value"),
+    ([(L, B, E), (S, B, E), (S + 1, B, E)], {}, "value"),
+    ([(L, B, E), (S, B + 1, E), (S, B + 1, E)], {}, "key"),
+]
+
+
+@pytest.mark.parametrize(("shapes", "masks", "message"), REFUSED)
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_what_torch_refuses_is_refused_by_name(
+    shapes: list[tuple[int, ...]], masks: dict[str, Any], message: str, need_weights: bool
+) -> None:
+    ours, theirs = pair()
+    given = [RNG.standard_normal(s) for s in shapes or [(L, B, E), (S, B, E), (S, B, E)]]
+    with pytest.raises((AssertionError, RuntimeError)):
+        theirs(*map(torch.tensor, given), need_weights=need_weights, **{n: torch.tensor(m) for n, m in masks.items()})
+    with pytest.raises((ValueError, TypeError), match=message):
+        ours(*map(flame.tensor, given), need_weights=need_weights, **{n: flame.tensor(m) for n, m in masks.items()})
+
+
+@pytest.mark.parametrize("sizes", [(8, 0), (8, -2), (0, 2)])
+def test_no_heads_and_no_channels_are_refused(sizes: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="greater than 0"):
+        torch.nn.MultiheadAttention(*sizes)
+    with pytest.raises(ValueError, match="greater than 0"):
+        nn.MultiheadAttention(*sizes)

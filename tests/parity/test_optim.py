@@ -14,6 +14,7 @@ from flame_train.engine.optim import (
     METRICS,
     SGD,
     AdamW,
+    AdamWRule,
     Arena,
     ClipNorm,
     LossScaler,
@@ -167,6 +168,31 @@ def test_loss_scale_follows_grad_scaler(planted: set[int]) -> None:
     assert mine.metrics()[METRICS.index("skipped")] == len(planted)
 
 
+@pytest.mark.parametrize("scaler", [None, LossScaler(init=2.0)])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_steps_that_are_not_finite_are_left_out_and_the_next_are_taken(scaler: LossScaler | None, bad: float) -> None:
+    """As torch.amp.GradScaler leaves them out, however many there are; without a scaler PyTorch would write NaN."""
+    scale = torch.amp.GradScaler("cpu", init_scale=2.0)
+    theirs = [torch.tensor(w, requires_grad=True) for w in start()]
+    mine = [tensor(w, requires_grad=True) for w in start()]
+    adam = torch.optim.AdamW(theirs, lr=0.1)
+    made = Optimizer(Arena(mine), [AdamWRule()], lr=0.1, scaler=scaler) if scaler else AdamW(mine, lr=0.1)
+    for i in range(12):
+        factor = bad if i in {2, 3, 4, 5, 8} else 1.0
+        adam.zero_grad()
+        scale.scale(sum((p * p * factor).sum() for p in theirs)).backward()
+        scale.step(adam)
+        scale.update()
+        made.zero_grad()
+        total = sum((p * p * factor).sum() for p in mine)
+        (total * made.loss_scale).backward()
+        made.step()
+    for p, q in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(p.numpy(), q.detach().numpy(), rtol=1e-5, atol=1e-6)
+    figures = dict(zip(METRICS, made.metrics().tolist(), strict=True))
+    assert (figures["skipped"], figures["count"], figures["healthy"]) == (5, 7, 1)
+
+
 @pytest.mark.parametrize("max_norm", [0.1, 1e3])
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, 3.0, math.inf])
 def test_clip_grad_norm(max_norm: float, norm_type: float) -> None:
@@ -225,3 +251,70 @@ def test_the_moving_average_is_that_of_diffusers(decay: float) -> None:
     with optimizer.averaged():
         for t, p in zip(shadow.shadow_params, mine, strict=True):
             np.testing.assert_allclose(p.numpy(), t.numpy(), rtol=1e-6, atol=1e-6)
+
+
+CLIPPED: dict[str, list[tuple[Any, Any]]] = {  # by name: each gradient's values and dtype
+    "wide range": [([1 / 3, 1e-50, 1e60], np.float64), ([2.0, -1e59], np.float64)],
+    "fp64": [([1 / 3, -2.0], np.float64), ([0.0, 0.1], np.float64)],
+    "mixed": [([3.0, -4.0], np.float64), ([0.5, 0.25], np.float32)],
+    "zeros": [([0.0, 0.0], np.float32), ([0.0, 3.0], np.float32)],
+    "half": [([300.0, -400.0], np.float16), ([0.5, 0.25], np.float16)],
+}
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+@pytest.mark.parametrize("norm_type", [2.0, 1, 0.0, 0, 3.0, math.inf, "inf", -math.inf, -1.0])
+def test_clip_grad_norm_in_every_dtype_and_norm(name: str, norm_type: Any) -> None:
+    theirs, mine = [], []
+    for values, dtype in CLIPPED[name]:
+        g = np.asarray(values, dtype)
+        theirs.append(torch.tensor(g, requires_grad=True))
+        theirs[-1].grad = torch.tensor(g)
+        mine.append(tensor(g, requires_grad=True))
+        mine[-1].grad = tensor(g)
+    expected = torch.nn.utils.clip_grad_norm_(theirs, 0.5, norm_type)
+    found = clip_grad_norm_(mine, 0.5, norm_type)
+    rtol = {np.float64: 1e-12, np.float32: 1e-6, np.float16: 2e-3}[CLIPPED[name][0][1]]
+    rtol = 1e-6 if name == "mixed" else rtol
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=rtol)
+    assert found.dtype == (np.float64 if np.float64 in [d for _, d in CLIPPED[name]] else np.float32)
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.grad.dtype == b.grad.numpy().dtype
+        np.testing.assert_allclose(a.grad.numpy(), b.grad.numpy(), rtol=rtol, atol=0)
+
+
+BAD: list[tuple[str, dict[str, Any]]] = [
+    ("AdamW", {"lr": -1.0}),
+    ("AdamW", {"lr": math.nan}),
+    ("AdamW", {"betas": (1.0, 0.9)}),
+    ("AdamW", {"betas": (0.9, 2.0)}),
+    ("AdamW", {"betas": (-0.1, 0.9)}),
+    ("AdamW", {"eps": -1e-8}),
+    ("AdamW", {"eps": math.nan}),
+    ("AdamW", {"weight_decay": -0.1}),
+    ("SGD", {"lr": -1.0}),
+    ("SGD", {"momentum": -0.5}),
+    ("SGD", {"weight_decay": -0.1}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), BAD)
+def test_numbers_that_torch_refuses_are_refused_by_name(name: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="Invalid"):
+        getattr(torch.optim, name)([torch.ones(1, requires_grad=True)], **settings)
+    what = "beta" if "betas" in settings else next(iter(settings))
+    with pytest.raises(ValueError, match=f"expected {what}"):
+        {"AdamW": AdamW, "SGD": SGD}[name]([tensor([1.0], requires_grad=True)], **settings)
+
+
+@pytest.mark.parametrize(("settings", "theirs"), [
+    ({"growth": 0.5}, {"growth_factor": 0.5}),
+    ({"growth": 1.0}, {"growth_factor": 1.0}),
+    ({"backoff": 2.0}, {"backoff_factor": 2.0}),
+    ({"backoff": 1.0}, {"backoff_factor": 1.0}),
+])  # fmt: skip
+def test_scalers_that_torch_refuses_are_refused(settings: dict[str, float], theirs: dict[str, float]) -> None:
+    with pytest.raises(AssertionError):
+        torch.amp.GradScaler("cpu", **theirs)
+    with pytest.raises(ValueError, match=f"loss scaler: expected {next(iter(settings))}"):
+        LossScaler(**settings)

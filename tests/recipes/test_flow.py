@@ -8,6 +8,7 @@ import re
 import shutil
 import tomllib
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from PIL import Image
 
 from flame_train import cli
 from flame_train.adapters.formats import from_file
+from flame_train.config.load import load
 from flame_train.config.schema import Config, DataSection, LossSection, ModelSection, SampleSection, TrainSection
 from flame_train.engine import functional as F
 from flame_train.engine import nn, no_grad, tensor
@@ -284,6 +286,44 @@ def test_what_makes_no_sense_is_refused(
 ) -> None:
     assert train("--set", setting, "--dry-run") in (2, 3)
     assert message in capsys.readouterr().err
+
+
+CHOSEN = {"sd3": ("joint_blocks.1", "1 of 2"), "flux": ("*.1", "2 of 4")}
+
+
+def test_the_blocks_that_a_config_chooses_are_recomputed(
+    train: Train, family: str, base: Path, config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plan says how many, the network is loaded so, and no bit of what is learnt differs."""
+    glob, count = CHOSEN[family]
+    chosen = ("--set", "gradient.checkpointing=true", "--set", f"gradient.recompute_only={glob}")
+    learnt = tmp_path / "run" / "it" / "checkpoints" / "step-000004" / "optimizer.safetensors"
+    assert train("--dry-run") == 0
+    assert "recomputed blocks: 0 of " in capsys.readouterr().out
+    assert train("--dry-run", *chosen) == 0
+    assert f"recomputed blocks: {count}\n" in capsys.readouterr().out
+    sets = [word for word in chosen if word != "--set"]
+    blocks = RECIPES[family].denoiser(load(str(config_file), sets), "cpu").model.blocks()
+    assert {n for n, b in blocks.items() if b.recompute == "blocks"} == {n for n in blocks if fnmatch(n, glob)}
+    assert train("--set", "sample.every=0") == 0
+    plain = learnt.read_bytes()
+    shutil.rmtree(tmp_path / "run")
+    assert train("--set", "sample.every=0", *chosen) == 0
+    assert learnt.read_bytes() == plain
+    capsys.readouterr()
+    assert train("--set", "sample.every=0", *chosen[:3], "gradient.recompute_only=*.0") == 6
+    assert re.search(r"gradient\.recompute_only +\[.*\] +\[\"\*\.0\"\]", capsys.readouterr().err)
+
+
+def test_a_choice_of_blocks_that_are_not_there_is_refused_at_its_place(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("gradient.checkpointing=true", 'gradient.recompute_only=["*", "up_blocks.*"]')
+    assert train("--dry-run", *(word for setting in asked for word in ("--set", setting))) == 2
+    told = capsys.readouterr().err
+    assert '--set: gradient.recompute_only: no block of the model that "blocks" recomputes is named by\n' in told
+    assert "  'up_blocks.*'" in told
+    assert "_blocks.0'" in told
 
 
 def test_a_model_that_is_told_no_guidance_refuses_one(drawn: Path, tmp_path: Path) -> None:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from flame_train import cli
-from flame_train.adapters.targets import resolve
 from flame_train.engine.backend import get_backend
 from flame_train.engine.check import generator
 from flame_train.engine.dtype import float32, float64
 from flame_train.engine.op import REGISTRY, Sample, sample
 from flame_train.engine.rebuild import rebuild
 from flame_train.engine.sample import Values, materialise
-from flame_train.errors import ConfigError, EnvironmentFault
-from flame_train.models.mmdit_sd3 import Mmdit
-from flame_train.models.transformer import Recompute, run_again
+from flame_train.errors import ConfigError
+from flame_train.models.recompute import Recompute
 from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.recipes.memory_sdxl import kept
 from flame_train.tools import (
@@ -32,15 +30,13 @@ from flame_train.tools import (
     bench_memory,
     bench_ops,
     bench_sizes,
-    bench_sweep,
     bench_torch,
-    bench_torch_step,
 )
 from flame_train.tools.bench_ceilings import Ceilings, ceilings
 from flame_train.tools.bench_flops import op_flops
 from flame_train.tools.bench_models import find
-from flame_train.tools.bench_torch_models import yardstick
 from flame_train.training.family import Load
+from flame_train.training.recompute import blocks_named
 
 
 @pytest.mark.parametrize(
@@ -55,6 +51,9 @@ def test_step_reports_a_finite_whole_step(model: str, adapted: int, capsys: pyte
     assert result["figures"]["grad_norm"] > 0
     assert result["figures"]["healthy"] == 1
     assert result["adapted_layers"] == adapted
+    weights = 4 * find(model).build().num_weights()
+    assert result["weights_gib"] == pytest.approx(weights / 2**30, abs=0.005)
+    assert result["before_step_gib"] > result["weights_gib"]
     assert "captured_ms" not in result
 
 
@@ -81,7 +80,6 @@ def test_step_refuses_an_unknown_model() -> None:
         ("step --resolution 72", "--resolution: expected a multiple of 32 for sdxl-tiny, got 72"),
         ("memory --resolution 72", "--resolution: expected a multiple of 32 for sdxl-tiny, got 72"),
         ("step --rank 5000", "--rank: expected an integer from 1 to 4096, got 5000"),
-        ("step --sweep batch --plot a.txt", "a.txt: expected a name ending in .png, got .txt"),
     ],
 )
 def test_what_cannot_be_measured_is_told_before_anything_is(
@@ -94,6 +92,27 @@ def test_what_cannot_be_measured_is_told_before_anything_is(
     command, *options = line.split()
     assert cli.run(["bench", command, "--model", "sdxl-tiny", "--device", "cpu", *options]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["bench step", "bench memory", "sample -m base -p x -o x.png"])
+def test_memory_that_runs_out_is_told_in_the_words_of_the_command(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*arguments: object) -> None:
+        raise MemoryError("all of it is taken")
+
+    monkeypatch.chdir(tmp_path)
+    for place in ("tools.bench.get_backend", "tools.sample.get_backend"):
+        monkeypatch.setattr(f"flame_train.{place}", full)
+    assert cli.run([*line.split(), "--device", "cpu"]) == 5
+    told = capsys.readouterr().err
+    assert "all of it is taken; try --" in told or "all of it is taken; try one --" in told
+    assert "data.batch_size" not in told
+    options = {word.strip(",;") for word in told.split() if word.startswith("--")}
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.run([*line.split()[: 2 if "bench" in line else 1], "--help"]) == 0
+    known = capsys.readouterr().out
+    assert all(option in known for option in options)
 
 
 def test_ops_names_the_choice_and_why_others_declined(capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,71 +216,6 @@ def test_memory_adds_up_and_checkpointing_keeps_less() -> None:
     assert "kept for the backward pass" in bench_memory.table(plain)
 
 
-def test_sweep_doubles_until_memory_runs_out_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stand_in(trial: bench.Trial) -> dict[str, float]:
-        if trial.batch > 4:
-            raise MemoryError
-        return {"eager_ms": 100.0 + 10.0 * trial.batch, "peak_gib": 2.0 + trial.batch}
-
-    monkeypatch.setattr(bench_sweep, "step", stand_in)
-    found = bench_sweep.run(bench.Trial("sdxl-tiny", device="cpu"), tmp_path / "plot.png")
-    assert [r["batch"] for r in found["sweep"]] == [1, 2, 4]
-    assert found["sweep"][2]["images_per_s"] == round(4000 / 140, 3)
-    assert found["stopped at"] == "out of memory at batch 8"
-    with Image.open(tmp_path / "plot.png") as image:
-        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 16)}
-    assert {(0x1F, 0x6F, 0xB4), (0xC8, 0x50, 0x1E)} <= colours  # both curves are there
-
-
-def test_against_torch_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_torch_step, "_NEEDED", ("no_such_package",))
-    with pytest.raises(EnvironmentFault, match="no_such_package not installed; leave the option out"):
-        bench.step(bench.Trial("sdxl-tiny", 64, rank=2, precision="fp32", device="cpu"), "torch")
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize("name", ["sdxl-tiny", "sd3-tiny", "flux-tiny"])
-def test_the_yardstick_is_the_same_network_and_counts_the_same_arithmetic(name: str) -> None:
-    pytest.importorskip("diffusers")
-    torch = pytest.importorskip("torch")
-    from torch.utils.flop_counter import FlopCounterMode
-
-    subject, resolution = find(name), 64
-    ours = subject.build()
-    model = yardstick(subject, ours)
-    plain = model.build()
-    assert sum(p.numel() for p in plain.parameters()) + _positions(ours) == ours.num_weights()
-
-    loss = model.loss(torch, 1, resolution, {"device": "cpu", "dtype": torch.float32})
-    written_out = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)  # the fused one is not counted
-    with FlopCounterMode(display=False) as counter, torch.no_grad(), written_out:
-        loss(torch, plain)
-    shapes = ours.shapes()
-    embeddings = sum(
-        math.prod(s) for n, s in shapes.items() if n.startswith(("time_embed", "label_emb")) and len(s) == 2
-    )
-    assert subject.work(ours, resolution).forward() + 2 * embeddings == counter.get_total_flops()
-
-
-def _positions(network: object) -> int:
-    """SD3's table of positions, which diffusers keeps among its buffers."""
-    return math.prod(network.shapes()["pos_embed"]) if isinstance(network, Mmdit) else 0
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize("name", ["sdxl-tiny", "sd3-tiny", "flux-tiny"])
-def test_the_yardstick_adapts_the_same_layers(name: str) -> None:
-    pytest.importorskip("diffusers")
-    torch = pytest.importorskip("torch")
-    subject = find(name)
-    ours = subject.build()
-    _, trained = bench_torch_step.build(torch, yardstick(subject, ours), 4, "fp32", False, "cpu")
-    layers = resolve(ours, (subject.targets,), subject.family.presets)
-    reached = sum(int(np.prod(ours.shapes()[f"{n}.weight"])) for n in layers)
-    pairs = zip(trained[::2], trained[1::2], strict=True)
-    assert sum(a.shape[1] * b.shape[0] for a, b in pairs) == reached
-
-
 def _small(s: Sample) -> Sample:
     """The sample with no dim above 32, and whole numbers below that, which may be places."""
 
@@ -291,23 +245,24 @@ def test_ops_are_timed_against_what_computes_the_same(name: str, monkeypatch: py
         assert np.linalg.norm(mine - theirs.numpy()) <= 1e-10 * np.linalg.norm(mine)
 
 
-@pytest.mark.parity
-def test_against_torch_measures_both(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("diffusers")
-    argv = ["bench", "step", "--model", "sdxl-tiny", "--resolution", "64", "--precision", "fp32", "--rank", "2"]
-    assert cli.run([*argv, "--device", "cpu", "--against", "torch", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["ratio"] == pytest.approx(result["eager_ms"] / result["torch"]["ms"], abs=1e-4)  # it has four digits
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--recompute", "blocks", "--recompute-only", "*up_block.*"], "no block of the model"),
+        (["--recompute-only", "middle_block.*"], "--recompute-only: expected --recompute with it"),
+        (["--recompute", "blocks", "--recompute-only", "*", "--against", "torch"], "leave one of"),
+    ],
+)
+def test_a_choice_of_blocks_that_means_nothing_is_refused(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["bench", "step", "--model", "sdxl-tiny", "--device", "cpu", *options]) == 2
+    assert message in capsys.readouterr().err
 
 
-def test_a_sweep_is_not_held_against_anything(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["bench", "step", "--sweep", "batch", "--against", "torch", "--device", "cpu"]) == 2
-    assert "leave one of --sweep and --against out" in " ".join(capsys.readouterr().err.split())
-
-
-def held(recompute: Recompute, batch: int) -> int:
+def held(recompute: Recompute, batch: int, only: Sequence[str] = ()) -> int:
     """What the graph of a small SDXL keeps, by the engine's own account."""
-    trial = bench.Trial("sdxl-tiny", 256, batch, 2, "fp32", recompute, "cpu")
+    trial = bench.Trial("sdxl-tiny", 256, batch, 2, "fp32", recompute, "cpu", recompute_only=only)
     by_op = bench_memory.run(trial)["kept by op"]
     # on the CPU alone silu has an input of its own behind a group norm; the loss is no part of the network
     return sum(by_op.values()) - by_op["silu"] - by_op["mse_loss"]
@@ -321,23 +276,32 @@ def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recompute", "narrow"),
-    [("nothing", 64), ("nothing", 640), ("feed_forward", 640), ("blocks", 640)],
+    ("recompute", "narrow", "only"),
+    [
+        ("nothing", 64, ()),
+        ("nothing", 640, ()),
+        ("feed_forward", 640, ()),
+        ("feed_forward", 640, ("middle_block.*", "output_blocks.[0-2].*")),
+        ("blocks", 640, ()),
+        ("blocks", 640, ("output_blocks.*",)),
+        ("blocks", 640, ("*.transformer_blocks.0", "output_blocks.[3-9].0")),
+    ],
 )
 def test_the_prediction_counts_what_sdxls_graph_keeps(
-    recompute: Recompute, narrow: int, monkeypatch: pytest.MonkeyPatch
+    recompute: Recompute, narrow: int, only: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A picture more, held against the engine's own account of a graph."""
     nothing_is_small(monkeypatch)
     for place in ("flame_train.models.transformer.NARROW", "flame_train.recipes.memory_sdxl.NARROW"):
         monkeypatch.setattr(place, narrow)
     unet = find("sdxl-tiny").build()
-    expected = kept(unet, Load((256, 256), 1, 4, recompute, True))
-    if run_again(recompute):
-        expected -= 1024 * (32 + 32) + 256 * 32  # residual blocks before the first adapter
-    else:
-        expected -= 1024 * (64 + 64) + 256 * (32 + 64)
-    assert held(recompute, 2) - held(recompute, 1) == pytest.approx(4 * expected, rel=0.03)
+    blocks = blocks_named(unet, recompute, only, "")
+    expected = kept(unet, Load((256, 256), 1, 4, recompute, True, blocks))
+    if "input_blocks.1.0" not in blocks:
+        expected -= 1024 * (64 + 64) + 256 * (32 + 64)  # residual blocks before the first adapter
+        # On the CPU alone what comes past lower resolutions is put behind the channels, and kept so.
+        expected += 1024 * (3 * 32) + 256 * (64 + 64 + 32) + 64 * (128 + 128 + 64) - 1024 * 32 - 256 * 64
+    assert held(recompute, 2, only) - held(recompute, 1, only) == pytest.approx(4 * expected, rel=0.03)
 
 
 @pytest.mark.parametrize("recompute", ["nothing", "feed_forward", "blocks"])

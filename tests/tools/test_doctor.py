@@ -156,6 +156,16 @@ def test_this_machine_can_be_looked_at_even_without_the_driver_module(
     assert not examine("cuda", machine).usable
 
 
+def test_a_user_without_a_home_is_told_that_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    (line,) = [line for line in examine("cuda", look()).lines if line.name == "kept choices"]
+    assert "set XDG_CACHE_HOME" in line.found
+
+
 def test_where_choices_are_kept_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def told() -> str:
         (line,) = [line for line in examine("cuda", look()).lines if line.name == "kept choices"]

@@ -15,7 +15,7 @@ from flame_train.training.log import Console, TensorBoard
 
 
 def record(step: int, loss: float = 1.0, **more: float) -> dict[str, float]:
-    usual = {"lr": 1e-3, "grad_norm": 0.5, "loss_scale": 1.0, "images_per_s": 2.0, "memory": 2**30}
+    usual = {"lr": 1e-3, "grad_norm": 0.5, "loss_scale": 1.0, "images_per_s": 2.0, "data_wait_ms": 1.0, "memory": 2**30}
     return {"step": step, "loss": loss, **usual, **more}
 
 
@@ -29,7 +29,7 @@ class Broken(io.StringIO):
 def test_lines_come_at_the_beginning_and_the_end(capsys):
     with Console(5, 2) as console:
         for step in range(3, 6):
-            console.show(record(step))
+            console.show(record(step), 0.5)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[1] for line in lines] == ["3/5", "5/5"]
     assert re.fullmatch(
@@ -37,17 +37,31 @@ def test_lines_come_at_the_beginning_and_the_end(capsys):
     )
 
 
+def test_memory_that_cannot_be_told_is_left_out(capsys):
+    with Console(1, 0) as console:
+        console.show(record(1, memory=None), 0.5)
+    line = capsys.readouterr().err
+    assert "2.00 img/s  ETA" in line
+
+
+@pytest.mark.parametrize(("wait", "told"), [(0.0, False), (49.0, False), (51.0, True), (600.0, True)])
+def test_waiting_for_data_is_told_from_a_tenth_of_the_step_on(wait, told, capsys):
+    with Console(1, 0) as console:
+        console.show(record(1, data_wait_ms=wait), 0.5)
+    assert (f"  waits {wait:.0f} ms for data  ETA" in capsys.readouterr().err) == told
+
+
 def test_the_smooth_loss_passes_over_an_overflow(capsys):
     with Console(4, 0) as console:
         for step, loss in enumerate((1.0, math.inf, math.nan, 2.0), 1):
-            console.show(record(step, loss, grad_norm=math.inf))
+            console.show(record(step, loss, grad_norm=math.inf), 0.5)
     assert "mean loss 1.0500" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_an_overflow_at_the_first_step_is_forgotten(capsys):
     with Console(2, 0) as console:
-        console.show(record(1, math.inf))
-        console.show(record(2, 3.0))
+        console.show(record(1, math.inf), 0.5)
+        console.show(record(2, 3.0), 0.5)
     assert "mean loss 3.0000" in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -55,7 +69,7 @@ def test_an_overflow_at_the_first_step_is_forgotten(capsys):
 def test_nobody_reads_standard_error(monkeypatch, stream):
     monkeypatch.setattr(sys, "stderr", stream)
     with Console(1, 0) as console:
-        console.show(record(1))
+        console.show(record(1), 0.5)
 
 
 def test_tensorboard_has_a_point_a_step(tmp_path):

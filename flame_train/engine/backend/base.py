@@ -45,10 +45,13 @@ def _address(a: Array) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes in use by this process's arrays now, the most ever since the last reset, and the device's size."""
+    """Bytes in use by this process's arrays now, the most ever since the last reset, and the device's size.
+
+    `peak` is None where that cannot be told.
+    """
 
     live: int
-    peak: int
+    peak: int | None
     total: int
 
 

@@ -9,10 +9,12 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import psutil
 
 from ..dtype import Array, DType
 from ..mode import mode
 from .base import Memory
+from .resident import Peak, resident
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _KEPT, _PLAIN = 1 << 28, 1 << 26  # bytes
@@ -60,7 +62,7 @@ class CpuBackend:
     asynchronous = False
 
     def __init__(self) -> None:
-        self._peak = 0
+        self._peak = Peak()
         _keep_freed_memory()
 
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
@@ -96,15 +98,12 @@ class CpuBackend:
         pass
 
     def memory(self) -> Memory:
-        """The whole process's resident memory: NumPy does not count its own. The peak is the largest seen here."""
-        import psutil
-
-        live = int(psutil.Process().memory_info().rss)
-        self._peak = max(self._peak, live)
-        return Memory(live, self._peak, int(psutil.virtual_memory().total))
+        """The whole process's resident memory: NumPy does not count its own."""
+        live, peak = resident(), self._peak.read()
+        return Memory(live, None if peak is None else max(peak, live), int(psutil.virtual_memory().total))
 
     def reset_peak(self) -> None:
-        self._peak = 0
+        self._peak.reset()
 
     def release_unused(self) -> None:
         pass

@@ -6,11 +6,11 @@ import math
 
 from ...errors import ShapeError
 from .. import functional as F
-from ..dtype import bool_
+from ..dtype import bool_, is_float
 from ..random import DROPOUT, Rng
 from ..tensor import Tensor, tensor
 from .layers import Linear
-from .module import Module, weight
+from .module import Module, weight, working
 
 
 class MultiheadAttention(Module):
@@ -30,12 +30,17 @@ class MultiheadAttention(Module):
         self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, *, kdim: int | None = None,
         vdim: int | None = None, batch_first: bool = False,
     ) -> None:  # fmt: skip
+        if embed_dim <= 0 or num_heads <= 0:
+            raise ShapeError(
+                f"MultiheadAttention: embed_dim and num_heads must be greater than 0, got {embed_dim} and {num_heads}"
+            )
         if embed_dim % num_heads:
             raise ShapeError(f"MultiheadAttention: {embed_dim} channels do not divide into {num_heads} heads")
         if not 0.0 <= dropout <= 1.0:
             raise ValueError(f"MultiheadAttention: expected a probability dropout in [0, 1], got {dropout}")
         self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
-        kdim, vdim = kdim if kdim is not None else embed_dim, vdim if vdim is not None else embed_dim
+        self.kdim = kdim = kdim if kdim is not None else embed_dim
+        self.vdim = vdim = vdim if vdim is not None else embed_dim
         self.packed = kdim == vdim == embed_dim
         if self.packed:
             self.in_proj_weight = weight(3 * embed_dim, embed_dim)
@@ -55,15 +60,18 @@ class MultiheadAttention(Module):
 
         query is (L, B, E), key and value (S, B, ·), with batch_first (B, L, E) and (B, S, ·), without a batch (L, E).
         In boolean masks True bars, as in torch.nn.MultiheadAttention and unlike scaled_dot_product_attention; others
-        are added. key_padding_mask is (B, S), attn_mask (L, S) or (B * heads, L, S). Ask for no weights where none are
-        needed: only then is the L x S matrix never built. In training weights are dropped with probability `dropout`:
-        `rng`, of as many samples as the batch, and `stream` say which, as in `dropout`.
+        are added. key_padding_mask is (B, S), attn_mask (L, S) or (B * heads, L, S); without a batch (S,), and heads in
+        the place of B * heads. `is_causal` bars what lies ahead, with a mask or, unlike torch's, without. Ask for no
+        weights where none are needed: only then is the L x S matrix never built. In training weights are dropped with
+        probability `dropout`: `rng`, of as many samples as the batch, and `stream` say which, as in `dropout`.
+
+        Raises ShapeError for inputs and masks of other shapes, TypeError for a mask neither bool nor floating.
         """
         p = self.dropout if training else 0.0
         single = query.ndim == 2
+        self._check(query, key, value, key_padding_mask, attn_mask)
         if single:
             query, key, value = (t.unsqueeze(0) for t in (query, key, value))
-            key_padding_mask = key_padding_mask.unsqueeze(0) if key_padding_mask is not None else None
         elif not self.batch_first:
             query, key, value = (t.transpose(0, 1) for t in (query, key, value))
         q, k, v = (self._heads(t) for t in self._projected(query, key, value))
@@ -81,15 +89,39 @@ class MultiheadAttention(Module):
         y: Tensor = self.out_proj(out.transpose(1, 2).flatten(2))
         return (y.squeeze(0) if single else y if self.batch_first else y.transpose(0, 1)), weights
 
+    def _check(
+        self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, attn_mask: Tensor | None
+    ) -> None:
+        """Raises for what does not fit, before a reshape makes it fit."""
+        shapes = [t.shape for t in (query, key, value)]
+        if {len(s) for s in shapes} not in ({2}, {3}):
+            raise ShapeError(
+                "MultiheadAttention: expected query, key and value of 3 dims each, or of 2 without a batch, got shapes "
+                + ", ".join(map(str, shapes))
+            )
+        along = 1 if self.batch_first and query.ndim == 3 else 0
+        L, S = query.shape[along], key.shape[along]
+        batch = () if query.ndim == 2 else (query.shape[1 - along],)
+        for name, t, length, width in (
+            ("query", query, L, self.embed_dim), ("key", key, S, self.kdim), ("value", value, S, self.vdim)
+        ):  # fmt: skip
+            expected = (*batch, length, width) if along else (length, *batch, width)
+            if t.shape != expected:
+                raise ShapeError(f"MultiheadAttention: expected a {name} of shape {expected}, got {t.shape}")
+        _check_mask("key_padding_mask", padding, (*batch, S))
+        _check_mask("attn_mask", attn_mask, (L, S), (math.prod(batch) * self.num_heads, L, S))
+
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """Query, key and value through their parts of the input projection."""
         e = self.embed_dim
-        w = [self.in_proj_weight[i * e : (i + 1) * e] for i in range(3)] if self.packed else self._separate()
-        b = [None if self.in_proj_bias is None else self.in_proj_bias[i * e : (i + 1) * e] for i in range(3)]
+        thirds = [slice(i * e, (i + 1) * e) for i in range(3)]
+        if self.packed:
+            w = [working(self.in_proj_weight)[part] for part in thirds]
+        else:
+            w = [working(each) for each in (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)]
+        bias = working(self.in_proj_bias)
+        b = [None if bias is None else bias[part] for part in thirds]
         return [F.linear(x, w[i], b[i]) for i, x in enumerate((query, key, value))]
-
-    def _separate(self) -> list[Tensor]:
-        return [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
 
     def _heads(self, x_BLE: Tensor) -> Tensor:
         """(B, L, E) as (B, heads, L, E / heads)."""
@@ -114,6 +146,17 @@ class MultiheadAttention(Module):
             ahead = tensor([[j > i for j in range(k.shape[2])] for i in range(q.shape[2])], device=q.device)
             scores = scores.masked_fill(ahead, -math.inf)
         return scores.softmax(-1)
+
+
+def _check_mask(name: str, mask: Tensor | None, *shapes: tuple[int, ...]) -> None:
+    if mask is None:
+        return
+    if mask.dtype != bool_ and not is_float(mask.dtype):
+        raise TypeError(f"MultiheadAttention: expected a {name} of bool or floating dtype, got {mask.dtype.name}")
+    if mask.shape not in shapes:
+        raise ShapeError(
+            f"MultiheadAttention: expected a {name} of shape {' or '.join(map(str, shapes))}, got {mask.shape}"
+        )
 
 
 def _added(mask: Tensor, like: Tensor) -> Tensor:

@@ -26,12 +26,11 @@ def check_fp8(fp8: Fp8, device: str, dtype: DType | str) -> None:
         raise ValueError(f"fp8: expected one of {', '.join(get_args(Fp8))}, got {fp8!r}")
     k = get_backend(device).kernels if fp8 == "dynamic" else None
     if k is not None and as_dtype(dtype).itemsize > 2:
-        raise ConfigError('model.fp8: "dynamic" on a GPU needs train.precision "bf16" or "fp16", got "fp32"')
+        raise ConfigError('fp8 "dynamic" on a GPU needs precision "bf16" or "fp16", got "fp32"')
     if k is not None and k.compute_capability != 90:
         found = f"{k.compute_capability // 10}.{k.compute_capability % 10}"
         raise EnvironmentFault(
-            f"model.fp8=dynamic needs a GPU of compute capability 9.0, such as H100 and H200, found {found}; "
-            "use model.fp8=weights"
+            f'fp8 "dynamic" needs a GPU of compute capability 9.0, such as H100 and H200, found {found}; use "weights"'
         )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from numbers import Integral
+from typing import Any, Protocol
 
+from ...errors import ShapeError
 from .. import functional as F
+from ..ops.conv import Padding, Pair
 from ..tensor import Parameter, Tensor
 from .fp8 import Fp8Weight
-from .module import Module, weight
+from .module import Module, weight, working
 
 
 class LayerAdapter(Protocol):
@@ -28,6 +31,7 @@ class Linear(Module):
     bias: Tensor | None
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        _sizes(self, in_features=in_features, out_features=out_features)
         self.in_features, self.out_features = in_features, out_features
         self.weight = weight(out_features, in_features)
         self.bias = weight(out_features, init="zeros") if bias else None
@@ -37,24 +41,25 @@ class Linear(Module):
         """The layer's output, with `residual`, of the same shape, added in the same pass."""
         if self.adapter is not None:
             return self.adapter(self, x, residual)
-        if isinstance(self.weight, Fp8Weight):
+        w, b = working(self.weight), working(self.bias)
+        if isinstance(w, Fp8Weight):
             alike = residual if residual is not None and residual.dtype == x.dtype else None
-            w = self.weight
-            y: Tensor = F.fp8_linear(x, w.codes, w.scales, self.bias, alike, dynamic=w.dynamic)
+            y: Tensor = F.fp8_linear(x, w.codes, w.scales, b, alike, dynamic=w.dynamic)
             return y if residual is alike else y + residual
         if residual is not None:
-            return F.linear_add(x, self.weight, self.bias, residual)
-        return F.linear(x, self.weight, self.bias)
+            return F.linear_add(x, w, b, residual)
+        return F.linear(x, w, b)
 
     def pack(self, dynamic: bool) -> None:
         """Stores the loaded weight in 8 bits; with `dynamic` products are of 8 bits, too. See `Fp8Weight`.
 
         Raises TypeError for a weight that is trained, or stored so already.
         """
-        if isinstance(self.weight, (Fp8Weight, Parameter)):
-            what = "is trained" if isinstance(self.weight, Parameter) else "is stored in 8 bits already"
+        w = self.weight
+        if isinstance(w, Fp8Weight) or (isinstance(w, Parameter) and w.requires_grad):
+            what = "is trained" if isinstance(w, Parameter) else "is stored in 8 bits already"
             raise TypeError(f"pack: expected a frozen weight, this one {what}")
-        self.weight = Fp8Weight.of(self.weight, dynamic)
+        self.weight = Fp8Weight.of(w, dynamic)
 
 
 def linears(layers: Sequence[Linear], x: Tensor) -> tuple[Tensor, ...]:
@@ -71,18 +76,24 @@ class Conv2d(Module):
     bias: Tensor | None
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0,
+        self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Padding = 0, *,
         bias: bool = True,
     ) -> None:  # fmt: skip
+        kernel = kernel_size if isinstance(kernel_size, tuple) else (kernel_size, kernel_size)
+        if len(kernel) != 2:
+            raise TypeError(f"Conv2d: expected an int kernel_size, or two, got {kernel_size!r}")
+        for size in kernel:
+            _sizes(self, in_channels=in_channels, out_channels=out_channels, kernel_size=size)
         self.in_channels, self.out_channels = in_channels, out_channels
-        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
-        self.weight = weight(out_channels, in_channels, kernel_size, kernel_size)
+        self.kernel_size, self.stride, self.padding = kernel, stride, padding
+        self.weight = weight(out_channels, in_channels, *kernel)
         self.bias = weight(out_channels, init="zeros") if bias else None
         self.adapter: LayerAdapter | None = None
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         if self.adapter is None:
-            return F.conv2d(x_BHWC, self.weight, self.bias, self.stride, self.padding, layout="NHWC")
+            w, b = working(self.weight), working(self.bias)
+            return F.conv2d(x_BHWC, w, b, self.stride, self.padding, layout="NHWC")
         return self.adapter(self, x_BHWC)
 
 
@@ -93,12 +104,13 @@ class LayerNorm(Module):
     bias: Tensor
 
     def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        _sizes(self, dim=dim)
         self.dim, self.eps = dim, eps
         self.weight = weight(dim, init="ones")
         self.bias = weight(dim, init="zeros")
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, (self.dim,), self.weight, self.bias, self.eps)
+        return F.layer_norm(x, (self.dim,), working(self.weight), working(self.bias), self.eps)
 
 
 class RMSNorm(Module):
@@ -107,11 +119,12 @@ class RMSNorm(Module):
     weight: Tensor
 
     def __init__(self, dim: int, eps: float | None = None) -> None:
+        _sizes(self, dim=dim)
         self.dim, self.eps = dim, eps
         self.weight = weight(dim, init="ones")
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (self.dim,), self.weight, self.eps)
+        return F.rms_norm(x, (self.dim,), working(self.weight), self.eps)
 
 
 class GroupNorm(Module):
@@ -120,14 +133,18 @@ class GroupNorm(Module):
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, silu: bool = False) -> None:
+    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, *, silu: bool = False) -> None:
+        _sizes(self, num_groups=num_groups, num_channels=num_channels)
+        if num_groups <= 0 or num_channels % num_groups:
+            raise ShapeError(f"GroupNorm: {num_channels} channels are not divisible into {num_groups} groups")
         self.num_groups, self.eps = num_groups, eps
         self.op = F.group_norm_silu if silu else F.group_norm
         self.weight = weight(num_channels, init="ones")
         self.bias = weight(num_channels, init="zeros")
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        return self.op(x_BHWC, self.num_groups, self.weight, self.bias, self.eps, layout="NHWC")
+        w, b = working(self.weight), working(self.bias)
+        return self.op(x_BHWC, self.num_groups, w, b, self.eps, layout="NHWC")
 
 
 class Embedding(Module):
@@ -136,7 +153,15 @@ class Embedding(Module):
     weight: Tensor
 
     def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
+        _sizes(self, num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         self.weight = weight(num_embeddings, embedding_dim, init="normal")
 
     def forward(self, indices: Tensor) -> Tensor:
-        return F.embedding(indices, self.weight)
+        return F.embedding(indices, working(self.weight))
+
+
+def _sizes(layer: Module, **given: Any) -> None:
+    """Raises TypeError, with its name, for a size that is no whole number: later it would only be a wrong shape."""
+    for name, value in given.items():
+        if not isinstance(value, Integral):
+            raise TypeError(f"{type(layer).__name__}: expected an int {name}, got {value!r}")

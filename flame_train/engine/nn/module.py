@@ -17,7 +17,7 @@ from ...errors import ModelFileError
 from ..backend import get_backend
 from ..dtype import Array, DType, as_dtype, float32, is_float
 from ..ops.finite import Broken
-from ..tensor import Frozen, Parameter
+from ..tensor import Frozen, Parameter, Tensor
 from .fp8 import Fp8, Fp8Weight, check_fp8
 
 Init = Literal["fan_in", "ones", "zeros", "normal"]
@@ -40,25 +40,34 @@ def weight(*shape: int, init: Init = "fan_in") -> Any:
     return Slot(shape, init)
 
 
+def working(weight: Any) -> Any:
+    """A loaded weight as networks compute with it: its working copy where an arena keeps one, else itself."""
+    return weight.working if isinstance(weight, Parameter) else weight
+
+
 class Module:
     """A part of a network. Parts and weights are found by assigning them to attributes, as torch.nn.Module."""
 
     _slots: dict[str, Slot]
-    _children: dict[str, Module]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Module:
         self = super().__new__(cls)
         object.__setattr__(self, "_slots", {})
-        object.__setattr__(self, "_children", {})
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Slot):
+            self.__dict__.pop(name, None)
             self._slots[name] = value
             return
-        if isinstance(value, Module):
-            self._children[name] = value
+        if value is None or isinstance(value, Module):
+            self._slots.pop(name, None)
         object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        declared = self._slots.pop(name, None)
+        if declared is None or name in self.__dict__:
+            object.__delattr__(self, name)
 
     def __getattr__(self, name: str) -> Any:
         if name in self.__dict__.get("_slots", {}):
@@ -75,8 +84,9 @@ class Module:
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """This module and every part below it, with dotted names; this one's is `prefix`."""
         yield prefix, self
-        for name, child in self._children.items():
-            yield from child.named_modules(f"{prefix}.{name}" if prefix else name)
+        for name, part in list(self.__dict__.items()):
+            if isinstance(part, Module):
+                yield from part.named_modules(f"{prefix}.{name}" if prefix else name)
 
     def named_slots(self) -> Iterator[tuple[str, Module, str, Slot]]:
         """Every declared weight: its checkpoint name, its module, its attribute and its declaration."""
@@ -137,24 +147,32 @@ class Module:
             _fill(module, attr, _initial(slot, rng).astype(as_dtype(dtype)), device)
 
     def requires_grad_(self, value: bool = True) -> Self:
-        """Makes every loaded weight a trainable `Parameter` (fp32), or `Frozen` again. As torch.nn.Module.
+        """Makes every loaded weight a trainable `Parameter` (fp32), or stops it from being trained. As torch.nn.Module.
 
-        Raises TypeError for weights that are stored in 8 bits.
+        What is a `Parameter` stays the same one, so that an optimizer that has it still trains it after it was frozen
+        for a while; weights that are one tensor under several names stay one. Raises TypeError for weights that are
+        stored in 8 bits.
         """
-        packed = {name for name, weight in self.weights() if isinstance(weight, Fp8Weight)}
-        if value and packed:
+        if value and any(isinstance(weight, Fp8Weight) for _, weight in self.weights()):
             raise TypeError("requires_grad_: weights stored in 8 bits are never trained; load them with fp8='off'")
+        made: dict[int, tuple[Tensor, Tensor]] = {}  # with what it was made of, whose id is then nobody else's
         for name, module, attr, _ in self.named_slots():
-            if name in packed:
-                continue
-            values = getattr(module, attr).data
-            made = Parameter(values.astype(float32, copy=False), name) if value else Frozen(values)
-            object.__setattr__(module, attr, made)
+            before = getattr(module, attr)
+            if isinstance(before, Parameter):
+                before.requires_grad_(value)
+            elif not isinstance(before, Fp8Weight):
+                if id(before) not in made:
+                    made[id(before)] = before, _trainable(before, name) if value else Frozen(before.data)
+                object.__setattr__(module, attr, made[id(before)][1])
         return self
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Every trainable weight by checkpoint name."""
-        return ((name, weight) for name, weight in self.weights() if isinstance(weight, Parameter))
+        """Every trainable weight by checkpoint name, once: the first it has. What is frozen is not among them."""
+        seen: set[int] = set()
+        for name, weight in self.weights():
+            if isinstance(weight, Parameter) and weight.requires_grad and id(weight) not in seen:
+                seen.add(id(weight))
+                yield name, weight
 
     def parameters(self) -> Iterator[Parameter]:
         """Every trainable weight: what an optimizer takes."""
@@ -170,21 +188,24 @@ class ModuleList(Module):
     """Parts in a row, named 0, 1, 2, ... An entry may be None where the checkpoint has no weights."""
 
     def __init__(self, modules: Sequence[Module | None] = ()) -> None:
-        self._items: list[Module | None] = []
+        self._length = 0
         for m in modules:
             self.append(m)
 
+    @property
+    def _items(self) -> list[Any]:
+        return [getattr(self, str(i)) for i in range(self._length)]
+
     def append(self, module: Module | None) -> None:
         """Adds a part at the end."""
-        if module is not None:
-            setattr(self, str(len(self._items)), module)
-        self._items.append(module)
+        setattr(self, str(self._length), module)
+        self._length += 1
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._items)
 
     def __len__(self) -> int:
-        return len(self._items)
+        return self._length
 
     def __getitem__(self, index: int) -> Any:
         return self._items[index]
@@ -284,6 +305,10 @@ def _kernel_order(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if host.ndim != 4:
         return host
     return np.ascontiguousarray(host.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+
+
+def _trainable(weight: Tensor, name: str) -> Parameter:
+    return Parameter(weight.data.astype(float32, copy=False), name)
 
 
 def _place(module: Module, attr: str, array: Array) -> Array:

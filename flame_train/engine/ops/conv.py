@@ -273,7 +273,7 @@ def _(
     x = _padded(k, k.rows_first(to_nhwc(input, layout)), 3)
     w = _kernel_memory(k, _padded(k, weight, 0, 1))
     out = k.empty((len(x), *_out_sizes(x.shape, w.shape[2:], s, p, d), w.shape[0]), x.dtype)
-    shift = None if bias is None else _padded(k, bias.astype(x.dtype), 0)
+    shift = None if bias is None else _padded(k, bias.astype(x.dtype, copy=False), 0)
     k.cudnn.conv_forward(x, w, shift, out, s, p, d)
     return from_nhwc(k.xp, k.rows_first(out[..., : weight.shape[0]]), layout)
 

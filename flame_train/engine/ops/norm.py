@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from ...errors import ShapeError
-from ..backend.cuda.programs import Extent, Operands, Reduction
-from ..dtype import Array, DType, float32
+from ..dtype import Array
 from ..graph import Plus, leading_sum
-from ..op import ErrorSample, Sample, composite, primitive, sample
+from ..op import ErrorSample, Op, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from . import conditions
 from .activations import silu
 from .dims import Shape
+from .join import cat
+from .norm_launch import Given, Saved, forward, gradients
 
 
 @primitive(torch="nn.functional.group_norm", aux=("mean", "rstd"))
@@ -131,134 +129,122 @@ def _() -> Iterator[Sample]:
     yield sample((2, 3, 2, 6), 2, (6,), (6,), 1e-3, layout="NHWC")
 
 
+@composite(aux=("mean", "rstd"))
+def cat_group_norm_silu(
+    input: Tensor, other: Tensor | None, num_groups: int, weight: Tensor, bias: Tensor, shift: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """group_norm_silu([input, other] + shift), channels last: both openings in a UNet's residual block, nothing copied
+
+    other (..., C2) stands behind the channels of input (..., C1): what comes past lower resolutions. shift
+    (B, C1 + C2) is added to all pixels of an image: a time embedding.
+    """
+    x = input if other is None else cat([input, other], -1)
+    if shift is not None:
+        if shift.shape != (x.shape[0], x.shape[-1]):
+            raise ShapeError(f"cat_group_norm_silu: expected a shift of shape {_shift_of(x)}, got {shift.shape}")
+        x = x + shift.reshape(x.shape[0], *[1] * (x.ndim - 2), x.shape[-1])
+    made: Tensor = group_norm_silu(x, num_groups, weight, bias, eps, "NHWC")
+    return made
+
+
+def _shift_of(x: Any) -> Shape:
+    return x.shape[0], x.shape[-1]
+
+
+@cat_group_norm_silu.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 2, 4), (2, 3, 2, 2), 3, (6,), (6,), (2, 6))
+    yield sample((2, 3, 2, 6), None, 2, (6,), (6,), (2, 6), 1e-3)
+    yield sample((1, 5, 4), (1, 5, 2), 2, (6,), (6,))
+
+
+@cat_group_norm_silu.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((1, 2, 2, 4), (1, 2, 2, 2), 4, (6,), (6,)), ShapeError, "6 channels do not divide")
+    yield ErrorSample(sample((1, 2, 2, 4), (1, 2, 3, 4), 2, (8,), (8,)), ShapeError, "must be equal but for dim -1")
+    yield ErrorSample(sample((2, 2, 4), None, 2, (4,), (4,), (4,)), ShapeError, r"shape \(2, 4\), got \(4,\)")
+
+
 # ---- our kernels (norm.cu) -----------------------------------------------------------------------------
 
 
 def _group_condition(input: Array, num_groups: int, weight: Array | None, bias: Array | None, layout: str) -> str:
     if layout != "NHWC" or weight is None or bias is None:
         return "only channels-last with weight and bias"
-    if num_groups < 1 or input.shape[-1] % num_groups or input.size == 0:
+    return _cut_condition(input, input.shape[-1:], num_groups, weight, bias)
+
+
+def _joined_condition(
+    input: Array, other: Array | None, num_groups: int, weight: Array, bias: Array, shift: Array | None
+) -> str:  # fmt: skip
+    channels = input.shape[-1]
+    if other is not None:
+        if other.shape[:-1] != input.shape[:-1] or channels % 8 or other.shape[-1] % 8:
+            return "arguments that do not meet, or not by eights"
+        channels += other.shape[-1]
+    if shift is not None and shift.shape != (input.shape[0], channels):
+        return "a shift that is refused"
+    uneven = conditions.same(conditions.AT_MOST_FP32, input, other, shift)
+    return uneven or _cut_condition(input, (channels,), num_groups, weight, bias)
+
+
+def _cut_condition(input: Array, channels: Shape, num_groups: int, weight: Array, bias: Array) -> str:
+    if num_groups < 1 or channels[0] % num_groups or input.size == 0:
         return "channels do not divide into groups, or there are none"
-    if not weight.shape == bias.shape == input.shape[-1:]:
+    if not weight.shape == bias.shape == channels:
         return "weights that are refused"
     if int(input.device.compute_capability) < 80:
         return "asynchronous copies need compute capability 8.0"
-    return conditions.same(conditions.AT_MOST_FP32, input, weight, bias) or conditions.packets(input.shape[-1], 3072)
+    return conditions.same(conditions.AT_MOST_FP32, input, weight, bias) or conditions.packets(channels[0], 3072)
 
 
-_THREADS = 512  # as in norm.cu
-_EACH = 256  # bytes of shared memory that each of them needs: of 99 KiB, the least there is, 3072 channels have as many
-_SUMS, _TURNS = 64, 64  # of these for sums, and for what a gradient is added to
-_LEAST = 4  # pixels to a thread
-_PARTS = 1 << 14  # of groups over all of an image's blocks, each of which reads them all
+def _launched(op: Op, silu: bool) -> None:
+    """Declares norm.cu's kernels for an op of one input."""
+
+    @op.cuda("norm.cu", when=_group_condition)
+    def _(
+        k: Any, input: Array, num_groups: int, weight: Array, bias: Array, eps: float, layout: str
+    ) -> tuple[Array, Array, Array]:
+        return forward(k, Given(input), num_groups, weight, bias, eps, silu)
+
+    @op.cuda_vjp("norm.cu", "input", "weight", "bias", when=_group_condition)
+    def _(
+        k: Any, g: Array, input: Array, weight: Array, bias: Array, mean: Array, rstd: Array, needs: frozenset[str],
+        plus: Plus,
+    ) -> tuple[Array | None, ...]:  # fmt: skip
+        saved = Saved(Given(input), weight, bias, mean, rstd, silu)
+        made = gradients(k, g, saved, needs, plus)
+        return made.get("input"), made.get("weight"), made.get("bias")
 
 
-class _Plan:
-    """How norm.cu cuts a (B, P, C) array: a block a multiprocessor, which keeps what it can of `arrays` such."""
-
-    def __init__(self, k: Any, x: Array, groups: int, arrays: int, adds: bool = False) -> None:
-        batch, channels = x.shape[0], x.shape[-1]
-        pixels, vec = x.size // (batch * channels), channels // 8
-        rows = max(1, min(_THREADS, k.shared_bytes // _EACH) // vec)
-        images = min(batch, k.multiprocessors)
-        wanted = max(1, min(k.multiprocessors // images, _PARTS // groups, pixels // (_LEAST * rows)))
-        each = -(-pixels // (wanted * rows))  # pixels to a thread
-        self.threads, self.grid = vec * rows, (-(-pixels // (each * rows)), images)
-        beside, packets = _SUMS + _TURNS * adds, 8 * x.itemsize * arrays
-        most = min(each, (k.shared_bytes // self.threads - beside) // packets)
-        self.shared = self.threads * (beside + most * packets)
-        self.room = (k.empty((batch, self.grid[0], groups, 2), float32), k.barriers)
-        self.sizes = tuple(np.int32(n) for n in (batch, pixels, channels, groups, each * rows, most))
-
-    def launch(self, k: Any, kernel: str, dtype: DType, args: Sequence[Any], *numbers: np.generic) -> None:
-        k.launch("norm.cu", kernel, dtype, self.grid, self.threads, (*args, *self.room, *self.sizes, *numbers),
-                 self.shared, resident=self.grid[0] > 1)  # fmt: skip
+_launched(group_norm, False)
+_launched(group_norm_silu, True)
 
 
-def _group_forward(
-    k: Any, input: Array, groups: int, weight: Array, bias: Array, eps: float, silu: bool
-) -> tuple[Array, Array, Array]:
-    x = k.rows_first(input)
-    mean, rstd = (k.empty((x.shape[0], 1, groups, 1), float32) for _ in range(2))
-    y = k.empty(x.shape, x.dtype)
-    args = (x, weight, bias, mean, rstd, y)
-    _Plan(k, x, groups, 1).launch(k, "group_norm", x.dtype, args, np.float32(eps), np.int32(silu))
-    return y, mean, rstd
-
-
-def _sum_of(k: Any, plus: Plus, x: Array) -> tuple[Array, Array | np.intp]:
-    """Where the input's gradient goes, and the one it is added to, or a null pointer."""
-    held = plus.get("input")
-    if held is None:
-        return k.empty(x.shape, x.dtype), np.intp(0)
-    array = k.rows_first(held.array)
-    return array if held.owned and array is held.array else k.empty(x.shape, x.dtype), array
-
-
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """What a gradient is computed from; `silu` says whether one came after the norm."""
-
-    input: Array
-    weight: Array
-    bias: Array
-    mean: Array
-    rstd: Array
-    silu: bool
-
-
-def _group_gradients(
-    k: Any, g: Array, saved: _Saved, needs: frozenset[str], plus: Plus
-) -> tuple[Array | None, Array | None, Array | None]:
-    """The gradients of input, weight and bias, those of the latter two out of the sums that the input's needs."""
-    x, g, groups = k.rows_first(saved.input), k.rows_first(g), saved.mean.shape[2]
-    plan, sides = _Plan(k, x, groups, 2, "input" in plus), [n for n in ("bias", "weight") if n in needs]
-    channels = k.empty((x.shape[0] * plan.grid[0], 2 * x.shape[-1]), float32) if sides else np.intp(0)
-    dx, held = _sum_of(k, plus, x) if "input" in needs else (None, np.intp(0))
-    args = (x, g, saved.weight, saved.bias, saved.mean, saved.rstd, held, np.intp(0) if dx is None else dx, channels)
-    plan.launch(k, "group_norm_gradient", x.dtype, args, np.int32(saved.silu))
-    made = dict(zip(("bias", "weight"), _channel_sums(k, channels), strict=True)) if sides else {}
-    for name in plus.keys() & made.keys():
-        added = {"made": made[name], "held": plus[name].array}
-        made[name] = k.elementwise(("made + held",), added, (float32,))[0]
-    return dx, made.get("weight"), made.get("bias")
-
-
-def _channel_sums(k: Any, channels: Array) -> tuple[Array, Array]:
-    """What every block found of the channels, two values each, added up."""
-    whole = k.columns([Reduction("sum", "each")], Operands({"each": channels}), Extent(1, *channels.shape), float32)
-    first, second = whole[0].reshape(2, -1)
-    return first, second
-
-
-@group_norm.cuda("norm.cu", when=_group_condition)
+@cat_group_norm_silu.cuda("norm.cu", when=_joined_condition)
 def _(
-    k: Any, input: Array, num_groups: int, weight: Array, bias: Array, eps: float, layout: str
-) -> tuple[Array, Array, Array]:
-    return _group_forward(k, input, num_groups, weight, bias, eps, False)
+    k: Any, input: Array, other: Array | None, num_groups: int, weight: Array, bias: Array, shift: Array | None,
+    eps: float,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    return forward(k, Given(input, other, shift), num_groups, weight, bias, eps, True)
 
 
-@group_norm.cuda_vjp("norm.cu", "input", "weight", "bias", when=_group_condition)
+@cat_group_norm_silu.cuda_vjp("norm.cu", "input", "other", "weight", "bias", when=_joined_condition)
 def _(
-    k: Any, g: Array, input: Array, weight: Array, bias: Array, mean: Array, rstd: Array, needs: frozenset[str],
-    plus: Plus,
-) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
-    return _group_gradients(k, g, _Saved(input, weight, bias, mean, rstd, False), needs, plus)
+    k: Any, g: Array, input: Array, other: Array | None, weight: Array, bias: Array, shift: Array | None, mean: Array,
+    rstd: Array, needs: frozenset[str], plus: Plus,
+) -> tuple[Array | None, ...]:  # fmt: skip
+    saved = Saved(Given(input, other, shift), weight, bias, mean, rstd, True)
+    made = gradients(k, g, saved, needs, plus)
+    return tuple(made.get(name) for name in ("input", "other", "weight", "bias"))
 
 
-@group_norm_silu.cuda("norm.cu", when=_group_condition)
-def _(
-    k: Any, input: Array, num_groups: int, weight: Array, bias: Array, eps: float, layout: str
-) -> tuple[Array, Array, Array]:
-    return _group_forward(k, input, num_groups, weight, bias, eps, True)
-
-
-@group_norm_silu.cuda_vjp("norm.cu", "input", "weight", "bias", when=_group_condition)
-def _(
-    k: Any, g: Array, input: Array, weight: Array, bias: Array, mean: Array, rstd: Array, needs: frozenset[str],
-    plus: Plus,
-) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
-    return _group_gradients(k, g, _Saved(input, weight, bias, mean, rstd, True), needs, plus)
+@cat_group_norm_silu.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 32, 32, 640), (2, 32, 32, 320), 32, (960,), (960,))
+    yield sample((3, 17, 9, 320), None, 32, (320,), (320,), (3, 320))
+    yield sample((1, 16, 16, 1280), (1, 16, 16, 640), 32, (1920,), (1920,), (1, 1920), 1e-6)
 
 
 for _norm in (group_norm, group_norm_silu):

@@ -42,18 +42,12 @@ __device__ __forceinline__ Exact normal_quantile(Exact p) {
   return q.v < 0.0 ? Exact{-z.v} : z;
 }
 
-extern "C" __global__ void normals(const unsigned* words, float* z, long long count) {
-  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
-  if (i < count) z[i] = (float)normal_quantile((Exact{(double)words[i]} + Exact{0.5}) * Exact{1.0 / 4294967296.0}).v;
+__device__ __forceinline__ float normal(unsigned word) {
+  return (float)normal_quantile((Exact{(double)word} + Exact{0.5}) * Exact{1.0 / 4294967296.0}).v;
 }
 
-extern "C" __global__ void philox_words(
-    unsigned* words, const long long* samples, const long long* blocks, const long long* step, long long host_step,
-    long long stream, long long seed, long long count, long long total) {
-  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
-  if (i >= total) return;
-  unsigned c0 = (unsigned)blocks[i % count], c1 = (unsigned)(step ? *step : host_step);
-  unsigned c2 = (unsigned)samples[i / count], c3 = (unsigned)stream, k0 = (unsigned)seed, k1 = (unsigned)(seed >> 32);
+__device__ __forceinline__ uint4 philox(unsigned c0, unsigned c1, unsigned c2, unsigned c3, long long seed) {
+  unsigned k0 = (unsigned)seed, k1 = (unsigned)(seed >> 32);
 #pragma unroll
   for (int round = 0; round < ROUNDS; round++) {
     unsigned long long p0 = c0 * MULTIPLIER_0, p1 = c2 * MULTIPLIER_1;
@@ -64,5 +58,19 @@ extern "C" __global__ void philox_words(
     k0 += WEYL_0;
     k1 += WEYL_1;
   }
-  reinterpret_cast<uint4*>(words)[i] = make_uint4(c0, c1, c2, c3);
+  return make_uint4(c0, c1, c2, c3);
+}
+
+extern "C" __global__ void normals(const unsigned* words, float* z, long long count) {
+  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (i < count) z[i] = normal(words[i]);
+}
+
+extern "C" __global__ void philox_words(
+    unsigned* words, const long long* samples, const long long* blocks, const long long* step, long long host_step,
+    long long stream, long long seed, long long count, long long total) {
+  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (i >= total) return;
+  const unsigned at = (unsigned)(step ? *step : host_step);
+  reinterpret_cast<uint4*>(words)[i] = philox((unsigned)blocks[i % count], at, (unsigned)samples[i / count], (unsigned)stream, seed);
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .arena import Arena, Segment
 from .average import MovingAverage
+from .decision import METRICS
 from .facade import SGD, AdamW
 from .gradients import (
     GradientStatistics,
@@ -14,7 +15,7 @@ from .gradients import (
     normalize,
     statistics,
 )
-from .optimizer import METRICS, Optimizer
+from .optimizer import Optimizer
 from .rules import AdamWRule, SGDRule
 from .scaler import LossScaler
 from .schedule import Schedule

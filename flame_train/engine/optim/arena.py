@@ -7,15 +7,18 @@ never move, which is what lets a captured step be replayed.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
 from ...errors import ModelFileError
 from ..backend import Backend
-from ..dtype import Array, DType, float32
+from ..dtype import Array, DType, as_dtype, float32
 from ..tensor import Frozen, Parameter, Tensor, Working
 from ..writes import WRITES
 
@@ -38,10 +41,29 @@ class Segment:
         return self.start + math.prod(self.shape)
 
 
+class _Views:
+    """A parameter's part of either buffer, and a memory of the gradient it was given: somebody may keep that."""
+
+    __slots__ = ("_given", "grad", "values")
+
+    def __init__(self, values: Array, grad: Array) -> None:
+        self.values, self.grad = values, grad
+        self._given: ref[Tensor] | None = None
+
+    def give(self, p: Tensor) -> None:
+        """Makes the view of the gradients the parameter's gradient; whoever keeps the one before gets a copy."""
+        p.grad = None
+        kept = self._given() if self._given is not None else None
+        if kept is not None and kept.data is self.grad:
+            kept.data = self.grad.copy()
+        p.grad = made = Tensor(self.grad)
+        self._given = ref(made)
+
+
 class Arena:
     """Packs fp32 leaves into flat buffers and makes their `.data` and `.grad` views into them.
 
-    `parameters` is a mapping by name, (name, tensor) pairs, or Tensors, named by their `.name` or number.
+    `parameters` is a mapping by name, (name, tensor) pairs, or Tensors, named as `named_parameters` says.
     With `working`, a 16-bit dtype, the arena also keeps a copy of the values in it (`low`), which `refresh` brings up
     to date; parameters then have it as `.working`. `lr_scale` and `decay_scale` are factors on learning rate and weight
     decay by parameter name; 1 if absent.
@@ -52,7 +74,7 @@ class Arena:
     """
 
     def __init__(
-        self, parameters: Named, backend: Backend | None = None, *, working: DType = float32,
+        self, parameters: Named, backend: Backend | None = None, *, working: DType | str = float32,
         lr_scale: Mapping[str, float] | None = None, decay_scale: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
         named = _checked(named_parameters(parameters))
@@ -62,10 +84,11 @@ class Arena:
         xp, size = self.backend.xp, _aligned(self.segments[-1].stop)
         self.values: Array = xp.zeros(size, float32)
         self.grads: Array = xp.zeros(size, float32)
-        self._views = {s.name: (self.view(self.values, s), Tensor(self.view(self.grads, s))) for s in self.segments}
+        self._views = {s.name: _Views(self.view(self.values, s), self.view(self.grads, s)) for s in self.segments}
         for name, p in named:
             self._pack(name, p)
-        self.low: Array | None = None if working == float32 else xp.empty(size, working)
+        low = as_dtype(working)
+        self.low: Array | None = None if low == float32 else xp.empty(size, low)
         self._give_working_copies()
         self.lr_scale = self._spread("lr_scale", lr_scale)
         self.decay_scale = self._spread("decay_scale", decay_scale)
@@ -92,6 +115,14 @@ class Arena:
         ends = [s.stop for s in self.segments]
         return [(e, s) for e, s in zip(ends, starts, strict=True) if e < s]
 
+    @property
+    def filled(self) -> np.ndarray[Any, Any]:
+        """How many of each 64 elements are a parameter's: the others are padding behind it. uint8, on the host."""
+        result = np.full(self.size // _ALIGNMENT, _ALIGNMENT, np.uint8)
+        for start, stop in self.gaps:
+            result[start // _ALIGNMENT] -= stop - start
+        return result
+
     def refresh(self) -> None:
         """Brings the working copies up to date with the values: to be called by whoever changes those."""
         if self.low is not None:
@@ -105,26 +136,45 @@ class Arena:
             WRITES.note(self.low)
 
     def zero_grad(self) -> None:
-        """Clears every gradient; one that was set to None or replaced is the arena's view again."""
+        """Clears every gradient; one that was set to None or replaced is the arena's view again.
+
+        A gradient that somebody keeps, `g = p.grad`, stays as it is.
+        """
         for name, p in self.parameters.items():
-            p.grad = self._views[name][1]
+            self._views[name].give(p)
         self.grads[...] = 0.0
 
     def gather(self) -> None:
         """Brings gradients that were replaced or dropped since back into the flat buffer.
 
-        Raises `RuntimeError` if a parameter's values were replaced: they would no longer be trained.
+        Raises `RuntimeError` if a parameter's values were replaced, for they would no longer be trained, and if it was
+        frozen, for momentum and weight decay would still move it; `ValueError` for a gradient of another shape.
         """
         for name, p in self.parameters.items():
-            values, grad = self._views[name]
-            if p.data is not values:
+            if not p.requires_grad:
+                raise RuntimeError(
+                    f"parameter {name!r}: it was frozen after it was packed for the optimizer, which would still move "
+                    "it by momentum and weight decay; requires_grad_() it again, or make an optimizer without it"
+                )
+            views = self._views[name]
+            if p.data is not views.values:
                 raise RuntimeError(
                     f"parameter {name!r}: its data was replaced after it was packed for the optimizer; "
                     "write into it in place (p.data[...] = new) and give it to one optimizer only"
                 )
-            if p.grad is not grad:
-                grad.data[...] = 0.0 if p.grad is None else p.grad.data
-                p.grad = grad
+            if p.grad is None or p.grad.data is not views.grad:
+                self._fetch(name, p)
+
+    def _fetch(self, name: str, p: Tensor) -> None:
+        """Copies a parameter's own gradient into the flat buffer, zeros if it has none."""
+        views = self._views[name]
+        if p.grad is None:
+            views.grad[...] = 0.0
+        elif p.grad.shape != p.shape:
+            raise ValueError(f"parameter {name!r}: expected a gradient of shape {p.shape}, found {p.grad.shape}")
+        else:
+            views.grad[...] = self._here(p.grad)
+        views.give(p)
 
     # ---- saving ------------------------------------------------------------------------------------
 
@@ -166,20 +216,17 @@ class Arena:
     # ---- construction ------------------------------------------------------------------------------
 
     def _pack(self, name: str, p: Tensor) -> None:
-        values, grad = self._views[name]
-        values[...] = self._here(p)
-        if p.grad is not None:
-            grad.data[...] = self._here(p.grad)
-        p.data, p.grad = values, grad
+        views = self._views[name]
+        views.values[...] = self._here(p)
+        self._fetch(name, p)
+        p.data = views.values
 
     def _give_working_copies(self) -> None:
-        if self.low is None:
-            return
         self.refresh()
         for s in self.segments:
             p = self.parameters[s.name]
             if isinstance(p, Parameter):
-                p._working = Working(self.view(self.low, s), p)
+                p._working = None if self.low is None else Working(self.view(self.low, s), p)
 
     def _here(self, t: Tensor) -> Array:
         return t.data if t.device == self.backend.name else self.backend.put(t.numpy())
@@ -198,13 +245,24 @@ class Arena:
 
 
 def named_parameters(parameters: Named) -> list[tuple[str, Tensor]]:
-    """`parameters` as (name, tensor) pairs."""
+    """`parameters` as (name, tensor) pairs.
+
+    Tensors by themselves have their `.name`, or their number; from the second of a name on, "name.2" and so on.
+    """
     if isinstance(parameters, Mapping):
         return list(parameters.items())
-    pairs = []
+    pairs: list[tuple[str, Tensor]] = []
+    taken: set[str] = set()
     for i, p in enumerate(parameters):
-        pairs.append(p if isinstance(p, tuple) else (getattr(p, "name", "") or str(i), p))
+        pair = p if isinstance(p, tuple) else (_free(getattr(p, "name", "") or str(i), taken), p)
+        pairs.append(pair)
+        taken.add(pair[0])
     return pairs
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, with the least number that nobody has if it is taken."""
+    return next(n for n in chain([name], (f"{name}.{i}" for i in count(2))) if n not in taken)
 
 
 def _checked(named: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
@@ -212,8 +270,9 @@ def _checked(named: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
         raise ValueError("optimizer: expected at least one parameter, got none")
     for name, p in named:
         _check(name, p)
-    for what, keys in (("name", [n for n, _ in named]), ("tensor", [id(p) for _, p in named])):
-        twice = [named[i][0] for i, k in enumerate(keys) if k in keys[:i]] if len(set(keys)) < len(keys) else []
+    given: dict[str, list[Any]] = {"name": [n for n, _ in named], "tensor": [id(p) for _, p in named]}
+    for what, keys in given.items():
+        twice = [named[keys.index(k)][0] for k, n in Counter(keys).items() if n > 1]
         if twice:
             raise ValueError(f"parameter {twice[0]!r}: the same {what} is given twice")
     return named

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..dtype import Array, float32
 from .arena import Arena
 from .transform import State
-
-_THREADS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +28,14 @@ class MovingAverage:
     def init(self, arena: Arena) -> State:
         return {"values": arena.values.copy()}
 
-    def update(self, arena: Arena, state: State, take: Array, count: Array) -> None:
-        """Moves the mean towards the arena's values if `take` (0-d bool); `count` updates (0-d) came before."""
-        xp, mean = arena.backend.xp, state["values"]
+    def rate(self, xp: Any, take: Array, count: Array) -> Array:
+        """What part of its way to the values the mean goes after `count` updates: 0-d fp32, 0 unless `take`."""
         n = count.astype(np.float64)
         kept = xp.where(count == 0, 0.0, xp.minimum(self.decay, (1.0 + n) / (10.0 + n)))
-        rate = xp.where(take, 1.0 - kept, 0.0).astype(float32)  # of 0 no bit changes, for the values are finite
-        k = arena.backend.kernels
-        if k is None:
-            mean -= rate * (mean - arena.values)
-        else:
-            k.launch("adamw.cu", "average", float32, (-(-arena.size // _THREADS),), _THREADS,
-                     (mean, arena.values, rate, np.int64(arena.size)))  # fmt: skip
+        return xp.where(take, 1.0 - kept, 0.0).astype(float32)
+
+    @staticmethod
+    def update(arena: Arena, state: State, rate: Array) -> None:
+        """Moves the mean. By a rate of 0 no bit changes, for the values are finite."""
+        mean = state["values"]
+        mean -= rate * (mean - arena.values)

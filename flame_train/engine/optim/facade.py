@@ -6,11 +6,12 @@ momentum and weight decay still act on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..tensor import Tensor
-from .arena import Arena
+from .arena import Arena, named_parameters
+from .bounds import check
 from .optimizer import Optimizer
 from .rules import AdamWRule, SGDRule
 
@@ -44,24 +45,25 @@ def _pack(params: Params, lr: float, weight_decay: float) -> tuple[Arena, float,
     """The arena, and the largest rate and decay of any group, of which the arena holds each group's share."""
     given: list[Any] = list(params)
     groups: list[Any] = given if given and isinstance(given[0], Mapping) else [{"params": given}]
-    named: list[tuple[str, Tensor]] = []
-    rates: dict[str, float] = {}
-    decays: dict[str, float] = {}
+    members: list[Any] = []
+    rates: list[float] = []
+    decays: list[float] = []
     for group in groups:
         unknown = sorted(set(group) - {"params", "lr", "weight_decay"})
         if unknown:
             raise TypeError(f"optimizer: a group may set params, lr and weight_decay; got {unknown[0]!r}")
-        for p in group["params"]:
-            name, tensor = p if isinstance(p, tuple) else (getattr(p, "name", "") or str(len(named)), p)
-            named.append((name, tensor))
-            rates[name] = group.get("lr", lr)
-            decays[name] = group.get("weight_decay", weight_decay)
-    if not named:
-        raise ValueError("optimizer: expected at least one parameter, got none")
-    lr, weight_decay = max(rates.values()), max(decays.values())
-    arena = Arena(named, lr_scale=_shares(rates, lr), decay_scale=_shares(decays, weight_decay))
+        own = list(group["params"])
+        members += own
+        rates += [group.get("lr", lr)] * len(own)
+        decays += [group.get("weight_decay", weight_decay)] * len(own)
+    named = named_parameters(members)
+    names = [name for name, _ in named]
+    for rate, decay in zip(rates, decays, strict=True):
+        check("optimizer", lr=rate, weight_decay=decay)
+    lr, weight_decay = max(rates, default=lr), max(decays, default=weight_decay)
+    arena = Arena(named, lr_scale=_shares(names, rates, lr), decay_scale=_shares(names, decays, weight_decay))
     return arena, lr, weight_decay
 
 
-def _shares(values: Mapping[str, float], largest: float) -> dict[str, float]:
-    return {name: v / largest if largest else 1.0 for name, v in values.items()}
+def _shares(names: Sequence[str], values: Sequence[float], largest: float) -> dict[str, float]:
+    return {name: v / largest if largest else 1.0 for name, v in zip(names, values, strict=True)}

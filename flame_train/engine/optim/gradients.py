@@ -1,6 +1,7 @@
 """Tools on the `.grad` of tensors, for loops written by hand. All stay on the device until something is read.
 
-A tensor whose gradient is None is passed over. Norms are taken over all given gradients together, in fp32.
+A tensor whose gradient is None is passed over. Norms are taken over all given gradients together. Computed is in a
+gradient's own dtype, in fp32 where that is narrower; what is returned has the widest of these.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtype import Array, float32
+from ..dtype import Array, DType, compute_dtype, float32
 from ..random import GRADIENT_NOISE, bits, normal_of
 from ..tensor import Tensor
 from .transform import global_norm
@@ -20,35 +21,35 @@ Tensors = Tensor | Iterable[Tensor]
 
 
 def clip_grad_norm_(
-    parameters: Tensors, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    parameters: Tensors, max_norm: float, norm_type: float | str = 2.0, error_if_nonfinite: bool = False
 ) -> Tensor:
-    """Scales the gradients down to a total norm of at most `max_norm`; returns the norm they had (0-d fp32).
+    """Scales the gradients down to a total norm of at most `max_norm`; returns the norm they had (0-d).
 
-    As torch.nn.utils.clip_grad_norm_: the factor is max_norm / (norm + 1e-6), at most 1. `norm_type` may be
-    any positive number or inf. `error_if_nonfinite` reads the norm and raises `RuntimeError`.
+    As torch.nn.utils.clip_grad_norm_: the factor is max_norm / (norm + 1e-6), at most 1. `norm_type` may be any
+    number, inf, or "inf"; that of type 0 counts what is not zero, in the end the gradients. `error_if_nonfinite`
+    reads the norm and raises `RuntimeError`.
     """
     grads = _grads(parameters)
-    norm = _total_norm(grads, norm_type)
+    norm = _total_norm(grads, float(norm_type))
     if error_if_nonfinite and not math.isfinite(norm.item()):
         raise RuntimeError(f"clip_grad_norm_: the total norm of the gradients is {norm.item()}")
     with np.errstate(all="ignore"):
         for g in grads:
-            factor = g.backend.xp.minimum(max_norm / (norm.data + np.float32(1e-6)), np.float32(1.0))
-            _write(g, _raised(g) * factor)
+            _write(g, _raised(g) * g.backend.xp.minimum(max_norm / (norm.data + 1e-6), 1.0))
     return norm
 
 
-def clip_each_grad_norm_(parameters: Tensors, max_norm: float, norm_type: float = 2.0) -> Tensor:
-    """Scales each gradient down to a norm of at most `max_norm` of its own; returns the norms they had (n,) fp32."""
+def clip_each_grad_norm_(parameters: Tensors, max_norm: float, norm_type: float | str = 2.0) -> Tensor:
+    """Scales each gradient down to a norm of at most `max_norm` of its own; returns the norms they had (n,)."""
     grads = _grads(parameters)
     if not grads:
         return Tensor(np.zeros(0, float32))
     xp = grads[0].backend.xp
     with np.errstate(all="ignore"):
-        norms = xp.empty(len(grads), float32)
+        norms = xp.empty(len(grads), _widest(grads))
         for i, g in enumerate(grads):
-            norms[i] = _norm(xp, _raised(g), norm_type)
-            _write(g, _raised(g) * xp.minimum(max_norm / (norms[i] + np.float32(1e-6)), np.float32(1.0)))
+            norms[i] = _norm(xp, _raised(g), float(norm_type))
+            _write(g, _raised(g) * xp.minimum(max_norm / (norms[i] + 1e-6), 1.0))
     return Tensor(norms)
 
 
@@ -59,14 +60,14 @@ def clip_grad_value_(parameters: Tensors, clip_value: float) -> None:
 
 
 def normalize(parameters: Tensors, norm: float = 1.0, eps: float = 1e-12) -> Tensor:
-    """Scales the gradients to a total 2-norm of `norm`, up or down; returns the norm they had (0-d fp32).
+    """Scales the gradients to a total 2-norm of `norm`, up or down; returns the norm they had (0-d).
 
     Gradients whose norm is below `eps` are divided by `eps`, so that zeros stay zeros.
     """
     grads = _grads(parameters)
     total = _total_norm(grads, 2.0)
     for g in grads:
-        _write(g, _raised(g) * (np.float32(norm) / g.backend.xp.maximum(total.data, np.float32(eps))))
+        _write(g, _raised(g) * (norm / g.backend.xp.maximum(total.data, eps)))
     return total
 
 
@@ -75,7 +76,7 @@ def add_noise_(parameters: Tensors, std: float, *, seed: int, step: int = 0, dec
 
     The noise is a function of (seed, step, which gradient, place).
     """
-    size = np.float32(std * (1.0 + step) ** (-0.5 * decay))
+    size = std * (1.0 + step) ** (-0.5 * decay)
     for i, g in enumerate(_grads(parameters)):
         xp = g.backend.xp
         words = bits(xp, seed, GRADIENT_NOISE, step, xp.full((1,), i, np.int64), g.size)
@@ -148,7 +149,11 @@ def _grads(parameters: Tensors) -> list[Tensor]:
 
 
 def _raised(g: Tensor) -> Array:
-    return g.data.astype(float32)
+    return g.data.astype(compute_dtype(g.dtype))
+
+
+def _widest(grads: list[Tensor]) -> DType:
+    return max((compute_dtype(g.dtype) for g in grads), key=lambda d: d.itemsize)
 
 
 def _write(g: Tensor, value: Array) -> None:
@@ -161,7 +166,7 @@ def _total_norm(grads: list[Tensor], norm_type: float) -> Tensor:
         return Tensor(np.zeros((), float32))
     xp = grads[0].backend.xp
     with np.errstate(all="ignore"):
-        parts = xp.empty(len(grads), float32)
+        parts = xp.empty(len(grads), _widest(grads))
         for i, g in enumerate(grads):
             parts[i] = _norm(xp, _raised(g), norm_type)
         return Tensor(xp.asarray(_norm(xp, parts, norm_type)))
@@ -170,7 +175,10 @@ def _total_norm(grads: list[Tensor], norm_type: float) -> Tensor:
 def _norm(xp: Any, g: Array, norm_type: float) -> Array:
     if norm_type == 2.0:
         return global_norm(xp, g)
+    if norm_type == 0.0:
+        return xp.sum(g != 0).astype(g.dtype)
+    size = xp.abs(g)
     if math.isinf(norm_type):
-        return xp.abs(g).max()
-    total = xp.sum(xp.abs(g) ** norm_type, dtype=np.float64)
-    return (total ** (1.0 / norm_type)).astype(float32)
+        return size.max() if norm_type > 0 else size.min()
+    total = xp.sum(size**norm_type, dtype=np.float64)
+    return (total ** (1.0 / norm_type)).astype(g.dtype)

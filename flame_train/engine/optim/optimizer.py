@@ -13,17 +13,16 @@ from typing import Any
 import numpy as np
 
 from ...errors import ModelFileError
-from ..dtype import Array, float32
+from ..dtype import Array
 from ..tensor import Tensor
 from .arena import Arena
 from .average import MovingAverage
+from .bounds import check
+from .decision import METRICS, Decision
 from .scaler import LossScaler
 from .schedule import Schedule
 from .transform import State, Transform
-from .update import make_update, select
-
-METRICS = ("count", "lr", "grad_norm", "loss_scale", "finite", "healthy", "skipped")
-"""What `Optimizer.metrics` holds, in order."""
+from .update import Work, make_update
 
 
 class Optimizer:
@@ -34,38 +33,36 @@ class Optimizer:
 
     A step whose gradient norm or loss is not finite is skipped and counted: values, moments and schedule stay
     as they were. With a `scaler` (fp16) it lowers the loss scale. Without one, or once that is exhausted,
-    `healthy` turns false and stays so, and no later step is taken: the values are the last good ones.
+    `healthy` is false, until a step is sound again. With `halt` it stays so, and no later step is taken: for who
+    reads the figures late and is to find the last good values then.
     """
 
     def __init__(
         self, arena: Arena, transforms: Sequence[Transform], *, lr: float, schedule: Schedule | None = None,
         accumulation: int = 1, scaler: LossScaler | None = None, average: MovingAverage | None = None,
+        halt: bool = False,
     ) -> None:  # fmt: skip
         names = [t.name for t in transforms]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"optimizer: expected links with different names, got {names}")
-        if accumulation < 1:
-            raise ValueError(f"optimizer: accumulation must be at least 1, got {accumulation}")
+        check("optimizer", lr=lr)
+        check("optimizer", least=1, accumulation=accumulation)
         xp = arena.backend.xp
         self.arena, self.transforms = arena, tuple(transforms)
         self.schedule, self.scaler, self.accumulation = schedule or Schedule(), scaler, accumulation
-        self.average = average
-        self._own: State = {
-            "lr": xp.full((), lr, np.float64),
-            "count": xp.zeros((), np.int64),
-            "skipped": xp.zeros((), np.int64),
-        }
-        self._scaling: State = scaler.state(xp) if scaler else {"scale": xp.ones((), float32)}
+        self.average, self.halt = average, halt
+        decision = Decision(self.schedule, scaler, average, accumulation, halt)
+        self._own = decision.state(xp, lr)
         self._mean: State = average.init(arena) if average else {}
         self._links: list[State] = [t.init(arena) for t in self.transforms]
-        self._update = make_update(arena, self.transforms, self._links)
-        self._healthy: Array = xp.ones((), np.bool_)
         self._metrics: Array = xp.zeros(len(METRICS), np.float64)
+        self._work = Work(arena, self.transforms, self._links, decision, self._mean, self._own, self._metrics)
+        self._update = make_update(self._work)
 
     @property
     def loss_scale(self) -> Tensor:
         """What the loss is multiplied by before its backward pass: 0-d fp32, always the same buffer."""
-        return Tensor(self._scaling["scale"])
+        return Tensor(self._own["scale"])
 
     @property
     def count(self) -> Array:
@@ -85,26 +82,20 @@ class Optimizer:
         self.arena.zero_grad()
 
     def step(self, loss: Tensor | None = None) -> None:
-        """One update from the accumulated gradients. `loss`, of any shape, is only checked for finiteness."""
+        """One update from the accumulated gradients. `loss`, of any shape, is only checked for finiteness.
+
+        Raises `RuntimeError` if it lies on another device than the parameters.
+        """
+        if loss is not None and loss.device != self.arena.backend.name:
+            raise RuntimeError(
+                f"optimizer: the loss is on {loss.device}, the parameters are on {self.arena.backend.name}; "
+                "move it with .to(device)"
+            )
         # Overflow is an expected event here, and is dealt with: NumPy need not warn of it.
         with np.errstate(all="ignore"):
             self.arena.gather()
-            self._step(loss)
-
-    def _step(self, loss: Tensor | None) -> None:
-        xp = self.arena.backend.xp
-        norm = self._update.norm(self._divisor())
-        finite = xp.isfinite(norm)
-        if loss is not None:
-            finite = finite & xp.isfinite(loss.data).all()
-        take = finite & self._healthy
-        lr = self.schedule.rate(xp, self.count, self._own["lr"])
-        used = self._scaling["scale"].copy()
-        self._update.apply(take, norm, lr, self.count)
-        if self.average is not None:
-            self.average.update(self.arena, self._mean, take, self.count)
-        self._advance(xp, finite, take)
-        self._report(lr, norm, used, finite)
+            self._update.step(None if loss is None else loss.data)
+        self.arena.changed()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -121,28 +112,6 @@ class Optimizer:
         finally:
             arena.values[...] = trained
             arena.refresh()
-
-    def _divisor(self) -> Array | None:
-        """What the accumulated gradients are divided by; None for 1."""
-        if self.scaler is None and self.accumulation == 1:
-            return None
-        return self._scaling["scale"] * np.float32(self.accumulation)
-
-    def _advance(self, xp: Any, finite: Array, take: Array) -> None:
-        """The counters, the scaler and the flag, after the values."""
-        self._own["count"] += take
-        self._own["skipped"] += ~take
-        failed = ~finite
-        if self.scaler is not None:
-            scaling, failed = self.scaler.update(xp, self._scaling, finite)
-            for name, new in scaling.items():
-                select(xp, self._healthy, self._scaling[name], new)
-        self._healthy &= ~failed
-
-    def _report(self, lr: Array, norm: Array, scale: Array, finite: Array) -> None:
-        figures = [self.count, lr, norm, scale, finite, self._healthy, self._own["skipped"]]
-        for i, figure in enumerate(figures):
-            self._metrics[i] = figure
 
     # ---- saving ------------------------------------------------------------------------------------
 
@@ -187,12 +156,12 @@ class Optimizer:
             raise ModelFileError(
                 f"optimizer state: unexpected {sorted(left)[0]!r}; another optimizer or precision saved it"
             )
-        self._healthy[...] = True
+        self._own["healthy"][...] = True
 
     def _entries(self) -> list[tuple[str, Array]]:
         """Every buffer of the state with its saved name."""
-        found = [*self._own.items()]
-        found += [(f"loss_scaler.{n}", a) for n, a in self._scaling.items() if self.scaler]
+        found = [(n, self._own[n]) for n in ("lr", "count", "skipped")]
+        found += [(f"loss_scaler.{n}", self._own[n]) for n in ("scale", "clean") if self.scaler]
         found += [(f"average.{n}", a) for n, a in self._mean.items()]
         for link, state in zip(self.transforms, self._links, strict=True):
             found += [(f"{link.name}.{n}", a) for n, a in state.items()]

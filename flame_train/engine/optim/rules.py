@@ -9,6 +9,7 @@ import numpy as np
 
 from ..dtype import Array, float32
 from .arena import Arena
+from .bounds import check
 from .transform import State, Step
 
 
@@ -21,23 +22,28 @@ class AdamWRule:
     weight_decay: float = 0.01
     name: str = "adamw"
 
+    def __post_init__(self) -> None:
+        first, second = self.betas
+        check("adamw", below=1.0, beta1=first, beta2=second)
+        check("adamw", eps=self.eps, weight_decay=self.weight_decay)
+
     def init(self, arena: Arena) -> State:
         xp = arena.backend.xp
         return {"exp_avg": xp.zeros(arena.size, float32), "exp_avg_sq": xp.zeros(arena.size, float32)}
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
         xp, (b1, b2) = step.xp, self.betas
-        first, second = self.corrections(xp, step.count)
+        first, second = self.numbers(state, step).values()
         m = b1 * state["exp_avg"] + (1.0 - b1) * g
         v = b2 * state["exp_avg_sq"] + (1.0 - b2) * (g * g)
         direction = m / (first * (xp.sqrt(v) / second + self.eps))
         return _decayed(direction, self.weight_decay, step.arena), {"exp_avg": m, "exp_avg_sq": v}
 
-    def corrections(self, xp: Any, count: Array) -> tuple[Array, Array]:
-        """What the first moment, and the root of the second, are divided by in update number `count` (from 0)."""
-        b1, b2 = self.betas
-        t = count.astype(np.float64) + 1.0
-        return (1.0 - b1**t).astype(float32), xp.sqrt(1.0 - b2**t).astype(float32)
+    def numbers(self, state: State, step: Step) -> State:
+        """What the `first` moment, and the root of the `second`, are divided by: 0-d fp32."""
+        xp, (b1, b2) = step.xp, self.betas
+        t = step.count.astype(np.float64) + 1.0
+        return {"first": (1.0 - b1**t).astype(float32), "second": xp.sqrt(1.0 - b2**t).astype(float32)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,7 @@ class SGDRule:
     name: str = "sgd"
 
     def __post_init__(self) -> None:
+        check("sgd", momentum=self.momentum, weight_decay=self.weight_decay)
         if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
             raise ValueError("sgd: nesterov needs a momentum above 0 and a dampening of 0")
 
@@ -63,9 +70,13 @@ class SGDRule:
         g = _decayed(g, self.weight_decay, step.arena)
         if self.momentum == 0.0:
             return g, {}
-        fresh = step.xp.where(step.count == 0, np.float32(1.0), np.float32(1.0 - self.dampening))
+        fresh = self.numbers(state, step)["fresh"]
         buffer = self.momentum * state["momentum"] + fresh * g
         return (g + self.momentum * buffer if self.nesterov else buffer), {"momentum": buffer}
+
+    def numbers(self, state: State, step: Step) -> State:
+        """What the gradient is multiplied by on its way into the momentum, as `fresh`: 0-d fp32."""
+        return {"fresh": step.xp.where(step.count == 0, np.float32(1.0), np.float32(1.0 - self.dampening))}
 
 
 def _decayed(g: Array, weight_decay: float, arena: Arena) -> Array:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..dtype import Array
+from .bounds import check
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,7 @@ class LossScaler:
     """torch.amp.GradScaler's defaults and rules, with a floor.
 
     The scale doubles after `interval` clean steps in a row and halves at an overflow, whose step is skipped.
-    An overflow at `minimum` is no longer a matter of scale: it exhausts the scaler, which stops the run.
+    An overflow at `minimum` is no longer a matter of scale: it exhausts the scaler, and an optimizer that halts, halts.
     """
 
     init: float = 65536.0
@@ -23,6 +24,12 @@ class LossScaler:
     backoff: float = 0.5
     interval: int = 2000
     minimum: float = 1.0
+
+    def __post_init__(self) -> None:
+        check("loss scaler", above=0.0, init=self.init, minimum=self.minimum)
+        check("loss scaler", above=1.0, growth=self.growth)
+        check("loss scaler", above=0.0, below=1.0, backoff=self.backoff)
+        check("loss scaler", least=1, interval=self.interval)
 
     def state(self, xp: Any) -> dict[str, Array]:
         """`scale` (0-d fp32) and `clean`, the clean steps since the scale last changed (0-d int64)."""

@@ -7,14 +7,15 @@ itself is the arena's buffer, or the link's own, and may be edited in place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from ..dtype import Array, float32
 from ..random import GRADIENT_NOISE, bits, normal_of
 from .arena import Arena
+from .bounds import check
 
 State = dict[str, Array]
 
@@ -47,8 +48,8 @@ class Transform(Protocol):
 
 
 def global_norm(xp: Any, g: Array) -> Array:
-    """The 2-norm of a flat fp32 array as 0-d fp32, summed in fp64. Not finite if any entry is not."""
-    return xp.sqrt(xp.sum(xp.square(g), dtype=np.float64)).astype(float32)
+    """The 2-norm of a flat array, 0-d in its dtype, summed in fp64. Not finite if any entry is not."""
+    return xp.sqrt(xp.sum(xp.square(g), dtype=np.float64)).astype(g.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +59,21 @@ class ClipNorm:
     max_norm: float
     name: str = "clip_norm"
 
+    def __post_init__(self) -> None:
+        check("clip_norm", below=None, max_norm=self.max_norm)
+
     def init(self, arena: Arena) -> State:
         return {"max_norm": arena.backend.xp.full((), self.max_norm, float32)}
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
         norm = global_norm(step.xp, g) if step.norm is None else step.norm
-        g *= self.factor(step.xp, state, norm)
+        g *= self.numbers(state, replace(step, norm=norm))["clip"]
         return g, {}
 
-    @staticmethod
-    def factor(xp: Any, state: State, norm: Array) -> Array:
-        """What gradients of this norm are multiplied by."""
-        return xp.minimum(state["max_norm"] / (norm + np.float32(1e-6)), np.float32(1.0))
+    def numbers(self, state: State, step: Step) -> State:
+        """What gradients of the step's norm are multiplied by, as `clip`: 0-d fp32."""
+        assert step.norm is not None
+        return {"clip": step.xp.minimum(state["max_norm"] / (step.norm + np.float32(1e-6)), np.float32(1.0))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +83,20 @@ class ClipValue:
     limit: float
     name: str = "clip_value"
 
+    def __post_init__(self) -> None:
+        check("clip_value", below=None, limit=self.limit)
+
     def init(self, arena: Arena) -> State:
         return {"limit": arena.backend.xp.full((), self.limit, float32)}
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
-        g[...] = step.xp.clip(g, -state["limit"], state["limit"])
+        limit = self.numbers(state, step)["limit"]
+        g[...] = step.xp.clip(g, -limit, limit)
         return g, {}
+
+    def numbers(self, state: State, step: Step) -> State:
+        """The largest magnitude, as `limit`: 0-d fp32."""
+        return {"limit": state["limit"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +111,28 @@ class GradientNoise:
     decay: float = 0.55
     name: str = "gradient_noise"
 
-    _CHUNK = 1 << 20
-    """Drawn so many at a time: drawing takes some ten fp64 arrays of this size."""
+    CHUNK: ClassVar[int] = 1 << 20
+    """Drawn so many at a time, for drawing takes some ten fp64 arrays of this size; numbers are named by chunk."""
+
+    def __post_init__(self) -> None:
+        check("gradient_noise", std=self.std, decay=self.decay)
 
     def init(self, arena: Arena) -> State:
         return {"std": arena.backend.xp.full((), self.std, float32)}
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
         xp = step.xp
-        anneal = (1.0 + step.count.astype(np.float64)) ** (-0.5 * self.decay)
-        std = (state["std"] * anneal).astype(float32)
-        for chunk, start in enumerate(range(0, g.size, self._CHUNK)):
-            part = g[start : start + self._CHUNK]
+        std = self.numbers(state, step)["std"]
+        for chunk, start in enumerate(range(0, g.size, self.CHUNK)):
+            part = g[start : start + self.CHUNK]
             place = xp.full((1,), chunk, np.int64)
             words = bits(xp, self.seed, GRADIENT_NOISE, step.count, place, part.size)
             part += std * normal_of(xp, words[0])
         for start, stop in step.arena.gaps:
             g[start:stop] = 0.0
         return g, {}
+
+    def numbers(self, state: State, step: Step) -> State:
+        """The noise's standard deviation in this step, as `std`: 0-d fp32."""
+        anneal = (1.0 + step.count.astype(np.float64)) ** (-0.5 * self.decay)
+        return {"std": (state["std"] * anneal).astype(float32)}

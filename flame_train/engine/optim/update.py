@@ -1,111 +1,185 @@
-"""How a step passes over the arena: link by link, or all at once where a kernel knows the chain."""
+"""How a step passes over the arena: link by link, or all at once where kernels know the chain."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from ..dtype import Array, float32
+from ..random import GRADIENT_NOISE, signed, tables
 from .arena import Arena
-from .rules import AdamWRule
-from .transform import ClipNorm, State, Step, Transform, global_norm
+from .decision import METRICS, Decision
+from .rules import AdamWRule, SGDRule
+from .transform import ClipNorm, ClipValue, GradientNoise, State, Step, Transform, global_norm
 
 _BLOCKS, _THREADS = 1024, 256
 
+_NEUTRAL = {
+    "take": 0.0, "divisor": 1.0, "limit": math.inf, "clip": 1.0, "std": 0.0, "rate": 0.0, "average": 0.0,
+    "first": 1.0, "second": 1.0, "fresh": 1.0,
+}  # fmt: skip
+"""What kernels read of a step, in order, and what it is where no link says otherwise."""
+
+_BEFORE = f"{tables()}enum {{ {', '.join(_NEUTRAL).upper()} }};\n"
+
+Known = ClipValue | ClipNorm | GradientNoise | AdamWRule | SGDRule
+"""The links that kernels know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step works on: the chain with its state, and the single numbers, 0-d arrays that never move."""
+
+    arena: Arena
+    transforms: tuple[Transform, ...]
+    states: list[State]
+    decision: Decision
+    mean: State
+    own: State
+    metrics: Array
+
+    def places(self) -> State:
+        """Where the numbers that a decision returns are kept, by its names."""
+        figures = {f"metrics.{n}": self.metrics[i : i + 1].reshape(()) for i, n in enumerate(METRICS)}
+        return figures | self.own
+
 
 class Update(Protocol):
-    """The part of a step that touches every trainable value."""
+    """A way to do a step."""
 
-    def norm(self, divisor: Array | None) -> Array:
-        """The 2-norm of the gradients over `divisor` (0-d fp32, None for 1): 0-d fp32."""
-
-    def apply(self, take: Array, norm: Array, lr: Array, count: Array) -> None:
-        """Updates values, working copies and the links' states where `take` (0-d bool) is true."""
+    def step(self, loss: Array | None) -> None:
+        """From gathered gradients to values, working copies, states, average, numbers and figures."""
 
 
 class ByLinks:
     """Each link in turn. Any chain; the one the others are checked against."""
 
-    def __init__(self, arena: Arena, transforms: Sequence[Transform], states: Sequence[State]) -> None:
-        self._arena, self._transforms, self._states = arena, transforms, states
+    def __init__(self, work: Work) -> None:
+        self._work, self._places = work, work.places()
 
-    def norm(self, divisor: Array | None) -> Array:
-        if divisor is not None:
-            self._arena.grads[...] /= divisor
-        return global_norm(self._arena.backend.xp, self._arena.grads)
+    def step(self, loss: Array | None) -> None:
+        w, xp = self._work, self._work.arena.backend.xp
+        if w.decision.divides:
+            w.arena.grads[...] /= w.decision.divisor(w.own)
+        norm = global_norm(xp, w.arena.grads)
+        numbers, after = w.decision.of(xp, w.own, norm, loss)
+        self._apply(numbers["take"], numbers["rate"], norm)
+        if w.decision.average is not None:
+            w.decision.average.update(w.arena, w.mean, numbers["average"])
+        for name, value in after.items():
+            self._places[name][...] = value
 
-    def apply(self, take: Array, norm: Array, lr: Array, count: Array) -> None:
-        arena, xp = self._arena, self._arena.backend.xp
-        g, step = arena.grads, Step(xp, arena, count, norm)
+    def _apply(self, take: Array, rate: Array, norm: Array) -> None:
+        """Values, working copies and the links' states where `take` (0-d bool) is true."""
+        w, arena, xp = self._work, self._work.arena, self._work.arena.backend.xp
+        g, step = arena.grads, Step(xp, arena, w.own["count"], norm)
         changes: list[tuple[State, State]] = []
-        for link, state in zip(self._transforms, self._states, strict=True):
+        for link, state in zip(w.transforms, w.states, strict=True):
             g, changed = link.update(g, state, step)
             changes.append((state, changed))
             step = replace(step, norm=None)
-        rate = lr.astype(float32) if arena.lr_scale is None else lr.astype(float32) * arena.lr_scale
-        select(xp, take, arena.values, arena.values - rate * g)
+        scaled = rate if arena.lr_scale is None else rate * arena.lr_scale
+        _select(xp, take, arena.values, arena.values - scaled * g)
         arena.refresh()
         for state, changed in changes:
             for name, new in changed.items():
-                select(xp, take, state[name], new)
+                _select(xp, take, state[name], new)
 
 
-class AdamWAtOnce:
-    """Clipping by norm and AdamW in one kernel on a GPU, to the same bits; the gradients stay as they are."""
+class AtOnce:
+    """Three kernels on a GPU, whatever of the known links there is, to the bits of `ByLinks`.
 
-    def __init__(self, arena: Arena, transforms: Sequence[Transform], states: Sequence[State]) -> None:
-        self._arena, self._states = arena, states
-        rule = transforms[-1]
-        assert isinstance(rule, AdamWRule)
-        self._rule = rule
-        xp = arena.backend.xp
-        self._parts: Array = xp.empty(_BLOCKS, np.float64)
-        self._one: Array = xp.ones((), float32)
-        self._divisor = self._one
+    One adds up squares, one decides on single numbers, one passes over the arena. The gradients stay as they are.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work, arena, xp = work, work.arena, work.arena.backend.xp
+        pairs = zip(work.transforms, work.states, strict=True)
+        self._links = {type(t): (t, s) for t, s in pairs if isinstance(t, Known)}
+        noise = [t for t in work.transforms if isinstance(t, GradientNoise)]
+        self._names = {
+            "T": float32 if arena.low is None else arena.low.dtype, "NOISE": len(noise), "STREAM": GRADIENT_NOISE,
+            "CHUNK": GradientNoise.CHUNK,
+        }  # fmt: skip
+        self._seed = signed(noise[0].seed if noise else 0)
+        self._sums: Array = xp.empty((2, _BLOCKS), np.float64)
+        self._now: Array = arena.backend.put(np.array([*_NEUTRAL.values()], float32))
+        self._filled: Array = arena.backend.put(arena.filled)
+        self._given: State = {"sums": self._sums[0], "limited sums": self._sums[1], **work.own}
+        for link, state in self._links.values():
+            self._given |= {f"{link.name}.{n}": a for n, a in state.items() if a.ndim == 0}
+        self._into = {n: self._now[i : i + 1].reshape(()) for i, n in enumerate(_NEUTRAL)} | work.places()
+        self._programs: dict[Any, Any] = {}
 
     @staticmethod
-    def fits(arena: Arena, transforms: Sequence[Transform]) -> bool:
-        """True for AdamW on a GPU, alone or after clipping by norm."""
-        return arena.backend.kernels is not None and [type(t) for t in transforms] in (
-            [AdamWRule],
-            [ClipNorm, AdamWRule],
-        )
+    def fits(work: Work) -> bool:
+        """True on a GPU for AdamW or SGD, alone or after clipping by value, by norm, and noise: some, in this order."""
+        *links, rule = (type(t) for t in work.transforms)
+        known = [kind for kind in (ClipValue, ClipNorm, GradientNoise) if kind in links]
+        return work.arena.backend.kernels is not None and rule in (AdamWRule, SGDRule) and links == known
 
-    def norm(self, divisor: Array | None) -> Array:
-        arena, k = self._arena, self._arena.backend.kernels
-        self._divisor = self._one if divisor is None else divisor
-        k.launch("adamw.cu", "squares", float32, (_BLOCKS,), _THREADS,
-                 (arena.grads, self._divisor, self._parts, np.int64(arena.size)))  # fmt: skip
-        return k.xp.sqrt(k.xp.sum(self._parts)).astype(float32)
+    def step(self, loss: Array | None) -> None:
+        w, k = self._work, self._work.arena.backend.kernels
+        loss = None if loss is None else k.rows_first(loss)
+        limit = self._links[ClipValue][1]["limit"] if ClipValue in self._links else np.intp(0)
+        self._launch("squares", (_BLOCKS,), (
+            w.arena.grads, w.own["scale"], np.float32(w.decision.accumulation), limit, *self._sums,
+            np.int64(w.arena.size),
+        ))  # fmt: skip
+        given = self._given if loss is None else self._given | {"loss": loss}
+        kind = None if loss is None else (loss.dtype, loss.ndim > 0)
+        if kind not in self._programs:
+            self._programs[kind] = k.scalars.program(self._decided, given, self._into)
+        self._programs[kind](given, self._into)
+        self._pass()
 
-    def apply(self, take: Array, norm: Array, lr: Array, count: Array) -> None:
-        arena, k, rule = self._arena, self._arena.backend.kernels, self._rule
-        clip = self._one
-        if len(self._states) == 2:
-            clip = ClipNorm.factor(k.xp, self._states[0], norm)
-        first, second = rule.corrections(k.xp, count)
-        moments, none = self._states[-1], np.intp(0)
-        factors = [none if a is None else a for a in (arena.low, arena.lr_scale, arena.decay_scale)]
-        b1, b2 = rule.betas
-        constants = [np.float32(x) for x in (b1, 1.0 - b1, b2, 1.0 - b2, rule.eps, rule.weight_decay)]
-        k.launch(
-            "adamw.cu", "adamw", float32 if arena.low is None else arena.low.dtype, (-(-arena.size // _THREADS),),
-            _THREADS,
-            (arena.grads, arena.values, moments["exp_avg"], moments["exp_avg_sq"], *factors, self._divisor, clip,
-             lr.astype(float32), first, second, take, *constants, np.int64(arena.size)),
+    def _decided(self, xp: Any, given: State) -> State:
+        """All of a step that is single numbers, over a trace's."""
+        norm = _norm_of(xp, given["sums"])
+        numbers, after = self._work.decision.of(xp, given, norm, given.get("loss"))
+        step = Step(xp, self._work.arena, given["count"], norm)
+        if ClipValue in self._links and ClipNorm in self._links:
+            step = replace(step, norm=_norm_of(xp, given["limited sums"]))
+        for link, _ in self._links.values():
+            own = f"{link.name}."
+            numbers |= link.numbers({n.removeprefix(own): a for n, a in given.items() if n.startswith(own)}, step)
+        return numbers | after
+
+    def _pass(self) -> None:
+        w, arena, rule, moments = self._work, self._work.arena, self._work.transforms[-1], self._work.states[-1]
+        none = np.intp(0)
+        optional = (w.mean.get("values"), arena.low, arena.lr_scale, arena.decay_scale)
+        common = (
+            arena.grads, arena.values, *(none if a is None else a for a in optional), self._filled, self._now,
+            w.own["count"], self._seed, np.int64(arena.size),
         )  # fmt: skip
-        arena.changed()
+        grid = (-(-arena.size // (4 * _THREADS)),)
+        if isinstance(rule, AdamWRule):
+            b1, b2 = rule.betas
+            constants = [np.float32(x) for x in (b1, 1.0 - b1, b2, 1.0 - b2, rule.eps, rule.weight_decay)]
+            self._launch("adamw", grid, (*common, moments["exp_avg"], moments["exp_avg_sq"], *constants))
+        elif isinstance(rule, SGDRule):
+            constants = [np.float32(rule.momentum), np.float32(rule.weight_decay)]
+            self._launch("sgd", grid, (*common, moments.get("momentum", none), *constants, np.int32(rule.nesterov)))
+
+    def _launch(self, kernel: str, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
+        kernels = self._work.arena.backend.kernels
+        kernels.launch_typed("update.cuh", kernel, self._names, grid, _THREADS, args, _BEFORE)
 
 
-def make_update(arena: Arena, transforms: Sequence[Transform], states: Sequence[State]) -> Update:
+def make_update(work: Work) -> Update:
     """The fastest way there is for this chain."""
-    way = AdamWAtOnce if AdamWAtOnce.fits(arena, transforms) else ByLinks
-    return way(arena, transforms, states)
+    return AtOnce(work) if AtOnce.fits(work) else ByLinks(work)
 
 
-def select(xp: Any, take: Array, buffer: Array, new: Array) -> None:
+def _norm_of(xp: Any, sums: Array) -> Array:
+    """`global_norm` of a gradient whose squares were added up in parts."""
+    return xp.sqrt(xp.sum(sums)).astype(float32)
+
+
+def _select(xp: Any, take: Array, buffer: Array, new: Array) -> None:
     """buffer = new where the step is taken. A select and no product: inf * 0 is NaN."""
     buffer[...] = xp.where(take, new, buffer)

@@ -13,7 +13,7 @@ import re
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -30,7 +30,7 @@ ELEMENTS = {
     "float": np.dtype(np.float32), "double": np.dtype(np.float64), "bool": np.dtype(bool),
     "fp16": np.dtype(np.float16), "__half": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16),
     "__nv_bfloat16": np.dtype(ml_dtypes.bfloat16), "int": np.dtype(np.int32), "long long": np.dtype(np.int64),
-    "unsigned": np.dtype(np.uint32), "e4m3": np.dtype(np.uint8),
+    "unsigned": np.dtype(np.uint32), "unsigned char": np.dtype(np.uint8), "e4m3": np.dtype(np.uint8),
 }  # fmt: skip
 
 
@@ -39,9 +39,33 @@ ATTRIBUTES = {"MultiProcessorCount": MULTIPROCESSORS, "MaxSharedMemoryPerBlockOp
 
 
 class OnDevice(np.ndarray):
-    """An array that says it lies on a GPU."""
+    """An array that says it lies on a GPU. What is done with it would be a launch of CuPy's, and is noted."""
 
     device = SimpleNamespace(compute_capability="90", id=0)
+    operations: ClassVar[list[str]] = []
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, out: Any = (), **kwargs: Any) -> Any:
+        self.operations.append(ufunc.__name__)
+        if out:
+            kwargs["out"] = tuple(bare(o) for o in out)
+        found = getattr(ufunc, method)(*map(bare, args), **kwargs)
+        return out[0] if out else on_device(found)
+
+    def __getitem__(self, key: Any) -> Any:
+        return on_device(bare(self)[bare(key)])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.operations.append("assignment")
+        bare(self)[bare(key)] = bare(value)
+
+    def astype(self, dtype: Any, copy: bool = True) -> Any:
+        if copy or self.dtype != dtype:
+            self.operations.append("astype")
+        return on_device(bare(self).astype(dtype, copy=copy))
+
+    def copy(self, order: Any = "C") -> Any:
+        self.operations.append("copy")
+        return on_device(bare(self).copy(order))
 
     @property
     def data(self) -> Any:
@@ -56,6 +80,13 @@ class OnDevice(np.ndarray):
             return host
         out[...] = host
         return out
+
+
+def bare(given: Any) -> Any:
+    """The same memory as an array of NumPy's own."""
+    if isinstance(given, (tuple, list)):
+        return type(given)(map(bare, given))
+    return given.view(np.ndarray) if isinstance(given, OnDevice) else given
 
 
 def on_device(found: Any) -> Any:
@@ -296,6 +327,8 @@ class StandIn:
             return found
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if name in ("where", "full", "ones", "zeros", "arange"):  # no ufunc, which is noted anyway
+                OnDevice.operations.append(name)
             result = found(*args, **kwargs)
             return result if name.endswith("_shapes") else on_device(result)
 

@@ -13,6 +13,8 @@
 #define __launch_bounds__(...)
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
+#define __constant__ static const
+using std::isfinite;
 struct Place { unsigned x, y, z; };
 static Place threadIdx, blockIdx, blockDim, gridDim;
 template <typename N> static N min(N a, N b) { return b < a ? b : a; }
@@ -22,6 +24,17 @@ static float __int_as_float(int u) { float f; memcpy(&f, &u, 4); return f; }
 static float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
 static int __float_as_int(float f) { int u; memcpy(&u, &f, 4); return u; }
 static unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
+struct uint4 { unsigned x, y, z, w; };
+static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+#define ROUNDED(name, text) \
+  static float __f##name##_rn(float a, float b) { return text; } \
+  static double __d##name##_rn(double a, double b) { return text; }
+ROUNDED(add, a + b)
+ROUNDED(sub, a - b)
+ROUNDED(mul, a * b)
+ROUNDED(div, a / b)
+static float __fsqrt_rn(float a) { return sqrtf(a); }
+static double __dsqrt_rn(double a) { return sqrt(a); }
 static float rsqrtf(float x) { return 1.f / sqrtf(x); }
 static float __fdividef(float a, float b) { return a / b; }
 #define __expf expf

@@ -6,12 +6,8 @@ twice the error of the reference in the tested dtype plus one ulp.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-import re
 import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -20,11 +16,10 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.backend.cuda import nvrtc
 from flame_train.engine.check import generator
 from flame_train.engine.dtype import is_float
 from flame_train.engine.op import REGISTRY, Op, Sample, sample
-from flame_train.engine.ops import norm
+from flame_train.engine.ops import norm_launch
 from flame_train.engine.ops.finite import Broken
 from flame_train.engine.sample import materialise, tensor_arguments
 
@@ -59,86 +54,6 @@ LENGTHS: dict[str, list[Sample]] = {
 """Rows whole among threads or not, long and short, those that go through shared memory in blocks full or not.
 
 Sums and variances of what one block reduces, and of what several share.
-"""
-
-BEGIN = re.compile(r'#define FAST ([01])\n#include "elements.cuh"\n')
-
-MACHINE = Path(__file__).with_name("machine.cpp").read_text()
-OPS_FOLDER = Path(nvrtc.__file__).parents[2] / "ops"
-SHARED = "float* const shared = dynamic[here()]"
-NARROW = """
-struct __half {}; struct __nv_bfloat16 {};
-static float __half2float(__half), __bfloat162float(__nv_bfloat16);
-static __half __float2half_rn(float); static __nv_bfloat16 __float2bfloat16_rn(float);
-struct float2 { float x, y; };
-struct float4 { float x, y, z, w; };
-static float2 make_float2(float x, float y) { return {x, y}; }
-static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-"""
-
-
-class Kernels:
-    """Kernels by their text: collected in a first run, in which they do nothing, then compiled together."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.texts, self.library = folder, {}, None
-
-    def generated(self, text: str, kernel: str) -> Any:
-        at = self.texts.setdefault((text, kernel), len(self.texts))
-
-        def call(
-            grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], resident: bool = False
-        ) -> None:  # fmt: skip
-            if self.library is None:
-                return
-            values = [np.array([a.data.ptr], np.uint64) if isinstance(a, np.ndarray) else np.array([a]) for a in args]
-            pointers = (ctypes.c_void_p * len(args))(*(v.ctypes.data for v in values))
-            whole = (ctypes.c_int * 3)(*(int(n) for n in (*grid, 1, 1)[:3]))
-            getattr(self.library, f"run{at}")(whole, block[0], pointers, resident)
-
-        return call
-
-    def get(self, file: str, kernel: str, dtype: Any, shared_bytes: int = 0) -> Any:
-        """A kernel of a file, over fp32: what it has of CUDA's headers and of shared memory is as C++ has it."""
-        text = nvrtc.included((OPS_FOLDER / file).read_text()).replace("typedef ELEMENT T;", "typedef float T;")
-        text = re.sub(r"#include <cuda_\w+\.h>\n", "", text).replace("extern __shared__ float shared[]", SHARED)
-        run = self.generated(f'#define FAST 0\n#include "elements.cuh"\n{NARROW}{text}', kernel)
-        return lambda grid, block, args, shared_mem, resident: run(grid, block, args, resident)
-
-    def build(self) -> None:
-        source, found = self.folder / "kernels.cpp", self.folder / "kernels.so"
-        units = [self._unit(n, *key) for key, n in self.texts.items()]
-        source.write_text("".join([MACHINE, self._header(0), self._header(1), *units]))
-        subprocess.run(["g++", "-std=c++17", "-O0", "-w", "-shared", "-fPIC", "-o", found, source], check=True)
-        self.library = ctypes.CDLL(str(found))
-
-    def _header(self, fast: int) -> str:
-        """What every text begins with, read once for all that have the same `FAST`."""
-        cuda = (OPS_FOLDER / "convert.cuh").read_text().replace("#pragma once\n", "")
-        code = nvrtc.included('#include "elements.cuh"').replace(cuda, "")
-        ours = "using ::to_float; using ::from_float; using ::from_two;"  # which MACHINE has for all
-        return f"namespace fast{fast} {{\n{ours}\n#define FAST {fast}\n{code}\n#undef FAST\n}}\n"
-
-    def _unit(self, n: int, text: str, kernel: str) -> str:
-        begin = BEGIN.match(text)
-        assert begin is not None
-        code = nvrtc.included(text[begin.end() :]).replace('extern "C" ', "")
-        for name in ("counted", "copy_async"):  # which MACHINE has instead
-            code = code.replace(nvrtc.included(f'#include "{name}.cuh"'), "")
-        assert "asm" not in code
-        found = re.search(rf"\b{kernel}\(([^)]*)\) {{", code[code.index("__global__ void") :])
-        assert found is not None
-        types = [re.sub(r"\b(const|__restrict__)\b|\w+$", "", p.strip()).strip() for p in found[1].split(",")]
-        arguments = ", ".join(f"*({t}*)a[{i}]" for i, t in enumerate(types))
-        together = "true" if "of_all<" in code or "__syncthreads" in code else "false"
-        return f"""
-namespace unit{n} {{
-using namespace fast{begin[1]};
-{code}
-extern "C" void run{n}(const int* grid, int threads, void** a, int resident) {{
-  launch(grid, threads, [](void** a) {{ {kernel}({arguments}); }}, a, {together}, resident);
-}}
-}}
 """
 
 
@@ -190,9 +105,9 @@ def cases(dtype: Any) -> list[tuple[str, int, Op, dict[str, Any]]]:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the first run computes with what memory holds
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
-def test_values_and_gradients(gpu: Any, dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels, wrong = Kernels(tmp_path), []
-    monkeypatch.setattr(gpu.kernels._modules, "generated", kernels.generated)
+def test_values_and_gradients(gpu: Any, dtype: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = []
+    monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
     drawn = cases(dtype)
     truths = []
     for name, i, op, bound in drawn:
@@ -202,50 +117,62 @@ def test_values_and_gradients(gpu: Any, dtype: Any, tmp_path: Path, monkeypatch:
         weight = generator(name, i + 50).standard_normal(first(op(**exact)).shape).astype(dtype).astype(np.float64)
         truths.append((weight, results(op, exact, weight)))
         results(op, on(bound, op, "cuda", dtype), weight)
-    kernels.build()
+    compiled.build()
     for (name, i, op, bound), (weight, truth) in zip(drawn, truths, strict=True):
         plain = results(op, on(bound, op, "cpu", dtype), weight)
         got = results(op, on(bound, op, "cuda", dtype), weight)
         for part, (g, p, t) in enumerate(zip(got, plain, truth, strict=True)):
             if not distance(g, t) <= 2.0 * distance(p, t) + float(ml_dtypes.finfo(dtype).eps):
                 wrong.append((name, i, part, distance(g, t), distance(p, t)))
-    assert len(kernels.texts) > 100
-    assert sum("carry<" in text for text, _ in kernels.texts) > 10
+    assert len(compiled.texts) > 100
+    assert sum("carry<" in text for text, _ in compiled.texts) > 10
     assert not wrong
 
 
-@pytest.mark.parametrize("name", ["group_norm", "group_norm_silu"])
-def test_group_norms(gpu: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def opened(name: str, given: dict[str, flame.Tensor]) -> flame.Tensor:
+    """A norm of eight groups, of one array or of two with what is added to them."""
+    if "other" not in given:
+        made: flame.Tensor = getattr(F, name)(given["input"], 8, given["weight"], given["bias"], layout="NHWC")
+        return made
+    return F.cat_group_norm_silu(given["input"], given["other"], 8, given["weight"], given["bias"], given["shift"])
+
+
+@pytest.mark.parametrize("name", ["group_norm", "group_norm_silu", "cat_group_norm_silu"])
+def test_group_norms(gpu: Any, name: str, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three blocks an image that wait for each other, one, one for several images; all, some and few pixels kept."""
-    kernels, grids = Kernels(tmp_path), set[tuple[int, ...]]()
-    plan = norm._Plan.__init__
+    grids = set[tuple[int, ...]]()
+    plan = norm_launch.Plan.__init__
 
     def planned(self: Any, *args: Any) -> None:
         plan(self, *args)
         grids.add(self.grid)
 
-    monkeypatch.setattr(norm._Plan, "__init__", planned)
+    monkeypatch.setattr(norm_launch.Plan, "__init__", planned)
 
     def found(shape: tuple[int, ...], wanted: list[str], device: str, kind: Any) -> list[np.ndarray]:
         rng, channels = generator(name, sum(shape)), shape[-1]
-        drawn = {"input": 2.0 + rng.standard_normal(shape)}
-        drawn |= {n: rng.standard_normal(channels) for n in ("weight", "bias")}
+        whole, split = 2.0 + rng.standard_normal(shape), channels - channels // 16 * 8
+        drawn = {n: rng.standard_normal(channels) for n in ("weight", "bias")}
+        drawn |= {"input": whole[..., :split], "other": whole[..., split:]} if "cat" in name else {"input": whole}
+        drawn |= {"shift": rng.standard_normal((shape[0], channels))} if "cat" in name else {}
         given = {n: flame.tensor(v, kind, device, requires_grad=n in wanted) for n, v in drawn.items()}
-        made = [getattr(F, name)(given["input"], 8, given["weight"], given["bias"], layout="NHWC") for _ in range(2)]
+        made = [opened(name, given) for _ in range(2)]
         # They arrive twice, so that gradients are added to held ones as well.
         cotangents = [flame.tensor(rng.standard_normal(shape), kind, device)] * 2
         return [t.numpy() for t in (made[0], *flame.grad(made, [given[n] for n in wanted], cotangents))]
 
-    monkeypatch.setattr(gpu.kernels._modules, "generated", kernels.generated)
-    monkeypatch.setattr(gpu.kernels._modules, "get", kernels.get)
+    monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
+    monkeypatch.setattr(gpu.kernels._modules, "get", compiled.get)
     shapes = [((2, 9, 7, 64), 2), ((3, 40, 40, 16), 2), ((2, 5, 3, 72), 2), ((2, 12, 11, 512), 7)]
-    wanted = [names.split() for names in ("input weight bias", "input", "weight", "bias input")]
+    asked = "input weight bias", "input", "weight", "bias input"
+    asked = ("other input weight bias", "other", *asked[1:]) if "cat" in name else asked
+    wanted = [names.split() for names in asked]
     cases = [(shape, names, cores) for shape, cores in shapes for names in wanted]
     for shape, names, cores in cases:
         monkeypatch.setattr(gpu.kernels, "multiprocessors", cores)
         found(shape, names, "cuda", np.dtype(np.float32))
     assert grids == {(1, 2), (3, 2)}
-    kernels.build()
+    compiled.build()
     for (shape, names, cores), shared in itertools.product(cases, (227 << 10, 128 << 10, 99 << 10)):
         monkeypatch.setattr(gpu.kernels, "multiprocessors", cores)
         monkeypatch.setattr(gpu.kernels, "shared_bytes", shared)
@@ -292,9 +219,9 @@ SHAPES = {
 @pytest.mark.parametrize("network", [attended, joint])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
 def test_rows_are_read_and_written_where_they_lie(
-    gpu: Any, dtype: Any, network: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: Any, dtype: Any, network: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels, rng = Kernels(tmp_path), generator("rows", 0)
+    rng = generator("rows", 0)
     drawn = {n: rng.standard_normal(s).astype(dtype).astype(np.float64) for n, s in SHAPES.items()}
     weight = rng.standard_normal((2, 7, 144))
     copies: list[Any] = []
@@ -306,9 +233,9 @@ def test_rows_are_read_and_written_where_they_lie(
         return [np.asarray(a.numpy(), np.float64) for a in (y, *grads)]
 
     truth, plain = found("cpu", np.dtype(np.float64)), found("cpu", dtype)
-    monkeypatch.setattr(gpu.kernels._modules, "generated", kernels.generated)
+    monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
     found("cuda", dtype)
-    kernels.build()
+    compiled.build()
     copy = type(gpu.kernels).copy
     monkeypatch.setattr(type(gpu.kernels), "copy", lambda k, *a: copies.append(a) or copy(k, *a))
     got = found("cuda", dtype)
@@ -319,13 +246,13 @@ def test_rows_are_read_and_written_where_they_lie(
 
 @pytest.mark.parametrize("shape", [(3000, 8), (700, 640), (2570, 3), (40_000,), (3, 9001)])
 def test_blocks_that_share_a_reduction_meet_again_and_again(
-    gpu: Any, shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: Any, shape: tuple[int, ...], compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels, drawn = Kernels(tmp_path), generator("meet", 0).standard_normal(shape).astype(np.float32)
+    drawn = generator("meet", 0).standard_normal(shape).astype(np.float32)
     grids: list[tuple[int, ...]] = []
 
     def generated(text: str, kernel: str) -> Any:
-        run = kernels.generated(text, kernel)
+        run = compiled.generated(text, kernel)
         return lambda grid, block, args: grids.append(grid) or run(grid, block, args)
 
     monkeypatch.setattr(gpu.kernels._modules, "generated", generated)
@@ -337,7 +264,7 @@ def test_blocks_that_share_a_reduction_meet_again_and_again(
     found()
     assert len(grids) == 3, "one launch each"
     assert all(grid[1] > 1 for grid in grids[:2])
-    kernels.build()
+    compiled.build()
     once, again = found(), found()
     wide = drawn.astype(np.float64)
     for got, same, truth in zip(once, again, (wide.sum(dim), wide.max(dim), wide.var(dim, ddof=1)), strict=True):
@@ -348,18 +275,18 @@ def test_blocks_that_share_a_reduction_meet_again_and_again(
 
 @pytest.mark.parametrize("dim", [0, None])
 def test_a_variance_far_from_zero_keeps_its_digits(
-    gpu: Any, dim: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: Any, dim: int | None, compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = (1000.0 + generator("far", 0).standard_normal((3000, 6))).astype(np.float32)
-    kernels, x = Kernels(tmp_path), flame.tensor(drawn, device="cuda")
-    monkeypatch.setattr(gpu.kernels._modules, "generated", kernels.generated)
+    x = flame.tensor(drawn, device="cuda")
+    monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
     F.var(x, dim)
-    kernels.build()
+    compiled.build()
     np.testing.assert_allclose(F.var(x, dim).numpy(), drawn.astype(np.float64).var(dim, ddof=1), rtol=1e-5)
 
 
-def test_pairs_at_odd_distances(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels, rng = Kernels(tmp_path), generator("pairs", 0)
+def test_pairs_at_odd_distances(gpu: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = generator("pairs", 0)
     drawn, cos, sin = (rng.standard_normal(s).astype(np.float32) for s in ((3, 4, 9), (4, 6), (4, 6)))
 
     def found(device: str) -> list[np.ndarray]:
@@ -369,9 +296,9 @@ def test_pairs_at_odd_distances(gpu: Any, tmp_path: Path, monkeypatch: pytest.Mo
         y = F.rope(parts[1], c, s)
         return [y.numpy(), flame.grad(y, [whole], [y.detach()])[0].numpy()]
 
-    monkeypatch.setattr(gpu.kernels._modules, "generated", kernels.generated)
+    monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
     found("cuda")
-    kernels.build()
+    compiled.build()
     for got, truth in zip(found("cuda"), found("cpu"), strict=True):
         np.testing.assert_allclose(got, truth, rtol=1e-6, atol=1e-6)
 
@@ -384,10 +311,9 @@ def test_a_reduction_has_more_outputs_than_a_grid_has_places_in_y(gpu: Any) -> N
 @pytest.mark.parametrize("size", [1, 7, 8, 4099])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
 def test_what_is_not_finite_is_marked_wherever_it_stands(
-    gpu: Any, dtype: Any, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: Any, dtype: Any, size: int, compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels = Kernels(tmp_path)
-    monkeypatch.setattr(gpu.kernels._modules, "generated", kernels.generated)
+    monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
     arrays = [np.ones(size, dtype) for _ in range(5)]
     for array, value, at in zip(arrays, (np.nan, np.inf, -np.inf), (0, size // 2, -1), strict=False):
         array[at] = value
@@ -399,15 +325,15 @@ def test_what_is_not_finite_is_marked_wherever_it_stands(
         return marks.places()
 
     found()
-    kernels.build()
+    compiled.build()
     assert found() == [0, 1, 2]
 
 
 def test_indices_out_of_range_wrap_around_and_classes_count_nothing(
-    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels, rng = Kernels(tmp_path), generator("out of range", 0)
-    monkeypatch.setattr(gpu.kernels._modules, "generated", kernels.generated)
+    rng = generator("out of range", 0)
+    monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
     table, x = (rng.standard_normal(s).astype(np.float32) for s in ((5, 8), (6, 8)))
     rows, classes = np.array([7, -1, 2, 5, -9, 2]), np.array([9, -1, 3, -100, -3, 0])
 
@@ -423,7 +349,7 @@ def test_indices_out_of_range_wrap_around_and_classes_count_nothing(
         return [t.numpy() for t in (taken, picked, *losses, added, spread, slope)]
 
     found()
-    kernels.build()
+    compiled.build()
     taken, picked, entropy, likelihood, added, spread, slope = found()
     each, counts, inside = np.arange(6), classes != -100, (classes >= 0) & (classes < 8)
     sums, ones, chances = np.zeros_like(table), np.zeros_like(x), np.exp(x) / np.exp(x).sum(1, keepdims=True)

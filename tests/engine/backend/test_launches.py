@@ -3,21 +3,48 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.tools.bench_kernels import breakdown, census, kind_of
 
 
-def step(dtype: str = "bfloat16") -> None:
-    x = flame.tensor(np.ones((4, 16)), dtype, "cuda")
-    w = flame.tensor(np.ones((8, 16)), dtype, "cuda")
-    q = flame.tensor(np.ones((1, 2, 16, 8)), dtype, "cuda")
-    F.silu(F.layer_norm(F.linear(x, w), (8,)))
-    F.scaled_dot_product_attention(q, q, q)
+@pytest.fixture
+def step(gpu: Any) -> Callable[[], None]:
+    """Rows, a product, something elementwise and attention."""
+    x, w, q = (flame.tensor(np.ones(s), "bfloat16", "cuda") for s in ((4, 16), (8, 16), (1, 2, 16, 8)))
+
+    def run() -> None:
+        F.silu(F.layer_norm(F.linear(x, w), (8,)))
+        F.scaled_dot_product_attention(q, q, q)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_bias_TNT", "matrix products"),
+        ("void cublasLt::splitKreduce_kernel<32, 16, int, __nv_bfloat16>", "matrix products"),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8_stage3_warpsize1x4x1", "matrix products"),
+        ("paired_product", "matrix products"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64", "attention"),
+        ("sm90_xmma_dgrad_implicit_gemm_indexed_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64", "convolution"),
+        ("Memcpy DtoD (Device -> Device)", "copies and fills"),
+        ("Memset (Device)", "copies and fills"),
+        ("cupy_copy__bfloat16_float32", "CuPy's own"),
+        ("void cub::DeviceReduceKernel<float>", "CuPy's own"),
+        ("rows", "norms and other rows"),
+        ("philox_words", ""),
+    ],
+)
+def test_a_profiler_s_names_are_of_the_same_kinds(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
 
 
 def ran(gpu: Any) -> Counter[str]:
@@ -28,7 +55,7 @@ def ran(gpu: Any) -> Counter[str]:
     return calls
 
 
-def test_every_launch_is_told_and_left_out_where_it_is_not_wanted(gpu: Any) -> None:
+def test_every_launch_is_told_and_left_out_where_it_is_not_wanted(gpu: Any, step: Callable[[], None]) -> None:
     step()
     once, told = ran(gpu), Counter[str]()
     assert once["norms and other rows"] == once["elementwise"] == 1
@@ -54,7 +81,7 @@ def test_a_kernel_is_looked_up_once_and_keeps_the_most_shared_memory_it_was_allo
     assert modules.get("norm.cu", "group_norm", np.dtype(np.float16)) is not found[0]
 
 
-def test_a_kinds_time_is_that_of_its_kernels_alone(gpu: Any) -> None:
+def test_a_kinds_time_is_that_of_its_kernels_alone(gpu: Any, step: Callable[[], None]) -> None:
     """Each kernel taking a millisecond: a step is captured after one eager run, so that both run every kernel once."""
 
     def twice() -> None:

@@ -86,6 +86,34 @@ def test_where_nothing_can_be_kept_it_is_said_once(tmp_path: Path, caplog: pytes
     assert caplog.text.count("nothing can be kept there") == 1
 
 
+def test_one_entry_that_cannot_be_replaced_costs_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shelf = Shelf(tmp_path, "a card")
+    shelf.path("which?").mkdir()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            shelf.put("which?", b"this")
+            shelf.put("where?", b"there")
+    assert Shelf(tmp_path, "a card").get("where?") == b"there"
+    assert caplog.text.count(f"{shelf.path('which?')}: cannot be replaced") == 1
+    assert len(list(tmp_path.iterdir())) == 2, "nothing half-written is left over"
+
+
+def test_without_a_home_nothing_is_kept_and_it_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def homeless() -> Path:  # as pathlib has it for a user without an entry in the system's table
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    shelf = Shelf(default_folder(), "a card")
+    with caplog.at_level(logging.WARNING):
+        shelf.put("which?", b"this")
+        shelf.put("where?", b"there")
+    assert shelf.get("which?") is None
+    assert caplog.text.count("XDG_CACHE_HOME") == 1
+
+
 def test_the_folder_follows_the_user_s_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_folder() == tmp_path / "flame-train" / "choices"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flame_train.engine import ops
-from flame_train.engine.ops.norm import _Plan
+from flame_train.engine.ops.norm_launch import Plan
 
 KIB = 1 << 10
 TEXT = (Path(ops.__file__).parent / "norm.cu").read_text(encoding="utf-8")
@@ -31,17 +31,15 @@ def test_what_the_kernels_rely_on(
 ) -> None:  # fmt: skip
     channels = 8 * vectors
     groups = channels // per if channels % per == 0 else channels
-    x = SimpleNamespace(
-        shape=(batch, pixels, channels), size=batch * pixels * channels, itemsize=np.dtype(dtype).itemsize
-    )
+    itemsize = np.dtype(dtype).itemsize
     k = SimpleNamespace(
         multiprocessors=multiprocessors, shared_bytes=shared * KIB, empty=lambda shape, kind: shape, barriers=None
     )
     adds = adds and arrays == 2
-    plan = _Plan(k, x, groups, arrays, adds)
-    *_, span, most = map(int, plan.sizes)
+    plan = Plan(k, (batch, pixels, channels), itemsize, groups, arrays, adds)
+    *_, span, most = map(int, plan.cut)
     blocks, images = plan.grid
-    rows, packet = plan.threads // vectors, 8 * x.itemsize
+    rows, packet = plan.threads // vectors, 8 * itemsize
     assert 32 <= plan.threads <= CONSTANTS["THREADS"]
     assert plan.threads == rows * vectors
     assert span % rows == 0

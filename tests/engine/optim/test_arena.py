@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
-from flame_train.engine import Frozen, Parameter, tensor
+from flame_train.engine import Frozen, Parameter, grad, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import bfloat16
-from flame_train.engine.optim import Arena
+from flame_train.engine.optim import SGD, Arena
 from flame_train.errors import ModelFileError
 
 
@@ -31,6 +33,9 @@ def test_values_are_kept_and_become_views() -> None:
     assert arena.count == 15 + 130 + 1
     covered = sum(s.stop - s.start for s in arena.segments) + sum(b - a for a, b in arena.gaps)
     assert covered == arena.size
+    inside = np.arange(arena.size) % 64 < np.repeat(arena.filled, 64)
+    assert not any(inside[a:b].any() for a, b in arena.gaps)
+    assert inside.sum() == arena.count
 
 
 def test_backward_accumulates_into_the_buffer() -> None:
@@ -124,7 +129,7 @@ def test_what_cannot_be_trained_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="same tensor"):
         Arena({"a": twice, "b": twice})
     with pytest.raises(ValueError, match="'w': the same name"):
-        Arena([twice, Parameter(one, "w")])
+        Arena([("w", twice), ("w", Parameter(one))])
     with pytest.raises(ValueError, match="lr_scale: no parameter named 'v'"):
         Arena([Parameter(one, "w")], lr_scale={"v": 2.0})
 
@@ -156,3 +161,117 @@ def test_without_a_working_dtype_a_parameter_works_as_itself() -> None:
     p = Parameter(np.ones(2, np.float32), "p")
     Arena([p])
     assert p.working is p
+
+
+def test_a_working_copy_is_frozen_with_its_parameter() -> None:
+    p = Parameter(np.ones(2, np.float32), "p")
+    Arena([p], working=bfloat16)
+    p.requires_grad_(False)
+    assert not p.working.requires_grad
+    assert not (p.working * 2.0).requires_grad
+    p.working.requires_grad_()
+    assert p.requires_grad
+    assert (p.working * 2.0).requires_grad
+
+
+def test_what_was_frozen_since_is_refused_where_decay_would_move_it() -> None:
+    p, q = parameters()[:2]
+    arena = Arena([p, q])
+    p.requires_grad_(False)
+    with pytest.raises(RuntimeError, match=r"'down'.*frozen.*requires_grad_\(\)"):
+        arena.gather()
+    p.requires_grad_()
+    arena.gather()
+
+
+@pytest.mark.parametrize("edit", [
+    lambda p: setattr(p.grad, "data", p.grad.data * 2),
+    lambda p: setattr(p.grad, "data", np.full((3, 5), 7.0)),
+    lambda p: setattr(p, "grad", tensor(np.full((3, 5), 7.0))),
+])  # fmt: skip
+def test_a_gradient_whose_data_was_replaced_reaches_the_step(edit: Callable[[Parameter], None]) -> None:
+    p = parameters()[0]
+    arena = Arena([p])
+    address = p.grad.data.ctypes.data
+    p.grad.data[...] = 3.5
+    edit(p)
+    arena.gather()
+    assert (arena.grads[: p.size] == 7.0).all()
+    assert p.grad.data.ctypes.data == address
+    edit(p)
+    arena.zero_grad()
+    assert p.grad.data.ctypes.data == address
+    (p * 2.0).sum().backward()
+    assert (arena.grads[: p.size] == 2.0).all()
+
+
+def test_a_gradient_of_another_shape_is_refused_by_name() -> None:
+    p = parameters()[0]
+    arena = Arena([p])
+    p.grad.data = np.ones(5, np.float32)
+    with pytest.raises(ValueError, match=r"'down': expected a gradient of shape \(3, 5\), found \(5,\)"):
+        arena.gather()
+
+
+def test_a_gradient_that_is_kept_outlives_zero_grad() -> None:
+    p = parameters()[0]
+    arena = Arena([p])
+    (p * 2.0).sum().backward()
+    address, kept = p.grad.data.ctypes.data, p.grad
+    arena.zero_grad()
+    np.testing.assert_array_equal(kept.numpy(), 2.0)
+    assert not p.grad.numpy().any()
+    assert p.grad.data.ctypes.data == address
+    (p * 3.0).sum().backward()
+    np.testing.assert_array_equal(kept.numpy(), 2.0)
+    np.testing.assert_array_equal(p.grad.numpy(), 3.0)
+
+
+def test_tensors_of_one_name_are_told_apart_by_number() -> None:
+    one = np.ones(2, np.float32)
+    given = [Parameter(one, n) for n in ("w", "w.2", "w", "w", "v")] + [tensor(one, requires_grad=True)]
+    arena = Arena(given)
+    assert list(arena.parameters.values()) == given
+    assert list(arena.parameters) == ["w", "w.2", "w.3", "w.4", "v", "5"]
+    assert list(Arena(given).parameters) == list(arena.parameters)
+
+
+def test_a_group_that_gives_a_name_twice_is_refused() -> None:
+    a, b = (tensor(np.ones(2), "float32", requires_grad=True) for _ in range(2))
+    with pytest.raises(ValueError, match="'w': the same name"):
+        SGD([{"params": [("w", a)], "lr": 0.1}, {"params": [("w", b)], "lr": 0.2}])
+    with pytest.raises(ValueError, match="'w': the same name"):
+        SGD([("w", a), ("w", b)], lr=0.1)
+
+
+def test_hooks_on_a_working_copy_are_the_parameters() -> None:
+    p, seen = Parameter(np.ones(2, np.float32), "p"), []
+    Arena([p], working=bfloat16)
+    handle = p.working.register_hook(lambda g: seen.append(g.numpy().tolist()) or g * 2.0)
+    (p.working * 3.0 + p).float().sum().backward()
+    assert seen == [[4.0, 4.0]]
+    np.testing.assert_array_equal(p.grad.numpy(), 8.0)
+    assert p.working.grad is p.grad
+    handle.remove()
+    (p.working * 3.0).float().sum().backward()
+    assert len(seen) == 1
+
+
+def test_the_gradient_of_a_working_copy_can_be_asked_for() -> None:
+    p, q = (Parameter(np.ones(2, np.float32), n) for n in "pq")
+    Arena([p, q], working=bfloat16)
+    total = (p.working * 3.0 + p.working * q.working).float().sum()
+    found = grad(total, [p.working, q.working, q], retain_graph=True)
+    assert [g.dtype for g in found] == [np.float32] * 3
+    assert [g.numpy().tolist() for g in found] == [[4.0, 4.0], [1.0, 1.0], [1.0, 1.0]]
+    assert not p.grad.numpy().any()
+    with pytest.raises(RuntimeError, match="input 0 was not used"):
+        grad((p.working * 2.0).sum(), [q.working])
+
+
+def test_an_arena_without_working_copies_takes_those_of_another_away() -> None:
+    p = Parameter(np.ones(2, np.float32), "p")
+    Arena([p], working="bfloat16")
+    Arena([p])
+    p.data[...] = 3.0
+    np.testing.assert_array_equal(p.working.numpy(), 3.0)

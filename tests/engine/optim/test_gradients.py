@@ -130,3 +130,14 @@ def test_statistics() -> None:
     assert s.histogram[-1] == 1
     assert s.histogram[s.edges.index(0)] == 2
     assert statistics([]).count == 0
+
+
+def test_fp64_gradients_stay_fp64() -> None:
+    t = tensor(np.array([3e60, 4e60]), requires_grad=True)
+    t.grad = tensor(np.array([3e60, 4e60]))
+    assert statistics(t).largest == 4e60
+    assert clip_each_grad_norm_(t, 1e60, "inf").item() == 4e60
+    assert normalize(t, 10.0).item() == pytest.approx(1.25e60, rel=1e-12)
+    np.testing.assert_allclose(values([t]), [6.0, 8.0], rtol=1e-12)
+    add_noise_(t, 1e-12, seed=1)
+    assert 0 < abs(values([t]) - [6.0, 8.0]).max() < 1e-11

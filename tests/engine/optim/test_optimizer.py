@@ -108,8 +108,8 @@ def test_buffers_never_move(chain: str) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["gradient", "loss"])
-def test_without_a_scaler_one_bad_step_stops_training_for_good(bad: float, where: str) -> None:
-    o = make()
+def test_without_a_scaler_one_bad_step_halts_training_for_good(bad: float, where: str) -> None:
+    o = make(halt=True)
     give(o, 0)
     o.step(tensor([0.5]))
     good = everything(o)
@@ -129,6 +129,16 @@ def test_without_a_scaler_one_bad_step_stops_training_for_good(bad: float, where
     equal(good, after)
     assert figures(o)["finite"] == 1.0
     assert figures(o)["healthy"] == 0.0
+
+
+def test_health_is_that_of_the_last_step_where_nothing_halts() -> None:
+    o = make()
+    seen = []
+    for scale in (1.0, math.nan, 1.0):
+        give(o, 0, scale)
+        o.step()
+        seen.append(figures(o)["healthy"])
+    assert seen == [1, 0, 1]
 
 
 def test_a_norm_that_overflows_counts_as_not_finite() -> None:
@@ -170,8 +180,8 @@ def test_scaled_gradients_give_the_unscaled_update() -> None:
     equal(plain.arena.state(), scaled.arena.state())
 
 
-def test_endless_overflow_reaches_the_minimum_and_stops() -> None:
-    o = make(scaler=LossScaler(init=8.0))
+def test_endless_overflow_reaches_the_minimum_and_halts() -> None:
+    o = make(scaler=LossScaler(init=8.0), halt=True)
     values = o.arena.state()
     seen = []
     for _ in range(6):
@@ -270,7 +280,7 @@ def test_a_state_of_another_optimizer_is_refused() -> None:
 
 
 def test_loading_the_last_good_state_makes_it_healthy_again() -> None:
-    o = make()
+    o = make(halt=True)
     saved = o.state_dict()
     give(o, 0, math.nan)
     o.step()
@@ -289,6 +299,31 @@ def test_bad_settings_are_refused() -> None:
         make(accumulation=0)
     with pytest.raises(ValueError, match="nesterov"):
         SGDRule(nesterov=True)
+    with pytest.raises(ValueError, match="optimizer: expected lr of at least 0 and below infinity, got -1"):
+        AdamW([{"params": [tensor([1.0], requires_grad=True)], "lr": -1.0}], lr=0.1)
+    with pytest.raises(ValueError, match="optimizer: expected weight_decay of at least 0 and below infinity, got nan"):
+        AdamW([{"params": [tensor([1.0], requires_grad=True)], "weight_decay": math.nan}], lr=0.1)
+
+
+@pytest.mark.parametrize(("build", "message"), [
+    (lambda: ClipNorm(-1.0), "clip_norm: expected max_norm of at least 0, got -1"),
+    (lambda: ClipNorm(math.nan), "clip_norm: expected max_norm"),
+    (lambda: ClipValue(-1.0), "clip_value: expected limit"),
+    (lambda: GradientNoise(-1.0, seed=0), "gradient_noise: expected std"),
+    (lambda: LossScaler(init=-1.0), "loss scaler: expected init above 0 and below infinity, got -1"),
+    (lambda: LossScaler(minimum=0.0), "loss scaler: expected minimum above 0"),
+    (lambda: LossScaler(interval=0), "loss scaler: expected interval of at least 1"),
+    (lambda: LossScaler(backoff=0.0), "loss scaler: expected backoff above 0 and below 1, got 0"),
+    (lambda: make(lr=math.inf), "optimizer: expected lr"),
+])  # fmt: skip
+def test_numbers_out_of_bounds_are_refused_by_name(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_a_bound_without_end_only_measures() -> None:
+    ClipNorm(math.inf)
+    ClipValue(math.inf)
 
 
 @pytest.mark.parametrize("facade", [lambda ps: AdamW(ps, lr=0.1), lambda ps: SGD(ps, lr=0.1, momentum=0.9)])

@@ -208,7 +208,7 @@ class CublasLt:
         """Asks for a factor a row; for bf16, which rounds by more, for sums with the bits that tensor cores keep."""
         if self._version < _SCALED_SINCE:
             raise EnvironmentFault(
-                f"products of 8 bits need cuBLAS 12.9 or newer, found {self._version}; install it, or model.fp8=weights"
+                f"products of 8 bits need cuBLAS 12.9 or newer, found {self._version}; install it, or use fp8 'weights'"
             )
         self._set(description, _A_SCALED, ctypes.c_int32(_A_FACTOR_A_ROW))
         self._set(description, _B_SCALED, ctypes.c_int32(_A_FACTOR_A_ROW))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -33,8 +34,9 @@ class CudaBackend:
         self.stream = cupy.cuda.Stream()
         self._pool = cupy.cuda.MemoryPool()
         self.graph_pool = cupy.cuda.MemoryPool()
-        self.graphs = weakref.WeakSet[Any]()  # that live, and so may work anywhere in their pool
+        self.graphs = weakref.WeakSet[Any]()  # steps whose graphs live, and so may work anywhere in their pool
         self._pinned, self._graph_pinned = cupy.cuda.PinnedMemoryPool(), cupy.cuda.PinnedMemoryPool()
+        self._apart = False
         self._peak = self._in_graphs = 0
         cupy.cuda.set_allocator(self._malloc)
         self.enter_thread()
@@ -60,21 +62,23 @@ class CudaBackend:
 
     def put(self, host: np.ndarray[Any, Any]) -> Array:
         """A copy on the device. Memory order is kept: a transposed view stays one."""
+        _refuse_in_capture("copies nothing in from the host", "make this tensor before the step")
         order = sorted(range(host.ndim), key=lambda i: -host.strides[i])
         dense = host.transpose(order)
         if not dense.flags.c_contiguous:
             order, dense = list(range(host.ndim)), np.ascontiguousarray(host)
-        array = self.empty(dense.shape, dense.dtype)
+        with self.xp.cuda.using_allocator(self._malloc):  # it may be kept, and so never lies where graphs work
+            array = self.empty(dense.shape, dense.dtype)
         array.set(dense, stream=self.stream)
         return array.transpose([order.index(i) for i in range(host.ndim)])
 
     def get(self, array: Array) -> np.ndarray[Any, Any]:
-        if mode().capturing:
-            raise RuntimeError("a captured step reads nothing back to the host: move this read out of the step")
+        _refuse_in_capture("reads nothing back to the host", "move this read out of the step")
         result: np.ndarray[Any, Any] = array.get(stream=self.stream)
         return result
 
     def fetch(self, array: Array) -> Callable[[], np.ndarray[Any, Any]]:
+        _refuse_in_capture("reads nothing back to the host", "move this read out of the step")
         held = self.xp.cuda.alloc_pinned_memory(array.nbytes)
         host = np.frombuffer(held, array.dtype, array.size).reshape(array.shape)
         array.get(stream=self.stream, out=host, blocking=False)
@@ -88,7 +92,7 @@ class CudaBackend:
 
     def park(self, array: Array) -> Callable[[], Array]:
         # A captured step's memory is kept apart as on the device: nothing else may lie where a replay writes.
-        pool = self._graph_pinned if mode().capturing else self._pinned
+        pool = self._graph_pinned if self._apart else self._pinned
         dense = self.kernels.rows_first(array)
         shape, dtype, size = dense.shape, dense.dtype, int(dense.nbytes)
         held, runtime = pool.malloc(max(size, 1)), self.xp.cuda.runtime
@@ -102,12 +106,14 @@ class CudaBackend:
         return back
 
     def write(self, target: Array, host: np.ndarray[Any, Any]) -> None:
+        _refuse_in_capture("copies nothing in from the host", "write before the step")
         target.set(np.asarray(host, order="C"), stream=self.stream)
 
     def mailbox(self) -> CudaMailbox:
         return CudaMailbox(self)
 
     def synchronize(self) -> None:
+        _refuse_in_capture("waits for nothing", "synchronize after the step")
         self.stream.synchronize()
 
     def join(self) -> None:
@@ -143,8 +149,23 @@ class CudaBackend:
             self.graph_pool.free_all_blocks()
         self._pool.free_all_blocks()
 
+    @contextmanager
+    def graph_memory(self) -> Iterator[None]:
+        """Inside, this thread's memory, and the host's for what is parked there, is where graphs work."""
+        with self.xp.cuda.using_allocator(self.graph_pool.malloc):
+            self._apart = True
+            try:
+                yield
+            finally:
+                self._apart = False
+
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
         return capture(self, fn)
+
+
+def _refuse_in_capture(what: str, instead: str) -> None:
+    if mode().capturing:
+        raise RuntimeError(f"a captured step {what}: {instead}")
 
 
 def _import_cupy() -> ModuleType:

@@ -24,6 +24,7 @@ from .moments import Moments
 from .nvrtc import ELEMENT_TYPES, KernelModules, element_name
 from .paired import Operands, PairedProducts
 from .rows import Rows
+from .scalars import Scalars
 from .scratch import Scratch
 from .shelf import Shelf, default_folder
 
@@ -49,6 +50,7 @@ class Kernels:
         self.ones = cupy.ones(_WIDEST, np.float32).view(np.uint32)
         self.compute_capability = int(device.compute_capability)
         self.elementwise = Elementwise(cupy, self._modules)
+        self.scalars = Scalars(self._modules)
         self.rows = Rows(cupy, self._modules)
         self.columns = Columns(cupy, self._modules, self.rows, self.multiprocessors)
         self.moments = Moments(cupy, self._modules, self.columns, self.multiprocessors)
@@ -162,19 +164,18 @@ class Kernels:
 
     def launch_typed(
         self, header: str, kernel: str, names: Mapping[str, DType | int], grid: Sequence[int], block: int,
-        args: Sequence[Any],
+        args: Sequence[Any], before: str = "",
     ) -> None:  # fmt: skip
         """Runs `kernel` of ops/`header`, which is written in elements.cuh, with types and numbers by `names`.
 
-        T, which there must be, is what most is stored as.
+        T, which there must be, is what most is stored as. `before` is text that stands before the header.
         """
         known = [
             f"constexpr int {n} = {v};\n" if isinstance(v, int) else f"typedef {element_name(v)} {n};\n"
             for n, v in names.items()
         ]
-        text = (
-            f'#define FAST {int(names["T"] != float32)}\n#include "elements.cuh"\n{"".join(known)}#include "{header}"\n'
-        )
+        fast = int(names["T"] != float32)
+        text = f'#define FAST {fast}\n#include "elements.cuh"\n{"".join(known)}{before}#include "{header}"\n'
         self._modules.generated(text, kernel)(tuple(grid), (block,), tuple(args))
 
     def erf(self, x: Array) -> Array:

@@ -19,7 +19,7 @@ class Scratch:
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
-        self._room: Any = None
+        self.room: Any = None  # where work is done now
         self._most = 0
         self._known: list[Any] = []  # rooms where captured graphs work
 
@@ -32,14 +32,14 @@ class Scratch:
 
     def settle(self) -> Any:
         """The room for all that was asked for so far, if there was such; in a capture it is that graph's to keep."""
-        if self._room is None or self._room.nbytes < self._most:
-            self._room = None  # given back first
-            self._room = self._cupy.empty(self._most, "uint8") if self._most else None
-        if mode().capturing and self._room is not None and not any(r is self._room for r in self._known):
-            self._known.append(self._room)
-        return self._room
+        if self.room is None or self.room.nbytes < self._most:
+            self.room = None  # given back first
+            self.room = self._cupy.empty(self._most, "uint8") if self._most else None
+        if mode().capturing and self.room is not None and not any(r is self.room for r in self._known):
+            self._known.append(self.room)
+        return self.room
 
     def release(self) -> None:
         """Gives all of it back. No graph may live."""
-        self._room = None
+        self.room = None
         self._known.clear()

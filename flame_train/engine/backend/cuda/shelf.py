@@ -19,27 +19,36 @@ _LOG = logging.getLogger(__name__)
 _FORMAT = 1  # raised when the meaning of answers changes: older files are then simply not found
 
 
-def default_folder() -> Path:
-    """Where answers are kept: `flame-train/choices` in XDG_CACHE_HOME, or in ~/.cache."""
+def default_folder() -> Path | None:
+    """Where answers are kept: `flame-train/choices` in XDG_CACHE_HOME, or in ~/.cache; None for who has no home."""
     given = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
+    try:
+        base = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
+    except RuntimeError:  # a container's user without HOME or an entry in the system's table of users
+        return None
     return base / "flame-train" / "choices"
 
 
 class Shelf:
-    """Answers under `folder`, made when the first is written, for the machine that `place` describes."""
+    """Answers under `folder`, made when the first is written, for the machine that `place` describes.
 
-    def __init__(self, folder: Path, place: str) -> None:
+    Without a folder nothing is kept, which is logged as where nothing can be written.
+    """
+
+    def __init__(self, folder: Path | None, place: str) -> None:
         self.folder, self._place = folder, place
         self._writable = True
+        self._held: set[Path] = set()  # by what no file can replace
 
-    def path(self, question: str) -> Path:
+    def path(self, question: str) -> Path | None:
         """Where the answer lies, or would."""
-        return self.folder / hashlib.sha256(self._whole(question).encode()).hexdigest()[:40]
+        return self.folder and self.folder / hashlib.sha256(self._whole(question).encode()).hexdigest()[:40]
 
     def get(self, question: str) -> bytes | None:
         """The answer; None if it is not there or damaged, which is logged."""
         path = self.path(question)
+        if path is None:
+            return None
         try:
             content = path.read_bytes()
         except FileNotFoundError:
@@ -54,22 +63,35 @@ class Shelf:
         return answer
 
     def put(self, question: str, answer: bytes) -> None:
-        """Keeps an answer, in place of any before. Where nothing can be written this is logged once and left."""
-        if not self._writable:
-            return
+        """Keeps an answer, in place of any before. What cannot be written is logged once and left."""
         path = self.path(question)
+        if not self._writable or path in self._held:
+            return
+        if path is None:
+            self._give_up("~/.cache", "this user has no home folder; set XDG_CACHE_HOME")
+            return
         temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            try:
-                temporary.write_bytes(self._head(question, answer) + b"\n" + answer)
-                os.replace(temporary, path)
-            finally:
-                with contextlib.suppress(OSError):  # gone already after the rename
-                    temporary.unlink(missing_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(self._head(question, answer) + b"\n" + answer)
+            self._replace(temporary, path)
         except OSError as error:
-            self._writable = False
-            _LOG.warning("%s: nothing can be kept there (%s); each run finds it anew", self.folder, error)
+            self._give_up(f"{path.parent}", f"{error}")
+        finally:
+            with contextlib.suppress(OSError):  # gone already after the rename
+                temporary.unlink(missing_ok=True)
+
+    def _replace(self, temporary: Path, path: Path) -> None:
+        """What stands in one entry's place, a folder for one, says nothing of the others."""
+        try:
+            os.replace(temporary, path)
+        except OSError as error:
+            self._held.add(path)
+            _LOG.warning("%s: cannot be replaced (%s); each run finds what it should hold anew", path, error)
+
+    def _give_up(self, where: str, why: str) -> None:
+        self._writable = False
+        _LOG.warning("%s: nothing can be kept there (%s); each run finds it anew", where, why)
 
     def _whole(self, question: str) -> str:
         return json.dumps([_FORMAT, self._place, question])

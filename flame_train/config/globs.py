@@ -1,0 +1,36 @@
+"""Names that a config chooses by patterns: presets and globs, refused where they mean nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from flame_train.errors import ConfigError
+
+
+def choose(
+    names: Sequence[str], patterns: Sequence[str], presets: Mapping[str, Sequence[str]], wrong: str, advice: str
+) -> list[str]:
+    """Those of `names` that the patterns mean, each once, in the order of the names.
+
+    A pattern is the name of a preset or a glob over the names; `*` crosses dots. Raises ConfigError with `wrong`, every
+    pattern that means no name beside what comes near, and `advice`.
+    """
+    chosen: set[str] = set()
+    idle = []
+    for pattern in dict.fromkeys(patterns):
+        found = [name for name in names if any(fnmatchcase(name, g) for g in presets.get(pattern, (pattern,)))]
+        chosen.update(found)
+        idle += [] if found else [pattern]
+    if idle:
+        raise ConfigError("\n".join([wrong, *(f"  {p!r}{_hint(p, names, presets)}" for p in idle), advice]))
+    return [name for name in names if name in chosen]
+
+
+def _hint(pattern: str, names: Iterable[str], presets: Mapping[str, Sequence[str]]) -> str:
+    """What was perhaps meant: a preset, a whole name, or a glob over how names begin or end."""
+    endings = {"*." + ".".join(name.split(".")[-n:]) for name in names for n in (1, 2, 3)}
+    beginnings = {name.partition(".")[0] + ".*" for name in names}
+    near = get_close_matches(pattern, [*presets, *sorted(beginnings | endings), *names], n=3, cutoff=0.6)
+    return f"; near it: {', '.join(near)}" if near else ""

@@ -1,0 +1,136 @@
+"""How norm.cu is launched: how an image is cut into blocks, and what the kernels are given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..backend.cuda.programs import Extent, Operands, Reduction
+from ..dtype import Array, DType, float32
+from ..graph import Held, Plus
+from .dims import Shape
+
+_THREADS = 512  # as in norm.cu
+_EACH = 256  # bytes of shared memory that each of them needs: of 99 KiB, the least there is, 3072 channels have as many
+_SUMS, _TURNS = 64, 64  # of these for sums, and for what a gradient is added to
+_LEAST = 4  # pixels to a thread
+_PARTS = 1 << 14  # of groups over all of an image's blocks, each of which reads them all
+
+
+class Plan:
+    """How norm.cu cuts an array (B, ..., C): a block a multiprocessor, which keeps what it can of `arrays` such."""
+
+    def __init__(
+        self, k: Any, shape: Shape, itemsize: int, groups: int, arrays: int, adds: bool = False
+    ) -> None:  # fmt: skip
+        batch, channels = shape[0], shape[-1]
+        pixels, vec = math.prod(shape[1:-1]), channels // 8
+        rows = max(1, min(_THREADS, k.shared_bytes // _EACH) // vec)
+        images = min(batch, k.multiprocessors)
+        wanted = max(1, min(k.multiprocessors // images, _PARTS // groups, pixels // (_LEAST * rows)))
+        each = -(-pixels // (wanted * rows))  # pixels to a thread
+        self.threads, self.grid = vec * rows, (-(-pixels // (each * rows)), images)
+        beside, packets = _SUMS + _TURNS * adds, 8 * itemsize * arrays
+        most = min(each, (k.shared_bytes // self.threads - beside) // packets)
+        self.shared = self.threads * (beside + most * packets)
+        self.room = (k.empty((batch, self.grid[0], groups, 2), float32), k.barriers)
+        self.sizes = tuple(np.int32(n) for n in (batch, pixels, channels))
+        self.cut = tuple(np.int32(n) for n in (groups, each * rows, most))
+
+    def launch(
+        self, k: Any, kernel: str, dtype: DType, args: Sequence[Any], split: int, *numbers: np.generic
+    ) -> None:  # fmt: skip
+        sizes = (*self.sizes, np.int32(split), *self.cut)
+        k.launch("norm.cu", kernel, dtype, self.grid, self.threads, (*args, *self.room, *sizes, *numbers),
+                 self.shared, resident=self.grid[0] > 1)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What is normalised: one array or two that share the channels, and what is added to them."""
+
+    input: Array
+    other: Array | None = None
+    shift: Array | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """Of both side by side."""
+        beside = 0 if self.other is None else self.other.shape[-1]
+        return *self.input.shape[:-1], self.input.shape[-1] + beside
+
+    def arrays(self, k: Any) -> tuple[Any, ...]:
+        """As the kernels take them."""
+        return tuple(_NONE if a is None else k.rows_first(a) for a in (self.input, self.other, self.shift))
+
+
+_NONE = np.intp(0)  # a null pointer
+
+
+def forward(
+    k: Any, given: Given, groups: int, weight: Array, bias: Array, eps: float, silu: bool
+) -> tuple[Array, Array, Array]:
+    shape, dtype = given.shape, given.input.dtype
+    mean, rstd = (k.empty((shape[0], 1, groups, 1), float32) for _ in range(2))
+    y = k.empty(shape, dtype)
+    args = (*given.arrays(k), weight, bias, mean, rstd, y)
+    plan = Plan(k, shape, dtype.itemsize, groups, 1)
+    plan.launch(k, "group_norm", dtype, args, given.input.shape[-1], np.float32(eps), np.int32(silu))
+    return y, mean, rstd
+
+
+def _sum_of(k: Any, held: Held | None, x: Array) -> tuple[Array, Array | np.intp]:
+    """Where an input's gradient goes, and the one it is added to, or a null pointer."""
+    if held is None:
+        return k.empty(x.shape, x.dtype), _NONE
+    array = k.rows_first(held.array)
+    return array if held.owned and array is held.array else k.empty(x.shape, x.dtype), array
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a gradient is computed from; `silu` says whether one came after the norm."""
+
+    given: Given
+    weight: Array
+    bias: Array
+    mean: Array
+    rstd: Array
+    silu: bool
+
+
+def gradients(k: Any, g: Array, saved: Saved, needs: frozenset[str], plus: Plus) -> dict[str, Array]:
+    """The gradients by name, those of weight and bias out of the sums that an input's needs."""
+    given, groups = saved.given, saved.mean.shape[2]
+    shape, dtype = given.shape, given.input.dtype
+    plan = Plan(k, shape, dtype.itemsize, groups, 2, bool({"input", "other"} & plus.keys()))
+    sides = [n for n in ("bias", "weight") if n in needs]
+    channels = k.empty((shape[0] * plan.grid[0], 2 * shape[-1]), float32) if sides else _NONE
+    made, places, held = dict[str, Array](), list[Any](), list[Any]()
+    for name, x in (("input", given.input), ("other", given.other)):
+        wanted = x is not None and name in needs
+        place, earlier = _sum_of(k, plus.get(name), x) if wanted else (_NONE, _NONE)
+        places.append(place)
+        held.append(earlier)
+        made |= {name: place} if wanted else {}
+    args = (*given.arrays(k), k.rows_first(g), saved.weight, saved.bias, saved.mean, saved.rstd, *held, *places)
+    split = given.input.shape[-1]
+    plan.launch(k, "group_norm_gradient", dtype, (*args, channels), split, np.int32(saved.silu))
+    if sides:
+        both = dict(zip(("bias", "weight"), _channel_sums(k, channels), strict=True))
+        made |= {name: both[name] for name in sides}
+    for name in plus.keys() & set(sides):
+        added = {"made": made[name], "held": plus[name].array}
+        made[name] = k.elementwise(("made + held",), added, (float32,))[0]
+    return made
+
+
+def _channel_sums(k: Any, channels: Array) -> tuple[Array, Array]:
+    """What every block found of the channels, two values each, added up."""
+    whole = k.columns([Reduction("sum", "each")], Operands({"each": channels}), Extent(1, *channels.shape), float32)
+    first, second = whole[0].reshape(2, -1)
+    return first, second

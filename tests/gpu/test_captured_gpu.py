@@ -1,0 +1,90 @@
+"""Whole networks' captured steps give the bits of eager ones, whatever is recomputed, stored, added up or skipped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flame_train.config.load import from_options
+from flame_train.engine import capture
+from flame_train.engine.mode import deterministic
+from flame_train.tools import bench
+from flame_train.training.optimizer import build_optimizer
+from flame_train.training.step import micro, update
+
+pytestmark = pytest.mark.gpu
+
+MODELS = ["sdxl-tiny", "sd3-tiny", "flux-tiny"]
+STEPS = 10
+Way = Callable[[Callable[[], None]], Callable[[], None]]
+
+
+def trained(trial: bench.Trial, way: Way, prepared: Callable[[Any], Any] = lambda p: p, micros: int = 1) -> Any:
+    """The optimizer after ten steps of `micros` batches each; in fp16 the sixth overflows."""
+    with deterministic(True):
+        p = prepared(bench.prepare(trial))
+        part, end = way(lambda: micro(p.state, p.batch)), way(lambda: update(p.state))
+        for i in range(STEPS):
+            for _ in range(micros):
+                part()
+            if i == 5 and trial.precision == "fp16":
+                p.state.optimizer.arena.grads[:1] = math.inf
+            end()
+        p.backend.synchronize()
+        return p.state.optimizer
+
+
+def captured(fn: Callable[[], None]) -> Callable[[], None]:
+    return capture(fn, "cuda")
+
+
+def eager(fn: Callable[[], None]) -> Callable[[], None]:
+    return fn
+
+
+def bits(optimizer: Any) -> dict[str, np.ndarray]:
+    """Everything that a checkpoint holds."""
+    values = optimizer.arena.backend.get(optimizer.arena.values)
+    return {name: np.asarray(value) for name, value in optimizer.state_dict().items()} | {"values": values.copy()}
+
+
+def check(trial: bench.Trial, **how: Any) -> dict[str, np.ndarray]:
+    one, other = (bits(trained(trial, way, **how)) for way in (eager, captured))
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        np.testing.assert_array_equal(other[name], value, err_msg=name)
+    return one
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {}, {"recompute": "feed_forward"}, {"recompute": "blocks"}, {"recompute": "blocks_offloaded"},
+        {"fp8": "weights"}, {"fp8": "dynamic"},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("model", MODELS)
+def test_ten_captured_steps_equal_ten_eager_ones(model: str, how: dict[str, Any]) -> None:
+    found = check(bench.Trial(model, 128, batch=2, rank=16, **how))
+    assert all(np.isfinite(v).all() for v in found.values() if v.dtype.kind == "f")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_so_do_steps_of_several_batches_with_noise_and_an_average(precision: Any) -> None:
+    config = from_options(
+        train={"precision": precision, "steps": 100, "ema_decay": 0.9},
+        gradient={"accumulation": 3, "noise_std": 1e-4, "clip_norm": 1.0},
+    )
+
+    def prepared(p: Any) -> Any:
+        parameters = list(p.state.optimizer.arena.parameters.values())
+        return replace(p, state=replace(p.state, optimizer=build_optimizer(parameters, config, p.backend)))
+
+    found = check(bench.Trial("sdxl-tiny", 128, batch=2, rank=16, precision=precision), prepared=prepared, micros=3)
+    assert (found["skipped"] > 0) == (precision == "fp16")

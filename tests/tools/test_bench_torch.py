@@ -1,0 +1,186 @@
+"""`bench step --against torch`: the yardstick is the same network, as fast as PyTorch makes it, or says it is not."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flame_train import cli
+from flame_train.adapters.targets import resolve
+from flame_train.errors import EnvironmentFault
+from flame_train.models.mmdit_sd3 import Mmdit
+from flame_train.tools import bench, bench_torch_step
+from flame_train.tools.bench_models import find
+from flame_train.tools.bench_torch_models import Yardstick, yardstick
+
+
+@pytest.fixture
+def nothing_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begun(*arguments: object) -> None:
+        raise AssertionError("work was begun")
+
+    monkeypatch.setattr(bench, "prepare", begun)
+    monkeypatch.setattr(bench_torch_step, "build", begun)
+
+
+@pytest.mark.usefixtures("nothing_begins")
+def test_against_torch_says_what_is_missing_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_torch_step, "_NEEDED", ("no_such_package",))
+    with pytest.raises(EnvironmentFault, match="no_such_package not installed; leave the option out"):
+        bench.step(bench.Trial("sdxl-tiny", 64, rank=2, precision="fp32", device="cpu"), "torch")
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", ["sdxl-tiny", "sd3-tiny", "flux-tiny"])
+def test_the_yardstick_is_the_same_network_and_counts_the_same_arithmetic(name: str) -> None:
+    pytest.importorskip("diffusers")
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    subject, resolution = find(name), 64
+    ours = subject.build()
+    model = yardstick(subject, ours)
+    plain = model.build()
+    assert sum(p.numel() for p in plain.parameters()) + _positions(ours) == ours.num_weights()
+
+    loss = model.loss(torch, 1, resolution, {"device": "cpu", "dtype": torch.float32})
+    written_out = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)  # the fused one is not counted
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), written_out:
+        loss(torch, plain)
+    shapes = ours.shapes()
+    embeddings = sum(
+        math.prod(s) for n, s in shapes.items() if n.startswith(("time_embed", "label_emb")) and len(s) == 2
+    )
+    assert subject.work(ours, resolution).forward() + 2 * embeddings == counter.get_total_flops()
+
+
+def _positions(network: object) -> int:
+    """SD3's table of positions, which diffusers keeps among its buffers."""
+    return math.prod(network.shapes()["pos_embed"]) if isinstance(network, Mmdit) else 0
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", ["sdxl-tiny", "sd3-tiny", "flux-tiny"])
+def test_the_yardstick_adapts_the_same_layers(name: str) -> None:
+    pytest.importorskip("diffusers")
+    torch = pytest.importorskip("torch")
+    subject = find(name)
+    ours = subject.build()
+    _, trained = bench_torch_step.build(torch, yardstick(subject, ours), 4, "fp32", False, "cpu")
+    layers = resolve(ours, (subject.targets,), subject.family.presets)
+    reached = sum(int(np.prod(ours.shapes()[f"{n}.weight"])) for n in layers)
+    pairs = zip(trained[::2], trained[1::2], strict=True)
+    assert sum(a.shape[1] * b.shape[0] for a, b in pairs) == reached
+
+
+@pytest.mark.parity
+def test_against_torch_measures_both(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("diffusers")
+    argv = ["bench", "step", "--model", "sdxl-tiny", "--resolution", "64", "--precision", "fp32", "--rank", "2"]
+    assert cli.run([*argv, "--device", "cpu", "--against", "torch", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["ratio"] == pytest.approx(result["eager_ms"] / result["torch"]["ms"], abs=1e-4)  # it has four digits
+
+
+@pytest.mark.usefixtures("nothing_begins")
+@pytest.mark.parametrize(
+    "option", ["--fp8 weights", "--fp8 dynamic", "--recompute feed_forward", "--recompute blocks_offloaded"]
+)
+def test_what_pytorch_would_not_do_likewise_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["bench", "step", "--model", "sdxl-tiny", "--device", "cpu", "--against", "torch", *option.split()]
+    assert cli.run(argv) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"PyTorch's step has no counterpart of {option}" in told
+    assert "leave one of them out" in told
+
+
+@pytest.mark.parity
+def test_recomputed_blocks_are_recomputed_by_pytorch_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("diffusers")
+    calls = []
+    monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", lambda fn, *args, **_: calls.append(fn) or fn(*args))
+    bench.step(bench.Trial("sdxl-tiny", 64, rank=2, precision="fp32", recompute="blocks", device="cpu"), "torch")
+    assert calls
+
+
+def _yardstick(name: str) -> Yardstick:
+    subject = find(name)
+    return yardstick(subject, subject.build())
+
+
+def _blocks(torch: Any, shapes: int) -> Any:
+    """One class of module, each of its own shape, as residual blocks of a UNet are."""
+
+    class Block(torch.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x).sin()
+
+    return torch.nn.ModuleList(Block(n, n) for n in range(2, shapes + 2))
+
+
+def _compile(torch: Any, shapes: int) -> tuple[int, int]:
+    """(graphs compiled, calls given up) of that many shapes."""
+    torch._dynamo.reset()
+    compiled, given_up = [], bench_torch_step.calls_given_up(torch)
+
+    def backend(graph: Any, _: object) -> Callable[..., Any]:
+        compiled.append(graph)
+        return graph.forward
+
+    blocks = _blocks(torch, shapes)
+    bench_torch_step.compile_blocks(torch, blocks, ["Block"], backend)
+    for block in blocks:
+        block(torch.ones(1, block.in_features))
+    return len(compiled), bench_torch_step.calls_given_up(torch) - given_up
+
+
+@pytest.mark.parity
+def test_every_shape_of_a_block_is_compiled_for_itself() -> None:
+    torch = pytest.importorskip("torch")
+    assert _compile(torch, 12) == (12, 0)
+
+
+@pytest.mark.parity
+def test_more_shapes_than_the_compiler_takes_are_counted() -> None:
+    torch = pytest.importorskip("torch")
+    compiled, given_up = _compile(torch, 70)
+    assert compiled < 70
+    assert given_up > 0
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler's own look at its tensors
+@pytest.mark.parametrize(("limit", "whole"), [(64, True), (1, False)])
+def test_what_is_left_uncompiled_is_in_the_result_and_said(
+    limit: int, whole: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("diffusers")
+    monkeypatch.setattr(bench_torch_step, "_RECOMPILE_LIMIT", limit)
+    compile_blocks = partial(bench_torch_step.compile_blocks, backend="eager")
+    monkeypatch.setattr(bench_torch_step, "compile_blocks", compile_blocks)
+    with caplog.at_level(logging.WARNING, "flame_train"):
+        found = bench_torch_step.run(_yardstick("sdxl-tiny"), 64, 1, 2, "fp32", False, "cpu", True)
+    assert (found["left_eager"] == 0) == whole
+    assert ("calls uncompiled" in caplog.text) != whole
+
+
+@pytest.mark.parity
+def test_convolutions_are_given_channels_last() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("diffusers")
+    model = _yardstick("sdxl-tiny")
+    network, _ = bench_torch_step.build(torch, model, 2, "fp32", False, "cpu")
+    layers = [layer for layer in network.modules() if isinstance(layer, torch.nn.Conv2d)]
+    given = [layer.weight for layer in layers]
+    network.conv_in.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+    model.loss(torch, 2, 64, {"device": "cpu", "dtype": torch.float32})(torch, network)
+    assert len(given) == len(layers) + 1
+    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in given)
