@@ -231,7 +231,7 @@ def _observe(
 ) -> tuple[list[Array | None], frozenset[int]]:
     hooks = mode().hooks
     for h in hooks:
-        h.before(node.name, "backward")
+        h.before(node.name, "backward", [g for g in grads if g is not None])
     result, sums = node.apply(grads, held, around)
     for h in hooks:
         h.after(node.name, "backward", [g for g in result if g is not None])
@@ -313,11 +313,7 @@ def grad(
     if create_graph:
         raise Unsupported("grad: create_graph=True asks for second-order gradients; the engine is first order only")
     outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-    asked = [inputs] if isinstance(inputs, Tensor) else inputs
-    for t in asked:
-        if not isinstance(t, Tensor):
-            raise TypeError(f"grad: expected Tensors as inputs, got {type(t).__name__}")
-    ins = [t._leaf for t in asked]
+    ins = [_expected(t)._leaf for t in ([inputs] if isinstance(inputs, Tensor) else inputs)]
     given = [grad_outputs] if isinstance(grad_outputs, Tensor) else grad_outputs
     found: dict[int, Array] = {}
     targets: Targets = {(id(t._node), t._index): partial(found.__setitem__, id(t)) for t in ins if t._node is not None}
@@ -330,6 +326,12 @@ def grad(
             f"grad: input {missing[0]} was not used to compute the outputs; allow_unused=True gives None"
         )
     return tuple(Tensor(found[id(t)]) if id(t) in found else None for t in ins)
+
+
+def _expected(t: Tensor) -> Tensor:
+    if not hasattr(t, "_leaf"):
+        raise TypeError(f"grad: expected Tensors as inputs, got {type(t).__name__}")
+    return t
 
 
 def _roots(outputs: Sequence[Tensor], grad_outputs: Sequence[Tensor | None] | None) -> list[tuple[Tensor, Array]]:
@@ -355,5 +357,5 @@ def _roots(outputs: Sequence[Tensor], grad_outputs: Sequence[Tensor | None] | No
         elif g.shape != t.shape:
             raise ShapeError(f"backward: expected a gradient of shape {t.shape}, got {g.shape}")
         else:
-            roots.append((t, g.data.astype(t.dtype, copy=False)))
+            roots.append((t, g.data if g.dtype == t.dtype else g.data.astype(t.dtype)))
     return roots

@@ -15,7 +15,7 @@ from .dtype import FLOATS, Array, DType, as_array, compute_dtype, float32, float
 from .graph import Edge, Node
 from .mode import Mode, mode
 from .op import Condition, Formula, Kernel, Op
-from .rebuild import Again
+from .rebuild import Again, arrays_in
 from .tensor import Tensor
 
 _OF_WHOLE = {float64: float32, np.dtype(np.uint64): int64}
@@ -36,10 +36,10 @@ def run(op: Op, values: dict[str, Any]) -> Any:
     if op.composite and (kernel is None or not _covers(op, wanted)):
         return _observed(op, m, values)
     for hook in m.hooks:
-        hook.before(op.name, "forward")
+        hook.before(op.name, "forward", [t.data for _, _, t in used])
     outputs, aux = _computed(op, kernel, arrays, used, backend)
     for hook in m.hooks:
-        hook.after(op.name, "forward", outputs)
+        hook.after(op.name, "forward", [*outputs, *arrays_in(aux.values())])
     node = None
     if wanted and any(is_float(o.dtype) for o in outputs):
         node = _record(op, kernel, wanted, arrays, used, outputs, aux, backend, m)
@@ -280,5 +280,5 @@ def _plan(
 def _observed(op: Op, m: Mode, values: dict[str, Any]) -> Any:
     """A composite's body: its parts report themselves, so only its name is announced."""
     for hook in m.hooks:
-        hook.before(op.name, "body")
+        hook.before(op.name, "body", [])
     return op.fn(**values)

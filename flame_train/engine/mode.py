@@ -19,11 +19,11 @@ from .dtype import Array
 class OpHook(Protocol):
     """Watches every op that runs: timing, NaN hunting, memory. Costs nothing while none is set."""
 
-    def before(self, op: str, phase: str) -> None:
-        """Called before op `op` runs; `phase` is "forward" or "backward"."""
+    def before(self, op: str, phase: str, arrays: list[Array]) -> None:
+        """Called before op `op` runs on `arrays`; `phase` is "forward" or "backward", or "body" of a composite."""
 
     def after(self, op: str, phase: str, arrays: list[Array]) -> None:
-        """Called with what the op produced: its outputs, or the gradients of its inputs."""
+        """Called with what the op produced: its outputs and what it made to be kept, or the gradients of its inputs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -47,16 +48,22 @@ class MemoryReport:
     _living: Counter[Key] = field(default_factory=Counter)
     _at_peak: Counter[Key] = field(default_factory=Counter)
     _watched: dict[int, weakref.ref[Array]] = field(default_factory=dict)
+    _others: dict[int, weakref.ref[Array]] = field(default_factory=dict)
 
-    def before(self, op: str, phase: str) -> None:
-        """An op starts."""
+    def before(self, op: str, phase: str, arrays: list[Array]) -> None:
+        """An op starts. What it is given and no op has made is not counted, nor are views of it."""
         self._calls[op, phase] += 1
+        for root in map(owner, arrays):
+            place = id(root)
+            if place not in self._watched and place not in self._others and not isinstance(root, np.generic):
+                self._others[place] = weakref.ref(root, lambda _, place=place: self._others.pop(place))  # type: ignore[misc]
 
     def after(self, op: str, phase: str, arrays: list[Array]) -> None:
         """An op made `arrays`. Views of memory that is known already count nothing, nor do NumPy's bare scalars."""
         for array in arrays:
             root = owner(array)
-            if id(root) not in self._watched and root.nbytes and not isinstance(root, np.generic):
+            known = id(root) in self._watched or id(root) in self._others
+            if not known and root.nbytes and not isinstance(root, np.generic):
                 self._watch(root, (op, phase))
         if self.live > self.peak:
             self.peak, self._at_peak = self.live, self._living.copy()
@@ -100,13 +107,15 @@ def memory_report() -> Iterator[MemoryReport]:
         yield report
 
 
-def saved_by_op(*outputs: Tensor) -> dict[str, int]:
+def saved_by_op(*outputs: Tensor, besides: Iterable[Any] = ()) -> dict[str, int]:
     """Bytes that the graph behind `outputs` keeps for its backward pass, by op; memory held by several counts once.
 
-    Leaves are left out, which live anyway; Frozen weights among the operands are not told apart and count.
+    Leaves are left out, which live anyway, and so are the tensors in `besides`: Frozen weights among the operands,
+    which the graph does not tell apart.
     """
     nodes = _nodes(outputs)
     seen = {id(owner(edge.leaf.data)) for node in nodes for edge in node.edges if edge.leaf is not None}
+    seen |= {id(owner(array)) for array in arrays_in(besides)}
     found: Counter[str] = Counter()
     for node in nodes:
         for array in arrays_in(node.kept):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from flame_train.engine import Tensor
 from flame_train.engine.report import memory_report, saved_by_op
 from flame_train.errors import out_of_memory
 from flame_train.training.step import batch_loss
@@ -15,23 +16,27 @@ from .bench import SMALLER, Trial, prepare
 
 @out_of_memory(SMALLER)
 def run(trial: Trial) -> dict[str, Any]:
-    """Bytes by kind (weights, adapters, kept for the backward pass, peak of a step) and by op. Weights are random.
+    """Bytes by kind and by op. Weights are random.
 
-    `kept` is what the graph holds when the forward pass is done, base weights among the operands included once.
+    `kept` is what the graph holds when the forward pass is done, weights left out: the activations. With `workspace`,
+    what else ops have at the time, it makes up the peak of what they make in a step.
     """
     p = prepare(trial)
     s, arena = p.state, p.state.optimizer.arena
     loss = batch_loss(s.denoise, s.sample_latents, s.objective, s.dtype, s.seed, p.batch)
-    kept = saved_by_op(loss)
+    frozen = [part for _, w in p.network.weights() for part in ([w] if isinstance(w, Tensor) else [w.codes, w.scales])]
+    kept = saved_by_op(loss, besides=[*frozen, arena.low])
     del loss
     with memory_report() as report:
         p.step()
     return {
         **asdict(trial),
         "weights": p.frozen_bytes,
-        "adapters": int(arena.values.nbytes + arena.grads.nbytes),
+        "adapters": sum(int(a.nbytes) for a in (arena.values, arena.low) if a is not None),
+        "gradients": int(arena.grads.nbytes),
         "optimizer": sum(int(a.nbytes) for a in s.optimizer.state_dict().values()),
         "kept": sum(kept.values()),
+        "workspace": report.peak - sum(kept.values()),
         "peak of what ops make": report.peak,
         "kept by op": kept,
         "by op": [
@@ -43,7 +48,7 @@ def run(trial: Trial) -> dict[str, Any]:
 
 def table(result: Mapping[str, Any]) -> str:
     """The result as lines of text, in MiB."""
-    kinds = ("weights", "adapters", "optimizer", "kept", "peak of what ops make")
+    kinds = ("weights", "adapters", "gradients", "optimizer", "kept", "workspace", "peak of what ops make")
     lines = [f"{name:<28}{result[name] / 2**20:>12.2f} MiB" for name in kinds]
     lines += ["", "kept for the backward pass, by op"]
     lines += [f"{op:<34}{n / 2**20:>12.2f} MiB" for op, n in result["kept by op"].items()]

@@ -16,7 +16,7 @@ class Ran:
     def __init__(self) -> None:
         self.ops: list[tuple[str, int]] = []
 
-    def before(self, op: str, phase: str) -> None:
+    def before(self, op: str, phase: str, arrays: list[Array]) -> None:
         pass
 
     def after(self, op: str, phase: str, arrays: list[Array]) -> None:

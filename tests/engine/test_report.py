@@ -47,6 +47,29 @@ def test_counts_what_ops_make_and_forgets_what_is_freed(no_collector: None) -> N
     assert "exp" in report.table()
 
 
+def test_what_an_op_is_given_is_not_what_it_makes(no_collector: None) -> None:
+    x = leaf(1000)
+    with memory_report() as report:
+        y = x.reshape(10, 100)  # a view of memory that no op made
+        z = y[1:].T
+        assert report.live == 0
+        e = z.exp()
+        assert report.live == 9 * 100 * 4
+        del y, z, e
+    assert (report.live, report.peak) == (0, 9 * 100 * 4)
+
+
+def test_what_is_kept_beside_the_results_is_made_as_well(no_collector: None) -> None:
+    x = leaf(4, 8)
+    with memory_report() as report:
+        y = F.layer_norm(x, (8,))
+        kept = sum(saved_by_op(y).values())
+        assert kept > 0
+        assert report.live == y.data.nbytes + kept  # the input is a leaf: all that is kept was made
+        del y
+    assert report.live == 0
+
+
 def test_a_step_leaves_nothing_without_the_collector(no_collector: None) -> None:
     x, w = leaf(8, 16), leaf(16, 16)
     with memory_report() as report:
@@ -100,5 +123,9 @@ def test_saved_by_op_says_what_a_graph_keeps() -> None:
     assert saved_by_op(y) == {}
     z = y.exp().square().sum()  # exp keeps its result, which square keeps too: once
     assert saved_by_op(z) == {"exp": 8 * 16 * 4}
+    frozen = flame.Frozen(np.ones((16, 16), np.float32))
+    f = F.linear(leaf(8, 16), frozen).sum()
+    assert saved_by_op(f) == {"linear": frozen.data.nbytes}
+    assert saved_by_op(f, besides=[frozen]) == {}
     c = flame.checkpoint(lambda a: a.tanh().exp(), y).sum()
     assert saved_by_op(c) == {"checkpoint": 8 * 16 * 4}

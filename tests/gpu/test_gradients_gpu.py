@@ -139,7 +139,7 @@ class Seen:
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
 
-    def before(self, op: str, phase: str) -> None:
+    def before(self, op: str, phase: str, arrays: list[object]) -> None:
         self.counts[f"{op} {phase}"] = self.counts.get(f"{op} {phase}", 0) + 1
 
     def after(self, op: str, phase: str, arrays: list[object]) -> None:

@@ -83,7 +83,7 @@ class Count:
     def __init__(self):
         self.forward = self.backward = 0
 
-    def before(self, op, phase):
+    def before(self, op, phase, arrays):
         self.forward += phase == "forward"
         self.backward += phase == "backward"
 

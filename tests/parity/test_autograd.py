@@ -109,6 +109,14 @@ def blocks_behind_the_inputs_of_grad_are_not_run_again(t: Any) -> list[Any]:
 
 
 @program
+def a_gradient_of_another_dtype_is_cast(t: Any) -> list[Any]:
+    x = t.leaf([0.1, 0.2])
+    x.backward(t.tensor(np.ones(2)))
+    (x * 2.0).backward(t.tensor(np.ones(2)))
+    return [x.grad, str(x.grad.dtype).removeprefix("torch.")]
+
+
+@program
 def the_output_itself_is_an_input(t: Any) -> list[Any]:
     x = t.leaf([0.1, 0.2])
     s = x.exp().sum()

@@ -95,6 +95,7 @@ class Optimizer:
         with np.errstate(all="ignore"):
             self.arena.gather()
             self._update.step(None if loss is None else loss.data)
+        self.arena.changed()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
