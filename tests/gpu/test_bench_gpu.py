@@ -24,6 +24,6 @@ def test_a_step_is_broken_down_by_kind_of_kernel() -> None:
     assert wanted <= rows.keys()
     assert all(row["launches"] > 0 for row in rows.values())
     assert all(rows[kind]["floor_ms"] >= 0 for kind in wanted)
-    assert rows["update"]["launches"] == 2  # the norm, and the update with the clipping in it
+    assert rows["update"]["launches"] == 3  # the norm, what is decided, and the update with the clipping in it
     assert "below 0" in result["the rest is"]
     assert result["figures"]["healthy"] == 1

@@ -59,5 +59,5 @@ def test_many_buckets_neither_grow_nor_are_captured_again(model: str, rule: Buck
         live.append(p.backend.memory().live)
     assert len(runs) == 2 * len(steps)  # once eager, once captured
     assert live[0] == live[1] == live[2]
-    assert max(peaks) < 1.1 * peaks[0]
+    assert max(peaks) < 1.5 * peaks[0]  # a workspace that finds no gap comes on top, but no second step
     assert np.isfinite(p.backend.get(p.state.figures)).all()
