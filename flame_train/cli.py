@@ -291,7 +291,7 @@ def merge(
 def gradcheck(
     ops: Annotated[list[str] | None, typer.Argument(metavar="OP", help="Default: every op.")] = None,
     device: Device = "cuda",
-    dtype: Annotated[Literal["float64", "float32"], typer.Option("--dtype")] = "float64",
+    dtype: Annotated[Literal["float64", "float32", "fp64", "fp32"], typer.Option("--dtype")] = "float64",
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

@@ -89,7 +89,7 @@ def implementations(op: Op) -> list[str]:
     """The reference and every kernel, with the gradients that have one too."""
     found = ["body" if op.composite else "reference"]
     for impl in dict.fromkeys(k.impl for k in op.kernels):
-        gradients = [a for f in op.kernel_formulas if f.impl == impl for a in f.args]
+        gradients = dict.fromkeys(a for f in op.kernel_formulas if f.impl == impl for a in f.args)
         found.append(f"{impl} (gradients: {', '.join(gradients)})" if gradients else impl)
     return found
 

@@ -11,7 +11,20 @@ from numpy.exceptions import AxisError
 
 from ..errors import ShapeError
 from .backend import Backend, get_backend
-from .dtype import FLOATS, Array, DType, as_array, compute_dtype, float32, float64, int64, is_float, promote
+from .dtype import (
+    FLOATS,
+    Array,
+    DType,
+    as_array,
+    compute_dtype,
+    float32,
+    float64,
+    int64,
+    is_float,
+    narrowed,
+    promote,
+    result_type,
+)
 from .graph import Edge, Node
 from .mode import Mode, mode
 from .op import Condition, Formula, Kernel, Op
@@ -95,7 +108,7 @@ def _fit(op: Op, arrays: dict[str, Any], backend: Backend) -> dict[str, Any]:
 
 def _raise_whole(op: Op, arrays: dict[str, Any], used: list[Used]) -> None:
     """Puts floats in the place of whole numbers and truth values, where those are not taken as they are."""
-    work = promote([t.data.dtype for _, _, t in used]) or float32
+    work = result_type([t.data for _, _, t in used]) or float32
     for name in op.raised.intersection([name for name, _, _ in used]):
         v = arrays[name]
         arrays[name] = [_as_float(a, work) for a in v] if name in op.list_names else _as_float(v, work)
@@ -106,11 +119,15 @@ def _as_float(array: Array, dtype: DType) -> Array:
 
 
 def _round_numbers(op: Op, arrays: dict[str, Any], used: list[Used]) -> None:
-    dtype = promote([t.data.dtype for _, _, t in used])
+    """Puts what compares with tensors, numbers and tensors of 0 dims, as those would hold it."""
+    dtype = result_type([t.data for _, _, t in used])
     for name in op.tensor_names:
-        if dtype is not None and isinstance(arrays[name], (int, float)):
+        value = arrays[name]
+        if dtype is not None and isinstance(value, (int, float)):
             with np.errstate(over="ignore"):
-                arrays[name] = float(np.asarray(arrays[name], float64).astype(dtype))
+                arrays[name] = float(np.asarray(value, float64).astype(dtype))
+        elif dtype is not None and value is not None and not value.ndim and is_float(value.dtype):
+            arrays[name] = value.astype(dtype, copy=False)
 
 
 def _expect_tensor(op: Op, name: str, value: Any) -> Tensor:
@@ -201,8 +218,10 @@ def _reference(
     if op.moves:
         return _split(op, op.fn(backend.references, **arrays))
     dtypes = {t.data.dtype for _, _, t in used}
-    result = promote(dtypes)
+    result = promote(dtypes) if len(dtypes) < 2 else result_type([t.data for _, _, t in used])
     if result is None:  # whole numbers and truth values
+        if len(dtypes) > 1 and not op.rounds:
+            arrays = arrays | narrowed({n: t.data for n, i, t in used if i is None})
         outputs, aux = _split(op, op.fn(backend.references, **arrays))
         return [o.astype(_OF_WHOLE.get(o.dtype, o.dtype), copy=False) for o in outputs], aux
     work = compute_dtype(result)

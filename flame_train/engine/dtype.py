@@ -6,7 +6,7 @@ objects, so the rest of the engine never asks which library an array belongs to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -65,7 +65,7 @@ def as_array(value: Array) -> Array:
 
 
 def promote(dtypes: Iterable[DType]) -> DType | None:
-    """The result dtype of the floating ones among `dtypes`; None if there is none. As torch.result_type.
+    """The result dtype of the floating ones among `dtypes`; None if there is none.
 
     The wider one; fp32 where two are equally wide.
     """
@@ -77,3 +77,16 @@ def promote(dtypes: Iterable[DType]) -> DType | None:
         if d != result:
             result = float32 if d.itemsize == result.itemsize else max(d, result, key=lambda t: t.itemsize)
     return result
+
+
+def result_type(arrays: Iterable[Array]) -> DType | None:
+    """What `promote` says of `arrays`, where one of 0 dims widens no other. As torch.result_type."""
+    floats = [a for a in arrays if a.dtype in FLOATS]
+    return promote([a.dtype for a in floats if a.ndim] or [a.dtype for a in floats])
+
+
+def narrowed(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Those whole numbers of 0 dims that are to be in the dtype of the others, which they do not widen, in it."""
+    whole = {n: a for n, a in arrays.items() if a.dtype.kind in "iu"}
+    others = [a.dtype for a in whole.values() if a.ndim]
+    return {n: a.astype(np.result_type(*others)) for n, a in whole.items() if not a.ndim} if others else {}

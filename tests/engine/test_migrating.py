@@ -143,6 +143,7 @@ class TestWhatDiffers:
     def test_dtypes(self) -> None:
         x = flame.tensor([1.0]).to("bfloat16")
         assert (x + 1.5).dtype == x.dtype
+        assert (x + flame.tensor(1.5)).dtype == x.dtype
         assert (x + flame.tensor([1.0])).dtype == np.float32
 
     def test_random_numbers_are_by_place(self) -> None:
@@ -161,6 +162,34 @@ class TestWhatDiffers:
         with flame.no_grad():
             x.add_(1.0)
         assert x.item() == 2.0
+
+    def test_writing_is_not_followed(self) -> None:
+        x, buffer = flame.tensor([1.0], requires_grad=True), flame.tensor([0.0])
+        total = x * 2.0
+        with pytest.raises(RuntimeError, match=r"make a new one \(x = x \+ y\)"):
+            total += x
+        with pytest.raises(RuntimeError, match="gradient would be lost"):
+            buffer += x
+        kept = x * buffer
+        buffer += 1.0
+        with pytest.raises(RuntimeError, match="written in place since"):
+            kept.backward()
+
+    def test_what_a_checkpoint_returns(self) -> None:
+        x = flame.tensor([1.0], requires_grad=True)
+        with pytest.raises(TypeError, match="a Tensor or a tuple"):
+            flame.checkpoint(lambda v: [v], x)
+        _, detached = flame.checkpoint(lambda v: (v * 2.0, v.detach()), x)
+        assert detached.requires_grad
+
+    def test_what_numpy_has(self) -> None:
+        assert not any(hasattr(flame, name) for name in ("zeros", "ones", "randn", "arange"))
+        x, y = flame.tensor([5.5, -5.5]), flame.tensor([2.0, 2.0])
+        assert not any(hasattr(x, name) for name in ("half", "cpu", "any", "__mod__"))
+        assert (x - x // y * y).tolist() == [1.5, 0.5]
+        assert bool((x > 5.0).amax())
+        turned = flame.tensor(np.ones((2, 3))).T
+        assert not np.shares_memory(turned.view(6).data, turned.data)
 
     def test_unused_inputs(self) -> None:
         x, y = (flame.tensor([1.0], requires_grad=True) for _ in range(2))

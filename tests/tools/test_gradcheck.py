@@ -53,6 +53,18 @@ def test_unknown_names_are_told_with_what_is_near():
         run(["siluu", "exp", "zzz"], "cpu", "float64")
 
 
+def test_what_has_no_gradient_is_not_checked_in_silence():
+    with pytest.raises(ConfigError, match="no gradient to check in eq, one_hot"):
+        run(["eq", "exp", "one_hot"], "cpu", "float64")
+    assert cli.run(["gradcheck", "eq", "--device", "cpu"]) == 2
+
+
+def test_dtypes_go_by_both_their_names(capsys):
+    for name in ("fp32", "float32"):
+        assert cli.run(["gradcheck", "exp", "--device", "cpu", "--json", "--dtype", name]) == 0
+        assert json.loads(capsys.readouterr().out)["dtype"] == "float32"
+
+
 def test_the_command_prints_a_table_or_json(capsys):
     assert cli.run(["gradcheck", "layer_norm", "--device", "cpu"]) == 0
     table = capsys.readouterr().out

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..backend.cuda.programs import Reduction
-from ..dtype import Array, DType, float32, promote
+from ..dtype import Array, DType, float32, result_type
 from ..graph import Held, Into, Plus, unbroadcast
 from ..op import Op
 from .along import extent, reduce
@@ -67,7 +67,7 @@ def _forward(op: Op, expression: str, result: DType | None, missing: Mapping[str
 
     def launch(k: Any, **values: Any) -> Array:
         operands = {n: missing[n] if values[n] is None else values[n] for n in used}
-        dtype = result or promote([values[n].dtype for n in op.tensor_names if hasattr(values[n], "dtype")])
+        dtype = result or result_type([values[n] for n in op.tensor_names if hasattr(values[n], "dtype")])
         return k.elementwise((expression,), operands, (dtype,))[0]
 
     return named(launch, ["k", *op.names])
