@@ -74,6 +74,7 @@ _NONE = np.intp(0)  # a null pointer
 def forward(
     k: Any, given: Given, groups: int, weight: Array, bias: Array, eps: float, silu: bool
 ) -> tuple[Array, Array, Array]:
+    """What is given normalised, (B, ..., C); mean and rstd of its groups, fp32 (B, 1, groups, 1)."""
     shape, dtype = given.shape, given.input.dtype
     mean, rstd = (k.empty((shape[0], 1, groups, 1), float32) for _ in range(2))
     y = k.empty(shape, dtype)
