@@ -1,13 +1,37 @@
-"""How command lines are read: nothing that was said is dropped, and ~ is the user's home."""
+"""How command lines are read: the options that commands share, none of them dropped; ~ is the user's home."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
+
+DeviceName = Literal["cuda", "cpu"]
+Device = Annotated[DeviceName, typer.Option("--device", help="Where to compute. Never chosen silently.")]
+ConfigPath = Annotated[str, typer.Option("--config", "-c", help="TOML or YAML file; - reads standard input.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the config; repeatable."),
+]
+Recompute = Annotated[
+    Literal["nothing", "feed_forward", "blocks", "blocks_offloaded"],
+    typer.Option("--recompute", help="Activations: keep all, or as gradient.recompute in a config."),
+]
+Only = Annotated[list[str] | None, typer.Option("--recompute-only", help="As gradient.recompute_only; repeatable.")]
+Fp8 = Annotated[Literal["off", "weights", "dynamic"], typer.Option("--fp8", help="As model.fp8 in a config.")]
+BenchModel = Annotated[
+    str, typer.Option("--model", help="sdxl, sd35-medium, sd35-large, flux-dev; or sdxl-tiny, sd3-tiny, flux-tiny.")
+]
+Deterministic = Annotated[
+    bool, typer.Option("--deterministic/--not-deterministic", help="As train.deterministic in a config.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, read headers only, print the plan.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there already.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
 class Command(TyperCommand):

@@ -19,7 +19,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from flame_train import __version__
-from flame_train.arguments import Command
+from flame_train.arguments import AsJson, Command, ConfigPath, Debug, Device, DeviceName, DryRun, Force, Fp8, Overrides
+from flame_train.bench_cli import bench_app
 from flame_train.output import complain, complain_of, show, without_files
 
 app = typer.Typer(
@@ -29,30 +30,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-DeviceName = Literal["cuda", "cpu"]
-Device = Annotated[DeviceName, typer.Option("--device", help="Where to compute. Never chosen silently.")]
-ConfigPath = Annotated[str, typer.Option("--config", "-c", help="TOML or YAML file; - reads standard input.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the config; repeatable."),
-]
-Recompute = Annotated[
-    Literal["nothing", "feed_forward", "blocks", "blocks_offloaded"],
-    typer.Option("--recompute", help="Activations: keep all, or as gradient.recompute in a config."),
-]
-Only = Annotated[list[str] | None, typer.Option("--recompute-only", help="As gradient.recompute_only; repeatable.")]
-Fp8 = Annotated[Literal["off", "weights", "dynamic"], typer.Option("--fp8", help="As model.fp8 in a config.")]
-BenchModel = Annotated[
-    str, typer.Option("--model", help="sdxl, sd35-medium, sd35-large, flux-dev; or sdxl-tiny, sd3-tiny, flux-tiny.")
-]
-Deterministic = Annotated[
-    bool, typer.Option("--deterministic/--not-deterministic", help="As train.deterministic in a config.")
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, read headers only, print the plan.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there already.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
 def main() -> None:
@@ -303,99 +280,7 @@ def gradcheck(
     raise typer.Exit(1 if result["failed"] else 0)
 
 
-bench_app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
-
-
-@bench_app.command("step")
-def bench_step(
-    model: BenchModel = "sdxl",
-    resolution: Annotated[int, typer.Option("--resolution", min=64, help="Pixels.")] = 1024,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, show_default="1", help="Images a step.")] = None,
-    rank: Annotated[int, typer.Option("--rank", min=1)] = 16,
-    precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
-    recompute: Recompute = "nothing",
-    only: Only = None,
-    deterministic: Deterministic = True,
-    fp8: Fp8 = "off",
-    against: Annotated[
-        Literal["torch", "torch-compiled"] | None,
-        typer.Option("--against", help="Also time PyTorch + diffusers + PEFT, if installed."),
-    ] = None,
-    sweep: Annotated[
-        Literal["batch"] | None, typer.Option("--sweep", help="Double the batch from 1 until memory runs out.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", show_default="bench-step.png", help="The PNG that a sweep draws.")
-    ] = None,
-    device: Device = "cuda",
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """The time, the peak memory and the share of this machine's own best of a training step with random weights."""
-    from flame_train.tools import bench as tool
-    from flame_train.tools import bench_sweep
-
-    if sweep and against:
-        raise typer.BadParameter("a sweep measures this program alone; leave one of --sweep and --against out")
-    if sweep and batch is not None:
-        raise typer.BadParameter("a sweep doubles the batch from 1; leave one of --sweep and --batch out")
-    if plot is not None and not sweep:
-        raise typer.BadParameter("--plot is the picture of a sweep; add --sweep batch, or leave it out")
-    size = batch or 1
-    trial = tool.Trial(model, resolution, size, rank, precision, recompute, device, deterministic, fp8, only or ())
-    if sweep:
-        found, failed = bench_sweep.run(trial, plot or Path("bench-step.png"))
-        show(found, as_json)
-        if failed is not None:
-            raise failed
-    else:
-        show(tool.step(trial, against, by_kind=True), as_json)
-
-
-@bench_app.command("memory")
-def bench_memory(
-    model: BenchModel = "sdxl",
-    resolution: Annotated[int, typer.Option("--resolution", min=64, help="Pixels.")] = 1024,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Images a step.")] = 1,
-    rank: Annotated[int, typer.Option("--rank", min=1)] = 16,
-    precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
-    recompute: Recompute = "nothing",
-    only: Only = None,
-    fp8: Fp8 = "off",
-    device: Device = "cuda",
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """What a training step takes, by kind and by op."""
-    from flame_train.tools import bench_memory as tool
-    from flame_train.tools.bench import Trial
-
-    result = tool.run(
-        Trial(model, resolution, batch, rank, precision, recompute, device, fp8=fp8, recompute_only=only or ())
-    )
-    show(result, as_json, tool.table(result))
-
-
-@bench_app.command("ops")
-def bench_ops(
-    ops: Annotated[
-        list[str] | None, typer.Argument(metavar="OP", help="Default: what an SDXL step is made of.")
-    ] = None,
-    precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
-    against: Annotated[
-        Literal["torch"] | None, typer.Option("--against", help="Also time PyTorch, if installed.")
-    ] = None,
-    deterministic: Deterministic = True,
-    device: Device = "cuda",
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Each op at the sizes that matter: time, rate, share of this machine's own ceilings, implementation."""
-    from flame_train.tools import bench_ops as tool
-
-    result = tool.run(ops or [], device, precision, against, deterministic)
-    show(result, as_json, tool.table(result))
 
 
 @app.command()

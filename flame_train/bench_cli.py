@@ -1,0 +1,104 @@
+"""The commands of `flame-train bench`. As cli.py: each imports what it needs when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from flame_train.arguments import AsJson, BenchModel, Debug, Deterministic, Device, Fp8, Only, Recompute
+from flame_train.output import show
+
+bench_app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
+
+
+@bench_app.command("step")
+def bench_step(
+    model: BenchModel = "sdxl",
+    resolution: Annotated[int, typer.Option("--resolution", min=64, help="Pixels.")] = 1024,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, show_default="1", help="Images a step.")] = None,
+    rank: Annotated[int, typer.Option("--rank", min=1)] = 16,
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
+    recompute: Recompute = "nothing",
+    only: Only = None,
+    deterministic: Deterministic = True,
+    fp8: Fp8 = "off",
+    against: Annotated[
+        Literal["torch", "torch-compiled"] | None,
+        typer.Option("--against", help="Also time PyTorch + diffusers + PEFT, if installed."),
+    ] = None,
+    sweep: Annotated[
+        Literal["batch"] | None, typer.Option("--sweep", help="Double the batch from 1 until memory runs out.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", show_default="bench-step.png", help="The PNG that a sweep draws.")
+    ] = None,
+    device: Device = "cuda",
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """The time, the peak memory and the share of this machine's own best of a training step with random weights."""
+    from flame_train.tools import bench as tool
+    from flame_train.tools import bench_sweep
+
+    if sweep and against:
+        raise typer.BadParameter("a sweep measures this program alone; leave one of --sweep and --against out")
+    if sweep and batch is not None:
+        raise typer.BadParameter("a sweep doubles the batch from 1; leave one of --sweep and --batch out")
+    if plot is not None and not sweep:
+        raise typer.BadParameter("--plot is the picture of a sweep; add --sweep batch, or leave it out")
+    size = batch or 1
+    trial = tool.Trial(model, resolution, size, rank, precision, recompute, device, deterministic, fp8, only or ())
+    if sweep:
+        found, failed = bench_sweep.run(trial, plot or Path("bench-step.png"))
+        show(found, as_json)
+        if failed is not None:
+            raise failed
+    else:
+        show(tool.step(trial, against, by_kind=True), as_json)
+
+
+@bench_app.command("memory")
+def bench_memory(
+    model: BenchModel = "sdxl",
+    resolution: Annotated[int, typer.Option("--resolution", min=64, help="Pixels.")] = 1024,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images a step.")] = 1,
+    rank: Annotated[int, typer.Option("--rank", min=1)] = 16,
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
+    recompute: Recompute = "nothing",
+    only: Only = None,
+    fp8: Fp8 = "off",
+    device: Device = "cuda",
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """What a training step takes, by kind and by op."""
+    from flame_train.tools import bench_memory as tool
+    from flame_train.tools.bench import Trial
+
+    result = tool.run(
+        Trial(model, resolution, batch, rank, precision, recompute, device, fp8=fp8, recompute_only=only or ())
+    )
+    show(result, as_json, tool.table(result))
+
+
+@bench_app.command("ops")
+def bench_ops(
+    ops: Annotated[
+        list[str] | None, typer.Argument(metavar="OP", help="Default: what an SDXL step is made of.")
+    ] = None,
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
+    against: Annotated[
+        Literal["torch"] | None, typer.Option("--against", help="Also time PyTorch, if installed.")
+    ] = None,
+    deterministic: Deterministic = True,
+    device: Device = "cuda",
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Each op at the sizes that matter: time, rate, share of this machine's own ceilings, implementation."""
+    from flame_train.tools import bench_ops as tool
+
+    result = tool.run(ops or [], device, precision, against, deterministic)
+    show(result, as_json, tool.table(result))
