@@ -1,7 +1,8 @@
 """Writing into a tensor's memory: gradients, buffers, weights between steps.
 
 A graph does not follow what is written. So a tensor that requires grad is neither written nor written into another
-where graphs are recorded, and what a graph keeps is noted as changed (`writes.py`).
+where graphs are recorded, and what a graph keeps is noted as changed (`writes.py`). There `x += y` and its kin, whose
+result has a name, bind that to a new tensor instead.
 """
 
 from __future__ import annotations
@@ -90,6 +91,16 @@ class InPlace:
             raise TypeError(f"{op}_: the result is {made.dtype.name}, which a tensor of {self.dtype.name} cannot hold")
         return self._put(f"{op}_", ..., made)
 
+    def _augmented(self, op: str, other: Any, **kwargs: Any) -> Any:
+        """`x += y`: written, or where that would lose a gradient a new tensor of this one's shape and dtype."""
+        computed = self._node is not None or getattr(other, "requires_grad", False)
+        if not (mode().grad and computed) or (self._node is None and self.requires_grad):
+            return self._written(op, other, **kwargs)
+        made = REGISTRY[op](self, other, **kwargs)
+        if made.shape != self.data.shape:
+            raise ShapeError(f"{op}_: the result of shape {made.shape} does not fit {tuple(self.data.shape)}")
+        return made.to(self.dtype)
+
     # ---- methods -----------------------------------------------------------------------------------
 
     def copy_(self, src: Tensor) -> Tensor:
@@ -125,22 +136,22 @@ class InPlace:
         self._put("setitem", tuple([p.data if hasattr(p, "detach") else p for p in parts]), value)
 
     def __iadd__(self, other: Any) -> Tensor:
-        return self._written("add", other)
+        return self._augmented("add", other)
 
     def __isub__(self, other: Any) -> Tensor:
-        return self._written("sub", other)
+        return self._augmented("sub", other)
 
     def __imul__(self, other: Any) -> Tensor:
-        return self._written("mul", other)
+        return self._augmented("mul", other)
 
     def __itruediv__(self, other: Any) -> Tensor:
-        return self._written("div", other)
+        return self._augmented("div", other)
 
     def __ifloordiv__(self, other: Any) -> Tensor:
-        return self._written("div", other, rounding_mode="floor")
+        return self._augmented("div", other, rounding_mode="floor")
 
     def __ipow__(self, other: Any) -> Tensor:
-        return self._written("pow", other)
+        return self._augmented("pow", other)
 
     def __iand__(self, other: Any) -> Tensor:
         return self._put("and", ..., self & other)

@@ -115,3 +115,34 @@ def test_what_cannot_be_written(write: Callable[[flame.Tensor], None], error: ty
     with pytest.raises(error, match=match):
         write(x)
     np.testing.assert_array_equal(x.numpy(), [1, 2, 3])
+
+
+def test_augmented_assignment_on_a_graph_binds_the_name_to_a_new_tensor() -> None:
+    """As loops write it: sums of losses, a residual added to what was computed."""
+    p = leaf(3)
+    total = flame.tensor(0.0)
+    for k in (2.0, 3.0):
+        total += (p * k).sum()
+    h = p * 2.0
+    before = h
+    h += 1.0
+    h *= p
+    total += h.sum()
+    total /= 2.0
+    total.backward()
+    np.testing.assert_allclose(p.grad.numpy(), (5.0 + 4.0 * p.numpy() + 1.0) / 2.0, rtol=1e-6)
+    np.testing.assert_array_equal(before.numpy(), 2.0 * p.numpy())
+    low = (p * 1.0).to("bfloat16")
+    low += p
+    assert low.dtype == flame.tensor([0.0], "bfloat16").dtype
+
+
+def test_augmented_assignment_that_no_name_can_take_is_refused() -> None:
+    p, buffer = leaf(3), flame.tensor(np.zeros((2, 3), np.float32))
+    with pytest.raises(RuntimeError, match="not written in place"):
+        p += 1.0
+    with pytest.raises(RuntimeError, match=r"its gradient would be lost"):
+        buffer[0] += p
+    h = p * 1.0
+    with pytest.raises(ShapeError, match=r"\(2, 3\).*\(3,\)"):
+        h += buffer
