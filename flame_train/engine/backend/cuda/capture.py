@@ -62,6 +62,7 @@ class _Captured:
         if pool.used_bytes() > before:
             gc.collect()  # who makes plans leaves cycles
         if pool.used_bytes() > before:
+            backend.synchronize()  # a graph that is under way is not to be taken apart
             for other in list(backend.graphs):
                 other.forget()
         return 0
