@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,10 @@ class MemoryReport:
         for root in map(owner, arrays):
             place = id(root)
             if place not in self._watched and place not in self._others and not isinstance(root, np.generic):
-                self._others[place] = weakref.ref(root, lambda _, place=place: self._others.pop(place))  # type: ignore[misc]
+                self._others[place] = weakref.ref(root, partial(self._forget, place))
+
+    def _forget(self, place: int, _: weakref.ref[Array]) -> None:
+        del self._others[place]
 
     def after(self, op: str, phase: str, arrays: list[Array]) -> None:
         """An op made `arrays`. Views of memory that is known already count nothing, nor do NumPy's bare scalars."""

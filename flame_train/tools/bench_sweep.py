@@ -44,7 +44,8 @@ def _title(trial: Trial) -> str:
     """All that was the same at every batch."""
     parts = [trial.model, f"{trial.resolution} px", f"rank {trial.rank}", trial.precision, f"fp8 {trial.fp8}"]
     again = "deterministic" if trial.deterministic else "not deterministic"
-    return ", ".join([*parts, f"recompute {trial.recompute}", again, trial.device])
+    recomputed = f"recompute {trial.recompute}" + "".join(f" {glob}" for glob in trial.recompute_only)
+    return ", ".join([*parts, recomputed, again, trial.device])
 
 
 def _measure(trial: Trial) -> tuple[list[dict[str, Any]], str, BaseException | None]:

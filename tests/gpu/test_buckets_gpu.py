@@ -29,6 +29,8 @@ def test_many_buckets_neither_grow_nor_are_captured_again(model: str, rule: Buck
     """In the order of a run: a bucket's first step comes after others' were captured, and works in their memory."""
     trial, runs = bench.Trial(model, resolution=rule.resolution, batch=2, rank=4), []
     p = bench.prepare(trial)
+    p.backend.release_unused()  # what other tests' graphs have left
+    before = p.backend.memory().live
     after = capture(lambda: update(p.state), "cuda")
     steps: list[Callable[[], None]] = []
     for bucket in sorted(rule.buckets, key=math.prod, reverse=True)[:most]:
@@ -48,9 +50,9 @@ def test_many_buckets_neither_grow_nor_are_captured_again(model: str, rule: Buck
             run()
             after()
         p.backend.synchronize()
-        peaks.append(p.backend.memory().peak)
         if not i:
             p.backend.reset_peak()  # the first step of all ran before there was a graph
+        peaks.append(p.backend.memory().peak)
     for _ in range(3):
         for run in steps:
             run()
@@ -59,5 +61,6 @@ def test_many_buckets_neither_grow_nor_are_captured_again(model: str, rule: Buck
         live.append(p.backend.memory().live)
     assert len(runs) == 2 * len(steps)  # once eager, once captured
     assert live[0] == live[1] == live[2]
-    assert max(peaks) < 1.5 * peaks[0]  # a workspace that finds no gap comes on top, but no second step
+    taken = peaks[0] - before
+    assert max(peaks) - peaks[0] < 0.5 * taken  # a workspace that finds no gap may come on top, but no second step
     assert np.isfinite(p.backend.get(p.state.figures)).all()

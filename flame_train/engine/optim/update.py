@@ -135,7 +135,6 @@ class AtOnce:
             self._programs[kind] = k.scalars.program(self._decided, given, self._into)
         self._programs[kind](given, self._into)
         self._pass()
-        w.arena.changed()
 
     def _decided(self, xp: Any, given: State) -> State:
         """All of a step that is single numbers, over a trace's."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import numpy as np
 import pytest
 
 from flame_train.engine.backend.cuda.scalars import Trace
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 GIVEN = {
     "d": np.array(-2.625), "e": np.array(0.3), "f": np.array(1.7, np.float32), "n": np.array(7), "yes": np.array(True),
@@ -46,7 +43,6 @@ def inexact(xp: Any, x: Any) -> dict[str, Any]:
     return {"cos": xp.cos(x["d"]), "power": (1.0 + x["e"]) ** -0.275, "base": 0.9 ** x["e"], "sum": xp.sum(x["many"])}
 
 
-@needs_compiler
 @pytest.mark.parametrize(("of", "tolerance"), [(formula, 0.0), (inexact, 1e-14)])
 def test_a_program_gives_the_formulas_bits(
     gpu: Any, of: Any, tolerance: float, compiled: Any, monkeypatch: pytest.MonkeyPatch
@@ -61,7 +57,6 @@ def test_a_program_gives_the_formulas_bits(
         np.testing.assert_allclose(gpu.get(into[name]), value, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-@needs_compiler
 def test_a_result_may_take_an_operands_place_and_another_type(
     gpu: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import shutil
 from typing import Any
 
 import numpy as np
@@ -30,8 +29,6 @@ from flame_train.engine.optim import (
 )
 from flame_train.engine.optim.update import AtOnce, ByLinks
 from flame_train.training.optimizer import build_optimizer
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 SHAPES = {"a": (300, 7), "b": (65,), "c": (1,), "d": (128,)}
 LINKS = [ClipValue(0.3), ClipNorm(5.0), GradientNoise(0.01, seed=2**63 + 5)]
@@ -78,7 +75,6 @@ def trained(o: Optimizer, device: str, steps: range = range(8)) -> dict[str, np.
     return found if o.arena.low is None else {**found, "low": get(o.arena.low).astype(np.float32)}
 
 
-@needs_compiler
 def test_one_pass_gives_the_bits_of_the_links(gpu: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a schedule's cosine and power may be a unit off: NumPy has its own."""
     monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)

@@ -87,10 +87,10 @@ class Traced:
     def __ge__(self, other: Any) -> Traced:
         return self.trace.made("{0} >= {1}", self, other, dtype=bool_)
 
-    def __eq__(self, other: object) -> Traced:  # type: ignore[override]
+    def __eq__(self, other: object) -> Traced:  # type: ignore[override]  # a number of the formula, as an array's is
         return self.trace.made("{0} == {1}", self, other, dtype=bool_)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # as NumPy's arrays, which compare so
 
     def __and__(self, other: Any) -> Traced:
         return self.trace.made("{0} & {1}", self, other)
