@@ -20,8 +20,8 @@ from ..graph import Into
 from ..op import ErrorSample, Sample, primitive, sample
 from ..random import DROPOUT, Rng, blocks_of_bits, uniform_of
 from ..sample import booleans, integers
-from . import attention_few_keys, conditions
-from .attention_memory import like_rows, rooms, unit
+from . import attention_few_keys, attention_gradients, conditions
+from .attention_memory import in_packets, like_rows, rooms, unit
 from .attention_tiles import Problem, backward_tiles, forward_tiles, nowhere
 
 _BLOCK_BYTES = 1 << 26  # one block of scores, over all batches and heads, stays below this
@@ -237,6 +237,8 @@ def _flash(query: Array, key: Array, value: Array, attn_mask: Array | None, drop
         return "no dropout, no grouped heads"
     if attn_mask is not None or query.ndim != 4 or 0 in (*query.shape, *key.shape):
         return "only (B, H, L, E) without a mask"
+    if query.shape[-2] == key.shape[-2] == 1:
+        return "cuDNN has no plan for one query and one key"
     if query.shape[-1] % 8 or query.shape[-1] > 128 or value.shape[-1] != query.shape[-1]:
         return f"head sizes {query.shape[-1]} and {value.shape[-1]}: expected equal, a multiple of 8, at most 128"
     if reason := conditions.same(conditions.LOW, query, key, value):
@@ -258,6 +260,7 @@ def _and(worth: Callable[[Array, Array, bool], str]) -> Callable[..., str]:
 
 _few_keys, _last_keys = _and(attention_few_keys.few_keys), _and(attention_few_keys.last_keys)
 _last_keys_gradients = _and(attention_few_keys.last_keys_gradients)
+_warpgroups = _and(attention_gradients.unfit)
 
 
 @scaled_dot_product_attention.cuda("few_keys", when=_few_keys)
@@ -307,6 +310,16 @@ def _(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     dq, dk, dv = (like_rows(k, x) for x in (query, key, value))
     attention_few_keys.gradients(k, g, query, key, value, lse, (dq, dk, dv), _factor(scale, query))
+    return dq, dk, dv
+
+
+@scaled_dot_product_attention.cuda_vjp("warpgroups", "query", "key", "value", when=_warpgroups)
+def _(
+    k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float | None, into: Into
+) -> tuple[Array, Array, Array]:
+    dq, dk, dv = rooms(k, query, key, value, into)
+    query, key, value, out, g = (in_packets(k, x) for x in (query, key, value, out, g))
+    attention_gradients.gradients(k, g, query, key, value, out, lse, (dq, dk, dv), _factor(scale, query))
     return dq, dk, dv
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..dtype import Array
 from ..mode import mode
+from .attention_memory import in_packets
 
 _HEAD, _KEYS, _QUERIES, _THREADS = 64, 80, 64, 128  # as there
 _FORWARD_BLOCKS = 4  # a multiprocessor holds at once
@@ -69,7 +70,7 @@ def forward(
     """
     b, heads, length, _ = query.shape
     of_head = max(1, min(-(-length // _QUERIES), _FORWARD_BLOCKS * k.multiprocessors // (b * heads)))
-    arrays = *(_in_packets(k, x) for x in (query, key, value)), out
+    arrays = *(in_packets(k, x) for x in (query, key, value)), out
     numbers = (*map(np.int32, (heads, length, key.shape[2])), np.float32(scale), np.int32(last))
     k.launch(
         "attention_few_keys.cu", "few_keys_forward", query.dtype, (b * heads, of_head), _THREADS,
@@ -87,7 +88,7 @@ def gradients(
     to.
     """
     (b, heads, length, _), keys = query.shape, key.shape[2]
-    arrays = (*(_in_packets(k, x) for x in (query, key, value, g)), out if out is None else _in_packets(k, out), *into)
+    arrays = (*(in_packets(k, x) for x in (query, key, value, g)), out if out is None else in_packets(k, out), *into)
     share = next((s for s in _SHARES if b * heads * s >= _BLOCKS * k.multiprocessors), _SHARES[-1])
     numbers = (*map(np.int32, (heads, length, keys)), np.float32(scale))
     k.launch(
@@ -106,12 +107,3 @@ def _placed(arrays: Iterable[Array | None]) -> list[Any]:
 
 def _steps(x: Array) -> list[np.int64]:
     return [np.int64(s // x.itemsize) for s in x.strides[:3]]
-
-
-def in_packets(x: Array) -> bool:
-    """Whether rows can be read and written 16 bytes at a time."""
-    return x.strides[-1] == x.itemsize and not any(n % 16 for n in (x.data.ptr, *x.strides[:-1]))
-
-
-def _in_packets(k: Any, x: Array) -> Array:
-    return x if in_packets(x) else k.rows_first(x)

@@ -6,12 +6,21 @@ from typing import Any
 
 from ..dtype import Array
 from ..graph import Into
-from .attention_few_keys import in_packets
 
 
 def unit(k: Any, x: Array) -> Array:
     """`x` with its last dim dense, which is all that cuDNN asks of strides."""
     return x if x.strides[-1] == x.itemsize else k.rows_first(x)
+
+
+def lies_in_packets(x: Array) -> bool:
+    """Whether rows can be read and written 16 bytes at a time."""
+    return x.strides[-1] == x.itemsize and not any(n % 16 for n in (x.data.ptr, *x.strides[:-1]))
+
+
+def in_packets(k: Any, x: Array) -> Array:
+    """`x` so that its rows can be read 16 bytes at a time."""
+    return x if lies_in_packets(x) else k.rows_first(x)
 
 
 def like_rows(k: Any, x: Array) -> Array:
@@ -31,7 +40,7 @@ def _rows_together(k: Any, *arrays: Array) -> list[Array]:
 
 def rooms(k: Any, query: Array, key: Array, value: Array, into: Into) -> list[Array]:
     """Where the gradients of the three go: to the places they have, if kernels can write there, or to memory made."""
-    places = {n: into[n] for n in into if in_packets(into[n])}
+    places = {n: into[n] for n in into if lies_in_packets(into[n])}
     rest = {n: x for n, x in (("query", query), ("key", key), ("value", value)) if n not in places}
     made = {**places, **dict(zip(rest, _rows_together(k, *rest.values()), strict=True))}
     return [made["query"], made["key"], made["value"]]

@@ -9,6 +9,14 @@ typedef unsigned long long u64;
 
 struct alignas(64) TensorMap { u64 words[16]; };
 
+// Which of COUNT places comes next, and which of its uses this is.
+template <int COUNT> struct Place {
+  u32 stage = 0, phase = 0;
+  __device__ void next() {
+    if (++stage == COUNT) stage = 0, phase ^= 1;
+  }
+};
+
 __device__ __forceinline__ u32 shared_at(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
 __device__ __forceinline__ void begin_barrier(u32 barrier, u32 arrivals) {
@@ -30,6 +38,10 @@ __device__ __forceinline__ void arrive_at(u32 barrier, u32 block) {
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
       "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(block) : "memory");
 }
+// Tells this block.
+__device__ __forceinline__ void arrive_at(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -40,6 +52,18 @@ __device__ __forceinline__ void fetch(u32 to, const TensorMap& map, u32 barrier,
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
       "l"(&map), "r"(barrier), "r"(x), "r"(y) : "memory");
+}
+// A tile of a head's rows, of what has its batches and heads apart.
+__device__ __forceinline__ void fetch(u32 to, const TensorMap& map, u32 barrier, int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(0), "r"(row), "r"(head), "r"(batch) : "memory");
+}
+// What lies together, a multiple of 16 bytes.
+__device__ __forceinline__ void fetch_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+      "r"(bytes), "r"(barrier) : "memory");
 }
 // To the same place of both blocks of a cluster, and told to the barrier of each.
 __device__ __forceinline__ void fetch_for_both(u32 to, const TensorMap& map, u32 barrier, int x, int y) {
@@ -82,3 +106,14 @@ __device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_grou
 template <int left> __device__ __forceinline__ void products_done() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory");
 }
+
+__device__ __forceinline__ u32 packed(float x, float y, __half) {
+  __half2 pair = __floats2half2_rn(x, y);
+  return *reinterpret_cast<u32*>(&pair);
+}
+__device__ __forceinline__ u32 packed(float x, float y, __nv_bfloat16) {
+  __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+  return *reinterpret_cast<u32*>(&pair);
+}
+// Two sums as a product's left operand has them.
+__device__ __forceinline__ u32 packed(float x, float y) { return packed(x, y, T()); }

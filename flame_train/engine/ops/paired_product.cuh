@@ -25,14 +25,6 @@ struct Sizes { int m, n, k, part; };
 struct Added { const T *plus, *bias; long long plus_row; T* low; long long low_row; float scale; };
 struct Tile { int row, column; };
 
-// Which place comes next, and which of its uses this is.
-struct Place {
-  u32 stage = 0, phase = 0;
-  __device__ void next() {
-    if (++stage == STAGES) stage = 0, phase ^= 1;
-  }
-};
-
 struct Tiles {
   int high, wide;
   __device__ Tiles(const Sizes& s) : high((s.m + 2 * ROWS - 1) / (2 * ROWS)), wide((s.n + COLUMNS - 1) / COLUMNS) {}
@@ -53,10 +45,6 @@ __device__ __forceinline__ float2 pair_at(const T* p, bool there) {
   return there ? pair_in(*reinterpret_cast<const u32*>(p)) : make_float2(0.f, 0.f);
 }
 __device__ __forceinline__ float2 both(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
-__device__ __forceinline__ u32 pair_of(float x, float y) {
-  Pair pair = {from_float<T>(x), from_float<T>(y)};
-  return *reinterpret_cast<u32*>(&pair);
-}
 
 __device__ __forceinline__ void fetch_half(u32 to, const TensorMap& b, u32 barrier, int depth, int column, u32 block) {
 #if ACROSS
@@ -112,7 +100,7 @@ __device__ __forceinline__ void multiply_low(
 #pragma unroll
     for (int j = 0; j < RANK / 4; j++) {
       const float* made = low[i][j / (THIN / 4)] + j % (THIN / 4) * 2;
-      left[i][j] = pair_of(made[0] * added.scale, made[1] * added.scale);
+      left[i][j] = packed(made[0] * added.scale, made[1] * added.scale);
       int own = row + i * 64 + threadIdx.x % 128 / 32 * 16 + j % 2 * 8 + threadIdx.x % 32 / 4;
       if (first >= 0 && own < m)
         *reinterpret_cast<u32*>(added.low + own * added.low_row + first + j / 2 * 8 + threadIdx.x % 4 * 2) = left[i][j];
@@ -186,7 +174,7 @@ __device__ __forceinline__ void finish(
         float2 x = make_float2(sum[2 * i], sum[2 * i + 1]);
         if (BIAS) x = both(x, pair_at(added.bias + column, column < s.n));
         if (PLUS) x = both(x, pair_in(more.pairs[i]));
-        made[h] = pair_of(x.x, x.y);
+        made[h] = packed(x.x, x.y);
       }
       put4(buffer + line * 128 + ((j + lane / 16 ^ line % 8) << 4), made);
     }
@@ -206,7 +194,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 
   u32 block = blockIdx.x % 2;
   int steps = (s.k + DEPTH - 1) / DEPTH;
   Tiles tiles(s);
-  Place at;
+  Place<STAGES> at;
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) begin_barrier(full + 8 * i, 1), begin_barrier(empty + 8 * i, 2 * CONSUMERS);
     show_barriers();

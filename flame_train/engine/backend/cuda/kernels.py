@@ -60,6 +60,10 @@ class Kernels:
         return Shelf(default_folder(), _place(self.xp))
 
     @cached_property
+    def _cubins(self) -> Cubins:
+        return Cubins(self.xp, self._shelf)
+
+    @cached_property
     def cublaslt(self) -> CublasLt:
         """Loaded on first use."""
         return CublasLt(self.xp, self._stream, self._shelf, self.launches)
@@ -73,7 +77,7 @@ class Kernels:
     def pairs(self) -> PairedProducts:
         """Made on first use; compiles only what is launched."""
         return PairedProducts(
-            self.xp, self._stream, self._shelf, self.launches, Cubins(self.xp, self._shelf), self.multiprocessors,
+            self.xp, self._stream, self._shelf, self.launches, self._cubins, self.multiprocessors,
             self.compute_capability,
         )  # fmt: skip
 
@@ -177,6 +181,15 @@ class Kernels:
         fast = int(names["T"] != float32)
         text = f'#define FAST {fast}\n#include "elements.cuh"\n{"".join(known)}{before}#include "{header}"\n'
         self._modules.generated(text, kernel)(tuple(grid), (block,), tuple(args))
+
+    def launch_here(
+        self, text: str, kernel: str, dtype: DType, grid: Sequence[int], block: int, args: Sequence[Any],
+        shared_bytes: int,
+    ) -> None:  # fmt: skip
+        """Runs the one `kernel` of a text that is written for compute capability 9.0 alone; elements of `dtype`."""
+        if self.launches.wanted(kernel, args):
+            function = self._cubins.get(text, kernel, dtype, shared_bytes)
+            function(tuple(grid), (block,), tuple(args), shared_mem=shared_bytes)
 
     def erf(self, x: Array) -> Array:
         """The error function, elementwise."""

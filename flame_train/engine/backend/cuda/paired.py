@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...dtype import Array, DType, bfloat16, float16
+from ...dtype import Array, DType
 from ...mode import mode
 from .cubin import Cubins
 from .launches import Launches
@@ -24,6 +24,7 @@ from .nvrtc import included
 from .shelf import Shelf
 from .stopwatch import Stopwatch
 from .tensor_map import tensor_map
+from .warpgroup import KIND, warpgroup_product
 
 _DEPTH = _BLOCK = 64  # columns of a at a time; rows and columns of what passes through a buffer
 _STRIP = 16  # columns of a thin operand that is read across its rows
@@ -31,7 +32,6 @@ _BLOCK_BYTES = _BLOCK * _BLOCK * 2
 _SHARED_BYTES, _ALIGNMENT = 226 << 10, 1024
 _LEAST = 1 << 20  # elements of a result that is worth thinking about
 _RANKS = (16, 32, 48, 64)
-_KIND = {bfloat16: "bf16", float16: "f16"}
 _ADDED = np.dtype(
     [("plus", "u8"), ("bias", "u8"), ("plus_row", "i8"), ("low", "u8"), ("low_row", "i8"), ("scale", "f4")], align=True
 )
@@ -154,7 +154,7 @@ class Operands:
         """Whether the kernel can read and write them."""
         out, extra = self.out, () if self.bias is None else (self.bias,)
         return (
-            out.dtype in _KIND
+            out.dtype in KIND
             and all(x.dtype == out.dtype and x.data.ptr % 16 == 0 for x in (*self.matrices, *extra))
             and all(x.strides[1] == x.itemsize and x.strides[0] % 16 == 0 for x in self.matrices)
             and self.b2.shape[0] in _RANKS
@@ -307,10 +307,10 @@ def source(tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1) -
         "SPLITS": splits,
     }  # fmt: skip
     parts = ["".join(f"#define {name} {value}\n" for name, value in numbers.items())]
-    parts += ["typedef unsigned long long operand_t;\n", _product("product", tile.columns, across, _KIND[dtype])]
+    parts += [warpgroup_product("product", tile.columns, across, dtype)]
     if tile.thin:
-        parts += [_product("thin_product", tile.thin, across, _KIND[dtype])]
-        parts += [_product("low_product", tile.columns, across, _KIND[dtype], held=True)]
+        parts += [warpgroup_product("thin_product", tile.thin, across, dtype)]
+        parts += [warpgroup_product("low_product", tile.columns, across, dtype, held=True)]
     return "".join([*parts, included('#include "paired_product.cuh"\n')])
 
 
@@ -318,26 +318,3 @@ def _asked(
     tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1
 ) -> tuple[str, str, DType, int]:  # fmt: skip
     return source(tile, across, rank, dtype, splits), "paired_product", dtype, tile.shared_bytes
-
-
-def _product(name: str, columns: int, across: bool, kind: str, held: bool = False) -> str:
-    """`name`: sums (64, columns) = or += a (64, 16) b (16, columns), one instruction (PTX ISA, wgmma).
-
-    Where a is `held` in registers, sums always are there.
-    """
-    n, given = columns // 2, 4 if held else 1
-    registers, sums = ", ".join(f"%{i}" for i in range(n)), ", ".join(f'"+f"(sums[{i}])' for i in range(n))
-    left = f"{{%{n}, %{n + 1}, %{n + 2}, %{n + 3}}}, %{n + 4}" if held else f"%{n}, %{n + 1}"
-    operands = ", ".join(f'"r"(a[{i}])' for i in range(given)) if held else '"l"(a)'
-    transposed = f"1, 1, {int(across)}" if held else f"1, 1, 0, {int(across)}"
-    return f"""
-__device__ __forceinline__ void {name}(
-    float (&sums)[{n}], {"const unsigned*" if held else "operand_t"} a, operand_t b, int more = 1
-) {{
-  asm volatile(
-      "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{n + given + 1}, 0;\\n"
-      "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "
-      "{{{registers}}}, {left}, p, {transposed};\\n}}"
-      : {sums} : {operands}, "l"(b), "r"(more));
-}}
-"""

@@ -1,4 +1,4 @@
-"""Descriptions of matrices by which compute capability 9.0 fetches and sends tiles (cuTensorMapEncodeTiled)."""
+"""Descriptions of arrays by which compute capability 9.0 fetches and sends tiles (cuTensorMapEncodeTiled)."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ STRUCT = np.dtype([("words", "u8", _BYTES // 8)])
 
 
 def tensor_map(x: Array, tile: tuple[int, int]) -> np.ndarray[Any, Any]:
-    """`x` (R, C) of 16-bit floats, its last dim dense, cut into tiles (rows, 16 or 64 columns); a STRUCT."""
-    return _encoded(x.data.ptr, x.dtype, x.shape, x.strides[0], tile)
+    """`x` (..., R, C) of 16-bit floats, its last dim dense, cut into tiles (rows, 16 or 64 columns); a STRUCT."""
+    return _encoded(x.data.ptr, x.dtype, x.shape, x.strides[:-1], tile)
 
 
 @lru_cache(maxsize=8192)  # weights lie where they lie; a step has a few thousand operands
 def _encoded(
-    pointer: int, dtype: DType, shape: tuple[int, int], row_bytes: int, tile: tuple[int, int]
+    pointer: int, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...], tile: tuple[int, int]
 ) -> np.ndarray[Any, Any]:
     room = np.zeros(_BYTES // 8 + _ALIGNMENT // 8, np.uint64)
     first = -room.ctypes.data % _ALIGNMENT // 8
     made = room[first : first + _BYTES // 8]
-    sizes, strides = (ctypes.c_uint64 * 2)(shape[1], shape[0]), (ctypes.c_uint64 * 1)(row_bytes)
-    box, every = (ctypes.c_uint32 * 2)(tile[1], tile[0]), (ctypes.c_uint32 * 2)(1, 1)
+    rank, box = len(shape), (*(1,) * (len(shape) - 2), *tile)
+    numbers, small = ctypes.c_uint64 * rank, ctypes.c_uint32 * rank
     status = _encode()(
-        made.ctypes.data, _TYPE[dtype], 2, pointer, sizes, strides, box, every,
+        made.ctypes.data, _TYPE[dtype], rank, pointer, numbers(*reversed(shape)),
+        (ctypes.c_uint64 * (rank - 1))(*reversed(strides)), small(*reversed(box)), small(*(1,) * rank),
         _NOT_INTERLEAVED, _SWIZZLE[tile[1]], _PROMOTE_256, _ZEROS_OUTSIDE,
     )  # fmt: skip
     if status:
         raise DeviceFault(
-            f"the driver cannot describe {shape}, rows {row_bytes} bytes apart, in tiles {tile}: {status}"
+            f"the driver cannot describe {shape}, dims {strides} bytes apart, in tiles {tile}: {status}"
         )
     return made.view(STRUCT)
 

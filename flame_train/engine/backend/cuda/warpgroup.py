@@ -1,0 +1,36 @@
+"""Products of a warpgroup as functions of CUDA: instructions of compute capability 9.0 that no header has."""
+
+from __future__ import annotations
+
+from ...dtype import DType, bfloat16, float16
+
+KIND = {bfloat16: "bf16", float16: "f16"}
+"""Elements that warpgroups multiply, by PTX's names for them."""
+
+
+def warpgroup_product(
+    name: str, columns: int, across: bool, dtype: DType, held: bool = False, fresh: bool = False
+) -> str:
+    """`name`: sums (64, columns) = or += a (64, 16) b (16, columns), one instruction (PTX ISA, wgmma).
+
+    b lies as its transpose, or `across` as it is. Where a is `held` in registers, sums always are there, or never where
+    they are `fresh`.
+    """
+    n, given, kind = columns // 2, 4 if held else 1, KIND[dtype]
+    registers = ", ".join(f"%{i}" for i in range(n))
+    sums = ", ".join(f'"{"=" if fresh else "+"}f"(sums[{i}])' for i in range(n))
+    left = f"{{%{n}, %{n + 1}, %{n + 2}, %{n + 3}}}, %{n + 4}" if held else f"%{n}, %{n + 1}"
+    operands = ", ".join(f'"r"(a[{i}])' for i in range(given)) if held else '"l"(a)'
+    transposed = f"1, 1, {int(across)}" if held else f"1, 1, 0, {int(across)}"
+    more = ("", "0", "") if fresh else (", int more = 1", f"%{n + given + 1}", ', "r"(more)')
+    return f"""
+__device__ __forceinline__ void {name}(
+    float (&sums)[{n}], {"const unsigned*" if held else "unsigned long long"} a, unsigned long long b{more[0]}
+) {{
+  asm volatile(
+      "{{\\n.reg .pred p;\\nsetp.ne.b32 p, {more[1]}, 0;\\n"
+      "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "
+      "{{{registers}}}, {left}, p, {transposed};\\n}}"
+      : {sums} : {operands}, "l"(b){more[2]});
+}}
+"""
