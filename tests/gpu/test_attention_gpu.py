@@ -11,7 +11,7 @@ from flame_train.engine import Tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import as_dtype
 from flame_train.engine.mode import deterministic, use
-from flame_train.engine.ops import attention_few_keys
+from flame_train.engine.ops import attention_few_keys, attention_warpgroups
 
 pytestmark = pytest.mark.gpu
 
@@ -39,7 +39,7 @@ def test_few_keys(length: int, keys: int, dtype: str) -> None:
     check(length, keys, dtype)
 
 
-@pytest.mark.parametrize("keys", [41, 77, 2048 + 77])
+@pytest.mark.parametrize("keys", [41, 77])
 @pytest.mark.parametrize("share", attention_few_keys._SHARES)
 def test_however_many_blocks_share_a_head(share: int, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_few_keys, "_SHARES", (share,))
@@ -47,26 +47,77 @@ def test_however_many_blocks_share_a_head(share: int, keys: int, monkeypatch: py
         check(700, keys, "bfloat16")
 
 
+@pytest.fixture
+def preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warpgroups forward, however well cuDNN's tiles would be filled."""
+    monkeypatch.setattr(attention_warpgroups, "_PACE", 1e9)
+    monkeypatch.setattr(attention_warpgroups, "_PACE_OF_PARTS", 1e9)
+
+
+@pytest.mark.usefixtures("preferred")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(("length", "keys"), [(1, 2049), (700, 2125), (65, 2128), (300, 2129)])
-@pytest.mark.parametrize("exact", [True, False])
-def test_the_last_of_many_keys(length: int, keys: int, dtype: str, exact: bool) -> None:
-    with deterministic(exact):
-        check(length, keys, dtype)
+@pytest.mark.parametrize(
+    ("length", "keys"), [(1, 129), (64, 128), (65, 81), (193, 130), (300, 2129), (700, 2125), (1025, 1024)]
+)
+def test_warpgroups(length: int, keys: int, dtype: str) -> None:
+    check(length, keys, dtype)
 
 
-@pytest.mark.parametrize(("ahead", "behind"), [(30.0, 0.0), (0.0, 30.0)])
-def test_what_the_last_keys_outweigh_or_are_outweighed_by(ahead: float, behind: float) -> None:
-    """Scores that differ by hundreds between the two parts, so that one's probabilities vanish."""
+@pytest.mark.usefixtures("preferred")
+@pytest.mark.parametrize("rise", [-0.02, 0.004, 0.02, 0.2])
+def test_scores_that_rise_or_fall_from_key_to_key(rise: float) -> None:
+    """By less than what is held against the largest so far, by more, and so much that most probabilities vanish."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, 1, n, 64)).astype(np.float32) for n in (70, 2100, 2100))
-    q, k = np.abs(q), k + np.where(np.arange(2100) < 2048, ahead, behind)[:, None].astype(np.float32)
+    q, k = np.abs(q), k + rise * np.arange(2100)[:, None].astype(np.float32)
     want = F.scaled_dot_product_attention(*(flame.tensor(x, "float32", "cpu") for x in (q, k, v))).numpy()
     got = F.scaled_dot_product_attention(*(flame.tensor(x, "bfloat16", "cuda") for x in (q, k, v))).float().numpy()
     with use(scaled_dot_product_attention="reference"):
         plain = F.scaled_dot_product_attention(*(flame.tensor(x, "bfloat16", "cuda") for x in (q, k, v)))
     allowed = 2.0 * np.linalg.norm(plain.float().numpy() - want) + 2.0**-7 * np.linalg.norm(want)
     assert np.linalg.norm(got - want) <= allowed
+
+
+def drawn(rng: np.random.Generator, *shape: int) -> Tensor:
+    return flame.tensor(rng.standard_normal(shape).astype(np.float32), "bfloat16", "cuda")
+
+
+def gradients_at(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> list[np.ndarray]:
+    return [x.numpy() for x in flame.grad(F.scaled_dot_product_attention(q, k, v), (q, k, v), g)]
+
+
+def test_gradients_are_the_same_in_every_run() -> None:
+    """Of more items than there are multiprocessors, so that blocks take several each."""
+    rng = np.random.default_rng(0)
+    leaves = [drawn(rng, 3, 20, n, 64) for n in (700, 1100, 1100, 700)]
+    first = gradients_at(*(x.requires_grad_() for x in leaves[:3]), leaves[3])
+    for _ in range(4):
+        for a, b in zip(first, gradients_at(*leaves), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.usefixtures("preferred")
+def test_one_head_for_a_whole_batch() -> None:
+    """Keys and values that lie at no distance from each other."""
+    rng = np.random.default_rng(0)
+    q, g, k, v = (drawn(rng, n, 4, length, 64) for n, length in ((3, 300), (3, 300), (1, 200), (1, 200)))
+    spread = [x.expand(3, 4, 200, 64).requires_grad_() for x in (k, v)]
+    copied = [flame.tensor(x.numpy(), device="cuda", requires_grad=True) for x in spread]
+    for a, b in zip(*(gradients_at(q.requires_grad_(), *kv, g) for kv in (spread, copied)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("head", [64, 128])
+def test_one_query_and_one_key(head: int) -> None:
+    """What cuDNN has no plan for: all probability is the key's."""
+    rng = np.random.default_rng(0)
+    q, k, v, g = (drawn(rng, 1, 2, 1, head) for _ in range(4))
+    np.testing.assert_array_equal(F.scaled_dot_product_attention(q, k, v).numpy(), v.numpy())
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    dq, dk, dv = gradients_at(*leaves, g)
+    np.testing.assert_array_equal(dv, g.numpy())
+    for nothing in (dq, dk):
+        np.testing.assert_allclose(nothing.astype(np.float32), 0.0, atol=1e-3)
 
 
 def check(length: int, keys: int, dtype: str) -> None:

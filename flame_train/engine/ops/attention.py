@@ -2,8 +2,9 @@
 
 The forward pass keeps each row's log-sum-exp, from which the backward pass rebuilds any block of the
 probabilities (FlashAttention, arXiv 2205.14135). On CUDA cuDNN does both for bf16 and fp16 without masks, but where
-keys are few, as a caption's, or are the last of many that fill no tile of cuDNN's (attention_few_keys.cu); our own
-kernels (attention.cuh) do the rest up to head sizes where cuBLASLt's products are faster.
+keys are few, as a caption's (attention_few_keys.cu), or heads are of 64 and warpgroups can be had
+(attention_warpgroups.cuh); our own kernels (attention.cuh) do the rest up to head sizes where cuBLASLt's products are
+faster.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..graph import Into
 from ..op import ErrorSample, Sample, primitive, sample
 from ..random import DROPOUT, Rng, blocks_of_bits, uniform_of
 from ..sample import booleans, integers
-from . import attention_few_keys, attention_gradients, conditions
+from . import attention_few_keys, attention_warpgroups, conditions
 from .attention_memory import in_packets, like_rows, rooms, unit
 from .attention_tiles import Problem, backward_tiles, forward_tiles, nowhere
 
@@ -246,21 +247,20 @@ def _flash(query: Array, key: Array, value: Array, attn_mask: Array | None, drop
     return "" if int(query.device.compute_capability) >= 80 else "cuDNN's attention needs compute capability 8.0"
 
 
-def _and(worth: Callable[[Array, Array, bool], str]) -> Callable[..., str]:
-    """Why neither cuDNN could be asked nor what stands in for it, or for a part of it."""
+def _and(worth: Callable[[Array, Array, bool, float | None], str]) -> Callable[..., str]:
+    """Why neither cuDNN could be asked nor what stands in for it."""
 
     def reason(
         query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool,
-        enable_gqa: bool,
+        scale: float | None, enable_gqa: bool,
     ) -> str:  # fmt: skip
-        return _flash(query, key, value, attn_mask, dropout_p, enable_gqa) or worth(query, key, is_causal)
+        return _flash(query, key, value, attn_mask, dropout_p, enable_gqa) or worth(query, key, is_causal, scale)
 
     return reason
 
 
-_few_keys, _last_keys = _and(attention_few_keys.few_keys), _and(attention_few_keys.last_keys)
-_last_keys_gradients = _and(attention_few_keys.last_keys_gradients)
-_warpgroups = _and(attention_gradients.unfit)
+_few_keys = _and(attention_few_keys.unfit)
+_warpgroups, _warpgroups_back = _and(attention_warpgroups.forward_unfit), _and(attention_warpgroups.gradients_unfit)
 
 
 @scaled_dot_product_attention.cuda("few_keys", when=_few_keys)
@@ -274,15 +274,15 @@ def _(
     return out, lse
 
 
-@scaled_dot_product_attention.cuda("cudnn_and_few", when=_last_keys)
+@scaled_dot_product_attention.cuda("warpgroups", when=_warpgroups)
 def _(
     k: Any, query: Array, key: Array, value: Array, attn_mask: None, dropout_p: float, is_causal: bool,
     scale: float | None, enable_gqa: bool, rng: None, stream: int,
 ) -> tuple[Array, Array]:  # fmt: skip
     check_attention(query, key, value, enable_gqa)
-    (keys, last_keys), (values, last_values) = (attention_few_keys.whole_and_rest(x) for x in (key, value))
-    out, lse = _found_by_cudnn(k, query, keys, values, scale, False)
-    attention_few_keys.forward(k, query, last_keys, last_values, out, lse, _factor(scale, query), last=True)
+    query, key, value = (in_packets(k, x) for x in (query, key, value))
+    out, lse = like_rows(k, query), k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
+    attention_warpgroups.forward(k, query, key, value, out, lse, _factor(scale, query))
     return out, lse
 
 
@@ -292,15 +292,9 @@ def _(
     scale: float | None, enable_gqa: bool, rng: None, stream: int,
 ) -> tuple[Array, Array]:  # fmt: skip
     check_attention(query, key, value, enable_gqa)
-    return _found_by_cudnn(k, query, key, value, scale, is_causal)
-
-
-def _found_by_cudnn(
-    k: Any, query: Array, key: Array, value: Array, scale: float | None, causal: bool
-) -> tuple[Array, Array]:
     q, key, value = (unit(k, x) for x in (query, key, value))
     out, lse = like_rows(k, q), k.empty((*q.shape[:-1], 1), np.dtype(np.float32))
-    k.cudnn.attention_forward(q, key, value, out, lse, _factor(scale, q), causal)
+    k.cudnn.attention_forward(q, key, value, out, lse, _factor(scale, q), is_causal)
     return out, lse
 
 
@@ -313,28 +307,13 @@ def _(
     return dq, dk, dv
 
 
-@scaled_dot_product_attention.cuda_vjp("warpgroups", "query", "key", "value", when=_warpgroups)
+@scaled_dot_product_attention.cuda_vjp("warpgroups", "query", "key", "value", when=_warpgroups_back)
 def _(
     k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float | None, into: Into
 ) -> tuple[Array, Array, Array]:
     dq, dk, dv = rooms(k, query, key, value, into)
     query, key, value, out, g = (in_packets(k, x) for x in (query, key, value, out, g))
-    attention_gradients.gradients(k, g, query, key, value, out, lse, (dq, dk, dv), _factor(scale, query))
-    return dq, dk, dv
-
-
-@scaled_dot_product_attention.cuda_vjp("cudnn_and_few", "query", "key", "value", when=_last_keys_gradients)
-def _(
-    k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float | None, into: Into
-) -> tuple[Array, Array, Array]:
-    dq, dk, dv = rooms(k, query, key, value, into)
-    query, key, value, g = (unit(k, x) for x in (query, key, value, g))
-    split, factor = attention_few_keys.whole_and_rest, _factor(scale, query)
-    (keys, last_keys), (values, last_values) = split(key), split(value)
-    (of_keys, of_last_keys), (of_values, of_last_values) = split(dk), split(dv)
-    k.cudnn.attention_backward(query, keys, values, out, lse, g, dq, of_keys, of_values, factor, False)
-    into_rest = dq, of_last_keys, of_last_values
-    attention_few_keys.gradients(k, g, query, last_keys, last_values, lse, into_rest, factor, out)
+    attention_warpgroups.gradients(k, g, query, key, value, out, lse, (dq, dk, dv), _factor(scale, query))
     return dq, dk, dv
 
 
@@ -385,6 +364,7 @@ def _() -> Iterator[Sample]:
     yield sample((2, 4, 256, 64), (2, 4, 256, 64), (2, 4, 256, 64))
     yield sample((1, 2, 300, 64), (1, 2, 2125, 64), (1, 2, 2125, 64))
     yield sample((1, 1, 64, 64), (1, 1, 2049, 64), (1, 1, 2049, 64), scale=0.3)
+    yield sample((1, 22, 1024, 64), (1, 22, 130, 64), (1, 22, 130, 64))
     yield sample((2, 4, 200, 64), (2, 4, 77, 64), (2, 4, 77, 64))
     yield sample((1, 2, 333, 64), (1, 2, 80, 64), (1, 2, 80, 64), scale=0.2)
     yield sample((2, 70, 9, 64), (2, 70, 3, 64), (2, 70, 3, 64))

@@ -6,13 +6,9 @@
 // cluster of SHARE blocks has a head and adds up its keys' sums in a fixed order: no atomics, equal inputs give equal
 // bits.
 //
-// Or these are the last keys of more. Then `out` and `lse` hold what was found in those before and are brought up to all
-// of them; `dq` holds its gradient by those before and is added to, and as the probabilities here are no longer all,
-// sum(g * out) does want `out`. The forward kernel is told so by `last`, those of the gradients by an `out`.
-//
 // Contract: q, g, out, dq (B, H, L, 64), k, v, dk, dv (B, H, S, 64), 1 <= S <= 80, of 16-bit elements at any strides,
 // each array's batch, head and row steps (in elements, multiples of 8) following it, a row's 64 together, 16-byte
-// aligned; lse fp32 (B, H, L), dense. Outputs are assigned (=) but for the above. Grid: (B * H, any), gradients
+// aligned; lse fp32 (B, H, L), dense. Outputs are assigned (=). Grid: (B * H, any), gradients
 // (B * H, SHARE); block: THREADS, gradients twice as many; shared memory: sizeof(Inputs), sizeof(Memory). Gradients need
 // clusters: compute capability 9.0.
 #include "warp_tiles.cuh"
@@ -51,41 +47,10 @@ __device__ __forceinline__ unsigned pair(float low, float high) {
   T both[2] = {from_float<T>(low), from_float<T>(high)};
   return *reinterpret_cast<unsigned*>(both);
 }
-__device__ __forceinline__ float2 apart(unsigned both) {
-  const T* of = reinterpret_cast<const T*>(&both);
-  return make_float2(to_float(of[0]), to_float(of[1]));
-}
-
 // Which rows and columns of 16 x 8 N values a lane has as products leave them: the columns 8 n + column (+ 1) of the rows
 // `row` (elements 0, 1 of the n-th four) and row + 8 (2, 3).
 struct Lane {
   int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-};
-
-// 16 rows of N times 8 columns, of which those before `left` are there, as they were: zeros unless `asked`.
-template <int N> struct Before {
-  unsigned pairs[2][N];
-  __device__ __forceinline__ Before(const T* at, long long step, int left, bool asked) {
-    const Lane lane;
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-      for (int n = 0; n < N; n++) {
-        int row = lane.row + i * 8;
-        pairs[i][n] = 0;
-        if (asked && row < left) pairs[i][n] = *reinterpret_cast<const unsigned*>(at + row * step + n * 8 + lane.column);
-      }
-  }
-  // sum = `kept` of them
-  __device__ __forceinline__ void part(float (&sum)[N][4], const float (&kept)[2]) const {
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        float2 there = apart(pairs[i][n]);
-        sum[n][2 * i] = kept[i] * there.x, sum[n][2 * i + 1] = kept[i] * there.y;
-      }
-  }
 };
 
 // To 16 rows of N times 8 columns, of which those before `left` are there.
@@ -142,10 +107,8 @@ template <int N> __device__ __forceinline__ void products(float (&s)[N][4], cons
   }
 }
 
-// Scores to probabilities, in place, and the log-sum-exp of the rows before `left`. A lane has what it has below. With
-// `last` that of the keys before is there, and `kept` becomes the part of all probabilities that is theirs.
-__device__ __forceinline__ void softmax(float (&p)[KEY_TILES][4], float* lse, int left, int S, float scale, bool last,
-                                        float (&kept)[2]) {
+// Scores to probabilities, in place, and the log-sum-exp of the rows before `left`. A lane has what it has below.
+__device__ __forceinline__ void softmax(float (&p)[KEY_TILES][4], float* lse, int left, int S, float scale) {
   const Lane lane;
   float top[2] = {-INF, -INF}, sum[2] = {0.f, 0.f};
 #pragma unroll
@@ -168,32 +131,20 @@ __device__ __forceinline__ void softmax(float (&p)[KEY_TILES][4], float* lse, in
     }
 #pragma unroll
   for (int i = 0; i < 2; i++) sum[i] = over_row(sum[i]);
-  float part[2] = {1.f / sum[0], 1.f / sum[1]}, total[2] = {top[0] + logf(sum[0]), top[1] + logf(sum[1])};
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    kept[i] = 0.f;
-    if (!last || lane.row + i * 8 >= left) continue;
-    float before = lse[lane.row + i * 8], more = fmaxf(before, total[i]);
-    total[i] = more + logf(__expf(before - more) + __expf(total[i] - more));
-    part[i] = __expf(top[i] - total[i]);
-    kept[i] = __expf(before - total[i]);
-  }
 #pragma unroll
   for (int n = 0; n < KEY_TILES; n++)
 #pragma unroll
-    for (int e = 0; e < 4; e++) p[n][e] *= part[e / 2];
-  __syncwarp();  // four lanes have read what one of them writes
+    for (int e = 0; e < 4; e++) p[n][e] *= 1.f / sum[e / 2];
 #pragma unroll
   for (int i = 0; i < 2; i++)
-    if (lane.column == 0 && lane.row + i * 8 < left) lse[lane.row + i * 8] = total[i];
+    if (lane.column == 0 && lane.row + i * 8 < left) lse[lane.row + i * 8] = top[i] + logf(sum[i]);
 }
 
-// to (16 x HEAD) = weights (16 x KEYS, in registers) times the keys' values, and `kept` of what was there before
+// to (16 x HEAD) = weights (16 x KEYS, in registers) times the keys' values
 __device__ __forceinline__ void weigh(const float (&weights)[KEY_TILES][4], const T* values, T* to, long long step,
-                                      int left, const Before<COLUMN_TILES>& before, const float (&kept)[2]) {
+                                      int left) {
   int lane = threadIdx.x % 32;
-  float sum[COLUMN_TILES][4];
-  before.part(sum, kept);
+  float sum[COLUMN_TILES][4] = {};
   values += (lane % 8 + lane / 8 % 2 * 8) * PITCH + lane / 16 * 8;
 #pragma unroll
   for (int j = 0; j < KEYS; j += 16) {
@@ -209,8 +160,7 @@ __device__ __forceinline__ void weigh(const float (&weights)[KEY_TILES][4], cons
   put(to, step, left, sum);
 }
 
-__device__ __forceinline__ void forward(Rows q, Rows k, Rows v, Rows out, float* lse, int L, int S, float scale,
-                                        bool last) {
+__device__ __forceinline__ void forward(Rows q, Rows k, Rows v, Rows out, float* lse, int L, int S, float scale) {
   extern __shared__ __align__(16) unsigned char raw[];
   Inputs& memory = *reinterpret_cast<Inputs*>(raw);
   lse += (size_t)blockIdx.x * L;
@@ -225,13 +175,11 @@ __device__ __forceinline__ void forward(Rows q, Rows k, Rows v, Rows out, float*
     int next = first + gridDim.y * QUERIES;
     if (next < L) fetch<QUERIES, THREADS>(memory.q[stage ^ 1], q, next, L);
     asm volatile("cp.async.commit_group;");
-    float p[KEY_TILES][4], kept[2];
+    float p[KEY_TILES][4];
     int own = first + rows;
-    T* to = out.at + own * out.step;
-    const Before<COLUMN_TILES> before(to, out.step, L - own, last);
     products(p, memory.q[stage] + rows * PITCH, memory.k);
-    softmax(p, lse + own, L - own, S, scale, last, kept);
-    weigh(p, memory.v, to, out.step, L - own, before, kept);
+    softmax(p, lse + own, L - own, S, scale);
+    weigh(p, memory.v, out.at + own * out.step, out.step, L - own);
   }
 }
 
@@ -253,24 +201,6 @@ __device__ __forceinline__ void again(float (&p)[HALF_TILES][4], const float (&d
     }
 }
 
-// sums[i] = what HALF_COLUMNS columns of g, in shared memory, and of out, before `left`, add to a row's sum(g * out)
-__device__ __forceinline__ void row_products(float (&sums)[2], const T* g, const T* out, long long step, int left) {
-  const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 8;
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    sums[i] = 0.f;
-    if (row + i * 8 >= left) continue;
-    const uint4 a = *reinterpret_cast<const uint4*>(g + (row + i * 8) * PITCH + column);
-    const uint4 b = *reinterpret_cast<const uint4*>(out + (row + i * 8) * step + column);
-    const unsigned x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      float2 f = apart(x[j]), h = apart(y[j]);
-      sums[i] += f.x * h.x + f.y * h.y;
-    }
-  }
-}
-
 // Each row's sums of both warps that have it, added up by way of `shared`, which has QUERIES numbers of each half
 __device__ __forceinline__ void exchange(float (&sums)[2], float (*shared)[QUERIES], int half, int rows) {
   const Lane lane;
@@ -284,12 +214,10 @@ __device__ __forceinline__ void exchange(float (&sums)[2], float (*shared)[QUERI
   for (int i = 0; i < 2; i++) sums[i] = shared[0][rows + lane.row + i * 8] + shared[1][rows + lane.row + i * 8];
 }
 
-// to (16 x HALF_COLUMNS) = ds (16 x KEYS) times these columns of the keys, and what was there before
-__device__ __forceinline__ void carry(const T* ds, const T* keys, T* to, long long step, int left,
-                                      const Before<COLUMN_TILES / 2>& before) {
+// to (16 x HALF_COLUMNS) = ds (16 x KEYS) times these columns of the keys
+__device__ __forceinline__ void carry(const T* ds, const T* keys, T* to, long long step, int left) {
   int lane = threadIdx.x % 32, row = lane % 8, part = lane / 8;
-  float sum[COLUMN_TILES / 2][4];
-  before.part(sum, {1.f, 1.f});
+  float sum[COLUMN_TILES / 2][4] = {};
   ds += (row + part % 2 * 8) * SCORES + part / 2 * 8;
   keys += (row + part % 2 * 8) * PITCH + part / 2 * 8;
 #pragma unroll
@@ -351,13 +279,12 @@ template <int SHARE> __device__ __forceinline__ void total(const float* sums, co
 }
 
 template <int SHARE>
-__device__ __forceinline__ void gradients(Rows q, Rows k, Rows v, Rows g, Rows out, Rows dq, Rows dk, Rows dv,
+__device__ __forceinline__ void gradients(Rows q, Rows k, Rows v, Rows g, Rows dq, Rows dk, Rows dv,
                                           const float* lse, int L, int S, float scale) {
   extern __shared__ __align__(16) unsigned char raw[];
   Memory& memory = *reinterpret_cast<Memory*>(raw);
   constexpr int ALL = 2 * THREADS, KEY_ROWS = HALF_TILES * 8;
   const int half = threadIdx.x / THREADS, rows = threadIdx.x % THREADS / 32 * 16, columns = half * HALF_COLUMNS;
-  const bool last = out.at != nullptr;
   float sum[KEYS / 16][2][4] = {};  // 16 columns of dv by the first half of the warps, of dk by the second
   lse += (size_t)blockIdx.x * L;
   fetch<KEYS, ALL>(memory.k, k, 0, S);
@@ -377,13 +304,10 @@ __device__ __forceinline__ void gradients(Rows q, Rows k, Rows v, Rows g, Rows o
     asm volatile("cp.async.commit_group;");
     const T *own_q = memory.q[stage] + rows * PITCH, *own_g = memory.g[stage] + rows * PITCH;
     const int own = first + rows, left = L - own, keys = half * KEY_ROWS;
-    T* to = dq.at + own * dq.step + columns;
-    const Before<COLUMN_TILES / 2> before(to, dq.step, left, last);
     float p[HALF_TILES][4], dp[HALF_TILES][4], drop[2];
     products(p, own_q, memory.k + keys * PITCH);
     products(dp, own_g, memory.v + keys * PITCH);
     again(p, dp, lse + own, left, S - keys, scale, drop);
-    if (last) row_products(drop, own_g + columns, out.at + own * out.step + columns, out.step, left);
     put(memory.p + rows * SCORES + keys, SCORES, QUERIES, p);
     exchange(drop, memory.drop, half, rows);
 #pragma unroll
@@ -392,7 +316,7 @@ __device__ __forceinline__ void gradients(Rows q, Rows k, Rows v, Rows g, Rows o
       for (int e = 0; e < 4; e++) dp[n][e] = p[n][e] * (dp[n][e] - drop[e / 2]) * scale;
     put(memory.ds + rows * SCORES + keys, SCORES, QUERIES, dp);
     __syncthreads();
-    carry(memory.ds + rows * SCORES, memory.k + columns, to, dq.step, left, before);
+    carry(memory.ds + rows * SCORES, memory.k + columns, dq.at + own * dq.step + columns, dq.step, left);
     if (half) add_keys(sum, memory.ds, memory.q[stage] + rows);
     else add_keys(sum, memory.p, memory.g[stage] + rows);
   }
@@ -410,19 +334,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     few_keys_forward(T* q, long long q_batch, long long q_head, long long q_row, T* k, long long k_batch,
                      long long k_head, long long k_row, T* v, long long v_batch, long long v_head, long long v_row,
                      T* out, long long out_batch, long long out_head, long long out_row, float* lse, int heads, int L,
-                     int S, float scale, int last) {
-  forward(ROWS(q), ROWS(k), ROWS(v), ROWS(out), lse, L, S, scale, last);
+                     int S, float scale) {
+  forward(ROWS(q), ROWS(k), ROWS(v), ROWS(out), lse, L, S, scale);
 }
 
 #define KERNEL(NAME, SHARE)                                                                                           \
   extern "C" __cluster_dims__(1, SHARE, 1) __global__ void __launch_bounds__(2 * THREADS, 2)                          \
       NAME(T* q, long long q_batch, long long q_head, long long q_row, T* k, long long k_batch, long long k_head,     \
            long long k_row, T* v, long long v_batch, long long v_head, long long v_row, T* g, long long g_batch,      \
-           long long g_head, long long g_row, T* out, long long out_batch, long long out_head, long long out_row,     \
-           T* dq, long long dq_batch, long long dq_head, long long dq_row, T* dk, long long dk_batch,                 \
-           long long dk_head, long long dk_row, T* dv, long long dv_batch, long long dv_head, long long dv_row,       \
-           const float* lse, int heads, int L, int S, float scale) {                                                  \
-    gradients<SHARE>(ROWS(q), ROWS(k), ROWS(v), ROWS(g), ROWS(out), ROWS(dq), ROWS(dk), ROWS(dv), lse, L, S, scale);  \
+           long long g_head, long long g_row, T* dq, long long dq_batch, long long dq_head, long long dq_row, T* dk,  \
+           long long dk_batch, long long dk_head, long long dk_row, T* dv, long long dv_batch, long long dv_head,     \
+           long long dv_row, const float* lse, int heads, int L, int S, float scale) {                                \
+    gradients<SHARE>(ROWS(q), ROWS(k), ROWS(v), ROWS(g), ROWS(dq), ROWS(dk), ROWS(dv), lse, L, S, scale);             \
   }
 KERNEL(few_keys_gradients_2, 2)
 KERNEL(few_keys_gradients_4, 4)

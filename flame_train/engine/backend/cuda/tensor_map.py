@@ -39,9 +39,7 @@ def _encoded(
         _NOT_INTERLEAVED, _SWIZZLE[tile[1]], _PROMOTE_256, _ZEROS_OUTSIDE,
     )  # fmt: skip
     if status:
-        raise DeviceFault(
-            f"the driver cannot describe {shape}, dims {strides} bytes apart, in tiles {tile}: {status}"
-        )
+        raise DeviceFault(f"the driver cannot describe {shape}, dims {strides} bytes apart, in tiles {tile}: {status}")
     return made.view(STRUCT)
 
 
