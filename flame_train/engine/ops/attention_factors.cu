@@ -1,19 +1,14 @@
 // What attention_gradients.cuh asks of each query: -lse in units of log 2 and -sum(g out), (B H, tiles of queries, 2, TILE)
 // fp32; minus infinity and 0 up to a whole tile.
 //
-// g and out are (B, H, L, 64) with dense rows at multiples of 16 bytes, lse (B, H, L) fp32. Eight threads a query; 256 a block.
+// g and out are (B, H, L, 64) with dense rows at multiples of 16 bytes, their distances in elements, lse (B, H, L) fp32. Eight threads a query; 256 a block.
 #include "common.cuh"
 
 constexpr int TILE = 64;
 
-struct Rows { const T* at; long long batch, head, row; };
-
-__device__ __forceinline__ void packet(const Rows& x, int batch, int head, int row, float* f) {
-  load8(x.at + batch * x.batch + head * x.head + row * x.row + threadIdx.x % 8 * 8, f);
-}
-
 extern "C" __global__ void attention_factors(
-    const Rows g, const Rows out, const float* lse, float* factors, int batches, int heads, int queries
+    const T* g, long long g_batch, long long g_head, long long g_row, const T* out, long long out_batch, long long out_head,
+    long long out_row, const float* lse, float* factors, int batches, int heads, int queries
 ) {
   int padded = (queries + TILE - 1) / TILE * TILE;
   long long i = (blockIdx.x * 256ll + threadIdx.x) / 8;
@@ -22,8 +17,9 @@ extern "C" __global__ void attention_factors(
   bool there = query < queries;
   float drop = 0.f, a[8], b[8];
   if (there) {
-    packet(g, batch, head, query, a);
-    packet(out, batch, head, query, b);
+    int column = threadIdx.x % 8 * 8;
+    load8(g + batch * g_batch + head * g_head + query * g_row + column, a);
+    load8(out + batch * out_batch + head * out_head + query * out_row + column, b);
 #pragma unroll
     for (int j = 0; j < 8; j++) drop = fmaf(a[j], b[j], drop);
   }

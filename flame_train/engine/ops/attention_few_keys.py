@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from ..dtype import Array
-from .attention_memory import in_packets
+from .attention_memory import in_packets, placed
 
 _HEAD, _KEYS, _QUERIES, _THREADS = 64, 80, 64, 128  # as there
 _FORWARD_BLOCKS = 4  # a multiprocessor holds at once
@@ -36,7 +35,7 @@ def forward(k: Any, query: Array, key: Array, value: Array, out: Array, lse: Arr
     numbers = (*map(np.int32, (heads, length, key.shape[2])), np.float32(scale))
     k.launch(
         "attention_few_keys.cu", "few_keys_forward", query.dtype, (b * heads, of_head), _THREADS,
-        (*_placed(arrays), lse, *numbers), _FORWARD_BYTES,
+        (*placed(arrays), lse, *numbers), _FORWARD_BYTES,
     )  # fmt: skip
 
 
@@ -51,10 +50,5 @@ def gradients(
     numbers = (*map(np.int32, (heads, length, keys)), np.float32(scale))
     k.launch(
         "attention_few_keys.cu", f"few_keys_gradients_{share}", query.dtype, (b * heads, share), 2 * _THREADS,
-        (*_placed(arrays), lse, *numbers), _SHARED_BYTES,
+        (*placed(arrays), lse, *numbers), _SHARED_BYTES,
     )  # fmt: skip
-
-
-def _placed(arrays: Iterable[Array]) -> list[Any]:
-    """Each array and the distances of its batches, heads and rows, in elements."""
-    return [given for x in arrays for given in (x, *(np.int64(s // x.itemsize) for s in x.strides[:3]))]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
 
 from ..dtype import Array
 from ..graph import Into
@@ -21,6 +24,11 @@ def lies_in_packets(x: Array) -> bool:
 def in_packets(k: Any, x: Array) -> Array:
     """`x` so that its rows can be read 16 bytes at a time."""
     return x if lies_in_packets(x) else k.rows_first(x)
+
+
+def placed(arrays: Iterable[Array]) -> list[Any]:
+    """Each array and the distances of its batches, heads and rows, in elements: what a kernel is given of it."""
+    return [given for x in arrays for given in (x, *(np.int64(s // x.itemsize) for s in x.strides[:3]))]
 
 
 def like_rows(k: Any, x: Array) -> Array:

@@ -13,6 +13,7 @@ from ..backend.cuda.tensor_map import tensor_map
 from ..backend.cuda.warpgroup import warpgroup_product
 from ..dtype import Array, DType
 from ..mode import mode
+from .attention_memory import placed
 
 _HEAD, _TILE = 64, 64  # as there
 _TILE_BYTES = 2 * _TILE * _HEAD
@@ -70,7 +71,7 @@ def forward(k: Any, query: Array, key: Array, value: Array, out: Array, lse: Arr
     items = b * heads * -(-length // _FORWARD_ROWS)
     _launch(
         k, "attention_forward", _forward_text(query.dtype), items, _FORWARD_GROUPS, (query, key, value),
-        (_placed(out), lse), (b, heads, length, keys, scale), _FORWARD_BYTES,
+        (_struct(out), lse), (b, heads, length, keys, scale), _FORWARD_BYTES,
     )  # fmt: skip
 
 
@@ -85,12 +86,12 @@ def gradients(
     numbers = map(np.int32, (b, heads, length))
     k.launch(
         "attention_factors.cu", "attention_factors", g.dtype, (-(-b * heads * tiles * _TILE // 32),), 256,
-        (_placed(g), _placed(out), lse, factors, *numbers),
+        (*placed((g, out)), lse, factors, *numbers),
     )  # fmt: skip
     items = b * heads * (-(-keys // _ROWS) + -(-length // _ROWS))
     _launch(
         k, "attention_gradients", _gradients_text(g.dtype), items, _GROUPS, (query, key, value, g),
-        (factors, *map(_placed, into)), (b, heads, length, keys, scale), _SHARED_BYTES,
+        (factors, *map(_struct, into)), (b, heads, length, keys, scale), _SHARED_BYTES,
     )  # fmt: skip
 
 
@@ -124,5 +125,5 @@ def _text(header: str, dtype: DType, columns: int, held: bool) -> str:
     return "".join(products) + included(f'#include "{header}"\n')
 
 
-def _placed(x: Array) -> np.ndarray[Any, Any]:
+def _struct(x: Array) -> np.ndarray[Any, Any]:
     return np.array([(x.data.ptr, *(s // x.itemsize for s in x.strides[:3]))], _PLACED)

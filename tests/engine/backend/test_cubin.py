@@ -122,5 +122,5 @@ def test_a_matrix_is_described_columns_first(gpu: Any, monkeypatch: pytest.Monke
 def test_what_the_driver_cannot_describe_is_said(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_map, "_encode", lambda: Encoder(1))
     tensor_map._encoded.cache_clear()
-    with pytest.raises(DeviceFault, match=r"\(10, 24\), rows 48 bytes apart, in tiles \(64, 64\): 1"):
+    with pytest.raises(DeviceFault, match=r"\(10, 24\), dims \(48,\) bytes apart, in tiles \(64, 64\): 1"):
         tensor_map.tensor_map(matrix(gpu, 10, 24, float16), (64, 64))

@@ -18,7 +18,7 @@ from flame_train.models.transformer import attend
     ("keys", "dtype", "images"),
     [
         (77, ml_dtypes.bfloat16, 1),  # queries; what they find is made again
-        (256, ml_dtypes.bfloat16, 2),  # cuDNN's gradients keep it
+        (256, ml_dtypes.bfloat16, 2),  # the gradients of many keys keep it
         (77, np.float32, 2),  # as ours do, and merging the heads copies it for a moment only
     ],
 )
