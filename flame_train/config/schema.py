@@ -240,7 +240,7 @@ class TrainSection(Section):
         lt=1,
         aka=("ema", "use_ema"),
     )
-    deterministic: bool = field(True, "same seed, same bytes on the same device; false is some 10 % faster on a GPU")
+    deterministic: bool = field(True, "same seed, same bytes on the same device; false is 1 to 3 % faster on a GPU")
 
 
 class LossSection(Section):

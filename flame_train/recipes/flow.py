@@ -242,7 +242,7 @@ def joint_activations(load: Load, kept: float, passing: float, width: int, head_
     comes and goes with the gradients of one block. On the host it is what waits for offloaded blocks.
     """
     unit = tokens * width * load.batch * load.itemsize
-    return round((kept + passing) * unit) + load.scores(width // head_dim, tokens, tokens)
+    return round((kept + passing) * unit) + load.scores(width // head_dim, head_dim, tokens)
 
 
 DOUBLE_KEEPS: Mapping[Recompute, int] = {"nothing": 13, "feed_forward": 9, "blocks": 1, "blocks_offloaded": 0}

@@ -43,8 +43,8 @@ class _Place:
 def activation_bytes(unet: UNet, load: Load) -> int:
     """The most that is there at once: all that the forward pass leaves behind, and the largest of what passes by.
 
-    That is a feed-forward or block made again, with its gradients. A deterministic attention's scores come on top: the
-    room for large ones is kept all the while.
+    That is a feed-forward or block made again, with its gradients. A deterministic attention's scores come on top where
+    cuDNN writes them down: the room for large ones is kept all the while.
     """
     places = [p for p in _walk(unet, load) if isinstance(p.part, SpatialTransformer)]
     image = max(map(_image, places), default=0)
@@ -117,5 +117,5 @@ def _kept(place: _Place, load: Load, how: Mapping[Block, Recompute]) -> int:
 
 
 def _scores(place: _Place, load: Load) -> int:
-    heads = place.part.transformer_blocks[0].attn1.heads
-    return load.scores(heads, place.pixels, place.pixels)
+    heads, width = place.part.transformer_blocks[0].attn1.heads, place.part.proj_in.in_features
+    return load.scores(heads, width // heads, place.pixels)

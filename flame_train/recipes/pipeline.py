@@ -53,7 +53,7 @@ def run(family: Family, source: str, overrides: list[str], device: str, dry_run:
         plan = make_plan(family, asked, stop)
         if dry_run:
             look(plan, run_folder(plan))
-            return describe(plan) | {"files": plan.placed.to_json()}
+            return describe(plan, device) | {"files": plan.placed.to_json()}
         return train_plan(plan, device, stop)
 
 

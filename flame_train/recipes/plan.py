@@ -16,6 +16,7 @@ from flame_train.data.buckets import BucketRule
 from flame_train.data.dataset import Dataset
 from flame_train.data.order import Order
 from flame_train.data.placed import Placed, place
+from flame_train.engine.backend import compute_capability
 from flame_train.engine.dtype import as_dtype, float32
 from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
@@ -50,12 +51,12 @@ class Plan:
         shapes = (self.facts.layers[name] for name in self.targets)
         return sum(self.config.lora.rank * (s[0] + math.prod(s[1:])) for s in shapes)
 
-    def predicted_memory(self) -> int:
+    def predicted_memory(self, warpgroups: bool = True) -> int:
         """Bytes on the device when they are most: in training, or before it, while the cache is filled.
 
-        Whether it is filled already is not asked: only the digests of all networks would tell.
+        `warpgroups` as in `Load`. Whether the cache is filled already is not asked: only the digests of all networks would tell.
         """
-        return max(self.encoding_memory(), self.training_memory())
+        return max(self.encoding_memory(), self.training_memory(warpgroups))
 
     def encoding_memory(self) -> int:
         """Bytes on the device while captions are encoded, or pictures: the one follows the other.
@@ -69,7 +70,7 @@ class Plan:
         room = (c.model.vae_precision == "fp32") * pixels * vae.workspace() * item
         return max(self.facts.text, pictures + room)
 
-    def training_memory(self) -> int:
+    def training_memory(self, warpgroups: bool = True) -> int:
         """Bytes on the device in training: weights, adapters with gradients and moments, and what a step keeps.
 
         Where grids are drawn their decoder is there all the time, and what a step takes is not given back for a
@@ -79,7 +80,7 @@ class Plan:
         item = as_dtype(c.train.precision).itemsize
         recompute, blocks = recomputed(c, self.facts.skeleton)
         loads = [
-            Load(bucket, c.data.batch_size, item, recompute, c.train.deterministic, blocks)
+            Load(bucket, c.data.batch_size, item, recompute, c.train.deterministic, blocks, warpgroups)
             for bucket in set(self.placed.buckets)
         ]
         draws = bool(c.sample.every and c.sample.prompts)
@@ -194,9 +195,10 @@ def _check_names(names: LoraFamily, targets: Sequence[str]) -> None:
         )
 
 
-def describe(plan: Plan) -> dict[str, Any]:
-    """The plan as a user reads it."""
+def describe(plan: Plan, device: str) -> dict[str, Any]:
+    """The plan as a user reads it, for this machine's GPU, or one of compute capability 9.0 where there is none."""
     c, order = plan.config, plan.order
+    warpgroups = device == "cpu" or compute_capability() in (None, 90)
     _, blocks = recomputed(c, plan.facts.skeleton)
     return {
         "family": plan.family.name,
@@ -210,7 +212,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "trainable parameters": plan.parameters,
         "base parameters": plan.facts.weights,
         "recomputed blocks": f"{len(blocks)} of {len(plan.facts.skeleton.blocks())}",
-        "predicted memory GiB": round(plan.predicted_memory() / 2**30, 2),
-        "predicted memory GiB in training": round(plan.training_memory() / 2**30, 2),
+        "predicted memory GiB": round(plan.predicted_memory(warpgroups) / 2**30, 2),
+        "predicted memory GiB in training": round(plan.training_memory(warpgroups) / 2**30, 2),
         "output": c.output.dir,
     }

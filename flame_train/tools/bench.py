@@ -14,7 +14,7 @@ from flame_train.adapters.lora import attach
 from flame_train.adapters.targets import resolve
 from flame_train.config.load import from_options
 from flame_train.engine import Frozen, capture, nn
-from flame_train.engine.backend import Backend, get_backend
+from flame_train.engine.backend import Backend, compute_capability, get_backend
 from flame_train.engine.dtype import DType, as_dtype
 from flame_train.engine.mode import deterministic
 from flame_train.engine.random import bits, uniform_of
@@ -222,7 +222,10 @@ def _figures(p: Prepared) -> dict[str, float]:
 def _predicted(p: Prepared, trial: Trial) -> int:
     """The peak as `--dry-run` would predict it."""
     bucket, itemsize = (trial.resolution, trial.resolution), p.state.dtype.itemsize
-    load = Load(bucket, trial.batch, itemsize, trial.recompute, trial.deterministic, _recomputed(p.network, trial))
+    load = Load(
+        bucket, trial.batch, itemsize, trial.recompute, trial.deterministic, _recomputed(p.network, trial),
+        compute_capability() in (None, 90),
+    )  # fmt: skip
     state = state_bytes(p.state.optimizer.arena.count, "adamw")
     return int(p.network.weight_bytes(itemsize, trial.fp8)) + state + p.subject.activations(p.network, load)
 

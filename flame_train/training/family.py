@@ -63,7 +63,8 @@ class Denoiser:
 class Load:
     """What the memory of a step depends on: bucket (H, W) in pixels, pictures, bytes an element, and how it is run.
 
-    `recompute` means the blocks named in `blocks`; None: all.
+    `recompute` means the blocks named in `blocks`; None: all. `warpgroups`: whether the GPU has their products, as
+    compute capability 9.0 does.
     """
 
     bucket: tuple[int, int]
@@ -72,6 +73,7 @@ class Load:
     recompute: Recompute
     deterministic: bool
     blocks: Container[str] | None = None
+    warpgroups: bool = True
 
     def of(self, block: str) -> Recompute:
         """What is run again of the block of that name."""
@@ -84,9 +86,14 @@ class Load:
         """
         return min(most, spared) if run_again(self.recompute) else 0
 
-    def scores(self, heads: int, queries: int, keys: int) -> int:
-        """Bytes of one attention's scores, which its backward pass writes down for the sake of determinism."""
-        return self.batch * heads * queries * keys * self.itemsize if self.deterministic else 0
+    def scores(self, heads: int, head: int, length: int) -> int:
+        """Bytes of one attention's scores, which cuDNN's backward pass writes down for the sake of determinism.
+
+        Ours does not: it is asked in fp32, and by heads of 64 where there are warpgroups.
+        """
+        if not self.deterministic or self.itemsize > 2 or (self.warpgroups and head == 64):
+            return 0
+        return self.batch * heads * length**2 * self.itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def test_the_blocks_that_a_config_chooses_are_recomputed(small_config):
 
     some = {"checkpointing": True, "recompute_only": ("output_blocks.*",)}
     plans = [plan(), plan(**some), plan(checkpointing=True)]
-    none, few, every = (describe(p)["recomputed blocks"].split(" of ") for p in plans)
+    none, few, every = (describe(p, "cpu")["recomputed blocks"].split(" of ") for p in plans)
     assert (none[0], every[0]) == ("0", every[1])
     assert 0 < int(few[0]) < int(every[0])
     memory = [p.training_memory() for p in plans]

@@ -322,10 +322,13 @@ def test_the_predicted_memory_falls_with_all_that_is_recomputed(name: str) -> No
     subject = find(name)
     network = subject.build()
 
-    def predicted(recompute: Recompute, batch: int = 1, deterministic: bool = True) -> int:
-        return subject.activations(network, Load((1024, 1024), batch, 2, recompute, deterministic))
+    def predicted(recompute: Recompute, batch: int = 1, deterministic: bool = True, warpgroups: bool = True) -> int:
+        load = Load((1024, 1024), batch, 2, recompute, deterministic, None, warpgroups)
+        return subject.activations(network, load)
 
     steps = [predicted(how) for how in ("blocks_offloaded", "blocks", "feed_forward", "nothing")]
     assert steps == sorted(set(steps))
     assert predicted("nothing", batch=8) == pytest.approx(2 * predicted("nothing", batch=4))
-    assert predicted("nothing", deterministic=False) < predicted("nothing")
+    exact = predicted("nothing") - predicted("nothing", deterministic=False)
+    assert (exact > 0) == (name == "flux-dev"), "heads of 128 are cuDNN's, which writes down all scores of an attention"
+    assert predicted("nothing", deterministic=False) < predicted("nothing", warpgroups=False)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...errors import EnvironmentFault
 from ..dtype import Array
 from .base import Backend, Memory, Parcel, extent, owner, same_place
 from .cpu import CpuBackend
 from .cuda import cuda_backend
 
-__all__ = ["Backend", "Memory", "Parcel", "backend_of", "extent", "get_backend", "owner", "same_place"]
+__all__ = [
+    "Backend", "Memory", "Parcel", "backend_of", "compute_capability", "extent", "get_backend", "owner", "same_place",
+]  # fmt: skip
 
 _CPU = CpuBackend()
 
@@ -22,6 +25,14 @@ def get_backend(name: str) -> Backend:
         return cuda_backend()
     number = "; of several GPUs CUDA_VISIBLE_DEVICES says which is seen" if str(name).startswith("cuda:") else ""
     raise ValueError(f"device: expected 'cpu' or 'cuda', got {name!r}{number}")
+
+
+def compute_capability() -> int | None:
+    """The GPU's, 90 for 9.0; None where there is no usable one."""
+    try:
+        return int(get_backend("cuda").kernels.compute_capability)
+    except EnvironmentFault:
+        return None
 
 
 def backend_of(array: Array) -> Backend:
