@@ -54,8 +54,7 @@ class Plan:
     def predicted_memory(self, warpgroups: bool = True) -> int:
         """Bytes on the device when they are most: in training, or before it, while the cache is filled.
 
-        `warpgroups` as in `Load`. Whether the cache is filled already is not asked: only the digests of all networks would
-        tell.
+        `warpgroups` as in `Load`. Whether the cache is filled is not asked: only all networks' digests would tell.
         """
         return max(self.encoding_memory(), self.training_memory(warpgroups))
 

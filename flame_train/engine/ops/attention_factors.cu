@@ -1,7 +1,8 @@
 // What attention_gradients.cuh asks of each query: -lse in units of log 2 and -sum(g out), (B H, tiles of queries, 2, TILE)
 // fp32; minus infinity and 0 up to a whole tile.
 //
-// g and out are (B, H, L, 64) with dense rows at multiples of 16 bytes, their distances in elements, lse (B, H, L) fp32. Eight threads a query; 256 a block.
+// g and out are (B, H, L, 64) with dense rows at multiples of 16 bytes, their distances in elements; lse (B, H, L) fp32.
+// Eight threads a query, 256 a block.
 #include "common.cuh"
 
 constexpr int TILE = 64;
@@ -27,6 +28,7 @@ extern "C" __global__ void attention_factors(
   for (int o = 4; o; o >>= 1) drop += __shfl_xor_sync(0xffffffffu, drop, o);
   if (threadIdx.x % 8) return;
   float* to = factors + i / TILE * 2 * TILE + i % TILE;
-  to[0] = there ? -1.4426950408889634f * lse[(batch * heads + head) * static_cast<long long>(queries) + query] : __int_as_float(0xff800000);
+  long long row = (batch * heads + head) * static_cast<long long>(queries) + query;
+  to[0] = there ? -1.4426950408889634f * lse[row] : __int_as_float(0xff800000);
   to[TILE] = -drop;
 }

@@ -31,6 +31,7 @@ __device__ __forceinline__ void hold(u32 (&held)[16], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(held[4 * k]), "=r"(held[4 * k + 1]), "=r"(held[4 * k + 2]), "=r"(held[4 * k + 3])
                  : "r"(at + row * 128 + ((k * 2 + lane / 16 ^ row % 8) << 4)));
+  __syncwarp();  // all lanes have theirs before one tells
 }
 
 // sums = a b^T.
@@ -99,8 +100,8 @@ template <bool KEYS> struct Consumer {
 
 // Fetches what an item owns, `x` and `y`, and all that passes it, `u` and `w`.
 __device__ __forceinline__ void produce(
-    const TensorMap& x, const TensorMap& y, const TensorMap& u, const TensorMap& w, const float* factors, int tiles, const Item& item,
-    const Memory& room, Place<STAGES>& at, u32 phase
+    const TensorMap& x, const TensorMap& y, const TensorMap& u, const TensorMap& w, const float* factors, int tiles,
+    const Item& item, const Memory& room, Place<STAGES>& at, u32 phase
 ) {
   wait(room.left, phase ^ 1);
   expect(room.came, OWN_BYTES);
@@ -122,11 +123,12 @@ __device__ __forceinline__ void produce(
 
 template <bool KEYS>
 __device__ __forceinline__ void consume(
-    const Rows& out, const Rows& out2, const float* factors, const Sizes& s, const Item& item, const Memory& room, Place<STAGES>& at,
-    u32 phase
+    const Rows& out, const Rows& out2, const float* factors, const Sizes& s, const Item& item, const Memory& room,
+    Place<STAGES>& at, u32 phase
 ) {
   u32 group = threadIdx.x / 128 - 1;
-  int passing = KEYS ? s.queries : s.keys, rows = KEYS ? s.keys : s.queries, tiles = tiles_of(passing), row = item.row + group * TILE;
+  int passing = KEYS ? s.queries : s.keys, rows = KEYS ? s.keys : s.queries, tiles = tiles_of(passing);
+  int row = item.row + group * TILE;
   bool teller = threadIdx.x % 32 == 0;
   Consumer<KEYS> c;
   c.scale = s.scale * LOG2E;
@@ -193,9 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_gradients(
   Memory room(memory, barriers, 1, OWN_BYTES, STAGES, STAGE_BYTES);
   Items items(s);
   Place<STAGES> at;
-  if (threadIdx.x == 0) {
-    room.begin(1, STAGES, 4 * CONSUMERS);
-  }
+  if (threadIdx.x == 0) room.begin(1, STAGES, 4 * CONSUMERS);
   __syncthreads();
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
