@@ -63,7 +63,7 @@ class Denoiser:
 class Load:
     """What the memory of a step depends on: bucket (H, W) in pixels, pictures, bytes an element, and how it is run.
 
-    `recompute` means the blocks named in `blocks`; None: all.
+    `recompute` means the blocks named in `blocks`; None: all. `adapted` are the names of the layers with a LoRA.
     """
 
     bucket: tuple[int, int]
@@ -72,6 +72,7 @@ class Load:
     recompute: Recompute
     deterministic: bool
     blocks: Container[str] | None = None
+    adapted: frozenset[str] = frozenset()
 
     def of(self, block: str) -> Recompute:
         """What is run again of the block of that name."""
