@@ -166,6 +166,13 @@ def sample(
     prediction: Annotated[Literal["epsilon", "v"], typer.Option("--prediction")] = "epsilon",
     precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
     fp8: Fp8 = "off",
+    vae: Annotated[str, typer.Option("--vae", help="Another VAE, or one for a base model without.")] = "",
+    clip_l: Annotated[str, typer.Option("--clip-l", help="CLIP-L for a base model without (SD3, Flux).")] = "",
+    clip_g: Annotated[str, typer.Option("--clip-g", help="CLIP-G for a base model without (SD3).")] = "",
+    t5: Annotated[str, typer.Option("--t5", help="T5-XXL for a base model without (SD3, Flux).")] = "",
+    t5_vocabulary: Annotated[str, typer.Option("--t5-vocabulary", help="Its spiece.model or tokenizer.json.")] = "",
+    t5_fp8: Annotated[bool, typer.Option("--t5-fp8", help="As model.t5_fp8 in a config.")] = False,
+    t5_tokens: Annotated[int, typer.Option("--t5-tokens", help="As data.t5_tokens; 0: the family's own.")] = 0,
     seed: Annotated[int, typer.Option("--seed", min=0)] = 42,
     width: Annotated[int, typer.Option("--width", min=8, help="Pixels.")] = 1024,
     height: Annotated[int, typer.Option("--height", min=8, help="Pixels.")] = 1024,
@@ -179,6 +186,9 @@ def sample(
 
     if lora is None and strength is not None:
         raise typer.BadParameter("--strength says how much of a LoRA; name one with --lora, or leave it out")
+    networks = {
+        "vae": vae, "clip_l": clip_l, "clip_g": clip_g, "t5": t5, "t5_vocabulary": t5_vocabulary, "t5_fp8": t5_fp8,
+    }  # fmt: skip
     result = draw(
         checkpoint,
         prompt,
@@ -192,6 +202,8 @@ def sample(
         prediction=prediction,
         precision=precision,
         fp8=fp8,
+        networks=networks,
+        t5_tokens=t5_tokens,
         seed=seed,
         width=width,
         height=height,

@@ -6,7 +6,8 @@ import datetime
 import difflib
 import os
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +106,26 @@ def from_options(**sections: dict[str, Any]) -> Config:
         return Config.model_validate(sections)
     except ValidationError as error:
         wrong = [(keys()[f"{section}.{name}"], e["input"]) for e in error.errors() for section, name in [e["loc"][:2]]]
-    raise ConfigError("; ".join(f"--{key.name}: {_wrong_value(key, value)}" for key, value in wrong))
+    raise ConfigError("; ".join(f"{_option(key)}: {_wrong_value(key, value)}" for key, value in wrong))
+
+
+@contextmanager
+def told_by_option() -> Iterator[None]:
+    """Within, each line of a ConfigError that begins with a key begins with the option of that name instead."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError("\n".join(map(_by_option, str(error).splitlines()))) from error
+
+
+def _by_option(line: str) -> str:
+    path, colon, rest = line.partition(":")
+    key = keys().get(path)
+    return f"{_option(key)}{colon}{rest}" if key else line
+
+
+def _option(key: Key) -> str:
+    return f"--{key.name.replace('_', '-')}"
 
 
 def _apply(layered: Layered, overrides: Sequence[str]) -> list[Problem]:

@@ -264,7 +264,7 @@ class LossSection(Section):
         aka=("logit_mean",),
     )
     timestep_std: float = field(1.0, "std of logit-normal noise levels (SD3, Flux)", gt=0, aka=("logit_std",))
-    mode_scale: float = field(1.29, "how far mode sampling is from uniform (SD3, Flux)", ge=0)
+    mode_scale: float = field(1.29, "how far mode sampling is from uniform (SD3, Flux)", ge=0, le=1.75)
     shift: float = field(
         0.0,
         "shift of noise levels towards more noise (SD3, Flux); 1: none; 0: the family's own",

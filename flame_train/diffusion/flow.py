@@ -50,7 +50,9 @@ class FlowObjective:
     """Mean squared error of the velocity.
 
     `sampling` is how s is drawn before the shift: "uniform", "logit_normal" or its other name "sigmoid" (the sigmoid of
-    a normal number of `mean` and `std`), "mode" with `mode_scale` or "cosmap" (arXiv 2403.03206, section 3.1).
+    a normal number of `mean` and `std`), "mode" with `mode_scale` or "cosmap" (arXiv 2403.03206, section 3.1). A
+    `mode_scale` above 2 / (pi - 2), some 1.75, is none of the paper's: one level then comes of several draws, and from
+    about 7.3 on some are outside of (0, 1).
     `weighting` multiplies each sample's loss: "sigma_sqrt" by s^-2, "cosmap" by 2 / (pi (1 - 2 s + 2 s^2)), as
     diffusers' training examples do. Their s has a thousand steps, so no weight there is above a million; none is here.
     `offset_noise` adds that much of a normal number to each channel's noise. `patch` is the side of a token in latent

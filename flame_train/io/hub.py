@@ -10,7 +10,7 @@ from flame_train.errors import ModelFileError
 
 _LOG = logging.getLogger(__name__)
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_WANTED = ("*.json", "*.safetensors", "*.txt")
+_WANTED = ("*.json", "*.safetensors", "*.txt", "*.model")
 
 
 def resolve_checkpoint(name: str) -> Path:

@@ -17,7 +17,7 @@ import numpy as np
 
 from flame_train.engine import Tensor, checkpoint, nn, rebuild, tensor
 from flame_train.engine import functional as F
-from flame_train.engine.dtype import DType, compute_dtype
+from flame_train.engine.dtype import DType, compute_dtype, float16
 from flame_train.engine.nn import weight
 from flame_train.errors import ModelFileError
 
@@ -29,6 +29,7 @@ _FREQUENCIES: Final = 256  # the width of the sinusoid of times and guidance
 _MLP_RATIO: Final = 4
 _THETA: Final = 10000.0
 _EPS: Final = 1e-6
+_MOST: Final = 65504.0  # of fp16
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +201,11 @@ def _modulated(x_BLD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return rebuild(F.layer_norm_modulate, x_BLD, scale, shift, _EPS)
 
 
+def _bounded(x: Tensor) -> Tensor:
+    """fp16's largest number where dev's text and joint streams go beyond it, as diffusers has it; else x as it is."""
+    return F.clamp(x, -_MOST, _MOST) if x.dtype == float16 else x
+
+
 def _beside(found_BSD: Tensor, hidden_BSF: Tensor) -> Tensor:
     return F.cat_gelu(found_BSD, hidden_BSF, approximate="tanh")
 
@@ -230,9 +236,9 @@ class DoubleBlock(Block):
         if self.recompute == "feed_forward":
             return (
                 checkpoint(_feed_forward, self.img_mlp, img_BLD, *feed_i),
-                checkpoint(_feed_forward, self.txt_mlp, txt_BTD, *feed_t),
+                _bounded(checkpoint(_feed_forward, self.txt_mlp, txt_BTD, *feed_t)),
             )
-        return _feed_forward(self.img_mlp, img_BLD, *feed_i), _feed_forward(self.txt_mlp, txt_BTD, *feed_t)
+        return _feed_forward(self.img_mlp, img_BLD, *feed_i), _bounded(_feed_forward(self.txt_mlp, txt_BTD, *feed_t))
 
 
 class SingleBlock(Block):
@@ -253,7 +259,7 @@ class SingleBlock(Block):
         made = self.linear1(_modulated(x_BSD, shift, scale))
         *qkv, hidden = F.split(made, self.parts, dim=-1)
         found_BSD = _attend([(self.norm, qkv)], cos_S1E, sin_S1E)
-        return F.gated_add(x_BSD, gate, self.linear2(rebuild(_beside, found_BSD, hidden)))
+        return _bounded(F.gated_add(x_BSD, gate, self.linear2(rebuild(_beside, found_BSD, hidden))))
 
 
 class FinalLayer(nn.Module):

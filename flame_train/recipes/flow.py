@@ -249,3 +249,15 @@ DOUBLE_KEEPS: Mapping[Recompute, int] = {"nothing": 13, "feed_forward": 9, "bloc
 """Of a block with a stream each for picture and text, over the model's width, a token: the stream before and after
 attention, queries, keys and values before their norms and after, what attention found, and the feed-forward's 4. What
 linear layers are given is made again."""
+
+
+GATES_KEEP: Mapping[Recompute, int] = {"nothing": 2, "feed_forward": 1, "blocks": 0, "blocks_offloaded": 0}
+"""Of such a block, what its gates multiply: what attention and feed-forward give, for the gates' gradients."""
+
+
+def gates_learn(load: Load, maker: str, told: tuple[str, ...]) -> bool:
+    """Whether the gates that the layer `maker` makes get gradients: where it has a LoRA, or what it is given does.
+
+    The names of the layers that make this begin as in `told`.
+    """
+    return maker in load.adapted or any(name.startswith(told) for name in load.adapted)

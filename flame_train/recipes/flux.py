@@ -14,13 +14,14 @@ from flame_train.engine.tensor import tensor
 from flame_train.models.flux import DoubleBlock, Flux
 from flame_train.models.keys import flux as keys
 from flame_train.models.loading_flux import FLUX_FILES
+from flame_train.models.recompute import Block, Recompute, run_again
 from flame_train.models.text_clip import encode_clip
 from flame_train.models.text_t5 import encode_prompts
 from flame_train.models.vae import VaeArch
 from flame_train.training.family import Load, Usual
 from flame_train.training.step import Denoise
 
-from .flow import DOUBLE_KEEPS, FlowFamily, Ids, joint_activations
+from .flow import DOUBLE_KEEPS, GATES_KEEP, FlowFamily, Ids, gates_learn, joint_activations
 
 _PAD = 49407  # CLIP-L's
 _SHIFT = resolution_shift()
@@ -47,17 +48,27 @@ def _denoise(transformer: Flux, guidance: float) -> Denoise:
 
 # as published: dev is told its guidance, schnell was distilled to four steps without any
 _DEV, _SCHNELL = Usual(28, 3.5), Usual(4, 1.0)
-_SINGLE_KEEPS = {"nothing": 11, "feed_forward": 11, "blocks": 1, "blocks_offloaded": 0}
+_TOLD = ("time_in.", "vector_in.", "guidance_in.")
+_SINGLE_KEEPS: Mapping[Recompute, int] = {"nothing": 11, "feed_forward": 11, "blocks": 1, "blocks_offloaded": 0}
 
 
 def _activations(transformer: Flux, text: int, load: Load) -> int:
     """A single block's first layer is 7 times as wide as the stream: what passes by is mostly its gradients."""
     arch, tokens = transformer.arch, load.bucket[0] * load.bucket[1] // 256 + text
-    keeps = [
-        (DOUBLE_KEEPS if isinstance(block, DoubleBlock) else _SINGLE_KEEPS, load.of(name))
-        for name, block in transformer.blocks().items()
-    ]
-    kept, whole = sum(of[how] for of, how in keeps), sum(of["nothing"] for of, _ in keeps)
+    of_text = text / tokens
+
+    def learns(maker: str) -> bool:
+        return gates_learn(load, maker, _TOLD)
+
+    def keeps(name: str, block: Block, how: Recompute) -> float:
+        if isinstance(block, DoubleBlock):
+            gates = (1 - of_text) * learns(f"{name}.img_mod.lin") + of_text * learns(f"{name}.txt_mod.lin")
+            return DOUBLE_KEEPS[how] + GATES_KEEP[how] * gates
+        return _SINGLE_KEEPS[how] + (not run_again(how)) * learns(f"{name}.modulation.lin")
+
+    blocks = transformer.blocks().items()
+    kept = sum(keeps(name, block, load.of(name)) for name, block in blocks)
+    whole = sum(keeps(name, block, "nothing") for name, block in blocks)
     passing = 30 + load.made_again(11, whole - kept)
     return joint_activations(load, kept, passing, arch.width, arch.head_dim, tokens)
 

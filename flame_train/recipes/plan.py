@@ -77,10 +77,10 @@ class Plan:
         picture to be decoded, but for the room that large workspaces share.
         """
         c, vae = self.config, self.facts.vae
-        item = as_dtype(c.train.precision).itemsize
+        item, adapted = as_dtype(c.train.precision).itemsize, frozenset(self.targets)
         recompute, blocks = recomputed(c, self.facts.skeleton)
         loads = [
-            Load(bucket, c.data.batch_size, item, recompute, c.train.deterministic, blocks, warpgroups)
+            Load(bucket, c.data.batch_size, item, recompute, c.train.deterministic, blocks, warpgroups, adapted)
             for bucket in set(self.placed.buckets)
         ]
         draws = bool(c.sample.every and c.sample.prompts)

@@ -15,7 +15,7 @@ from flame_train.engine import functional as F
 from flame_train.models.keys import sd3 as keys
 from flame_train.models.loading_sd3 import SD3_FILES
 from flame_train.models.mmdit_sd3 import Mmdit
-from flame_train.models.recompute import Recompute, run_again
+from flame_train.models.recompute import Block, Recompute, run_again
 from flame_train.models.text_clip import encode_clip
 from flame_train.models.text_sd3 import joined_context
 from flame_train.models.text_t5 import encode_prompts
@@ -23,7 +23,7 @@ from flame_train.models.vae import VaeArch
 from flame_train.training.family import Load, Usual
 from flame_train.training.step import Denoise
 
-from .flow import CLIP_TOKENS, DOUBLE_KEEPS, FlowFamily, Ids, joint_activations
+from .flow import CLIP_TOKENS, DOUBLE_KEEPS, GATES_KEEP, FlowFamily, Ids, gates_learn, joint_activations
 
 _CLIP_L_PAD, _CLIP_G_PAD = 49407, 0
 _SHIFT = 3.0  # of the published models' sampling
@@ -60,18 +60,24 @@ def _denoise(transformer: Mmdit, guidance: float) -> Denoise:
     return denoise
 
 
+_TOLD = ("t_embedder.", "y_embedder.")
 _DUAL_KEEPS = 6  # an attention of its own more: queries, keys and values, the first two normed, and what it found
 
 
 def _activations(transformer: Mmdit, text: int, load: Load) -> int:
     arch, image = transformer.arch, load.bucket[0] * load.bucket[1] // 256
-    of_dual = _DUAL_KEEPS * image / (image + text)
+    of_image = image / (image + text)
 
-    def keeps(dual: bool, how: Recompute) -> float:
-        return DOUBLE_KEEPS[how] + (0 if run_again(how) else dual * of_dual)
+    def keeps(name: str, block: Block, how: Recompute) -> float:
+        drawn = of_image * gates_learn(load, f"{name}.x_block.adaLN_modulation.1", _TOLD)
+        read = (1 - of_image) * gates_learn(load, f"{name}.context_block.adaLN_modulation.1", _TOLD)
+        gates = drawn + read * block.context_block.goes_on
+        of_dual = block.x_block.dual * (_DUAL_KEEPS * of_image + drawn)
+        return DOUBLE_KEEPS[how] + GATES_KEEP[how] * gates + (0 if run_again(how) else of_dual)
 
-    blocks = [(block.x_block.dual, load.of(name)) for name, block in transformer.blocks().items()]
-    kept, whole = sum(keeps(dual, how) for dual, how in blocks), sum(keeps(dual, "nothing") for dual, _ in blocks)
+    blocks = transformer.blocks().items()
+    kept = sum(keeps(name, block, load.of(name)) for name, block in blocks)
+    whole = sum(keeps(name, block, "nothing") for name, block in blocks)
     passing = 15 + load.made_again(13, whole - kept)
     return joint_activations(load, kept, passing, arch.width, arch.head_dim, image + text)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flame_train.adapters.factors import LoraState
 from flame_train.adapters.formats import from_file
 from flame_train.adapters.lora import attach_factors
-from flame_train.config.load import from_options
+from flame_train.config.load import from_options, told_by_option
 from flame_train.config.schema import Config
 from flame_train.engine import nn, no_grad
 from flame_train.engine.backend import get_backend
@@ -32,12 +32,14 @@ _LOG = logging.getLogger(__name__)
 def sample(
     checkpoint: str, prompts: Sequence[str], output: Path, *, lora: Path | None, strength: float, negative: str,
     steps: int, guidance: float, sampler: Any, prediction: Any, precision: Any, seed: int, width: int, height: int,
-    device: str, force: bool = False, fp8: nn.Fp8 = "off",
+    device: str, force: bool = False, fp8: nn.Fp8 = "off", networks: Mapping[str, Any] | None = None,
+    t5_tokens: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """Draws a picture for each prompt and writes them as one PNG. Returns what was drawn, from what, and where.
 
     Picture i starts from noise number seed + i, so a picture with a LoRA stands beside one without it. The LoRA may
-    be in any dialect and may sit on the text encoders too. Raises ConfigError for impossible sizes, ModelFileError
+    be in any dialect and may sit on the text encoders too. `networks` are further keys of a config's `model`: the files
+    of what the checkpoint does not hold. Raises ConfigError for impossible sizes, ModelFileError
     for a model of an unknown family or a LoRA that is not one of it, NonFiniteError rather than draw NaN, OutputError
     where the PNG exists and `force` does not say to overwrite it, and what loading and writing raise.
     """
@@ -45,7 +47,8 @@ def sample(
     if not math.isfinite(strength):
         raise ConfigError(f"strength must be a finite number, got {strength}")
     config = from_options(
-        model={"checkpoint": checkpoint, "prediction": prediction, "fp8": fp8},
+        model={"checkpoint": checkpoint, "prediction": prediction, "fp8": fp8, **(networks or {})},
+        data={"t5_tokens": t5_tokens},
         train={"precision": precision},
         sample={
             "prompts": tuple(prompts), "negative": negative, "steps": steps, "guidance": guidance, "sampler": sampler,
@@ -57,9 +60,10 @@ def sample(
     if not prompts:
         raise ConfigError("sample: expected at least one --prompt, got none")
     family = family_of(checkpoint)
-    refuse_foreign(family, config)
-    facts, config = family.check(config), as_usual(config, family)
-    check_sampling(config, family, facts)
+    with told_by_option():
+        refuse_foreign(family, config)
+        facts, config = family.check(config), as_usual(config, family)
+        check_sampling(config, family, facts)
     size = picture_size(config, facts)
     factors = _factors(lora, family, config) if lora is not None else {}
     with StopRequest() as stop:

@@ -64,7 +64,7 @@ class Load:
     """What the memory of a step depends on: bucket (H, W) in pixels, pictures, bytes an element, and how it is run.
 
     `recompute` means the blocks named in `blocks`; None: all. `warpgroups`: whether the GPU has their products, as
-    compute capability 9.0 does.
+    compute capability 9.0 does. `adapted` are the names of the layers with a LoRA.
     """
 
     bucket: tuple[int, int]
@@ -74,6 +74,7 @@ class Load:
     deterministic: bool
     blocks: Container[str] | None = None
     warpgroups: bool = True
+    adapted: frozenset[str] = frozenset()
 
     def of(self, block: str) -> Recompute:
         """What is run again of the block of that name."""

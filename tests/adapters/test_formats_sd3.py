@@ -128,11 +128,13 @@ def test_diffusers_files_have_pefts_keys_and_shapes(model, targets):
     assert metadata == {}
 
 
-def test_every_linear_layer_has_a_place(model):
+def test_every_layer_has_a_place(model):
+    """What cuts the picture into tokens, a convolution, included."""
     names = lora_family(MODELS[model].depth, MODELS[model].dual).components[0].modules
-    assert set(names) == set(linears(Mmdit(MODELS[model])))
+    layers = {n for n, m in Mmdit(MODELS[model]).named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
+    assert set(names) == layers
     diffusers = golden(f"{model}_diffusers_transformer")
-    matrices = {name.removesuffix(".weight") for name, shape in diffusers.items() if len(shape) == 2}
+    matrices = {name.removesuffix(".weight") for name, shape in diffusers.items() if len(shape) in (2, 4)}
     assert {path for paths in names.values() for path in paths} == {
         m for m in matrices if f"{m}.bias" in diffusers
     }  # fmt: skip

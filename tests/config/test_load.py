@@ -74,6 +74,10 @@ BAD_LINES = [
         '9: loss.timestep_std: expected loss.timesteps = "logit_normal" with it, got "uniform"',
     ),
     ("[loss]\nmode_scale = 0.5", '8: loss.mode_scale: expected loss.timesteps = "mode" with it, got "auto"'),
+    (
+        '[loss]\ntimesteps = "mode"\nmode_scale = 8.0',
+        "9: loss.mode_scale: expected a number from 0 to 1.75, got 8.0",
+    ),
     ("[optimizer]\nmomentum = 1", "8: optimizer.momentum: expected a number >= 0 and < 1, got 1"),
     (
         "[optimizer]\nmomentum = 0.9",

@@ -30,7 +30,7 @@ ARCHS = {
     "sd35-medium": MmditArch.tiny(),
     "sd35-large": MmditArch.tiny(dual=()),
 }
-OUTSIDE = ("final_layer.*", "context_embedder", "t_embedder.*", "y_embedder.*")
+OUTSIDE = ("final_layer.*", "context_embedder", "t_embedder.*", "x_embedder.proj", "y_embedder.*")
 # diffusers reads no kohya file of SD3: such a file goes through `convert`
 WRITTEN = [
     ("sd35-medium", "diffusers", ("full", *OUTSIDE)),

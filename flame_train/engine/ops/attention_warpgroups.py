@@ -1,4 +1,4 @@
-"""When attention_warpgroups_forward.cuh and attention_warpgroups_gradients.cuh are asked, and how."""
+"""When warpgroups_forward.cuh and warpgroups_gradients.cuh are asked, and how."""
 
 from __future__ import annotations
 
@@ -108,12 +108,12 @@ def _launch(
 
 @cache
 def _forward_text(dtype: DType) -> str:
-    return _text("attention_warpgroups_forward.cuh", dtype, _TILE * _WIDE, held=False)
+    return _text("warpgroups_forward.cuh", dtype, _TILE * _WIDE, held=False)
 
 
 @cache
 def _gradients_text(dtype: DType) -> str:
-    return _text("attention_warpgroups_gradients.cuh", dtype, _TILE, held=True)
+    return _text("warpgroups_gradients.cuh", dtype, _TILE, held=True)
 
 
 def _text(header: str, dtype: DType, columns: int, held: bool) -> str:

@@ -79,7 +79,7 @@ def lora_family(depth: int = 38, dual: Sequence[int] | None = None) -> LoraFamil
     every model of that depth. The depth counts, because in the last block the diffusers name of the text's modulation
     means other rows than in the blocks before.
     """
-    transformer = modules_by_table(_linears(depth, _DUAL if dual is None else dual), mmdit_to_diffusers(depth))
+    transformer = modules_by_table(_layers(depth, _DUAL if dual is None else dual), mmdit_to_diffusers(depth))
     text = base_modules()
     clip_l, clip_g, t5xxl = (f"text_encoders.{name}.transformer." for name in ("clip_l", "clip_g", "t5xxl"))
     encoders = (
@@ -146,8 +146,8 @@ def _model(depth: int, dual: Collection[int] | None) -> str:
     return "-5-medium" if dual else "-medium"
 
 
-def _linears(depth: int, dual: Collection[int]) -> Iterator[str]:
-    yield from ("context_embedder", "final_layer.linear", "final_layer.adaLN_modulation.1")
+def _layers(depth: int, dual: Collection[int]) -> Iterator[str]:
+    yield from ("x_embedder.proj", "context_embedder", "final_layer.linear", "final_layer.adaLN_modulation.1")
     yield from (f"{part}_embedder.mlp.{layer}" for part in "ty" for layer in (0, 2))
     always, going_on = ("attn.qkv", "adaLN_modulation.1"), ("attn.proj", "mlp.fc1", "mlp.fc2")
     for i in range(depth):
