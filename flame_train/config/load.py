@@ -137,6 +137,8 @@ def _apply(layered: Layered, overrides: Sequence[str]) -> list[Problem]:
         key = keys().get(path)
         if not equals:
             problems.append(Problem(_OVERRIDE, path, "expected section.key=value, got no ="))
+        elif path in sections():
+            problems.append(Problem(_OVERRIDE, path, "expected section.key=value, got a section"))
         elif key is None:
             problems.append(Problem(_OVERRIDE, path, "unknown key" + did_you_mean(nearest(path))))
         else:
