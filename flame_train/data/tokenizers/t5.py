@@ -134,6 +134,14 @@ def find_vocabulary(places: Iterable[str | Path], option: str) -> Path:
     )
 
 
+def named_vocabulary(place: Path, option: str) -> Path:
+    """The vocabulary that a user named by its file, whatever it is called, or by its folder. Raises ModelFileError."""
+    if place.is_dir():
+        return find_vocabulary([place], option)
+    read_vocabulary(place)  # what is wrong with it is told here
+    return place
+
+
 def read_vocabulary(path: Path) -> Vocabulary:
     """The vocabulary in a `spiece.model`, a `tokenizer.json`, or a folder with one of them. Raises ModelFileError."""
     if path.is_dir():
