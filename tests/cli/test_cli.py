@@ -264,6 +264,14 @@ def test_an_option_of_one_value_is_not_taken_from_several(
     assert "takes one value, and was given 2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "line", [["inspect", ""], ["convert", "a", "", "--to", "kohya"], ["sample", "-m", "x", "-p", "y", "--lora="]]
+)
+def test_an_empty_path_is_not_the_folder_one_is_in(capsys: pytest.CaptureFixture[str], line: list[str]) -> None:
+    assert cli.run(line) == 2
+    assert "expected a path, got an empty one" in capsys.readouterr().err
+
+
 def test_what_may_be_said_again_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, lambda *arguments: {})
     assert cli.run(["sdxl-lora", "-c", "a.toml", "--set", "a.b=1", "--set", "a.b=2", "--json", "--json"]) == 0
