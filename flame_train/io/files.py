@@ -87,9 +87,9 @@ def refuse_folder(path: Path) -> None:
         raise OutputError(f"{path}: is a folder; give the name of a file to write")
 
 
-def could_make_folder(folder: Path) -> None:
+def could_make_folder(folder: Path, remedy: str = _ELSEWHERE) -> None:
     """Raises OutputError, as far as can be told without writing, if `make_folder` would."""
-    _refuse_file(folder, _ELSEWHERE)
+    _refuse_file(folder, remedy)
     nearest = _existing(folder)
     with disk_errors(folder):
         if os.statvfs(nearest).f_flag & os.ST_RDONLY:

@@ -27,7 +27,7 @@ from flame_train.io.files import preflight
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.weights import sampled_digest
 from flame_train.training.batch import sender
-from flame_train.training.encode import Encoded, Keys, encode, keys_of
+from flame_train.training.encode import Encoded, Keys, could_cache, encode, keys_of
 from flame_train.training.family import Denoiser, Family, base_model_path
 from flame_train.training.loader import Loader
 from flame_train.training.loop import Run, forgiving, train
@@ -64,6 +64,7 @@ def fill_cache(family: Family, asked: Located, device: str, dry_run: bool) -> di
         if not dry_run:
             get_backend(device)
         plan = make_plan(family, asked, stop)
+        could_cache(config)
         keys = keys_of(plan.placed, config, family, _prompts(config))
         if dry_run:
             return {"pictures": len(keys.pictures), "captions": len(keys.captions)}
@@ -115,6 +116,7 @@ def run_folder(plan: Plan) -> RunFolder:
 def look(plan: Plan, folder: RunFolder) -> Found | None:
     """The checkpoint to continue from, with nothing written yet. Raises OutputError if the run could not go on here."""
     found, c = folder.look(), plan.config
+    could_cache(c)
     if found is None or found.step < c.train.steps:
         new = c.checkpoint.keep + 1 - min(c.checkpoint.keep, count(folder.checkpoints))
         arrays = 4 + (c.train.ema_decay > 0)  # values, once more as the LoRA, two moments, and their average
