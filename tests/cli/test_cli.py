@@ -272,6 +272,17 @@ def test_an_empty_path_is_not_the_folder_one_is_in(capsys: pytest.CaptureFixture
     assert "expected a path, got an empty one" in capsys.readouterr().err
 
 
+def test_a_folder_that_was_removed_meanwhile_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert cli.run(["sdxl-lora", "--config", "x.toml", "--device", "cpu"]) == 6
+    assert "the folder that this was started in is gone" in capsys.readouterr().err
+
+
 def test_what_may_be_said_again_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, lambda *arguments: {})
     assert cli.run(["sdxl-lora", "-c", "a.toml", "--set", "a.b=1", "--set", "a.b=2", "--json", "--json"]) == 0
