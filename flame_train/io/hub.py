@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from flame_train.errors import ModelFileError
+from flame_train.io.weights import cannot_be_read
 
 _LOG = logging.getLogger(__name__)
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -20,8 +21,11 @@ def resolve_checkpoint(name: str) -> Path:
     Raises `ModelFileError` if there is neither.
     """
     path = Path(name).expanduser()
-    if path.exists():
-        return path
+    try:
+        if path.exists():
+            return path
+    except OSError as error:
+        raise ModelFileError(cannot_be_read(path, error)) from error
     if not _HUB_ID.fullmatch(name) or name.endswith(".safetensors"):
         raise ModelFileError(
             f"{name}: expected a .safetensors file, a diffusers folder or a hub id (owner/name); there is no such file"

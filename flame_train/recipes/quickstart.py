@@ -38,7 +38,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.errors import ConfigError, EnvironmentFault, OutputError
 from flame_train.io.durable import write_durably
-from flame_train.io.files import make_folder
+from flame_train.io.files import disk_errors, make_folder
 from flame_train.training.encode import encode, keys_of
 from flame_train.training.family import Denoiser, Example
 from flame_train.training.step import Objective
@@ -201,11 +201,12 @@ def _lay(folder: Path, device: str, family: str) -> Path:
         )
     listed = "\n".join(f"    {p.folder + '/':<18}{p.number} {p.what}" for p in start.lesson.pictures)
     text = _ABOUT.format(family=family, base=start.base, pictures=listed)
-    if folder.is_dir() and any(folder.iterdir()) and not _is(about, text):
-        raise OutputError(
-            f"{folder}: expected an empty or new folder, or one that quickstart made for this family, but other files "
-            "are in it; name another folder: flame-train quickstart DIR"
-        )
+    with disk_errors(folder):
+        if folder.is_dir() and any(folder.iterdir()) and not _is(about, text):
+            raise OutputError(
+                f"{folder}: expected an empty or new folder, or one that quickstart made for this family, but other "
+                "files are in it; name another folder: flame-train quickstart DIR"
+            )
     make_folder(folder, "name another: flame-train quickstart DIR")
     if source.exists():
         return source

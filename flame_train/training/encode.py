@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,7 +88,7 @@ def cache_folder(config: Config) -> Path:
 def could_cache(config: Config) -> None:
     """Raises OutputError if there is no cache and none can be made. One that is there may hold all that is needed."""
     folder = cache_folder(config)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         with _named_for_cache():
             could_make_folder(folder, "name another")
 

@@ -272,6 +272,32 @@ def test_an_empty_path_is_not_the_folder_one_is_in(capsys: pytest.CaptureFixture
     assert "expected a path, got an empty one" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("inspect LONG.safetensors", 3),
+        ("convert LONG.safetensors there.safetensors --to kohya --force", 3),
+        ("convert gone.safetensors there.safetensors --to kohya --force", 3),
+        ("convert a.safetensors LONG.safetensors --to kohya", 6),
+        ("merge LONG.safetensors b.safetensors there.safetensors --force", 3),
+        ("merge a.safetensors b.safetensors LONG.safetensors", 6),
+        ("sample -m LONG.safetensors -p x --device cpu", 3),
+        ("sample -m a.safetensors -p x --device cpu -o LONG.png", 6),
+        ("init sdxl -o LONG.toml", 6),
+        ("quickstart LONG --device cpu", 6),
+        ("sdxl-lora --device cpu -c LONG.toml", 2),
+    ],
+)
+def test_what_cannot_even_be_looked_at_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str, code: int
+) -> None:
+    """A name that is too long stands for a folder that may not be entered, which there is none of for root."""
+    monkeypatch.chdir(tmp_path)
+    Path("there.safetensors").touch()
+    assert cli.run(line.replace("LONG", "a" * 300).split()) == code
+    assert "bug" not in capsys.readouterr().err
+
+
 def test_a_folder_that_was_removed_meanwhile_is_no_bug(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
