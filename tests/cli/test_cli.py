@@ -25,8 +25,10 @@ from flame_train.errors import (
     Interrupted,
     ModelFileError,
     NonFiniteError,
+    OutOfMemory,
     OutputError,
     ShapeError,
+    out_of_memory,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +108,16 @@ def test_an_error_a_user_can_meet_has_its_code_and_one_line(
     assert captured.err.startswith("error: ")
     assert "the reason" in captured.err
     assert captured.err.count("\n") == 1
+
+
+def test_memory_that_runs_out_without_a_word_is_told_with_some(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(monkeypatch, raising(MemoryError()))
+    assert cli.run(["sdxl-lora", "--config", "x.toml"]) == 5
+    assert "error: out of memory: no more to be had; try " in capsys.readouterr().err
+    with pytest.raises(OutOfMemory, match="out of memory: no more to be had; try less"), out_of_memory("try less"):
+        raise MemoryError
 
 
 def test_a_keyboard_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
