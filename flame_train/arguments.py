@@ -35,11 +35,12 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
 class Command(TyperCommand):
-    """A command that refuses an option given twice where one value is wanted: the parser would take the last."""
+    """A command that refuses an option given twice where one value is wanted, of which the parser would take the last,
+    and an empty path, which would be the folder one is in."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Puts the values into `ctx.params`. Raises what the parser raises, for it to show."""
-        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        values, _, given = self.make_parser(ctx).parse_args(args=list(args))
         for option in given:
             single = option.param_type_name == "option" and not option.multiple
             repeats_itself = getattr(option, "is_flag", False) and not option.secondary_opts
@@ -48,5 +49,7 @@ class Command(TyperCommand):
         rest: list[str] = super().parse_args(ctx, args)
         for name, value in ctx.params.items():
             if isinstance(value, Path):
+                if values.get(name) == "":
+                    raise typer.BadParameter("expected a path, got an empty one", ctx, param_hint=name.upper())
                 ctx.params[name] = Path(os.path.expanduser(value))
         return rest

@@ -21,6 +21,7 @@ import typer
 from flame_train import __version__
 from flame_train.arguments import AsJson, Command, ConfigPath, Debug, Device, DeviceName, DryRun, Force, Fp8, Overrides
 from flame_train.bench_cli import bench_app
+from flame_train.errors import OutputError
 from flame_train.output import complain, complain_of, show, without_files
 
 app = typer.Typer(
@@ -57,6 +58,11 @@ def command() -> Callable[..., Any]:
 def run(arguments: list[str]) -> int:
     """Run the program with `arguments`. Returns the exit code; prints one `error:` line for a failure."""
     debug = "--debug" in arguments
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        complain("the folder that this was started in is gone; change to one that exists and start again")
+        return OutputError.exit_code
     try:
         code = command()(arguments, prog_name="flame-train", standalone_mode=False)
         sys.stdout.flush()

@@ -102,7 +102,12 @@ def out_of_memory(remedy: str) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        raise OutOfMemory(f"out of memory: {error or 'no more to be had'}; {remedy}") from error
+        raise OutOfMemory(without_memory(error, remedy)) from error
+
+
+def without_memory(error: BaseException, remedy: str) -> str:
+    """What to tell of memory that ran out. Python's own error says nothing."""
+    return f"out of memory: {str(error) or 'no more to be had'}; {remedy}"
 
 
 class ShapeError(ValueError):

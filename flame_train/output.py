@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from flame_train import __version__
-from flame_train.errors import FlameError, exit_status, is_out_of_memory
+from flame_train.errors import FlameError, exit_status, is_out_of_memory, without_memory
 
 
 def show(result: Mapping[str, Any], as_json: bool, text: str | None = None) -> None:
@@ -90,7 +90,7 @@ def complain_of(error: Exception, debug: bool) -> int:
     if isinstance(error, FlameError):
         complain(str(error))
     elif is_out_of_memory(error):
-        complain(f"out of memory: {error}; try data.batch_size=1, gradient.checkpointing=true, a lower rank")
+        complain(without_memory(error, "try data.batch_size=1, gradient.checkpointing=true, a lower rank"))
     elif isinstance(error, OSError) and status != 1:
         complain(f"{error.filename or 'output'}: the disk is full; free some space and start again")
     else:

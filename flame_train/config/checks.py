@@ -26,10 +26,14 @@ def _required(config: Config, path: str) -> str | None:
     return None if getattr(getattr(config, section), name) else f"expected {doc}, got nothing"
 
 
-def _no_nul(config: Config, path: str) -> str | None:
+def _text(config: Config, path: str) -> str | None:
     section, name = path.split(".")
-    value = getattr(getattr(config, section), name)
-    return "expected text, got a NUL character in it" if "\0" in "".join(value) else None
+    text = "".join(getattr(getattr(config, section), name))
+    if "\0" in text:
+        return "expected text, got a NUL character in it"
+    if any("\ud800" <= c <= "\udfff" for c in text):  # neither config.toml nor the LoRA's metadata could hold it
+        return "expected UTF-8 text, got a byte that is none, or half a surrogate pair"
+    return None
 
 
 def _warmup(config: Config) -> str | None:
@@ -40,6 +44,12 @@ def _warmup(config: Config) -> str | None:
 def _min_lr(config: Config) -> str | None:
     low, peak = config.schedule.min_lr, config.optimizer.lr
     return f"expected at most optimizer.lr ({peak}), got {low}" if low > peak else None
+
+
+def _decay(config: Config) -> str | None:
+    if config.schedule.min_lr == 0.0 or config.schedule.name != "constant":
+        return None
+    return 'expected a schedule.name that decays with it, got "constant"'
 
 
 def _cycles(config: Config) -> str | None:
@@ -67,9 +77,23 @@ def _momentum(config: Config) -> str | None:
     return f'expected optimizer.name = "sgd" with it, got "{config.optimizer.name}"'
 
 
+def _adamw(config: Config, name: str) -> str | None:
+    usual = keys()[f"optimizer.{name}"].default
+    if getattr(config.optimizer, name) == usual or config.optimizer.name == "adamw":
+        return None
+    return f'expected optimizer.name = "adamw" with it, got "{config.optimizer.name}"'
+
+
 def _betas(config: Config) -> str | None:
     betas = config.optimizer.betas
     return None if all(0 <= beta < 1 for beta in betas) else f"expected each >= 0 and < 1, got {list(betas)}"
+
+
+def _noise_decay(config: Config) -> str | None:
+    usual = keys()["gradient.noise_decay"].default
+    if config.gradient.noise_decay == usual or config.gradient.noise_std > 0:
+        return None
+    return "expected gradient.noise_std above 0 with it"
 
 
 def _zero_terminal_snr(config: Config) -> str | None:
@@ -142,7 +166,7 @@ def checks() -> Iterator[Check]:
     """Every rule, in the order of the file."""
     for path, key in keys().items():
         if key.annotation in (str, tuple[str, ...]):
-            yield _for_path(_no_nul, path)
+            yield _for_path(_text, path)
     for path in ("model.checkpoint", "data.path", "output.dir"):
         yield _for_path(_required, path)
     yield Check(("data.caption_extension",), _caption_extension)
@@ -153,12 +177,16 @@ def checks() -> Iterator[Check]:
     yield Check(("data.max_bucket", "data.resolution"), _max_bucket)
     yield Check(("lora.targets",), _targets)
     yield Check(("optimizer.betas",), _betas)
+    yield Check(("optimizer.betas", "optimizer.name"), lambda config: _adamw(config, "betas"))
+    yield Check(("optimizer.eps", "optimizer.name"), lambda config: _adamw(config, "eps"))
     yield Check(("optimizer.momentum", "optimizer.name"), _momentum)
     yield Check(("schedule.warmup_steps", "train.steps"), _warmup)
     yield Check(("schedule.min_lr", "optimizer.lr"), _min_lr)
+    yield Check(("schedule.min_lr", "schedule.name"), _decay)
     yield Check(("schedule.cycles", "schedule.name"), _cycles)
     yield Check(("schedule.cycles", "schedule.warmup_steps", "train.steps"), _restarts)
     yield Check(("schedule.power", "schedule.name"), _power)
+    yield Check(("gradient.noise_decay", "gradient.noise_std"), _noise_decay)
     yield Check(("gradient.recompute", "gradient.checkpointing"), lambda config: _recompute(config, "recompute"))
     yield Check(("gradient.recompute_only", "gradient.checkpointing"), lambda c: _recompute(c, "recompute_only"))
     yield Check(("loss.timestep_mean", "loss.timesteps"), lambda config: _normal(config, "timestep_mean"))

@@ -100,13 +100,20 @@ def load_located(source: str, overrides: Sequence[str] = ()) -> Located:
 def from_options(**sections: dict[str, Any]) -> Config:
     """The configuration that a command's options ask for, `section={key: value}`; every other key has its default.
 
-    Raises ConfigError with every option that is wrong, by its key.
+    Raises ConfigError with every option that is wrong, by its name. Rules between keys hold where all are options.
     """
+    tree = _known_part(sections)
     try:
-        return Config.model_validate(sections)
+        config = Config.model_validate(tree)
     except ValidationError as error:
         wrong = [(keys()[f"{section}.{name}"], e["input"]) for e in error.errors() for section, name in [e["loc"][:2]]]
-    raise ConfigError("; ".join(f"{_option(key)}: {_wrong_value(key, value)}" for key, value in wrong))
+        raise ConfigError("; ".join(f"{_option(key)}: {_wrong_value(key, value)}" for key, value in wrong)) from None
+    given = {f"{section}.{name}" for section, options in tree.items() for name in options}
+    asked = (check for check in checks() if given.issuperset(check.paths))
+    broken = [f"{_option(keys()[check.paths[0]])}: {message}" for check in asked if (message := check.broken(config))]
+    if broken:
+        raise ConfigError("; ".join(broken))
+    return config
 
 
 @contextmanager
@@ -125,7 +132,9 @@ def _by_option(line: str) -> str:
 
 
 def _option(key: Key) -> str:
-    return f"--{key.name.replace('_', '-')}"
+    """`--t5-vocabulary` for model.t5_vocabulary; that of a list is given for each item, as `--prompt`."""
+    name = key.name.removesuffix("s") if key.is_list else key.name
+    return f"--{name.replace('_', '-')}"
 
 
 def _apply(layered: Layered, overrides: Sequence[str]) -> list[Problem]:
@@ -137,6 +146,8 @@ def _apply(layered: Layered, overrides: Sequence[str]) -> list[Problem]:
         key = keys().get(path)
         if not equals:
             problems.append(Problem(_OVERRIDE, path, "expected section.key=value, got no ="))
+        elif path in sections():
+            problems.append(Problem(_OVERRIDE, path, "expected section.key=value, got a section"))
         elif key is None:
             problems.append(Problem(_OVERRIDE, path, "unknown key" + did_you_mean(nearest(path))))
         else:

@@ -131,6 +131,7 @@ class DataSection(Section):
         "longest bucket side; 0: twice resolution",
         unit="pixels",
         ge=0,
+        le=32768,
         multiple_of=8,
         aka=("max_bucket_reso",),
     )
@@ -162,7 +163,9 @@ class LoraSection(Section):
         later=("locon", "dora", "loha", "lokr"),
     )
     rank: int = field(16, "inner width of the two matrices", ge=1, le=4096, aka=("network_dim", "dim", "r"))
-    alpha: float = field(16.0, "the update is scaled by alpha / rank", gt=0, aka=("network_alpha", "lora_alpha"))
+    alpha: float = field(
+        16.0, "the update is scaled by alpha / rank", gt=0, le=1_000_000, aka=("network_alpha", "lora_alpha")
+    )
     targets: tuple[str, ...] = field(
         ("attention",),
         "presets (attention, attention+mlp, full) or globs over module names",
@@ -205,7 +208,7 @@ class GradientSection(Section):
     )
     clip_norm: float = field(1.0, "largest total norm; 0: off", ge=0, aka=("max_grad_norm", "clip_grad_norm"))
     clip_value: float = field(0.0, "largest absolute value of an entry; 0: off", ge=0)
-    noise_std: float = field(0.0, "std of Gaussian noise added at step 0; 0: off", ge=0)
+    noise_std: float = field(0.0, "std of Gaussian noise added at step 0; 0: off", ge=0, le=1000)
     noise_decay: float = field(0.55, "its variance falls as 1 / (1 + step)^noise_decay (arXiv 1511.06807)", ge=0)
     checkpointing: bool = field(
         False,
@@ -261,20 +264,23 @@ class LossSection(Section):
     timestep_mean: float = field(
         0.0,
         "mean of logit-normal noise levels, above 0: more noise; logit_mean elsewhere, with the other sign (SD3, Flux)",
+        ge=-10,
+        le=10,
         aka=("logit_mean",),
     )
-    timestep_std: float = field(1.0, "std of logit-normal noise levels (SD3, Flux)", gt=0, aka=("logit_std",))
+    timestep_std: float = field(1.0, "std of logit-normal noise levels (SD3, Flux)", gt=0, le=10, aka=("logit_std",))
     mode_scale: float = field(1.29, "how far mode sampling is from uniform (SD3, Flux)", ge=0, le=1.75)
     shift: float = field(
         0.0,
         "shift of noise levels towards more noise (SD3, Flux); 1: none; 0: the family's own",
         ge=0,
+        le=100,
         aka=("discrete_flow_shift", "training_shift"),
     )
     weighting: Literal["none", "sigma_sqrt", "cosmap"] = field(
         "none", "weight of a noise level in the loss (SD3, Flux)"
     )
-    guidance: float = field(1.0, "guidance that the model is told in training (Flux dev)", ge=0)
+    guidance: float = field(1.0, "guidance that the model is told in training (Flux dev)", ge=0, le=1000)
     zero_terminal_snr: bool = field(
         False,
         "last timestep is pure noise (arXiv 2305.08891); needs prediction v",
@@ -322,6 +328,7 @@ class SampleSection(Section):
         0.0,
         "scale of classifier-free guidance, 1: off; for Flux dev what the model is told; 0: the model's own",
         ge=0,
+        le=1000,
         free=True,
         aka=("cfg_scale", "guidance_scale"),
     )

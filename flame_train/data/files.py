@@ -54,7 +54,9 @@ def read_bytes(path: Path, *, limit: int, name: str | None = None) -> bytes:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with os.fdopen(handle, "rb") as file:
             size = os.fstat(handle).st_size
-            data = file.read(limit + 1) if size <= limit else None
+            data = file.read(size + 1) if size <= limit else None  # room for all that is asked for is taken at once
+            if data is not None and len(data) > size:  # it grew meanwhile
+                data += file.read(limit + 1 - len(data))
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise DataError(f"{label}: cannot be read ({reason}): check the file, its links and permissions") from error

@@ -133,10 +133,9 @@ def _delete(path: Path) -> None:
 
 def sweep(root: Path) -> None:
     """Remove what killed processes left half-written or half-deleted. The caller must hold the run's lock."""
-    if root.is_dir():
-        for path in root.iterdir():
-            if path.name.startswith((".tmp-", ".del-")):
-                shutil.rmtree(path, ignore_errors=True)
+    for path in _folders(root):
+        if path.name.startswith((".tmp-", ".del-")):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def newest(root: Path) -> Found | None:
@@ -167,10 +166,14 @@ def count(root: Path) -> int:
 
 def _checkpoints(root: Path) -> list[tuple[int, Path]]:
     """Step and folder of each checkpoint under `root`, whole or not, newest first."""
-    if not root.is_dir():
-        return []
-    named = ((_STEP.fullmatch(path.name), path) for path in root.iterdir() if path.is_dir())
+    named = ((_STEP.fullmatch(path.name), path) for path in _folders(root))
     return sorted(((int(match.group(1)), path) for match, path in named if match), reverse=True)
+
+
+def _folders(root: Path) -> list[Path]:
+    """What lies under `root`; nothing if it is no folder. Raises OutputError where that cannot be told."""
+    with disk_errors(root):
+        return [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
 
 
 def _flaw(folder: Path) -> str | None:

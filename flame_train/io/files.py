@@ -71,7 +71,7 @@ def preflight(folder: Path, expected: int) -> None:
 
 def refuse_place(path: Path, ending: str, force: bool) -> None:
     """Said before any work: raises ConfigError unless the file to write, `path`, ends as its contents ask for, and
-    OutputError if it is a folder, or there already, unless `force` says that it may be overwritten."""
+    OutputError if it is a folder, or there already, unless `force` says that it may be overwritten, or out of reach."""
     if path.suffix.lower() != ending:
         raise ConfigError(f"{path}: expected a name ending in {ending}, got {path.suffix or 'no ending'}")
     refuse_folder(path)
@@ -82,16 +82,25 @@ def refuse_place(path: Path, ending: str, force: bool) -> None:
 
 
 def refuse_folder(path: Path) -> None:
-    """Raises OutputError if `path`, the file to write, is a folder."""
-    if path.is_dir():
-        raise OutputError(f"{path}: is a folder; give the name of a file to write")
+    """Raises OutputError if `path`, the file to write, is a folder, or in one that cannot be entered."""
+    with disk_errors(path):
+        if path.is_dir():
+            raise OutputError(f"{path}: is a folder; give the name of a file to write")
 
 
-def could_make_folder(folder: Path) -> None:
+def is_same_file(one: Path, other: Path) -> bool:
+    """Whether two names are one file's. Not if either is not there, or out of reach: its reader tells that."""
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def could_make_folder(folder: Path, remedy: str = _ELSEWHERE) -> None:
     """Raises OutputError, as far as can be told without writing, if `make_folder` would."""
-    _refuse_file(folder, _ELSEWHERE)
-    nearest = _existing(folder)
     with disk_errors(folder):
+        _refuse_file(folder, remedy)
+        nearest = _existing(folder)
         if os.statvfs(nearest).f_flag & os.ST_RDONLY:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         if not os.access(nearest, os.W_OK | os.X_OK):
@@ -106,8 +115,8 @@ def _refuse_file(folder: Path, remedy: str) -> None:
 
 def make_folder(folder: Path, remedy: str = _ELSEWHERE) -> None:
     """Make `folder` and its parents, and prove that it can be written to. Raises OutputError, with `remedy`."""
-    _refuse_file(folder, remedy)
     with disk_errors(folder):
+        _refuse_file(folder, remedy)
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".write-probe-{os.getpid()}"
         probe.write_bytes(b"")

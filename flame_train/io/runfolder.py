@@ -59,16 +59,24 @@ class RunFolder:
         try:
             self._found = self._examine()
             self._saved = self._found.step if self._found else 0
-            self.write_status("running")
-            _write_text(self.folder / "config.toml", self._config)
-            commit.sweep(self.checkpoints)
-            for folder in (self.folder, self.samples):
-                sweep_files(folder)
-            self._log = LogFile(self.folder / "log.jsonl")
         except BaseException:
             self._lock.release()
             raise
+        try:
+            self._begin()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
+
+    def _begin(self) -> None:
+        """What is written first into a folder that this run may have."""
+        self.write_status("running")
+        _write_text(self.folder / "config.toml", self._config)
+        commit.sweep(self.checkpoints)
+        for folder in (self.folder, self.samples):
+            sweep_files(folder)
+        self._log = LogFile(self.folder / "log.jsonl")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -84,10 +84,18 @@ def open_weights(path: str | Path) -> Weights:
     with its component's, as in `unet/conv_in.weight`. Raises ModelFileError.
     """
     path = Path(path)
-    if not path.is_dir():
-        return _open_file(path)
-    components = [name for name in COMPONENTS if (path / name).is_dir()]
-    return _open_pipeline(path, components) if components else _open_component(path)
+    try:
+        if not path.is_dir():
+            return _open_file(path)
+        components = [name for name in COMPONENTS if (path / name).is_dir()]
+        return _open_pipeline(path, components) if components else _open_component(path)
+    except OSError as error:
+        raise ModelFileError(cannot_be_read(path, error)) from error
+
+
+def cannot_be_read(path: Path, error: OSError) -> str:
+    """What to tell of a model file or folder that is out of reach."""
+    return f"{path}: cannot be read ({error.strerror or error}); check the path and its permissions"
 
 
 def _open_file(path: Path) -> Weights:

@@ -19,7 +19,7 @@ from flame_train.adapters.targets import Presets
 from flame_train.config.schema import Config
 from flame_train.data.buckets import Placement
 from flame_train.data.tokenizers.clip import ClipTokenizer, clip_tokenizers
-from flame_train.data.tokenizers.t5 import T5Tokenizer, find_vocabulary
+from flame_train.data.tokenizers.t5 import T5Tokenizer, find_vocabulary, named_vocabulary
 from flame_train.diffusion.flow import FlowObjective, Shift, constant_shift, flow_euler
 from flame_train.engine import Tensor, nn
 from flame_train.engine.dtype import as_dtype
@@ -189,9 +189,10 @@ class FlowFamily:
         return encoder.weight_bytes(item)
 
     def _words(self, config: Config) -> T5Tokenizer:
-        given = config.model.t5_vocabulary
-        places = [Path(given)] if given else [self._place(config, self.t5), base_model_path(config)]
-        return T5Tokenizer(find_vocabulary(places, "model.t5_vocabulary"))
+        given, option = config.model.t5_vocabulary, "model.t5_vocabulary"
+        if given:
+            return T5Tokenizer(named_vocabulary(Path(given), option))
+        return T5Tokenizer(find_vocabulary([self._place(config, self.t5), base_model_path(config)], option))
 
     def _tokenizers(self, config: Config) -> Mapping[str, ClipTokenizer]:
         return clip_tokenizers(base_model_path(config), self.clips)

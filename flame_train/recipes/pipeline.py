@@ -21,13 +21,14 @@ from flame_train.engine import Tensor, nn
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.engine.mode import deterministic
+from flame_train.errors import OutputError
 from flame_train.io.commit import Found, count
 from flame_train.io.durable import write_durably
 from flame_train.io.files import preflight
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.weights import sampled_digest
 from flame_train.training.batch import sender
-from flame_train.training.encode import Encoded, Keys, encode, keys_of
+from flame_train.training.encode import Encoded, Keys, could_cache, encode, keys_of
 from flame_train.training.family import Denoiser, Family, base_model_path
 from flame_train.training.loader import Loader
 from flame_train.training.loop import Run, forgiving, train
@@ -64,6 +65,7 @@ def fill_cache(family: Family, asked: Located, device: str, dry_run: bool) -> di
         if not dry_run:
             get_backend(device)
         plan = make_plan(family, asked, stop)
+        could_cache(config)
         keys = keys_of(plan.placed, config, family, _prompts(config))
         if dry_run:
             return {"pictures": len(keys.pictures), "captions": len(keys.captions)}
@@ -115,6 +117,12 @@ def run_folder(plan: Plan) -> RunFolder:
 def look(plan: Plan, folder: RunFolder) -> Found | None:
     """The checkpoint to continue from, with nothing written yet. Raises OutputError if the run could not go on here."""
     found, c = folder.look(), plan.config
+    could_cache(c)
+    if found is not None and found.step > c.train.steps:
+        raise OutputError(
+            f"{folder.folder}: its run is at step {found.step}, beyond train.steps = {c.train.steps}; set train.steps "
+            f"to {found.step} or more, or output.dir to another folder; LoRAs of earlier steps: {folder.checkpoints}"
+        )
     if found is None or found.step < c.train.steps:
         new = c.checkpoint.keep + 1 - min(c.checkpoint.keep, count(folder.checkpoints))
         arrays = 4 + (c.train.ema_decay > 0)  # values, once more as the LoRA, two moments, and their average

@@ -27,6 +27,7 @@ from flame_train.training.stop import StopRequest
 from .pictures import as_usual, check_sampling, picture_size
 
 _LOG = logging.getLogger(__name__)
+_LONGEST_EPOCH = 10_000_000  # samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ def make_plan(family: Family, asked: Config | Located, stop: StopRequest) -> Pla
         default_caption=config.data.caption or None, caption_endings=(config.data.caption_extension,),
         on_bad=config.data.on_bad_image, progress=lambda done, total: stop.check("while reading the dataset"),
     )  # fmt: skip
+    _check_epoch(dataset)
     placed = place(dataset, rule, config.data.on_bad_image)
     _check_sides(placed, facts)
     for notice in placed.dataset.notices:
@@ -162,6 +164,16 @@ def _check_grid(config: Config, facts: Facts) -> None:
     step, grid = config.data.bucket_step, facts.side_multiple
     if step % grid:
         raise ConfigError(f"data.bucket_step: expected a multiple of {grid} for this model, got {step}")
+
+
+def _check_epoch(dataset: Dataset) -> None:
+    """An epoch's order is made as a whole."""
+    samples = sum(dataset.comings)
+    if samples > _LONGEST_EPOCH:
+        raise ConfigError(
+            f"data.repeats: expected an epoch of at most {_LONGEST_EPOCH:,} samples, got {samples:,}; lower it: "
+            "train.steps says how long a run is"
+        )
 
 
 def _check_sides(placed: Placed, facts: Facts) -> None:

@@ -33,11 +33,12 @@ from flame_train.config.schema import (
     ScheduleSection,
     TrainSection,
 )
+from flame_train.data.files import shown
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
-from flame_train.errors import EnvironmentFault, OutputError
+from flame_train.errors import ConfigError, EnvironmentFault, OutputError
 from flame_train.io.durable import write_durably
-from flame_train.io.files import make_folder
+from flame_train.io.files import disk_errors, make_folder
 from flame_train.training.encode import encode, keys_of
 from flame_train.training.family import Denoiser, Example
 from flame_train.training.step import Objective
@@ -194,13 +195,18 @@ def _lay(folder: Path, device: str, family: str) -> Path:
     """Makes whatever the folder lacks and returns the config's path. The config comes last: with it, all is there."""
     about, source = folder / "ABOUT.txt", folder / "config.toml"
     start = _STARTS[family]
+    if str(folder).encode(errors="replace").decode() != str(folder):
+        raise ConfigError(
+            f"{shown(folder)}: expected a name in UTF-8, for config.toml holds no other; name another folder"
+        )
     listed = "\n".join(f"    {p.folder + '/':<18}{p.number} {p.what}" for p in start.lesson.pictures)
     text = _ABOUT.format(family=family, base=start.base, pictures=listed)
-    if folder.is_dir() and any(folder.iterdir()) and not _is(about, text):
-        raise OutputError(
-            f"{folder}: expected an empty or new folder, or one that quickstart made for this family, but other files "
-            "are in it; name another folder: flame-train quickstart DIR"
-        )
+    with disk_errors(folder):
+        if folder.is_dir() and any(folder.iterdir()) and not _is(about, text):
+            raise OutputError(
+                f"{folder}: expected an empty or new folder, or one that quickstart made for this family, but other "
+                "files are in it; name another folder: flame-train quickstart DIR"
+            )
     make_folder(folder, "name another: flame-train quickstart DIR")
     if source.exists():
         return source

@@ -12,7 +12,7 @@ from flame_train.adapters.formats import from_file, to_diffusers, to_kohya
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
 from flame_train.adapters.peft_config import METADATA_KEY
 from flame_train.errors import ConfigError
-from flame_train.io.files import refuse_place
+from flame_train.io.files import is_same_file, refuse_place
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import save_file
 from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, split_metadata
@@ -49,7 +49,7 @@ def convert(source: Path, target: Path, to: str, force: bool = False) -> Convert
     source, target = Path(source), Path(target)
     if to not in FORMATS:
         raise ConfigError(f"format {to!r} is not known; expected one of {', '.join(FORMATS)}")
-    if target.exists() and target.samefile(source):
+    if is_same_file(target, source):
         raise ConfigError(f"{target}: source and target are the same file; give another name for the target")
     refuse_place(target, ".safetensors", force)
     family = lora_family(source, require_lora(source))

@@ -15,7 +15,7 @@ from flame_train.adapters.factors import LoraFactors, LoraState
 from flame_train.adapters.formats import from_file
 from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
 from flame_train.io.dtypes import Array
-from flame_train.io.files import refuse_place
+from flame_train.io.files import is_same_file, refuse_place
 from flame_train.io.keymap import Op, Shape, Source
 from flame_train.io.resolve import Resolved
 from flame_train.io.safetensors import save_stream
@@ -85,7 +85,7 @@ def _check_call(base: Path, lora: Path, out: Path, strength: float, force: bool)
     if not np.isfinite(strength):
         raise ConfigError(f"strength must be a finite number, got {strength}")
     for other in (base, lora):
-        if out.exists() and other.exists() and out.samefile(other):
+        if is_same_file(out, other):
             raise ConfigError(f"{out}: would overwrite {other}; give another name for the result")
     refuse_place(out, ".safetensors", force)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +23,7 @@ from flame_train.engine import no_grad
 from flame_train.engine.dtype import is_float
 from flame_train.errors import DataError, NonFiniteError, OutputError
 from flame_train.io.failpoint import hit
-from flame_train.io.files import make_folder
+from flame_train.io.files import could_make_folder, make_folder
 
 from .family import Encoders, Example, Family
 from .stop import StopRequest
@@ -83,6 +85,23 @@ def cache_folder(config: Config) -> Path:
     return Path(config.data.cache) if config.data.cache else Path(config.data.path) / CACHE_FOLDER
 
 
+def could_cache(config: Config) -> None:
+    """Raises OutputError if there is no cache and none can be made. One that is there may hold all that is needed."""
+    folder = cache_folder(config)
+    if not os.path.isdir(folder):
+        with _named_for_cache():
+            could_make_folder(folder, "name another")
+
+
+@contextmanager
+def _named_for_cache() -> Iterator[None]:
+    """A folder that cannot be written is told with the setting that names it."""
+    try:
+        yield
+    except OutputError as error:
+        raise OutputError(f"{error}\n  data.cache says where encoded pictures are kept") from None
+
+
 def keys_of(placed: Placed, config: Config, family: Family, prompts: tuple[str, ...]) -> Keys:
     """The keys of every array that training and sampling will read. Any change of what they depend on changes them."""
     prints = family.fingerprints(config)
@@ -121,7 +140,8 @@ def encode(
         len(pictures), len(set(keys.pictures)), len(captions), len(keys.captions),
     )  # fmt: skip
     if captions or pictures:
-        _prove_writable(cache.folder)
+        with _named_for_cache():
+            make_folder(cache.folder, "name another")
     for what, missing in (("caption", captions), ("picture", pictures)):
         if missing:
             with no_grad(), family.encoders(config, device, [what]) as networks:
@@ -141,13 +161,6 @@ def _missing(cache: DiskCache, entries: Mapping[str, _T], stop: StopRequest) -> 
             missing[key] = entry
         stop.check("while reading the cache")
     return missing
-
-
-def _prove_writable(folder: Path) -> None:
-    try:
-        make_folder(folder)
-    except OutputError as error:
-        raise OutputError(f"{error}\n  data.cache says where encoded pictures are kept") from None
 
 
 def _made(

@@ -51,8 +51,8 @@ class Console:
     def show(self, record: Mapping[str, Any], seconds: float) -> None:
         """The figures of one step, which took so long."""
         text = (
-            f"mean loss {self._smoothed(float(record['loss'])):.4f}  lr {record['lr']:.2e}  "
-            f"|g| {record['grad_norm']:.3f}  {record['images_per_s']:.2f} img/s"
+            f"mean loss {self._smoothed(float(record['loss'])):.4g}  lr {record['lr']:.2e}  "
+            f"|g| {record['grad_norm']:.3g}  {record['images_per_s']:.2f} img/s"
         )
         if record["memory"] is not None:
             text += f"  {record['memory'] / 2**30:.1f} GiB"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def _catch_up(run: Run) -> None:
 def _lacks_grid(run: Run, step: int) -> bool:
     """Whether a sample grid belongs to the step and is not there."""
     s = run.config.sample
-    return bool(s.prompts) and _due(step, s.every) and not run.folder.sample(step).exists()
+    return bool(s.prompts) and _due(step, s.every) and not os.path.exists(run.folder.sample(step))
 
 
 def _due(step: int, every: int) -> bool:

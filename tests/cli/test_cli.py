@@ -25,8 +25,10 @@ from flame_train.errors import (
     Interrupted,
     ModelFileError,
     NonFiniteError,
+    OutOfMemory,
     OutputError,
     ShapeError,
+    out_of_memory,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +108,16 @@ def test_an_error_a_user_can_meet_has_its_code_and_one_line(
     assert captured.err.startswith("error: ")
     assert "the reason" in captured.err
     assert captured.err.count("\n") == 1
+
+
+def test_memory_that_runs_out_without_a_word_is_told_with_some(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(monkeypatch, raising(MemoryError()))
+    assert cli.run(["sdxl-lora", "--config", "x.toml"]) == 5
+    assert "error: out of memory: no more to be had; try " in capsys.readouterr().err
+    with pytest.raises(OutOfMemory, match="out of memory: no more to be had; try less"), out_of_memory("try less"):
+        raise MemoryError
 
 
 def test_a_keyboard_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,6 +274,51 @@ def test_an_option_of_one_value_is_not_taken_from_several(
     plant(monkeypatch, lambda *arguments: {})
     assert cli.run(line.split()) == 2
     assert "takes one value, and was given 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line", [["inspect", ""], ["convert", "a", "", "--to", "kohya"], ["sample", "-m", "x", "-p", "y", "--lora="]]
+)
+def test_an_empty_path_is_not_the_folder_one_is_in(capsys: pytest.CaptureFixture[str], line: list[str]) -> None:
+    assert cli.run(line) == 2
+    assert "expected a path, got an empty one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("inspect LONG.safetensors", 3),
+        ("convert LONG.safetensors there.safetensors --to kohya --force", 3),
+        ("convert gone.safetensors there.safetensors --to kohya --force", 3),
+        ("convert a.safetensors LONG.safetensors --to kohya", 6),
+        ("merge LONG.safetensors b.safetensors there.safetensors --force", 3),
+        ("merge a.safetensors b.safetensors LONG.safetensors", 6),
+        ("sample -m LONG.safetensors -p x --device cpu", 3),
+        ("sample -m a.safetensors -p x --device cpu -o LONG.png", 6),
+        ("init sdxl -o LONG.toml", 6),
+        ("quickstart LONG --device cpu", 6),
+        ("sdxl-lora --device cpu -c LONG.toml", 2),
+    ],
+)
+def test_what_cannot_even_be_looked_at_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str, code: int
+) -> None:
+    """A name that is too long stands for a folder that may not be entered, which there is none of for root."""
+    monkeypatch.chdir(tmp_path)
+    Path("there.safetensors").touch()
+    assert cli.run(line.replace("LONG", "a" * 300).split()) == code
+    assert "bug" not in capsys.readouterr().err
+
+
+def test_a_folder_that_was_removed_meanwhile_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert cli.run(["sdxl-lora", "--config", "x.toml", "--device", "cpu"]) == 6
+    assert "the folder that this was started in is gone" in capsys.readouterr().err
 
 
 def test_what_may_be_said_again_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

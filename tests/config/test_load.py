@@ -36,9 +36,9 @@ BAD_LINES = [
     ("[lora]\nrank = [4]", "8: lora.rank: expected an integer from 1 to 4096, got [4]"),
     ("[lora]\nrank = {a = 1}", "8: lora.rank: expected an integer from 1 to 4096, got a table"),
     ("[lora.rank]\nx = 1", "7: lora.rank: expected an integer from 1 to 4096, got a table"),
-    ("[lora]\nalpha = 0", "8: lora.alpha: expected a number > 0, got 0"),
-    ("[lora]\nalpha = nan", "8: lora.alpha: expected a number > 0, got nan"),
-    ("[lora]\nalpha = inf", "8: lora.alpha: expected a number > 0, got inf"),
+    ("[lora]\nalpha = 0", "8: lora.alpha: expected a number > 0 and <= 1000000, got 0"),
+    ("[lora]\nalpha = nan", "8: lora.alpha: expected a number > 0 and <= 1000000, got nan"),
+    ("[lora]\nalpha = inf", "8: lora.alpha: expected a number > 0 and <= 1000000, got inf"),
     (
         "[lora]\nkind = 'loha'",
         '8: lora.kind: expected "lora", got "loha", which this version does not have yet',
@@ -120,6 +120,24 @@ BAD_LINES = [
     ("[sample]\nwidth = 100", "8: sample.width: expected an integer >= 0, a multiple of 8, got 100"),
     ("[sample]\nprompts = 'a dog'", '8: sample.prompts: expected a list of strings, got "a dog"'),
     ('[sample]\nprompts = ["a\\u0000"]', "8: sample.prompts: expected text, got a NUL character in it"),
+    (
+        "[optimizer]\nname = 'sgd'\nbetas = [0.5, 0.5]",
+        '9: optimizer.betas: expected optimizer.name = "adamw" with it, got "sgd"',
+    ),
+    (
+        "[optimizer]\nname = 'sgd'\neps = 1e-6",
+        '9: optimizer.eps: expected optimizer.name = "adamw" with it, got "sgd"',
+    ),
+    (
+        "[schedule]\nname = 'constant'\nmin_lr = 1e-5",
+        '9: schedule.min_lr: expected a schedule.name that decays with it, got "constant"',
+    ),
+    ("[gradient]\nnoise_decay = 1", "8: gradient.noise_decay: expected gradient.noise_std above 0 with it"),
+    ("[gradient]\nnoise_std = 1e300", "8: gradient.noise_std: expected a number from 0 to 1000, got 1e+300"),
+    ("[loss]\nshift = 1e300", "8: loss.shift: expected a number from 0 to 100, got 1e+300"),
+    ("[loss]\ntimestep_mean = -11", "8: loss.timestep_mean: expected a number from -10 to 10, got -11"),
+    ("[loss]\ntimestep_std = 11", "8: loss.timestep_std: expected a number > 0 and <= 10, got 11"),
+    ("[sample]\nguidance = 1001", "8: sample.guidance: expected a number from 0 to 1000, got 1001"),
     ("[sample]\nguidance = 0.5", "8: sample.guidance: expected 0, the model's own, or a number >= 1, got 0.5"),
     ("data.repeats = 2", "7: output.data: unknown key; did you mean output.dir or output.format?"),
     (
@@ -151,6 +169,10 @@ BAD_FILES = [
 YAML_GOOD = "model: {checkpoint: base.safetensors}\ndata: {path: photos}\noutput: {dir: run}\n"
 
 BAD_YAML = [
+    (
+        'sample: {prompts: ["\\ud800"]}',
+        "4: sample.prompts: expected UTF-8 text, got a byte that is none, or half a surrogate pair",
+    ),
     ("lora: {rank: no}", '4: lora.rank: expected an integer from 1 to 4096, got "no"'),
     ("lora:\n  rank: 4\n  rank: 8", "6: expected each key once, got rank again (first on line 5)"),
     ("lora:\n  rnak: 4", "5: lora.rnak: unknown key; did you mean lora.rank?"),
@@ -186,7 +208,15 @@ BAD_SETS = [
         "schedule.warmup_steps=2000",
         "--set: schedule.warmup_steps: expected less than train.steps (2000), got 2000",
     ),
-    ("lora=3", "--set: lora: unknown key"),
+    (
+        "data.max_bucket=65536",
+        "--set: data.max_bucket: expected an integer from 0 to 32768, a multiple of 8, got 65536",
+    ),
+    ("lora=3", "--set: lora: expected section.key=value, got a section"),
+    (
+        "output.dir=run-\udcff",
+        "--set: output.dir: expected UTF-8 text, got a byte that is none, or half a surrogate pair",
+    ),
 ]
 
 
@@ -234,7 +264,7 @@ def test_all_problems_come_in_one_report_in_the_order_of_the_files() -> None:
         "x.toml: model.checkpoint: expected the base model: .safetensors file, diffusers folder or hub id, got nothing",
         "x.toml: data.path: expected the folder of images with captions or metadata.jsonl, got nothing",
         "x.toml: output.dir: expected the run folder, got nothing",
-        "x.toml:3: lora.alpha: expected a number > 0, got 0",
+        "x.toml:3: lora.alpha: expected a number > 0 and <= 1000000, got 0",
         "x.toml:5: schedule.warmup_steps: expected less than train.steps (5), got 7",
         "x.toml:6: nope: unknown section",
         '--set: optimizer.lr: expected a number > 0 and <= 10, got "fast"',

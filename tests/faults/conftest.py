@@ -202,6 +202,10 @@ class Job:
         arguments = self.arguments("sdxl-lora", **changes)
         return self.program(*arguments, env=env, kill_after=kill_after, limits=limits)
 
+    def plan(self, command: str = "sdxl-lora", **changes: Any) -> Ended:
+        """Says what would be done."""
+        return self.program(*self.arguments(command, **changes), "--dry-run", "--json")
+
     def fill_cache(self, failpoint: str = "", **changes: Any) -> Ended:
         env = {"FLAME_TEST_FAILPOINT": failpoint} if failpoint else {}
         return self.program(*self.arguments("cache", **changes), "--json", env=env)

@@ -369,6 +369,17 @@ def test_a_result_of_fewer_steps_is_not_taken_for_the_longer_run_s(another):
     assert job.finish(**longer).lora == whole.lora
 
 
+def test_a_run_is_not_asked_for_fewer_steps_than_it_has(job):
+    """Its LoRA would be called one of three steps and hold five."""
+    constant = {"schedule__name": "constant", "schedule__warmup_steps": 0}
+    whole = job.finish(**constant)
+    for ended in (job.plan(train__steps=3, **constant), job.train(train__steps=3, **constant)):
+        assert ended.code == 6
+        assert "its run is at step 5, beyond train.steps = 3" in ended.complaint
+    assert job.result() == whole
+    assert "steps = 5" in (job.out / "config.toml").read_text()
+
+
 def test_the_result_is_in_the_format_last_asked_for(job):
     job.finish()
     assert job.finish(output__format="diffusers").lora

@@ -125,10 +125,12 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_is_encoded(new_job
 
 
 def test_a_cache_that_cannot_be_written_names_the_setting(new_job):
+    """As the plan says it, of training and of `cache`."""
     new_job.cache.write_text("a file of the user's")
-    ended = new_job.train()
-    assert ended.code == 6
-    assert "data.cache" in ended.complaint
+    for ended in (new_job.plan(), new_job.plan("cache"), new_job.fill_cache(), new_job.train()):
+        assert ended.code == 6
+        assert "data.cache says where encoded pictures are kept" in ended.complaint
+        assert "output.dir" not in ended.complaint
 
 
 def test_every_line_of_the_log_is_json_for_any_reader(job):

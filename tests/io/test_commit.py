@@ -228,3 +228,13 @@ def test_a_read_only_place_is_an_output_error(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(OutputError, match="Read-only file system"):
         commit(tmp_path / "root", 1, FILES, keep=1)
+
+
+def test_a_folder_that_may_not_be_read_is_an_output_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    for look in (newest, sweep):
+        with pytest.raises(OutputError, match="Permission denied"):
+            look(tmp_path)

@@ -36,5 +36,22 @@ def test_what_the_hub_does_not_have_is_told_by_name(monkeypatch):
         raise OSError("no such repository")
 
     monkeypatch.setattr(hub, "snapshot_download", fetch)
-    with pytest.raises(ModelFileError, match=r"owner/model: neither a local path nor found on the hub .*no such rep"):
-        resolve_checkpoint("owner/model")
+    with pytest.raises(ModelFileError, match=r"owner/nothing: neither a local path nor found on the hub .*no such rep"):
+        resolve_checkpoint("owner/nothing")
+
+
+def test_the_hub_is_asked_once_and_again_only_after_a_failure(monkeypatch, tmp_path):
+    """Every part of a run asks where its checkpoint is: what the hub has may change meanwhile, or be out of reach."""
+    asked = []
+
+    def fetch(name, allow_patterns):
+        asked.append(name)
+        if len(asked) == 1:
+            raise OSError("no network")
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub, "snapshot_download", fetch)
+    with pytest.raises(ModelFileError, match="no network"):
+        resolve_checkpoint("owner/wanted-often")
+    assert [resolve_checkpoint("owner/wanted-often") for _ in range(3)] == [tmp_path] * 3
+    assert asked == ["owner/wanted-often"] * 2

@@ -183,6 +183,16 @@ def test_the_status_of_a_run_that_found_no_room_says_so(tmp_path: Path, monkeypa
     assert (status["state"], status["exit_code"]) == ("failed", 6)
 
 
+def test_a_run_that_could_not_be_opened_is_not_said_to_run(tmp_path: Path) -> None:
+    (tmp_path / "run" / "log.jsonl").mkdir(parents=True)
+    (tmp_path / "run" / "status.json").write_text("{}")
+    (tmp_path / "run" / "config.toml").write_text("a = 1\n")
+    with pytest.raises(OutputError, match=r"log\.jsonl"):
+        folder(tmp_path / "run", "a = 1\n").__enter__()
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 6)
+
+
 def test_another_config_is_refused_with_its_table_and_nothing_changes(tmp_path: Path) -> None:
     with folder(tmp_path / "run", "a = 1\n"):
         pass

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
+
 from flame_train.engine.mode import mode
+from flame_train.errors import ConfigError
 from flame_train.models.unet_sdxl import UNet
 from flame_train.models.vae import Encoder
 from flame_train.recipes import RECIPES
 from flame_train.recipes.pipeline import train_plan
 from flame_train.recipes.plan import make_plan
 from flame_train.training.stop import StopRequest
+
+
+def test_an_epoch_beyond_all_memory_is_refused_by_the_plan(small_config):
+    config = small_config(data={"repeats": 10**9})
+    with pytest.raises(ConfigError, match=r"data\.repeats: expected an epoch of at most 10,000,000 samples, got "):
+        make_plan(RECIPES["sdxl"], config, StopRequest())
 
 
 def test_only_training_steps_may_vary(small_config, monkeypatch):

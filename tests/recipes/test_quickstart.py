@@ -136,6 +136,13 @@ def test_a_file_in_the_place_of_the_folder(tmp_path, capsys):
     assert "output.dir" not in said
 
 
+def test_a_folder_whose_name_no_config_can_hold_is_refused_before_anything_is_made(tmp_path, capsys):
+    folder = tmp_path / os.fsdecode(b"new-\xff")
+    assert cli.run(["quickstart", str(folder), "--family", "flux", "--device", "cpu"]) == 2
+    assert "expected a name in UTF-8" in capsys.readouterr().err
+    assert not folder.exists()
+
+
 def test_a_folder_that_was_copied_is_not_run_in_the_first_one(tmp_path, capsys):
     for name in ("one", "two"):
         quickstart._lay(tmp_path / name, "cpu", "flux")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -115,6 +116,22 @@ def test_the_text_encoders_part_is_used(drawn_with, state, tmp_path):
 def test_a_size_the_model_cannot_draw_is_refused(drawn_with, width, height):
     with pytest.raises(ConfigError, match="multiple of"):
         drawn_with(width=width, height=height)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"guidance": 0.5}, "--guidance: expected 0, the model's own, or a number >= 1, got 0.5"),
+        ({"base": ""}, "--checkpoint: expected the base model"),
+        ({"prompts": ["a \udcff"]}, "--prompt: expected UTF-8 text"),
+        ({"width": 72, "height": 68}, "--height: expected an integer >= 0, a multiple of 8, got 68"),
+        ({"width": 72}, "--width: expected a multiple of 32"),
+        ({"negative": "x", "guidance": 1.0}, "--negative: expected none, got 'x': with a "),
+    ],
+)
+def test_what_the_options_cannot_ask_for_is_told_by_their_names(drawn_with, change, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        drawn_with(**change)
 
 
 def test_a_lora_of_another_family_is_refused(drawn_with, tmp_path):

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -404,3 +405,10 @@ def test_the_result_is_made_again_when_all_steps_are_done(trained, tmp_path):
     assert path.read_bytes() == whole
     assert len(log) == 8
     assert run.first == 8
+
+
+def test_a_grid_that_cannot_be_looked_at_is_one_that_lacks():
+    """A name that is too long stands for a folder that may not be entered: the grid is tried, and costs a warning."""
+    config = schema.Config(sample=schema.SampleSection(every=250, prompts=("a disc",)))
+    run = SimpleNamespace(config=config, folder=SimpleNamespace(sample=lambda step: Path("a" * 300)))
+    assert loop._lacks_grid(run, 250)

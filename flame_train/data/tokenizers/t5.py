@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -134,9 +135,17 @@ def find_vocabulary(places: Iterable[str | Path], option: str) -> Path:
     )
 
 
+def named_vocabulary(place: Path, option: str) -> Path:
+    """The vocabulary that a user named by its file, whatever it is called, or by its folder. Raises ModelFileError."""
+    if os.path.isdir(place):  # False where that cannot be told
+        return find_vocabulary([place], option)
+    read_vocabulary(place)  # what is wrong with it is told here
+    return place
+
+
 def read_vocabulary(path: Path) -> Vocabulary:
     """The vocabulary in a `spiece.model`, a `tokenizer.json`, or a folder with one of them. Raises ModelFileError."""
-    if path.is_dir():
+    if os.path.isdir(path):
         path = next((path / name for name in _FILES if (path / name).is_file()), path / "spiece.model")
     try:
         if path.stat().st_size > _MAX_BYTES:

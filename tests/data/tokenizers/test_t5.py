@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flame_train.data.tokenizers.spiece import parse_spiece
-from flame_train.data.tokenizers.t5 import EOS, T5Tokenizer, find_vocabulary
+from flame_train.data.tokenizers.t5 import EOS, T5Tokenizer, find_vocabulary, named_vocabulary
 from flame_train.errors import ModelFileError
 
 WORDS = [
@@ -203,3 +203,13 @@ def test_where_the_vocabulary_is_looked_for(tmp_path: Path) -> None:
     assert find_vocabulary([checkpoint, flux], "x") == beside
     with pytest.raises(ModelFileError, match=r"spiece\.model: cannot be read"):
         T5Tokenizer(tmp_path).encode("x")
+
+
+def test_a_vocabulary_that_is_named_is_that_file_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "spiece.model").write_bytes(spiece_of(PIECES[:-1]))
+    named = tmp_path / "t5.model"
+    with pytest.raises(ModelFileError, match=r"t5\.model: cannot be read"):
+        named_vocabulary(named, "model.t5_vocabulary")
+    named.write_bytes(spiece_of(PIECES[:-1]))
+    assert named_vocabulary(named, "x") == named
+    assert named_vocabulary(tmp_path, "x") == tmp_path / "spiece.model"
