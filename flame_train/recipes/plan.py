@@ -121,10 +121,12 @@ def make_plan(family: Family, asked: Config | Located, stop: StopRequest) -> Pla
     _check_sides(placed, facts)
     for notice in placed.dataset.notices:
         _LOG.warning("%s", notice)
-    cut = family.truncated(config, [item.caption for item in placed.dataset.items])
-    if cut:
-        key, tokens = family.caption_limit(config)
-        _LOG.warning("%d caption(s) are longer than %s=%d; the rest is not seen", cut, key, tokens)
+    captions, prompts = [item.caption for item in placed.dataset.items], config.sample.prompts
+    for what, texts in (("caption", captions), ("prompt", prompts if config.sample.every else ())):
+        cut = family.truncated(config, texts)
+        if cut:
+            key, tokens = family.caption_limit(config)
+            _LOG.warning("%d %s(s) are longer than %s=%d; the rest is not seen", cut, what, key, tokens)
     return Plan(config, family, facts, placed, targets)
 
 

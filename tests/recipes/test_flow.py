@@ -379,15 +379,19 @@ def test_a_caption_that_is_too_long_is_told_with_the_key_that_lengthens_it(
     shutil.copytree(drawn, tmp_path / "long")
     next((tmp_path / "long").glob("*.txt")).write_text("a red circle " * 300)
     config = Config(
-        model=ModelSection(checkpoint=str(base)), sample=SampleSection(every=0),
+        model=ModelSection(checkpoint=str(base)), sample=SampleSection(prompts=("a red disc " * 99, "a disc")),
         data=DataSection(path=str(tmp_path / "long"), resolution=64, bucket_step=32, t5_tokens=154),
     )  # fmt: skip
     make_plan(RECIPES[family], config, StopRequest())
     make_plan(RECIPES["sdxl"], small_config(data={"path": str(tmp_path / "long")}), StopRequest())
     told = [record.message for record in caplog.records if "longer than" in record.message]
     assert told == [
-        f"1 caption(s) are longer than {limit}; the rest is not seen"
-        for limit in ("data.t5_tokens=154", "data.max_tokens=75")
+        f"1 {what}(s) are longer than {limit}; the rest is not seen"
+        for what, limit in (
+            ("caption", "data.t5_tokens=154"),
+            ("prompt", "data.t5_tokens=154"),
+            ("caption", "data.max_tokens=75"),
+        )
     ]
 
 
