@@ -22,7 +22,7 @@ from flame_train.io.sniff import GGUF, HOW_TO_CONVERT, PICKLE_SUFFIXES
 COMPONENTS: Final = ("unet", "transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3")
 
 _STEMS: Final = ("diffusion_pytorch_model", "model")
-_VARIANTS: Final = ("fp32", "bf16", "fp16")  # in order of preference after the one without a variant
+VARIANTS: Final = ("fp32", "bf16", "fp16")  # in order of preference after the one without a variant
 _INDEX: Final = re.compile(r".*\.safetensors\.index(\.\w+)?\.json")
 _SHARD: Final = re.compile(r".*-\d{5}-of-(\d{5})(\.\w+)?\.safetensors")
 _MAX_INDEX_BYTES: Final = 20_000_000
@@ -179,7 +179,7 @@ def _candidates() -> list[str]:
     found = []
     for stem in _STEMS:
         found += [f"{stem}.safetensors", f"{stem}.safetensors.index.json"]
-    for variant in _VARIANTS:
+    for variant in VARIANTS:
         for stem in _STEMS:
             found += [
                 f"{stem}.{variant}.safetensors",
