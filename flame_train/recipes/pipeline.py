@@ -39,7 +39,7 @@ from flame_train.training.step import FIGURES, Objective, State
 from flame_train.training.stop import StopRequest
 
 from .pictures import drawing, picture_size, size_conditioning
-from .plan import Plan, describe, make_plan
+from .plan import Plan, describe, has_warpgroups, make_plan
 
 _LOG = logging.getLogger(__name__)
 
@@ -92,6 +92,7 @@ def train_plan(plan: Plan, device: str, stop: StopRequest) -> dict[str, Any]:
         found = _resume(folder, sources)
         _write_report(plan, folder)
         _notice_copies(plan)
+        _notice_memory(plan, device)
         encoded = encode(plan.placed, keys, config, plan.family, device, stop)
         with deterministic(config.train.deterministic):
             last = _train(plan, encoded, folder, found, sources, device, stop) or folder.last()
@@ -137,6 +138,17 @@ def _notice_copies(plan: Plan) -> None:
         _LOG.info(
             "%d of an epoch's %d samples repeat others, to fill batches of data.batch_size=%d", filled, seen, size
         )
+
+
+def _notice_memory(plan: Plan, device: str) -> None:
+    """Says so where more is predicted than there is: it may go well, for a prediction errs by some per cent."""
+    predicted, there = plan.predicted_memory(has_warpgroups(device)), get_backend(device).memory().total
+    if predicted > there:
+        _LOG.warning(
+            "%.1f GiB are predicted and %s has %.1f: if memory runs out, try data.batch_size=1, "
+            "gradient.checkpointing=true, model.fp8=weights or a lower data.resolution",
+            predicted / 2**30, "this machine" if device == "cpu" else "the GPU", there / 2**30,
+        )  # fmt: skip
 
 
 def _resume(folder: RunFolder, sources: Sources) -> Found | None:

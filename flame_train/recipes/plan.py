@@ -209,10 +209,14 @@ def _check_names(names: LoraFamily, targets: Sequence[str]) -> None:
         )
 
 
+def has_warpgroups(device: str) -> bool:
+    """Whether this machine's GPU has what `Load` calls warpgroups; true where there is none, or none is asked for."""
+    return device == "cpu" or compute_capability() in (None, 90)
+
+
 def describe(plan: Plan, device: str) -> dict[str, Any]:
     """The plan as a user reads it, for this machine's GPU, or one of compute capability 9.0 where there is none."""
-    c, order = plan.config, plan.order
-    warpgroups = device == "cpu" or compute_capability() in (None, 90)
+    c, order, warpgroups = plan.config, plan.order, has_warpgroups(device)
     _, blocks = recomputed(c, plan.facts.skeleton)
     return {
         "family": plan.family.name,

@@ -14,14 +14,14 @@ from flame_train.adapters.lora import attach
 from flame_train.adapters.targets import resolve
 from flame_train.config.load import from_options
 from flame_train.engine import Frozen, capture, nn
-from flame_train.engine.backend import Backend, compute_capability, get_backend
+from flame_train.engine.backend import Backend, get_backend
 from flame_train.engine.dtype import DType, as_dtype
 from flame_train.engine.mode import deterministic
 from flame_train.engine.random import bits, uniform_of
 from flame_train.errors import ConfigError, out_of_memory
 from flame_train.models.recompute import BlockNetwork, Recompute, run_again
 from flame_train.recipes.pipeline import make_state
-from flame_train.recipes.plan import state_bytes
+from flame_train.recipes.plan import has_warpgroups, state_bytes
 from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.family import Load
 from flame_train.training.recompute import blocks_named
@@ -224,7 +224,7 @@ def _predicted(p: Prepared, trial: Trial) -> int:
     bucket, itemsize = (trial.resolution, trial.resolution), p.state.dtype.itemsize
     load = Load(
         bucket, trial.batch, itemsize, trial.recompute, trial.deterministic, _recomputed(p.network, trial),
-        compute_capability() in (None, 90),
+        has_warpgroups(trial.device),
     )  # fmt: skip
     state = state_bytes(p.state.optimizer.arena.count, "adamw")
     return int(p.network.weight_bytes(itemsize, trial.fp8)) + state + p.subject.activations(p.network, load)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from flame_train.engine.backend import Memory
+from flame_train.engine.backend.cpu import CpuBackend
 from flame_train.engine.mode import mode
 from flame_train.errors import ConfigError
 from flame_train.models.unet_sdxl import UNet
@@ -18,6 +20,22 @@ def test_an_epoch_beyond_all_memory_is_refused_by_the_plan(small_config):
     config = small_config(data={"repeats": 10**9})
     with pytest.raises(ConfigError, match=r"data\.repeats: expected an epoch of at most 10,000,000 samples, got "):
         make_plan(RECIPES["sdxl"], config, StopRequest())
+
+
+def test_more_memory_than_there_is_is_told_before_it_is_taken(small_config, monkeypatch, caplog, tmp_path):
+    """Once, and only where it is so: the run goes on, for a prediction may be wrong."""
+
+    def words(total):
+        caplog.clear()
+        monkeypatch.setattr(CpuBackend, "memory", lambda _: Memory(live=0, peak=None, total=total))
+        config = small_config(train={"precision": "fp32", "steps": 1}, output={"dir": str(tmp_path / str(total))})
+        with StopRequest() as stop:
+            train_plan(make_plan(RECIPES["sdxl"], config, stop), "cpu", stop)
+        return [r.getMessage() for r in caplog.records if "predicted" in r.getMessage()]
+
+    assert words(1 << 40) == []
+    (told,) = words(1 << 20)
+    assert "GiB are predicted and this machine has 0.0: if memory runs out, try data.batch_size=1" in told
 
 
 def test_only_training_steps_may_vary(small_config, monkeypatch):
