@@ -1,6 +1,8 @@
-// Attention for heads of 64 by warpgroups (compute capability 9.0): what its two passes share. A block's first warpgroup
-// fetches, of the others each has TILE rows of what the block owns, by which tiles of the other side pass. Blocks stay and take
-// one item after another; the next one's operands are on their way while one is finished.
+// Attention for heads of 64 by warpgroups (compute capability 9.0): what the forward and the backward kernel share.
+//
+// The first warpgroup of a block loads tiles. Each of the others owns TILE rows of one side, such as queries, and goes
+// through the tiles of the other side, such as keys, as they come. Blocks are persistent: each works on one item (rows of
+// a head) after another, and the next item's tiles are loaded while the last one is being finished.
 #pragma once
 #include "hopper.cuh"
 
@@ -20,12 +22,15 @@ __device__ __forceinline__ float exp2_of(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// Which item a block has n'th: every other round the other way round, so that what is left over meets who had less.
+
+// The n-th item of this block. Every other round goes through the blocks backwards: items come longest first, so a block
+// that had a long one in one round has a shorter one in the next.
 __device__ __forceinline__ int nth(int n) {
   return n * gridDim.x + (n % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
 }
 
-// Shared memory: places for what is owned, places for what passes, the rest, and for each place barriers of coming and going.
+// Shared memory: `owns` places for owned rows, `stages` places for passing tiles, and the rest behind them. Each place has
+// two barriers: one is told when its bytes have come (`came`, `full`), one when all warps have read them (`left`, `empty`).
 struct Memory {
   u32 own, places, rest, came, left, full, empty;
   __device__ Memory(void* memory, u64* barriers, int owns, u32 own_bytes, int stages, u32 stage_bytes)

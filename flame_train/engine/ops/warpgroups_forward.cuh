@@ -5,8 +5,8 @@
 //
 // An item is ROWS queries of a head, TILE for each of CONSUMERS warpgroups; WIDE tiles of keys pass at a time. While the
 // exponentials of one are found the tensor cores make what the one before gives (FlashAttention-3, arXiv 2407.08608, 3.2). A
-// row's sums are brought to a new largest score only where exponentials would grow beyond 2^GROWTH (as FlashAttention-4 does),
-// which is a rare case after the first tile. At most one block a multiprocessor, THREADS a block.
+// row's sums are rescaled for a larger score only where exponentials would otherwise grow beyond 2^GROWTH, which is rare after
+// the first tile (as FlashAttention-4 does). Grid: at most one block a multiprocessor; THREADS a block.
 #include "attention_warpgroups.cuh"
 
 constexpr int CONSUMERS = 3, WIDE = 2, OWNS = 2, STAGES = 4;

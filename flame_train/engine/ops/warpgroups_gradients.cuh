@@ -10,7 +10,8 @@
 // of log 2 and -drop, which attention_factors fills: minus infinity and 0 where there is no query.
 //
 // CONSUMERS warpgroups have TILE rows of an item each. While p is found of one tile, the tensor cores make what the one before
-// gives and the other operand of its ds. Items of keys come first. At most one block a multiprocessor, THREADS a block.
+// gives and the other operand of its ds. Items of keys, which are longer, come first. Grid: at most one block a
+// multiprocessor; THREADS a block.
 #include "attention_warpgroups.cuh"
 
 constexpr int CONSUMERS = 2, ROWS = TILE * CONSUMERS, THREADS = 128 * (CONSUMERS + 1), STAGES = 4;
