@@ -10,8 +10,12 @@ import ctypes
 import inspect
 import math
 import re
+import shutil
+import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -377,3 +381,25 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
             lambda a: made if isinstance(a, OnDevice) else real(a),
         )
     return made
+
+
+@pytest.fixture
+def same_layout(tmp_path: Path) -> Callable[[str, Mapping[str, np.dtype[Any]]], None]:
+    """Checks that structs of a kernel's text are laid out as what is passed, by a C++ compiler's word."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++")
+
+    def check(text: str, structs: Mapping[str, np.dtype[Any]]) -> None:
+        lines = ["#include <cstddef>", "typedef short T;", "typedef unsigned long long u64;"]
+        for name, dtype in structs.items():
+            found = re.search(rf"^struct (alignas\(\d+\) )?{name} {{.*?}};$", text, re.MULTILINE | re.DOTALL)
+            assert found is not None, f"no struct {name}"
+            lines += [line for line in found[0].splitlines() if "__device__" not in line]
+            lines += [f"static_assert(sizeof({name}) == {dtype.itemsize});"]
+            lines += [f"static_assert(offsetof({name}, {n}) == {dtype.fields[n][1]});" for n in dtype.names]
+        source = tmp_path / "structs.cpp"
+        source.write_text("\n".join(lines))
+        subprocess.run([compiler, "-std=c++17", "-fsyntax-only", source], check=True)
+
+    return check

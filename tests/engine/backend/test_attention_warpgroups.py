@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,27 +111,10 @@ def test_what_the_kernels_are_told(gpu: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", ["forward", "gradients"])
-def test_the_kernels_structs_are_what_is_passed(name: str, tmp_path: Path) -> None:
-    """Sizes and places of their members, as a C++ compiler has them."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs g++")
+def test_the_kernels_structs_are_what_is_passed(name: str, same_layout: Any) -> None:
     text = getattr(attention_warpgroups, f"_{name}_text")(bfloat16)
-    rows = text[text.index("struct Rows {") :]
-    rows = "".join(line for line in rows[: rows.index("};") + 2].splitlines(True) if "__device__" not in line)
-    lines = [line for line in text.splitlines() if line.startswith(("struct Sizes", "struct alignas(64)"))]
-    assert len(lines) == 2
-    kinds = (("Sizes", "_SIZES"), ("Rows", "_PLACED"))
-    structs = [*((n, getattr(attention_warpgroups, d)) for n, d in kinds), ("TensorMap", tensor_map.STRUCT)]
-    checks = [
-        f"static_assert(sizeof({struct}) == {dtype.itemsize});"
-        + "".join(f"static_assert(offsetof({struct}, {n}) == {dtype.fields[n][1]});" for n in dtype.names)
-        for struct, dtype in structs
-    ]
-    source = tmp_path / "structs.cpp"
-    head = ["#include <cstddef>", "typedef short T;", "typedef unsigned long long u64;"]
-    source.write_text("\n".join([*head, *lines, rows, *checks]))
-    subprocess.run([compiler, "-std=c++17", "-fsyntax-only", source], check=True)
+    structs = {"Sizes": attention_warpgroups._SIZES, "Rows": attention_warpgroups._PLACED}
+    same_layout(text, structs | {"TensorMap": tensor_map.STRUCT})
 
 
 def test_a_description_names_every_dim_from_the_last(monkeypatch: pytest.MonkeyPatch) -> None:

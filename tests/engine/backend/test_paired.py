@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -73,25 +71,9 @@ def test_a_tile_fits_if_its_columns_lie_in_one_part() -> None:
     assert fits(wide, 100, 1)
 
 
-def test_the_kernels_structs_are_what_is_passed(tmp_path: Path) -> None:
-    """Sizes and places of their members, as a C++ compiler has them."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs g++")
+def test_the_kernels_structs_are_what_is_passed(same_layout: Any) -> None:
     text = paired.source(replace(paired._MAKING[0], thin=16), False, 16, bfloat16)
-    lines = [
-        line for line in text.splitlines() if line.startswith(("struct Sizes", "struct Added", "struct alignas(64)"))
-    ]
-    assert len(lines) == 3
-    checks = [
-        f"static_assert(sizeof({name}) == {dtype.itemsize});"
-        + "".join(f"static_assert(offsetof({name}, {n}) == {dtype.fields[n][1]});" for n in dtype.names)
-        for name, dtype in (("Sizes", paired._SIZES), ("Added", paired._ADDED), ("TensorMap", tensor_map.STRUCT))
-    ]
-    source = tmp_path / "structs.cpp"
-    head = ["#include <cstddef>", "typedef short T;", "typedef unsigned long long u64;"]
-    source.write_text("\n".join([*head, *lines, *checks]))
-    subprocess.run([compiler, "-std=c++17", "-fsyntax-only", source], check=True)
+    same_layout(text, {"Sizes": paired._SIZES, "Added": paired._ADDED, "TensorMap": tensor_map.STRUCT})
 
 
 def operands(gpu: Any, m: int = 1024, n: int = 2048, k: int = 256, dtype: Any = bfloat16, **more: Any) -> Operands:
