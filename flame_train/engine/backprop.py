@@ -1,4 +1,4 @@
-"""The backward pass: gradients carried from roots to leaves, node by node, in the order of their sequence numbers."""
+"""The backward pass: gradients carried from roots to leaves, node by node, newest first (by `Node.seq`)."""
 
 from __future__ import annotations
 
@@ -20,20 +20,28 @@ if TYPE_CHECKING:
 
 
 class Sink(Protocol):
-    """Where the gradients of leaves go."""
+    """Where the gradients of leaves go.
+
+    A formula may add its contribution itself, in the same kernel that computes it: then `held` gives it what is there
+    and `put` takes the total. Otherwise `add` takes the contribution alone.
+    """
 
     def add(self, leaf: Tensor, g: Array) -> None:
-        """One more contribution."""
+        """Adds one contribution."""
 
     def held(self, leaf: Tensor) -> Held | None:
-        """What the next contribution may be added to, by whoever makes it; None if it is to come by itself."""
+        """What a formula may add the next contribution to; None if it must hand that to `add`."""
 
     def put(self, leaf: Tensor, total: Array) -> None:
-        """The sum of what was held and a further contribution."""
+        """Takes the sum of what was held and a further contribution."""
 
 
 class _Sums:
-    """Gradients on their way, one slot an output. The first is borrowed, later ones are added."""
+    """The gradients that have arrived at a node, one slot an output.
+
+    The first to arrive is borrowed, since others may refer to it. The sum with the second is `owned`, and later ones
+    are added in place.
+    """
 
     __slots__ = ("owned", "values")
 
@@ -60,9 +68,9 @@ class _Sums:
 
 
 class _Room:
-    """Memory for the gradient of what views were taken of. Each view's part is lent once, to whoever computes it.
+    """Memory for the gradient of a tensor that views were taken of. Each view's part is lent once.
 
-    The whole may be `borrowed` in turn: a part of what a node further on has lent.
+    The whole may itself be `borrowed`: where that tensor is a view of another, it is a part of the other's room.
     """
 
     __slots__ = ("borrowed", "lent", "parts", "whole")
@@ -73,14 +81,15 @@ class _Room:
 
 
 class Pass:
-    """One pass backward over a graph; for a recomputed node inside it, the sink.
+    """One pass backward over a graph. It is also the `Sink` of the passes inside the checkpoints that it meets.
 
-    A pass inside such a node hands every contribution to a leaf on as it comes: the pass `around` it, which alone
-    knows the whole gradient, adds them up in the order of a run without recomputation, and calls the hooks. So it
-    does with what goes to nodes older than `since`, the first of the recomputed graph: those of tensors that the
-    function found outside.
-    `targets` receives the gradients of inner tensors; `reach` says what leads there or to the leaves that are meant,
-    where not all are.
+    A pass inside a checkpoint has the pass `around` it, and hands every contribution to a leaf on as it comes. The
+    outermost pass alone knows the whole gradient: it adds the contributions up, in the order of a run without
+    checkpoints, and calls the hooks. Contributions to nodes older than `since`, the first number of the recomputed
+    graph, are handed on too: they belong to tensors that the function used without taking them as arguments.
+
+    `targets` receives the gradients of tensors that are no leaves. `reach` restricts the pass to what leads to them or
+    to the leaves that were asked for; without it all leaves get theirs.
     """
 
     def __init__(
@@ -95,7 +104,10 @@ class Pass:
         self._rooms: dict[Node, _Room] = {}
 
     def run(self, roots: Sequence[tuple[Tensor, Array]], *, retain_graph: bool = False) -> None:
-        """Carries gradients from `roots` to the leaves, each handed to the sink once."""
+        """Carries gradients from `roots` to the leaves; each leaf's is handed to the sink once.
+
+        Frees what nodes saved unless `retain_graph`. Raises `RuntimeError` where that is freed or overwritten.
+        """
         for t, g in roots:
             self.send(Edge.to(t), g)
         while self._heap:
@@ -119,7 +131,7 @@ class Pass:
             self._sink.add(leaf, through(leaf._hooks, g) if leaf._hooks else g)
 
     def needs(self, node: Node) -> frozenset[str]:
-        """The arguments of `node` whose gradients are of use."""
+        """The arguments of `node` whose gradients somebody needs."""
         return frozenset([e.arg for e in node.edges if self._reach is None or self._reach.along(e)])
 
     # ---- along edges -------------------------------------------------------------------------------
@@ -141,11 +153,11 @@ class Pass:
             self.add(edge.leaf, g)
 
     def _outside(self, edge: Edge) -> Pass | None:
-        """The pass that an edge leads out to, if it does."""
+        """The pass around this one if an edge leads out of the recomputed graph, else None."""
         return self._around if edge.node is not None and edge.node.seq < self._since else None
 
     def held_at(self, edge: Edge) -> Held | None:
-        """What has arrived at an edge's end."""
+        """What has arrived at an edge's end and may be added to; None if nothing."""
         outside = self._outside(edge)
         if outside is not None:
             return outside.held_at(edge)
@@ -155,7 +167,7 @@ class Pass:
         return self.held(edge.leaf) if edge.leaf is not None else None
 
     def put_at(self, edge: Edge, total: Array) -> None:
-        """The sum of what had arrived and a further contribution."""
+        """Replaces what had arrived at an edge's end by its sum with a further contribution."""
         outside = self._outside(edge)
         if outside is not None:
             outside.put_at(edge, total)
@@ -164,10 +176,13 @@ class Pass:
         elif edge.leaf is not None:
             self.put(edge.leaf, total)
 
-    # ---- memory for what is joined -----------------------------------------------------------------
+    # ---- memory for the gradients of views ---------------------------------------------------------
 
     def lend(self, edge: Edge) -> Array | None:
-        """Memory for the gradient along an edge, its place in what the edge's end is going to join; None if nowhere."""
+        """Memory for the gradient along an edge: its part of the gradient of what the edge's end took views of.
+
+        None if the edge leads to no such node, or something has arrived there or been lent already.
+        """
         node = edge.node
         if node is None or node.parts is None or self._outside(edge) or self.held_at(edge) is not None:
             return None
@@ -190,7 +205,7 @@ class Pass:
         return part
 
     def take_back(self, edge: Edge) -> None:
-        """Says that what was lent for the gradient along an edge was not made use of."""
+        """Notes that the memory lent for the gradient along an edge was not used."""
         assert edge.node is not None
         room = self._rooms[edge.node]
         room.lent.remove(edge.index)
@@ -200,7 +215,7 @@ class Pass:
                 self.take_back(edge.node.edges[0])
 
     def room(self, node: Node, grads: Sequence[Array | None]) -> Array | None:
-        """The memory of which parts were lent, if what came for each of them lies there still."""
+        """The whole memory whose parts were lent for `grads`, if each of these lies in its part; else None."""
         room = self._rooms.pop(node, None)
         if room is None or not all(same_place(grads[i], room.parts[i]) for i in room.lent):
             return None
@@ -229,6 +244,7 @@ class Pass:
 def _observe(
     node: Node, grads: list[Array | None], held: Callable[[Edge], Held | None], around: Pass
 ) -> tuple[list[Array | None], frozenset[int]]:
+    """`node.apply`, with the mode's hooks called before and after."""
     hooks = mode().hooks
     for h in hooks:
         h.before(node.name, "backward", [g for g in grads if g is not None])
@@ -239,6 +255,7 @@ def _observe(
 
 
 def _through_hooks(node: Node, grads: list[Array | None], targets: Targets | None) -> list[Array | None]:
+    """A node's complete gradients as its tensors' hooks leave them, which `targets` are then told."""
     for index, hooks in node.hooks.items():
         if hooks and grads[index] is not None:
             grads[index] = through(hooks, grads[index])
@@ -255,7 +272,14 @@ def backward(
     *,
     retain_graph: bool = False,
 ) -> None:
-    """Accumulates d outputs / d leaf into the `.grad` of every leaf, as torch.autograd.backward."""
+    """Accumulates d outputs / d leaf into the `.grad` of every leaf, as torch.autograd.backward.
+
+    `grad_outputs` holds a gradient of its output's shape for each output; None stands for 1 at a scalar.
+
+    Raises `RuntimeError` for an output that does not require grad, a missing gradient of one that is no scalar, and a
+    graph that is freed or whose tensors were written in place; `TypeError`, `ValueError` or `ShapeError` for arguments
+    of another kind, number or shape.
+    """
     Pass(_Accumulating()).run(_roots(outputs, grad_outputs), retain_graph=retain_graph)
 
 
@@ -306,7 +330,8 @@ def grad(
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """The gradients of the sum of `outputs` with respect to `inputs`; no `.grad` is touched.
 
-    As torch.autograd.grad. Raises `Unsupported` for `create_graph`: the engine differentiates once.
+    As torch.autograd.grad; an unused input gives None with `allow_unused`, else RuntimeError. Raises `Unsupported` for
+    `create_graph`, since the engine is first order only, and what `backward` raises.
     """
     from .tensor import Tensor
 
@@ -335,6 +360,7 @@ def _expected(t: Tensor) -> Tensor:
 
 
 def _roots(outputs: Sequence[Tensor], grad_outputs: Sequence[Tensor | None] | None) -> list[tuple[Tensor, Array]]:
+    """Each output with the gradient that backward starts from, checked and in the output's dtype."""
     if grad_outputs is not None and len(grad_outputs) != len(outputs):
         raise ValueError(
             f"backward: expected a gradient, or None, for each output, got {len(grad_outputs)} for {len(outputs)}"

@@ -31,15 +31,19 @@ from .op import Condition, Formula, Kernel, Op
 from .rebuild import Again, arrays_in
 from .tensor import Tensor
 
-_OF_WHOLE = {float64: float32, np.dtype(np.uint64): int64}
-"""What PyTorch has where NumPy makes these of whole numbers: of their fractions, and of sums of unsigned ones."""
+_FROM_INTEGERS = {float64: float32, np.dtype(np.uint64): int64}
+"""NumPy's result dtypes of integer inputs to PyTorch's: NumPy divides in fp64, and sums unsigned integers in uint64."""
 
 Used = tuple[str, int | None, Tensor]
-"""A Tensor of a call: the argument, its place where that is a list, the Tensor."""
+"""A Tensor of a call: the argument's name, the index in it if it is a list, the Tensor."""
 
 
 def run(op: Op, values: dict[str, Any]) -> Any:
-    """Runs `op` on bound `values`; returns a Tensor, or a tuple of them for an op with several outputs."""
+    """Runs `op` on bound `values`; returns a Tensor, or a tuple of them for an op with several outputs.
+
+    Raises `TypeError` for an argument that is no Tensor, `RuntimeError` for tensors on different devices or a forced
+    implementation that cannot run, `ShapeError` for shapes that do not fit, `Unsupported` where no gradient is known.
+    """
     m = mode()
     arrays, used = _unwrap(op, values)
     backend = _backend(op, used, m)
@@ -64,7 +68,7 @@ Op._run = run
 
 
 def explain(op: Op, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
-    """Each implementation of `op` on these inputs with "chosen" or the reason it was passed over."""
+    """(implementation, "chosen" or why it was passed over) for each implementation of `op` on these inputs."""
     arrays, used = _unwrap(op, op.bind(args, kwargs))
     backend = _backend(op, used, mode())
     arrays = _fit(op, arrays, backend)
@@ -77,7 +81,7 @@ def explain(op: Op, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
 
 
 def _unwrap(op: Op, values: dict[str, Any]) -> tuple[dict[str, Any], list[Used]]:
-    """The call with arrays in place of Tensors, and the Tensors."""
+    """The call with arrays in place of Tensors, cast as the op declares, and the Tensors themselves."""
     arrays = dict(values)
     used: list[Used] = []
     for name in op.tensor_names:
@@ -100,14 +104,14 @@ def _unwrap(op: Op, values: dict[str, Any]) -> tuple[dict[str, Any], list[Used]]
 
 
 def _fit(op: Op, arrays: dict[str, Any], backend: Backend) -> dict[str, Any]:
-    """The arguments as the op's kernels, if it has some and there is a GPU, may count on them."""
+    """The arguments aligned as kernels require (`Kernels.fit`); as they are if no kernel can run."""
     if backend.kernels is None or not op.kernels:
         return arrays
     return {n: backend.kernels.fit(v) if n in op.tensor_names else v for n, v in arrays.items()}
 
 
 def _raise_whole(op: Op, arrays: dict[str, Any], used: list[Used]) -> None:
-    """Puts floats in the place of whole numbers and truth values, where those are not taken as they are."""
+    """Casts integer and boolean arguments to floats, except those the op takes as they are."""
     work = result_type([t.data for _, _, t in used]) or float32
     for name in op.raised.intersection([name for name, _, _ in used]):
         v = arrays[name]
@@ -119,7 +123,7 @@ def _as_float(array: Array, dtype: DType) -> Array:
 
 
 def _round_numbers(op: Op, arrays: dict[str, Any], used: list[Used]) -> None:
-    """Puts what compares with tensors, numbers and tensors of 0 dims, as those would hold it."""
+    """Rounds numbers and 0-d tensors to the dtype of the tensors they are compared with, as PyTorch does."""
     dtype = result_type([t.data for _, _, t in used])
     for name in op.tensor_names:
         value = arrays[name]
@@ -145,7 +149,11 @@ def _expect_list(op: Op, name: str, value: Any) -> Any:
 
 
 def _expect_number(op: Op, name: str, value: Any) -> Any:
-    """A number of NumPy's as Python's, which does not widen a result; or None."""
+    """What an argument that is neither a Tensor nor a Python number is passed on as.
+
+    None stays None where the argument is optional; a NumPy scalar becomes a Python number, which does not widen the
+    result. Anything else raises `TypeError`.
+    """
     if value is None and name in op.optional_names:
         return None
     if name in op.number_names and isinstance(value, np.generic):
@@ -156,6 +164,7 @@ def _expect_number(op: Op, name: str, value: Any) -> Any:
 
 
 def _backend(op: Op, used: list[Used], m: Mode) -> Backend:
+    """The one backend all tensors are on; the mode's for an empty list of tensors."""
     if not used:
         if not op.list_names:
             raise TypeError(f"{op.name}: expected at least one Tensor, got none")
@@ -167,11 +176,12 @@ def _backend(op: Op, used: list[Used], m: Mode) -> Backend:
 
 
 def _declined(when: Condition | None, arrays: dict[str, Any]) -> str:
-    """Why a kernel cannot take these inputs; empty when it can."""
+    """Why a kernel cannot take these inputs; "" if it can."""
     return when.against(arrays) if when else ""
 
 
 def _choose(op: Op, arrays: dict[str, Any], backend: Backend, m: Mode) -> Kernel | None:
+    """The forced kernel, or the first that takes these inputs; None for the reference."""
     forced = m.forced.get(op.name)
     if forced == "reference" or (backend.kernels is None and forced is None):
         return None
@@ -191,14 +201,14 @@ def _choose(op: Op, arrays: dict[str, Any], backend: Backend, m: Mode) -> Kernel
 
 
 def _covers(op: Op, wanted: list[Used]) -> bool:
-    """True if a composite's kernels have a gradient for all that is wanted; its body has one for everything."""
+    """True if a composite's kernels have a gradient for every wanted argument. If not, its body must run: that has."""
     return all(any(name in f.args for f in op.kernel_formulas) for name, _, _ in wanted)
 
 
 def _computed(
     op: Op, kernel: Kernel | None, arrays: dict[str, Any], used: list[Used], backend: Backend
 ) -> tuple[list[Array], dict[str, Array]]:
-    """The outputs and what is kept beside them. What the array library says of shapes is said in the op's terms."""
+    """The outputs and the `aux` values. The array library's errors about shapes become errors in the op's terms."""
     try:
         if kernel is not None:
             return _split(op, kernel.fn(backend.kernels, **arrays))
@@ -215,15 +225,16 @@ def _computed(
 def _reference(
     op: Op, arrays: dict[str, Any], used: list[Used], backend: Backend
 ) -> tuple[list[Array], dict[str, Array]]:
+    """The reference's outputs and `aux` values: computed in fp32 or fp64, the outputs rounded to the inputs' dtype."""
     if op.moves:
         return _split(op, op.fn(backend.references, **arrays))
     dtypes = {t.data.dtype for _, _, t in used}
     result = promote(dtypes) if len(dtypes) < 2 else result_type([t.data for _, _, t in used])
-    if result is None:  # whole numbers and truth values
+    if result is None:  # integers and booleans only
         if len(dtypes) > 1 and not op.rounds:
             arrays = arrays | narrowed({n: t.data for n, i, t in used if i is None})
         outputs, aux = _split(op, op.fn(backend.references, **arrays))
-        return [o.astype(_OF_WHOLE.get(o.dtype, o.dtype), copy=False) for o in outputs], aux
+        return [o.astype(_FROM_INTEGERS.get(o.dtype, o.dtype), copy=False) for o in outputs], aux
     work = compute_dtype(result)
     if dtypes != {work}:
         arrays = {n: (_raise(v, work) if n in op.tensor_names else v) for n, v in arrays.items()}
@@ -240,6 +251,7 @@ def _raise(value: Any, work: DType) -> Any:
 
 
 def _split(op: Op, result: Any) -> tuple[list[Array], dict[str, Array]]:
+    """What a reference or kernel returned, as a list of outputs and the `aux` values by name."""
     head, aux = (result[0], dict(zip(op.aux, result[1:], strict=True))) if op.aux else (result, {})
     outputs = list(head) if op.multiple else [head]
     return [as_array(o) for o in outputs], aux
@@ -249,7 +261,7 @@ def _record(
     op: Op, kernel: Kernel | None, wanted: list[Used], arrays: dict[str, Any], used: list[Used],
     outputs: list[Array], aux: dict[str, Array], backend: Backend, m: Mode,
 ) -> Node:  # fmt: skip
-    """The graph node: which formulas will run, and exactly the values they name."""
+    """The graph node: the formulas that will run, the values they name and no others, and an edge to each input."""
     formulas = _plan(op, kernel, dict.fromkeys([name for name, _, _ in wanted]), arrays, backend, m)
     known = {**arrays, **aux, "out": outputs if op.multiple else outputs[0]}
     for name, i, t in used:
@@ -262,12 +274,12 @@ def _record(
 
 
 def _parts(op: Op, xp: Any, attributes: dict[str, Any], whole: Array) -> list[Array]:
-    """Where the outputs of a view lie in an array like its input."""
+    """The views of `whole`, an array of the input's shape, that correspond to the outputs of a `views` op."""
     return _split(op, op.fn(xp, whole, **attributes))[0]
 
 
 def _put_again(known: dict[str, Any], name: str, i: int | None, again: Again) -> None:
-    """How an argument is made anew, in the place of its values."""
+    """Replaces an argument's values, or those of item `i` of a list, by how to recompute them (`rebuild.py`)."""
     if i is None:
         known[name] = again
     else:
@@ -275,7 +287,7 @@ def _put_again(known: dict[str, Any], name: str, i: int | None, again: Again) ->
 
 
 def _shape(known: dict[str, Any], name: str) -> Any:
-    """What a formula asks for as `<argument>_shape`."""
+    """The value of a formula's parameter `<argument>_shape`; a list of shapes for a list of tensors."""
     value = known[name.removesuffix("_shape")]
     return [v.shape for v in value] if isinstance(value, list) else value.shape
 
@@ -283,10 +295,10 @@ def _shape(known: dict[str, Any], name: str) -> Any:
 def _plan(
     op: Op, kernel: Kernel | None, wanted: Iterable[str], arrays: dict[str, Any], backend: Backend, m: Mode
 ) -> list[Formula]:
-    """One formula for each wanted argument: a kernel's where it can, the reference's otherwise."""
+    """The formulas that cover the wanted arguments: a kernel's where one takes these inputs, else the reference's."""
     candidates = op.formulas
     if backend.kernels is not None and m.forced.get(op.name) != "reference" and (kernel or not op.composite):
-        met = kernel.when if kernel else None  # need not be asked again
+        met = kernel.when if kernel else None  # the forward kernel's condition is known to hold
         candidates = [f for f in op.kernel_formulas if f.when is met or not _declined(f.when, arrays)] + op.formulas
     chosen: list[Formula] = []
     for arg in wanted:
@@ -297,7 +309,7 @@ def _plan(
 
 
 def _observed(op: Op, m: Mode, values: dict[str, Any]) -> Any:
-    """A composite's body: its parts report themselves, so only its name is announced."""
+    """Runs a composite's body, announcing only its name to the hooks: the ops inside report themselves."""
     for hook in m.hooks:
         hook.before(op.name, "body", [])
     return op.fn(**values)

@@ -60,7 +60,7 @@ def compute_dtype(dtype: DType) -> DType:
 
 
 def as_array(value: Array) -> Array:
-    """`value`; if it is a NumPy scalar, which 0-d arrays become in arithmetic, as an array that can be written to."""
+    """`value` as an array: NumPy's arithmetic turns 0-d arrays into scalars, which cannot be written to."""
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
@@ -80,13 +80,19 @@ def promote(dtypes: Iterable[DType]) -> DType | None:
 
 
 def result_type(arrays: Iterable[Array]) -> DType | None:
-    """What `promote` says of `arrays`, where one of 0 dims widens no other. As torch.result_type."""
+    """The floating dtype `arrays` promote to; None if none is floating. As torch.result_type.
+
+    A 0-d array widens no other: it counts only where all floating arrays are 0-d.
+    """
     floats = [a for a in arrays if a.dtype in FLOATS]
     return promote([a.dtype for a in floats if a.ndim] or [a.dtype for a in floats])
 
 
 def narrowed(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Those whole numbers of 0 dims that are to be in the dtype of the others, which they do not widen, in it."""
-    whole = {n: a for n, a in arrays.items() if a.dtype.kind in "iu"}
-    others = [a.dtype for a in whole.values() if a.ndim]
-    return {n: a.astype(np.result_type(*others)) for n, a in whole.items() if not a.ndim} if others else {}
+    """The 0-d integer arrays among `arrays`, cast to the dtype of the other integer arrays; none if all are 0-d.
+
+    NumPy would let a 0-d array widen the result; PyTorch does not.
+    """
+    integers = {n: a for n, a in arrays.items() if a.dtype.kind in "iu"}
+    others = [a.dtype for a in integers.values() if a.ndim]
+    return {n: a.astype(np.result_type(*others)) for n, a in integers.items() if not a.ndim} if others else {}

@@ -1,7 +1,7 @@
-"""The graph: which op made what, what it keeps for its gradient, and where that goes.
+"""The graph: a node for each op that ran, with what it saved for its gradient and the edges its gradients go along.
 
-Nodes point only to what they were computed from, so there are no cycles and activations are freed by
-reference count as the backward pass (`backprop.py`) goes by.
+Nodes point only to what they were computed from, so there are no cycles, and reference counting frees activations
+as soon as the backward pass (`backprop.py`) is done with a node.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from .tensor import Tensor
 
 
-_MANY = 1024  # numbers whose sum NumPy is not left to add in fp32
+_MANY = 1024  # from so many fp32 numbers on, NumPy's one-by-one summation is too inexact
 
 Plus = dict[str, Any]
-"""What a formula may add its gradients to: a `Held` by argument, or a list of them where the argument is a list."""
+"""What a formula may add its gradients to, by argument: a `Held`, or a list of them where the argument is a list."""
 
 Into = dict[str, Any]
-"""Where a formula may write the gradients it returns: memory by argument, a part of what they are to be joined in.
+"""Memory that a formula may write its gradients into, by argument: part of a larger gradient, which saves joining.
 
-Where the argument is a list it is one of them, by item.
+Where the argument is a list, a dict from the item's index to memory.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A gradient that has already arrived where another is about to be sent. An `owned` one may be written over.
+    """A gradient that has already arrived where another is about to be sent.
 
-    A `final` one is not read before the pass is over.
+    `owned`: nobody else refers to the array, so it may be overwritten. `final`: nobody reads it until the pass is over.
     """
 
     array: Array
@@ -51,7 +51,10 @@ class Held:
 
 
 class Edge:
-    """Where a gradient goes: to another node's output, or to a leaf."""
+    """Where the gradient of an op's input goes: to output `index` of another node, or to a leaf.
+
+    `arg` is the input's name and `item` its index if that argument is a list. `shape` and `dtype` are the gradient's.
+    """
 
     __slots__ = ("arg", "dtype", "index", "item", "leaf", "node", "shape")
 
@@ -64,7 +67,7 @@ class Edge:
 
     @classmethod
     def to(cls, t: Tensor, arg: str = "", item: int | None = None) -> Edge:
-        """The edge that leads to `t`."""
+        """The edge from argument `arg` to the node that computed `t`, or to `t` itself if it is a leaf."""
         if t._node is not None:
             return cls(arg, item, t._node, t._index, None, t.data.shape, t.data.dtype)
         leaf = t._leaf
@@ -72,11 +75,16 @@ class Edge:
 
 
 class Node:
-    """One op that ran: its formulas, exactly what they name, and where its gradients go."""
+    """One op that ran: its formulas, exactly the values they name, and the edges its gradients go along.
+
+    `op` is None for the nodes that are no op: checkpoints and copies between devices. `outputs` are (shape, dtype).
+    `parts` maps an array of the input's shape to views that correspond to the outputs; None unless the op has `views`.
+    `hooks` are those of the output tensors, by index.
+    """
 
     __slots__ = ("__weakref__", "backend", "edges", "formulas", "hooks", "op", "outputs", "parts", "saved", "seq")
     hides = False
-    """Whether it may use more tensors than its edges lead to."""
+    """True if gradients may also go to tensors that no edge leads to: a checkpointed function can use any tensor."""
 
     def __init__(
         self, op: Op | None, formulas: tuple[Formula, ...], saved: dict[str, Any] | None, edges: list[Edge],
@@ -84,8 +92,7 @@ class Node:
         parts: Callable[[Array], list[Array]] | None = None,
     ) -> None:  # fmt: skip
         self.op, self.formulas, self.saved, self.edges = op, formulas, saved, edges
-        self.outputs, self.backend = outputs, backend
-        self.parts = parts  # how the outputs lie in memory for the input; None if they are not views of it
+        self.outputs, self.backend, self.parts = outputs, backend, parts
         self.seq = next(SEQUENCE)
         self.hooks: dict[int, Hooks] = {}
 
@@ -95,15 +102,15 @@ class Node:
 
     @property
     def kept(self) -> list[Any]:
-        """What the node holds on to for its backward pass."""
+        """The arrays the node keeps alive for its backward pass, those in lists as lists."""
         return [_kept(value) for value in (self.saved or {}).values()]
 
     def forget(self) -> None:
-        """Lets go of it: the node itself lives as long as the result that was differentiated."""
+        """Frees what was saved: the node itself lives as long as the result that was differentiated."""
         self.saved = None
 
     def _check_kept(self) -> None:
-        """Refuses to run on what is gone, or is not any more what it was."""
+        """Raises `RuntimeError` if what was saved has been freed, or has been written in place since."""
         if self.saved is None:
             raise RuntimeError(
                 f"{self.name}: backward ran through this graph already and freed it; "
@@ -118,9 +125,10 @@ class Node:
     def apply(
         self, grads: list[Array | None], held: Callable[[Edge], Held | None], around: Pass
     ) -> tuple[list[Array | None], frozenset[int]]:
-        """The gradients along `edges`, given those of the outputs; and the edges whose gradient is a sum with `held`.
+        """The gradients along `edges`, given those of the outputs, and the indices of edges where that is a total.
 
-        A node that is a graph of its own sends them through the pass `around` it, and returns none.
+        A total includes what `held` said had arrived already. A checkpoint, which is a graph of its own, sends its
+        gradients through the pass `around` it and returns None for each edge.
         """
         assert self.op is not None
         self._check_kept()
@@ -139,18 +147,18 @@ class Node:
             found = self._run(formula, g, {n: extra[n] for n in formula.takes})
             results.update(zip(formula.args, found if len(formula.args) > 1 else (found,), strict=True))
         sent = [_of(results.get(e.arg), e.item) for e in self.edges]
-        for e, g in zip(self.edges, sent, strict=True):
+        for e, found in zip(self.edges, sent, strict=True):
             room = into.get(e.arg) if e.item is None else into.get(e.arg, {}).get(e.item)
-            if room is not None and not same_place(g, room):
+            if room is not None and not same_place(found, room):
                 around.take_back(e)
         return sent, frozenset([i for i, e in enumerate(self.edges) if e.arg in plus] if plus else ())
 
     def _plus(self, held: Callable[[Edge], Held | None]) -> Plus:
-        """What the formulas that can add their gradients to others may add them to."""
+        """The gradients that formulas with a `plus` may add theirs to; empty if two edges lead to the same place."""
         able = {a for f in self.formulas if "plus" in f.takes for a in f.args}
         edges = [e for e in self.edges if e.arg in able] if able else []
         if not edges or len({(id(e.node or e.leaf), e.index) for e in self.edges}) < len(self.edges):
-            return {}  # two of them meet
+            return {}
         found: dict[str, list[Held | None]] = {}
         for e in edges:
             found.setdefault(e.arg, []).append(held(e))
@@ -158,7 +166,7 @@ class Node:
         return {a: hs if a in lists else hs[0] for a, hs in found.items() if None not in hs}
 
     def _into(self, plus: Plus, around: Pass) -> Into:
-        """Memory for the gradients that formulas can write where they are told."""
+        """The memory that formulas with an `into` may write their gradients to."""
         able = {a for f in self.formulas if "into" in f.takes for a in f.args}
         found: Into = {}
         for e in self.edges:
@@ -176,9 +184,10 @@ class Node:
         return tuple(xp.zeros(shape, dtype) if g is None else g for g, (shape, dtype) in pairs)
 
     def _run(self, formula: Formula, g: Any, extra: dict[str, Any]) -> Any:
+        """What a formula returns, in fp32 or fp64 for a reference, for gradients `g` of the outputs."""
         assert self.op is not None
         assert self.saved is not None
-        values = [_remade(self.saved[n]) for n in formula.names]
+        values = [_rebuilt(self.saved[n]) for n in formula.names]
         if formula.impl != "reference":
             k = self.backend.kernels
             return formula.fn(k, k.fit(g), *values, **extra)
@@ -189,24 +198,26 @@ class Node:
 
 
 def _of(found: Any, item: int | None) -> Array | None:
-    """An edge's gradient among what the formulas found for its argument, which may be a list, or nothing."""
+    """An edge's gradient of those found for its argument: an item of them if that is a list; None if there are none."""
     return found if item is None or found is None else found[item]
 
 
-def _remade(value: Any) -> Any:
-    """What was saved, with what is made again in the place of how it is made."""
+def _rebuilt(value: Any) -> Any:
+    """A saved value; recomputed if only how to make it was saved."""
     if isinstance(value, list):
-        return [_remade(v) for v in value]
+        return [_rebuilt(v) for v in value]
     return value.make() if isinstance(value, Again) else value
 
 
 def _kept(value: Any) -> Any:
+    """The arrays a saved value keeps alive."""
     if isinstance(value, list):
         return [_kept(v) for v in value]
     return value.kept if isinstance(value, Again) else value
 
 
 def _raised(value: Any) -> Any:
+    """An array, or the arrays in a list, in the dtype that references compute in; anything else as it is."""
     dtype = getattr(value, "dtype", None)
     if dtype is not None:
         work = compute_dtype(dtype)
@@ -217,7 +228,10 @@ def _raised(value: Any) -> Any:
 
 
 def unbroadcast(xp: Any, g: Array, shape: tuple[int, ...], dtype: DType) -> Array:
-    """`g` summed over the axes along which an input of `shape` was broadcast, in the input's dtype."""
+    """`g` summed over the axes along which an input of `shape` was broadcast, in the input's dtype.
+
+    Raises `ShapeError` if `shape` does not broadcast to that of `g`.
+    """
     if g.shape != shape:
         work = compute_dtype(g.dtype)
         if g.ndim > len(shape):
@@ -233,8 +247,8 @@ def unbroadcast(xp: Any, g: Array, shape: tuple[int, ...], dtype: DType) -> Arra
 def leading_sum(x: Array, axes: int, dtype: DType) -> Array:
     """The sum over the first `axes` dims, in `dtype`.
 
-    Many rows of few columns are summed in parts and the parts then on a GPU, where CuPy gives each column's whole sum
-    to one processor.
+    On a GPU many rows of few columns are summed in parts, and the parts then summed: CuPy gives each column's whole sum
+    to one processor, which leaves the others idle.
     """
     if isinstance(x, np.ndarray):
         return added(np.sum, x, tuple(range(axes)), dtype=dtype)
@@ -249,8 +263,8 @@ def added(fn: Callable[..., Array], x: Array, axes: tuple[int, ...], keepdims: b
           dtype: DType | None = None) -> Array:  # fmt: skip
     """`fn`, the namespace's sum or mean, of `x` over `axes`, in `dtype`.
 
-    Where the numbers of a sum do not lie next to each other NumPy adds them one by one, with an error that grows with
-    how many they are: thousands of fp32 it is to add in fp64.
+    NumPy adds numbers pairwise only along the axis of the smallest stride. Along others it adds one by one, with an
+    error that grows with their count, so long fp32 sums of that kind are taken in fp64 and rounded once.
     """
     result = dtype or x.dtype
     if not isinstance(x, np.ndarray) or result != float32 or math.prod([x.shape[a] for a in axes]) < _MANY:

@@ -44,7 +44,10 @@ def register(hooks: Hooks, hook: Hook) -> HookHandle:
 
 
 def through(hooks: Hooks, g: Array) -> Array:
-    """The gradient that `hooks` make of `g`. A hook may take any of them off meanwhile."""
+    """The gradient that `hooks` make of `g`, one after another. A hook may remove any of them meanwhile.
+
+    Raises `TypeError` or `ShapeError` for a hook that returns no Tensor, or one of another dtype or shape.
+    """
     for hook in tuple(hooks.values()):
         g = _replaced(hook, g)
     return g
@@ -59,7 +62,9 @@ def _replaced(hook: Hook, g: Array) -> Array:
     if not isinstance(found, Tensor):
         raise TypeError(f"a hook: expected it to return a Tensor or None, got {type(found).__name__}")
     if found.shape != g.shape:
-        raise ShapeError(f"a hook returned a gradient of shape {found.shape} for a tensor of shape {g.shape}")
+        raise ShapeError(f"a hook: expected it to return a gradient of shape {g.shape}, got {found.shape}")
     if found.dtype != g.dtype:
-        raise TypeError(f"a hook returned a {found.dtype.name} gradient for one of {g.dtype.name}; cast it back by .to")
+        raise TypeError(
+            f"a hook: expected it to return a {g.dtype.name} gradient, got {found.dtype.name}; cast it back with .to()"
+        )
     return found.data

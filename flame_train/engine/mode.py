@@ -17,18 +17,33 @@ from .dtype import Array
 
 
 class OpHook(Protocol):
-    """Watches every op that runs: timing, NaN hunting, memory. Costs nothing while none is set."""
+    """Observes every op that runs: timing, NaN hunting, memory. Costs nothing while none is set."""
 
     def before(self, op: str, phase: str, arrays: list[Array]) -> None:
-        """Called before op `op` runs on `arrays`; `phase` is "forward" or "backward", or "body" of a composite."""
+        """Called before op `op` runs on `arrays`.
+
+        `phase` is "forward" or "backward"; "body" announces a composite, whose ops then report themselves.
+        """
 
     def after(self, op: str, phase: str, arrays: list[Array]) -> None:
-        """Called with what the op produced: its outputs and what it made to be kept, or the gradients of its inputs."""
+        """Called with the arrays the op produced.
+
+        Forward these are its outputs and the values it computed for its gradients, backward its inputs' gradients.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """The ambient settings. `forced` maps an op's name to the implementation it must use."""
+    """The ambient settings.
+
+    - `grad`: ops record a graph.
+    - `device`: where new tensors are made, "cpu" or "cuda".
+    - `deterministic`: kernels must give the same bits every run.
+    - `capturing`: a step is being captured, so nothing may be read back to the host.
+    - `recomputing`: a checkpoint is running its function a second time.
+    - `hooks`: the observers of every op.
+    - `forced`: the implementation an op must use, by the op's name.
+    """
 
     grad: bool = True
     device: str = "cpu"
@@ -87,7 +102,10 @@ def op_hooks(*hooks: OpHook) -> Iterator[None]:
 
 @contextmanager
 def use(**implementations: str) -> Iterator[None]:
-    """Forces implementations by op name, `use(linear="reference")`. One that cannot be met is an error."""
+    """Forces implementations by op name: `use(linear="reference")`.
+
+    An op whose forced implementation does not exist or cannot run raises RuntimeError when it is called.
+    """
     with _changed(replace(mode(), forced=MappingProxyType({**mode().forced, **implementations}))):
         yield
 
@@ -101,7 +119,7 @@ def capturing() -> Iterator[None]:
 
 @contextmanager
 def recomputing() -> Iterator[None]:
-    """Records a graph again for something that ran before: what should happen once, such as counting, has happened."""
+    """Records a graph for a function's second run: its side effects, such as running statistics, have happened."""
     with _changed(replace(mode(), grad=True, recomputing=True)):
         yield
 

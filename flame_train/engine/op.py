@@ -1,24 +1,27 @@
-"""How an operation is declared, chosen and run.
+"""How an operation is declared: the decorators `primitive` and `composite`, and the registry. `dispatch.py` runs it.
 
-An op is one stanza: a reference on the array namespace `xp` (NumPy or CuPy), gradient formulas, samples,
-and, where it pays, kernels. Its signature is its declaration: parameters annotated `Array`, `Array | None`,
-`Array | float`, `Array | float | None` or `Sequence[Array]` are tensors, the others are attributes, in PyTorch's
-order; what PyTorch takes by name only stands behind a `*`. A list that comes last may be given spread out.
+An op is one stanza: a reference on the array namespace `xp` (NumPy or CuPy), gradient formulas (vector-Jacobian
+products, VJPs), samples, and, where it pays, kernels. Its signature is its declaration: parameters annotated `Array`,
+`Array | None`, `Array | float`, `Array | float | None` or `Sequence[Array]` are tensors, the others are attributes, in
+PyTorch's order; keyword-only parameters are PyTorch's. A list that comes last may be given spread out: `f(a, b)` for
+`f([a, b])`.
 
-Seven rules hold everywhere, so that no op has to think of them:
+Seven rules hold everywhere, so that no op has to implement them:
 
 - A formula's parameter names say what is saved for it: inputs, attributes, `aux` values, `out`, and
   `<input>_shape` where the shape alone will do. A formula that is not needed saves nothing.
 - References see fp32 or fp64: narrower floats are raised before and rounded once after. Ops that only move
   data (`moves=True`) opt out.
-- Whole numbers and truth values are raised to the dtype of the floats beside them, or to fp32, unless the op or the
-  argument is declared to take them as they are (`whole`), or has no gradient by nature.
+- Integers and booleans are raised to the dtype of the floats beside them, or to fp32, unless the op or the argument is
+  declared to take them as they are (`whole`), or the argument has no gradient by nature (`nograd`).
 - Gradients are summed down to a broadcast input's shape, and cast to its dtype, in `graph.py`.
-- A formula that names `needs` is told which arguments' gradients are wanted; one that names `plus` gets, by argument,
-  the gradients (`graph.Held`) that have already arrived where its own go, and for those returns the sums; one that
-  names `into` gets memory (`graph.Into`) where nothing has arrived, and may write there what it returns.
-- Views of an input, in which each of its elements lies once (`views=True`), say by that where their gradients lie in
-  the input's. A formula of theirs that names `room` gets the memory for the whole where parts of it were lent.
+- A formula may ask for more than what was saved, by a parameter's name. `needs`: the names of the arguments whose
+  gradients are wanted. `plus`: by argument, the gradients (`graph.Held`) that have already arrived where its own go;
+  for these it returns the sums. `into`: by argument, memory (`graph.Into`) to which nothing has arrived yet; it may
+  write the gradient there and return it.
+- An op whose outputs are views that hold each element of its input exactly once (`views=True`, such as `split`) lends
+  parts of one buffer, the input's gradient, to whoever computes its outputs' gradients. Its own formula gets that
+  buffer as `room` if all the lent parts were written, and then has nothing to copy.
 - A kernel is only ever an override of a reference. The choice looks at shapes, dtypes, strides and
   attributes, never at values.
 """
@@ -46,7 +49,10 @@ _KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of an op's reference. `named` ones are given by name only; `also` may stand for a tensor."""
+    """One parameter of an op's reference.
+
+    `named` ones are keyword-only. `also` holds the alternatives of the annotation, such as "float" and "None".
+    """
 
     name: str
     kind: Kind
@@ -56,7 +62,7 @@ class Parameter:
 
 
 class Condition:
-    """What a kernel asks of its inputs: a function of some of the op's arguments, and their names."""
+    """What a kernel demands of its inputs: a function of some of the op's arguments, and their names."""
 
     __slots__ = ("ask", "names")
 
@@ -65,14 +71,17 @@ class Condition:
         self.names = tuple(inspect.signature(ask).parameters)
 
     def against(self, arrays: Mapping[str, Any]) -> str:
-        """Why the kernel cannot take these inputs; empty when it can."""
+        """Why the kernel cannot take `arrays`, the op's arguments by name; "" if it can."""
         verdict = self.ask(*[arrays[n] for n in self.names])
         return verdict if isinstance(verdict, str) else "" if verdict else "declined by its condition"
 
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """The gradient with respect to `args`. `names` is what it reads, and so what is saved for it, `takes` of GIVEN."""
+    """The gradient with respect to `args`.
+
+    `names` are the values it reads, which are therefore saved for it; `takes` is what it asks for of `GIVEN`.
+    """
 
     args: tuple[str, ...]
     fn: Callable[..., Any]
@@ -114,20 +123,25 @@ def sample(*args: Any, **kwargs: Any) -> Sample:
 
 
 GIVEN = frozenset(("needs", "plus", "into", "room"))
-"""What a formula may ask for beside what is saved for it."""
+"""What a formula may ask for besides saved values; see the module's docstring."""
 
 LAYOUTS = ("NCHW", "NHWC")
-"""What an op's `layout` may be: where an image's channels are."""
+"""The values of an op's `layout` argument: where an image's channels are."""
 
 REGISTRY: dict[str, Op] = {}
 """Every op by name. Written at import only."""
 
 
 class Op:
-    """A named operation. Calling it runs it on Tensors; see the module's docstring."""
+    """A named operation. Calling it runs it on Tensors; see the module's docstring.
+
+    `params` are all parameters in order, `names` their names, `positional` those that may be given by position and
+    `tensor_names` those that are tensors or lists of them. Of the latter, `raised` are cast from integers to floats,
+    `list_names` are lists, `number_names` may be Python numbers and `optional_names` None.
+    """
 
     _run: ClassVar[Callable[[Op, dict[str, Any]], Any]]
-    """Put here by dispatch.py, which knows Tensors as this page cannot; an import at every call takes microseconds."""
+    """Set by dispatch.py, which imports this module. To import it here at every call would take microseconds."""
 
     def __init__(
         self, fn: Callable[..., Any], *, composite: bool, torch: str | None, aux: tuple[str, ...], moves: bool,
@@ -197,15 +211,15 @@ class Op:
         self.raised -= frozenset(args)
 
     def refuses_grad(self, *args: str) -> None:
-        """Declares that `args` have no gradient here, as in PyTorch, where one would make sense: no formula is missing.
+        """Declares that `args` have no gradient although one would make sense, because PyTorch has none either.
 
-        A call in which one of them requires grad is refused.
+        A call in which one of them requires grad raises `Unsupported`.
         """
         self._check_names("refuses_grad", args)
         self.refused.update(args)
 
     def samples(self, fn: Callable[[], Iterator[Sample]]) -> None:
-        """Declares the samples that every generated test runs on."""
+        """Declares the samples on which the generated tests run the op."""
         self._samples = fn
 
     def large_samples(self, fn: Callable[[], Iterator[Sample]]) -> None:
@@ -213,11 +227,15 @@ class Op:
         self._large = fn
 
     def errors(self, fn: Callable[[], Iterator[ErrorSample]]) -> None:
-        """Declares inputs that must be refused, with the message they must meet."""
+        """Declares inputs that must be refused, with the error and message they must raise."""
         self._errors = fn
 
     def cuda(self, impl: str, *, when: When | None = None) -> Callable[[Callable[..., Any]], None]:
-        """Declares a forward kernel `f(k, <all inputs and attributes>)` returning what the reference returns."""
+        """Declares a forward kernel `f(k, <all inputs and attributes>)` returning what the reference returns.
+
+        `k` is `backend.cuda.kernels.Kernels`. `when` says of some arguments, by their names, whether the kernel takes
+        them: True, or False or the reason why not. Kernels are tried in the order in which they are declared.
+        """
 
         def declare(fn: Callable[..., Any]) -> None:
             self.kernels.append(Kernel(impl, fn, self._condition(when)))
@@ -225,7 +243,7 @@ class Op:
         return declare
 
     def cuda_vjp(self, impl: str, *args: str, when: When | None = None) -> Callable[[Callable[..., Any]], None]:
-        """Declares a gradient kernel `f(k, g, <names>)` for `args`."""
+        """Declares a gradient kernel `f(k, g, <names>)` for `args`; `when` as in `cuda`."""
 
         def declare(fn: Callable[..., Any]) -> None:
             self.kernel_formulas.append(self._formula(args, fn, impl, when))
@@ -244,7 +262,7 @@ class Op:
         return Formula(args, fn, tuple(names), takes, impl, self._condition(when))
 
     def _condition(self, when: When | None) -> Condition | None:
-        """`when` as a condition, one and the same wherever the op asks it."""
+        """`when` as a condition: the same object for the same function, so that dispatch asks each only once."""
         return None if when is None else self._conditions.setdefault(when, Condition(when))
 
     def _check_names(self, what: str, args: Sequence[str]) -> None:
@@ -257,7 +275,11 @@ class Op:
     # ---- use ---------------------------------------------------------------------------------------
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The call's values in the signature's order, defaults filled in. Raises `TypeError` like a Python call."""
+        """The call's values by parameter name, defaults filled in.
+
+        Raises `TypeError` for arguments that are unknown, missing, given twice or too many, `ShapeError` for an unknown
+        `layout`.
+        """
         if self._list_last:
             args = self._gathered(args)
         if len(args) > len(self.positional):
@@ -279,14 +301,14 @@ class Op:
         return values
 
     def _gathered(self, args: Sequence[Any]) -> Sequence[Any]:
-        """The positional arguments with tensors given one by one put into the list that comes last."""
+        """The positional arguments, those from the last parameter on collected into its list."""
         first = len(self.positional) - 1
         if len(args) <= first or (len(args) == first + 1 and isinstance(args[first], (list, tuple))):
             return args
         return [*args[:first], list(args[first:])]
 
     def iter_samples(self) -> Iterator[Sample]:
-        """The declared samples."""
+        """The declared samples. Raises `LookupError` if there are none."""
         if self._samples is None:
             raise LookupError(f"op {self.name} has no samples")
         return self._samples()
@@ -308,7 +330,7 @@ class Op:
         return tuple(n for n in self.tensor_names if n in covered)
 
     def formula_for(self, arg: str, candidates: Sequence[Formula]) -> Formula:
-        """The reference formula for `arg`, or `Unsupported` naming op and argument."""
+        """The first of `candidates` for `arg`. Raises `Unsupported` if there is none."""
         for f in candidates:
             if arg in f.args:
                 return f
@@ -321,11 +343,15 @@ def primitive(
 ) -> Callable[[Callable[..., Any]], Op]:  # fmt: skip
     """Declares an op by its reference `f(xp, ...)`.
 
-    `torch` is its PyTorch counterpart, "add", "nn.functional.pad" or "Tensor.view"; `aux` names what it returns
-    beside the result for its formulas; `moves` says it only moves data; `multiple` that its result is a tuple of
-    tensors; `views` that it moves none: each element of its one input lies in a result once; `whole` that it takes
-    whole numbers as they are, of the arguments it names or of all; `rounds` that numbers are first rounded to the
-    tensors' dtype, as what is compared with them must be.
+    - `torch`: its PyTorch counterpart, "add", "nn.functional.pad" or "Tensor.view".
+    - `aux`: names of the values it returns after the result, for its formulas.
+    - `moves`: it only moves data, so every dtype is taken as it is.
+    - `multiple`: its result is a tuple of tensors.
+    - `views`: its results are views that hold each element of its one input exactly once; implies `moves`.
+    - `whole`: it takes integers and booleans as they are: True for all arguments, or the names of some.
+    - `rounds`: Python numbers are first rounded to the tensors' dtype, as a comparison with tensors requires.
+
+    Raises `ValueError` for a name that is taken.
     """
     return lambda fn: Op(
         fn, composite=False, torch=torch, aux=aux, moves=moves or views, multiple=multiple, views=views, whole=whole,
@@ -336,9 +362,10 @@ def primitive(
 def composite(
     *, torch: str | None = None, aux: tuple[str, ...] = (), mutates: tuple[str, ...] = (), multiple: bool = False
 ) -> Callable[[Callable[..., Any]], Op]:
-    """Declares an op by a body over Tensors; its gradient follows. A kernel may override it as a whole.
+    """Declares an op by a body over Tensors; its gradient is that of the ops in it. A kernel may override all of it.
 
-    `mutates` names the inputs it writes into, which PyTorch's counterpart must do as well: running statistics.
+    `torch` and `multiple` are as in `primitive`. `mutates` names the inputs it writes into, as PyTorch's counterpart
+    does: running statistics.
     """
     return lambda fn: Op(fn, composite=True, torch=torch, aux=aux, moves=False, multiple=multiple, mutates=mutates)
 

@@ -1,4 +1,4 @@
-"""Which part of a graph leads to what `grad` is asked for: only that part runs, and only that is freed."""
+"""Which part of a graph leads to the inputs `grad` was asked about: only that part runs, and only that is freed."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
     from .tensor import Tensor
 
 Targets = dict[tuple[int, int], Callable[[Array], None]]
-"""Who wants the gradients of inner tensors, by (id of node, output index)."""
+"""Called with the gradients of tensors that are no leaves, by (id of node, output index)."""
 
 
 class Reach:
-    """Says of edges and nodes whether they lead to one of `targets`, or to a leaf whose id is in `leaves`.
+    """Tells whether edges and nodes lead to one of `targets`, or to a leaf whose id is in `leaves`.
 
-    A node that is a function to be run again may use tensors that none of its edges tells of. It counts as leading to
-    all that is older than it.
+    `lowest` is the smallest sequence number of the targets' nodes. A checkpoint may use tensors that none of its edges
+    leads to (`Node.hides`), so it counts as leading to everything older than itself.
     """
 
     def __init__(self, targets: Targets, lowest: int, leaves: frozenset[int]) -> None:
         self._targets, self._leaves = targets, leaves
-        self._lowest = -1 if leaves else lowest  # nothing that is older than all targets leads to one
+        self._lowest = -1 if leaves else lowest  # a node older than all targets leads to none
         self._known: dict[Node, bool] = {}
 
     def along(self, edge: Edge) -> bool:
-        """Whether a gradient along `edge` is of use."""
+        """Whether somebody needs the gradient along `edge`."""
         if edge.node is None:
             return id(edge.leaf) in self._leaves
         return (id(edge.node), edge.index) in self._targets or self.through(edge.node)
@@ -38,12 +38,13 @@ class Reach:
         return id(leaf) in self._leaves
 
     def through(self, node: Node) -> bool:
-        """Whether a gradient of one of the inputs of `node` is of use."""
+        """Whether somebody needs the gradient of an input of `node`."""
         if node not in self._known:
             self._walk(node)
         return self._known[node]
 
     def _walk(self, start: Node) -> None:
+        """Decides for `start` and all nodes below it, oldest first; recursion would go as deep as the graph."""
         found, ahead = set(), [start]
         while ahead:
             node = ahead.pop()

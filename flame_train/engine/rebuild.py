@@ -1,4 +1,4 @@
-"""Values that are cheaply made again are not kept for the backward pass; it makes them anew."""
+"""Rebuilding: cheap values are not saved for the backward pass, which recomputes them where a gradient needs them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Again:
-    """How a value is made, kept in the place of the value. Among its arguments may be others of the kind."""
+    """How to recompute a value, saved in its place. Its arguments may be such recipes themselves."""
 
     __slots__ = ("args", "fn", "shape")
 
@@ -22,12 +22,12 @@ class Again:
 
     @property
     def kept(self) -> list[Array]:
-        """What is held on to in order to make it."""
+        """The arrays that recomputing it needs, and that are therefore kept alive."""
         nested = [x for a in self.args if isinstance(a, Again) for x in a.kept]
         return nested + [a.data for a in self.args if hasattr(a, "data")]
 
     def make(self) -> Array:
-        """The value, to the last bit as it was."""
+        """The value, bit for bit as it was."""
         with no_grad():
             return self._tensor().data
 
@@ -36,17 +36,17 @@ class Again:
 
 
 def rebuild(fn: Callable[..., Tensor], *args: Any, least: int = 0) -> Tensor:
-    """fn(*args), which no later op keeps: where one needs it for a gradient, fn runs again.
+    """fn(*args), which no later op saves: an op whose gradient needs the result runs fn again.
 
-    A result of fewer bytes than `least` is kept like any other: to launch a kernel takes time whatever it saves.
+    A result of fewer than `least` bytes is saved as usual: launching a kernel costs time however little it saves.
 
-    Unlike `checkpoint`, `fn` itself is differentiated as if it stood alone, keeping what its own ops need. It pays
-    where that is all that making the result takes, and a costlier op wants the result: what a norm or an activation
-    hands to a linear layer with a LoRA. `fn` must be a pure function of its arguments; each op that wants the result
-    runs it once. An argument that is such a result itself is not kept either: it is made from its own.
+    The ops inside `fn` save what their own gradients need, unlike with `checkpoint`. So this pays where those values
+    suffice to recompute the result and a costlier op would otherwise save it too, as when a linear layer with a LoRA
+    takes the output of a norm or an activation. `fn` must be a pure function of its arguments. Each op that needs the
+    result runs it once. An argument that is a rebuilt result itself is not saved either: it is rebuilt in turn.
 
-    What a checkpoint runs again is wanted soon after, so it is kept till then. And what the ops inside `fn` keep for
-    gradients of their own is there for others too.
+    Nothing is rebuilt inside a checkpoint that runs again, since its values are needed at once, nor where an op inside
+    `fn` saves the result for its own gradient, since it is then there anyway.
     """
     out = fn(*args)
     if out.data.nbytes >= least and mode().grad and not mode().recomputing and not _kept_inside(out, args):
@@ -55,7 +55,7 @@ def rebuild(fn: Callable[..., Tensor], *args: Any, least: int = 0) -> Tensor:
 
 
 def _kept_inside(out: Tensor, args: tuple[Any, ...]) -> bool:
-    """Whether one of the ops that made `out` of `args` keeps it."""
+    """Whether one of the ops between `args` and `out` saves memory that `out` lies in."""
     overlap = out.backend.xp.may_share_memory
     before = {a._node for a in args if hasattr(a, "detach")}
     ahead = [out._node]
@@ -70,17 +70,18 @@ def _kept_inside(out: Tensor, args: tuple[Any, ...]) -> bool:
 
 
 def arrays_in(values: Iterable[Any]) -> Iterator[Array]:
-    """The arrays among what a node keeps, and inside lists of them."""
+    """The arrays and Tensors' arrays among `values`, and inside lists and tuples among them."""
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from arrays_in(value)
-        elif hasattr(value, "detach"):  # a Tensor in an index
+        elif hasattr(value, "detach"):  # a Tensor, as in a saved index
             yield value.data
         elif hasattr(value, "nbytes"):
             yield value
 
 
 def _held(arg: Any) -> Any:
+    """An argument as a recipe keeps it: a Tensor without its graph, or that Tensor's own recipe."""
     if not hasattr(arg, "detach"):
         return arg
     return arg.detach() if arg._again is None else arg._again

@@ -1,4 +1,4 @@
-"""Tensors on their way between devices, and their gradients on the way back."""
+"""Copies between devices as nodes of a graph: the gradient is copied back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Moved(Node):
-    """A copy of `t` on another device, `there`. It keeps nothing and may run any number of times."""
+    """The node of a copy of `t` on another device, `there`. It saves nothing, so it may run any number of times."""
 
     __slots__ = ("_there",)
 

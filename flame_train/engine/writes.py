@@ -1,6 +1,6 @@
-"""What was written in place, and when, so that a node of a graph notices that what it keeps has changed since.
+"""What was written in place, and when: how a node notices that a tensor it saved has changed since.
 
-An op that runs notes nothing: writes are the rare case, and only nodes older than the last one look among them.
+Running an op notes nothing. Writes are rare, and only nodes older than the last write look them up.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from .backend import extent, owner
 from .dtype import Array
 
 SEQUENCE = itertools.count()
-"""The order in which nodes are made and memory is written."""
+"""One clock for both the making of nodes and the writing of memory."""
 
-_MANY = 64  # parts of one memory that are told apart
+_MANY = 64  # parts of one allocation that are told apart; beyond it they are merged into one
 
 Part = tuple[int, int]
+"""A stretch of memory: its first address and the one after its last."""
 
 
 class Writes:
-    """The memory that is still there and was written: by owner, when each part of it was last."""
+    """When each part of the allocations that are still alive was last written.
+
+    `last` is the time of the latest write, -1 before the first.
+    """
 
     def __init__(self) -> None:
         self.last = -1
@@ -32,7 +36,7 @@ class Writes:
         return len(self._owners)
 
     def note(self, array: Array) -> None:
-        """`array` is written now."""
+        """Records that `array` is being written."""
         self.last = next(SEQUENCE)
         whole = owner(array)
         place = id(whole)
