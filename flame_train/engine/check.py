@@ -1,6 +1,6 @@
-"""Proof of gradients: finite differences in fp64 against every formula. Used by the tests and by `gradcheck`.
+"""Gradient checks: every formula against finite differences in fp64. Used by the tests and by `gradcheck`.
 
-In fp32 the formula (or its kernel) is run in fp32 and held against the same differences in fp64.
+In fp32 the formula (or its kernel) is run in fp32 and compared with the same differences in fp64.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Verdict:
 
 
 def generator(op: str, sample: int) -> np.random.Generator:
-    """The same random numbers for an op's sample in every process and order."""
+    """A generator that gives an op's sample the same numbers in every process and in any order of tests."""
     return np.random.default_rng(zlib.crc32(f"{op}/{sample}".encode()))
 
 
@@ -55,7 +55,7 @@ def gradcheck(op: Op, device: str = "cpu", dtype: DType = float64) -> Iterator[V
 def gradcheck_all(
     names: list[str] | None = None, device: str = "cpu", dtype: DType = float64
 ) -> Iterator[Verdict]:  # fmt: skip
-    """Checks the named ops, or every registered op."""
+    """Checks the named ops, or every registered op. Raises KeyError for an unknown name."""
     for name in names or sorted(REGISTRY):
         yield from gradcheck(REGISTRY[name], device, dtype)
 
@@ -72,27 +72,27 @@ def _check_sample(op: Op, s: Sample, index: int, device: str, dtype: DType) -> I
         results = [o.numpy() for o in _outputs(op(**exact)) if is_float(o.dtype)]
         return float(sum((r * w).sum() for r, w in zip(results, weights, strict=True)))
 
-    for (arg, item, t), g in zip(_moved(op, exact), analytic, strict=True):
+    for (arg, item, t), g in zip(_differentiated(op, exact), analytic, strict=True):
         label = arg if item is None else f"{arg}[{item}]"
         yield Verdict(op.name, label, index, _worst(t, g, scalar), TOLERANCE if dtype == float64 else TOLERANCE_FP32)
 
 
-def _moved(op: Op, bound: dict[str, Any]) -> list[tuple[str, int | None, Tensor]]:
-    """The arguments that have a gradient."""
+def _differentiated(op: Op, bound: dict[str, Any]) -> list[tuple[str, int | None, Tensor]]:
+    """The arguments that have a gradient, as `tensor_arguments` lists them."""
     return [a for a in tensor_arguments(op, bound) if a[0] in op.differentiable and is_float(a[2].dtype)]
 
 
 def _analytic(op: Op, bound: dict[str, Any], weights: list[np.ndarray[Any, Any]]) -> tuple[Tensor | None, ...]:
-    """The formulas' gradients of the weighted sum of the outputs; nothing where the op has no float output."""
-    moved = [t for _, _, t in _moved(op, bound)]
-    for t in moved:
+    """The formulas' gradients of the weighted sum of the outputs; None for each where the op has no float output."""
+    inputs = [t for _, _, t in _differentiated(op, bound)]
+    for t in inputs:
         t.requires_grad_()
     floats = [o for o in _outputs(op(**bound)) if is_float(o.dtype)]
-    if not moved or not floats:
-        return (None,) * len(moved)
+    if not inputs or not floats:
+        return (None,) * len(inputs)
     cotangents = [tensor(w.astype(o.dtype), device=o.device) for w, o in zip(weights, floats, strict=True)]
-    found = grad(floats, moved, cotangents, allow_unused=True)
-    for t in moved:
+    found = grad(floats, inputs, cotangents, allow_unused=True)
+    for t in inputs:
         t.requires_grad_(False)
     return found
 
@@ -102,7 +102,7 @@ def _outputs(result: Any) -> list[Tensor]:
 
 
 def _worst(t: Tensor, analytic: Tensor | None, scalar: Callable[[], float]) -> float:
-    """The largest error over all elements of `t`, each moved both ways in turn."""
+    """The largest error over all elements of `t`, relative where the gradient is above 1; no gradient counts as 0."""
     expected = numeric_gradient(t, scalar)
     got = np.zeros(t.shape) if analytic is None else analytic.numpy()
     if expected.size == 0:

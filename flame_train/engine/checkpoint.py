@@ -16,7 +16,7 @@ Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, ...])
 
 
 class _Away:
-    """An activation that waits on the host until it is wanted again."""
+    """An activation kept in host memory until backward needs it."""
 
     __slots__ = ("_back",)
 
@@ -24,15 +24,16 @@ class _Away:
         self._back = t.backend.park(t.data)
 
     def back(self) -> Tensor:
-        """The same values on their device, as a leaf."""
+        """The same values back on their device, as a leaf."""
         return Tensor(self._back(), requires_grad=True)
 
 
 class _Recompute(Node):
     """A whole function as one node of the graph.
 
-    Running it again gives one gradient for every use of an argument inside; each goes on its way by itself as it
-    comes, so that sums are taken in the order they would have without checkpointing, to the last bit.
+    Its backward pass runs the function again, and yields a contribution for each use of an argument inside. Each is
+    sent on as it comes rather than summed here, so that all sums are taken in the order they would have without
+    checkpointing, and are equal to the last bit.
     """
 
     __slots__ = ("args", "fn")
@@ -66,7 +67,7 @@ class _Recompute(Node):
 
 
 class _Onward:
-    """Sends the gradients of a recomputed function's arguments on at once, and those of parameters to their leaves."""
+    """The sink of a recomputed function: contributions to its arguments go along `ways`, others to their leaves."""
 
     def __init__(self, ways: dict[int, Edge], around: Pass) -> None:
         self._ways, self._around = ways, around
@@ -85,7 +86,7 @@ class _Onward:
 
 
 def _fresh(value: Any) -> Any:
-    """The same values as a leaf of their own graph."""
+    """An argument for the second run: a tensor that requires grad becomes a leaf, where the recomputed graph ends."""
     if isinstance(value, _Away):
         return value.back()
     if isinstance(value, Tensor) and value.requires_grad:
@@ -108,12 +109,14 @@ def checkpoint(fn: Callable[..., Outputs], *args: Any, offload: bool = False) ->
     """fn(*args) without keeping what happens inside; fn runs once more during backward.
 
     As torch.utils.checkpoint.checkpoint(use_reentrant=False): gradients reach its arguments, the parameters that fn
-    uses, and other tensors it finds outside, and equal those without checkpointing bit for bit. `fn` must be a pure
-    function of all these, which are not written into before backward, and return a Tensor or a tuple of them. What is
-    to happen once, such as batch_norm's running statistics, does.
+    uses, and other tensors from its surroundings, and equal those without checkpointing bit for bit. `fn` must be a
+    pure function of all these, which must not be written before backward, and return a Tensor or a tuple of them. Side
+    effects of ops, such as the update of batch_norm's running statistics, happen in the first run only.
 
-    With `offload` the arguments that were computed wait in host memory, so that a chain of checkpointed blocks keeps
-    next to nothing on the device; leaves stay where they are.
+    With `offload` arguments that are no leaves are kept in host memory until backward, so that a chain of checkpointed
+    blocks keeps next to nothing on the device.
+
+    Raises `TypeError` if fn returns anything else.
     """
     if not mode().grad:
         return fn(*args)
@@ -121,7 +124,7 @@ def checkpoint(fn: Callable[..., Outputs], *args: Any, offload: bool = False) ->
     if edges:
         with no_grad():
             made = fn(*args)
-    else:  # whether a parameter takes part shows only in the graph, which is dropped at once
+    else:  # only a graph shows whether fn uses parameters; it is dropped at once
         made = fn(*args)
     outs = _tuple(made)
     if not any(is_float(o.dtype) for o in outs) or not (edges or any(o.requires_grad for o in outs)):

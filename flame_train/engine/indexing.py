@@ -1,4 +1,4 @@
-"""How brackets are read, as torch.Tensor reads them: for reading an array and for writing into one."""
+"""What `x[index]` means, as torch.Tensor reads it: for reading an array and for writing into one."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ import numpy as np
 from ..errors import ShapeError
 
 Places = tuple[Any, ...]
+"""An index for NumPy or CuPy."""
 
 
 def steps(xp: Any, index: Any, shape: Sequence[int]) -> tuple[Places, Places]:
-    """`index` of an array of `shape` as two for NumPy: x[first] is a view, and x[first][rest] what is meant.
+    """Splits `index` of an array of `shape` into two: x[first] is a view, and x[first][rest] is PyTorch's x[index].
 
-    Masks become the places where they hold. Whole numbers are taken before arrays of them: NumPy counts both as
-    arrays, and where something stands between puts their dim first. What is an array already lies on `xp`'s device.
-    Raises ShapeError for what is no index or a mask of another shape, IndexError for places in a dim that has none.
+    Single integers go into `first` if there are arrays as well: NumPy would treat both as arrays, and put their dim
+    first where a slice stands between them. Masks become the positions where they are True. Arrays in `index` must be
+    on `xp`'s device.
+
+    Raises ShapeError for something that is no index and for a mask of another shape, IndexError for positions in a dim
+    of size 0.
     """
     entries = [_entry(part) for part in (index if isinstance(index, tuple) else (index,))]
     arrays = any(hasattr(e, "dtype") for e in entries)
     parts: list[Any] = []
     for entry, dims in zip(entries, _dims(entries, tuple(shape)), strict=True):
-        if not (arrays and entry is ... and not dims):  # which between arrays would part them, for NumPy
+        if not (arrays and entry is ... and not dims):  # for NumPy an empty ... would separate the arrays around it
             parts += _read(xp, entry, dims)
     if not any(hasattr(p, "dtype") for p in parts):
         return tuple(parts), ()
@@ -34,7 +38,7 @@ def steps(xp: Any, index: Any, shape: Sequence[int]) -> tuple[Places, Places]:
 
 
 def _entry(part: Any) -> Any:
-    """One entry of an index: a whole number, slice, None, ... or an array of whole numbers or truth values."""
+    """One entry of an index: an int, slice, None, ... or an array of integers or booleans."""
     if isinstance(part, (bool, np.bool_)):
         raise ShapeError("getitem: a single True or False is no index here; use unsqueeze or a mask")
     if part is None or isinstance(part, (int, slice, type(...))):
@@ -52,7 +56,7 @@ def _is_mask(entry: Any) -> bool:
 
 
 def _dims(entries: Sequence[Any], shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The sizes of the dims that each entry takes."""
+    """The sizes of the dims that each entry indexes: several for a mask or `...`, none for None."""
     taken = [e.ndim if _is_mask(e) else 0 if e is None or e is ... else 1 for e in entries]
     found, at = [], 0
     for entry, count in zip(entries, taken, strict=True):
@@ -63,12 +67,15 @@ def _dims(entries: Sequence[Any], shape: tuple[int, ...]) -> list[tuple[int, ...
 
 
 def _read(xp: Any, entry: Any, dims: tuple[int, ...]) -> list[Any]:
-    """What NumPy and CuPy are given for an entry that takes `dims`. CuPy checks no place: it wraps around."""
+    """The entry, which indexes `dims`, as NumPy and CuPy take it.
+
+    Positions in an empty dim are refused here, because CuPy wraps positions around instead of checking them.
+    """
     if not hasattr(entry, "dtype"):
         return [entry]
     if _is_mask(entry):
         if entry.shape != dims:
-            raise ShapeError(f"getitem: expected a mask of shape {dims}, that of what it masks, got {entry.shape}")
+            raise ShapeError(f"getitem: expected a mask of shape {dims}, that of the dims it masks, got {entry.shape}")
         return list(xp.nonzero(xp.asarray(entry)))
     if dims == (0,) and entry.size:
         raise IndexError("getitem: a dim of size 0 has no place to take")

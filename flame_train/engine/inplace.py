@@ -1,8 +1,8 @@
 """Writing into a tensor's memory: gradients, buffers, weights between steps.
 
-A graph does not follow what is written. So a tensor that requires grad is neither written nor written into another
-where graphs are recorded, and what a graph keeps is noted as changed (`writes.py`). There `x += y` and its kin, whose
-result has a name, bind that to a new tensor instead.
+The graph does not record writes. So while graphs are recorded a tensor that requires grad can neither be written nor
+be written into another, and every write is noted (`writes.py`), so that a graph that saved the old values refuses to
+run. Where a write would lose a gradient, `x += y` and its kin bind x to a new tensor instead.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ Number = float
 
 
 class InPlace:
-    """The methods of a Tensor that write into it; each returns it. Raises RuntimeError where a gradient would go wrong,
-    ShapeError where what is to be written does not fit, TypeError where it is no Tensor and no number."""
+    """The methods of a Tensor that write into it; each returns it.
+
+    All raise RuntimeError where a gradient would go wrong, ShapeError where the value's shape does not fit, and
+    TypeError where the value is neither a Tensor nor a number.
+    """
 
     __slots__ = ()
 
@@ -52,7 +55,7 @@ class InPlace:
             )
 
     def _put(self, op: str, places: Any, value: Any) -> Any:
-        """Writes a Tensor or numbers at `places`, an index of this tensor."""
+        """Writes `value`, a Tensor or numbers, to self[places]."""
         self._check_writable()
         array = self._fitting(op, value)
         first, rest = steps(self.backend.xp, places, self.data.shape)
@@ -61,13 +64,13 @@ class InPlace:
             part[rest or first] = array
         except ValueError as e:
             raise ShapeError(
-                f"{op}: what has shape {np.shape(array)} does not fit into that part of {tuple(self.data.shape)}"
+                f"{op}: a value of shape {np.shape(array)} does not fit into that part of {tuple(self.data.shape)}"
             ) from e
         WRITES.note(self.data)
         return self
 
     def _fitting(self, op: str, value: Any) -> Any:
-        """What is to be written: a number, or an array of this dtype on this device, less leading dims of size 1."""
+        """`value` as it can be written: a number, or an array of this dtype and device, leading dims of size 1 cut."""
         _check_lost(op, (value,))
         array: Array = value.data if hasattr(value, "detach") else np.asarray(value)
         if not is_float(array.dtype) and array.dtype.kind not in "biu":
@@ -83,6 +86,7 @@ class InPlace:
         return array.reshape(array.shape[ones:]).astype(self.dtype, copy=False)
 
     def _written(self, op: str, *args: Any, **kwargs: Any) -> Any:
+        """Writes the result of `op` on this tensor into it."""
         self._check_writable()
         _check_lost(f"{op}_", args)
         with no_grad():
@@ -92,7 +96,7 @@ class InPlace:
         return self._put(f"{op}_", ..., made)
 
     def _augmented(self, op: str, other: Any, **kwargs: Any) -> Any:
-        """`x += y`: written, or where that would lose a gradient a new tensor of this one's shape and dtype."""
+        """`x += y`: in place, or where that would lose a gradient a new tensor of this one's shape and dtype."""
         computed = self._node is not None or getattr(other, "requires_grad", False)
         if not (mode().grad and computed) or (self._node is None and self.requires_grad):
             return self._written(op, other, **kwargs)
@@ -164,7 +168,7 @@ class InPlace:
 
 
 def _check_lost(op: str, values: tuple[Any, ...]) -> None:
-    """Refuses to write what has a gradient that nobody would follow."""
+    """Raises RuntimeError if graphs are recorded and one of `values`, which are to be written, requires grad."""
     if mode().grad and any(getattr(v, "requires_grad", False) for v in values):
         raise RuntimeError(
             f"{op}: what is written requires grad, and its gradient would be lost; write its detach(), "

@@ -23,7 +23,10 @@ from .transfer import Moved
 class Tensor(Methods, InPlace):
     """An array on a device, with an optional place in the graph. Names and meaning follow torch.Tensor.
 
-    What can be computed with it stands in `methods.py`, how it is written in `inplace.py`.
+    Its operators and methods are in `methods.py`, those that write in place in `inplace.py`. `data` is a NumPy or CuPy
+    array, and is not copied; `tensor()` makes tensors of other things.
+
+    Raises `TypeError` for `data` that is no array, or that is to require grad and is not floating.
     """
 
     __slots__ = ("__weakref__", "_again", "_grad", "_hooks", "_index", "_node", "_requires_grad", "data")
@@ -31,19 +34,20 @@ class Tensor(Methods, InPlace):
 
     def __init__(self, data: Array, *, requires_grad: bool = False) -> None:
         if type(data) is not np.ndarray and not hasattr(type(data), "__cuda_array_interface__"):
-            backend_of(data)  # a number of NumPy's, or a TypeError
-        if requires_grad and not is_float(data.dtype):
-            raise TypeError(f"only floating tensors can require grad, this one is {data.dtype.name}")
+            backend_of(data)  # accepts NumPy's scalars, raises TypeError for anything else
+        if requires_grad:
+            _check_floating(data.dtype)
         self.data = data
         self._requires_grad = requires_grad
         self._grad: Tensor | None = None
         self._node: Node | None = None
         self._index = 0
         self._hooks: Hooks | None = None
-        self._again: Again | None = None  # what to keep for a gradient in the place of the values
+        self._again: Again | None = None  # how to recompute the values, if ops are to save that instead of them
 
     @classmethod
     def _from_op(cls, data: Array, node: Node | None, index: int) -> Tensor:
+        """Output number `index` of the op that `node` records; if it is not floating it is no part of the graph."""
         t = Tensor(data)
         if node is not None and is_float(data.dtype):
             t._node, t._index, t._requires_grad = node, index, True
@@ -116,7 +120,7 @@ class Tensor(Methods, InPlace):
         return self.backend.get(self.data)
 
     def item(self) -> float:
-        """The single value as a Python number."""
+        """The single value as a Python number. Raises ValueError unless there is exactly one."""
         if self.size != 1:
             raise ValueError(f"item(): expected one element, this tensor has shape {self.shape}")
         return self.numpy().reshape(-1)[0].item()
@@ -146,7 +150,7 @@ class Tensor(Methods, InPlace):
 
     @property
     def _leaf(self) -> Tensor:
-        """Where a gradient that reaches this leaf is kept; also the one whose hooks see it."""
+        """The tensor that keeps the gradient reaching this leaf, and whose hooks see it."""
         return self
 
     @property
@@ -160,8 +164,8 @@ class Tensor(Methods, InPlace):
     def requires_grad_(self, value: bool = True) -> Tensor:
         if not self.is_leaf:
             raise RuntimeError("requires_grad can be changed on leaves only; use detach() on a computed tensor")
-        if value and not is_float(self.dtype):
-            raise TypeError(f"only floating tensors can require grad, this one is {self.dtype.name}")
+        if value:
+            _check_floating(self.dtype)
         self._requires_grad = value
         return self
 
@@ -179,14 +183,17 @@ class Tensor(Methods, InPlace):
         self._grad = value
 
     def _accumulate(self, g: Array) -> None:
-        """Adds a finished gradient. The array is copied: nobody else may see the leaf's own buffer."""
+        """Adds a complete gradient, in place if there is one already. `g` is copied: others may refer to it."""
         if self._grad is None:
             self._grad = Tensor(g.copy())
         else:
             self._grad.data += g
 
     def backward(self, gradient: Tensor | None = None, *, retain_graph: bool = False) -> None:
-        """Accumulates the gradient of this tensor into every leaf it came from."""
+        """Accumulates the gradient of this tensor into the `.grad` of every leaf it was computed from.
+
+        `gradient` has this tensor's shape; a scalar needs none. Raises what `backprop.backward` does.
+        """
         backward([self], [gradient], retain_graph=retain_graph)
 
     def register_hook(self, hook: Hook) -> HookHandle:
@@ -205,7 +212,10 @@ class Tensor(Methods, InPlace):
     # ---- moving and casting ------------------------------------------------------------------------
 
     def to(self, target: str | DType) -> Tensor:
-        """A copy on another device, or in another dtype, both differentiable. As torch.Tensor.to."""
+        """A copy on another device, or in another dtype, both differentiable; itself if it is there already.
+
+        As torch.Tensor.to. Raises `TypeError` for an unknown dtype, `EnvironmentFault` where "cuda" cannot be used.
+        """
         if isinstance(target, str) and target.partition(":")[0] in ("cpu", "cuda"):
             if target == self.device:
                 return self
@@ -222,12 +232,12 @@ class Tensor(Methods, InPlace):
         return REGISTRY["clone"](self)
 
     def contiguous(self) -> Tensor:
-        """The same values in row-major memory; itself if they are already."""
+        """The same values in row-major memory; itself if they are in it already."""
         return self if self.data.flags.c_contiguous else self.clone()
 
 
 class Frozen(Tensor):
-    """A base weight: read-only, never trained, in any storage. It has no gradient, not even an empty one."""
+    """A base weight: read-only, never trained, of any dtype. Its `.grad` raises AttributeError rather than be None."""
 
     __slots__ = ()
 
@@ -249,7 +259,7 @@ class Frozen(Tensor):
 
 
 class Parameter(Tensor):
-    """A trainable weight: an fp32 leaf with a name, whose values and gradient may be views into an arena."""
+    """A trainable weight: a leaf with a name, whose values and gradient may be views into an optimizer's arena."""
 
     __slots__ = ("_working", "name")
 
@@ -260,23 +270,17 @@ class Parameter(Tensor):
 
     @property
     def working(self) -> Tensor:
-        """The values in the dtype that activations have, where an arena keeps such a copy; else the parameter."""
+        """The copy that an arena keeps in the activations' dtype, if it does; else the parameter itself."""
         return self if self._working is None else self._working
-
-    def _accumulate(self, g: Array) -> None:
-        if self._grad is None:
-            self._grad = Tensor(g.copy())
-        else:
-            self._grad.data[...] += g
 
     def __repr__(self) -> str:
         return f"Parameter({self.name!r}, shape={self.shape}, dtype={self.dtype.name}, device={self.device!r})"
 
 
 class Working(Tensor):
-    """A low-precision copy of a parameter, for use in its place.
+    """A low-precision copy of a parameter, to compute with instead of it.
 
-    The gradient is the parameter's, in fp32, and so are the hooks and whether it is asked for at all.
+    `grad` (fp32), `requires_grad` and hooks are the parameter's.
     """
 
     __slots__ = ("parameter",)
@@ -313,8 +317,16 @@ class Working(Tensor):
         return self.parameter.register_hook(hook)
 
 
+def _check_floating(dtype: DType) -> None:
+    """Raises TypeError for a dtype that no gradient can have."""
+    if not is_float(dtype):
+        raise TypeError(
+            f'only floating tensors can require grad, this one is {dtype.name}; cast it first with .to("float32")'
+        )
+
+
 def _of_tensors(data: Any) -> bool:
-    """Whether nested lists hold tensors, whose places in a graph an array of their values would not have."""
+    """Whether nested lists hold tensors: copying their values would silently drop their gradients."""
     while isinstance(data, (list, tuple)) and data:
         data = data[0]
     return isinstance(data, Tensor)
@@ -323,10 +335,13 @@ def _of_tensors(data: Any) -> bool:
 def tensor(
     data: Any, dtype: str | DType | None = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
-    """A new tensor holding a copy of `data`: NumPy array, nested lists, numbers, a Tensor, or what has DLPack.
+    """A new tensor holding a copy of `data`: a NumPy array, nested lists, a number, a Tensor, or an object with DLPack.
 
-    Python floats become float32, as torch.tensor does; arrays keep their dtype unless `dtype` is given. Of what DLPack
-    hands over NumPy must know the dtype, and it knows no bfloat16.
+    Python floats become float32, as torch.tensor does; arrays keep their dtype unless `dtype` is given. `device` is the
+    mode's unless given.
+
+    Raises `TypeError` for what holds no numbers, for tensors in a list, and for an object with DLPack that NumPy cannot
+    read: on a GPU, or of a dtype that NumPy lacks, such as bfloat16.
     """
     if isinstance(data, Tensor):
         host = data.numpy()
