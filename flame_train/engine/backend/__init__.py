@@ -1,4 +1,4 @@
-"""The two places a tensor can live, looked up by name or by array."""
+"""The two places a tensor can live, "cpu" and "cuda", looked up by name or by array."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _CPU = CpuBackend()
 
 
 def get_backend(name: str) -> Backend:
-    """The backend called `name`. "cuda" raises `EnvironmentFault` where no usable GPU is found."""
+    """The backend called `name`. Raises `ValueError` for another name, `EnvironmentFault` if no GPU can be used."""
     if name == "cpu":
         return _CPU
     if name == "cuda":
         return cuda_backend()
-    number = "; of several GPUs CUDA_VISIBLE_DEVICES says which is seen" if str(name).startswith("cuda:") else ""
-    raise ValueError(f"device: expected 'cpu' or 'cuda', got {name!r}{number}")
+    choice = "; set CUDA_VISIBLE_DEVICES to choose among several GPUs" if str(name).startswith("cuda:") else ""
+    raise ValueError(f"device: expected 'cpu' or 'cuda', got {name!r}{choice}")
 
 
 def compute_capability() -> int | None:
-    """The GPU's, 90 for 9.0; None where there is no usable one."""
+    """The GPU's compute capability, 90 for 9.0; None if no GPU can be used."""
     try:
         return int(get_backend("cuda").kernels.compute_capability)
     except EnvironmentFault:
@@ -36,7 +36,7 @@ def compute_capability() -> int | None:
 
 
 def backend_of(array: Array) -> Backend:
-    """The backend an array lives on."""
+    """The backend an array lives on. Raises `TypeError` for anything but a NumPy or CuPy array."""
     if isinstance(array, (np.ndarray, np.generic)):
         return _CPU
     if not hasattr(type(array), "__cuda_array_interface__"):

@@ -1,7 +1,7 @@
 """What a backend is: memory, copies and a clock, never an op.
 
-Adding an op does not touch this page. Ops find their kernels by the backend's name and fall back to their
-reference on `xp`.
+A backend knows no op, so adding one does not touch this file. Ops run their kernels if the backend has `kernels`, and
+else their reference on `references`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..dtype import Array, DType
 
 
 def same_place(a: Array | None, b: Array) -> bool:
-    """Whether two arrays are the same elements of the same memory."""
+    """Whether two arrays are views of the same elements: equal address, shape, dtype and strides."""
     if a is None or a.shape != b.shape or a.dtype != b.dtype or _address(a) != _address(b):
         return False
     return all(s == t for n, s, t in zip(a.shape, a.strides, b.strides, strict=True) if n > 1)
@@ -31,7 +31,7 @@ def owner(array: Array) -> Array:
 
 
 def extent(array: Array) -> tuple[int, int]:
-    """Where in memory an array begins and ends, in bytes."""
+    """The address of an array's first byte and the one after its last; (0, 0) for an empty array."""
     if not array.size:
         return 0, 0
     reach = [(n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)]
@@ -45,9 +45,9 @@ def _address(a: Array) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes in use by this process's arrays now, the most ever since the last reset, and the device's size.
+    """Bytes in use by this process's arrays now, their peak since the last reset, and the size of the device's memory.
 
-    `peak` is None where that cannot be told.
+    `peak` is None where the system does not tell it.
     """
 
     live: int
@@ -62,11 +62,11 @@ class Parcel(Protocol):
         """The arrays on the device. Work queued from now on waits for their arrival."""
 
     def release(self) -> None:
-        """Says that what is queued so far was all that reads them: their memory may be used again after it."""
+        """Declares that no work queued from now on reads them, so that their memory may be used again."""
 
 
 class Mailbox(Protocol):
-    """Sends arrays to a device beside other work. One thread may send while another opens what came."""
+    """Sends arrays to a device while other work runs. One thread may send while another opens parcels."""
 
     def send(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Parcel:
         """Starts copying; the host arrays may be changed as soon as this returns."""
@@ -85,11 +85,11 @@ class Backend(Protocol):
 
     @property
     def references(self) -> Any:
-        """The namespace that references and their formulas are given: `xp`, its products capturable."""
+        """The namespace that references and formulas get as `xp`: like `xp`, but all of it can be captured."""
 
     @property
     def kernels(self) -> Any:
-        """What kernel launchers receive as `k`; None on a backend that has only references."""
+        """What kernel launchers get as `k`; None on a backend that has only references."""
 
     @property
     def asynchronous(self) -> bool:
@@ -108,26 +108,26 @@ class Backend(Protocol):
         """Starts copying the array to the host. Calling the result waits for that copy, not for later work."""
 
     def park(self, array: Array) -> Callable[[], Array]:
-        """Copies the array to host memory, in order with other work; the result, as often as it is called, brings it
-        back as a new array on this device. A captured step may do both."""
+        """Copies the array to host memory, in order with other work. Each call of the result copies it back, to a new
+        array on this device. A captured step may do both."""
 
     def write(self, target: Array, host: np.ndarray[Any, Any]) -> None:
         """Copies host values into an existing array of the same shape and dtype, in order with other work."""
 
     def mailbox(self) -> Mailbox:
-        """A new way of sending arrays beside other work."""
+        """A new mailbox, which sends arrays to this device."""
 
     def synchronize(self) -> None:
         """Waits until the device has done everything asked of it."""
 
     def join(self) -> None:
-        """What is asked from now on comes after all that was asked, work beside the main line included."""
+        """Orders work queued from now on after all work queued so far, that on a side stream included."""
 
     def memory(self) -> Memory:
         """Bytes in use, peak and total."""
 
     def reset_peak(self) -> None:
-        """Starts the peak anew."""
+        """Makes the memory in use now the peak."""
 
     def release_unused(self) -> None:
         """Gives the memory of freed arrays back to the device, for others to take."""

@@ -23,8 +23,9 @@ _KEPT, _PLAIN = 1 << 28, 1 << 26  # bytes
 def _keep_freed_memory() -> None:
     """Lets glibc reuse the memory of NumPy's temporaries.
 
-    Left alone it returns each large one to the system, which then has to clear its pages for the next: most of the
-    time of an elementwise operation. Arrays up to 64 MiB now stay with the process, up to 256 MiB of them when free.
+    By default it returns each large block to the system, which must clear its pages before handing it out again: that
+    takes most of the time of an elementwise operation. With these settings the process keeps freed blocks of up to
+    64 MiB, as long as no more than 256 MiB are free.
     """
     if sys.platform != "linux":
         return
@@ -35,7 +36,7 @@ def _keep_freed_memory() -> None:
 
 
 class _Handed:
-    """A parcel that is there already."""
+    """A parcel that has arrived already."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self._arrays = arrays

@@ -1,4 +1,4 @@
-"""How much memory this process has, and the most that it had: by the system's own mark, which misses no moment."""
+"""This process's resident memory and its peak, by the system's own high-water mark, which misses no moment."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 
 _STATUS, _CLEAR = "/proc/self/status", "/proc/self/clear_refs"
-_CLEAR_MARK = "5"  # of clear_refs, proc(5): the mark begins anew
-_SLACK = 1 << 20  # Linux counts pages a thread at a time
+_CLEAR_MARK = "5"  # written to clear_refs it resets the mark, see proc(5)
+_SLACK = 1 << 20  # bytes by which Linux's figures, which it gathers thread by thread, may be off
 
 
 def resident() -> int:
@@ -19,7 +19,7 @@ def resident() -> int:
 
 
 def high_water() -> int | None:
-    """The most there ever was, or since Linux was last asked to begin anew; None where no one counts it."""
+    """The peak in bytes, on Linux since it was last reset; None where the system counts none."""
     try:
         found = re.search(r"^VmHWM:\s*(\d+) kB$", Path(_STATUS).read_text(), re.MULTILINE)
     except OSError:
@@ -28,7 +28,7 @@ def high_water() -> int | None:
 
 
 def _of_life() -> int | None:
-    """The most there ever was, by what other systems than Linux have too."""
+    """The peak over the process's life, from a call that macOS has as well as Linux."""
     try:
         import resource
     except ImportError:  # Windows
@@ -37,24 +37,24 @@ def _of_life() -> int | None:
 
 
 class Peak:
-    """The most resident memory since the last reset.
+    """The peak of resident memory since the last reset.
 
-    Where the mark cannot be reset (macOS, a /proc that is read-only or a sandbox's) there is no figure until it rises
-    above where it stood: what was before might have been higher.
+    Where the mark cannot be reset (macOS, a read-only or sandboxed /proc), the peak is unknown until the mark rises
+    above its value at the reset, which may be that of an earlier peak.
     """
 
     def __init__(self) -> None:
         self._stood = 0
 
     def reset(self) -> None:
-        """Begins anew."""
+        """Starts over from the memory in use now."""
         now = resident()
-        with contextlib.suppress(OSError):  # where the mark then stands tells
+        with contextlib.suppress(OSError):  # the mark, read below, shows whether it worked
             Path(_CLEAR).write_text(_CLEAR_MARK)
         mark = high_water() or 0
         self._stood = mark if mark > now + _SLACK else 0
 
     def read(self) -> int | None:
-        """Bytes, or None where it cannot be told."""
+        """The peak in bytes, or None if it is unknown."""
         mark = high_water()
         return mark if mark is not None and mark > self._stood else None

@@ -1,8 +1,8 @@
-"""Work of a captured step that nothing waits for till the end of a backward pass, beside the main line of kernels.
+"""A side stream, for work of a captured step whose results are not needed before the end of the backward pass.
 
-A graph whose kernels all stand in one line leaves multiprocessors idle while each of them comes and goes. What is
-`put` here goes on a branch of its own, one piece after another, and may fill such gaps. The memory it reads must stay
-as it is until the branch is joined: the piece before is joined when the next is put, which bounds what is held.
+A graph whose kernels form a single chain leaves multiprocessors idle as each kernel starts and drains. Work that is
+`put` here goes on a second branch, where it can fill those gaps. The memory it uses must be kept until the branch is
+joined. Each `put` joins the one before, so no more than one piece's memory is held.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...mode import mode
 
 
 class Beside:
-    """One branch beside `stream`. Outside a capture everything is done in line."""
+    """One branch beside `stream`. Outside a capture everything runs on `stream` itself."""
 
     def __init__(self, cupy: Any, stream: Any) -> None:
         self._main, self._side = stream, cupy.cuda.Stream(non_blocking=True)
@@ -23,7 +23,7 @@ class Beside:
         self._held: tuple[Array, ...] | None = None
 
     def put(self, launch: Callable[[], None], *arrays: Array) -> None:
-        """Does `launch`, which reads and writes no others than these arrays and takes no memory."""
+        """Calls `launch` on the branch. It must use no other arrays than these, and allocate no memory."""
         if not mode().capturing:
             launch()
             return
@@ -38,12 +38,12 @@ class Beside:
         self._held = arrays
 
     def join(self) -> None:
-        """What is queued from now on comes after all that was put here."""
+        """Orders what is queued on `stream` from now on after all that was put here."""
         if self._held is not None:
             self._done.record(self._side)
             self._main.wait_event(self._done)
             self._held = None
 
     def forget(self) -> None:
-        """Drops what a broken capture left."""
+        """Drops what a failed capture left."""
         self._held = None

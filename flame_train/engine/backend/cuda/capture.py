@@ -1,14 +1,14 @@
 """A step as one CUDA graph.
 
-The first call runs eagerly, so that kernels are compiled and plans are made; the second is captured while it is
-recorded, and every later one replays. Memory used inside comes from a pool apart: a block freed during capture must
-never reach a tensor outside, or a replay would overwrite it. All graphs share that pool, since they run one after
-another on one stream and leave nothing in it that is read later.
+The first call runs eagerly, so that kernels are compiled and plans are made. The second records the graph and replays
+it, and so does every later one without recording. Memory used inside comes from a pool of its own: a block freed
+during capture must never reach a tensor outside, or a replay would overwrite it. All graphs share that pool, since
+they run one after another on one stream and leave nothing in it that is read later.
 
-Where graphs live, the eager run of another step takes its memory there too: beside theirs it would be a second step's.
-That is right as long as nothing of it outlives the run, which is looked at: what is copied from the host, as tables
-are at their first use, lies apart. Anything else that stays stands where an earlier graph may write, so those graphs
-are recorded anew, around it.
+Once a graph is alive, the eager first run of another step allocates from that pool as well; memory outside it would
+come on top of the graphs'. This is safe only if nothing it allocates there outlives the run, which is checked
+afterwards. (Arrays copied from the host, such as tables made at first use, are never allocated there.) If something
+does stay, earlier graphs might overwrite it, so they are dropped, and recorded again around it when next called.
 """
 
 from __future__ import annotations
@@ -45,34 +45,34 @@ class _Captured:
         self._graph.launch(self._backend.stream)
 
     def forget(self) -> None:
-        """Has the step recorded anew when it is called next."""
+        """Drops the graph; the next call records the step again."""
         self._graph = None
         self._backend.graphs.discard(self)
 
     def _tried(self) -> int:
-        """Runs the step eagerly; the bytes that it took beside those of graphs."""
+        """Runs the step eagerly; the most bytes it took outside the graphs' pool."""
         backend, pool, scratch = self._backend, self._backend.graph_pool, self._backend.kernels.scratch
         if not backend.graphs:
             return backend.most_taken(self._fn)
         before, room = pool.used_bytes(), scratch.room
         with backend.graph_memory():
             self._fn()
-        if scratch.room is not room:  # holds nothing from one op to the next
+        if scratch.room is not room:  # new scratch memory may stay: it holds nothing from one op to the next
             before += scratch.room.data.mem.size
         if pool.used_bytes() > before:
-            gc.collect()  # who makes plans leaves cycles
+            gc.collect()  # making plans leaves reference cycles
         if pool.used_bytes() > before:
-            backend.synchronize()  # a graph that is under way is not to be taken apart
+            backend.synchronize()  # a graph must not be destroyed while it runs
             for other in list(backend.graphs):
                 other.forget()
         return 0
 
     def _record(self) -> None:
         stream = self._backend.stream
-        self._backend.release_unused()  # what the eager run took is better used by the graph
+        self._backend.release_unused()  # frees what the eager run took, for the graph
         self._room()
         with self._backend.graph_memory(), capturing():
-            self._backend.kernels.scratch.settle()  # before all else, so that it lies at an end of the room
+            self._backend.kernels.scratch.settle()  # first, so that it lies at one end of the memory
             stream.begin_capture()
             try:
                 self._fn()
@@ -83,19 +83,19 @@ class _Captured:
         self._backend.graphs.add(self)
 
     def _room(self) -> None:
-        """What the eager run took as one free block, and a fiftieth for what does not fit together.
+        """Makes what the eager run took one free block of the pool, with a fiftieth more for fragmentation.
 
-        A pool that grows piece by piece keeps pieces that fit nothing that comes later: a twentieth of a step of SDXL.
-        Without the fiftieth a large workspace may find no place and come on top of all. What a pool holds already is
-        where earlier graphs work, for this one to take from.
+        A pool that grows block by block keeps blocks too small for later requests: a twentieth of a step of SDXL.
+        Without the fiftieth a large workspace may not fit and be allocated on top. A pool that is not empty is that of
+        earlier graphs, whose memory this one shares.
         """
         pool = self._backend.graph_pool
         if not pool.total_bytes():
-            with suppress(self._backend.xp.cuda.memory.OutOfMemoryError):  # in pieces it may still fit
+            with suppress(self._backend.xp.cuda.memory.OutOfMemoryError):  # in smaller blocks it may still fit
                 pool.malloc(self._needs + self._needs // 50)
 
     def _abandon(self, stream: Any) -> None:
-        """Ends a broken capture so that the stream can be used again; the first error is the one to show."""
+        """Ends a failed capture so that the stream can be used again; errors of this are hidden by the first one."""
         self._backend.kernels.beside.forget()
         try:
             stream.end_capture()

@@ -4,8 +4,8 @@ CuPy's own products cannot be captured in a CUDA graph; these can. Matrices are 
 column-major for cuBLASLt, so D = A B is asked for as D^T = B^T A^T, and each operand may be transposed by
 stride alone.
 
-Which algorithm makes a product is a rule where the mode asks for determinism: the first that the heuristic names.
-Elsewhere the first few are timed, once a problem and card, and the fastest is kept on disk.
+Where the mode asks for determinism, the algorithm is the first that cuBLASLt's heuristic names. Elsewhere the first
+few are timed, once for each problem and card, and the fastest is kept on disk.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ from .shelf import Shelf
 from .stopwatch import Stopwatch
 
 _LOG = logging.getLogger(__name__)
-_TYPE = {float32: 0, float64: 1, float16: 2, bfloat16: 14, uint8: 28}  # cudaDataType_t; codes of 8 bits are e4m3's
+_TYPE = {float32: 0, float64: 1, float16: 2, bfloat16: 14, uint8: 28}  # cudaDataType_t; uint8 holds codes of e4m3
 _COMPUTE_32F, _COMPUTE_64F = 68, 70  # full-precision accumulation: no TF32
 _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER, _BIAS_TYPE = 3, 4, 7, 8, 26  # cublasLtMatmulDescAttributes_t
-_BESIDE_POINTER, _BESIDE_ROW = 11, 12  # of the same: what an epilogue reads or writes beside the result
-_A_SCALES, _B_SCALES, _QUICK_SUMS, _A_SCALED, _B_SCALED = 17, 18, 25, 31, 32  # of the same: for operands of 8 bits
+_BESIDE_POINTER, _BESIDE_ROW = 11, 12  # of the same: the array an epilogue reads or writes beside the result
+_A_SCALES, _B_SCALES, _QUICK_SUMS, _A_SCALED, _B_SCALED = 17, 18, 25, 31, 32  # of the same: for 8-bit operands
 _A_FACTOR_A_ROW = 3  # cublasLtMatmulMatrixScale_t
-_SCALED_SINCE = 120900  # the library's version
+_SCALED_SINCE = 120900  # the first version of cuBLASLt with a scale for each row
 _NOT_SUPPORTED = 15  # cublasStatus_t
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
 _MAX_WORKSPACE, _REDUCTIONS, _MIN_ALIGNMENT = 1, 3, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t
-_IN_FULL = 2  # of cublasLtReductionScheme_t: parts of a sum are added in the accumulator's precision
-_BIAS, _GELU, _GELU_SLOPE = 4, 160, 192  # cublasLtEpilogue_t; a bias goes with none or with GELU
+_IN_FULL = 2  # cublasLtReductionScheme_t: parts of a sum are added in the accumulator's precision
+_BIAS, _GELU, _GELU_SLOPE = 4, 160, 192  # cublasLtEpilogue_t; a bias may be combined with GELU
 _WORKSPACE_BYTES = 32 << 20  # NVIDIA's advice for Hopper
-_CANDIDATES = 12
+_CANDIDATES = 12  # algorithms that are timed
 
-_Floats, _Doubles = ctypes.c_float * 2, ctypes.c_double * 2  # what a product and what is added to it are scaled by
+_Floats, _Doubles = ctypes.c_float * 2, ctypes.c_double * 2  # (alpha, beta) of D = alpha A B + beta C
 
 SUPPORTED = frozenset(_TYPE) - {uint8}
 
 
 class Gelu(NamedTuple):
-    """What becomes of a product: its tanh-GELU, while it goes to `hidden` itself; or, `slope`, GELU's there times it.
+    """An epilogue: the result is the tanh-GELU of the product, and the product itself is written to `hidden`.
 
-    `hidden` has the result's shape and dtype, of 16 bits; its rows lie at a distance that is a multiple of 16 bytes.
+    With `slope`, for the backward pass, the result is the product times GELU's derivative at `hidden`, which is read.
+    `hidden` has the result's shape and dtype, of 16 bits, and the distance between its rows is a multiple of 16 bytes.
     """
 
     hidden: Array
@@ -56,7 +57,7 @@ class Gelu(NamedTuple):
 
 
 class NoAlgorithm(DeviceFault):
-    """cuBLASLt has none for a product."""
+    """cuBLASLt has no algorithm for a product of these sizes, dtypes and layouts."""
 
 
 class _Operand(NamedTuple):
@@ -70,7 +71,11 @@ class _Operand(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """Everything an algorithm is chosen by. A tuple, for one is made and looked up at every product."""
+    """Everything the choice of an algorithm depends on. A tuple, because one is made and looked up at every product.
+
+    `out` and `added` are the distances between rows and between matrices, `beside_row` that of `Gelu.hidden`, all in
+    elements; `alignment` is that of all pointers, in bytes.
+    """
 
     dtype: DType
     out_dtype: DType
@@ -111,7 +116,7 @@ class _Result(ctypes.Structure):
 
 
 class CublasLt:
-    """One handle, one workspace, the plans seen so far. `shelf` keeps what was measured."""
+    """One handle, one workspace, and the plans made so far. `shelf` keeps measured choices between runs."""
 
     def __init__(self, cupy: Any, stream: Any, shelf: Shelf, launches: Launches) -> None:
         self._cupy, self._stream, self._shelf, self._launches = cupy, stream, shelf, launches
@@ -137,13 +142,16 @@ class CublasLt:
         gelu: Gelu | None = None,
         scales: tuple[Array, Array] | None = None,
     ) -> None:
-        """out = alpha * a @ b (+ plus) (+ bias along the last dim), or what `gelu` makes of it.
+        """out = alpha * a @ b (+ plus) (+ bias along the last dim), or what `gelu` makes of that.
 
         `a` (M, K) and `b` (K, N), or (batch, M, K) and (batch, K, N); each with one of its last two strides equal to
         the item size. The rows of `out` and `plus` are dense. `plus` has out's dtype, and may be `out` itself.
 
-        With `scales`, fp32, (M,) and (N,), `a` and `b` are codes of e4m3 in uint8, both read along K, of 16 times so
-        many. Raises EnvironmentFault where cuBLASLt is too old for it, NoAlgorithm for sizes it has none for.
+        With `scales`, fp32 (M,) and (N,), `a` and `b` are codes of e4m3 in uint8, both dense along K, a multiple of
+        16, and each element of the product is scaled by its row's and its column's factor.
+
+        Raises NoAlgorithm for problems that cuBLASLt has none for, EnvironmentFault if it is too old for `scales`,
+        DeviceFault if it fails.
         """
         batch = out.shape[0] if out.ndim == 3 else 1
         added = out if plus is None else plus
@@ -155,17 +163,23 @@ class CublasLt:
         scale = (_Doubles if a.dtype == float64 else _Floats)(alpha, 0.0 if plus is None else 1.0)
         with self._lock:
             plan = self._plans.get(problem) or self._make(problem, out.shape)
-            if bias is not None:
-                self._set(plan.description, _BIAS_POINTER, ctypes.c_void_p(bias.data.ptr))
-            if scales is not None:
-                self._set(plan.description, _B_SCALES, ctypes.c_void_p(scales[0].data.ptr))
-                self._set(plan.description, _A_SCALES, ctypes.c_void_p(scales[1].data.ptr))
-            if gelu is not None:
-                self._set(plan.description, _BESIDE_POINTER, ctypes.c_void_p(gelu.hidden.data.ptr))
+            self._point(plan.description, bias, gelu, scales)
             if plan.algorithm is None:
                 plan.algorithm = self._choose(plan, pointers, scale, out)
             if self._launches.wanted("matrix product"):
                 self._launch(plan, plan.algorithm, pointers, scale)
+
+    def _point(
+        self, description: int, bias: Array | None, gelu: Gelu | None, scales: tuple[Array, Array] | None
+    ) -> None:
+        """Writes the addresses of this call's further operands into a plan, which is shared by calls of its problem."""
+        if bias is not None:
+            self._set(description, _BIAS_POINTER, ctypes.c_void_p(bias.data.ptr))
+        if scales is not None:
+            self._set(description, _B_SCALES, ctypes.c_void_p(scales[0].data.ptr))
+            self._set(description, _A_SCALES, ctypes.c_void_p(scales[1].data.ptr))
+        if gelu is not None:
+            self._set(description, _BESIDE_POINTER, ctypes.c_void_p(gelu.hidden.data.ptr))
 
     def _launch(self, plan: _Plan, algorithm: Any, pointers: tuple[int, ...], scale: ctypes.Array[Any]) -> None:
         a, b, out, added = pointers
@@ -179,6 +193,7 @@ class CublasLt:
             self._check(status, f"matmul, {plan.problem}")
 
     def _make(self, p: _Problem, out_shape: tuple[int, ...]) -> _Plan:
+        """A new plan, without an algorithm; it is kept for later calls."""
         lib = self._lib
         fp64 = p.dtype == float64
         description = self._new(
@@ -205,7 +220,10 @@ class CublasLt:
         return plan
 
     def _scaled(self, description: int, out_dtype: DType) -> None:
-        """Asks for a factor a row; for bf16, which rounds by more, for sums with the bits that tensor cores keep."""
+        """Asks for a scale for each row, and for bf16 results for fast accumulation.
+
+        That keeps fewer bits of a sum, which matters less than the rounding to bf16.
+        """
         if self._version < _SCALED_SINCE:
             raise EnvironmentFault(
                 f"products of 8 bits need cuBLAS 12.9 or newer, found {self._version}; install it, or use fp8 'weights'"
@@ -226,9 +244,10 @@ class CublasLt:
     # ---- the algorithm -------------------------------------------------------------------------------
 
     def _choose(self, plan: _Plan, pointers: tuple[int, ...], scale: ctypes.Array[Any], out: Array) -> Any:
-        """The heuristic's first, the same for the same problem on the same library and card; or the fastest.
+        """The heuristic's first, which depends on problem, library and card alone; or the fastest, if it may be timed.
 
-        What a capture meets first goes by the rule: nothing runs in it. Timing writes into memory of its own.
+        A problem first met during a capture, in which nothing runs, gets the heuristic's first. Timing writes into
+        memory of its own.
         """
         if not plan.problem.measured or mode().capturing:
             return self._advised(plan, 1)[0]
@@ -246,7 +265,7 @@ class CublasLt:
         return best
 
     def _advised(self, plan: _Plan, most: int) -> list[Any]:
-        """The heuristic's choices, best first."""
+        """The heuristic's choices, best first, at most `most`. Raises NoAlgorithm if there are none."""
         preference = self._new(self._lib.cublasLtMatmulPreferenceCreate)
         setter = self._lib.cublasLtMatmulPreferenceSetAttribute
         room, reductions = ctypes.c_uint64(_WORKSPACE_BYTES), ctypes.c_uint32(_IN_FULL)
@@ -268,7 +287,7 @@ class CublasLt:
         return found
 
     def _restored(self, plan: _Plan, kept: bytes | None) -> Any:
-        """An algorithm from disk, if the library can still run it on this problem."""
+        """An algorithm kept on disk, if the library can still run it on this problem."""
         if kept is None:
             return None
         if len(kept) == ctypes.sizeof(_Algorithm):
@@ -278,7 +297,7 @@ class CublasLt:
             )
             if status == 0 and result.workspace <= _WORKSPACE_BYTES:
                 return algorithm
-        _LOG.warning("a matrix product's kept algorithm is refused by cuBLASLt %d; it is chosen anew", self._version)
+        _LOG.warning("cuBLASLt %d refuses a matrix product's kept algorithm; another is chosen", self._version)
         return None
 
     def _new(self, create: Any, *args: int) -> int:
@@ -300,7 +319,7 @@ class CublasLt:
 
 
 def _epilogue(bias: Array | None, gelu: Gelu | None) -> tuple[int, int]:
-    """What is done to a product, and the distance of the rows it is done with."""
+    """The code of the epilogue, and the distance between the rows of `gelu.hidden` in elements, 0 without one."""
     if gelu is None:
         return (0 if bias is None else _BIAS), 0
     kind = _GELU_SLOPE if gelu.slope else _GELU
@@ -308,7 +327,7 @@ def _epilogue(bias: Array | None, gelu: Gelu | None) -> tuple[int, int]:
 
 
 def _operand(x: Array) -> _Operand:
-    """`x` (..., R, C), row-major, is column-major C x R; with exchanged strides it is read transposed."""
+    """`x` (..., R, C) for cuBLASLt: row-major it is a column-major (C, R) matrix; column-major it is transposed."""
     return _lying(x.shape, x.strides, x.itemsize)
 
 

@@ -34,7 +34,7 @@ class CudaBackend:
         self.stream = cupy.cuda.Stream()
         self._pool = cupy.cuda.MemoryPool()
         self.graph_pool = cupy.cuda.MemoryPool()
-        self.graphs = weakref.WeakSet[Any]()  # steps whose graphs live, and so may work anywhere in their pool
+        self.graphs = weakref.WeakSet[Any]()  # steps whose graphs are alive, and may write anywhere in `graph_pool`
         self._pinned, self._graph_pinned = cupy.cuda.PinnedMemoryPool(), cupy.cuda.PinnedMemoryPool()
         self._apart = False
         self._peak = self._in_graphs = 0
@@ -44,10 +44,10 @@ class CudaBackend:
         self.references = Capturable(self.kernels)
 
     def enter_thread(self) -> None:
-        """Makes the stream current in this thread, where it is not.
+        """Makes the stream current in this thread if it is not.
 
-        CuPy keeps a current stream per thread, and leaving any `with stream:` block, ours or another library's, puts
-        the null stream back in its place. Asked at every op, this keeps all work in one order.
+        CuPy keeps a current stream per thread, and leaving any `with stream:` block, ours or another library's, makes
+        the null stream current again. Being called at every op, this keeps all work in one order.
         """
         if self.xp.cuda.get_current_stream() is not self.stream:
             self.stream.use()
@@ -67,7 +67,7 @@ class CudaBackend:
         dense = host.transpose(order)
         if not dense.flags.c_contiguous:
             order, dense = list(range(host.ndim)), np.ascontiguousarray(host)
-        with self.xp.cuda.using_allocator(self._malloc):  # it may be kept, and so never lies where graphs work
+        with self.xp.cuda.using_allocator(self._malloc):  # never from the graphs' pool: it may outlive this step
             array = self.empty(dense.shape, dense.dtype)
         array.set(dense, stream=self.stream)
         return array.transpose([order.index(i) for i in range(host.ndim)])
@@ -120,7 +120,7 @@ class CudaBackend:
         self.kernels.beside.join()
 
     def memory(self) -> Memory:
-        """What tensors take, and what captured graphs keep for themselves."""
+        """What tensors take, and what captured graphs keep for themselves; `total` is the card's memory."""
         total = self.xp.cuda.runtime.memGetInfo()[1]
         self._in_graphs = self.graph_pool.total_bytes()  # a walk over the pool: not asked at every allocation
         live = int(self._pool.used_bytes() + self._in_graphs)
@@ -132,7 +132,7 @@ class CudaBackend:
         self._peak = self.memory().live
 
     def most_taken(self, fn: Callable[[], None]) -> int:
-        """Runs `fn`; the bytes that it had taken at once, at most."""
+        """Runs `fn`, and returns the most bytes that it had allocated at once."""
         before, peak = self.memory().live, self._peak
         self._peak = before
         try:
@@ -142,7 +142,7 @@ class CudaBackend:
         return most - before
 
     def release_unused(self) -> None:
-        """Gives the memory of freed tensors back to the device, for others to take; that of graphs if none is left."""
+        """Gives the memory of freed tensors back to the device; the graphs' pool, too, if no graph is alive."""
         self.synchronize()
         if not self.graphs:
             self.kernels.scratch.release()
@@ -151,7 +151,7 @@ class CudaBackend:
 
     @contextmanager
     def graph_memory(self) -> Iterator[None]:
-        """Inside, this thread's memory, and the host's for what is parked there, is where graphs work."""
+        """Inside, this thread allocates from the graphs' pools: device memory, and pinned memory for `park`."""
         with self.xp.cuda.using_allocator(self.graph_pool.malloc):
             self._apart = True
             try:
@@ -164,6 +164,7 @@ class CudaBackend:
 
 
 def _refuse_in_capture(what: str, instead: str) -> None:
+    """Raises RuntimeError while a step is captured."""
     if mode().capturing:
         raise RuntimeError(f"a captured step {what}: {instead}")
 

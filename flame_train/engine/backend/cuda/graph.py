@@ -1,8 +1,8 @@
-"""A captured graph of kernels alone, which the driver hands to the device whole.
+"""A captured graph whose fills are replaced by kernels, so that the driver launches it as a whole.
 
-cuBLASLt and cuDNN clear small workspaces, and a capture makes fills of that. With fills among its nodes a graph is
-queued node by node at every launch, and the host waits wherever some 5000 are queued: a launch took 20 ms and more,
-where one of kernels alone takes 0.1 (docs/log.md). So fills are made kernels before the graph is built.
+cuBLASLt and cuDNN clear small workspaces, which a capture records as memset nodes. The driver queues a graph that has
+such nodes node by node at every launch, and the host waits whenever some 5000 are queued: a launch took 20 ms and
+more, where a graph of kernels alone takes 0.1 ms (docs/log.md).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Graph:
         self._runtime.graphUpload(self._built, stream.ptr)
 
     def launch(self, stream: Any) -> None:
-        """Queues all of it."""
+        """Queues the whole graph on `stream`."""
         self._runtime.graphLaunch(self._built, stream.ptr)
 
     def __del__(self) -> None:
@@ -70,7 +70,7 @@ class Graph:
 
 
 def _fills_as_kernels(graph: int, function: int) -> None:
-    """Puts a kernel in the place of each fill with one byte."""
+    """Replaces each memset node by a launch of `function`, if it is one row that repeats a single byte."""
     driver = ctypes.CDLL("libcuda.so.1")
     for node in _listed(driver.cuGraphGetNodes, graph):
         kind = ctypes.c_int()
@@ -84,6 +84,7 @@ def _fills_as_kernels(graph: int, function: int) -> None:
 
 
 def _replace(driver: Any, graph: int, node: int, function: int, fill: _Memset) -> None:
+    """Replaces `node` by a kernel that fills the same memory, between the same neighbours."""
     before, after = (_listed(f, node) for f in (driver.cuGraphNodeGetDependencies, driver.cuGraphNodeGetDependentNodes))
     size = fill.width * fill.size
     values = ctypes.c_uint64(fill.to), ctypes.c_uint64(size), ctypes.c_uint8(fill.value)
@@ -101,7 +102,7 @@ def _replace(driver: Any, graph: int, node: int, function: int, fill: _Memset) -
 
 
 def _listed(ask: Any, of: int) -> list[int]:
-    """The nodes that one of the driver's lists holds."""
+    """The nodes that `ask`, one of the driver's list functions, gives for a graph or a node."""
     count = ctypes.c_size_t()
     _check(ask(ctypes.c_void_p(of), None, ctypes.byref(count)))
     if not count.value:

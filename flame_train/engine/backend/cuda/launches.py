@@ -1,4 +1,4 @@
-"""Every launch of a kernel, told to who watches: a library's by the kind of its work, ours by its name."""
+"""Lets a watcher see every kernel launch, and skip it: ours by the kernel's name, a library's by the kind of work."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 Watcher = Callable[[str, Sequence[Any]], bool]
-"""Is told a name and the arguments, of libraries none, and answers whether to launch."""
+"""Given a launch's name and arguments (none for a library's), answers whether to launch."""
 
 
 class Launches:
-    """Asked before each launch. Nobody watches unless told."""
+    """Asked before each launch; everything is launched unless `watched`."""
 
     def __init__(self) -> None:
         self._watcher: Watcher | None = None

@@ -10,9 +10,9 @@ from ....errors import EnvironmentFault
 
 @cache
 def load(name: str) -> ctypes.CDLL:
-    """The CUDA library called `name` ("cublasLt", "nvrtc", ...), loaded for everyone in the process.
+    """The CUDA library called `name` ("cublasLt", "nvrtc", ...), loaded so that other libraries see its symbols.
 
-    cuDNN finds the libraries it needs only if they are loaded already. Raises `EnvironmentFault`.
+    cuDNN finds the libraries it needs only if they are loaded already. Raises `EnvironmentFault` if it is not found.
     """
     from cuda import pathfinder
 
@@ -25,17 +25,19 @@ def load(name: str) -> ctypes.CDLL:
 
 @cache
 def header_directory() -> str:
-    """The folder that holds cuda_bf16.h and its kin."""
+    """The folder that holds cuda_bf16.h and the other CUDA headers. Raises `EnvironmentFault` if it is not found."""
     from cuda import pathfinder
 
     found = pathfinder.find_nvidia_header_directory("cudart")
     if found is None:
-        raise EnvironmentFault("the CUDA headers were not found; pip install 'flame-train[cuda13]', or see doctor")
+        raise EnvironmentFault(
+            "the CUDA headers were not found; pip install 'flame-train[cuda13]', or run `flame-train doctor`"
+        )
     return str(found)
 
 
 def driver_version() -> str:
-    """The driver's version as NVIDIA numbers it. Raises `EnvironmentFault`."""
+    """The version of NVIDIA's driver, such as "570.86.15". Raises `EnvironmentFault` if NVML does not tell it."""
     import pynvml
 
     try:

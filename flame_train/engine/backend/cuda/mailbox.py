@@ -1,7 +1,7 @@
-"""Arrays sent to the device beside other work: through pinned memory, on a stream of their own.
+"""Arrays sent to the device while other work runs: through pinned memory, on a stream of their own.
 
-A parcel's memory is one of two places kept for parcels of its shapes, filled by turns. A place is filled again only
-when the device is done with what was queued on the main stream up to the parcel's release.
+Parcels of the same names, shapes and dtypes alternate between two places of memory. A place is filled again only when
+the device has done what was queued on the main stream up to the release of the place's last parcel.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CudaMailbox:
 
 
 class _Place:
-    """Pinned memory, device memory, and what they wait for; as a parcel, see `base.Parcel`."""
+    """Pinned memory, device memory, and the events that order their use. It is the parcel (`base.Parcel`) in it."""
 
     def __init__(self, backend: CudaBackend, arrays: Mapping[str, HostArray]) -> None:
         self._main, pinned = backend.stream, backend.xp.cuda.alloc_pinned_memory
@@ -64,5 +64,5 @@ class _Place:
         return self._device
 
     def release(self) -> None:
-        """The arrays have been read by what is queued so far."""
+        """Declares that no work queued from now on reads the arrays."""
         self._released.record(self._main)

@@ -1,4 +1,4 @@
-"""Which of several ways to do the same is the fastest here."""
+"""Finds the fastest of several ways to do the same work, by timing them on the device."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _ROUNDS = 7
-_FLUSH_BYTES, _FLUSH_SECONDS = 128 << 20, 30e-6  # somewhat less than an H200 takes to fill them
-_WORTH = 0.97  # of the first one's time: less would be noise, and the first is what the library advises
-_HOPELESS, _CERTAIN_MS = 4, 1.0  # times the shortest, where a call takes longer than any host needs to queue it
+_FLUSH_BYTES, _FLUSH_SECONDS = 128 << 20, 30e-6  # a fill, and somewhat less than the time an H200 takes for it
+_WORTH = 0.97  # of the first way's time, which the library advises: a smaller gain may be noise
+_HOPELESS, _CERTAIN_MS = 4, 1.0  # ways that take this many times the shortest, and this long, are timed only once
 
 
 class Stopwatch:
-    """Times work on the device's stream, each call with nothing of its operands left in the caches."""
+    """Times work on the device's stream, with caches that hold nothing of a call's operands."""
 
     def __init__(self, cupy: Any, stream: Any) -> None:
         self._cupy, self._stream = cupy, stream
 
     def fastest(self, ways: Sequence[Callable[[], None]]) -> int:
-        """The index of the fastest; the first unless another is clearly faster. Waits for the device."""
+        """The index of the fastest; 0 unless another is clearly faster. Waits for the device."""
         if len(ways) < 2:
             return 0
         times = [statistics.median(t) for t in self._times(ways)]
@@ -28,10 +28,11 @@ class Stopwatch:
         return best if times[best] < _WORTH * times[0] else 0
 
     def _times(self, ways: Sequence[Callable[[], None]]) -> list[list[float]]:
-        """Milliseconds, in turns, so that a change of the clock rate meets all alike; one of what is hopeless.
+        """Each way's times in ms; a single one for ways that are hopelessly slow.
 
-        The fills before each call empty the caches, and keep the device busy for twice as long as the host takes to
-        queue all that the call launches, or what is timed would be the host.
+        The ways take turns, so that a change of the clock rate affects all alike. The fills before each call flush the
+        caches. They also keep the device busy for twice as long as the host takes to queue the call's launches:
+        otherwise the host's time would be measured.
         """
         flush = self._cupy.empty(_FLUSH_BYTES, "uint8")
         for way in ways:
@@ -56,7 +57,7 @@ class Stopwatch:
         return found
 
     def _marked(self, way: Callable[[], None]) -> tuple[float, tuple[Any, Any]]:
-        """How many seconds the host takes to queue it, and events on both sides of it."""
+        """The seconds the host takes to queue `way`, and events before and after it."""
         begin, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
         begin.record(self._stream)
         start = time.perf_counter()
