@@ -7,13 +7,12 @@ from typing import Any
 
 from ...errors import ShapeError
 from ..dtype import Array
-from ..graph import leading_sum
 from ..op import ErrorSample, Sample, primitive, sample
 from . import conditions
+from .dims import Shape, sum_to_channels
 
 Pair = int | tuple[int, ...]
 Padding = int | tuple[int, ...] | str
-Shape = tuple[int, ...]
 _PATCH_BYTES = 1 << 26  # the unfolded patches of one block of rows stay below this
 
 
@@ -23,7 +22,10 @@ def pair(value: Pair) -> tuple[int, int]:
 
 
 def steps(weight_shape: Shape, stride: Pair, padding: Padding, dilation: Pair) -> tuple[tuple[int, int], ...]:
-    """Stride, padding and dilation, (h, w) each. "same" padding keeps the size, "valid" is none."""
+    """Stride, padding and dilation, (h, w) each. "same" padding keeps the size, "valid" is none.
+
+    Raises ShapeError for a stride or dilation below 1, and for "same" padding that would have to be uneven.
+    """
     s, d = pair(stride), pair(dilation)
     if min(*s, *d) < 1:
         raise ShapeError(f"conv2d: expected stride and dilation of at least 1, got {stride} and {dilation}")
@@ -91,8 +93,18 @@ def _patches(
 
 
 def _under(first: int, stop: int, tap: int, stride: int, dilation: int) -> slice:
-    """The input's rows, or columns, that a tap of the kernel reads for outputs [first, stop)."""
+    """The padded input's rows, or columns, that a tap of the kernel reads for outputs [first, stop)."""
     return slice(first * stride + tap * dilation, (stop - 1) * stride + tap * dilation + 1, stride)
+
+
+def taps(
+    kernel: tuple[int, int], out: tuple[int, int], s: tuple[int, int], d: tuple[int, int]
+) -> Iterator[tuple[int, int, slice, slice]]:
+    """Each kernel element (i, j) with the padded input's rows and columns that it reads for all outputs (oh, ow)."""
+    for i in range(kernel[0]):
+        rows = _under(0, out[0], i, s[0], d[0])
+        for j in range(kernel[1]):
+            yield i, j, rows, _under(0, out[1], j, s[1], d[1])
 
 
 def _plain(weight_shape: Shape, stride: tuple[int, int], padding: tuple[int, int], groups: int) -> bool:
@@ -129,7 +141,7 @@ def conv2d(
 def _out_sizes(
     nhwc: Shape, kernel: tuple[int, int], s: tuple[int, int], p: tuple[int, int], d: tuple[int, int]
 ) -> tuple[int, int]:  # fmt: skip
-    """How many rows and columns there are of what comes out. Raises ShapeError for none."""
+    """The output's rows and columns. Raises ShapeError where there would be none."""
     oh, ow = (out_size(nhwc[1 + i], kernel[i], s[i], p[i], d[i]) for i in (0, 1))
     if min(oh, ow) < 1:
         (kh, kw), (h, w) = kernel, nhwc[1:3]
@@ -144,7 +156,7 @@ def _groups(in_ch: int, out_ch: int, groups: int) -> list[tuple[slice, slice]]:
 
 
 def check_conv2d(input: Array, weight: Array, groups: int, layout: str) -> None:
-    """Raises ShapeError when the channels of input and weight do not meet."""
+    """Raises ShapeError unless both are 4-D and the input has the channels that the weight takes."""
     if input.ndim != 4 or weight.ndim != 4:
         raise ShapeError(f"conv2d: expected 4-D input and weight, got {tuple(input.shape)} and {tuple(weight.shape)}")
     if groups < 1:
@@ -207,14 +219,9 @@ def weight_gradient(
     return dw.reshape(out_ch, kh, kw, in_ch).transpose(0, 3, 1, 2)
 
 
-def bias_gradient(xp: Any, g: Array, layout: str) -> Array:
-    """The sum over everything but the channels."""
-    return xp.sum(g, axis=(0, 2, 3)) if layout == "NCHW" else leading_sum(g, 3, g.dtype)
-
-
 conv2d.vjp("input")(input_gradient)
 conv2d.vjp("weight")(weight_gradient)
-conv2d.vjp("bias")(bias_gradient)
+conv2d.vjp("bias")(sum_to_channels)
 
 
 @conv2d.samples

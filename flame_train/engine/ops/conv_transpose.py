@@ -9,7 +9,8 @@ from ...errors import ShapeError
 from ..dtype import Array
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
-from .conv import Pair, bias_gradient, check_bias, conv2d, input_gradient, pair, weight_gradient
+from .conv import Pair, check_bias, conv2d, input_gradient, pair, weight_gradient
+from .dims import sum_to_channels
 
 
 @primitive(torch="nn.functional.conv_transpose2d")
@@ -71,7 +72,7 @@ def _(
     return weight_gradient(xp, input, g, weight_shape, stride, padding, dilation, groups, layout)
 
 
-conv_transpose2d.vjp("bias")(bias_gradient)
+conv_transpose2d.vjp("bias")(sum_to_channels)
 
 
 @conv_transpose2d.samples

@@ -1,4 +1,4 @@
-"""Dims given as PyTorch gives them: counted from either end, one, several, or none for all."""
+"""Dims as PyTorch's arguments name them: counted from either end; one, several, or None for all. And sums over some."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import numpy as np
 
 from ...errors import ShapeError
 from ..dtype import Array
+from ..graph import leading_sum
 
 Dims = int | Sequence[int] | None
 Shape = tuple[int, ...]
 
 
 def axis(dim: int, ndim: int, op: str) -> int:
-    """`dim` counted from the front. Raises ShapeError if there is no such dim; a 0-d tensor has dims 0 and -1."""
+    """`dim` counted from the front; a 0-d tensor has dims 0 and -1.
+
+    Raises ShapeError if there is no such dim, TypeError for a bool.
+    """
     if isinstance(dim, (bool, np.bool_)):
         raise TypeError(f"{op}: expected a whole number for the dim, got {dim}")
     if not -max(ndim, 1) <= dim < max(ndim, 1):
@@ -24,14 +28,17 @@ def axis(dim: int, ndim: int, op: str) -> int:
 
 
 def size_along(shape: Shape, dim: int, op: str) -> int:
-    """The size of `dim`. Raises ShapeError if there is no such dim, of which a 0-d tensor has none."""
+    """The size of `dim`. Raises ShapeError if there is no such dim; a 0-d tensor has none."""
     if not shape:
         raise ShapeError(f"{op}: expected a tensor of at least 1 dim, got one of shape ()")
     return shape[axis(dim, len(shape), op)]
 
 
 def axes(dim: Dims, ndim: int, op: str) -> tuple[int, ...]:
-    """The dims meant, counted from the front; every dim for None and for none at all."""
+    """The dims that `dim` names, counted from the front; all of them for None and for ().
+
+    Raises ShapeError for a dim that does not exist or is named twice.
+    """
     given = (dim,) if isinstance(dim, (int, np.integer, np.bool_)) else tuple(dim or range(ndim))
     found = tuple(axis(d, ndim, op) for d in given)
     if len(set(found)) != len(found):
@@ -40,8 +47,15 @@ def axes(dim: Dims, ndim: int, op: str) -> tuple[int, ...]:
 
 
 def spread(xp: Any, g: Array, shape: Shape, dims: tuple[int, ...], keepdim: bool) -> Array:
-    """A reduced gradient laid out again over the shape it was reduced from (a view, no copy)."""
+    """The gradient of a reduction of `shape` over `dims`, broadcast back to that shape (a view, no copy)."""
     if not keepdim:
         for d in sorted(dims):
             g = xp.expand_dims(g, d)
     return xp.broadcast_to(g, shape)
+
+
+def sum_to_channels(xp: Any, g: Array, layout: str) -> Array:
+    """(C,): the sum of `g`, images in `layout`, over everything but the channels. It is the gradient of a bias."""
+    if layout == "NHWC":
+        return leading_sum(g, g.ndim - 1, g.dtype)
+    return xp.sum(g, axis=tuple(i for i in range(g.ndim) if i != 1))

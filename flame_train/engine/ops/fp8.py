@@ -19,7 +19,7 @@ from ..graph import Held, Into, Plus
 from ..op import ErrorSample, Sample, primitive, sample
 from . import conditions
 from .e4m3 import decoded, encoded, factors, rounded
-from .matmul import added_product, check_linear, rows_product
+from .matmul import added_product, check_linear, check_residual, residual_fits, rows_product
 
 _HEADER, _BLOCK, _TILE = "fp8.cuh", 256, 64  # as there
 _LONGEST = 1 << 16  # of a row, which one block's registers keep; and there are as many ones, see kernels.py
@@ -115,8 +115,7 @@ def check_layer(input: Array, codes: Array, scales: Array, residual: Array | Non
     """Raises ShapeError or TypeError where the operands do not fit each other."""
     _check_stored(codes, scales, op)
     check_linear(input, codes)
-    if residual is not None and residual.shape != (*input.shape[:-1], codes.shape[0]):
-        raise ShapeError(f"{op}: expected a residual of the result's shape, got {tuple(residual.shape)}")
+    check_residual(op, input, codes, residual)
 
 
 def weight_of(xp: Any, codes: Array, scales: Array, dtype: DType) -> Array:
@@ -257,7 +256,7 @@ def fits(input: Array, codes: Array, scales: Array, residual: Array | None = Non
     """Whether a layer takes the input, and the residual if there is one."""
     stored = codes.dtype == uint8 and scales.dtype == uint32 and codes.ndim == 2 and scales.shape == codes.shape[:1]
     stored = stored and bool(input.ndim) and input.shape[-1] == codes.shape[-1]
-    return stored and (residual is None or residual.shape == (*input.shape[:-1], codes.shape[0]))
+    return stored and residual_fits(input, codes, residual)
 
 
 def _by(way: Callable[..., str]) -> Callable[..., str]:

@@ -15,8 +15,8 @@ from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from . import conditions
 from .conv import Pair, conv2d
-from .lora_gradients import Thin, factor_gradients, listed, place_of, side_by_side
-from .matmul import check_linear, linear_condition, rows_product
+from .lora_gradients import Thin, factor_gradients, listed, side_by_side
+from .matmul import check_linear, check_residual, linear_condition, place_of, rows_product
 
 
 @primitive(aux=("low",))
@@ -25,18 +25,13 @@ def lora_linear(
     residual: Array | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
     """linear(input, weight, bias) + (scale * input @ down^T) @ up^T, and the residual, of the same shape, if given"""
-    _check(input, weight, residual)
+    check_linear(input, weight)
+    check_residual("lora_linear", input, weight, residual)
     low = rows_product(xp, input, down.T) * scale
     y = rows_product(xp, input, weight.T)
     for term in (bias, residual):
         y = y if term is None else y + term
     return y + rows_product(xp, low, up.T), low
-
-
-def _check(input: Array, weight: Array, residual: Array | None) -> None:
-    check_linear(input, weight)
-    if residual is not None and residual.shape != (*input.shape[:-1], weight.shape[0]):
-        raise ShapeError(f"lora_linear: expected a residual of the result's shape, got {tuple(residual.shape)}")
 
 
 @lora_linear.vjp("input", "down", "up")
@@ -91,7 +86,8 @@ def _(
     k: Any, input: Array, weight: Array, bias: Array | None, down: Array, up: Array, scale: float,
     residual: Array | None,
 ) -> tuple[Array, Array]:  # fmt: skip
-    _check(input, weight, residual)
+    check_linear(input, weight)
+    check_residual("lora_linear", input, weight, residual)
     return k.low_rank(input, weight.T, down.T, up.T, scale, bias=bias, plus=residual)
 
 

@@ -14,13 +14,6 @@ from ..graph import Held
 from . import conditions
 
 
-def place_of(held: Held | None, into: Array | None = None) -> dict[str, Array | None]:
-    """Where the input's gradient goes and what it is added to, as by `added_product`."""
-    if held is None:
-        return {"out": into if into is not None and into.flags.c_contiguous else None}
-    return {"out": held.array if held.owned else None, "plus": held.array}
-
-
 def side_by_side(k: Any, arrays: Sequence[Array]) -> Array:
     """n arrays (..., C) as (rows, n, C): no copy where they are slices of one buffer."""
     flat = k.stacked([a.reshape(-1, a.shape[-1]) for a in arrays])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...errors import ShapeError
-from ..dtype import Array, DType
+from ..dtype import Array
 from ..graph import Held, Into, Plus
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
@@ -84,7 +84,7 @@ def _rows(x: Array) -> Array:
 
 
 def check_linear(input: Array, weight: Array) -> None:
-    """Raises ShapeError when input's width is not what the weight takes."""
+    """Raises ShapeError unless weight is a matrix (out, in) and input is (..., in)."""
     if weight.ndim != 2 or not input.ndim:
         raise ShapeError(
             f"linear: expected input (..., in) and weight (out, in), got {tuple(input.shape)}, {tuple(weight.shape)}"
@@ -94,6 +94,18 @@ def check_linear(input: Array, weight: Array) -> None:
             f"linear: input has last dim {input.shape[-1]} but weight is {tuple(weight.shape)}, "
             f"which takes {weight.shape[-1]}"
         )
+
+
+def check_residual(op: str, input: Array | Tensor, weight: Array | Tensor, residual: Array | Tensor | None) -> None:
+    """Raises ShapeError unless the residual, if there is one, has the shape of linear(input, weight)."""
+    if not residual_fits(input, weight, residual):
+        assert residual is not None
+        raise ShapeError(f"{op}: expected a residual of the result's shape, got {tuple(residual.shape)}")
+
+
+def residual_fits(input: Array | Tensor, weight: Array | Tensor, residual: Array | Tensor | None) -> bool:
+    """Whether `check_residual` accepts these."""
+    return residual is None or tuple(residual.shape) == (*input.shape[:-1], weight.shape[0])
 
 
 @linear.vjp("input")
@@ -198,13 +210,16 @@ def linear_condition(input: Array, weight: Array, bias: Array | None) -> str:
     return conditions.same(conditions.ANY_FLOAT, input, weight, bias)
 
 
-def added_product(
-    k: Any, held: Held | None, a: Array, b: Array, out_dtype: DType | None = None, into: Array | None = None
-) -> Array:
-    """held + a @ b: in place where what is held may be written over; with nothing held `into` memory of dense rows."""
+def added_product(k: Any, held: Held | None, a: Array, b: Array, into: Array | None = None) -> Array:
+    """held + a @ b, in held's dtype and in place where it may be written over; or a @ b, in `into` if that is dense."""
+    return k.matmul(a, b, out_dtype=None if held is None else held.array.dtype, **place_of(held, into))
+
+
+def place_of(held: Held | None, into: Array | None = None) -> dict[str, Array | None]:
+    """The arguments `out` and `plus` of a product that is a gradient: where it goes, and what it is added to."""
     if held is None:
-        return k.matmul(a, b, out=into if into is not None and into.flags.c_contiguous else None, out_dtype=out_dtype)
-    return k.matmul(a, b, out=held.array if held.owned else None, plus=held.array, out_dtype=held.array.dtype)
+        return {"out": into if into is not None and into.flags.c_contiguous else None}
+    return {"out": held.array if held.owned else None, "plus": held.array}
 
 
 @linear.cuda("cublaslt", when=linear_condition)
@@ -216,8 +231,7 @@ def _(k: Any, input: Array, weight: Array, bias: Array | None) -> Array:
 @composite()
 def linear_add(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
     """linear(input, weight, bias) + residual, of the result's shape"""
-    if residual.shape != (*input.shape[:-1], weight.shape[0]):
-        raise ShapeError(f"linear_add: expected a residual of the result's shape, got {residual.shape}")
+    check_residual("linear_add", input, weight, residual)
     return linear(input, weight, bias) + residual
 
 
@@ -234,7 +248,7 @@ def _() -> Iterator[ErrorSample]:
 
 def added_condition(input: Array, weight: Array, bias: Array | None, residual: Array) -> str:
     """As `linear_condition`, and the residual as well."""
-    if residual.shape != (*input.shape[:-1], weight.shape[0]):
+    if not residual_fits(input, weight, residual):
         return "arguments that are refused"
     return linear_condition(input, weight, bias) or conditions.same(conditions.ANY_FLOAT, input, residual)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from ...errors import ShapeError
 from ..dtype import Array
-from ..graph import Plus, leading_sum
+from ..graph import Plus
 from ..op import ErrorSample, Op, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from . import conditions
 from .activations import silu
-from .dims import Shape
+from .dims import Shape, sum_to_channels
 from .join import cat
 from .norm_launch import Given, Saved, forward, gradients
 
@@ -38,17 +38,16 @@ def _grouped(x: Array, groups: int, layout: str) -> tuple[Array, tuple[int, ...]
     """x with its channels split into groups, and the axes over which a group spreads."""
     if groups < 1:
         raise ShapeError(f"group_norm: expected at least one group, got {groups}")
+    channels = x.shape[-1 if layout == "NHWC" else 1]
+    if channels % groups:
+        raise ShapeError(f"group_norm: {channels} channels do not divide into {groups} groups")
     if layout == "NHWC":
-        if x.shape[-1] % groups:
-            raise ShapeError(f"group_norm: {x.shape[-1]} channels do not divide into {groups} groups")
-        return x.reshape(x.shape[0], math.prod(x.shape[1:-1]), groups, x.shape[-1] // groups), (1, 3)
-    if x.shape[1] % groups:
-        raise ShapeError(f"group_norm: {x.shape[1]} channels do not divide into {groups} groups")
+        return x.reshape(x.shape[0], math.prod(x.shape[1:-1]), groups, channels // groups), (1, 3)
     return x.reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups), (2,)
 
 
 def per_channel(w: Array, shape: Shape, layout: str) -> Array:
-    """(C,) shaped so that it meets an input of `shape`. Raises ShapeError unless it is one value a channel."""
+    """`w` (C,) reshaped to broadcast over an input of `shape`. Raises ShapeError unless there is a value a channel."""
     channels = shape[-1 if layout == "NHWC" else 1]
     if w.shape != (channels,):
         raise ShapeError(
@@ -79,19 +78,10 @@ def _(
 @group_norm.vjp("weight")
 def _(xp: Any, g: Array, input: Array, num_groups: int, mean: Array, rstd: Array, layout: str) -> Array:
     grouped, _ = _grouped(input, num_groups, layout)
-    return _to_channels(xp, g * ((grouped - mean) * rstd).reshape(input.shape), layout)
+    return sum_to_channels(xp, g * ((grouped - mean) * rstd).reshape(input.shape), layout)
 
 
-@group_norm.vjp("bias")
-def _(xp: Any, g: Array, layout: str) -> Array:
-    return _to_channels(xp, g, layout)
-
-
-def _to_channels(xp: Any, x: Array, layout: str) -> Array:
-    """The sum over everything but the channels."""
-    if layout == "NHWC":
-        return leading_sum(x, x.ndim - 1, x.dtype)
-    return xp.sum(x, axis=tuple(i for i in range(x.ndim) if i != 1))
+group_norm.vjp("bias")(sum_to_channels)
 
 
 @group_norm.samples
@@ -141,15 +131,12 @@ def cat_group_norm_silu(
     """
     x = input if other is None else cat([input, other], -1)
     if shift is not None:
-        if shift.shape != (x.shape[0], x.shape[-1]):
-            raise ShapeError(f"cat_group_norm_silu: expected a shift of shape {_shift_of(x)}, got {shift.shape}")
-        x = x + shift.reshape(x.shape[0], *[1] * (x.ndim - 2), x.shape[-1])
+        batch, channels = x.shape[0], x.shape[-1]
+        if shift.shape != (batch, channels):
+            raise ShapeError(f"cat_group_norm_silu: expected a shift of shape {(batch, channels)}, got {shift.shape}")
+        x = x + shift.reshape(batch, *[1] * (x.ndim - 2), channels)
     made: Tensor = group_norm_silu(x, num_groups, weight, bias, eps, "NHWC")
     return made
-
-
-def _shift_of(x: Any) -> Shape:
-    return x.shape[0], x.shape[-1]
 
 
 @cat_group_norm_silu.samples

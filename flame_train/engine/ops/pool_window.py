@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import ShapeError
 from ..dtype import Array
-from .conv import Pair, pair
+from .conv import Pair, pair, taps
 from .dims import Shape
 
 
@@ -51,7 +51,8 @@ class Window:
         n, p, s = self.size[i], self.padding[i], self.stride[i]
         room = n + 2 * p - self.dilation[i] * (self.kernel[i] - 1) - 1
         count = (-(-room // s) if self.ceil else room // s) + 1
-        return count - 1 if self.ceil and (count - 1) * s >= n + p else count  # none may start in the padding behind
+        beyond = (count - 1) * s >= n + p  # the last window would start in the padding at the end
+        return count - 1 if self.ceil and beyond else count
 
     def padded(self, xp: Any, x: Array, value: float) -> Array:
         """x (B, H, W, C) with `value` around it, as far as windows reach."""
@@ -59,22 +60,19 @@ class Window:
         return xp.pad(x, widths, constant_values=value)
 
     def behind(self, i: int) -> int:
-        """Padding after the last pixel along axis i: what is asked for, or more if the last window reaches further."""
+        """Padding after the last pixel along axis i: as given, or more if the last window reaches further."""
         last = (self.out[i] - 1) * self.stride[i] + self.dilation[i] * (self.kernel[i] - 1) + 1
         return max(self.padding[i], last - self.size[i] - self.padding[i])
 
     def taps(self) -> Iterator[tuple[int, int, slice, slice]]:
-        """Each kernel element with the padded rows and columns it meets."""
-        for i in range(self.kernel[0]):
-            for j in range(self.kernel[1]):
-                yield i, j, self._slice(0, i), self._slice(1, j)
-
-    def _slice(self, axis: int, tap: int) -> slice:
-        start, s = tap * self.dilation[axis], self.stride[axis]
-        return slice(start, start + (self.out[axis] - 1) * s + 1, s)
+        """Each kernel element (i, j) with the padded rows and columns it meets."""
+        return taps(self.kernel, self.out, self.stride, self.dilation)
 
     def pixel(self, xp: Any, i: int, j: int) -> tuple[Array, Array]:
-        """Which pixel, counted along rows, kernel element (i, j) meets at each place, and if it is one: (oh, ow, 1)."""
+        """The index, counted along rows, of the pixel under kernel element (i, j), and whether it lies in the image.
+
+        Both are (oh, ow, 1).
+        """
         rows, columns = (
             xp.arange(self.out[a]) * self.stride[a] - self.padding[a] + tap * self.dilation[a]
             for a, tap in ((0, i), (1, j))

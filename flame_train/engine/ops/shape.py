@@ -215,10 +215,9 @@ def _() -> Iterator[Sample]:
 def expand(xp: Any, input: Array, shape: Sequence[int]) -> Array:
     """input repeated along its dims of size 1 to shape; -1 keeps a size"""
     lead = len(shape) - input.ndim
-    if lead < 0 or -1 in tuple(shape)[:lead]:
-        raise ShapeError(f"expand: {tuple(input.shape)} does not expand to {tuple(shape)}")
-    full = [input.shape[i - lead] if n == -1 else n for i, n in enumerate(shape)]
-    if any(n not in (1, m) for n, m in zip(input.shape, full[lead:], strict=True)):
+    possible = lead >= 0 and -1 not in tuple(shape)[:lead]
+    full = [input.shape[i - lead] if n == -1 else n for i, n in enumerate(shape)] if possible else []
+    if not possible or any(n not in (1, m) for n, m in zip(input.shape, full[lead:], strict=True)):
         raise ShapeError(f"expand: {tuple(input.shape)} does not expand to {tuple(shape)}")
     return xp.broadcast_to(input, tuple(full))
 

@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import ShapeError
 from ..dtype import Array
 from ..op import ErrorSample, Sample, primitive, sample
-from .conv import Pair, out_size, pair
+from .conv import Pair, out_size, pair, taps
 from .dims import Shape
 
 Window = tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]
@@ -43,31 +43,21 @@ def _positions(size: tuple[int, int], window: Window) -> tuple[int, int]:
     return oh, ow
 
 
-def _taps(size: tuple[int, int], window: Window) -> Iterator[tuple[int, int, slice, slice]]:
-    """Each kernel element with the padded rows and columns it meets."""
-    oh, ow = _positions(size, window)
-    (kh, kw), d, _, s = window
-    for i in range(kh):
-        rows = slice(i * d[0], (oh - 1) * s[0] + i * d[0] + 1, s[0])
-        for j in range(kw):
-            yield i, j, rows, slice(j * d[1], (ow - 1) * s[1] + j * d[1] + 1, s[1])
-
-
 def _columns(xp: Any, x: Array, window: Window) -> Array:
     if x.ndim != 4:
         raise ShapeError(f"unfold: expected input (B, C, H, W), got {tuple(x.shape)}")
-    (kh, kw), _, p, _ = window
+    (kh, kw), d, p, s = window
     b, c, h, w = x.shape
     oh, ow = _positions((h, w), window)
     padded = xp.pad(x, ((0, 0), (0, 0), (p[0], p[0]), (p[1], p[1])))
     out = xp.empty((b, c, kh, kw, oh, ow), x.dtype)
-    for i, j, rows, columns in _taps((h, w), window):
+    for i, j, rows, columns in taps((kh, kw), (oh, ow), s, d):
         out[:, :, i, j] = padded[:, :, rows, columns]
     return out.reshape(b, c * kh * kw, oh * ow)
 
 
 def _image(xp: Any, columns: Array, size: tuple[int, int], window: Window) -> Array:
-    (kh, kw), _, p, _ = window
+    (kh, kw), d, p, s = window
     oh, ow = _positions(size, window)
     if columns.ndim != 3 or columns.shape[1] % (kh * kw) or columns.shape[2] != oh * ow:
         raise ShapeError(
@@ -77,7 +67,7 @@ def _image(xp: Any, columns: Array, size: tuple[int, int], window: Window) -> Ar
     patches = columns.reshape(columns.shape[0], columns.shape[1] // (kh * kw), kh, kw, oh, ow)
     (h, w), (b, c) = size, patches.shape[:2]
     out = xp.zeros((b, c, h + 2 * p[0], w + 2 * p[1]), columns.dtype)
-    for i, j, rows, across in _taps(size, window):
+    for i, j, rows, across in taps((kh, kw), (oh, ow), s, d):
         out[:, :, rows, across] += patches[:, :, i, j]
     return out[:, :, p[0] : p[0] + h, p[1] : p[1] + w]
 
