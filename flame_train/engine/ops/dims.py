@@ -46,6 +46,11 @@ def axes(dim: Dims, ndim: int, op: str) -> tuple[int, ...]:
     return found if ndim else ()
 
 
+def class_dim(shape: Shape) -> int:
+    """The dim of a loss's classes: 1 of (B, C, ...), 0 of (C,)."""
+    return 0 if len(shape) == 1 else 1
+
+
 def spread(xp: Any, g: Array, shape: Shape, dims: tuple[int, ...], keepdim: bool) -> Array:
     """The gradient of a reduction of `shape` over `dims`, broadcast back to that shape (a view, no copy)."""
     if not keepdim:
