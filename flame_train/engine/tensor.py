@@ -23,8 +23,8 @@ from .transfer import Moved
 class Tensor(Methods, InPlace):
     """An array on a device, with an optional place in the graph. Names and meaning follow torch.Tensor.
 
-    Its operators and methods are in `methods.py`, those that write in place in `inplace.py`. `data` is a NumPy or CuPy
-    array, and is not copied; `tensor()` makes tensors of other things.
+    Its operators are in `operators.py`, its methods in `methods.py`, those that write in place in `inplace.py`. `data`
+    is a NumPy or CuPy array, and is not copied; `tensor()` makes tensors of other things.
 
     Raises `TypeError` for `data` that is no array, or that is to require grad and is not floating.
     """
