@@ -1,4 +1,4 @@
-"""How tensors meet the row and reduction kernels: as rows of the last dims, as shared rows, as what is reduced."""
+"""Tensors as the row and reduction kernels take them: as rows of their last dims, as shared rows, or to be reduced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..graph import Held
 from .conditions import floating
 from .dims import Shape
 
-_ELEMENTS = 16384  # of a row, with operands enough to fill the registers of a block
+_ELEMENTS = 16384  # the longest row whose operands fit into the registers of a block
 
 
 def rows_of(k: Any, x: Array, dims: int = 1) -> Array:
@@ -21,7 +21,7 @@ def rows_of(k: Any, x: Array, dims: int = 1) -> Array:
 
 
 def rows_at(k: Any, x: Array, dims: int = 1) -> Array:
-    """`x` as rows (..., C) of its last `dims` dims where they lie; a copy only where a row is not dense."""
+    """`x` as rows (..., C) of its last `dims` dims: a view, or a copy where rows are not dense."""
     return _as_rows(x if _dense_rows(x, dims) else k.rows_first(x), dims)
 
 
@@ -45,7 +45,10 @@ def _dense_rows(x: Array, dims: int) -> bool:
 def row_program(
     k: Any, program: Program, operands: Operands, dtype: DType, shape: Shape, dims: int = 1, into: Array | None = None
 ) -> Array:
-    """The rows that a program makes, in `shape`, its last `dims` dims a row; `into` memory whose rows are dense."""
+    """The result of a program with one output, in `shape`, whose last `dims` dims are a row.
+
+    It is written to `into` if that is given and its rows are dense.
+    """
     if into is not None and _dense_rows(into, dims):
         k.rows(program, operands, (dtype,), (_as_rows(into, dims),))
         return into
@@ -53,7 +56,7 @@ def row_program(
 
 
 def no_rows(x: Array, dims: int, *others: Array | None) -> str:
-    """Why row kernels cannot take `x` by its last `dims` dims, together with `others`."""
+    """Why row kernels cannot take `x` as rows of its last `dims` dims, together with `others`; "" if they can."""
     reason = floating(x, *others)
     if reason:
         return reason
@@ -67,7 +70,7 @@ def no_rows(x: Array, dims: int, *others: Array | None) -> str:
 
 
 def shared(x: Array, shape: Shape) -> tuple[int, int] | None:
-    """(run, count) of the rows of `x`, broadcast to `shape`, as `Table` has them; None if they are no such pattern."""
+    """`Table`'s (run, count) for the rows of `x` broadcast to `shape`; None if they follow another pattern."""
     own = (*[1] * (len(shape) - x.ndim), *x.shape)
     if own[-1] != shape[-1] or len(own) != len(shape):
         return None
@@ -82,24 +85,24 @@ def shared(x: Array, shape: Shape) -> tuple[int, int] | None:
 
 
 def table(k: Any, x: Array, shape: Shape) -> Table:
-    """`x` as rows shared among those of `shape`, of which `shared` was asked before."""
+    """`x` as rows shared among those of `shape`; `shared` must not be None for these."""
     found = shared(x, shape)
     assert found is not None
     return Table(rows_of(k, x), *found)
 
 
 def one_row(k: Any, **given: Array | None) -> dict[str, Table]:
-    """Weight and bias, where there are such, as rows that all share."""
+    """The given arrays that are not None, each as one row that all rows share: a weight and a bias."""
     return {n: Table(k.rows_first(a).reshape(1, -1)) for n, a in given.items() if a is not None}
 
 
 def plus_rows(k: Any, held: Held | None, dims: int) -> tuple[dict[str, Array], str]:
-    """A gradient that came before, as rows `held`, and what to write behind an expression to add it."""
+    """A gradient that has already arrived as an operand `held`, and the text that adds it to an expression."""
     return ({}, "") if held is None else ({"held": rows_at(k, held.array, dims)}, " + held")
 
 
 def extent(shape: Shape, dims: Sequence[int]) -> Extent | None:
-    """The sizes of a reduction over `dims`; None if they are not neighbours."""
+    """The sizes of a reduction over `dims`; None if other dims lie between them."""
     real = sorted(d for d in dims if shape[d] != 1)
     if not real:
         return Extent(math.prod(shape), 1, 1)
@@ -110,7 +113,7 @@ def extent(shape: Shape, dims: Sequence[int]) -> Extent | None:
 
 
 def no_reduction(x: Array, dims: Sequence[int]) -> str:
-    """Why the reduction kernels cannot take `x` over `dims`."""
+    """Why the reduction kernels cannot take `x` over `dims`; "" if they can."""
     if reason := floating(x):
         return reason
     if x.dtype == bool_ or x.size == 0:
@@ -122,9 +125,9 @@ def reduce(
     k: Any, reduction: Reduction, operands: dict[str, Array], dims: Sequence[int], dtype: DType, *,
     each: dict[str, Array] | None = None, numbers: dict[str, float] | None = None,
 ) -> Array:  # fmt: skip
-    """`reduction` over `dims` of operands of one shape, the dims left with one element.
+    """`reduction` over `dims` of operands of one shape; those dims are kept with size 1.
 
-    `each` are operands with an element an output, of the result's shape.
+    `each` are operands of the result's shape: every element is shared by what is reduced to one output.
     """
     shape = next(iter(operands.values())).shape
     e = extent(shape, dims)

@@ -1,4 +1,4 @@
-"""What kernels ask of their operands: each answers with the reason against, or with nothing."""
+"""What kernels demand of their operands. Each function returns why a kernel cannot take them, "" if it can."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ANY_FLOAT = frozenset({float64, float32, float16, bfloat16})
 
 
 def same(allowed: frozenset[DType], *arrays: Array | None) -> str:
-    """All operands have one dtype, and it is among `allowed`."""
+    """Demands that all operands have one dtype, and one of `allowed`."""
     found = {a.dtype for a in arrays if a is not None}
     if len(found) != 1:
         return f"operands of several dtypes: {', '.join(sorted(d.name for d in found))}"
@@ -21,14 +21,14 @@ def same(allowed: frozenset[DType], *arrays: Array | None) -> str:
 
 
 def packets(width: int, limit: int) -> str:
-    """A row of `width` elements is made of whole packets of eight, and not longer than `limit`."""
+    """Demands that a row of `width` elements consists of whole packets of eight, and is no longer than `limit`."""
     if width % 8 or width == 0:
         return f"rows of {width} are no multiple of 8"
     return "" if width <= limit else f"rows of {width} are longer than {limit}"
 
 
 def floating(*operands: Any) -> str:
-    """Generated kernels take the dtypes of all operands, and there is a float among them; numbers are no concern."""
+    """Demands dtypes that generated kernels know, at least one of them floating. Python numbers always fit."""
     dtypes = [a.dtype for a in operands if hasattr(a, "dtype")]
     for d in dtypes:
         if d not in GENERATED:

@@ -1,9 +1,9 @@
-"""Numbers of 8 bits, e4m3, a power of two for each row beside them (arXiv 2209.05433).
+"""Rows of 8-bit numbers in e4m3 (arXiv 2209.05433), with a power of two as a factor for each row.
 
-A row's factor is the smallest power of two that brings its largest number to at most 448, the largest that there is.
-Powers of two scale exactly, so what an fp8 file holds is kept to the bit, and all devices round alike. Codes are
-uint8, for CuPy knows no type of 8 bits. Factors are uint32, the bits of a float32, for they take no part in the
-choice of a result's dtype.
+A row's factor is the smallest power of two by which its numbers, divided, are at most 448, e4m3's largest. Powers of
+two scale exactly, so weights read from an fp8 file are kept bit for bit, and all devices round alike. Codes are uint8,
+because CuPy has no 8-bit float. Factors are stored as uint32, the bits of a float32, so that they have no say in the
+dtype of a result.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import numpy as np
 
 from ..dtype import Array, DType, float32, uint8, uint32
 
-_MOST: Final = 126  # the code of 448; 127 is no number
-_LIMIT: Final = 100  # of a factor's exponent: what is smaller comes to nothing
+_MOST: Final = 126  # the code of 448; 127 is NaN
+_LIMIT: Final = 100  # factors lie between 2^-100 and 2^100
 
 _VALUES: Final = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 
 
 def decoded(xp: Any, codes: Array, dtype: DType) -> Array:
-    """The numbers that codes stand for, without their row's factor."""
+    """The numbers that codes stand for, not yet multiplied by their rows' factors."""
     return xp.asarray(_VALUES.astype(dtype))[codes]
 
 
 def factors(scales: Array, dtype: DType) -> Array:
-    """The factors as numbers."""
+    """Factors, stored as uint32, as numbers of `dtype`."""
     return scales.view(float32).astype(dtype)
 
 
 def encoded(xp: Any, x: Array) -> tuple[Array, Array]:
     """x (..., C), fp32 or fp64, as codes (..., C), rounded to nearest, ties to even, and factors (...).
 
-    The factor of a row that is not finite throughout is no number.
+    The factor of a row that holds NaN or infinity is NaN.
     """
     exponents, finite = _exponents(xp, x)
     y = xp.where(finite[..., None], x, 0) * xp.ldexp(xp.ones_like(x[..., :1]), -exponents[..., None])
@@ -46,7 +46,7 @@ def encoded(xp: Any, x: Array) -> tuple[Array, Array]:
 
 
 def _exponents(xp: Any, x: Array) -> tuple[Array, Array]:
-    """Each row's factor by its exponent, and whether the row is finite."""
+    """The exponent of each row's factor, and whether all of the row is finite."""
     largest = xp.max(xp.abs(x), axis=-1) if x.shape[-1] else xp.zeros(x.shape[:-1], x.dtype)
     finite = xp.isfinite(largest)
     mantissa, exponent = xp.frexp(xp.where(finite, largest, 1))
@@ -55,6 +55,6 @@ def _exponents(xp: Any, x: Array) -> tuple[Array, Array]:
 
 
 def rounded(xp: Any, x: Array) -> Array:
-    """x as its codes and factors give it back."""
+    """x rounded to e4m3 with a factor for each row, in its own dtype."""
     codes, scales = encoded(xp, x)
     return decoded(xp, codes, x.dtype) * factors(scales, x.dtype)[..., None]

@@ -1,4 +1,4 @@
-"""A transformer's feed-forward network: two products, the GELU between them applied by the first as it ends."""
+"""A transformer's feed-forward network: two products, with the GELU between them in the epilogue of the first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def feed_forward(
 ) -> Tensor:  # fmt: skip
     """linear(gelu(linear(input, weight1, bias1), approximate="tanh"), weight2, bias2), as in DiTs (arXiv 2212.09748)
 
-    One op where the weights are frozen; gradients at these take its parts one by one.
+    Its kernels are for frozen weights; where these require grad, the ops it consists of run one by one.
     """
     return linear(gelu(linear(input, weight1, bias1), approximate="tanh"), weight2, bias2)
 
@@ -39,7 +39,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 4), (6, 4), None, (3, 5)), ShapeError, r"last dim 6 but weight is \(3, 5\)")
 
 
-_LEAST = 1 << 24  # values between the products, below which an epilogue takes as long as a pass of its own
+_LEAST = 1 << 24  # hidden values; with fewer, an epilogue takes as long as an elementwise kernel
 
 
 def _in_epilogues(
@@ -49,7 +49,7 @@ def _in_epilogues(
 
 
 def too_few(input: Array, weight1: Array) -> str:
-    """Why cuBLASLt's products do not take the GELU along; empty when they do."""
+    """Why the GELU is not computed in cuBLASLt's epilogues; "" if it is."""
     if input.ndim < 2 or input.size == 0 or weight1.ndim != 2 or 0 in weight1.shape:
         return "a vector operand, or none"
     if weight1.shape[0] % 8:
@@ -69,7 +69,7 @@ def _(
 def forward(
     k: Any, input: Array, weight1: Array, bias1: Array | None, weight2: Array, bias2: Array | None
 ) -> tuple[Array, Array]:  # fmt: skip
-    """The result, and what is between the products before the GELU."""
+    """The result, and the hidden values before the GELU, (rows, hidden)."""
     check_linear(input, weight1)
     rows = k.even(input).reshape(-1, input.shape[-1])
     hidden = k.empty((len(rows), len(weight1)), input.dtype)
@@ -86,7 +86,7 @@ def _(
 
 
 def backward(k: Any, g: Array, weight1: Array, weight2: Array, hidden: Array, plus: Plus, into: Into) -> Array:
-    """The input's gradient."""
+    """The input's gradient; `hidden` as `forward` returned it."""
     carried = k.matmul(g, weight2, gelu=Gelu(hidden, slope=True))
     return added_product(k, plus.get("input"), carried, weight1, into=into.get("input"))
 

@@ -1,4 +1,4 @@
-"""Which of many arrays hold NaN or infinity: marked where they lie, read when all are marked."""
+"""Which of many arrays hold NaN or infinity: marked on their device, and read back once at the end."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ..backend.base import Backend
 from ..dtype import Array, compute_dtype
 from .conditions import AT_MOST_FP32
 
-_THREADS, _PACKET, _BLOCKS = 256, 16, 8  # bytes a thread and pass; blocks a multiprocessor
+_THREADS, _PACKET, _BLOCKS = 256, 16, 8  # a block's threads, bytes for each at a time, blocks to a multiprocessor
 
 
 class Broken:
-    """Marks of up to `most` arrays."""
+    """A mark for each of up to `most` arrays."""
 
     def __init__(self, backend: Backend, most: int) -> None:
         self._backend = backend
         self._marks = backend.put(np.zeros(most, np.int32))
 
     def look(self, place: int, x: Array) -> None:
-        """Marks `place` if `x`, dense in whatever order of dims, is not finite throughout."""
+        """Marks number `place` if an element of `x` is not finite. `x` must be dense, in any order of dims."""
         mark, k = self._marks[place : place + 1], self._backend.kernels
         if k is None or x.dtype not in AT_MOST_FP32:
             mark |= ~self._backend.xp.isfinite(x.astype(compute_dtype(x.dtype), copy=False)).all()
@@ -31,6 +31,6 @@ class Broken:
             k.launch_typed("finite.cuh", "mark_broken", {"T": x.dtype}, (blocks,), _THREADS, args)
 
     def places(self) -> Sequence[int]:
-        """The places marked."""
+        """The numbers that are marked. Waits for the device."""
         found: Sequence[int] = np.flatnonzero(self._backend.get(self._marks)).tolist()
         return found

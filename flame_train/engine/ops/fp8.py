@@ -1,8 +1,8 @@
-"""Linear layers whose weights are stored in 8 bits, e4m3 with a power of two a row; see `e4m3.py`.
+"""Linear layers whose weights are stored in 8 bits, e4m3 with a power of two for each row; see `e4m3.py`.
 
-By itself that is storage: products are those of the weight as it is given back, in the activations' dtype. With
-`dynamic` the activations' rows are rounded to e4m3 as well, and so are the gradients', each row by its own largest
-number: products are then of 8 bits by 8 bits, at some twice the rate; `docs/numerics.md` says how they are added up.
+By itself that only saves memory: the weight is decoded to the activations' dtype, and multiplied in it. With `dynamic`
+the rows of activations and gradients are rounded to e4m3 as well, each with a factor of its own. Products are then of
+8 bits by 8 bits, at about twice the rate; `docs/numerics.md` says how their sums are rounded.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from . import conditions
 from .e4m3 import decoded, encoded, factors, rounded
 from .matmul import added_product, check_linear, check_residual, residual_fits, rows_product
 
-_HEADER, _BLOCK, _TILE = "fp8.cuh", 256, 64  # as there
-_LONGEST = 1 << 16  # of a row, which one block's registers keep; and there are as many ones, see kernels.py
+_HEADER, _BLOCK, _TILE = "fp8.cuh", 256, 64  # as in that header
+_LONGEST = 1 << 16  # elements of a row, which one block keeps in registers; `Kernels.ones` has as many
 
 
 @primitive(multiple=True)
@@ -67,7 +67,7 @@ fp8_dequantize.nograd("codes", "scales")
 
 
 def stored(*shape: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Codes and scales for samples: some normally distributed matrix's."""
+    """Codes and scales of a normally distributed matrix, for samples."""
     return encoded(np, np.random.default_rng(shape).standard_normal(shape).astype(np.float32))
 
 
@@ -112,19 +112,22 @@ fp8_linear.nograd("codes", "scales")
 
 
 def check_layer(input: Array, codes: Array, scales: Array, residual: Array | None, op: str) -> None:
-    """Raises ShapeError or TypeError where the operands do not fit each other."""
+    """Raises ShapeError or TypeError unless codes, scales and residual are a layer's and fit the input."""
     _check_stored(codes, scales, op)
     check_linear(input, codes)
     check_residual(op, input, codes, residual)
 
 
 def weight_of(xp: Any, codes: Array, scales: Array, dtype: DType) -> Array:
-    """The weight as it is given back."""
+    """The decoded weight."""
     return decoded(xp, codes, dtype) * factors(scales, dtype)[..., None]
 
 
 def carried(xp: Any, g: Array, codes: Array, scales: Array, dynamic: bool) -> Array:
-    """g @ weight, of rounded rows with `dynamic`: a row of the weight has its factor from the gradient's column."""
+    """g @ weight, the gradient of a layer's input; with `dynamic` its rows are rounded.
+
+    Each row of the weight meets one column of g, so its factor is multiplied into that column before the rounding.
+    """
     if not dynamic:
         return rows_product(xp, g, weight_of(xp, codes, scales, g.dtype))
     return rows_product(xp, rounded(xp, g * factors(scales, g.dtype)), decoded(xp, codes, g.dtype))
@@ -190,9 +193,9 @@ def _(k: Any, input: Array) -> tuple[Array, Array]:
 def encode(
     k: Any, x: Array, by: Array | None = None, value: str = "x", beside: Array | None = None
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Codes (M, C) and scales (M,) of what `value` makes of each x (..., C) and of what lies `beside` it.
+    """Codes (M, C) and scales (M,) of the expression `value` over the elements of x (..., C) and of `beside`.
 
-    With `by` (C,) of what those factors then make of its columns.
+    With `by` (C,), stored factors, each column is first multiplied by its own.
     """
     rows = {"x": x} if beside is None else {"x": x, "beside": beside}
     tables = {} if by is None else {"by": Table(by.view(float32))}
@@ -216,13 +219,13 @@ def _(k: Any, codes: Array, scales: Array, dtype: DType) -> Array:
 
 
 def decode(k: Any, codes: Array, scales: Array, dtype: DType) -> Array:
-    """What is stored, in a dtype."""
+    """The numbers that codes and scales store, in `dtype`."""
     factor = scales.view(float32)[..., None]
     return k.elementwise(("codes * factor",), {"codes": codes, "factor": factor}, (dtype,))[0]
 
 
 def turned(k: Any, codes: Array) -> Array:
-    """The columns of codes (R, C), both multiples of 16, as rows: products of 8 bits are along rows alone."""
+    """The transpose (C, R) of codes (R, C), both multiples of 16, in memory: 8-bit products only go along rows."""
     rows, width = codes.shape
     made = k.empty((width, rows), uint8)
     grid = -(-width // _TILE), -(-rows // _TILE)
@@ -233,7 +236,7 @@ def turned(k: Any, codes: Array) -> Array:
 
 
 def storage(input: Array, codes: Array, dynamic: bool, *others: Array | None) -> str:
-    """Why the weight is not given back for a product of cuBLASLt's; empty when it is."""
+    """Why the weight cannot be decoded for a product in the activations' dtype; "" if it can."""
     if dynamic:
         return "products of 8 bits are asked for"
     if input.ndim < 2 or 0 in codes.shape or codes.size >= 2**31 or input.size == 0:
@@ -242,7 +245,7 @@ def storage(input: Array, codes: Array, dynamic: bool, *others: Array | None) ->
 
 
 def products(input: Array, codes: Array, dynamic: bool, *others: Array | None) -> str:
-    """Why cuBLASLt makes no product of 8 bits; empty when it does."""
+    """Why cuBLASLt cannot make a product of 8 bits; "" if it can."""
     if not dynamic:
         return "products of 8 bits are not asked for"
     if input.ndim < 2 or input.size == 0 or any(n % 16 or n > _LONGEST for n in codes.shape):
@@ -253,14 +256,14 @@ def products(input: Array, codes: Array, dynamic: bool, *others: Array | None) -
 
 
 def fits(input: Array, codes: Array, scales: Array, residual: Array | None = None) -> bool:
-    """Whether a layer takes the input, and the residual if there is one."""
+    """Whether `check_layer` accepts these."""
     stored = codes.dtype == uint8 and scales.dtype == uint32 and codes.ndim == 2 and scales.shape == codes.shape[:1]
     stored = stored and bool(input.ndim) and input.shape[-1] == codes.shape[-1]
     return stored and residual_fits(input, codes, residual)
 
 
 def _by(way: Callable[..., str]) -> Callable[..., str]:
-    """The condition of a layer's products by `storage` or by `products`."""
+    """The condition of `fp8_linear`'s kernels that `way`, which is `storage` or `products`, decides."""
 
     def condition(
         input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None, dynamic: bool
@@ -306,9 +309,9 @@ def carried_product(
     k: Any, g: Array, codes: Array, scales: Array, held: Held | None, into: Array | None = None, value: str = "x",
     beside: Array | None = None,
 ) -> Array:  # fmt: skip
-    """held + g @ weight by a product of 8 bits, in place where what is held may be written over.
+    """held + g @ weight by a product of 8 bits, in place where what is held may be written over, or written to `into`.
 
-    `value` and `beside` are `encode`'s: what of g is meant.
+    `value` and `beside`, as in `encode`, replace g by an expression over it.
     """
     if held is not None and held.array.dtype != g.dtype:
         return held.array + carried_product(k, g, codes, scales, None, None, value, beside)

@@ -134,7 +134,7 @@ def _alike(
 
 
 def _by(way: Callable[..., str]) -> Callable[..., str]:
-    """The condition of all layers' products by `storage` or by `products`."""
+    """The condition of the kernels that `way`, which is `fp8.storage` or `fp8.products`, decides."""
 
     def condition(
         input: Array, codes: Sequence[Array], scales: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array],
@@ -148,8 +148,8 @@ def _by(way: Callable[..., str]) -> Callable[..., str]:
 _by_storage, _by_products = _by(storage), _by(products)
 
 
-def _given_back(k: Any, codes: Sequence[Array], scales: Sequence[Array], like: Array) -> Array:
-    """The layers' weights (n, out, in) in the dtype of `like`."""
+def _decoded(k: Any, codes: Sequence[Array], scales: Sequence[Array], like: Array) -> Array:
+    """The layers' decoded weights (n, out, in) in the dtype of `like`."""
     return decode(k, k.stacked(codes), k.stacked(scales), like.dtype)
 
 
@@ -158,7 +158,7 @@ def _(
     k: Any, input: Array, codes: Sequence[Array], scales: Sequence[Array], downs: Sequence[Array],
     ups: Sequence[Array], scale: float, bias: Array | None, residual: Array | None, dynamic: bool,
 ) -> tuple[list[Array], Array]:  # fmt: skip
-    weight = _given_back(k, codes, scales, input)
+    weight = _decoded(k, codes, scales, input)
     return stacked_products(k, input, weight, downs, ups, scale, bias, residual)
 
 
@@ -167,7 +167,7 @@ def _(
     k: Any, g: Sequence[Array], input: Array, codes: Sequence[Array], scales: Sequence[Array], downs: Sequence[Array],
     ups: Sequence[Array], low: Array, scale: float, needs: frozenset[str], plus: Plus,
 ) -> tuple[Array | None, list[Array] | None, list[Array] | None]:  # fmt: skip
-    weight = _given_back(k, codes, scales, input) if "input" in needs else k.stacked(codes)  # its shape alone
+    weight = _decoded(k, codes, scales, input) if "input" in needs else k.stacked(codes)  # else only its shape is read
     return stacked_gradients(k, g, input, weight, downs, ups, low, scale, needs, plus)
 
 

@@ -1,4 +1,4 @@
-"""Sequences that networks are made of, by name. Each equals its body; a kernel may take one as a whole."""
+"""Short sequences of ops that networks use often, as ops of their own, so that one kernel may replace all of one."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _(
 
 
 def _to_shared(k: Any, each: list[Reduction], operands: Operands, x: Array, shape: tuple[int, ...]) -> list[Array]:
-    """Gradients of shared rows like `x`, in fp32: sums over the run of rows that share one."""
+    """Gradients of rows shared like those of `x`, in fp32: sums over the rows that share one."""
     found = shared(x, shape)
     assert found is not None
     run, count = found

@@ -1,7 +1,7 @@
-"""Kernels from expressions: one line beside an op gives it one for its forward pass and for each gradient.
+"""Elementwise kernels from expressions: one line beside an op declares a kernel for it and for each of its gradients.
 
-An expression is C over the op's arguments by their names, `g` and `out`, and the functions of `elements.cuh`; it is
-compiled for the dtypes and memory layouts that occur. Precision is the references': fp32 inside, rounded once.
+An expression is C over the names of the op's arguments, `g`, `out` and the functions of `elements.cuh`. It is compiled
+for the dtypes and memory layouts that occur. Precision is that of references: fp32 inside, rounded once.
 """
 
 from __future__ import annotations
@@ -24,20 +24,24 @@ def generated(
     op: Op, forward: str, *, when: Callable[..., bool | str] | None = None, result: DType | None = None,
     missing: Mapping[str, float] | None = None, **gradients: str,
 ) -> None:  # fmt: skip
-    """Declares a generated kernel for `op` and for the gradients named.
+    """Declares a generated kernel for `op`, by the expression `forward`, and for the gradients named.
 
-    `when` is a further condition, on any of the op's arguments; `result` the output's dtype if it is not the operands';
-    `missing` what an argument given as None counts as. The gradient "g" is handed on without a kernel where it can, and
-    "alpha * g" as well where alpha is one.
+    - `when`: a further condition, a function of any of the op's arguments.
+    - `result`: the output's dtype; by default that of the operands.
+    - `missing`: by argument, the number that None stands for.
+
+    A gradient that is just "g", or "alpha * g" with alpha 1, is `g` itself, without a kernel, unless it must be summed
+    or added to another.
     """
-    stands = dict(missing or {})
+    defaults = dict(missing or {})
     condition = _condition(op, when)
-    op.cuda("generated", when=condition)(_forward(op, forward, result, stands))
+    op.cuda("generated", when=condition)(_forward(op, forward, result, defaults))
     for arg, expression in gradients.items():
-        op.cuda_vjp("generated", arg, when=condition)(_gradient(op, arg, expression, stands))
+        op.cuda_vjp("generated", arg, when=condition)(_gradient(op, arg, expression, defaults))
 
 
 def _condition(op: Op, when: Callable[..., bool | str] | None) -> Callable[..., bool | str]:
+    """`floating` of the op's tensors, and `when`, as one function with the parameter names of both."""
     names = list(op.tensor_names)
     count = len(names)
     names += [n for n in inspect.signature(when).parameters if n not in names] if when else []
@@ -51,13 +55,14 @@ def _condition(op: Op, when: Callable[..., bool | str] | None) -> Callable[..., 
 
 
 def named(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """`fn` with the parameter names by which it is called and asked what it needs."""
+    """`fn` with a signature of `names`, from which the registry reads what to pass it."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     vars(fn)["__signature__"] = inspect.Signature([inspect.Parameter(n, kind) for n in names])
     return fn
 
 
 def _used(expression: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of `names` that occur in an expression."""
     words = set(re.findall(r"[A-Za-z_]\w*", expression))
     return tuple(n for n in names if n in words)
 
@@ -88,9 +93,10 @@ def carried(
     k: Any, expression: str, operands: Mapping[str, Any], shape: Shape, held: Held | None = None,
     into: Array | None = None,
 ) -> Array:  # fmt: skip
-    """The gradient of an argument of `shape`: `expression` over `g` and other operands, summed down to it.
+    """The gradient of an argument of `shape`: `expression` over `g` and other operands, summed down to that shape.
 
-    A gradient `held` from before is added; one that is only computed is written `into` memory, if there is some.
+    `held`, a gradient that has already arrived, is added. Without one, and if nothing is summed, the result is written
+    to `into`, if there is such memory.
     """
     g = operands["g"]
     if shape != g.shape:
@@ -108,9 +114,9 @@ def carried(
 
 
 def _summed(k: Any, expression: str, operands: Mapping[str, Any], shape: Shape) -> Array:
-    """`expression` summed over the dims along which an argument of `shape` was broadcast; in one pass if it can be.
+    """`expression` summed over the dims along which an argument of `shape` was broadcast; if possible in one pass.
 
-    What is summed later is not rounded before.
+    In two passes the first one's result is fp32, so that nothing is rounded before the sum.
     """
     g = operands["g"]
     lead = g.ndim - len(shape)

@@ -1,6 +1,6 @@
 """Layers with a low-rank update: W x + scale * up (down x) (LoRA, arXiv 2106.09685).
 
-The factors have the activations' dtype; the gradients of working copies are fp32 all the same.
+The factors have the activations' dtype. Their gradients are fp32 where they are working copies of fp32 parameters.
 """
 
 from __future__ import annotations
@@ -160,7 +160,10 @@ def stacked_products(
     k: Any, input: Array, weight: Array, downs: Sequence[Array], ups: Sequence[Array], scale: float,
     bias: Array | None = None, plus: Array | None = None,
 ) -> tuple[list[Array], Array]:  # fmt: skip
-    """n layers of one input, weight (n, out, in), in one product; `bias` and what is added where there is one layer."""
+    """The outputs of n layers of one input, weight (n, out, in), in one product, and the low-rank activations.
+
+    `bias` and `plus`, which is added to the output, are for a single layer.
+    """
     down, up = k.stacked(downs), k.stacked(ups)
     n, out, width = weight.shape
     x = k.rows_first(input).reshape(-1, width)
@@ -199,7 +202,7 @@ def stacked_gradients(
 
 
 def carried_back(k: Any, rows: Array, up: Array, scale: float) -> Array:
-    """(M, n rank): what of the gradients `rows` (M, n, out) comes through ups (n, out, rank) and the scale."""
+    """(M, n rank): the gradients of the low-rank activations, scale * rows (M, n, out) @ up (n, out, rank)."""
     n, _, rank = up.shape
     inner = k.empty((len(rows), n * rank), rows.dtype)
     k.matmul(rows.transpose(1, 0, 2), up, out=inner.reshape(-1, n, rank).transpose(1, 0, 2), alpha=scale)

@@ -1,4 +1,4 @@
-"""The gradients of thin factors, which are products of activations: in full precision, whatever these are stored as."""
+"""The gradients of LoRA's factors: thin products of activations, summed and returned in fp32 whatever their dtype."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def side_by_side(k: Any, arrays: Sequence[Array]) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Thin:
-    """What the factors' gradients are products of, for n layers of one input: `inner`^T x and `rows`^T low.
+    """The operands of the factors' gradients for n layers of one input: `inner`^T x for down, `rows`^T low for up.
 
-    x (M, K), rows (M, n, N), inner and low (M, n rank).
+    x (M, K) is the input, rows (M, n, N) the outputs' gradients, inner (M, n rank) the gradients of the low-rank
+    activations, low (M, n rank) these activations.
     """
 
     x: Array
@@ -34,7 +35,7 @@ class Thin:
     rank: int
 
     def shape(self, name: str) -> tuple[int, int, int]:
-        """The stacked gradients' shape."""
+        """The shape of the stacked gradients of "down" or "up"."""
         n, out = self.rows.shape[1:]
         return (n, self.rank, self.x.shape[1]) if name == "down" else (n, out, self.rank)
 
@@ -48,7 +49,7 @@ def listed(held: Held | None) -> list[Held] | None:
 
 
 def factor_gradients(k: Any, t: Thin, wanted: Wanted) -> dict[str, list[Array]]:
-    """The factors' gradients in full precision, a list by name; what is held is added to in place where it can be."""
+    """The factors' gradients in fp32 or fp64, a list for each name; held ones are added, in place where possible."""
     blocks = {n: _block(k, held) if held else None for n, held in wanted.items()}
     apart = [n for n, held in wanted.items() if held and getattr(blocks[n], "dtype", None) != float32]
     if len(wanted) == 2 and not apart and _at_once(k, t):
@@ -64,13 +65,13 @@ def factor_gradients(k: Any, t: Thin, wanted: Wanted) -> dict[str, list[Array]]:
 
 
 _DEPTH, _THREADS = 32, 128  # as in lora.cu
-_LEAST_ROWS = 512  # below, cuBLASLt's kernels do as well
+_LEAST_ROWS = 512  # with fewer, cuBLASLt's kernels are as fast
 _CUTS = ((128, 4, 4 / 3), (64, 4, 1), (64, 8, 0))
-"""A tile's columns, the blocks that share it, and how many blocks a multiprocessor there must be."""
+"""A tile's columns, the blocks that share a tile, and the least number of blocks to a multiprocessor it is used for."""
 
 
 def _at_once(k: Any, t: Thin) -> bool:
-    """Whether lora.cu makes both products. They are launches more than work where the factors are thin."""
+    """Whether lora.cu makes both products in one launch: with thin factors, launching costs more than computing."""
     m, (n, out) = len(t.x), t.rows.shape[1:]
     arrays = (t.x, t.rows, t.inner, t.low)
     return (
@@ -91,7 +92,7 @@ def _tiles(t: Thin, columns: int) -> int:
 
 
 def _both(k: Any, t: Thin, targets: Mapping[str, Any], final: bool) -> dict[str, list[Array]]:
-    """Both gradients by lora.cu, added to the targets where there are some, beside other work if all are `final`."""
+    """Both gradients by lora.cu, added to the targets where there are some; on the side stream if all are `final`."""
     made = {n: k.empty(t.shape(n), float32) if target is None else target for n, target in targets.items()}
     (n, out), (m, width), rank = t.rows.shape[1:], t.x.shape, t.rank
     x_row, row, item, inner_row, low_row = (
@@ -119,7 +120,7 @@ def _both(k: Any, t: Thin, targets: Mapping[str, Any], final: bool) -> dict[str,
 
 
 def _block(k: Any, held: Sequence[Held]) -> Any:
-    """What is held as one dense array that may be written over, if it lies so."""
+    """The held gradients as one dense array that may be written over; None if they do not lie so."""
     block = k.adjacent([h.array for h in held]) if all(h.owned for h in held) else None
     return block if block is not None and block.flags.c_contiguous else None
 
@@ -127,7 +128,7 @@ def _block(k: Any, held: Sequence[Held]) -> Any:
 def _stacked_sums(
     k: Any, held: Sequence[Held] | None, a: Array, b: Array, shape: tuple[int, int, int]
 ) -> list[Array]:  # fmt: skip
-    """a @ b as n gradients in full precision; what is held is added to in place where it lies as one block."""
+    """a @ b as n gradients in fp32 or fp64, added to the held ones, in place where these lie as one block."""
     block = _block(k, held) if held else None
     if block is not None:
         target = block.reshape(*a.shape[:-1], b.shape[-1])
