@@ -1,4 +1,4 @@
-"""Kernels for this very processor (`sm_90a`), which CuPy does not compile for; kept on disk."""
+"""Kernels compiled for `sm_90a`, compute capability 9.0 alone, for which CuPy does not compile; kept on disk."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Cubins:
         return ".".join(map(str, self._cupy.cuda.nvrtc.getVersion()))
 
     def get(self, text: str, kernel: str, dtype: DType, shared_bytes: int) -> Any:
-        """The function `kernel` of a text for elements of `dtype`, allowed as much shared memory.
+        """The function `kernel` of a text for elements of `dtype`, allowed `shared_bytes` of shared memory.
 
-        Several threads may ask at once, for the same as well.
+        Several threads may ask at once, also for the same function. Raises DeviceFault if it does not compile.
         """
         found, first = self._awaited(text, dtype)
         if first:
@@ -47,14 +47,14 @@ class Cubins:
         return found.result()[0]
 
     def ahead(self, wanted: Iterable[tuple[str, str, DType, int]]) -> None:
-        """Begins to make what `get` will be asked for, by as many threads as there are processors."""
+        """Starts compiling what `get` will be asked for, by its arguments, on as many threads as there are cores."""
         pool = ThreadPoolExecutor(os.cpu_count())
         for each in wanted:
             pool.submit(self.get, *each)
         pool.shutdown(wait=False)
 
     def _awaited(self, text: str, dtype: DType) -> tuple[Future[tuple[Any, Any]], bool]:
-        """A function that is there or being made, and whether it is yet to be made by who asks."""
+        """The future of a function, and whether this call is the first to ask, and so has to make it."""
         with self._lock:
             first = (text, dtype) not in self._functions
             return self._functions.setdefault((text, dtype), Future()), first

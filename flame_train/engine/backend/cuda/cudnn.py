@@ -1,7 +1,7 @@
-"""Convolution and attention through cuDNN's graph API, plans kept per problem, and on disk between runs.
+"""Convolution and attention through cuDNN's graph API, with a plan for each problem, kept on disk between runs.
 
 Where the mode asks for determinism the plan is the heuristic's first that adds in a fixed order. Elsewhere its first
-few are timed, once a problem and card.
+few are timed, once for each problem and card.
 """
 
 from __future__ import annotations
@@ -23,14 +23,18 @@ from .shelf import Shelf
 from .stopwatch import Stopwatch
 
 _LOG = logging.getLogger(__name__)
-_CANDIDATES = 8
-_WORKSPACE_BYTES = 1 << 28  # plans that want more are not timed
+_CANDIDATES = 8  # plans that are timed
+_WORKSPACE_BYTES = 1 << 28  # plans that need more are not timed
 
-Layout = tuple[list[int], list[int]]  # dims and strides, in elements
+Layout = tuple[list[int], list[int]]
+"""An array's dims and strides, in elements."""
 
 
 class CuDnn:
-    """One handle on the backend's stream and the plans seen so far. `shelf` keeps plans between runs."""
+    """One handle on the backend's stream and the plans made so far. `shelf` keeps plans between runs.
+
+    Raises EnvironmentFault if cuDNN cannot be loaded, and at each call DeviceFault if it has no plan.
+    """
 
     def __init__(self, cupy: Any, stream: Any, shelf: Shelf, launches: Launches, scratch: Scratch) -> None:
         for name in ("nvrtc", "cublasLt", "cublas"):
@@ -64,7 +68,7 @@ class CuDnn:
         dilation: tuple[int, int],
     ) -> None:  # fmt: skip
         """out = conv(x, w) + bias for NHWC x and out, and a weight of any strides."""
-        lx, lw, lo = nhwc(x), _weight(w), nhwc(out)
+        lx, lw, lo = nhwc(x), strided(w), nhwc(out)
         key = ("fprop", x.dtype, *_flat(lx, lw, lo), stride, padding, dilation, bias is not None)
 
         def build(g: Any, t: Callable[..., Any]) -> None:
@@ -83,7 +87,7 @@ class CuDnn:
         dilation: tuple[int, int],
     ) -> None:  # fmt: skip
         """dx of a convolution, from the gradient of its output (both NHWC)."""
-        lg, lw, lx = nhwc(g_out), _weight(w), nhwc(dx)
+        lg, lw, lx = nhwc(g_out), strided(w), nhwc(dx)
         key = ("dgrad", dx.dtype, *_flat(lg, lw, lx), stride, padding, dilation)
 
         def build(g: Any, t: Callable[..., Any]) -> None:
@@ -98,7 +102,7 @@ class CuDnn:
         dilation: tuple[int, int],
     ) -> None:  # fmt: skip
         """dw of a convolution, from its NHWC input and the gradient of its output."""
-        lx, lg, lw = nhwc(x), nhwc(g_out), _weight(dw)
+        lx, lg, lw = nhwc(x), nhwc(g_out), strided(dw)
         key = ("wgrad", x.dtype, *_flat(lx, lg, lw), stride, padding, dilation)
 
         def build(g: Any, t: Callable[..., Any]) -> None:
@@ -164,7 +168,7 @@ class CuDnn:
     def _make(
         self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None], arrays: dict[str, Array]
     ) -> _Plan:  # fmt: skip
-        """The plan kept on disk, or a new one. What a capture meets first goes by the rule: nothing runs in it."""
+        """The plan kept on disk, or a new one; during a capture, in which nothing runs, a new one that is not timed."""
         question, capturing = f"{self._version} {key}", mode().capturing
         plan = None if capturing else self._restored(key, self._shelf.get(question))
         if plan is None:
@@ -182,7 +186,7 @@ class CuDnn:
         return plan
 
     def _described(self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None]) -> _Plan:
-        """The graph, with the plans that may be built for it."""
+        """The graph that `build` describes, with the plans that may be built for it."""
         cudnn = self._cudnn
         full = cudnn.data_type.FLOAT
         graph = cudnn.pygraph(
@@ -215,7 +219,7 @@ class CuDnn:
         return _Plan(graph, tensors)
 
     def _fastest(self, plan: _Plan, arrays: dict[str, Array]) -> int:
-        """The index of the fastest plan. Each writes all of the outputs and reads none, so they are timed in place."""
+        """The index of the fastest plan, timed on `arrays`: plans write all of the outputs and read none."""
         graph = plan.graph
         usable: list[int] = []
         for index in range(graph.get_execution_plan_count()):
@@ -235,7 +239,10 @@ class CuDnn:
         return usable[self._stopwatch.fastest([partial(run, index=i) for i in usable])]
 
     def _restored(self, key: tuple[Any, ...], kept: bytes | None) -> _Plan | None:
-        """A plan from disk, if cuDNN takes it, which it tries in a capture that must not meet other threads' work."""
+        """A plan from disk, if cuDNN takes it.
+
+        To deserialise a plan cuDNN captures its stream, so that is a side stream on which no other thread queues work.
+        """
         if kept is None:
             return None
         head, _, data = kept.partition(b"\n")
@@ -251,7 +258,7 @@ class CuDnn:
         return _Plan(graph, json.loads(head))
 
     def _restrict(self, graph: Any, dtype: DType, kind: str) -> None:
-        """fp32 stays fp32 (no TF32); where determinism is asked for, no plan that adds in varying order."""
+        """Bars plans that compute fp32 in less than fp32 and, for determinism, those that add in varying order."""
         notes = self._cudnn.numerical_note
         barred = []
         if dtype == float32:
@@ -263,7 +270,7 @@ class CuDnn:
 
 
 class _Plan:
-    """A graph, its tensors by name, as themselves or as cuDNN's numbers of them, and the bytes it works in."""
+    """A graph, its tensors by name (objects or cuDNN's numbers for them), and the size of its workspace in bytes."""
 
     __slots__ = ("graph", "tensors", "workspace")
 
@@ -271,11 +278,11 @@ class _Plan:
         self.graph, self.tensors, self.workspace = graph, tensors, 0
 
     def pointers(self, arrays: dict[str, Array]) -> dict[Any, int]:
-        """What cuDNN is told of the arrays, given by name."""
+        """The addresses of `arrays`, given by name, as cuDNN's `execute` takes them."""
         return {self.tensors[n]: a.data.ptr for n, a in arrays.items()}
 
     def kept(self) -> bytes:
-        """What is written to disk: the tensors' numbers and the built plan."""
+        """The plan as it is written to disk: the tensors' numbers, a newline, and the serialised graph."""
         numbers = {name: tensor.get_uid() for name, tensor in self.tensors.items()}
         return json.dumps(numbers).encode() + b"\n" + bytes(self.graph.serialize())
 
@@ -287,12 +294,8 @@ def nhwc(x: Array) -> Layout:
     return [b, c, h, w], [sb, sc, sh, sw]
 
 
-def _weight(w: Array) -> Layout:
-    return list(w.shape), [s // w.itemsize for s in w.strides]
-
-
 def strided(x: Array) -> Layout:
-    """An array as it lies."""
+    """An array's own dims and strides."""
     return list(x.shape), [s // x.itemsize for s in x.strides]
 
 

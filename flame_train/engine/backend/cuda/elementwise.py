@@ -1,9 +1,9 @@
-"""One kernel an expression: operands of any shapes that broadcast, any strides and mixed dtypes, read once each.
+"""Elementwise kernels from expressions: operands of any shapes that broadcast, any strides, mixed dtypes, read once.
 
-Contract of the generated kernels: arithmetic is fp32, each output is assigned, never accumulated, and written once;
-no output may overlap an input. Packets of up to 16 bytes are moved where all operands allow it. The expressions are C
-over operands' names and what `ops/elements.cuh` defines; statements may stand before the last, which is the value:
-"float s = sigmoid(input); s * (1 - s)".
+The expressions are C over operands' names and what `ops/elements.cuh` defines. Statements may precede the value:
+"float s = sigmoid(input); s * (1 - s)". Contract of the generated kernels: arithmetic is fp32; each output is assigned,
+never accumulated, and written once; no output may overlap an input other than element for element. Packets of up to 16
+bytes are moved where all operands allow it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .nvrtc import KernelModules, element_name
 _THREADS = 256
 
 Signature = tuple[DType, Shape, tuple[int, ...], int]
-"""An array without its values: dtype, shape, strides in bytes, address modulo 16."""
+"""What a kernel depends on of an array: dtype, shape, strides in bytes, address modulo 16."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """An operand's type and, over the layout's dims, 0 where it is broadcast, 1 for neighbours, 2 for a stride.
+    """An operand in the text. `steps` are by the layout's dims: 0 if broadcast, 1 if contiguous, 2 for another stride.
 
-    `dense` ones are counted along with the packets.
+    The elements of a `dense` one have the same index as those of the result.
     """
 
     name: str
@@ -41,7 +41,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """What a call with given shapes and dtypes needs."""
+    """A kernel for given shapes and dtypes, its grid and constant arguments, and the memory order of new outputs."""
 
     function: Any
     grid: tuple[int]
@@ -50,7 +50,7 @@ class _Ready:
 
 
 class Elementwise:
-    """Compiles and launches; keeps what it found out about the last few thousand combinations of shapes and dtypes."""
+    """Compiles and launches; remembers the last few thousand combinations of expressions, shapes and dtypes."""
 
     def __init__(self, cupy: Any, modules: KernelModules) -> None:
         self._xp, self._modules = cupy, modules
@@ -117,7 +117,7 @@ def _common(shapes: tuple[Shape, ...]) -> Shape:
     return np.broadcast_shapes(*shapes)
 
 
-# ---- the text ------------------------------------------------------------------------------------------------------
+# ---- the kernel's text ---------------------------------------------------------------------------------------------
 
 
 def _source(
@@ -162,12 +162,12 @@ def _value_function(expressions: Sequence[str], names: Sequence[str], numbers: S
 
 
 def _held(p: _Place, width: int) -> int:
-    """Elements of an operand to a packet: one where it is broadcast."""
+    """How many elements of an operand belong to a packet of the result: one if it is broadcast."""
     return width if p.steps[-1] else 1
 
 
 def _places(places: Sequence[_Place], width: int) -> str:
-    """The operands' offsets o_<name> of a packet; the packet's coordinates where they are needed."""
+    """Lines that compute the operands' offsets o_<name> for a packet, and its coordinates c<dim> if they are needed."""
     lines = []
     if not all(p.dense for p in places) and (dims := len(places[0].steps)) > 1:
         lines.append("I rest = packet;")

@@ -1,4 +1,4 @@
-"""What a kernel launcher receives as `k`: allocation, libraries, our own modules. Launchers do no maths themselves."""
+"""What a kernel launcher gets as `k`: allocation, NVIDIA's libraries and our own kernels."""
 
 from __future__ import annotations
 
@@ -28,12 +28,17 @@ from .scalars import Scalars
 from .scratch import Scratch
 from .shelf import Shelf, default_folder
 
-_COPIED = 8  # arrays a launch
-_WIDEST = 1 << 16  # columns of what a product of 8 bits makes without factors of their own
+_COPIED = 8  # arrays that one launch copies
+_WIDEST = 1 << 16  # the most columns of an 8-bit product whose columns have no factors
 
 
 class Kernels:
-    """The GPU's toolbox."""
+    """Everything that kernel launchers use of the GPU.
+
+    - `barriers`: a counter for each image of a group norm whose blocks wait for each other.
+    - `ones`: factors of 1, as stored, for 8-bit products that have none of their own.
+    - `elementwise`, `rows`, `columns`, `moments`, `scalars`: generators of kernels, see their modules.
+    """
 
     def __init__(self, cupy: Any, stream: Any) -> None:
         self.xp, self._stream = cupy, stream
@@ -44,9 +49,9 @@ class Kernels:
         device = cupy.cuda.Device()
         self.multiprocessors = int(device.attributes["MultiProcessorCount"])
         self.shared_bytes = int(device.attributes["MaxSharedMemoryPerBlockOptin"])
-        # One for each image of a group norm; of those with several blocks there are fewer than multiprocessors.
+        # Images that share a launch, each with several blocks, are fewer than multiprocessors.
         self.barriers = cupy.zeros(self.multiprocessors, np.uint32)
-        self._biased_apart: set[tuple[int, ...]] = set()  # products of 8 bits that take no bias along
+        self._biased_apart: set[tuple[int, ...]] = set()  # shapes of 8-bit products without an algorithm for a bias
         self.ones = cupy.ones(_WIDEST, np.float32).view(np.uint32)
         self.compute_capability = int(device.compute_capability)
         self.elementwise = Elementwise(cupy, self._modules)
@@ -75,7 +80,7 @@ class Kernels:
 
     @cached_property
     def pairs(self) -> PairedProducts:
-        """Made on first use; compiles only what is launched."""
+        """Made on first use."""
         return PairedProducts(
             self.xp, self._stream, self._shelf, self.launches, self._cubins, self.multiprocessors,
             self.compute_capability,
@@ -96,9 +101,9 @@ class Kernels:
         return made
 
     def fit(self, value: Any) -> Any:
-        """An argument as kernels may count on it: at a multiple of 16 bytes, never backwards, a vector without gaps.
+        """An argument in the form that every kernel can read: 16-byte aligned, without negative strides, vectors dense.
 
-        A view that lies otherwise is copied; arrays in lists and tuples too; what is no array comes back as it is.
+        A view that lies otherwise is copied. Arrays in lists and tuples are treated alike; other values are returned.
         """
         if isinstance(value, (list, tuple)):
             return type(value)([self.fit(v) for v in value])
@@ -108,13 +113,13 @@ class Kernels:
         return value.copy() if odd or (value.ndim == 1 and not value.flags.c_contiguous) else value
 
     def even(self, x: Array) -> Array:
-        """`x` with its rows at one distance from each other: itself, or a dense copy where they are not."""
+        """`x` with equal distances between its rows, so that it reshapes to a matrix: itself, or a dense copy."""
         return x if _evenly(x) else self.rows_first(x)
 
     def copy(self, targets: Sequence[Array], sources: Sequence[Array]) -> None:
-        """Values into the targets, all of one shape and dtype, to which the sources, alike among them, broadcast.
+        """Copies each source into its target. All targets have one shape and dtype, to which the sources broadcast.
 
-        Our own kernel moves packets, where CuPy's moves elements, and several arrays in one launch.
+        Our own kernel moves packets where CuPy's moves elements, and copies several arrays in one launch.
         """
         first = targets[0]
         if first.dtype not in ELEMENT_TYPES:
@@ -132,8 +137,8 @@ class Kernels:
     ) -> Array:  # fmt: skip
         """The arrays, of dtypes that generated kernels know, one after another along an axis; in `out` if given.
 
-        `expressions`, one an array over its elements `x`, say what is to stand there instead of them. Without them an
-        array that lies in its place in `out` already is left there.
+        `expressions`, one for each array, are applied to its elements `x`. Without them an array that already lies in
+        its place in `out` is not copied.
         """
         lengths = [a.shape[axis] for a in arrays]
         shape = list(arrays[0].shape)
@@ -156,13 +161,13 @@ class Kernels:
     ) -> None:  # fmt: skip
         """Runs `kernel` of ops/`file`, compiled for elements of `dtype`.
 
-        With `resident` all of its blocks are there at once, so that they may wait for each other, or none is.
+        With `resident` all of its blocks run at the same time, so that they may wait for each other, or none does.
         """
         function = self._modules.get(file, kernel, dtype, shared_bytes)
         function(tuple(grid), (block,), tuple(args), shared_mem=shared_bytes, resident=resident)
 
     def launch_text(self, text: str, kernel: str, threads: int, block: int, args: Sequence[Any]) -> None:
-        """Runs `kernel` of a text that names its types itself, by at least as many threads."""
+        """Runs `kernel` of `text`, which names its own element types, with at least `threads` in blocks of `block`."""
         if threads:
             self._modules.generated(text, kernel)((-(-threads // block),), (block,), tuple(args))
 
@@ -170,9 +175,9 @@ class Kernels:
         self, header: str, kernel: str, names: Mapping[str, DType | int], grid: Sequence[int], block: int,
         args: Sequence[Any], before: str = "",
     ) -> None:  # fmt: skip
-        """Runs `kernel` of ops/`header`, which is written in elements.cuh, with types and numbers by `names`.
+        """Runs `kernel` of ops/`header`, which builds on elements.cuh, with its types and constants given by `names`.
 
-        T, which there must be, is what most is stored as. `before` is text that stands before the header.
+        T must be among them: the type that most is stored as. `before` is text put before the header.
         """
         known = [
             f"constexpr int {n} = {v};\n" if isinstance(v, int) else f"typedef {element_name(v)} {n};\n"
@@ -186,7 +191,7 @@ class Kernels:
         self, text: str, kernel: str, dtype: DType, grid: Sequence[int], block: int, args: Sequence[Any],
         shared_bytes: int,
     ) -> None:  # fmt: skip
-        """Runs the one `kernel` of a text that is written for compute capability 9.0 alone; elements of `dtype`."""
+        """Runs the only `kernel` of `text`, written for compute capability 9.0 alone, for elements of `dtype`."""
         if self.launches.wanted(kernel, args):
             function = self._cubins.get(text, kernel, dtype, shared_bytes)
             function(tuple(grid), (block,), tuple(args), shared_mem=shared_bytes)
@@ -203,7 +208,7 @@ class Kernels:
     ) -> Array:  # fmt: skip
         """alpha * a @ b (+ bias) (+ plus), for a (..., M, K) and b (K, N) or (..., K, N); `plus` may be `out`.
 
-        With `gelu`, whose array is (rows, N), what that makes of it, for b (K, N).
+        With `gelu`, for b (K, N) and with its `hidden` (rows, N), what that makes of the product.
         """
         a, b = self._plain(a), self._plain(b)
         if b.ndim == 2 and a.ndim > 2:
@@ -217,7 +222,7 @@ class Kernels:
         if out is None:
             out = self.empty((*lead, a.shape[-2], b.shape[-1]), out_dtype or a.dtype)
         if bias is not None and a.dtype == float64:
-            # cuBLASLt adds a bias in no fp64 product.
+            # cuBLASLt has no fp64 product with a bias.
             self.matmul(a, b, out=out, alpha=alpha, plus=plus)
             out += bias
             return out
@@ -233,9 +238,9 @@ class Kernels:
         self, a: Array, a_scales: Array, b: Array, b_scales: Array, *, out: Array, bias: Array | None = None,
         plus: Array | None = None,
     ) -> None:  # fmt: skip
-        """out (..., N) = a @ b^T (+ bias) (+ plus), for a (M, K) and b (N, K) in e4m3, a factor a row; see ops/fp8.py.
+        """out (..., N) = a @ b^T (+ bias) (+ plus), for a (M, K) and b (N, K) in e4m3, with a factor for each row.
 
-        M counts the rows of `out`, which is dense; `plus` may be `out`.
+        See ops/fp8.py. M is the number of rows of `out`, which is dense; `plus` may be `out`.
         """
         flat = out.reshape(-1, len(b))
         added = flat if plus is out else None if plus is None else self.rows_first(plus).reshape(-1, len(b))
@@ -244,7 +249,7 @@ class Kernels:
         if bias is not None and shape not in self._biased_apart:
             try:
                 return product(bias=bias)
-            except NoAlgorithm:  # long sums of few rows, which are cut in parts
+            except NoAlgorithm:  # such as long sums of few rows, which are split
                 self._biased_apart.add(shape)
         product()
         if bias is not None:
@@ -256,13 +261,10 @@ class Kernels:
     ) -> Array:  # fmt: skip
         """a @ b + a2 @ b2 (+ bias) (+ plus), for a (..., K), b (K, N), a2 (M, parts R), b2 (R, N); `plus` may be `out`.
 
-        M counts the rows of a. The columns are equal parts, of which the i-th takes columns i R.. of a2.
+        M is the number of rows of a. The N columns are `parts` equal parts; the i-th uses columns i R to (i + 1) R of
+        a2.
         """
-        n = b.shape[1]
-        if out is None:
-            out = self.empty((*a.shape[:-1], n), a.dtype if plus is None else plus.dtype)
-        flat = out.reshape(-1, n)
-        added = flat if plus is out else None if plus is None else self.even(plus).reshape(-1, n)
+        out, flat, added = self._target(a, b.shape[1], plus, out)
         x = Operands(self.even(a).reshape(-1, a.shape[-1]), b, a2, b2, flat, parts, bias, added)
         if not self.pairs.made(x, self._separately):
             self._separately(x)
@@ -272,24 +274,31 @@ class Kernels:
         self, a: Array, b: Array, thin: Array, b2: Array, scale: float, *, parts: int = 1, splits: int = 1,
         bias: Array | None = None, plus: Array | None = None, out: Array | None = None,
     ) -> tuple[Array, Array]:  # fmt: skip
-        """`paired` with a2 = scale * a @ thin, for thin (K, parts R), and that a2 (M, parts R).
+        """`paired` with a2 = scale * a @ thin, for thin (K, parts R); returns the result and a2 (M, parts R).
 
-        With `splits` the columns of a are so many equal parts. The i-th, by the i-th rows of thin (K, R), makes columns
-        i R.. of a2 (M, splits R), and b2 is (splits R, N).
+        With `splits` the columns of a, and the rows of thin (K, R), are that many equal parts. The product of the i-th
+        ones is columns i R to (i + 1) R of a2 (M, splits R), and b2 is (splits R, N).
         """
         a = self.even(a)
         rows = a.reshape(-1, a.shape[-1])
-        low, n = self.empty((len(rows), thin.shape[1] * splits), a.dtype), b.shape[1]
-        if out is None:
-            out = self.empty((*a.shape[:-1], n), a.dtype if plus is None else plus.dtype)
-        flat = out.reshape(-1, n)
-        added = flat if plus is out else None if plus is None else self.even(plus).reshape(-1, n)
+        low = self.empty((len(rows), thin.shape[1] * splits), a.dtype)
+        out, flat, added = self._target(a, b.shape[1], plus, out)
         x = Operands(rows, b, low, b2, flat, parts, bias, added, thin, scale, splits)
         if not self.pairs.made(x, self._thin_first):
             self._thin_first(x)
         return out, low
 
+    def _target(
+        self, a: Array, n: int, plus: Array | None, out: Array | None
+    ) -> tuple[Array, Array, Array | None]:  # fmt: skip
+        """The result (..., n) of a product with rows of `a`, new unless given; it and `plus` as matrices."""
+        if out is None:
+            out = self.empty((*a.shape[:-1], n), a.dtype if plus is None else plus.dtype)
+        flat = out.reshape(-1, n)
+        return out, flat, flat if plus is out else None if plus is None else self.even(plus).reshape(-1, n)
+
     def _thin_first(self, x: Operands) -> None:
+        """`low_rank` by cuBLASLt for the thin product, and `paired` for the rest."""
         assert x.thin is not None
         if x.splits == 1:
             self.matmul(x.a, x.thin, out=x.a2, alpha=x.scale)
@@ -299,6 +308,7 @@ class Kernels:
         self.paired(x.a, x.b, x.a2, x.b2, parts=x.parts, bias=x.bias, plus=x.plus, out=x.out)
 
     def _separately(self, x: Operands) -> None:
+        """`paired` by two products of cuBLASLt."""
         self.matmul(x.a, x.b, bias=x.bias, out=x.out, plus=x.plus)
         left, right, out = (
             y.reshape(len(y), x.parts, -1).transpose(1, 0, 2) if x.parts > 1 else y for y in (x.a2, x.b2, x.out)
@@ -306,7 +316,7 @@ class Kernels:
         self.matmul(left, right, out=out, plus=out)
 
     def adjacent(self, arrays: Sequence[Array]) -> Array | None:
-        """A view of the arrays along a new first dim, if they lie at equal distances in memory."""
+        """A view of the arrays along a new first dim; None unless they lie at equal distances in memory."""
         first = arrays[0]
         step = arrays[1].data.ptr - first.data.ptr if len(arrays) > 1 else first.nbytes
         for i, a in enumerate(arrays):
@@ -330,12 +340,12 @@ class Kernels:
 
 
 def _evenly(x: Array) -> bool:
-    """True if all dims but the last are one in memory: a view with a single row dim exists."""
+    """True if all dims but the last can be merged into one without a copy."""
     return all(x.shape[i] == 1 or x.strides[i] == x.shape[i + 1] * x.strides[i + 1] for i in range(x.ndim - 2))
 
 
 def _place(cupy: Any) -> str:
-    """The card and its driver: what a measurement holds for, besides the library it is of."""
+    """The card and its driver, on which kept measurements depend."""
     runtime = cupy.cuda.runtime
     found = runtime.getDeviceProperties(cupy.cuda.Device().id)
     return f"{found['name'].decode()}, {found['multiProcessorCount']} multiprocessors, driver {driver_version()}"
@@ -355,10 +365,10 @@ def _three(x: Array, lead: tuple[int, ...]) -> Array:
 
 
 class Capturable:
-    """CuPy as references are given it: what CuPy does in a way that no graph can hold is done in another.
+    """CuPy for references, with replacements for functions that cannot be captured in a graph.
 
-    Its matrix products are no part of a capture, so cuBLASLt makes them. More than eight small arrays it joins by a
-    list of addresses copied from the host, so they are joined by eights.
+    CuPy's matrix products cannot, so cuBLASLt makes them. To join more than eight small arrays CuPy copies their
+    addresses from the host, so they are joined eight at a time.
     """
 
     _AT_ONCE = 8
@@ -372,7 +382,7 @@ class Capturable:
         return found
 
     def matmul(self, a: Array, b: Array) -> Array:
-        """a @ b as NumPy has it; vectors and whole numbers go CuPy's way."""
+        """a @ b as numpy.matmul; vectors and integers are left to CuPy."""
         if min(a.ndim, b.ndim) < 2 or a.dtype != b.dtype or a.dtype not in SUPPORTED:
             return self._xp.matmul(a, b)
         return self._kernels.matmul(a, b)

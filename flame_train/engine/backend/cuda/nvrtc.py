@@ -14,7 +14,7 @@ from .libraries import header_directory
 _OPS = Path(__file__).parents[2] / "ops"
 _TYPES = {float32: "float", float16: "__half", bfloat16: "__nv_bfloat16"}
 ELEMENT_TYPES = frozenset(_TYPES)
-_SHARED_BYTES = 48 << 10  # what every kernel may have
+_SHARED_BYTES = 48 << 10  # shared memory that every kernel may use without asking
 _INCLUDE = re.compile(r'#include "(\w+\.cuh)"')
 _GENERATED = {float32: "float", float16: "fp16", bfloat16: "bf16", bool_: "bool", int32: "int", int64: "long long"}
 _GENERATED |= {uint8: "e4m3"}
@@ -31,7 +31,10 @@ def element_name(dtype: DType) -> str:
 
 
 def included(text: str) -> str:
-    """`text` with our headers in place of their #include, each once: CuPy's cache on disk knows the text alone."""
+    """`text` with our headers in place of their #include, each once.
+
+    CuPy's cache on disk is keyed by the text, and would not notice that a header has changed.
+    """
     seen: set[str] = set()
 
     def header(found: re.Match[str]) -> str:
@@ -53,7 +56,7 @@ class _Function:
         self._shared_bytes = _SHARED_BYTES
 
     def allow(self, shared_bytes: int) -> None:
-        """Lets its blocks have as much shared memory."""
+        """Lets its blocks use that much dynamic shared memory."""
         if shared_bytes > self._shared_bytes:
             self._function.max_dynamic_shared_size_bytes = self._shared_bytes = shared_bytes
 
@@ -63,7 +66,7 @@ class _Function:
     ) -> None:  # fmt: skip
         if not self._launches.wanted(self._name, args):
             return
-        if resident:  # RawKernel's own way to this would link CUDA's device runtime
+        if resident:  # RawKernel's own option for this would link CUDA's device runtime
             self._function.kernel(grid, block, args, shared_mem, enable_cooperative_groups=True)
         else:
             self._function(grid, block, args, shared_mem=shared_mem)
@@ -80,7 +83,7 @@ class KernelModules:
         self._lock = threading.Lock()
 
     def get(self, file: str, kernel: str, dtype: DType, shared_bytes: int = 0) -> _Function:
-        """The function `kernel` of ops/`file` for elements of `dtype`, allowed as much shared memory."""
+        """The function `kernel` of ops/`file` for elements of `dtype`, allowed `shared_bytes` of shared memory."""
         key = (file, kernel, dtype)
         with self._lock:
             if key not in self._functions:

@@ -1,9 +1,10 @@
-"""Two matrix products and their sum in one pass: what a LoRA adds to a layer costs no pass over the result.
+"""The sum of two matrix products in one pass: a LoRA's update of a layer costs no further pass over the result.
 
-cuBLASLt makes one product a call, so a @ b + a2 @ b2 reads and writes the result once more for the second, thin one.
-The kernel of ops/paired_product.cuh goes on from the columns of a to those of a2, which it can also make in passing, a
-thin product of a. It is for compute capability 9.0 alone. Where it is worth its while is a rule where the mode asks for
-determinism, and measured elsewhere; `Kernels.paired` and `Kernels.low_rank` have cuBLASLt do what is left.
+cuBLASLt makes one product a call, so for a @ b + a2 @ b2 it reads and writes the result again for the second, thin
+product. The kernel of ops/paired_product.cuh continues from the columns of a with those of a2. It can also compute a2
+itself on the way, as a thin product of a. It is for compute capability 9.0 alone. Whether it is used for a problem is
+decided by a rule where the mode asks for determinism, and by timing elsewhere; otherwise `Kernels.paired` and
+`Kernels.low_rank` call cuBLASLt.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from .stopwatch import Stopwatch
 from .tensor_map import tensor_map
 from .warpgroup import KIND, warpgroup_product
 
-_DEPTH = _BLOCK = 64  # columns of a at a time; rows and columns of what passes through a buffer
-_STRIP = 16  # columns of a thin operand that is read across its rows
+_DEPTH = _BLOCK = 64  # columns of a in a stage; rows and columns of the part of a result that a buffer holds
+_STRIP = 16  # columns of a tile of the thin operand, where that is read across its rows
 _BLOCK_BYTES = _BLOCK * _BLOCK * 2
 _SHARED_BYTES, _ALIGNMENT = 226 << 10, 1024
-_LEAST = 1 << 20  # elements of a result that is worth thinking about
+_LEAST = 1 << 20  # elements of the smallest result that the kernel is considered for
 _RANKS = (16, 32, 48, 64)
 _ADDED = np.dtype(
     [("plus", "u8"), ("bias", "u8"), ("plus_row", "i8"), ("low", "u8"), ("low_row", "i8"), ("scale", "f4")], align=True
@@ -40,11 +41,12 @@ _SIZES = np.dtype([("m", "i4"), ("n", "i4"), ("k", "i4"), ("part", "i4")])
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a block makes at a time: `consumers` warpgroups of `high` times 64 rows each, by so many columns.
+    """The part of a result that a block makes at a time.
 
-    It leaves through `buffers` places for 64 x 64 elements a warpgroup; what memory is left are places for operands.
-    `pace` is its time for an element by the first tile's, measured on an H200. `thin` more columns are multiplied where
-    a2 is made.
+    It has `columns` columns, and 64 * `high` rows for each of the `consumers`, the warpgroups that multiply. Each of
+    these writes its results through `buffers` buffers of 64 x 64 elements; the rest of shared memory holds `stages` of
+    operands. `pace` is the time for an element relative to the first tile's, measured on an H200. `thin` is the number
+    of columns of a2 that are computed as well.
     """
 
     consumers: int
@@ -60,12 +62,12 @@ class Tile:
 
     @property
     def stages(self) -> int:
-        """How many tiles of operands, _DEPTH columns of each, are held at once."""
+        """How many stages, each with _DEPTH columns of the operands, fit into shared memory."""
         return (_SHARED_BYTES - self._leaving) // self._entering
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory, with what its alignment may take."""
+        """The shared memory of a block, in bytes, with room for its alignment."""
         return self.stages * self._entering + self._leaving + _ALIGNMENT
 
     @property
@@ -77,22 +79,25 @@ class Tile:
         return self.consumers * self.buffers * _BLOCK_BYTES
 
     def rounds(self, m: int, n: int, multiprocessors: int) -> int:
-        """How many tiles the busiest pair of multiprocessors makes of an (m, n) result."""
+        """How many of the tiles of an (m, n) result the busiest pair of multiprocessors makes."""
         return -(-(-(-m // (2 * self.rows)) * -(-n // self.columns)) // (multiprocessors // 2))
 
     def used(self, m: int, n: int, multiprocessors: int) -> float:
-        """What these rounds would take at the first tile's pace without a gap, by what they take."""
+        """The efficiency, at most 1: the time of full rounds at the first tile's pace, by that of the actual rounds."""
         made = self.rounds(m, n, multiprocessors) * 2 * self.rows * self.columns * (multiprocessors // 2)
         return m * n / (made * self.pace)
 
 
 _TILES = (Tile(2, 1, 256, 2), Tile(2, 1, 128, 2, 1.05), Tile(3, 1, 192, 1, 1.02), Tile(1, 1, 192, 2, 1.18))
 _MAKING = (Tile(2, 1, 256, 1), *_TILES[1:])
-"""Where a2 is made as well, whose operand would cost the first its last stage."""
+"""The tiles where a2 is computed too. The first has a buffer less, as the thin operand would cost it its last stage."""
 
 
 class _Problem(NamedTuple):
-    """What a choice depends on; distances between rows in bytes."""
+    """What the choice of a tile depends on. `rows` are the distances between the operands' rows, in bytes.
+
+    `making` is `Operands.splits` if a2 is computed as well, else 0.
+    """
 
     dtype: DType
     m: int
@@ -110,10 +115,10 @@ class _Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """a (M, K) @ b (K, N) + a2 (M, parts R) @ b2 (R, N) (+ bias (N)) (+ plus) into out (M, N), which plus may be.
+    """out (M, N) = a (M, K) @ b (K, N) + a2 (M, parts R) @ b2 (R, N) (+ bias (N)) (+ plus, which may be out).
 
-    With `thin` (K, parts R), which lies as b does, scale * a @ thin is put into a2 first. With `splits` the columns of
-    a are so many equal parts, each with rows (R / splits columns) of thin and columns of a2 of its own.
+    With `thin` (K, parts R), laid out as b is, a2 is first set to scale * a @ thin. With `splits` the columns of a are
+    that many equal parts, each with its own rows of thin and its own columns of a2.
     """
 
     a: Array
@@ -130,12 +135,12 @@ class Operands:
 
     @property
     def across(self) -> bool:
-        """Whether b lies as it is read, not as its transpose."""
+        """Whether b is row-major; if not it is column-major."""
         return bool(self.b.strides[1] == self.b.itemsize)
 
     @property
     def matrices(self) -> tuple[Array, ...]:
-        """All, each as it lies in memory by rows."""
+        """All operands that are matrices, each row-major: b, b2 and thin transposed unless they are `across`."""
         right = [x if self.across else x.T for x in (self.b, self.b2, self.thin) if x is not None]
         more = (x for x in (self.plus, *right[2:]) if x is not None)
         return (self.a, right[0], self.a2, right[1], self.out, *more)
@@ -151,7 +156,7 @@ class Operands:
         )  # fmt: skip
 
     def fit(self) -> bool:
-        """Whether the kernel can read and write them."""
+        """Whether the kernel can take these dtypes, sizes, strides and addresses."""
         out, extra = self.out, () if self.bias is None else (self.bias,)
         return (
             out.dtype in KIND
@@ -165,7 +170,7 @@ class Operands:
 
 
 class PairedProducts:
-    """The kernels, by tile, and which of them a problem is best made with, if any."""
+    """The kernel, compiled for each tile, and the choice of a tile for each problem."""
 
     def __init__(
         self, cupy: Any, stream: Any, shelf: Shelf, launches: Launches, cubins: Cubins, multiprocessors: int,
@@ -179,7 +184,7 @@ class PairedProducts:
         self._lock = threading.RLock()
 
     def made(self, x: Operands, otherwise: Callable[[Operands], None]) -> bool:
-        """Makes the result if that is better done here than by `otherwise`."""
+        """Computes the result and returns True, unless `otherwise` is the better way; False if it is."""
         if not self._here or not x.fit():
             return False
         problem = x.problem()
@@ -192,7 +197,7 @@ class PairedProducts:
         return tile is not None
 
     def run(self, tile: Tile, x: Operands) -> None:
-        """Launches the kernel with this tile, which `fits`."""
+        """Launches the kernel with this tile, for which `fits` is true."""
         function = self._function(tile, x)
         a, b, a2, b2, out = x.matrices[:5]
         half = (_BLOCK // 2, _BLOCK) if x.across else (tile.columns // 2, _DEPTH)
@@ -217,7 +222,7 @@ class PairedProducts:
         return self._cubins.get(*_asked(tile, x.across, x.b2.shape[0], x.out.dtype, x.splits))
 
     def _compile_ahead(self, problem: _Problem) -> None:
-        """Every tile: the layers of one network want most of them, and each takes a second to compile."""
+        """Compiles all tiles in parallel: the layers of one network need most of them, and each takes a second."""
         rank, dtype, splits = problem.rank, problem.dtype, max(1, problem.making)
         if (rank, dtype) in self._ahead:
             return
@@ -231,7 +236,10 @@ class PairedProducts:
         )
 
     def _choose(self, problem: _Problem, x: Operands, otherwise: Callable[[Operands], None]) -> Tile | None:
-        """By the rule, or the fastest, found once. What a capture meets first goes by the rule: nothing runs in it."""
+        """The tile by the rule, or the fastest; None if `otherwise` is better.
+
+        A problem first met during a capture, in which nothing runs, goes by the rule.
+        """
         known = [replace(t, thin=problem.rank // problem.making) for t in _MAKING] if problem.making else _TILES
         tiles = [t for t in known if fits(t, problem.n // problem.parts, problem.parts)]
         if not problem.measured or mode().capturing:
@@ -250,7 +258,7 @@ class PairedProducts:
         return [None, *tiles][best]
 
     def _scratch(self, x: Operands) -> Operands:
-        """The same with a result that nobody reads."""
+        """The same operands with another result, to be timed."""
         rows, row = x.out.shape[0], x.out.strides[0] // x.out.itemsize
         out = self._cupy.empty((rows, row), x.out.dtype)[:, : x.out.shape[1]]
         plus = out if x.plus is x.out else x.plus
@@ -258,7 +266,7 @@ class PairedProducts:
 
 
 def fits(tile: Tile, part: int, parts: int) -> bool:
-    """Whether a tile's columns lie in one of the equal parts."""
+    """Whether none of a tile's columns spread over two of the equal parts, of `part` columns each."""
     return parts == 1 or part % tile.columns == 0
 
 
@@ -266,17 +274,18 @@ _CONTENDS = 0.75
 
 
 def contenders(tiles: Sequence[Tile], m: int, n: int, multiprocessors: int) -> list[Tile]:
-    """Those that could win: a tile of which much less is used than of the best is not worth its timing."""
+    """The tiles worth timing: those whose efficiency is not far below the best one's."""
     used = [t.used(m, n, multiprocessors) for t in tiles]
     return [t for t, share in zip(tiles, used, strict=True) if share >= _CONTENDS * max(used)]
 
 
 _ALONE, _PASS = 1.04, 490.0
-"""The kernel's time by that of cuBLASLt's first product where all tiles are used; what its second adds, times K."""
+"""Measured: the kernel's time relative to cuBLASLt's first product, at full efficiency; and what cuBLASLt's second
+product adds to its first, in the same unit, times K."""
 
 
 def by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int) -> Tile | None:
-    """The tile of which most is used, if it wins more by sparing a pass over the result than it leaves unused."""
+    """The most efficient tile, if saving a pass over the result gains more than its inefficiency costs; else None."""
     best = max(tiles, key=lambda t: t.used(m, n, multiprocessors), default=None)
     if best is None or _ALONE / best.used(m, n, multiprocessors) > 1 + _PASS / k:
         return None
@@ -285,11 +294,12 @@ def by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int)
 
 _SPEED, _BANDWIDTH = 640e12, 3.4e12
 _LAUNCH, _THIN = 5e-6, 1.13
-"""An H200 in large products and in thin ones; one more launch; a tile's time by what it is without making a2."""
+"""Measured on an H200: FLOP/s of large products, bytes/s of thin ones, seconds of a launch, and a tile's time where it
+computes a2 relative to that where it does not."""
 
 
 def making_by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int) -> Tile | None:
-    """The tile of which most is used, if making a2 in each costs less than a launch and a pass over a of its own."""
+    """The most efficient tile, if computing a2 in it costs less than a separate launch and pass over a; else None."""
     best = max(tiles, key=lambda t: t.used(m, n, multiprocessors), default=None)
     if best is None:
         return None
@@ -300,7 +310,7 @@ def making_by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessor
 
 @lru_cache(maxsize=64)  # asked at every launch
 def source(tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1) -> str:
-    """The kernel's text for a tile."""
+    """The kernel's source for a tile."""
     numbers = {
         "CONSUMERS": tile.consumers, "HIGH": tile.high, "COLUMNS": tile.columns, "BUFFERS": tile.buffers,
         "STAGES": tile.stages, "ACROSS": int(across), "RANK": rank, "MADE": int(tile.thin > 0),

@@ -1,4 +1,4 @@
-"""What launchers say to the kernel generators: programs along rows, reductions, and how operands meet the rows."""
+"""The vocabulary between launchers and kernel generators: programs along rows, reductions, and their operands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from ...dtype import Array
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is done along a row: the steps, the values an element to be written, and the values a row; see `rows`."""
+    """What is done along a row, see `rows.py`: steps, and expressions for outputs.
+
+    `rows` are the outputs with a value for each element, `numbers` those with a value for each row.
+    """
 
     steps: tuple[str, ...]
     rows: tuple[str, ...] = ()
@@ -19,7 +22,10 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What is taken together ("sum", "max" or "min" of `value`) and what becomes of `total`, of `n` elements."""
+    """A reduction: `how` ("sum", "max" or "min") over the expression `value`.
+
+    The output is the expression `result` over `total` and `n`, the number of elements.
+    """
 
     how: str
     value: str
@@ -28,7 +34,7 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The sizes of a reduction: an output for each of `outer` and `inner`, made of `reduced` elements."""
+    """The sizes of a reduction of (outer, reduced, inner) to (outer, inner)."""
 
     outer: int
     reduced: int
@@ -46,9 +52,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """By name: rows of their own (..., C), shared rows, one element a row (R,), and plain numbers.
+    """What a kernel reads, by name: `rows` (..., C), `tables` of shared rows, `columns` (R,), plain `numbers`.
 
-    R counts the rows in row-major order of their leading dims, which for all operands are the same.
+    R is the number of rows, counted in row-major order of their leading dims, which are the same for all `rows`.
     """
 
     rows: Mapping[str, Array]

@@ -44,9 +44,10 @@ class Cut:
 
 
 def cut_of(columns: int, width: int, loads: int, held: int) -> Cut:
-    """The cut for rows of `columns` elements, of which a thread loads and holds so many packets for each of its own.
+    """The cut for rows of `columns` elements in packets of `width`.
 
-    There are few cuts, so that rows of many lengths share kernels.
+    For each packet of a row a thread loads `loads` packets of 16 bytes and holds `held` in registers. Only few
+    different cuts are used, so that rows of many lengths share kernels.
     """
     packets = columns // width
     if packets <= _WARP:
@@ -63,9 +64,10 @@ def cut_of(columns: int, width: int, loads: int, held: int) -> Cut:
 
 
 def staged_cut(columns: int, width: int, bytes_each: int) -> Cut | None:
-    """The cut for dense rows that no wide packets fit, `bytes_each` being what is stored of an element in all; if any.
+    """The cut for dense rows whose length allows no wide packets; None where staging them does not fit or pay.
 
-    Fewer threads than such a row's own packets would keep busy share its sums.
+    `bytes_each` is what all operands and outputs store for an element. Staged rows need fewer threads than such narrow
+    packets would, and so their sums cost less.
     """
     packets = columns // width
     if width > 2 or packets <= 8:

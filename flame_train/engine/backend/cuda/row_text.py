@@ -1,4 +1,4 @@
-"""Row programs written down as kernels: how operands are found and loaded, what is done, where results go."""
+"""The text of a row program's kernel: how operands are found and loaded, what is computed, where results go."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Names = tuple[tuple[str, DType], ...]
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a kernel's text follows from besides its cut.
+    """What a kernel's text depends on besides program and cut.
 
-    Names of rows, of tables that have a `single` row, of `tables` that have several, of columns and numbers, each with
-    its dtype; the outputs' dtypes; and the dims that rows lie along. `alike` names for each of `tables` the first one
-    that is shared by rows as it is.
+    The names and dtypes of rows, of tables with a `single` row, of `tables` with several, and of columns; the names of
+    numbers; the outputs' dtypes; and the number of leading dims. `alike` names, for each of `tables`, the first one
+    with the same run and count, whose row index it shares.
     """
 
     rows: Names
@@ -34,7 +34,7 @@ class Signature:
 
 
 class RowText:
-    """Writes a program down as a kernel."""
+    """Writes the kernel of a program."""
 
     def __init__(self, program: Program, signature: Signature, cut: Cut, columns: int) -> None:
         self.program, self.cut, self.signature = program, cut, signature
@@ -47,7 +47,7 @@ class RowText:
         self.totals = 0
 
     def source(self) -> str:
-        """The whole text. Where all threads have all their packets, the length is no argument but known."""
+        """The whole text. Where the row fills all packets of all threads, its length is a constant of the kernel."""
         steps = "".join(map(self._step, _together(self.program.steps)))
         outputs = self._outputs()
         c, types = self.cut, [*self.rows.values(), *self.tables.values(), *self.made.values()]
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
         return [f"const long long step_{name}{d}" for d in range(self.signature.dims)]
 
     def _places(self) -> str:
-        """The row's index along each dim, and its rows of the tables."""
+        """The row's index i<dim> along each leading dim, and a pointer r_<name> to its row of each table."""
         s, lines = self.signature, ["  unsigned outer = row;\n"]
         for d in range(s.dims - 1, 0, -1):
             lines += [f"  const unsigned i{d} = {divided(f'size{d}')}.rest(outer);\n"]
@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
     # ---- in ------------------------------------------------------------------------------------------
 
     def _staged(self) -> str:
-        """The block's rows brought into shared memory, where those that are made find room as well."""
+        """Copies the block's rows into shared memory, in which there is room for the outputs' rows as well."""
         c, lines = self.cut, []
         for name, t in (self.rows | self.made).items():
             packet, size = f"Packet<{t}, 16 / sizeof({t})>", f"{c.elements * c.rows} * sizeof({t}) / 16"
@@ -144,9 +144,9 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
 """
 
     def _left_out(self) -> str:
-        """What passes over a packet that is not there: only a thread's last may lie behind the row's end.
+        """A line that skips packets which do not exist: those of a missing row, and a thread's last beyond the row.
 
-        A staged row that is not there has its place in shared memory like the others, and is never brought out.
+        Missing rows are not skipped where rows are staged: they have a place in shared memory, which is not copied out.
         """
         missing = [] if self.cut.staged or self.cut.rows == 1 else ["!live"]
         missing += [] if self.whole else [f"k == {self.cut.packets - 1} && p >= packets"]
@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
         return self._totals(what.capitalize(), steps)
 
     def _totals(self, how: str, steps: Sequence[_Step]) -> str:
-        """Totals of one kind, the threads' own taken together in one exchange."""
+        """Totals of one kind: each thread's own, then those of all threads, combined in one exchange."""
         place = self.totals
         self.totals += len(steps)
         own = [f"own{place}[{j}]" for j in range(len(steps))]
@@ -210,17 +210,17 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
 
 
 def divisor_arguments(name: str) -> list[str]:
-    """The arguments by which a kernel divides by a number."""
+    """The declarations of the arguments by which a kernel divides by a number, see `rows.divisor`."""
     return [f"const unsigned by_{name}", f"const unsigned magic_{name}", f"const unsigned shift_{name}"]
 
 
 def divided(name: str) -> str:
-    """The divisor that those arguments are."""
+    """The `Divisor` made of those arguments."""
     return f"Divisor{{by_{name}, magic_{name}, shift_{name}}}"
 
 
 _Step = tuple[str, str, str]
-"""What is done, the name of what it gives, the expression."""
+"""A step's kind ("sum", "let", "row", ...), the name it defines, and its expression."""
 
 
 def _words(text: str) -> set[str]:
@@ -228,7 +228,7 @@ def _words(text: str) -> set[str]:
 
 
 def _together(steps: Sequence[str]) -> list[list[_Step]]:
-    """The steps, totals of one kind that follow each other and do not need each other in one group."""
+    """The steps in groups: consecutive totals of one kind, none of which uses another, share one exchange."""
     groups: list[list[_Step]] = []
     for step in steps:
         head, text = step.split(" = ", 1)

@@ -1,17 +1,17 @@
-"""One kernel for what happens along rows: norms, softmax and their gradients, each operand read once.
+"""Kernels along rows, from programs: norms, softmax and their gradients, with each operand read once.
 
 A program is a list of steps over a row's elements, in order:
 
-- "sum NAME = EXPRESSION", "max ..." and "min ...": a number a row, from every element;
-- "let NAME = EXPRESSION": a number a row, from other numbers;
-- "row NAME = EXPRESSION": a value an element, kept in registers; `turned(NAME)` is then its pair's other member, (a, b)
-  being taken as (-b, a).
+- "sum NAME = EXPRESSION", "max ..." and "min ...": one number for a row, reduced from an expression over each element;
+- "let NAME = EXPRESSION": one number for a row, computed from other such numbers;
+- "row NAME = EXPRESSION": one value for each element, kept in registers. `turned(NAME)` is then a rotation by 90
+  degrees of each pair of neighbours: (a, b) becomes (-b, a).
 
-Expressions are C over the operands' names, the steps' before, `n` (the row's length) and what `ops/elements.cuh`
-defines. Contract of the generated kernels: rows of operands and outputs are neighbours in memory, operands 16-byte
-aligned; rows lie at the distances that their leading dims say; a row stays in the registers of up to 1024 threads;
-arithmetic and sums are fp32, sums in a fixed order; outputs are assigned, never accumulated. A kernel serves any number
-of rows, and all lengths that are cut alike.
+Expressions are C over the operands' names, those of earlier steps, `n` (the row's length) and what `ops/elements.cuh`
+defines. Contract of the generated kernels: the elements of a row are contiguous in operands and outputs; rows lie at
+the strides of their leading dims; a row stays in the registers of up to 1024 threads; arithmetic and sums are fp32,
+sums in a fixed order; outputs are assigned, never accumulated. A kernel serves any number of rows, and all lengths that
+are cut alike (`row_cuts.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Rows:
     def __call__(
         self, program: Program, operands: Operands, dtypes: Sequence[DType], out: Sequence[Array] = ()
     ) -> tuple[Array, ...]:
-        """The program's rows (..., C) and numbers (R,), in `dtypes`, in this order; or written into `out`."""
+        """The program's outputs, first rows (..., C) and then numbers (R,): new arrays of `dtypes`, or `out`."""
         own = {n: self._aligned(a) for n, a in operands.rows.items()}
         first = next(iter(own.values()))
         lead, columns = first.shape[:-1], first.shape[-1]
@@ -66,7 +66,7 @@ class Rows:
     def _aligned(self, a: Array) -> Array:
         if a.shape[-1] > 1 and a.strides[-1] != a.itemsize:
             a = self._xp.ascontiguousarray(a)
-        return a.copy() if a.data.ptr & 15 else a  # a copy begins where the pool's blocks do
+        return a.copy() if a.data.ptr & 15 else a  # a copy is aligned, as all blocks of the pool are
 
     def _compiled(self, program: Program, s: Signature, columns: int, step: int, dense: bool) -> tuple[Any, Cut]:
         stored = [d for _, d in (*s.rows, *s.single, *s.tables)] + list(s.outputs[: len(program.rows)])
@@ -82,14 +82,14 @@ class Rows:
 
 
 def _places(lead: Shape, columns: int, arrays: Sequence[Array]) -> tuple[Shape, tuple[Strides, ...]]:
-    """The fewest dims that rows lie along, and the distances in elements, for each array."""
+    """The leading dims, merged into as few as possible, and each array's strides along them, in elements."""
     if prod(lead) == 1:
         return (1,), ((columns,),) * len(arrays)
     return merged(lead, [[s // a.itemsize for s in a.strides[:-1]] for a in arrays])
 
 
 def _step(columns: int, strides: Sequence[Strides], arrays: Sequence[Array]) -> int:
-    """What all rows' places are multiples of, in elements."""
+    """The largest number of elements of which the length and all places of rows are multiples."""
     return gcd(columns, *((a.data.ptr & 15) // a.itemsize for a in arrays), *(s for row in strides for s in row))
 
 
@@ -119,7 +119,7 @@ def _arguments(
 
 
 def by_count(tables: Mapping[str, Table]) -> tuple[dict[str, Table], dict[str, Table]]:
-    """Those of a single row, and those of several."""
+    """The tables with a single row, and those with several."""
     return {n: t for n, t in tables.items() if t.count == 1}, {n: t for n, t in tables.items() if t.count > 1}
 
 
@@ -129,6 +129,6 @@ def names_of(arrays: Mapping[str, Array]) -> Names:
 
 @lru_cache(maxsize=4096)
 def divisor(by: int) -> tuple[np.uint32, np.uint32, np.uint32]:
-    """`by` as `Divisor` in elements.cuh has it."""
+    """The arguments of `Divisor` in elements.cuh, which divides by `by` with a multiplication and a shift."""
     shift = (by - 1).bit_length()
     return np.uint32(by), np.uint32(((1 << 32) * ((1 << shift) - by)) // by + 1), np.uint32(shift)

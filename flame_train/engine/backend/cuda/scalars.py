@@ -1,11 +1,11 @@
-"""Formulas over single numbers as one kernel: written once over an array namespace, and read by calling them.
+"""Formulas over single numbers as one kernel, by tracing: they are written over an array namespace and called once.
 
-A formula is given a namespace and named numbers, and returns numbers by name. Over CuPy each of its operations is a
-launch. Here it is called once with `Trace` for the namespace and `Traced` for the numbers, which note what is done
-with them; the notes are the kernel. Types are NumPy's and every operation is rounded for itself, so that the bits are
-those that CuPy's operations give.
+A formula takes a namespace and named numbers, and returns numbers by name. Over CuPy each of its operations is a
+launch. Here it is called with a `Trace` as the namespace and `Traced` numbers, which record each operation as a line
+of C; these lines are the kernel. Types are promoted as NumPy does, and every operation is rounded separately, so the
+results equal those of CuPy's operations bit for bit.
 
-Contract of the kernels: one block; every thread computes everything, and the first writes it, after all have read.
+Contract of the kernels: one block; every thread computes everything; the first writes the results, after all have read.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Formula = Callable[["Trace", dict[str, "Traced"]], Mapping[str, Any]]
 
 
 class Traced:
-    """A number of a formula that is being read, or the elements of an array, of which only sums and such are numbers.
+    """A number of a traced formula, `text` in C; or, with a `count`, the elements of an array, to be reduced to one.
 
-    `text` is the number in C. Raises `TypeError` where a formula asks for its value.
+    Raises `TypeError` where a formula asks for its value.
     """
 
-    __array_ufunc__ = None  # a NumPy number on the left leaves the operation to this one
+    __array_ufunc__ = None  # with a NumPy number on the left, Python then calls this class's reflected operator
 
     def __init__(self, trace: Trace, dtype: DType, text: str, count: str = "") -> None:
         self.trace, self.dtype, self.text, self.count = trace, dtype, text, count
@@ -87,25 +87,25 @@ class Traced:
     def __ge__(self, other: Any) -> Traced:
         return self.trace.made("{0} >= {1}", self, other, dtype=bool_)
 
-    def __eq__(self, other: object) -> Traced:  # type: ignore[override]  # a number of the formula, as an array's is
+    def __eq__(self, other: object) -> Traced:  # type: ignore[override]  # elementwise, like an array's
         return self.trace.made("{0} == {1}", self, other, dtype=bool_)
 
-    __hash__ = None  # type: ignore[assignment]  # as NumPy's arrays, which compare so
+    __hash__ = None  # type: ignore[assignment]  # unhashable, like arrays, which compare elementwise too
 
     def __and__(self, other: Any) -> Traced:
         return self.trace.made("{0} & {1}", self, other)
 
     def __invert__(self) -> Traced:
         if self.dtype != bool_:
-            raise TypeError(f"a traced formula inverts truth values only, not {self.dtype.name}")
+            raise TypeError(f"a traced formula: expected truth values to invert, got {self.dtype.name}")
         return self.trace.made("!{0}", self)
 
     def __bool__(self) -> bool:
-        raise TypeError("a traced formula must not depend on a value: choose by xp.where")
+        raise TypeError("a traced formula must not branch on a value: use xp.where")
 
 
 class Trace:
-    """The namespace of a formula that is being read: notes each operation as a line of C."""
+    """The namespace of a traced formula: records each operation as a line of C."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -138,7 +138,7 @@ class Trace:
         return self.noted(x.dtype, f"{_PREFIX[x.dtype]}sqrt_rn({x.text})", x)
 
     def sum(self, x: Traced) -> Traced:
-        """Of an array of fp64."""
+        """The sum of an array, in fp64."""
         total = self._over(x, "double", "0.0", f"{{0}} = __dadd_rn({{0}}, {self.cast(x, float64)})")
         return self.noted(float64, f"block_sum<{_THREADS}>({total})")
 
@@ -148,25 +148,25 @@ class Trace:
             return x
         return self.noted(bool_, f"!__syncthreads_or({self._over(x, 'bool', 'false', f'{{0}} |= !({x.text})')})")
 
-    # ---- how it is noted -------------------------------------------------------------------------------
+    # ---- how operations are recorded -------------------------------------------------------------------
 
     def rounded(self, name: str, a: Any, b: Any) -> Traced:
-        """A sum, difference, product or quotient, which the compiler joins with no other."""
+        """A sum, difference, product or quotient, written so that the compiler does not fuse it with another."""
         dtype = _common(a, b)
         if dtype in _PREFIX:
             return self.made(f"{_PREFIX[dtype]}{name}_rn({{0}}, {{1}})", a, b)
         if name not in _WHOLE:
-            raise TypeError("a traced formula divides fractions only: cast whole numbers first")
+            raise TypeError(f"a traced formula: expected floats to divide, got {dtype.name}; cast them first")
         return self.made(f"{{0}} {_WHOLE[name]} {{1}}", a, b)
 
     def made(self, text: str, *operands: Any, dtype: DType | None = None) -> Traced:
-        """`text` over the operands in the type they have in common, which is the result's unless another is given."""
+        """`text`, a format string over the operands, cast to their common type; that is the result's unless given."""
         common = _common(*operands)
         values = text.format(*(self.cast(x, common) for x in operands))
         return self.noted(dtype or common, values, *operands)
 
     def noted(self, dtype: DType, text: str, *operands: Any) -> Traced:
-        """A line that computes a number; elements of an array stay in the text until they are taken together."""
+        """Records a line that computes a number. An expression over an array stays text until it is reduced."""
         count = next((x.count for x in operands if isinstance(x, Traced) and x.count), "")
         if count:
             return Traced(self, dtype, f"({text})", count)
@@ -179,13 +179,13 @@ class Trace:
         if isinstance(x, Traced):
             return x.text if x.dtype == dtype else f"({_TYPES[dtype]}){x.text}"
         if not math.isfinite(x):
-            raise ValueError(f"a traced formula has finite numbers only, not {x}")
+            raise ValueError(f"a traced formula: expected finite constants, got {x}")
         if dtype.kind == "f":
             return f"{float(dtype.type(x))!r}{'f' if dtype == float32 else ''}"
         return f"({_TYPES[dtype]}){int(x)}"
 
     def _over(self, x: Traced, kind: str, first: str, line: str) -> str:
-        """A thread's part of what is taken together over an array."""
+        """Records a thread's part of a reduction over an array; returns the name of the variable that holds it."""
         name = f"v{len(self.lines)}"
         loop = f"for (long long i = threadIdx.x; i < {x.count}; i += {_THREADS})"
         self.lines.append(f"{kind} {name} = {first}; {loop} {line.format(name)};")
@@ -193,20 +193,20 @@ class Trace:
 
 
 def _common(*operands: Any) -> DType:
-    """NumPy's type for an operation; Python's numbers take the others'."""
+    """NumPy's result type of an operation; Python numbers take the type of the others."""
     return np.result_type(*(x.dtype if isinstance(x, Traced) else x for x in operands))
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A formula's kernel. What it is called with must be of the names, types and numbers of dims it was made for."""
+    """A formula's kernel, to be called with arrays of the names, dtypes and numbers of dims that it was made for."""
 
     function: Any
     read: tuple[str, ...]
     written: tuple[str, ...]
 
     def __call__(self, given: Mapping[str, Array], into: Mapping[str, Array]) -> None:
-        """One launch: the formula of `given`, each result in `into` by its name."""
+        """Launches the kernel: it writes each result of the formula over `given` to the array of its name in `into`."""
         sizes = [np.int64(given[n].size) for n in self.read if given[n].ndim]
         args = (*(given[n] for n in self.read), *sizes, *(into[n] for n in self.written))
         self.function((1,), (_THREADS,), args)
@@ -219,9 +219,9 @@ class Scalars:
         self._modules = modules
 
     def program(self, formula: Formula, given: Mapping[str, Array], into: Mapping[str, Array]) -> Program:
-        """The kernel that writes what `formula` makes of `given`, arrays of any size, to 0-d arrays in `into`.
+        """The kernel of `formula` over `given`, arrays of any size, that writes its results to 0-d arrays in `into`.
 
-        Each name it returns must be one of `into`; an array of both may be the same. Values are cast to `into`'s types.
+        Each name the formula returns must be in `into`, to whose dtype the value is cast. An array may be in both.
         """
         trace = Trace()
         operands = {n: _operand(trace, i, a) for i, (n, a) in enumerate(given.items())}

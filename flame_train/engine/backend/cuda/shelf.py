@@ -1,8 +1,8 @@
-"""Answers that are slow to find and depend on the card and its libraries alone, kept on disk between runs.
+"""A cache on disk of answers that are slow to find and depend only on the card and its libraries.
 
-Each lies in a file of its own, named by its question, so writers never wait for each other: whoever renames last
-wins, with an answer that is as good. A file holds its question and a checksum beside the answer; one that is damaged,
-or answers another question, is said so, and the answer is found anew.
+Each answer has a file of its own, named by a hash of its question, so writers never wait for each other: the last
+rename wins, with an answer that is as good. A file holds its question and a checksum before the answer. One that is
+damaged, or answers another question, is reported, and its answer is found again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FORMAT = 1  # raised when the meaning of answers changes: older files are then 
 
 
 def default_folder() -> Path | None:
-    """Where answers are kept: `flame-train/choices` in XDG_CACHE_HOME, or in ~/.cache; None for who has no home."""
+    """`flame-train/choices` in XDG_CACHE_HOME or ~/.cache; None if the user has no home folder."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     try:
         base = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
@@ -30,18 +30,18 @@ def default_folder() -> Path | None:
 
 
 class Shelf:
-    """Answers under `folder`, made when the first is written, for the machine that `place` describes.
+    """The answers in `folder`, which is made when the first is written, for the card that `place` describes.
 
-    Without a folder nothing is kept, which is logged as where nothing can be written.
+    Without a folder nothing is kept, which is logged at the first write.
     """
 
     def __init__(self, folder: Path | None, place: str) -> None:
         self.folder, self._place = folder, place
         self._writable = True
-        self._held: set[Path] = set()  # by what no file can replace
+        self._held: set[Path] = set()  # paths taken by something that a file cannot replace, such as a folder
 
     def path(self, question: str) -> Path | None:
-        """Where the answer lies, or would."""
+        """The file of the answer, whether it exists or not; None without a folder."""
         return self.folder and self.folder / hashlib.sha256(self._whole(question).encode()).hexdigest()[:40]
 
     def get(self, question: str) -> bytes | None:
@@ -63,7 +63,7 @@ class Shelf:
         return answer
 
     def put(self, question: str, answer: bytes) -> None:
-        """Keeps an answer, in place of any before. What cannot be written is logged once and left."""
+        """Writes an answer, replacing an earlier one. If the folder cannot be written that is logged once."""
         path = self.path(question)
         if not self._writable or path in self._held:
             return
@@ -82,7 +82,7 @@ class Shelf:
                 temporary.unlink(missing_ok=True)
 
     def _replace(self, temporary: Path, path: Path) -> None:
-        """What stands in one entry's place, a folder for one, says nothing of the others."""
+        """Renames. A failure concerns this entry alone, such as a folder of that name, so others are still written."""
         try:
             os.replace(temporary, path)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Descriptions of arrays by which compute capability 9.0 fetches and sends tiles (cuTensorMapEncodeTiled)."""
+"""Tensor maps: descriptions of arrays by which compute capability 9.0 copies tiles (cuTensorMapEncodeTiled)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ _TYPE: dict[DType, int] = {float16: 6, bfloat16: 9}  # CUtensorMapDataType
 _NOT_INTERLEAVED, _PROMOTE_256, _ZEROS_OUTSIDE = 0, 3, 0
 _SWIZZLE = {16: 1, 64: 3}  # CUtensorMapSwizzle: by 32 and by 128 bytes, as long as a tile's rows
 STRUCT = np.dtype([("words", "u8", _BYTES // 8)])
-"""As a kernel takes it: an array of one such is passed by value."""
+"""A tensor map as a kernel takes it: an array of one is passed by value."""
 
 
 def tensor_map(x: Array, tile: tuple[int, int]) -> np.ndarray[Any, Any]:
-    """`x` (..., R, C) of 16-bit floats, its last dim dense, cut into tiles (rows, 16 or 64 columns); a STRUCT."""
+    """The map of `x` (..., R, C), 16-bit floats with a dense last dim, in tiles (rows, 16 or 64 columns); a STRUCT.
+
+    Raises DeviceFault if the driver refuses it.
+    """
     return _encoded(x.data.ptr, x.dtype, x.shape, x.strides[:-1], tile)
 
 
-@lru_cache(maxsize=8192)  # weights lie where they lie; a step has a few thousand operands
+@lru_cache(maxsize=8192)  # weights stay at their addresses; a step has a few thousand operands
 def _encoded(
     pointer: int, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...], tile: tuple[int, int]
 ) -> np.ndarray[Any, Any]:

@@ -1,20 +1,20 @@
-"""Products of a warpgroup as functions of CUDA: instructions of compute capability 9.0 that no header has."""
+"""Matrix products of a warpgroup (wgmma) as CUDA functions: no header offers these instructions of capability 9.0."""
 
 from __future__ import annotations
 
 from ...dtype import DType, bfloat16, float16
 
 KIND = {bfloat16: "bf16", float16: "f16"}
-"""Elements that warpgroups multiply, by PTX's names for them."""
+"""PTX's names of the elements that warpgroups multiply."""
 
 
 def warpgroup_product(
     name: str, columns: int, across: bool, dtype: DType, held: bool = False, fresh: bool = False
 ) -> str:
-    """`name`: sums (64, columns) = or += a (64, 16) b (16, columns), one instruction (PTX ISA, wgmma).
+    """The text of function `name`: sums (64, columns) = or += a (64, 16) b (16, columns), one wgmma instruction.
 
-    b lies as its transpose, or `across` as it is. Where a is `held` in registers, sums always are there, or never where
-    they are `fresh`.
+    b lies in shared memory as its transpose or, `across`, as it is; so does a, unless it is `held` in registers. The
+    function's argument `more` says whether to add to the sums; a `fresh` one has none and always overwrites them.
     """
     n, given, kind = columns // 2, 4 if held else 1, KIND[dtype]
     registers = ", ".join(f"%{i}" for i in range(n))
