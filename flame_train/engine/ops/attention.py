@@ -1,10 +1,10 @@
 """Scaled dot-product attention, block by block: the L x L matrix is never whole in memory.
 
 The forward pass keeps each row's log-sum-exp, from which the backward pass rebuilds any block of the
-probabilities (FlashAttention, arXiv 2205.14135). On CUDA cuDNN does both for bf16 and fp16 without masks, but where
-keys are few, as a caption's (attention_few_keys.cu), or heads are of 64 and warpgroups can be had
-(attention_warpgroups.cuh); our own kernels (attention.cuh) do the rest up to head sizes where cuBLASLt's products are
-faster.
+probabilities (FlashAttention, arXiv 2205.14135). On CUDA, bf16 and fp16 without a mask go through cuDNN, except where
+a kernel of ours is faster: for few keys, such as a caption's (attention_few_keys.cu), and for heads of size 64 on
+compute capability 9.0 (attention_warpgroups.cuh). All else goes through attention.cuh, up to head sizes where the
+reference, whose products cuBLASLt makes, is faster.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BLOCK_BYTES = 1 << 26  # one block of scores, over all batches and heads, stays
 
 
 def _blocks(query: Array, key: Array, dropped: bool) -> Iterator[slice]:
-    """Ranges of query rows whose scores, and what they are dropped by, fit the block size."""
+    """Ranges of query rows whose scores, and random numbers for dropout if any, fit the block size."""
     row = max(1, math.prod(query.shape[:-2]) * key.shape[-2] * (64 if dropped else query.itemsize))
     step = max(1, _BLOCK_BYTES // row)
     n = query.shape[-2]
@@ -106,7 +106,10 @@ def scaled_dot_product_attention(
 def _by_group(
     query: Array, key: Array, value: Array, mask: Array | None, grouped: bool
 ) -> tuple[Array, Array, Array, Array | None]:
-    """All with the heads as (key heads, queries' heads for each), so that they broadcast; unchanged if not grouped."""
+    """All four with dim -3 split so that they broadcast, for H heads of keys, each shared by G heads of queries.
+
+    query becomes (..., H, G, L, E), key and value (..., H, 1, S, E). Unchanged if not `grouped`.
+    """
     if not grouped:
         return query, key, value, mask
     heads = key.shape[-3]
@@ -118,7 +121,7 @@ def _by_group(
 
 
 def check_attention(query: Array, key: Array, value: Array, grouped: bool) -> None:
-    """Raises ShapeError when the three do not fit each other."""
+    """Raises ShapeError unless query (..., L, E), key (..., S, E) and value (..., S, V) fit each other."""
     fit = query.shape[-1] == key.shape[-1] and key.shape[-2] == value.shape[-2] and key.shape[:-2] == value.shape[:-2]
     if grouped:
         fit = fit and query.ndim > 2 and query.shape[:-3] == key.shape[:-3] and query.shape[-3] % key.shape[-3] == 0
@@ -156,7 +159,7 @@ def _gradient(
     query, key, value, attn_mask = _by_group(query, key, value, attn_mask, enable_gqa)
     g, out, lse = (a.reshape(*query.shape[:-1], a.shape[-1]) for a in (g, out, lse))
     dq, dk, dv = xp.empty(query.shape, g.dtype), xp.zeros(key.shape, g.dtype), xp.zeros(value.shape, g.dtype)
-    drop = xp.sum(g * out, axis=-1, keepdims=True)
+    delta = xp.sum(g * out, axis=-1, keepdims=True)
     for rows in _blocks(query, key, dropout_p > 0.0):
         p = xp.exp(_scores(xp, query, key, attn_mask, is_causal, factor, rows) - lse[..., rows, :])
         gr = g[..., rows, :]
@@ -164,7 +167,7 @@ def _gradient(
         if rng is not None and dropout_p:
             kept = _kept(xp, p, heads, query.shape[-2], rows, dropout_p, rng, stream)
             dp, used = dp * kept, p * kept
-        ds = p * (dp - drop[..., rows, :]) * factor
+        ds = p * (dp - delta[..., rows, :]) * factor
         dv += _over_group(xp, xp.matmul(used.swapaxes(-1, -2), gr), enable_gqa)
         dq[..., rows, :] = xp.matmul(ds, key)
         dk += _over_group(xp, xp.matmul(ds.swapaxes(-1, -2), query[..., rows, :]), enable_gqa)
@@ -179,7 +182,7 @@ def _(
     xp: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, attn_mask: Array,
     dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool, rng: Rng | None, stream: int,
 ) -> Array:  # fmt: skip
-    """Of the size of all scores, unlike the others: for learnt biases of short sequences."""
+    """Takes memory for all scores at once, unlike the other gradients: for learnt biases of short sequences."""
     shape, factor = (*query.shape[:-1], key.shape[-2]), _factor(scale, query)
     heads = math.prod(query.shape[1:-2])
     query, key, value, attn_mask = _by_group(query, key, value, attn_mask, enable_gqa)
@@ -233,7 +236,7 @@ def _() -> Iterator[ErrorSample]:
 
 
 def _flash(query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, enable_gqa: bool) -> str:
-    """Why cuDNN's flash attention is not asked; empty when it is."""
+    """Why cuDNN's flash attention cannot be used; "" if it can."""
     if dropout_p or enable_gqa:
         return "no dropout, no grouped heads"
     if attn_mask is not None or query.ndim != 4 or 0 in (*query.shape, *key.shape):
@@ -248,7 +251,7 @@ def _flash(query: Array, key: Array, value: Array, attn_mask: Array | None, drop
 
 
 def _and(worth: Callable[[Array, Array, bool, float | None], str]) -> Callable[..., str]:
-    """Why neither cuDNN could be asked nor what stands in for it."""
+    """The condition of a kernel that replaces cuDNN's: it can do what cuDNN can if `worth` has nothing against it."""
 
     def reason(
         query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool,
@@ -350,10 +353,10 @@ def _(
 ) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
     problem = Problem(k, query, key, value, attn_mask, is_causal, _factor(scale, query), g, out)
     g, out = problem.others
-    drop = problem.drop(g, out)
+    delta = problem.delta(g, out)
     wanted = (("query", query), ("key", key), ("value", value))
     dq, dk, dv = (
-        problem.run(f"attention_{name}", g, lse, drop, k.empty(x.shape, x.dtype)) if name in needs else None
+        problem.run(f"attention_{name}", g, lse, delta, k.empty(x.shape, x.dtype)) if name in needs else None
         for name, x in wanted
     )
     return dq, dk, dv

@@ -1,4 +1,4 @@
-"""When attention_few_keys.cu is asked, and how: attention to a caption's keys."""
+"""When attention_few_keys.cu is used, and how it is launched: attention to few keys, such as a caption's."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 from ..dtype import Array
 from .attention_memory import in_packets, placed
 
-_HEAD, _KEYS, _QUERIES, _THREADS = 64, 80, 64, 128  # as there
-_FORWARD_BLOCKS = 4  # a multiprocessor holds at once
-_FORWARD_BYTES = 2 * (_HEAD + 8) * (2 * _KEYS + 2 * _QUERIES)  # of shared memory
-_SHARES = (2, 4, 8)  # blocks of a cluster, which share a head
-_BLOCKS = 2  # a multiprocessor holds at once
+_HEAD, _KEYS, _QUERIES, _THREADS = 64, 80, 64, 128  # as in that file
+_FORWARD_BLOCKS = 4  # blocks that a multiprocessor holds at once
+_FORWARD_BYTES = 2 * (_HEAD + 8) * (2 * _KEYS + 2 * _QUERIES)  # shared memory of a block
+_SHARES = (2, 4, 8)  # possible numbers of blocks in a cluster, which share a head
+_BLOCKS = 2  # as _FORWARD_BLOCKS, for the gradients
 _SHARED_BYTES = 2 * (_HEAD + 8) * (2 * _KEYS + 4 * _QUERIES) + 2 * 2 * _QUERIES * (_KEYS + 8) + 2 * 4 * _QUERIES
 
 
 def unfit(query: Array, key: Array, is_causal: bool, scale: float | None) -> str:
-    """Why the kernel is not asked for what cuDNN could do as well; empty when it is."""
+    """Why the kernel does not replace cuDNN's; "" if it does."""
     keys = key.shape[-2]
     if query.shape[-1] != _HEAD or keys > _KEYS:
         return f"{keys} keys of size {query.shape[-1]}: expected at most {_KEYS} of {_HEAD}"

@@ -1,4 +1,4 @@
-"""Where attention finds and leaves arrays: so that merging heads copies nothing, and one product takes all three."""
+"""How attention's arrays lie in memory: so that merging heads copies nothing, and one product reads all gradients."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ..graph import Into
 
 
 def unit(k: Any, x: Array) -> Array:
-    """`x` with its last dim dense, which is all that cuDNN asks of strides."""
+    """`x` with a dense last dim, which is all that cuDNN demands of strides: itself, or a copy."""
     return x if x.strides[-1] == x.itemsize else k.rows_first(x)
 
 
 def lies_in_packets(x: Array) -> bool:
-    """Whether rows can be read and written 16 bytes at a time."""
+    """Whether rows are dense and 16-byte aligned, and so can be read and written 16 bytes at a time."""
     return x.strides[-1] == x.itemsize and not any(n % 16 for n in (x.data.ptr, *x.strides[:-1]))
 
 
 def in_packets(k: Any, x: Array) -> Array:
-    """`x` so that its rows can be read 16 bytes at a time."""
+    """`x` if it `lies_in_packets`, else a copy that does."""
     return x if lies_in_packets(x) else k.rows_first(x)
 
 
 def placed(arrays: Iterable[Array]) -> list[Any]:
-    """Each array and the distances of its batches, heads and rows, in elements: what a kernel is given of it."""
+    """A kernel's arguments for arrays (B, H, L, E): each, followed by its strides of B, H and L in elements."""
     return [given for x in arrays for given in (x, *(np.int64(s // x.itemsize) for s in x.strides[:3]))]
 
 
@@ -38,7 +38,10 @@ def like_rows(k: Any, x: Array) -> Array:
 
 
 def _rows_together(k: Any, *arrays: Array) -> list[Array]:
-    """As `like_rows` for each; where all have one shape, a position's rows lie side by side, for one product."""
+    """As `like_rows` for each. If all have one shape they share a block in which a position's rows lie side by side.
+
+    A projection that made all three of one input can then read their gradients in one product.
+    """
     if len({x.shape for x in arrays}) != 1:
         return [like_rows(k, x) for x in arrays]
     b, h, length, e = arrays[0].shape
@@ -47,7 +50,7 @@ def _rows_together(k: Any, *arrays: Array) -> list[Array]:
 
 
 def rooms(k: Any, query: Array, key: Array, value: Array, into: Into) -> list[Array]:
-    """Where the gradients of the three go: to the places they have, if kernels can write there, or to memory made."""
+    """Memory for the gradients of the three: that lent by `into` where kernels can write to it, else new."""
     places = {n: into[n] for n in into if lies_in_packets(into[n])}
     rest = {n: x for n, x in (("query", query), ("key", key), ("value", value)) if n not in places}
     made = {**places, **dict(zip(rest, _rows_together(k, *rest.values()), strict=True))}

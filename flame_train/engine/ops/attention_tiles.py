@@ -1,4 +1,4 @@
-"""When attention.cuh is asked, and how: the conditions of our attention kernels, and one call as they want it."""
+"""When attention.cuh is used, and how it is launched."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from ..dtype import Array
 from . import conditions
 
-_THREADS = {64: 128, 128: 128, 256: 128, 512: 256}  # by class of head sizes: THREADS there
-_ROWS = 64  # of a tile
+_THREADS = {64: 128, 128: 128, 256: 128, 512: 256}  # by the largest head size of a file: its THREADS
+_ROWS = 64  # rows of a tile
 
 
 def forward_tiles(
     query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool
 ) -> str:  # fmt: skip
-    """Why our forward kernel is not asked; empty when it is. Products were faster where it says so, see docs/log.md."""
+    """Why our forward kernel is not used; "" if it is. Its head sizes follow from measurements, see docs/log.md."""
     width = max(query.shape[-1], value.shape[-1])
     if reason := _unfit(query, key, value, attn_mask, dropout_p):
         return reason
@@ -29,7 +29,7 @@ def forward_tiles(
 def backward_tiles(
     query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool
 ) -> str:  # fmt: skip
-    """Likewise for the gradients, of which two have keys for their own rows."""
+    """Why our gradient kernels are not used; "" if they are. Those of key and value have tiles of keys."""
     width = max(query.shape[-1], value.shape[-1])
     if reason := _unfit(query, key, value, attn_mask, dropout_p):
         return reason
@@ -40,7 +40,7 @@ def backward_tiles(
 
 
 def _unfit(query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float) -> str:
-    """What attention.cuh cannot do."""
+    """Why attention.cuh cannot take these arguments; "" if it can."""
     if dropout_p:
         return "dropout takes the reference"
     if query.ndim > 4 or 0 in (*query.shape, *key.shape, *value.shape):
@@ -51,13 +51,13 @@ def _unfit(query: Array, key: Array, value: Array, attn_mask: Array | None, drop
 
 
 def _idle(own: Array, work: int) -> str:
-    """A block for each tile of own rows: few of them with much to do would leave most of a GPU idle."""
+    """Why the tiles of the rows of `own`, one to a block, are too few: with much `work` each, most of a GPU idles."""
     tiles = -(-own.shape[-2] // _ROWS) * math.prod(own.shape[:-2])
     return f"{tiles} tiles for a whole GPU: products spread better" if tiles < 128 and work > 1 << 15 else ""
 
 
 class Problem:
-    """One call as attention.cuh has it: dense arrays, and the numbers that follow them."""
+    """The arguments of attention.cuh's kernels for one call: dense arrays, and the numbers after them."""
 
     def __init__(
         self, k: Any, query: Array, key: Array, value: Array, attn_mask: Array | None, is_causal: bool,
@@ -80,15 +80,15 @@ class Problem:
         head = next(c for c in _THREADS if max(sizes[1], sizes[3]) <= c)
         self.file, self.threads = f"attention_{head}.cu", _THREADS[head]
 
-    def run(self, kernel: str, g: Any, lse: Array, drop: Any, out: Array) -> Array:
-        """Fills `out`, whose rows are the kernel's own."""
+    def run(self, kernel: str, g: Any, lse: Array, delta: Any, out: Array) -> Array:
+        """Fills `out`, for whose rows the kernel has a block each tile. `g` and `delta` are for gradients only."""
         grid = (-(-out.shape[-2] // _ROWS) * math.prod(out.shape[:-2]),)
-        arrays = (self.q, self.key, self.value, g, lse, drop, self.mask, out)
+        arrays = (self.q, self.key, self.value, g, lse, delta, self.mask, out)
         self.k.launch(self.file, kernel, self.dtype, grid, self.threads, (*arrays, *self.numbers))
         return out
 
-    def drop(self, g: Array, out: Array) -> Array:
-        """sum(g * out), a number for each query."""
+    def delta(self, g: Array, out: Array) -> Array:
+        """sum(g * out) over each query's row, fp32 (..., L, 1)."""
         result = self.k.empty((*out.shape[:-1], 1), np.dtype(np.float32))
         sizes = (np.int32(result.size), np.int32(out.shape[-1]))
         self.k.launch(self.file, "attention_drop", self.dtype, (-(-result.size // 4),), 128, (g, out, result, *sizes))
@@ -96,5 +96,5 @@ class Problem:
 
 
 def nowhere() -> Any:
-    """A pointer that no kernel follows."""
+    """A null pointer, for an argument that a kernel does not read."""
     return np.uint64(0)

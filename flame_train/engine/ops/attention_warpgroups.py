@@ -1,4 +1,4 @@
-"""When warpgroups_forward.cuh and warpgroups_gradients.cuh are asked, and how."""
+"""When warpgroups_forward.cuh and warpgroups_gradients.cuh are used, and how they are launched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..dtype import Array, DType
 from ..mode import mode
 from .attention_memory import placed
 
-_HEAD, _TILE = 64, 64  # as there
+_HEAD, _TILE = 64, 64  # as in those files
 _TILE_BYTES = 2 * _TILE * _HEAD
 _GROUPS, _FORWARD_GROUPS, _WIDE = 2, 3, 2
 _ROWS, _FORWARD_ROWS = _TILE * _GROUPS, _TILE * _FORWARD_GROUPS
@@ -24,16 +24,16 @@ _ALIGNMENT = 1024
 _SHARED_BYTES = _ALIGNMENT + 2 * (_GROUPS + _STAGES) * _TILE_BYTES + _STAGES * 2 * _TILE * 4
 _FORWARD_BYTES = _ALIGNMENT + (_OWNS * _FORWARD_GROUPS + 2 * _WIDE * _STAGES) * _TILE_BYTES
 _WHOLE = 128  # rows of cuDNN's tiles, of queries and of keys
-_PACE, _PACE_OF_PARTS = 1.1, 1.25  # cuDNN's time by ours with full tiles, and with a last one of keys that is not
-_LONG, _MANY_ROWS = 2048, 100_000  # from where on five products with sums in any order are faster than seven
+_PACE, _PACE_OF_PARTS = 1.1, 1.25  # cuDNN's time relative to ours with full tiles of keys, and with a partial last one
+_LONG, _MANY_ROWS = 2048, 100_000  # from here on cuDNN's 5 products, with sums in any order, are faster than our 7
 _PLACED = np.dtype([("at", "u8"), ("batch", "i8"), ("head", "i8"), ("row", "i8")])
 _SIZES = np.dtype([("batches", "i4"), ("heads", "i4"), ("queries", "i4"), ("keys", "i4"), ("scale", "f4")])
 
 
 def forward_unfit(query: Array, key: Array, is_causal: bool, scale: float | None) -> str:
-    """Why the kernel is not asked for what cuDNN could do as well; empty when it is."""
+    """Why the forward kernel does not replace cuDNN's; "" if it does."""
     if scale is not None and scale <= 0:
-        return f"a scale of {scale}: the largest score times it is to be the largest"
+        return f"a scale of {scale}: expected one above 0, which keeps the largest score the largest"
     if reason := _unfit(query, is_causal):
         return reason
     (b, heads, length, _), keys, blocks = query.shape, key.shape[-2], get_backend("cuda").kernels.multiprocessors
@@ -44,7 +44,7 @@ def forward_unfit(query: Array, key: Array, is_causal: bool, scale: float | None
 
 
 def gradients_unfit(query: Array, key: Array, is_causal: bool, scale: float | None) -> str:
-    """The same of the gradients, which are asked for what is the same in every run whatever it takes."""
+    """Why the gradient kernel does not replace cuDNN's; "" if it does: for determinism, wherever it can."""
     if reason := _unfit(query, is_causal):
         return reason
     rows = query.shape[0] * query.shape[1] * query.shape[-2]
@@ -60,13 +60,16 @@ def _unfit(query: Array, is_causal: bool) -> str:
 
 
 def _used(heads: int, length: int, rows: int, blocks: int) -> float:
-    """What part of all rounds has queries in it, where each block takes so many rows of a head a round."""
+    """The share of all rounds' rows that hold queries, where each block takes `rows` rows of a head in a round."""
     rounds = -(-heads * -(-length // rows) // blocks)
     return heads * length / (rounds * blocks * rows)
 
 
 def forward(k: Any, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float) -> None:
-    """Fills `out` and the rows' log-sum-exp for (B, H, L, 64) query and (B, H, S, 64) key and value, all in packets."""
+    """Fills `out` and the rows' log-sum-exp for (B, H, L, 64) query and (B, H, S, 64) key and value.
+
+    All but the log-sum-exp must lie in packets, see `attention_memory.lies_in_packets`.
+    """
     (b, heads, length, _), keys = query.shape, key.shape[2]
     items = b * heads * -(-length // _FORWARD_ROWS)
     _launch(
@@ -79,7 +82,10 @@ def gradients(
     k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, into: tuple[Array, Array, Array],
     scale: float,
 ) -> None:  # fmt: skip
-    """Fills `into` with the gradients at (B, H, L, 64) query and (B, H, S, 64) key and value; all lie in packets."""
+    """Fills `into` with the gradients of (B, H, L, 64) query and (B, H, S, 64) key and value.
+
+    All but the log-sum-exp must lie in packets, see `attention_memory.lies_in_packets`.
+    """
     (b, heads, length, _), keys = query.shape, key.shape[2]
     tiles = -(-length // _TILE)
     factors = k.empty((b * heads, tiles, 2, _TILE), np.dtype(np.float32))

@@ -1,7 +1,7 @@
-"""Sums over all dims but the channels', for kernels that see an array as (outer, channels, inner).
+"""Sums over all dims but the channels', by kernels that see an array as (outer, channels, inner).
 
-Where inner is 1 the sums go down columns. Else they go along planes of `inner` elements, cut into rows that fit into
-registers; what the rows make is taken together in a second stage.
+Where inner is 1 the sums go down columns. Else each plane of `inner` elements is cut into rows that fit into registers,
+and a second launch combines the rows' results.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from ..backend.cuda.programs import Extent, Operands, Program, Reduction, Table
 from ..dtype import Array, float32
 from .dims import Shape
 
-_LONGEST = 4096  # packets of a row, and rows of a channel
-_NEAR = 64  # elements whose mean is near the whole's
+_LONGEST = 4096  # the most packets of a row, and the most rows of a channel
+_NEAR = 64  # elements whose mean is taken for an estimate of all elements' mean
 
 
 def folded(shape: Shape, axes: tuple[int, ...]) -> Shape | None:
-    """`shape` as (outer, channels, inner), the channels being what is not in `axes`; None if they are no neighbours."""
+    """`shape` as (outer, channels, inner); channels are the dims not in `axes`. None if these are not adjacent."""
     kept = [i for i in range(len(shape)) if i not in axes]
     first, last = kept[0], kept[-1] + 1
     if len(kept) != last - first:
@@ -28,7 +28,7 @@ def folded(shape: Shape, axes: tuple[int, ...]) -> Shape | None:
 
 
 def _parts(inner: int, itemsize: int) -> int:
-    """Into how many rows a plane is cut; 0 if it does not divide."""
+    """The number of rows that a plane is cut into; 0 if it does not divide."""
     for parts in range(1, 1 + min(inner, _LONGEST)):
         length = inner // parts
         if inner % parts == 0 and length <= min(4 * _LONGEST, _LONGEST * math.gcd(length, 16 // itemsize)):
@@ -37,7 +37,7 @@ def _parts(inner: int, itemsize: int) -> int:
 
 
 def no_planes(shape: Shape, itemsize: int) -> str:
-    """Why the planes of (outer, channels, inner) cannot be summed."""
+    """Why the planes of (outer, channels, inner) cannot be summed; "" if they can."""
     outer, _, inner = shape
     if inner == 1:
         return ""
@@ -46,7 +46,7 @@ def no_planes(shape: Shape, itemsize: int) -> str:
 
 
 def _rows(k: Any, program: Program, x: dict[str, Array], channels: dict[str, Array]) -> list[Array]:
-    """What `program` makes of each row of planes, as (channels, rows of a channel)."""
+    """The numbers that `program` computes for each row of the planes, each as (channels, rows of a channel)."""
     outer, count, inner = next(iter(x.values())).shape
     parts = _parts(inner, max(a.itemsize for a in x.values()))
     shape = (outer, count, parts)
@@ -65,10 +65,10 @@ _PLANES = Program(
 
 
 def statistics(k: Any, x: Array) -> tuple[Array, Array]:
-    """Mean and variance of each channel of (outer, channels, inner): one pass over `x`.
+    """Mean and variance of each channel of (outer, channels, inner), fp32, in one pass over `x`.
 
-    Columns are summed as they differ from the mean of their first elements, planes from their own means, so that little
-    is lost where all are far from zero.
+    What is summed are differences, from the mean of a column's first elements or of a row's own, so that little
+    precision is lost where all values are far from zero.
     """
     outer, channels, inner = x.shape
     if inner > 1:
@@ -92,7 +92,7 @@ def statistics(k: Any, x: Array) -> tuple[Array, Array]:
 
 
 def slopes(k: Any, g: Array, x: Array, mean: Array) -> tuple[Array, Array]:
-    """The sums of g and of g * (x - mean) of each channel."""
+    """For each channel the sums of g and of g * (x - mean), fp32."""
     values = {"a": "g", "b": "g * (input - mean)"}
     outer, channels, inner = x.shape
     if inner > 1:

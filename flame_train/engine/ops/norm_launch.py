@@ -1,4 +1,4 @@
-"""How norm.cu is launched: how an image is cut into blocks, and what the kernels are given."""
+"""How norm.cu is launched: how images are divided among blocks, and the kernels' arguments."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from ..graph import Held, Plus
 from .dims import Shape
 
 _THREADS = 512  # as in norm.cu
-_EACH = 256  # bytes of shared memory that each of them needs: of 99 KiB, the least there is, 3072 channels have as many
-_SUMS, _TURNS = 64, 64  # of these for sums, and for what a gradient is added to
+_EACH = 256  # bytes of shared memory for a thread: 3072 channels, 8 to a thread, take 96 of the 99 KiB all GPUs have
+_SUMS, _TURNS = 64, 64  # of these, bytes for sums and for the gradient that is added to
 _LEAST = 4  # pixels to a thread
-_PARTS = 1 << 14  # of groups over all of an image's blocks, each of which reads them all
+_PARTS = 1 << 14  # partial sums of an image, one for each group and block; every block reads them all
 
 
 class Plan:
-    """How norm.cu cuts an array (B, ..., C): a block a multiprocessor, which keeps what it can of `arrays` such."""
+    """How norm.cu divides an array (B, ..., C): a block to a multiprocessor, each with some pixels of an image.
+
+    A block keeps as much of the `arrays` arrays that it reads as fits into its shared memory. `adds` says whether a
+    gradient is added to another.
+    """
 
     def __init__(
         self, k: Any, shape: Shape, itemsize: int, groups: int, arrays: int, adds: bool = False
@@ -51,7 +55,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What is normalised: one array or two that share the channels, and what is added to them."""
+    """What is normalised: input (..., C1), and other (..., C2) behind its channels, plus shift (B, C1 + C2)."""
 
     input: Array
     other: Array | None = None
@@ -59,12 +63,12 @@ class Given:
 
     @property
     def shape(self) -> Shape:
-        """Of both side by side."""
+        """The shape (..., C1 + C2) of input and other side by side."""
         beside = 0 if self.other is None else self.other.shape[-1]
         return *self.input.shape[:-1], self.input.shape[-1] + beside
 
     def arrays(self, k: Any) -> tuple[Any, ...]:
-        """As the kernels take them."""
+        """All three as the kernels take them: dense, or null pointers."""
         return tuple(_NONE if a is None else k.rows_first(a) for a in (self.input, self.other, self.shift))
 
 
@@ -74,7 +78,7 @@ _NONE = np.intp(0)  # a null pointer
 def forward(
     k: Any, given: Given, groups: int, weight: Array, bias: Array, eps: float, silu: bool
 ) -> tuple[Array, Array, Array]:
-    """What is given normalised, (B, ..., C); mean and rstd of its groups, fp32 (B, 1, groups, 1)."""
+    """The normalised array (B, ..., C), through SiLU if `silu`; its groups' mean and rstd, fp32 (B, 1, groups, 1)."""
     shape, dtype = given.shape, given.input.dtype
     mean, rstd = (k.empty((shape[0], 1, groups, 1), float32) for _ in range(2))
     y = k.empty(shape, dtype)
@@ -85,7 +89,7 @@ def forward(
 
 
 def _sum_of(k: Any, held: Held | None, x: Array) -> tuple[Array, Array | np.intp]:
-    """Where an input's gradient goes, and the one it is added to, or a null pointer."""
+    """Memory for an input's gradient, and the gradient it is added to, or a null pointer."""
     if held is None:
         return k.empty(x.shape, x.dtype), _NONE
     array = k.rows_first(held.array)
@@ -94,7 +98,7 @@ def _sum_of(k: Any, held: Held | None, x: Array) -> tuple[Array, Array | np.intp
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a gradient is computed from; `silu` says whether one came after the norm."""
+    """What gradients are computed from; `silu` says whether the norm was followed by SiLU."""
 
     given: Given
     weight: Array
@@ -105,7 +109,7 @@ class Saved:
 
 
 def gradients(k: Any, g: Array, saved: Saved, needs: frozenset[str], plus: Plus) -> dict[str, Array]:
-    """The gradients by name, those of weight and bias out of the sums that an input's needs."""
+    """The gradients that are needed, by name. Those of weight and bias are by-products of the sums an input's needs."""
     given, groups = saved.given, saved.mean.shape[2]
     shape, dtype = given.shape, given.input.dtype
     plan = Plan(k, shape, dtype.itemsize, groups, 2, bool({"input", "other"} & plus.keys()))
@@ -131,7 +135,7 @@ def gradients(k: Any, g: Array, saved: Saved, needs: frozenset[str], plus: Plus)
 
 
 def _channel_sums(k: Any, channels: Array) -> tuple[Array, Array]:
-    """What every block found of the channels, two values each, added up."""
+    """The blocks' sums for each channel, of which there are two, added up."""
     whole = k.columns([Reduction("sum", "each")], Operands({"each": channels}), Extent(1, *channels.shape), float32)
     first, second = whole[0].reshape(2, -1)
     return first, second

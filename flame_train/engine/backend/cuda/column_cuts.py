@@ -1,11 +1,11 @@
-"""How columns are cut among blocks and threads: lines of memory side by side, and few enough blocks for one wave."""
+"""How columns are divided among blocks and threads: whole lines of memory, and no more blocks than run at once."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 _THREADS = 512
-_RESIDENT = 1024  # threads of a multiprocessor: four packets each on their way are three times what hides its latency
+_RESIDENT = 1024  # threads of a multiprocessor: with four packets loading each, three times what hides latency
 _LINE = 128  # bytes of a row that a block reads at once
 _LEAST = 4  # rows to a thread
 _AHEAD = 4  # packets that a thread asks for at once
@@ -26,7 +26,7 @@ class ColumnCut:
 
     @property
     def resident(self) -> int:
-        """Blocks to a multiprocessor, for which a kernel leaves registers."""
+        """Blocks that a multiprocessor is to hold at once, which limits a kernel's registers."""
         return _RESIDENT // self.threads
 
     @property
@@ -35,7 +35,7 @@ class ColumnCut:
         return self.across * self.width
 
     def ahead(self, operands: int) -> int:
-        """Rows whose packets, of so many operands, are asked for before the first is used."""
+        """Rows whose packets, for that many operands, are loaded before the first is used."""
         return max(1, _AHEAD // operands)
 
     def tiles(self, inner: int) -> int:
@@ -43,13 +43,16 @@ class ColumnCut:
         return -(-inner // self.columns)
 
     def stretch(self, reduced: int, places: int, multiprocessors: int) -> int:
-        """Rows to a block, where so many blocks side by side and behind each other take rows of their own."""
+        """Rows to a block, where there are `places` (outputs' tiles) among which all resident blocks are divided."""
         share = max(1, multiprocessors * self.resident // places)
         return max(-(-reduced // share), _LEAST * self.lanes)
 
 
 def column_cut(inner: int, reduced: int, width: int, itemsize: int) -> ColumnCut:
-    """The cut for `reduced` rows of `inner` elements of `itemsize` bytes: whole warps, a thread a column or more."""
+    """The cut for `reduced` rows of `inner` elements of `itemsize` bytes, `width` to a packet.
+
+    A block has whole warps, and at least a thread for each of its columns.
+    """
     across = min(_power(-(-inner // width)), max(8, min(32, _LINE // (width * itemsize))))
     lanes = min(_THREADS // across, _power(-(-reduced // _LEAST)))
     return ColumnCut(width, across, max(lanes, width, 32 // across))

@@ -1,4 +1,4 @@
-"""Reductions written down as kernels: how a block reads its rows, and what the last block does with all totals."""
+"""The text of a reduction's kernel: how a block reads its rows, and what the last block does with all totals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .row_text import Names, divided, divisor_arguments
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a kernel reads, by name with dtypes: rows, tables of a `single` row and of several, columns, and numbers."""
+    """What a kernel reads: names and dtypes of rows, tables with a `single` row and with several, columns; numbers."""
 
     rows: Names
     single: Names = ()
@@ -23,7 +23,7 @@ class Inputs:
     numbers: tuple[str, ...] = ()
 
     def arguments(self) -> list[str]:
-        """As the kernel declares them."""
+        """The kernel's declarations of them."""
         found = [f"const {element_name(d)}* __restrict__ p_{n}" for n, d in (*self.rows, *self.single)]
         for n, d in self.tables:
             found += [f"const {element_name(d)}* __restrict__ p_{n}"]
@@ -39,14 +39,14 @@ class Inputs:
 
 STRETCH_THREADS = 512
 SHARED = "float* part, unsigned* counters, const long long reduced, const long long stretch"
-"""The arguments of kernels whose blocks share what they reduce; `part` is null where none do."""
+"""The arguments of kernels whose blocks may share a reduction; `part` is null where none do."""
 
 
 def rows_read(inputs: Inputs, cut: ColumnCut, each: str) -> str:
-    """The loop over a thread's rows, those of a batch asked for before the first is used.
+    """The loop over a thread's rows, in batches whose packets are all loaded before the first is used.
 
-    `each` is done for every row, whose packets are q_NAME and, of columns, values NAME. `x` and `y` are the thread's
-    place in the block, `c` its first column, `first` and `last` the block's rows.
+    `each` is the text for one row, in which q_NAME are the packets and NAME the values of columns. Around the loop, `x`
+    and `y` are the thread's place in the block, `c` its first column, `first` and `last` the block's rows.
     """
     ahead, lanes, w = cut.ahead(len(inputs.rows)), cut.lanes, cut.width
     held, reads, own, once = [], [], [], []
@@ -90,7 +90,7 @@ def _table_row(name: str) -> str:
 
 
 def place_of(cut: ColumnCut) -> str:
-    """The thread's place, its columns and its block's rows."""
+    """Lines that compute a thread's place in the block, its first column, the block's rows, and the tile's index."""
     return f"""  const int x = threadIdx.x % {cut.across}, y = threadIdx.x / {cut.across};
   const int c = (blockIdx.z * {cut.across} + x) * {cut.width};
   const long long first = blockIdx.y * stretch, last = first + stretch < reduced ? first + stretch : reduced;
@@ -99,7 +99,7 @@ def place_of(cut: ColumnCut) -> str:
 
 
 def column_source(rs: Sequence[Reduction], inputs: Inputs, dtype: DType, cut: ColumnCut) -> str:
-    """grid (outer, stretches, tiles); the last block of a tile takes together what all of its blocks found."""
+    """The kernel down columns. Grid (outer, stretches, tiles); the last block of a tile combines all blocks' totals."""
     w, t, columns, left = cut.width, cut.threads, cut.columns, f"Left<{cut.columns}, {cut.threads}>"
     step = len(rs) * columns
     names = [f"const float {n} = to_float(q_{n}.e[i]);" for n, _ in (*inputs.rows, *inputs.single, *inputs.tables)]
@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__({t}, {cut.resident}) columns({", ".
 
 
 def stretch_source(r: Reduction, inputs: Inputs, dtype: DType, width: int) -> str:
-    """grid (rows, stretches): each block a stretch of a row; elements after the last whole packet go to its end."""
+    """The kernel along rows. Grid (rows, stretches): a block has a stretch of a row, and at last what is no packet."""
     how, t = r.how.capitalize(), STRETCH_THREADS
     reads, each, lone = "", "", ""
     for n, d in inputs.rows:

@@ -1,9 +1,9 @@
 """Sums, maxima and minima over the middle dim of (outer, reduced, inner): one pass over memory, in one launch.
 
-An expression says what of the operands is taken together, a second what becomes of the total. Contract of the generated
-kernels: operands are dense and 16-byte aligned, rows fewer than 2^31; arithmetic is fp32, in an order that the sizes
-alone decide; outputs are assigned, never accumulated. Where several blocks share what they reduce, each leaves its
-totals in memory, and the last to come takes them all together: a second kernel would cost what reading 10 MB does.
+One expression over the operands says what is reduced, a second one what becomes of the total. Contract of the generated
+kernels: operands are dense, rows fewer than 2^31; arithmetic is fp32, in an order that the sizes alone decide; outputs
+are assigned, never accumulated. Where several blocks share a reduction, each leaves its totals in memory, and the last
+one to finish combines them: a second kernel would cost as much time as reading 10 MB.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class Columns:
 
     def __init__(self, cupy: Any, modules: KernelModules, rows: Rows, multiprocessors: int) -> None:
         self._xp, self._modules, self._rows, self._multiprocessors = cupy, modules, rows, multiprocessors
-        # Each is zero whenever no kernel runs. All reductions are on one stream, so no two kernels count at once.
+        # Kernels leave them at zero. All reductions are on one stream, so no two kernels use them at once.
         self.counters = cupy.zeros(2 * multiprocessors, np.uint32)
         self._function = lru_cache(maxsize=1024)(self._compiled)
 
     def __call__(
         self, reductions: Sequence[Reduction], operands: Operands, extent: Extent, dtype: DType
     ) -> list[Array]:
-        """An array (outer, inner) for each reduction.
+        """An array (outer, inner) of `dtype` for each reduction.
 
-        Rows of `operands` are (outer * reduced, inner), or (outer, reduced) where inner is 1; tables and columns count
-        the same rows.
+        Rows of `operands` are (outer * reduced, inner), or (outer, reduced) where inner is 1; its tables and columns
+        refer to the same rows.
         """
         if extent.inner > 1:
             return self._down_columns(tuple(reductions), operands, extent, dtype)
@@ -72,7 +72,7 @@ class Columns:
         return made
 
     def shared(self, places: int, count: int, values: int) -> tuple[Array | np.intp, Array]:
-        """Room for `values` of each of `count` blocks that share a place, and what counts them as they come."""
+        """Memory for `values` totals of each of `count` blocks that share a place, and counters of finished blocks."""
         part = self._xp.empty((places * count * values,), float32) if count > 1 else np.intp(0)
         return part, self.counters
 
@@ -105,7 +105,7 @@ class Columns:
 
 
 def _width(rows: Mapping[str, Array], tables: Mapping[str, Table], length: int, most: int) -> int:
-    """Elements to a packet of rows that are so long: 16 bytes of the narrowest, where all begin at such places."""
+    """Elements to a packet, at most `most`, for rows of `length`; 1 unless all operands are 16-byte aligned."""
     if any(a.data.ptr & 15 for a in (*rows.values(), *(t.array for t in tables.values()))):
         return 1
     return gcd(length, most if any(a.dtype.itemsize == 2 for a in rows.values()) else 4)

@@ -1,4 +1,4 @@
-"""How the operands of an elementwise kernel lie in memory: the fewest dims that say it, and how many go at once."""
+"""How the operands of an elementwise kernel lie in memory: in as few dims as possible, and in packets of what width."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The shape all operands are seen in. `strides` has a row an operand; `width` elements make a packet.
+    """The merged dims `sizes` that all operands share, with the `strides` of each; `width` elements make a packet.
 
-    `order` lists the dims of the full shape from the outermost in memory to the innermost: how a new output lies.
-    `wide` says that 32 bits do not count the elements.
+    `order` lists the dims of the full shape from the outermost in memory to the innermost, which is how a new output is
+    laid out. `wide` says that indices need 64 bits.
     """
 
     order: tuple[int, ...]
@@ -78,7 +78,7 @@ def _dense(shape: Shape, order: tuple[int, ...]) -> Strides:
 
 
 def merged(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[Shape, tuple[Strides, ...]]:
-    """Neighbouring dims made one where every operand steps evenly through both; dims of one element are left out."""
+    """Sizes and strides with adjacent dims merged where all operands' strides allow it, and dims of size 1 dropped."""
     kept: list[int] = []
     rows: list[list[int]] = [[] for _ in strides]
     for i, n in enumerate(sizes):
@@ -98,7 +98,7 @@ def merged(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[Shap
 
 
 def _fits(width: int, sizes: Shape, strides: Sequence[Strides], operands: Sequence[Operand]) -> bool:
-    """Whether packets of `width` lie whole and aligned in every operand; a lone dim may have a remainder."""
+    """Whether packets of `width` are contiguous and aligned in every operand. A single dim may have a remainder."""
     if width == 1:
         return True
     if len(sizes) > 1 and sizes[-1] % width:

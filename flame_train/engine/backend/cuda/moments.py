@@ -1,9 +1,9 @@
-"""What squares from the mean add up to, in one pass over memory: each thread's running mean, then all means merged.
+"""Sums of squared differences from the mean, in one pass over memory, for variances and standard deviations.
 
-Contract of the generated kernels: the operand is dense; arithmetic is fp32, in an order that the sizes alone decide, by
-Welford's formula for a thread's elements and by what each part's squares are from the mean of all for the rest, so that
-nothing cancels; outputs are assigned, never accumulated. Each block leaves mean and squares of its rows, and the last
-to come merges them.
+Each thread keeps a running mean and sum of squares by Welford's formula; means and sums of threads and blocks are then
+merged relative to the overall mean, so that nothing cancels. Contract of the generated kernels: the operand is dense;
+arithmetic is fp32, in an order that the sizes alone decide; outputs are assigned, never accumulated. Each block leaves
+mean and squares of its rows in memory, and the last one to finish merges them.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from .nvrtc import KernelModules, element_name
 
 
 class Moments:
-    """Compiles and launches them."""
+    """Compiles and launches these kernels."""
 
     def __init__(self, cupy: Any, modules: KernelModules, columns: Columns, multiprocessors: int) -> None:
         self._xp, self._modules, self._columns, self._multiprocessors = cupy, modules, columns, multiprocessors
 
     def __call__(self, x: Array, result: str, numbers: Mapping[str, float], dtype: DType) -> Array:
-        """`result`, an expression over `total` and `n`, for squares over the middle dim of (outer, reduced, inner)."""
+        """(outer, inner): the expression `result` over `total`, the sum of squares over the middle dim of x, and `n`.
+
+        x is (outer, reduced, inner), `n` is reduced; `numbers` are further names of the expression.
+        """
         outer, reduced, inner = x.shape
         made = self._xp.empty((outer, inner), dtype)
         width = gcd(
             reduced * inner if inner == 1 else inner, 8 if x.itemsize == 2 else 4, (x.data.ptr & 15) // x.itemsize
         )
         together = inner == 1
-        if together:  # a row is read as columns that lie together, and is their total
+        if together:  # a row is read as `width` columns, whose moments are merged into one
             reduced, inner = reduced // width, width
         cut = column_cut(inner, reduced, width, x.itemsize)
         tiles = cut.tiles(inner)
@@ -52,7 +55,7 @@ class Moments:
 
 
 def _source(stored: DType, result: str, numbers: Sequence[str], dtype: DType, cut: ColumnCut, together: bool) -> str:
-    """grid (outer, stretches, tiles), as columns; a block's columns are one where they lie `together`."""
+    """The kernel. Grid (outer, stretches, tiles), as in columns; where `together`, a block's columns are one result."""
     inputs, w, t = Inputs((("x", stored),), numbers=tuple(numbers)), cut.width, cut.threads
     across, width, parts = (1, 1, w) if together else (cut.across, w, 1)
     columns, step, inner = across * width, 2 * across * width, "1" if together else "inner"
