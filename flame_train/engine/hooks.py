@@ -37,7 +37,7 @@ Hooks = dict[HookHandle, Hook]
 
 
 def register(hooks: Hooks, hook: Hook) -> HookHandle:
-    """Adds a hook; one function may be there several times."""
+    """Adds a hook; the same function may be added several times."""
     handle = HookHandle(hooks)
     hooks[handle] = hook
     return handle

@@ -1,14 +1,14 @@
-"""Random numbers as a function of their place: Philox4x32-10.
+"""Counter-based random numbers: Philox4x32-10.
 
 Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 
-A number is named by (seed, stream, step, sample, position). There is no state to save or to keep in step: the
-same numbers come on CPU and GPU, alone or in a batch, on one device or many, before and after a resume.
+A number is a function of (seed, stream, step, sample, position). There is no state to save or to synchronise: the
+numbers are the same on CPU and GPU, alone or in a batch, on one device or many, before and after a resume.
 `step` and `sample` may be device arrays, so a captured step draws new numbers at each replay.
 
-Bits are equal on CPU and GPU because nothing but integer arithmetic and IEEE-exact operations (+, -, *, /, sqrt,
-frexp) is used, each rounded for itself: no library's `log`, no two fused by a compiler. The GPU has two kernels for
-what is hundreds of array operations here (ops/random.cuh).
+CPU and GPU agree bit for bit because only integer arithmetic and exactly rounded operations (+, -, *, /, sqrt, frexp)
+are used, each rounded separately: no library's `log`, no fused multiply-add. The GPU has two kernels for what takes
+hundreds of array operations here (ops/random.cuh).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GRADIENT_NOISE = 1
 """Stream of the optimizer's gradient noise. Streams below 16 are the engine's, the others its users'."""
 
 DROPOUT = 2
-"""Stream of a dropout that is given none of its own."""
+"""Stream of dropout unless another is given."""
 
 _MASK = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -202,7 +202,7 @@ _THREADS = 256
 
 @cache
 def tables() -> str:
-    """What must stand before random.cuh, in C: this file's numbers."""
+    """This file's constants in C, which random.cuh needs before it."""
     rationals = (("CENTRE", _CENTRE), ("MIDDLE", _MIDDLE), ("TAIL", _TAIL))
     rows = {f"{name}_{i}": part for name, parts in rationals for i, part in enumerate(parts)} | {"ATANH": _ATANH}
     numbers = {
@@ -220,7 +220,7 @@ def _source() -> str:
 
 
 def signed(seed: int) -> np.int64:
-    """A seed's 64 bits as kernels take them."""
+    """A seed's low 64 bits as the int64 that kernels take."""
     return np.int64((seed & 0xFFFFFFFFFFFFFFFF) - (seed >> 63 & 1) * (1 << 64))
 
 

@@ -40,7 +40,10 @@ class Row:
 
 @dataclass(slots=True)
 class MemoryReport:
-    """Counts while `memory_report` is entered; memory freed later still leaves `live`. In bytes."""
+    """Bytes of the arrays that ops make inside `memory_report`: those alive now, and the peak.
+
+    What is freed after the block is still subtracted from `live`.
+    """
 
     live: int = 0
     peak: int = 0
@@ -52,7 +55,7 @@ class MemoryReport:
     _others: dict[int, weakref.ref[Array]] = field(default_factory=dict)
 
     def before(self, op: str, phase: str, arrays: list[Array]) -> None:
-        """An op starts. What it is given and no op has made is not counted, nor are views of it."""
+        """An op starts. Its inputs that no op made are noted as `_others`: neither they nor views of them count."""
         self._calls[op, phase] += 1
         for root in map(owner, arrays):
             place = id(root)
@@ -63,7 +66,7 @@ class MemoryReport:
         del self._others[place]
 
     def after(self, op: str, phase: str, arrays: list[Array]) -> None:
-        """An op made `arrays`. Views of memory that is known already count nothing, nor do NumPy's bare scalars."""
+        """An op made `arrays`. Those that are views of known memory, or NumPy scalars, are not counted."""
         for array in arrays:
             root = owner(array)
             known = id(root) in self._watched or id(root) in self._others
@@ -112,10 +115,10 @@ def memory_report() -> Iterator[MemoryReport]:
 
 
 def saved_by_op(*outputs: Tensor, besides: Iterable[Any] = ()) -> dict[str, int]:
-    """Bytes that the graph behind `outputs` keeps for its backward pass, by op; memory held by several counts once.
+    """Bytes that the graph of `outputs` keeps for its backward pass, by op; memory that several keep counts once.
 
-    Leaves are left out, which live anyway, and so are the tensors in `besides`: Frozen weights among the operands,
-    which the graph does not tell apart.
+    Leaves are left out, as they are alive anyway. So are the tensors in `besides`: the graph cannot tell Frozen weights
+    from activations.
     """
     nodes = _nodes(outputs)
     seen = {id(owner(edge.leaf.data)) for node in nodes for edge in node.edges if edge.leaf is not None}
@@ -131,7 +134,7 @@ def saved_by_op(*outputs: Tensor, besides: Iterable[Any] = ()) -> dict[str, int]
 
 
 def _nodes(outputs: Sequence[Tensor]) -> list[Node]:
-    """Every node of the graph behind `outputs`, in the order in which they ran."""
+    """Every node of the graph of `outputs`, in the order in which they ran."""
     found: dict[int, Node] = {}
     stack = [t._node for t in outputs]
     while stack:

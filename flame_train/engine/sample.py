@@ -55,7 +55,7 @@ def booleans(*shape: int) -> Values:
 
 
 def of_one(make: Callable[..., Any] = lambda *shape: shape) -> Callable[[], Iterator[Sample]]:
-    """Samples for a function of one tensor, whose values `make` says: some, one and none."""
+    """Samples for a function of one tensor with several elements, one and none; `make` gives it its values."""
 
     def samples() -> Iterator[Sample]:
         yield sample(make(3, 5))
@@ -74,7 +74,7 @@ def of_two() -> Iterator[Sample]:
 
 
 def not_broadcast() -> Iterator[ErrorSample]:
-    """Two tensors whose shapes do not meet."""
+    """Two tensors whose shapes do not broadcast together."""
     match = r"the shapes of .* \(2, 3\), .* \(4,\) do not broadcast together"
     yield ErrorSample(sample((2, 3), (4,)), ShapeError, match)
 

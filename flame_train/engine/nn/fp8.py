@@ -1,4 +1,4 @@
-"""A linear layer's weight in 8 bits: how much of a network fits on a device is mostly how its weights are stored."""
+"""A linear layer's weight stored in 8 bits, which halves the memory of a 16-bit one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..dtype import DType, as_dtype
 from ..tensor import Frozen, Tensor
 
 Fp8 = Literal["off", "weights", "dynamic"]
-"""How linear layers are stored: as all else; in e4m3; and so that products are of 8 bits by 8 bits as well."""
+"""How linear layers are stored: "off" as all else, "weights" in e4m3, "dynamic" in e4m3 with products of 8 bits too."""
 
 
 def check_fp8(fp8: Fp8, device: str, dtype: DType | str) -> None:
-    """Whether a device can do what is asked for with activations of `dtype`.
+    """Raises unless `device` supports `fp8` for activations of `dtype`.
 
-    Raises ValueError for another word than the three, EnvironmentFault where a GPU makes no products of 8 bits with a
-    factor a row, which only Hopper's do, and ConfigError where those would have results of 32 bits.
+    ValueError for an unknown word; for "dynamic" on a GPU EnvironmentFault if its compute capability is not 9.0, which
+    alone has 8-bit products with a factor for each row, and ConfigError if activations are wider than 16 bits.
     """
     if fp8 not in get_args(Fp8):
         raise ValueError(f"fp8: expected one of {', '.join(get_args(Fp8))}, got {fp8!r}")
@@ -36,9 +36,10 @@ def check_fp8(fp8: Fp8, device: str, dtype: DType | str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Weight:
-    """What `fp8_quantize` makes of a weight (out, in). No Tensor, so that no op takes the codes for numbers.
+    """A weight (out, in) as `fp8_quantize` stores it: `codes` (out, in) and `scales` (out,). See `ops/fp8.py`.
 
-    With `dynamic` what the layer is given, and its gradient, are rounded to 8 bits for its products.
+    It is no Tensor, so that no op mistakes the codes for numbers. With `dynamic` the layer's inputs and gradients are
+    rounded to 8 bits for its products, too.
     """
 
     codes: Tensor
@@ -47,13 +48,13 @@ class Fp8Weight:
 
     @classmethod
     def of(cls, weight: Tensor, dynamic: bool) -> Self:
-        """The weight, rounded."""
+        """`weight`, rounded to 8 bits."""
         codes, scales = F.fp8_quantize(weight)
         return cls(Frozen(codes.data), Frozen(scales.data), dynamic)
 
     @classmethod
     def joined(cls, weights: Sequence[Fp8Weight]) -> list[Self]:
-        """Weights of one shape next to each other in memory, for one product to read them."""
+        """Weights of one shape, moved next to each other in memory, so that one product can read them all."""
         blocks = [F.stack([getattr(w, part) for w in weights]).data for part in ("codes", "scales")]
         return [cls(Frozen(c), Frozen(s), w.dynamic) for c, s, w in zip(*blocks, weights, strict=True)]
 
@@ -70,6 +71,6 @@ class Fp8Weight:
         return int(self.codes.data.nbytes + self.scales.data.nbytes)
 
     def given_back(self, dtype: DType) -> Tensor:
-        """The weight as products see it."""
+        """The decoded weight (out, in), in `dtype`."""
         made: Tensor = F.fp8_dequantize(self.codes, self.scales, dtype)
         return made

@@ -15,13 +15,13 @@ from .module import Module, weight, working
 
 
 class LayerAdapter(Protocol):
-    """What sits in a layer's slot: it computes the layer's output, its own update included."""
+    """What a layer's `adapter` may be: it computes the layer's output, with its own update, in the layer's stead."""
 
     def __call__(self, layer: Linear | Conv2d, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The adapted layer's output for `x`; a linear layer's with `residual` added, if there is one."""
 
     def together(self, layers: Sequence[Linear], x: Tensor) -> tuple[Tensor, ...] | None:
-        """What each of the layers, this adapter's the first, makes of `x`; None if they cannot be joined."""
+        """The outputs of all `layers`, the first of which has this adapter, for `x`; None if they cannot be joined."""
 
 
 class Linear(Module):
@@ -38,7 +38,7 @@ class Linear(Module):
         self.adapter: LayerAdapter | None = None
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The layer's output, with `residual`, of the same shape, added in the same pass."""
+        """The output (..., out_features) for x (..., in_features), plus `residual`, of the output's shape."""
         if self.adapter is not None:
             return self.adapter(self, x, residual)
         w, b = working(self.weight), working(self.bias)
@@ -53,7 +53,7 @@ class Linear(Module):
     def pack(self, dynamic: bool) -> None:
         """Stores the loaded weight in 8 bits; with `dynamic` products are of 8 bits, too. See `Fp8Weight`.
 
-        Raises TypeError for a weight that is trained, or stored so already.
+        Raises TypeError for a weight that is trained, or stored in 8 bits already.
         """
         w = self.weight
         if isinstance(w, Fp8Weight) or (isinstance(w, Parameter) and w.requires_grad):
@@ -114,7 +114,7 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """Root-mean-square normalisation over the last dim: no mean is taken away, nothing added."""
+    """Root-mean-square normalisation over the last dim: without subtracting a mean, and without a bias."""
 
     weight: Tensor
 
@@ -148,7 +148,7 @@ class GroupNorm(Module):
 
 
 class Embedding(Module):
-    """Rows of a table by index."""
+    """Rows (embedding_dim,) of a table by index."""
 
     weight: Tensor
 
@@ -161,7 +161,7 @@ class Embedding(Module):
 
 
 def _sizes(layer: Module, **given: Any) -> None:
-    """Raises TypeError, with its name, for a size that is no whole number: later it would only be a wrong shape."""
+    """Raises TypeError, naming it, for a size that is no integer: later the error would only be about a shape."""
     for name, value in given.items():
         if not isinstance(value, Integral):
             raise TypeError(f"{type(layer).__name__}: expected an int {name}, got {value!r}")

@@ -41,7 +41,7 @@ def weight(*shape: int, init: Init = "fan_in") -> Any:
 
 
 def working(weight: Any) -> Any:
-    """A loaded weight as networks compute with it: its working copy where an arena keeps one, else itself."""
+    """A loaded weight as networks compute with it: its low-precision copy if an arena keeps one, else itself."""
     return weight.working if isinstance(weight, Parameter) else weight
 
 
@@ -103,9 +103,9 @@ class Module:
         return sum(slot.size for _, _, _, slot in self.named_slots())
 
     def weight_bytes(self, itemsize: int, fp8: Fp8 = "off") -> int:
-        """What all declared weights take, `itemsize` bytes a number or, as `fp8` says, one and four a row.
+        """The memory of all declared weights: `itemsize` bytes a number, or with `fp8` one, and four for each row.
 
-        Of those in 8 bits the largest is there a second time, as products are given it.
+        The largest of the 8-bit weights counts a second time, with `itemsize`, for its decoded copy in a product.
         """
         stored = [(layer.out_features, layer.in_features) for layer in self.packable()] if fp8 != "off" else []
         numbers, largest = (how([out * width for out, width in stored] or [0]) for how in (sum, max))
@@ -116,13 +116,13 @@ class Module:
         return ()
 
     def packable(self) -> Mapping[Any, bool]:
-        """`Linear` layers that may be stored in 8 bits, and whether what they are given may be rounded to 8 bits."""
+        """The `Linear` layers that may be stored in 8 bits, and whether their inputs may be rounded to 8 bits too."""
         return {}
 
     def join_weights(self) -> None:
-        """Moves the weights of layers that share an input next to each other, for one product to read them.
+        """Moves the weights of layers that share an input next to each other, so that one product can read them all.
 
-        What is stored in two ways is no one product, and stays where it is.
+        Groups in which only some weights are stored in 8 bits stay as they are.
         """
         for layers in self.shared_inputs():
             weights = [layer.weight for layer in layers]
@@ -149,13 +149,12 @@ class Module:
     def requires_grad_(self, value: bool = True) -> Self:
         """Makes every loaded weight a trainable `Parameter` (fp32), or stops it from being trained. As torch.nn.Module.
 
-        What is a `Parameter` stays the same one, so that an optimizer that has it still trains it after it was frozen
-        for a while; weights that are one tensor under several names stay one. Raises TypeError for weights that are
-        stored in 8 bits.
+        A `Parameter` stays the same object, so that an optimizer that has it still trains it after it was frozen for a
+        while. A tensor that is the weight of several names stays one. Raises TypeError for weights stored in 8 bits.
         """
         if value and any(isinstance(weight, Fp8Weight) for _, weight in self.weights()):
             raise TypeError("requires_grad_: weights stored in 8 bits are never trained; load them with fp8='off'")
-        made: dict[int, tuple[Tensor, Tensor]] = {}  # with what it was made of, whose id is then nobody else's
+        made: dict[int, tuple[Tensor, Tensor]] = {}  # holds the old tensors as well, so that their ids stay unique
         for name, module, attr, _ in self.named_slots():
             before = getattr(module, attr)
             if isinstance(before, Parameter):
@@ -167,7 +166,7 @@ class Module:
         return self
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Every trainable weight by checkpoint name, once: the first it has. What is frozen is not among them."""
+        """Every trainable weight, once, by its first checkpoint name. Frozen ones are left out."""
         seen: set[int] = set()
         for name, weight in self.weights():
             if isinstance(weight, Parameter) and weight.requires_grad and id(weight) not in seen:
@@ -212,7 +211,7 @@ class ModuleList(Module):
 
 
 class WeightSource(Protocol):
-    """Where weights come from: shapes known at once, values one at a time."""
+    """Where weights come from: all shapes at once, values one tensor at a time."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -232,11 +231,11 @@ def load(
     check_finite: bool = True,
     fp8: Fp8 = "off",
 ) -> None:
-    """Streams every declared weight from `source` to `device` in `dtype`.
+    """Streams every declared weight from `source` to `device` in `dtype`; `packable` layers as `fp8` says.
 
-    Raises `ModelFileError` listing every missing, unexpected and mis-shaped tensor at once, before anything is
-    read, and naming the tensors that hold NaN or infinity. `what` names the component in the message. `fp8` says how
-    the layers are stored that the module names `packable`.
+    Raises `ModelFileError` listing every missing, unexpected and mis-shaped tensor of the component `what` before
+    anything is read, and afterwards, with `check_finite`, naming those that hold NaN or infinity. Raises what
+    `check_fp8` does.
     """
     check_shapes(module.shapes(), source.shapes, what)
     backend, target = get_backend(device), as_dtype(dtype)
@@ -246,13 +245,13 @@ def load(
     broken = Broken(backend, len(slots))  # read at the end, so that reading, copying and checking overlap
     for place, (name, part, attr, _) in enumerate(slots):
         packs = attr == "weight" and part in packed
-        with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is told below
+        with np.errstate(over="ignore"):  # numbers too large for the dtype become infinite, and are reported below
             host = _kernel_order(_widened(source.read(name), float32 if packs else target))
             given = backend.put(host)
             array = _place(part, attr, given.astype(target, copy=False))
         if check_finite and is_float(target):
             broken.look(place, array)
-        if packs:  # from the file's own values, so that they are rounded once
+        if packs:  # from the file's own values, so that these are rounded only once
             _place(part, attr, given)
             part.pack(fp8 == "dynamic" and packed[part])
     if backend.kernels is not None:
@@ -296,12 +295,12 @@ def _fill(module: Module, attr: str, host: np.ndarray[Any, Any], device: str) ->
 
 
 def _widened(host: np.ndarray[Any, Any], target: DType) -> np.ndarray[Any, Any]:
-    """fp8 in `target` already here: CuPy has no type for it."""
+    """`host` in `target` if it is fp8, which CuPy has no dtype for."""
     return host.astype(target) if is_float(host.dtype) and host.dtype.itemsize == 1 else host
 
 
 def _kernel_order(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Convolution weights in channels-last memory, which the kernels want, under their usual shape."""
+    """Convolution weights (out, in, kh, kw) in channels-last memory, which kernels need; others as they are."""
     if host.ndim != 4:
         return host
     return np.ascontiguousarray(host.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)

@@ -23,7 +23,7 @@ from ..tensor import Frozen, Parameter, Tensor, Working
 from ..writes import WRITES
 
 _ALIGNMENT = 64
-"""Segments start at multiples of this many elements (256 bytes), as device allocations do."""
+"""Segments start at multiples of this many elements, 256 bytes, as device allocations do."""
 
 Named = Mapping[str, Tensor] | Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 
@@ -42,7 +42,7 @@ class Segment:
 
 
 class _Views:
-    """A parameter's part of either buffer, and a memory of the gradient it was given: somebody may keep that."""
+    """A parameter's views of both buffers. It remembers the gradient it gave out, because a user may have kept it."""
 
     __slots__ = ("_given", "grad", "values")
 
@@ -51,7 +51,7 @@ class _Views:
         self._given: ref[Tensor] | None = None
 
     def give(self, p: Tensor) -> None:
-        """Makes the view of the gradients the parameter's gradient; whoever keeps the one before gets a copy."""
+        """Makes the view `p.grad`, as a new Tensor. An earlier one that is still in use gets a copy of its values."""
         p.grad = None
         kept = self._given() if self._given is not None else None
         if kept is not None and kept.data is self.grad:
@@ -110,45 +110,45 @@ class Arena:
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
-        """The stretches of padding, whose values and gradients are 0 and stay so."""
+        """The (start, stop) of the padding between segments, whose values and gradients stay 0."""
         starts = [*(s.start for s in self.segments[1:]), self.size]
         ends = [s.stop for s in self.segments]
         return [(e, s) for e, s in zip(ends, starts, strict=True) if e < s]
 
     @property
     def filled(self) -> np.ndarray[Any, Any]:
-        """How many of each 64 elements are a parameter's: the others are padding behind it. uint8, on the host."""
+        """For each 64 elements how many belong to a parameter; the rest is padding at their end. uint8, on the host."""
         result = np.full(self.size // _ALIGNMENT, _ALIGNMENT, np.uint8)
         for start, stop in self.gaps:
             result[start // _ALIGNMENT] -= stop - start
         return result
 
     def refresh(self) -> None:
-        """Brings the working copies up to date with the values: to be called by whoever changes those."""
+        """Copies the values to the working copies. Whoever changes the values must call it."""
         if self.low is not None:
             self.low[...] = self.values
         self.changed()
 
     def changed(self) -> None:
-        """Tells graphs that were made before that the values, working copies included, are others now."""
+        """Notes that values and working copies were written, so that graphs which saved them refuse to run."""
         WRITES.note(self.values)
         if self.low is not None:
             WRITES.note(self.low)
 
     def zero_grad(self) -> None:
-        """Clears every gradient; one that was set to None or replaced is the arena's view again.
+        """Clears every gradient; one that was set to None or replaced becomes the arena's view again.
 
-        A gradient that somebody keeps, `g = p.grad`, stays as it is.
+        A gradient that is still in use elsewhere, `g = p.grad`, keeps its values.
         """
         for name, p in self.parameters.items():
             self._views[name].give(p)
         self.grads[...] = 0.0
 
     def gather(self) -> None:
-        """Brings gradients that were replaced or dropped since back into the flat buffer.
+        """Copies gradients that were replaced, or zeros for those set to None, into the flat buffer.
 
-        Raises `RuntimeError` if a parameter's values were replaced, for they would no longer be trained, and if it was
-        frozen, for momentum and weight decay would still move it; `ValueError` for a gradient of another shape.
+        Raises `RuntimeError` if a parameter's values were replaced, because the new ones would not be trained, or if it
+        was frozen, because momentum and weight decay would still move it; `ValueError` for a gradient of another shape.
         """
         for name, p in self.parameters.items():
             if not p.requires_grad:
@@ -166,7 +166,7 @@ class Arena:
                 self._fetch(name, p)
 
     def _fetch(self, name: str, p: Tensor) -> None:
-        """Copies a parameter's own gradient into the flat buffer, zeros if it has none."""
+        """Copies a parameter's own gradient into the flat buffer, zeros if it has none, and gives it the view."""
         views = self._views[name]
         if p.grad is None:
             views.grad[...] = 0.0
@@ -235,7 +235,8 @@ class Arena:
         """Factors by name as a flat vector; None where all are 1."""
         unknown = [n for n in factors or {} if n not in self.parameters]
         if unknown:
-            raise ValueError(f"{what}: no parameter named {unknown[0]!r}")
+            known = next(iter(self.parameters))
+            raise ValueError(f"{what}: no parameter named {unknown[0]!r}; expected names such as {known!r}")
         if not factors or all(f == 1.0 for f in factors.values()):
             return None
         result = self.backend.xp.ones(self.size, float32)
@@ -247,7 +248,7 @@ class Arena:
 def named_parameters(parameters: Named) -> list[tuple[str, Tensor]]:
     """`parameters` as (name, tensor) pairs.
 
-    Tensors by themselves have their `.name`, or their number; from the second of a name on, "name.2" and so on.
+    A Tensor without a given name gets its `.name`, or else its index; the second of a name gets "name.2", and so on.
     """
     if isinstance(parameters, Mapping):
         return list(parameters.items())
@@ -261,7 +262,7 @@ def named_parameters(parameters: Named) -> list[tuple[str, Tensor]]:
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """The name, with the least number that nobody has if it is taken."""
+    """The name; if it is taken, with the smallest number from 2 on that makes it free."""
     return next(n for n in chain([name], (f"{name}.{i}" for i in count(2))) if n not in taken)
 
 

@@ -1,4 +1,4 @@
-"""A moving average of the trained values: what a run hands out may be calmer than its last step."""
+"""A moving average of the trained values, which varies less than the values of any single step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from .transform import State
 
 @dataclass(frozen=True, slots=True)
 class MovingAverage:
-    """After each update mean -= (1 - d) * (mean - values), with d = min(decay, (1 + n) / (10 + n)) after n others.
+    """After each update mean -= (1 - d) * (mean - values), d = min(decay, (1 + n) / (10 + n)) after n earlier updates.
 
-    The first update is copied. As diffusers' `EMAModel`; a step that is skipped leaves the mean as it was.
+    After the first update the mean is the values. As diffusers' `EMAModel`; a skipped step leaves the mean as it was.
+    Raises ValueError for a decay that is not between 0 and 1.
     """
 
     decay: float
@@ -29,13 +30,13 @@ class MovingAverage:
         return {"values": arena.values.copy()}
 
     def rate(self, xp: Any, take: Array, count: Array) -> Array:
-        """What part of its way to the values the mean goes after `count` updates: 0-d fp32, 0 unless `take`."""
+        """1 - d for the update after `count` earlier ones: 0-d fp32, 0 unless `take`."""
         n = count.astype(np.float64)
         kept = xp.where(count == 0, 0.0, xp.minimum(self.decay, (1.0 + n) / (10.0 + n)))
         return xp.where(take, 1.0 - kept, 0.0).astype(float32)
 
     @staticmethod
     def update(arena: Arena, state: State, rate: Array) -> None:
-        """Moves the mean. By a rate of 0 no bit changes, for the values are finite."""
+        """Moves the mean. With a rate of 0 no bit changes, because the values are finite."""
         mean = state["values"]
         mean -= rate * (mean - arena.values)

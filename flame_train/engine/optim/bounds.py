@@ -1,4 +1,4 @@
-"""What an optimizer's numbers have to lie between: with others it would train to the wrong place without a word."""
+"""The bounds of an optimizer's numbers: with a number outside them it would silently train to the wrong place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import math
 def check(
     where: str, *, least: float = 0.0, above: float | None = None, below: float | None = math.inf, **numbers: float
 ) -> None:
-    """Raises ValueError, with its name, for a number below `least`, not `above` or not `below`; for NaN, too."""
+    """Raises ValueError, naming it, for a number that is NaN or out of bounds.
+
+    A number must be at least `least`, or greater than `above` if that is given; and less than `below` unless that is
+    None.
+    """
     for name, value in numbers.items():
         if not (least <= value if above is None else above < value) or not (below is None or value < below):
             lower = f"of at least {least:g}" if above is None else f"above {above:g}"

@@ -1,7 +1,7 @@
-"""What is decided of a step on single numbers: whether it is taken, how far it goes, what is kept for the next.
+"""The part of an optimizer step that computes with single numbers: whether it is taken, its rate, counters and metrics.
 
-Written over 0-d arrays of any namespace, without a Python branch on a value: NumPy and CuPy do it operation by
-operation, and a GPU's optimizer makes one kernel of it (`backend/cuda/scalars.py`).
+Written over 0-d arrays of any namespace, without a Python branch on a value: NumPy and CuPy run it operation by
+operation, and on a GPU it is traced into one kernel (`backend/cuda/scalars.py`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ METRICS = ("count", "lr", "grad_norm", "loss_scale", "finite", "healthy", "skipp
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The rules by which a step goes; their numbers are arrays by name.
+    """The rules of a step. Their state is 0-d arrays by name.
 
-    `lr` (fp64) is the schedule's peak, `count` and `skipped` (int64) count steps, `healthy` (bool) says whether the
-    last was sound, or with `halt` whether all were and any may still be taken, `scale` (fp32) is the loss's and `clean`
-    (int64) the scaler's, where there is one.
+    `lr` (fp64) is the schedule's peak; `count` and `skipped` (int64) count the steps taken and not taken; `healthy`
+    (bool) says whether the last step did not fail, or with `halt` whether none did, so that steps are still taken;
+    `scale` (fp32) is the loss scale; `clean` (int64) is the scaler's, if there is one.
     """
 
     schedule: Schedule
@@ -37,7 +37,7 @@ class Decision:
     halt: bool
 
     def state(self, xp: Any, lr: float) -> State:
-        """The numbers before the first step."""
+        """The state before the first step."""
         return {
             "lr": xp.full((), lr, np.float64),
             "count": xp.zeros((), np.int64),
@@ -56,9 +56,9 @@ class Decision:
         return s["scale"] * np.float32(self.accumulation)
 
     def of(self, xp: Any, s: State, norm: Array, loss: Array | None) -> tuple[State, State]:
-        """The step's numbers for the pass over the arena, and its figures with what `s` becomes, in order of writing.
+        """The numbers that the pass over the arena needs; and what to write: metrics, then the changed entries of `s`.
 
-        `norm` is that of the divided gradients, fp32. The figures come first: they show some numbers as they were.
+        `norm` is that of the divided gradients, fp32. Metrics are written first, as they show some numbers of before.
         """
         finite = xp.isfinite(norm)
         if loss is not None:
@@ -73,7 +73,7 @@ class Decision:
         return numbers, {f"metrics.{name}": shown[name] for name in METRICS} | after
 
     def _after(self, xp: Any, s: State, finite: Array, take: Array) -> State:
-        """The counters, the scaler and the flag."""
+        """The counters, the scaler's state and `healthy` after the step."""
         failed, changed = ~finite, {}
         if self.scaler is not None:
             scaling, failed = self.scaler.update(xp, s, finite)

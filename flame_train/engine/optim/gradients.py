@@ -1,7 +1,7 @@
 """Tools on the `.grad` of tensors, for loops written by hand. All stay on the device until something is read.
 
-A tensor whose gradient is None is passed over. Norms are taken over all given gradients together. Computed is in a
-gradient's own dtype, in fp32 where that is narrower; what is returned has the widest of these.
+A tensor whose gradient is None is skipped. Norms are taken over all given gradients together. Arithmetic is in a
+gradient's own dtype, or fp32 if that is narrower; what is returned has the widest of these dtypes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def clip_grad_norm_(
     """Scales the gradients down to a total norm of at most `max_norm`; returns the norm they had (0-d).
 
     As torch.nn.utils.clip_grad_norm_: the factor is max_norm / (norm + 1e-6), at most 1. `norm_type` may be any
-    number, inf, or "inf"; that of type 0 counts what is not zero, in the end the gradients. `error_if_nonfinite`
-    reads the norm and raises `RuntimeError`.
+    number, inf, or "inf"; type 0 counts non-zero entries, and of several gradients those that have any.
+    `error_if_nonfinite` reads the norm, which waits for the device, and raises `RuntimeError` if it is not finite.
     """
     grads = _grads(parameters)
     norm = _total_norm(grads, float(norm_type))
@@ -40,7 +40,7 @@ def clip_grad_norm_(
 
 
 def clip_each_grad_norm_(parameters: Tensors, max_norm: float, norm_type: float | str = 2.0) -> Tensor:
-    """Scales each gradient down to a norm of at most `max_norm` of its own; returns the norms they had (n,)."""
+    """Scales each gradient separately to a norm of at most `max_norm`; returns the norms they had (n,)."""
     grads = _grads(parameters)
     if not grads:
         return Tensor(np.zeros(0, float32))
@@ -74,7 +74,7 @@ def normalize(parameters: Tensors, norm: float = 1.0, eps: float = 1e-12) -> Ten
 def add_noise_(parameters: Tensors, std: float, *, seed: int, step: int = 0, decay: float = 0.0) -> None:
     """Adds N(0, std^2 / (1 + step)^decay) to every gradient entry (arXiv 1511.06807 anneals with decay 0.55).
 
-    The noise is a function of (seed, step, which gradient, place).
+    The noise is a function of (seed, step, index of the gradient, position in it).
     """
     size = std * (1.0 + step) ** (-0.5 * decay)
     for i, g in enumerate(_grads(parameters)):
@@ -85,7 +85,7 @@ def add_noise_(parameters: Tensors, std: float, *, seed: int, step: int = 0, dec
 
 
 class GradientStatistics:
-    """What `statistics` found. Reading any of it waits for the device, once; until then nothing does.
+    """What `statistics` found. The first read of any of it waits for the device.
 
     `norm` and `largest` are of the finite entries, `zeros` and `non_finite` fractions of all. `histogram[i]` counts
     the finite entries other than zero with 10^edges[i] <= |g| < 10^edges[i + 1]; the outer bins hold what lies beyond.
@@ -157,7 +157,7 @@ def _widest(grads: list[Tensor]) -> DType:
 
 
 def _write(g: Tensor, value: Array) -> None:
-    """In place, rounded once to the gradient's own dtype."""
+    """Writes a gradient in place, rounded once to its own dtype."""
     g.data[...] = value.astype(g.dtype)
 
 

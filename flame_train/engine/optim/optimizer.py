@@ -33,8 +33,10 @@ class Optimizer:
 
     A step whose gradient norm or loss is not finite is skipped and counted: values, moments and schedule stay
     as they were. With a `scaler` (fp16) it lowers the loss scale. Without one, or once that is exhausted,
-    `healthy` is false, until a step is sound again. With `halt` it stays so, and no later step is taken: for who
-    reads the figures late and is to find the last good values then.
+    `healthy` is false until a step is finite again. With `halt` it stays false and no later step is taken, so that a
+    caller who reads the metrics late still finds the last good values.
+
+    Raises `ValueError` for transforms without a unique `name` each, none at all, and numbers out of bounds.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Optimizer:
 
     @property
     def loss_scale(self) -> Tensor:
-        """What the loss is multiplied by before its backward pass: 0-d fp32, always the same buffer."""
+        """The factor by which to multiply the loss before backward: 0-d fp32, always the same buffer."""
         return Tensor(self._own["scale"])
 
     @property
@@ -91,7 +93,7 @@ class Optimizer:
                 f"optimizer: the loss is on {loss.device}, the parameters are on {self.arena.backend.name}; "
                 "move it with .to(device)"
             )
-        # Overflow is an expected event here, and is dealt with: NumPy need not warn of it.
+        # Overflow is expected here and handled, so NumPy need not warn of it.
         with np.errstate(all="ignore"):
             self.arena.gather()
             self._update.step(None if loss is None else loss.data)
@@ -99,7 +101,7 @@ class Optimizer:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The moving average in the values' place, for who shows or saves them; without one, the values themselves."""
+        """Inside, the values are the moving average, for sampling or saving; if there is none they are unchanged."""
         if self.average is None:
             yield
             return
@@ -118,7 +120,7 @@ class Optimizer:
     def set(self, name: str, value: float) -> None:
         """Writes a number of the state by its saved name: `set("lr", 1e-5)`, `set("clip_norm.max_norm", 2)`.
 
-        Raises `KeyError` naming what there is.
+        Raises `KeyError` naming the numbers that can be set.
         """
         found = {n: a for n, a in self._entries() if a.ndim == 0}
         if name not in found:
@@ -126,9 +128,9 @@ class Optimizer:
         found[name][...] = value
 
     def state_dict(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Everything the next step depends on beside the arena's values, on the host, by name; copies.
+        """Everything the next step depends on besides the arena's values, on the host, by name; copies.
 
-        Flat entries come by parameter, "adamw.exp_avg.<parameter>", so that they do not depend on the layout.
+        Flat entries are split by parameter, "adamw.exp_avg.<parameter>", so that they do not depend on the layout.
         """
         result: dict[str, np.ndarray[Any, Any]] = {}
         for name, array in self._entries():

@@ -1,4 +1,4 @@
-"""The last link: from a gradient to what is subtracted from the values, times the learning rate."""
+"""The last transform of a chain: from a gradient to what is multiplied by the learning rate and then subtracted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class AdamWRule:
         return _decayed(direction, self.weight_decay, step.arena), {"exp_avg": m, "exp_avg_sq": v}
 
     def numbers(self, state: State, step: Step) -> State:
-        """What the `first` moment, and the root of the `second`, are divided by: 0-d fp32."""
+        """The bias corrections: the divisors of the `first` moment and of the root of the `second`, 0-d fp32."""
         xp, (b1, b2) = step.xp, self.betas
         t = step.count.astype(np.float64) + 1.0
         return {"first": (1.0 - b1**t).astype(float32), "second": xp.sqrt(1.0 - b2**t).astype(float32)}
@@ -75,12 +75,12 @@ class SGDRule:
         return (g + self.momentum * buffer if self.nesterov else buffer), {"momentum": buffer}
 
     def numbers(self, state: State, step: Step) -> State:
-        """What the gradient is multiplied by on its way into the momentum, as `fresh`: 0-d fp32."""
+        """The factor of the gradient in the new momentum, as `fresh`: 1 - dampening, at first 1; 0-d fp32."""
         return {"fresh": step.xp.where(step.count == 0, np.float32(1.0), np.float32(1.0 - self.dampening))}
 
 
 def _decayed(g: Array, weight_decay: float, arena: Arena) -> Array:
-    """g + weight_decay * values, with the arena's factors."""
+    """g + weight_decay * values, with the arena's `decay_scale`."""
     if weight_decay == 0.0:
         return g
     factor: Any = weight_decay if arena.decay_scale is None else weight_decay * arena.decay_scale

@@ -1,8 +1,8 @@
-"""The links of an optimizer's chain: each takes the flat gradient and hands on what the next shall see.
+"""The transforms of an optimizer's chain: each takes the flat gradient and returns what the next one gets.
 
-A link's state is named arrays: flat ones, an entry for each trainable value, and 0-d ones. It returns the
-entries that change and writes none of them: the optimizer does, if the step is taken at all. The gradient
-itself is the arena's buffer, or the link's own, and may be edited in place.
+A transform's state is named arrays: flat ones, with an entry for each trainable value, and 0-d ones. It returns the
+entries that change but writes none of them: the optimizer does, if the step is taken at all. The gradient
+itself is the arena's buffer, or made by an earlier transform, and may be edited in place.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ State = dict[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a link may know: the arena, and `count`, the number of updates done so far (0-d int64).
+    """What a transform is told: the arena, and `count`, the number of updates done so far (0-d int64).
 
-    `norm` is that of the gradient a link is given, where it is known: before the first has changed it.
+    `norm` is that of the gradient it is given, if known: for the first transform of a chain; else None.
     """
 
     xp: Any
@@ -34,7 +34,7 @@ class Step:
 
 
 class Transform(Protocol):
-    """A link. `name` prefixes its state's entries when they are saved."""
+    """A link of the chain. `name` prefixes its state's entries when they are saved."""
 
     @property
     def name(self) -> str:
@@ -71,7 +71,7 @@ class ClipNorm:
         return g, {}
 
     def numbers(self, state: State, step: Step) -> State:
-        """What gradients of the step's norm are multiplied by, as `clip`: 0-d fp32."""
+        """The factor for a gradient of the step's norm, as `clip`: 0-d fp32."""
         assert step.norm is not None
         return {"clip": step.xp.minimum(state["max_norm"] / (step.norm + np.float32(1e-6)), np.float32(1.0))}
 
@@ -112,7 +112,7 @@ class GradientNoise:
     name: str = "gradient_noise"
 
     CHUNK: ClassVar[int] = 1 << 20
-    """Drawn so many at a time, for drawing takes some ten fp64 arrays of this size; numbers are named by chunk."""
+    """Numbers drawn at a time, since drawing takes about ten fp64 arrays of this size. They depend on their chunk."""
 
     def __post_init__(self) -> None:
         check("gradient_noise", std=self.std, decay=self.decay)

@@ -1,4 +1,4 @@
-"""How a step passes over the arena: link by link, or all at once where kernels know the chain."""
+"""How a step updates the arena: transform by transform, or all in one pass by kernels that know these transforms."""
 
 from __future__ import annotations
 
@@ -21,17 +21,20 @@ _NEUTRAL = {
     "take": 0.0, "divisor": 1.0, "limit": math.inf, "clip": 1.0, "std": 0.0, "rate": 0.0, "average": 0.0,
     "first": 1.0, "second": 1.0, "fresh": 1.0,
 }  # fmt: skip
-"""What kernels read of a step, in order, and what it is where no link says otherwise."""
+"""The numbers that the kernels read, in order, with the value of each if no transform sets it."""
 
 _BEFORE = f"{tables()}enum {{ {', '.join(_NEUTRAL).upper()} }};\n"
 
 Known = ClipValue | ClipNorm | GradientNoise | AdamWRule | SGDRule
-"""The links that kernels know."""
+"""The transforms that the kernels know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step works on: the chain with its state, and the single numbers, 0-d arrays that never move."""
+    """What a step works on: the transforms with their `states`, and buffers that stay at their addresses.
+
+    `mean` is the moving average's state, `own` the decision's, `metrics` the optimizer's.
+    """
 
     arena: Arena
     transforms: tuple[Transform, ...]
@@ -42,7 +45,7 @@ class Work:
     metrics: Array
 
     def places(self) -> State:
-        """Where the numbers that a decision returns are kept, by its names."""
+        """The 0-d buffers to which the decision's results are written, by its names for them."""
         figures = {f"metrics.{n}": self.metrics[i : i + 1].reshape(()) for i, n in enumerate(METRICS)}
         return figures | self.own
 
@@ -51,11 +54,11 @@ class Update(Protocol):
     """A way to do a step."""
 
     def step(self, loss: Array | None) -> None:
-        """From gathered gradients to values, working copies, states, average, numbers and figures."""
+        """Updates values, working copies, states, moving average, numbers and metrics from the gathered gradients."""
 
 
 class ByLinks:
-    """Each link in turn. Any chain; the one the others are checked against."""
+    """Applies each transform in turn. It takes any chain, and is the reference for `AtOnce`."""
 
     def __init__(self, work: Work) -> None:
         self._work, self._places = work, work.places()
@@ -73,7 +76,7 @@ class ByLinks:
             self._places[name][...] = value
 
     def _apply(self, take: Array, rate: Array, norm: Array) -> None:
-        """Values, working copies and the links' states where `take` (0-d bool) is true."""
+        """Updates values, working copies and the transforms' states if `take` (0-d bool) is true."""
         w, arena, xp = self._work, self._work.arena, self._work.arena.backend.xp
         g, step = arena.grads, Step(xp, arena, w.own["count"], norm)
         changes: list[tuple[State, State]] = []
@@ -90,9 +93,9 @@ class ByLinks:
 
 
 class AtOnce:
-    """Three kernels on a GPU, whatever of the known links there is, to the bits of `ByLinks`.
+    """Three kernels on a GPU for any chain that `fits`, with the same bits as `ByLinks`.
 
-    One adds up squares, one decides on single numbers, one passes over the arena. The gradients stay as they are.
+    One sums squares, one runs the decision, one updates the arena. The gradients themselves are not written.
     """
 
     def __init__(self, work: Work) -> None:
@@ -116,7 +119,7 @@ class AtOnce:
 
     @staticmethod
     def fits(work: Work) -> bool:
-        """True on a GPU for AdamW or SGD, alone or after clipping by value, by norm, and noise: some, in this order."""
+        """True on a GPU for AdamW or SGD, after any of clipping by value, clipping by norm and noise, in this order."""
         *links, rule = (type(t) for t in work.transforms)
         known = [kind for kind in (ClipValue, ClipNorm, GradientNoise) if kind in links]
         return work.arena.backend.kernels is not None and rule in (AdamWRule, SGDRule) and links == known
@@ -137,7 +140,7 @@ class AtOnce:
         self._pass()
 
     def _decided(self, xp: Any, given: State) -> State:
-        """All of a step that is single numbers, over a trace's."""
+        """The decision, and the numbers of all transforms: the formula that is traced into a kernel."""
         norm = _norm_of(xp, given["sums"])
         numbers, after = self._work.decision.of(xp, given, norm, given.get("loss"))
         step = Step(xp, self._work.arena, given["count"], norm)
@@ -149,6 +152,7 @@ class AtOnce:
         return numbers | after
 
     def _pass(self) -> None:
+        """Launches the kernel that updates the arena."""
         w, arena, rule, moments = self._work, self._work.arena, self._work.transforms[-1], self._work.states[-1]
         none = np.intp(0)
         optional = (w.mean.get("values"), arena.low, arena.lr_scale, arena.decay_scale)
@@ -171,15 +175,15 @@ class AtOnce:
 
 
 def make_update(work: Work) -> Update:
-    """The fastest way there is for this chain."""
+    """`AtOnce` if it fits, else `ByLinks`."""
     return AtOnce(work) if AtOnce.fits(work) else ByLinks(work)
 
 
 def _norm_of(xp: Any, sums: Array) -> Array:
-    """`global_norm` of a gradient whose squares were added up in parts."""
+    """`global_norm` of a gradient whose squares were summed in parts, fp64."""
     return xp.sqrt(xp.sum(sums)).astype(float32)
 
 
 def _select(xp: Any, take: Array, buffer: Array, new: Array) -> None:
-    """buffer = new where the step is taken. A select and no product: inf * 0 is NaN."""
+    """buffer = new if the step is taken. A select rather than a product, because inf * 0 is NaN."""
     buffer[...] = xp.where(take, new, buffer)
