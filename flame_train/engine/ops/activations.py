@@ -123,7 +123,7 @@ def gelu_slope(xp: Any, x: Array, approximate: str) -> Array:
 
 
 def gelu_value_and_slope(xp: Any, x: Array) -> tuple[Array, Array]:
-    """The exact gelu and its derivative, which share the costly part."""
+    """The exact gelu and its derivative, which share the error function."""
     phi = _phi(xp, x, "none")
     return x * phi, phi + x * _INV_SQRT_2PI * xp.exp(-0.5 * x * x)
 
@@ -183,7 +183,7 @@ def softplus(xp: Any, input: Array, beta: float = 1.0, threshold: float = 20.0) 
 
 
 def softplus_value(xp: Any, x: Array) -> Array:
-    """log(1 + e^x), which neither overflows nor loses small values."""
+    """log(1 + e^x), computed without overflow and without losing small values."""
     return xp.maximum(x, 0.0) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
@@ -265,7 +265,7 @@ def swiglu(xp: Any, input: Array) -> Array:
 
 
 def halves(x: Array, op: str) -> tuple[Array, Array]:
-    """The value and the gate that the last dim holds; raises ShapeError if it is odd."""
+    """The value and the gate, the two halves of the last dim, as views. Raises ShapeError if its size is odd."""
     if x.shape[-1] % 2:
         raise ShapeError(f"{op}: expected an even last dim holding value and gate, got {tuple(x.shape)}")
     n = x.shape[-1] // 2
@@ -295,7 +295,7 @@ def gated_gradient(k: Any, g: Array, input: Array, of_value: str, of_gate: str) 
 
 
 def halved(input: Array) -> str:
-    """Why the kernels cannot take a gated unit's input."""
+    """Why the kernels cannot take a gated unit's input; "" if they can."""
     return floating(input) if input.ndim and not input.shape[-1] % 2 else "arguments that are refused"
 
 

@@ -117,7 +117,7 @@ def _widths(pad: Sequence[int], ndim: int) -> list[tuple[int, int]]:
 
 
 def _sources(xp: Any, shape: Shape, widths: list[tuple[int, int]], mode: str) -> Iterator[tuple[int, Array]]:
-    """For each padded dim, where every entry of the result comes from."""
+    """For each padded dim the index in the input that every entry of the result comes from."""
     if mode not in ("reflect", "replicate", "circular"):
         raise ValueError(f"pad: expected mode constant, reflect, replicate or circular, got {mode!r}")
     for dim, (n, (a, b)) in enumerate(zip(shape, widths, strict=True)):
@@ -128,7 +128,7 @@ def _sources(xp: Any, shape: Shape, widths: list[tuple[int, int]], mode: str) ->
             at = xp.arange(-a, n + b)
             if mode == "reflect":
                 at = (n - 1) - xp.abs((n - 1) - xp.abs(at))
-            if mode == "circular":  # what is cut off at one end does not come in at the other
+            if mode == "circular":  # what negative padding cuts off at one end does not wrap around to the other
                 first, left = max(-a, 0), n - max(-a, 0) - max(-b, 0)
                 at = (at - first) % left + first
             yield dim, xp.clip(at, 0, n - 1)
@@ -225,7 +225,7 @@ def pixel_shuffle(xp: Any, input: Array, upscale_factor: int, layout: str = "NCH
 
 
 def _moved(xp: Any, input: Array, y: Array, *shape: int) -> Array:
-    """`y` in another shape; in memory of its own, as PyTorch has it, where no element of `input` had to move too."""
+    """`y` in another shape, copied where it still shares memory with `input`: PyTorch's result never does."""
     found = y.reshape(shape)
     return found.copy() if xp.may_share_memory(found, input) else found
 

@@ -34,7 +34,7 @@ def batch_norm_train(
 
 
 def _others(shape: Shape, layout: str) -> tuple[int, ...]:
-    """All dims but that of the channels."""
+    """All dims but that of the channels. Raises ShapeError if there are fewer than two."""
     if len(shape) < 2:
         raise ShapeError(f"batch_norm: expected at least 2 dims, got {tuple(shape)}")
     channel = len(shape) - 1 if layout == "NHWC" else 1
@@ -133,6 +133,7 @@ def batch_norm(
 
 
 def _given(op: str, mean: Tensor | None, var: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The running statistics. Raises ValueError if one is missing."""
     if mean is None or var is None:
         raise ValueError(f"{op}: expected running_mean and running_var where the input's statistics are not used")
     return mean, var
@@ -142,7 +143,10 @@ def _track(
     op: str, input: Tensor, axes: tuple[int, ...], layout: str, mean: Tensor | None, var: Tensor | None,
     momentum: float,
 ) -> None:  # fmt: skip
-    """Moves running statistics towards those of input over `axes`, averaged over what dims are left but channels."""
+    """Moves running statistics towards those of input over `axes`; where images remain, to the mean of these.
+
+    Raises ShapeError for a single value per channel, which has no unbiased variance.
+    """
     count = math.prod(input.shape[a] for a in axes)
     if count < 2:
         raise ShapeError(f"{op}: expected more than one value per channel when training, got {input.shape}")
@@ -159,7 +163,7 @@ def _track(
 
 
 def _moments(input: Tensor, axes: tuple[int, ...], count: int) -> tuple[Array, Array]:
-    """Mean and unbiased variance over `axes`, of which there are `count` elements a channel."""
+    """Mean and unbiased variance over `axes`, which hold `count` elements for each channel."""
     k, shape = input.backend.kernels, folded(input.shape, axes)
     if k is not None and shape is not None and not (floating(input.data) or no_planes(shape, input.dtype.itemsize)):
         mean, var = statistics(k, k.rows_first(input.data).reshape(shape))
@@ -247,11 +251,12 @@ def _no_running(
 
 
 def _seen(k: Any, x: Array, layout: str) -> Array:
+    """`x` as (outer, channels, inner)."""
     return k.rows_first(x).reshape(folded(x.shape, _others(x.shape, layout)))
 
 
 def _meeting(a: Array | None, missing: float = 1.0) -> Any:
-    """Something of each channel, ready to meet (outer, channels, inner)."""
+    """An array (channels,) shaped to broadcast over (outer, channels, inner); `missing` for None."""
     return missing if a is None else a.reshape(1, -1, 1)
 
 

@@ -1,4 +1,4 @@
-"""Dropout, from numbers that are a function of their place: the same on every device, and again when recomputed."""
+"""Dropout, by random numbers that depend on position alone: the same on every device, and when recomputed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def dropout(
 
 
 def _scale(xp: Any, shape: Shape, p: float, training: bool, rng: Rng | None, stream: int) -> Array | None:
-    """What each element is multiplied by: 0 or 1 / (1 - p)."""
+    """The factor of each element: 0 or 1 / (1 - p)."""
     if not training or p == 0.0:
         return None
     if rng is None:

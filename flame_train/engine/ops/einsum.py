@@ -23,7 +23,7 @@ def _joined(inputs: Sequence[str], output: str) -> str:
 
 
 def _parsed(equation: str, shapes: Sequence[tuple[int, ...]]) -> tuple[list[str], str]:
-    """The letters of each operand and of the result, with "..." written out as letters and "->" filled in."""
+    """The letters of each operand and of the result, with "..." spelled out as letters, and "->" filled in."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(shapes):

@@ -1,4 +1,4 @@
-"""The largest and the smallest, and where they are. Where several are equal the first is meant."""
+"""The largest and the smallest value, and where they are. Of several equal ones the index is the first's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def amin(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Arra
 
 
 def _some(input: Array, dim: Dims, op: str) -> tuple[int, ...]:
-    """The dims meant. Raises ShapeError where there is nothing along them, of which nothing is the largest."""
+    """The dims that `dim` names. Raises ShapeError if one has size 0: nothing has no largest value."""
     dims = axes(dim, input.ndim, op)
     if any(input.shape[d] == 0 for d in dims):
         raise ShapeError(f"{op}: expected at least one value over dims {dims} of {tuple(input.shape)}")
@@ -85,7 +85,7 @@ for _op in (amax, amin):
 
 
 def _positions(xp: Any, input: Array, dim: int | None, keepdim: bool, find: Any) -> Array:
-    """What `find` (argmax or argmin) gives along dim, or in the flattened input."""
+    """The indices that `find` (argmax or argmin) gives along dim, or in the flattened input."""
     _some(input, dim, "argmax")
     if dim is None or not input.ndim:
         flat = find(input.reshape(-1))

@@ -17,7 +17,7 @@ from .index_elements import element_sums, elements, no_elements_by_index
 
 
 def _places(xp: Any, index: Array, dim: int, shape: Shape) -> tuple[Array, ...]:
-    """Where index points along dim in an array of `shape`, each entry in its own row: an index for all dims."""
+    """An index of all dims of an array of `shape`: `index` along dim, each entry's own position along the others."""
     dim = axis(dim, index.ndim, "index")
     grids = []
     for d, n in enumerate(index.shape):
@@ -28,7 +28,7 @@ def _places(xp: Any, index: Array, dim: int, shape: Shape) -> tuple[Array, ...]:
 
 
 def _check_index(op: str, input: Array, index: Array, src: Array | None = None) -> None:
-    """Raises ShapeError unless index has the dims of its partners, and whole numbers."""
+    """Raises ShapeError unless index holds integers and has as many dims as input and src."""
     if index.dtype.kind not in "iu":
         raise ShapeError(f"{op}: expected whole-number indices, got {index.dtype.name}")
     if index.ndim != input.ndim or (src is not None and src.ndim != input.ndim):
@@ -37,7 +37,7 @@ def _check_index(op: str, input: Array, index: Array, src: Array | None = None) 
 
 
 def _check_places(xp: Any, op: str, input: Array, dim: int, index: Array, src: Array | None = None) -> None:
-    """Raises ShapeError unless index is of a kind and a size with its partners, IndexError where it points outside."""
+    """Raises ShapeError unless index fits input and src, IndexError for a position outside of input."""
     _check_index(op, input, index, src)
     along, sizes = axis(dim, index.ndim, op), zip(index.shape, input.shape, strict=True)
     wide = any(n > m and d != along for d, (n, m) in enumerate(sizes))
@@ -161,7 +161,7 @@ def _corner(shape: Shape) -> tuple[slice, ...]:
 
 
 def _taken(xp: Any, g: Array, src_shape: Shape, index: Array, dim: int) -> Array:
-    """The gradient of what was put or added: what the places got, zeros where src was not read."""
+    """The gradient of src: that of the positions it was put at or added to, zeros for entries that were not used."""
     out = xp.zeros(src_shape, g.dtype)
     out[_corner(index.shape)] = g[_places(xp, index, dim, g.shape)]
     return out
@@ -179,7 +179,7 @@ def _(xp: Any, g: Array, src_shape: Shape, dim: int, index: Array) -> Array:
     return _taken(xp, g, src_shape, index, dim)
 
 
-_ONCE = np.array([[3, 0], [1, 2], [0, 4]])  # no place twice in a row: with doubles scatter has no one result
+_ONCE = np.array([[3, 0], [1, 2], [0, 4]])  # no position twice in a row: with repeats scatter's result is not unique
 
 
 @scatter.samples

@@ -1,4 +1,4 @@
-"""Indexing with brackets, as torch.Tensor has it, and `narrow`."""
+"""Indexing, x[index], as torch.Tensor has it, and `narrow`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _() -> Iterator[Sample]:
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), Tensor(np.array([0.5]))), ShapeError, "whole numbers or truth values")
     yield ErrorSample(sample((2, 3), True), ShapeError, "a single True or False")
-    for wrong in ((4,), (1,), (2, 2)):  # no place of a longer one may be taken on a GPU, where none is checked
+    for wrong in ((4,), (1,), (2, 2)):  # must be refused by shape, as a GPU checks no positions
         yield ErrorSample(sample((2, 3), Tensor(np.ones(wrong, bool))), ShapeError, "expected a mask of shape")
     yield ErrorSample(sample((3, 0), (slice(None), Tensor(np.array([0])))), IndexError, "a dim of size 0")
 

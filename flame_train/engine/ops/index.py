@@ -1,4 +1,4 @@
-"""Rows and slices by whole-number index, and what a mask or a class says of each element."""
+"""Rows and slices by integer index, elements replaced by a mask, and classes as one-hot vectors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .index_rows import no_rows_by_index, summed, taken
 
 
 def added_at(xp: Any, shape: Shape, index: Any, values: Array) -> Array:
-    """Zeros of `shape` with values added at index, repeated places added up; the sums are kept in fp32 or fp64.
+    """Zeros of `shape` with values added at index; values at the same position add up, in fp32 or fp64.
 
     On a GPU the order of the additions, and so the last bit, may change from run to run.
     """
@@ -28,9 +28,9 @@ def added_at(xp: Any, shape: Shape, index: Any, values: Array) -> Array:
 
 
 def check_within(xp: Any, op: str, index: Array, size: int) -> None:
-    """Raises IndexError for an index outside [0, size), on the CPU.
+    """Raises IndexError for an index outside [0, size), on the CPU only.
 
-    A GPU is not waited for to look at it: there what is out of range wraps around.
+    On a GPU the check would have to wait for the device; there an index out of range wraps around.
     """
     if index.size and size == 0:  # there is nothing to wrap around to
         raise IndexError(f"{op}: expected no index where there are no places, got {index.size}")

@@ -1,4 +1,4 @@
-"""Kernels for elements that are taken by index along a dim, and for those that are added up by index."""
+"""Kernels that take elements by index along a dim, and that add elements at an index."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STEPS = 1 << 31  # of all elements' searches; beyond them the reference adds, i
 
 
 def no_elements_by_index(x: Array, dim: int, index: Array) -> str:
-    """Why the kernels cannot take elements of `x` along `dim`."""
+    """Why the kernels cannot take elements of `x` at `index` along `dim`; "" if they can."""
     if index.dtype not in (int32, int64) or not x.ndim or x.ndim != index.ndim or not -x.ndim <= dim < x.ndim:
         return "arguments that are refused, or other indices than int32 and int64"
     d = dim % x.ndim
@@ -39,9 +39,10 @@ def elements(k: Any, x: Array, dim: int, index: Array) -> Array:
 
 
 def element_sums(k: Any, values: Array, dim: int, index: Array, shape: Shape, base: Array | None = None) -> Array:
-    """An array of `shape`: `base` or zeros, and `values` added at `index` along `dim`, in the order of their places.
+    """An array of `shape`: `base` or zeros, with `values` added at `index` along `dim`, in the order of positions.
 
-    A line's elements look for their indices, or its indices for those that are equal, whichever are fewer.
+    For each line along `dim` either its elements search for the indices that name them, or its indices for equal ones,
+    whichever are fewer.
     """
     d, values = dim % len(shape), k.rows_first(values)
     rows, count, inner = shape[d], index.shape[d], math.prod(shape[d + 1 :])

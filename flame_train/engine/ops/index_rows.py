@@ -1,4 +1,4 @@
-"""Kernels for rows that are taken by index, and for those that are added up by index."""
+"""Kernels that take rows by index, and that add rows at an index."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..backend.cuda.rows import divisor
 from ..dtype import Array, DType, float32, int32, int64
 from .conditions import AT_MOST_FP32, same
 
-_HEADER, _TILE, _GROUP, _ACROSS, _LANES, _AHEAD = "index_rows.cuh", 2048, 64, 64, 8, 2  # as there
-_FEW = 1024  # places that are compared with each other; more are sorted
+_HEADER, _TILE, _GROUP, _ACROSS, _LANES, _AHEAD = "index_rows.cuh", 2048, 64, 64, 8, 2  # as in that header
+_FEW = 1024  # up to so many indices are compared with each other; more are sorted
 
 
 def no_rows_by_index(x: Array, index: Array) -> str:
-    """Why the kernels cannot take rows of `x`."""
+    """Why the kernels cannot take rows of `x` at `index`; "" if they can."""
     if index.dtype not in (int32, int64):
         return f"no kernel for indices in {index.dtype.name}"
     if 0 in (x.size, index.size) or x.size >= 2**31 or x.size // max(x.shape) * index.size >= 2**31:
@@ -30,7 +30,7 @@ def _names(dtype: DType, index: Array, length: int, *arrays: Array) -> dict[str,
 
 
 def taken(k: Any, x: Array, index: Array) -> Array:
-    """Of `x` (outer, rows, length) those rows that `index` (count,) names: (outer, count, length)."""
+    """(outer, count, length): the rows of `x` (outer, rows, length) that `index` (count,) names."""
     x, index = k.rows_first(x), k.xp.ascontiguousarray(index)
     outer, rows, length = x.shape
     y = k.empty((outer, index.size, length), x.dtype)
@@ -42,9 +42,9 @@ def taken(k: Any, x: Array, index: Array) -> Array:
 
 
 def summed(k: Any, values: Array, index: Array, rows: int) -> Array:
-    """(rows, length): the rows of `values` (count, length), each added where `index` (count,) says.
+    """(rows, length): the sum of the rows of `values` (count, length) whose `index` (count,) is that row's.
 
-    The places alone decide the order of the additions.
+    The order of the additions depends on `index` alone, so the bits are the same in every run.
     """
     values, index = k.rows_first(values), k.xp.ascontiguousarray(index)
     count, length = values.shape
@@ -60,10 +60,9 @@ def summed(k: Any, values: Array, index: Array, rows: int) -> Array:
 
 
 def _sum_sorted(k: Any, values: Array, index: Array, out: Array) -> None:
-    """Sums into `out` by sorted places.
+    """`summed` into `out`, with the indices sorted first.
 
-    What it costs to sort grows with the square of count / 2048, and is beyond some hundred thousand places what takes
-    longest.
+    Sorting takes time that grows with the square of count / 2048: beyond some hundred thousand indices, most of it.
     """
     (count, length), n = values.shape, np.int32(len(values))
     names = _names(values.dtype, index, length, values)

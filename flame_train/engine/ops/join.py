@@ -23,7 +23,7 @@ def cat(xp: Any, tensors: Sequence[Array], dim: int = 0) -> Array:
 
 
 def _of_one_dtype(tensors: Sequence[Array]) -> Sequence[Array]:
-    """The tensors, floats where one is: in the widest floating dtype there is."""
+    """The tensors in their promoted floating dtype, if one of them is floating; else as they are."""
     dtype = promote([t.dtype for t in tensors])
     return tensors if dtype is None else [t.astype(dtype, copy=False) for t in tensors]
 
@@ -49,7 +49,7 @@ def check_alike(tensors: Sequence[Array], dim: int) -> None:
     if not tensors:
         raise ShapeError("cat: expected at least one tensor, got none")
     if any(t.ndim == 0 for t in tensors):
-        raise ShapeError("cat: a tensor without dims has none to be joined along; use stack")
+        raise ShapeError("cat: expected tensors of at least 1 dim, got a tensor without dims; use stack")
     rest = [tuple(n for i, n in enumerate(t.shape) if i != axis(dim, t.ndim, "cat")) for t in tensors]
     if any(r != rest[0] for r in rest):
         raise ShapeError(f"cat: shapes must be equal but for dim {dim}, got {[tuple(t.shape) for t in tensors]}")

@@ -1,4 +1,4 @@
-"""Queries or keys of several streams of tokens, normalised and written side by side, for attention over all of them."""
+"""Queries or keys of several token streams, normalised and joined in one pass, for attention over all of them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def cat_rms_norm(
 ) -> Tensor:  # fmt: skip
     """rope(cat([rms_norm(x, weight) for each], dim), cos, sin): queries or keys of joint attention (arXiv 2403.03206)
 
-    Each is normalised over its last dim with the weight of its stream; without cos and sin nothing is turned. They may
-    be wider than the result, which has the dtype of tensors and weights.
+    Each is normalised over its last dim with the weight of its stream; without cos and sin nothing is rotated. Their
+    dtype may be wider than that of tensors and weights, which is the result's.
     """
     if len(tensors) != len(weights):
         raise ShapeError(f"cat_rms_norm: {len(tensors)} tensors and {len(weights)} weights do not pair up")
@@ -65,14 +65,14 @@ Place = tuple[Any, ...]
 
 
 def _parts(tensors: Sequence[Array], dim: int) -> list[Place]:
-    """Where each lies in the whole."""
+    """The index of each tensor in the joined one."""
     after, ends = tensors[0].ndim - dim % tensors[0].ndim - 1, itertools.accumulate(x.shape[dim] for x in tensors)
     tail = (slice(None),) * after
     return [(..., slice(end - x.shape[dim], end), *tail) for x, end in zip(tensors, ends, strict=True)]
 
 
 def _part(x: Array, part: Place, size: int) -> Array:
-    """The part's rows of cosines or sines, where they differ along the dim at all."""
+    """The rows of cosines or sines for one part, or all of them if they are the same along the joined dim."""
     dim = 1 - len(part)
     return x[part] if x.ndim >= -dim and x.shape[dim] == size > 1 else x
 
@@ -104,7 +104,7 @@ def _angles(k: Any, cos: Maybe, sin: Maybe, part: Place, size: int, shape: Shape
 
 
 def _numbers(rstd: Array, tensors: Sequence[Array]) -> Iterator[Array]:
-    """Each part's numbers, one a row, of all of them one part after another."""
+    """Each part's numbers, one for each row, out of `rstd`, which has them one part after another."""
     end = 0
     for x in tensors:
         end += math.prod(x.shape[:-1])

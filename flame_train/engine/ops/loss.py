@@ -32,7 +32,7 @@ def share(g: Array, count: int, reduction: str) -> Array:
 
 
 def check_pair(op: str, input: Array, target: Array) -> None:
-    """Raises ShapeError unless input and target have one shape: broadcast losses are slips more often than not."""
+    """Raises ShapeError unless input and target have the same shape: a loss that broadcasts is usually a mistake."""
     if input.shape != target.shape:
         raise ShapeError(f"{op}: input {tuple(input.shape)} and target {tuple(target.shape)} must have one shape")
 
@@ -113,7 +113,7 @@ def _() -> Iterator[ErrorSample]:
 
 
 def _kernels(op: Op, value: str, slope: str) -> None:
-    """Declares a loss's kernels from expressions for an element's loss and for its derivative after input."""
+    """Declares a loss's kernels from expressions for an element's loss and for its derivative with respect to input."""
     more = [n for n in op.names if n not in ("input", "target", "reduction")]
 
     def possible(input: Array, target: Array, reduction: str, *numbers: float) -> str:
@@ -190,7 +190,7 @@ def cosine_similarity(xp: Any, x1: Array, x2: Array, dim: int = 1, eps: float = 
 
 
 def _unit(xp: Any, x1: Array, x2: Array, dim: int, eps: float) -> tuple[Array, Array, Array, Array]:
-    """Both tensors over their lengths, and the lengths, at least eps."""
+    """Both tensors divided by their norms along dim, and these norms, which are at least eps."""
     x1, x2 = xp.broadcast_arrays(x1, x2)
     dim = axis(dim, x1.ndim, "cosine_similarity")
     n1, n2 = (xp.maximum(xp.sqrt(xp.sum(x * x, axis=dim, keepdims=True)), eps) for x in (x1, x2))

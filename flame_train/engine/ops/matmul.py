@@ -75,7 +75,7 @@ def linear(xp: Any, input: Array, weight: Array, bias: Array | None = None) -> A
 
 
 def rows_product(xp: Any, x: Array, matrix: Array) -> Array:
-    """x @ matrix with all leading dims of x as rows of one product, which NumPy would make many of."""
+    """x @ matrix with all leading dims of x as rows of one product; NumPy would make a product for each of them."""
     return xp.matmul(_rows(x), matrix).reshape(*x.shape[:-1], matrix.shape[-1])
 
 
@@ -120,7 +120,7 @@ def _(xp: Any, g: Array, input: Array) -> Array:
 
 @linear.vjp("bias")
 def _(xp: Any, g: Array) -> Array:
-    return g  # summed down to the bias's shape where every gradient is
+    return g  # summed down to the bias's shape in graph.py, like every gradient
 
 
 @linear.samples
@@ -204,7 +204,7 @@ def _(k: Any, g: Array, input: Array) -> Array:
 
 
 def linear_condition(input: Array, weight: Array, bias: Array | None) -> str:
-    """Why a linear layer cannot go through cuBLASLt; empty when it can."""
+    """Why a linear layer cannot go through cuBLASLt; "" if it can."""
     if input.ndim < 2 or 0 in weight.shape:
         return "a vector operand, or nothing to multiply with"
     return conditions.same(conditions.ANY_FLOAT, input, weight, bias)
@@ -247,7 +247,7 @@ def _() -> Iterator[ErrorSample]:
 
 
 def added_condition(input: Array, weight: Array, bias: Array | None, residual: Array) -> str:
-    """As `linear_condition`, and the residual as well."""
+    """As `linear_condition`, for a layer with a residual."""
     if not residual_fits(input, weight, residual):
         return "arguments that are refused"
     return linear_condition(input, weight, bias) or conditions.same(conditions.ANY_FLOAT, input, residual)

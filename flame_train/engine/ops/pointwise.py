@@ -142,7 +142,7 @@ generated(tanh, "tanhf(input)", input="g * (1.f - out * out)")
 
 
 def sigmoid_value(xp: Any, x: Array) -> Array:
-    """1 / (1 + e^-x), as exact where it is next to nothing as next to 1, and zero where e^-x is infinite."""
+    """1 / (1 + e^-x), as accurate near 0 as near 1, and 0 where e^-x overflows."""
     with np.errstate(over="ignore"):
         return 1.0 / (1.0 + xp.exp(-x))
 

@@ -214,13 +214,13 @@ _THREADS = 256
 
 
 def _no_kernel(input: Array) -> str:
-    """Why the kernels cannot take an input; windows that do not fit are refused by `Window` here as well."""
+    """Why the kernels cannot take an input; "" if they can. Misfitting windows are refused by `Window` in any case."""
     return same(AT_MOST_FP32, input) or ("" if 0 < input.size < 2**31 else "nothing to compute with, or too much")
 
 
 @dataclass(frozen=True, slots=True)
 class _Pooling:
-    """Windows over images of `shape`, as the kernels have them: what is compiled for them, and their sizes."""
+    """Windows over images of `shape`, as the kernels take them: constants to compile with, and sizes as arguments."""
 
     shape: Shape
     layout: str

@@ -88,7 +88,7 @@ def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, correction: float 
 
 
 def neighbours(input: Array, dim: Dims) -> str:
-    """Why the reduction kernels cannot take `input` over `dim`."""
+    """Why the reduction kernels cannot take `input` over `dim`; "" if they can."""
     if not input.ndim:
         return "a single number"
     try:
@@ -102,7 +102,7 @@ def _dims(x: Array, dim: Dims) -> tuple[int, ...]:
 
 
 def _shaped(kept: Array, dims: tuple[int, ...], keepdim: bool) -> Array:
-    """A reduction's result with or without the dims it went over."""
+    """A reduction's result with the reduced dims kept as size 1, as it is given, or removed."""
     return kept if keepdim else kept.reshape([n for i, n in enumerate(kept.shape) if i not in dims])
 
 
@@ -132,7 +132,10 @@ def _(k: Any, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
 
 
 def _squares(k: Any, x: Array, dims: tuple[int, ...], result: str, correction: float) -> Array:
-    """`result`, an expression over `total`, the squares from the mean; short rows stay in registers for it."""
+    """The expression `result` over `total`, the sum of squared differences from the mean over `dims`.
+
+    Rows that fit into registers take the row kernels, with an exact mean first; others take `Moments`.
+    """
     numbers, e = {"correction": correction}, extent(x.shape, dims)
     assert e is not None
     x, shape = k.rows_first(x), [1 if i in dims else n for i, n in enumerate(x.shape)]
@@ -159,7 +162,7 @@ def _(k: Any, input: Array, dim: Dims, correction: float | None, keepdim: bool) 
 
 
 def _away_from_mean(k: Any, factor: str, x: Array, dims: tuple[int, ...], correction: float, **more: Array) -> Array:
-    """`factor` times the variance's slope: 2 (x - mean) / (count - correction)."""
+    """`factor`, an expression over `more`, times the variance's derivative 2 (x - mean) / (count - correction)."""
     mean = reduce(k, Reduction("sum", "input", "total / n"), {"input": x}, dims, float32)
     freedom = _count(x.shape, dims) - correction
     operands = {"input": x, "mean": mean, **more, "slope": 2.0 / freedom if freedom else math.inf}
@@ -272,7 +275,7 @@ def _(xp: Any, g: Array, input: Array, out: Array, p: float | str, dim: Dims, ke
     if math.isinf(p):
         here = size == n
         return xp.where(here, g * xp.sign(input) / xp.sum(here, axis=dims, keepdims=True), 0.0)
-    absent = (n == 0) | (input == 0)  # there the slope is zero by convention
+    absent = (n == 0) | (input == 0)  # there the gradient is zero by convention
     ratio = xp.where(absent, 1.0, size) / xp.where(absent, 1.0, n)
     return xp.where(absent, 0.0, g * xp.sign(input) * ratio ** (p - 1.0))
 
@@ -343,7 +346,7 @@ def cumsum(xp: Any, input: Array, dim: int) -> Array:
 
 
 def _running(xp: Any, x: Array, dim: int) -> Array:
-    """The sums so far along dim: NumPy's of fp32 in fp64, or the last would be less exact than the first."""
+    """Running sums along dim. For NumPy's, which add one by one, fp32 is summed in fp64, or errors would accumulate."""
     if xp is np and x.dtype == float32:
         return xp.cumsum(x, axis=dim, dtype=float64).astype(float32)
     return xp.cumsum(x, axis=dim)

@@ -39,7 +39,7 @@ def _(xp: Any, g: Array, scale_factor: int, layout: str) -> Array:
 
 
 def _doubled(input: Array, scale_factor: int, layout: str) -> str:
-    """Why our own kernel does not repeat pixels; empty when it does."""
+    """Why our own kernel is not used; "" if it is."""
     if layout != "NHWC" or scale_factor != 2 or input.ndim != 4 or input.size == 0:
         return "only channels-last, twice the size"
     return conditions.same(conditions.AT_MOST_FP32, input)
@@ -101,7 +101,10 @@ def interpolate(
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """How one axis is resized: `scale` input pixels to an output pixel."""
+    """How one axis is resized, from `before` to `after` pixels, with `scale` input pixels to an output pixel.
+
+    `axis` is its dim, `align` is align_corners, `image` says that the input is 4-D.
+    """
 
     axis: int
     before: int
@@ -112,7 +115,7 @@ class _Axis:
     image: bool
 
     def sources(self, xp: Any) -> tuple[Array, Array, Array | None]:
-        """For each output pixel the two input pixels it lies between, and how far along; no distance for nearest."""
+        """For each output pixel the two input pixels around it, and its position from 0 to 1; None for nearest."""
         place = xp.arange(self.after, dtype=np.float64)
         last = self.before - 1
         if not self.mode.endswith("linear"):
@@ -123,7 +126,7 @@ class _Axis:
         return low.astype(np.int64), xp.minimum(low + 1, last).astype(np.int64), xp.clip(x - low, 0.0, 1.0)
 
     def _nearest(self, xp: Any, place: Array) -> Array:
-        """PyTorch multiplies in fp32, and for images not at all when sizes are equal or double."""
+        """The nearest pixel, in fp32 as PyTorch computes it: in images of equal or double size by the exact ratio."""
         scale, place = np.float32(self.scale), place.astype(np.float32)
         if self.mode == "nearest-exact":
             return xp.floor((place + np.float32(0.5)) * scale)
@@ -132,7 +135,7 @@ class _Axis:
         return xp.floor(place * scale)
 
     def matrix(self, xp: Any, dtype: Any) -> Array:
-        """(after, before): the resizing as a linear map."""
+        """The resizing as a matrix (after, before)."""
         low, high, part = self.sources(xp)
         pixel = xp.arange(self.before)
         if part is None:
@@ -148,7 +151,7 @@ def _plan(
     shape: Shape, size: Sizes | None, factor: Factors | None, mode: str, align: bool | None, recompute: bool | None,
     layout: str,
 ) -> list[_Axis]:  # fmt: skip
-    """What happens along each spatial axis. Raises ValueError or ShapeError for what does not go together."""
+    """How each spatial axis is resized. Raises ValueError or ShapeError for arguments that do not fit together."""
     if mode not in ("nearest", "nearest-exact", *_LINEAR) or _LINEAR.get(mode, len(shape)) != len(shape):
         raise ValueError(f"interpolate: mode {mode!r} is not known for an input of {len(shape)} dims")
     if (size is None) == (factor is None):
@@ -180,7 +183,7 @@ def _(
     align_corners: bool | None, recompute_scale_factor: bool | None, layout: str,
 ) -> Array:  # fmt: skip
     for axis in _plan(input_shape, size, scale_factor, mode, align_corners, recompute_scale_factor, layout):
-        moved = xp.matmul(xp.moveaxis(g, axis.axis, -1), axis.matrix(xp, g.dtype))  # the map transposed
+        moved = xp.matmul(xp.moveaxis(g, axis.axis, -1), axis.matrix(xp, g.dtype))  # by the transposed matrix
         g = xp.moveaxis(moved, -1, axis.axis)
     return g
 

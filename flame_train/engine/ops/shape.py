@@ -26,7 +26,7 @@ def reshape(xp: Any, input: Array, shape: Sequence[int]) -> Array:
     if not fits:
         raise ShapeError(f"reshape: {tuple(input.shape)} has {input.size} elements, which do not fit {tuple(shape)}")
     if -1 in shape and not known:
-        raise ShapeError(f"reshape: what -1 stands for in {tuple(shape)} cannot be told from 0 elements")
+        raise ShapeError(f"reshape: the -1 in {tuple(shape)} cannot be told from 0 elements; give that size")
     return input.reshape(tuple(shape))
 
 
@@ -224,7 +224,7 @@ def expand(xp: Any, input: Array, shape: Sequence[int]) -> Array:
 
 @expand.vjp("input")
 def _(xp: Any, g: Array) -> Array:
-    return g  # summed down to the input's shape where every gradient is
+    return g  # summed down to the input's shape in graph.py, like every gradient
 
 
 @expand.samples

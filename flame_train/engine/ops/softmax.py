@@ -109,7 +109,7 @@ def logsumexp(xp: Any, input: Array, dim: Dims, keepdim: bool = False) -> Array:
     kept = [1 if i in dims else n for i, n in enumerate(input.shape)]
     top = xp.max(input, axis=dims, keepdims=True) if input.size else xp.zeros(kept, input.dtype)
     top = xp.where(xp.isfinite(top), top, 0.0)
-    with np.errstate(divide="ignore"):  # the logarithm of nothing
+    with np.errstate(divide="ignore"):  # the logarithm of 0, the sum of no elements
         total = xp.log(added(xp.sum, xp.exp(input - top), dims, True)) + top
     return total if keepdim else xp.squeeze(total, dims)
 

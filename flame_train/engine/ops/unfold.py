@@ -35,7 +35,7 @@ def _window(kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair) -> W
 
 
 def _positions(size: tuple[int, int], window: Window) -> tuple[int, int]:
-    """How many places the kernel takes down and across."""
+    """The number of positions of the kernel down and across. Raises ShapeError if there are none."""
     k, d, p, s = window
     oh, ow = (out_size(size[i], k[i], s[i], p[i], d[i]) for i in (0, 1))
     if min(oh, ow) < 1:
