@@ -28,7 +28,7 @@ from .dtype import (
 from .graph import Edge, Node
 from .mode import Mode, mode
 from .op import Condition, Formula, Kernel, Op
-from .rebuild import Again, arrays_in
+from .rebuild import Recipe, arrays_in
 from .tensor import Tensor
 
 _FROM_INTEGERS = {float64: float32, np.dtype(np.uint64): int64}
@@ -265,8 +265,8 @@ def _record(
     formulas = _plan(op, kernel, dict.fromkeys([name for name, _, _ in wanted]), arrays, backend, m)
     known = {**arrays, **aux, "out": outputs if op.multiple else outputs[0]}
     for name, i, t in used:
-        if t._again is not None:
-            _put_again(known, name, i, t._again)
+        if t._recipe is not None:
+            _put_recipe(known, name, i, t._recipe)
     saved = {name: known[name] if name in known else _shape(known, name) for f in formulas for name in f.names}
     edges = [Edge.to(t, name, i) for name, i, t in wanted]
     parts = partial(_parts, op, backend.xp, {n: arrays[n] for n in op.names[1:]}) if op.views else None
@@ -278,12 +278,12 @@ def _parts(op: Op, xp: Any, attributes: dict[str, Any], whole: Array) -> list[Ar
     return _split(op, op.fn(xp, whole, **attributes))[0]
 
 
-def _put_again(known: dict[str, Any], name: str, i: int | None, again: Again) -> None:
+def _put_recipe(known: dict[str, Any], name: str, i: int | None, recipe: Recipe) -> None:
     """Replaces an argument's values, or those of item `i` of a list, by how to recompute them (`rebuild.py`)."""
     if i is None:
-        known[name] = again
+        known[name] = recipe
     else:
-        known[name] = [*known[name][:i], again, *known[name][i + 1 :]]
+        known[name] = [*known[name][:i], recipe, *known[name][i + 1 :]]
 
 
 def _shape(known: dict[str, Any], name: str) -> Any:

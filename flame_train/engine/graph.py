@@ -17,7 +17,7 @@ from ..errors import ShapeError
 from .backend import Backend, same_place
 from .dtype import Array, DType, as_array, compute_dtype, float32, float64
 from .hooks import Hooks
-from .rebuild import Again, arrays_in
+from .rebuild import Recipe, arrays_in
 from .writes import SEQUENCE, WRITES
 
 if TYPE_CHECKING:
@@ -206,14 +206,14 @@ def _rebuilt(value: Any) -> Any:
     """A saved value; recomputed if only how to make it was saved."""
     if isinstance(value, list):
         return [_rebuilt(v) for v in value]
-    return value.make() if isinstance(value, Again) else value
+    return value.make() if isinstance(value, Recipe) else value
 
 
 def _kept(value: Any) -> Any:
     """The arrays a saved value keeps alive."""
     if isinstance(value, list):
         return [_kept(v) for v in value]
-    return value.kept if isinstance(value, Again) else value
+    return value.kept if isinstance(value, Recipe) else value
 
 
 def _raised(value: Any) -> Any:

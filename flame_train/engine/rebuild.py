@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .tensor import Tensor
 
 
-class Again:
+class Recipe:
     """How to recompute a value, saved in its place. Its arguments may be such recipes themselves."""
 
     __slots__ = ("args", "fn", "shape")
@@ -23,7 +23,7 @@ class Again:
     @property
     def kept(self) -> list[Array]:
         """The arrays that recomputing it needs, and that are therefore kept alive."""
-        nested = [x for a in self.args if isinstance(a, Again) for x in a.kept]
+        nested = [x for a in self.args if isinstance(a, Recipe) for x in a.kept]
         return nested + [a.data for a in self.args if hasattr(a, "data")]
 
     def make(self) -> Array:
@@ -32,7 +32,7 @@ class Again:
             return self._tensor().data
 
     def _tensor(self) -> Tensor:
-        return self.fn(*[a._tensor() if isinstance(a, Again) else a for a in self.args])
+        return self.fn(*[a._tensor() if isinstance(a, Recipe) else a for a in self.args])
 
 
 def rebuild(fn: Callable[..., Tensor], *args: Any, least: int = 0) -> Tensor:
@@ -50,7 +50,7 @@ def rebuild(fn: Callable[..., Tensor], *args: Any, least: int = 0) -> Tensor:
     """
     out = fn(*args)
     if out.data.nbytes >= least and mode().grad and not mode().recomputing and not _kept_inside(out, args):
-        out._again = Again(fn, [_held(a) for a in args], out.shape)
+        out._recipe = Recipe(fn, [_held(a) for a in args], out.shape)
     return out
 
 
@@ -84,4 +84,4 @@ def _held(arg: Any) -> Any:
     """An argument as a recipe keeps it: a Tensor without its graph, or that Tensor's own recipe."""
     if not hasattr(arg, "detach"):
         return arg
-    return arg.detach() if arg._again is None else arg._again
+    return arg.detach() if arg._recipe is None else arg._recipe

@@ -16,7 +16,7 @@ from .inplace import InPlace
 from .methods import Methods
 from .mode import mode
 from .op import REGISTRY
-from .rebuild import Again
+from .rebuild import Recipe
 from .transfer import Moved
 
 
@@ -29,7 +29,7 @@ class Tensor(Methods, InPlace):
     Raises `TypeError` for `data` that is no array, or that is to require grad and is not floating.
     """
 
-    __slots__ = ("__weakref__", "_again", "_grad", "_hooks", "_index", "_node", "_requires_grad", "data")
+    __slots__ = ("__weakref__", "_grad", "_hooks", "_index", "_node", "_recipe", "_requires_grad", "data")
     __array_priority__ = 1000
 
     def __init__(self, data: Array, *, requires_grad: bool = False) -> None:
@@ -43,7 +43,7 @@ class Tensor(Methods, InPlace):
         self._node: Node | None = None
         self._index = 0
         self._hooks: Hooks | None = None
-        self._again: Again | None = None  # how to recompute the values, if ops are to save that instead of them
+        self._recipe: Recipe | None = None  # how to recompute the values, if ops are to save that instead of them
 
     @classmethod
     def _from_op(cls, data: Array, node: Node | None, index: int) -> Tensor:

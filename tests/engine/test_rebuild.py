@@ -126,7 +126,7 @@ def test_a_checkpoint_makes_it_once_more_and_no_third_time() -> None:
 
 def test_without_gradients_nothing_is_noted() -> None:
     with flame.no_grad():
-        assert flame.rebuild(F.silu, leaf(3))._again is None
+        assert flame.rebuild(F.silu, leaf(3))._recipe is None
 
 
 def test_gradients_of_a_lora_over_it() -> None:
@@ -141,5 +141,5 @@ def test_gradients_of_a_lora_over_it() -> None:
 
 def test_small_results_are_kept() -> None:
     size = 3 * 4 * 4
-    assert flame.rebuild(F.silu, leaf(3, 4) * 2.0, least=size + 1)._again is None
-    assert flame.rebuild(F.silu, leaf(3, 4) * 2.0, least=size)._again is not None
+    assert flame.rebuild(F.silu, leaf(3, 4) * 2.0, least=size + 1)._recipe is None
+    assert flame.rebuild(F.silu, leaf(3, 4) * 2.0, least=size)._recipe is not None

@@ -52,7 +52,7 @@ def _nhwc_shape(shape: Shape, layout: str) -> Shape:
 
 
 def from_nhwc(xp: Any, y: Array, layout: str) -> Array:
-    """(B, H, W, C) in the layout asked for, dense."""
+    """y (B, H, W, C) in `layout`, dense."""
     return xp.ascontiguousarray(y.transpose(0, 3, 1, 2)) if layout == "NCHW" else y
 
 
@@ -250,7 +250,7 @@ def _() -> Iterator[ErrorSample]:
 
 
 def _cudnn(input: Array, weight: Array, groups: int) -> str:
-    """Why cuDNN is not asked; empty when it is."""
+    """Why cuDNN is not used; "" if it is."""
     if groups != 1:
         return "grouped convolutions take the reference"
     if 0 in input.shape:
@@ -259,13 +259,13 @@ def _cudnn(input: Array, weight: Array, groups: int) -> str:
 
 
 def _padded(k: Any, x: Array, *axes: int) -> Array:
-    """x with zeros up to a multiple of 8 along the axes: the tensor cores' granularity in 16 bits."""
+    """x padded with zeros to a multiple of 8 along the axes if it has 16 bits: the granularity of tensor cores."""
     widths = [(0, -x.shape[i] % 8 if i in axes and x.itemsize == 2 else 0) for i in range(x.ndim)]
     return k.xp.pad(x, widths) if any(b for _, b in widths) else x
 
 
 def _kernel_memory(k: Any, w: Array) -> Array:
-    """The weight in (out, kh, kw, in) memory under its (out, in, kh, kw) name, as cuDNN's fast kernels want it."""
+    """The weight (out, in, kh, kw) in memory of the order (out, kh, kw, in), which cuDNN's fast kernels need."""
     return k.rows_first(w.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
 
 
@@ -286,7 +286,7 @@ def _(
 
 
 def _cudnn_low(input: Array, weight: Array, groups: int) -> str:
-    """As above, but not in fp32, where cuDNN adds all taps and channels in one chain: the reference rounds less."""
+    """As `_cudnn`, but not for fp32, where cuDNN adds all taps and channels in one chain: the reference rounds less."""
     return _cudnn(input, weight, groups) or conditions.same(conditions.LOW, input)
 
 

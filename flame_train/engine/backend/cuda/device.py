@@ -122,7 +122,7 @@ class CudaBackend:
     def memory(self) -> Memory:
         """What tensors take, and what captured graphs keep for themselves; `total` is the card's memory."""
         total = self.xp.cuda.runtime.memGetInfo()[1]
-        self._in_graphs = self.graph_pool.total_bytes()  # a walk over the pool: not asked at every allocation
+        self._in_graphs = self.graph_pool.total_bytes()  # walks over the pool, so not done at every allocation
         live = int(self._pool.used_bytes() + self._in_graphs)
         self._peak = max(self._peak, live)
         return Memory(live, self._peak, int(total))

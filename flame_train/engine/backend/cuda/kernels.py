@@ -295,7 +295,8 @@ class Kernels:
         if out is None:
             out = self.empty((*a.shape[:-1], n), a.dtype if plus is None else plus.dtype)
         flat = out.reshape(-1, n)
-        return out, flat, flat if plus is out else None if plus is None else self.even(plus).reshape(-1, n)
+        added = flat if plus is out else None if plus is None else self.even(plus).reshape(-1, n)
+        return out, flat, added
 
     def _thin_first(self, x: Operands) -> None:
         """`low_rank` by cuBLASLt for the thin product, and `paired` for the rest."""
