@@ -2,7 +2,7 @@
 
 The forward pass keeps each row's log-sum-exp, from which the backward pass rebuilds any block of the
 probabilities (FlashAttention, arXiv 2205.14135). On CUDA cuDNN does both for bf16 and fp16 without masks, but where
-keys are few, as a caption's (attention_few_keys.cu), or heads are of 64 and warpgroups can be had
+keys are few, as a caption's (few_keys_forward.cuh), or heads are of 64 and warpgroups can be had
 (attention_warpgroups.cuh); our own kernels (attention.cuh) do the rest up to head sizes where cuBLASLt's products are
 faster.
 """

@@ -9,19 +9,19 @@ KIND = {bfloat16: "bf16", float16: "f16"}
 
 
 def warpgroup_product(
-    name: str, columns: int, across: bool, dtype: DType, held: bool = False, fresh: bool = False
+    name: str, columns: int, across: bool, dtype: DType, held: bool = False, fresh: bool = False, turned: bool = False
 ) -> str:
     """`name`: sums (64, columns) = or += a (64, 16) b (16, columns), one instruction (PTX ISA, wgmma).
 
-    b lies as its transpose, or `across` as it is. Where a is `held` in registers, sums always are there, or never where
-    they are `fresh`.
+    a lies as it is, or `turned` as its transpose; b as its transpose, or `across` as it is. Where a is `held` in
+    registers, sums always are there, or never where they are `fresh`.
     """
     n, given, kind = columns // 2, 4 if held else 1, KIND[dtype]
     registers = ", ".join(f"%{i}" for i in range(n))
     sums = ", ".join(f'"{"=" if fresh else "+"}f"(sums[{i}])' for i in range(n))
     left = f"{{%{n}, %{n + 1}, %{n + 2}, %{n + 3}}}, %{n + 4}" if held else f"%{n}, %{n + 1}"
     operands = ", ".join(f'"r"(a[{i}])' for i in range(given)) if held else '"l"(a)'
-    transposed = f"1, 1, {int(across)}" if held else f"1, 1, 0, {int(across)}"
+    transposed = f"1, 1, {int(across)}" if held else f"1, 1, {int(turned)}, {int(across)}"
     more = ("", "0", "") if fresh else (", int more = 1", f"%{n + given + 1}", ', "r"(more)')
     return f"""
 __device__ __forceinline__ void {name}(
