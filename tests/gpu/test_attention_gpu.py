@@ -40,9 +40,9 @@ def test_few_keys(length: int, keys: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("keys", [41, 77])
-@pytest.mark.parametrize("share", attention_few_keys._SHARES)
+@pytest.mark.parametrize("share", [1, 2, 3, 8])
 def test_however_many_blocks_share_a_head(share: int, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_few_keys, "_SHARES", (share,))
+    monkeypatch.setattr(attention_few_keys, "shares", lambda *_: share)
     with deterministic(False):
         check(700, keys, "bfloat16")
 

@@ -2,7 +2,7 @@
 
 The forward pass keeps each row's log-sum-exp, from which the backward pass rebuilds any block of the
 probabilities (FlashAttention, arXiv 2205.14135). On CUDA, bf16 and fp16 without a mask go through cuDNN, except where
-a kernel of ours is faster: for few keys, such as a caption's (attention_few_keys.cu), and for heads of size 64 on
+a kernel of ours is faster: for few keys, such as a caption's (few_keys_forward.cuh), and for heads of size 64 on
 compute capability 9.0 (attention_warpgroups.cuh). All else goes through attention.cuh, up to head sizes where the
 reference, whose products cuBLASLt makes, is faster.
 """

@@ -23,6 +23,16 @@ __device__ __forceinline__ float exp2_of(float x) {
   return y;
 }
 
+// Of the four threads that share a row.
+__device__ __forceinline__ float of_row(float x, bool sum) {
+#pragma unroll
+  for (int o = 1; o < 4; o *= 2) {
+    float other = __shfl_xor_sync(0xffffffffu, x, o);
+    x = sum ? x + other : fmaxf(x, other);
+  }
+  return x;
+}
+
 // The n-th item of this block. Every other round goes through the blocks backwards: items come longest first, so a block
 // that had a long one in one round has a shorter one in the next.
 __device__ __forceinline__ int nth(int n) {

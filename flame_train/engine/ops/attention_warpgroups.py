@@ -27,7 +27,7 @@ _WHOLE = 128  # rows of cuDNN's tiles, of queries and of keys
 _PACE, _PACE_OF_PARTS = 1.1, 1.25  # cuDNN's time relative to ours with full tiles of keys, and with a partial last one
 _LONG, _MANY_ROWS = 2048, 100_000  # from here on cuDNN's 5 products, with sums in any order, are faster than our 7
 _PLACED = np.dtype([("at", "u8"), ("batch", "i8"), ("head", "i8"), ("row", "i8")])
-_SIZES = np.dtype([("batches", "i4"), ("heads", "i4"), ("queries", "i4"), ("keys", "i4"), ("scale", "f4")])
+SIZES = np.dtype([("batches", "i4"), ("heads", "i4"), ("queries", "i4"), ("keys", "i4"), ("scale", "f4")])
 
 
 def forward_unfit(query: Array, key: Array, is_causal: bool, scale: float | None) -> str:
@@ -74,7 +74,7 @@ def forward(k: Any, query: Array, key: Array, value: Array, out: Array, lse: Arr
     items = b * heads * -(-length // _FORWARD_ROWS)
     _launch(
         k, "attention_forward", _forward_text(query.dtype), items, _FORWARD_GROUPS, (query, key, value),
-        (_struct(out), lse), (b, heads, length, keys, scale), _FORWARD_BYTES,
+        (rows_of(out), lse), (b, heads, length, keys, scale), _FORWARD_BYTES,
     )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def gradients(
     items = b * heads * (-(-keys // _ROWS) + -(-length // _ROWS))
     _launch(
         k, "attention_gradients", _gradients_text(g.dtype), items, _GROUPS, (query, key, value, g),
-        (factors, *map(_struct, into)), (b, heads, length, keys, scale), _SHARED_BYTES,
+        (factors, *map(rows_of, into)), (b, heads, length, keys, scale), _SHARED_BYTES,
     )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def _launch(
     maps = (tensor_map(x, (_TILE, _HEAD)) for x in fetched)
     k.launch_here(
         text, kernel, fetched[0].dtype, (min(items, k.multiprocessors),), 128 * (groups + 1),
-        (*maps, *args, np.array([sizes], _SIZES)), shared_bytes,
+        (*maps, *args, np.array([sizes], SIZES)), shared_bytes,
     )  # fmt: skip
 
 
@@ -131,5 +131,6 @@ def _text(header: str, dtype: DType, columns: int, held: bool) -> str:
     return "".join(products) + included(f'#include "{header}"\n')
 
 
-def _struct(x: Array) -> np.ndarray[Any, Any]:
+def rows_of(x: Array) -> np.ndarray[Any, Any]:
+    """Where the rows of `x` (B, H, L, 64) lie, as kernels take it by value."""
     return np.array([(x.data.ptr, *(s // x.itemsize for s in x.strides[:3]))], _PLACED)

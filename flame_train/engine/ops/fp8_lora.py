@@ -15,8 +15,9 @@ from . import conditions
 from .e4m3 import rounded
 from .fp8 import carried, carried_product, check_layer, decode, encode, products, storage, stored, weight_of
 from .lora import carried_back, stacked_gradients, stacked_products
-from .lora_gradients import Thin, factor_gradients, side_by_side
+from .lora_gradients import factor_gradients, side_by_side
 from .matmul import rows_product
+from .thin_products import Thin
 
 
 @primitive(aux=("low",), multiple=True)

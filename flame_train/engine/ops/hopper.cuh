@@ -45,6 +45,18 @@ __device__ __forceinline__ void arrive_at(u32 barrier) {
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// Four floats of another block's shared memory in the cluster, at the address they have in this one's.
+__device__ __forceinline__ float4 four_of(u32 own, int block) {
+  float4 v;
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}"
+      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(own), "r"(block));
+  return v;
+}
+__device__ __forceinline__ float4 sum_of(float4 a, float4 b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
 __device__ __forceinline__ void warpgroup_sync(int name) { asm volatile("bar.sync %0, 128;" ::"r"(name) : "memory"); }
 
 // A tile at column x, row y of what `map` describes; what lies outside comes as zeros and is not written.
@@ -52,6 +64,12 @@ __device__ __forceinline__ void fetch(u32 to, const TensorMap& map, u32 barrier,
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
       "l"(&map), "r"(barrier), "r"(x), "r"(y) : "memory");
+}
+// The same of one of several items.
+__device__ __forceinline__ void fetch_item(u32 to, const TensorMap& map, u32 barrier, int x, int y, int item) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(item) : "memory");
 }
 // A tile of a head's rows, of what has its batches and heads apart.
 __device__ __forceinline__ void fetch(u32 to, const TensorMap& map, u32 barrier, int row, int head, int batch) {
@@ -76,6 +94,11 @@ __device__ __forceinline__ void send(const TensorMap& map, u32 from, int x, int 
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];\ncp.async.bulk.commit_group;" ::"l"(&map),
       "r"(from), "r"(x), "r"(y) : "memory");
+}
+__device__ __forceinline__ void send(const TensorMap& map, u32 from, int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];\n"
+      "cp.async.bulk.commit_group;" ::"l"(&map), "r"(from), "r"(0), "r"(row), "r"(head), "r"(batch) : "memory");
 }
 // Until all but the last `left` tiles sent by this thread have been read.
 template <int left> __device__ __forceinline__ void sent() {

@@ -15,8 +15,9 @@ from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from . import conditions
 from .conv import Pair, conv2d
-from .lora_gradients import Thin, factor_gradients, listed, side_by_side
+from .lora_gradients import factor_gradients, listed, side_by_side
 from .matmul import check_linear, check_residual, linear_condition, place_of, rows_product
+from .thin_products import Thin
 
 
 @primitive(aux=("low",))
@@ -214,6 +215,7 @@ def _() -> Iterator[Sample]:
     yield sample((2, 77, 320), [(640, 320)] * 3, [(16, 320)] * 3, [(640, 16)] * 3, 0.5)
     yield sample((100, 96), [(64, 96)] * 2, [(4, 96)] * 2, [(64, 4)] * 2, 1.0)
     yield sample((2, 300, 64), [(72, 64)] * 2, [(32, 64)] * 2, [(72, 32)] * 2, 1.0)
+    yield sample((1, 700, 136), [(200, 136)] * 3, [(16, 136)] * 3, [(200, 16)] * 3, 0.5)
 
 
 # ---- convolutions ------------------------------------------------------------------------------------------

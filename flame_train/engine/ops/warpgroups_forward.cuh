@@ -50,16 +50,6 @@ __device__ __forceinline__ void produce(
   }
 }
 
-// Of the four threads that share a row.
-__device__ __forceinline__ float of_row(float x, bool sum) {
-#pragma unroll
-  for (int o = 1; o < 4; o *= 2) {
-    float other = __shfl_xor_sync(0xffffffffu, x, o);
-    x = sum ? x + other : fmaxf(x, other);
-  }
-  return x;
-}
-
 struct Consumer {
   u32 q, p[16 * WIDE];
   float s[32 * WIDE], e[32 * WIDE], sums[32];

@@ -28,6 +28,7 @@ from flame_train.engine.backend import cuda
 from flame_train.engine.backend.cuda import capture, device, nvrtc, tensor_map
 from flame_train.engine.backend.cuda.cublaslt import is_plain
 from flame_train.engine.backend.cuda.cudnn import CuDnn
+from flame_train.engine.ops import attention_few_keys, attention_warpgroups, thin_products
 
 NUMBERS = {"int": np.int32, "unsigned": np.uint32, "long long": np.int64, "float": np.float32}
 ELEMENTS = {
@@ -403,3 +404,28 @@ def same_layout(tmp_path: Path) -> Callable[[str, Mapping[str, np.dtype[Any]]], 
         subprocess.run([compiler, "-std=c++17", "-fsyntax-only", source], check=True)
 
     return check
+
+
+class Launched:
+    """What was launched: by kernel's name its grid, block, arguments and shared memory, and its text if generated."""
+
+    def __init__(self) -> None:
+        self.by_name = dict[str, tuple[Any, ...]]()
+        self.texts = dict[str, str]()
+
+    def plain(self, file: str, kernel: str, dtype: Any, grid: Any, block: int, args: Any, shared: int = 0) -> None:
+        self.by_name[kernel] = grid, block, args, shared
+
+    def here(self, text: str, kernel: str, dtype: Any, grid: Any, block: int, args: Any, shared: int) -> None:
+        self.by_name[kernel], self.texts[kernel] = (grid, block, args, shared), text
+
+
+@pytest.fixture
+def launched(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Launched:
+    """Launches are noted instead; in place of a description of tiles stands what it would be of."""
+    noted = Launched()
+    for module in (attention_warpgroups, attention_few_keys, thin_products):
+        monkeypatch.setattr(module, "tensor_map", lambda x, tile: (x.shape, tile))
+    monkeypatch.setattr(gpu.kernels, "launch", noted.plain)
+    monkeypatch.setattr(gpu.kernels, "launch_here", noted.here)
+    return noted

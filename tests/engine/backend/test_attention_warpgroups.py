@@ -76,25 +76,7 @@ def test_other_cards_have_no_such_products(calls: list[str], capability: str, mo
     assert calls == ["cudnn", "cudnn"]
 
 
-class Launched:
-    """What was launched, by kernel."""
-
-    def __init__(self, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.by_name = dict[str, tuple[Any, ...]]()
-        self.texts = dict[str, str]()
-        monkeypatch.setattr(attention_warpgroups, "tensor_map", lambda x, tile: (x.shape, tile))
-        monkeypatch.setattr(gpu.kernels, "launch", self.plain)
-        monkeypatch.setattr(gpu.kernels, "launch_here", self.here)
-
-    def plain(self, file: str, kernel: str, dtype: Any, grid: Any, block: int, args: Any, shared: int = 0) -> None:
-        self.by_name[kernel] = grid, block, args, shared
-
-    def here(self, text: str, kernel: str, dtype: Any, grid: Any, block: int, args: Any, shared: int) -> None:
-        self.by_name[kernel], self.texts[kernel] = (grid, block, args, shared), text
-
-
-def test_what_the_kernels_are_told(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched = Launched(gpu, monkeypatch)
+def test_what_the_kernels_are_told(launched: Any) -> None:
     attend((1, 20, 1024, 64), 1000, scale=0.5)
     grid, threads, args, shared = launched.by_name["attention_forward"]
     assert (grid, threads) == ((20 * 6,), 512)  # 192 queries an item
@@ -113,7 +95,7 @@ def test_what_the_kernels_are_told(gpu: Any, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", ["forward", "gradients"])
 def test_the_kernels_structs_are_what_is_passed(name: str, same_layout: Any) -> None:
     text = getattr(attention_warpgroups, f"_{name}_text")(bfloat16)
-    structs = {"Sizes": attention_warpgroups._SIZES, "Rows": attention_warpgroups._PLACED}
+    structs = {"Sizes": attention_warpgroups.SIZES, "Rows": attention_warpgroups._PLACED}
     same_layout(text, structs | {"TensorMap": tensor_map.STRUCT})
 
 

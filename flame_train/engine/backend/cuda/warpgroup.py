@@ -9,19 +9,20 @@ KIND = {bfloat16: "bf16", float16: "f16"}
 
 
 def warpgroup_product(
-    name: str, columns: int, across: bool, dtype: DType, held: bool = False, fresh: bool = False
+    name: str, columns: int, across: bool, dtype: DType, held: bool = False, fresh: bool = False, turned: bool = False
 ) -> str:
     """The text of function `name`: sums (64, columns) = or += a (64, 16) b (16, columns), one wgmma instruction.
 
-    b lies in shared memory as its transpose or, `across`, as it is; so does a, unless it is `held` in registers. The
-    function's argument `more` says whether to add to the sums; a `fresh` one has none and always overwrites them.
+    a lies in shared memory as it is or, `turned`, as its transpose, unless it is `held` in registers; b lies there as
+    its transpose or, `across`, as it is. The function's argument `more` says whether to add to the sums; a `fresh` one
+    has none and always overwrites them.
     """
     n, given, kind = columns // 2, 4 if held else 1, KIND[dtype]
     registers = ", ".join(f"%{i}" for i in range(n))
     sums = ", ".join(f'"{"=" if fresh else "+"}f"(sums[{i}])' for i in range(n))
     left = f"{{%{n}, %{n + 1}, %{n + 2}, %{n + 3}}}, %{n + 4}" if held else f"%{n}, %{n + 1}"
     operands = ", ".join(f'"r"(a[{i}])' for i in range(given)) if held else '"l"(a)'
-    transposed = f"1, 1, {int(across)}" if held else f"1, 1, 0, {int(across)}"
+    transposed = f"1, 1, {int(across)}" if held else f"1, 1, {int(turned)}, {int(across)}"
     more = ("", "0", "") if fresh else (", int more = 1", f"%{n + given + 1}", ', "r"(more)')
     return f"""
 __device__ __forceinline__ void {name}(
