@@ -167,6 +167,7 @@ def torch_step(trial: Trial, compiled: bool) -> dict[str, Any]:
 
 
 def _step(trial: Trial, by_kind: bool) -> dict[str, Any]:
+    get_backend(trial.device).release_unused()  # what an earlier trial's graph kept
     begin = time.monotonic()
     p = prepare(trial)
     p.backend.reset_peak()

@@ -143,6 +143,64 @@ def test_a_capture_without_room_for_one_block_grows_in_pieces(gpu: Any) -> None:
     assert len(ran) == 2
 
 
+class Card:
+    """Two pools of one card's memory: what a pool has freed stays its own until it is told to give it back."""
+
+    def __init__(self, gpu: Any, room: int) -> None:
+        self.room = room
+        gpu._pool, gpu.graph_pool = self.pool(), self.pool()
+
+    def pool(self) -> Any:
+        kept = {"free": 0, "used": 0}
+
+        def malloc(size: int) -> None:
+            fresh = max(0, size - kept["free"])
+            if fresh > self.room:
+                raise MemoryError
+            self.room -= fresh
+            kept["free"] += fresh - size
+            kept["used"] += size
+
+        def free_all_blocks() -> None:
+            self.room += kept["free"]
+            kept["free"] = 0
+
+        return SimpleNamespace(
+            kept=kept, malloc=malloc, free_all_blocks=free_all_blocks,
+            used_bytes=lambda: kept["used"], total_bytes=lambda: sum(kept.values()),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other"), [("_pool", "graph_pool"), ("graph_pool", "_pool")])
+def test_memory_that_one_pool_keeps_unused_is_there_for_the_other(gpu: Any, one: str, other: str) -> None:
+    card = Card(gpu, 100)
+    getattr(gpu, one).kept["free"], card.room = 60, 40
+    {"_pool": gpu._malloc, "graph_pool": gpu._graph_malloc}[other](90)
+    assert getattr(gpu, other).used_bytes() == 90
+    assert gpu.memory().live == 90
+
+
+def test_what_a_graph_works_in_is_not_given_back(gpu: Any) -> None:
+    card = Card(gpu, 100)
+    step = gpu.capture(lambda: None)
+    step()
+    step()
+    gpu.graph_pool.kept["free"], card.room = 60, 40
+    with pytest.raises(MemoryError):
+        gpu._malloc(90)
+    assert gpu.graph_pool.total_bytes() == 60
+
+
+def test_nothing_is_given_back_while_a_step_is_captured(gpu: Any) -> None:
+    card = Card(gpu, 100)
+    gpu._pool.kept["free"], card.room = 60, 40
+    step = gpu.capture(lambda: gpu.stream.capturing and gpu._graph_malloc(90))
+    step()
+    gpu.release_unused = lambda: None
+    with pytest.raises(MemoryError):
+        step()
+
+
 class Bytes:
     """A pool that counts what is taken of it, as long as `using` has it chosen."""
 

@@ -297,7 +297,7 @@ class CublasLt:
             )
             if status == 0 and result.workspace <= _WORKSPACE_BYTES:
                 return algorithm
-        _LOG.warning("cuBLASLt %d refuses a matrix product's kept algorithm; another is chosen", self._version)
+        _LOG.warning("cuBLASLt %d refused a matrix product's kept algorithm; another is chosen", self._version)
         return None
 
     def _new(self, create: Any, *args: int) -> int:

@@ -53,9 +53,22 @@ class CudaBackend:
             self.stream.use()
 
     def _malloc(self, size: int) -> Any:
-        memory = self._pool.malloc(size)
+        memory = self._taken(self._pool, size)
         self._peak = max(self._peak, self._pool.used_bytes() + self._in_graphs)
         return memory
+
+    def _graph_malloc(self, size: int) -> Any:
+        return self._taken(self.graph_pool, size)
+
+    def _taken(self, pool: Any, size: int) -> Any:
+        """Memory of a pool; where the device has no more, what the other pool keeps unused is given back first."""
+        try:
+            return pool.malloc(size)
+        except self.xp.cuda.memory.OutOfMemoryError:
+            if mode().capturing:  # nothing can be given back now
+                raise
+        self.release_unused()
+        return pool.malloc(size)
 
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
         return self.xp.empty(tuple(shape), dtype)
@@ -147,12 +160,13 @@ class CudaBackend:
         if not self.graphs:
             self.kernels.scratch.release()
             self.graph_pool.free_all_blocks()
+            self._in_graphs = self.graph_pool.total_bytes()
         self._pool.free_all_blocks()
 
     @contextmanager
     def graph_memory(self) -> Iterator[None]:
         """Inside, this thread allocates from the graphs' pools: device memory, and pinned memory for `park`."""
-        with self.xp.cuda.using_allocator(self.graph_pool.malloc):
+        with self.xp.cuda.using_allocator(self._graph_malloc):
             self._apart = True
             try:
                 yield
