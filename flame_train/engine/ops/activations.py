@@ -12,6 +12,7 @@ from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import Values, apart, of_one
 from . import special
 from .conditions import floating
+from .dims import size_along
 from .generated import generated
 from .pointwise import sigmoid_value
 
@@ -265,8 +266,8 @@ def swiglu(xp: Any, input: Array) -> Array:
 
 
 def halves(x: Array, op: str) -> tuple[Array, Array]:
-    """The value and the gate, the two halves of the last dim, as views. Raises ShapeError if its size is odd."""
-    if x.shape[-1] % 2:
+    """The value and the gate, the two halves of the last dim, as views. Raises ShapeError unless its size is even."""
+    if size_along(x.shape, -1, op) % 2:
         raise ShapeError(f"{op}: expected an even last dim holding value and gate, got {tuple(x.shape)}")
     n = x.shape[-1] // 2
     return x[..., :n], x[..., n:]
@@ -319,6 +320,7 @@ def _() -> Iterator[Sample]:
 @swiglu.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3)), ShapeError, "swiglu: expected an even last dim")
+    yield ErrorSample(sample(()), ShapeError, "swiglu: expected a tensor of at least 1 dim")
 
 
 @swiglu.large_samples

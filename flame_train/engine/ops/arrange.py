@@ -9,7 +9,7 @@ from ...errors import ShapeError
 from ..dtype import Array, compute_dtype
 from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import booleans, integers
-from .dims import Shape, axes
+from .dims import Shape, at_least, axes
 from .index import added_at
 
 
@@ -179,8 +179,7 @@ def tril(xp: Any, input: Array, diagonal: int = 0) -> Array:
 
 def _above(xp: Any, shape: Shape, diagonal: int) -> Array:
     """True where column - row >= diagonal, (rows, columns)."""
-    if len(shape) < 2:
-        raise ShapeError(f"triu, tril: expected at least 2 dims, got {tuple(shape)}")
+    at_least(2, shape, "triu, tril")
     return xp.arange(shape[-1])[None, :] - xp.arange(shape[-2])[:, None] >= diagonal
 
 

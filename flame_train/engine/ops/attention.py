@@ -122,7 +122,8 @@ def _by_group(
 
 def check_attention(query: Array, key: Array, value: Array, grouped: bool) -> None:
     """Raises ShapeError unless query (..., L, E), key (..., S, E) and value (..., S, V) fit each other."""
-    fit = query.shape[-1] == key.shape[-1] and key.shape[-2] == value.shape[-2] and key.shape[:-2] == value.shape[:-2]
+    fit = min(query.ndim, key.ndim, value.ndim) > 1
+    fit = fit and query.shape[-1] == key.shape[-1] and key.shape[:-1] == value.shape[:-1]
     if grouped:
         fit = fit and query.ndim > 2 and query.shape[:-3] == key.shape[:-3] and query.shape[-3] % key.shape[-3] == 0
     if not fit or (not grouped and query.shape[:-2] != key.shape[:-2]):
@@ -223,6 +224,7 @@ def _() -> Iterator[Sample]:
 @scaled_dot_product_attention.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 4), (3, 5), (3, 5)), ShapeError, r"got \(2, 4\), \(3, 5\), \(3, 5\)")
+    yield ErrorSample(sample((4,), (3, 4), (3, 4)), ShapeError, r"got \(4,\), \(3, 4\)")
     yield ErrorSample(sample((3, 2, 4), (2, 2, 4), (2, 2, 4), enable_gqa=True), ShapeError, r"got \(3, 2, 4\)")
     yield ErrorSample(sample((2, 4), (2, 4), (2, 4), dropout_p=0.1), ValueError, "dropout_p needs rng")
     yield ErrorSample(sample((2, 4), (2, 4), (2, 4), dropout_p=1.5), ValueError, r"in \[0, 1\], got 1.5")

@@ -18,9 +18,9 @@ def forward_tiles(
     query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool
 ) -> str:  # fmt: skip
     """Why our forward kernel is not used; "" if it is. Its head sizes follow from measurements, see docs/log.md."""
-    width = max(query.shape[-1], value.shape[-1])
     if reason := _unfit(query, key, value, attn_mask, dropout_p):
         return reason
+    width = max(query.shape[-1], value.shape[-1])
     if width > 512 or (width > 256 and not is_causal):
         return f"head sizes {query.shape[-1]} and {value.shape[-1]}: at most 256, causal 512, or products are faster"
     return _idle(query, key.shape[-2] * width)
@@ -30,9 +30,9 @@ def backward_tiles(
     query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool
 ) -> str:  # fmt: skip
     """Why our gradient kernels are not used; "" if they are. Those of key and value have tiles of keys."""
-    width = max(query.shape[-1], value.shape[-1])
     if reason := _unfit(query, key, value, attn_mask, dropout_p):
         return reason
+    width = max(query.shape[-1], value.shape[-1])
     if width > 256 or (width > 128 and not is_causal):
         return f"head sizes {query.shape[-1]} and {value.shape[-1]}: at most 128, causal 256, or products are faster"
     queries = math.prod(query.shape[:-1]) // math.prod(key.shape[:-2])
@@ -43,8 +43,8 @@ def _unfit(query: Array, key: Array, value: Array, attn_mask: Array | None, drop
     """Why attention.cuh cannot take these arguments; "" if it can."""
     if dropout_p:
         return "dropout takes the reference"
-    if query.ndim > 4 or 0 in (*query.shape, *key.shape, *value.shape):
-        return "only up to (B, H, L, E), and not empty"
+    if min(query.ndim, key.ndim, value.ndim) < 2 or query.ndim > 4 or 0 in (*query.shape, *key.shape, *value.shape):
+        return "only (L, E) up to (B, H, L, E), and not empty"
     if attn_mask is not None and (attn_mask.ndim < 2 or attn_mask.dtype not in (np.dtype(bool), query.dtype)):
         return "a mask of another dtype than the query's, or of one dim"
     return conditions.same(conditions.AT_MOST_FP32, query, key, value)

@@ -16,7 +16,7 @@ from ..tensor import Tensor
 from ..writes import WRITES
 from .channels import folded, no_planes, slopes, statistics
 from .conditions import floating
-from .dims import Shape
+from .dims import Shape, at_least
 from .norm import group_norm, per_channel
 
 
@@ -35,8 +35,7 @@ def batch_norm_train(
 
 def _others(shape: Shape, layout: str) -> tuple[int, ...]:
     """All dims but that of the channels. Raises ShapeError if there are fewer than two."""
-    if len(shape) < 2:
-        raise ShapeError(f"batch_norm: expected at least 2 dims, got {tuple(shape)}")
+    at_least(2, shape, "batch_norm")
     channel = len(shape) - 1 if layout == "NHWC" else 1
     return tuple(i for i in range(len(shape)) if i != channel)
 
@@ -101,6 +100,7 @@ def _() -> Iterator[Sample]:
 @batch_norm_inference.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((4, 3), (2,), positive(2)), ShapeError, r"expected 3 values, .*, got \(2,\)")
+    yield ErrorSample(sample((), (2,), positive(2)), ShapeError, "at least 2 dims")
 
 
 @batch_norm_inference.samples
@@ -112,7 +112,7 @@ def _() -> Iterator[Sample]:
 
 @batch_norm_train.errors
 def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((4,)), ShapeError, r"expected at least 2 dims, got \(4,\)")
+    yield ErrorSample(sample((4,)), ShapeError, r"at least 2 dims, got one of shape \(4,\)")
 
 
 @composite(torch="nn.functional.batch_norm", mutates=("running_mean", "running_var"))

@@ -13,7 +13,7 @@ from ..op import ErrorSample, Sample, primitive, sample
 from ..sample import integers, positive
 from .conditions import AT_MOST_FP32, same
 from .cross_entropy_launch import Logits, chosen, entropy, slope_operands, totals
-from .dims import Shape, class_dim
+from .dims import Shape, class_dim, size_along
 from .index import check_within
 from .loss import check_pair, reduced
 
@@ -111,6 +111,8 @@ def cross_entropy(
     distribution (arXiv 1512.00567). With classes the mean is over their weights, with probabilities over B and space.
     """
     dim = class_dim(input.shape)
+    if not size_along(input.shape, dim, "cross_entropy"):
+        raise ShapeError(f"cross_entropy: expected at least one class, got {tuple(input.shape)}")
     peak = xp.max(input, axis=dim, keepdims=True) if input.size else input
     rest = xp.log(xp.sum(xp.exp(input - peak), axis=dim, keepdims=True))
     parts, total = _parts(xp, input, target, weight, ignore_index, label_smoothing)
@@ -195,6 +197,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((4, 3), integers(3, 4), positive(4)), ShapeError, r"expected 3 weights.*got shape \(4,\)")
     yield ErrorSample(sample((2, 3), np.array([3, 0])), IndexError, r"in \[0, 3\), got 0 to 3")
     yield ErrorSample(sample((2, 3), np.array([-1, -100])), IndexError, r"in \[0, 3\), got -1 to -1")
+    yield ErrorSample(sample((4, 0), integers(3, 4), label_smoothing=0.1), ShapeError, "at least one class, got")
     yield ErrorSample(sample((4, 3), (4, 2)), ShapeError, "cross_entropy: .* must have one shape")
     yield ErrorSample(sample((4, 3), positive(4, 3), positive(1)), ShapeError, "expected 3 weights")
     yield ErrorSample(sample((4, 3), integers(3, 4), label_smoothing=2.0), ValueError, r"in \[0, 1\], got 2.0")

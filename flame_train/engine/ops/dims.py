@@ -29,9 +29,14 @@ def axis(dim: int, ndim: int, op: str) -> int:
 
 def size_along(shape: Shape, dim: int, op: str) -> int:
     """The size of `dim`. Raises ShapeError if there is no such dim; a 0-d tensor has none."""
-    if not shape:
-        raise ShapeError(f"{op}: expected a tensor of at least 1 dim, got one of shape ()")
+    at_least(1, shape, op)
     return shape[axis(dim, len(shape), op)]
+
+
+def at_least(dims: int, shape: Shape, op: str) -> None:
+    """Raises ShapeError for a tensor of fewer dims."""
+    if len(shape) < dims:
+        raise ShapeError(f"{op}: expected a tensor of at least {dims} dim{'s' * (dims > 1)}, got one of shape {shape}")
 
 
 def axes(dim: Dims, ndim: int, op: str) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from ..dtype import Array, DType, as_dtype, bfloat16, compute_dtype, float32, ui
 from ..graph import Held, Into, Plus
 from ..op import ErrorSample, Sample, primitive, sample
 from . import conditions
+from .dims import at_least
 from .e4m3 import decoded, encoded, factors, rounded
 from .matmul import added_product, check_linear, check_residual, residual_fits, rows_product
 
@@ -28,8 +29,7 @@ _LONGEST = 1 << 16  # elements of a row, which one block keeps in registers; `Ke
 @primitive(multiple=True)
 def fp8_quantize(xp: Any, input: Array) -> tuple[Array, Array]:
     """input (..., C) in e4m3, uint8, and each row's factor (...), the bits of a float32: codes and scales"""
-    if not input.ndim:
-        raise ShapeError("fp8_quantize: expected at least 1 dim, got a tensor of shape ()")
+    at_least(1, input.shape, "fp8_quantize")
     return encoded(xp, input)
 
 

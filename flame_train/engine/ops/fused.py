@@ -15,7 +15,7 @@ from ..tensor import Tensor
 from .activations import gelu, quick_gelu, relu, silu
 from .along import no_rows, plus_rows, row_program, rows_at, rows_of, shared, table
 from .conditions import floating
-from .dims import Shape
+from .dims import Shape, size_along
 from .generated import carried
 from .join import cat
 from .layer_norm import CENTRED, layer_norm
@@ -109,12 +109,13 @@ def layer_norm_modulate(input: Tensor, scale: Tensor, shift: Tensor, eps: float 
 
     scale and shift broadcast to input: (B, 1, D) for one value an image.
     """
-    normed: Tensor = layer_norm(input, (input.shape[-1],), eps=eps)
+    normed: Tensor = layer_norm(input, (size_along(input.shape, -1, "layer_norm_modulate"),), eps=eps)
     return normed * (scale + 1.0) + shift
 
 
 @layer_norm_modulate.errors
 def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((), (4,), (4,)), ShapeError, "layer_norm_modulate: expected a tensor of at least 1 dim")
     yield ErrorSample(sample((2, 4), (3,), (4,)), ShapeError, r"\(2, 4\), other \(3,\) do not broadcast together")
 
 

@@ -56,7 +56,11 @@ def take_along_dim(xp: Any, input: Array, indices: Array, dim: int | None = None
         check_within(xp, "take_along_dim", indices, input.size)
         return input.reshape(-1)[indices.reshape(-1)]
     _check_index("take_along_dim", input, indices)
-    return xp.take_along_axis(input, indices, axis=axis(dim, input.ndim, "take_along_dim"))
+    along = axis(dim, input.ndim, "take_along_dim")
+    beside = [(*s[:along], 1, *s[along + 1 :]) for s in (indices.shape, input.shape)]
+    np.broadcast_shapes(*beside)  # a ValueError, where NumPy's indexing would raise an IndexError
+    check_within(xp, "take_along_dim", indices, input.shape[along] if input.ndim else 1)
+    return xp.take_along_axis(input, indices, axis=along)
 
 
 take_along_dim.nograd("indices")
@@ -88,6 +92,8 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((3, 5), integers(5, 3), 1), ShapeError, "take_along_dim: .* must have as many dims")
     yield ErrorSample(sample((3, 5), (3, 2), 1), ShapeError, "expected whole-number indices, got float64")
     yield ErrorSample(sample((3, 5), np.array([0, -1])), IndexError, r"in \[0, 15\), got -1 to 0")
+    yield ErrorSample(sample((3, 5), integers(5, 2, 5), 1), ShapeError, "do not broadcast together")
+    yield ErrorSample(sample((3, 5), np.array([[-1]]), 1), IndexError, r"in \[0, 5\), got -1 to -1")
 
 
 @take_along_dim.samples

@@ -13,7 +13,7 @@ from ..graph import Held, Into, Plus
 from ..op import ErrorSample, Sample, composite, sample
 from ..tensor import Tensor
 from .along import no_rows, shared
-from .dims import Shape
+from .dims import Shape, size_along
 from .join import cat
 from .rms_norm import Angles, angle_rows, norm_gradient_rows, norm_rows, rms_norm, rope
 
@@ -34,7 +34,9 @@ def cat_rms_norm(
         raise ShapeError(f"cat_rms_norm: {len(tensors)} tensors and {len(weights)} weights do not pair up")
     if (cos is None) != (sin is None):
         raise ValueError("cat_rms_norm: expected cos and sin, or neither")
-    each = [rms_norm(x, (x.shape[-1],), w, eps) for x, w in zip(tensors, weights, strict=True)]
+    each = [
+        rms_norm(x, (size_along(x.shape, -1, "cat_rms_norm"),), w, eps) for x, w in zip(tensors, weights, strict=True)
+    ]
     normed: Tensor = cat(each, dim)
     return normed if cos is None else rope(normed, cos, sin).to(normed.dtype)
 
@@ -43,6 +45,7 @@ def cat_rms_norm(
 def _() -> Iterator[ErrorSample]:
     pair = [(2, 3, 1, 4), (2, 5, 1, 4)]
     yield ErrorSample(sample(pair, [(4,)]), ShapeError, "2 tensors and 1 weights do not pair up")
+    yield ErrorSample(sample([(), ()], [(4,), (4,)]), ShapeError, "cat_rms_norm: expected a tensor of at least 1 dim")
     yield ErrorSample(sample(pair, [(4,), (4,)], (8, 1, 4)), ValueError, "expected cos and sin, or neither")
     yield ErrorSample(sample([(2, 3, 1, 4), (1, 5, 1, 4)], [(4,), (4,)]), ShapeError, "equal but for dim -3")
 

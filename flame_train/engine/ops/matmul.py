@@ -231,6 +231,7 @@ def _(k: Any, input: Array, weight: Array, bias: Array | None) -> Array:
 @composite()
 def linear_add(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
     """linear(input, weight, bias) + residual, of the result's shape"""
+    check_linear(input, weight)
     check_residual("linear_add", input, weight, residual)
     return linear(input, weight, bias) + residual
 
@@ -243,6 +244,7 @@ def _() -> Iterator[Sample]:
 
 @linear_add.errors
 def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (3,), (3,), (2, 3)), ShapeError, r"weight \(out, in\)")
     yield ErrorSample(sample((2, 3), (4, 3), (4,), (4,)), ShapeError, "a residual of the result's shape")
 
 

@@ -13,7 +13,7 @@ from ..op import ErrorSample, Op, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from . import conditions
 from .activations import silu
-from .dims import Shape, sum_to_channels
+from .dims import Shape, at_least, sum_to_channels
 from .join import cat
 from .norm_launch import Given, Saved, forward, gradients
 
@@ -38,6 +38,7 @@ def _grouped(x: Array, groups: int, layout: str) -> tuple[Array, tuple[int, ...]
     """x with its channels split into groups, and the axes over which a group spreads."""
     if groups < 1:
         raise ShapeError(f"group_norm: expected at least one group, got {groups}")
+    at_least(2, x.shape, "group_norm")
     channels = x.shape[-1 if layout == "NHWC" else 1]
     if channels % groups:
         raise ShapeError(f"group_norm: {channels} channels do not divide into {groups} groups")
@@ -48,6 +49,7 @@ def _grouped(x: Array, groups: int, layout: str) -> tuple[Array, tuple[int, ...]
 
 def per_channel(w: Array, shape: Shape, layout: str) -> Array:
     """`w` (C,) reshaped to broadcast over an input of `shape`. Raises ShapeError unless there is a value a channel."""
+    at_least(2, shape, "a value per channel")
     channels = shape[-1 if layout == "NHWC" else 1]
     if w.shape != (channels,):
         raise ShapeError(
@@ -96,6 +98,7 @@ def _() -> Iterator[Sample]:
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 6, 2, 2), 4), ShapeError, "6 channels do not divide into 4 groups")
     yield ErrorSample(sample((1, 6, 2, 2), 0), ShapeError, "at least one group, got 0")
+    yield ErrorSample(sample((6,), 2), ShapeError, "group_norm: expected a tensor of at least 2 dims")
     yield ErrorSample(sample((1, 6, 2, 2), 2, (1,)), ShapeError, "expected 6 values, one a channel .*, got .1,")
 
 
@@ -130,6 +133,7 @@ def cat_group_norm_silu(
     (B, C1 + C2) is added to all pixels of an image: a time embedding.
     """
     x = input if other is None else cat([input, other], -1)
+    at_least(2, x.shape, "cat_group_norm_silu")
     if shift is not None:
         batch, channels = x.shape[0], x.shape[-1]
         if shift.shape != (batch, channels):
@@ -150,6 +154,7 @@ def _() -> Iterator[Sample]:
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 2, 2, 4), (1, 2, 2, 2), 4, (6,), (6,)), ShapeError, "6 channels do not divide")
     yield ErrorSample(sample((1, 2, 2, 4), (1, 2, 3, 4), 2, (8,), (8,)), ShapeError, "must be equal but for dim -1")
+    yield ErrorSample(sample((4,), None, 2, (4,), (4,), (4,)), ShapeError, "at least 2 dims")
     yield ErrorSample(sample((2, 2, 4), None, 2, (4,), (4,), (4,)), ShapeError, r"shape \(2, 4\), got \(4,\)")
 
 

@@ -15,7 +15,7 @@ from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from .along import no_rows, one_row, plus_rows, row_program, rows_at, rows_of, shared, table
 from .conditions import floating
-from .dims import Shape
+from .dims import Shape, size_along
 from .generated import carried
 from .layer_norm import check_normalized, unfit
 
@@ -152,7 +152,7 @@ def rope(xp: Any, input: Array, cos: Array, sin: Array, interleaved: bool = True
 
 
 def _even(x: Array) -> Array:
-    if x.shape[-1] % 2:
+    if size_along(x.shape, -1, "rope") % 2:
         raise ShapeError(f"rope: expected an even last dim, got {tuple(x.shape)}")
     return x
 
@@ -245,13 +245,14 @@ def rms_norm_rope(
 
     cos and sin may be wider than the result, which has the dtype of input and weight.
     """
-    normed: Tensor = rms_norm(input, (input.shape[-1],), weight, eps)
+    normed: Tensor = rms_norm(input, (size_along(input.shape, -1, "rms_norm_rope"),), weight, eps)
     return rope(normed, cos, sin, interleaved).to(normed.dtype)
 
 
 @rms_norm_rope.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), None, (3,), (3,)), ShapeError, "rope: expected an even last dim")
+    yield ErrorSample(sample((), None, (), ()), ShapeError, "rms_norm_rope: expected a tensor of at least 1 dim")
 
 
 @rms_norm_rope.samples
