@@ -241,7 +241,7 @@ def _flash(query: Array, key: Array, value: Array, attn_mask: Array | None, drop
     """Why cuDNN's flash attention cannot be used; "" if it can."""
     if dropout_p or enable_gqa:
         return "no dropout, no grouped heads"
-    if attn_mask is not None or query.ndim != 4 or 0 in (*query.shape, *key.shape):
+    if attn_mask is not None or not query.ndim == key.ndim == value.ndim == 4 or 0 in (*query.shape, *key.shape):
         return "only (B, H, L, E) without a mask"
     if query.shape[-2] == key.shape[-2] == 1:
         return "cuDNN has no plan for one query and one key"

@@ -14,7 +14,7 @@ from ..op import ErrorSample, Sample, primitive, sample
 from . import conditions
 from .e4m3 import rounded
 from .fp8 import carried, carried_product, check_layer, decode, encode, products, storage, stored, weight_of
-from .lora import carried_back, stacked_gradients, stacked_products
+from .lora import carried_back, check_factors, stacked_gradients, stacked_products
 from .lora_gradients import factor_gradients, side_by_side
 from .matmul import rows_product
 from .thin_products import Thin
@@ -57,6 +57,8 @@ def _check(
         raise ShapeError(f"fp8_lora_linears: expected no bias and no residual for {counts[0]} layers")
     for c, s in zip(codes, scales, strict=True):
         check_layer(input, c, s, residual, "fp8_lora_linears")
+    for c, down, up in zip(codes, downs, ups, strict=True):
+        check_factors("fp8_lora_linears", c, down, up)
 
 
 @fp8_lora_linears.vjp("input", "downs", "ups")

@@ -27,12 +27,29 @@ def lora_linear(
 ) -> tuple[Array, Array]:  # fmt: skip
     """linear(input, weight, bias) + (scale * input @ down^T) @ up^T, and the residual, of the same shape, if given"""
     check_linear(input, weight)
+    check_factors("lora_linear", weight, down, up)
     check_residual("lora_linear", input, weight, residual)
     low = rows_product(xp, input, down.T) * scale
     y = rows_product(xp, input, weight.T)
     for term in (bias, residual):
         y = y if term is None else y + term
     return y + rows_product(xp, low, up.T), low
+
+
+def check_factors(op: str, weight: Array, down: Array, up: Array) -> None:
+    """Raises ShapeError unless down (rank, in) and up (out, rank) are of one rank and go with weight (out, in)."""
+    if not factors_fit(weight, down, up):
+        out, width = weight.shape
+        raise ShapeError(
+            f"{op}: expected down (rank, {width}) and up ({out}, rank), got {tuple(down.shape)} and {tuple(up.shape)}"
+        )
+
+
+def factors_fit(weight: Array, down: Array, up: Array) -> bool:
+    """Whether `check_factors` accepts these."""
+    return down.ndim == up.ndim == 2 and (*up.shape, *down.shape) == (
+        weight.shape[0], down.shape[0], down.shape[0], weight.shape[1]
+    )  # fmt: skip
 
 
 @lora_linear.vjp("input", "down", "up")
@@ -65,6 +82,9 @@ def _(xp: Any, g: Array) -> Array:
 @lora_linear.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 7), (6, 8), None, (2, 8), (6, 2), 0.5), ShapeError, "last dim 7 but weight is")
+    for down, up in (((2, 7), (6, 2)), ((2, 8), (5, 2)), ((2, 8), (6, 3)), ((8,), (6, 2)), ((2, 8), ())):
+        factors = sample((2, 8), (6, 8), None, down, up, 0.5)
+        yield ErrorSample(factors, ShapeError, r"expected down \(rank, 8\) and up \(6, rank\), got ")
     bad = sample((2, 8), (6, 8), None, (2, 8), (6, 2), 0.5, (6,))
     yield ErrorSample(bad, ShapeError, r"a residual of the result's shape, got \(6,\)")
 
@@ -88,6 +108,7 @@ def _(
     residual: Array | None,
 ) -> tuple[Array, Array]:  # fmt: skip
     check_linear(input, weight)
+    check_factors("lora_linear", weight, down, up)
     check_residual("lora_linear", input, weight, residual)
     return k.low_rank(input, weight.T, down.T, up.T, scale, bias=bias, plus=residual)
 
@@ -145,8 +166,10 @@ def _stack_condition(input: Array, weights: Sequence[Array], downs: Sequence[Arr
     for what in (weights, downs, ups):
         if len({(w.shape, w.dtype) for w in what}) > 1 or len(what) != len(weights):
             return "layers of several shapes or dtypes"
-    if input.shape[-1] != weights[0].shape[1]:
+    if weights[0].ndim != 2 or not input.ndim or input.shape[-1] != weights[0].shape[1]:
         return "an input of another width"
+    if not factors_fit(weights[0], downs[0], ups[0]):
+        return "factors that are refused"
     return linear_condition(input, weights[0], None) or conditions.same(conditions.ANY_FLOAT, input, downs[0], ups[0])
 
 

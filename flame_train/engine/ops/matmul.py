@@ -105,7 +105,7 @@ def check_residual(op: str, input: Array | Tensor, weight: Array | Tensor, resid
 
 def residual_fits(input: Array | Tensor, weight: Array | Tensor, residual: Array | Tensor | None) -> bool:
     """Whether `check_residual` accepts these."""
-    return residual is None or tuple(residual.shape) == (*input.shape[:-1], weight.shape[0])
+    return residual is None or (weight.ndim > 0 and tuple(residual.shape) == (*input.shape[:-1], weight.shape[0]))
 
 
 @linear.vjp("input")

@@ -170,6 +170,8 @@ def _group_condition(input: Array, num_groups: int, weight: Array | None, bias: 
 def _joined_condition(
     input: Array, other: Array | None, num_groups: int, weight: Array, bias: Array, shift: Array | None
 ) -> str:  # fmt: skip
+    if input.ndim < 2:
+        return "no channels of pixels"
     channels = input.shape[-1]
     if other is not None:
         if other.shape[:-1] != input.shape[:-1] or channels % 8 or other.shape[-1] % 8:

@@ -17,7 +17,7 @@ from flame_train.engine.check import generator
 from flame_train.engine.dispatch import explain
 from flame_train.engine.dtype import is_float
 from flame_train.engine.op import REGISTRY, Op, Sample
-from flame_train.engine.sample import materialise, tensor_arguments
+from flame_train.engine.sample import materialise, misshapen, tensor_arguments
 
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
 OPS = sorted(n for n, op in REGISTRY.items() if op.kernels or op.kernel_formulas)
@@ -88,6 +88,18 @@ def test_what_is_wrong_is_told_in_the_words_of_the_cpu(gpu: Any, name: str) -> N
             assert issubclass(e.error, LOOKS_AT_VALUES) or name == "binary_cross_entropy"
         else:
             assert told == complaint(op, host)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", OPS)
+def test_another_shape_is_refused_as_on_the_cpu(gpu: Any, name: str) -> None:
+    """No kernel is given what does not fit: it would read beyond an array's end."""
+    op = REGISTRY[name]
+    for what, given in misshapen(op, materialise(op, next(iter(op.iter_samples())), generator(name, 0), DTYPES[1])):
+        here, there = complaint(op, given), complaint(op, moved(op, given, "cuda"))
+        if here and here[0] not in {e.__name__ for e in LOOKS_AT_VALUES}:
+            assert there, f"{what}: {here}"
+            assert there[0] == here[0], what
 
 
 @pytest.mark.parametrize("name", OPS)
