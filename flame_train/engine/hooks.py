@@ -37,7 +37,9 @@ Hooks = dict[HookHandle, Hook]
 
 
 def register(hooks: Hooks, hook: Hook) -> HookHandle:
-    """Adds a hook; the same function may be added several times."""
+    """Adds a hook; the same function may be added several times. Raises TypeError for what cannot be called."""
+    if not callable(hook):
+        raise TypeError(f"hook: expected a function of the gradient, got {hook!r}")
     handle = HookHandle(hooks)
     hooks[handle] = hook
     return handle

@@ -325,6 +325,13 @@ def _check_floating(dtype: DType) -> None:
         )
 
 
+def _as_array(data: Any) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(data)
+    except ValueError as e:
+        raise ValueError(f"tensor: expected nested lists of equal lengths: {e}") from None
+
+
 def _of_tensors(data: Any) -> bool:
     """Whether nested lists hold tensors: copying their values would silently drop their gradients."""
     while isinstance(data, (list, tuple)) and data:
@@ -355,7 +362,7 @@ def tensor(
     else:
         if _of_tensors(data):
             raise TypeError("tensor: expected numbers, got tensors in a list; functional.stack puts tensors together")
-        host = np.asarray(data)
+        host = _as_array(data)
         if host.dtype == np.float64 and not isinstance(data, (np.ndarray, np.generic)):
             host = host.astype(np.float32)
     host = host.astype(host.dtype.newbyteorder("="), copy=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
+from flame_train.engine import nn, optim
 from flame_train.engine.check import generator
 from flame_train.engine.op import REGISTRY
 from flame_train.engine.sample import materialise
@@ -74,6 +76,23 @@ MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (checkpointed({"a": leaf()}), TypeError, "checkpoint: .* got dict alone"),
     (checkpointed(None), TypeError, "checkpoint: .* got NoneType alone"),
     (checkpointed((leaf(), 3)), TypeError, "checkpoint: .* got int in a tuple"),
+    (lambda: leaf().register_hook(3), TypeError, "hook: expected a function of the gradient, got 3"),
+    (lambda: flame.tensor([[1], [1, 2]]), ValueError, "tensor: expected nested lists of equal lengths"),
+    (lambda: optim.AdamW([leaf()], lr="1e-4"), TypeError, "expected a number for lr, got '1e-4'"),
+    (lambda: optim.SGD([leaf()], lr=None), TypeError, "expected a number for lr, got None"),
+    (lambda: optim.AdamW([leaf()], betas=0.9), TypeError, "expected two betas, got 0.9"),
+    (lambda: optim.clip_grad_norm_(leaf(), -1.0), ValueError, "expected max_norm of at least 0, got -1"),
+    (lambda: optim.clip_grad_norm_(leaf(), math.nan), ValueError, "expected max_norm of at least 0, got nan"),
+    (
+        lambda: optim.clip_grad_norm_(leaf(), 1.0, "l2"),
+        ValueError,
+        """norm_type: expected a number or "inf", got 'l2'""",
+    ),
+    (lambda: optim.clip_each_grad_norm_(leaf(), -1.0), ValueError, "expected max_norm of at least 0, got -1"),
+    (lambda: optim.clip_grad_value_(leaf(), -1.0), ValueError, "expected clip_value of at least 0, got -1"),
+    (lambda: optim.add_noise_(leaf(), -1.0, seed=0), ValueError, "expected std of at least 0 .*, got -1"),
+    (lambda: optim.normalize(leaf(), math.nan), ValueError, "expected norm of at least 0 .*, got nan"),
+    (lambda: nn.Linear(-1, 3), ValueError, "Linear: expected in_features of at least 0, got -1"),
 ]
 
 

@@ -161,7 +161,12 @@ class Embedding(Module):
 
 
 def _sizes(layer: Module, **given: Any) -> None:
-    """Raises TypeError, naming it, for a size that is no integer: later the error would only be about a shape."""
+    """Raises TypeError, naming it, for a size that is no integer, ValueError for a negative one.
+
+    Later the error would only be about a shape.
+    """
     for name, value in given.items():
         if not isinstance(value, Integral):
             raise TypeError(f"{type(layer).__name__}: expected an int {name}, got {value!r}")
+        if value < 0:
+            raise ValueError(f"{type(layer).__name__}: expected {name} of at least 0, got {value}")

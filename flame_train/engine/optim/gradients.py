@@ -15,6 +15,7 @@ import numpy as np
 from ..dtype import Array, DType, compute_dtype, float32
 from ..random import GRADIENT_NOISE, bits, normal_of
 from ..tensor import Tensor
+from .bounds import check
 from .transform import global_norm
 
 Tensors = Tensor | Iterable[Tensor]
@@ -29,8 +30,9 @@ def clip_grad_norm_(
     number, inf, or "inf"; type 0 counts non-zero entries, and of several gradients those that have any.
     `error_if_nonfinite` reads the norm, which waits for the device, and raises `RuntimeError` if it is not finite.
     """
+    check("clip_grad_norm_", below=None, max_norm=max_norm)
     grads = _grads(parameters)
-    norm = _total_norm(grads, float(norm_type))
+    norm = _total_norm(grads, _kind(norm_type))
     if error_if_nonfinite and not math.isfinite(norm.item()):
         raise RuntimeError(f"clip_grad_norm_: the total norm of the gradients is {norm.item()}")
     with np.errstate(all="ignore"):
@@ -41,20 +43,22 @@ def clip_grad_norm_(
 
 def clip_each_grad_norm_(parameters: Tensors, max_norm: float, norm_type: float | str = 2.0) -> Tensor:
     """Scales each gradient separately to a norm of at most `max_norm`; returns the norms they had (n,)."""
-    grads = _grads(parameters)
+    check("clip_each_grad_norm_", below=None, max_norm=max_norm)
+    grads, kind = _grads(parameters), _kind(norm_type)
     if not grads:
         return Tensor(np.zeros(0, float32))
     xp = grads[0].backend.xp
     with np.errstate(all="ignore"):
         norms = xp.empty(len(grads), _widest(grads))
         for i, g in enumerate(grads):
-            norms[i] = _norm(xp, _raised(g), float(norm_type))
+            norms[i] = _norm(xp, _raised(g), kind)
             _write(g, _raised(g) * xp.minimum(max_norm / (norms[i] + 1e-6), 1.0))
     return Tensor(norms)
 
 
 def clip_grad_value_(parameters: Tensors, clip_value: float) -> None:
     """Limits every gradient entry to [-clip_value, clip_value], as torch.nn.utils.clip_grad_value_."""
+    check("clip_grad_value_", below=None, clip_value=clip_value)
     for g in _grads(parameters):
         _write(g, g.backend.xp.clip(_raised(g), -clip_value, clip_value))
 
@@ -64,6 +68,7 @@ def normalize(parameters: Tensors, norm: float = 1.0, eps: float = 1e-12) -> Ten
 
     Gradients whose norm is below `eps` are divided by `eps`, so that zeros stay zeros.
     """
+    check("normalize", norm=norm, eps=eps)
     grads = _grads(parameters)
     total = _total_norm(grads, 2.0)
     for g in grads:
@@ -76,6 +81,7 @@ def add_noise_(parameters: Tensors, std: float, *, seed: int, step: int = 0, dec
 
     The noise is a function of (seed, step, index of the gradient, position in it).
     """
+    check("add_noise_", std=std, decay=decay)
     size = std * (1.0 + step) ** (-0.5 * decay)
     for i, g in enumerate(_grads(parameters)):
         xp = g.backend.xp
@@ -159,6 +165,13 @@ def _widest(grads: list[Tensor]) -> DType:
 def _write(g: Tensor, value: Array) -> None:
     """Writes a gradient in place, rounded once to its own dtype."""
     g.data[...] = value.astype(g.dtype)
+
+
+def _kind(norm_type: float | str) -> float:
+    """Which norm. Raises ValueError for a word other than "inf"."""
+    if isinstance(norm_type, str) and norm_type != "inf":
+        raise ValueError(f'norm_type: expected a number or "inf", got {norm_type!r}')
+    return float(norm_type)
 
 
 def _total_norm(grads: list[Tensor], norm_type: float) -> Tensor:

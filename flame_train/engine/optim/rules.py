@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ class AdamWRule:
     name: str = "adamw"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.betas, Sequence) or len(self.betas) != 2:
+            raise TypeError(f"adamw: expected two betas, got {self.betas!r}")
         first, second = self.betas
         check("adamw", below=1.0, beta1=first, beta2=second)
         check("adamw", eps=self.eps, weight_decay=self.weight_decay)
