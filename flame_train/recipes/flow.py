@@ -189,7 +189,7 @@ class FlowFamily:
         return encoder.weight_bytes(item)
 
     def _words(self, config: Config) -> T5Tokenizer:
-        given, option = config.model.t5_vocabulary, "model.t5_vocabulary"
+        given, option = config.model.t5_vocabulary, "model.t5_vocabulary of a config, --t5-vocabulary of sample"
         if given:
             return T5Tokenizer(named_vocabulary(Path(given), option))
         return T5Tokenizer(find_vocabulary([self._place(config, self.t5), base_model_path(config)], option))

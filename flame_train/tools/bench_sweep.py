@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -87,13 +88,21 @@ def draw(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
             canvas.text((left + _MARGIN, 60), f"{name}: cannot be told here", _INK)
             continue
         box = (left + _MARGIN, 60, left + half - 20, _SIZE[1] - 50)
-        _axes(canvas, box, rows, max(r[key] for r in rows), name)
-        points = [_place(box, i, len(rows), r[key], max(q[key] for q in rows)) for i, r in enumerate(rows)]
+        top = _round_up(max(r[key] for r in rows))
+        _axes(canvas, box, rows, top, name)
+        points = [_place(box, i, len(rows), r[key], top) for i, r in enumerate(rows)]
         canvas.line(points, colour, 3)
         for (x, y), r in zip(points, rows, strict=True):
             canvas.ellipse((x - 4, y - 4, x + 4, y + 4), colour)
             canvas.text((x - 12, y - 20), f"{r[key]:.3g}", colour)
     write_png(path, np.asarray(image))
+
+
+def _round_up(top: float) -> float:
+    """The next four times a round number, for the four lines of an axis."""
+    quarter = max(top, 1e-9) / 4
+    unit = 10.0 ** math.floor(math.log10(quarter))
+    return 4 * next(n * unit for n in (1, 2, 2.5, 5, 10) if n * unit >= quarter)
 
 
 def _axes(
