@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import ShapeError
 from ..dtype import Array, compute_dtype
 from ..op import ErrorSample, Sample, primitive, sample
-from ..sample import integers
+from ..sample import Values, integers
 from .dims import Shape, axis
 from .index import added_at, check_within
 from .index_elements import element_sums, elements, no_elements_by_index
@@ -51,7 +51,7 @@ def _check_places(xp: Any, op: str, input: Array, dim: int, index: Array, src: A
 
 @primitive(torch="take_along_dim", moves=True)
 def take_along_dim(xp: Any, input: Array, indices: Array, dim: int | None = None) -> Array:
-    """input[..., indices[..., i, ...], ...] along dim; without dim both are flattened"""
+    """input[..., indices[..., i, ...], ...] along dim, where -1 is the last; without dim both are flattened"""
     if dim is None:
         check_within(xp, "take_along_dim", indices, input.size)
         return input.reshape(-1)[indices.reshape(-1)]
@@ -59,7 +59,8 @@ def take_along_dim(xp: Any, input: Array, indices: Array, dim: int | None = None
     along = axis(dim, input.ndim, "take_along_dim")
     beside = [(*s[:along], 1, *s[along + 1 :]) for s in (indices.shape, input.shape)]
     np.broadcast_shapes(*beside)  # a ValueError, where NumPy's indexing would raise an IndexError
-    check_within(xp, "take_along_dim", indices, input.shape[along] if input.ndim else 1)
+    size = input.shape[along] if input.ndim else 1
+    check_within(xp, "take_along_dim", indices, size, -size)
     return xp.take_along_axis(input, indices, axis=along)
 
 
@@ -93,7 +94,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((3, 5), (3, 2), 1), ShapeError, "expected whole-number indices, got float64")
     yield ErrorSample(sample((3, 5), np.array([0, -1])), IndexError, r"in \[0, 15\), got -1 to 0")
     yield ErrorSample(sample((3, 5), integers(5, 2, 5), 1), ShapeError, "do not broadcast together")
-    yield ErrorSample(sample((3, 5), np.array([[-1]]), 1), IndexError, r"in \[0, 5\), got -1 to -1")
+    yield ErrorSample(sample((3, 5), np.array([[-6]]), 1), IndexError, r"in \[-5, 5\), got -6 to -6")
 
 
 @take_along_dim.samples
@@ -101,6 +102,7 @@ def _() -> Iterator[Sample]:
     yield sample((3, 5), integers(5, 3, 2), 1)
     yield sample((3, 5, 2), integers(3, 4, 5, 2), 0)
     yield sample((3, 5), integers(15, 4))
+    yield sample((3, 5), Values((3, 2), -5, 5, kind="int"), 1)
     yield sample((1, 5), integers(5, 3, 2), 1)
 
 

@@ -27,15 +27,15 @@ def added_at(xp: Any, shape: Shape, index: Any, values: Array) -> Array:
     return out.astype(values.dtype)
 
 
-def check_within(xp: Any, op: str, index: Array, size: int) -> None:
-    """Raises IndexError for an index outside [0, size), on the CPU only.
+def check_within(xp: Any, op: str, index: Array, size: int, least: int = 0) -> None:
+    """Raises IndexError for an index outside [least, size), on the CPU only.
 
     On a GPU the check would have to wait for the device; there an index out of range wraps around.
     """
     if index.size and size == 0:  # there is nothing to wrap around to
         raise IndexError(f"{op}: expected no index where there are no places, got {index.size}")
-    if xp is np and index.size and not (index.min() >= 0 and index.max() < size):
-        raise IndexError(f"{op}: expected whole numbers in [0, {size}), got {index.min()} to {index.max()}")
+    if xp is np and index.size and not (index.min() >= least and index.max() < size):
+        raise IndexError(f"{op}: expected whole numbers in [{least}, {size}), got {index.min()} to {index.max()}")
 
 
 @primitive(torch="nn.functional.embedding", moves=True)
