@@ -94,7 +94,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((3, 5), (3, 2), 1), ShapeError, "expected whole-number indices, got float64")
     yield ErrorSample(sample((3, 5), np.array([0, -1])), IndexError, r"in \[0, 15\), got -1 to 0")
     yield ErrorSample(sample((3, 5), integers(5, 2, 5), 1), ShapeError, "do not broadcast together")
-    yield ErrorSample(sample((3, 5), np.array([[-6]]), 1), IndexError, r"in \[-5, 5\), got -6 to -6")
+    yield ErrorSample(sample((3, 5), np.full((3, 1), -6), 1), IndexError, r"in \[-5, 5\), got -6 to -6")
 
 
 @take_along_dim.samples
