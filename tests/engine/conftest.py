@@ -1,4 +1,7 @@
-"""Kernels compiled as C++, their values included, for tests that have no GPU: see backend/machine.cpp for how."""
+"""Kernels compiled as C++, their values included, for tests that have no GPU.
+
+See backend/machine.cpp for how, and backend/hopper.cpp for those of compute capability 9.0.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,22 @@ import ctypes
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from flame_train.engine.backend.cuda import nvrtc
+from flame_train.engine.backend.cuda import nvrtc, tensor_map
 
 BEGIN = re.compile(r'#define FAST ([01])\n#include "elements.cuh"\n')
 
-MACHINE = (Path(__file__).parent / "backend" / "machine.cpp").read_text()
+MACHINE = "".join((Path(__file__).parent / "backend" / f"{name}.cpp").read_text() for name in ("machine", "hopper"))
 OPS_FOLDER = Path(nvrtc.__file__).parents[2] / "ops"
 SHARED = "float* const shared = dynamic[here()]"
+BEFORE_SHARED = 1040  # bytes of the barriers that come first; what follows is no better aligned than on a card
+DYNAMIC = f"unsigned char* const memory = (unsigned char*)dynamic[here()] + {BEFORE_SHARED}"
 NARROW = """
 struct __half {}; struct __nv_bfloat16 {};
 static float __half2float(__half), __bfloat162float(__nv_bfloat16);
@@ -28,6 +34,74 @@ struct float4 { float x, y, z, w; };
 static float2 make_float2(float x, float y) { return {x, y}; }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 """
+HALVES = """
+struct __half { unsigned short bits; };
+struct __half2 { __half x, y; };
+struct __nv_bfloat16 { unsigned short bits; };
+struct __nv_bfloat162 { __nv_bfloat16 x, y; };
+struct float2 { float x, y; };
+struct float4 { float x, y, z, w; };
+struct uint2 { unsigned x, y; };
+static float2 make_float2(float x, float y) { return {x, y}; }
+static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+static float __half2float(__half h) { return of_f16(h.bits); }
+static float __bfloat162float(__nv_bfloat16 b) { return of_bf16(b.bits); }
+static __half __float2half_rn(float f) { _Float16 h = f; __half y; memcpy(&y, &h, 2); return y; }
+static __nv_bfloat16 __float2bfloat16_rn(float f) { bf16 b; from_float(f, b); return {b.bits}; }
+static __half2 __floats2half2_rn(float x, float y) { return {__float2half_rn(x), __float2half_rn(y)}; }
+static __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
+  return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)};
+}
+"""
+
+
+def shape_of(grid: tuple[int, ...], cluster: tuple[int, ...], threads: int, shared_bytes: int) -> Any:
+    """What machine.cpp's launch is told of sizes."""
+    whole, together = [*grid, 1, 1][:3], [*cluster, 1][:2]
+    return (ctypes.c_int * 7)(*map(int, (*whole, *together, threads, shared_bytes)))
+
+
+def pointers_to(args: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+    """Arguments as an `entry` takes them, and what holds them: arrays by address, structs and numbers by value."""
+    values = [
+        a if isinstance(a, np.ndarray) and a.dtype.fields
+        else np.array([a.data.ptr], np.uint64) if isinstance(a, np.ndarray) else np.array([a])
+        for a in args
+    ]  # fmt: skip
+    return (ctypes.c_void_p * len(values))(*(v.ctypes.data for v in values)), values
+
+
+def entry(name: str, kernel: str, code: str, together: str) -> str:
+    """A C function `name` that launches `kernel` of `code`, which may be a macro's NAME."""
+    text = code[code.index("__global__ void") :].replace("\\\n", "")
+    found = re.search(rf"\b{kernel}\(([^)]*)\) {{", text) or re.search(r"\bNAME\(([^)]*)\) {", text)
+    assert found is not None
+    no_type = r"\b(const|__restrict__|__grid_constant__)\b|\w+$"
+    types = [re.sub(no_type, "", p.strip()).strip() for p in found[1].split(",")]
+    arguments = ", ".join(f"*({t}*)a[{i}]" for i, t in enumerate(types))
+    return f"""
+extern "C" const char* {name}(const int* shape, void** a) {{
+  return launch(shape, [](void** a) {{ {kernel}({arguments}); }}, a, {together});
+}}
+"""
+
+
+def compiled_library(source: Path, text: str) -> Any:
+    source.write_text(text)
+    found = source.with_suffix(".so")
+    options = ["-std=c++17", "-O0", "-w", "-Wno-psabi", "-shared", "-fPIC"]
+    subprocess.run(["g++", *options, "-o", found, source], check=True)
+    return ctypes.CDLL(str(found))
+
+
+def run(library: Any, name: str, shape: Any, args: tuple[Any, ...]) -> None:
+    """Launches by an `entry`; what is wrong with the launch fails the test."""
+    pointers, _held = pointers_to(args)
+    function = getattr(library, name)
+    function.restype = ctypes.c_char_p
+    wrong = function(shape, pointers)
+    assert wrong is None, wrong.decode()
 
 
 class Kernels:
@@ -42,12 +116,8 @@ class Kernels:
         def call(
             grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], resident: bool = False
         ) -> None:  # fmt: skip
-            if self.library is None:
-                return
-            values = [np.array([a.data.ptr], np.uint64) if isinstance(a, np.ndarray) else np.array([a]) for a in args]
-            pointers = (ctypes.c_void_p * len(args))(*(v.ctypes.data for v in values))
-            whole = (ctypes.c_int * 3)(*(int(n) for n in (*grid, 1, 1)[:3]))
-            getattr(self.library, f"run{at}")(whole, block[0], pointers, resident)
+            if self.library is not None:
+                run(self.library, f"run{at}", shape_of(grid, grid if resident else (1,), block[0], 1 << 18), args)
 
         return call
 
@@ -55,15 +125,13 @@ class Kernels:
         """A kernel of a file, over fp32: what it has of CUDA's headers and of shared memory is as C++ has it."""
         text = nvrtc.included((OPS_FOLDER / file).read_text()).replace("typedef ELEMENT T;", "typedef float T;")
         text = re.sub(r"#include <cuda_\w+\.h>\n", "", text).replace("extern __shared__ float shared[]", SHARED)
-        run = self.generated(f'#define FAST 0\n#include "elements.cuh"\n{NARROW}{text}', kernel)
-        return lambda grid, block, args, shared_mem, resident: run(grid, block, args, resident)
+        made = self.generated(f'#define FAST 0\n#include "elements.cuh"\n{NARROW}{text}', kernel)
+        return lambda grid, block, args, shared_mem, resident: made(grid, block, args, resident)
 
     def build(self) -> None:
-        source, found = self.folder / "kernels.cpp", self.folder / "kernels.so"
         units = [self._unit(n, *key) for key, n in self.texts.items()]
-        source.write_text("".join([MACHINE, self._header(0), self._header(1), *units]))
-        subprocess.run(["g++", "-std=c++17", "-O0", "-w", "-shared", "-fPIC", "-o", found, source], check=True)
-        self.library = ctypes.CDLL(str(found))
+        text = "".join([MACHINE, self._header(0), self._header(1), *units])
+        self.library = compiled_library(self.folder / "kernels.cpp", text)
 
     def _header(self, fast: int) -> str:
         """What every text begins with, read once for all that have the same `FAST`."""
@@ -79,20 +147,108 @@ class Kernels:
         for name in ("counted", "copy_async"):  # which MACHINE has instead
             code = code.replace(nvrtc.included(f'#include "{name}.cuh"'), "")
         assert "asm" not in code
-        found = re.search(rf"\b{kernel}\(([^)]*)\) {{", code[code.index("__global__ void") :])
-        assert found is not None
-        types = [re.sub(r"\b(const|__restrict__)\b|\w+$", "", p.strip()).strip() for p in found[1].split(",")]
-        arguments = ", ".join(f"*({t}*)a[{i}]" for i, t in enumerate(types))
         together = "true" if "of_all<" in code or "__syncthreads" in code else "false"
         return f"""
 namespace unit{n} {{
 using namespace fast{begin[1]};
 {code}
-extern "C" void run{n}(const int* grid, int threads, void** a, int resident) {{
-  launch(grid, threads, [](void** a) {{ {kernel}({arguments}); }}, a, {together}, resident);
-}}
+{entry(f"run{n}", kernel, code, together)}
 }}
 """
+
+
+def balanced(text: str, at: int) -> int:
+    """Where the bracket that opens at `at` closes, those in string literals left out."""
+    depth = 0
+    for token in re.finditer(r'"(?:[^"\\]|\\.)*"|[()]', text[at:]):
+        depth += {"(": 1, ")": -1}.get(token[0], 0)
+        if not depth:
+            return at + token.end()
+    raise AssertionError(text[at : at + 80])
+
+
+def statements(code: str) -> Iterator[tuple[int, int, str, list[str]]]:
+    """The assembly of CUDA C++: where each statement begins and ends, its instructions and its operands."""
+    for found in re.finditer(r"\basm\b(?: volatile)?\s*(?=\()", code):
+        end = balanced(code, found.end())
+        inside = code[found.end() + 1 : end - 1]
+        literals = re.match(r'(?:\s*"(?:[^"\\]|\\.)*")*', inside)
+        assert literals is not None
+        text = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', literals[0])).replace("\\n", "\n")
+        operands = [
+            inside[o.end() : balanced(inside, o.end())] for o in re.finditer(r'"[=+]?[a-z]"(?=\()', inside)
+        ]  # fmt: skip
+        yield found.start(), end, text, operands
+
+
+def without_assembly(code: str) -> str:
+    """The code with a call of hopper.cpp's for each statement, named by its instructions, with operands in order."""
+    made, last = [], 0
+    for begin, end, text, operands in statements(code):
+        names, given, columns = [], [], ""
+        for line in re.split(r"[;\n]", text):
+            words = re.sub(r"^\s*(?:@\w+ |\w+:)?\s*", "", line.strip("{} ")).split(maxsplit=1)
+            if not words or words[0] in ("bra", ".reg"):
+                continue
+            name = re.sub(r"(?<=m64)n(\d+)(?=k16)", "", words[0])
+            if wide := re.search(r"m64n(\d+)k16", words[0]):
+                columns = f"<{wide[1]}>"
+            names.append(re.sub(r"\W+", "_", name))
+            rest = words[1] if len(words) > 1 else ""
+            given += [operands[int(o[1:])] if o[0] == "%" else o for o in re.findall(r"%\d+|(?<![\w.])\d+\b", rest)]
+        call = f"{'_and_'.join(names)}{columns}({', '.join(given)})" if names else ""
+        made += [code[last:begin], call]
+        last = end
+    return "".join([*made, code[last:]])
+
+
+class WrittenOut:
+    """To stand for what loads kernels that are written out, not generated: compiled when first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.libraries = folder, dict[tuple[str, str], Any]()
+
+    def get(self, text: str, kernel: str, dtype: Any, shared_bytes: int) -> Any:
+        """As `Cubins.get`."""
+        cluster = self._cluster(text)
+        library = self._library(text, kernel, dtype.name)
+
+        def call(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int) -> None:
+            run(library, "run", shape_of(grid, cluster, block[0], BEFORE_SHARED + shared_mem), args)
+
+        return call
+
+    def of_file(self, file: str, kernel: str, dtype: Any, shared_bytes: int) -> Any:
+        """As `KernelModules.get`."""
+        made = self.get(nvrtc.included((OPS_FOLDER / file).read_text()), kernel, dtype, shared_bytes)
+        return lambda grid, block, args, shared_mem, resident: made(grid, block, args, shared_mem)
+
+    @staticmethod
+    def _cluster(text: str) -> tuple[int, ...]:
+        dims = re.search(r"__cluster_dims__\(([^)]*)\)", text)
+        numbers = dict(re.findall(r"#define (\w+) (\d+)", text))
+        return tuple(int(numbers.get(n, n)) for n in dims[1].split(", ")) if dims else (1, 1)
+
+    def _library(self, text: str, kernel: str, dtype: str) -> Any:
+        key = text + kernel, dtype
+        if key not in self.libraries:
+            element = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}[dtype]
+            code = re.sub(r'#include <cuda_\w+\.h>\n|extern "C" |#pragma once\n', "", text)
+            code = without_assembly(code.replace("typedef ELEMENT T;", f"typedef {element} T;"))
+            code = code.replace("extern __shared__ unsigned char memory[]", DYNAMIC)
+            code = re.sub(r"__shared__ u64 barriers\[[^\]]*\]", "u64* const barriers = (u64*)dynamic[here()]", code)
+            source = f"{MACHINE}\nnamespace unit {{{HALVES}{code}\n{entry('run', kernel, code, 'true')}}}"
+            self.libraries[key] = compiled_library(self.folder / f"kernel{len(self.libraries)}.cpp", source)
+        return self.libraries[key]
+
+
+def describe(to: int, _: int, rank: int, at: int, sizes: Any, strides: Any, box: Any, *rest: int) -> int:
+    """As cuTensorMapEncodeTiled, for hopper.cpp."""
+    described = (ctypes.c_uint64 * 13)(at, rank | rest[2] << 32)
+    for first, given in ((2, sizes), (6, strides), (9, box)):
+        described[first : first + len(given)] = list(given)
+    ctypes.memmove(to, described, ctypes.sizeof(described))
+    return 0
 
 
 @pytest.fixture
@@ -101,3 +257,22 @@ def compiled(tmp_path: Path) -> Kernels:
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
     return Kernels(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def written_out(tmp_path_factory: pytest.TempPathFactory) -> WrittenOut:
+    """Kernels that are compiled once for all tests."""
+    return WrittenOut(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def computing(gpu: Any, written_out: WrittenOut, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The CUDA backend over the stand-in, where kernels that are written out compute."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    gpu.kernels._cubins = written_out
+    monkeypatch.setattr(gpu.kernels._modules, "get", written_out.of_file)
+    monkeypatch.setattr(tensor_map, "_encode", lambda: describe)
+    tensor_map._encoded.cache_clear()
+    yield gpu
+    tensor_map._encoded.cache_clear()

@@ -163,7 +163,10 @@ __device__ __forceinline__ void finish(
     int after = block + 1;
     if (PLUS && after < HIGH * (COLUMNS / 64))
       next = plus_at(added, s, tile.row + after / (COLUMNS / 64) * 64, tile.column + after % (COLUMNS / 64) * 64);
-    if (sender) sent<BUFFERS - 1>();
+    if (sender) {
+      if (block) sent<BUFFERS - 1>();
+      else sent<0>();  // of the tile before, which need not have ended with the last buffer
+    }
     warpgroup_sync(group + 1);
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {

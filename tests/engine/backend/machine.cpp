@@ -1,5 +1,6 @@
 // What kernels need of CUDA, as C++ has it: a block's threads are coroutines that take turns at barriers and shuffles,
-// and so are those of blocks that wait for each other. Such kernels have dynamic shared memory alone, a block its own.
+// and so are those of blocks that wait for each other, which a cluster's or the whole grid's do. Such kernels have dynamic
+// shared memory alone, a block its own. What is wrong with a launch is kept in `wrong`.
 #include <cmath>
 #include <csetjmp>
 #include <cstdlib>
@@ -11,6 +12,8 @@
 #define __restrict__
 #define __global__
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __grid_constant__
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
 #define __constant__ static const
@@ -42,25 +45,33 @@ static float __fdividef(float a, float b) { return a / b; }
 static unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 // A thread's place in the code while others run. ucontext's switches would each ask the kernel for signal masks.
 // Blocks that wait for each other are there at once. Of a block's waiting, rounds and votes the first is its own, the
-// others are its warps'.
-enum { BLOCKS = 6, THREADS = 1024, GROUPS = 1 + THREADS / 32, ALL = BLOCKS * THREADS };
+// others are its warps' and, at last, those that it has names for.
+enum { BLOCKS = 8, THREADS = 1024, GROUPS = 1 + THREADS / 32 + 16, ALL = BLOCKS * THREADS };
 static jmp_buf places[ALL], scheduler;
 static char stacks[ALL][1 << 16];
 static bool ended[ALL];
 static float lanes[ALL];
 static int waiting[BLOCKS][GROUPS], rounds[BLOCKS][GROUPS];
 static unsigned votes[BLOCKS][GROUPS];
-static float dynamic[BLOCKS][58112];
-static int current, running, made;
+alignas(1024) static float dynamic[BLOCKS][1 << 16];
+static int current, running, made, cluster[2];
+static unsigned room;  // bytes of it that a block has
+static bool apart;     // whether warps go at paces of their own
+static unsigned turn, moved;  // the last turn in which a wait ended
+static const char* wrong;
 static void (*body)(void**);
 static void** arguments;
 static int here() { return current / blockDim.x; }
 static int warp() { return 1 + threadIdx.x / 32; }
 static void others() { if (!_setjmp(places[current])) _longjmp(scheduler, 1); }
+static void come(int group, int members) {
+  int block = here();
+  if (++waiting[block][group] == members) { waiting[block][group] = 0, moved = turn, rounds[block][group]++; }
+}
 static void barrier(int group, int members) {
-  int block = here(), round = rounds[block][group];
-  if (++waiting[block][group] == members) { waiting[block][group] = 0; rounds[block][group]++; }
-  while (rounds[block][group] == round) others();
+  int& round = rounds[here()][group], now = round;
+  come(group, members);
+  while (round == now) others();
 }
 static void __syncthreads() { barrier(0, blockDim.x); }
 static float __shfl_xor_sync(unsigned, float v, int offset) {
@@ -81,8 +92,11 @@ static unsigned sum_of(unsigned v, int group, int members) {
   return sum;
 }
 static unsigned __ballot_sync(unsigned, bool v) { return sum_of((unsigned)v << threadIdx.x % 32, warp(), 32); }
+static bool __any_sync(unsigned, bool v) { return sum_of(v, warp(), 32); }
+static void __syncwarp() { barrier(warp(), 32); }
 static bool __syncthreads_or(bool v) { return sum_of(v, 0, blockDim.x); }
-static void thread() { for (;;) { others(); body(arguments); ended[current] = true; running--; } }
+static void end_of_thread();
+static void thread() { for (;;) { others(); body(arguments); end_of_thread(); ended[current] = true, moved = turn, running--; } }
 static void resume() { if (!_setjmp(scheduler)) _longjmp(places[current], 1); }
 static void make() {
   ucontext_t begin;
@@ -122,36 +136,45 @@ template <int LEFT> static void copies_wait() {
   for (; !all.empty() && (int)(groups_ended[current] - all[0].group) > LEFT; all.pop_front())
     memcpy(all[0].to, all[0].from, all[0].bytes);
 }
-static void blocks(int count, int threads, bool together) {
+static void begin_of_blocks(int count), meanwhile(), end_of_blocks();
+// The threads of a cluster, or of a block that needs none, whose first block is `first`.
+static void blocks(Place first, int threads, bool together) {
   if (!together) {
+    blockIdx = first;
     for (int t = 0; t < threads; t++) { threadIdx = {(unsigned)t, 0, 0}; body(arguments); }
     return;
   }
-  int all = count * threads;
+  int count = cluster[0] * cluster[1], all = count * threads;
   if (all > ALL) abort();
   for (; made < all; made++) { current = made; make(); }
   memset(ended, 0, sizeof ended);
+  memset(waiting, 0, sizeof waiting);
+  begin_of_blocks(count);
   running = all;
-  for (unsigned turn = 0; running; turn++)
+  for (turn = moved = 0; running; turn++, meanwhile()) {
+    if (turn - moved > 5000) { wrong = "threads wait for ever", made = 0; break; }
     for (current = 0; current < all; current++) {
       unsigned block = current / threads;
       if (ended[current] || (count > 1 && drawn(turn, block) % 3)) continue;  // each block at a pace of its own
+      if (apart && drawn(turn, 99 + current / 32) % 2) continue;
       threadIdx.x = current % threads;
-      if (count > 1) blockIdx = {block % gridDim.x, block / gridDim.x, 0};
+      blockIdx = {first.x + block % cluster[0], first.y + block / cluster[0], first.z};
       resume();
     }
+  }
+  end_of_blocks();
 }
-static void launch(const int* grid, int threads, void (*kernel)(void**), void** a, bool together, bool resident) {
-  body = kernel, arguments = a;
-  gridDim = {(unsigned)grid[0], (unsigned)grid[1], (unsigned)grid[2]};
-  blockDim = {(unsigned)threads, 1, 1};
-  if (resident) return blocks(grid[0] * grid[1], threads, together);
-  for (int z = 0; z < grid[2]; z++)
-    for (int y = 0; y < grid[1]; y++)
-      for (int x = 0; x < grid[0]; x++) {
-        blockIdx = {(unsigned)x, (unsigned)y, (unsigned)z};
-        blocks(1, threads, together);
-      }
+// Of a grid of shape[0] x shape[1] x shape[2] in clusters of shape[3] x shape[4], a block having shape[5] threads and
+// shape[6] bytes; what is wrong with it, or null.
+static const char* launch(const int* shape, void (*kernel)(void**), void** a, bool together) {
+  body = kernel, arguments = a, wrong = nullptr, apart = false;
+  gridDim = {(unsigned)shape[0], (unsigned)shape[1], (unsigned)shape[2]};
+  blockDim = {(unsigned)shape[5], 1, 1};
+  cluster[0] = shape[3], cluster[1] = shape[4], room = shape[6];
+  for (unsigned z = 0; z < gridDim.z; z++)
+    for (unsigned y = 0; y < gridDim.y; y += cluster[1])
+      for (unsigned x = 0; x < gridDim.x; x += cluster[0]) blocks({x, y, z}, shape[5], together);
+  return wrong;
 }
 
 struct bf16 { unsigned short bits; };

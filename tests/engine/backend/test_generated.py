@@ -129,6 +129,28 @@ def test_values_and_gradients(gpu: Any, dtype: Any, compiled: Any, monkeypatch: 
     assert not wrong
 
 
+def test_attention_tile_by_tile(computing: Any) -> None:
+    """Masks, grouped heads, heads of any size: what no library's kernel takes."""
+    op, launched, dtype = REGISTRY["scaled_dot_product_attention"], list[str](), np.dtype(np.float32)
+    get = computing.kernels._modules.get
+    computing.kernels._modules.get = lambda *asked: launched.append(asked[0]) or get(*asked)
+    for i, s in enumerate([*op.iter_samples(), *op.iter_large_samples()]):
+        bound = materialise(op, s, generator(op.name, i), dtype)
+        tensors = sum(t.size for _, _, t in tensor_arguments(op, bound))
+        if bound.get("dropout_p") or tensors > 130_000:  # dropout is matrix products and generated kernels
+            continue
+        exact = on(bound, op, "cpu", np.dtype(np.float64))
+        weight = generator(op.name, i + 50).standard_normal(first(op(**exact)).shape)
+        weight = weight.astype(dtype).astype(np.float64)
+        truth, plain, got = (
+            results(op, on(bound, op, device, kind), weight)
+            for device, kind in (("cpu", np.dtype(np.float64)), ("cpu", dtype), ("cuda", dtype))
+        )
+        for part, (g, p, t) in enumerate(zip(got, plain, truth, strict=True)):
+            assert distance(g, t) <= 2.0 * distance(p, t) + float(np.finfo(dtype).eps), (i, part)
+    assert set(launched) == {f"attention_{head}.cu" for head in (64, 128, 256, 512)}
+
+
 def opened(name: str, given: dict[str, flame.Tensor]) -> flame.Tensor:
     """A norm of eight groups, of one array or of two with what is added to them."""
     if "other" not in given:
