@@ -56,10 +56,52 @@ __device__ __forceinline__ void total(
   }
 }
 
+// Where a block has what in shared memory, and its barriers.
+struct Room {
+  u32 keys, values, places, weights, weights2, leaving, full, came;
+  __device__ Room(const void* memory, const u64* barriers)
+      : keys((shared_at(memory) + 1023) & ~1023u), values(keys + KEY_BYTES), places(values + KEY_BYTES),
+        weights(places + STAGES * STAGE_BYTES), weights2(weights + WEIGHTS_BYTES), leaving(weights2 + WEIGHTS_BYTES),
+        full(shared_at(barriers)), came(full + 8 * STAGES) {}
+};
+
+// The tiles of a head's queries that are this block's.
+struct Tiles {
+  int batch, head, first, count, queries;
+  __device__ explicit Tiles(const Sizes& s)
+      : batch(blockIdx.x / s.heads), head(blockIdx.x % s.heads), first(blockIdx.y * TILE),
+        count((s.queries - first + SHARE * TILE - 1) / (SHARE * TILE)), queries(s.queries) {}
+  __device__ int row(int i) const { return first + i * SHARE * TILE; }
+  // Asks for tile i of queries and of g, if there is one.
+  __device__ void ask(int i, const Room& room, const TensorMap& query, const TensorMap& g) const {
+    if (i >= count) return;
+    u32 to = room.places + i % STAGES * STAGE_BYTES, barrier = room.full + 8 * (i % STAGES);
+    expect(barrier, STAGE_BYTES);
+    fetch(to, query, barrier, row(i), head, batch);
+    fetch(to + TILE_BYTES, g, barrier, row(i), head, batch);
+  }
+};
+
+// lse of a thread's two rows of a tile, in units of log 2.
+__device__ __forceinline__ void read(float (&logs)[2], const float* lse, const Tiles& tiles, int i) {
+  int row = tiles.row(i) + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+  const float* of_head = lse + blockIdx.x * static_cast<long long>(tiles.queries);
+#pragma unroll
+  for (int j = 0; j < 2; j++) logs[j] = row + 8 * j < tiles.queries ? of_head[row + 8 * j] * LOG2E : 0.f;
+}
+
 struct Consumer {
   float found[SUMS], dp[SUMS], sums_k[SUMS], sums_v[SUMS];
   u32 p[SUMS / 2], ds[SUMS / 2];
   float scale, lse[2], next_lse[2];
+
+  __device__ __forceinline__ explicit Consumer(float scale) : scale(scale * LOG2E) {
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) {
+      sums_k[i] = sums_v[i] = 0.f;
+      asm volatile("" : "+f"(sums_k[i]), "+f"(sums_v[i])::"memory");
+    }
+  }
 
   // Asks for the scores of a tile, and for what comes back to its probabilities.
   __device__ __forceinline__ void ask_for_scores(u32 here, u32 keys, u32 values) {
@@ -84,6 +126,63 @@ struct Consumer {
       ds[i] = packed(found[2 * i] * (dp[2 * i] - drop[i % 2]), found[2 * i + 1] * (dp[2 * i + 1] - drop[i % 2]));
     }
   }
+
+  // dq of a tile of which ds is known, and its part of dk and dv. With MORE, the scores of the next tile are asked for before
+  // the products that nothing waits for, and are there at the end.
+  template <bool MORE>
+  __device__ __forceinline__ void multiply(float (&dq)[32], const Room& room, u32 here, u32 next) {
+    begin_products();
+    across_fresh(dq, ds, operand(room.keys));
+#pragma unroll
+    for (int k = 1; k < KEYS / 16; k++) across(dq, ds + 4 * k, operand(room.keys + k * 16 * 128));
+    end_products();
+    if (MORE) ask_for_scores(next, room.keys, room.values);
+    add_keys(sums_v, here + TILE_BYTES, room.weights);
+    add_keys(sums_k, here, room.weights2);
+    end_products();
+    products_done<MORE ? 2 : 1>();
+  }
+};
+
+// A block's way through its tiles.
+struct Block {
+  const TensorMap &query, &g, &dq;
+  const float* lse;
+  Room room;
+  Tiles tiles;
+  Consumer c;
+  Place<STAGES> at;
+  bool teller;
+
+  // When all warps are done with tile i, what it gave is sent and its place is filled again.
+  __device__ __forceinline__ void let_go(int i) const {
+    __syncthreads();
+    if (!teller || i < 0) return;
+    send(dq, room.leaving + i % 2 * TILE_BYTES, tiles.row(i), tiles.head, tiles.batch);
+    tiles.ask(i + STAGES, room, query, g);
+  }
+
+  // Weighs with tile i, whose scores are there. With MORE, those of the next are on their way at the end.
+  template <bool MORE> __device__ __forceinline__ void weigh(int i, const Sizes& s) {
+    u32 here = room.places + at.stage * STAGE_BYTES;
+    float sums[32];
+    c.lse[0] = c.next_lse[0], c.lse[1] = c.next_lse[1];
+    if (MORE) read(c.next_lse, lse, tiles, i + 1);
+    c.find(s.keys);
+    products_done<0>();
+    let_go(i - 1);
+    put_weights(room.weights, c.p);
+    put_weights(room.weights2, c.ds);
+    show_to_sender();
+    if (teller) sent<1>();  // the place that dq leaves by now
+    __syncthreads();
+    at.next();
+    if (MORE) wait(room.full + 8 * at.stage, at.phase);
+    c.multiply<MORE>(sums, room, here, room.places + at.stage * STAGE_BYTES);
+    put(room.leaving + i % 2 * TILE_BYTES, sums, s.scale, s.scale);
+    show_to_sender();
+    products_done<MORE ? 1 : 0>();
+  }
 };
 
 extern "C" __cluster_dims__(1, SHARE, 1) __global__ void __launch_bounds__(THREADS, 2) few_keys_gradients(
@@ -93,99 +192,35 @@ extern "C" __cluster_dims__(1, SHARE, 1) __global__ void __launch_bounds__(THREA
 ) {
   extern __shared__ unsigned char memory[];
   __shared__ u64 barriers[STAGES + 1];
-  u32 keys = (shared_at(memory) + 1023) & ~1023u, values = keys + KEY_BYTES, places = values + KEY_BYTES;
-  u32 weights = places + STAGES * STAGE_BYTES, weights2 = weights + WEIGHTS_BYTES, leaving = weights2 + WEIGHTS_BYTES;
-  u32 full = shared_at(barriers), came = full + 8 * STAGES;
-  int batch = blockIdx.x / s.heads, head = blockIdx.x % s.heads, own = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-  int first = blockIdx.y * TILE, step = SHARE * TILE, tiles = (s.queries - first + step - 1) / step;
+  Room room(memory, barriers);
+  Tiles tiles(s);
   bool teller = threadIdx.x == 0;
   if (teller) {
-    for (int i = 0; i <= STAGES; i++) begin_barrier(full + 8 * i, 1);
+    for (int i = 0; i <= STAGES; i++) begin_barrier(room.full + 8 * i, 1);
     show_barriers();
   }
   __syncthreads();
-  auto ask = [&](int i) {
-    if (i >= tiles) return;
-    u32 to = places + i % STAGES * STAGE_BYTES, barrier = full + 8 * (i % STAGES);
-    expect(barrier, STAGE_BYTES);
-    fetch(to, query, barrier, first + i * step, head, batch);
-    fetch(to + TILE_BYTES, g, barrier, first + i * step, head, batch);
-  };
   if (teller) {
-    ask(0);
-    fetch_keys(keys, values, key, value, came, head, batch);
-    for (int i = 1; i < STAGES; i++) ask(i);
+    tiles.ask(0, room, query, g);
+    fetch_keys(room.keys, room.values, key, value, room.came, tiles.head, tiles.batch);
+    for (int i = 1; i < STAGES; i++) tiles.ask(i, room, query, g);
   }
-  const float* of_head = lse + blockIdx.x * static_cast<long long>(s.queries);
-  auto read = [&](float (&logs)[2], int i) {
-    int row = first + i * step + own;
-#pragma unroll
-    for (int j = 0; j < 2; j++) logs[j] = row + 8 * j < s.queries ? of_head[row + 8 * j] * LOG2E : 0.f;
-  };
-  Consumer c;
-  c.scale = s.scale * LOG2E;
-#pragma unroll
-  for (int i = 0; i < SUMS; i++) {
-    c.sums_k[i] = c.sums_v[i] = 0.f;
-    asm volatile("" : "+f"(c.sums_k[i]), "+f"(c.sums_v[i])::"memory");
-  }
-  read(c.next_lse, 0);
-  // When all warps are done with a tile, what it gave is sent and its place is filled again.
-  auto let_go = [&](int i) {
-    __syncthreads();
-    if (!teller || i < 0) return;
-    send(dq, leaving + i % 2 * TILE_BYTES, first + i * step, head, batch);
-    ask(i + STAGES);
-  };
-  Place<STAGES> at;
-  // Weighs with tile i, whose scores are there. The next tile's are asked for before the products that nothing waits for.
-  auto weigh = [&](int i, bool more) {
-    u32 here = places + at.stage * STAGE_BYTES;
-    float sums[32];
-    c.lse[0] = c.next_lse[0], c.lse[1] = c.next_lse[1];
-    if (more) read(c.next_lse, i + 1);
-    c.find(s.keys);
-    products_done<0>();
-    let_go(i - 1);
-    put_weights(weights, c.p);
-    put_weights(weights2, c.ds);
-    show_to_sender();
-    if (teller) sent<1>();  // the place that dq leaves by now
-    __syncthreads();
-    at.next();
-    if (more) wait(full + 8 * at.stage, at.phase);
-    begin_products();
-    across_fresh(sums, c.ds, operand(keys));
-#pragma unroll
-    for (int k = 1; k < KEYS / 16; k++) across(sums, c.ds + 4 * k, operand(keys + k * 16 * 128));
-    end_products();
-    if (more) c.ask_for_scores(places + at.stage * STAGE_BYTES, keys, values);
-    add_keys(c.sums_v, here + TILE_BYTES, weights);
-    add_keys(c.sums_k, here, weights2);
-    end_products();
-    if (more) products_done<2>();
-    else products_done<1>();
-    put(leaving + i % 2 * TILE_BYTES, sums, s.scale, s.scale);
-    show_to_sender();
-  };
-  wait(came, 0);
-  wait(full, 0);
+  Block b = {query, g, dq, lse, room, tiles, Consumer(s.scale), {}, teller};
+  read(b.c.next_lse, lse, tiles, 0);
+  wait(room.came, 0);
+  wait(room.full, 0);
   begin_products();
-  c.ask_for_scores(places, keys, values);
+  b.c.ask_for_scores(room.places, room.keys, room.values);
   products_done<0>();
-  for (int i = 0; i + 1 < tiles; i++) {
-    weigh(i, true);
-    products_done<1>();
-  }
-  weigh(tiles - 1, false);
-  products_done<0>();
-  let_go(tiles - 1);
+  for (int i = 0; i + 1 < tiles.count; i++) b.weigh<true>(i, s);
+  b.weigh<false>(tiles.count - 1, s);
+  b.let_go(tiles.count - 1);
   if (teller) sent<0>();
   __syncthreads();
-  float* shared = reinterpret_cast<float*>(memory + (keys - shared_at(memory)));
-  share_sums(shared, c.sums_k);
-  share_sums(shared + KEYS * PITCH, c.sums_v);
+  float* shared = reinterpret_cast<float*>(memory + (room.keys - shared_at(memory)));
+  share_sums(shared, b.c.sums_k);
+  share_sums(shared + KEYS * PITCH, b.c.sums_v);
   cluster_sync();
-  total(shared, dk.head_of(batch, head), dk.row, dv.head_of(batch, head), dv.row, s.keys, s.scale);
+  total(shared, dk.head_of(tiles.batch, tiles.head), dk.row, dv.head_of(tiles.batch, tiles.head), dv.row, s.keys, s.scale);
   cluster_sync();
 }
