@@ -187,93 +187,115 @@ __device__ __forceinline__ void finish(
   }
 }
 
+// Where a block has what in shared memory, and its barriers: places for what comes, then the warpgroups' buffers.
+struct Room {
+  u32 base, full, empty;
+  __device__ Room(const void* memory, const u64* barriers)
+      : base((shared_at(memory) + 1023) & ~1023u), full(shared_at(barriers)), empty(full + 8 * STAGES) {}
+  __device__ u32 buffers(int group) const { return base + STAGES * STAGE_BYTES + group * BUFFERS * BLOCK_BYTES; }
+};
+
+// Fetches what a tile is made of: both products' operands, one after another.
+__device__ __forceinline__ void produce(
+    const TensorMap& a, const TensorMap& b, const TensorMap& thin, const TensorMap& b2, const Sizes& s, const Room& room,
+    Tile tile, u32 block, Place<STAGES>& at
+) {
+  int steps = (s.k + DEPTH - 1) / DEPTH, part = tile.column / s.part * RANK;
+  for (int step = 0; step <= steps; step++, at.next()) {
+    u32 to = room.base + at.stage * STAGE_BYTES, barrier = room.full + 8 * at.stage;
+    bool second = step == steps;
+    wait(room.empty + 8 * at.stage, at.phase ^ 1);
+#if MADE
+    expect(barrier, second ? B_BYTES : STAGE_BYTES);
+    if (!second) {
+      fetch(to, a, barrier, step * DEPTH, tile.row);
+      fetch_thin(to + A_BYTES + B_BYTES, thin, barrier, step * DEPTH, part);
+    }
+#else
+    expect(barrier, STAGE_BYTES);
+    fetch(to, second ? thin : a, barrier, second ? part : step * DEPTH, tile.row);
+#endif
+    fetch_half(to + A_BYTES, second ? b2 : b, barrier, second ? 0 : step * DEPTH, tile.column, block);
+  }
+}
+
+// A warpgroup's rows of a tile: both products, then what leaves. A stage's places are told to be free, by the first two
+// threads to a block of the cluster each, when the products that read them are over.
+__device__ __forceinline__ void consume(
+    const TensorMap& out, const Added& added, const Sizes& s, const Room& room, Tile tile, int group, Place<STAGES>& at
+) {
+  u32 told = threadIdx.x % 128, before = 0, own = room.base + group * HIGH * BLOCK_BYTES;
+  int steps = (s.k + DEPTH - 1) / DEPTH;
+  float sums[HIGH][COLUMNS / 2];
+#if MADE
+  Low low;
+#endif
+#pragma unroll
+  for (int split = 0; split < SPLITS; split++)
+    for (int step = 0; step < steps / SPLITS; step++, at.next()) {
+      wait(room.full + 8 * at.stage, at.phase);
+      u32 left = own + at.stage * STAGE_BYTES, right = room.base + at.stage * STAGE_BYTES + A_BYTES;
+      bool begun = split > 0 || step > 0;
+#if MADE
+      multiply_both(sums, low, split, left, right, right + B_BYTES, begun, step > 0);
+#else
+      multiply<DEPTH / 16>(sums, left, right, begun);
+#endif
+      products_done<1>();
+      if (told < 2 && begun) arrive_at(room.empty + 8 * before, told);
+      before = at.stage;
+    }
+  Block more = {};
+  if (added.plus) more = plus_at(added, s, tile.row, tile.column);
+  wait(room.full + 8 * at.stage, at.phase);
+#if MADE
+  products_done<0>();
+  bool stores = tile.column % s.part == 0;
+  multiply_low(
+      sums, low, room.base + at.stage * STAGE_BYTES + A_BYTES, added, s.m, tile.row,
+      stores ? tile.column / s.part * RANK : -1);
+#else
+  multiply<RANK / 16>(sums, own + at.stage * STAGE_BYTES, room.base + at.stage * STAGE_BYTES + A_BYTES, 1);
+#endif
+  products_done<0>();
+  if (told < 2) arrive_at(room.empty + 8 * before, told), arrive_at(room.empty + 8 * at.stage, told);
+  at.next();
+  u32 buffers = room.buffers(group);
+  if (added.bias)
+    if (added.plus) finish<true, true>(sums, out, added, s, tile, buffers, group, more);
+    else finish<true, false>(sums, out, added, s, tile, buffers, group, more);
+  else if (added.plus) finish<false, true>(sums, out, added, s, tile, buffers, group, more);
+  else finish<false, false>(sums, out, added, s, tile, buffers, group, more);
+}
+
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1) paired_product(
     const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap thin,
     const __grid_constant__ TensorMap b2, const __grid_constant__ TensorMap out, const Added added, const Sizes s
 ) {
   extern __shared__ unsigned char memory[];
   __shared__ u64 barriers[2 * STAGES];
-  u32 base = (shared_at(memory) + 1023) & ~1023u, full = shared_at(barriers), empty = full + 8 * STAGES;
-  u32 block = blockIdx.x % 2;
-  int steps = (s.k + DEPTH - 1) / DEPTH;
+  Room room(memory, barriers);
   Tiles tiles(s);
   Place<STAGES> at;
+  u32 block = blockIdx.x % 2;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) begin_barrier(full + 8 * i, 1), begin_barrier(empty + 8 * i, 2 * CONSUMERS);
+    for (int i = 0; i < STAGES; i++)
+      begin_barrier(room.full + 8 * i, 1), begin_barrier(room.empty + 8 * i, 2 * CONSUMERS);
     show_barriers();
   }
   cluster_sync();
-
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(CONSUMERS < 3 ? 40 : 32));
     if (threadIdx.x == 0)
-      for (int i = blockIdx.x / 2; i < tiles.count(); i += gridDim.x / 2) {
-        Tile tile = tiles.at(i, block);
-        for (int step = 0; step <= steps; step++, at.next()) {
-          u32 to = base + at.stage * STAGE_BYTES, barrier = full + 8 * at.stage;
-          bool second = step == steps;
-          int part = tile.column / s.part * RANK;
-          wait(empty + 8 * at.stage, at.phase ^ 1);
-#if MADE
-          expect(barrier, second ? B_BYTES : STAGE_BYTES);
-          if (!second) {
-            fetch(to, a, barrier, step * DEPTH, tile.row);
-            fetch_thin(to + A_BYTES + B_BYTES, thin, barrier, step * DEPTH, part);
-          }
-#else
-          expect(barrier, STAGE_BYTES);
-          fetch(to, second ? thin : a, barrier, second ? part : step * DEPTH, tile.row);
-#endif
-          fetch_half(to + A_BYTES, second ? b2 : b, barrier, second ? 0 : step * DEPTH, tile.column, block);
-        }
-      }
+      for (int i = blockIdx.x / 2; i < tiles.count(); i += gridDim.x / 2)
+        produce(a, b, thin, b2, s, room, tiles.at(i, block), block, at);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMERS < 3 ? 232 : 160));
     int group = threadIdx.x / 128 - 1;
-    u32 told = threadIdx.x % 128;  // the first two threads tell one block of the cluster each
-    float sums[HIGH][COLUMNS / 2];
-#if MADE
-    Low low;
-#endif
     for (int i = blockIdx.x / 2; i < tiles.count(); i += gridDim.x / 2) {
       Tile tile = tiles.at(i, block);
       tile.row += group * 64 * HIGH;
-      u32 before = 0, own = base + group * HIGH * BLOCK_BYTES;
-#pragma unroll
-      for (int split = 0; split < SPLITS; split++)
-        for (int step = 0; step < steps / SPLITS; step++, at.next()) {
-          wait(full + 8 * at.stage, at.phase);
-          u32 left = own + at.stage * STAGE_BYTES, right = base + at.stage * STAGE_BYTES + A_BYTES;
-          bool begun = split > 0 || step > 0;
-#if MADE
-          multiply_both(sums, low, split, left, right, right + B_BYTES, begun, step > 0);
-#else
-          multiply<DEPTH / 16>(sums, left, right, begun);
-#endif
-          products_done<1>();
-          if (told < 2 && begun) arrive_at(empty + 8 * before, told);
-          before = at.stage;
-        }
-      Block more = {};
-      if (added.plus) more = plus_at(added, s, tile.row, tile.column);
-      wait(full + 8 * at.stage, at.phase);
-      u32 right = base + at.stage * STAGE_BYTES + A_BYTES;
-#if MADE
-      products_done<0>();
-      bool stores = tile.column % s.part == 0;
-      multiply_low(sums, low, right, added, s.m, tile.row, stores ? tile.column / s.part * RANK : -1);
-#else
-      multiply<RANK / 16>(sums, own + at.stage * STAGE_BYTES, right, 1);
-#endif
-      products_done<0>();
-      if (told < 2) arrive_at(empty + 8 * before, told), arrive_at(empty + 8 * at.stage, told);
-      at.next();
-      u32 buffers = base + STAGES * STAGE_BYTES + group * BUFFERS * BLOCK_BYTES;
-      if (added.bias)
-        if (added.plus) finish<true, true>(sums, out, added, s, tile, buffers, group, more);
-        else finish<true, false>(sums, out, added, s, tile, buffers, group, more);
-      else if (added.plus) finish<false, true>(sums, out, added, s, tile, buffers, group, more);
-      else finish<false, false>(sums, out, added, s, tile, buffers, group, more);
+      consume(out, added, s, room, tile, group, at);
     }
     sent<0>();
   }
