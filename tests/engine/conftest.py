@@ -1,6 +1,6 @@
 """Kernels compiled as C++, their values included, for tests that have no GPU.
 
-See backend/machine.cpp for how, and backend/hopper.cpp for those of compute capability 9.0.
+See backend/machine.cpp for how, and backend/ptx.cpp for what stands in assembly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flame_train.engine.backend.cuda import nvrtc, tensor_map
 
 BEGIN = re.compile(r'#define FAST ([01])\n#include "elements.cuh"\n')
 
-MACHINE = "".join((Path(__file__).parent / "backend" / f"{name}.cpp").read_text() for name in ("machine", "hopper"))
+MACHINE = "".join((Path(__file__).parent / "backend" / f"{name}.cpp").read_text() for name in ("machine", "ptx"))
 OPS_FOLDER = Path(nvrtc.__file__).parents[2] / "ops"
 SHARED = "float* const shared = dynamic[here()]"
 BEFORE_SHARED = 1040  # bytes of the barriers that come first; what follows is no better aligned than on a card
@@ -143,10 +143,7 @@ class Kernels:
     def _unit(self, n: int, text: str, kernel: str) -> str:
         begin = BEGIN.match(text)
         assert begin is not None
-        code = nvrtc.included(text[begin.end() :]).replace('extern "C" ', "")
-        for name in ("counted", "copy_async"):  # which MACHINE has instead
-            code = code.replace(nvrtc.included(f'#include "{name}.cuh"'), "")
-        assert "asm" not in code
+        code = without_assembly(nvrtc.included(text[begin.end() :]).replace('extern "C" ', ""))
         together = "true" if "of_all<" in code or "__syncthreads" in code else "false"
         return f"""
 namespace unit{n} {{
@@ -182,7 +179,7 @@ def statements(code: str) -> Iterator[tuple[int, int, str, list[str]]]:
 
 
 def without_assembly(code: str) -> str:
-    """The code with a call of hopper.cpp's for each statement, named by its instructions, with operands in order."""
+    """The code with a call of ptx.cpp's for each statement, named by its instructions, with operands in order."""
     made, last = [], 0
     for begin, end, text, operands in statements(code):
         names, given, columns = [], [], ""
@@ -243,7 +240,7 @@ class WrittenOut:
 
 
 def describe(to: int, _: int, rank: int, at: int, sizes: Any, strides: Any, box: Any, *rest: int) -> int:
-    """As cuTensorMapEncodeTiled, for hopper.cpp."""
+    """As cuTensorMapEncodeTiled, for ptx.cpp."""
     described = (ctypes.c_uint64 * 13)(at, rank | rest[2] << 32)
     for first, given in ((2, sizes), (6, strides), (9, box)):
         described[first : first + len(given)] = list(given)

@@ -106,36 +106,7 @@ static void make() {
   makecontext(&begin, thread, 0);
   if (!_setjmp(scheduler)) setcontext(&begin);
 }
-static unsigned came_before(unsigned* counter, unsigned top) {
-  unsigned before = *counter;
-  *counter = before < top ? before + 1 : 0;
-  return before;
-}
-static void all_here(unsigned* barrier) {
-  __syncthreads();
-  if (threadIdx.x == 0 && gridDim.x > 1) {
-    unsigned before = *barrier;
-    *barrier += blockIdx.x ? 1u : 0x80000000u - (gridDim.x - 1);
-    while (!((before ^ *barrier) & 0x80000000u)) others();
-  }
-  __syncthreads();
-}
 static unsigned drawn(unsigned a, unsigned b) { return (a * 2654435761u ^ (b + 1) * 2246822519u) * 3266489917u >> 20; }
-// Some copies are there at once, the others not before they are waited for.
-struct Copy { void* to; const void* from; size_t bytes; unsigned group; };
-static std::deque<Copy> copies[ALL];
-static unsigned groups_ended[ALL];
-template <typename P> static void copy_async(P* to, const P* from) {
-  static unsigned asked;
-  if (drawn(asked++, 7) % 3) copies[current].push_back({to, from, sizeof(P), groups_ended[current]});
-  else *to = *from;
-}
-static void copies_end() { groups_ended[current]++; }
-template <int LEFT> static void copies_wait() {
-  std::deque<Copy>& all = copies[current];
-  for (; !all.empty() && (int)(groups_ended[current] - all[0].group) > LEFT; all.pop_front())
-    memcpy(all[0].to, all[0].from, all[0].bytes);
-}
 static void begin_of_blocks(int count), meanwhile(), end_of_blocks();
 // The threads of a cluster, or of a block that needs none, whose first block is `first`.
 static void blocks(Place first, int threads, bool together) {

@@ -1,4 +1,4 @@
-"""Kernels that are written out, their values included, without a GPU: see machine.cpp and hopper.cpp for how.
+"""Kernels that are written out, their values included, without a GPU: see machine.cpp and ptx.cpp for how.
 
 Truth is fp64 on the rounded inputs. The rule is that of tests/gpu: at most twice the error of the reference in the
 tested dtype plus one ulp.

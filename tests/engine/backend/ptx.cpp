@@ -1,9 +1,9 @@
-// Instructions of compute capability 9.0 over machine.cpp, each by its name in PTX and with its operands in PTX's order.
+// Instructions over machine.cpp, each by its name in PTX and with its operands in PTX's order.
 //
 // What is asked for is done as late as it may be, or at once, as drawn: a tile lands while others run, and its place holds
-// NaN until then; a tile leaves when it must have been read; products read their operands, and write their sums, a warp at a
-// time and when they are waited for. So a wait or a barrier that is missing shows in the values. Memory is shared by address:
-// 18 bits of place, above them the block of the cluster.
+// NaN until then; a tile leaves when it must have been read; products read what lies in shared memory, and write their sums,
+// a warp at a time and when they are waited for. So a wait or a barrier that is missing shows in the values. Shared memory's
+// addresses are 18 bits of place, above them the block of the cluster.
 #include <algorithm>
 #include <functional>
 #include <vector>
@@ -20,6 +20,34 @@ static u32 of_block(u32 at, u32 block) { return (at & ((1 << PLACE) - 1)) | bloc
 static u32 own(u32 at) { return of_block(at, here()); }
 template <typename P> static u32 __cvta_generic_to_shared(P* p) {
   return (const unsigned char*)p - reinterpret_cast<unsigned char*>(dynamic[here()]);
+}
+
+// Blocks that count as they come, and wait for each other.
+static void atom_acq_rel_gpu_global_inc_u32(u32& before, u32* counter, u32 top) {
+  before = *counter;
+  *counter = before < top ? before + 1 : 0;
+}
+static void atom_add_release_gpu_global_u32(u32& before, u32* counter, u32 more) { before = *counter, *counter += more; }
+static void ld_acquire_gpu_global_u32(u32& now, u32* counter) {
+  others();
+  now = *counter;
+}
+
+// Copies that a thread waits for by groups of its own.
+struct Copy { u32 to; const void* from; int group; };
+static std::deque<Copy> copies[ALL];
+static int groups_ended[ALL];
+static unsigned asked;
+static void cp_async_cg_shared_global(u32 to, const void* from, int bytes) {
+  to = own(to);
+  if (drawn(asked++, 7) % 3) copies[current].push_back({to, from, groups_ended[current]});
+  else memcpy(window(to, bytes), from, bytes);
+}
+static void cp_async_commit_group() { groups_ended[current]++; }
+static void cp_async_wait_group(int left) {
+  std::deque<Copy>& all = copies[current];
+  for (; !all.empty() && groups_ended[current] - all[0].group > left; all.pop_front())
+    memcpy(window(all[0].to, 16), all[0].from, 16);
 }
 
 // Barriers that count arrivals and bytes.
@@ -83,7 +111,6 @@ static int bytes_of(const Described& map) {
 }
 static std::vector<std::function<void()>> coming, late;
 static std::deque<std::function<void()>> leaving[ALL];
-static unsigned asked;
 static void come_later(u32 to, u32 bytes, std::function<void()> land) {
   memset(window(to, bytes), 0xff, bytes);
   unsigned when = drawn(asked++, 3) % 3;
@@ -271,7 +298,7 @@ static void begin_of_blocks(int count) {
   memset(dynamic, 0xff, count * sizeof dynamic[0]);
   coming.clear(), late.clear(), in_cluster = 0;
   for (int t = 0, all = count * blockDim.x; t < all; t++) {
-    leaving[t].clear(), products[t / 32].clear();
+    leaving[t].clear(), products[t / 32].clear(), copies[t].clear();
     issued[t] = committed[t] = 0, done[t / 32] = finished[t / 32] = 0;
   }
 }
