@@ -21,6 +21,7 @@ from flame_train.engine.dtype import is_float
 from flame_train.engine.op import REGISTRY, Op, Sample, sample
 from flame_train.engine.ops import norm_launch
 from flame_train.engine.ops.finite import Broken
+from flame_train.engine.ops.fp8 import turned
 from flame_train.engine.sample import materialise, tensor_arguments
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
@@ -323,6 +324,15 @@ def test_pairs_at_odd_distances(gpu: Any, compiled: Any, monkeypatch: pytest.Mon
     compiled.build()
     for got, truth in zip(found("cuda"), found("cpu"), strict=True):
         np.testing.assert_allclose(got, truth, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(16, 48), (80, 64), (208, 336)])
+def test_codes_are_turned(gpu: Any, shape: tuple[int, int], compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
+    turned(gpu.kernels, gpu.put(drawn))
+    compiled.build()
+    np.testing.assert_array_equal(turned(gpu.kernels, gpu.put(drawn)).get(), drawn.T)
 
 
 def test_a_reduction_has_more_outputs_than_a_grid_has_places_in_y(gpu: Any) -> None:

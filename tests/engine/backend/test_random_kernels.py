@@ -2,65 +2,27 @@
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-import subprocess
 from typing import Any
 
 import numpy as np
 import pytest
 
 from flame_train.engine.backend.cuda.nvrtc import included
+from flame_train.engine.dtype import float32
 from flame_train.engine.random import Rng, _source, bits, normal_of
-
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-
-MACHINE = """
-#include <cmath>
-#define __device__
-#define __forceinline__ inline
-#define __global__
-#define __constant__ static const
-struct Place { unsigned x; };
-static Place threadIdx, blockIdx, blockDim = {1};
-struct uint4 { unsigned x, y, z, w; };
-static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-static double __dadd_rn(double a, double b) { return a + b; }
-static double __dsub_rn(double a, double b) { return a - b; }
-static double __dmul_rn(double a, double b) { return a * b; }
-static double __ddiv_rn(double a, double b) { return a / b; }
-static double __dsqrt_rn(double a) { return sqrt(a); }
-extern "C" void place(unsigned block) { blockIdx.x = block; }
-"""
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("random")
-    source, found = folder / "random.cpp", folder / "random.so"
-    source.write_text(MACHINE + included(_source()))
-    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC"]
-    subprocess.run(["g++", *flags, "-o", found, source], check=True)
-    return ctypes.CDLL(str(found))
 
 
 @pytest.fixture
-def xp(gpu: Any, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The stand-in's arrays, with the kernels run for them: a thread after another, each a block of its own."""
+def xp(computing: Any, written_out: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The stand-in's arrays, with the kernels run for them."""
 
     def generated(text: str, kernel: str) -> Any:
         assert text == _source()
+        run = written_out.get(included(text), kernel, float32, 0)
+        return lambda grid, block, args: run(grid, block, args, 0)
 
-        def call(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
-            values = [ctypes.c_void_p(a.data.ptr) if isinstance(a, np.ndarray) else ctypes.c_int64(a) for a in args]
-            for i in range(grid[0] * block[0]):
-                library.place(ctypes.c_uint(i))
-                getattr(library, kernel)(*values)
-
-        return call
-
-    monkeypatch.setattr(gpu.kernels._modules, "generated", generated)
-    return gpu.xp
+    monkeypatch.setattr(computing.kernels._modules, "generated", generated)
+    return computing.xp
 
 
 @pytest.mark.parametrize("seed", [42, 2**63 + 5, -3])
