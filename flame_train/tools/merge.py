@@ -21,7 +21,7 @@ from flame_train.io.resolve import Resolved
 from flame_train.io.safetensors import save_stream
 from flame_train.io.weights import Weights, open_weights, shapes_of
 from flame_train.models.identify import Identity, could_be, identify
-from flame_train.tools.families import lora_family, require_lora, resolve_base, split_metadata
+from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, resolve_base, split_metadata
 
 MERGED_KEY: Final = "flame_train.merged"
 
@@ -57,8 +57,8 @@ def merge(base: Path, lora: Path, out: Path, strength: float = 1.0, force: bool 
 
     `base` is a single file or one component's folder; the result is a single file in the base's own layout,
     names and dtypes. Sums are in fp32, rounded once. One tensor at a time is in memory. Raises ModelFileError
-    when the two files do not belong together, NonFiniteError when a sum overflows the stored dtype, OutputError when
-    `out` exists and `force` does not say to overwrite it.
+    when the two files do not belong together or the base holds NaN, NonFiniteError when the LoRA does or a sum
+    overflows the stored dtype, OutputError when `out` exists and `force` does not say to overwrite it.
     """
     base, lora, out = Path(base), Path(lora), Path(out)
     _check_call(base, lora, out, strength, force)
@@ -68,13 +68,15 @@ def merge(base: Path, lora: Path, out: Path, strength: float = 1.0, force: bool 
         family = lora_family(lora, _matching(lora, base, identity), identity)
         resolved = resolve_base(base, weights.names, identity, family.name)
         state = from_file(lora, family).state
+        refuse_non_finite(lora, state)
         present = {part: modules for part, modules in state.items() if part in resolved.sources}
         shapes = shapes_of(weights)
         patches = _patches(lora, base, present, resolved, shapes)
         metadata, dropped = split_metadata(weights.metadata)
         metadata.pop("modelspec.hash_sha256", None)  # no longer true
         metadata[MERGED_KEY] = _history(metadata, lora, strength)
-        merging = _Merging(weights, shapes, patches, strength)
+        used = frozenset(name for sources in resolved.sources.values() for s in sources.values() for name in s.names)
+        merging = _Merging(base, weights, shapes, patches, used, strength)
         save_stream(out, [weights.info(name) for name in weights.names], merging.read, metadata)
     merged = {part: len(modules) for part, modules in present.items()}
     skipped = {part: len(modules) for part, modules in state.items() if part not in present}
@@ -155,15 +157,25 @@ def _history(metadata: Mapping[str, str], lora: Path, strength: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Merging:
-    """The base's tensors as they will be: read when asked for, updated on the way."""
+    """The base's tensors as they will be: read when asked for, updated on the way.
 
+    `used` are those that networks are made of. Others pass as they are: tables of noise schedules may hold infinity.
+    """
+
+    base: Path
     weights: Weights
     shapes: Mapping[str, Shape]
     patches: Mapping[str, list[_Patch]]
+    used: frozenset[str]
     strength: float
 
     def read(self, name: str) -> Array:
         stored = self.weights.read(name)
+        if name in self.used and not np.isfinite(stored).all():
+            raise ModelFileError(
+                f"{self.base}: {name} holds NaN or infinity; the file is damaged or was saved from a broken run: get "
+                "another copy. Nothing was written"
+            )
         patches = self.patches.get(name)
         if patches is None:
             return stored
@@ -174,9 +186,9 @@ class _Merging:
                     if stored_as == name:
                         total[rows] += update
             merged: Array = total.astype(stored.dtype)
-        if not np.isfinite(merged.astype(np.float32)).all():
+        if not np.isfinite(merged).all():
             raise NonFiniteError(
-                f"{name}: the merged weights are not finite in {self.weights.info(name).dtype}; the LoRA or the "
-                "base holds NaN or infinity, or the strength is too large. Nothing was written"
+                f"{name}: the merged weights are too large for {self.weights.info(name).dtype}; try a smaller "
+                "--strength, or look at what the LoRA does to pictures. Nothing was written"
             )
         return merged
