@@ -12,7 +12,7 @@ import numpy as np
 
 from flame_train import __version__
 from flame_train.adapters.factors import LoraFactors
-from flame_train.adapters.formats import to_diffusers, to_kohya
+from flame_train.adapters.formats import FORMATS, to_diffusers, to_kohya
 from flame_train.adapters.lora import Attached
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
 from flame_train.config.keys import keys
@@ -32,7 +32,7 @@ _HEADERS = 1 << 16  # bytes: a checkpoint's names and metadata, roughly
 
 def formats(config: Config) -> tuple[str, ...]:
     """What the result is written in: the first as lora.safetensors, others beside it."""
-    return ("kohya", "diffusers") if config.output.format == "both" else (config.output.format,)
+    return FORMATS if config.output.format == "both" else (config.output.format,)
 
 
 def write_lora(

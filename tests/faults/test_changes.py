@@ -385,3 +385,17 @@ def test_the_result_is_in_the_format_last_asked_for(job):
     assert job.finish(output__format="diffusers").lora
     with SafetensorsFile(job.out / "lora.safetensors") as file:
         assert all(name.endswith((".lora_A.weight", ".lora_B.weight")) for name in file.names)
+
+
+def test_a_format_that_is_no_longer_asked_for_leaves_no_file_of_an_earlier_result(another):
+    made = another("both", schedule__name="constant")
+    made.finish(output__format="both", train__steps=4)
+    second = made.out / "lora.diffusers.safetensors"
+    assert second.exists()
+    ended = made.train(output__format="kohya")
+    assert ended.code == 0, ended.stderr
+    assert not second.exists()
+    assert f"removed {second}" in ended.stderr
+    made.finish(output__format="both")
+    with SafetensorsFile(second) as file:
+        assert file.metadata["ss_steps"] == "5"
