@@ -14,7 +14,7 @@ import numpy as np
 from flame_train.adapters.factors import LoraFactors, LoraState
 from flame_train.adapters.formats import from_file
 from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
-from flame_train.io.dtypes import Array
+from flame_train.io.dtypes import FLOAT_TAGS, Array
 from flame_train.io.files import is_same_file, refuse_place
 from flame_train.io.keymap import Op, Shape, Source
 from flame_train.io.resolve import Resolved
@@ -70,13 +70,12 @@ def merge(base: Path, lora: Path, out: Path, strength: float = 1.0, force: bool 
         state = from_file(lora, family).state
         refuse_non_finite(lora, state)
         present = {part: modules for part, modules in state.items() if part in resolved.sources}
-        shapes = shapes_of(weights)
-        patches = _patches(lora, base, present, resolved, shapes)
+        patches = _patches(lora, base, present, resolved, weights)
         metadata, dropped = split_metadata(weights.metadata)
         metadata.pop("modelspec.hash_sha256", None)  # no longer true
         metadata[MERGED_KEY] = _history(metadata, lora, strength)
         used = frozenset(name for sources in resolved.sources.values() for s in sources.values() for name in s.names)
-        merging = _Merging(base, weights, shapes, patches, used, strength)
+        merging = _Merging(base, weights, shapes_of(weights), patches, used, strength)
         save_stream(out, [weights.info(name) for name in weights.names], merging.read, metadata)
     merged = {part: len(modules) for part, modules in present.items()}
     skipped = {part: len(modules) for part, modules in state.items() if part not in present}
@@ -109,10 +108,9 @@ def _matching(lora: Path, base: Path, base_identity: Identity) -> Identity:
     return identity
 
 
-def _patches(
-    lora: Path, base: Path, state: LoraState, resolved: Resolved, shapes: Mapping[str, Shape]
-) -> dict[str, list[_Patch]]:
+def _patches(lora: Path, base: Path, state: LoraState, resolved: Resolved, weights: Weights) -> dict[str, list[_Patch]]:
     """Stored tensor name -> the updates it gets. Raises ModelFileError listing every module without a place."""
+    shapes = shapes_of(weights)
     found: dict[str, list[_Patch]] = {}
     faults: list[str] = []
     for component, modules in state.items():
@@ -123,12 +121,9 @@ def _patches(
                 near = get_close_matches(f"{module}.weight", sources, n=1)
                 faults.append(f"{component} {module} is not in the base" + (f" (nearest: {near[0]})" if near else ""))
                 continue
-            if source.op is Op.SCALE:
-                faults.append(f"{component} {module} is stored as scaled fp8, which cannot be merged into")
-                continue
-            shape = source.made_shape(shapes)
-            if shape is None or not _fits(shape, factors.weight_shape):
-                faults.append(f"{component} {module} is {factors.weight_shape} in the LoRA, {shape} in the base")
+            misfit = _misfit(source, factors, weights, shapes)
+            if misfit:
+                faults.append(f"{component} {module} is {misfit}")
                 continue
             for name in source.names:
                 found.setdefault(name, []).append(_Patch(source, factors))
@@ -138,6 +133,19 @@ def _patches(
     if not found:
         raise ModelFileError(f"{lora}: has no module for any component in {base}; nothing to merge")
     return found
+
+
+def _misfit(source: Source, factors: LoraFactors, weights: Weights, shapes: Mapping[str, Shape]) -> str:
+    """What a weight is that its update cannot be added to; "" if it can."""
+    if source.op is Op.SCALE:
+        return "stored as scaled fp8, which cannot be merged into"
+    quantised = {weights.info(name).dtype for name in source.names} - FLOAT_TAGS
+    if quantised:
+        return f"stored as {', '.join(quantised)}, quantised by another program, which cannot be merged into"
+    shape = source.made_shape(shapes)
+    if shape is None or not _fits(shape, factors.weight_shape):
+        return f"{factors.weight_shape} in the LoRA, {shape} in the base"
+    return ""
 
 
 def _fits(stored: Shape, wanted: Shape) -> bool:

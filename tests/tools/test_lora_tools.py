@@ -257,6 +257,15 @@ class TestMergeRefusals:
         words = r"middle_block.1.proj_in is \(4, 4\) in the LoRA, \(7, 4\) in the base"
         self.check(base, files / "lora.safetensors", tmp_path / "out.safetensors", words)
 
+    @pytest.mark.parametrize(("dtype", "tag"), [(np.int8, "I8"), (np.uint8, "U8")])
+    def test_a_base_that_another_program_quantised(self, files, tmp_path, dtype, tag):
+        tensors = base_tensors()
+        name = "model.diffusion_model.middle_block.1.proj_in.weight"
+        tensors[name] = tensors[name].astype(dtype)
+        base = write(tmp_path / "base.safetensors", tensors)
+        words = rf"unet middle_block\.1\.proj_in is stored as {tag}, quantised by another program"
+        self.check(base, files / "lora.safetensors", tmp_path / "out.safetensors", words)
+
     def test_nothing_in_common(self, files, tmp_path):
         lora = write(tmp_path / "lora.safetensors", lora_tensors(keep=lambda m: m.startswith("lora_te1")))
         tensors = {n: v for n, v in base_tensors().items() if n.startswith("model.diffusion")}
