@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-SIGNALS = {"int": 130, "term": 143, "hup": 129}
+SIGNALS = {"int": 130, "term": 143, "hup": 129, "usr1": 138}
 
 
 def assert_stopped(job, ended, code: int) -> None:
