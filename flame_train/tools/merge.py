@@ -22,6 +22,7 @@ from flame_train.io.safetensors import save_stream
 from flame_train.io.weights import Weights, open_weights, shapes_of
 from flame_train.models.identify import Identity, could_be, identify
 from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, resolve_base, split_metadata
+from flame_train.training.stop import StopRequest
 
 MERGED_KEY: Final = "flame_train.merged"
 
@@ -58,11 +59,12 @@ def merge(base: Path, lora: Path, out: Path, strength: float = 1.0, force: bool 
     `base` is a single file or one component's folder; the result is a single file in the base's own layout,
     names and dtypes. Sums are in fp32, rounded once. One tensor at a time is in memory. Raises ModelFileError
     when the two files do not belong together or the base holds NaN, NonFiniteError when the LoRA does or a sum
-    overflows the stored dtype, OutputError when `out` exists and `force` does not say to overwrite it.
+    overflows the stored dtype, OutputError when `out` exists and `force` does not say to overwrite it, Interrupted
+    after a signal.
     """
     base, lora, out = Path(base), Path(lora), Path(out)
     _check_call(base, lora, out, strength, force)
-    with open_weights(base) as weights:
+    with StopRequest() as stop, open_weights(base) as weights:
         identity = identify(shapes_of(weights), weights.metadata)
         _check_base(base, weights, identity)
         family = lora_family(lora, _matching(lora, base, identity), identity)
@@ -75,7 +77,7 @@ def merge(base: Path, lora: Path, out: Path, strength: float = 1.0, force: bool 
         metadata.pop("modelspec.hash_sha256", None)  # no longer true
         metadata[MERGED_KEY] = _history(metadata, lora, strength)
         used = frozenset(name for sources in resolved.sources.values() for s in sources.values() for name in s.names)
-        merging = _Merging(base, weights, shapes_of(weights), patches, used, strength)
+        merging = _Merging(base, weights, shapes_of(weights), patches, used, strength, stop)
         save_stream(out, [weights.info(name) for name in weights.names], merging.read, metadata)
     merged = {part: len(modules) for part, modules in present.items()}
     skipped = {part: len(modules) for part, modules in state.items() if part not in present}
@@ -176,8 +178,10 @@ class _Merging:
     patches: Mapping[str, list[_Patch]]
     used: frozenset[str]
     strength: float
+    stop: StopRequest
 
     def read(self, name: str) -> Array:
+        self.stop.check("while merging; nothing was written")
         stored = self.weights.read(name)
         if name in self.used and not np.isfinite(stored).all():
             raise ModelFileError(
