@@ -32,6 +32,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_INTERRUPTED = 130
+
 
 def main() -> None:
     """Entry point of the `flame-train` program. Exits with a code of the table in `errors.py`."""
@@ -66,13 +68,15 @@ def run(arguments: list[str]) -> int:
     try:
         code = command()(arguments, prog_name="flame-train", standalone_mode=False)
         sys.stdout.flush()
+        if code == _INTERRUPTED:  # the parser's answer to Ctrl-C, which a command that may be stopped has not heard
+            complain("interrupted")
         return code if isinstance(code, int) else 0
     except (BrokenPipeError, SystemExit):  # the parser's answer to a closed pipe is to exit with 1
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not complain
         return 0
     except (KeyboardInterrupt, typer.Abort):
         complain("interrupted")
-        return 130
+        return _INTERRUPTED
     except Exception as error:
         if debug:
             traceback.print_exc()

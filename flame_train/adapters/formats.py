@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -28,6 +29,9 @@ from flame_train.errors import ModelFileError
 from flame_train.io.adapter_kinds import other_kind
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile
+
+FORMATS: Final = ("kohya", "diffusers")
+"""What LoRA files are written as; where both are asked for, the first is the one called lora.safetensors."""
 
 _LOG = logging.getLogger(__name__)
 _BESIDE = "bundle_emb."  # trained words, which OneTrainer keeps in the same file

@@ -17,6 +17,7 @@ from typing import Literal, Self
 from flame_train.data.captions import METADATA_NAME, Metadata, read_caption, read_metadata
 from flame_train.data.files import shown
 from flame_train.data.images import Animated, ImageInfo, probe, quiet_decoders
+from flame_train.data.sniff import PICTURES
 from flame_train.data.walk import Listing, list_files
 from flame_train.errors import DataError
 
@@ -100,7 +101,7 @@ class Dataset:
         if fatal:
             raise DatasetError(path, fatal)
         if not items:
-            raise DatasetError(path, [*scan.bad, "no usable picture: put images with captions into the folder"])
+            raise DatasetError(path, [*scan.bad, _no_picture(listing.files)])
         skipped = [f"left out: {problem}" for problem in scan.bad]
         return cls(path, tuple(items), repeats, by_folder, (*listing.notices, *scan.notices, *skipped))
 
@@ -265,6 +266,11 @@ class _Scan:
         others = [key for key in self.files if key not in known]
         if others:
             self.notices.append(f"{len(others)} other file(s) are passed over, e.g. {shown(others[0])}")
+
+
+def _no_picture(files: Sequence[str]) -> str:
+    among = f" among {len(files)} file(s), e.g. {shown(files[0])}" if files else ""
+    return f"no usable picture{among}: put images with captions into the folder ({', '.join(sorted(PICTURES))})"
 
 
 def _named_repeats(key: str) -> int | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -23,6 +24,8 @@ from flame_train.errors import OutputError
 from flame_train.io.durable import sync_folder
 from flame_train.io.failpoint import hit
 from flame_train.io.files import disk_errors, free_bytes, sync_file
+
+_LOG = logging.getLogger(__name__)
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
@@ -114,13 +117,17 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 def _prune(root: Path, step: int, keep: int) -> None:
     """Keep the checkpoint of `step`, just written, and the newest before it.
 
-    Later steps go as well: had one of them been whole, the run would have continued from it.
+    Later steps go as well: had one of them been whole, the run would have continued from it. What cannot be removed,
+    as a file that is in use on a network disk, costs its room and a warning: the new checkpoint is safe.
     """
     earlier = [found for found, _ in _checkpoints(root) if found < step]
     kept = {step, *earlier[: keep - 1]}
     for found, path in _checkpoints(root):
         if found not in kept:
-            _delete(path)
+            try:
+                _delete(path)
+            except OSError as error:
+                _LOG.warning("%s: an old checkpoint that cannot be removed: %s", path, error.strerror or error)
 
 
 def _delete(path: Path) -> None:
@@ -128,14 +135,22 @@ def _delete(path: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
     os.rename(path, doomed)
     hit("checkpoint.mid_prune")
-    shutil.rmtree(doomed)
+    _remove(doomed)
+
+
+def _remove(path: Path, *, ignore_errors: bool = False) -> None:
+    """Removes a folder, or a link to one that someone moved elsewhere: what lies there is theirs."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=ignore_errors)
 
 
 def sweep(root: Path) -> None:
     """Remove what killed processes left half-written or half-deleted. The caller must hold the run's lock."""
     for path in _folders(root):
         if path.name.startswith((".tmp-", ".del-")):
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path, ignore_errors=True)  # the next start tries again
 
 
 def newest(root: Path) -> Found | None:
@@ -192,7 +207,7 @@ def _flaw(folder: Path) -> str | None:
         )
     entries = manifest.get("files") if version == FORMAT else None
     step = _STEP.fullmatch(folder.name)
-    if not isinstance(entries, dict) or step is None or manifest.get("step") != int(step.group(1)):
+    if not isinstance(entries, dict) or not entries or step is None or manifest.get("step") != int(step.group(1)):
         return f"{MANIFEST} does not describe this folder"
     for name, entry in entries.items():
         flaw = _file_flaw(folder, name, entry)

@@ -45,6 +45,16 @@ def sweep_files(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def remove(path: Path) -> bool:
+    """Whether there was a file `path` to remove. Raises OutputError if it cannot be removed."""
+    with disk_errors(path):
+        if not path.is_file():
+            return False
+        path.unlink()
+        sync_folder(path.parent)
+    return True
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in `folder` durable. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)

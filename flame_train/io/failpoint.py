@@ -1,7 +1,7 @@
 """Named places where a test can make the process die, the disk fill or a number go bad. For tests only.
 
 `FLAME_TEST_FAILPOINT=name[:nth][:action],...` arms places: at its nth hit (default 1, or `all`) each does `kill`
-(SIGKILL, the default), `term`, `int` or `hup` (that signal), `enospc` (raises OSError: no space left) or, where
+(SIGKILL, the default), `term`, `int`, `hup` or `usr1` (that signal), `enospc` (raises OSError: no space left) or, where
 `spoil` stands, `nan`. Without the variable nothing happens.
 """
 
@@ -15,7 +15,13 @@ from typing import Any
 
 VARIABLE = "FLAME_TEST_FAILPOINT"
 
-_SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT, "hup": signal.SIGHUP}
+_SIGNALS = {
+    "kill": signal.SIGKILL,
+    "term": signal.SIGTERM,
+    "int": signal.SIGINT,
+    "hup": signal.SIGHUP,
+    "usr1": signal.SIGUSR1,
+}
 _hits: Counter[str] = Counter()  # by the variable's whole value and the place; filled only while it is set
 
 

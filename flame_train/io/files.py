@@ -43,6 +43,8 @@ def _disk_message(path: Path, needed: int | None, error: OSError) -> str:
         return f"{path}: a file{need} is larger than this system or its limits (ulimit -f) allow"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{path}: cannot be written ({error.strerror}); choose a folder this user may write to"
+    if error.errno in (errno.EEXIST, errno.ENOTDIR) and (obstacle := _obstacle(path.parent)):
+        return f"{path}: cannot be written: expected a folder, but {obstacle}; choose another place"
     return f"{path}: cannot be written: {error.strerror or error}"
 
 
@@ -71,7 +73,8 @@ def preflight(folder: Path, expected: int) -> None:
 
 def refuse_place(path: Path, ending: str, force: bool) -> None:
     """Said before any work: raises ConfigError unless the file to write, `path`, ends as its contents ask for, and
-    OutputError if it is a folder, or there already, unless `force` says that it may be overwritten, or out of reach."""
+    OutputError if it is a folder, or there already, unless `force` says that it may be overwritten, or out of reach,
+    or in a folder that could not be written to."""
     if path.suffix.lower() != ending:
         raise ConfigError(f"{path}: expected a name ending in {ending}, got {path.suffix or 'no ending'}")
     refuse_folder(path)
@@ -79,6 +82,7 @@ def refuse_place(path: Path, ending: str, force: bool) -> None:
         raise OutputError(
             f"{path}: exists already and would be overwritten; choose another name, remove it, or say --force"
         )
+    could_make_folder(path.parent, "choose another place")
 
 
 def refuse_folder(path: Path) -> None:
@@ -99,7 +103,7 @@ def is_same_file(one: Path, other: Path) -> bool:
 def could_make_folder(folder: Path, remedy: str = _ELSEWHERE) -> None:
     """Raises OutputError, as far as can be told without writing, if `make_folder` would."""
     with disk_errors(folder):
-        _refuse_file(folder, remedy)
+        _refuse_obstacle(folder, remedy)
         nearest = _existing(folder)
         if os.statvfs(nearest).f_flag & os.ST_RDONLY:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -107,16 +111,26 @@ def could_make_folder(folder: Path, remedy: str = _ELSEWHERE) -> None:
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def _refuse_file(folder: Path, remedy: str) -> None:
+def _refuse_obstacle(folder: Path, remedy: str) -> None:
+    obstacle = _obstacle(folder)
+    if obstacle:
+        raise OutputError(f"{folder}: expected a folder, but {obstacle}; {remedy}")
+
+
+def _obstacle(folder: Path) -> str:
+    """What stands where `folder` or one of its parents belongs; "" if nothing does."""
     for part in (folder, *folder.parents):
+        if part.is_symlink() and not part.exists():
+            return f"{part} is a link to {os.readlink(part)}, which is not there"
         if part.exists() and not part.is_dir():
-            raise OutputError(f"{folder}: expected a folder, but {part} is a file; {remedy}")
+            return f"{part} is a file"
+    return ""
 
 
 def make_folder(folder: Path, remedy: str = _ELSEWHERE) -> None:
     """Make `folder` and its parents, and prove that it can be written to. Raises OutputError, with `remedy`."""
     with disk_errors(folder):
-        _refuse_file(folder, remedy)
+        _refuse_obstacle(folder, remedy)
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".write-probe-{os.getpid()}"
         probe.write_bytes(b"")

@@ -14,14 +14,15 @@ import numpy as np
 from flame_train.adapters.factors import LoraFactors, LoraState
 from flame_train.adapters.formats import from_file
 from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
-from flame_train.io.dtypes import Array
+from flame_train.io.dtypes import FLOAT_TAGS, Array
 from flame_train.io.files import is_same_file, refuse_place
 from flame_train.io.keymap import Op, Shape, Source
 from flame_train.io.resolve import Resolved
 from flame_train.io.safetensors import save_stream
 from flame_train.io.weights import Weights, open_weights, shapes_of
 from flame_train.models.identify import Identity, could_be, identify
-from flame_train.tools.families import lora_family, require_lora, resolve_base, split_metadata
+from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, resolve_base, split_metadata
+from flame_train.training.stop import StopRequest
 
 MERGED_KEY: Final = "flame_train.merged"
 
@@ -57,24 +58,26 @@ def merge(base: Path, lora: Path, out: Path, strength: float = 1.0, force: bool 
 
     `base` is a single file or one component's folder; the result is a single file in the base's own layout,
     names and dtypes. Sums are in fp32, rounded once. One tensor at a time is in memory. Raises ModelFileError
-    when the two files do not belong together, NonFiniteError when a sum overflows the stored dtype, OutputError when
-    `out` exists and `force` does not say to overwrite it.
+    when the two files do not belong together or the base holds NaN, NonFiniteError when the LoRA does or a sum
+    overflows the stored dtype, OutputError when `out` exists and `force` does not say to overwrite it, Interrupted
+    after a signal.
     """
     base, lora, out = Path(base), Path(lora), Path(out)
     _check_call(base, lora, out, strength, force)
-    with open_weights(base) as weights:
+    with StopRequest() as stop, open_weights(base) as weights:
         identity = identify(shapes_of(weights), weights.metadata)
         _check_base(base, weights, identity)
         family = lora_family(lora, _matching(lora, base, identity), identity)
         resolved = resolve_base(base, weights.names, identity, family.name)
         state = from_file(lora, family).state
+        refuse_non_finite(lora, state)
         present = {part: modules for part, modules in state.items() if part in resolved.sources}
-        shapes = shapes_of(weights)
-        patches = _patches(lora, base, present, resolved, shapes)
+        patches = _patches(lora, base, present, resolved, weights)
         metadata, dropped = split_metadata(weights.metadata)
         metadata.pop("modelspec.hash_sha256", None)  # no longer true
         metadata[MERGED_KEY] = _history(metadata, lora, strength)
-        merging = _Merging(weights, shapes, patches, strength)
+        used = frozenset(name for sources in resolved.sources.values() for s in sources.values() for name in s.names)
+        merging = _Merging(base, weights, shapes_of(weights), patches, used, strength, stop)
         save_stream(out, [weights.info(name) for name in weights.names], merging.read, metadata)
     merged = {part: len(modules) for part, modules in present.items()}
     skipped = {part: len(modules) for part, modules in state.items() if part not in present}
@@ -107,10 +110,9 @@ def _matching(lora: Path, base: Path, base_identity: Identity) -> Identity:
     return identity
 
 
-def _patches(
-    lora: Path, base: Path, state: LoraState, resolved: Resolved, shapes: Mapping[str, Shape]
-) -> dict[str, list[_Patch]]:
+def _patches(lora: Path, base: Path, state: LoraState, resolved: Resolved, weights: Weights) -> dict[str, list[_Patch]]:
     """Stored tensor name -> the updates it gets. Raises ModelFileError listing every module without a place."""
+    shapes = shapes_of(weights)
     found: dict[str, list[_Patch]] = {}
     faults: list[str] = []
     for component, modules in state.items():
@@ -121,12 +123,9 @@ def _patches(
                 near = get_close_matches(f"{module}.weight", sources, n=1)
                 faults.append(f"{component} {module} is not in the base" + (f" (nearest: {near[0]})" if near else ""))
                 continue
-            if source.op is Op.SCALE:
-                faults.append(f"{component} {module} is stored as scaled fp8, which cannot be merged into")
-                continue
-            shape = source.made_shape(shapes)
-            if shape is None or not _fits(shape, factors.weight_shape):
-                faults.append(f"{component} {module} is {factors.weight_shape} in the LoRA, {shape} in the base")
+            misfit = _misfit(source, factors, weights, shapes)
+            if misfit:
+                faults.append(f"{component} {module} is {misfit}")
                 continue
             for name in source.names:
                 found.setdefault(name, []).append(_Patch(source, factors))
@@ -136,6 +135,19 @@ def _patches(
     if not found:
         raise ModelFileError(f"{lora}: has no module for any component in {base}; nothing to merge")
     return found
+
+
+def _misfit(source: Source, factors: LoraFactors, weights: Weights, shapes: Mapping[str, Shape]) -> str:
+    """What a weight is that its update cannot be added to; "" if it can."""
+    if source.op is Op.SCALE:
+        return "stored as scaled fp8, which cannot be merged into"
+    quantised = {weights.info(name).dtype for name in source.names} - FLOAT_TAGS
+    if quantised:
+        return f"stored as {', '.join(quantised)}, quantised by another program, which cannot be merged into"
+    shape = source.made_shape(shapes)
+    if shape is None or not _fits(shape, factors.weight_shape):
+        return f"{factors.weight_shape} in the LoRA, {shape} in the base"
+    return ""
 
 
 def _fits(stored: Shape, wanted: Shape) -> bool:
@@ -155,15 +167,27 @@ def _history(metadata: Mapping[str, str], lora: Path, strength: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Merging:
-    """The base's tensors as they will be: read when asked for, updated on the way."""
+    """The base's tensors as they will be: read when asked for, updated on the way.
 
+    `used` are those that networks are made of. Others pass as they are: tables of noise schedules may hold infinity.
+    """
+
+    base: Path
     weights: Weights
     shapes: Mapping[str, Shape]
     patches: Mapping[str, list[_Patch]]
+    used: frozenset[str]
     strength: float
+    stop: StopRequest
 
     def read(self, name: str) -> Array:
+        self.stop.check("while merging; nothing was written")
         stored = self.weights.read(name)
+        if name in self.used and not np.isfinite(stored).all():
+            raise ModelFileError(
+                f"{self.base}: {name} holds NaN or infinity; the file is damaged or was saved from a broken run: get "
+                "another copy. Nothing was written"
+            )
         patches = self.patches.get(name)
         if patches is None:
             return stored
@@ -174,9 +198,9 @@ class _Merging:
                     if stored_as == name:
                         total[rows] += update
             merged: Array = total.astype(stored.dtype)
-        if not np.isfinite(merged.astype(np.float32)).all():
+        if not np.isfinite(merged).all():
             raise NonFiniteError(
-                f"{name}: the merged weights are not finite in {self.weights.info(name).dtype}; the LoRA or the "
-                "base holds NaN or infinity, or the strength is too large. Nothing was written"
+                f"{name}: the merged weights are too large for {self.weights.info(name).dtype}; try a smaller "
+                "--strength, or look at what the LoRA does to pictures. Nothing was written"
             )
         return merged

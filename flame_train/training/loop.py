@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from flame_train.adapters.formats import FORMATS
 from flame_train.adapters.lora import Attached
 from flame_train.config.schema import Config
 from flame_train.engine import capture
 from flame_train.engine.backend import get_backend
 from flame_train.errors import DeviceFault, Interrupted, NonFiniteError
+from flame_train.io.durable import remove
 from flame_train.io.failpoint import hit, spoil
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.runfolder import RunFolder
@@ -235,11 +237,18 @@ def _save(run: Run, step: int) -> None:
 
 
 def _write_result(run: Run, step: int) -> None:
-    """The LoRA in its place, whatever was there: it may be of a run with fewer steps, or in the other format."""
+    """The LoRA in its place, whatever was there: it may be of a run with fewer steps, or in the other format.
+
+    A second file that is not asked for any more goes: it would pass for this result in its other format.
+    """
     first, *others = formats(run.config)
     _write_lora(run, run.folder.lora, step, first)
-    for form in others:
-        _write_lora(run, run.folder.lora.with_suffix(f".{form}.safetensors"), step, form)
+    for form in FORMATS[1:]:
+        beside = run.folder.lora.with_suffix(f".{form}.safetensors")
+        if form in others:
+            _write_lora(run, beside, step, form)
+        elif remove(beside):  # of an earlier result
+            _LOG.info("removed %s: output.format is %s now", beside, run.config.output.format)
 
 
 def _draw(run: Run, step: int) -> None:

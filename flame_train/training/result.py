@@ -12,7 +12,7 @@ import numpy as np
 
 from flame_train import __version__
 from flame_train.adapters.factors import LoraFactors
-from flame_train.adapters.formats import to_diffusers, to_kohya
+from flame_train.adapters.formats import FORMATS, to_diffusers, to_kohya
 from flame_train.adapters.lora import Attached
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
 from flame_train.config.keys import keys
@@ -21,6 +21,7 @@ from flame_train.config.schema import Config
 from flame_train.engine.optim import Optimizer
 from flame_train.errors import NonFiniteError, OutputError
 from flame_train.io.commit import Content, Found
+from flame_train.io.files import disk_errors
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.identify import STATE_PREFIXES
@@ -32,7 +33,7 @@ _HEADERS = 1 << 16  # bytes: a checkpoint's names and metadata, roughly
 
 def formats(config: Config) -> tuple[str, ...]:
     """What the result is written in: the first as lora.safetensors, others beside it."""
-    return ("kohya", "diffusers") if config.output.format == "both" else (config.output.format,)
+    return FORMATS if config.output.format == "both" else (config.output.format,)
 
 
 def write_lora(
@@ -146,18 +147,33 @@ def restore(found: Found, optimizer: Optimizer) -> int:
         entries = {name: np.array(file.read(name)) for name in file.names}
     optimizer.arena.load_state(_below(entries, _VALUES))
     optimizer.load_state_dict(_below(entries, _OPTIMIZER))
-    return int(_place(found)["step"])
+    return found.step
 
 
 def _place(found: Found) -> Mapping[str, Any]:
-    """Where in the run a checkpoint was made. Raises `OutputError` for one of a newer version."""
-    place: Mapping[str, Any] = json.loads((found.path / "state.json").read_bytes())
-    if place["format"] != STATE_FORMAT:
+    """Where in the run a checkpoint was made. Raises `OutputError` for one of a newer version, or edited."""
+    with disk_errors(found.path / "state.json"):
+        raw = (found.path / "state.json").read_bytes()
+    try:
+        place: Mapping[str, Any] = json.loads(raw)
+        form, version, step = place["format"], place["version"], place.get("step")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise _foreign(found) from None
+    if form != STATE_FORMAT:
         raise OutputError(
-            f"{found.path}: written by flame-train {place['version']} (state format {place['format']}, this version "
-            f"reads {STATE_FORMAT}); continue the run with that version"
+            f"{found.path}: written by flame-train {version} (state format {form}, this version reads {STATE_FORMAT}); "
+            "continue the run with that version"
         )
+    if step != found.step:
+        raise _foreign(found)
     return place
+
+
+def _foreign(found: Found) -> OutputError:
+    return OutputError(
+        f"{found.path}: its state.json is not what flame-train wrote for step {found.step}; put it back, or remove "
+        "this checkpoint to continue from the one before"
+    )
 
 
 def _below(entries: Mapping[str, Any], prefix: str) -> dict[str, Any]:

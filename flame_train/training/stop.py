@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGINT, SIGTERM and SIGHUP are noted, and acted on where nothing is lost."""
+"""Being asked to stop: SIGINT, SIGTERM, SIGHUP and SIGUSR1 are noted, and acted on where nothing is lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from flame_train.errors import Interrupted
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # the last: a cluster's warning of the end
 
 
 class StopRequest:

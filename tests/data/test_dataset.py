@@ -107,7 +107,11 @@ def test_bad_pictures_can_be_left_out(folder: Folder) -> None:
 
 
 def test_no_pictures(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="no usable picture"):
+    with pytest.raises(DatasetError, match="no usable picture: put"):
+        Dataset.scan(tmp_path)
+    for name in ("scan.jp2", "scan.txt"):
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(DatasetError, match=r"no usable picture among 2 file\(s\), e\.g\. scan\.jp2: put.*\(AVIF, BMP"):
         Dataset.scan(tmp_path)
     with pytest.raises(DataError, match=r"expected a folder.*No such file"):
         Dataset.scan(tmp_path / "missing")

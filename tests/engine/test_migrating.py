@@ -145,6 +145,11 @@ class TestWhatDiffers:
         assert (x + 1.5).dtype == x.dtype
         assert (x + flame.tensor(1.5)).dtype == x.dtype
         assert (x + flame.tensor([1.0])).dtype == np.float32
+        for whole in (flame.tensor([1, 2, 4]), flame.tensor([True, False])):
+            values = whole.numpy().astype(np.float32)
+            assert F.mean(whole).dtype == np.float32
+            np.testing.assert_allclose(F.mean(whole).item(), values.mean())
+            np.testing.assert_allclose(F.softmax(whole, 0).numpy(), np.exp(values) / np.exp(values).sum(), rtol=1e-6)
 
     def test_random_numbers_are_by_place(self) -> None:
         x = flame.tensor(np.ones((3, 8)))

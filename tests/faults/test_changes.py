@@ -136,16 +136,31 @@ def test_a_run_is_not_continued_with_another_network(own, whole, name):
     assert own.finish() == whole
 
 
+def write_state(job, text: str) -> None:
+    """Replaces what the checkpoint of step 2 says of itself, its manifest too."""
+    folder = job.out / "checkpoints" / "step-000002"
+    (folder / "state.json").write_text(text)
+    manifest = json.loads((folder / "MANIFEST.json").read_text())
+    manifest["files"]["state.json"] = {"size": len(text), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    (folder / "MANIFEST.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{", "3", '{"format": 1}', '{"format": 1, "version": "0.1.0", "step": 1}'], ids=str
+)
+def test_a_checkpoint_whose_state_was_edited_is_refused_by_name(job, text):
+    job.train(failpoint="train.after_step:3")
+    write_state(job, text)
+    for ended in (job.plan(), job.train()):
+        assert ended.code == 6
+        assert "step-000002: its state.json is not what flame-train wrote for step 2" in ended.complaint
+
+
 def test_a_checkpoint_that_does_not_know_its_base_is_continued_where_that_lies(job, whole, world):
     """One of an older version: its files are told by their places, which may be written in another way."""
     job.train(failpoint="train.after_step:3")
-    folder = job.out / "checkpoints" / "step-000002"
-    state = json.loads((folder / "state.json").read_text())
-    raw = json.dumps({name: state[name] for name in ("format", "step", "dataset", "version")}).encode()
-    (folder / "state.json").write_bytes(raw)
-    manifest = json.loads((folder / "MANIFEST.json").read_text())
-    manifest["files"]["state.json"] = {"size": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
-    (folder / "MANIFEST.json").write_text(json.dumps(manifest))
+    state = json.loads((job.out / "checkpoints" / "step-000002" / "state.json").read_text())
+    write_state(job, json.dumps({name: state[name] for name in ("format", "step", "dataset", "version")}))
     shutil.copy(world / "base.safetensors", job.folder / "copy.safetensors")
     ended = job.train(model__checkpoint=str(job.folder / "copy.safetensors"))
     assert ended.code == 6
@@ -385,3 +400,17 @@ def test_the_result_is_in_the_format_last_asked_for(job):
     assert job.finish(output__format="diffusers").lora
     with SafetensorsFile(job.out / "lora.safetensors") as file:
         assert all(name.endswith((".lora_A.weight", ".lora_B.weight")) for name in file.names)
+
+
+def test_a_format_that_is_no_longer_asked_for_leaves_no_file_of_an_earlier_result(another):
+    made = another("both", schedule__name="constant")
+    made.finish(output__format="both", train__steps=4)
+    second = made.out / "lora.diffusers.safetensors"
+    assert second.exists()
+    ended = made.train(output__format="kohya")
+    assert ended.code == 0, ended.stderr
+    assert not second.exists()
+    assert f"removed {second}" in ended.stderr
+    made.finish(output__format="both")
+    with SafetensorsFile(second) as file:
+        assert file.metadata["ss_steps"] == "5"

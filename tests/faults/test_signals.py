@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-SIGNALS = {"int": 130, "term": 143, "hup": 129}
+SIGNALS = {"int": 130, "term": 143, "hup": 129, "usr1": 138}
 
 
 def assert_stopped(job, ended, code: int) -> None:
@@ -138,3 +138,15 @@ def test_a_hangup_that_nohup_ignores_does_not_stop_the_run(job, program, whole):
     _, errors = process.communicate()
     assert process.returncode == 0, errors
     assert job.result() == whole
+
+
+@pytest.mark.parametrize("action", SIGNALS)
+def test_a_merge_that_is_stopped_leaves_nothing_behind(job, program, world, action):
+    job.finish()
+    out = job.folder / "merged" / "model.safetensors"
+    arguments = ["merge", str(world / "base.safetensors"), str(job.out / "lora.safetensors"), str(out)]
+    ended = program(*arguments, env={"FLAME_TEST_FAILPOINT": f"file.mid_write:3:{action}"})
+    assert ended.code == SIGNALS[action]
+    assert f"stopped by SIG{action.upper()} while merging; nothing was written" in ended.complaint
+    assert list(out.parent.iterdir()) == []
+    assert program(*arguments).code == 0

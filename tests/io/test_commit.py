@@ -149,6 +149,44 @@ def test_a_bad_checkpoint_of_the_same_step_is_replaced_and_a_whole_one_kept(tmp_
     assert steps(tmp_path) == ["step-000001"]
 
 
+def test_a_link_to_a_checkpoint_kept_elsewhere_goes_and_what_lies_there_stays(tmp_path: Path) -> None:
+    elsewhere, root = tmp_path / "elsewhere", tmp_path / "checkpoints"
+    commit(root, 1, FILES, keep=1).rename(elsewhere)
+    (root / "step-000001").symlink_to(elsewhere)
+    (root / ".del-step-000000-99").symlink_to(elsewhere)
+    commit(root, 2, FILES, keep=1)
+    sweep(root)
+    assert steps(root) == ["step-000002"]
+    assert (elsewhere / "state.json").read_bytes() == FILES["state.json"]
+
+
+def test_an_old_checkpoint_that_is_in_use_does_not_stop_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on NFS, where a folder with a file that someone has open cannot be removed."""
+    commit(tmp_path, 1, FILES, keep=1)
+
+    def refuse(*arguments: object, **named: object) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.rmdir", refuse)
+        commit(tmp_path, 2, FILES, keep=1)
+    assert "step-000001: an old checkpoint that cannot be removed: Directory not empty" in caplog.text
+    found = newest(tmp_path)
+    assert found is not None
+    assert found.step == 2
+    sweep(tmp_path)
+    assert steps(tmp_path) == ["step-000002"]
+
+
+def test_a_manifest_that_names_no_file_describes_nothing(tmp_path: Path) -> None:
+    path = commit(tmp_path, 1, FILES, keep=3) / "MANIFEST.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"files": {}}))
+    with pytest.raises(OutputError, match=r"MANIFEST\.json does not describe this folder"):
+        newest(tmp_path)
+
+
 def test_sweep_removes_leftovers_and_nothing_else(tmp_path: Path) -> None:
     commit(tmp_path, 1, FILES, keep=1)
     (tmp_path / ".tmp-2-99").mkdir()

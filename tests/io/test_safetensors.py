@@ -256,8 +256,11 @@ class TestDisk:
             save_file(tmp_path, {})
         save_file(tmp_path / "a" / "b" / "x.safetensors", {})
         (tmp_path / "file").touch()
-        with pytest.raises(OutputError, match="cannot be written"):
+        with pytest.raises(OutputError, match=r"cannot be written: expected a folder, but .*file is a file"):
             save_file(tmp_path / "file" / "x.safetensors", {})
+        (tmp_path / "link").symlink_to("gone")
+        with pytest.raises(OutputError, match=r"expected a folder, but .*link is a link to gone, which is not there"):
+            save_file(tmp_path / "link" / "x.safetensors", {})
 
     def test_order_data_is_synced_before_the_rename_and_the_folder_after(self, target, monkeypatch):
         calls = []

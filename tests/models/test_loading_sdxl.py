@@ -172,6 +172,26 @@ def test_nan_is_named(models, tmp_path):
         load(path, "unet")
 
 
+def test_numbers_too_large_for_fp16_are_told_from_damage(models, tmp_path):
+    tensors = single_file(models)
+    tensors["model.diffusion_model.out.0.bias"] = np.full(16, 1e6, np.float32)
+    path = tmp_path / "large.safetensors"
+    safetensors.save_file(tensors, path)
+    load(path, "unet")
+    with pytest.raises(ModelFileError, match=r"beyond the 65504 of fp16 \(out\.0\.bias\).*or take bf16"):
+        load(path, "unet", "float16")
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+def test_weights_that_another_program_quantised(models, tmp_path, dtype):
+    tensors = single_file(models)
+    tensors["model.diffusion_model.out.0.bias"] = np.ones(16, dtype)
+    path = tmp_path / "quantised.safetensors"
+    safetensors.save_file(tensors, path)
+    with pytest.raises(ModelFileError, match=rf"unet: out\.0\.bias holds whole numbers \({np.dtype(dtype)}\)"):
+        load(path, "unet")
+
+
 @pytest.mark.parametrize(
     ("tensors", "name"),
     [

@@ -99,7 +99,7 @@ def test_nothing_measured_is_an_error_and_no_picture(tmp_path: Path, monkeypatch
         ("a.txt", 2, "a.txt: expected a name ending in .png, got .txt"),
         ("/proc/x/y.png", 6, "/proc/x: cannot be written"),
         ("folder.png", 6, "is a folder; give the name of a file to write"),
-        ("file/y.png", 6, "is a file; give another --plot"),
+        ("file/y.png", 6, "is a file; choose another place"),
     ],
 )
 def test_a_picture_that_could_not_be_written_is_told_before_anything_is_measured(

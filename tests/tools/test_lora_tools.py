@@ -257,6 +257,15 @@ class TestMergeRefusals:
         words = r"middle_block.1.proj_in is \(4, 4\) in the LoRA, \(7, 4\) in the base"
         self.check(base, files / "lora.safetensors", tmp_path / "out.safetensors", words)
 
+    @pytest.mark.parametrize(("dtype", "tag"), [(np.int8, "I8"), (np.uint8, "U8")])
+    def test_a_base_that_another_program_quantised(self, files, tmp_path, dtype, tag):
+        tensors = base_tensors()
+        name = "model.diffusion_model.middle_block.1.proj_in.weight"
+        tensors[name] = tensors[name].astype(dtype)
+        base = write(tmp_path / "base.safetensors", tensors)
+        words = rf"unet middle_block\.1\.proj_in is stored as {tag}, quantised by another program"
+        self.check(base, files / "lora.safetensors", tmp_path / "out.safetensors", words)
+
     def test_nothing_in_common(self, files, tmp_path):
         lora = write(tmp_path / "lora.safetensors", lora_tensors(keep=lambda m: m.startswith("lora_te1")))
         tensors = {n: v for n, v in base_tensors().items() if n.startswith("model.diffusion")}
@@ -276,13 +285,43 @@ class TestMergeRefusals:
                 merge(base, lora, out, 1.0)
             assert out.read_bytes() == before
 
-    @pytest.mark.parametrize("value", [np.nan, np.inf, 60000.0])
-    def test_values_that_are_or_become_infinite(self, files, tmp_path, value):
+    @pytest.mark.parametrize(
+        ("value", "words"),
+        [
+            (np.nan, r"lora\.safetensors: its unet middle_block\.1\.proj_in holds NaN or infinity"),
+            (np.inf, r"lora\.safetensors: its unet middle_block\.1\.proj_in holds NaN or infinity"),
+            (60000.0, r"middle_block\.1\.proj_in\.weight: the merged weights are too large for F16; try a smaller"),
+        ],
+    )
+    def test_loras_that_are_or_become_infinite(self, files, tmp_path, value, words):
         tensors = lora_tensors()
         tensors["lora_unet_middle_block_1_proj_in.lora_up.weight"][:] = value
         lora = write(tmp_path / "lora.safetensors", tensors)
-        words = "middle_block.1.proj_in.weight: the merged weights are not finite in F16"
         self.check(files / "base.safetensors", lora, tmp_path / "out.safetensors", words, NonFiniteError, 10.0)
+
+    @pytest.mark.parametrize("value", [np.nan, -np.inf])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "model.diffusion_model.middle_block.1.proj_in.weight",
+            "model.diffusion_model.middle_block.1.norm.bias",
+            "first_stage_model.decoder.conv_in.weight",
+            TE2 + "transformer.resblocks.0.attn.in_proj_weight",
+        ],
+    )
+    def test_a_base_with_a_broken_tensor_whether_touched_or_not(self, files, tmp_path, name, value):
+        tensors = base_tensors()
+        tensors[name].flat[-1] = value
+        base = write(tmp_path / "base.safetensors", tensors)
+        words = rf"base\.safetensors: {name} holds NaN or infinity; the file is damaged"
+        self.check(base, files / "lora.safetensors", tmp_path / "out.safetensors", words)
+
+    def test_a_noise_schedule_in_the_base_may_hold_infinity(self, files, tmp_path):
+        table = np.array([0.5, np.inf], np.float32)
+        base = write(tmp_path / "base.safetensors", base_tensors() | {"denoiser.log_sigmas": table})
+        merge(base, files / "lora.safetensors", tmp_path / "out.safetensors")
+        merged = safetensors.numpy.load_file(tmp_path / "out.safetensors")
+        assert merged["denoiser.log_sigmas"].tobytes() == table.tobytes()
 
     def test_strength_must_be_a_number(self, files, tmp_path):
         out = tmp_path / "out.safetensors"

@@ -46,3 +46,20 @@ def test_a_name_that_ends_otherwise_is_refused(lines, tmp_path, command, name, c
     assert cli.run([*lines[command](tmp_path / name), "--force"]) == 2
     assert f"expected a name ending in {ENDINGS[command]}" in capsys.readouterr().err
     assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("command", ENDINGS)
+@pytest.mark.parametrize("obstacle", ["is a file", "is a link to elsewhere, which is not there"])
+def test_a_place_where_nothing_can_be_written_is_told_before_anything_is_read(
+    lines, tmp_path, command, obstacle, capsys
+):
+    path = tmp_path / "there" / f"out{ENDINGS[command]}"
+    if "link" in obstacle:
+        path.parent.symlink_to("elsewhere")
+    else:
+        path.parent.write_text("mine")
+    inputs_gone = [
+        "gone.safetensors" if a.endswith(".safetensors") and a != str(path) else a for a in lines[command](path)
+    ]
+    assert cli.run(inputs_gone) == 6
+    assert f"expected a folder, but {path.parent} {obstacle}; choose another place" in capsys.readouterr().err

@@ -127,7 +127,7 @@ def find_vocabulary(places: Iterable[str | Path], option: str) -> Path:
     for path in (folder / name for folder in folders for name in _FILES):
         if path.is_file() and _is_vocabulary(path):
             return path
-    looked = ", ".join(str(folder) for folder in folders if folder.is_dir()) or "no folder that exists"
+    looked = ", ".join(str(folder.absolute()) for folder in folders if folder.is_dir()) or "no folder that exists"
     raise ModelFileError(
         f"T5's vocabulary: expected a spiece.model, or a tokenizer.json of T5, found none in {looked}. The file is in "
         "tokenizer_3/ of SD3's and tokenizer_2/ of Flux's diffusers folder, and published with google/t5-v1_1-xxl; "

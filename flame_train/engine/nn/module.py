@@ -15,7 +15,7 @@ import numpy as np
 
 from ...errors import ModelFileError
 from ..backend import get_backend
-from ..dtype import Array, DType, as_dtype, float32, is_float
+from ..dtype import Array, DType, as_dtype, float16, float32, is_float
 from ..ops.finite import Broken
 from ..tensor import Frozen, Parameter, Tensor
 from .fp8 import Fp8, Fp8Weight, check_fp8
@@ -234,8 +234,8 @@ def load(
     """Streams every declared weight from `source` to `device` in `dtype`; `packable` layers as `fp8` says.
 
     Raises `ModelFileError` listing every missing, unexpected and mis-shaped tensor of the component `what` before
-    anything is read, and afterwards, with `check_finite`, naming those that hold NaN or infinity. Raises what
-    `check_fp8` does.
+    anything is read, for one that holds whole numbers, and afterwards, with `check_finite`, naming those that hold NaN
+    or infinity, in `dtype`. Raises what `check_fp8` does.
     """
     check_shapes(module.shapes(), source.shapes, what)
     backend, target = get_backend(device), as_dtype(dtype)
@@ -246,7 +246,7 @@ def load(
     for place, (name, part, attr, _) in enumerate(slots):
         packs = attr == "weight" and part in packed
         with np.errstate(over="ignore"):  # numbers too large for the dtype become infinite, and are reported below
-            host = _kernel_order(_widened(source.read(name), float32 if packs else target))
+            host = _kernel_order(_widened(_read(source, name, what), float32 if packs else target))
             given = backend.put(host)
             array = _place(part, attr, given.astype(target, copy=False))
         if check_finite and is_float(target):
@@ -258,10 +258,21 @@ def load(
         module.join_weights()
     names = [slots[place][0] for place in broken.places()]
     if names:
+        beyond = f", or numbers beyond the {np.finfo(target).max:g} of fp16" if target == float16 else ""
         raise ModelFileError(
-            f"{what}: {len(names)} tensor(s) hold NaN or infinity ({', '.join(names[:5])}); "
-            "the file is damaged or was saved from a broken run: get another copy"
+            f"{what}: {len(names)} tensor(s) hold NaN or infinity{beyond} ({', '.join(names[:5])}); "
+            f"the file is damaged or was saved from a broken run: get another copy{', or take bf16' if beyond else ''}"
         )
+
+
+def _read(source: WeightSource, name: str, what: str) -> np.ndarray[Any, Any]:
+    host = source.read(name)
+    if host.dtype.kind in "biu":
+        raise ModelFileError(
+            f"{what}: {name} holds whole numbers ({host.dtype}), which only the program that quantised them can read; "
+            "get the model in fp32, bf16, fp16 or fp8"
+        )
+    return host
 
 
 def check_shapes(declared: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], what: str) -> None:

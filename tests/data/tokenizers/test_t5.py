@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import struct
 from pathlib import Path
 
@@ -203,6 +204,12 @@ def test_where_the_vocabulary_is_looked_for(tmp_path: Path) -> None:
     assert find_vocabulary([checkpoint, flux], "x") == beside
     with pytest.raises(ModelFileError, match=r"spiece\.model: cannot be read"):
         T5Tokenizer(tmp_path).encode("x")
+
+
+def test_the_folder_that_was_started_in_is_told_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelFileError, match=rf"found none in {re.escape(str(tmp_path))}\. The file"):
+        find_vocabulary(["checkpoint.safetensors"], "x")
 
 
 def test_a_vocabulary_that_is_named_is_that_file_and_no_other(tmp_path: Path) -> None:
