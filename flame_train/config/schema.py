@@ -213,14 +213,18 @@ class GradientSection(Section):
     checkpointing: bool = field(
         False,
         "recompute activations in the backward pass: less memory, slower",
+        free=True,
         aka=("gradient_checkpointing",),
     )
     recompute: Literal["blocks", "blocks_offloaded", "feed_forward"] = field(
         "blocks",
         "what checkpointing recomputes: all, its inputs kept on the device or on the host, or the widest layers alone",
+        free=True,
     )
     recompute_only: tuple[str, ...] = field(
-        (), "globs over block names (output_blocks.*, single_blocks.1?): only these are recomputed; empty: all"
+        (),
+        "globs over block names (output_blocks.*, single_blocks.1?): only these are recomputed; empty: all",
+        free=True,
     )
 
 

@@ -245,6 +245,12 @@ def test_a_run_is_not_continued_with_other_settings(job, whole):
     assert job.finish() == whole
 
 
+def test_a_run_that_ran_out_of_memory_is_continued_with_checkpointing(job, whole):
+    """Which is what it is told to try; the bits are those of a run that never stopped."""
+    job.train(failpoint="train.after_step:3")
+    assert job.finish(gradient__checkpointing=True, gradient__recompute="blocks_offloaded") == whole
+
+
 def test_two_programs_in_one_folder(job, program, whole):
     """The second is refused while the first works, and told who that is; the first does not notice."""
     first = program.start(*job.arguments("sdxl-lora"))
