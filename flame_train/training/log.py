@@ -23,7 +23,8 @@ class Console:
 
     def __init__(self, total: int, start: int) -> None:
         self._total, self._start = total, start
-        self._begin = self._last_line = time.monotonic()
+        self._begin: float | None = None  # of the first step; a grid that is drawn before says nothing of the rest
+        self._last_line = 0.0
         self._smooth: float | None = None
         self._bar: Any = None
         self._task: Any = None
@@ -59,7 +60,7 @@ class Console:
         if record["data_wait_ms"] > _MUCH * 1e3 * seconds:
             text += f"  waits {record['data_wait_ms']:.0f} ms for data"
         with contextlib.suppress(OSError):  # a terminal that was closed, a pipe nobody reads any more
-            self._show(record, text)
+            self._show(record, text, seconds)
 
     def _smoothed(self, loss: float) -> float:
         """A running mean, over which an overflow in fp16 passes without a trace."""
@@ -69,11 +70,13 @@ class Console:
             self._smooth = _SMOOTHING * self._smooth + (1 - _SMOOTHING) * loss
         return self._smooth
 
-    def _show(self, record: Mapping[str, Any], text: str) -> None:
+    def _show(self, record: Mapping[str, Any], text: str, seconds: float) -> None:
         if self._bar is not None:
             self._bar.update(self._task, completed=record["step"], figures=text)
             return
         now = time.monotonic()
+        if self._begin is None:
+            self._begin = now - seconds
         if record["step"] in (self._start + 1, self._total) or now - self._last_line >= _PLAIN_EVERY_S:
             self._last_line = now
             done = max(record["step"] - self._start, 1)

@@ -35,6 +35,18 @@ def test_lines_come_at_the_beginning_and_the_end(capsys):
     assert re.fullmatch(r"step 3/5  mean loss 1  lr 1\.00e-03  .*2\.00 img/s  1\.0 GiB  ETA \d:\d\d:\d\d", lines[0])
 
 
+def test_the_time_left_is_counted_from_the_first_step_on(monkeypatch, capsys):
+    clock = [0.0]
+    monkeypatch.setattr("flame_train.training.log.time.monotonic", lambda: clock[0])
+    with Console(3, 0) as console:
+        for step, now in ((1, 602.0), (2, 604.0), (3, 606.0)):  # ten minutes for a grid, then two seconds a step
+            clock[0] = now
+            console.show(record(step), 2.0)
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.endswith("ETA 0:00:04")
+    assert last.endswith("ETA 0:00:00")
+
+
 def test_small_figures_keep_their_digits(capsys):
     with Console(1, 0) as console:
         console.show(record(1, 0.00029142, grad_norm=0.00051234), 0.5)
