@@ -17,7 +17,7 @@ from flame_train.config.checks import checks
 from flame_train.config.keys import Key, keys, sections
 from flame_train.config.read import KeyPath, Layered, read_layers
 from flame_train.config.schema import Config
-from flame_train.config.suggest import did_you_mean, nearest, nearest_section
+from flame_train.config.suggest import did_you_mean, nearest, nearest_section, or_where_to_look
 from flame_train.errors import ConfigError
 
 _OVERRIDE = "--set"
@@ -149,7 +149,7 @@ def _apply(layered: Layered, overrides: Sequence[str]) -> list[Problem]:
         elif path in sections():
             problems.append(Problem(_OVERRIDE, path, "expected section.key=value, got a section"))
         elif key is None:
-            problems.append(Problem(_OVERRIDE, path, "unknown key" + did_you_mean(nearest(path))))
+            problems.append(Problem(_OVERRIDE, path, "unknown key" + or_where_to_look(nearest(path))))
         else:
             table = layered.tree.setdefault(key.section, {})
             if isinstance(table, dict):
@@ -180,7 +180,7 @@ def _unknown(layered: Layered) -> list[Problem]:
             for name in table:
                 path = f"{section}.{name}"
                 if path not in keys():
-                    message = "unknown key" + did_you_mean(nearest(path))
+                    message = "unknown key" + or_where_to_look(nearest(path))
                     problems.append(Problem(_place(layered, (section, name)), path, message))
         else:
             message = f"expected a table of keys, got {_shown(table)}" + did_you_mean(nearest(section))
@@ -191,8 +191,8 @@ def _unknown(layered: Layered) -> list[Problem]:
 def _unknown_section(layered: Layered, section: str, table: Any) -> Problem:
     place = _place(layered, (section,))
     if isinstance(table, dict):
-        return Problem(place, section, "unknown section" + did_you_mean(nearest_section(section)))
-    return Problem(place, section, "unknown key" + did_you_mean(nearest(section)))
+        return Problem(place, section, "unknown section" + or_where_to_look(nearest_section(section)))
+    return Problem(place, section, "unknown key" + or_where_to_look(nearest(section)))
 
 
 def _known_part(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:

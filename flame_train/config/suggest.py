@@ -34,3 +34,8 @@ def nearest_section(name: str) -> list[str]:
 def did_you_mean(candidates: list[str]) -> str:
     """`; did you mean a or b?`, or nothing where there is no candidate."""
     return f"; did you mean {' or '.join(candidates)}?" if candidates else ""
+
+
+def or_where_to_look(candidates: list[str]) -> str:
+    """As `did_you_mean`; where there is no candidate, what lists all keys."""
+    return did_you_mean(candidates) or "; `flame-train init FAMILY` writes all there are"

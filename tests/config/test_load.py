@@ -26,8 +26,8 @@ BAD_LINES = [
     ("[optimizer]\nlearning_rate = 1", "8: optimizer.learning_rate: unknown key; did you mean optimizer.lr?"),
     ("[train]\nmax_train_steps = 1", "8: train.max_train_steps: unknown key; did you mean train.steps?"),
     ("[trian]\nsteps = 1", "7: trian: unknown section; did you mean train?"),
-    ("[zzz]\nq = 1", "7: zzz: unknown section"),
-    ("[train]\nqqqqqq = 1", "8: train.qqqqqq: unknown key"),
+    ("[zzz]\nq = 1", "7: zzz: unknown section; `flame-train init FAMILY` writes all there are"),
+    ("[train]\nqqqqqq = 1", "8: train.qqqqqq: unknown key; `flame-train init FAMILY` writes all there are"),
     ("[lora]\nrank = 0", "8: lora.rank: expected an integer from 1 to 4096, got 0"),
     ("[lora]\nrank = 5000", "8: lora.rank: expected an integer from 1 to 4096, got 5000"),
     ("[lora]\nrank = 4.0", "8: lora.rank: expected an integer from 1 to 4096, got 4.0"),
@@ -266,7 +266,7 @@ def test_all_problems_come_in_one_report_in_the_order_of_the_files() -> None:
         "x.toml: output.dir: expected the run folder, got nothing",
         "x.toml:3: lora.alpha: expected a number > 0 and <= 1000000, got 0",
         "x.toml:5: schedule.warmup_steps: expected less than train.steps (5), got 7",
-        "x.toml:6: nope: unknown section",
+        "x.toml:6: nope: unknown section; `flame-train init FAMILY` writes all there are",
         '--set: optimizer.lr: expected a number > 0 and <= 10, got "fast"',
     ]
 
