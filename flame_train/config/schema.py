@@ -338,8 +338,8 @@ class SampleSection(Section):
     )
     sampler: Literal["euler", "ddim"] = field("euler", "sampler", free=True, aka=("sample_sampler",))
     seed: int = field(42, "seed of the first picture; the next has the next", ge=0, le=2**63 - 1, free=True)
-    width: int = field(0, "picture width; 0: data.resolution", unit="pixels", ge=0, multiple_of=8, free=True)
-    height: int = field(0, "picture height; 0: data.resolution", unit="pixels", ge=0, multiple_of=8, free=True)
+    width: int = field(0, "picture width; 0: data.resolution", unit="pixels", ge=0, le=8192, multiple_of=8, free=True)
+    height: int = field(0, "picture height; 0: data.resolution", unit="pixels", ge=0, le=8192, multiple_of=8, free=True)
 
 
 class OutputSection(Section):

@@ -117,7 +117,7 @@ BAD_LINES = [
     ),
     ("[loss]\noffset_noise = 2.0", "8: loss.offset_noise: expected a number from 0 to 1, got 2.0"),
     ("[checkpoint]\nkeep = 0", "8: checkpoint.keep: expected an integer >= 1, got 0"),
-    ("[sample]\nwidth = 100", "8: sample.width: expected an integer >= 0, a multiple of 8, got 100"),
+    ("[sample]\nwidth = 100", "8: sample.width: expected an integer from 0 to 8192, a multiple of 8, got 100"),
     ("[sample]\nprompts = 'a dog'", '8: sample.prompts: expected a list of strings, got "a dog"'),
     ('[sample]\nprompts = ["a\\u0000"]', "8: sample.prompts: expected text, got a NUL character in it"),
     (
