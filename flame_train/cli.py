@@ -40,8 +40,9 @@ def main() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started the program: nobody listens
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # open to the end
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
-    logging.getLogger("flame_train").setLevel(logging.INFO)
+    ours = logging.getLogger("flame_train")  # not the root: libraries that print their own warnings would do so twice
+    ours.addHandler(logging.StreamHandler(sys.stderr))
+    ours.setLevel(logging.INFO)
     logging.raiseExceptions = False  # a closed standard error must not stop a run
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -216,6 +216,19 @@ def test_help_lists_the_commands_and_loads_nothing_heavy() -> None:
         assert f"│ {command} " in done.stdout
 
 
+def test_a_library_that_says_its_warnings_itself_is_heard_once() -> None:
+    code = (
+        "import logging, sys; from flame_train import cli;"
+        "own = logging.getLogger('own'); own.addHandler(logging.StreamHandler());"
+        "sys.argv[1:] = ['--version'];"
+        "cli.sys.exit = lambda code: None; cli.main();"
+        "own.warning('of its own'); logging.getLogger('other').warning('of no one');"
+        "logging.getLogger('flame_train.x').info('of ours')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stderr.splitlines() == ["of its own", "of no one", "of ours"]
+
+
 def test_the_version_is_the_package_s() -> None:
     done = program("--version")
     assert (done.returncode, done.stdout) == (0, f"flame-train {flame_train.__version__}\n")
