@@ -101,7 +101,7 @@ def place(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") -> Placed
     if cropped:
         notices.append(
             f"{len(cropped)} picture(s) lose over {1 - WELL_KEPT:.0%} to the crop, e.g. {shown(cropped[0])}: "
-            f"see the report; a smaller data.bucket_step crops less"
+            "dataset.json in the run folder has them all; a smaller data.bucket_step crops less"
         )
     return Placed(replace(dataset, items=tuple(kept), notices=tuple(notices)), tuple(placements))
 

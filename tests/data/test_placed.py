@@ -67,6 +67,7 @@ def test_heavy_crops_are_noted(folder: Folder) -> None:
     assert placed.placements[1].bucket == (16, 64)
     (notice,) = placed.dataset.notices
     assert notice.startswith("1 picture(s) lose over 20% to the crop, e.g. wide.png")
+    assert "dataset.json" in notice  # which the run folder has, with a line for each picture
 
 
 def test_none_left_is_refused(folder: Folder) -> None:
