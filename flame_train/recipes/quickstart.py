@@ -84,6 +84,7 @@ class _Lesson:
     repeats: int = 1
     known: int = 0
     resolution: int = 64
+    bucket_step: int = 16
     batch_size: int = 5
     steps: int = 80
     lr: float = 1e-3  # far above the usual one, for so few steps
@@ -117,7 +118,7 @@ _STARTS: Final = {
         lambda folder: copy_small_base(folder / "base.safetensors"),
         "a small SDXL that draws coloured shapes, and has never seen a Delft tile",
         "the base model is small: this shows that training works, not what SDXL can draw",
-        _Lesson(3, 160, 96, 8, 200, 2e-3, ("*.attn2.to_k", "*.attn2.to_v"), LossSection(snr_gamma=0.005)),
+        _Lesson(3, 160, 96, 32, 8, 200, 2e-3, ("*.attn2.to_k", "*.attn2.to_v"), LossSection(snr_gamma=0.005)),
     ),
     "sd3": _Start(
         lambda folder: write_small(small_sd3(), folder, _SEED),
@@ -240,7 +241,7 @@ def _config(folder: Path, device: str, lesson: _Lesson) -> Config:
         data=DataSection(
             path=str(folder / "pictures"),
             resolution=lesson.resolution,
-            bucket_step=32,
+            bucket_step=lesson.bucket_step,
             batch_size=lesson.batch_size,
             folder_repeats=True,
         ),

@@ -17,7 +17,10 @@ import safetensors.numpy
 from PIL import Image
 
 from flame_train import cli
-from flame_train.recipes import quickstart
+from flame_train.config.load import load
+from flame_train.recipes import RECIPES, quickstart
+from flame_train.recipes.plan import make_plan
+from flame_train.training.stop import StopRequest
 
 ROOT = Path(__file__).parents[2]
 
@@ -150,6 +153,15 @@ def test_a_folder_that_was_copied_is_not_run_in_the_first_one(tmp_path, capsys):
     assert cli.run(["quickstart", str(tmp_path / "two"), "--family", "flux", "--device", "cpu"]) == 6
     assert f"its output.dir is {tmp_path / 'one' / 'run'}" in capsys.readouterr().err
     assert not (tmp_path / "one" / "run").exists()
+
+
+@pytest.mark.parametrize("family", ["sdxl", "sd3", "flux"])
+def test_its_own_pictures_are_hardly_cropped(tmp_path, family):
+    source = quickstart._lay(tmp_path / "new", "cpu", family)
+    with StopRequest() as stop:
+        placed = make_plan(RECIPES[family], load(str(source)), stop).placed
+    assert {p.original for p in placed.placements} == {(96, 96), (64, 128), (128, 64)}
+    assert placed.dataset.notices == ()
 
 
 def test_a_gpu_that_is_asked_for_and_not_there_is_an_error(tmp_path):
