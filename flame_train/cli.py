@@ -146,7 +146,7 @@ def quickstart(
 
 @app.command()
 def init(
-    family: Annotated[str, typer.Argument(help="Model family, for instance sdxl.")],
+    family: Annotated[str, typer.Argument(metavar="FAMILY", help="sdxl, sd3 or flux.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="TOML file to write.")] = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -173,9 +173,13 @@ def sample(
     negative: Annotated[str, typer.Option("--negative", help="Negative prompt.")] = "",
     steps: Annotated[int, typer.Option("--steps", min=0, max=1000, help="0: the model's own.")] = 0,
     guidance: Annotated[float, typer.Option("--guidance", min=0.0, help="0: the model's own.")] = 0.0,
-    sampler: Annotated[Literal["euler", "ddim"], typer.Option("--sampler")] = "euler",
-    prediction: Annotated[Literal["epsilon", "v"], typer.Option("--prediction")] = "epsilon",
-    precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
+    sampler: Annotated[Literal["euler", "ddim"], typer.Option("--sampler", help="Of SDXL alone.")] = "euler",
+    prediction: Annotated[
+        Literal["epsilon", "v"], typer.Option("--prediction", help="As model.prediction in a config (SDXL).")
+    ] = "epsilon",
+    precision: Annotated[
+        Literal["fp32", "bf16", "fp16"], typer.Option("--precision", help="As train.precision in a config.")
+    ] = "bf16",
     fp8: Fp8 = "off",
     vae: Annotated[str, typer.Option("--vae", help="Another VAE, or one for a base model without.")] = "",
     clip_l: Annotated[str, typer.Option("--clip-l", help="CLIP-L for a base model without (SD3, Flux).")] = "",
@@ -184,7 +188,7 @@ def sample(
     t5_vocabulary: Annotated[str, typer.Option("--t5-vocabulary", help="Its spiece.model or tokenizer.json.")] = "",
     t5_fp8: Annotated[bool, typer.Option("--t5-fp8", help="As model.t5_fp8 in a config.")] = False,
     t5_tokens: Annotated[int, typer.Option("--t5-tokens", help="As data.t5_tokens; 0: the family's own.")] = 0,
-    seed: Annotated[int, typer.Option("--seed", min=0)] = 42,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the first picture; the next has the next.")] = 42,
     width: Annotated[int, typer.Option("--width", min=8, max=8192, help="Pixels.")] = 1024,
     height: Annotated[int, typer.Option("--height", min=8, max=8192, help="Pixels.")] = 1024,
     force: Force = False,
@@ -241,7 +245,7 @@ def cache(
 
 @app.command("inspect")
 def inspect_command(
-    file: Annotated[Path, typer.Argument(help="A .safetensors file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .safetensors file.")],
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

@@ -32,7 +32,7 @@ def check_sampling(config: Config, family: Family, facts: Facts) -> None:
     ]
     if s.negative and family.guidance(config) == 1.0:
         wrong.append(
-            f"sample.negative: expected none, got {s.negative!r}: with a sample.guidance of {s.guidance} this model is "
+            f"sample.negative: expected none, got {s.negative!r}: with a guidance of {s.guidance} this model is "
             "run without classifier-free guidance, and never sees it; remove it"
         )
     if wrong:
