@@ -134,6 +134,7 @@ class _Scan:
         max_ratio: float,
     ) -> None:
         self.root, self.files, self.default, self.endings = root, listing.files, default_caption, endings
+        self.names = frozenset(self.files)
         self.min_side, self.max_ratio = min_side, max_ratio
         self.problems: list[str] = []
         self.bad: list[str] = []
@@ -216,9 +217,10 @@ class _Scan:
             self.bad.append(f"{shown(key)}: {', '.join(map(shown, given))} differ: keep one caption")
             return None
         if not given and self.default is None:
+            other = next((ending for ending in CAPTION_ENDINGS if stem + ending in self.names), None)
+            write = f"write {shown(os.path.basename(stem))}{self.endings[0]} beside it, or set data.caption"
             self.bad.append(
-                f"{shown(key)}: has no caption: write {shown(os.path.basename(stem))}{self.endings[0]} "
-                f"beside it, or set data.caption"
+                f"{shown(key)}: has no caption: " + (f'set data.caption_extension = "{other}"' if other else write)
             )
             return None
         if not given:

@@ -120,6 +120,15 @@ def test_no_pictures(tmp_path: Path) -> None:
         Dataset.scan(tmp_path / "file")
 
 
+def test_captions_that_lie_there_under_another_ending_are_told(folder: Folder) -> None:
+    root = folder({"a.png": (16, 16)})
+    (root / "a.txt").rename(root / "a.caption")
+    with pytest.raises(DatasetError) as caught:
+        Dataset.scan(root, caption_endings=(".txt",))
+    assert caught.value.problems == ('a.png: has no caption: set data.caption_extension = ".caption"',)
+    assert Dataset.scan(root, caption_endings=(".caption",)).items[0].key == "a.png"
+
+
 def test_default_and_empty_captions(folder: Folder) -> None:
     root = folder({"a.png": (16, 16), "b.png": (16, 16)})
     (root / "a.txt").unlink()
