@@ -53,12 +53,22 @@ class ModelSection(Section):
         place=True,
         aka=("pretrained_model_name_or_path", "base_model", "name_or_path"),
     )
-    vae: str = field("", "another VAE to use instead of the checkpoint's own; empty: its own", place=True)
+    vae: str = field(
+        "",
+        "another VAE to use instead of the checkpoint's own; empty: its own",
+        place=True,
+        aka=("pretrained_vae_model_name_or_path", "ae"),
+    )
     clip_l: str = field(
         "", "CLIP-L text encoder, where the checkpoint holds none (SD3, Flux); empty: its own", place=True
     )
     clip_g: str = field("", "CLIP-G text encoder, where the checkpoint holds none (SD3); empty: its own", place=True)
-    t5: str = field("", "T5-XXL text encoder, where the checkpoint holds none (SD3, Flux); empty: its own", place=True)
+    t5: str = field(
+        "",
+        "T5-XXL text encoder, where the checkpoint holds none (SD3, Flux); empty: its own",
+        place=True,
+        aka=("t5xxl",),
+    )
     t5_fp8: bool = field(
         False,
         "T5 in 8 bits while captions are encoded: 5 GiB instead of 10 (SD3, Flux)",
@@ -89,7 +99,7 @@ class DataSection(Section):
         "",
         "the folder of images with captions or metadata.jsonl; required",
         place=True,
-        aka=("train_data_dir", "dataset", "folder_path", "image_dir"),
+        aka=("train_data_dir", "instance_data_dir", "dataset", "folder_path", "image_dir"),
     )
     resolution: int = field(
         1024, "side of the square whose area a bucket may have", unit="pixels", ge=8, le=8192, multiple_of=8
@@ -107,9 +117,15 @@ class DataSection(Section):
     clip_l_dropout: float = field(0.0, "probability that CLIP-L is silent, apart from captions (SD3, Flux)", ge=0, le=1)
     clip_g_dropout: float = field(0.0, "the same of CLIP-G (SD3)", ge=0, le=1)
     t5_dropout: float = field(0.0, "the same of T5 (SD3, Flux)", ge=0, le=1)
-    caption: str = field("", "caption of images that have none; empty: such an image is an error")
+    caption: str = field(
+        "",
+        "caption of images that have none; empty: such an image is an error",
+        aka=("instance_prompt", "class_tokens"),
+    )
     caption_extension: str = field(".txt", "file name ending of a caption")
-    upscale: bool = field(False, "enlarge images smaller than their bucket; false: take a smaller bucket")
+    upscale: bool = field(
+        False, "enlarge images smaller than their bucket; false: take a smaller bucket", aka=("bucket_no_upscale",)
+    )
     bucket_step: int = field(
         64,
         "bucket sides are multiples of this",
@@ -139,7 +155,10 @@ class DataSection(Section):
         75, "caption length that is kept, in chunks of 75", unit="tokens", aka=("max_token_length",)
     )
     t5_tokens: Literal[0, 77, 154, 256, 512] = field(
-        0, "caption length that T5 is given (SD3, Flux); 0: the family's own", unit="tokens"
+        0,
+        "caption length that T5 is given (SD3, Flux); 0: the family's own",
+        unit="tokens",
+        aka=("t5xxl_max_token_length", "max_sequence_length"),
     )
     on_bad_image: Literal["error", "skip"] = field(
         "error", "an unreadable image stops the run before training, or is left out with a warning"
@@ -179,7 +198,11 @@ class OptimizerSection(Section):
     name: Literal["adamw", "sgd"] = field("adamw", "optimizer", aka=("optimizer_type",))
     lr: float = field(1e-4, "peak learning rate", gt=0, le=10, aka=("learning_rate", "unet_lr", "max_lr"))
     weight_decay: float = field(
-        0.01, "weight decay; decoupled from the gradient in adamw, added to it in sgd", ge=0, le=1
+        0.01,
+        "weight decay; decoupled from the gradient in adamw, added to it in sgd",
+        ge=0,
+        le=1,
+        aka=("adam_weight_decay",),
     )
     betas: tuple[float, float] = field(
         (0.9, 0.999), "AdamW: decay of the two moments", aka=("adam_beta1", "adam_beta2")
@@ -232,7 +255,7 @@ class TrainSection(Section):
     """The run."""
 
     steps: int = field(
-        2000, "optimizer updates in the run", unit="steps", ge=1, le=100_000_000, aka=("max_train_steps",)
+        2000, "optimizer updates in the run", unit="steps", ge=1, le=10**8, aka=("max_train_steps", "max_train_epochs")
     )
     seed: int = field(42, "every random number follows from it", ge=0, le=2**63 - 1)
     precision: Literal["fp32", "bf16", "fp16"] = field(
@@ -284,7 +307,9 @@ class LossSection(Section):
     weighting: Literal["none", "sigma_sqrt", "cosmap"] = field(
         "none", "weight of a noise level in the loss (SD3, Flux)"
     )
-    guidance: float = field(1.0, "guidance that the model is told in training (Flux dev)", ge=0, le=1000)
+    guidance: float = field(
+        1.0, "guidance that the model is told in training (Flux dev)", ge=0, le=1000, aka=("guidance_scale",)
+    )
     zero_terminal_snr: bool = field(
         False,
         "last timestep is pure noise (arXiv 2305.08891); needs prediction v",
@@ -301,14 +326,14 @@ class CheckpointSection(Section):
         unit="steps",
         ge=0,
         free=True,
-        aka=("save_every_n_steps", "checkpointing_steps", "save_every"),
+        aka=("save_every_n_steps", "save_every_n_epochs", "checkpointing_steps", "save_every"),
     )
     keep: int = field(
         3,
         "newest checkpoints that stay",
         ge=1,
         free=True,
-        aka=("checkpoints_total_limit", "max_step_saves_to_keep"),
+        aka=("checkpoints_total_limit", "save_last_n_steps", "max_step_saves_to_keep"),
     )
 
 
@@ -321,9 +346,11 @@ class SampleSection(Section):
         unit="steps",
         ge=0,
         free=True,
-        aka=("sample_every_n_steps", "sample_every"),
+        aka=("sample_every_n_steps", "sample_every", "validation_epochs"),
     )
-    prompts: tuple[str, ...] = field((), "one picture each; empty: no grids", free=True, aka=("sample_prompts",))
+    prompts: tuple[str, ...] = field(
+        (), "one picture each; empty: no grids", free=True, aka=("sample_prompts", "validation_prompt")
+    )
     negative: str = field("", "negative prompt; needs classifier-free guidance", free=True, aka=("negative_prompt",))
     steps: int = field(
         0, "sampler steps; 0: the model's own", ge=0, le=1000, free=True, aka=("num_inference_steps", "sample_steps")
@@ -352,7 +379,9 @@ class OutputSection(Section):
         free=True,
         aka=("save_model_as",),
     )
-    tensorboard: bool = field(False, "also write TensorBoard events", free=True, aka=("log_with",))
+    tensorboard: bool = field(
+        False, "also write TensorBoard events", free=True, aka=("log_with", "report_to", "logging_dir")
+    )
 
 
 class Config(Section):

@@ -407,6 +407,35 @@ def test_a_typo_of_one_edit_is_told_the_key(pair: tuple[str, str]) -> None:
         assert path in nearest(wrong)
 
 
+ELSEWHERE = {  # options of sd-scripts' and diffusers' trainers
+    "pretrained_vae_model_name_or_path": "model.vae",
+    "ae": "model.vae",
+    "t5xxl": "model.t5",
+    "t5xxl_max_token_length": "data.t5_tokens",
+    "max_sequence_length": "data.t5_tokens",
+    "instance_data_dir": "data.path",
+    "instance_prompt": "data.caption",
+    "class_tokens": "data.caption",
+    "bucket_no_upscale": "data.upscale",
+    "adam_weight_decay": "optimizer.weight_decay",
+    "max_train_epochs": "train.steps",
+    "num_train_epochs": "train.steps",
+    "guidance_scale": "loss.guidance",
+    "validation_prompt": "sample.prompts",
+    "validation_epochs": "sample.every",
+    "save_every_n_epochs": "checkpoint.every",
+    "save_last_n_steps": "checkpoint.keep",
+    "report_to": "output.tensorboard",
+    "logging_dir": "output.tensorboard",
+}
+
+
+@pytest.mark.parametrize(("name", "path"), ELSEWHERE.items())
+def test_options_of_other_trainers_find_their_key(name, path):
+    assert path in nearest(name)
+    assert path in nearest(f"train.{name}")
+
+
 def test_the_schema_is_complete() -> None:
     """Every key explains itself, no other name of it is a key, and its default satisfies its own bounds."""
     for path, key in keys().items():
