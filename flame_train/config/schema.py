@@ -218,7 +218,7 @@ class ScheduleSection(Section):
         "cosine", "shape after the warm-up", aka=("lr_scheduler", "lr_scheduler_type")
     )
     warmup_steps: int = field(0, "linear rise from 0", unit="steps", ge=0, aka=("lr_warmup_steps",))
-    cycles: int = field(1, "cosine_restarts: number of restarts", ge=1, aka=("lr_scheduler_num_cycles",))
+    cycles: int = field(1, "cosine_restarts: how often it falls from the peak", ge=1, aka=("lr_scheduler_num_cycles",))
     power: float = field(1.0, "polynomial: exponent", gt=0, aka=("lr_scheduler_power",))
     min_lr: float = field(0.0, "learning rate at the end of the decay", ge=0, le=10)
 
