@@ -16,6 +16,7 @@ _LOG = logging.getLogger(__name__)
 _PLAIN_EVERY_S = 10.0
 _SMOOTHING = 0.95
 _MUCH = 0.1  # of a step's time, spent waiting for data
+_TIME_LEFT, _FIGURES, _BAR = 7, 74, 40  # columns of a terminal; the bar gets what is left, then figures are cut short
 
 
 class Console:
@@ -33,11 +34,17 @@ class Console:
         if sys.stderr is not None and sys.stderr.isatty():
             from rich.console import Console as RichConsole
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.table import Column
 
+            screen, count = RichConsole(stderr=True), 2 * len(str(self._total)) + 1
+            room = screen.width - count - _TIME_LEFT - _FIGURES
             self._bar = Progress(
-                MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[figures]}"), TimeRemainingColumn(),
-                console=RichConsole(stderr=True),
-            )  # fmt: skip
+                MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=count)),
+                *([BarColumn(min(room, _BAR))] if room > 0 else []),
+                TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=_TIME_LEFT)),
+                TextColumn("{task.fields[figures]}"),
+                console=screen,
+            )
             self._bar.start()
             self._task = self._bar.add_task("", total=self._total, completed=self._start, figures="")
         return self

@@ -35,6 +35,27 @@ def test_lines_come_at_the_beginning_and_the_end(capsys):
     assert re.fullmatch(r"step 3/5  mean loss 1  lr 1\.00e-03  .*2\.00 img/s  1\.0 GiB  ETA \d:\d\d:\d\d", lines[0])
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 160])
+def test_a_terminal_of_any_width_shows_the_step_and_the_time_left_whole(monkeypatch, columns):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    with Console(20000, 19000) as console:
+        for step in (19001, 19002):
+            console.show(record(step, 0.00029312, grad_norm=0.00010812), 0.5)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\r", terminal.getvalue()).split("\r")
+    last = [line.strip() for line in shown if line.strip()][-1]
+    assert re.match(r"19002/20000 .*(\d|-):(\d\d|--):(\d\d|--) .*mean loss 0\.00", last)
+    assert len(last) <= columns
+
+
 def test_the_time_left_is_counted_from_the_first_step_on(monkeypatch, capsys):
     clock = [0.0]
     monkeypatch.setattr("flame_train.training.log.time.monotonic", lambda: clock[0])
