@@ -174,11 +174,21 @@ def compared(mine: list[float], other: list[float]) -> dict[str, float]:
 
 
 def draw(mine: list[float], other: list[float], path: Path) -> None:
-    """Both curves over each other; where only one is seen, they agree."""
+    """Both curves over each other, the thin one ours; where it lies in the middle of the wide one, they agree."""
     image = Image.new("RGB", (900, 420), "white")
-    canvas, top = ImageDraw.Draw(image), max(mine + other)
-    for losses, colour, width in ((other, "#c8501e", 5), (mine, "#1f6fb4", 1)):
-        canvas.line([(20 + 860 * i / len(losses), 400 - 380 * v / top) for i, v in enumerate(losses)], colour, width)
+    canvas, top, last = ImageDraw.Draw(image), max(mine + other), max(len(mine) - 1, 1)
+    for quarter in range(5):
+        y = 380 - 340 * quarter / 4
+        canvas.line((60, y, 880, y), "#dddddd")
+        canvas.text((15, y - 6), f"{top * quarter / 4:.3g}", "#222222")
+    for step in {0, last // 2, last}:
+        canvas.text((56 + 820 * step / last, 388), str(step + 1), "#222222")
+    canvas.text((15, 14), "loss", "#222222")
+    canvas.text((450, 404), "step", "#222222")
+    for losses, colour, width, name, x in ((other, "#f0b090", 7, "PyTorch", 700), (mine, "#1f6fb4", 1, "ours", 800)):
+        canvas.line([(60 + 820 * i / last, 380 - 340 * v / top) for i, v in enumerate(losses)], colour, width)
+        canvas.line((x, 20, x + 24, 20), colour, width)
+        canvas.text((x + 30, 14), name, "#222222")
     image.save(path)
 
 
