@@ -124,7 +124,8 @@ def _adapter(shapes: Shapes, metadata: Mapping[str, str]) -> Identity:
     name = FAMILY_NAMES.get(family, "a model that is not known here")
     if other:
         return Identity("adapter", family, layout, f"{other} for {name}; not a plain LoRA")
-    return Identity("lora", family, layout, f"LoRA for {name}, {layout} names")
+    naming = "diffusers" if layout == "peft" else layout  # as `convert` and output.format call it
+    return Identity("lora", family, layout, f"LoRA for {name}, {naming} names")
 
 
 def _stripped(shapes: Shapes, prefixes: Iterable[str]) -> Shapes:

@@ -61,6 +61,11 @@ def test_convert(said, lora, tmp_path):
     assert (found["to"], found["tensors"], found["target"]) == ("diffusers", 2, str(tmp_path / "b.safetensors"))
 
 
+def test_inspect_names_a_format_as_convert_does(said, lora, tmp_path):
+    said("convert", lora, tmp_path / "out.safetensors", "--to", "diffusers")
+    assert "LoRA for SDXL, diffusers names" in said("inspect", tmp_path / "out.safetensors")
+
+
 def test_merge(said, lora, small_base, tmp_path):
     text = said("merge", small_base, lora, tmp_path / "a.safetensors", "--strength", "0.5")
     assert "changed_tensors: 1\n" in text
