@@ -187,14 +187,14 @@ def table(result: Mapping[str, Any]) -> str:
     """The result as lines of text."""
     how = f"{result['dtype']}{'' if result['deterministic'] else ', not deterministic'}"
     best = f"{result['ceiling TFLOP/s']} TFLOP/s, {result['ceiling TB/s']} TB/s"
-    lines = [f"{result['device']}, {how}; this machine's own ceilings: {best}"]
+    lines = [f"{result['device']}, {how}; this machine's own ceilings: {best}, and a copy of as many bytes"]
     for r in result["ops"]:
         ratio = "" if r["ratio"] is None else f"  {r['ratio']:.2f} of torch's {r['torch_us']} us"
         of_copy = " " * 14 if r["copy_share"] is None else f"{r['copy_share']:>6.1%} of copy"
         why = f" ({r['declined']})" if r["declined"] else ""
         lines.append(
-            f"{r['op']:<28} {r['phase']:<8} {r['us']:>10.1f} us {r['rate']:>9.3f} {r['unit']:<8} {r['share']:>6.1%} "
-            f"{of_copy}  "
+            f"{r['op']:<28} {r['phase']:<8} {r['us']:>10.1f} us {r['rate']:>9.3f} {r['unit']:<8} "
+            f"{r['share']:>6.1%} of ceiling {of_copy}  "
             f"{r['implementation']}{why}{ratio}  [{r['shapes']}]"
         )
     return "\n".join(lines)

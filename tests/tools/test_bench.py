@@ -141,6 +141,7 @@ def test_ops_that_memory_bounds_are_held_against_a_copy_of_their_own_size(monkey
     result = {"device": "cpu", "dtype": "fp64", "deterministic": True, "ceiling TFLOP/s": 1.0, "ceiling TB/s": 0.002}
     lines = bench_ops.table(result | {"ops": [asdict(r) | {"ratio": r.ratio} for r in (*softmax, *linear)]}).split("\n")
     assert [("of copy" in line) for line in lines[1:]] == [True, True, False, False]
+    assert all("% of ceiling" in line for line in lines[1:])
 
 
 def test_a_copy_is_measured_once_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
