@@ -15,7 +15,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # the
 
 
 class StopRequest:
-    """While entered, the first signal only sets `signal_number`; a second one ends the process at once.
+    """While entered, the first signal sets `signal_number` and is said to be heard; a second one ends the process.
 
     Work in many small parts (caching, sampling) calls `check()` between them; the training loop looks at
     `requested` at the end of a step, saves, and then calls `check()`. A signal that is ignored from outside, as
@@ -51,7 +51,14 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
-            with contextlib.suppress(OSError):
-                os.write(2, b"\nstopped at once: what was not saved before is lost\n")
+            _say("stopped at once: what was not saved before is lost")
             os._exit(128 + number)
         self.signal_number = number
+        name = signal.Signals(number).name  # it is said, for a step or a download may take minutes
+        _say(f"{name}: stopping as soon as nothing is lost; a second signal stops at once")
+
+
+def _say(text: str) -> None:
+    """A line on standard error, past Python's buffers, which a handler may find in use."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"\n{text}\n".encode())
