@@ -11,7 +11,9 @@ from typer.core import TyperCommand
 
 DeviceName = Literal["cuda", "cpu"]
 Device = Annotated[DeviceName, typer.Option("--device", help="Where to compute. Never chosen silently.")]
-ConfigPath = Annotated[str, typer.Option("--config", "-c", help="TOML or YAML file; - reads standard input.")]
+ConfigPath = Annotated[
+    str, typer.Option("--config", "-c", help="TOML or YAML file as `init` writes it; -: standard input.")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the config; repeatable."),
