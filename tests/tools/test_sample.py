@@ -124,7 +124,7 @@ def test_a_size_the_model_cannot_draw_is_refused(drawn_with, width, height):
         ({"guidance": 0.5}, "--guidance: expected 0, the model's own, or a number >= 1, got 0.5"),
         ({"base": ""}, "--checkpoint: expected the base model"),
         ({"prompts": ["a \udcff"]}, "--prompt: expected UTF-8 text"),
-        ({"width": 72, "height": 68}, "--height: expected an integer >= 0, a multiple of 8, got 68"),
+        ({"width": 72, "height": 68}, "--height: expected an integer from 0 to 8192, a multiple of 8, got 68"),
         ({"width": 72}, "--width: expected a multiple of 32"),
         ({"negative": "x", "guidance": 1.0}, "--negative: expected none, got 'x': with a "),
     ],
