@@ -294,7 +294,7 @@ CHOSEN = {"sd3": ("joint_blocks.1", "1 of 2"), "flux": ("*.1", "2 of 4")}
 def test_the_blocks_that_a_config_chooses_are_recomputed(
     train: Train, family: str, base: Path, config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The plan says how many, the network is loaded so, and no bit of what is learnt differs."""
+    """The plan says how many, the network is loaded so, no bit of what is learnt differs, and a run may go on so."""
     glob, count = CHOSEN[family]
     chosen = ("--set", "gradient.checkpointing=true", "--set", f"gradient.recompute_only={glob}")
     learnt = tmp_path / "run" / "it" / "checkpoints" / "step-000004" / "optimizer.safetensors"
@@ -310,9 +310,8 @@ def test_the_blocks_that_a_config_chooses_are_recomputed(
     shutil.rmtree(tmp_path / "run")
     assert train("--set", "sample.every=0", *chosen) == 0
     assert learnt.read_bytes() == plain
-    capsys.readouterr()
-    assert train("--set", "sample.every=0", *chosen[:3], "gradient.recompute_only=*.0") == 6
-    assert re.search(r"gradient\.recompute_only +\[.*\] +\[\"\*\.0\"\]", capsys.readouterr().err)
+    assert train("--set", "sample.every=0", *chosen[:3], "gradient.recompute_only=*.0") == 0
+    assert learnt.read_bytes() == plain
 
 
 def test_a_choice_of_blocks_that_are_not_there_is_refused_at_its_place(
