@@ -6,6 +6,7 @@ See backend/machine.cpp for how, and backend/ptx.cpp for what stands in assembly
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import shutil
 import subprocess
@@ -88,10 +89,12 @@ extern "C" const char* {name}(const int* shape, void** a) {{
 
 
 def compiled_library(source: Path, text: str) -> Any:
+    """The text as a library. The environment's KERNEL_FLAGS go to the compiler: scripts/sanitize_kernels.sh."""
     source.write_text(text)
     found = source.with_suffix(".so")
     options = ["-std=c++17", "-O0", "-w", "-Wno-psabi", "-shared", "-fPIC"]
-    subprocess.run(["g++", *options, "-o", found, source], check=True)
+    more = os.environ.get("KERNEL_FLAGS", "").split()
+    subprocess.run(["g++", *options, *more, "-o", found, source], check=True)
     return ctypes.CDLL(str(found))
 
 
