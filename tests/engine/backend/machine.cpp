@@ -73,7 +73,8 @@ static void barrier(int group, int members) {
   come(group, members);
   while (round == now) others();
 }
-static void __syncthreads() { barrier(0, blockDim.x); }
+static void tell_others();
+static void __syncthreads() { tell_others(), barrier(0, blockDim.x); }
 static float __shfl_xor_sync(unsigned, float v, int offset) {
   int me = current;
   lanes[me] = v;

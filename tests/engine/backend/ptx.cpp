@@ -78,7 +78,13 @@ static void mapa_shared_cluster_u32_and_mbarrier_arrive_shared_cluster_b64(u32 a
 static void mbarrier_try_wait_parity_shared_cta_b64(u32 at, u32 parity) {
   while (barrier_at(own(at)).phase == (parity & 1)) others();
 }
-static void bar_sync(u32 name, int members) { barrier(GROUPS - NAMED + name, members); }
+// What stmatrix has written is read by senders and products, to which a fence has to show it before others are told.
+static bool unshown[ALL];
+static void fence_proxy_async_shared_cta() { unshown[current] = false; }
+static void tell_others() {
+  if (unshown[current]) wrong = "what was written is not shown to what sends it or multiplies";
+}
+static void bar_sync(u32 name, int members) { tell_others(), barrier(GROUPS - NAMED + name, members); }
 static void bar_arrive(u32 name, int members) { come(GROUPS - NAMED + name, members); }
 static int in_cluster, cluster_rounds;
 static void barrier_cluster_arrive_release_aligned_and_barrier_cluster_wait_acquire_aligned() {
@@ -166,7 +172,6 @@ static void leave_but(std::deque<std::function<void()>>& tiles, unsigned left) {
   for (; tiles.size() > left; tiles.pop_front()) tiles[0]();
 }
 static void cp_async_bulk_wait_group_read(int left) { leave_but(leaving[current], left); }
-static void fence_proxy_async_shared_cta() {}
 // Between turns something that is on its way comes, or leaves. What is late comes when all wait.
 static void meanwhile() {
   std::vector<std::function<void()>>& from = turn - moved > 60 ? late : coming;
@@ -196,11 +201,15 @@ static void ld_shared_v2_f32(float& x, float& y, u32 at) {
 }
 static u32 rows[ALL];
 // The two elements that a thread has of an m-th matrix, whose rows the m-th eight threads name.
-static u32& pair_of(int m) { return *reinterpret_cast<u32*>(window(own(rows[current - threadIdx.x % 32 + m * 8 + threadIdx.x % 32 / 4]), 16) + threadIdx.x % 4 * 4); }
+static u32& pair_of(int m) {
+  int lane = threadIdx.x % 32;
+  return *reinterpret_cast<u32*>(window(own(rows[current - lane + m * 8 + lane / 4]), 16) + lane % 4 * 4);
+}
 static void stmatrix_sync_aligned_m8n8_x4_shared_b16(u32 row, u32 a, u32 b, u32 c, u32 d) {
   rows[current] = row;
   barrier(warp(), 32);
   pair_of(0) = a, pair_of(1) = b, pair_of(2) = c, pair_of(3) = d;
+  unshown[current] = true;
   barrier(warp(), 32);
 }
 static void ldmatrix_sync_aligned_m8n8_x4_shared_b16(u32& a, u32& b, u32& c, u32& d, u32 row) {
@@ -229,6 +238,7 @@ struct Asked {
 static std::deque<Asked> products[ALL / 32];
 static unsigned issued[ALL], done[ALL / 32];
 static int committed[ALL], finished[ALL / 32];
+static bool fenced[ALL];  // since products were last waited for, after which registers are a thread's own
 // Element (i, k) of an operand: i along its rows as they lie, or `across` them.
 static unsigned short element(u64 operand, int i, int k, bool across) {
   u32 at = (operand & 0x3fff) << 4, next = (operand >> 16 & 0x3fff) << 4, eights = (operand >> 32 & 0x3fff) << 4;
@@ -256,6 +266,7 @@ __attribute__((optimize("O2"))) static void make(const Asked& p) {
 }
 template <int COLUMNS, typename... Operands> static void ask_product(float (*value)(unsigned short), Operands&&... operands) {
   int lane = threadIdx.x % 32, of = current / 32;
+  if (!fenced[current]) wrong = "products are asked for without a fence for the registers";
   unsigned n = issued[current]++ - done[of];
   if (n == products[of].size()) products[of].emplace_back();
   Asked& p = products[of][n];
@@ -279,12 +290,13 @@ static void make_but(int left) {
   }
   barrier(warp(), 32);
 }
-static void wgmma_fence_sync_aligned() {}
+static void wgmma_fence_sync_aligned() { fenced[current] = true; }
 static void wgmma_commit_group_sync_aligned() {
   if (drawn(++committed[current], current / 32) % 3 == 0) make_but(0);
 }
 // One warp's word stands for all four (so do CUTLASS's pipelines have it): products are a warpgroup's.
 static void wgmma_wait_group_sync_aligned(int left) {
+  fenced[current] = false;
   make_but(left);
   for (int w = 0, first = (current - threadIdx.x % 128) / 32; w < 4; w++)
     while (finished[first + w] < committed[current] - left) others();
@@ -299,6 +311,6 @@ static void begin_of_blocks(int count) {
   coming.clear(), late.clear(), in_cluster = 0;
   for (int t = 0, all = count * blockDim.x; t < all; t++) {
     leaving[t].clear(), products[t / 32].clear(), copies[t].clear();
-    issued[t] = committed[t] = 0, done[t / 32] = finished[t / 32] = 0;
+    unshown[t] = fenced[t] = false, issued[t] = committed[t] = 0, done[t / 32] = finished[t / 32] = 0;
   }
 }
