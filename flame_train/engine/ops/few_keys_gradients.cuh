@@ -214,9 +214,8 @@ extern "C" __cluster_dims__(1, SHARE, 1) __global__ void __launch_bounds__(THREA
   products_done<0>();
   for (int i = 0; i + 1 < tiles.count; i++) b.weigh<true>(i, s);
   b.weigh<false>(tiles.count - 1, s);
-  b.let_go(tiles.count - 1);
+  b.let_go(tiles.count - 1);  // all have read keys and places, where the sums go
   if (teller) sent<0>();
-  __syncthreads();
   float* shared = reinterpret_cast<float*>(memory + (room.keys - shared_at(memory)));
   share_sums(shared, b.c.sums_k);
   share_sums(shared + KEYS * PITCH, b.c.sums_v);

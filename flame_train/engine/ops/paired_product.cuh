@@ -114,8 +114,7 @@ __device__ __forceinline__ void multiply_low(
   }
   end_products();
 }
-#endif
-
+#else
 // sums += a tile of a times a tile of b, STEPS times 16 deep; sums = where nothing has begun.
 template <int STEPS>
 __device__ __forceinline__ void multiply(float (&sums)[HIGH][COLUMNS / 2], u32 a, u32 b, int begun) {
@@ -128,6 +127,7 @@ __device__ __forceinline__ void multiply(float (&sums)[HIGH][COLUMNS / 2], u32 a
   }
   end_products();
 }
+#endif
 
 // What a thread has of 64 x 64 elements of `plus`, as its products lie: zeros where there are none.
 struct Block { u32 pairs[16]; };

@@ -97,7 +97,16 @@ static bool __any_sync(unsigned, bool v) { return sum_of(v, warp(), 32); }
 static void __syncwarp() { barrier(warp(), 32); }
 static bool __syncthreads_or(bool v) { return sum_of(v, 0, blockDim.x); }
 static void end_of_thread();
-static void thread() { for (;;) { others(); body(arguments); end_of_thread(); ended[current] = true, moved = turn, running--; } }
+static int left_in[BLOCKS];  // threads that have not ended
+static void thread() {
+  for (;;) {
+    others();
+    body(arguments);
+    end_of_thread();
+    ended[current] = true, moved = turn, running--;
+    if (!--left_in[here()]) memset(dynamic[here()], 0xff, sizeof dynamic[0]);  // no block has it any more
+  }
+}
 static void resume() { if (!_setjmp(scheduler)) _longjmp(places[current], 1); }
 static void make() {
   ucontext_t begin;
@@ -122,6 +131,7 @@ static void blocks(Place first, int threads, bool together) {
   memset(ended, 0, sizeof ended);
   memset(waiting, 0, sizeof waiting);
   begin_of_blocks(count);
+  for (int block = 0; block < count; block++) left_in[block] = threads;
   running = all;
   for (turn = moved = 0; running; turn++, meanwhile()) {
     if (turn - moved > 5000) { wrong = "threads wait for ever", made = 0; break; }

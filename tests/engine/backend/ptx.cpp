@@ -50,8 +50,9 @@ static void cp_async_wait_group(int left) {
     memcpy(window(all[0].to, 16), all[0].from, 16);
 }
 
-// Barriers that count arrivals and bytes.
-struct Barrier { unsigned char begun, arrivals, pending, phase; int bytes; };
+// Barriers that count arrivals and bytes. What comes for one use of it comes at once, by and by, or late, as drawn.
+enum When { AT_ONCE, BY_AND_BY, LATE };
+struct Barrier { unsigned char begun, arrivals, pending, phase : 1, when : 2; int bytes; };
 static Barrier& barrier_at(u32 at) {
   Barrier& b = *reinterpret_cast<Barrier*>(window(at, sizeof(Barrier)));
   if (b.begun != 1) wrong = "a barrier is used that has not begun";
@@ -67,10 +68,14 @@ static void arrive(Barrier& b, int bytes) {
 }
 static void mbarrier_init_shared_cta_b64(u32 at, u32 arrivals) {
   apart = true;
-  *reinterpret_cast<Barrier*>(window(own(at), sizeof(Barrier))) = {1, (unsigned char)arrivals, (unsigned char)arrivals, 0, 0};
+  *reinterpret_cast<Barrier*>(window(own(at), sizeof(Barrier))) = {1, (unsigned char)arrivals, (unsigned char)arrivals, 0, 0, 0};
 }
 static void fence_mbarrier_init_release_cluster() {}
-static void mbarrier_arrive_expect_tx_shared_cta_b64(u32 at, u32 bytes) { arrive(barrier_at(own(at)), bytes); }
+static void mbarrier_arrive_expect_tx_shared_cta_b64(u32 at, u32 bytes) {
+  Barrier& b = barrier_at(own(at));
+  b.when = drawn(asked++, 3) % 3;
+  arrive(b, bytes);
+}
 static void mbarrier_arrive_shared_cta_b64(u32 at) { arrive(barrier_at(own(at)), 0); }
 static void mapa_shared_cluster_u32_and_mbarrier_arrive_shared_cluster_b64(u32 at, u32 block) {
   arrive(barrier_at(of_block(at, block)), 0);
@@ -117,11 +122,11 @@ static int bytes_of(const Described& map) {
 }
 static std::vector<std::function<void()>> coming, late;
 static std::deque<std::function<void()>> leaving[ALL];
-static void come_later(u32 to, u32 bytes, std::function<void()> land) {
+static void come_later(u32 to, u32 bytes, u32 barrier, std::function<void()> land) {
   memset(window(to, bytes), 0xff, bytes);
-  unsigned when = drawn(asked++, 3) % 3;
-  if (when) (when == 1 ? coming : late).push_back(land);
-  else land();
+  unsigned when = barrier_at(barrier).when;
+  if (when == AT_ONCE) land();
+  else (when == LATE ? late : coming).push_back(land);
 }
 static void told(u32 barrier, int bytes) {
   Barrier& b = barrier_at(barrier);
@@ -132,7 +137,7 @@ template <int RANK> static void fetch_tile(u32 to, const void* given, std::vecto
   const Described& map = *static_cast<const Described*>(given);
   if (map.rank != RANK) wrong = "a tile's coordinates are as many as its description has not";
   if (to % (map.swizzle == 1 ? 256 : 1024)) wrong = "a tile begins where its swizzle does not";
-  come_later(to, bytes_of(map), [=] {
+  come_later(to, bytes_of(map), barrier, [=] {
     each_element(map, first.data(), to, [](unsigned short* from, u32 at) {
       *reinterpret_cast<unsigned short*>(window(at, 2)) = from ? *from : 0;
     });
@@ -155,7 +160,7 @@ static void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_b
 static void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
   to = own(to), barrier = own(barrier);
   if (to % 16 || (u64)from % 16 || bytes % 16) wrong = "bytes are copied that are no whole sixteens";
-  come_later(to, bytes, [=] { memcpy(window(to, bytes), from, bytes), told(barrier, bytes); });
+  come_later(to, bytes, barrier, [=] { memcpy(window(to, bytes), from, bytes), told(barrier, bytes); });
 }
 static void send_tile(const void* given, std::vector<int> first, u32 from) {
   Described map = *static_cast<const Described*>(given);

@@ -57,7 +57,13 @@ def test_attention_to_a_caption(computing: Any, case: tuple[int, ...], dtype: DT
     check_attention(case, dtype)
 
 
-@pytest.mark.parametrize("case", [(2, 2, 200, 200), (1, 3, 70, 333), (1, 2, 256, 128)], ids=str)
+def test_attention_to_a_caption_by_few_blocks(computing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which go through more tiles than they have places for, one after another."""
+    monkeypatch.setattr(computing.kernels, "multiprocessors", 1)
+    check_attention((1, 4, 700, 77), bfloat16)
+
+
+@pytest.mark.parametrize("case", [(2, 2, 200, 200), (1, 3, 70, 333), (1, 2, 256, 128), (1, 2, 130, 700)], ids=str)
 @pytest.mark.parametrize("multiprocessors", [132, 2], ids=["an item a block", "several"])
 def test_attention_by_warpgroups(
     computing: Any, case: tuple[int, ...], multiprocessors: int, monkeypatch: pytest.MonkeyPatch
@@ -82,9 +88,12 @@ def test_attention_by_warpgroups(
     [(600, 72, 136, 3, 16), (520, 640, 8, 1, 64), (1000, 200, 320, 2, 32)],
 )
 @pytest.mark.parametrize("held", [False, True], ids=["assigned", "added to"])
+@pytest.mark.parametrize("multiprocessors", [132, 1], ids=["shared", "by one block"])
 def test_gradients_of_lora_factors(
-    computing: Any, rows: int, width: int, out: int, layers: int, rank: int, held: bool
-) -> None:
+    computing: Any, rows: int, width: int, out: int, layers: int, rank: int, held: bool, multiprocessors: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(computing.kernels, "multiprocessors", multiprocessors)
     k, shapes = computing.kernels, ((rows, width), (rows, layers, out), (rows, layers * rank), (rows, layers * rank))
     x, g, inner, low = (rounded(shape, i, bfloat16) for i, shape in enumerate(shapes))
     t = Thin(*(flame.tensor(a, bfloat16, "cuda").data for a in (x, g, inner, low)), rank)
