@@ -23,18 +23,8 @@ BEGIN = re.compile(r'#define FAST ([01])\n#include "elements.cuh"\n')
 
 MACHINE = "".join((Path(__file__).parent / "backend" / f"{name}.cpp").read_text() for name in ("machine", "ptx"))
 OPS_FOLDER = Path(nvrtc.__file__).parents[2] / "ops"
-SHARED = "float* const shared = dynamic[here()]"
 BEFORE_SHARED = 1040  # bytes of the barriers that come first; what follows is no better aligned than on a card
-DYNAMIC = f"unsigned char* const memory = (unsigned char*)dynamic[here()] + {BEFORE_SHARED}"
-NARROW = """
-struct __half {}; struct __nv_bfloat16 {};
-static float __half2float(__half), __bfloat162float(__nv_bfloat16);
-static __half __float2half_rn(float); static __nv_bfloat16 __float2bfloat16_rn(float);
-struct float2 { float x, y; };
-struct float4 { float x, y, z, w; };
-static float2 make_float2(float x, float y) { return {x, y}; }
-static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-"""
+DYNAMIC = rf"\1* const \2 = (\1*)((unsigned char*)dynamic[here()] + {BEFORE_SHARED})"
 HALVES = """
 struct __half { unsigned short bits; };
 struct __half2 { __half x, y; };
@@ -116,20 +106,11 @@ class Kernels:
     def generated(self, text: str, kernel: str) -> Any:
         at = self.texts.setdefault((text, kernel), len(self.texts))
 
-        def call(
-            grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], resident: bool = False
-        ) -> None:  # fmt: skip
+        def call(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
             if self.library is not None:
-                run(self.library, f"run{at}", shape_of(grid, grid if resident else (1,), block[0], 1 << 18), args)
+                run(self.library, f"run{at}", shape_of(grid, (1,), block[0], 1 << 18), args)
 
         return call
-
-    def get(self, file: str, kernel: str, dtype: Any, shared_bytes: int = 0) -> Any:
-        """A kernel of a file, over fp32: what it has of CUDA's headers and of shared memory is as C++ has it."""
-        text = nvrtc.included((OPS_FOLDER / file).read_text()).replace("typedef ELEMENT T;", "typedef float T;")
-        text = re.sub(r"#include <cuda_\w+\.h>\n", "", text).replace("extern __shared__ float shared[]", SHARED)
-        made = self.generated(f'#define FAST 0\n#include "elements.cuh"\n{NARROW}{text}', kernel)
-        return lambda grid, block, args, shared_mem, resident: made(grid, block, args, resident)
 
     def build(self) -> None:
         units = [self._unit(n, *key) for key, n in self.texts.items()]
@@ -213,15 +194,18 @@ class WrittenOut:
         cluster = self._cluster(text)
         library = self._library(text, kernel, dtype.name)
 
-        def call(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int) -> None:
-            run(library, "run", shape_of(grid, cluster, block[0], BEFORE_SHARED + shared_mem), args)
+        def call(
+            grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int,
+            resident: bool = False,
+        ) -> None:  # fmt: skip
+            together = grid if resident else cluster
+            run(library, "run", shape_of(grid, together, block[0], BEFORE_SHARED + shared_mem), args)
 
         return call
 
     def of_file(self, file: str, kernel: str, dtype: Any, shared_bytes: int) -> Any:
         """As `KernelModules.get`."""
-        made = self.get(nvrtc.included((OPS_FOLDER / file).read_text()), kernel, dtype, shared_bytes)
-        return lambda grid, block, args, shared_mem, resident: made(grid, block, args, shared_mem)
+        return self.get(nvrtc.included((OPS_FOLDER / file).read_text()), kernel, dtype, shared_bytes)
 
     @staticmethod
     def _cluster(text: str) -> tuple[int, ...]:
@@ -235,7 +219,7 @@ class WrittenOut:
             element = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}[dtype]
             code = re.sub(r'#include <cuda_\w+\.h>\n|extern "C" |#pragma once\n', "", text)
             code = without_assembly(code.replace("typedef ELEMENT T;", f"typedef {element} T;"))
-            code = code.replace("extern __shared__ unsigned char memory[]", DYNAMIC)
+            code = re.sub(r"extern __shared__ ([\w ]+) (\w+)\[\]", DYNAMIC, code)
             code = re.sub(r"__shared__ u64 barriers\[[^\]]*\]", "u64* const barriers = (u64*)dynamic[here()]", code)
             source = f"{MACHINE}\nnamespace unit {{{HALVES}{code}\n{entry('run', kernel, code, 'true')}}}"
             self.libraries[key] = compiled_library(self.folder / f"kernel{len(self.libraries)}.cpp", source)
@@ -251,16 +235,20 @@ def describe(to: int, _: int, rank: int, at: int, sizes: Any, strides: Any, box:
     return 0
 
 
-@pytest.fixture
-def compiled(tmp_path: Path) -> Kernels:
-    """To stand for the module loader of the CUDA backend over the stand-in."""
+@pytest.fixture(scope="session")
+def compiler() -> None:
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
+
+
+@pytest.fixture
+def compiled(compiler: None, tmp_path: Path) -> Kernels:
+    """To stand for what loads generated kernels of the CUDA backend over the stand-in."""
     return Kernels(tmp_path)
 
 
 @pytest.fixture(scope="session")
-def written_out(tmp_path_factory: pytest.TempPathFactory) -> WrittenOut:
+def written_out(compiler: None, tmp_path_factory: pytest.TempPathFactory) -> WrittenOut:
     """Kernels that are compiled once for all tests."""
     return WrittenOut(tmp_path_factory.mktemp("kernels"))
 
@@ -268,8 +256,6 @@ def written_out(tmp_path_factory: pytest.TempPathFactory) -> WrittenOut:
 @pytest.fixture
 def computing(gpu: Any, written_out: WrittenOut, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The CUDA backend over the stand-in, where kernels that are written out compute."""
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++")
     gpu.kernels._cubins = written_out
     monkeypatch.setattr(gpu.kernels._modules, "get", written_out.of_file)
     monkeypatch.setattr(tensor_map, "_encode", lambda: describe)

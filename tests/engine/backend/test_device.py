@@ -196,9 +196,11 @@ def test_nothing_is_given_back_while_a_step_is_captured(gpu: Any) -> None:
     gpu._pool.kept["free"], card.room = 60, 40
     step = gpu.capture(lambda: gpu.stream.capturing and gpu._graph_malloc(90))
     step()
-    gpu.release_unused = lambda: None
+    asked = list[bool]()
+    gpu.release_unused = lambda: asked.append(gpu.stream.capturing)
     with pytest.raises(MemoryError):
         step()
+    assert not any(asked)
 
 
 class Bytes:

@@ -7,7 +7,6 @@ twice the error of the reference in the tested dtype plus one ulp.
 from __future__ import annotations
 
 import itertools
-import shutil
 from typing import Any
 
 import ml_dtypes
@@ -24,7 +23,7 @@ from flame_train.engine.ops.finite import Broken
 from flame_train.engine.ops.fp8 import turned
 from flame_train.engine.sample import materialise, tensor_arguments
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiler")]
 
 OPS = [
     "adaptive_avg_pool2d", "add", "amax", "avg_pool2d", "batch_norm", "batch_norm_inference", "batch_norm_train",
@@ -161,7 +160,7 @@ def opened(name: str, given: dict[str, flame.Tensor]) -> flame.Tensor:
 
 
 @pytest.mark.parametrize("name", ["group_norm", "group_norm_silu", "cat_group_norm_silu"])
-def test_group_norms(gpu: Any, name: str, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_norms(computing: Any, name: str, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three blocks an image that wait for each other, one, one for several images; all, some and few pixels kept."""
     grids = set[tuple[int, ...]]()
     plan = norm_launch.Plan.__init__
@@ -184,27 +183,26 @@ def test_group_norms(gpu: Any, name: str, compiled: Any, monkeypatch: pytest.Mon
         cotangents = [flame.tensor(rng.standard_normal(shape), kind, device)] * 2
         return [t.numpy() for t in (made[0], *flame.grad(made, [given[n] for n in wanted], cotangents))]
 
-    monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
-    monkeypatch.setattr(gpu.kernels._modules, "get", compiled.get)
+    monkeypatch.setattr(computing.kernels._modules, "generated", compiled.generated)
     shapes = [((2, 9, 7, 64), 2), ((3, 40, 40, 16), 2), ((2, 5, 3, 72), 2), ((2, 12, 11, 512), 7)]
     asked = "input weight bias", "input", "weight", "bias input"
     asked = ("other input weight bias", "other", *asked[1:]) if "cat" in name else asked
     wanted = [names.split() for names in asked]
     cases = [(shape, names, cores) for shape, cores in shapes for names in wanted]
     for shape, names, cores in cases:
-        monkeypatch.setattr(gpu.kernels, "multiprocessors", cores)
+        monkeypatch.setattr(computing.kernels, "multiprocessors", cores)
         found(shape, names, "cuda", np.dtype(np.float32))
     assert grids == {(1, 2), (3, 2)}
     compiled.build()
     for (shape, names, cores), shared in itertools.product(cases, (227 << 10, 128 << 10, 99 << 10)):
-        monkeypatch.setattr(gpu.kernels, "multiprocessors", cores)
-        monkeypatch.setattr(gpu.kernels, "shared_bytes", shared)
+        monkeypatch.setattr(computing.kernels, "multiprocessors", cores)
+        monkeypatch.setattr(computing.kernels, "shared_bytes", shared)
         got, truth = (
             found(shape, names, *on) for on in (("cuda", np.dtype(np.float32)), ("cpu", np.dtype(np.float64)))
         )
         for g, t in zip(got, truth, strict=True):
             assert distance(g, t) < 3e-6
-    assert not (gpu.kernels.barriers & 0x7FFFFFFF).any(), "all who came have gone"
+    assert not (computing.kernels.barriers & 0x7FFFFFFF).any(), "all who came have gone"
 
 
 HEADS, HEAD = 3, 16

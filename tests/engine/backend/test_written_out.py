@@ -140,7 +140,7 @@ def check_pair(x: Operands) -> None:
 
 
 def products(gpu: Any, multiprocessors: int) -> paired.PairedProducts:
-    return paired.PairedProducts(gpu.xp, None, None, None, gpu.kernels._cubins, multiprocessors, 90)  # type: ignore[arg-type]
+    return paired.PairedProducts(gpu.xp, None, None, None, gpu.kernels._cubins, multiprocessors, 90)
 
 
 WAYS = [
