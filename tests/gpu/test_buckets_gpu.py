@@ -62,5 +62,5 @@ def test_many_buckets_neither_grow_nor_are_captured_again(model: str, rule: Buck
     assert len(runs) == 2 * len(steps)  # once eager, once captured
     assert live[0] == live[1] == live[2]
     taken = peaks[0] - before
-    assert max(peaks) - peaks[0] < 0.5 * taken  # a workspace that finds no gap may come on top, but no second step
+    assert max(peaks) - peaks[0] < 0.1 * taken  # tables and batches of buckets come on top, but no second step
     assert np.isfinite(p.backend.get(p.state.figures)).all()

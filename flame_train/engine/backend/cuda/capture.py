@@ -60,7 +60,7 @@ class _Captured:
         if scratch.room is not room:  # new scratch memory may stay: it holds nothing from one op to the next
             before += scratch.room.data.mem.size
         if pool.used_bytes() > before:
-            gc.collect()  # making plans leaves reference cycles
+            gc.collect()  # a hook or a library may leave reference cycles
         if pool.used_bytes() > before:
             backend.synchronize()  # a graph must not be destroyed while it runs
             for other in list(backend.graphs):

@@ -6,10 +6,12 @@ few are timed, once for each problem and card.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -160,7 +162,8 @@ class CuDnn:
         with self._lock:
             plan = self._plans.get(key)
             if plan is None:
-                plan = self._plans[key] = self._make(key, dtype, build, arrays)
+                with _collected():
+                    plan = self._plans[key] = self._make(key, dtype, build, arrays)
             workspace = self._scratch.of(plan.workspace)
             if self._launches.wanted("attention" if key[0].startswith("sdpa") else "convolution"):
                 plan.graph.execute(plan.pointers(arrays), workspace.data.ptr, handle=self._handle)
@@ -267,6 +270,23 @@ class CuDnn:
             barred.append(notes.NONDETERMINISTIC)
         if barred:
             graph.deselect_numeric_notes(barred)
+
+
+@contextmanager
+def _collected() -> Iterator[None]:
+    """Frees at once what cuDNN's frontend leaves in reference cycles: exceptions that it keeps, and by way of their
+    frames all arrays of whoever called.
+
+    All of it is young, the collector being off meanwhile, so that only little is looked through.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.collect(0)
+        if enabled:
+            gc.enable()
 
 
 class _Plan:

@@ -1,0 +1,90 @@
+"""Making a plan of cuDNN's keeps nothing of what it was made for."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flame_train.engine.backend.cuda import cudnn
+from flame_train.engine.backend.cuda.launches import Launches
+from flame_train.engine.backend.cuda.scratch import Scratch
+from flame_train.engine.backend.cuda.shelf import Shelf
+
+
+class NotSupported(Exception):
+    """What the frontend raises where cuDNN declines."""
+
+
+class Described:
+    """A tensor or a graph of the frontend's: takes whatever it is told."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: self
+
+    def get_uid(self) -> int:
+        return 0
+
+
+class Plan(Described):
+    """A graph of which cuDNN's second heuristic knows nothing, which the frontend notes as it does in earnest."""
+
+    def create_execution_plans(self, modes: list[str]) -> None:
+        failure = None
+        for mode in modes:
+            try:
+                if mode != "A":
+                    raise NotSupported(mode)
+            except NotSupported as e:
+                failure = e  # in a cycle with this frame, which holds those of all callers
+        assert failure is not None
+
+    def get_workspace_size(self) -> int:
+        return 0
+
+    def serialize(self) -> bytes:
+        return b""
+
+
+@pytest.fixture
+def library(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> cudnn.CuDnn:
+    """cuDNN over a stand-in for its frontend."""
+    frontend = SimpleNamespace(
+        backend_version=lambda: 1, __version__="1", create_handle=object, set_stream=lambda **_: None,
+        data_type=SimpleNamespace(FLOAT="f", HALF="h", BFLOAT16="b"), heur_mode=SimpleNamespace(A="A", FALLBACK="B"),
+        numerical_note=SimpleNamespace(TENSOR_CORE=0, DOWN_CONVERT_INPUTS=1, WINOGRAD=2, NONDETERMINISTIC=3),
+        pygraph=lambda **_: Plan(), cudnnGraphNotSupportedError=NotSupported,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "cudnn", frontend)
+    monkeypatch.setattr(cudnn, "load", lambda _: None)
+    return cudnn.CuDnn(gpu.xp, gpu.stream, Shelf(None, "here"), Launches(), Scratch(gpu.xp))
+
+
+@pytest.fixture(params=[True, False], ids=["on", "off"])
+def collector(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Whether the garbage collector is on; it collects nothing by itself either way."""
+    threshold = gc.get_threshold()
+    gc.set_threshold(0)
+    if not request.param:
+        gc.disable()
+    yield request.param
+    gc.enable()
+    gc.set_threshold(*threshold)
+
+
+def test_a_plan_made_keeps_no_array_alive(library: cudnn.CuDnn, gpu: Any, collector: bool) -> None:
+    """A first step would else keep all that its plans were made for until the collector comes by."""
+
+    def once() -> weakref.ref[Any]:
+        x, w, out = (gpu.empty((1, 4, 4, 8), np.dtype(np.float32)) for _ in range(3))
+        library.conv_forward(x, w, None, out, (1, 1), (0, 0), (1, 1))
+        return weakref.ref(x)
+
+    assert once()() is None
+    assert gc.isenabled() is collector
