@@ -92,9 +92,10 @@ def test_a_transformer_alone(arrays, tmp_path, stored):
     same(FLUX_FILES.load(path, "transformer", device="cpu", dtype="float32"), arrays["transformer"])
 
 
-def test_a_scaled_fp8_transformer(arrays, tmp_path):
+@pytest.mark.parametrize("which", [("qkv.weight", "linear1.weight"), ("weight",)], ids=["some", "every layer"])
+def test_a_scaled_fp8_transformer(arrays, tmp_path, which):
     path = tmp_path / "flux1-dev-fp8-scaled.safetensors"
-    linear = {name: x for name, x in arrays["transformer"].items() if name.endswith((".qkv.weight", "linear1.weight"))}
+    linear = {name: x for name, x in arrays["transformer"].items() if name.endswith(which)}
     tensors = arrays["transformer"] | {name: (4 * x.astype(np.float32)).astype(FP8) for name, x in linear.items()}
     scales = {name.replace(".weight", ".scale_weight"): np.array(0.25, np.float32) for name in linear}
     save_file(path, tensors | scales | {"scaled_fp8": np.zeros(0, FP8)})
