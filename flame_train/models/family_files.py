@@ -94,9 +94,9 @@ class FamilyFiles:
     def _in_words(self, components: Collection[str]) -> str:
         """What a file is opened for: the family, and of a part that may have a file of its own which it is."""
         encoders = {component: FAMILY_NAMES[known] for known, component in self.alone.items()}
-        parts = [encoders.get(name, name.replace("_", " ")) for name in components if name != self.components[0].name]
-        family = FAMILY_NAMES[self.family]
-        return f"{' and '.join(parts)} of {family}" if parts else family
+        family, parts = FAMILY_NAMES[self.family], [encoders.get(c, c.replace("_", " ")) for c in components]
+        whole = not components or self.components[0].name in components
+        return family if whole else f"{' and '.join(parts)} of {family}"
 
     def _only(self, found: Identity, components: Collection[str]) -> str:
         """What the file holds: "checkpoint", or the one component there is; empty if none of the family's.
