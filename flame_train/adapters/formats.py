@@ -23,7 +23,7 @@ from flame_train.adapters.dialects import (
 )
 from flame_train.adapters.factors import Array, LoraFactors, LoraState
 from flame_train.adapters.folding import alpha_record, fold, recorded_alphas, unfold
-from flame_train.adapters.fused import join, split
+from flame_train.adapters.fused import entire, join, split
 from flame_train.adapters.peft_config import peft_scales
 from flame_train.errors import ModelFileError
 from flame_train.io.adapter_kinds import other_kind
@@ -210,9 +210,11 @@ def _joined(
     for (component, module), pieces in parts.items():
         if "" in pieces and len(pieces) > 1:
             raise ModelFileError(f"{path}: {component} {module!r} is there twice, whole and in parts")
+        paths, what = names[component][module], f"{component} {module}"
         try:
-            whole = pieces[""] if "" in pieces else join(pieces, names[component][module])
+            whole = entire(pieces[""], paths) if "" in pieces else join(pieces, paths)
         except ValueError as fault:
-            raise ModelFileError(f"{path}: the parts of {component} {module} do not fit together: {fault}") from fault
+            what = f"{what}:" if "" in pieces else f"the parts of {what} do not fit together:"
+            raise ModelFileError(f"{path}: {what} {fault}") from fault
         state.setdefault(component, {})[module] = whole
     return state

@@ -4,18 +4,20 @@ Every part of a cut LoRA keeps the whole down matrix and its own rows of the up 
 matrices and has the LoRA it came from. Parts that were trained apart have down matrices of their own: they are stacked,
 up becomes block-diagonal, and the rank is the sum; such a LoRA is cut along its blocks if these are of one rank. Then
 numbers only change places, and each way undoes the other bit for bit. Parts of differing rank come back as parts of
-the whole's: the same update, in a larger file; where their scales differ too, these are in the up matrices.
+the whole's: the same update, in a larger file; where their scales differ too, these are in the up matrices. Parts that
+are stored in different formats come back in fp32, which holds them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from flame_train.adapters.factors import Array, LoraFactors
 from flame_train.adapters.folding import fold
-from flame_train.io.keymap import Source
+from flame_train.io.keymap import Op, Shape, Source
 
 Paths = Mapping[str, Source]
 """A module's paths in diffusers, each with how its rows are taken from the whole."""
@@ -28,6 +30,16 @@ def split(whole: LoraFactors, paths: Paths) -> dict[str, LoraFactors]:
     return blocks or {path: LoraFactors(whole.down, up, whole.alpha) for path, up in ups.items()}
 
 
+def entire(whole: LoraFactors, paths: Paths) -> LoraFactors:
+    """`whole`, known to have rows that its paths can share. ValueError for one that has not."""
+    shape: Shape = whole.up.shape
+    for source in paths.values():
+        if source.made_shape(dict.fromkeys(source.names, shape)) is None:
+            parts = 2 if source.op is Op.SWAP else source.parts
+            raise ValueError(f"its up matrix has {shape[0]} rows, which is no multiple of {parts}")
+    return whole
+
+
 def join(parts: Mapping[str, LoraFactors], paths: Paths) -> LoraFactors:
     """The LoRA of the whole module; paths that are not among `parts` stay as they are.
 
@@ -35,7 +47,7 @@ def join(parts: Mapping[str, LoraFactors], paths: Paths) -> LoraFactors:
     """
     if len(paths) == 1:
         ((path, source),) = paths.items()
-        own = parts[path]
+        own = entire(parts[path], paths)
         return LoraFactors(own.down, source.apply([own.up]), own.alpha)  # exchanging halves undoes itself
     present = [path for path in paths if path in parts]
     unit = _unit(parts, paths)
@@ -71,11 +83,11 @@ def _stacked(parts: Mapping[str, LoraFactors], paths: Paths, unit: int) -> LoraF
         ups = [f.up for f in factors]
     else:
         alpha, ups = float(sum(f.rank for f in factors)), [fold(f) for f in factors]
-    down = np.concatenate([f.down for f in factors])
-    dtype = np.result_type(*ups)
+    of_downs, of_ups = _holding([f.down for f in factors]), _holding(ups)
+    down = np.concatenate([f.down.astype(of_downs, copy=False) for f in factors])
     rows, begin = {}, 0
     for path, up in zip(parts, ups, strict=True):
-        rows[path] = np.zeros((len(up), len(down), *up.shape[2:]), dtype)
+        rows[path] = np.zeros((len(up), len(down), *up.shape[2:]), of_ups)
         rows[path][:, begin : begin + up.shape[1]] = up
         begin += up.shape[1]
     return LoraFactors(down, _filled(rows, paths, unit, len(down)), alpha)
@@ -83,9 +95,17 @@ def _stacked(parts: Mapping[str, LoraFactors], paths: Paths, unit: int) -> LoraF
 
 def _filled(rows: Mapping[str, Array], paths: Paths, unit: int, rank: int) -> Array:
     """The up matrix of the whole from its parts' rows, zero for those that are not there."""
-    some = next(iter(rows.values()))
+    some, dtype = next(iter(rows.values())), _holding(list(rows.values()))
     missing = {path: (unit * source.span, rank, *some.shape[2:]) for path, source in paths.items() if path not in rows}
-    return np.concatenate([rows[p] if p in rows else np.zeros(missing[p], some.dtype) for p in paths])
+    return np.concatenate(
+        [rows[p].astype(dtype, copy=False) if p in rows else np.zeros(missing[p], dtype) for p in paths]
+    )
+
+
+def _holding(arrays: Sequence[Array]) -> np.dtype[Any]:
+    """A dtype that holds what is in each of `arrays`: theirs, or fp32. NumPy knows none for fp16 and bf16."""
+    found = {array.dtype for array in arrays}
+    return found.pop() if len(found) == 1 else np.result_type(np.float32, *(d for d in found if d.itemsize > 4))
 
 
 def _unit(parts: Mapping[str, LoraFactors], paths: Paths) -> int:

@@ -25,20 +25,6 @@ UNET_PRESETS: Final[Presets] = MappingProxyType(
 """For UNets with the names of the original checkpoints. In SDXL's these are 560, 700 and 788 layers; `full` is
 every linear layer and convolution inside the numbered blocks, as sd-scripts' convolution option has it."""
 
-_FLUX_ATTENTION: Final = ("double_blocks.*_attn.qkv", "double_blocks.*_attn.proj", "single_blocks.*.linear1")
-_FLUX_MLP: Final = ("double_blocks.*_mlp.[02]", "single_blocks.*.linear2")
-
-FLUX_PRESETS: Final[Presets] = MappingProxyType(
-    {
-        "attention": _FLUX_ATTENTION,
-        "attention+mlp": (*_FLUX_ATTENTION, *_FLUX_MLP),
-        "full": ("double_blocks.*", "single_blocks.*"),
-    }
-)
-"""For Flux: 114, 228 and 304 layers in dev. In a single-stream block queries, keys and values are one layer with the
-MLP's first, so `attention` has that too; `full` is every linear layer in the blocks, modulation included, as sd-scripts
-has it."""
-
 
 def resolve(model: nn.Module, targets: Sequence[str], presets: Presets) -> list[str]:
     """The names of the layers that `targets` mean, each once, in the model's order.

@@ -253,10 +253,15 @@ def table(
     return tuple(rules)
 
 
-def scaled(names: Iterable[str]) -> tuple[Rule, ...]:
-    """Rules for the weights beside which a factor lies, as ComfyUI's scaled fp8 files have it; read only."""
+def beside_factors(names: Iterable[str], plain: Iterable[Rule]) -> tuple[Rule, ...]:
+    """`plain`, but for the weights among `names` beside which a factor lies, as ComfyUI's scaled fp8 files have it.
+
+    Those are read only. Their rules come first and replace a plain one for the very same name.
+    """
     stems = [name.removesuffix(".scale_weight") for name in sorted(names) if name.endswith(".scale_weight")]
-    return tuple(Rule((f"{stem}.weight", f"{stem}.scale_weight"), (f"{stem}.weight",), Op.SCALE) for stem in stems)
+    scaled = [Rule((f"{stem}.weight", f"{stem}.scale_weight"), (f"{stem}.weight",), Op.SCALE) for stem in stems]
+    done = {rule.target for rule in scaled}
+    return (*scaled, *(rule for rule in plain if rule.target not in done))
 
 
 def _swapped(x: Array) -> Array:

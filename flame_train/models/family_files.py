@@ -80,16 +80,23 @@ class FamilyFiles:
         found = identify(shapes_of(weights), weights.metadata)
         only = self._only(found, components)
         if not only:
-            name = FAMILY_NAMES[self.family]
-            raise ModelFileError(f"{weights.path}: expected {name}, found {found.detail}; name another file")
+            wanted = self._in_words(components)
+            raise ModelFileError(f"{weights.path}: expected {wanted}, found {found.detail}; name another file")
         resolved = _resolve(self.resolve, weights.names, None if only == "checkpoint" else only)
         lacking = [name for name in components if not resolved.sources.get(name)]
         if lacking:
             raise ModelFileError(
                 f"{weights.path}: expected {', '.join(components)}, but it holds no {', no '.join(lacking)}; "
-                "use a full checkpoint or a diffusers folder, or name the file that has it"
+                f"use a full checkpoint or a diffusers folder, or name the file that has it. This is: {found.detail}"
             )
         return resolved
+
+    def _in_words(self, components: Collection[str]) -> str:
+        """What a file is opened for: the family, and of a part that may have a file of its own which it is."""
+        encoders = {component: FAMILY_NAMES[known] for known, component in self.alone.items()}
+        family, parts = FAMILY_NAMES[self.family], [encoders.get(c, c.replace("_", " ")) for c in components]
+        whole = not components or self.components[0].name in components
+        return family if whole else f"{' and '.join(parts)} of {family}"
 
     def _only(self, found: Identity, components: Collection[str]) -> str:
         """What the file holds: "checkpoint", or the one component there is; empty if none of the family's.

@@ -17,8 +17,9 @@ _SAME_NAMES: Final = {("flux", "chroma")}  # of what the names say, and what the
 # the layouts of published single files, below their prefix or without one
 _NATIVE: Final = ("diffusion_model.", "model.diffusion_model.", "double_blocks.", "single_blocks.", "joint_blocks.")
 _CONTEXT_WIDTH: Final = {768: "sd1", 1024: "sd2", 2048: "sdxl", 1280: "sdxl-refiner"}
-# how the name of a down matrix ends in any dialect, every dot made an underscore
+# how the names of both matrices end in any dialect, every dot made an underscore
 _DOWN: Final = r".*%s_(lora_down|lora_A|lora_A_default|lora_linear_layer_down)_weight"
+_UP: Final = r".*%s_(lora_up|lora_B|lora_B_default|lora_linear_layer_up)_weight"
 # a block of joint attention in diffusers' layout, and its layers whose input is as wide as the model
 _JOINT: Final = re.compile(r"(base_model_model_|lora_|lycoris_)?(transformer_)?transformer_blocks_\d+_")
 _AS_WIDE: Final = (
@@ -73,6 +74,10 @@ def _by_names(flat: Shapes) -> str | None:
     def has(part: str) -> bool:
         return any(part in name for name in flat)
 
+    if has("distilled_guidance_layer_"):
+        return "chroma"
+    if has("_attn_to_qkv_mlp_proj") or _gated(flat):
+        return "flux2"
     if has("double_blocks_") or has("single_blocks_") or has("single_transformer_blocks_"):
         return "flux"
     if has("joint_blocks_"):
@@ -84,10 +89,22 @@ def _by_names(flat: Shapes) -> str | None:
     return _CONTEXT_WIDTH.get(_down_width(flat, "_attn2_(processor_)?to_[kv]") or 0)
 
 
+def _gated(flat: Shapes) -> bool:
+    """Whether single-stream blocks begin as Flux.2's: 3 widths of queries, keys and values, 6 of a gated MLP."""
+    layer = r"single_blocks_\d+_linear1"
+    rows, width = _first(flat, _UP % layer, 0), _down_width(flat, layer)
+    return rows is not None and width is not None and rows == 9 * width
+
+
 def _down_width(flat: Shapes, module: str) -> int | None:
     """The input width of the first down matrix of a module whose path ends as the pattern `module` says."""
-    pattern = re.compile(_DOWN % module)
-    return next((shape[1] for name, shape in flat.items() if len(shape) > 1 and pattern.fullmatch(name)), None)
+    return _first(flat, _DOWN % module, 1)
+
+
+def _first(flat: Shapes, name: str, axis: int) -> int | None:
+    """The size along `axis` of the first matrix whose name fits the pattern."""
+    pattern = re.compile(name)
+    return next((shape[axis] for own, shape in flat.items() if len(shape) > 1 and pattern.fullmatch(own)), None)
 
 
 def _by_metadata(metadata: Mapping[str, str]) -> str | None:

@@ -27,7 +27,8 @@ def _build(component: str, native: Mapping[str, Shape]) -> nn.Module:
     return ClipTextEncoder(ClipArch.from_shapes(native, "quick_gelu" if component == "text_encoder" else "gelu"))
 
 
-SDXL_FILES: Final = FamilyFiles("sdxl", sdxl.COMPONENTS, sdxl.resolve, {}, _build)
+_ALONE: Final = {"clip-l": "text_encoder", "clip-bigg": "text_encoder_2"}
+SDXL_FILES: Final = FamilyFiles("sdxl", sdxl.COMPONENTS, sdxl.resolve, _ALONE, _build)
 
 _V_MARKERS: Final = frozenset({"v_pred", "ztsnr"})  # empty tensors in single files of such models, as NoobAI's
 _PREDICTIONS: Final = {"v": "v", "v_prediction": "v", "epsilon": "epsilon"}

@@ -48,7 +48,7 @@ def parts(
         sources = resolved.sources[component.name]
         native = native_shapes(sources, shapes)
         try:
-            module = build(component.name, native)
+            module = _built(weights, component, native, build)
             fitted = fit(sources, shapes, module.shapes())
             stray = {name: shapes[name] for name in resolved.unknown if name.startswith(component.prefixes)}
             made = {name: source.shape for name, source in fitted.sources.items() if source.shape is not None}
@@ -60,6 +60,14 @@ def parts(
     if faults:
         raise ModelFileError("\n".join(faults))
     return found
+
+
+def _built(weights: Weights, component: Component, native: Mapping[str, Shape], build: Build) -> nn.Module:
+    """What `build` makes of the shapes, its refusals with the file's name before them."""
+    try:
+        return build(component.name, native)
+    except ModelFileError as fault:
+        raise ModelFileError(f"{weights.path}: {fault}") from None
 
 
 def digest(weights: Weights, sources: Iterable[Mapping[str, Source]]) -> str:

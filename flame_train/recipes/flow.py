@@ -67,6 +67,7 @@ class FlowFamily:
     conditioning: Callable[[Mapping[str, Any], Ids], Mapping[str, Tensor]]
     denoise: Callable[[Any, float], Denoise]
     lora_family: Callable[[Any], LoraFamily]
+    lora_names_in: Callable[[Mapping[str, tuple[int, ...]]], LoraFamily]
     shift: Shift
     sigmas: Callable[[nn.Module, int, int], np.ndarray[Any, Any]]
     activations: Callable[[Any, int, Load], int]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 
-from flame_train.adapters.targets import FLUX_PRESETS
+from flame_train.adapters.targets import Presets
 from flame_train.diffusion.flow import NO_SHIFT, dynamic_sigmas, resolution_shift
 from flame_train.engine import Tensor
 from flame_train.engine.tensor import tensor
@@ -25,6 +26,20 @@ from .flow import DOUBLE_KEEPS, GATES_KEEP, FlowFamily, Ids, gates_learn, joint_
 
 _PAD = 49407  # CLIP-L's
 _SHIFT = resolution_shift()
+
+_ATTENTION: Final = ("double_blocks.*_attn.qkv", "double_blocks.*_attn.proj", "single_blocks.*.linear1")
+_MLP: Final = ("double_blocks.*_mlp.[02]", "single_blocks.*.linear2")
+
+PRESETS: Final[Presets] = MappingProxyType(
+    {
+        "attention": _ATTENTION,
+        "attention+mlp": (*_ATTENTION, *_MLP),
+        "full": ("double_blocks.*", "single_blocks.*"),
+    }
+)
+"""114, 228 and 304 layers in dev. In a single-stream block queries, keys and values are one layer with the
+MLP's first, so `attention` has that too; `full` is every linear layer in the blocks, modulation included, as sd-scripts
+has it."""
 
 
 def _conditioning(networks: Mapping[str, Any], ids: Ids) -> dict[str, Tensor]:
@@ -80,7 +95,7 @@ def _sigmas(transformer: Any, steps: int, tokens: int) -> np.ndarray[Any, Any]:
 
 FLUX = FlowFamily(
     name="flux",
-    presets=FLUX_PRESETS,
+    presets=PRESETS,
     files=FLUX_FILES,
     clip_tokens=0,
     published_vae=VaeArch.flux(),
@@ -91,6 +106,7 @@ FLUX = FlowFamily(
     conditioning=_conditioning,
     denoise=_denoise,
     lora_family=lambda transformer: keys.lora_family(transformer.arch.guidance),
+    lora_names_in=lambda shapes: keys.lora_family(),
     shift=_SHIFT,
     sigmas=_sigmas,
     activations=_activations,

@@ -108,6 +108,7 @@ SD3 = FlowFamily(
     conditioning=_conditioning,
     denoise=_denoise,
     lora_family=lambda transformer: keys.lora_family(transformer.arch.depth, transformer.arch.dual),
+    lora_names_in=keys.lora_family_of,
     shift=NO_SHIFT,
     sigmas=_sigmas,
     activations=_activations,

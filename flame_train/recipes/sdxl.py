@@ -69,6 +69,7 @@ class SdxlFamily:
 
     name = "sdxl"
     presets: Presets = UNET_PRESETS
+    files = SDXL_FILES
     foreign = (
         *(f"model.{key}" for key in ("clip_l", "clip_g", "t5", "t5_vocabulary", "t5_fp8")), "data.t5_tokens",
         *(f"data.{key}_dropout" for key in ("clip_l", "clip_g", "t5")),
@@ -79,6 +80,9 @@ class SdxlFamily:
     arrays_of: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
     def lora_names(self, config: Config) -> LoraFamily:
+        return keys.lora_family()
+
+    def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
         return keys.lora_family()
 
     def check(self, config: Config) -> Facts:

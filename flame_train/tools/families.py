@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final, Protocol
 
 import numpy as np
 
@@ -18,13 +16,7 @@ from flame_train.io.resolve import Resolved
 from flame_train.io.safetensors import MAX_METADATA_VALUE
 from flame_train.io.weights import open_weights, shapes_of
 from flame_train.models.identify import FAMILY_NAMES, Identity, could_be, identify
-from flame_train.models.keys import flux, sd3, sdxl
-
-
-class _Resolve(Protocol):
-    """A base model's tensors by component and native name."""
-
-    def __call__(self, names: Iterable[str], only: str | None = None) -> Resolved: ...
+from flame_train.recipes import RECIPES
 
 
 def refuse_non_finite(lora: Path, state: LoraState) -> None:
@@ -37,42 +29,6 @@ def refuse_non_finite(lora: Path, state: LoraState) -> None:
                     f"{lora}: its {component} {module} holds NaN or infinity; training it went wrong, or the file is "
                     "damaged: use one of an earlier step, or download it again"
                 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Supported:
-    """A family's name tables.
-
-    `lora_family`: the names of LoRA files, given what is in the file at hand. `bases`: what a base model of the family
-    is identified as. `encoders`: which component a text encoder in a file of its own is, by what that is identified as.
-    """
-
-    lora_family: Callable[[Mapping[str, Shape]], LoraFamily]
-    resolve: _Resolve
-    bases: tuple[str, ...]
-    encoders: Mapping[str, str]
-
-
-_SUPPORTED: Final[Mapping[str, _Supported]] = {
-    "sdxl": _Supported(
-        lambda shapes: sdxl.lora_family(),
-        sdxl.resolve,
-        ("sdxl",),
-        {"clip-l": "text_encoder", "clip-bigg": "text_encoder_2"},
-    ),
-    "flux": _Supported(
-        lambda shapes: flux.lora_family(),
-        flux.resolve,
-        ("flux-dev", "flux-schnell"),
-        {"clip-l": "text_encoder", "t5-xxl": "text_encoder_2"},
-    ),
-    "sd3": _Supported(
-        sd3.lora_family_of,
-        sd3.resolve,
-        ("sd3-medium", "sd35-medium", "sd35-large", "sd3"),
-        {"clip-l": "text_encoder", "clip-bigg": "text_encoder_2", "t5-xxl": "text_encoder_3"},
-    ),
-}
 
 
 def identify_file(path: Path) -> Identity:
@@ -94,12 +50,12 @@ def lora_family(path: Path, identity: Identity, base: Identity | None = None) ->
 
     Raises ModelFileError for one that is not supported.
     """
-    fitting = [found for family, found in _SUPPORTED.items() if could_be(identity.family, family)]
+    fitting = [family for family in RECIPES.values() if could_be(identity.family, family.name)]
     if not fitting:
         raise ModelFileError(f"{path}: {identity.detail}; LoRAs can be converted and merged for {_known()} only")
-    own = [found for found in fitting if base is not None and base.family in found.bases]
+    own = [family for family in fitting if base is not None and could_be(base.family, family.name)]
     with open_weights(path) as weights:
-        return (own or fitting)[0].lora_family(shapes_of(weights))
+        return (own or fitting)[0].lora_names_in(shapes_of(weights))
 
 
 def components_of(identity: Identity, shapes: Mapping[str, Shape]) -> tuple[Mapping[str, Place], str]:
@@ -107,9 +63,9 @@ def components_of(identity: Identity, shapes: Mapping[str, Shape]) -> tuple[Mapp
 
     Both empty for a family that is not supported.
     """
-    for family, found in _SUPPORTED.items():
-        if identity.family != "unknown" and could_be(identity.family, family):
-            names = found.lora_family(shapes)
+    for family in RECIPES.values():
+        if identity.family != "unknown" and could_be(identity.family, family.name):
+            names = family.lora_names_in(shapes)
             return spellings(names), names.components[0].name
     return {}, ""
 
@@ -119,16 +75,16 @@ def resolve_base(path: Path, names: Iterable[str], identity: Identity, family: s
 
     Raises ModelFileError for a base of another family.
     """
-    found = _SUPPORTED[family]
+    files = RECIPES[family].files
     if identity.kind == "text_encoder":
-        return found.resolve(names, only=found.encoders.get(identity.family, "unknown"))
-    if identity.family not in found.bases:
+        return files.resolve(names, only=files.alone.get(identity.family, "unknown"))
+    if identity.family == "unknown" or not could_be(identity.family, family):
         raise ModelFileError(f"{path}: this is {identity.detail}; LoRAs can be merged into {_known()} only")
-    return found.resolve(names, only=None if identity.kind == "checkpoint" else identity.kind)
+    return files.resolve(names, only=None if identity.kind == "checkpoint" else identity.kind)
 
 
 def _known() -> str:
-    return ", ".join(FAMILY_NAMES[family] for family in _SUPPORTED)
+    return ", ".join(FAMILY_NAMES[family] for family in RECIPES)
 
 
 def split_metadata(metadata: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:

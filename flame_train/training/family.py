@@ -18,6 +18,7 @@ from flame_train.data.buckets import Placement
 from flame_train.engine import Tensor, nn
 from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
+from flame_train.models.family_files import FamilyFiles
 from flame_train.models.identify import FAMILY_NAMES
 from flame_train.models.recompute import BlockNetwork, Recompute, run_again
 from flame_train.models.vae import Vae
@@ -154,8 +155,15 @@ class Family(Protocol):
     def arrays_of(self) -> Mapping[str, tuple[str, ...]]:
         """Of each text encoder that may be silent for a sample: which arrays of a caption it makes."""
 
+    @property
+    def files(self) -> FamilyFiles:
+        """Where its networks are found in files."""
+
     def lora_names(self, config: Config) -> LoraFamily:
         """How LoRA files name the modules of the config's model."""
+
+    def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
+        """How a LoRA file with these tensors names modules: of the model it was made for, as far as they tell."""
 
     def check(self, config: Config) -> Facts:
         """Reads headers only. Raises `ModelFileError` for files that are not this family's."""

@@ -187,6 +187,15 @@ def test_parts_that_do_not_fit_together(tmp_path):
         read(tmp_path, tensors)
 
 
+def test_rows_that_no_part_can_have(tmp_path):
+    """Whole modules are looked at as parts are: cut all the same, rows would be lost without a word."""
+    tensors = kohya_file()
+    name = "lora_unet_single_blocks_3_linear1.lora_up.weight"
+    tensors[name] = np.concatenate([tensors[name], tensors[name][:5]])
+    with pytest.raises(ModelFileError, match=r"transformer single_blocks\.3\.linear1: .* 33 rows"):
+        read(tmp_path, tensors)
+
+
 def test_metadata_says_flux(tmp_path):
     found = network_metadata(read(tmp_path, kohya_file()).state, FLUX)
     assert (found["ss_base_model_version"], found["ss_network_module"]) == ("flux1", "networks.lora_flux")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flame_train.adapters.factors import LoraFactors
-from flame_train.adapters.fused import join, split
+from flame_train.adapters.fused import entire, join, split
 from flame_train.io.keymap import Op, Source
 
 QKV = {path: Source(("qkv",), Op.ROWS, i, 3) for i, path in enumerate("qkv")}
@@ -103,3 +103,28 @@ def test_exchanged_halves():
 def test_parts_of_different_weights(other):
     with pytest.raises(ValueError, match=r"q is \(2, 5\), mlp is"):
         join({"q": lora(2), "mlp": other}, LINEAR1)
+
+
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("dtypes", [(np.float16, ml_dtypes.bfloat16), (ml_dtypes.bfloat16, np.float32, np.float16)])
+def test_parts_stored_in_formats_that_hold_not_each_others_numbers(dtypes, alike):
+    """Files are merged from others: then queries may be in bf16 and keys in fp16."""
+    parts = {path: lora(2, dtype=dtype, seed=i) for i, (path, dtype) in enumerate(zip("qkv", dtypes, strict=False))}
+    if alike:
+        parts = {path: LoraFactors(parts["q"].down, f.up, f.alpha) for path, f in parts.items()}
+    whole = join(parts, QKV)
+    expected = np.concatenate([parts[p].delta() if p in parts else np.zeros((2, 5), np.float32) for p in "qkv"])
+    np.testing.assert_allclose(whole.delta(), expected, rtol=1e-6, atol=1e-6)
+    assert whole.up.dtype == np.float32  # exact for all
+
+
+@pytest.mark.parametrize(
+    ("rows", "paths", "parts"), [(13, LINEAR1, 7), (8, QKV, 3), (5, {"norm_out": Source(("adaLN",), Op.SWAP)}, 2)]
+)
+def test_rows_that_cannot_be_shared_out(rows, paths, parts):
+    assert entire(lora(parts * 2), paths).rank == 2
+    with pytest.raises(ValueError, match=f"{rows} rows, which is no multiple of {parts}"):
+        entire(lora(rows), paths)
+    if len(paths) == 1:
+        with pytest.raises(ValueError, match=f"{rows} rows"):
+            join({"norm_out": lora(rows)}, paths)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flame_train.adapters.targets import FLUX_PRESETS, resolve
+from flame_train.adapters.targets import resolve
 from flame_train.models.flux import Flux, FluxArch
 from flame_train.models.keys.flux import lora_family
+from flame_train.recipes.flux import PRESETS
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
 
@@ -37,7 +38,7 @@ def natives(target_set):
     [("attention", "attention", 114), ("attention+mlp", "attention_ff_single", 228)],
 )
 def test_presets_are_the_modules_of_the_diffusers_examples(model, preset, target_set, count):
-    found = resolve(model, [preset], FLUX_PRESETS)
+    found = resolve(model, [preset], PRESETS)
     assert len(found) == count
     assert set(found) == natives(target_set)
 
@@ -45,6 +46,6 @@ def test_presets_are_the_modules_of_the_diffusers_examples(model, preset, target
 def test_full_is_what_sd_scripts_trains(model):
     lines = golden("lora_kohya_flux")
     expected = {m["base"].removesuffix(".weight") for name, m in lines.items() if name.startswith("lora_unet")}
-    found = resolve(model, ["full"], FLUX_PRESETS)
+    found = resolve(model, ["full"], PRESETS)
     assert len(found) == 304
     assert set(found) == expected

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flame_train.adapters.lora import attach
-from flame_train.adapters.targets import FLUX_PRESETS, resolve
+from flame_train.adapters.targets import resolve
 from flame_train.engine import functional as F
 from flame_train.engine import tensor
 from flame_train.engine.report import saved_by_op
@@ -16,6 +16,7 @@ from flame_train.errors import ModelFileError
 from flame_train.models.clip import ClipArch
 from flame_train.models.flux import Flux, FluxArch, position_angles
 from flame_train.models.t5 import T5Arch
+from flame_train.recipes.flux import PRESETS
 
 ARCHS = [
     FluxArch.dev(),
@@ -104,7 +105,7 @@ def test_guidance_is_asked_for_where_the_model_knows_it(model, predict):
 
 def gradients(model, predict, recompute):
     model.recompute = recompute
-    attached = attach(model, resolve(model, ["full"], FLUX_PRESETS), rank=2, alpha=2.0, seed=3)
+    attached = attach(model, resolve(model, ["full"], PRESETS), rank=2, alpha=2.0, seed=3)
     for i, adapter in enumerate(attached.adapters.values()):
         adapter.up.data[...] = np.random.default_rng(i).standard_normal(adapter.up.shape) * 0.1
     out = predict(model)
@@ -125,7 +126,7 @@ def test_what_linear_layers_are_given_is_made_again(model, predict, monkeypatch)
     """A fifth of all that is kept, and no bit of the gradients."""
 
     def kept():
-        attached = attach(model, resolve(model, ["attention+mlp"], FLUX_PRESETS), rank=1, alpha=1.0, seed=3)
+        attached = attach(model, resolve(model, ["attention+mlp"], PRESETS), rank=1, alpha=1.0, seed=3)
         weights = sum(w.data.nbytes for name, w in model.weights() if name.removesuffix(".weight") in attached.adapters)
         total = sum(saved_by_op(predict(model)).values()) - weights
         attached.detach()

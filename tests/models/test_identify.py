@@ -230,6 +230,24 @@ def test_chroma_has_fluxs_names_and_says_so_in_its_metadata():
     assert identify(flux, {"modelspec.architecture": "flux-1-dev/lora"}).family == "flux"
 
 
+@pytest.mark.parametrize("prefix", ["diffusion_model.", "lora_unet_"])
+def test_models_that_share_fluxs_names_are_told_by_what_they_have_alone(prefix):
+    """Chroma's layer that makes all modulations; the gated feed-forward of Flux.2, whose first layer is wider."""
+
+    def found(shapes):
+        spelled = {n.replace(".", "_") if prefix.endswith("_") else n: size for n, size in shapes.items()}
+        pairs = {".lora_down.weight": lambda o, i: (4, i), ".lora_up.weight": lambda o, i: (o, 4)}
+        return identify({prefix + n + end: made(*size) for n, size in spelled.items() for end, made in pairs.items()})
+
+    qkv = {"double_blocks.0.img_attn.qkv": (9216, 3072)}
+    assert found(qkv | {"single_blocks.0.linear1": (21504, 3072)}).family == "flux"
+    assert found(qkv | {"distilled_guidance_layer.in_proj": (5120, 64)}).family == "chroma"
+    for width in (3072, 4096, 6144):
+        assert found({"single_blocks.7.linear1": (9 * width, width)}).family == "flux2"
+    name = "transformer.single_transformer_blocks.0.attn.to_qkv_mlp_proj.lora_A.weight"
+    assert identify({name: (4, 3072)}).family == "flux2"
+
+
 @pytest.mark.parametrize(
     "name", ["double_blocks.0.img_attn.qkv", "joint_blocks.0.x_block.attn.qkv", "model.diffusion_model.x"]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import ml_dtypes
@@ -92,9 +93,10 @@ def test_a_transformer_alone(arrays, tmp_path, stored):
     same(FLUX_FILES.load(path, "transformer", device="cpu", dtype="float32"), arrays["transformer"])
 
 
-def test_a_scaled_fp8_transformer(arrays, tmp_path):
+@pytest.mark.parametrize("which", [("qkv.weight", "linear1.weight"), ("weight",)], ids=["some", "every layer"])
+def test_a_scaled_fp8_transformer(arrays, tmp_path, which):
     path = tmp_path / "flux1-dev-fp8-scaled.safetensors"
-    linear = {name: x for name, x in arrays["transformer"].items() if name.endswith((".qkv.weight", "linear1.weight"))}
+    linear = {name: x for name, x in arrays["transformer"].items() if name.endswith(which)}
     tensors = arrays["transformer"] | {name: (4 * x.astype(np.float32)).astype(FP8) for name, x in linear.items()}
     scales = {name.replace(".weight", ".scale_weight"): np.array(0.25, np.float32) for name in linear}
     save_file(path, tensors | scales | {"scaled_fp8": np.zeros(0, FP8)})
@@ -112,6 +114,37 @@ def test_an_autoencoder_and_a_text_encoder_alone(arrays, tmp_path):
     clip = FLUX_FILES.load(tmp_path / "clip_l.safetensors", "text_encoder", device="cpu", dtype="float32")
     same(clip, arrays["text_encoder"])
     assert clip.arch.projection is None
+
+
+def test_a_whole_clip_is_read_for_its_text_half(arrays, tmp_path):
+    """As openai/clip-vit-large-patch14 and what is derived from it are published."""
+    of_pictures = ("vision_model.embeddings.class_embedding", "vision_model.encoder.layers.0.mlp.fc1.weight")
+    others = (*of_pictures, "visual_projection.weight", "text_projection.weight", "logit_scale")
+    save_file(
+        tmp_path / "model.safetensors", arrays["text_encoder"] | {name: np.zeros((3, 3), np.float16) for name in others}
+    )
+    same(
+        FLUX_FILES.load(tmp_path / "model.safetensors", "text_encoder", device="cpu", dtype="float32"),
+        arrays["text_encoder"],
+    )
+
+
+def test_a_part_that_is_another_is_told_with_what_was_wanted(arrays, tmp_path):
+    path = tmp_path / "x.safetensors"
+    save_file(path, {"decoder.conv_in.weight": np.zeros((8, 4, 3, 3), np.float16)})
+    for part, words in {"text_encoder": "CLIP-L of Flux.1", "vae": "vae of Flux.1", "transformer": "Flux.1"}.items():
+        with pytest.raises(ModelFileError, match=f"expected {re.escape(words)}, found SD1, SD2 or SDXL, vae"):
+            FLUX_FILES.load(path, part, device="cpu", dtype="float32")
+    save_file(path, {"encoder.embed_tokens.weight": np.zeros((32128, 4096), FP8)})
+    with pytest.raises(ModelFileError, match=r"holds no text_encoder; use .* This is: T5-XXL"):
+        FLUX_FILES.load(path, "text_encoder", device="cpu", dtype="float32")
+
+
+def test_what_no_network_can_be_made_of_is_told_with_its_file(arrays, tmp_path):
+    path = tmp_path / "flux1-fill-dev.safetensors"
+    save_file(path, arrays["transformer"] | {"img_in.weight": np.zeros((64, 384), np.float16)})
+    with pytest.raises(ModelFileError, match=r"flux1-fill-dev\.safetensors: Flux: .* this is a Fill"):
+        FLUX_FILES.inspect(path, ["transformer"])
 
 
 def test_the_digest_depends_on_the_component_alone(arrays, tmp_path):

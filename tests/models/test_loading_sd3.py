@@ -26,9 +26,10 @@ def loaded(path):
     return {n: w.numpy() for n, w in SD3_FILES.load(path, "transformer", device="cpu", dtype="float32").weights()}
 
 
+@pytest.mark.parametrize("which", [("qkv.weight", "fc1.weight"), ("weight",)], ids=["some", "every layer"])
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
-def test_a_scaled_fp8_transformer(arrays, tmp_path, prefix):
-    linear = [name for name in arrays if name.endswith((".qkv.weight", "fc1.weight"))]
+def test_a_scaled_fp8_transformer(arrays, tmp_path, prefix, which):
+    linear = [name for name in arrays if name.endswith(which)]
     tensors = arrays | {name: (4 * arrays[name].astype(np.float32)).astype(FP8) for name in linear}
     scales = {name.replace(".weight", ".scale_weight"): np.array(0.25, np.float32) for name in linear}
     inputs = {name.replace(".weight", ".scale_input"): np.array(1.0, np.float32) for name in linear}

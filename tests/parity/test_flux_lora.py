@@ -12,12 +12,12 @@ import pytest
 from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.formats import from_file, to_diffusers, to_kohya
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
-from flame_train.adapters.targets import FLUX_PRESETS
 from flame_train.engine import no_grad, tensor
 from flame_train.io.safetensors import save_file
 from flame_train.models.flux import Flux, FluxArch
 from flame_train.models.keys.flux import lora_family, transformer_to_diffusers
 from flame_train.models.loading_flux import FLUX_FILES
+from flame_train.recipes.flux import PRESETS
 from flame_train.tools.merge import merge
 
 torch = pytest.importorskip("torch")
@@ -110,7 +110,7 @@ def test_the_file_predicts_the_same_there_merged_and_here(tmp_path, model, batch
     assert off(theirs(pipeline, batch), plain) < 1e-4
     save_file(tmp_path / "base.safetensors", {name: weight.numpy() for name, weight in model.weights()})
 
-    attached, factors = adapted(model, targets, FLUX_PRESETS)
+    attached, factors = adapted(model, targets, PRESETS)
     file = written(tmp_path / "lora.safetensors", factors, form)
     layers = loaded(pipeline, file, "transformer", "NoneType")
     family = FLUX.components[0].modules

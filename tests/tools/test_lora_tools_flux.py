@@ -76,8 +76,23 @@ def test_kohya_files_survive_convert_there_and_back(tmp_path, lora, kohya):
 def test_a_flux_lora_and_an_sdxl_base(tmp_path, base, lora, kohya):
     save_file(tmp_path / "lora.safetensors", kohya(lora))
     save_file(tmp_path / "base.safetensors", {"input_blocks.0.0.weight": np.zeros((4, 4, 3, 3))})
-    with pytest.raises(ModelFileError, match=r"merged into SDXL, Flux\.1, SD3 or SD3\.5 only"):
+    with pytest.raises(ModelFileError, match=r"merged into SDXL, SD3 or SD3\.5, Flux\.1 only"):
         merge(tmp_path / "base.safetensors", tmp_path / "lora.safetensors", tmp_path / "out.safetensors")
+
+
+def test_a_lora_for_dev_goes_into_fill_where_shapes_fit(tmp_path, base, lora, kohya, expected):
+    """The two differ in what a token is made of: a LoRA on that layer is of one of them alone."""
+    fill = base | {"img_in.weight": np.zeros((D, 384), np.float32)}
+    save_file(tmp_path / "fill.safetensors", fill)
+    save_file(tmp_path / "lora.safetensors", kohya(lora))
+    merge(tmp_path / "fill.safetensors", tmp_path / "lora.safetensors", tmp_path / "out.safetensors")
+    found = safetensors.numpy.load_file(tmp_path / "out.safetensors")
+    for name, values in expected(fill, lora, 1.5).items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-5, err_msg=name)
+    outer = lora | {"img_in": (np.ones((2, 64), np.float32), np.ones((D, 2), np.float32))}
+    save_file(tmp_path / "outer.safetensors", kohya(outer))
+    with pytest.raises(ModelFileError, match=r"transformer img_in is \(64, 64\) in the LoRA, \(64, 384\) in the base"):
+        merge(tmp_path / "fill.safetensors", tmp_path / "outer.safetensors", tmp_path / "no.safetensors")
 
 
 def test_blocks_that_the_base_does_not_have(tmp_path, base, lora, kohya):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Op, Rule, scaled, table
+from flame_train.io.keymap import KeyMap, Op, Rule, beside_factors, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
 from flame_train.io.resolve import Component, Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
@@ -78,8 +78,7 @@ def transformer_to_diffusers() -> KeyMap:
 
 def _native(names: Collection[str]) -> KeyMap:
     """From a single file, whose fp8 weights may have a factor beside them."""
-    plain = [Rule(rule.source, rule.source) for rule in transformer_to_diffusers().rules]
-    return KeyMap((*scaled(names), *plain))
+    return KeyMap(beside_factors(names, (Rule(rule.source, rule.source) for rule in transformer_to_diffusers().rules)))
 
 
 def _from_diffusers(_: Collection[str]) -> KeyMap:

@@ -18,7 +18,10 @@ from flame_train.models.keys.sdxl_unet import SDXL_LEVELS, UNetLevels, unet_from
 from flame_train.models.keys.sdxl_vae import vae_from_diffusers
 
 _NOTHING: Final = re.compile(r"(?!)")
-_TEXT_EXTRAS: Final = re.compile(r"(text_model\.)?embeddings\.position_ids|logit_scale|visual_projection\..*")
+# what is computed anew, and the other half of a whole CLIP
+_TEXT_EXTRAS: Final = re.compile(
+    r"(text_model\.)?embeddings\.position_ids|logit_scale|visual_projection\..*|vision_model\..*"
+)
 _CLIP_L_EXTRAS: Final = re.compile(rf"{_TEXT_EXTRAS.pattern}|text_projection(\.weight)?")
 _ELSEWHERE: Final = re.compile(
     r"denoiser\.(log_)?sigmas|model_ema\..*|conditioner\.embedders\.0\.(logit_scale|text_projection.*)"

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from flame_train.adapters.lora import attach
-from flame_train.adapters.targets import FLUX_PRESETS, resolve
+from flame_train.adapters.targets import resolve
 from flame_train.engine import tensor
 from flame_train.models.flux import Flux, FluxArch
 from flame_train.models.keys.flux import transformer_to_diffusers
+from flame_train.recipes.flux import PRESETS
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -70,7 +71,7 @@ def theirs(twin, batch):
 def test_what_grows_beyond_fp16_is_held_at_its_largest_number(model, twin, batch, off, recompute):
     expected = theirs(twin, batch)
     model.recompute = recompute
-    attached = attach(model, resolve(model, ["full"], FLUX_PRESETS), rank=2, alpha=2.0, seed=5)
+    attached = attach(model, resolve(model, ["full"], PRESETS), rank=2, alpha=2.0, seed=5)
     out = ours(model, batch).float()
     assert off(out, expected) < 5e-3
     out.sum().backward()
