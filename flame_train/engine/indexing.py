@@ -39,7 +39,7 @@ def steps(xp: Any, index: Any, shape: Sequence[int]) -> tuple[Places, Places]:
 
 def _entry(part: Any) -> Any:
     """One entry of an index: an int, slice, None, ... or an array of integers or booleans."""
-    if isinstance(part, (bool, np.bool_)):
+    if isinstance(part, bool) or (_is_mask(part) and not part.ndim):
         raise ShapeError("getitem: a single True or False is no index here; use unsqueeze or a mask")
     if part is None or isinstance(part, (int, slice, type(...))):
         return part

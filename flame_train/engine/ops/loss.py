@@ -31,7 +31,7 @@ def share(g: Array, count: int, reduction: str) -> Array:
     return g / max(count, 1) if reduction == "mean" else g
 
 
-def check_pair(op: str, input: Array, target: Array) -> None:
+def check_pair(op: str, input: Array | Tensor, target: Array | Tensor) -> None:
     """Raises ShapeError unless input and target have the same shape: a loss that broadcasts is usually a mistake."""
     if input.shape != target.shape:
         raise ShapeError(f"{op}: input {tuple(input.shape)} and target {tuple(target.shape)} must have one shape")
@@ -162,6 +162,7 @@ for _op in (mse_loss, l1_loss, huber_loss):
 @composite(torch="nn.functional.smooth_l1_loss")
 def smooth_l1_loss(input: Tensor, target: Tensor, *, reduction: str = "mean", beta: float = 1.0) -> Tensor:
     """d^2 / (2 beta) where |d| < beta, else |d| - beta / 2, for d = input - target: huber_loss over beta"""
+    check_pair("smooth_l1_loss", input, target)
     if beta == 0.0:
         return l1_loss(input, target, reduction=reduction)
     return huber_loss(input, target, reduction, beta) / beta
@@ -170,8 +171,8 @@ def smooth_l1_loss(input: Tensor, target: Tensor, *, reduction: str = "mean", be
 for _op in (mse_loss, l1_loss, smooth_l1_loss):
 
     @_op.errors
-    def _() -> Iterator[ErrorSample]:
-        yield ErrorSample(sample((2, 3), (2, 1)), ShapeError, "must have one shape")
+    def _(name: str = _op.name) -> Iterator[ErrorSample]:
+        yield ErrorSample(sample((2, 3), (2, 1)), ShapeError, f"{name}: .* must have one shape")
         yield ErrorSample(sample((2,), (2,), reduction="max"), ValueError, "'mean', 'sum' or 'none', got 'max'")
 
 
