@@ -60,8 +60,14 @@ class UNetArch:
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> Self:
         """The architecture of a file's UNet, from its native names and shapes.
 
-        Raises ModelFileError naming the tensor it looked for in vain.
+        Raises ModelFileError naming the tensor it looked for in vain, and for the relatives that see a second picture.
         """
+        seen, made = _shape(shapes, "input_blocks.0.0.weight")[1], _shape(shapes, "out.2.weight")[0]
+        if seen != made:
+            raise ModelFileError(
+                f"UNet: expected as many channels in as out, found {seen} and {made}: this is an inpainting or edit "
+                "model, which needs a second picture; use the base model"
+            )
         ends = sorted(int(m[1]) for m in _matches(r"input_blocks\.(\d+)\.0\.op\.weight", shapes))
         per_level = ends[0] if ends else max(_numbers(r"input_blocks\.(\d+)\.", shapes), default=0) + 1
         firsts = [1 + level * per_level for level in range(len(ends) + 1)]
@@ -73,8 +79,8 @@ class UNetArch:
         if len(contexts) != 1:
             raise ModelFileError(f"UNet: expected one text width in the attn2.to_k weights, found {sorted(contexts)}")
         return cls(
-            in_channels=_shape(shapes, "input_blocks.0.0.weight")[1],
-            out_channels=_shape(shapes, "out.2.weight")[0],
+            in_channels=seen,
+            out_channels=made,
             model_channels=channels,
             channel_mult=tuple(w // channels for w in widths),
             num_res_blocks=per_level - 1,

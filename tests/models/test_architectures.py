@@ -38,7 +38,7 @@ UNETS = [
     UNetArch.sdxl(),
     UNetArch.tiny(),
     UNetArch.tiny(model_channels=64, context_dim=40, pooled_dim=16),
-    replace(UNetArch.tiny(), in_channels=9),
+    replace(UNetArch.tiny(), in_channels=16, out_channels=16),
     replace(UNetArch.tiny(), channel_mult=(1, 2), transformer_depth=(0, 3), num_res_blocks=1),
     replace(UNetArch.tiny(), channel_mult=(1, 1, 3, 4), transformer_depth=(1, 0, 2, 1), num_res_blocks=3),
 ]
@@ -73,6 +73,13 @@ def test_clip_arch_is_read_back(arch):
 def test_foreign_names_are_refused_with_the_name_looked_for(read, missing):
     with pytest.raises(ModelFileError, match=missing):
         read({"double_blocks.0.img_attn.qkv.weight": (9216, 3072)})
+
+
+@pytest.mark.parametrize("channels", [8, 9])
+def test_relatives_that_see_a_second_picture_are_refused(channels):
+    shapes = UNet(UNetArch.sdxl()).shapes() | {"input_blocks.0.0.weight": (320, channels, 3, 3)}
+    with pytest.raises(ModelFileError, match=f"found {channels} and 4: this is an inpainting or edit model"):
+        UNetArch.from_shapes(shapes)
 
 
 def test_tiny_networks_fit_together():

@@ -61,6 +61,8 @@ def single_file(models):
         "conditioner.embedders.0.transformer.text_model.embeddings.position_ids": np.arange(77)[None],
         "conditioner.embedders.1.model.logit_scale": np.array(4.6, np.float32),
         "denoiser.sigmas": np.ones(1000, np.float32),
+        "first_stage_model.loss.logvar": np.zeros((), np.float32),
+        "first_stage_model.loss.discriminator.main.0.weight": np.zeros((2, 3, 4, 4), np.float32),
     }
     return tensors | extras
 

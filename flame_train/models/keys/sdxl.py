@@ -18,6 +18,7 @@ from flame_train.models.keys.sdxl_unet import SDXL_LEVELS, UNetLevels, unet_from
 from flame_train.models.keys.sdxl_vae import vae_from_diffusers
 
 _NOTHING: Final = re.compile(r"(?!)")
+_TRAINED_WITH: Final = re.compile(r"loss\..*")  # a VAE's discriminator and the weight of its loss
 # what is computed anew, and the other half of a whole CLIP
 _TEXT_EXTRAS: Final = re.compile(
     r"(text_model\.)?embeddings\.position_ids|logit_scale|visual_projection\..*|vision_model\..*"
@@ -54,7 +55,7 @@ COMPONENTS: Final = (
         "vae",
         ("first_stage_model.", "vae/", "vae."),
         (Layout("diffusers", "decoder.up_blocks.", _vae_table), Layout("single-file", "decoder.up.")),
-        _NOTHING,
+        _TRAINED_WITH,
     ),
     Component(
         "text_encoder",
