@@ -19,6 +19,7 @@ KeyPath = tuple[str, ...]
 MAX_BYTES = 1 << 20
 _MAX_LAYERS = 16
 _TEMPLATE = "; `flame-train init` writes a template"
+_IN_SINGLE_QUOTES = "; between double quotes a backslash is special: use single quotes for paths with it, or / instead"
 
 
 @dataclass(slots=True)
@@ -145,5 +146,7 @@ def _toml_error(message: str, name: str, text: str) -> str:
     found = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", message)
     if found is None:
         return f"{name}: expected TOML, got: {message}"
-    line = found.group(1) or str(max(1, len(text.splitlines())))
-    return f"{name}:{line}: expected TOML, got a syntax error: {message[: found.start()]}"
+    lines = text.splitlines() or [""]
+    line = int(found.group(1) or len(lines))
+    hint = _IN_SINGLE_QUOTES if re.search(r'"[^"]*\\', lines[line - 1]) else ""
+    return f"{name}:{line}: expected TOML, got a syntax error: {message[: found.start()]}{hint}"

@@ -155,6 +155,11 @@ BAD_FILES = [
     ),
     ("a = 1\na = 2\n", "x.toml:2: expected TOML, got a syntax error: Cannot overwrite a value"),
     ("\n\na = ", "x.toml:3: expected TOML, got a syntax error: Invalid value"),
+    (
+        '[data]\npath = "D:\\Users\\me"\n',
+        "x.toml:2: expected TOML, got a syntax error: Invalid hex value; between double quotes a backslash is special: "
+        "use single quotes for paths with it, or / instead",
+    ),
     ("[a]\n[a]\n", "x.toml:2: expected TOML, got a syntax error: Cannot declare ('a',) twice"),
     ("a = " + "[" * 5000, "x.toml: expected TOML, got values nested too deep"),
     (
