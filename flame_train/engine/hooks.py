@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -14,16 +15,26 @@ if TYPE_CHECKING:
 Hook = Callable[["Tensor"], "Tensor | None"]
 
 
+class Hooks(dict[object, Hook]):
+    """The hooks of one tensor, in the order in which they were registered."""
+
+
 class HookHandle:
-    """Returned by `register_hook`; `remove()`, or leaving a `with` over it, takes the hook off again."""
+    """Returned by `register_hook`; `remove()`, or leaving a `with` over it, takes the hook off again.
 
-    __slots__ = ("_hooks",)
+    It does not keep the hooks alive, nor they it: what a hook of a computed tensor refers to goes with the graph.
+    """
 
-    def __init__(self, hooks: Hooks) -> None:
-        self._hooks = hooks
+    __slots__ = ("_hooks", "_key")
+
+    def __init__(self, hooks: Hooks, key: object) -> None:
+        self._hooks = weakref.ref(hooks)
+        self._key = key
 
     def remove(self) -> None:
-        self._hooks.pop(self, None)
+        hooks = self._hooks()
+        if hooks is not None:
+            hooks.pop(self._key, None)
 
     def __enter__(self) -> HookHandle:
         return self
@@ -32,17 +43,13 @@ class HookHandle:
         self.remove()
 
 
-Hooks = dict[HookHandle, Hook]
-"""The hooks of one tensor, in the order in which they were registered."""
-
-
 def register(hooks: Hooks, hook: Hook) -> HookHandle:
     """Adds a hook; the same function may be added several times. Raises TypeError for what cannot be called."""
     if not callable(hook):
         raise TypeError(f"hook: expected a function of the gradient, got {hook!r}")
-    handle = HookHandle(hooks)
-    hooks[handle] = hook
-    return handle
+    key = object()
+    hooks[key] = hook
+    return HookHandle(hooks, key)
 
 
 def through(hooks: Hooks, g: Array) -> Array:

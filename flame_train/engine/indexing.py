@@ -11,6 +11,7 @@ from ..errors import ShapeError
 
 Places = tuple[Any, ...]
 """An index for NumPy or CuPy."""
+_SINGLE = "getitem: a single True or False is no index here; use unsqueeze or a mask"
 
 
 def steps(xp: Any, index: Any, shape: Sequence[int]) -> tuple[Places, Places]:
@@ -39,13 +40,15 @@ def steps(xp: Any, index: Any, shape: Sequence[int]) -> tuple[Places, Places]:
 
 def _entry(part: Any) -> Any:
     """One entry of an index: an int, slice, None, ... or an array of integers or booleans."""
-    if isinstance(part, bool) or (_is_mask(part) and not part.ndim):
-        raise ShapeError("getitem: a single True or False is no index here; use unsqueeze or a mask")
+    if isinstance(part, (bool, np.bool_)):
+        raise ShapeError(_SINGLE)
     if part is None or isinstance(part, (int, slice, type(...))):
         return part
     array = part if hasattr(part, "dtype") else np.asarray(part, None if np.size(part) else np.int64)
     if array.dtype == np.uint8 and array.ndim:
         raise ShapeError("getitem: uint8 is a mask for PyTorch and whole numbers for NumPy; make it bool or int64")
+    if array.dtype == bool and not array.ndim:
+        raise ShapeError(_SINGLE)
     if array.dtype != bool and array.dtype.kind not in "iu":
         raise ShapeError(f"getitem: expected whole numbers or truth values as index, got {array.dtype.name}")
     return int(array) if array.ndim == 0 and isinstance(array, (np.ndarray, np.integer)) else array

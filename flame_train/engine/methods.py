@@ -200,7 +200,7 @@ class Methods(Operators):
     def argmin(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         return by_name("argmin", self, dim, keepdim)
 
-    def norm(self, p: Number | str = "fro", dim: Dims = None, keepdim: bool = False) -> Tensor:
+    def norm(self, p: Number | str | None = "fro", dim: Dims = None, keepdim: bool = False) -> Tensor:
         return by_name("norm", self, p, dim, keepdim)
 
     def logsumexp(self, dim: Dims, keepdim: bool = False) -> Tensor:

@@ -201,8 +201,8 @@ class Tensor(Methods, InPlace):
         if not self.requires_grad:
             raise RuntimeError("register_hook: this tensor does not require grad")
         if self._node is not None:
-            return register(self._node.hooks.setdefault(self._index, {}), hook)
-        self._hooks = self._hooks if self._hooks is not None else {}
+            return register(self._node.hooks.setdefault(self._index, Hooks()), hook)
+        self._hooks = self._hooks if self._hooks is not None else Hooks()
         return register(self._hooks, hook)
 
     def detach(self) -> Tensor:

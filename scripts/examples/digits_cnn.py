@@ -83,32 +83,25 @@ def accuracy(model: CNN, data: Data, device: str, batch: int = 1000) -> float:
     return right / len(data[1])
 
 
-def train(
-    seen: Data, unseen: Data, epochs: int = 10, batch: int = 64, lr: float = 2e-3, device: str = "cpu",
-    verbose: bool = True,
-) -> float:  # fmt: skip
+def train(seen: Data, unseen: Data, epochs: int = 10, device: str = "cpu", verbose: bool = True) -> float:
     """The accuracy on unseen digits after some passes over the seen ones."""
     model = CNN(side=seen[0].shape[1])
     model.init(np.random.default_rng(0), device=device)
+    batch, rng = 64, np.random.default_rng(0)
     steps = len(seen[1]) // batch
     schedule = optim.Schedule("cosine", total=epochs * steps, warmup=20)
     arena = optim.Arena(model.requires_grad_().named_parameters())
-    optimizer = optim.Optimizer(arena, [optim.AdamWRule(weight_decay=0.05)], lr=lr, schedule=schedule)
-
-    rng = np.random.default_rng(0)
+    optimizer = optim.Optimizer(arena, [optim.AdamWRule(weight_decay=0.05)], lr=2e-3, schedule=schedule)
     for epoch in range(epochs):
-        order = rng.permutation(len(seen[1]))
-        for step in range(steps):
-            rows = order[step * batch : (step + 1) * batch]
+        for rows in rng.permutation(len(seen[1]))[: steps * batch].reshape(steps, batch):
             x, y = (flame.tensor(a[rows], device=device) for a in seen)
             optimizer.zero_grad()
             loss = F.cross_entropy(model(x), y)
             loss.backward()
             optimizer.step()
         if verbose:
-            print(
-                f"epoch {epoch + 1}: loss {loss.item():.3f}, unseen digits right: {accuracy(model, unseen, device):.2%}"
-            )
+            right = accuracy(model, unseen, device)
+            print(f"epoch {epoch + 1}: loss {loss.item():.3f}, unseen digits right: {right:.2%}")
     return accuracy(model, unseen, device)
 
 

@@ -21,13 +21,11 @@ class BatchNorm2d(nn.Module):
     """Running statistics are no weights: they are made at the first batch, on its device."""
 
     def __init__(self, channels: int) -> None:
-        self.weight, self.bias = nn.weight(channels, init="ones"), nn.weight(channels, init="zeros")
-        self.channels, self.running = channels, []
+        self.weight, self.bias, self.running = nn.weight(channels, init="ones"), nn.weight(channels, init="zeros"), []
 
     def forward(self, x: flame.Tensor, training: bool) -> flame.Tensor:
         if not self.running:
-            start = (np.zeros(self.channels, np.float32), np.ones(self.channels, np.float32))
-            self.running = [flame.tensor(a, device=x.device) for a in start]
+            self.running = [flame.tensor(np.full(x.shape[-1], v, np.float32), device=x.device) for v in (0, 1)]
         return F.batch_norm(x, *self.running, self.weight, self.bias, training, layout="NHWC")
 
 
@@ -41,8 +39,7 @@ class Block(nn.Module):
 
     def forward(self, x: flame.Tensor, training: bool) -> flame.Tensor:
         y = F.relu(self.bn1(self.conv1(x), training))
-        y = self.bn2(self.conv2(y), training)
-        return F.relu(y + (self.short(x) if self.short else x))
+        return F.relu(self.bn2(self.conv2(y), training) + (self.short(x) if self.short else x))
 
 
 class ResNet(nn.Module):
@@ -105,8 +102,7 @@ def train(seen: Data, unseen: Data, model: ResNet, epochs: int, device: str, bat
         for rows in rng.permutation(len(seen[1]))[: steps * batch].reshape(steps, batch):
             x, y = batch_of(seen, rows, device, rng)
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(x, training=True), y)
-            loss.backward()
+            F.cross_entropy(model(x, training=True), y).backward()
             optimizer.step()
         print(f"epoch {epoch + 1}: {accuracy(model, unseen, device):.2%} of the unseen pictures right")
     return accuracy(model, unseen, device)

@@ -14,6 +14,7 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import check, nn, optim
 from flame_train.engine import functional as F
+from flame_train.errors import ShapeError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrating-from-pytorch.md").read_text(encoding="utf-8")
 
@@ -150,6 +151,25 @@ class TestWhatDiffers:
             assert F.mean(whole).dtype == np.float32
             np.testing.assert_allclose(F.mean(whole).item(), values.mean())
             np.testing.assert_allclose(F.softmax(whole, 0).numpy(), np.exp(values) / np.exp(values).sum(), rtol=1e-6)
+
+    def test_what_is_refused_early(self) -> None:
+        x = flame.tensor(np.ones((4, 5, 6), np.float32))
+        for loss in (F.mse_loss, F.l1_loss, F.huber_loss, F.smooth_l1_loss, F.binary_cross_entropy, F.kl_div):
+            with pytest.raises(ShapeError, match="one shape"):
+                loss(x, x[0])
+        with pytest.raises(ShapeError, match="expected a 4-D input"):
+            F.max_pool2d(x, 2)
+        assert F.max_pool2d(x.unsqueeze(0), 2).shape == (1, 4, 2, 3)
+        with pytest.raises(ShapeError, match=r"weight \(out, in\)"):
+            F.linear(x, x[0, 0])
+        with pytest.raises(TypeError, match="'dtype' is unknown"):
+            F.sum(x, dtype="float64")
+
+    def test_what_is_not_a_number_stays_so(self) -> None:
+        x = flame.tensor([np.nan, 2.0], requires_grad=True)
+        np.testing.assert_array_equal(F.sign(x).numpy(), [np.nan, 1.0])
+        for y in (x.abs(), F.l1_loss(x, flame.tensor([0.0, 0.0]), reduction="sum")):
+            np.testing.assert_array_equal(flame.grad(y.sum(), x)[0].numpy(), [np.nan, 1.0])
 
     def test_random_numbers_are_by_place(self) -> None:
         x = flame.tensor(np.ones((3, 8)))

@@ -81,6 +81,18 @@ def test_a_step_leaves_nothing_without_the_collector(no_collector: None) -> None
     assert {r.phase for r in report.rows()} == {"forward", "backward"}
 
 
+def test_what_a_hook_refers_to_goes_with_the_graph(no_collector: None) -> None:
+    x = leaf(8)
+    with memory_report() as report:
+        for _ in range(3):
+            mask, y = x.detach().exp(), x.square()
+            handle = y.register_hook(lambda g, mask=mask: g * mask)
+            y.sum().backward()
+            del mask, y
+            assert report.live == 0
+    handle.remove()  # of hooks that are gone
+
+
 def test_checkpointing_lowers_the_peak(no_collector: None) -> None:
     x, w = leaf(64, 64), leaf(64, 64)
 

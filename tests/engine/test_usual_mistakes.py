@@ -69,7 +69,6 @@ MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: list(ONE), TypeError, "iteration over a 0-d tensor"),
     (lambda: leaf().var(False), TypeError, "var: expected a whole number for the dim, got False"),
     (lambda: leaf()[flame.tensor(np.ones(3, np.uint8))], ShapeError, "uint8 .* bool .* int64"),
-    (lambda: leaf()[flame.tensor(True)], ShapeError, "a single True or False is no index"),
     (lambda: flame.tensor(None), TypeError, "expected numbers, got NoneType$"),
     (lambda: flame.tensor("abc"), TypeError, "expected numbers, got str$"),
     (lambda: flame.tensor([leaf(), leaf()]), TypeError, "functional.stack puts tensors together"),
@@ -124,12 +123,6 @@ def test_numbers_of_numpy_are_numbers() -> None:
         np.testing.assert_array_equal((number * x).tolist(), [2.0, 4.0])
     assert (x < np.float32(1.5)).tolist() == [True, False]
     assert x.reshape(1, 2).sum(np.int64(1)).shape == (1,)
-
-
-def test_truth_values_have_a_sign() -> None:
-    """PyTorch's is of their own dtype; NumPy has none."""
-    made = F.sign(flame.tensor([True, False]))
-    assert (made.tolist(), made.dtype) == ([True, False], np.dtype(bool))
 
 
 def test_a_tensor_is_handed_to_numpy_as_its_values() -> None:

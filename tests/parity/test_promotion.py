@@ -58,3 +58,18 @@ def test_gradients_keep_the_dtype_of_what_they_are_for() -> None:
 def test_a_number_is_compared_as_the_wider_tensor_would_hold_it() -> None:
     x, point = flame.tensor([0.1, 0.7], "bfloat16"), flame.tensor(0.1)
     assert (x == point).tolist() == (torch.tensor([0.1, 0.7], dtype=torch.bfloat16) == torch.tensor(0.1)).tolist()
+
+
+@pytest.mark.parametrize("op", ["square", "sign"])
+def test_truth_values_become_what_pytorch_makes_of_them(op: str) -> None:
+    values = np.array([True, False])
+    theirs = getattr(torch, op)(torch.tensor(values))
+    ours = getattr(F, op)(flame.tensor(values))
+    assert (ours.dtype.name, ours.tolist()) == (str(theirs.dtype).removeprefix("torch."), theirs.tolist())
+
+
+@pytest.mark.parametrize("other", [2, 2.0, 0])
+def test_powers_of_truth_values_are_no_bytes(other: float) -> None:
+    ours, theirs = flame.tensor([True, False]), torch.tensor([True, False])
+    for mine, want in ((ours**other, theirs**other), (other**ours, other**theirs)):
+        assert (mine.dtype.name, mine.tolist()) == (str(want.dtype).removeprefix("torch."), want.tolist())

@@ -25,10 +25,10 @@ def relu(xp: Any, input: Array) -> Array:
 
 @relu.vjp("input")
 def _(xp: Any, g: Array, out: Array) -> Array:
-    return xp.where(out > 0, g, 0.0)
+    return xp.where(out <= 0, 0.0, g)  # so that the gradient at NaN is not hidden
 
 
-generated(relu, "larger(input, 0.f)", input="out > 0.f ? g : 0.f")
+generated(relu, "larger(input, 0.f)", input="out <= 0.f ? 0.f : g")
 
 
 @primitive(torch="nn.functional.silu")
@@ -233,12 +233,12 @@ def hardswish(xp: Any, input: Array) -> Array:
 
 @hardswish.vjp("input")
 def _(xp: Any, g: Array, input: Array) -> Array:
-    return xp.where(input <= -3.0, 0.0, xp.where(input < 3.0, g * (input / 3.0 + 0.5), g))
+    return xp.where(input <= -3.0, 0.0, xp.where(input >= 3.0, g, g * (input / 3.0 + 0.5)))
 
 
 generated(
     hardswish, "input * fminf(fmaxf(input + 3.f, 0.f), 6.f) / 6.f",
-    input="input <= -3.f ? 0.f : input < 3.f ? g * (input / 3.f + 0.5f) : g",
+    input="input <= -3.f ? 0.f : input >= 3.f ? g : g * (input / 3.f + 0.5f)",
 )  # fmt: skip
 
 

@@ -116,12 +116,12 @@ def _(xp: Any, g: Array, other: Array, rounding_mode: str | None) -> Array:
 
 @div.vjp("other")
 def _(xp: Any, g: Array, input: Array, other: Array, rounding_mode: str | None) -> Array:
-    return -g * input / (other * other) if rounding_mode is None else xp.zeros_like(g)
+    return -g * (input / other) / other if rounding_mode is None else xp.zeros_like(g)
 
 
 generated(
     div, "input / other", when=lambda rounding_mode: rounding_mode is None or "only the plain quotient",
-    input="g / other", other="-g * input / (other * other)",
+    input="g / other", other="-g * (input / other) / other",
 )  # fmt: skip
 
 
@@ -156,7 +156,12 @@ def _() -> Iterator[Sample]:
 @primitive(torch="pow", whole=True)
 def pow(xp: Any, input: Array | float, exponent: Array | float) -> Array:
     """input ** exponent"""
-    return input**exponent
+    return _whole(input) ** _whole(exponent)
+
+
+def _whole(x: Any) -> Any:
+    """Truth values as int64: a power of them is a byte to NumPy, and their product a truth value."""
+    return x.astype("int64") if hasattr(x, "dtype") and x.dtype == bool else x
 
 
 @pow.vjp("input")
@@ -228,7 +233,7 @@ generated(abs, "fabsf(input)", input="g * sign(input)")
 @primitive(torch="square", whole=True)
 def square(xp: Any, input: Array) -> Array:
     """input * input"""
-    return input * input
+    return _whole(input) * _whole(input)
 
 
 @square.vjp("input")
@@ -242,7 +247,7 @@ generated(square, "input * input", input="2.f * g * input")
 @primitive(torch="sign", whole=True)
 def sign(xp: Any, input: Array) -> Array:
     """-1, 0 or 1; the gradient is zero"""
-    return input.copy() if input.dtype == bool else xp.sign(input)  # of which NumPy knows no sign
+    return input.copy() if input.dtype == bool else xp.sign(input)
 
 
 @sign.vjp("input")

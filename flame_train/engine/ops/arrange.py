@@ -45,6 +45,9 @@ def _() -> Iterator[Sample]:
 @primitive(torch="roll", moves=True)
 def roll(xp: Any, input: Array, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Array:
     """input moved along dims by shifts, what falls off one end coming in at the other; without dims, flattened"""
+    counts = [len(n) if isinstance(n, Sequence) else 1 for n in (shifts, dims)]
+    if counts[0] != counts[1]:
+        raise ShapeError(f"roll: expected as many dims as shifts, got {shifts} along {dims}")
     return xp.roll(input, shifts, dims)
 
 
@@ -56,6 +59,7 @@ def _(xp: Any, g: Array, shifts: int | Sequence[int], dims: int | Sequence[int] 
 @roll.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), 1, 2), ShapeError, "roll: dim 2 is outside a tensor of 2 dims")
+    yield ErrorSample(sample((2, 3), (1, 2)), ShapeError, r"as many dims as shifts, got \(1, 2\) along None")
 
 
 @roll.samples
@@ -102,6 +106,8 @@ def pad(xp: Any, input: Array, pad: Sequence[int], mode: str = "constant", value
     """
     widths = _widths(pad, input.ndim)
     if mode == "constant":
+        if any(a + n + b < 0 for (a, b), n in zip(widths, input.shape, strict=True)):
+            raise ShapeError(f"pad: {tuple(pad)} cuts more off {tuple(input.shape)} than there is")
         kept = input[tuple(slice(max(-a, 0), n - max(-b, 0)) for (a, b), n in zip(widths, input.shape, strict=True))]
         return xp.pad(kept, [(max(a, 0), max(b, 0)) for a, b in widths], constant_values=value or 0.0)
     for dim, index in _sources(xp, input.shape, widths, mode):
@@ -161,6 +167,7 @@ def _() -> Iterator[Sample]:
 @pad.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (1,)), ShapeError, "two numbers for each")
+    yield ErrorSample(sample((2, 3), (-2, -2)), ShapeError, r"\(-2, -2\) cuts more off \(2, 3\) than there is")
     yield ErrorSample(sample((1, 2, 3), (3, 0), "reflect"), ShapeError, "must be at most 2, got")
     yield ErrorSample(sample((1, 2, 3), (1, 0), "mirror"), ValueError, "got 'mirror'")
 

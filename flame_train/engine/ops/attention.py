@@ -108,8 +108,10 @@ def _by_group(
 ) -> tuple[Array, Array, Array, Array | None]:
     """All four with dim -3 split so that they broadcast, for H heads of keys, each shared by G heads of queries.
 
-    query becomes (..., H, G, L, E), key and value (..., H, 1, S, E). Unchanged if not `grouped`.
+    query becomes (..., H, G, L, E), key and value (..., H, 1, S, E), unless not `grouped`; a mask gets 2 dims at least.
     """
+    if mask is not None and mask.ndim < 2:
+        mask = mask.reshape(*(1,) * (2 - mask.ndim), *mask.shape)
     if not grouped:
         return query, key, value, mask
     heads = key.shape[-3]
@@ -216,6 +218,7 @@ def _() -> Iterator[Sample]:
     yield sample((1, 4, 3, 2), (1, 1, 3, 2), (1, 1, 3, 2), (1, 4, 3, 3), enable_gqa=True)
     yield sample((1, 4, 3, 2), (1, 2, 3, 2), (1, 2, 3, 2), is_causal=True, enable_gqa=True)
     yield sample((1, 1, 2, 4), (1, 1, 2, 4), (1, 1, 2, 4), np.array([[True, False], [False, False]]))
+    yield sample((2, 2, 3, 4), (2, 1, 5, 4), (2, 1, 5, 4), (5,), enable_gqa=True)
     yield sample((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 3), None, 0.4, rng=_rng(2))
     yield sample((1, 4, 3, 2), (1, 2, 3, 2), (1, 2, 3, 2), (3, 3), 0.3, True, enable_gqa=True, rng=_rng(1), stream=20)
     yield sample((3, 4), (5, 4), (5, 4), None, 1.0, rng=_rng(1))

@@ -24,13 +24,19 @@ def binary_cross_entropy(
     check_pair("binary_cross_entropy", input, target)
     if xp is np and not np.all((input >= 0) & (input <= 1)):
         raise ValueError("binary_cross_entropy: expected probabilities, in [0, 1]; logits have a loss of their own")
-    loss = (target - 1.0) * _log(xp, 1.0 - input) - target * _log(xp, input)
+    loss = (target - 1.0) * _log_rest(xp, input) - target * _log(xp, input)
     return reduced(xp, loss if weight is None else loss * weight, reduction)
 
 
 def _log(xp: Any, x: Array) -> Array:
     """log(x), at least -100."""
     return xp.maximum(xp.log(xp.maximum(x, 1e-44)), -100.0)  # 1e-44: below e^-100, above zero in fp32 too
+
+
+def _log_rest(xp: Any, x: Array) -> Array:
+    """log(1 - x), -100 where x is 1: the next number below it has -37. Exact where x is next to nothing."""
+    whole = x >= 1.0
+    return xp.where(whole, -100.0, xp.log1p(-xp.where(whole, 0.0, x)))
 
 
 @binary_cross_entropy.vjp("input")
@@ -41,7 +47,7 @@ def _(xp: Any, g: Array, input: Array, target: Array, weight: Array | None, redu
 
 @binary_cross_entropy.vjp("target")
 def _(xp: Any, g: Array, input: Array, weight: Array | None, reduction: str) -> Array:
-    slope = _log(xp, 1.0 - input) - _log(xp, input)
+    slope = _log_rest(xp, input) - _log(xp, input)
     return share(g, input.size, reduction) * (slope if weight is None else slope * weight)
 
 

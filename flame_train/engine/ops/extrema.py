@@ -51,7 +51,7 @@ for _op in (amax, amin):
     @_op.vjp("input")
     def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
         dims = axes(dim, input.ndim, "amax")
-        here = input == spread(xp, out, input.shape, dims, keepdim)
+        here = (input == spread(xp, out, input.shape, dims, keepdim)) | (input != input)  # NaN is the largest there is
         share = spread(xp, g, input.shape, dims, keepdim) / xp.sum(here, axis=dims, keepdims=True)
         return xp.where(here, share, 0.0)
 
@@ -73,9 +73,10 @@ for _op in (amax, amin):
         dims = axes(dim, input.ndim, "amax")
         kept = [1 if i in dims else n for i, n in enumerate(input.shape)]
         g, out = g.reshape(kept), out.reshape(kept)
-        ties = reduce(k, Reduction("sum", "input == out"), {"input": input}, dims, float32, each={"out": out})
+        here = "input == out || input != input"
+        ties = reduce(k, Reduction("sum", here), {"input": input}, dims, float32, each={"out": out})
         operands = {"input": input, "g": g, "out": out, "ties": ties}
-        return k.elementwise(("input == out ? g / ties : 0.f",), operands, (input.dtype,))[0]
+        return k.elementwise((f"{here} ? g / ties : 0.f",), operands, (input.dtype,))[0]
 
     @_op.large_samples
     def _() -> Iterator[Sample]:

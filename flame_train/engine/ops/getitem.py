@@ -59,7 +59,8 @@ def _() -> Iterator[Sample]:
 @getitem.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), Tensor(np.array([0.5]))), ShapeError, "whole numbers or truth values")
-    yield ErrorSample(sample((2, 3), True), ShapeError, "a single True or False")
+    for single in (True, Tensor(np.array(True))):
+        yield ErrorSample(sample((2, 3), single), ShapeError, "a single True or False")
     for wrong in ((4,), (1,), (2, 2)):  # must be refused by shape, as a GPU checks no positions
         yield ErrorSample(sample((2, 3), Tensor(np.ones(wrong, bool))), ShapeError, "expected a mask of shape")
     yield ErrorSample(sample((3, 0), (slice(None), Tensor(np.array([0])))), IndexError, "a dim of size 0")

@@ -163,17 +163,26 @@ for _op in (mse_loss, l1_loss, huber_loss):
 def smooth_l1_loss(input: Tensor, target: Tensor, *, reduction: str = "mean", beta: float = 1.0) -> Tensor:
     """d^2 / (2 beta) where |d| < beta, else |d| - beta / 2, for d = input - target: huber_loss over beta"""
     check_pair("smooth_l1_loss", input, target)
+    if beta < 0.0:
+        raise ValueError(f"smooth_l1_loss: expected beta of at least 0, got {beta}")
     if beta == 0.0:
         return l1_loss(input, target, reduction=reduction)
     return huber_loss(input, target, reduction, beta) / beta
 
 
-for _op in (mse_loss, l1_loss, smooth_l1_loss):
+for _op in (mse_loss, l1_loss):
 
     @_op.errors
-    def _(name: str = _op.name) -> Iterator[ErrorSample]:
-        yield ErrorSample(sample((2, 3), (2, 1)), ShapeError, f"{name}: .* must have one shape")
+    def _() -> Iterator[ErrorSample]:
+        yield ErrorSample(sample((2, 3), (2, 1)), ShapeError, "must have one shape")
         yield ErrorSample(sample((2,), (2,), reduction="max"), ValueError, "'mean', 'sum' or 'none', got 'max'")
+
+
+@smooth_l1_loss.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (2, 1)), ShapeError, "^smooth_l1_loss: input")
+    yield ErrorSample(sample((2,), (2,), reduction="max"), ValueError, "'mean', 'sum' or 'none', got 'max'")
+    yield ErrorSample(sample((2,), (2,), beta=-1.0), ValueError, "smooth_l1_loss: expected beta of at least 0")
 
 
 @smooth_l1_loss.samples
@@ -202,7 +211,8 @@ def _unit(xp: Any, x1: Array, x2: Array, dim: int, eps: float) -> tuple[Array, A
 def _(xp: Any, g: Array, x1: Array, x2: Array, dim: int, eps: float) -> tuple[Array, Array]:
     a, b, n1, n2 = _unit(xp, x1, x2, dim, eps)
     g, cosine = xp.expand_dims(g, dim), xp.sum(a * b, axis=dim, keepdims=True)
-    return g * (b - cosine * a) / n1, g * (a - cosine * b) / n2
+    turn1, turn2 = (xp.where(n > eps, cosine, 0.0) for n in (n1, n2))  # a norm held at eps does not follow its vector
+    return g * (b - turn1 * a) / n1, g * (a - turn2 * b) / n2
 
 
 @cosine_similarity.errors
@@ -216,3 +226,4 @@ def _() -> Iterator[Sample]:
     yield sample((3, 4), (3, 4))
     yield sample((2, 3, 4), (3, 1), dim=-2)
     yield sample(Values((2, 5), 0.5, 2.0), (2, 5), 1, 1e-3)
+    yield sample(Values((2, 5), -0.1, 0.1), Values((2, 5), 0.5, 2.0), 1, 0.5)

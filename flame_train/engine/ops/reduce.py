@@ -244,7 +244,7 @@ def _() -> Iterator[Sample]:
 
 
 @primitive(torch="norm")
-def norm(xp: Any, input: Array, p: float | str = "fro", dim: Dims = None, keepdim: bool = False) -> Array:
+def norm(xp: Any, input: Array, p: float | str | None = "fro", dim: Dims = None, keepdim: bool = False) -> Array:
     """(sum |input|^p)^(1/p) over dim; "fro" is p = 2, inf the largest, -inf the smallest, 0 how many are not zero"""
     p, dims, size = _order(p), axes(dim, input.ndim, "norm"), xp.abs(input)
     if p == 2.0:
@@ -258,8 +258,8 @@ def norm(xp: Any, input: Array, p: float | str = "fro", dim: Dims = None, keepdi
     return added(xp.sum, size**p, dims, keepdim) ** (1.0 / p)
 
 
-def _order(p: float | str) -> float:
-    if p == "fro":
+def _order(p: float | str | None) -> float:
+    if p is None or p == "fro":
         return 2.0
     if isinstance(p, str):
         raise ValueError(f"norm: expected p a number or 'fro', got {p!r}")
@@ -267,7 +267,7 @@ def _order(p: float | str) -> float:
 
 
 @norm.vjp("input")
-def _(xp: Any, g: Array, input: Array, out: Array, p: float | str, dim: Dims, keepdim: bool) -> Array:
+def _(xp: Any, g: Array, input: Array, out: Array, p: float | str | None, dim: Dims, keepdim: bool) -> Array:
     p, dims, size = _order(p), axes(dim, input.ndim, "norm"), xp.abs(input)
     g, n = (spread(xp, a, input.shape, dims, keepdim) for a in (g, out))
     if p == 0.0:
@@ -288,25 +288,25 @@ _NORMS = {
 }
 
 
-def _norm_condition(input: Array, p: float | str, dim: Dims) -> str:
-    if p != "fro" and (isinstance(p, str) or float(p) not in _NORMS):
+def _norm_condition(input: Array, p: float | str | None, dim: Dims) -> str:
+    if p is not None and p != "fro" and (isinstance(p, str) or float(p) not in _NORMS):
         return f"no kernel for p = {p}"
     return neighbours(input, dim)
 
 
 @norm.cuda("reduction", when=_norm_condition)
-def _(k: Any, input: Array, p: float | str, dim: Dims, keepdim: bool) -> Array:
+def _(k: Any, input: Array, p: float | str | None, dim: Dims, keepdim: bool) -> Array:
     dims = _dims(input, dim)
     return _shaped(reduce(k, _NORMS[_order(p)], {"input": input}, dims, input.dtype), dims, keepdim)
 
 
-def _norm_gradient_condition(input: Array, p: float | str, dim: Dims) -> str:
+def _norm_gradient_condition(input: Array, p: float | str | None, dim: Dims) -> str:
     reason = _norm_condition(input, p, dim)
     return reason or ("ties share the gradient" if math.isinf(_order(p)) else "")
 
 
 @norm.cuda_vjp("reduction", "input", when=_norm_gradient_condition)
-def _(k: Any, g: Array, input: Array, out: Array, p: float | str, dim: Dims, keepdim: bool) -> Array:
+def _(k: Any, g: Array, input: Array, out: Array, p: float | str | None, dim: Dims, keepdim: bool) -> Array:
     g, n = (spread(k.xp, a, input.shape, _dims(input, dim), keepdim) for a in (g, out))
     expression = "n == 0.f ? 0.f : g * (input / n)" if _order(p) == 2.0 else "g * sign(input)"
     return k.elementwise((expression,), {"input": input, "g": g, "n": n}, (input.dtype,), input.shape)[0]
@@ -324,6 +324,7 @@ def _() -> Iterator[Sample]:
 def _() -> Iterator[Sample]:
     yield sample((2, 3, 4))
     yield sample((2, 3, 4), 2, -1)
+    yield sample((2, 3, 4), None, (0, 1))
     yield sample(apart(2, 3, 4), 1, (0, 2), keepdim=True)
     yield sample(apart(2, 3), 3.5, 1)
     yield sample(apart(2, 3), 0.7, 0)

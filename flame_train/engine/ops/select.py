@@ -70,6 +70,11 @@ generated(
 )  # fmt: skip
 
 
+def _won(xp: Any, g: Array, tie: Array, lost: Array) -> Array:
+    """The gradient of one of a pair: half at a tie, none where it lost. A pair with NaN has no loser, so none hides."""
+    return xp.where(tie, 0.5 * g, xp.where(lost, 0.0, g))
+
+
 @primitive(torch="maximum", whole=True)
 def maximum(xp: Any, input: Array, other: Array) -> Array:
     """The larger of each pair; a tie shares the gradient evenly"""
@@ -78,12 +83,12 @@ def maximum(xp: Any, input: Array, other: Array) -> Array:
 
 @maximum.vjp("input")
 def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
-    return xp.where(input > other, g, xp.where(input == other, 0.5 * g, 0.0))
+    return _won(xp, g, input == other, input < other)
 
 
 @maximum.vjp("other")
 def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
-    return xp.where(other > input, g, xp.where(input == other, 0.5 * g, 0.0))
+    return _won(xp, g, input == other, other < input)
 
 
 @primitive(torch="minimum", whole=True)
@@ -94,23 +99,23 @@ def minimum(xp: Any, input: Array, other: Array) -> Array:
 
 @minimum.vjp("input")
 def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
-    return xp.where(input < other, g, xp.where(input == other, 0.5 * g, 0.0))
+    return _won(xp, g, input == other, input > other)
 
 
 @minimum.vjp("other")
 def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
-    return xp.where(other < input, g, xp.where(input == other, 0.5 * g, 0.0))
+    return _won(xp, g, input == other, other > input)
 
 
 generated(
     maximum, "larger(input, other)",
-    input="input > other ? g : input == other ? 0.5f * g : 0.f",
-    other="other > input ? g : input == other ? 0.5f * g : 0.f",
+    input="input == other ? 0.5f * g : input < other ? 0.f : g",
+    other="input == other ? 0.5f * g : other < input ? 0.f : g",
 )  # fmt: skip
 generated(
     minimum, "smaller(input, other)",
-    input="input < other ? g : input == other ? 0.5f * g : 0.f",
-    other="other < input ? g : input == other ? 0.5f * g : 0.f",
+    input="input == other ? 0.5f * g : input > other ? 0.f : g",
+    other="input == other ? 0.5f * g : other > input ? 0.f : g",
 )  # fmt: skip
 for _op in (maximum, minimum):
     _op.errors(not_broadcast)
