@@ -106,8 +106,12 @@ class Node:
         return [_kept(value) for value in (self.saved or {}).values()]
 
     def forget(self) -> None:
-        """Frees what was saved: the node itself lives as long as the result that was differentiated."""
+        """Frees what was saved, and hooks, which will not be called again and may refer to the tensors they are of.
+
+        The node itself lives as long as the result that was differentiated.
+        """
         self.saved = None
+        self.hooks.clear()
 
     def _check_kept(self) -> None:
         """Raises `RuntimeError` if what was saved has been freed, or has been written in place since."""

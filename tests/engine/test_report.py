@@ -93,6 +93,17 @@ def test_what_a_hook_refers_to_goes_with_the_graph(no_collector: None) -> None:
     handle.remove()  # of hooks that are gone
 
 
+def test_a_hook_that_refers_to_its_own_tensor_goes_with_the_graph(no_collector: None) -> None:
+    x = leaf(8)
+    with memory_report() as report:
+        for _ in range(3):
+            y = x.square()
+            y.register_hook(lambda g, y=y: g * y.detach())
+            y.sum().backward()
+            del y
+            assert report.live == 0
+
+
 def test_checkpointing_lowers_the_peak(no_collector: None) -> None:
     x, w = leaf(64, 64), leaf(64, 64)
 
