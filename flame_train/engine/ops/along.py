@@ -55,6 +55,24 @@ def row_program(
     return k.rows(program, operands, (dtype,))[0].reshape(shape)
 
 
+def row_program_with_sums(
+    k: Any, program: Program, sums: Sequence[str], operands: Operands, like: Array, dims: int = 1,
+    into: Array | None = None, groups: int = 1,
+) -> tuple[Array | None, list[Array]]:  # fmt: skip
+    """`row_program` for a result like `like`, and fp32 sums (groups, C) of expressions over groups of rows.
+
+    The result is None if the program has no output. Groups are of equal length and follow one another.
+    """
+    if not sums:
+        return row_program(k, program, operands, like.dtype, like.shape, dims, into), []
+    if not program.rows:
+        return None, k.row_totals(program, sums, operands, (), (), groups)[1]
+    if into is not None and _dense_rows(into, dims):
+        return into, k.row_totals(program, sums, operands, (like.dtype,), (_as_rows(into, dims),), groups)[1]
+    made, totals = k.row_totals(program, sums, operands, (like.dtype,), (), groups)
+    return made[0].reshape(like.shape), totals
+
+
 def no_rows(x: Array, dims: int, *others: Array | None) -> str:
     """Why row kernels cannot take `x` as rows of its last `dims` dims, together with `others`; "" if they can."""
     reason = floating(x, *others)
@@ -119,6 +137,15 @@ def no_reduction(x: Array, dims: Sequence[int]) -> str:
     if x.dtype == bool_ or x.size == 0:
         return "nothing to compute with"
     return "" if extent(x.shape, dims) else "the dims are not neighbours"
+
+
+def reduced_rows(k: Any, x: Array, dims: Sequence[int]) -> Array | None:
+    """`x` as dense rows, each reduced to one number over `dims`; None if row kernels cannot take them."""
+    e = extent(x.shape, dims)
+    if e is None or e.inner != 1 or no_rows(x, x.ndim - min(dims)):
+        return None
+    rows: Array = k.rows_first(x).reshape(e.outer, e.reduced)
+    return rows
 
 
 def reduce(

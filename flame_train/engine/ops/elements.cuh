@@ -107,9 +107,10 @@ struct Min {
   static __device__ __forceinline__ float of(float a, float b) { return smaller(a, b); }
 };
 
-// The totals over THREADS neighbouring threads, in every one of them, always in the same order. Beyond a warp they are
-// the whole block's, by way of `shared`, one float a warp and total, which no other totals of the kernel use.
-template <typename How, int THREADS, int N> __device__ __forceinline__ void of_all(float (&v)[N], float (*shared)[32]) {
+// The totals over THREADS neighbouring threads, in every one of them, always in the same order. Beyond a warp the block
+// is ROWS times as many, and `shared`, one float a warp and total, is used by no other totals before the next barrier.
+template <typename How, int THREADS, int ROWS = 1, int N>
+__device__ __forceinline__ void of_all(float (&v)[N], float (*shared)[32]) {
 #pragma unroll
   for (int o = (THREADS < 32 ? THREADS : 32) / 2; o; o >>= 1)
 #pragma unroll
@@ -119,11 +120,12 @@ template <typename How, int THREADS, int N> __device__ __forceinline__ void of_a
   for (int j = 0; j < N; j++)
     if ((threadIdx.x & 31) == 0) shared[j][threadIdx.x >> 5] = v[j];
   __syncthreads();
+  const int first = ROWS == 1 ? 0 : threadIdx.x / THREADS * (THREADS / 32);
 #pragma unroll
   for (int j = 0; j < N; j++) {
-    v[j] = shared[j][0];
+    v[j] = shared[j][first];
 #pragma unroll
-    for (int w = 1; w < THREADS / 32; w++) v[j] = How::of(v[j], shared[j][w]);
+    for (int w = 1; w < THREADS / 32; w++) v[j] = How::of(v[j], shared[j][first + w]);
   }
 }
 // One of them.

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...errors import ShapeError
-from ..backend.cuda.programs import Reduction
+from ..backend.cuda.programs import Operands, Program, Reduction
 from ..dtype import Array, float32
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..sample import no_such_dim
 from ..tensor import Tensor
-from .along import reduce
+from .along import reduce, reduced_rows, row_program
 from .dims import Dims, Shape, axes, axis, spread
 from .reduce import neighbours, reducing
 from .select import maximum, minimum
@@ -70,13 +70,16 @@ for _op in (amax, amin):
 
     @_op.cuda_vjp("reduction", "input", when=neighbours)
     def _(k: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
-        dims = axes(dim, input.ndim, "amax")
+        dims, here = axes(dim, input.ndim, "amax"), "input == out || input != input"
+        if (rows := reduced_rows(k, input, dims)) is not None:
+            program = Program((f"sum ties = {here}",), (f"{here} ? g / ties : 0.f",))
+            operands = Operands({"input": rows}, {}, {"g": g.reshape(-1), "out": out.reshape(-1)})
+            return row_program(k, program, operands, input.dtype, input.shape)
         kept = [1 if i in dims else n for i, n in enumerate(input.shape)]
         g, out = g.reshape(kept), out.reshape(kept)
-        here = "input == out || input != input"
         ties = reduce(k, Reduction("sum", here), {"input": input}, dims, float32, each={"out": out})
-        operands = {"input": input, "g": g, "out": out, "ties": ties}
-        return k.elementwise((f"{here} ? g / ties : 0.f",), operands, (input.dtype,))[0]
+        each = {"input": input, "g": g, "out": out, "ties": ties}
+        return k.elementwise((f"{here} ? g / ties : 0.f",), each, (input.dtype,))[0]
 
     @_op.large_samples
     def _() -> Iterator[Sample]:

@@ -13,12 +13,12 @@ from ..graph import Into, Plus
 from ..op import ErrorSample, Sample, composite, sample
 from ..tensor import Tensor
 from .activations import gelu, quick_gelu, relu, silu
-from .along import no_rows, plus_rows, row_program, rows_at, rows_of, shared, table
+from .along import no_rows, plus_rows, row_program, row_program_with_sums, rows_at, rows_of, shared, table
 from .conditions import floating
 from .dims import Shape, size_along
 from .generated import carried
 from .join import cat
-from .layer_norm import CENTRED, layer_norm
+from .layer_norm import CENTRED, SUMS, gradient_program, layer_norm
 from .matmul import linear
 from .pointwise import sigmoid, tanh
 
@@ -144,47 +144,44 @@ def _(k: Any, input: Array, scale: Array, shift: Array, eps: float) -> tuple[Arr
     return y.reshape(input.shape), mean.reshape(kept), rstd.reshape(kept)
 
 
-@layer_norm_modulate.cuda_vjp("rows", "input", when=_modulated)
+@layer_norm_modulate.cuda_vjp("rows", "input", "scale", "shift", when=_modulated)
 def _(
-    k: Any, g: Array, input: Array, scale: Array, mean: Array, rstd: Array, plus: Plus, into: Into
-) -> Array:  # fmt: skip
+    k: Any, g: Array, input: Array, scale: Array, shift: Array, mean: Array, rstd: Array, needs: frozenset[str],
+    plus: Plus, into: Into,
+) -> tuple[Array | None, ...]:  # fmt: skip
     held, added = plus_rows(k, plus.get("input"), 1)
-    program = Program(
-        (
-            "sum a = g * (1.f + scale)",
-            "sum b = g * (1.f + scale) * (input - mean)",
-            "let t = b * rstd * rstd / n",
-            "let m = a / n",
-        ),
-        (f"rstd * (g * (1.f + scale) - m - (input - mean) * t){added}",),
-    )
     rows = {"g": rows_at(k, g), "input": rows_at(k, input), **held}
-    columns = {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)}
-    operands = Operands(rows, {"scale": table(k, scale, input.shape)}, columns)
-    return row_program(k, program, operands, input.dtype, input.shape, into=into.get("input"))
+    numbers = {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)}
+    operands = Operands(rows, {"scale": table(k, scale, input.shape)}, numbers)
+    program = gradient_program("g * (1.f + scale)", added) if "input" in needs else Program(())
+    wanted = {n: x for n, x in (("scale", scale), ("shift", shift)) if n in needs}
+    groups = {table(k, x, input.shape).count for x in wanted.values()} or {1}
+    into_it = into.get("input")
+    if len(groups) == 1 and max(groups) <= _GROUPS:
+        sums = [_SUMS[n] for n in wanted]
+        made, totals = row_program_with_sums(k, program, sums, operands, input, 1, into_it, *groups)
+    else:
+        made = row_program(k, program, operands, input.dtype, input.shape, into=into_it) if program.rows else None
+        dense = Operands({"g": rows_of(k, g), "input": rows_of(k, input)}, {}, numbers)
+        totals = [_to_shared(k, _SUMS[n], dense, x, input.shape) for n, x in wanted.items()]
+    found = {
+        n: carried(k, "g", {"g": t.reshape(x.shape)}, x.shape, plus.get(n))
+        for (n, x), t in zip(wanted.items(), totals, strict=True)
+    }
+    return made, found.get("scale"), found.get("shift")
 
 
-@layer_norm_modulate.cuda_vjp("rows", "scale", "shift", when=_modulated)
-def _(
-    k: Any, g: Array, input: Array, scale: Array, shift: Array, mean: Array, rstd: Array, needs: frozenset[str]
-) -> tuple[Array | None, Array | None]:
-    rows = {"g": rows_of(k, g), "input": rows_of(k, input)}
-    operands = Operands(rows, {}, {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)})
-    scaling, shifting = Reduction("sum", "g * (input - mean) * rstd"), Reduction("sum", "g")
-    if {"scale", "shift"} <= needs and shared(scale, input.shape) == shared(shift, input.shape):
-        both = _to_shared(k, [scaling, shifting], operands, scale, input.shape)
-        return both[0], both[1].reshape(shift.shape)
-    dscale = _to_shared(k, [scaling], operands, scale, input.shape)[0] if "scale" in needs else None
-    dshift = _to_shared(k, [shifting], operands, shift, input.shape)[0] if "shift" in needs else None
-    return dscale, dshift
+_GROUPS = 64  # of rows that share scale and shift; with more of them each is too short to be worth a pass with sums
+_SUMS = {"scale": SUMS["weight"], "shift": SUMS["bias"]}
 
 
-def _to_shared(k: Any, each: list[Reduction], operands: Operands, x: Array, shape: tuple[int, ...]) -> list[Array]:
-    """Gradients of rows shared like those of `x`, in fp32: sums over the rows that share one."""
+def _to_shared(k: Any, each: str, operands: Operands, x: Array, shape: Shape) -> Array:
+    """The gradient of rows shared like those of `x`, in fp32: sums of `each` over the rows that share one."""
     found = shared(x, shape)
     assert found is not None
     run, count = found
-    return [total.reshape(x.shape) for total in k.columns(each, operands, Extent(count, run, shape[-1]), float32)]
+    total: Array = k.columns([Reduction("sum", each)], operands, Extent(count, run, shape[-1]), float32)[0]
+    return total
 
 
 @layer_norm_modulate.large_samples

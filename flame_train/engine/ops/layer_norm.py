@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import ShapeError
-from ..backend.cuda.programs import Extent, Operands, Program, Reduction
+from ..backend.cuda.programs import Operands, Program
 from ..dtype import Array, float32, promote
 from ..graph import Into, Plus
 from ..op import ErrorSample, Sample, primitive, sample
-from .along import no_rows, one_row, plus_rows, row_program, rows_at, rows_of
+from .along import no_rows, one_row, plus_rows, row_program_with_sums, rows_at
+from .generated import carried
 
 
 @primitive(torch="nn.functional.layer_norm", aux=("mean", "rstd"))
@@ -118,33 +119,35 @@ def _(
     return y.reshape(input.shape), mean.reshape(kept), rstd.reshape(kept)
 
 
-@layer_norm.cuda_vjp("rows", "input", when=_layer_condition)
+@layer_norm.cuda_vjp("rows", "input", "weight", "bias", when=_layer_condition)
 def _(
     k: Any, g: Array, input: Array, normalized_shape: Sequence[int], weight: Array | None, mean: Array, rstd: Array,
-    plus: Plus, into: Into,
-) -> Array:  # fmt: skip
-    dims, tables = len(normalized_shape), one_row(k, weight=weight)
-    held, added = plus_rows(k, plus.get("input"), dims)
-    slope = "g * weight" if tables else "g"
-    steps = (f"sum a = {slope}", f"sum b = {slope} * (input - mean)", "let t = b * rstd * rstd / n", "let m = a / n")
-    rows = {"g": rows_at(k, g, dims), "input": rows_at(k, input, dims), **held}
-    operands = Operands(rows, tables, {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)})
-    program = Program(steps, (f"rstd * ({slope} - m - (input - mean) * t){added}",))
-    return row_program(k, program, operands, input.dtype, input.shape, dims, into.get("input"))
-
-
-@layer_norm.cuda_vjp("rows", "weight", "bias", when=_layer_condition)
-def _(
-    k: Any, g: Array, input: Array, mean: Array, rstd: Array, normalized_shape: Sequence[int], needs: frozenset[str]
-) -> tuple[Array | None, Array | None]:
+    needs: frozenset[str], plus: Plus, into: Into,
+) -> tuple[Array | None, ...]:  # fmt: skip
     dims = len(normalized_shape)
-    rows = {"g": rows_of(k, g, dims), "input": rows_of(k, input, dims)}
-    operands = Operands(rows, {}, {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)})
-    of = {"weight": Reduction("sum", "g * (input - mean) * rstd"), "bias": Reduction("sum", "g")}
-    wanted = [n for n in of if n in needs]
-    found = k.columns([of[n] for n in wanted], operands, Extent(1, *rows["g"].shape), float32)
-    made = {n: total.reshape(normalized_shape) for n, total in zip(wanted, found, strict=True)}
-    return made.get("weight"), made.get("bias")
+    held, added = plus_rows(k, plus.get("input"), dims)
+    rows = {"g": rows_at(k, g, dims), "input": rows_at(k, input, dims), **held}
+    operands = Operands(rows, one_row(k, weight=weight), {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)})
+    program = gradient_program("g" if weight is None else "g * weight", added) if "input" in needs else Program(())
+    sums = {n: text for n, text in SUMS.items() if n in needs}
+    made, totals = row_program_with_sums(k, program, [*sums.values()], operands, input, dims, into.get("input"))
+    found = summed(k, dict(zip(sums, totals, strict=True)), normalized_shape, plus)
+    return made, found.get("weight"), found.get("bias")
+
+
+def summed(k: Any, totals: Mapping[str, Array], shape: Sequence[int], plus: Plus) -> dict[str, Array]:
+    """Gradients of arguments of `shape`, each added to what has already arrived."""
+    return {n: carried(k, "g", {"g": t.reshape(shape)}, tuple(shape), plus.get(n)) for n, t in totals.items()}
+
+
+SUMS = {"weight": "g * (input - mean) * rstd", "bias": "g"}
+"""What the gradients of a weight and a bias are sums of."""
+
+
+def gradient_program(slope: str, added: str) -> Program:
+    """To the input's gradient, from `slope`, that of the normalised row; `added` is a further addend."""
+    steps = (f"sum a = {slope}", f"sum b = {slope} * (input - mean)", "let t = b * rstd * rstd / n", "let m = a / n")
+    return Program(steps, (f"rstd * ({slope} - m - (input - mean) * t){added}",))
 
 
 @layer_norm.large_samples

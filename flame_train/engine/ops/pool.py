@@ -331,8 +331,11 @@ def _(k: Any, input: Array, output_size: int | tuple[int | None, int | None], la
 
 @adaptive_avg_pool2d.cuda_vjp("flame", "input", when=_no_bins)
 def _(k: Any, g: Array, input_shape: Shape, output_size: int | tuple[int | None, int | None], layout: str) -> Array:
-    dx = k.empty(input_shape, g.dtype)
-    _Pooling.even(output_size, input_shape, layout).launch(k, "avg_pool_gradient", (g,), (dx,), np.float32(0))
+    dx, pooling = k.empty(input_shape, g.dtype), _Pooling.even(output_size, input_shape, layout)
+    if pooling.out == (1, 1):
+        k.elementwise(("g / count",), {"g": g, "count": dx.size // g.size}, (g.dtype,), input_shape, (dx,))
+        return dx
+    pooling.launch(k, "avg_pool_gradient", (g,), (dx,), np.float32(0))
     return dx
 
 

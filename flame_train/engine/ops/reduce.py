@@ -14,7 +14,7 @@ from ..dtype import Array, float32, float64
 from ..graph import added
 from ..op import ErrorSample, Op, Sample, primitive, sample
 from ..sample import apart, no_such_dim
-from .along import extent, no_reduction, no_rows, reduce
+from .along import extent, no_reduction, reduce, reduced_rows
 from .dims import Dims, Shape, axes, axis, spread
 
 
@@ -45,8 +45,10 @@ def _count(shape: Shape, dims: tuple[int, ...]) -> int:
     return math.prod(shape[d] for d in dims)
 
 
-@primitive(torch="var")
-def var(xp: Any, input: Array, dim: Dims = None, *, correction: float | None = 1, keepdim: bool = False) -> Array:
+@primitive(torch="var", aux=("mean",))
+def var(
+    xp: Any, input: Array, dim: Dims = None, *, correction: float | None = 1, keepdim: bool = False
+) -> tuple[Array, Array]:
     """sum((input - mean)^2) / (count - correction) over dim"""
     return _variance(xp, input, axes(dim, input.ndim, "var"), _given(correction), keepdim)
 
@@ -56,35 +58,45 @@ def _given(correction: float | None) -> float:
     return 1 if correction is None else correction
 
 
-def _variance(xp: Any, x: Array, dims: tuple[int, ...], correction: float, keepdim: bool) -> Array:
-    centred = x - added(xp.mean, x, dims, True)
-    return added(xp.sum, centred * centred, dims, keepdim) / max(_count(x.shape, dims) - correction, 0)
+def _variance(xp: Any, x: Array, dims: tuple[int, ...], correction: float, keepdim: bool) -> tuple[Array, Array]:
+    """The variance, and the mean with the reduced dims kept as size 1."""
+    mean = added(xp.mean, x, dims, True)
+    centred = x - mean
+    return added(xp.sum, centred * centred, dims, keepdim) / max(_count(x.shape, dims) - correction, 0), mean
 
 
-def _variance_slope(xp: Any, x: Array, dims: tuple[int, ...], correction: float) -> Array:
+def _variance_slope(x: Array, mean: Array, dims: tuple[int, ...], correction: float) -> Array:
     """d variance / d x"""
-    centred = x - added(xp.mean, x, dims, True)
-    freedom = _count(x.shape, dims) - correction
-    return centred * (2.0 / freedom if freedom else math.inf)
+    return (x - mean) * _freedom(x.shape, dims, correction)
+
+
+def _freedom(shape: Shape, dims: tuple[int, ...], correction: float) -> float:
+    freedom = _count(shape, dims) - correction
+    return 2.0 / freedom if freedom else math.inf
 
 
 @var.vjp("input")
-def _(xp: Any, g: Array, input: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
+def _(xp: Any, g: Array, input: Array, mean: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
     dims = axes(dim, input.ndim, "var")
-    return spread(xp, g, input.shape, dims, keepdim) * _variance_slope(xp, input, dims, _given(correction))
+    return spread(xp, g, input.shape, dims, keepdim) * _variance_slope(input, mean, dims, _given(correction))
 
 
-@primitive(torch="std")
-def std(xp: Any, input: Array, dim: Dims = None, *, correction: float | None = 1, keepdim: bool = False) -> Array:
+@primitive(torch="std", aux=("mean",))
+def std(
+    xp: Any, input: Array, dim: Dims = None, *, correction: float | None = 1, keepdim: bool = False
+) -> tuple[Array, Array]:
     """sqrt(sum((input - mean)^2) / (count - correction)) over dim; the gradient at zero is zero"""
-    return xp.sqrt(_variance(xp, input, axes(dim, input.ndim, "std"), _given(correction), keepdim))
+    variance, mean = _variance(xp, input, axes(dim, input.ndim, "std"), _given(correction), keepdim)
+    return xp.sqrt(variance), mean
 
 
 @std.vjp("input")
-def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
+def _(
+    xp: Any, g: Array, input: Array, out: Array, mean: Array, dim: Dims, correction: float | None, keepdim: bool
+) -> Array:
     dims = axes(dim, input.ndim, "std")
     half = xp.where(out == 0, 0.0, g / (2.0 * xp.where(out == 0, 1.0, out)))
-    return spread(xp, half, input.shape, dims, keepdim) * _variance_slope(xp, input, dims, _given(correction))
+    return spread(xp, half, input.shape, dims, keepdim) * _variance_slope(input, mean, dims, _given(correction))
 
 
 def neighbours(input: Array, dim: Dims) -> str:
@@ -131,56 +143,64 @@ def _(k: Any, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
     return spread(k.xp, share, input_shape, dims, keepdim)
 
 
-def _squares(k: Any, x: Array, dims: tuple[int, ...], result: str, correction: float) -> Array:
-    """The expression `result` over `total`, the sum of squared differences from the mean over `dims`.
+def _squares(k: Any, x: Array, dims: tuple[int, ...], result: str, correction: float) -> tuple[Array, Array]:
+    """The expression `result` over `total`, the sum of squared differences from the mean over `dims`; the mean in fp32.
 
     Rows that fit into registers take the row kernels, with an exact mean first; others take `Moments`.
     """
     numbers, e = {"correction": correction}, extent(x.shape, dims)
     assert e is not None
-    x, shape = k.rows_first(x), [1 if i in dims else n for i, n in enumerate(x.shape)]
-    if e.inner == 1 and not no_rows(x, x.ndim - min(dims)):
+    shape = [1 if i in dims else n for i, n in enumerate(x.shape)]
+    if (rows := reduced_rows(k, x, dims)) is not None:
         steps = ("sum s = input", "let mean = s / n", "sum total = (input - mean) * (input - mean)")
-        operands = Operands({"input": x.reshape(e.outer, e.reduced)}, numbers=numbers)
-        return k.rows(Program(steps, (), (result,)), operands, (x.dtype,))[0].reshape(shape)
-    return k.moments(x.reshape(e.outer, e.reduced, e.inner), result, numbers, x.dtype).reshape(shape)
+        operands = Operands({"input": rows}, numbers=numbers)
+        found, mean = k.rows(Program(steps, (), (result, "mean")), operands, (x.dtype, float32))
+    else:
+        dense = k.rows_first(x).reshape(e.outer, e.reduced, e.inner)
+        found, mean = k.moments(dense, result, numbers, x.dtype)
+    return found.reshape(shape), mean.reshape(shape)
 
 
 _VARIANCE = "total / fmaxf(n - correction, 0.f)"
 
 
-@var.cuda("reduction", when=neighbours)
-def _(k: Any, input: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
-    dims = _dims(input, dim)
-    return _shaped(_squares(k, input, dims, _VARIANCE, _given(correction)), dims, keepdim)
+def _measuring(op: Op, result: str) -> None:
+    """Declares the kernel of an op that is the expression `result` of `_squares`."""
+
+    @op.cuda("reduction", when=neighbours)
+    def _(k: Any, input: Array, dim: Dims, correction: float | None, keepdim: bool) -> tuple[Array, Array]:
+        dims = _dims(input, dim)
+        found, mean = _squares(k, input, dims, result, _given(correction))
+        return _shaped(found, dims, keepdim), mean
 
 
-@std.cuda("reduction", when=neighbours)
-def _(k: Any, input: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
-    dims = _dims(input, dim)
-    return _shaped(_squares(k, input, dims, f"sqrtf({_VARIANCE})", _given(correction)), dims, keepdim)
+_measuring(var, _VARIANCE)
+_measuring(std, f"sqrtf({_VARIANCE})")
 
 
-def _away_from_mean(k: Any, factor: str, x: Array, dims: tuple[int, ...], correction: float, **more: Array) -> Array:
+def _away_from_mean(
+    k: Any, factor: str, x: Array, mean: Array, dims: tuple[int, ...], correction: float, **more: Array
+) -> Array:
     """`factor`, an expression over `more`, times the variance's derivative 2 (x - mean) / (count - correction)."""
-    mean = reduce(k, Reduction("sum", "input", "total / n"), {"input": x}, dims, float32)
-    freedom = _count(x.shape, dims) - correction
-    operands = {"input": x, "mean": mean, **more, "slope": 2.0 / freedom if freedom else math.inf}
+    operands = {"input": x, "mean": mean, **more, "slope": _freedom(x.shape, dims, correction)}
     return k.elementwise((f"{factor} * (input - mean) * slope",), operands, (x.dtype,))[0]
 
 
 @var.cuda_vjp("reduction", "input", when=neighbours)
-def _(k: Any, g: Array, input: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
+def _(k: Any, g: Array, input: Array, mean: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
     dims = _dims(input, dim)
-    return _away_from_mean(k, "g", input, dims, _given(correction), g=spread(k.xp, g, input.shape, dims, keepdim))
+    spread_g = spread(k.xp, g, input.shape, dims, keepdim)
+    return _away_from_mean(k, "g", input, mean, dims, _given(correction), g=spread_g)
 
 
 @std.cuda_vjp("reduction", "input", when=neighbours)
-def _(k: Any, g: Array, input: Array, out: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
+def _(
+    k: Any, g: Array, input: Array, out: Array, mean: Array, dim: Dims, correction: float | None, keepdim: bool
+) -> Array:
     dims = _dims(input, dim)
     g, out = (spread(k.xp, a, input.shape, dims, keepdim) for a in (g, out))
     half = "(out == 0.f ? 0.f : g / (2.f * out))"
-    return _away_from_mean(k, half, input, dims, _given(correction), g=g, out=out)
+    return _away_from_mean(k, half, input, mean, dims, _given(correction), g=g, out=out)
 
 
 for _op in (sum, mean, var, std):

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from ...errors import ShapeError
-from ..backend.cuda.programs import Extent, Operands, Program, Reduction, Table
+from ..backend.cuda.programs import Operands, Program, Table
 from ..dtype import Array, float32, promote
 from ..graph import Held, Into, Plus
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
-from .along import no_rows, one_row, plus_rows, row_program, rows_at, rows_of, shared, table
+from .along import no_rows, one_row, plus_rows, row_program, row_program_with_sums, rows_at, shared, table
 from .conditions import floating
 from .dims import Shape, size_along
 from .generated import carried
-from .layer_norm import check_normalized, unfit
+from .layer_norm import check_normalized, summed, unfit
 
 
 @primitive(torch="nn.functional.rms_norm", aux=("rstd",))
@@ -80,21 +80,32 @@ def norm_gradient_rows(
     held: Held | None = None, into: Array | None = None,
 ) -> Array:  # fmt: skip
     """The gradient to what `norm_rows` was given, in its shape, added to what is held, in the memory `into`."""
+    needs, plus = frozenset(("input",)), {} if held is None else {"input": held}
+    made, _ = norm_gradients(k, g, input, weight, rstd, angles, needs, plus, dims, into)
+    assert made is not None
+    return made
+
+
+def norm_gradients(
+    k: Any, g: Array, input: Array, weight: Array | None, rstd: Array, angles: Angles, needs: frozenset[str],
+    plus: Plus, dims: int = 1, into: Array | None = None,
+) -> tuple[Array | None, Array | None]:  # fmt: skip
+    """That gradient if "input" is among `needs`, and the weight's if "weight" is, added to what has arrived."""
     tables, by = _weighted(k, weight)
-    more, added = plus_rows(k, held, dims)
-    turned = ("row t = g * sine", f"row d = (g * cosine - turned(t)){by}") if angles else ()
-    d = "d" if angles else f"g{by}"
-    steps = (*turned, f"sum s = {d} * input", "let q = s * rstd * rstd / n")
-    operands = _gradient_operands(k, g, input, rstd, dims, tables | angles, more)
-    program = Program(steps, (f"rstd * ({d} - input * q){added}",))
-    return row_program(k, program, operands, input.dtype, input.shape, dims, into)
-
-
-def _gradient_operands(
-    k: Any, g: Array, input: Array, rstd: Array, dims: int, tables: dict[str, Table], held: dict[str, Array]
-) -> Operands:
-    rows = {"g": rows_at(k, g, dims), "input": rows_at(k, input, dims), **held}
-    return Operands(rows, tables, {"rstd": rstd.reshape(-1)})
+    more, added = plus_rows(k, plus.get("input"), dims)
+    within, beside = ("", by) if "weight" in needs or not angles else (by, "")  # kept once weighted where that will do
+    steps = ["row t = g * sine", f"row d = (g * cosine - turned(t)){within}"] if angles else []
+    d, outputs = "d" if angles else "g", []
+    if "input" in needs:
+        steps += [f"sum s = {d}{beside} * input", "let q = s * rstd * rstd / n"]
+        outputs += [f"rstd * ({d}{beside} - input * q){added}"]
+    rows = {"g": rows_at(k, g, dims), "input": rows_at(k, input, dims), **more}
+    operands = Operands(rows, tables | angles, {"rstd": rstd.reshape(-1)})
+    sums = {n: f"{d} * input * rstd" for n in ("weight",) if n in needs}
+    program = Program(tuple(steps), tuple(outputs))
+    made, totals = row_program_with_sums(k, program, [*sums.values()], operands, input, dims, into)
+    found = summed(k, dict(zip(sums, totals, strict=True)), input.shape[input.ndim - dims :], plus)
+    return made, found.get("weight")
 
 
 @rms_norm.cuda("rows", when=_whole_rows)
@@ -106,20 +117,12 @@ def _(
     return y.reshape(input.shape), rstd.reshape((*input.shape[:-dims], *[1] * dims))
 
 
-@rms_norm.cuda_vjp("rows", "input", when=_whole_rows)
+@rms_norm.cuda_vjp("rows", "input", "weight", when=_whole_rows)
 def _(
-    k: Any, g: Array, input: Array, weight: Array | None, rstd: Array, normalized_shape: Sequence[int], plus: Plus,
-    into: Into,
-) -> Array:  # fmt: skip
-    dims = len(normalized_shape)
-    return norm_gradient_rows(k, g, input, weight, rstd, {}, dims, plus.get("input"), into.get("input"))
-
-
-@rms_norm.cuda_vjp("rows", "weight", when=_whole_rows)
-def _(k: Any, g: Array, input: Array, weight: Array, rstd: Array) -> Array:
-    rows = {"g": rows_of(k, g, weight.ndim), "input": rows_of(k, input, weight.ndim)}
-    operands, extent = Operands(rows, {}, {"rstd": rstd.reshape(-1)}), Extent(1, *rows["g"].shape)
-    return k.columns([Reduction("sum", "g * input * rstd")], operands, extent, weight.dtype)[0].reshape(weight.shape)
+    k: Any, g: Array, input: Array, weight: Array | None, rstd: Array, normalized_shape: Sequence[int],
+    needs: frozenset[str], plus: Plus, into: Into,
+) -> tuple[Array | None, ...]:  # fmt: skip
+    return norm_gradients(k, g, input, weight, rstd, {}, needs, plus, len(normalized_shape), into.get("input"))
 
 
 @rms_norm.large_samples
@@ -275,21 +278,13 @@ def _(
     return y.reshape(input.shape), rstd.reshape((*input.shape[:-1], 1))
 
 
-@rms_norm_rope.cuda_vjp("rows", "input", when=_pairs_of_norm)
+@rms_norm_rope.cuda_vjp("rows", "input", "weight", when=_pairs_of_norm)
 def _(
-    k: Any, g: Array, input: Array, weight: Array | None, cos: Array, sin: Array, rstd: Array, plus: Plus, into: Into
-) -> Array:  # fmt: skip
+    k: Any, g: Array, input: Array, weight: Array | None, cos: Array, sin: Array, rstd: Array, needs: frozenset[str],
+    plus: Plus, into: Into,
+) -> tuple[Array | None, ...]:  # fmt: skip
     angles = angle_rows(k, cos, sin, input.shape)
-    return norm_gradient_rows(k, g, input, weight, rstd, angles, 1, plus.get("input"), into.get("input"))
-
-
-@rms_norm_rope.cuda_vjp("rows", "weight", when=_pairs_of_norm)
-def _(k: Any, g: Array, input: Array, weight: Array, cos: Array, sin: Array, rstd: Array) -> Array:
-    program = Program(("row t = g * sine",), ("(g * cosine - turned(t)) * input * rstd",))
-    operands = _gradient_operands(k, g, input, rstd, 1, angle_rows(k, cos, sin, input.shape), {})
-    each = row_program(k, program, operands, float32, (g.size // g.shape[-1], g.shape[-1]))
-    total = k.columns([Reduction("sum", "each")], Operands({"each": each}), Extent(1, *each.shape), weight.dtype)
-    return total[0].reshape(weight.shape)
+    return norm_gradients(k, g, input, weight, rstd, angles, needs, plus, into=into.get("input"))
 
 
 @rms_norm_rope.large_samples

@@ -23,6 +23,7 @@ from .libraries import driver_version
 from .moments import Moments
 from .nvrtc import ELEMENT_TYPES, KernelModules, element_name
 from .paired import Operands, PairedProducts
+from .row_totals import RowTotals
 from .rows import Rows
 from .scalars import Scalars
 from .scratch import Scratch
@@ -37,7 +38,7 @@ class Kernels:
 
     - `barriers`: a counter for each image of a group norm whose blocks wait for each other.
     - `ones`: factors of 1, as stored, for 8-bit products that have none of their own.
-    - `elementwise`, `rows`, `columns`, `moments`, `scalars`: generators of kernels, see their modules.
+    - `elementwise`, `rows`, `row_totals`, `columns`, `moments`, `scalars`: generators of kernels, see their modules.
     """
 
     def __init__(self, cupy: Any, stream: Any) -> None:
@@ -58,6 +59,7 @@ class Kernels:
         self.scalars = Scalars(self._modules)
         self.rows = Rows(cupy, self._modules)
         self.columns = Columns(cupy, self._modules, self.rows, self.multiprocessors)
+        self.row_totals = RowTotals(cupy, self._modules, self.rows, self.columns, self.multiprocessors)
         self.moments = Moments(cupy, self._modules, self.columns, self.multiprocessors)
 
     @cached_property

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...dtype import Array, DType
+from ...dtype import Array, DType, float32
 from .column_cuts import ColumnCut, column_cut
 from .column_text import SHARED, Inputs, place_of, rows_read
 from .columns import Columns
@@ -27,13 +27,16 @@ class Moments:
     def __init__(self, cupy: Any, modules: KernelModules, columns: Columns, multiprocessors: int) -> None:
         self._xp, self._modules, self._columns, self._multiprocessors = cupy, modules, columns, multiprocessors
 
-    def __call__(self, x: Array, result: str, numbers: Mapping[str, float], dtype: DType) -> Array:
+    def __call__(
+        self, x: Array, result: str, numbers: Mapping[str, float], dtype: DType
+    ) -> tuple[Array, Array]:  # fmt: skip
         """(outer, inner): the expression `result` over `total`, the sum of squares over the middle dim of x, and `n`.
 
-        x is (outer, reduced, inner), `n` is reduced; `numbers` are further names of the expression.
+        x is (outer, reduced, inner), `n` is reduced; `numbers` are further names of the expression. Also the means, in
+        fp32.
         """
         outer, reduced, inner = x.shape
-        made = self._xp.empty((outer, inner), dtype)
+        made, means = self._xp.empty((outer, inner), dtype), self._xp.empty((outer, inner), float32)
         width = gcd(
             reduced * inner if inner == 1 else inner, 8 if x.itemsize == 2 else 4, (x.data.ptr & 15) // x.itemsize
         )
@@ -48,10 +51,10 @@ class Moments:
         text = _source(x.dtype, result, tuple(numbers), dtype, cut, together)
         self._modules.generated(text, "moments")(
             (outer, count, tiles), (cut.threads,),
-            (x, *(np.float32(v) for v in numbers.values()), made, *room, np.int64(reduced), np.int64(stretch),
+            (x, *(np.float32(v) for v in numbers.values()), made, means, *room, np.int64(reduced), np.int64(stretch),
              np.int32(inner), np.float32(x.shape[1])),
         )  # fmt: skip
-        return made
+        return made, means
 
 
 def _source(stored: DType, result: str, numbers: Sequence[str], dtype: DType, cut: ColumnCut, together: bool) -> str:
@@ -61,7 +64,7 @@ def _source(stored: DType, result: str, numbers: Sequence[str], dtype: DType, cu
     columns, step, inner = across * width, 2 * across * width, "1" if together else "inner"
     return f"""{inputs.begin()}#include "moments.cuh"
 extern "C" __global__ void __launch_bounds__({t}, {cut.resident}) moments({", ".join(inputs.arguments())},
-    {element_name(dtype)}* __restrict__ made, {SHARED}, const int inner, const float n) {{
+    {element_name(dtype)}* __restrict__ made, float* __restrict__ means, {SHARED}, const int inner, const float n) {{
 {place_of(cut)}  Running<{w}> own;
 {rows_read(inputs, cut, "own.add(q_x);")}  auto each = [&](auto use) {{
 #pragma unroll
@@ -88,6 +91,8 @@ extern "C" __global__ void __launch_bounds__({t}, {cut.resident}) moments({", ".
   column += blockIdx.z * {columns};
   if (threadIdx.x >= {columns} || column >= {inner}) return;
   const float total = all.squares;
-  from_float({result}, made[blockIdx.x * (long long){inner} + column]);
+  const long long at = blockIdx.x * (long long){inner} + column;
+  from_float({result}, made[at]);
+  means[at] = all.mean;
 }}
 """

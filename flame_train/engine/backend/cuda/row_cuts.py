@@ -10,6 +10,11 @@ _WHOLE = {1: 5, 2: 2, 3: 2}
 """Packets of each operand to a thread, by operands, where all threads have as many. Measured on an H200."""
 _LOADS = 6  # packets of 16 bytes that a thread has on their way, before a row gets more threads
 _HELD = 24  # packets in a thread's registers
+_TOTALS = 80  # numbers in a thread's registers that outlast a row
+_LONG = 8  # packets of an operand to a thread that goes through many rows
+_BLOCK = 256  # threads to a block that goes through many rows
+_OTHERS = 48  # registers of a thread beside what it loads and keeps
+_REGISTERS, _MOST = 1 << 16, 2048  # registers and threads of a multiprocessor
 _STAGED_ROWS = 8  # to a block: of two bytes an element and more, they are whole packets of 16 bytes at any length
 _STAGED_PACKETS = 16  # of one operand to a thread
 _STAGED_BYTES = 32 << 10  # of shared memory to a block
@@ -61,6 +66,39 @@ def cut_of(columns: int, width: int, loads: int, held: int) -> Cut:
         if -(-packets // threads) <= limit:
             return Cut(width, threads, -(-packets // threads))
     return Cut(width, 1024, -(-packets // 1024))
+
+
+@dataclass(frozen=True, slots=True)
+class TotalsCut(Cut):
+    """A cut for blocks that go through many rows, `together` at once, and keep totals of columns in registers.
+
+    `resident` blocks are to be on a multiprocessor at once, which limits a kernel's registers.
+    """
+
+    together: int = 1
+    resident: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Rows that a block has at once."""
+        return self.together
+
+
+def totals_cut(columns: int, width: int, loads: int, kept: int) -> TotalsCut:
+    """The cut for rows of `columns` elements in packets of `width`, `kept` numbers of each element kept in registers.
+
+    For each packet of a row a thread loads `loads` packets of 16 bytes, and as many of the row after it.
+    """
+    packets = columns // width
+    most = max(1, min(_LONG, _TOTALS // (kept * width)))
+    sizes = [t for t in range(_WARP, 1025, _WARP) if -(-packets // t) <= most]
+    whole = [t for t in sizes if packets % t == 0 and t <= 4 * sizes[0]]
+    threads = 1 << (packets - 1).bit_length() if packets <= _WARP else (whole or sizes)[0]
+    each = -(-packets // threads)
+    together = max(1, _BLOCK // threads)
+    registers = min(255, _OTHERS + each * (kept * width + 8 * loads))
+    resident = max(1, min(_MOST // (threads * together), _REGISTERS // (threads * together * registers)))
+    return TotalsCut(width, threads, each, together=together, resident=resident)
 
 
 def staged_cut(columns: int, width: int, bytes_each: int) -> Cut | None:

@@ -48,7 +48,7 @@ class RowText:
 
     def source(self) -> str:
         """The whole text. Where the row fills all packets of all threads, its length is a constant of the kernel."""
-        steps = "".join(map(self._step, _together(self.program.steps)))
+        steps = "".join(map(self._step, together(self.program.steps)))
         outputs = self._outputs()
         c, types = self.cut, [*self.rows.values(), *self.tables.values(), *self.made.values()]
         return f"""#define FAST {int("float" not in types)}
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
   const bool live = row < count;
   const float n = length;
   __shared__ float shared[{max(1, self.totals)}][32];
-{self._places()}{self._staged() if c.staged else ""}{self._loads()}{steps}{outputs}}}
+{self._indices()}{self._tables()}{self._staged() if c.staged else ""}{self._loads()}{steps}{outputs}}}
 """
 
     # ---- where things are ----------------------------------------------------------------------------
@@ -82,13 +82,17 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
     def _steps(self, name: str) -> list[str]:
         return [f"const long long step_{name}{d}" for d in range(self.signature.dims)]
 
-    def _places(self) -> str:
-        """The row's index i<dim> along each leading dim, and a pointer r_<name> to its row of each table."""
-        s, lines = self.signature, ["  unsigned outer = row;\n"]
-        for d in range(s.dims - 1, 0, -1):
+    def _indices(self) -> str:
+        """The row's index i<dim> along each leading dim."""
+        lines = ["  unsigned outer = row;\n"]
+        for d in range(self.signature.dims - 1, 0, -1):
             lines += [f"  const unsigned i{d} = {divided(f'size{d}')}.rest(outer);\n"]
             lines += [f"  outer = {divided(f'size{d}')}.quotient(outer);\n"]
-        lines += ["  const unsigned i0 = outer;\n"]
+        return "".join([*lines, "  const unsigned i0 = outer;\n"])
+
+    def _tables(self) -> str:
+        """A pointer r_<name> to the row's row of each table."""
+        s, lines = self.signature, []
         for name in dict.fromkeys(s.alike):
             at = f"{divided(f'count_{name}')}.rest({divided(f'run_{name}')}.quotient(row))"
             lines += [f"  const long long at_{name} = {at} * (long long)length;\n"]
@@ -122,16 +126,23 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
         return f"  carry<{t}, {self.cut.block}, {self.cut.elements * self.cut.rows}>({to}, {source}, held);\n"
 
     def _loads(self) -> str:
-        w, k = self.cut.width, self.cut.packets
-        held = "".join(f"  Packet<{t}, {w}> q_{name}[{k}];\n" for name, t in self.rows.items())
-        places = {n: self._tile(n) if self.cut.staged else f"p_{n} + {self._place(n)}" for n in self.rows}
-        reads = "".join(
-            f"    q_{name}[k] = *reinterpret_cast<const Packet<{t}, {w}>*>({places[name]} + p * {w});\n"
-            for name, t in self.rows.items()
-        )
         columns = self.signature.columns
         own = "".join(f"  const float {name} = live ? to_float(p_{name}[row]) : 0.f;\n" for name, _ in columns)
-        return held + self._packets(reads) + own
+        return self._held("q") + self._packets(self._reads("q")) + own
+
+    def _held(self, prefix: str) -> str:
+        """Registers for all of a thread's packets of each operand."""
+        w, k = self.cut.width, self.cut.packets
+        return "".join(f"  Packet<{t}, {w}> {prefix}_{name}[{k}];\n" for name, t in self.rows.items())
+
+    def _reads(self, prefix: str) -> str:
+        """One packet of each operand into them."""
+        w = self.cut.width
+        places = {n: self._tile(n) if self.cut.staged else f"p_{n} + {self._place(n)}" for n in self.rows}
+        return "".join(
+            f"    {prefix}_{name}[k] = *reinterpret_cast<const Packet<{t}, {w}>*>({places[name]} + p * {w});\n"
+            for name, t in self.rows.items()
+        )
 
     # ---- what is done --------------------------------------------------------------------------------
 
@@ -187,8 +198,9 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
         own = [f"own{place}[{j}]" for j in range(len(steps))]
         body = " ".join(f"{o} = {how}::of({o}, {self._expression(s[2])});" for o, s in zip(own, steps, strict=True))
         found = ", ".join(f"{s[1]} = {o}" for o, s in zip(own, steps, strict=True))
+        beside = f", {self.cut.rows}" if self.cut.threads > 32 and self.cut.rows > 1 else ""
         return f"""  float own{place}[{len(steps)}] = {{{", ".join([f"{how}::none()"] * len(steps))}}};
-{self._each(body)}  of_all<{how}, {self.cut.threads}>(own{place}, shared + {place});
+{self._each(body)}  of_all<{how}, {self.cut.threads}{beside}>(own{place}, shared + {place});
   const float {found};
 """
 
@@ -227,7 +239,7 @@ def _words(text: str) -> set[str]:
     return set(re.findall(r"[A-Za-z_]\w*", text))
 
 
-def _together(steps: Sequence[str]) -> list[list[_Step]]:
+def together(steps: Sequence[str]) -> list[list[_Step]]:
     """The steps in groups: consecutive totals of one kind, none of which uses another, share one exchange."""
     groups: list[list[_Step]] = []
     for step in steps:

@@ -17,6 +17,7 @@ accumulated. A kernel serves any number of rows, and all lengths that are cut al
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, prod
 from typing import Any
@@ -31,6 +32,23 @@ from .row_cuts import Cut, cut_of, staged_cut
 from .row_text import Names, RowText, Signature
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a row program: its kernel's `signature` and `arguments`, and the outputs `made`.
+
+    There are `count` rows of `columns` elements. All places of rows are multiples of `step` elements; where they are
+    `dense`, they lie one after another, from an aligned address on.
+    """
+
+    signature: Signature
+    count: int
+    columns: int
+    step: int
+    dense: bool
+    arguments: Sequence[Any]
+    made: tuple[Array, ...]
+
+
 class Rows:
     """Compiles and launches row programs."""
 
@@ -42,26 +60,32 @@ class Rows:
         self, program: Program, operands: Operands, dtypes: Sequence[DType], out: Sequence[Array] = ()
     ) -> tuple[Array, ...]:
         """The program's outputs, first rows (..., C) and then numbers (R,): new arrays of `dtypes`, or `out`."""
+        call = self.prepared(program, operands, dtypes, out)
+        if call.count and call.columns:
+            function, cut = self._function(program, call.signature, call.columns, call.step, call.dense)
+            rest = (np.uint32(call.count), np.uint32(call.columns))
+            function((-(-call.count // cut.rows),), (cut.block,), (*call.arguments, *rest))
+        return call.made
+
+    def prepared(
+        self, program: Program, operands: Operands, dtypes: Sequence[DType], out: Sequence[Array] = ()
+    ) -> Call:  # fmt: skip
+        """What a kernel of the program is compiled for and given."""
         own = {n: self._aligned(a) for n, a in operands.rows.items()}
         first = next(iter(own.values()))
         lead, columns = first.shape[:-1], first.shape[-1]
         count = prod(lead)
         tables = {n: self._aligned(t.array) for n, t in operands.tables.items()}
-        made = list(out) or [
+        made = tuple(out) or tuple(
             self._xp.empty((*lead, columns) if i < len(program.rows) else (count,), d) for i, d in enumerate(dtypes)
-        ]
-        if count == 0 or columns == 0:
-            return tuple(made)
+        )
         kept = [*own.values(), *made[: len(program.rows)]]
         sizes, strides = _places(lead, columns, kept)
-        function, cut = self._function(
-            program, _signature(operands, own, tables, made, len(sizes)), columns, _step(columns, strides, kept),
-            strides == ((columns,),) * len(kept) and not any(a.data.ptr & 15 for a in kept),
-        )  # fmt: skip
         arguments = _arguments(operands, own, tables, made, strides)
         arguments += [a for n in sizes[1:] for a in divisor(n)]
-        function((-(-count // cut.rows),), (cut.block,), (*arguments, np.uint32(count), np.uint32(columns)))
-        return tuple(made)
+        dense = strides == ((columns,),) * len(kept) and not any(a.data.ptr & 15 for a in kept)
+        signature = _signature(operands, own, tables, made, len(sizes))
+        return Call(signature, count, columns, _step(columns, strides, kept), dense, arguments, made)
 
     def _aligned(self, a: Array) -> Array:
         if a.shape[-1] > 1 and a.strides[-1] != a.itemsize:
@@ -69,16 +93,28 @@ class Rows:
         return a.copy() if a.data.ptr & 15 else a  # a copy is aligned, as all blocks of the pool are
 
     def _compiled(self, program: Program, s: Signature, columns: int, step: int, dense: bool) -> tuple[Any, Cut]:
-        stored = [d for _, d in (*s.rows, *s.single, *s.tables)] + list(s.outputs[: len(program.rows)])
-        width = gcd(step, 8 if any(d.itemsize == 2 for d in stored) else 4)
-        vectors = sum(s.startswith("row ") for s in program.steps)
-        wide = sum(max(1, d.itemsize * width // 16) for _, d in s.rows)
+        width, wide, vectors = demands(program, s, step)
         passing = sum(d.itemsize for d in (*(d for _, d in s.rows), *s.outputs[: len(program.rows)]))
-        whole = dense and min(d.itemsize for d in stored) > 1  # eight rows of bytes may be no packets of 16
+        # Eight rows of bytes may be no packets of 16.
+        whole = dense and min(d.itemsize for d in _stored(program, s)) > 1
         cut = (staged_cut(columns, width, passing) if whole else None) or cut_of(
             columns, width, wide, wide + vectors * max(1, width // 4)
         )
         return self._modules.generated(RowText(program, s, cut, columns).source(), "rows"), cut
+
+
+def demands(program: Program, s: Signature, step: int) -> tuple[int, int, int]:
+    """Elements to a packet; how many 16 bytes one packet of every operand takes; numbers kept of each element.
+
+    All places of rows are multiples of `step` elements.
+    """
+    width = gcd(step, 8 if any(d.itemsize == 2 for d in _stored(program, s)) else 4)
+    loads = sum(max(1, d.itemsize * width // 16) for _, d in s.rows)
+    return width, loads, sum(s.startswith("row ") for s in program.steps)
+
+
+def _stored(program: Program, s: Signature) -> list[DType]:
+    return [d for _, d in (*s.rows, *s.single, *s.tables)] + list(s.outputs[: len(program.rows)])
 
 
 def _places(lead: Shape, columns: int, arrays: Sequence[Array]) -> tuple[Shape, tuple[Strides, ...]]:
