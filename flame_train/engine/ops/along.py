@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..backend.cuda.programs import Extent, Operands, Program, Reduction, Table
-from ..dtype import Array, DType, bool_
+from ..dtype import Array, DType, bool_, float32
 from ..graph import Held
 from .conditions import floating
 from .dims import Shape
@@ -57,20 +57,19 @@ def row_program(
 
 def row_program_with_sums(
     k: Any, program: Program, sums: Sequence[str], operands: Operands, like: Array, dims: int = 1,
-    into: Array | None = None, groups: int = 1,
+    into: Array | None = None, groups: int = 1, summed: DType = float32,
 ) -> tuple[Array | None, list[Array]]:  # fmt: skip
-    """`row_program` for a result like `like`, and fp32 sums (groups, C) of expressions over groups of rows.
+    """`row_program` for a result like `like`, and sums (groups, C) of expressions over groups of rows.
 
-    The result is None if the program has no output. Groups are of equal length and follow one another.
+    The result is None if the program has no output. Groups are of equal length and follow one another. Sums are of the
+    dtype `summed`, or in fp32.
     """
     if not sums:
         return row_program(k, program, operands, like.dtype, like.shape, dims, into), []
-    if not program.rows:
-        return None, k.row_totals(program, sums, operands, (), (), groups)[1]
-    if into is not None and _dense_rows(into, dims):
-        return into, k.row_totals(program, sums, operands, (like.dtype,), (_as_rows(into, dims),), groups)[1]
-    made, totals = k.row_totals(program, sums, operands, (like.dtype,), (), groups)
-    return made[0].reshape(like.shape), totals
+    given = (_as_rows(into, dims),) if program.rows and into is not None and _dense_rows(into, dims) else ()
+    dtypes = (like.dtype,) * len(program.rows)
+    made, totals = k.row_totals(program, sums, operands, dtypes, given, groups, summed)
+    return (into if given else made[0].reshape(like.shape)) if made else None, totals
 
 
 def no_rows(x: Array, dims: int, *others: Array | None) -> str:

@@ -159,7 +159,9 @@ def _(
     into_it = into.get("input")
     if len(groups) == 1 and max(groups) <= _GROUPS:
         sums = [_SUMS[n] for n in wanted]
-        made, totals = row_program_with_sums(k, program, sums, operands, input, 1, into_it, *groups)
+        made, totals = row_program_with_sums(
+            k, program, sums, operands, input, into=into_it, groups=groups.pop(), summed=scale.dtype
+        )
     else:
         made = row_program(k, program, operands, input.dtype, input.shape, into=into_it) if program.rows else None
         dense = Operands({"g": rows_of(k, g), "input": rows_of(k, input)}, {}, numbers)

@@ -130,7 +130,10 @@ def _(
     operands = Operands(rows, one_row(k, weight=weight), {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)})
     program = gradient_program("g" if weight is None else "g * weight", added) if "input" in needs else Program(())
     sums = {n: text for n, text in SUMS.items() if n in needs}
-    made, totals = row_program_with_sums(k, program, [*sums.values()], operands, input, dims, into.get("input"))
+    kind = float32 if weight is None else weight.dtype
+    made, totals = row_program_with_sums(
+        k, program, [*sums.values()], operands, input, dims, into.get("input"), summed=kind
+    )
     found = summed(k, dict(zip(sums, totals, strict=True)), normalized_shape, plus)
     return made, found.get("weight"), found.get("bias")
 

@@ -103,7 +103,8 @@ def norm_gradients(
     operands = Operands(rows, tables | angles, {"rstd": rstd.reshape(-1)})
     sums = {n: f"{d} * input * rstd" for n in ("weight",) if n in needs}
     program = Program(tuple(steps), tuple(outputs))
-    made, totals = row_program_with_sums(k, program, [*sums.values()], operands, input, dims, into)
+    kind = float32 if weight is None else weight.dtype
+    made, totals = row_program_with_sums(k, program, [*sums.values()], operands, input, dims, into, summed=kind)
     found = summed(k, dict(zip(sums, totals, strict=True)), input.shape[input.ndim - dims :], plus)
     return made, found.get("weight")
 

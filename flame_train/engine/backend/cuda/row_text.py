@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
   const bool live = row < count;
   const float n = length;
   __shared__ float shared[{max(1, self.totals)}][32];
-{self._indices()}{self._tables()}{self._staged() if c.staged else ""}{self._loads()}{steps}{outputs}}}
+{self._places()}{self._staged() if c.staged else ""}{self._loads()}{steps}{outputs}}}
 """
 
     # ---- where things are ----------------------------------------------------------------------------
@@ -82,17 +82,13 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
     def _steps(self, name: str) -> list[str]:
         return [f"const long long step_{name}{d}" for d in range(self.signature.dims)]
 
-    def _indices(self) -> str:
-        """The row's index i<dim> along each leading dim."""
-        lines = ["  unsigned outer = row;\n"]
-        for d in range(self.signature.dims - 1, 0, -1):
+    def _places(self) -> str:
+        """The row's index i<dim> along each leading dim, and a pointer r_<name> to its row of each table."""
+        s, lines = self.signature, ["  unsigned outer = row;\n"]
+        for d in range(s.dims - 1, 0, -1):
             lines += [f"  const unsigned i{d} = {divided(f'size{d}')}.rest(outer);\n"]
             lines += [f"  outer = {divided(f'size{d}')}.quotient(outer);\n"]
-        return "".join([*lines, "  const unsigned i0 = outer;\n"])
-
-    def _tables(self) -> str:
-        """A pointer r_<name> to the row's row of each table."""
-        s, lines = self.signature, []
+        lines += ["  const unsigned i0 = outer;\n"]
         for name in dict.fromkeys(s.alike):
             at = f"{divided(f'count_{name}')}.rest({divided(f'run_{name}')}.quotient(row))"
             lines += [f"  const long long at_{name} = {at} * (long long)length;\n"]
@@ -126,23 +122,16 @@ extern "C" __global__ void __launch_bounds__({c.block}) rows({", ".join(self._ar
         return f"  carry<{t}, {self.cut.block}, {self.cut.elements * self.cut.rows}>({to}, {source}, held);\n"
 
     def _loads(self) -> str:
-        columns = self.signature.columns
-        own = "".join(f"  const float {name} = live ? to_float(p_{name}[row]) : 0.f;\n" for name, _ in columns)
-        return self._held("q") + self._packets(self._reads("q")) + own
-
-    def _held(self, prefix: str) -> str:
-        """Registers for all of a thread's packets of each operand."""
         w, k = self.cut.width, self.cut.packets
-        return "".join(f"  Packet<{t}, {w}> {prefix}_{name}[{k}];\n" for name, t in self.rows.items())
-
-    def _reads(self, prefix: str) -> str:
-        """One packet of each operand into them."""
-        w = self.cut.width
+        held = "".join(f"  Packet<{t}, {w}> q_{name}[{k}];\n" for name, t in self.rows.items())
         places = {n: self._tile(n) if self.cut.staged else f"p_{n} + {self._place(n)}" for n in self.rows}
-        return "".join(
-            f"    {prefix}_{name}[k] = *reinterpret_cast<const Packet<{t}, {w}>*>({places[name]} + p * {w});\n"
+        reads = "".join(
+            f"    q_{name}[k] = *reinterpret_cast<const Packet<{t}, {w}>*>({places[name]} + p * {w});\n"
             for name, t in self.rows.items()
         )
+        columns = self.signature.columns
+        own = "".join(f"  const float {name} = live ? to_float(p_{name}[row]) : 0.f;\n" for name, _ in columns)
+        return held + self._packets(reads) + own
 
     # ---- what is done --------------------------------------------------------------------------------
 

@@ -35,12 +35,12 @@ class RowTotals:
 
     def __call__(
         self, program: Program, totals: Sequence[str], operands: Operands, dtypes: Sequence[DType],
-        out: Sequence[Array] = (), groups: int = 1,
+        out: Sequence[Array] = (), groups: int = 1, summed: DType = float32,
     ) -> tuple[tuple[Array, ...], list[Array]]:  # fmt: skip
-        """The program's outputs, and for each expression of `totals` its fp32 sums (groups, C) over the rows.
+        """The program's outputs, and for each expression of `totals` its sums (groups, C) over the rows.
 
         The rows are that many `groups` of equal length, one after another. Expressions of totals use what those of the
-        program's outputs may.
+        program's outputs may. Sums are of the dtype `summed`, or in fp32 where one block makes them.
         """
         call = self._rows.prepared(program, operands, dtypes, out)
         run = call.count // groups
@@ -52,7 +52,7 @@ class RowTotals:
         function((blocks, groups), (cut.block,), (*call.arguments, *sizes, part, np.uint32(run)))
         if blocks > 1:
             extent = Extent(groups, blocks, part.shape[1])
-            part = self._columns([Reduction("sum", "part")], Operands({"part": part}), extent, float32)[0]
+            part = self._columns([Reduction("sum", "part")], Operands({"part": part}), extent, summed)[0]
         each = part.reshape(groups, len(totals), call.columns)
         return call.made, [each[:, i] for i in range(len(totals))]
 
