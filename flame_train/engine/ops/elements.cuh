@@ -89,8 +89,22 @@ __device__ __forceinline__ float mish_gate(float x) {
 __device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.f) + log1pf(e_to(-fabsf(x))); }
 __device__ __forceinline__ float sign(float x) { return x > 0.f ? 1.f : x < 0.f ? -1.f : x; }
 // As NumPy and PyTorch, and unlike fmaxf: what is not a number stays so.
-__device__ __forceinline__ float larger(float a, float b) { return a > b || a != a ? a : b; }
-__device__ __forceinline__ float smaller(float a, float b) { return a < b || a != a ? a : b; }
+__device__ __forceinline__ float larger(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(a) : "f"(a), "f"(b));
+  return a;
+#else
+  return a > b || a != a ? a : b;
+#endif
+}
+__device__ __forceinline__ float smaller(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(a) : "f"(a), "f"(b));
+  return a;
+#else
+  return a < b || a != a ? a : b;
+#endif
+}
 
 // ---- sums over threads ----------------------------------------------------------------------------------------------
 

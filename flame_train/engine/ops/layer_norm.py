@@ -149,7 +149,12 @@ SUMS = {"weight": "g * (input - mean) * rstd", "bias": "g"}
 
 def gradient_program(slope: str, added: str) -> Program:
     """To the input's gradient, from `slope`, that of the normalised row; `added` is a further addend."""
-    steps = (f"sum a = {slope}", f"sum b = {slope} * (input - mean)", "let t = b * rstd * rstd / n", "let m = a / n")
+    steps = (
+        f"sum a = {slope}",
+        f"sum b = {slope} * (input - mean)",
+        "let t = b * rstd * rstd * (1.f / n)",
+        "let m = a * (1.f / n)",
+    )
     return Program(steps, (f"rstd * ({slope} - m - (input - mean) * t){added}",))
 
 

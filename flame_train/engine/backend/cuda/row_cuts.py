@@ -10,11 +10,10 @@ _WHOLE = {1: 5, 2: 2, 3: 2}
 """Packets of each operand to a thread, by operands, where all threads have as many. Measured on an H200."""
 _LOADS = 6  # packets of 16 bytes that a thread has on their way, before a row gets more threads
 _HELD = 24  # packets in a thread's registers
-_TOTALS = 80  # numbers in a thread's registers that outlast a row
-_LONG = 8  # packets of an operand to a thread that goes through many rows
+_FOR_A_TOTAL = 24  # of an operand's elements that a thread has, for each total that it keeps of them; on an H200
 _BLOCK = 256  # threads to a block that goes through many rows
-_OTHERS = 48  # registers of a thread beside what it loads and keeps
-_REGISTERS, _MOST = 1 << 16, 2048  # registers and threads of a multiprocessor
+_OTHERS, _PACKET = 32, 12  # registers of a thread beside totals, and for 16 bytes that it loads: as loaded, and in fp32
+_REGISTERS, _MOST, _SHARED = 1 << 16, 2048, 40 << 10  # registers and threads of a multiprocessor, bytes of a block
 _STAGED_ROWS = 8  # to a block: of two bytes an element and more, they are whole packets of 16 bytes at any length
 _STAGED_PACKETS = 16  # of one operand to a thread
 _STAGED_BYTES = 32 << 10  # of shared memory to a block
@@ -84,19 +83,22 @@ class TotalsCut(Cut):
         return self.together
 
 
-def totals_cut(columns: int, width: int, loads: int, kept: int) -> TotalsCut:
-    """The cut for rows of `columns` elements in packets of `width`, `kept` numbers of each element kept in registers.
+def totals_cut(columns: int, width: int, loads: int, totals: int, vectors: int) -> TotalsCut:
+    """The cut for rows of `columns` elements in packets of `width`, with so many `totals` of each column.
 
-    For each packet of a row a thread loads `loads` packets of 16 bytes, and as many of the row after it.
+    For each packet of a row a thread loads `loads` packets of 16 bytes and keeps `vectors` further numbers of each
+    element. Few threads with many packets are best: their sums take fewer steps, and the kernel waits for those.
     """
     packets = columns // width
-    most = max(1, min(_LONG, _TOTALS // (kept * width)))
-    sizes = [t for t in range(_WARP, 1025, _WARP) if -(-packets // t) <= most]
-    whole = [t for t in sizes if packets % t == 0 and t <= 4 * sizes[0]]
-    threads = 1 << (packets - 1).bit_length() if packets <= _WARP else (whole or sizes)[0]
+    most = max(1, _FOR_A_TOTAL * totals // (width * (1 + vectors)))
+    sizes = [t for t in (8, 16, *range(_WARP, 1025, _WARP)) if -(-packets // t) <= most]
+    whole = [t for t in sizes if packets % t == 0 and 2 * t <= 3 * sizes[0]]
+    threads = 1 << (packets - 1).bit_length() if packets <= _WARP else (whole or sizes or [1024])[0]
     each = -(-packets // threads)
-    together = max(1, _BLOCK // threads)
-    registers = min(255, _OTHERS + each * (kept * width + 8 * loads))
+    handed = 2 * each * totals * width * threads  # bytes for a row's totals, half of which are handed over
+    together = max(1, min(_BLOCK // threads, _SHARED // handed))
+    together = 1 << together.bit_length() - 1
+    registers = min(255, _OTHERS + each * ((totals + vectors) * width + _PACKET * loads))
     resident = max(1, min(_MOST // (threads * together), _REGISTERS // (threads * together * registers)))
     return TotalsCut(width, threads, each, together=together, resident=resident)
 
