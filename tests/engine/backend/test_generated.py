@@ -129,48 +129,6 @@ def test_values_and_gradients(gpu: Any, dtype: Any, compiled: Any, monkeypatch: 
     assert not wrong
 
 
-MANY_ROWS: list[tuple[str, Sample]] = [
-    ("layer_norm", sample((40, 640), (640,), (640,), (640,))),
-    ("layer_norm", sample((23, 1536), (1536,), (1536,), (1536,))),
-    ("layer_norm", sample((1100, 8), (8,), (8,), (8,))),
-    ("layer_norm", sample((90, 77), (77,), (77,), (77,))),
-    ("layer_norm", sample((7, 2600), (2600,), None, (2600,))),
-    ("layer_norm_modulate", sample((3, 35, 648), (3, 1, 648), (3, 1, 648))),
-    ("layer_norm_modulate", sample((70, 3, 24), (70, 1, 24), (70, 1, 24))),
-    ("layer_norm_modulate", sample((2, 35, 24), (2, 1, 24), (24,))),
-    ("rms_norm", sample((300, 128), (128,), (128,))),
-    ("rms_norm", sample((21, 3, 768), (3, 768), (3, 768))),
-    ("rms_norm_rope", sample((2, 40, 5, 64), (64,), (5, 64), (5, 64))),
-]
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
-def test_blocks_that_go_through_many_rows(
-    gpu: Any, dtype: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
-    """Gradients of a norm's input, weight and bias from one pass, by so few blocks that each takes several turns."""
-    monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
-    monkeypatch.setattr(gpu.kernels.row_totals, "_multiprocessors", 1)
-    drawn = [(REGISTRY[n], materialise(REGISTRY[n], case, generator(n, 7), dtype)) for n, case in MANY_ROWS]
-
-    def found(op: Op, bound: dict[str, Any], device: str, kind: Any) -> list[np.ndarray]:
-        weight = generator(op.name, 57).standard_normal(bound["input"].shape).astype(dtype).astype(np.float64)
-        return results(op, on(bound, op, device, kind), weight)
-
-    for op, bound in drawn:
-        found(op, bound, "cuda", dtype)
-    compiled.build()
-    wrong = []
-    for case, (op, bound) in enumerate(drawn):
-        devices = (("cuda", dtype), ("cpu", dtype), ("cpu", np.dtype(np.float64)))
-        for part, (g, p, t) in enumerate(zip(*[found(op, bound, *on) for on in devices], strict=True)):
-            if not distance(g, t) <= 2.0 * distance(p, t) + float(ml_dtypes.finfo(dtype).eps):
-                wrong.append((*MANY_ROWS[case], part, distance(g, t)))
-    assert sum("over_rows<" in text for text, _ in compiled.texts) > 10
-    assert not wrong
-
-
 def test_attention_tile_by_tile(computing: Any) -> None:
     """Masks, grouped heads, heads of any size: what no library's kernel takes."""
     op, launched, dtype = REGISTRY["scaled_dot_product_attention"], list[str](), np.dtype(np.float32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.backend.cuda.row_cuts import Cut, cut_of, staged_cut, totals_cut
+from flame_train.engine.backend.cuda.row_cuts import Cut, cut_of, staged_cut
 from flame_train.engine.backend.cuda.rows import divisor
 
 
@@ -60,15 +59,3 @@ def test_staged_rows_fit_shared_memory() -> None:
         assert cut is None or columns >= cut.threads * (cut.packets - 1)
     assert staged_cut(77, 1, 4) == Cut(1, 8, 10, staged=True)
     assert staged_cut(80, 8, 4) is None
-
-
-def test_cuts_for_totals_have_room_for_a_row_in_whole_warps_and_little_shared_memory() -> None:
-    for width, totals, vectors in itertools.product((1, 2, 4, 8), (1, 2), (0, 2)):
-        for columns in range(2 * width, 4096 * width // (2 if width == 8 else 1), 7 * width):
-            cut = totals_cut(columns, width, 2, totals, vectors)
-            assert cut.width * cut.threads * (cut.packets - 1) < columns <= cut.elements
-            assert cut.block % 32 == 0
-            assert cut.block <= 1024
-            apart = cut.block // max(32, cut.threads)
-            assert apart // 2 * totals * cut.elements * 4 <= 40 << 10
-    assert [totals_cut(c, 8, 2, 2, 0).threads for c in (640, 1280, 3072)] == [16, 32, 64]
