@@ -89,7 +89,8 @@ def _gradient(xp: Any, g: Array, inputs: list[str], output: str, operands: list[
                 arrays.append(xp.ones(n, g.dtype))
             wanted += letter
     found = xp.einsum(_joined(terms, wanted), *arrays, optimize=True)
-    return xp.broadcast_to(found, [max(n, m) for n, m in zip(found.shape, shape, strict=True)])  # 1 may stand for n
+    whole = [m if n == 1 else n for n, m in zip(found.shape, shape, strict=True)]  # 1 may stand for any size, also none
+    return xp.broadcast_to(found, whole)
 
 
 @einsum.samples
@@ -103,6 +104,7 @@ def _() -> Iterator[Sample]:
     yield sample("ij->j", [(2, 3)])
     yield sample("ij,ij->", [(2, 3), (2, 3)])
     yield sample("ij,jk->ik", [(2, 1), (3, 4)])
+    yield sample("...i,...j->...ij", [(2, 0, 1), (2, 1, 3)])
     yield sample("bi,oij,bj->bo", [(2, 3), (2, 3, 2), (2, 2)])
 
 
