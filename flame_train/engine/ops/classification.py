@@ -123,11 +123,15 @@ def kl_div(xp: Any, input: Array, target: Array, *, reduction: str = "mean", log
         loss = xp.exp(target) * (target - input)
     else:
         loss = xp.where(target > 0, target * xp.log(xp.where(target > 0, target, 1.0)), 0.0) - target * input
-    return xp.sum(loss) / input.shape[0] if reduction == "batchmean" else reduced(xp, loss, reduction)
+    return xp.sum(loss) / _batch(input) if reduction == "batchmean" else reduced(xp, loss, reduction)
+
+
+def _batch(input: Array) -> int:
+    return input.shape[0] if input.ndim else 1
 
 
 def _kl_share(g: Array, input: Array, reduction: str) -> Array:
-    return g / input.shape[0] if reduction == "batchmean" else share(g, input.size, reduction)
+    return g / _batch(input) if reduction == "batchmean" else share(g, input.size, reduction)
 
 
 @kl_div.vjp("input")
@@ -147,6 +151,7 @@ def _(xp: Any, g: Array, input: Array, target: Array, reduction: str, log_target
 def _() -> Iterator[Sample]:
     yield sample((2, 3), positive(2, 3))
     yield sample((2, 3), positive(2, 3), reduction="batchmean")
+    yield sample((), positive(), reduction="batchmean")
     yield sample((2, 3), positive(2, 3), reduction="sum")
     yield sample((2, 3), (2, 3), reduction="none", log_target=True)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from ...errors import ShapeError
 from ..dtype import Array
 from ..op import ErrorSample, Sample, primitive, sample
@@ -17,26 +19,36 @@ _PATCH_BYTES = 1 << 26  # the unfolded patches of one block of rows stay below t
 
 
 def pair(value: Pair) -> tuple[int, int]:
-    """(h, w) from one number or two; a tuple of one counts as one."""
-    return (value, value) if isinstance(value, int) else (value[0], value[-1])
+    """(h, w) from one number or two; a tuple of one counts as one. Raises ShapeError for anything else."""
+    given = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    if len(given) not in (1, 2) or not all(isinstance(n, (int, np.integer)) for n in given):
+        raise ShapeError(f"expected a whole number, or two for height and width, got {value!r}")
+    return int(given[0]), int(given[-1])
 
 
-def steps(weight_shape: Shape, stride: Pair, padding: Padding, dilation: Pair) -> tuple[tuple[int, int], ...]:
+def steps(
+    weight_shape: Shape, stride: Pair, padding: Padding, dilation: Pair, op: str = "conv2d"
+) -> tuple[tuple[int, int], ...]:
     """Stride, padding and dilation, (h, w) each. "same" padding keeps the size, "valid" is none.
 
-    Raises ShapeError for a stride or dilation below 1, and for "same" padding that would have to be uneven.
+    Raises ShapeError for a stride or dilation below 1 or a padding below 0, and for "same" padding that would have to
+    be uneven.
     """
     s, d = pair(stride), pair(dilation)
     if min(*s, *d) < 1:
-        raise ShapeError(f"conv2d: expected stride and dilation of at least 1, got {stride} and {dilation}")
+        raise ShapeError(f"{op}: expected stride and dilation of at least 1, got {stride} and {dilation}")
     if not isinstance(padding, str):
+        if min(pair(padding)) < 0:
+            raise ShapeError(
+                f"{op}: expected padding of at least 0, got {padding}; a slice leaves out what lies outside"
+            )
         return s, pair(padding), d
     if padding == "valid":
         return s, (0, 0), d
     around = [n * (k - 1) for n, k in zip(d, weight_shape[2:], strict=True)]
     if padding != "same" or s != (1, 1) or any(n % 2 for n in around):
         raise ShapeError(
-            f"conv2d: padding {padding!r} with stride {s} and a kernel of {weight_shape[2:]}: expected numbers, "
+            f"{op}: padding {padding!r} with stride {s} and a kernel of {weight_shape[2:]}: expected numbers, "
             "'valid', or 'same' with stride 1 and a kernel that has a middle; pad() gives uneven padding"
         )
     return s, (around[0] // 2, around[1] // 2), d
@@ -244,6 +256,9 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3), groups=0), ShapeError, "at least one group, got 0")
     yield ErrorSample(sample((1, 3, 2, 4), (2, 3, 3, 3)), ShapeError, "kernel of 3 x 3 does not fit")
     yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 2, 2), None, 1, "same"), ShapeError, "a kernel that has a middle")
+    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 2, 2), None, 1.5), ShapeError, "a whole number, or two .* got 1.5")
+    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 2, 2), None, (1, 2, 3)), ShapeError, r"got \(1, 2, 3\)")
+    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 2, 2), None, ()), ShapeError, r"got \(\)")
 
 
 # ---- cuDNN ---------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from ...errors import ShapeError
 from ..dtype import Array
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
-from .conv import Pair, check_bias, conv2d, input_gradient, pair, weight_gradient
+from .conv import Pair, check_bias, conv2d, input_gradient, pair, steps, weight_gradient
 from .dims import sum_to_channels
 
 
@@ -43,13 +43,14 @@ def _out_shape(
             f"(in, out / groups, kh, kw) with groups={groups}"
         )
     h, w = input.shape[2:] if layout == "NCHW" else input.shape[1:3]
+    s2, p2, d2 = steps(weight.shape, stride, pair(padding), dilation, "conv_transpose2d")
     sizes = [
         (n - 1) * s - 2 * p + d * (k - 1) + e + 1
-        for n, k, s, p, e, d in zip(
-            (h, w), weight.shape[2:], pair(stride), pair(padding), pair(extra), pair(dilation), strict=True
-        )
+        for n, k, s, p, e, d in zip((h, w), weight.shape[2:], s2, p2, pair(extra), d2, strict=True)
     ]
-    if any(e >= max(s, d) for e, s, d in zip(pair(extra), pair(stride), pair(dilation), strict=True)):
+    if min(sizes) < 1:
+        raise ShapeError(f"conv_transpose2d: {h} x {w} pixels would become {sizes}; expected less padding")
+    if any(e >= max(s, d) for e, s, d in zip(pair(extra), s2, d2, strict=True)):
         raise ShapeError(f"conv_transpose2d: output_padding {extra} must be below stride {stride} or dilation")
     out = weight.shape[1] * groups
     return (input.shape[0], out, *sizes) if layout == "NCHW" else (input.shape[0], *sizes, out)
@@ -87,6 +88,12 @@ def _() -> Iterator[Sample]:
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3)), ShapeError, "does not fit weight")
     yield ErrorSample(sample((1, 3, 4, 4), (3, 2, 3, 3), None, 2, 0, 2), ShapeError, "must be below stride")
+    yield ErrorSample(sample((1, 3, 1, 4), (3, 2, 1, 3), None, 1, 1), ShapeError, r"would become \[-1, 4\]")
+    yield ErrorSample(sample((1, 3, 4, 4), (3, 2, 3, 3), None, 0), ShapeError, "stride and dilation of at least 1")
+    yield ErrorSample(sample((1, 3, 4, 4), (3, 2, 3, 3), None, 1, -1), ShapeError, "padding of at least 0, got -1")
+    yield ErrorSample(
+        sample((1, 3, 4, 4), (3, 2, 3, 3), None, 1, "same"), ShapeError, "numbers for padding, got 'same'"
+    )
     yield ErrorSample(sample((1, 3, 4, 4), (3, 2, 3, 3), (1,)), ShapeError, r"a bias of shape \(2,\), got \(1,\)")
 
 
@@ -100,10 +107,19 @@ def conv1d(
         raise ShapeError(
             f"conv1d: expected input (B, in, L) and weight (out, in, k), got {input.shape}, {weight.shape}"
         )
-    s, d, p = (n if isinstance(n, (int, str)) else n[0] for n in (stride, dilation, padding))
-    around = p if isinstance(p, str) else (0, p)
-    y: Tensor = conv2d(input.unsqueeze(2), weight.unsqueeze(2), bias, (1, s), around, (1, d), groups)
+    s, d = _along("stride", stride), _along("dilation", dilation)
+    around = padding if isinstance(padding, str) else (0, _along("padding", padding))
+    kernel = weight.unsqueeze(2)
+    steps(kernel.shape, (1, s), around, (1, d), "conv1d")
+    y: Tensor = conv2d(input.unsqueeze(2), kernel, bias, (1, s), around, (1, d), groups)
     return y.squeeze(2)
+
+
+def _along(name: str, value: int | tuple[int]) -> int:
+    given = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    if len(given) != 1 or not isinstance(given[0], int):
+        raise ShapeError(f"conv1d: expected a whole number for {name}, got {value!r}")
+    return given[0]
 
 
 @conv1d.samples
@@ -117,3 +133,5 @@ def _() -> Iterator[Sample]:
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((3, 6), (4, 3, 3)), ShapeError, r"expected input \(B, in, L\)")
     yield ErrorSample(sample((1, 3, 6), (4, 2, 3)), ShapeError, "has 3 channels but weight .* takes 2")
+    yield ErrorSample(sample((1, 3, 6), (4, 3, 3), None, (1, 2)), ShapeError, r"number for stride, got \(1, 2\)")
+    yield ErrorSample(sample((1, 3, 6), (4, 3, 3), None, 1, -1), ShapeError, "conv1d: expected padding of at least 0")

@@ -152,6 +152,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 2, 4, 4), 2, 2, 2), ShapeError, "avg_pool2d: padding .* at most half of the kernel")
     yield ErrorSample(sample((1, 2, 4, 4), 2, 0), ShapeError, "of at least 1, got .2, 2., .0, 0., 1")
     yield ErrorSample(sample((1, 2, 4, 4), 2, divisor_override=0), ShapeError, "other than 0")
+    yield ErrorSample(sample((1, 2, 4, 4), 2, 1, -1), ShapeError, "padding .-1, -1. must be at least 0")
 
 
 @primitive(torch="nn.functional.adaptive_avg_pool2d")
@@ -177,6 +178,12 @@ def _bins(
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """The pixels [start, stop) of each output row, and of each column."""
     wanted = (output_size, output_size) if isinstance(output_size, int) else output_size
+    if (
+        not isinstance(wanted, (tuple, list))
+        or len(wanted) != 2
+        or any(k is not None and (not isinstance(k, int) or k < 0) for k in wanted)
+    ):
+        raise ShapeError(f"adaptive_avg_pool2d: expected one size of at least 0 or two, got {output_size!r}")
     counts = [n if k is None else k for n, k in zip(size, wanted, strict=True)]
     h, w = ([(i * n // k, -(-(i + 1) * n // k)) for i in range(k)] for n, k in zip(size, counts, strict=True))
     return h, w
@@ -206,6 +213,8 @@ def _() -> Iterator[Sample]:
 @adaptive_avg_pool2d.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 4, 4), 2), ShapeError, "expected a 4-D input")
+    for refused in (-1, (2,), (1, 2, 3), 2.5):
+        yield ErrorSample(sample((1, 2, 4, 4), refused), ShapeError, "one size of at least 0 or two, got")
 
 
 # ---- kernels ------------------------------------------------------------------------------------------------------
@@ -314,7 +323,7 @@ def _(
 
 
 def _no_bins(input: Array, output_size: int | tuple[int | None, int | None]) -> str:
-    wanted = (output_size,) if isinstance(output_size, int) else output_size
+    wanted = output_size if isinstance(output_size, (tuple, list)) else (output_size,)
     return "an empty result" if 0 in wanted else _no_kernel(input)
 
 

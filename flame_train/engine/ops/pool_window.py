@@ -32,11 +32,11 @@ class Window:
         if len(shape) != 4:
             raise ShapeError(f"{op}: expected a 4-D input in {layout}, got {tuple(shape)}")
         size = (shape[2], shape[3]) if layout == "NCHW" else (shape[1], shape[2])
-        k, p, s = pair(kernel), pair(padding), pair(kernel if stride in (None, ()) else stride)
+        k, p, s = pair(kernel), pair(padding), pair(kernel if stride in (None, (), []) else stride)
         if min(*k, *s, *pair(dilation)) < 1:
             raise ShapeError(f"{op}: expected kernel, stride and dilation of at least 1, got {k}, {s}, {dilation}")
-        if any(2 * p[i] > k[i] for i in (0, 1)):
-            raise ShapeError(f"{op}: padding {p} must be at most half of the kernel {k}")
+        if any(not 0 <= 2 * p[i] <= k[i] for i in (0, 1)):
+            raise ShapeError(f"{op}: padding {p} must be at least 0 and at most half of the kernel {k}")
         window = cls(size, k, s, p, pair(dilation), ceil)
         if min(window.out) < 1:
             raise ShapeError(f"{op}: a kernel of {k} does not fit into {size} pixels padded by {p}")

@@ -163,10 +163,14 @@ def _plan(
     each = list(given) if isinstance(given, Sequence) else [given] * len(axes)
     if len(each) != len(axes):
         raise ShapeError(f"interpolate: expected {len(axes)} numbers for {tuple(shape)}, got {given}")
+    if size is not None and not all(isinstance(n, (int, np.integer)) for n in each):
+        raise ShapeError(f"interpolate: expected whole numbers for size, got {size!r}")
     plan = []
     for axis, wanted in zip(axes, each, strict=True):
         before = shape[axis]
-        after = int(wanted) if size is not None else math.floor(before * wanted)
+        if not 0 < wanted < math.inf:
+            raise ShapeError(f"interpolate: expected sizes and factors above 0, got {given!r}")
+        after = wanted if size is not None else math.floor(before * wanted)
         if min(before, after) < 1:
             raise ShapeError(f"interpolate: expected sizes of at least 1, got {before} to {after} along dim {axis}")
         if align:
@@ -207,4 +211,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 2, 3, 4)), ValueError, "one of size and scale_factor")
     yield ErrorSample(sample((1, 2, 3, 4), 5, None, "nearest", True), ValueError, "align_corners is for")
     yield ErrorSample(sample((1, 2, 3, 4), (5,)), ShapeError, "expected 2 numbers")
-    yield ErrorSample(sample((1, 2, 3, 4), 0), ShapeError, "at least 1, got 3 to 0 along dim 2")
+    yield ErrorSample(sample((1, 2, 3, 4), 0), ShapeError, "sizes and factors above 0, got 0")
+    yield ErrorSample(sample((1, 2, 3, 4), None, 0.3), ShapeError, "at least 1, got 3 to 0 along dim 2")
+    yield ErrorSample(sample((1, 2, 3, 4), None, math.nan), ShapeError, "sizes and factors above 0, got nan")
+    yield ErrorSample(sample((1, 2, 3, 4), 2.5), ShapeError, "whole numbers for size, got 2.5")

@@ -31,7 +31,13 @@ def fold(
 
 
 def _window(kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair) -> Window:
-    return pair(kernel_size), pair(dilation), pair(padding), pair(stride)
+    window = k, d, p, s = pair(kernel_size), pair(dilation), pair(padding), pair(stride)
+    if min(*k, *d, *s) < 1 or min(p) < 0:
+        raise ShapeError(
+            "unfold, fold: expected kernel_size, dilation and stride of at least 1 and padding of at least 0, "
+            f"got {k}, {d}, {s} and {p}"
+        )
+    return window
 
 
 def _positions(size: tuple[int, int], window: Window) -> tuple[int, int]:
@@ -99,8 +105,11 @@ def _() -> Iterator[Sample]:
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3, 4), 2), ShapeError, r"expected input \(B, C, H, W\)")
     yield ErrorSample(sample((1, 3, 4, 4), 5), ShapeError, "does not fit into")
+    yield ErrorSample(sample((1, 3, 4, 4), 2, stride=0), ShapeError, r"of at least 1 and padding .* \(0, 0\) and")
+    yield ErrorSample(sample((1, 3, 4, 4), 2, padding=-1), ShapeError, r"padding of at least 0, .* and \(-1, -1\)")
 
 
 @fold.errors
 def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 12, 11), (4, 5), 2), ShapeError, r"expected \(B, C \* 4, 12\)")
+    yield ErrorSample(sample((2, 12, 11), (4, 5), 0), ShapeError, "expected kernel_size, .* of at least 1")
