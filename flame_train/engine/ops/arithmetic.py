@@ -156,12 +156,14 @@ def _() -> Iterator[Sample]:
 @primitive(torch="pow", whole=True)
 def pow(xp: Any, input: Array | float, exponent: Array | float) -> Array:
     """input ** exponent"""
-    return _whole(input) ** _whole(exponent)
+    return _whole(input, exponent) ** _whole(exponent, input)
 
 
-def _whole(x: Any) -> Any:
-    """Truth values as int64: a power of them is a byte to NumPy, and their product a truth value."""
-    return x.astype("int64") if hasattr(x, "dtype") and x.dtype == bool else x
+def _whole(x: Any, other: Any = None) -> Any:
+    """Truth values as whole numbers, the other's kind or int64: a power of them is a byte to NumPy."""
+    if not hasattr(x, "dtype") or x.dtype != bool:
+        return x
+    return x.astype(other.dtype if hasattr(other, "dtype") and other.dtype.kind in "iu" else "int64")
 
 
 @pow.vjp("input")
