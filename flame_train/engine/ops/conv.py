@@ -197,7 +197,7 @@ def input_gradient(
     out_ch, in_ch, kh, kw = weight.shape
     b, h, w, channels = _nhwc_shape(input_shape, layout)
     oh, ow = g.shape[1:3]
-    if _plain(weight.shape, s, p, groups):
+    if _plain(weight.shape, s, p, groups) and (oh, ow) == (h, w):
         dx = xp.matmul(g.reshape(-1, out_ch), weight.reshape(out_ch, in_ch))
         return from_nhwc(xp, dx.reshape(b, h, w, channels), layout)
     dx = xp.zeros((b, h + 2 * p[0], w + 2 * p[1], channels), g.dtype)

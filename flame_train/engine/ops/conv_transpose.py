@@ -82,6 +82,7 @@ def _() -> Iterator[Sample]:
     yield sample((1, 3, 3, 4), (3, 2, 3, 2), None, 2, 1, 1)
     yield sample((1, 4, 3, 3), (4, 2, 2, 3), (4,), (2, 1), (0, 1), (1, 0), 2, (1, 2))
     yield sample((1, 3, 4, 4), (4, 3, 3, 3), (3,), 2, 1, 1, layout="NHWC")
+    yield sample((2, 3, 2, 3), (3, 2, 1, 1), (2,), 1, 0, 1, 1, 2)
 
 
 @conv_transpose2d.errors
