@@ -284,16 +284,17 @@ def backward(
 
 
 class _Accumulating:
-    """Adds to the leaves' `.grad`."""
+    """Adds to the leaves' `.grad`, but for those that were frozen since they were used."""
 
     def __init__(self) -> None:
         self._told: set[int] = set()
 
     def add(self, leaf: Tensor, g: Array) -> None:
-        leaf._accumulate(g)
+        if leaf.requires_grad:
+            leaf._accumulate(g)
 
     def held(self, leaf: Tensor) -> Held | None:
-        if leaf.grad is None:
+        if leaf.grad is None or not leaf.requires_grad:
             return None
         if id(leaf) in self._told:  # a second contribution is added to the first, which must be there
             leaf.backend.join()

@@ -84,6 +84,20 @@ def test_what_was_frozen_for_a_while_is_trained_again(tied: bool) -> None:
     run(*pair(tied), frozen_for_a_while)
 
 
+def test_what_was_frozen_after_its_use_gets_no_gradient() -> None:
+    for space, tensor in ((flame, flame.tensor), (torch, torch.tensor)):
+        made = [tensor(v, requires_grad=True) for v in ([1.0, 2.0], [3.0, 4.0], [5.0, 6.0])]
+        kept, frozen, held = made
+        (held * 2).sum().backward()
+        loss = (kept * frozen * held).sum()
+        frozen.requires_grad_(False)
+        held.requires_grad_(False)
+        loss.backward()
+        assert frozen.grad is None, space
+        assert kept.grad.tolist() == [15.0, 24.0]
+        assert held.grad.tolist() == [2.0, 2.0]
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_asking_again_for_gradients_changes_nothing(tied: bool) -> None:
     run(*pair(tied), lambda model: model.requires_grad_())
