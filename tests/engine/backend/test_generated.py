@@ -36,6 +36,9 @@ OPS = [
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
 
 LENGTHS: dict[str, list[Sample]] = {
+    "adaptive_avg_pool2d": [sample((3, 5, 7, 7), 1), sample((1, 9, 5, 3), 1)],
+    "mul": [sample((13, 7, 5), (7, 1)), sample((6, 5, 3, 7), (6, 1, 3, 1)), sample((9, 11), (11,))],
+    "lerp": [sample((3, 5, 7, 9), (5, 1, 1), (3, 1, 1, 9))],
     "softmax": [sample((n, c), -1) for n, c in ((1, 77), (19, 9), (9, 129), (3, 513), (2, 1280), (17, 642))],
     "layer_norm": [sample((n, c), (c,), (c,), (c,)) for n, c in ((9, 77), (8, 131), (2, 2560), (1, 3072), (3, 1284))],
     "rms_norm_rope": [sample((2, 3, 5, c), (c,), (5, c), (5, c)) for c in (22, 70, 640)],
@@ -53,7 +56,7 @@ LENGTHS: dict[str, list[Sample]] = {
 }
 """Rows whole among threads or not, long and short, those that go through shared memory in blocks full or not.
 
-Sums and variances of what one block reduces, and of what several share.
+Sums and variances of what one block reduces, and of what several share. Packets that go on from row to row.
 """
 
 

@@ -38,6 +38,7 @@ def cases() -> list[tuple[Host, ...]]:
         (np.broadcast_to(b, (4, 6, 16)), a),
         (a[:1, :1, :1], a[1:2, :1, 3:4]),
         (a.reshape(-1)[1:], a.reshape(-1)[:-1]),
+        (a[..., :7].copy(), b[:7], np.arange(24, dtype=np.float32).reshape(4, 6, 1)),
     ]
 
 
@@ -69,6 +70,22 @@ def test_packets_are_as_wide_as_sizes_strides_and_addresses_allow() -> None:
     assert width(Operand((7, 5), (5, 1), 2, offset=4), shape=(7, 5)) == 2
     assert width(Operand((7, 12), (24, 1), 2), shape=(7, 12)) == 4
     assert width(Operand((7, 12), (1, 7), 2), Operand((7, 12), (12, 1), 2), shape=(7, 12)) == 1
+
+
+def test_packets_go_on_from_row_to_row_where_what_is_broadcast_is_small() -> None:
+    def width(row: Operand, *, itemsize: int = 2, offset: int = 0, shape: tuple[int, ...] = (7, 49)) -> int:
+        layout = plan(shape, [Operand(shape, (shape[1], 1), itemsize, offset), row], 1, itemsize)
+        assert layout.across == (layout.width > 1)
+        return layout.width
+
+    assert width(Operand((7, 1), (1, 1), 2)) == 8
+    assert width(Operand((49,), (1,), 2)) == 8
+    assert width(Operand((7, 1), (1, 1), 4), itemsize=4) == 4
+    assert width(Operand((7, 1), (1, 1), 2), offset=2) == 1  # the dense one cannot be read by packets
+    assert width(Operand((3, 49), (98, 1), 2), shape=(3, 49)) == 1  # rows apart: as many elements as the result
+    assert width(Operand((1, 49), (49, 1), 2), shape=(3, 49)) == 1  # met three times
+    n = 2**16
+    assert width(Operand((n + 1,), (1,), 2), shape=(n, n + 1)) == 1  # indices of 64 bits
 
 
 def test_more_elements_than_32_bits_count_are_noticed() -> None:

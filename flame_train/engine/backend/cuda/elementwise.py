@@ -30,13 +30,14 @@ Signature = tuple[DType, Shape, tuple[int, ...], int]
 class _Place:
     """An operand in the text. `steps` are by the layout's dims: 0 if broadcast, 1 if contiguous, 2 for another stride.
 
-    The elements of a `dense` one have the same index as those of the result.
+    The elements of a `dense` one have the same index as those of the result; `single` ones are fetched one by one.
     """
 
     name: str
     type: str
     steps: tuple[int, ...]
     dense: bool
+    single: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Elementwise:
         labels = [*names, *(f"out{i}" for i in range(len(expressions)))]
         dense = dense_strides(layout.sizes)
         places = [
-            _Place(label, t, tuple(min(abs(s), 2) if s >= 0 else 2 for s in row), row == dense)
+            _Place(label, t, _steps(row), row == dense, layout.across and row != dense)
             for label, t, row in zip(labels, types, layout.strides, strict=True)
         ]
         count = math.prod(shape)
@@ -117,6 +118,10 @@ def _common(shapes: tuple[Shape, ...]) -> Shape:
     return np.broadcast_shapes(*shapes)
 
 
+def _steps(strides: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(min(s, 2) if s >= 0 else 2 for s in strides)
+
+
 # ---- the kernel's text ---------------------------------------------------------------------------------------------
 
 
@@ -134,7 +139,8 @@ def _source(
         *(f"const I size{d}" for d in range(dims)),
         *(f"const I s_{p.name}{d}" for p in places for d, step in enumerate(p.steps) if step == 2),
     ]
-    remainder = _remainder(ins, outs, numbers, width) if dims == 1 and width > 1 else ""
+    whole = dims > 1 and not any(p.single for p in places)
+    remainder = "" if width == 1 or whole else _remainder(ins, outs, numbers, width)
     return f"""#define FAST {int(all(p.type != "float" for p in places))}
 #include "elements.cuh"
 typedef {"long long" if wide else "int"} I;
@@ -142,10 +148,10 @@ typedef {"long long" if wide else "int"} I;
 extern "C" __global__ void __launch_bounds__({_THREADS}) elementwise({", ".join(arguments)}) {{
   const I packets = elements / {width}, packet = blockIdx.x * (I){_THREADS} + threadIdx.x;
   if (packet < packets) {{
-{_places(places, width)}{"".join(_load(p, width) for p in ins)}
+{_places(places, width)}{"".join(_load(p, width) for p in ins)}{_fetch(ins, width)}
     float {", ".join(f"r_{p.name}[{width}]" for p in outs)};
 #pragma unroll
-    for (int i = 0; i < {width}; i++) of_one({_call(ins, outs, numbers)});
+    for (int i = 0; i < {width}; i++) of_one({_call(ins, outs, numbers, width)});
 {"".join(_store(p, width) for p in outs)}  }}
 {remainder}}}
 """
@@ -163,48 +169,77 @@ def _value_function(expressions: Sequence[str], names: Sequence[str], numbers: S
 
 def _held(p: _Place, width: int) -> int:
     """How many elements of an operand belong to a packet of the result: one if it is broadcast."""
-    return width if p.steps[-1] else 1
+    return width if p.steps[-1] or p.single else 1
 
 
-def _places(places: Sequence[_Place], width: int) -> str:
-    """Lines that compute the operands' offsets o_<name> for a packet, and its coordinates c<dim> if they are needed."""
-    lines = []
-    if not all(p.dense for p in places) and (dims := len(places[0].steps)) > 1:
-        lines.append("I rest = packet;")
+def _places(places: Sequence[_Place], width: int, packet: str = "packet") -> str:
+    """Lines that compute the operands' offsets o_<name> for a packet, and its coordinates c<dim> if they are needed.
+
+    Operands that are fetched an element at a time have no offsets, coordinates being those of the first element.
+    """
+    lines, dims, across = [], len(places[0].steps), any(p.single for p in places)
+    if not all(p.dense for p in places) and dims > 1:
+        lines.append(f"I rest = {packet}{f' * {width}' if across else ''};")
+        step = 1 if across else width
         for d in range(dims - 1, 0, -1):
-            size = f"(size{d} / {width})" if d == dims - 1 else f"size{d}"
-            lines.append(f"const I c{d} = rest % {size}{f' * {width}' if d == dims - 1 else ''}; rest /= {size};")
-        lines.append("const I c0 = rest;")
+            size = f"(size{d} / {step})" if d == dims - 1 else f"size{d}"
+            lines.append(f"I c{d} = rest % {size}{f' * {step}' if d == dims - 1 else ''}; rest /= {size};")
+        lines.append("I c0 = rest;")
     elif not all(p.dense for p in places):
-        lines.append(f"const I c0 = packet * {width};")
+        lines.append(f"const I c0 = {packet} * {width};")
     for p in places:
-        terms = [f"c{d}" if step == 1 else f"c{d} * s_{p.name}{d}" for d, step in enumerate(p.steps) if step]
-        lines.append(f"const I o_{p.name} = {f'packet * {width}' if p.dense else ' + '.join(terms) or '0'};")
+        if not p.single:
+            lines.append(f"const I o_{p.name} = {f'{packet} * {width}' if p.dense else _offset(p)};")
     return "".join(f"    {line}\n" for line in lines)
 
 
+def _offset(p: _Place) -> str:
+    """Where an operand has the element at the coordinates c<dim>."""
+    terms = [f"c{d}" if step == 1 else f"c{d} * s_{p.name}{d}" for d, step in enumerate(p.steps) if step]
+    return " + ".join(terms) or "0"
+
+
 def _load(p: _Place, width: int) -> str:
+    if p.single:
+        return f"    Packet<{p.type}, {width}> q_{p.name};\n"
     packet = f"const Packet<{p.type}, {_held(p, width)}>"
     return f"    {packet} q_{p.name} = *reinterpret_cast<{packet}*>(p_{p.name} + o_{p.name});\n"
+
+
+def _fetch(ins: Sequence[_Place], width: int) -> str:
+    """The elements of a packet that goes on from row to row, of operands that are not dense."""
+    single = [p for p in ins if p.single]
+    if not single:
+        return ""
+    taken = "".join(f"      q_{p.name}.e[i] = p_{p.name}[{_offset(p)}];\n" for p in single)
+    onward = "c0++;"
+    for d in range(1, len(ins[0].steps)):
+        onward = f"if (++c{d} == size{d}) {{ c{d} = 0; {onward} }}"
+    return f"""#pragma unroll
+    for (int i = 0; i < {width}; i++) {{
+{taken}      {onward}
+    }}
+"""
 
 
 def _store(p: _Place, width: int) -> str:
     return f"    store<{p.type}, {width}>(p_{p.name} + o_{p.name}, r_{p.name});\n"
 
 
-def _call(ins: Sequence[_Place], outs: Sequence[_Place], numbers: Sequence[str]) -> str:
-    taken = [f"to_float(q_{p.name}.e[{'i' if p.steps[-1] else '0'}])" for p in ins]
+def _call(ins: Sequence[_Place], outs: Sequence[_Place], numbers: Sequence[str], width: int) -> str:
+    taken = [f"to_float(q_{p.name}.e[{'i' if _held(p, width) > 1 else '0'}])" for p in ins]
     return ", ".join([*(f"r_{p.name}[i]" for p in outs), *taken, *(f"v_{n}" for n in numbers)])
 
 
 def _remainder(ins: Sequence[_Place], outs: Sequence[_Place], numbers: Sequence[str], width: int) -> str:
-    """The elements after the last whole packet, by the thread whose packet they would be."""
-    taken = [f"to_float(p_{p.name}[{'i' if p.steps[-1] else '0'}])" for p in ins]
+    """The elements after the last whole packet, by threads of the last block."""
+    at = {p.name: _offset(p) if p.single else f"o_{p.name}" for p in (*ins, *outs)}
+    taken = [f"to_float(p_{p.name}[{at[p.name]}])" for p in ins]
     results = ", ".join(f"r_{p.name}" for p in outs)
-    stores = " ".join(f"from_float(r_{p.name}, p_{p.name}[i]);" for p in outs)
+    stores = " ".join(f"from_float(r_{p.name}, p_{p.name}[{at[p.name]}]);" for p in outs)
     return f"""  if (blockIdx.x == gridDim.x - 1 && threadIdx.x < elements - packets * {width}) {{
-    const I i = packets * {width} + threadIdx.x;
-    float {results};
+    const I element = packets * {width} + threadIdx.x;
+{_places([*ins, *outs], 1, "element")}    float {results};
     of_one({", ".join([results, *taken, *(f"v_{n}" for n in numbers)])});
     {stores}
   }}

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 Shape = tuple[int, ...]
 Strides = tuple[int, ...]
 _INT32 = 2**31 - 2**16
+_OFTEN = 4
+"""How many times an element must be met, on the average, for its operand to be fetched an element at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +27,9 @@ class Operand:
 class Layout:
     """The merged dims `sizes` that all operands share, with the `strides` of each; `width` elements make a packet.
 
-    `order` lists the dims of the full shape from the outermost in memory to the innermost, which is how a new output is
-    laid out. `wide` says that indices need 64 bits.
+    Packets lie within rows, the innermost of `sizes`, unless `across`: then they go on from row to row, and an operand
+    that is not dense has its elements fetched one by one. `order` lists the dims of the full shape from the outermost
+    in memory to the innermost, which is how a new output is laid out. `wide` says that indices need 64 bits.
     """
 
     order: tuple[int, ...]
@@ -34,6 +37,7 @@ class Layout:
     strides: tuple[Strides, ...]
     width: int
     wide: bool
+    across: bool = False
 
 
 def plan(shape: Shape, operands: Sequence[Operand], new: int, itemsize: int) -> Layout:
@@ -46,10 +50,14 @@ def plan(shape: Shape, operands: Sequence[Operand], new: int, itemsize: int) -> 
     dense = _dense(shape, order)
     sizes, strides = merged([shape[i] for i in order], [[s[i] for i in order] for s in [*spread, *[dense] * new]])
     made = [*operands, *[Operand(shape, dense, itemsize)] * new]
-    limit = 8 if any(o.itemsize == 2 for o in made) else 4
-    width = next(w for w in (8, 4, 2, 1) if w <= limit and _fits(w, sizes, strides, made))
+    widths = (8, 4, 2, 1) if any(o.itemsize == 2 for o in made) else (4, 2, 1)
+    width = next(w for w in widths if _fits(w, sizes, strides, made))
     extent = max(sum((n - 1) * abs(s) for n, s in zip(sizes, row, strict=True)) for row in strides)
-    return Layout(order, sizes, strides, width, max(extent, math.prod(shape)) > _INT32)
+    wide = max(extent, math.prod(shape)) > _INT32
+    over = next(w for w in widths if _fits_across(w, sizes, strides, made))
+    if over >= 4 * width and not wide:
+        return Layout(order, sizes, strides, over, wide, across=True)
+    return Layout(order, sizes, strides, width, wide)
 
 
 def dense_strides(sizes: Sequence[int]) -> Strides:
@@ -107,5 +115,21 @@ def _fits(width: int, sizes: Shape, strides: Sequence[Strides], operands: Sequen
         if row[-1] not in (0, 1):
             return False
         if row[-1] == 1 and (any(s % width for s in row[:-1]) or o.offset % min(16, o.itemsize * width)):
+            return False
+    return True
+
+
+def _fits_across(width: int, sizes: Shape, strides: Sequence[Strides], operands: Sequence[Operand]) -> bool:
+    """Whether packets of `width` may go on from row to row: operands are dense and aligned, or small and broadcast.
+
+    So what is written is dense, for nothing written is broadcast.
+    """
+    if width == 1:
+        return True
+    dense = dense_strides(sizes)
+    for row, o in zip(strides, operands, strict=True):
+        if row != dense and math.prod(n for n, s in zip(sizes, row, strict=True) if s) * _OFTEN > math.prod(sizes):
+            return False
+        if row == dense and o.offset % min(16, o.itemsize * width):
             return False
     return True
