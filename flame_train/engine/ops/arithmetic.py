@@ -330,6 +330,7 @@ def _() -> Iterator[Sample]:
     yield sample((4097, 1283), (4097, 1283))
     yield sample((3, 70, 640), (640,), alpha=0.5)
     yield sample((70, 640), (70, 1))
+    yield sample((61, 33, 77), (61, 1, 77))
 
 
 generated(reciprocal, "1.f / input", input="-g * out * out")

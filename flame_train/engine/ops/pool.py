@@ -360,3 +360,4 @@ for _op in (max_pool2d_with_indices, avg_pool2d):
 def _() -> Iterator[Sample]:
     yield sample((2, 9, 11, 24), (4, 3), layout="NHWC")
     yield sample((2, 3, 70, 50), 1)
+    yield sample((9, 21, 7, 7), 1)
