@@ -6,14 +6,11 @@ import io
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from flame_train.config.keys import keys
 from flame_train.config.load import load
 from flame_train.config.render import flat
 from flame_train.config.schema import Config
-from flame_train.config.suggest import nearest
 from flame_train.errors import ConfigError
 
 GOOD = '[model]\ncheckpoint = "base.safetensors"\n[data]\npath = "photos"\n[output]\ndir = "run"\n'
@@ -390,55 +387,6 @@ def test_standard_input_is_toml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load("-").data.path == "photos"
     monkeypatch.setattr("sys.stdin", Stdin("rank = 4\n" + GOOD))
     assert report("-") == "standard input:1: rank: unknown key; did you mean lora.rank?"
-
-
-def edits(word: str) -> st.SearchStrategy[str]:
-    """Every word one deletion, insertion, replacement or exchange of neighbours away."""
-    letters = "abcdefghijklmnopqrstuvwxyz_"
-    places = range(len(word))
-    words = [word[:i] + word[i + 1 :] for i in places if len(word) > 1]
-    words += [word[:i] + c + word[i + 1 :] for i in places for c in letters]
-    words += [word[:i] + c + word[i:] for i in range(len(word) + 1) for c in letters]
-    words += [word[:i] + word[i + 1] + word[i] + word[i + 2 :] for i in places[:-1]]
-    return st.sampled_from(words)
-
-
-@settings(max_examples=300)
-@given(st.sampled_from(sorted(keys())).flatmap(lambda path: st.tuples(st.just(path), edits(path.partition(".")[2]))))
-def test_a_typo_of_one_edit_is_told_the_key(pair: tuple[str, str]) -> None:
-    path, typo = pair
-    wrong = f"{path.partition('.')[0]}.{typo}"
-    if wrong not in keys():
-        assert path in nearest(wrong)
-
-
-ELSEWHERE = {  # options of sd-scripts' and diffusers' trainers
-    "pretrained_vae_model_name_or_path": "model.vae",
-    "ae": "model.vae",
-    "t5xxl": "model.t5",
-    "t5xxl_max_token_length": "data.t5_tokens",
-    "max_sequence_length": "data.t5_tokens",
-    "instance_data_dir": "data.path",
-    "instance_prompt": "data.caption",
-    "class_tokens": "data.caption",
-    "bucket_no_upscale": "data.upscale",
-    "adam_weight_decay": "optimizer.weight_decay",
-    "max_train_epochs": "train.steps",
-    "num_train_epochs": "train.steps",
-    "guidance_scale": "loss.guidance",
-    "validation_prompt": "sample.prompts",
-    "validation_epochs": "sample.every",
-    "save_every_n_epochs": "checkpoint.every",
-    "save_last_n_steps": "checkpoint.keep",
-    "report_to": "output.tensorboard",
-    "logging_dir": "output.tensorboard",
-}
-
-
-@pytest.mark.parametrize(("name", "path"), ELSEWHERE.items())
-def test_options_of_other_trainers_find_their_key(name, path):
-    assert path in nearest(name)
-    assert path in nearest(f"train.{name}")
 
 
 def test_the_schema_is_complete() -> None:

@@ -322,3 +322,14 @@ def whole(undisturbed: Whole) -> Result:
 def seconds(undisturbed: Whole) -> float:
     """How long an uninterrupted run takes, so that kills can be spread over it."""
     return undisturbed.seconds
+
+
+@pytest.fixture
+def own(job, world):
+    """A run whose drawings and checkpoint are its own, to be changed; everything is cached."""
+    shutil.copytree(world / "drawings", job.folder / "drawings")
+    shutil.copy(world / "base.safetensors", job.folder / "base.safetensors")
+    job.settings.update(
+        {"data.path": str(job.folder / "drawings"), "model.checkpoint": str(job.folder / "base.safetensors")}
+    )
+    return job

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.tools.small_sdxl import base_tensors, lora_tensors, write
+
 
 @pytest.fixture(scope="session")
 def lora_over():
@@ -74,3 +76,11 @@ def renamed():
         return {name: np.array(made.read(source)) for name, made in table.pull(arrays).sources.items()}
 
     return to
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    write(folder / "base.safetensors", base_tensors(), {"modelspec.title": "base", "modelspec.hash_sha256": "0x1"})
+    write(folder / "lora.safetensors", lora_tensors(), {"ss_base_model_version": "sdxl_base_v1-0"})
+    return folder

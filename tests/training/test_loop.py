@@ -3,136 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from flame_train.adapters.lora import attach
-from flame_train.config import schema
-from flame_train.diffusion.objectives import Objective
-from flame_train.diffusion.schedules import NoiseSchedule
-from flame_train.engine import Tensor, nn
-from flame_train.engine.backend import get_backend
-from flame_train.engine.dtype import as_dtype
-from flame_train.errors import DeviceFault, Interrupted, NonFiniteError
-from flame_train.io.lora_names import LoraComponent, LoraFamily
+from flame_train.errors import Interrupted, NonFiniteError
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.training import loop
-from flame_train.training.batch import HostBatch
-from flame_train.training.family import Denoiser
-from flame_train.training.optimizer import build_optimizer
-from flame_train.training.result import Sources, restore
-from flame_train.training.step import FIGURES, State
 from flame_train.training.stop import StopRequest
-
-NAMES = LoraFamily("toy", (LoraComponent("unet", "lora_unet", {"proj": "proj"}),), "toy", "toy/lora", "toy", "8x8")
-
-
-class Toy(nn.Module):
-    """One layer over the channels."""
-
-    def __init__(self) -> None:
-        self.proj = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.proj(x)
-
-
-@dataclass
-class Feed:
-    """A loader of numbered samples: sample s of the run is always the same, however it is batched."""
-
-    batch: int
-    accumulation: int = 1
-    shapes: tuple[tuple[int, int], ...] = ((2, 2),)
-    next: int = 0
-    wait_ms: float = 0.0
-    events: list[Any] = field(default_factory=list)
-    poison: int = -1
-    on_take: Callable[[int], None] = lambda micro: None
-
-    def take(self) -> HostBatch:
-        micro, self.next = self.next, self.next + 1
-        self.events.append(f"take {micro}")
-        self.on_take(micro)
-        self.wait_ms = micro + 0.5
-        step, within = divmod(micro, self.accumulation)
-        h, w = self.shapes[micro % len(self.shapes)]
-        places = range(within * self.batch, (within + 1) * self.batch)
-        arrays = [self._sample(step * self.accumulation * self.batch + s, h, w) for s in places]
-        mean = np.stack(arrays)
-        if micro == self.poison:
-            mean[0] = np.nan
-        moments = {"mean": mean, "logvar": np.full_like(mean, -3.0)}
-        return HostBatch(moments, step, np.array(places), tuple(f"{micro}-{s}.png" for s in places))
-
-    @staticmethod
-    def _sample(number: int, h: int, w: int) -> np.ndarray[Any, Any]:
-        return np.random.default_rng(number).standard_normal((h, w, 4)).astype(np.float32)
-
-    def epoch(self, micro: int) -> float:
-        return micro / 4
-
-
-def sections(**changes: dict[str, Any]) -> schema.Config:
-    given: dict[str, dict[str, Any]] = {
-        "train": {"steps": 8, "precision": "fp32"},
-        "lora": {"rank": 2, "alpha": 2.0},
-        "optimizer": {"lr": 0.05},
-        "checkpoint": {"every": 0},
-        "sample": {"every": 0},
-    }
-    merged = {name: given.get(name, {}) | changes.get(name, {}) for name in {**given, **changes}}
-    return schema.Config(**{n: schema.Config.model_fields[n].annotation(**keys) for n, keys in merged.items()})
-
-
-@pytest.fixture
-def trained(tmp_path):
-    """trained(feed, **sections): runs, or continues, a training in a folder; returns the run and its log."""
-
-    def train(
-        feed: Feed, *, preview: Callable[[int], None] = lambda step: None, stop: StopRequest | None = None,
-        name: str = "run", before: Callable[[RunFolder], None] = lambda folder: None, **changes: dict[str, Any],
-    ) -> tuple[loop.Run, list[dict[str, Any]]]:  # fmt: skip
-        config = sections(**changes)
-        model = Toy()
-        model.init(np.random.default_rng(3))
-        attached = attach(model, ["proj"], rank=config.lora.rank, alpha=config.lora.alpha, seed=1)
-        backend = get_backend("cpu")
-        denoiser = Denoiser(model, "unet", lambda x, t, c: model(x), lambda m, noise: m[0] + (m[1] * 0.5).exp() * noise)
-        state = State(
-            denoiser.denoise, denoiser.sample_latents, Objective(NoiseSchedule.scaled_linear()),
-            build_optimizer(attached.parameters(), config, backend), as_dtype("fp32"), 5,
-            Tensor(np.zeros((), np.float32)), np.zeros(len(FIGURES)),
-        )  # fmt: skip
-        with RunFolder(tmp_path / name, "", lambda old, found: None) as folder:
-            found = folder.resume()
-            first = restore(found, state.optimizer) if found else 0
-            feed.next = first * feed.accumulation
-            before(folder)
-            run = loop.Run(
-                config, "cpu", folder, denoiser, attached, NAMES, state, feed, Sources("", "", "", "data"), first,
-                preview, stop or StopRequest(),
-            )  # fmt: skip
-            loop.train(run)
-        return run, log_of(tmp_path / name)
-
-    return train
-
-
-def log_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-
-
-def steps_of(folder: Path) -> list[int]:
-    return sorted(int(p.name.removeprefix("step-")) for p in (folder / "checkpoints").iterdir())
+from tests.training.toy import Feed, log_of, steps_of
 
 
 @pytest.mark.parametrize(("batch", "accumulation"), [(4, 2), (2, 4), (1, 8)])
@@ -251,86 +132,6 @@ def test_grids_and_result_show_the_moving_average(trained, tmp_path, monkeypatch
             np.testing.assert_array_equal(file.read("lora_unet_proj.lora_up.weight"), expected)
 
 
-@pytest.mark.parametrize("exists", [True, False])
-def test_a_grid_that_the_last_run_did_not_come_to_is_drawn_first(trained, exists):
-    """It was stopped between the checkpoint of step 4 and the grid of step 4."""
-    trained(Feed(1), train={"steps": 4, "precision": "fp32"})
-    drawn: list[int] = []
-
-    def put(folder: RunFolder) -> None:
-        folder.samples.mkdir(exist_ok=True)
-        if exists:
-            folder.sample(4).write_bytes(b"a picture")
-
-    run, _ = trained(Feed(1), preview=drawn.append, before=put, sample={"every": 4, "prompts": ("a disc",)})
-    assert run.first == 4
-    assert drawn == ([8] if exists else [4, 8])
-
-
-def test_a_request_before_the_first_step_is_heeded(trained, tmp_path):
-    stop = StopRequest()
-    stop.signal_number = 15
-    feed = Feed(1)
-    with pytest.raises(Interrupted, match="stopped by SIGTERM before the next step"):
-        trained(feed, stop=stop)
-    assert feed.events == []
-    assert not (tmp_path / "run" / "checkpoints").exists()
-
-
-@pytest.mark.parametrize("during", ["take", "grid"])
-def test_a_request_saves_the_step_that_is_being_made(trained, tmp_path, during):
-    stop = StopRequest()
-
-    def ask(number: int, wanted: str) -> None:
-        if (during, number) == (wanted, 4):
-            stop.signal_number = 2
-
-    feed = Feed(1, on_take=lambda micro: ask(micro + 1, "take"))
-    with pytest.raises(Interrupted, match="stopped by SIGINT after step 4, which is saved in"):
-        trained(feed, stop=stop, preview=lambda step: ask(step, "grid"), sample={"every": 2})
-    assert steps_of(tmp_path / "run") == [4]
-    assert [r["step"] for r in log_of(tmp_path / "run")] == [1, 2, 3, 4]
-    assert not (tmp_path / "run" / "lora.safetensors").exists()
-
-
-def last_step_asks(stop: StopRequest) -> Feed:
-    def ask(micro: int) -> None:
-        stop.signal_number = 15 if micro == 7 else 0
-
-    return Feed(1, on_take=ask)
-
-
-@pytest.mark.parametrize("sample", [{"every": 3, "prompts": ("a disc",)}, {"every": 4}], ids=["none due", "no prompts"])
-def test_a_request_in_the_last_step_comes_too_late(trained, tmp_path, sample):
-    """There is nothing left to stop: the run is done, to the last byte."""
-    stop = StopRequest()
-    trained(last_step_asks(stop), stop=stop, sample=sample)
-    trained(Feed(1), name="undisturbed", sample=sample)
-    assert stop.requested
-    assert steps_of(tmp_path / "run") == [8]
-    result, expected = ((tmp_path / name / "lora.safetensors").read_bytes() for name in ("run", "undisturbed"))
-    assert result == expected
-
-
-def test_a_request_in_the_last_step_leaves_its_grid_for_the_next_run(trained, tmp_path):
-    stop, drawn = StopRequest(), []
-    sample = {"every": 4, "prompts": ("a disc",)}
-    with pytest.raises(Interrupted, match="stopped by SIGTERM after step 8"):
-        trained(last_step_asks(stop), stop=stop, sample=sample, preview=drawn.append)
-    assert drawn == [0, 4]
-    assert (tmp_path / "run" / "lora.safetensors").exists()
-    trained(Feed(1), sample=sample, preview=drawn.append)
-    assert drawn == [0, 4, 8]
-
-
-def test_a_request_to_a_run_that_is_done_changes_nothing(trained):
-    trained(Feed(1))
-    stop = StopRequest()
-    stop.signal_number = 15
-    run, _ = trained(Feed(1), stop=stop)
-    assert run.first == 8
-
-
 def test_continued_is_as_if_never_stopped(trained, tmp_path):
     whole, log = trained(Feed(2), name="whole")
     stop = StopRequest()
@@ -367,33 +168,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_it_reaches_the_weights(tr
     assert before.state.optimizer.arena.values.any()
 
 
-@pytest.mark.parametrize("error", [OSError("full"), MemoryError(), ValueError("shape"), KeyError("x")])
-def test_a_grid_that_fails_costs_a_warning(error, caplog):
-    def fail(step: int) -> None:
-        raise error
-
-    with caplog.at_level(logging.WARNING):
-        loop.forgiving(fail)(7)
-    assert "no sample grid at step 7" in caplog.text
-    assert type(error).__name__ in caplog.text
-
-
-def test_a_grid_that_is_cut_short_by_a_request_is_no_failure(caplog):
-    stop = StopRequest()
-    stop.signal_number = 2
-    loop.forgiving(lambda step: stop.check("while sampling"))(7)
-    assert caplog.text == ""
-
-
-@pytest.mark.parametrize("error", [DeviceFault("lost"), KeyboardInterrupt()])
-def test_what_a_grid_does_not_survive(error):
-    def fail(step: int) -> None:
-        raise error
-
-    with pytest.raises(type(error)):
-        loop.forgiving(fail)(7)
-
-
 def test_the_result_is_made_again_when_all_steps_are_done(trained, tmp_path):
     trained(Feed(1))
     path = tmp_path / "run" / "lora.safetensors"
@@ -405,10 +179,3 @@ def test_the_result_is_made_again_when_all_steps_are_done(trained, tmp_path):
     assert path.read_bytes() == whole
     assert len(log) == 8
     assert run.first == 8
-
-
-def test_a_grid_that_cannot_be_looked_at_is_one_that_lacks():
-    """A name that is too long stands for a folder that may not be entered: the grid is tried, and costs a warning."""
-    config = schema.Config(sample=schema.SampleSection(every=250, prompts=("a disc",)))
-    run = SimpleNamespace(config=config, folder=SimpleNamespace(sample=lambda step: Path("a" * 300)))
-    assert loop._lacks_grid(run, 250)

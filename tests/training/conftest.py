@@ -1,0 +1,58 @@
+"""A training of a network of one layer, on numbered samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flame_train.adapters.lora import attach
+from flame_train.diffusion.objectives import Objective
+from flame_train.diffusion.schedules import NoiseSchedule
+from flame_train.engine import Tensor
+from flame_train.engine.backend import get_backend
+from flame_train.engine.dtype import as_dtype
+from flame_train.io.runfolder import RunFolder
+from flame_train.training import loop
+from flame_train.training.family import Denoiser
+from flame_train.training.optimizer import build_optimizer
+from flame_train.training.result import Sources, restore
+from flame_train.training.step import FIGURES, State
+from flame_train.training.stop import StopRequest
+from tests.training.toy import NAMES, Feed, Toy, log_of, sections
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """trained(feed, **sections): runs, or continues, a training in a folder; returns the run and its log."""
+
+    def train(
+        feed: Feed, *, preview: Callable[[int], None] = lambda step: None, stop: StopRequest | None = None,
+        name: str = "run", before: Callable[[RunFolder], None] = lambda folder: None, **changes: dict[str, Any],
+    ) -> tuple[loop.Run, list[dict[str, Any]]]:  # fmt: skip
+        config = sections(**changes)
+        model = Toy()
+        model.init(np.random.default_rng(3))
+        attached = attach(model, ["proj"], rank=config.lora.rank, alpha=config.lora.alpha, seed=1)
+        backend = get_backend("cpu")
+        denoiser = Denoiser(model, "unet", lambda x, t, c: model(x), lambda m, noise: m[0] + (m[1] * 0.5).exp() * noise)
+        state = State(
+            denoiser.denoise, denoiser.sample_latents, Objective(NoiseSchedule.scaled_linear()),
+            build_optimizer(attached.parameters(), config, backend), as_dtype("fp32"), 5,
+            Tensor(np.zeros((), np.float32)), np.zeros(len(FIGURES)),
+        )  # fmt: skip
+        with RunFolder(tmp_path / name, "", lambda old, found: None) as folder:
+            found = folder.resume()
+            first = restore(found, state.optimizer) if found else 0
+            feed.next = first * feed.accumulation
+            before(folder)
+            run = loop.Run(
+                config, "cpu", folder, denoiser, attached, NAMES, state, feed, Sources("", "", "", "data"), first,
+                preview, stop or StopRequest(),
+            )  # fmt: skip
+            loop.train(run)
+        return run, log_of(tmp_path / name)
+
+    return train
