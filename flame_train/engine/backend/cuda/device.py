@@ -15,8 +15,9 @@ from ...dtype import Array, DType
 from ...mode import mode
 from ..base import Memory
 from .capture import capture
-from .kernels import Capturable, Kernels
+from .kernels import Kernels
 from .mailbox import CudaMailbox
+from .references import Capturable
 
 _HINT = "use --device cpu, or run `flame-train doctor` to see what is missing"
 

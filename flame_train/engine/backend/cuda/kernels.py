@@ -15,7 +15,7 @@ from ..base import same_place
 from .beside import Beside
 from .columns import Columns
 from .cubin import Cubins
-from .cublaslt import SUPPORTED, CublasLt, Gelu, NoAlgorithm, is_plain
+from .cublaslt import CublasLt, Gelu, NoAlgorithm, is_plain
 from .cudnn import CuDnn
 from .elementwise import Elementwise
 from .launches import Launches
@@ -365,38 +365,3 @@ def _three(x: Array, lead: tuple[int, ...]) -> Array:
         base = x.reshape(1, *x.shape[-2:])
         return cupy.broadcast_to(base, (math.prod(lead), *x.shape[-2:]))
     return full.reshape(-1, *x.shape[-2:])
-
-
-class Capturable:
-    """CuPy for references, with replacements for functions that cannot be captured in a graph.
-
-    CuPy's matrix products cannot, so cuBLASLt makes them. To join more than eight small arrays CuPy copies their
-    addresses from the host, so they are joined eight at a time.
-    """
-
-    _AT_ONCE = 8
-
-    def __init__(self, kernels: Kernels) -> None:
-        self._xp, self._kernels = kernels.xp, kernels
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._xp, name)
-        setattr(self, name, found)
-        return found
-
-    def matmul(self, a: Array, b: Array) -> Array:
-        """a @ b as numpy.matmul; vectors and integers are left to CuPy."""
-        if min(a.ndim, b.ndim) < 2 or a.dtype != b.dtype or a.dtype not in SUPPORTED:
-            return self._xp.matmul(a, b)
-        return self._kernels.matmul(a, b)
-
-    def concatenate(self, arrays: Sequence[Array], axis: int = 0) -> Array:
-        """The arrays one after another along an axis."""
-        n = self._AT_ONCE
-        while len(arrays) > n:
-            arrays = [self._xp.concatenate(arrays[i : i + n], axis=axis) for i in range(0, len(arrays), n)]
-        return self._xp.concatenate(arrays, axis=axis)
-
-    def stack(self, arrays: Sequence[Array], axis: int = 0) -> Array:
-        """The arrays side by side along a new axis."""
-        return self.concatenate([self._xp.expand_dims(a, axis) for a in arrays], axis)
