@@ -16,7 +16,7 @@ from flame_train.engine.dtype import bfloat16
 pytestmark = pytest.mark.gpu
 
 ROWS, WIDTH, EDGE = (1 << 21) + 3, 1024, 5
-NEEDED = 75 << 30  # bytes: operand, result and both gradients, some in fp32, and again what a reference copies
+NEEDED = 90 << 30  # bytes: operand, result, gradients, what a reference copies, 72 GiB; and processes beside this one
 
 
 def weight(*shape: int) -> np.ndarray:
