@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from ..errors import ShapeError, Unsupported
 from .backend import same_place
 from .dtype import Array, as_array
@@ -103,6 +105,7 @@ class Pass:
         self._leaves: dict[int, tuple[Tensor, _Sums]] = {}
         self._rooms: dict[Node, _Room] = {}
 
+    @np.errstate(all="ignore")
     def run(self, roots: Sequence[tuple[Tensor, Array]], *, retain_graph: bool = False) -> None:
         """Carries gradients from `roots` to the leaves; each leaf's is handed to the sink once.
 

@@ -222,6 +222,7 @@ def _computed(
         raise ShapeError(f"{op.name}: the shapes of {', '.join(shapes)} do not broadcast together") from e
 
 
+@np.errstate(all="ignore")
 def _reference(
     op: Op, arrays: dict[str, Any], used: list[Used], backend: Backend
 ) -> tuple[list[Array], dict[str, Array]]:

@@ -147,7 +147,6 @@ def test_precision_is_one_rounding_of_the_working_precision(name: str, index: in
             assert np.array_equal(got.numpy(), expected, equal_nan=True)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.bool_], ids=lambda d: d.__name__)
 @pytest.mark.parametrize(("name", "index", "s"), [c for c in CASES if REGISTRY[c.values[0]].raised])
 def test_whole_numbers_where_floats_are_meant_are_their_fp32(name: str, index: int, s: Sample, dtype: Any) -> None:
