@@ -53,6 +53,11 @@ class SafetensorsFile:
         self.metadata: Mapping[str, str] = MappingProxyType(header.metadata)
         self._last: tuple[int, int] | None = None  # where the tensor read last begins in the map, and its size
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of everything in the file. With `read` it makes the file what `nn.load` takes."""
+        return {name: info.shape for name, info in self._tensors.items()}
+
     def info(self, name: str) -> TensorInfo:
         """What the header says of tensor `name`. Raises ModelFileError if there is none."""
         info = self._tensors.get(name)

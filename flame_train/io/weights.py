@@ -38,6 +38,10 @@ class Weights(Protocol):
     def names(self) -> tuple[str, ...]: ...
     @property
     def metadata(self) -> Mapping[str, str]: ...
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of everything, from headers alone. With `read` it makes this what `nn.load` takes."""
+
     def info(self, name: str) -> TensorInfo:
         """Dtype tag, shape and bytes of a tensor. Raises ModelFileError if there is none."""
 
@@ -47,11 +51,6 @@ class Weights(Protocol):
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *exception: object) -> None: ...
-
-
-def shapes_of(weights: Weights) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of everything in `weights`, from headers alone."""
-    return {name: weights.info(name).shape for name in weights.names}
 
 
 def sampled_digest(path: str | Path) -> str:
@@ -120,6 +119,10 @@ class Together:
         self.names: tuple[str, ...] = tuple(home)
         metadata = {key: value for part in parts for key, value in part.metadata.items()}
         self.metadata: Mapping[str, str] = MappingProxyType(metadata)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: self.info(name).shape for name in self.names}
 
     def info(self, name: str) -> TensorInfo:
         part, own_name = self._find(name)

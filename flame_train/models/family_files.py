@@ -15,7 +15,7 @@ from flame_train.engine import nn
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 from flame_train.io.resolve import Component, Resolved
-from flame_train.io.weights import Weights, open_weights, shapes_of
+from flame_train.io.weights import Weights, open_weights
 
 from .identify import FAMILY_NAMES, Identity, could_be, identify
 from .parts import Build, Native, digest, parts
@@ -77,7 +77,7 @@ class FamilyFiles:
 
     def _resolved(self, weights: Weights, components: Collection[str]) -> Resolved:
         """The file's tensors sorted into components, once it is known to be the family's and to hold what is wanted."""
-        found = identify(shapes_of(weights), weights.metadata)
+        found = identify(weights.shapes, weights.metadata)
         only = self._only(found, components)
         if not only:
             wanted = self._in_words(components)
@@ -115,7 +115,7 @@ class FamilyFiles:
         wanted = [next(c for c in self.components if c.name == name) for name in components]
         if len(resolved.sources) == 1 and not any(name.startswith(wanted[0].prefixes) for name in weights.names):
             wanted = [replace(wanted[0], prefixes=("",))]  # alone in its file: what has no place there is unexpected
-        return parts(weights, shapes_of(weights), resolved, wanted, self.build)
+        return parts(weights, weights.shapes, resolved, wanted, self.build)
 
 
 @lru_cache(maxsize=16)

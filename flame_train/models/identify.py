@@ -70,7 +70,7 @@ class Identity:
 
 
 def identify(shapes: Shapes, metadata: Mapping[str, str] | None = None) -> Identity:
-    """What a file with these tensors is. `shapes`: name -> shape, as `shapes_of(open_weights(path))` gives."""
+    """What a file with these tensors is. `shapes`: name -> shape, as `open_weights(path).shapes`."""
     if shapes and all(name.startswith(STATE_PREFIXES) for name in shapes):
         words = (
             "what a flame-train run is continued from: exact values and the optimizer's state; the LoRA lies beside it"

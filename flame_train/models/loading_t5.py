@@ -11,7 +11,7 @@ from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 from flame_train.io.keymap import Shape
 from flame_train.io.resolve import Component, Resolved, resolve
-from flame_train.io.weights import Weights, open_weights, shapes_of
+from flame_train.io.weights import Weights, open_weights
 
 from .identify import identify
 from .keys import t5
@@ -51,7 +51,7 @@ def t5_digest(path: str | Path) -> str:
 
 
 def _resolved(weights: Weights) -> tuple[Component, Resolved]:
-    prefix, found = t5.prefix_of(weights.names), identify(shapes_of(weights), weights.metadata)
+    prefix, found = t5.prefix_of(weights.names), identify(weights.shapes, weights.metadata)
     if prefix is None or found.kind == "quantised":
         raise ModelFileError(
             f"{weights.path}: expected a T5 text encoder, alone or in a checkpoint, found {found.detail}; "
@@ -63,7 +63,7 @@ def _resolved(weights: Weights) -> tuple[Component, Resolved]:
 
 def _part(weights: Weights, found: tuple[Component, Resolved]) -> tuple[T5Encoder, Native]:
     component, resolved = found
-    made: dict[str, Any] = parts(weights, shapes_of(weights), resolved, [component], _build)
+    made: dict[str, Any] = parts(weights, weights.shapes, resolved, [component], _build)
     encoder, source = made[_NAME]
     return encoder, source
 

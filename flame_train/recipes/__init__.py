@@ -6,7 +6,7 @@ from typing import Any
 
 from flame_train.errors import ModelFileError
 from flame_train.io.hub import resolve_checkpoint
-from flame_train.io.weights import open_weights, shapes_of
+from flame_train.io.weights import open_weights
 from flame_train.models.identify import FAMILY_NAMES, could_be, identify
 from flame_train.training.family import Family
 
@@ -39,7 +39,7 @@ def family_of(checkpoint: str) -> Family:
     """The family of a base model, told from its headers. Raises ModelFileError for one that is not supported."""
     path = resolve_checkpoint(checkpoint)
     with open_weights(path) as weights:
-        found = identify(shapes_of(weights), weights.metadata)
+        found = identify(weights.shapes, weights.metadata)
     for name, family in RECIPES.items():
         if found.kind != "lora" and found.family != "unknown" and could_be(found.family, name):
             return family

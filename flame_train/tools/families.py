@@ -14,7 +14,7 @@ from flame_train.io.keymap import Shape
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.resolve import Resolved
 from flame_train.io.safetensors import MAX_METADATA_VALUE
-from flame_train.io.weights import open_weights, shapes_of
+from flame_train.io.weights import open_weights
 from flame_train.models.identify import FAMILY_NAMES, Identity, could_be, identify
 from flame_train.recipes import RECIPES
 
@@ -34,7 +34,7 @@ def refuse_non_finite(lora: Path, state: LoraState) -> None:
 def identify_file(path: Path) -> Identity:
     """What `path` is, from headers alone. Raises ModelFileError."""
     with open_weights(path) as weights:
-        return identify(shapes_of(weights), weights.metadata)
+        return identify(weights.shapes, weights.metadata)
 
 
 def require_lora(path: Path) -> Identity:
@@ -55,7 +55,7 @@ def lora_family(path: Path, identity: Identity, base: Identity | None = None) ->
         raise ModelFileError(f"{path}: {identity.detail}; LoRAs can be converted and merged for {_known()} only")
     own = [family for family in fitting if base is not None and could_be(base.family, family.name)]
     with open_weights(path) as weights:
-        return (own or fitting)[0].lora_names_in(shapes_of(weights))
+        return (own or fitting)[0].lora_names_in(weights.shapes)
 
 
 def components_of(identity: Identity, shapes: Mapping[str, Shape]) -> tuple[Mapping[str, Place], str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flame_train.adapters.dialects import ALPHA, DOWN, split_key
-from flame_train.io.weights import Weights, open_weights, shapes_of
+from flame_train.io.weights import Weights, open_weights
 from flame_train.models.identify import Identity, identify
 from flame_train.tools.families import components_of
 
@@ -65,7 +65,7 @@ def inspect_file(path: Path) -> InspectReport:
     """What the file, or folder of files, at `path` is. Raises ModelFileError if it cannot be read at all."""
     path = Path(path)
     with open_weights(path) as weights:
-        shapes = shapes_of(weights)
+        shapes = weights.shapes
         identity = identify(shapes, weights.metadata)
         return InspectReport(
             path=path,
@@ -110,7 +110,7 @@ def _dtypes(weights: Weights) -> dict[str, DtypeSummary]:
 
 
 def _lora(weights: Weights, identity: Identity) -> LoraSummary:
-    places, usual = components_of(identity, shapes_of(weights))
+    places, usual = components_of(identity, weights.shapes)
     modules: Counter[str] = Counter()
     ranks: Counter[int] = Counter()
     alphas: Counter[float] = Counter()

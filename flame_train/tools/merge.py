@@ -19,7 +19,7 @@ from flame_train.io.files import is_same_file, refuse_place
 from flame_train.io.keymap import Op, Shape, Source
 from flame_train.io.resolve import Resolved
 from flame_train.io.safetensors import save_stream
-from flame_train.io.weights import Weights, open_weights, shapes_of
+from flame_train.io.weights import Weights, open_weights
 from flame_train.models.identify import Identity, could_be, identify
 from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, resolve_base, split_metadata
 from flame_train.training.stop import StopRequest
@@ -65,7 +65,7 @@ def merge(base: Path, lora: Path, out: Path, strength: float = 1.0, force: bool 
     base, lora, out = Path(base), Path(lora), Path(out)
     _check_call(base, lora, out, strength, force)
     with StopRequest() as stop, open_weights(base) as weights:
-        identity = identify(shapes_of(weights), weights.metadata)
+        identity = identify(weights.shapes, weights.metadata)
         _check_base(base, weights, identity)
         family = lora_family(lora, _matching(lora, base, identity), identity)
         resolved = resolve_base(base, weights.names, identity, family.name)
@@ -77,7 +77,7 @@ def merge(base: Path, lora: Path, out: Path, strength: float = 1.0, force: bool 
         metadata.pop("modelspec.hash_sha256", None)  # no longer true
         metadata[MERGED_KEY] = _history(metadata, lora, strength)
         used = frozenset(name for sources in resolved.sources.values() for s in sources.values() for name in s.names)
-        merging = _Merging(base, weights, shapes_of(weights), patches, used, strength, stop)
+        merging = _Merging(base, weights, weights.shapes, patches, used, strength, stop)
         save_stream(out, [weights.info(name) for name in weights.names], merging.read, metadata)
     merged = {part: len(modules) for part, modules in present.items()}
     skipped = {part: len(modules) for part, modules in state.items() if part not in present}
@@ -112,7 +112,7 @@ def _matching(lora: Path, base: Path, base_identity: Identity) -> Identity:
 
 def _patches(lora: Path, base: Path, state: LoraState, resolved: Resolved, weights: Weights) -> dict[str, list[_Patch]]:
     """Stored tensor name -> the updates it gets. Raises ModelFileError listing every module without a place."""
-    shapes = shapes_of(weights)
+    shapes = weights.shapes
     found: dict[str, list[_Patch]] = {}
     faults: list[str] = []
     for component, modules in state.items():

@@ -17,7 +17,7 @@ from flame_train.adapters.metadata import model_spec, network_metadata
 from flame_train.engine import nn
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
-from flame_train.io.weights import open_weights, shapes_of
+from flame_train.io.weights import open_weights
 from flame_train.models.clip import ClipArch, ClipTextEncoder
 from flame_train.models.keys.sd3 import lora_family, lora_family_of
 from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
@@ -86,7 +86,7 @@ def read(tmp_path, tensors, metadata=None):
     path = tmp_path / "x.safetensors"
     save_file(path, tensors, metadata)
     with open_weights(path) as weights:
-        return from_file(path, lora_family_of(shapes_of(weights)))
+        return from_file(path, lora_family_of(weights.shapes))
 
 
 def same(a, b):

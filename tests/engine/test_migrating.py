@@ -64,6 +64,17 @@ def test_the_loop_on_our_side_learns() -> None:
     assert np.mean(losses[-4:]) < 0.6 * np.mean(losses[:4])
 
 
+def test_weights_are_kept_in_a_file(tmp_path: Path) -> None:
+    model = run("flame-train")["model"]
+    saved = dict(model.named_parameters())
+    run("file", model=model, path=tmp_path / "net.safetensors", nn=nn)
+    loaded = dict(model.named_parameters())
+    assert list(loaded) == list(saved)
+    for name, weight in loaded.items():
+        assert weight is not saved[name]
+        np.testing.assert_array_equal(weight.numpy(), saved[name].numpy())
+
+
 @pytest.mark.parity
 def test_the_names_on_pytorchs_side_exist() -> None:
     torch = pytest.importorskip("torch")

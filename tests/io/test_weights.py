@@ -11,7 +11,7 @@ import safetensors.numpy
 
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
-from flame_train.io.weights import open_weights, sampled_digest, shapes_of
+from flame_train.io.weights import open_weights, sampled_digest
 
 
 def write(path, **tensors):
@@ -26,7 +26,7 @@ def write_index(path, weight_map):
 def test_single_file(tmp_path):
     write(tmp_path / "x.safetensors", a=[1, 2])
     with open_weights(tmp_path / "x.safetensors") as weights:
-        assert shapes_of(weights) == {"a": (2,)}
+        assert weights.shapes == {"a": (2,)}
 
 
 def test_an_index_of_shards_is_opened_and_a_lone_shard_is_not(tmp_path):
@@ -35,7 +35,7 @@ def test_an_index_of_shards_is_opened_and_a_lone_shard_is_not(tmp_path):
         write(tmp_path / file, **{n: [1]})
     write_index(tmp_path / "model.safetensors.index.json", names)
     with open_weights(tmp_path / "model.safetensors.index.json") as weights:
-        assert set(weights.names) == {"a", "b"}
+        assert weights.shapes == {"a": (1,), "b": (1,)}
     with pytest.raises(ModelFileError, match="one of the 2 shards of a model; name the folder"):
         open_weights(tmp_path / names["a"])
 
