@@ -12,6 +12,13 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 
+def kind_of(value: object) -> str:
+    """What a message calls a value: its type, with the library's name where that may not be ours, as torch.Tensor."""
+    kind = type(value)
+    library = kind.__module__.partition(".")[0]
+    return kind.__name__ if library in ("builtins", "numpy", "flame_train") else f"{library}.{kind.__name__}"
+
+
 class FlameError(Exception):
     """Base of every error that is not a bug. `exit_code` is the process's exit status."""
 

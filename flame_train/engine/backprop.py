@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ..errors import ShapeError, Unsupported
+from ..errors import ShapeError, Unsupported, kind_of
 from .backend import same_place
 from .dtype import Array, as_array
 from .graph import Edge, Held, Node, unbroadcast
@@ -359,7 +359,7 @@ def grad(
 
 def _expected(t: Tensor) -> Tensor:
     if not hasattr(t, "_leaf"):
-        raise TypeError(f"grad: expected Tensors as inputs, got {type(t).__name__}")
+        raise TypeError(f"grad: expected Tensors as inputs, got {kind_of(t)}")
     return t
 
 
@@ -371,13 +371,13 @@ def _roots(outputs: Sequence[Tensor], grad_outputs: Sequence[Tensor | None] | No
         )
     roots = []
     for i, t in enumerate(outputs):
-        if not hasattr(t, "requires_grad"):
-            raise TypeError(f"backward: expected Tensors as outputs, got {type(t).__name__}")
+        if not hasattr(t, "_leaf"):
+            raise TypeError(f"backward: expected Tensors as outputs, got {kind_of(t)}")
         if not t.requires_grad:
             raise RuntimeError("backward: this tensor does not require grad; nothing it was computed from does")
         g = grad_outputs[i] if grad_outputs is not None else None
-        if g is not None and not hasattr(g, "detach"):
-            raise TypeError(f"backward: expected a Tensor or None as gradient, got {type(g).__name__}")
+        if g is not None and not hasattr(g, "_leaf"):
+            raise TypeError(f"backward: expected a Tensor or None as gradient, got {kind_of(g)}")
         if g is None:
             if t.size != 1:
                 raise RuntimeError(

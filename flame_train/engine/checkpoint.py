@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ..errors import kind_of
 from .backprop import Pass
 from .dtype import Array, is_float
 from .graph import Edge, Held, Node
@@ -100,7 +101,7 @@ def _tuple(outputs: Any) -> tuple[Tensor, ...]:
         if not isinstance(o, Tensor):
             where = "in a tuple" if isinstance(outputs, tuple) else "alone"
             raise TypeError(
-                f"checkpoint: the function must return a Tensor or a tuple of them, got {type(o).__name__} {where}"
+                f"checkpoint: the function must return a Tensor or a tuple of them, got {kind_of(o)} {where}"
             )
     return found
 

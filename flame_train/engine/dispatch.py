@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.exceptions import AxisError
 
-from ..errors import ShapeError
+from ..errors import ShapeError, kind_of
 from .backend import Backend, get_backend
 from .dtype import (
     FLOATS,
@@ -137,14 +137,14 @@ def _round_numbers(op: Op, arrays: dict[str, Any], used: list[Used]) -> None:
 def _expect_tensor(op: Op, name: str, value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(
-            f"{op.name}: expected a Tensor for {name!r}, got {type(value).__name__}; wrap it with engine.tensor()"
+            f"{op.name}: expected a Tensor for {name!r}, got {kind_of(value)}; wrap it with engine.tensor()"
         )
     return value
 
 
 def _expect_list(op: Op, name: str, value: Any) -> Any:
     if not isinstance(value, (list, tuple)):
-        raise TypeError(f"{op.name}: expected a list or tuple of Tensors for {name!r}, got {type(value).__name__}")
+        raise TypeError(f"{op.name}: expected a list or tuple of Tensors for {name!r}, got {kind_of(value)}")
     return value
 
 
@@ -159,7 +159,7 @@ def _expect_number(op: Op, name: str, value: Any) -> Any:
     if name in op.number_names and isinstance(value, np.generic):
         return value.item()
     wanted = "a Tensor or a number" if name in op.number_names else "a Tensor"
-    what = "None" if value is None else f"{type(value).__name__}; wrap it with engine.tensor()"
+    what = "None" if value is None else f"{kind_of(value)}; wrap it with engine.tensor()"
     raise TypeError(f"{op.name}: expected {wanted} for {name!r}, got {what}")
 
 

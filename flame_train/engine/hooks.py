@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..errors import ShapeError
+from ..errors import ShapeError, kind_of
 from .dtype import Array
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _replaced(hook: Hook, g: Array) -> Array:
     if found is None:
         return g
     if not isinstance(found, Tensor):
-        raise TypeError(f"a hook: expected it to return a Tensor or None, got {type(found).__name__}")
+        raise TypeError(f"a hook: expected it to return a Tensor or None, got {kind_of(found)}")
     if found.shape != g.shape:
         raise ShapeError(f"a hook: expected it to return a gradient of shape {g.shape}, got {found.shape}")
     if found.dtype != g.dtype:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ShapeError
+from ..errors import ShapeError, kind_of
 from .dtype import Array, is_float
 from .indexing import steps
 from .mode import mode, no_grad
@@ -72,10 +72,10 @@ class InPlace:
     def _fitting(self, op: str, value: Any) -> Any:
         """`value` as it can be written: a number, or an array of this dtype and device, leading dims of size 1 cut."""
         _check_lost(op, (value,))
-        array: Array = value.data if hasattr(value, "detach") else np.asarray(value)
+        array: Array = value.data if hasattr(value, "_leaf") else np.asarray(value)
         if not is_float(array.dtype) and array.dtype.kind not in "biu":
-            raise TypeError(f"{op}: expected a Tensor or a number, got {type(value).__name__}")
-        if not hasattr(value, "detach"):
+            raise TypeError(f"{op}: expected a Tensor or a number, got {kind_of(value)}")
+        if not hasattr(value, "_leaf"):
             if not array.ndim:
                 return value
             array = self.backend.put(array)
@@ -108,8 +108,8 @@ class InPlace:
     # ---- methods -----------------------------------------------------------------------------------
 
     def copy_(self, src: Tensor) -> Tensor:
-        if not hasattr(src, "detach"):
-            raise TypeError(f"copy_: expected a Tensor, got {type(src).__name__}; fill_ writes a number")
+        if not hasattr(src, "_leaf"):
+            raise TypeError(f"copy_: expected a Tensor, got {kind_of(src)}; fill_ writes a number")
         return self._put("copy_", ..., src)
 
     def fill_(self, value: Number) -> Tensor:
@@ -137,7 +137,7 @@ class InPlace:
 
     def __setitem__(self, index: Any, value: Tensor | Number) -> None:
         parts = index if isinstance(index, tuple) else (index,)
-        self._put("setitem", tuple([p.data if hasattr(p, "detach") else p for p in parts]), value)
+        self._put("setitem", tuple([p.data if hasattr(p, "_leaf") else p for p in parts]), value)
 
     def __iadd__(self, other: Any) -> Tensor:
         return self._augmented("add", other)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import kind_of
 from .backend import Backend, backend_of, get_backend
 from .backprop import backward
 from .dtype import Array, DType, as_dtype, is_float
@@ -177,7 +178,7 @@ class Tensor(Methods, InPlace):
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
         if value is not None and not isinstance(value, Tensor):
-            raise TypeError(f"grad: expected a Tensor or None, got {type(value).__name__}")
+            raise TypeError(f"grad: expected a Tensor or None, got {kind_of(value)}")
         if value is not None and value.shape != self.shape:
             raise ValueError(f"grad: expected shape {self.shape}, got {value.shape}")
         self._grad = value

@@ -44,6 +44,24 @@ def assigned(name: str, value: Any) -> Callable[[], None]:
     return lambda: setattr(leaf(), name, value)
 
 
+def another_librarys(*shape: int) -> Any:
+    """A tensor as PyTorch has them: called Tensor, with detach(), data and a dtype of its own, read by NumPy."""
+
+    class Tensor:
+        dtype, requires_grad, shape = object(), False, ()
+        __module__ = "torch"
+
+        def detach(self) -> Tensor:
+            return self
+
+        data = property(detach)
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            return np.zeros(shape, dtype or np.int64)
+
+    return Tensor()
+
+
 ONE = flame.tensor(1.0)
 MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: (leaf() * 2.0).backward(np.ones(3)), TypeError, "backward: expected a Tensor or None .*, got ndarray"),
@@ -92,6 +110,15 @@ MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: optim.clip_grad_value_(leaf(), -1.0), ValueError, "expected clip_value of at least 0, got -1"),
     (lambda: optim.add_noise_(leaf(), -1.0, seed=0), ValueError, "expected std of at least 0 .*, got -1"),
     (lambda: optim.normalize(leaf(), math.nan), ValueError, "expected norm of at least 0 .*, got nan"),
+    (lambda: F.exp(another_librarys()), TypeError, r"a Tensor for 'input', got torch\.Tensor; wrap it"),
+    (lambda: leaf() + another_librarys(), TypeError, r"a number for 'other', got torch\.Tensor; wrap it"),
+    (lambda: leaf().copy_(another_librarys()), TypeError, r"copy_: expected a Tensor, got torch\.Tensor"),
+    (assigned("grad", another_librarys()), TypeError, r"grad: expected a Tensor or None, got torch\.Tensor"),
+    (lambda: with_hook(another_librarys()), TypeError, r"a hook: .* got torch\.Tensor"),
+    (lambda: (leaf() * 2.0).backward(another_librarys()), TypeError, r"a Tensor or None .*, got torch\.Tensor"),
+    (lambda: flame.backward([another_librarys()]), TypeError, r"Tensors as outputs, got torch\.Tensor"),
+    (checkpointed(another_librarys()), TypeError, r"checkpoint: .* got torch\.Tensor alone"),
+    (lambda: optim.AdamW([another_librarys()]), TypeError, r"parameter '0': expected a Tensor, got torch\.Tensor"),
     (lambda: nn.Linear(-1, 3), ValueError, "Linear: expected in_features of at least 0, got -1"),
 ]
 
@@ -113,6 +140,13 @@ def test_true_is_no_dim(name: str) -> None:
     values["dim" if "dim" in op.names else "dim0"] = True
     with pytest.raises(TypeError, match="whole number"):
         op._run(values)
+
+
+def test_indices_and_values_of_another_library_are_read_as_arrays() -> None:
+    x = flame.tensor([1.0, 2.0, 3.0])
+    assert x[another_librarys(2)].tolist() == [1.0, 1.0]
+    x[1:] = another_librarys(2)
+    assert x.tolist() == [1.0, 0.0, 0.0]
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

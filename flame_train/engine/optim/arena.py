@@ -16,7 +16,7 @@ from weakref import ref
 
 import numpy as np
 
-from ...errors import ModelFileError
+from ...errors import ModelFileError, kind_of
 from ..backend import Backend
 from ..dtype import Array, DType, as_dtype, float32
 from ..tensor import Frozen, Parameter, Tensor, Working
@@ -283,7 +283,7 @@ def _check(name: str, p: Tensor) -> None:
     if isinstance(p, Frozen):
         raise TypeError(f"parameter {name!r} is a Frozen weight, which is never trained; pass Parameters only")
     if not isinstance(p, Tensor):
-        raise TypeError(f"parameter {name!r}: expected a Tensor, got {type(p).__name__}")
+        raise TypeError(f"parameter {name!r}: expected a Tensor, got {kind_of(p)}")
     if p.dtype != float32:
         raise TypeError(f"parameter {name!r}: trained weights are float32, this one is {p.dtype.name}")
     if not (p.is_leaf and p.requires_grad):
