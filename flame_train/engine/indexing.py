@@ -44,11 +44,9 @@ def _entry(part: Any) -> Any:
         raise ShapeError(_SINGLE)
     if part is None or isinstance(part, (int, slice, type(...))):
         return part
-    array = (
-        part
-        if isinstance(getattr(part, "dtype", None), np.dtype)
-        else np.asarray(part, None if np.size(part) else np.int64)
-    )
+    array = part
+    if not isinstance(getattr(part, "dtype", None), np.dtype):  # a list, or another library's tensor
+        array = np.asarray(part, None if np.size(part) else np.int64)
     if array.dtype == np.uint8 and array.ndim:
         raise ShapeError("getitem: uint8 is a mask for PyTorch and whole numbers for NumPy; make it bool or int64")
     if array.dtype == bool and not array.ndim:

@@ -44,6 +44,16 @@ def assigned(name: str, value: Any) -> Callable[[], None]:
     return lambda: setattr(leaf(), name, value)
 
 
+def drawn() -> nn.Linear:
+    layer = nn.Linear(2, 3)
+    layer.init(np.random.default_rng(0))
+    return layer
+
+
+def chain(arena: Any, transforms: Any) -> optim.Optimizer:
+    return optim.Optimizer(arena, transforms, lr=1e-3)
+
+
 def another_librarys(*shape: int) -> Any:
     """A tensor as PyTorch has them: called Tensor, with detach(), data and a dtype of its own, read by NumPy."""
 
@@ -99,6 +109,15 @@ MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: optim.AdamW([leaf()], lr="1e-4"), TypeError, "expected a number for lr, got '1e-4'"),
     (lambda: optim.SGD([leaf()], lr=None), TypeError, "expected a number for lr, got None"),
     (lambda: optim.AdamW([leaf()], betas=0.9), TypeError, "expected two betas, got 0.9"),
+    (lambda: optim.AdamW(drawn().parameters()), ValueError, r"at least one parameter, got none; .* requires_grad_\(\)"),
+    (lambda: optim.AdamW(leaf()), TypeError, "expected parameters in a list, got a single Tensor"),
+    (lambda: optim.Arena(leaf()), TypeError, "expected parameters in a list, got a single Tensor"),
+    (lambda: chain([leaf()], [optim.SGDRule()]), TypeError, r"expected an Arena, got list; optim.Arena\(...\) packs"),
+    (lambda: chain(optim.Arena([leaf()]), optim.SGDRule()), TypeError, "transforms in a list, got SGDRule"),
+    (lambda: optim.SGD([leaf()]).step(lambda: ONE), TypeError, "expected the loss, a Tensor, or nothing, got function"),
+    (lambda: optim.Schedule("linear", 10, warmup=-3), ValueError, "expected warmup of at least 0 .*, got -3"),
+    (lambda: optim.Schedule("cosine_restarts", 10, cycles=0), ValueError, "expected cycles of at least 1 .*, got 0"),
+    (lambda: optim.Schedule("linear", 10, min_lr=math.nan), ValueError, "expected min_lr of at least 0 .*, got nan"),
     (lambda: optim.clip_grad_norm_(leaf(), -1.0), ValueError, "expected max_norm of at least 0, got -1"),
     (lambda: optim.clip_grad_norm_(leaf(), math.nan), ValueError, "expected max_norm of at least 0, got nan"),
     (

@@ -80,7 +80,7 @@ def test_fifty_steps(ours: type[Any], theirs: str, settings: dict[str, Any]) -> 
 
 def test_groups_follow_torch() -> None:
     def groups(ps: list[Any]) -> list[dict[str, Any]]:
-        return [{"params": ps[:1], "lr": 0.01}, {"params": ps[1:2], "weight_decay": 0.3}, {"params": ps[2:]}]
+        return [{"params": ps[:1], "lr": 0.01}, {"params": ps[1], "weight_decay": 0.3}, {"params": ps[2:]}]
 
     theirs = trained(
         lambda ps: torch.optim.AdamW(groups(ps)), lambda a: torch.tensor(a, requires_grad=True), np.float64

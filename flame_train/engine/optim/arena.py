@@ -254,11 +254,18 @@ def named_parameters(parameters: Named) -> list[tuple[str, Tensor]]:
         return list(parameters.items())
     pairs: list[tuple[str, Tensor]] = []
     taken: set[str] = set()
-    for i, p in enumerate(parameters):
+    for i, p in enumerate(listed(parameters)):
         pair = p if isinstance(p, tuple) else (_free(getattr(p, "name", "") or str(i), taken), p)
         pairs.append(pair)
         taken.add(pair[0])
     return pairs
+
+
+def listed(parameters: Iterable[Any]) -> list[Any]:
+    """What is to be optimised, as a list. Raises TypeError for a Tensor, whose rows would be taken for parameters."""
+    if isinstance(parameters, Tensor):
+        raise TypeError("optimizer: expected parameters in a list, got a single Tensor")
+    return list(parameters)
 
 
 def _free(name: str, taken: set[str]) -> str:
@@ -268,7 +275,9 @@ def _free(name: str, taken: set[str]) -> str:
 
 def _checked(named: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
     if not named:
-        raise ValueError("optimizer: expected at least one parameter, got none")
+        raise ValueError(
+            "optimizer: expected at least one parameter, got none; modules have them after requires_grad_()"
+        )
     for name, p in named:
         _check(name, p)
     given: dict[str, list[Any]] = {"name": [n for n, _ in named], "tensor": [id(p) for _, p in named]}

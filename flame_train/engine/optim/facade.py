@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..tensor import Tensor
-from .arena import Arena, named_parameters
+from .arena import Arena, listed, named_parameters
 from .bounds import check
 from .optimizer import Optimizer
 from .rules import AdamWRule, SGDRule
 
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
-"""Tensors, (name, tensor) pairs, or groups: {"params": ..., "lr": ..., "weight_decay": ...}."""
+"""Tensors, (name, tensor) pairs, or groups: {"params": tensors or one, "lr": ..., "weight_decay": ...}."""
 
 
 class AdamW(Optimizer):
@@ -43,7 +43,7 @@ class SGD(Optimizer):
 
 def _pack(params: Params, lr: float, weight_decay: float) -> tuple[Arena, float, float]:
     """The arena, and the largest rate and decay of any group, of which the arena holds each group's share."""
-    given: list[Any] = list(params)
+    given = listed(params)
     groups: list[Any] = given if given and isinstance(given[0], Mapping) else [{"params": given}]
     members: list[Any] = []
     rates: list[float] = []
@@ -52,7 +52,8 @@ def _pack(params: Params, lr: float, weight_decay: float) -> tuple[Arena, float,
         unknown = sorted(set(group) - {"params", "lr", "weight_decay"})
         if unknown:
             raise TypeError(f"optimizer: a group may set params, lr and weight_decay; got {unknown[0]!r}")
-        own = list(group["params"])
+        one = isinstance(group["params"], Tensor)
+        own = [group["params"]] if one else list(group["params"])
         members += own
         rates += [group.get("lr", lr)] * len(own)
         decays += [group.get("weight_decay", weight_decay)] * len(own)

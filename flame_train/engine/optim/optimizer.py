@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ModelFileError
+from ...errors import ModelFileError, kind_of
 from ..dtype import Array
 from ..tensor import Tensor
 from .arena import Arena
@@ -36,7 +36,8 @@ class Optimizer:
     `healthy` is false until a step is finite again. With `halt` it stays false and no later step is taken, so that a
     caller who reads the metrics late still finds the last good values.
 
-    Raises `ValueError` for transforms without a unique `name` each, none at all, and numbers out of bounds.
+    Raises `ValueError` for transforms without a unique `name` each, none at all, and numbers out of bounds; `TypeError`
+    for another thing than an arena or a list of transforms.
     """
 
     def __init__(
@@ -44,6 +45,10 @@ class Optimizer:
         accumulation: int = 1, scaler: LossScaler | None = None, average: MovingAverage | None = None,
         halt: bool = False,
     ) -> None:  # fmt: skip
+        if not isinstance(arena, Arena):
+            raise TypeError(f"optimizer: expected an Arena, got {kind_of(arena)}; optim.Arena(...) packs parameters")
+        if not isinstance(transforms, Sequence):
+            raise TypeError(f"optimizer: expected transforms in a list, got {kind_of(transforms)}")
         names = [t.name for t in transforms]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"optimizer: expected links with different names, got {names}")
@@ -86,8 +91,10 @@ class Optimizer:
     def step(self, loss: Tensor | None = None) -> None:
         """One update from the accumulated gradients. `loss`, of any shape, is only checked for finiteness.
 
-        Raises `RuntimeError` if it lies on another device than the parameters.
+        Raises `RuntimeError` if it lies on another device than the parameters, `TypeError` if it is no Tensor.
         """
+        if loss is not None and not isinstance(loss, Tensor):
+            raise TypeError(f"optimizer: expected the loss, a Tensor, or nothing, got {kind_of(loss)}")
         if loss is not None and loss.device != self.arena.backend.name:
             raise RuntimeError(
                 f"optimizer: the loss is on {loss.device}, the parameters are on {self.arena.backend.name}; "

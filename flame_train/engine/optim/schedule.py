@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..dtype import Array
+from .bounds import check
 
 Name = Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial"]
 
@@ -32,6 +33,8 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.name not in ("constant", "linear", "cosine", "cosine_restarts", "polynomial"):
             raise ValueError(f"schedule: no schedule named {self.name!r}")
+        check("schedule", warmup=self.warmup, min_lr=self.min_lr, power=self.power)
+        check("schedule", least=1, cycles=self.cycles)
         if self.name != "constant" and self.total <= 0:
             raise ValueError(f"schedule {self.name!r}: expected the number of updates as total, got {self.total}")
 
