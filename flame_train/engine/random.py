@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import kind_of
 from .backend import backend_of
 from .dtype import Array, float32
 
@@ -91,13 +92,20 @@ class Rng:
     """The random numbers of one step's samples.
 
     `step` is a number or a 0-d array, `samples` (B,) global sample indices. `stream` keeps purposes apart:
-    numbers of different streams are independent. Shapes are those of one sample.
+    numbers of different streams are independent. Shapes are those of one sample. Raises TypeError for samples that are
+    no array of whole numbers.
     """
 
     xp: Any
     seed: int
     step: Array | int
     samples: Array
+
+    def __post_init__(self) -> None:
+        is_array = isinstance(self.samples, self.xp.ndarray)
+        if not is_array or self.samples.dtype.kind not in "iu":
+            what = f"one of {self.samples.dtype}" if is_array else kind_of(self.samples)
+            raise TypeError(f"Rng: expected samples as an array of whole numbers, got {what}")
 
     def bits(self, stream: int, shape: Sequence[int] = ()) -> Array:
         """uint32 (B, *shape)."""
@@ -115,6 +123,14 @@ class Rng:
     def randint(self, stream: int, high: int, shape: Sequence[int] = ()) -> Array:
         """int64 (B, *shape) in 0 .. high - 1, by multiply and shift; the bias is below high / 2^32."""
         return ((self.bits(stream, shape).astype(np.uint64) * np.uint64(high)) >> _HALF).astype(np.int64)
+
+
+def check_rng(rng: Any, needed: str) -> None:
+    """Raises ValueError, saying what is `needed`, for None, TypeError for another thing than an Rng."""
+    if rng is None:
+        raise ValueError(f"{needed} needs rng=engine.random.Rng(...), which says what to drop")
+    if not isinstance(rng, Rng):
+        raise TypeError(f"{needed} needs rng=engine.random.Rng(...), got {kind_of(rng)}")
 
 
 def uniform_of(words: Array) -> Array:

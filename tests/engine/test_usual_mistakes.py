@@ -16,6 +16,7 @@ from flame_train.engine import functional as F
 from flame_train.engine import nn, optim
 from flame_train.engine.check import generator
 from flame_train.engine.op import REGISTRY
+from flame_train.engine.random import Rng
 from flame_train.engine.sample import materialise
 from flame_train.errors import ShapeError
 
@@ -72,7 +73,12 @@ def another_librarys(*shape: int) -> Any:
     return Tensor()
 
 
+def attended(**arguments: Any) -> flame.Tensor:
+    return F.scaled_dot_product_attention(*[IMAGES] * 3, None, 0.5, **arguments)
+
+
 ONE = flame.tensor(1.0)
+IMAGES = flame.tensor(np.ones((2, 4, 3, 3), np.float32))
 MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: (leaf() * 2.0).backward(np.ones(3)), TypeError, "backward: expected a Tensor or None .*, got ndarray"),
     (lambda: flame.backward([3.0]), TypeError, "expected Tensors as outputs, got float"),
@@ -138,6 +144,24 @@ MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: flame.backward([another_librarys()]), TypeError, r"Tensors as outputs, got torch\.Tensor"),
     (checkpointed(another_librarys()), TypeError, r"checkpoint: .* got torch\.Tensor alone"),
     (lambda: optim.AdamW([another_librarys()]), TypeError, r"parameter '0': expected a Tensor, got torch\.Tensor"),
+    (lambda: nn.weight((3, 4)), TypeError, r"weight: expected ints .* weight\(3, 4\), got \(3, 4\)"),
+    (lambda: nn.weight(3.0), TypeError, r"weight: expected ints .*, got 3\.0"),
+    (lambda: nn.weight(3, -1), ValueError, "weight: expected sizes of at least 0, got -1"),
+    (lambda: nn.weight(3, init="xavier"), ValueError, "expected init to be one of fan_in, .*, got 'xavier'"),
+    (lambda: nn.Linear(2, 3).init(0), TypeError, "init: expected a generator, .*, got int"),
+    (lambda: nn.load(drawn(), {}, dtype="float32", device="cpu", what="net"), TypeError, "shapes and read.*, got dict"),
+    (lambda: Rng(np, 0, 0, [0, 1]), TypeError, "Rng: expected samples as an array of whole numbers, got list"),
+    (lambda: Rng(np, 0, 0, 2), TypeError, "Rng: expected samples as an array of whole numbers, got int"),
+    (lambda: Rng(np, 0, 0, leaf()), TypeError, "Rng: expected samples as an array of whole numbers, got Tensor"),
+    (lambda: Rng(np, 0, 0, np.ones(2)), TypeError, "Rng: expected samples .* whole numbers, got one of float64"),
+    (lambda: F.dropout(leaf(), rng=np.random.default_rng(0)), TypeError, "dropout: training needs .*, got Generator"),
+    (lambda: attended(rng=np.random.default_rng(0)), TypeError, "dropout_p needs .*, got Generator"),
+    (lambda: F.group_norm(IMAGES, 2, leaf()), ShapeError, r"group_norm: weight: expected 4 values, .*, got \(3,\)"),
+    (lambda: F.batch_norm(IMAGES, None, None, leaf(), None, True), ShapeError, "batch_norm: weight: expected 4 values"),
+    (lambda: F.batch_norm(IMAGES, leaf(), leaf()), ShapeError, "batch_norm: running_mean: expected 4 values"),
+    (lambda: F.batch_norm(IMAGES, leaf(), None, training=True), ShapeError, "batch_norm: running_mean: expected 4"),
+    (lambda: F.einsum("i->ij", leaf()), ShapeError, "einsum: the result in 'i->ij' names 'j' twice, or no operand"),
+    (lambda: F.einsum("i->ii", leaf()), ShapeError, "einsum: the result in 'i->ii' names 'i' twice, or no operand"),
     (lambda: nn.Linear(-1, 3), ValueError, "Linear: expected in_features of at least 0, got -1"),
 ]
 

@@ -9,11 +9,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Literal, Protocol, Self
+from numbers import Integral
+from typing import Any, Literal, Protocol, Self, get_args
 
 import numpy as np
 
-from ...errors import ModelFileError
+from ...errors import ModelFileError, kind_of
 from ..backend import get_backend
 from ..dtype import Array, DType, as_dtype, float16, float32, is_float
 from ..ops.finite import Broken
@@ -36,7 +37,18 @@ class Slot:
 
 
 def weight(*shape: int, init: Init = "fan_in") -> Any:
-    """Declares a weight. The attribute becomes a Tensor when the module is loaded."""
+    """Declares a weight. The attribute becomes a Tensor when the module is loaded.
+
+    Raises TypeError for a size that is no integer, ValueError for a negative one and for another `init`.
+    """
+    sizes: tuple[Any, ...] = shape
+    for size in sizes:
+        if not isinstance(size, Integral):
+            raise TypeError(f"weight: expected ints as sizes, as in weight(3, 4), got {size!r}")
+        if size < 0:
+            raise ValueError(f"weight: expected sizes of at least 0, got {size}")
+    if init not in get_args(Init):
+        raise ValueError(f"weight: expected init to be one of {', '.join(get_args(Init))}, got {init!r}")
     return Slot(shape, init)
 
 
@@ -142,7 +154,12 @@ class Module:
             yield name, getattr(module, attr)
 
     def init(self, rng: np.random.Generator, dtype: DType | str = float32, device: str = "cpu") -> None:
-        """Fills every slot with random values of a sensible size, made on the host: for tests and small models."""
+        """Fills every slot with random values of a sensible size, made on the host: for tests and small models.
+
+        Raises TypeError for an `rng` that is no generator of NumPy's, such as a seed.
+        """
+        if not isinstance(rng, np.random.Generator):
+            raise TypeError(f"init: expected a generator, such as numpy.random.default_rng(0), got {kind_of(rng)}")
         for _, module, attr, slot in self.named_slots():
             _fill(module, attr, _initial(slot, rng).astype(as_dtype(dtype)), device)
 
@@ -235,8 +252,10 @@ def load(
 
     Raises `ModelFileError` listing every missing, unexpected and mis-shaped tensor of the component `what` before
     anything is read, for one that holds whole numbers, and afterwards, with `check_finite`, naming those that hold NaN
-    or infinity, in `dtype`. Raises what `check_fp8` does.
+    or infinity, in `dtype`. Raises what `check_fp8` does, and TypeError for a source that is none.
     """
+    if not hasattr(source, "shapes"):
+        raise TypeError(f"load: expected what has shapes and read(), such as a SafetensorsFile, got {kind_of(source)}")
     check_shapes(module.shapes(), source.shapes, what)
     backend, target = get_backend(device), as_dtype(dtype)
     slots = list(module.named_slots())

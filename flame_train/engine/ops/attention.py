@@ -19,7 +19,7 @@ from ...errors import ShapeError
 from ..dtype import Array
 from ..graph import Into
 from ..op import ErrorSample, Sample, primitive, sample
-from ..random import DROPOUT, Rng, blocks_of_bits, uniform_of
+from ..random import DROPOUT, Rng, blocks_of_bits, check_rng, uniform_of
 from ..sample import booleans, integers
 from . import attention_few_keys, attention_warpgroups, conditions
 from .attention_memory import in_packets, like_rows, rooms, unit
@@ -142,10 +142,8 @@ def _factor(scale: float | None, query: Array) -> float:
 def _check_dropout(query: Array, p: float, rng: Rng | None) -> None:
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"scaled_dot_product_attention: expected a probability dropout_p in [0, 1], got {p}")
-    if p and rng is None:
-        raise ValueError(
-            "scaled_dot_product_attention: dropout_p needs rng=engine.random.Rng(...), which says what to drop"
-        )
+    if p:
+        check_rng(rng, "scaled_dot_product_attention: dropout_p")
     samples = query.shape[0] if query.ndim > 2 else 1
     if p and rng is not None and rng.samples.shape != (samples,):
         raise ShapeError(

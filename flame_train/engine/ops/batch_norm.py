@@ -42,8 +42,8 @@ def _others(shape: Shape, layout: str) -> tuple[int, ...]:
 
 def _scaled(x: Array, weight: Array | None, bias: Array | None, layout: str) -> Array:
     if weight is not None:
-        x = x * per_channel(weight, x.shape, layout)
-    return x if bias is None else x + per_channel(bias, x.shape, layout)
+        x = x * per_channel("batch_norm: weight", weight, x.shape, layout)
+    return x if bias is None else x + per_channel("batch_norm: bias", bias, x.shape, layout)
 
 
 @batch_norm_train.vjp("input")
@@ -65,21 +65,30 @@ def batch_norm_inference(
     bias: Array | None = None, eps: float = 1e-5, layout: str = "NCHW",
 ) -> Array:  # fmt: skip
     """(input - running_mean) / sqrt(running_var + eps) * weight + bias per channel"""
-    mean, var = (per_channel(s, input.shape, layout) for s in (running_mean, running_var))
+    mean, var = _running(running_mean, running_var, input.shape, layout)
     return _scaled((input - mean) / xp.sqrt(var + eps), weight, bias, layout)
 
 
 batch_norm_inference.nograd("running_mean", "running_var")
 
 
+def _running(mean: Array, var: Array, shape: Shape, layout: str) -> tuple[Array, Array]:
+    """Running statistics that broadcast over an input of `shape`."""
+    return (
+        per_channel("batch_norm: running_mean", mean, shape, layout),
+        per_channel("batch_norm: running_var", var, shape, layout),
+    )
+
+
 @batch_norm_inference.vjp("input")
 def _(xp: Any, g: Array, running_var: Array, weight: Array | None, eps: float, layout: str) -> Array:
-    return _scaled(g, weight, None, layout) / xp.sqrt(per_channel(running_var, g.shape, layout) + eps)
+    var = per_channel("batch_norm: running_var", running_var, g.shape, layout)
+    return _scaled(g, weight, None, layout) / xp.sqrt(var + eps)
 
 
 @batch_norm_inference.vjp("weight")
 def _(xp: Any, g: Array, input: Array, running_mean: Array, running_var: Array, eps: float, layout: str) -> Array:
-    mean, var = (per_channel(s, input.shape, layout) for s in (running_mean, running_var))
+    mean, var = _running(running_mean, running_var, input.shape, layout)
     return added(xp.sum, g * (input - mean) / xp.sqrt(var + eps), _others(input.shape, layout))
 
 
@@ -150,9 +159,9 @@ def _track(
     count = math.prod(input.shape[a] for a in axes)
     if count < 2:
         raise ShapeError(f"{op}: expected more than one value per channel when training, got {input.shape}")
-    for running in (mean, var):
+    for name, running in (("running_mean", mean), ("running_var", var)):
         if running is not None:
-            per_channel(running.data, input.shape, layout)
+            per_channel(f"{op}: {name}", running.data, input.shape, layout)
     if mode().recomputing or not input.size:
         return
     for running, now in zip((mean, var), _moments(input, axes, count), strict=True):

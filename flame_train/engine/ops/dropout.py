@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import ShapeError
 from ..dtype import Array
 from ..op import ErrorSample, Sample, primitive, sample
-from ..random import DROPOUT, Rng, bits, uniform_of
+from ..random import DROPOUT, Rng, bits, check_rng, uniform_of
 from .dims import Shape
 
 
@@ -33,8 +33,8 @@ def _scale(xp: Any, shape: Shape, p: float, training: bool, rng: Rng | None, str
     """The factor of each element: 0 or 1 / (1 - p)."""
     if not training or p == 0.0:
         return None
-    if rng is None:
-        raise ValueError("dropout: training needs rng=engine.random.Rng(...), which says what to drop")
+    check_rng(rng, "dropout: training")
+    assert rng is not None
     count = int(np.prod(shape[1:]))
     words = bits(xp, rng.seed, stream, rng.step, xp.asarray(rng.samples), count)
     if not shape or words.shape[0] != shape[0]:

@@ -41,7 +41,11 @@ def _parsed(equation: str, shapes: Sequence[tuple[int, ...]]) -> tuple[list[str]
         inputs.append(term.replace("...", dots[len(dots) - extra :]))
     _check_sizes(equation, inputs, shapes)
     if arrow:
-        return inputs, right.replace("...", dots)
+        output = right.replace("...", dots)
+        strange = [c for c in output if c not in "".join(inputs) or output.count(c) > 1]
+        if strange:
+            raise ShapeError(f"einsum: the result in {equation!r} names {strange[0]!r} twice, or no operand has it")
+        return inputs, output
     named = "".join(inputs)
     return inputs, dots + "".join(sorted(c for c in set(named) - set(dots) if named.count(c) == 1))
 

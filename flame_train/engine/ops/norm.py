@@ -30,8 +30,8 @@ def group_norm(
     rstd = 1.0 / xp.sqrt(xp.mean(centred * centred, axis=axes, keepdims=True) + eps)
     y = (centred * rstd).reshape(input.shape)
     if weight is not None:
-        y = y * per_channel(weight, input.shape, layout)
-    return (y if bias is None else y + per_channel(bias, input.shape, layout)), mean, rstd
+        y = y * per_channel("group_norm: weight", weight, input.shape, layout)
+    return (y if bias is None else y + per_channel("group_norm: bias", bias, input.shape, layout)), mean, rstd
 
 
 def _grouped(x: Array, groups: int, layout: str) -> tuple[Array, tuple[int, ...]]:
@@ -47,13 +47,16 @@ def _grouped(x: Array, groups: int, layout: str) -> tuple[Array, tuple[int, ...]
     return x.reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups), (2,)
 
 
-def per_channel(w: Array, shape: Shape, layout: str) -> Array:
-    """`w` (C,) reshaped to broadcast over an input of `shape`. Raises ShapeError unless there is a value a channel."""
-    at_least(2, shape, "a value per channel")
+def per_channel(what: str, w: Array, shape: Shape, layout: str) -> Array:
+    """`w` (C,) reshaped to broadcast over an input of `shape`.
+
+    Raises ShapeError, which names it by `what`, unless there is a value a channel.
+    """
+    at_least(2, shape, what)
     channels = shape[-1 if layout == "NHWC" else 1]
     if w.shape != (channels,):
         raise ShapeError(
-            f"expected {channels} values, one a channel of {tuple(shape)} ({layout}), got {tuple(w.shape)}"
+            f"{what}: expected {channels} values, one a channel of {tuple(shape)} ({layout}), got {tuple(w.shape)}"
         )
     return w if layout == "NHWC" else w.reshape(1, -1, *([1] * (len(shape) - 2)))
 
@@ -69,7 +72,7 @@ def _(
     rstd: Array,
     layout: str,
 ) -> Array:
-    gw = g if weight is None else g * per_channel(weight, input.shape, layout)
+    gw = g if weight is None else g * per_channel("group_norm: weight", weight, input.shape, layout)
     grouped, axes = _grouped(input, num_groups, layout)
     gw, _ = _grouped(gw, num_groups, layout)
     xhat = (grouped - mean) * rstd
