@@ -125,12 +125,13 @@ class Rng:
         return ((self.bits(stream, shape).astype(np.uint64) * np.uint64(high)) >> _HALF).astype(np.int64)
 
 
-def check_rng(rng: Any, needed: str) -> None:
-    """Raises ValueError, saying what is `needed`, for None, TypeError for another thing than an Rng."""
+def check_rng(rng: Any, needed: str) -> Rng:
+    """`rng`. Raises ValueError, saying what is `needed`, for None, TypeError for another thing than an Rng."""
     if rng is None:
         raise ValueError(f"{needed} needs rng=engine.random.Rng(...), which says what to drop")
     if not isinstance(rng, Rng):
         raise TypeError(f"{needed} needs rng=engine.random.Rng(...), got {kind_of(rng)}")
+    return rng
 
 
 def uniform_of(words: Array) -> Array:

@@ -142,10 +142,11 @@ def _factor(scale: float | None, query: Array) -> float:
 def _check_dropout(query: Array, p: float, rng: Rng | None) -> None:
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"scaled_dot_product_attention: expected a probability dropout_p in [0, 1], got {p}")
-    if p:
-        check_rng(rng, "scaled_dot_product_attention: dropout_p")
+    if not p:
+        return
+    rng = check_rng(rng, "scaled_dot_product_attention: dropout_p")
     samples = query.shape[0] if query.ndim > 2 else 1
-    if p and rng is not None and rng.samples.shape != (samples,):
+    if rng.samples.shape != (samples,):
         raise ShapeError(
             f"scaled_dot_product_attention: rng has {rng.samples.size} samples, query {tuple(query.shape)} {samples}"
         )

@@ -33,8 +33,7 @@ def _scale(xp: Any, shape: Shape, p: float, training: bool, rng: Rng | None, str
     """The factor of each element: 0 or 1 / (1 - p)."""
     if not training or p == 0.0:
         return None
-    check_rng(rng, "dropout: training")
-    assert rng is not None
+    rng = check_rng(rng, "dropout: training")
     count = int(np.prod(shape[1:]))
     words = bits(xp, rng.seed, stream, rng.step, xp.asarray(rng.samples), count)
     if not shape or words.shape[0] != shape[0]:
