@@ -148,7 +148,8 @@ typedef {"long long" if wide else "int"} I;
 extern "C" __global__ void __launch_bounds__({_THREADS}) elementwise({", ".join(arguments)}) {{
   const I packets = elements / {width}, packet = blockIdx.x * (I){_THREADS} + threadIdx.x;
   if (packet < packets) {{
-{_places(places, width)}{"".join(_load(p, width) for p in ins)}{_fetch(ins, width)}
+    const I first = packet * {width};
+{_places(places, "first")}{"".join(_load(p, width) for p in ins)}{_fetch(ins, width)}
     float {", ".join(f"r_{p.name}[{width}]" for p in outs)};
 #pragma unroll
     for (int i = 0; i < {width}; i++) of_one({_call(ins, outs, numbers, width)});
@@ -172,24 +173,18 @@ def _held(p: _Place, width: int) -> int:
     return width if p.steps[-1] or p.single else 1
 
 
-def _places(places: Sequence[_Place], width: int, packet: str = "packet") -> str:
-    """Lines that compute the operands' offsets o_<name> for a packet, and its coordinates c<dim> if they are needed.
+def _places(places: Sequence[_Place], first: str) -> str:
+    """Lines that compute where operands have the element `first` of the result, o_<name>, and its coordinates c<dim>.
 
-    Operands that are fetched an element at a time have no offsets, coordinates being those of the first element.
+    Operands that are fetched an element at a time are found by the coordinates alone, which are left out if all are
+    dense.
     """
-    lines, dims, across = [], len(places[0].steps), any(p.single for p in places)
-    if not all(p.dense for p in places) and dims > 1:
-        lines.append(f"I rest = {packet}{f' * {width}' if across else ''};")
-        step = 1 if across else width
-        for d in range(dims - 1, 0, -1):
-            size = f"(size{d} / {step})" if d == dims - 1 else f"size{d}"
-            lines.append(f"I c{d} = rest % {size}{f' * {step}' if d == dims - 1 else ''}; rest /= {size};")
+    lines = []
+    if not all(p.dense for p in places):
+        lines.append(f"I rest = {first};")
+        lines += [f"I c{d} = rest % size{d}; rest /= size{d};" for d in range(len(places[0].steps) - 1, 0, -1)]
         lines.append("I c0 = rest;")
-    elif not all(p.dense for p in places):
-        lines.append(f"const I c0 = {packet} * {width};")
-    for p in places:
-        if not p.single:
-            lines.append(f"const I o_{p.name} = {f'{packet} * {width}' if p.dense else _offset(p)};")
+    lines += [f"const I o_{p.name} = {first if p.dense else _offset(p)};" for p in places if not p.single]
     return "".join(f"    {line}\n" for line in lines)
 
 
@@ -239,7 +234,7 @@ def _remainder(ins: Sequence[_Place], outs: Sequence[_Place], numbers: Sequence[
     stores = " ".join(f"from_float(r_{p.name}, p_{p.name}[{at[p.name]}]);" for p in outs)
     return f"""  if (blockIdx.x == gridDim.x - 1 && threadIdx.x < elements - packets * {width}) {{
     const I element = packets * {width} + threadIdx.x;
-{_places([*ins, *outs], 1, "element")}    float {results};
+{_places([*ins, *outs], "element")}    float {results};
     of_one({", ".join([results, *taken, *(f"v_{n}" for n in numbers)])});
     {stores}
   }}
