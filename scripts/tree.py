@@ -1,7 +1,7 @@
-"""Write the README's tree: every file of the package with the first sentence of its docstring.
+"""Write `docs/tree.md`: every file of the package with the first sentence of its docstring.
 
-python scripts/tree.py           prints it
-python scripts/tree.py --write   puts it into README.md, between its two markers
+python scripts/tree.py           prints the page
+python scripts/tree.py --write   writes it
 """
 
 from __future__ import annotations
@@ -13,19 +13,16 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-START, END = "<!-- tree: scripts/tree.py --write -->\n", "<!-- end of tree -->"
+PAGE = ROOT / "docs" / "tree.md"
 _WIDTH = 34
 
 
-def tree() -> str:
-    """The tree as a Markdown code block."""
-    return "```\n" + "\n".join(_folder(ROOT / "flame_train", 0)) + "\n```\n"
-
-
-def with_tree(readme: str) -> str:
-    """`readme` with the text between the markers replaced by the tree."""
-    before, rest = readme.split(START)
-    return before + START + tree() + END + rest.split(END)[1]
+def page() -> str:
+    """The page in Markdown: its heading, then the tree as a code block."""
+    lines = _folder(ROOT / "flame_train", 0)
+    return "\n".join(
+        ["# The package, file by file", "", "Written by `scripts/tree.py --write`.", "", "```", *lines, "```", ""]
+    )
 
 
 def _folder(folder: Path, depth: int) -> list[str]:
@@ -56,7 +53,6 @@ def _about(path: Path) -> str:
 
 if __name__ == "__main__":
     if "--write" in sys.argv[1:]:
-        readme = ROOT / "README.md"
-        readme.write_text(with_tree(readme.read_text(encoding="utf-8")), encoding="utf-8")
+        PAGE.write_text(page(), encoding="utf-8")
     else:
-        print(tree(), end="")
+        print(page(), end="")
