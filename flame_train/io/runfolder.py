@@ -110,6 +110,10 @@ class RunFolder:
         """The result."""
         return self.folder / "lora.safetensors"
 
+    def lora_beside(self, form: str) -> Path:
+        """The result once more, in another format."""
+        return self.lora.with_suffix(f".{form}.safetensors")
+
     @property
     def tensorboard(self) -> Path:
         """The folder of TensorBoard's events."""

@@ -34,7 +34,7 @@ from flame_train.training.loader import Loader
 from flame_train.training.loop import Run, forgiving, train
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.preview import draw, grid, write_png
-from flame_train.training.result import Sources, check_sources, knows_sources, restore
+from flame_train.training.result import Sources, check_sources, formats, knows_sources, restore
 from flame_train.training.step import FIGURES, Objective, State
 from flame_train.training.stop import StopRequest
 
@@ -98,6 +98,7 @@ def train_plan(plan: Plan, device: str, stop: StopRequest) -> dict[str, Any]:
             last = _train(plan, encoded, folder, found, sources, device, stop) or folder.last()
         return {
             "lora": str(folder.lora),
+            **{f"lora_{form}": str(folder.lora_beside(form)) for form in formats(config)[1:]},
             "steps": folder.step,
             "loss": last.get("loss"),
             "log": str(folder.folder / "log.jsonl"),

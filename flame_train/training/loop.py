@@ -244,7 +244,7 @@ def _write_result(run: Run, step: int) -> None:
     first, *others = formats(run.config)
     _write_lora(run, run.folder.lora, step, first)
     for form in FORMATS[1:]:
-        beside = run.folder.lora.with_suffix(f".{form}.safetensors")
+        beside = run.folder.lora_beside(form)
         if form in others:
             _write_lora(run, beside, step, form)
         elif remove(beside):  # of an earlier result

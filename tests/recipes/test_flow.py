@@ -100,10 +100,14 @@ def test_the_predicted_memory_of_a_base_in_8_bits_is_what_it_takes(base: Path, f
     assert saved == 2 * network.num_weights() - taken - 2 * largest > 0
 
 
-def test_both_formats_are_the_same_lora(train: Train, tmp_path: Path, family: str) -> None:
+def test_both_formats_are_the_same_lora(
+    train: Train, tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One file for programs that read kohya's names, one for diffusers, which reads no others for SD3."""
-    assert train("--set", "output.format=both", "--set", "train.steps=1", "--set", "sample.every=0") == 0
+    assert train("--set", "output.format=both", "--set", "train.steps=1", "--set", "sample.every=0", "--json") == 0
     run = tmp_path / "run" / "it"
+    said = json.loads(capsys.readouterr().out)
+    assert (said["lora"], said["lora_diffusers"]) == (f"{run}/lora.safetensors", f"{run}/lora.diffusers.safetensors")
     config = Config(
         model=ModelSection(checkpoint=tomllib.loads((run / "config.toml").read_text())["model"]["checkpoint"])
     )
