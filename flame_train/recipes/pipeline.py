@@ -39,7 +39,7 @@ from flame_train.training.step import FIGURES, Objective, State
 from flame_train.training.stop import StopRequest
 
 from .pictures import drawing, picture_size, size_conditioning
-from .plan import Plan, describe, has_warpgroups, make_plan
+from .plan import Plan, describe, make_plan, warpgroups_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ def _notice_copies(plan: Plan) -> None:
 
 def _notice_memory(plan: Plan, device: str) -> None:
     """Says so where more is predicted than there is: it may go well, for a prediction errs by some per cent."""
-    predicted, there = plan.predicted_memory(has_warpgroups(device)), get_backend(device).memory().total
+    predicted, there = plan.predicted_memory(warpgroups_of(device)), get_backend(device).memory().total
     if predicted > there:
         _LOG.warning(
             "%.1f GiB are predicted and %s has %.1f: if memory runs out, try data.batch_size=1, "

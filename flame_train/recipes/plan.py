@@ -16,11 +16,11 @@ from flame_train.data.buckets import BucketRule
 from flame_train.data.dataset import Dataset
 from flame_train.data.order import Order
 from flame_train.data.placed import Placed, place
-from flame_train.engine.backend import compute_capability
+from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype, float32
-from flame_train.errors import ConfigError
+from flame_train.errors import ConfigError, EnvironmentFault
 from flame_train.io.lora_names import LoraFamily
-from flame_train.training.family import Facts, Family, Load, refuse_foreign
+from flame_train.training.family import H100, Facts, Family, Load, refuse_foreign
 from flame_train.training.recompute import recomputed
 from flame_train.training.stop import StopRequest
 
@@ -52,7 +52,7 @@ class Plan:
         shapes = (self.facts.layers[name] for name in self.targets)
         return sum(self.config.lora.rank * (s[0] + math.prod(s[1:])) for s in shapes)
 
-    def predicted_memory(self, warpgroups: bool = True) -> int:
+    def predicted_memory(self, warpgroups: int = H100) -> int:
         """Bytes on the device when they are most: in training, or before it, while the cache is filled.
 
         `warpgroups` as in `Load`. Whether the cache is filled is not asked: only all networks' digests would tell.
@@ -71,7 +71,7 @@ class Plan:
         room = (c.model.vae_precision == "fp32") * pixels * vae.workspace() * item
         return max(self.facts.text, pictures + room)
 
-    def training_memory(self, warpgroups: bool = True) -> int:
+    def training_memory(self, warpgroups: int = H100) -> int:
         """Bytes on the device in training: weights, adapters with gradients and moments, and what a step keeps.
 
         Where grids are drawn their decoder is there all the time, and what a step takes is not given back for a
@@ -209,14 +209,20 @@ def _check_names(names: LoraFamily, targets: Sequence[str]) -> None:
         )
 
 
-def has_warpgroups(device: str) -> bool:
-    """Whether this machine's GPU has what `Load` calls warpgroups; true where there is none, or none is asked for."""
-    return device == "cpu" or compute_capability() in (None, 90)
+def warpgroups_of(device: str) -> int:
+    """What `Load` calls warpgroups, of this machine's GPU; an H100's where there is none, or none is asked for."""
+    if device == "cpu":
+        return H100
+    try:
+        k = get_backend("cuda").kernels
+    except EnvironmentFault:
+        return H100
+    return int(k.multiprocessors) if k.compute_capability == 90 else 0
 
 
 def describe(plan: Plan, device: str) -> dict[str, Any]:
     """The plan as a user reads it, for this machine's GPU, or one of compute capability 9.0 where there is none."""
-    c, order, warpgroups = plan.config, plan.order, has_warpgroups(device)
+    c, order, warpgroups = plan.config, plan.order, warpgroups_of(device)
     _, blocks = recomputed(c, plan.facts.skeleton)
     return {
         "family": plan.family.name,

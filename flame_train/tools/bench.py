@@ -21,7 +21,7 @@ from flame_train.engine.random import bits, uniform_of
 from flame_train.errors import ConfigError, out_of_memory
 from flame_train.models.recompute import BlockNetwork, Recompute, run_again
 from flame_train.recipes.pipeline import make_state
-from flame_train.recipes.plan import has_warpgroups, state_bytes
+from flame_train.recipes.plan import state_bytes, warpgroups_of
 from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.family import Load
 from flame_train.training.recompute import blocks_named
@@ -225,7 +225,7 @@ def _predicted(p: Prepared, trial: Trial) -> int:
     bucket, itemsize = (trial.resolution, trial.resolution), p.state.dtype.itemsize
     load = Load(
         bucket, trial.batch, itemsize, trial.recompute, trial.deterministic, _recomputed(p.network, trial),
-        has_warpgroups(trial.device),
+        warpgroups_of(trial.device),
     )  # fmt: skip
     state = state_bytes(p.state.optimizer.arena.count, "adamw")
     return int(p.network.weight_bytes(itemsize, trial.fp8)) + state + p.subject.activations(p.network, load)

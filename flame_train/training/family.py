@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from flame_train.config.render import toml_value
 from flame_train.config.schema import Config
 from flame_train.data.buckets import Placement
 from flame_train.engine import Tensor, nn
+from flame_train.engine.ops.attention_parts import larger_part
 from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.family_files import FamilyFiles
@@ -24,6 +25,9 @@ from flame_train.models.recompute import BlockNetwork, Recompute, run_again
 from flame_train.models.vae import Vae
 
 from .step import Denoise, Objective, SampleLatents
+
+H100: Final = 132
+"""Its multiprocessors, and an H200's: for one of these memory is predicted where there is no GPU."""
 
 Sampler = Callable[[Callable[[Tensor, Tensor, Any], Tensor], Tensor, Any], Tensor]
 """(denoise(x, t, cond), standard normal noise (B, h, w, Z), cond) -> latents."""
@@ -64,8 +68,9 @@ class Denoiser:
 class Load:
     """What the memory of a step depends on: bucket (H, W) in pixels, pictures, bytes an element, and how it is run.
 
-    `recompute` means the blocks named in `blocks`; None: all. `warpgroups`: whether the GPU has their products, as
-    compute capability 9.0 does. `adapted` are the names of the layers with a LoRA.
+    `recompute` means the blocks named in `blocks`; None: all. `warpgroups`: the GPU's multiprocessors, if they have
+    the products of warpgroups, as compute capability 9.0 does, else 0. `adapted` are the names of the layers with a
+    LoRA.
     """
 
     bucket: tuple[int, int]
@@ -74,7 +79,7 @@ class Load:
     recompute: Recompute
     deterministic: bool
     blocks: Container[str] | None = None
-    warpgroups: bool = True
+    warpgroups: int = H100
     adapted: frozenset[str] = frozenset()
 
     def of(self, block: str) -> Recompute:
@@ -91,10 +96,13 @@ class Load:
     def scores(self, heads: int, head: int, length: int) -> int:
         """Bytes of one attention's scores, which cuDNN's backward pass writes down for the sake of determinism.
 
-        Ours does not: it is asked in fp32, and by heads of 64 where there are warpgroups.
+        Ours does not: it is asked in fp32, and by heads of 64 where there are warpgroups. cuDNN is asked for some of
+        the heads at a time there, if that costs nothing.
         """
         if not self.deterministic or self.itemsize > 2 or (self.warpgroups and head == 64):
             return 0
+        if self.warpgroups:
+            heads = larger_part(self.batch, heads, length, length, self.itemsize, self.warpgroups)
         return self.batch * heads * length**2 * self.itemsize
 
 

@@ -9,9 +9,10 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import Tensor
 from flame_train.engine import functional as F
+from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.engine.mode import deterministic, use
-from flame_train.engine.ops import attention_few_keys, attention_warpgroups
+from flame_train.engine.ops import attention_few_keys, attention_parts, attention_warpgroups
 
 pytestmark = pytest.mark.gpu
 
@@ -104,6 +105,21 @@ def test_one_head_for_a_whole_batch() -> None:
     spread = [x.expand(3, 4, 200, 64).requires_grad_() for x in (k, v)]
     copied = [flame.tensor(x.numpy(), device="cuda", requires_grad=True) for x in spread]
     for a, b in zip(*(gradients_at(q.requires_grad_(), *kv, g) for kv in (spread, copied)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_heads_in_two_parts_have_the_gradients_of_all_at_once(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a fixed order of sums, by cuDNN."""
+    rng, multiprocessors = np.random.default_rng(0), get_backend("cuda").kernels.multiprocessors
+    heads = multiprocessors // 8 + 8  # of 8 tiles of keys: more than a round
+    leaves = [drawn(rng, batch, heads, 1024, 128) for _ in range(4)]
+    found = []
+    for least in (1 << 40, 0):
+        monkeypatch.setattr(attention_parts, "_LARGE", least)
+        found.append(gradients_at(*(x.requires_grad_() for x in leaves[:3]), leaves[3].detach()))
+    assert attention_parts.larger_part(batch, heads, 1024, 1024, 2, multiprocessors) < heads
+    for a, b in zip(*found, strict=True):
         np.testing.assert_array_equal(a, b)
 
 

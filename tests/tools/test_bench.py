@@ -323,7 +323,7 @@ def test_the_predicted_memory_falls_with_all_that_is_recomputed(name: str) -> No
     subject = find(name)
     network = subject.build()
 
-    def predicted(recompute: Recompute, batch: int = 1, deterministic: bool = True, warpgroups: bool = True) -> int:
+    def predicted(recompute: Recompute, batch: int = 1, deterministic: bool = True, warpgroups: int = 132) -> int:
         load = Load((1024, 1024), batch, 2, recompute, deterministic, None, warpgroups)
         return subject.activations(network, load)
 
@@ -332,4 +332,4 @@ def test_the_predicted_memory_falls_with_all_that_is_recomputed(name: str) -> No
     assert predicted("nothing", batch=8) == pytest.approx(2 * predicted("nothing", batch=4))
     exact = predicted("nothing") - predicted("nothing", deterministic=False)
     assert (exact > 0) == (name == "flux-dev"), "heads of 128 are cuDNN's, which writes down all scores of an attention"
-    assert predicted("nothing", deterministic=False) < predicted("nothing", warpgroups=False)
+    assert predicted("nothing", deterministic=False) < predicted("nothing", warpgroups=0)

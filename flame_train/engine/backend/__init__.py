@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...errors import EnvironmentFault
 from ..dtype import Array
 from .base import Backend, Memory, Parcel, extent, owner, same_place
 from .cpu import CpuBackend
 from .cuda import cuda_backend
 
 __all__ = [
-    "Backend", "Memory", "Parcel", "backend_of", "compute_capability", "extent", "get_backend", "owner", "same_place",
+    "Backend", "Memory", "Parcel", "backend_of", "extent", "get_backend", "owner", "same_place",
 ]  # fmt: skip
 
 _CPU = CpuBackend()
@@ -25,14 +24,6 @@ def get_backend(name: str) -> Backend:
         return cuda_backend()
     choice = "; set CUDA_VISIBLE_DEVICES to choose among several GPUs" if str(name).startswith("cuda:") else ""
     raise ValueError(f"device: expected 'cpu' or 'cuda', got {name!r}{choice}")
-
-
-def compute_capability() -> int | None:
-    """The GPU's compute capability, 90 for 9.0; None if no GPU can be used."""
-    try:
-        return int(get_backend("cuda").kernels.compute_capability)
-    except EnvironmentFault:
-        return None
 
 
 def backend_of(array: Array) -> Backend:

@@ -23,6 +23,7 @@ from ..random import DROPOUT, Rng, blocks_of_bits, check_rng, uniform_of
 from ..sample import booleans, integers
 from . import attention_few_keys, attention_warpgroups, conditions
 from .attention_memory import in_packets, like_rows, rooms, unit
+from .attention_parts import head_parts
 from .attention_tiles import Problem, backward_tiles, forward_tiles, nowhere
 
 _BLOCK_BYTES = 1 << 26  # one block of scores, over all batches and heads, stays below this
@@ -331,7 +332,9 @@ def _(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     dq, dk, dv = rooms(k, query, key, value, into)
     q, key, value, g = (unit(k, x) for x in (query, key, value, g))
-    k.cudnn.attention_backward(q, key, value, out, lse, g, dq, dk, dv, _factor(scale, q), is_causal)
+    arrays = (q, key, value, out, lse, g, dq, dk, dv)
+    for heads in head_parts(q, key, k.multiprocessors):
+        k.cudnn.attention_backward(*(x[:, heads] for x in arrays), _factor(scale, q), is_causal)
     return dq, dk, dv
 
 
