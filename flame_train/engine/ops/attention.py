@@ -332,9 +332,9 @@ def _(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     dq, dk, dv = rooms(k, query, key, value, into)
     q, key, value, g = (unit(k, x) for x in (query, key, value, g))
-    arrays = (q, key, value, out, lse, g, dq, dk, dv)
     for heads in head_parts(q, key, k.multiprocessors):
-        k.cudnn.attention_backward(*(x[:, heads] for x in arrays), _factor(scale, q), is_causal)
+        before, after = ([x[:, heads] for x in arrays] for arrays in ((q, key, value, out), (g, dq, dk, dv)))
+        k.cudnn.attention_backward(*before, k.rows_first(lse[:, heads]), *after, _factor(scale, q), is_causal)
     return dq, dk, dv
 
 

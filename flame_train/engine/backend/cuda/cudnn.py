@@ -19,6 +19,7 @@ from ....errors import DeviceFault, EnvironmentFault
 from ...dtype import Array, DType, bfloat16, float16, float32
 from ...mode import mode
 from .launches import Launches
+from .layout import dense_strides
 from .libraries import load
 from .scratch import Scratch
 from .shelf import Shelf
@@ -137,10 +138,14 @@ class CuDnn:
         self, q: Array, k: Array, v: Array, out: Array, stats: Array, g_out: Array, dq: Array, dk: Array, dv: Array,
         scale: float, causal: bool,
     ) -> None:  # fmt: skip
-        """The gradients of attention; bit-equal between runs where the mode asks for determinism."""
+        """The gradients of attention; bit-equal between runs where the mode asks for determinism.
+
+        `stats` must lie in row-major memory. Others may have any strides, with unit stride along D.
+        """
         inputs = {"q": q, "k": k, "v": v, "o": out, "g": g_out}
         results = {"dq": dq, "dk": dk, "dv": dv}
-        layouts = {n: strided(a) for n, a in {**inputs, **results, "s": stats}.items()}
+        layouts = {n: strided(a) for n, a in {**inputs, **results}.items()}
+        layouts["s"] = list(stats.shape), list(dense_strides(stats.shape))  # those of dims of 1 too: cuDNN compares
         exact = mode().deterministic
         key = ("sdpa_backward", q.dtype, *_flat(*layouts.values()), scale, causal, exact)
 
