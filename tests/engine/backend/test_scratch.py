@@ -57,6 +57,16 @@ def test_small_ones_come_and_go(scratch: Scratch, made: list[Any], size: int) ->
     assert held(made) == []
 
 
+def test_small_ones_lie_in_the_room_that_is_there(scratch: Scratch, made: list[Any]) -> None:
+    """As the second part of an attention's heads after the first, which needs a little more."""
+    room = scratch.of(LARGE)
+    assert scratch.of(LARGE - 1) is room
+    with capturing():
+        assert scratch.of(1) is room
+    del room
+    assert held(made) == [LARGE]
+
+
 def test_a_graph_keeps_its_room_when_a_larger_is_asked_for(scratch: Scratch, made: list[Any]) -> None:
     scratch.of(LARGE)
     with capturing():

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...mode import mode
 
-_LARGE = 512 << 20  # bytes; smaller workspaces do no harm and are allocated each time
+_LARGE = 512 << 20  # bytes; smaller workspaces do no harm and are allocated each time, where there is no room yet
 
 
 class Scratch:
@@ -25,7 +25,7 @@ class Scratch:
 
     def of(self, size: int) -> Any:
         """An array of at least `size` bytes, valid for work that is queued before the next call."""
-        if size < _LARGE:
+        if size < _LARGE and (self.room is None or self.room.nbytes < size):
             return self._cupy.empty(max(1, size), "uint8")
         self._most = max(self._most, size)
         return self.settle()
