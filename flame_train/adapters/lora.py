@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -140,13 +140,11 @@ def attach(
     down is uniform in +-1 / sqrt(fan in) (Kaiming with a = sqrt 5, as in the reference implementation), drawn
     for each layer from (seed, the layer's name): which other layers take part does not matter. Parameters
     are called `<layer>.lora_down.weight` and `<layer>.lora_up.weight`. Raises KeyError for a name that is no
-    layer, ValueError for a layer that already has an adapter.
+    layer, ValueError for a layer that already has an adapter or is a convolution in groups or dilated.
     """
     make = make_parameter or _own_parameter
     layers = _layers(model)
-    taken = [name for name in names if layers[name].adapter is not None]
-    if taken:
-        raise ValueError(f"attach: {len(taken)} layer(s) already have an adapter, such as {taken[0]}; detach first")
+    _check_room(layers, names)
     adapters: dict[str, LoraAdapter] = {}
     for name in names:
         layer = layers[name]
@@ -165,7 +163,7 @@ def attach_factors(model: nn.Module, factors: Mapping[str, LoraFactors], strengt
     """Puts a finished LoRA into a loaded `model`, `strength` times as strong as it was trained; held in fp32.
 
     Raises ModelFileError listing the modules that the model does not have or whose shapes differ from its own,
-    ValueError for a layer that already has an adapter.
+    ValueError for a layer that already has an adapter or is a convolution in groups or dilated.
     """
     layers = _layers(model)
     strangers = [name for name in factors if name not in layers]
@@ -175,9 +173,7 @@ def attach_factors(model: nn.Module, factors: Mapping[str, LoraFactors], strengt
             f"the LoRA does not fit the model: {len(strangers)} of its {len(factors)} modules are not there or have "
             f"other shapes, such as {', '.join(strangers[:5])}; it was trained on another base model"
         )
-    taken = [name for name in factors if layers[name].adapter is not None]
-    if taken:
-        raise ValueError(f"attach_factors: {len(taken)} layer(s) already have an adapter, such as {taken[0]}")
+    _check_room(layers, factors)
     adapters: dict[str, LoraAdapter] = {}
     for name, f in factors.items():
         layer = layers[name]
@@ -214,6 +210,16 @@ def initial(
 
 def _own_parameter(name: str, values: np.ndarray[Any, Any], device: str) -> Parameter:
     return Parameter(get_backend(device).put(values), name)
+
+
+def _check_room(layers: Mapping[str, Layer], names: Iterable[str]) -> None:
+    taken = [name for name in names if layers[name].adapter is not None]
+    if taken:
+        raise ValueError(f"attach: {len(taken)} layer(s) already have an adapter, such as {taken[0]}; detach first")
+    chosen = ((name, layers[name]) for name in names)
+    odd = [n for n, x in chosen if isinstance(x, nn.Conv2d) and (x.groups != 1 or x.dilation not in (1, (1, 1)))]
+    if odd:
+        raise ValueError(f"attach: no LoRA for convolutions that are dilated or in groups, such as {odd[0]}")
 
 
 def _layers(model: nn.Module) -> dict[str, Layer]:

@@ -45,6 +45,16 @@ def trained(attached, seed=3):
     return attached
 
 
+@pytest.mark.parametrize("how", [{"groups": 2}, {"dilation": 2}, {"dilation": (1, 2)}])
+def test_convolutions_that_no_lora_is_computed_for_are_refused(how):
+    model = Net()
+    model.wide = nn.Conv2d(4, 6, 3, **how)
+    model.init(np.random.default_rng(0))
+    with pytest.raises(ValueError, match="dilated or in groups, such as wide"):
+        attach(model, ["point", "wide"], rank=2, alpha=1.0, seed=7)
+    assert model.point.adapter is None
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_fresh_adapter_changes_no_value(x, dtype):
     model = Net()

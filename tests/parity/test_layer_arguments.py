@@ -13,7 +13,10 @@ from flame_train.engine import nn, tensor
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
 
-LAYERS = ["Linear", "Conv2d", "LayerNorm", "RMSNorm", "GroupNorm", "Embedding", "MultiheadAttention", "ModuleList"]
+LAYERS = [
+    "Linear", "Conv2d", "ConvTranspose2d", "LayerNorm", "RMSNorm", "GroupNorm", "Embedding", "MultiheadAttention",
+    "ModuleList",
+]  # fmt: skip
 SAME = {"dim": "normalized_shape"}  # one size here, a shape there
 
 
@@ -45,16 +48,33 @@ def test_groups_that_do_not_divide_the_channels_are_refused() -> None:
     for layer in (nn.GroupNorm, torch.nn.GroupNorm):
         with pytest.raises(ValueError, match="divisible"):
             layer(3, 4)
+    for name in ("Conv2d", "ConvTranspose2d"):
+        for layer in (getattr(nn, name), getattr(torch.nn, name)):
+            for channels in ((4, 6), (6, 4)):
+                with pytest.raises(ValueError, match="divisible"):
+                    layer(*channels, 3, groups=3)
+            with pytest.raises(ValueError, match="groups"):
+                layer(4, 4, 3, groups=0)
 
 
 def test_numpys_whole_numbers_are_numbers() -> None:
     assert nn.Linear(np.int64(3), np.int32(2)).shapes() == {"weight": (2, 3), "bias": (2,)}
 
 
-@pytest.mark.parametrize("given", [((3, 1),), ((2, 3), (2, 1), (1, 0)), (3, 1, "same"), ((3, 3), 2, "valid")])
-def test_convolutions_take_pairs(given: tuple[Any, ...]) -> None:
-    theirs = torch.nn.Conv2d(2, 4, *given)
-    ours = nn.Conv2d(2, 4, *given)
+@pytest.mark.parametrize(("name", "given"), [
+    ("Conv2d", ((3, 1),)),
+    ("Conv2d", ((2, 3), (2, 1), (1, 0))),
+    ("Conv2d", (3, 1, "same")),
+    ("Conv2d", ((3, 3), 2, "valid")),
+    ("Conv2d", (3, 1, 2, 2)),
+    ("Conv2d", (3, 1, 1, (1, 2), 2)),
+    ("ConvTranspose2d", (4, 2, 1)),
+    ("ConvTranspose2d", ((2, 3), (2, 3), (0, 1), (1, 0), 2)),
+])  # fmt: skip
+def test_convolutions_compute_what_pytorchs_do(name: str, given: tuple[Any, ...]) -> None:
+    theirs = getattr(torch.nn, name)(2, 4, *given)
+    ours = getattr(nn, name)(2, 4, *given)
+    assert ours.shapes() == {n: tuple(p.shape) for n, p in theirs.named_parameters()}
     ours.weight, ours.bias = (tensor(p.detach().numpy()) for p in theirs.parameters())
     assert ours.kernel_size == theirs.kernel_size
     x = np.random.default_rng(0).standard_normal((2, 2, 6, 7)).astype(np.float32)

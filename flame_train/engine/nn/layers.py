@@ -70,31 +70,57 @@ def linears(layers: Sequence[Linear], x: Tensor) -> tuple[Tensor, ...]:
 
 
 class Conv2d(Module):
-    """2-D convolution over channels-last activations (B, H, W, C); weight is (out, in, kh, kw) as in checkpoints."""
+    """2-D convolution over channels-last activations (B, H, W, C).
+
+    weight is (out, in / groups, kh, kw) as in checkpoints. Raises ShapeError for channels that groups do not divide.
+    """
 
     weight: Tensor
     bias: Tensor | None
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Padding = 0, *,
-        bias: bool = True,
+        self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Padding = 0,
+        dilation: Pair = 1, groups: int = 1, *, bias: bool = True,
     ) -> None:  # fmt: skip
-        kernel = kernel_size if isinstance(kernel_size, tuple) else (kernel_size, kernel_size)
-        if len(kernel) != 2:
-            raise TypeError(f"Conv2d: expected an int kernel_size, or two, got {kernel_size!r}")
-        for size in kernel:
-            _sizes(self, in_channels=in_channels, out_channels=out_channels, kernel_size=size)
+        self.kernel_size = _kernel(self, in_channels, out_channels, kernel_size, groups)
         self.in_channels, self.out_channels = in_channels, out_channels
-        self.kernel_size, self.stride, self.padding = kernel, stride, padding
-        self.weight = weight(out_channels, in_channels, *kernel)
+        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        self.weight = weight(out_channels, in_channels // groups, *self.kernel_size)
         self.bias = weight(out_channels, init="zeros") if bias else None
         self.adapter: LayerAdapter | None = None
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         if self.adapter is None:
             w, b = working(self.weight), working(self.bias)
-            return F.conv2d(x_BHWC, w, b, self.stride, self.padding, layout="NHWC")
+            return F.conv2d(x_BHWC, w, b, self.stride, self.padding, self.dilation, self.groups, layout="NHWC")
         return self.adapter(self, x_BHWC)
+
+
+class ConvTranspose2d(Module):
+    """Transposed 2-D convolution over channels-last activations (B, H, W, C).
+
+    weight is (in, out / groups, kh, kw) as in checkpoints. Raises ShapeError for channels that groups do not divide.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0,
+        output_padding: Pair = 0, groups: int = 1, *, bias: bool = True, dilation: Pair = 1,
+    ) -> None:  # fmt: skip
+        self.kernel_size = _kernel(self, in_channels, out_channels, kernel_size, groups)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.stride, self.padding, self.output_padding = stride, padding, output_padding
+        self.dilation, self.groups = dilation, groups
+        self.weight = weight(in_channels, out_channels // groups, *self.kernel_size)
+        self.bias = weight(out_channels, init="zeros") if bias else None
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        w, b = working(self.weight), working(self.bias)
+        return F.conv_transpose2d(
+            x_BHWC, w, b, self.stride, self.padding, self.output_padding, self.groups, self.dilation, layout="NHWC"
+        )
 
 
 class LayerNorm(Module):
@@ -158,6 +184,22 @@ class Embedding(Module):
 
     def forward(self, indices: Tensor) -> Tensor:
         return F.embedding(indices, working(self.weight))
+
+
+def _kernel(
+    layer: Module, in_channels: int, out_channels: int, kernel_size: Pair, groups: int
+) -> tuple[int, int]:  # fmt: skip
+    """A convolution's kernel as height and width, if all its sizes are sizes and fit each other."""
+    kernel = kernel_size if isinstance(kernel_size, tuple) else (kernel_size, kernel_size)
+    if len(kernel) != 2:
+        raise TypeError(f"{type(layer).__name__}: expected an int kernel_size, or two, got {kernel_size!r}")
+    for size in kernel:
+        _sizes(layer, in_channels=in_channels, out_channels=out_channels, kernel_size=size, groups=groups)
+    if groups == 0 or in_channels % groups or out_channels % groups:
+        raise ShapeError(
+            f"{type(layer).__name__}: {in_channels} and {out_channels} channels are not divisible into {groups} groups"
+        )
+    return kernel
 
 
 def _sizes(layer: Module, **given: Any) -> None:
