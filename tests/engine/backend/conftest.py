@@ -16,13 +16,20 @@ from flame_train.engine import backend as backends
 from flame_train.engine.backend import cuda
 from flame_train.engine.backend.cuda import capture, device, nvrtc, tensor_map
 from flame_train.engine.ops import attention_few_keys, attention_warpgroups, thin_products
-from tests.engine.backend.stand_in import Cubins, Graph, NoPairs, OnDevice, Plans, Products, StandIn
+from tests.engine.backend.stand_in import H100, Card, Cubins, Graph, NoPairs, OnDevice, Plans, Products, StandIn
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+def card() -> Card:
+    """What stands in for a GPU; a test may name another."""
+    return H100
+
+
+@pytest.fixture
+def gpu(card: Card, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The CUDA backend over the stand-in."""
-    cupy = StandIn()
+    cupy = StandIn(card)
+    monkeypatch.setattr(OnDevice.device, "compute_capability", card.capability)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(device, "_import_cupy", lambda: cupy)
     monkeypatch.setattr(nvrtc, "header_directory", lambda: "")
@@ -30,7 +37,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(cuda, "_STATE", [])
     made = backends.get_backend("cuda")
     made.kernels.cublaslt, made.kernels.cudnn, made.kernels.pairs = Products(), Plans(), NoPairs()
-    made.kernels._cubins = Cubins()
+    made.kernels._cubins = Cubins(card)
     monkeypatch.setattr(tensor_map, "_encode", lambda: lambda *_: 0)
     real = backends.backend_of
     for name in ("tensor", "random"):

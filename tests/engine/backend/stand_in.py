@@ -11,8 +11,9 @@ import inspect
 import math
 import re
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -29,14 +30,22 @@ ELEMENTS = {
 }  # fmt: skip
 
 
-MULTIPROCESSORS = 132
-ATTRIBUTES = {"MultiProcessorCount": MULTIPROCESSORS, "MaxSharedMemoryPerBlockOptin": 227 << 10}
+class Card(NamedTuple):
+    """What is asked of a GPU; `shared_bytes` is the most that one block may have."""
+
+    capability: str
+    multiprocessors: int
+    shared_bytes: int
+
+
+H100 = Card("90", 132, 227 << 10)
+RTX_3090 = Card("86", 82, 99 << 10)
 
 
 class OnDevice(np.ndarray):
     """An array that says it lies on a GPU. What is done with it would be a launch of CuPy's, and is noted."""
 
-    device = SimpleNamespace(compute_capability="90", id=0)
+    device = SimpleNamespace(compute_capability=H100.capability, id=0)
     operations: ClassVar[list[str]] = []
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, out: Any = (), **kwargs: Any) -> Any:
@@ -97,8 +106,8 @@ def on_device(found: Any) -> Any:
 class Function:
     """A kernel that checks how it is called."""
 
-    def __init__(self, name: str, parameters: list[str]) -> None:
-        self.name, self.calls = name, 0
+    def __init__(self, card: Card, name: str, parameters: list[str]) -> None:
+        self.card, self.name, self.calls = card, name, 0
         self.max_dynamic_shared_size_bytes = 48 << 10
         self.parameters = [self._read(p) for p in parameters]
 
@@ -113,7 +122,7 @@ class Function:
 
         def call(grid: Any, block: Any, args: Any, shared_mem: int, enable_cooperative_groups: bool) -> None:
             assert enable_cooperative_groups
-            assert np.prod(grid) <= MULTIPROCESSORS
+            assert np.prod(grid) <= self.card.multiprocessors
             self(grid, block, args, shared_mem)
 
         return call
@@ -137,13 +146,14 @@ class Function:
             grid,
         )
         assert 1 <= np.prod(block) <= 1024
-        assert shared_mem <= self.max_dynamic_shared_size_bytes <= 227 << 10
+        assert shared_mem <= self.max_dynamic_shared_size_bytes <= self.card.shared_bytes
 
 
 class RawModule:
     """CuPy's, as far as it is used: finds kernels in the text, also those a macro defines."""
 
-    def __init__(self, code: str, options: tuple[str, ...] = ()) -> None:
+    def __init__(self, card: Card, code: str, options: tuple[str, ...] = ()) -> None:
+        self._card = card
         element = next((o.split("=")[1] for o in options if o.startswith("-DELEMENT=")), "T")
         self._code = (
             re.sub(r"//[^\n]*", "", code).replace("\\\n", "\n").replace("typedef ELEMENT", f"typedef {element}")
@@ -151,7 +161,7 @@ class RawModule:
         self._types = {name: kind for kind, name in re.findall(r"^typedef ([\w ]+) (\w+);$", self._code, re.MULTILINE)}
 
     def get_function(self, name: str) -> Function:
-        return Function(name, self._parameters(name))
+        return Function(self._card, name, self._parameters(name))
 
     def _parameters(self, name: str) -> list[str]:
         direct = rf"__global__ void(?: __launch_bounds__\([^)]*\))?\s+{name}\(([^)]*)\)"
@@ -166,8 +176,12 @@ class RawModule:
 class Cubins:
     """Kernels for compute capability 9.0 alone: that they are there, and take as much as they are given."""
 
+    def __init__(self, card: Card) -> None:
+        self._card = card
+
     def get(self, text: str, kernel: str, dtype: Any, shared_bytes: int) -> Any:
-        assert shared_bytes <= 227 << 10
+        assert self._card.capability == "90", f"{kernel} on {self._card}"
+        assert shared_bytes <= self._card.shared_bytes
         found = re.search(rf"__global__ [^{{;]*\b{kernel}\(([^)]*)\) {{", text)
         assert found is not None, f"no kernel {kernel}"
         parameters = found.group(1).split(",")
@@ -311,8 +325,11 @@ class StandIn:
 
     ndarray, newaxis = OnDevice, None
 
-    def __init__(self) -> None:
-        self.RawModule = RawModule
+    def __init__(self, card: Card) -> None:
+        self.RawModule = partial(RawModule, card)
+        attributes = {
+            "MultiProcessorCount": card.multiprocessors, "MaxSharedMemoryPerBlockOptin": card.shared_bytes
+        }  # fmt: skip
         self.ElementwiseKernel = lambda *_: lambda x: on_device(np.zeros_like(x))
         stream, freed = Stream(), lambda: None
         pool = SimpleNamespace(
@@ -322,7 +339,7 @@ class StandIn:
             Stream=lambda non_blocking=False: Stream() if non_blocking else stream, MemoryPool=lambda: pool,
             set_allocator=lambda _: None, using_allocator=lambda _: nullcontext(), Event=Event,
             get_current_stream=lambda: stream, alloc_pinned_memory=bytearray,
-            Device=lambda: SimpleNamespace(attributes=ATTRIBUTES, compute_capability="90"),
+            Device=lambda: SimpleNamespace(attributes=attributes, compute_capability=card.capability),
             PinnedMemoryPool=lambda: SimpleNamespace(malloc=Pinned), runtime=RUNTIME,
             memory=SimpleNamespace(OutOfMemoryError=MemoryError),
         )  # fmt: skip

@@ -18,6 +18,7 @@ from flame_train.engine.dispatch import explain
 from flame_train.engine.dtype import is_float
 from flame_train.engine.op import REGISTRY, Op, Sample
 from flame_train.engine.sample import materialise, misshapen, tensor_arguments
+from tests.engine.backend.stand_in import H100, RTX_3090
 
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
 OPS = sorted(n for n, op in REGISTRY.items() if op.kernels or op.kernel_formulas)
@@ -52,8 +53,9 @@ def moved(op: Op, bound: dict[str, Any], device: str) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # zeros where values would be
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+@pytest.mark.parametrize("card", [H100, RTX_3090], ids=["H100", "RTX 3090"])
 @pytest.mark.parametrize("name", OPS)
-def test_launches_fit_their_kernels(gpu: Any, name: str, dtype: Any) -> None:
+def test_launches_fit_their_kernels_and_the_card(gpu: Any, name: str, dtype: Any) -> None:
     op = REGISTRY[name]
     for i, s in enumerate(samples(op)):
         host = materialise(op, s, generator(name, i), dtype)
