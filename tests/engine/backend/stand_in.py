@@ -106,8 +106,8 @@ def on_device(found: Any) -> Any:
 class Function:
     """A kernel that checks how it is called."""
 
-    def __init__(self, card: Card, name: str, parameters: list[str]) -> None:
-        self.card, self.name, self.calls = card, name, 0
+    def __init__(self, module: RawModule, name: str, parameters: list[str]) -> None:
+        self.module, self.card, self.name, self.calls = module, module.card, name, 0
         self.max_dynamic_shared_size_bytes = 48 << 10
         self.parameters = [self._read(p) for p in parameters]
 
@@ -153,22 +153,22 @@ class RawModule:
     """CuPy's, as far as it is used: finds kernels in the text, also those a macro defines."""
 
     def __init__(self, card: Card, code: str, options: tuple[str, ...] = ()) -> None:
-        self._card = card
+        self.card, self.code, self.options = card, code, options
         element = next((o.split("=")[1] for o in options if o.startswith("-DELEMENT=")), "T")
-        self._code = (
+        self._text = (
             re.sub(r"//[^\n]*", "", code).replace("\\\n", "\n").replace("typedef ELEMENT", f"typedef {element}")
         )
-        self._types = {name: kind for kind, name in re.findall(r"^typedef ([\w ]+) (\w+);$", self._code, re.MULTILINE)}
+        self._types = {name: kind for kind, name in re.findall(r"^typedef ([\w ]+) (\w+);$", self._text, re.MULTILINE)}
 
     def get_function(self, name: str) -> Function:
-        return Function(self._card, name, self._parameters(name))
+        return Function(self, name, self._parameters(name))
 
     def _parameters(self, name: str) -> list[str]:
         direct = rf"__global__ void(?: __launch_bounds__\([^)]*\))?\s+{name}\(([^)]*)\)"
-        found = re.search(direct, self._code)
+        found = re.search(direct, self._text)
         if found is None:
-            assert re.search(rf"^KERNEL\({name}, ", self._code, re.MULTILINE), f"no kernel {name}"
-            found = re.search(direct.replace(name, "NAME"), self._code)
+            assert re.search(rf"^KERNEL\({name}, ", self._text, re.MULTILINE), f"no kernel {name}"
+            found = re.search(direct.replace(name, "NAME"), self._text)
         assert found is not None
         return [re.sub(r"\w+", lambda w: self._types.get(w[0], w[0]), p) for p in found.group(1).split(",")]
 

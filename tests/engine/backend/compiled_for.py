@@ -1,0 +1,102 @@
+"""Every kernel that is rehearsed, compiled for cards that the tests do not run on: does it, and do its blocks fit?
+
+    pytest -n 2 -q tests/engine/backend/compiled_for.py
+
+Not collected by default: it wants NVRTC and CUDA's headers, as the GPU extras bring them, but no GPU; some six minutes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flame_train.engine.backend.cuda import nvrtc
+from flame_train.engine.backend.cuda.libraries import header_directory, load
+from flame_train.tools.bench_sizes import MORE, STEP
+from tests.engine.backend.stand_in import RTX_3090, Card, Function, Products, RawModule
+
+_SPEC = importlib.util.spec_from_file_location("rehearsal", Path(__file__).with_name("test_rehearsal.py"))
+assert _SPEC is not None
+assert _SPEC.loader is not None
+T = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(T)
+
+CARDS = {
+    "A100": Card("80", 108, 163 << 10),
+    "RTX 3090": RTX_3090,
+    "RTX 4090": Card("89", 128, 99 << 10),
+    "B200": Card("100", 148, 227 << 10),
+    "RTX 5090": Card("120", 170, 99 << 10),
+}
+REGISTERS = 1 << 16  # that a multiprocessor has, for as many threads as a block has
+BY_CUPY = ("-ftz=true", "-default-device")  # which it adds, and the headers' folder
+
+
+@pytest.fixture
+def launched(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, tuple[str, ...], str, int]]:
+    """Text, options, name and threads of a block of each kernel that was launched."""
+    noted = set[tuple[str, tuple[str, ...], str, int]]()
+    call = Function.__call__
+
+    def noting(self: Function, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
+        module: RawModule = self.module
+        noted.add((module.code, module.options, self.name, int(np.prod(block))))
+        call(self, grid, block, args, shared_mem)
+
+    monkeypatch.setattr(nvrtc, "header_directory", header_directory)
+    monkeypatch.setattr(Function, "__call__", noting)
+    return noted
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", T.DTYPES, ids=lambda d: d.name)
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+@pytest.mark.parametrize("name", T.OPS)
+def test_kernels_compile_and_their_blocks_fit(gpu: Any, card: Card, name: str, dtype: Any, launched: Any) -> None:
+    T.test_launches_fit_their_kernels_and_the_card(gpu, name, dtype)
+    check(card, launched)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+@pytest.mark.parametrize("name", sorted({*STEP, *MORE}))
+def test_so_they_do_at_the_sizes_of_sdxl_and_flux(
+    gpu: Any, card: Card, name: str, launched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Products, "product", lambda *_, **__: None)  # NumPy would take minutes for these
+    op = T.REGISTRY[name]
+    for i, s in enumerate([*STEP.get(name, []), *MORE.get(name, [])]):
+        host = T.materialise(op, s, T.generator(name, i), T.DTYPES[1])
+        T.run(op, T.moved(op, host, "cuda"), {*op.differentiable})
+    check(card, launched)
+
+
+def check(card: Card, launched: set[tuple[str, tuple[str, ...], str, int]]) -> None:
+    for text, options, kernel, threads in launched:
+        registers = compiled(text, options, card.capability)[kernel]
+        assert -(-registers // 8) * 8 * threads <= REGISTERS, f"{kernel}: {registers} registers, {threads} threads"
+
+
+@cache
+def compiled(text: str, options: tuple[str, ...], capability: str) -> dict[str, int]:
+    """The registers a thread of each kernel takes."""
+    library, program = load("nvrtc"), ctypes.c_void_p()
+    given = [*options, *BY_CUPY, f"-I{header_directory()}", f"-arch=sm_{capability}", "--ptxas-options=-v"]
+    library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
+    failed = library.nvrtcCompileProgram(program, len(given), (ctypes.c_char_p * len(given))(*map(str.encode, given)))
+    size = ctypes.c_size_t()
+    library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    said = ctypes.create_string_buffer(size.value)
+    library.nvrtcGetProgramLog(program, said)
+    library.nvrtcDestroyProgram(ctypes.byref(program))
+    log = said.value.decode()
+    assert not failed, log
+    found = re.findall(r"Compiling entry function '(\w+)'.*?Used (\d+) registers", log, re.DOTALL)
+    return {kernel: int(registers) for kernel, registers in found}
