@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from typing import Any, Self
 
 _LOG = logging.getLogger(__name__)
 _PLAIN_EVERY_S = 10.0
+_FLUSHED_EVERY_S = 10.0  # TensorBoard's file: it waits for the disk
 _SMOOTHING = 0.95
 _MUCH = 0.1  # of a step's time, spent waiting for data
 _TIME_LEFT, _FIGURES, _BAR = 7, 74, 40  # columns of a terminal; the bar gets what is left, then figures are cut short
@@ -100,20 +102,21 @@ def _clock(seconds: float) -> str:
 class TensorBoard:
     """TensorBoard's event files, if asked for. A writer that fails is given up with one warning.
 
-    `done` is the step the run continues after; what an earlier process wrote beyond it is superseded.
+    `done` is the step the run continues after; what an earlier process wrote beyond it is superseded. Events are
+    written here and now: tensorboardX's own SummaryWriter has a thread do it, which a full disk ends, and then waits
+    for it without end.
     """
 
     def __init__(self, folder: Path | None, done: int) -> None:
         self._writer: Any = None
+        self._flushed = -math.inf
         if folder is None:
             return
         try:
-            from tensorboardX import SummaryWriter
-
-            self._writer = SummaryWriter(str(folder), purge_step=done + 1)
+            self._writer = _events(folder, done + 1)
         except ImportError:
             _LOG.warning("TensorBoard events are not written: pip install 'flame-train[tensorboard]'")
-        except OSError as e:
+        except Exception as e:  # beside the disk's: a protobuf of another version raises what it likes
             _LOG.warning("TensorBoard events are not written: %s", e)
 
     def __enter__(self) -> Self:
@@ -129,14 +132,41 @@ class TensorBoard:
         self._attempt(lambda: self._add(record))
 
     def _add(self, record: Mapping[str, Any]) -> None:
-        for name in ("loss", "lr", "grad_norm", "loss_scale", "images_per_s"):
-            self._writer.add_scalar(name, float(record[name]), int(record["step"]))
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        curves = ("loss", "lr", "grad_norm", "loss_scale", "images_per_s")
+        points = [Summary.Value(tag=name, simple_value=float(record[name])) for name in curves]
+        event = Event(wall_time=time.time(), step=record["step"], summary=Summary(value=points))
+        self._writer.write(event.SerializeToString())
+        now = time.monotonic()
+        if now - self._flushed >= _FLUSHED_EVERY_S:
+            self._flushed = now
+            self._writer.flush()
 
     def _attempt(self, work: Callable[[], None]) -> None:
         if self._writer is None:
             return
         try:
             work()
-        except OSError as e:
+        except Exception as e:
             _LOG.warning("TensorBoard events are no longer written: %s", e)
-            self._writer = None
+            writer, self._writer = self._writer, None
+            with contextlib.suppress(Exception):  # it tries once more to write what the disk has refused
+                writer.close()
+
+
+def _events(folder: Path, first: int) -> Any:
+    """A new event file, which tells TensorBoard that steps from `first` on are written anew."""
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+    from tensorboardX.record_writer import RecordWriter
+
+    folder.mkdir(parents=True, exist_ok=True)
+    now, begin = time.time(), SessionLog(status=SessionLog.START)
+    writer = RecordWriter(str(folder / f"events.out.tfevents.{now:.0f}.{socket.gethostname()}"))
+    for event in (
+        Event(wall_time=now, file_version="brain.Event:2"),
+        Event(wall_time=now, step=first, session_log=begin),
+    ):
+        writer.write(event.SerializeToString())
+    return writer
