@@ -18,8 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from filelock import FileLock, Timeout
-
 from flame_train import __version__
 from flame_train.errors import Interrupted, OutputError, exit_status
 from flame_train.io import commit
@@ -49,7 +47,7 @@ class RunFolder:
         self._found: commit.Found | None = None
         self._config = config
         self._differences = differences
-        self._lock = FileLock(str(folder / ".lock"), blocking=False)
+        self._lock: int | None = None
         self._log: LogFile | None = None
 
     def __enter__(self) -> Self:
@@ -60,7 +58,7 @@ class RunFolder:
             self._found = self._examine()
             self._saved = self._found.step if self._found else 0
         except BaseException:
-            self._lock.release()
+            self._release()
             raise
         try:
             self._begin()
@@ -89,7 +87,7 @@ class RunFolder:
             if error is None:
                 raise
         finally:
-            self._lock.release()
+            self._release()
 
     @property
     def checkpoints(self) -> Path:
@@ -185,14 +183,18 @@ class RunFolder:
         return self._log
 
     def _acquire(self) -> None:
+        with disk_errors(self.folder / ".lock"):
+            self._lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            self._lock.acquire()
-        except Timeout:
-            raise self._held() from None
-        except (OSError, NotImplementedError) as error:
-            raise OutputError(
-                f"{self.folder}: the folder cannot be locked ({error}); set output.dir to a local disk"
-            ) from None
+            self._take(self._lock, fcntl.LOCK_EX)
+        except OutputError:
+            self._release()
+            raise
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _refuse_locked(self) -> None:
         """As `_acquire` of a folder that another run has, but nothing is written."""
@@ -201,11 +203,20 @@ class RunFolder:
         except OSError:
             return  # none was there yet; or `_acquire` will tell what it meets
         try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise self._held() from None
+            self._take(lock, fcntl.LOCK_SH)
         finally:
             os.close(lock)
+
+    def _take(self, lock: int, kind: int) -> None:
+        """Raises OutputError if another run has the lock, or the disk has no locks."""
+        try:
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise self._held() from None
+        except OSError as error:
+            raise OutputError(
+                f"{self.folder}: the folder cannot be locked ({error.strerror}); set output.dir to a local disk"
+            ) from None
 
     def _held(self) -> OutputError:
         holder = _read_status(self.folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import random
@@ -135,6 +136,23 @@ def test_the_lock_of_a_killed_run_is_gone(tmp_path: Path, holder: subprocess.Pop
     holder.wait()
     with folder(tmp_path / "run"):
         pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_disk_that_has_no_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(file: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with folder(tmp_path / "run"):
+        pass
+    before = (tmp_path / "run" / "status.json").read_bytes()
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for attempt in (folder(tmp_path / "run").look, folder(tmp_path / "run").__enter__):
+        with pytest.raises(
+            OutputError, match=f"cannot be locked .{os.strerror(number)}.; set output.dir to a local disk"
+        ):
+            attempt()
+    assert (tmp_path / "run" / "status.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(
