@@ -108,11 +108,7 @@ class DataSection(Section):
     repeats: int = field(1, "how often each image comes in one epoch", ge=1, aka=("num_repeats",))
     folder_repeats: bool = field(False, "images in a folder N_name come N times as often, as kohya's trainers have it")
     caption_dropout: float = field(
-        0.0,
-        "probability that an image is seen with an empty caption",
-        ge=0,
-        le=1,
-        aka=("caption_dropout_rate",),
+        0.0, "probability that an image is seen with an empty caption", ge=0, le=1, aka=("caption_dropout_rate",)
     )
     clip_l_dropout: float = field(0.0, "probability that CLIP-L is silent, apart from captions (SD3, Flux)", ge=0, le=1)
     clip_g_dropout: float = field(0.0, "the same of CLIP-G (SD3)", ge=0, le=1)
@@ -127,12 +123,7 @@ class DataSection(Section):
         False, "enlarge images smaller than their bucket; false: take a smaller bucket", aka=("bucket_no_upscale",)
     )
     bucket_step: int = field(
-        64,
-        "bucket sides are multiples of this",
-        unit="pixels",
-        ge=8,
-        multiple_of=8,
-        aka=("bucket_reso_steps",),
+        64, "bucket sides are multiples of this", unit="pixels", ge=8, multiple_of=8, aka=("bucket_reso_steps",)
     )
     min_bucket: int = field(
         0,
@@ -181,9 +172,13 @@ class LoraSection(Section):
         aka=("network_module", "network_type"),
         later=("locon", "dora", "loha", "lokr"),
     )
-    rank: int = field(16, "inner width of the two matrices", ge=1, le=4096, aka=("network_dim", "dim", "r"))
+    rank: int = field(16, "inner width of the two matrices", ge=1, le=4096, aka=("network_dim", "linear", "dim", "r"))
     alpha: float = field(
-        16.0, "the update is scaled by alpha / rank", gt=0, le=1_000_000, aka=("network_alpha", "lora_alpha")
+        16.0,
+        "the update is scaled by alpha / rank",
+        gt=0,
+        le=1_000_000,
+        aka=("network_alpha", "lora_alpha", "linear_alpha"),
     )
     targets: tuple[str, ...] = field(
         ("attention",),
@@ -218,7 +213,9 @@ class ScheduleSection(Section):
         "cosine", "shape after the warm-up", aka=("lr_scheduler", "lr_scheduler_type")
     )
     warmup_steps: int = field(0, "linear rise from 0", unit="steps", ge=0, aka=("lr_warmup_steps",))
-    cycles: int = field(1, "cosine_restarts: how often it falls from the peak", ge=1, aka=("lr_scheduler_num_cycles",))
+    cycles: int = field(
+        1, "cosine_restarts: how often it falls from the peak", ge=1, aka=("lr_scheduler_num_cycles", "lr_num_cycles")
+    )
     power: float = field(1.0, "polynomial: exponent", gt=0, aka=("lr_scheduler_power",))
     min_lr: float = field(0.0, "learning rate at the end of the decay", ge=0, le=10)
 
@@ -243,6 +240,7 @@ class GradientSection(Section):
         "blocks",
         "what checkpointing recomputes: all, its inputs kept on the device or on the host, or the widest layers alone",
         free=True,
+        aka=("cpu_offload_checkpointing",),
     )
     recompute_only: tuple[str, ...] = field(
         (),
@@ -295,7 +293,9 @@ class LossSection(Section):
         le=10,
         aka=("logit_mean",),
     )
-    timestep_std: float = field(1.0, "std of logit-normal noise levels (SD3, Flux)", gt=0, le=10, aka=("logit_std",))
+    timestep_std: float = field(
+        1.0, "std of logit-normal noise levels (SD3, Flux)", gt=0, le=10, aka=("logit_std", "sigmoid_scale")
+    )
     mode_scale: float = field(1.29, "how far mode sampling is from uniform (SD3, Flux)", ge=0, le=1.75)
     shift: float = field(
         0.0,

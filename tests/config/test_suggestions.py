@@ -30,7 +30,7 @@ def test_a_typo_of_one_edit_is_told_the_key(pair: tuple[str, str]) -> None:
         assert path in nearest(wrong)
 
 
-ELSEWHERE = {  # options of sd-scripts' and diffusers' trainers
+ELSEWHERE = {  # options of sd-scripts', diffusers' and ai-toolkit's trainers
     "pretrained_vae_model_name_or_path": "model.vae",
     "ae": "model.vae",
     "t5xxl": "model.t5",
@@ -50,6 +50,11 @@ ELSEWHERE = {  # options of sd-scripts' and diffusers' trainers
     "save_last_n_steps": "checkpoint.keep",
     "report_to": "output.tensorboard",
     "logging_dir": "output.tensorboard",
+    "linear": "lora.rank",
+    "linear_alpha": "lora.alpha",
+    "lr_num_cycles": "schedule.cycles",
+    "sigmoid_scale": "loss.timestep_std",
+    "cpu_offload_checkpointing": "gradient.recompute",
 }
 
 
