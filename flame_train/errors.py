@@ -87,7 +87,7 @@ def exit_status(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return 130
-    if is_out_of_memory(error):
+    if is_out_of_memory(error) or is_device_failure(error):
         return DeviceFault.exit_code
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutputError.exit_code
@@ -98,7 +98,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether the host or the GPU had no more memory to give."""
     kind = type(error)
     on_device = kind.__name__ == "OutOfMemoryError" and kind.__module__.split(".")[0] in ("cupy", "torch")
-    return isinstance(error, MemoryError | OutOfMemory) or on_device
+    refused = _is_of_cuda(error) and str(error).startswith(("cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY"))
+    return isinstance(error, MemoryError | OutOfMemory) or on_device or refused
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Whether the GPU stopped working: whatever is asked of it after that fails too, until the process is another."""
+    return isinstance(error, DeviceFault) or (_is_of_cuda(error) and not is_out_of_memory(error))
+
+
+def _is_of_cuda(error: BaseException) -> bool:
+    """Whether CUDA itself said no, in CuPy's words."""
+    kind = type(error)
+    return kind.__name__ in ("CUDARuntimeError", "CUDADriverError") and kind.__module__.startswith("cupy")
 
 
 @contextmanager

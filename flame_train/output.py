@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from flame_train import __version__
-from flame_train.errors import FlameError, exit_status, is_out_of_memory, without_memory
+from flame_train.errors import FlameError, exit_status, is_device_failure, is_out_of_memory, without_memory
 
 
 def show(result: Mapping[str, Any], as_json: bool, text: str | None = None) -> None:
@@ -91,6 +91,11 @@ def complain_of(error: Exception, debug: bool) -> int:
         complain(str(error))
     elif is_out_of_memory(error):
         complain(without_memory(error, "try data.batch_size=1, gradient.checkpointing=true, a lower rank"))
+    elif is_device_failure(error):
+        again = (
+            "start again: a run continues from its last checkpoint; if it comes back, it may be a bug in flame-train"
+        )
+        complain(f"the GPU failed: {error}; {again}{'' if debug else _saved_trace()}")
     elif isinstance(error, OSError) and status != 1:
         complain(f"{error.filename or 'output'}: the disk is full; free some space and start again")
     else:

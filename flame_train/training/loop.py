@@ -17,7 +17,7 @@ from flame_train.adapters.lora import Attached
 from flame_train.config.schema import Config
 from flame_train.engine import capture
 from flame_train.engine.backend import get_backend
-from flame_train.errors import DeviceFault, Interrupted, NonFiniteError
+from flame_train.errors import Interrupted, NonFiniteError, is_device_failure
 from flame_train.io.durable import remove
 from flame_train.io.failpoint import hit, spoil
 from flame_train.io.lora_names import LoraFamily
@@ -269,9 +269,9 @@ def forgiving(preview: Callable[[int], None]) -> Callable[[int], None]:
             preview(step)
         except Interrupted:
             return
-        except DeviceFault:
-            raise
         except Exception as e:  # a decoder may run out of memory, a disk out of room: training goes on
+            if is_device_failure(e):
+                raise
             _LOG.warning("no sample grid at step %d: %s: %s", step, type(e).__name__, e)
 
     return attempt

@@ -79,6 +79,7 @@ class OutOfMemoryError(MemoryError):
 
 
 OutOfMemoryError.__module__ = "cupy.cuda.memory"
+CUDARuntimeError = type("CUDARuntimeError", (RuntimeError,), {"__module__": "cupy_backends.cuda.api.runtime"})
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,7 @@ OutOfMemoryError.__module__ = "cupy.cuda.memory"
         (DeviceFault("the reason"), 5),
         (MemoryError("the reason"), 5),
         (OutOfMemoryError("the reason"), 5),
+        (CUDARuntimeError("cudaErrorMemoryAllocation: the reason"), 5),
         (OutputError("the reason"), 6),
         (OSError(errno.ENOSPC, "full", "the reason"), 6),
         (NonFiniteError("the reason"), 7),
@@ -118,6 +120,20 @@ def test_memory_that_runs_out_without_a_word_is_told_with_some(
     assert "error: out of memory: no more to be had; try " in capsys.readouterr().err
     with pytest.raises(OutOfMemory, match="out of memory: no more to be had; try less"), out_of_memory("try less"):
         raise MemoryError
+
+
+def test_a_gpu_that_fails_is_no_bug_but_its_traceback_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    plant(monkeypatch, raising(CUDARuntimeError("cudaErrorECCUncorrectable: uncorrectable ECC error encountered")))
+    assert cli.run(["sdxl-lora", "--config", "x.toml"]) == 5
+    message = capsys.readouterr().err
+    assert message.startswith("error: the GPU failed: cudaErrorECCUncorrectable: uncorrectable ECC error encountered; ")
+    assert "continues from its last checkpoint" in message
+    (saved,) = tmp_path.iterdir()
+    assert str(saved) in message
+    assert "Traceback" in saved.read_text()
 
 
 def test_a_keyboard_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,7 +114,12 @@ def test_a_grid_that_is_cut_short_by_a_request_is_no_failure(caplog):
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("error", [DeviceFault("lost"), KeyboardInterrupt()])
+CUDARuntimeError = type("CUDARuntimeError", (RuntimeError,), {"__module__": "cupy_backends.cuda.api.runtime"})
+
+
+@pytest.mark.parametrize(
+    "error", [DeviceFault("lost"), CUDARuntimeError("cudaErrorLaunchFailure"), KeyboardInterrupt()]
+)
 def test_what_a_grid_does_not_survive(error):
     def fail(step: int) -> None:
         raise error
