@@ -32,7 +32,7 @@ _SIGNATURES: Final[tuple[tuple[bytes, str], ...]] = (
 def refused_by_suffix(path: Path) -> str | None:
     """A reason when the name alone says that the file is a pickle, else None."""
     if path.suffix.lower() in PICKLE_SUFFIXES:
-        return f"{path.suffix} files are Python pickles. {HOW_TO_CONVERT}"
+        return f"A {path.suffix} file is a Python pickle. {HOW_TO_CONVERT}"
     return None
 
 

@@ -33,7 +33,7 @@ from flame_train.training.family import Denoiser, Example, Facts, Load, Sampler,
 from flame_train.training.recompute import recomputed
 from flame_train.training.step import Denoise
 
-from .pixels import decoder, moments, vae_place
+from .pixels import decoder, lacks, moments, vae_place
 
 PATCH = 2  # the side of a token in latent pixels
 CLIP_TOKENS = 77  # the length of a CLIP's input, begin and end included
@@ -81,11 +81,13 @@ class FlowFamily:
         return self.lora_family(self._skeleton(config))
 
     def check(self, config: Config) -> Facts:
+        self._refuse_lacking(config)
         pixels = self._empty_vae(config)
         encoders = sum(self._encoder_bytes(config, component) for component in self.encoders_of)
         self._words(config)
         skeleton = self._skeleton(config)
-        if config.loss.guidance != 1.0 and not self.guides_itself(skeleton):
+        foreign = "loss.guidance" in self.foreign  # then it is refused as such
+        if config.loss.guidance != 1.0 and not foreign and not self.guides_itself(skeleton):
             raise ConfigError(f"loss.guidance: this model is told none, got {config.loss.guidance}; remove it")
         text = self._length(config) + self.clip_tokens
         activations = partial(self.activations, skeleton, text)
@@ -176,14 +178,17 @@ class FlowFamily:
         own = getattr(config.model, self.encoders_of[component])
         return Path(own) if own else base_model_path(config)
 
+    def _refuse_lacking(self, config: Config) -> None:
+        """Raises ConfigError with every network that has no file of its own and that the checkpoint does not hold."""
+        base = base_model_path(config)
+        held, options = self.files.holds(base), {"vae": "vae", **self.encoders_of}
+        wanted = [option for part, option in options.items() if part not in held]
+        if lacking := [lacks(base, option) for option in wanted if not getattr(config.model, option)]:
+            raise ConfigError("\n".join(lacking))
+
     def _encoder_bytes(self, config: Config, component: str) -> int:
         """What a text encoder takes, whose weights are all where they should be."""
-        place, option = self._place(config, component), self.encoders_of[component]
-        if not getattr(config.model, option) and component not in self.files.holds(place):
-            raise ConfigError(
-                f"model.{option}: {place} holds no such text encoder; name its file, as published beside the checkpoint"
-            )
-        item = as_dtype(config.train.precision).itemsize
+        place, item = self._place(config, component), as_dtype(config.train.precision).itemsize
         if component == self.t5:
             return inspect_t5(place).weight_bytes(item, _t5_fp8(config))
         encoder: nn.Module = self.files.inspect(place, [component])[component]

@@ -20,8 +20,13 @@ def vae_place(config: Config, files: FamilyFiles) -> Path:
     """The file or folder of the VAE: its own, or the checkpoint. Raises ConfigError where neither has one."""
     base = base_model_path(config)
     if not config.model.vae and "vae" not in files.holds(base):
-        raise ConfigError(f"model.vae: {base} holds no VAE; name its file, as published beside the checkpoint")
+        raise ConfigError(lacks(base, "vae"))
     return Path(config.model.vae) if config.model.vae else base
+
+
+def lacks(base: Path, option: str) -> str:
+    """What to tell of a network that has no file of its own and that the checkpoint does not hold."""
+    return f"model.{option}: {base} holds no such network; name its file, as published beside the checkpoint"
 
 
 def moments(vae: Vae, pixels: np.ndarray[Any, Any], device: str) -> Example:

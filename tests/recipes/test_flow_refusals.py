@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tomllib
 from collections.abc import Callable
@@ -58,6 +59,13 @@ def test_a_model_that_is_told_no_guidance_refuses_one(drawn: Path, tmp_path: Pat
     )
     with pytest.raises(ConfigError, match=r"loss.guidance: this model is told none, got 3.5; remove it"):
         RECIPES["flux"].check(schnell)
+
+
+def test_a_guidance_for_a_family_that_is_told_none_is_refused_once(
+    train: Train, family: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("--set", "loss.guidance=2.0", "--dry-run") == (2 if family == "sd3" else 0)
+    assert capsys.readouterr().err.count("loss.guidance: ") == (family == "sd3")
 
 
 def test_a_negative_prompt_that_would_not_be_seen_is_refused(
@@ -136,9 +144,12 @@ def test_a_checkpoint_without_text_encoders_needs_their_files(
     with open_weights(base) as weights:
         rest = {n: np.array(weights.read(n)) for n in weights.names if not n.startswith("text_encoders.")}
     save_file(tmp_path / "alone.safetensors", rest)
+    save_file(tmp_path / "bare.safetensors", {n: a for n, a in rest.items() if not n.startswith("first_stage_model.")})
+    assert train("--set", f"model.checkpoint={tmp_path / 'bare.safetensors'}", "--dry-run") == 2
+    told = re.findall(r"(model\.\w+): ", capsys.readouterr().err)
+    clips = ["model.clip_l"] if family == "flux" else ["model.clip_l", "model.clip_g"]
+    assert told == ["model.vae", *clips, "model.t5"]
     alone = ["--set", f"model.checkpoint={tmp_path / 'alone.safetensors'}"]
-    assert train(*alone, "--dry-run") == 2
-    assert "model.clip_l: " in capsys.readouterr().err
     shutil.copy(base.parent / "tokenizer.json", tmp_path)
     options = {"clip_l": "clip_l", "clip_g": "clip_g", "t5": "t5xxl"}
     for option, name in options.items():
