@@ -30,7 +30,7 @@ BenchModel = Annotated[
 Deterministic = Annotated[
     bool, typer.Option("--deterministic/--not-deterministic", help="As train.deterministic in a config.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, read headers only, print the plan.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, of models the headers; print the plan.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there already.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
