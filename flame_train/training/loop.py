@@ -220,8 +220,18 @@ def _diagnosis(run: Run, p: _Pending, figures: dict[str, float]) -> str:
         f"the {where} of step {p.step} is not finite{scale} (loss {figures['loss']}, gradient norm "
         f"{figures['grad_norm']}); the update was not made and nothing newer than the last checkpoint is kept.\n"
         f"  files in that step: {', '.join(p.files)}\n"
-        "  look at those files first; then try a lower optimizer.lr, gradient.clip_norm=1, or train.precision=bf16"
+        f"  look at those files first; then try {_advice(run.config)}"
     )
+
+
+def _advice(config: Config) -> str:
+    """What may help against numbers that grow too large, of what is not set already."""
+    found = ["a lower optimizer.lr"]
+    if not 0 < config.gradient.clip_norm <= 1:
+        found.append("gradient.clip_norm=1")
+    if config.train.precision == "fp16":
+        found.append("train.precision=bf16")
+    return " or ".join(filter(None, (", ".join(found[:-1]), found[-1])))
 
 
 def _save(run: Run, step: int) -> None:
