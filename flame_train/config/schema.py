@@ -284,7 +284,7 @@ class LossSection(Section):
     timesteps: Literal["auto", "uniform", "logit_normal", "sigmoid", "mode", "cosmap"] = field(
         "auto",
         "how noise levels are drawn (SD3, Flux); auto: the family's own",
-        aka=("timestep_sampling", "weighting_scheme"),
+        aka=("timestep_sampling", "timestep_type", "weighting_scheme"),
     )
     timestep_mean: float = field(
         0.0,

@@ -54,6 +54,8 @@ ELSEWHERE = {  # options of sd-scripts', diffusers' and ai-toolkit's trainers
     "linear_alpha": "lora.alpha",
     "lr_num_cycles": "schedule.cycles",
     "sigmoid_scale": "loss.timestep_std",
+    "timestep_sampling": "loss.timesteps",
+    "timestep_type": "loss.timesteps",
     "cpu_offload_checkpointing": "gradient.recompute",
 }
 
@@ -62,3 +64,4 @@ ELSEWHERE = {  # options of sd-scripts', diffusers' and ai-toolkit's trainers
 def test_options_of_other_trainers_find_their_key(name, path):
     assert path in nearest(name)
     assert path in nearest(f"train.{name}")
+    assert nearest(f"{path.partition('.')[0]}.{name}")[0] == path, "whatever else is spelled like it there"
