@@ -18,14 +18,17 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the config; repeatable."),
 ]
-Recompute = Annotated[
-    Literal["nothing", "feed_forward", "blocks", "blocks_offloaded"],
-    typer.Option("--recompute", help="Activations: keep all, or as gradient.recompute in a config."),
+Checkpointing = Annotated[
+    Literal["off", "full", "offload", "mlp"],
+    typer.Option("--checkpointing", help="As gradient.checkpointing in a config."),
 ]
-Only = Annotated[list[str] | None, typer.Option("--recompute-only", help="As gradient.recompute_only; repeatable.")]
-Fp8 = Annotated[Literal["off", "weights", "dynamic"], typer.Option("--fp8", help="As model.fp8 in a config.")]
+CheckpointBlocks = Annotated[
+    list[str] | None, typer.Option("--checkpoint-blocks", help="As gradient.checkpoint_blocks; repeatable.")
+]
+Quantize = Annotated[Literal["off", "fp8"], typer.Option("--quantize", help="As model.quantize in a config.")]
+Arithmetic = Annotated[Literal["bf16", "fp8"], typer.Option("--arithmetic", help="As model.arithmetic in a config.")]
 BenchModel = Annotated[
-    str, typer.Option("--model", help="sdxl, sd35-medium, sd35-large, flux-dev; or sdxl-tiny, sd3-tiny, flux-tiny.")
+    str, typer.Option("--model", help="A published size, such as sdxl or flux-dev, or a tiny one, such as sdxl-tiny.")
 ]
 Deterministic = Annotated[
     bool, typer.Option("--deterministic/--not-deterministic", help="As train.deterministic in a config.")

@@ -7,7 +7,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from flame_train.arguments import AsJson, BenchModel, Debug, Deterministic, Device, Fp8, Only, Recompute
+from flame_train.arguments import (
+    Arithmetic,
+    AsJson,
+    BenchModel,
+    CheckpointBlocks,
+    Checkpointing,
+    Debug,
+    Deterministic,
+    Device,
+    Quantize,
+)
 from flame_train.output import show
 
 bench_app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
@@ -20,10 +30,11 @@ def bench_step(
     batch: Annotated[int | None, typer.Option("--batch", min=1, show_default="1", help="Images a step.")] = None,
     rank: Annotated[int, typer.Option("--rank", min=1)] = 16,
     precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
-    recompute: Recompute = "nothing",
-    only: Only = None,
+    checkpointing: Checkpointing = "off",
+    checkpoint_blocks: CheckpointBlocks = None,
     deterministic: Deterministic = True,
-    fp8: Fp8 = "off",
+    quantize: Quantize = "off",
+    arithmetic: Arithmetic = "bf16",
     against: Annotated[
         Literal["torch", "torch-compiled"] | None,
         typer.Option("--against", help="Also time PyTorch + diffusers + PEFT, if installed."),
@@ -47,9 +58,12 @@ def bench_step(
     if sweep and batch is not None:
         raise typer.BadParameter("a sweep doubles the batch from 1; leave one of --sweep and --batch out")
     if plot is not None and not sweep:
-        raise typer.BadParameter("--plot is the picture of a sweep; add --sweep batch, or leave it out")
+        raise typer.BadParameter("--plot is the image of a sweep; add --sweep batch, or leave it out")
     size = batch or 1
-    trial = tool.Trial(model, resolution, size, rank, precision, recompute, device, deterministic, fp8, only or ())
+    trial = tool.Trial(
+        model, resolution, size, rank, precision, checkpointing, device, deterministic, quantize, arithmetic,
+        checkpoint_blocks or (),
+    )  # fmt: skip
     if sweep:
         found, failed = bench_sweep.run(trial, plot or Path("bench-step.png"))
         show(found, as_json)
@@ -66,9 +80,10 @@ def bench_memory(
     batch: Annotated[int, typer.Option("--batch", min=1, help="Images a step.")] = 1,
     rank: Annotated[int, typer.Option("--rank", min=1)] = 16,
     precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option("--precision")] = "bf16",
-    recompute: Recompute = "nothing",
-    only: Only = None,
-    fp8: Fp8 = "off",
+    checkpointing: Checkpointing = "off",
+    checkpoint_blocks: CheckpointBlocks = None,
+    quantize: Quantize = "off",
+    arithmetic: Arithmetic = "bf16",
     device: Device = "cuda",
     as_json: AsJson = False,
     debug: Debug = False,
@@ -78,7 +93,18 @@ def bench_memory(
     from flame_train.tools.bench import Trial
 
     result = tool.run(
-        Trial(model, resolution, batch, rank, precision, recompute, device, fp8=fp8, recompute_only=only or ())
+        Trial(
+            model,
+            resolution,
+            batch,
+            rank,
+            precision,
+            checkpointing,
+            device,
+            quantize=quantize,
+            arithmetic=arithmetic,
+            checkpoint_blocks=checkpoint_blocks or (),
+        )
     )
     show(result, as_json, tool.table(result))
 

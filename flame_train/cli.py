@@ -14,14 +14,27 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from flame_train import __version__
-from flame_train.arguments import AsJson, Command, ConfigPath, Debug, Device, DeviceName, DryRun, Force, Fp8, Overrides
+from flame_train.arguments import (
+    Arithmetic,
+    AsJson,
+    Command,
+    ConfigPath,
+    Debug,
+    Device,
+    DeviceName,
+    DryRun,
+    Force,
+    Overrides,
+    Quantize,
+)
 from flame_train.bench_cli import bench_app
 from flame_train.errors import OutputError
+from flame_train.families import FAMILY_TITLES
 from flame_train.output import complain, complain_of, show, without_files
 
 app = typer.Typer(
@@ -33,6 +46,11 @@ app = typer.Typer(
 )
 
 _INTERRUPTED = 130
+
+if TYPE_CHECKING:
+    FamilyName = str
+else:
+    FamilyName = Literal[tuple(FAMILY_TITLES)]
 
 
 def main() -> None:
@@ -99,10 +117,32 @@ def _root(
     pass
 
 
-def _trainer(family: str) -> Callable[..., None]:
-    """The command that trains a LoRA for a family."""
+@app.command()
+def train(
+    config: ConfigPath,
+    device: Device = "cuda",
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Train a LoRA for whichever family the checkpoint is of; run it again to continue a stopped run."""
+    _train(None, config, device, overrides, dry_run, as_json)
 
-    def train(
+
+def _train(
+    family: str | None, config: str, device: str, overrides: list[str] | None, dry_run: bool, as_json: bool
+) -> None:
+    from flame_train.run.command import train as run
+
+    result = run(config, overrides or [], device, dry_run, family)
+    show(result if as_json else without_files(result), as_json)
+
+
+def _trainer(family: str) -> Callable[..., None]:
+    """The command that trains a LoRA for a family, and for no other."""
+
+    def train_family(
         config: ConfigPath,
         device: Device = "cuda",
         overrides: Overrides = None,
@@ -110,16 +150,13 @@ def _trainer(family: str) -> Callable[..., None]:
         as_json: AsJson = False,
         debug: Debug = False,
     ) -> None:
-        from flame_train import recipes
+        _train(family, config, device, overrides, dry_run, as_json)
 
-        result = recipes.train(family, config, overrides or [], device, dry_run)
-        show(result if as_json else without_files(result), as_json)
-
-    return train
+    return train_family
 
 
-for _family, _called in (("sdxl", "SDXL"), ("sd3", "SD3 or SD3.5"), ("flux", "Flux.1 dev or schnell")):
-    _help = f"Train a LoRA for {_called}; run it again to continue a stopped run."
+for _family, _title in FAMILY_TITLES.items():
+    _help = f"Train a LoRA for {_title}, as `train`; refuses a checkpoint of another family."
     app.command(f"{_family}-lora", help=_help)(_trainer(_family))
 
 
@@ -127,7 +164,7 @@ for _family, _called in (("sdxl", "SDXL"), ("sd3", "SD3 or SD3.5"), ("flux", "Fl
 def quickstart(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to fill.")] = Path("quickstart"),
     family: Annotated[
-        Literal["sdxl", "sd3", "flux"], typer.Option("--family", help="Whose base model; all but sdxl's know nothing.")
+        FamilyName, typer.Option("--family", help="Whose base model; all but sdxl's know nothing.")
     ] = "sdxl",
     device: Annotated[
         DeviceName | None, typer.Option("--device", help="Default: a GPU if one is usable, else the CPU.")
@@ -139,14 +176,14 @@ def quickstart(
     # Before NumPy loads. Its matrices are so small that BLAS threads would wait for one another more than work;
     # beside another busy process they wait ten times as long.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from flame_train.recipes.quickstart import run
+    from flame_train.quickstart.command import run
 
     show(run(directory, device, family), as_json)
 
 
 @app.command()
 def init(
-    family: Annotated[str, typer.Argument(metavar="FAMILY", help="sdxl, sd3 or flux.")],
+    family: Annotated[str, typer.Argument(metavar="FAMILY", help=f"One of {', '.join(FAMILY_TITLES)}.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="TOML file to write.")] = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -180,15 +217,19 @@ def sample(
     precision: Annotated[
         Literal["fp32", "bf16", "fp16"], typer.Option("--precision", help="As train.precision in a config.")
     ] = "bf16",
-    fp8: Fp8 = "off",
+    quantize: Quantize = "off",
+    arithmetic: Arithmetic = "bf16",
     vae: Annotated[str, typer.Option("--vae", help="Another VAE, or one for a base model without.")] = "",
     clip_l: Annotated[str, typer.Option("--clip-l", help="CLIP-L for a base model without (SD3, Flux).")] = "",
     clip_g: Annotated[str, typer.Option("--clip-g", help="CLIP-G for a base model without (SD3).")] = "",
     t5: Annotated[str, typer.Option("--t5", help="T5-XXL for a base model without (SD3, Flux).")] = "",
     t5_vocabulary: Annotated[str, typer.Option("--t5-vocabulary", help="Its spiece.model or tokenizer.json.")] = "",
-    t5_fp8: Annotated[bool, typer.Option("--t5-fp8", help="As model.t5_fp8 in a config.")] = False,
-    t5_tokens: Annotated[int, typer.Option("--t5-tokens", help="As data.t5_tokens; 0: the family's own.")] = 0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the first picture; the next has the next.")] = 42,
+    text_precision: Annotated[
+        Literal["auto", "fp32", "bf16", "fp16", "fp8"],
+        typer.Option("--text-precision", help="As text_encoders.precision in a config."),
+    ] = "auto",
+    t5_tokens: Annotated[int, typer.Option("--t5-tokens", help="As text_encoders.t5_tokens; 0: the family's own.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the first image; the next has the next.")] = 42,
     width: Annotated[int, typer.Option("--width", min=8, max=8192, help="Pixels.")] = 1024,
     height: Annotated[int, typer.Option("--height", min=8, max=8192, help="Pixels.")] = 1024,
     force: Force = False,
@@ -196,14 +237,19 @@ def sample(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Make pictures from a base model, with or without a LoRA."""
+    """Make images from a base model, with or without a LoRA."""
     from flame_train.tools.sample import sample as draw
 
     if lora is None and strength is not None:
         raise typer.BadParameter("--strength says how much of a LoRA; name one with --lora, or leave it out")
-    networks = {
-        "vae": vae, "clip_l": clip_l, "clip_g": clip_g, "t5": t5, "t5_vocabulary": t5_vocabulary, "t5_fp8": t5_fp8,
-    }  # fmt: skip
+    text_encoders = {
+        "clip_l": clip_l,
+        "clip_g": clip_g,
+        "t5": t5,
+        "t5_vocabulary": t5_vocabulary,
+        "t5_tokens": t5_tokens,
+        "precision": text_precision,
+    }
     result = draw(
         checkpoint,
         prompt,
@@ -216,9 +262,10 @@ def sample(
         sampler=sampler,
         prediction=prediction,
         precision=precision,
-        fp8=fp8,
-        networks=networks,
-        t5_tokens=t5_tokens,
+        quantize=quantize,
+        arithmetic=arithmetic,
+        vae=vae,
+        text_encoders=text_encoders,
         seed=seed,
         width=width,
         height=height,
@@ -237,10 +284,10 @@ def cache(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Encode the pictures and captions of a config ahead of training."""
-    from flame_train import recipes
+    """Encode the images and captions of a config ahead of training."""
+    from flame_train.run.command import fill_cache
 
-    show(recipes.cache(config, overrides or [], device, dry_run), as_json)
+    show(fill_cache(config, overrides or [], device, dry_run), as_json)
 
 
 @app.command("inspect")

@@ -21,7 +21,7 @@ from flame_train.engine.dtype import as_dtype
 from flame_train.models.clip import ClipArch, ClipTextEncoder
 from flame_train.models.keys.sdxl_unet import SDXL_LEVELS, unet_from_diffusers
 from flame_train.models.keys.sdxl_vae import vae_from_diffusers
-from flame_train.models.text_sdxl import encode_prompts
+from flame_train.models.text_clip import encode_prompts
 from flame_train.models.unet_sdxl import UNet, UNetArch, vector_conditioning
 from flame_train.models.vae import Vae, VaeArch
 from flame_train.tools.bench import randomise

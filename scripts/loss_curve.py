@@ -21,7 +21,7 @@ import peft
 import torch
 from PIL import Image, ImageDraw
 
-from flame_train.adapters.lora import Attached, attach
+from flame_train.adapters.attach import Attached, attach
 from flame_train.adapters.targets import resolve
 from flame_train.config.schema import Config, DataSection, LoraSection, OptimizerSection, ScheduleSection, TrainSection
 from flame_train.engine import capture

@@ -12,28 +12,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from flame_train.adapters.kinds import ADAPTERS
 from flame_train.io.keymap import Op
 from flame_train.io.lora_names import LoraComponent, LoraFamily
 
-DOWN: Final = "down"
-UP: Final = "up"
-ALPHA: Final = "alpha"
-
-_ENDS: Final = (
-    (".lora_down.weight", DOWN),
-    (".lora_up.weight", UP),
-    (".lora_A.weight", DOWN),
-    (".lora_B.weight", UP),
-    (".lora_A.default.weight", DOWN),
-    (".lora_B.default.weight", UP),
-    (".lora.down.weight", DOWN),
-    (".lora.up.weight", UP),
-    (".lora_linear_layer.down.weight", DOWN),
-    (".lora_linear_layer.up.weight", UP),
-    ("_lora.down.weight", DOWN),
-    ("_lora.up.weight", UP),
-    (".alpha", ALPHA),
-)
+_ENDS: Final = tuple((end, slot) for kind in ADAPTERS.values() for end, slot in kind.ends.items())
 _DENOISERS: Final = ("unet", "transformer")
 _OLD_TEXT_PARTS: Final = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out": "out_proj"}
 
@@ -52,7 +35,7 @@ class Place:
 
 
 def split_key(key: str) -> tuple[str, str] | None:
-    """(the module as spelled, `down`, `up` or `alpha`), or None for a key that is no part of a LoRA."""
+    """(the module as spelled, the array's name in its kind's `ends`), or None for a key that is no part of a LoRA."""
     for end, slot in _ENDS:
         if key.endswith(end):
             return _modern(key.removesuffix(end)), slot

@@ -23,6 +23,14 @@ class LoraFactors:
     alpha: float
 
     @property
+    def kind(self) -> str:
+        return "lora"
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        return {"down": self.down, "up": self.up}
+
+    @property
     def rank(self) -> int:
         return int(self.down.shape[0])
 
@@ -43,5 +51,5 @@ class LoraFactors:
         return product.reshape(self.weight_shape)
 
 
-LoraState = Mapping[str, Mapping[str, LoraFactors]]
+LoraState = Mapping[str, Mapping[str, Any]]
 """Component ("unet", "text_encoder", ...) -> native module path -> factors."""

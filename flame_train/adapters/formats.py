@@ -9,21 +9,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
-from flame_train.adapters.dialects import (
-    ALPHA,
-    DOWN,
-    UP,
-    Place,
-    diffusers_name,
-    kohya_name,
-    spellings,
-    split_key,
-)
-from flame_train.adapters.factors import Array, LoraFactors, LoraState
-from flame_train.adapters.folding import alpha_record, fold, recorded_alphas, unfold
-from flame_train.adapters.fused import entire, join, split
+from flame_train.adapters.dialects import Place, diffusers_name, kohya_name, spellings, split_key
+from flame_train.adapters.factors import Array, LoraState
+from flame_train.adapters.folding import alpha_record, recorded_alphas
+from flame_train.adapters.kinds import ADAPTERS, AdapterKind, Factors
 from flame_train.adapters.peft_config import peft_scales
 from flame_train.errors import ModelFileError
 from flame_train.io.adapter_kinds import other_kind
@@ -44,41 +33,35 @@ _Places = dict[_Key, _Slots]
 class LoraFile:
     """A LoRA as read: the factors in their stored dtype, the file's metadata, and how it was spelled."""
 
-    state: dict[str, dict[str, LoraFactors]]
+    state: dict[str, dict[str, Factors]]
     metadata: dict[str, str]
     dialects: tuple[str, ...]
 
 
 def to_kohya(state: LoraState, family: LoraFamily) -> dict[str, Array]:
-    """Tensors by kohya's names: `lora_down`, `lora_up` and a scalar `alpha` for each module.
-
-    KeyError for a module that the family does not have.
-    """
+    """Tensors by kohya's names. KeyError for a module that the family does not have."""
     tensors: dict[str, Array] = {}
     for component in family.components:
         for module, factors in state.get(component.name, {}).items():
             _ = component.modules[module]
             name = kohya_name(component, module)
-            tensors[f"{name}.lora_down.weight"] = factors.down
-            tensors[f"{name}.lora_up.weight"] = factors.up
-            tensors[f"{name}.alpha"] = _alpha_tensor(factors)
+            tensors |= {name + end: array for end, array in ADAPTERS[factors.kind]().kohya(factors).items()}
     return tensors
 
 
 def to_diffusers(state: LoraState, family: LoraFamily) -> tuple[dict[str, Array], dict[str, str]]:
-    """Tensors by diffusers' names, alpha / rank folded into `lora_B`; and the metadata that undoes it.
+    """Tensors by diffusers' names, and the metadata that undoes what was folded into them.
 
-    No alpha tensors, because several loaders refuse them. See `folding` for what stays exact, `fused` for modules that
-    diffusers cuts up. KeyError for a module that the family does not have.
+    KeyError for a module that the family does not have.
     """
     tensors: dict[str, Array] = {}
-    written: dict[str, dict[str, LoraFactors]] = {}
+    written: dict[str, dict[str, Factors]] = {}
     for component in family.components:
         for module, whole in state.get(component.name, {}).items():
-            for path, factors in split(whole, component.modules[module]).items():
+            parts = ADAPTERS[whole.kind]().diffusers(whole, component.modules[module])
+            for path, (arrays, factors) in parts.items():
                 name = diffusers_name(component, path)
-                tensors[f"{name}.lora_A.weight"] = factors.down
-                tensors[f"{name}.lora_B.weight"] = fold(factors)
+                tensors |= {name + end: array for end, array in arrays.items()}
                 written.setdefault(component.name, {})[path] = factors
     return tensors, alpha_record(written)
 
@@ -99,13 +82,6 @@ def from_file(path: str | Path, family: LoraFamily) -> LoraFile:
             f"{path}: {len(incomplete)} modules of the LoRA do not fit together: {'; '.join(incomplete[:5])}"
         )
     return LoraFile(_joined(path, _factors(path, metadata, places, family), family), metadata, dialects)
-
-
-def _alpha_tensor(factors: LoraFactors) -> Array:
-    """A scalar in the weights' dtype, as other writers have it, or in fp32 where that would change it."""
-    with np.errstate(over="ignore"):
-        own = np.array(factors.alpha, factors.down.dtype)
-    return own if float(own) == factors.alpha else np.array(factors.alpha, np.float32)
 
 
 def _collect(file: SafetensorsFile, table: Mapping[str, Place]) -> tuple[_Places, tuple[str, ...]]:
@@ -149,26 +125,20 @@ def _lost_message(path: Path, lost: Sequence[str], table: Mapping[str, Place]) -
     return "\n".join(lines)
 
 
+def _kind(slots: _Slots) -> AdapterKind:
+    """The adapter kind that all of a module's arrays belong to; the default one if they fit none."""
+    fitting = [kind for kind in ADAPTERS.values() if slots.keys() <= set(kind.ends.values())]
+    return (fitting or [ADAPTERS[ADAPTERS.default]])[0]()
+
+
 def _problems(places: _Places) -> list[str]:
-    found = []
-    for (component, module, path), slots in sorted(places.items()):
-        where = f"{component} {path or module}"
-        if DOWN not in slots or UP not in slots:
-            found.append(f"{where} has no {UP if DOWN in slots else DOWN} matrix")
-            continue
-        down, up = slots[DOWN].shape, slots[UP].shape
-        if len(down) not in (2, 4) or len(down) != len(up) or any(size != 1 for size in up[2:]):
-            found.append(f"{where} has shapes {down} and {up}")
-        elif down[0] != up[1] or down[0] == 0:
-            found.append(f"{where} has rank {down[0]} in its down matrix and {up[1]} in its up matrix")
-        elif ALPHA in slots and not (slots[ALPHA].size == 1 and np.isfinite(float(slots[ALPHA].reshape(())))):
-            found.append(f"{where} has an alpha that is not one finite number")
-    return found
+    faults = {key: _kind(slots).fault(slots) for key, slots in sorted(places.items())}
+    return [f"{component} {path or module} {fault}" for (component, module, path), fault in faults.items() if fault]
 
 
 def _factors(
     path: str | Path, metadata: Mapping[str, str], places: _Places, family: LoraFamily
-) -> dict[_Key, LoraFactors]:  # fmt: skip
+) -> dict[_Key, Factors]:  # fmt: skip
     """Each place's factors, with alpha from the best source that the file offers.
 
     In order: an alpha tensor, the alphas folded by `to_diffusers`, PEFT's configuration; else alpha = rank. Raises
@@ -184,35 +154,29 @@ def _factors(
     for (component, _, _), name in paths.items():
         written.setdefault(component, []).append(name)
     folded = recorded_alphas(metadata, written)
-    found: dict[_Key, LoraFactors] = {}
+    found: dict[_Key, Factors] = {}
     for key, slots in places.items():
-        (component, _, _), name = key, paths[key]
-        down, up = slots[DOWN], slots[UP]
-        if ALPHA in slots:
-            found[key] = LoraFactors(down, up, float(slots[ALPHA].reshape(())))
-        elif (component, name) in folded:
-            found[key] = unfold(down, up, folded[component, name])
-        else:
-            rank = down.shape[0]
-            found[key] = LoraFactors(down, up, rank * scale_of(component, name, rank))
+        component, name = key[0], paths[key]
+        rank = min((array.shape[0] for array in slots.values() if array.ndim > 1), default=1)
+        found[key] = _kind(slots).read(slots, folded.get((component, name)), scale_of(component, name, rank))
     return found
 
 
 def _joined(
-    path: str | Path, factors: Mapping[_Key, LoraFactors], family: LoraFamily
-) -> dict[str, dict[str, LoraFactors]]:  # fmt: skip
+    path: str | Path, factors: Mapping[_Key, Factors], family: LoraFamily
+) -> dict[str, dict[str, Factors]]:  # fmt: skip
     """Whole modules, from those parts of them that the file has. Raises ModelFileError for parts that do not fit."""
     names = {component.name: component.modules for component in family.components}
-    parts: dict[tuple[str, str], dict[str, LoraFactors]] = {}
+    parts: dict[tuple[str, str], dict[str, Factors]] = {}
     for (component, module, part), found in sorted(factors.items(), key=lambda item: item[0]):
         parts.setdefault((component, module), {})[part] = found
-    state: dict[str, dict[str, LoraFactors]] = {}
+    state: dict[str, dict[str, Factors]] = {}
     for (component, module), pieces in parts.items():
         if "" in pieces and len(pieces) > 1:
             raise ModelFileError(f"{path}: {component} {module!r} is there twice, whole and in parts")
         paths, what = names[component][module], f"{component} {module}"
         try:
-            whole = entire(pieces[""], paths) if "" in pieces else join(pieces, paths)
+            whole = ADAPTERS[next(iter(pieces.values())).kind]().join(pieces, paths)
         except ValueError as fault:
             what = f"{what}:" if "" in pieces else f"the parts of {what} do not fit together:"
             raise ModelFileError(f"{path}: {what} {fault}") from fault

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from flame_train.config.globs import choose
 from flame_train.engine import nn
 from flame_train.errors import ConfigError
+from flame_train.globs import choose
 
 Presets = Mapping[str, tuple[str, ...]]
 
@@ -39,3 +39,9 @@ def resolve(model: nn.Module, targets: Sequence[str], presets: Presets) -> list[
     wrong = "lora.targets: no linear layer or convolution of the model is named by"
     advice = f"Use a preset ({known}) or a glob over layer names such as {names[0]!r}."
     return choose(names, targets, presets, wrong, advice)
+
+
+def layer_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The weight shapes of the layers that an adapter may attach to, by name."""
+    parts = [(n, p) for n, p in model.named_modules() if isinstance(p, (nn.Linear, nn.Conv2d))]
+    return {name: part.shapes()["weight"] for name, part in parts}

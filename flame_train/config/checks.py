@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from flame_train.config.keys import keys
 from flame_train.config.schema import Config
+from flame_train.schedules import SCHEDULES
+from flame_train.settings import section_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,47 +49,48 @@ def _min_lr(config: Config) -> str | None:
     return f"expected at most optimizer.lr ({peak}), got {low}" if low > peak else None
 
 
+def _inapplicable(config: Config, path: str) -> str | None:
+    """A key of one choice, written where another is made."""
+    key = keys()[path]
+    section = getattr(config, key.section)
+    if key.name not in section.model_fields_set:
+        return None
+    for choice, names in key.only.items():
+        chosen = getattr(section, choice.split(".")[1])
+        if chosen not in names:
+            wanted = " or ".join(f'{choice} = "{name}"' for name in names)
+            return f'expected {wanted} with it, got "{chosen}"; remove this key or change that one'
+    return None
+
+
+def _own_problem(config: Config, path: str) -> str | None:
+    """What a chosen entry says of its keys."""
+    section, name = path.split(".")
+    values = getattr(config, section)
+    for table in section_tables(values):
+        entry = table.chosen(values)
+        if name in type(entry).model_fields:
+            return entry.problems(config).get(name)
+    return None
+
+
 def _decay(config: Config) -> str | None:
-    if config.schedule.min_lr == 0.0 or config.schedule.name != "constant":
+    chosen = SCHEDULES.chosen(config.schedule)
+    if config.schedule.min_lr == 0.0 or not chosen.same_prefix:
         return None
-    return 'expected a schedule.name that decays with it, got "constant"'
+    return f'expected a schedule.name that decays with it, got "{type(chosen).name}"'
 
 
-def _cycles(config: Config) -> str | None:
-    if config.schedule.cycles == 1 or config.schedule.name == "cosine_restarts":
+def _arithmetic(config: Config) -> str | None:
+    if config.model.arithmetic == "bf16" or config.model.quantize == config.model.arithmetic:
         return None
-    return f'expected schedule.name = "cosine_restarts" with it, got "{config.schedule.name}"'
+    return f'expected model.quantize = "{config.model.arithmetic}" with it, got "{config.model.quantize}"'
 
 
-def _restarts(config: Config) -> str | None:
-    cycles, steps = config.schedule.cycles, config.train.steps - config.schedule.warmup_steps
-    if config.schedule.name != "cosine_restarts" or cycles <= max(steps, 1):
+def _checkpoint_blocks(config: Config) -> str | None:
+    if not config.gradient.checkpoint_blocks or config.gradient.checkpointing != "off":
         return None
-    return f"expected at most train.steps - schedule.warmup_steps ({steps}), got {cycles}"
-
-
-def _power(config: Config) -> str | None:
-    if config.schedule.power == 1.0 or config.schedule.name == "polynomial":
-        return None
-    return f'expected schedule.name = "polynomial" with it, got "{config.schedule.name}"'
-
-
-def _momentum(config: Config) -> str | None:
-    if config.optimizer.momentum == 0.0 or config.optimizer.name == "sgd":
-        return None
-    return f'expected optimizer.name = "sgd" with it, got "{config.optimizer.name}"'
-
-
-def _adamw(config: Config, name: str) -> str | None:
-    usual = keys()[f"optimizer.{name}"].default
-    if getattr(config.optimizer, name) == usual or config.optimizer.name == "adamw":
-        return None
-    return f'expected optimizer.name = "adamw" with it, got "{config.optimizer.name}"'
-
-
-def _betas(config: Config) -> str | None:
-    betas = config.optimizer.betas
-    return None if all(0 <= beta < 1 for beta in betas) else f"expected each >= 0 and < 1, got {list(betas)}"
+    return 'expected gradient.checkpointing = "full", "offload" or "mlp" with it, got "off"'
 
 
 def _noise_decay(config: Config) -> str | None:
@@ -100,26 +104,6 @@ def _zero_terminal_snr(config: Config) -> str | None:
     if not config.loss.zero_terminal_snr or config.model.prediction == "v":
         return None
     return 'expected model.prediction = "v" with it: pure noise teaches an epsilon model nothing'
-
-
-def _recompute(config: Config, name: str) -> str | None:
-    usual = keys()[f"gradient.{name}"].default
-    if config.gradient.checkpointing or getattr(config.gradient, name) == usual:
-        return None
-    return "expected gradient.checkpointing = true with it"
-
-
-def _normal(config: Config, name: str) -> str | None:
-    usual = keys()[f"loss.{name}"].default
-    if getattr(config.loss, name) == usual or config.loss.timesteps in ("auto", "logit_normal", "sigmoid"):
-        return None
-    return f'expected loss.timesteps = "logit_normal" with it, got "{config.loss.timesteps}"'
-
-
-def _mode_scale(config: Config) -> str | None:
-    if config.loss.mode_scale == keys()["loss.mode_scale"].default or config.loss.timesteps == "mode":
-        return None
-    return f'expected loss.timesteps = "mode" with it, got "{config.loss.timesteps}"'
 
 
 def _bucket_step(config: Config, name: str) -> str | None:
@@ -138,7 +122,7 @@ def _max_bucket(config: Config) -> str | None:
 
 
 def _guidance(config: Config) -> str | None:
-    guidance = config.sample.guidance
+    guidance = config.sample.guidance_scale
     return f"expected 0, the model's own, or a number >= 1, got {guidance}" if 0 < guidance < 1 else None
 
 
@@ -176,21 +160,16 @@ def checks() -> Iterator[Check]:
     yield Check(("data.min_bucket", "data.resolution"), _min_bucket)
     yield Check(("data.max_bucket", "data.resolution"), _max_bucket)
     yield Check(("lora.targets",), _targets)
-    yield Check(("optimizer.betas",), _betas)
-    yield Check(("optimizer.betas", "optimizer.name"), lambda config: _adamw(config, "betas"))
-    yield Check(("optimizer.eps", "optimizer.name"), lambda config: _adamw(config, "eps"))
-    yield Check(("optimizer.momentum", "optimizer.name"), _momentum)
+    for path, key in keys().items():
+        if key.from_table:
+            yield Check((path,), partial(_own_problem, path=path))
+        if key.only:
+            yield Check((path, *key.only), partial(_inapplicable, path=path))
     yield Check(("schedule.warmup_steps", "train.steps"), _warmup)
     yield Check(("schedule.min_lr", "optimizer.lr"), _min_lr)
     yield Check(("schedule.min_lr", "schedule.name"), _decay)
-    yield Check(("schedule.cycles", "schedule.name"), _cycles)
-    yield Check(("schedule.cycles", "schedule.warmup_steps", "train.steps"), _restarts)
-    yield Check(("schedule.power", "schedule.name"), _power)
     yield Check(("gradient.noise_decay", "gradient.noise_std"), _noise_decay)
-    yield Check(("gradient.recompute", "gradient.checkpointing"), lambda config: _recompute(config, "recompute"))
-    yield Check(("gradient.recompute_only", "gradient.checkpointing"), lambda c: _recompute(c, "recompute_only"))
-    yield Check(("loss.timestep_mean", "loss.timesteps"), lambda config: _normal(config, "timestep_mean"))
-    yield Check(("loss.timestep_std", "loss.timesteps"), lambda config: _normal(config, "timestep_std"))
-    yield Check(("loss.mode_scale", "loss.timesteps"), _mode_scale)
-    yield Check(("sample.guidance",), _guidance)
+    yield Check(("gradient.checkpoint_blocks", "gradient.checkpointing"), _checkpoint_blocks)
+    yield Check(("model.arithmetic", "model.quantize"), _arithmetic)
+    yield Check(("sample.guidance_scale",), _guidance)
     yield Check(("loss.zero_terminal_snr", "model.prediction"), _zero_terminal_snr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
@@ -30,7 +31,10 @@ class Key:
     free: bool
     place: bool
     aka: tuple[str, ...]
-    later: tuple[str, ...]
+    only: Mapping[str, tuple[str, ...]]
+    """Where the key means something for some choices alone: the choice's key and the names that have this one."""
+    from_table: bool
+    """Whether it is a key of something that the config chooses."""
     limits: str
     choices: tuple[str | int, ...]
     expected: str
@@ -51,7 +55,8 @@ def keys() -> types.MappingProxyType[str, Key]:
     """Every key of the schema by its path."""
     table = {}
     for section, section_doc in sections().items():
-        for name, info in section_doc.model_fields.items():
+        fields = section_doc.model_fields.items()
+        for name, info in sorted(fields, key=lambda item: not _facts(item[1])["leads"]):
             key = _key(section, name, info)
             table[key.path] = key
     return types.MappingProxyType(table)
@@ -68,21 +73,30 @@ def _model(info: FieldInfo) -> type[BaseModel]:
     return info.annotation
 
 
+def _facts(info: FieldInfo) -> dict[str, Any]:
+    assert isinstance(info.json_schema_extra, dict), "a key was not declared with field()"
+    return dict(info.json_schema_extra)
+
+
+def applies(key: Key, section: BaseModel) -> bool:
+    """Whether the key means something for what the section, of which it is, chooses."""
+    return all(getattr(section, path.split(".")[1]) in names for path, names in key.only.items())
+
+
 def _key(section: str, name: str, info: FieldInfo) -> Key:
-    extra = info.json_schema_extra
-    assert isinstance(extra, dict), f"{section}.{name} was not declared with field()"
-    facts: dict[str, Any] = dict(extra)
+    facts = _facts(info)
     return Key(
         section=section,
         name=name,
         annotation=info.annotation,
-        default=info.default,
+        default=facts.get("default", info.default),
         doc=info.description or "",
         unit=facts["unit"],
         free=facts["free"],
         place=facts["place"],
         aka=tuple(facts["aka"]),
-        later=tuple(facts["later"]),
+        only={f"{section}.{key}": tuple(names) for key, names in facts["only"].items()},
+        from_table="default" in facts,
         limits=_limits(info),
         choices=_choices(info),
         expected=_expected(info),

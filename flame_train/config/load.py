@@ -106,7 +106,7 @@ def from_options(**sections: dict[str, Any]) -> Config:
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        wrong = [(keys()[f"{section}.{name}"], e["input"]) for e in error.errors() for section, name in [e["loc"][:2]]]
+        wrong = [(keys()[f"{section}.{name}"], tree[section][name]) for section, name in _wrong_keys(error)]
         raise ConfigError("; ".join(f"{_option(key)}: {_wrong_value(key, value)}" for key, value in wrong)) from None
     given = {f"{section}.{name}" for section, options in tree.items() for name in options}
     asked = (check for check in checks() if given.issuperset(check.paths))
@@ -220,7 +220,7 @@ def _validate(layered: Layered) -> tuple[Config, list[Problem]]:
     try:
         return Config.model_validate(tree), []
     except ValidationError as error:
-        wrong = dict.fromkeys((str(item["loc"][0]), str(item["loc"][1])) for item in error.errors())
+        wrong = dict.fromkeys(_wrong_keys(error))
     problems = []
     for section, name in wrong:
         key = keys()[f"{section}.{name}"]
@@ -230,10 +230,15 @@ def _validate(layered: Layered) -> tuple[Config, list[Problem]]:
     return Config.model_validate(tree), problems
 
 
+def _wrong_keys(error: ValidationError) -> Iterator[tuple[str, str]]:
+    """(section, name) of each wrong value. A default that depends on a wrong choice is no fault of its own."""
+    for item in error.errors():
+        if item["type"] != "default_factory_not_called":
+            yield str(item["loc"][0]), str(item["loc"][1])
+
+
 def _wrong_value(key: Key, value: Any) -> str:
     message = f"expected {key.expected}, got {_shown(value)}"
-    if isinstance(value, str) and value in key.later:
-        return message + ", which this version does not have yet"
     if isinstance(value, str) and key.choices:
         near = difflib.get_close_matches(value.lower(), [str(choice) for choice in key.choices], n=1)
         return message + did_you_mean([f'"{choice}"' for choice in near])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flame_train.config.schema import FORMAT
 from flame_train.config.toml_lines import key_lines
 from flame_train.config.yaml_tree import parse_yaml
 from flame_train.errors import ConfigError
@@ -48,6 +49,7 @@ def read_layers(source: str) -> Layered:
     while current is not None:
         _refuse_path(current, seen)
         tree, lines = _parse(_read_text(current, wanted_by), current)
+        _check_format(tree, lines, current)
         chain.append((_name(current), tree, lines))
         wanted_by = f"{_name(current)}:{lines.get(('extends',), 0)}: extends: "
         current = _base_of(tree, lines, current)
@@ -72,6 +74,20 @@ def _refuse_path(source: str, seen: list[Path]) -> None:
     if len(seen) == _MAX_LAYERS:
         raise ConfigError(f"{source}: expected at most {_MAX_LAYERS} files that extend one another")
     seen.append(path)
+
+
+def _check_format(tree: dict[str, Any], lines: dict[KeyPath, int], source: str) -> None:
+    """Takes `format` out of the tree. A file without one has the present format."""
+    if "format" not in tree:
+        return
+    found = tree.pop("format")
+    line = lines.pop(("format",))
+    if found != FORMAT or isinstance(found, bool):
+        raise ConfigError(
+            f"{_name(source)}:{line}: format: expected {FORMAT}, the format of configs that this version reads, got "
+            f"{found!r}; write a new file with `flame-train init` and copy the settings, or use the version of "
+            "flame-train that wrote this one"
+        )
 
 
 def _base_of(tree: dict[str, Any], lines: dict[KeyPath, int], source: str) -> str | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from flame_train.config.keys import Key, keys, sections
-from flame_train.config.schema import Config
+from flame_train.config.keys import Key, applies, keys, sections
+from flame_train.config.schema import FORMAT, Config
 
 _COMMENT_COLUMN = 28
 
@@ -16,31 +16,36 @@ def commented(config: Config, title: str, leave_out: Collection[str] = ()) -> st
 
     `title` is the first line.
     """
-    lines = [f"# {title}"]
+    lines = [f"# {title}", "", f"format = {FORMAT}"]
     values = flat(config)
     for section, model in sections().items():
         heading = (model.__doc__ or "").strip().splitlines()[0]
         lines += ["", f"# {heading}", f"[{section}]"]
         for key in keys().values():
-            if key.section == section and key.path not in leave_out:
+            if key.section == section and key.path in values and key.path not in leave_out:
                 setting = f"{key.name} = {toml_value(values[key.path])}"
                 lines.append(f"{setting:<{_COMMENT_COLUMN}}  # {_comment(key)}")
     return "\n".join(lines) + "\n"
 
 
 def resolved(config: Config) -> str:
-    """Every key of `config`, defaults filled in. The same config always gives the same text."""
-    lines: list[str] = []
+    """Every key of `config` that means something, defaults filled in. The same config always gives the same text."""
+    lines = [f"format = {FORMAT}"]
     values = flat(config)
     for section in sections():
         lines += ["", f"[{section}]"]
-        lines += [f"{key.name} = {toml_value(values[key.path])}" for key in keys().values() if key.section == section]
-    return "\n".join(lines[1:]) + "\n"
+        own = [key for key in keys().values() if key.section == section and key.path in values]
+        lines += [f"{key.name} = {toml_value(values[key.path])}" for key in own]
+    return "\n".join(lines) + "\n"
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """Each value by its path, `section.name`, in the order of the schema."""
-    return {path: getattr(getattr(config, key.section), key.name) for path, key in keys().items()}
+    """Each value by its path, `section.name`, in the order of the schema; keys of what is not chosen are left out."""
+    return {
+        path: getattr(getattr(config, key.section), key.name)
+        for path, key in keys().items()
+        if applies(key, getattr(config, key.section))
+    }
 
 
 def decisive(config: Config) -> dict[str, Any]:

@@ -9,19 +9,22 @@ from typing import Any
 from flame_train.config.keys import Key, keys
 from flame_train.config.render import decisive, toml_value
 from flame_train.config.schema import Config
+from flame_train.schedules import SCHEDULES
 
 
 def differences(old: str, new: Config, *, moved: bool = False) -> str | None:
     """A table of the settings that differ between `old`, a resolved config as text, and `new`, and that the
     trained weights depend on; None where there is none and the run may go on.
 
-    `train.steps` may change under a constant schedule: the steps already taken are then the same. Files and folders
-    may be written in another way, and lie elsewhere if `moved` says that they are compared by what is in them.
+    `train.steps` may change under a schedule that does not depend on it: the steps already taken are then the same.
+    Files and folders may be written in another way. They may lie elsewhere if `moved` says that they are compared by
+    what is in them.
     """
     before, now = _settings(old), decisive(new)
     if before is None:
         return "  its config.toml cannot be read"
-    constant = before.get("schedule.name") == now["schedule.name"] == "constant"
+    same_shape = before.get("schedule.name") == now["schedule.name"]
+    constant = same_shape and SCHEDULES.chosen(new.schedule).same_prefix
     rows = [
         (path, toml_value(before.get(path, keys()[path].default)), toml_value(value))
         for path, value in now.items()

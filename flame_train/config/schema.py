@@ -1,47 +1,24 @@
-"""Every configuration key: its type, default, bounds, unit and meaning. The only place a key exists.
+"""Every configuration key: its type, default, bounds, unit and meaning.
 
-The loader, its messages, `init`, `--set`, the run folder and `configs/` all read this file; none repeats it.
-A field marked `free` may be changed between a run and its continuation, because the trained weights do not
-depend on it; one marked `place` is a file or folder. `aka` lists the names other trainers use for the same
-thing; they appear in suggestions only.
+The loader, its messages, `init`, `--set`, the run folder and `configs/` all read this file; none repeats it. The keys
+of a choice, such as an optimizer's, are declared where that choice is. They join its section here by `choices`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from flame_train.adapters.kinds import ADAPTERS
+from flame_train.diffusion.losses import LOSSES
+from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
+from flame_train.diffusion.weightings import WEIGHTINGS
+from flame_train.optimizers import OPTIMIZERS
+from flame_train.schedules import SCHEDULES
+from flame_train.settings import Section, choices, field, keys_of
+from flame_train.text_encoders import ENCODER_KEYS
 
-
-def field(
-    default: Any,
-    doc: str,
-    *,
-    unit: str = "",
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    lt: float | None = None,
-    multiple_of: int | None = None,
-    free: bool = False,
-    place: bool = False,
-    aka: tuple[str, ...] = (),
-    later: tuple[str, ...] = (),
-) -> Any:
-    """A key with its default, one-line meaning, unit, inclusive (ge, le) and exclusive (gt, lt) bounds.
-
-    A `place` is a file or folder. `later` names choices that are known but not built, so that the message can say so.
-    """
-    extra: dict[str, Any] = {"unit": unit, "free": free, "place": place, "aka": list(aka), "later": list(later)}
-    bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt, "multiple_of": multiple_of}
-    given: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
-    return Field(default, description=doc, json_schema_extra=extra, **given)
-
-
-class Section(BaseModel):
-    """A table of the file. Unknown keys, NaN and infinity are refused; values are never coerced."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+FORMAT = 1
+"""The number that a config file may give as `format`: raised when the meaning of keys changes."""
 
 
 class ModelSection(Section):
@@ -59,41 +36,37 @@ class ModelSection(Section):
         place=True,
         aka=("pretrained_vae_model_name_or_path", "ae"),
     )
-    clip_l: str = field(
-        "", "CLIP-L text encoder, where the checkpoint holds none (SD3, Flux); empty: its own", place=True
-    )
-    clip_g: str = field("", "CLIP-G text encoder, where the checkpoint holds none (SD3); empty: its own", place=True)
-    t5: str = field(
-        "",
-        "T5-XXL text encoder, where the checkpoint holds none (SD3, Flux); empty: its own",
-        place=True,
-        aka=("t5xxl",),
-    )
-    t5_fp8: bool = field(
-        False,
-        "T5 in 8 bits while captions are encoded: 5 GiB instead of 10 (SD3, Flux)",
-        aka=("quantize_te", "t5xxl_dtype", "fp8_te", "text_encoder_3_precision"),
-    )
-    t5_vocabulary: str = field(
-        "",
-        "T5's spiece.model or tokenizer.json, or its folder (SD3, Flux); empty: looked for beside the encoder",
-        place=True,
-    )
     prediction: Literal["epsilon", "v"] = field(
         "epsilon", "what the model predicts", aka=("prediction_type", "v_parameterization")
     )
-    fp8: Literal["off", "weights", "dynamic"] = field(
+    quantize: Literal["off", "fp8"] = field(
         "off",
-        "the base model's transformer layers in 8 bits, half the memory; dynamic: products too, faster and less exact",
-        aka=("fp8_base", "fp8_weights", "quantize", "qtype", "weight_dtype", "base_model_precision"),
+        "the base model's transformer layers in 8 bits, half the memory",
+        aka=("fp8", "fp8_base", "fp8_weights", "qtype", "weight_dtype", "base_model_precision"),
+    )
+    arithmetic: Literal["bf16", "fp8"] = field(
+        "bf16",
+        "number format of their products; fp8: faster and less exact, on compute capability 8.9 and later. "
+        "bf16: that of train.precision",
     )
     vae_precision: Literal["fp32", "bf16"] = field(
         "fp32", "number format of the VAE; no fp16, in which SDXL's overflows"
     )
 
 
+@keys_of(ENCODER_KEYS)
+class TextEncodersSection(Section):
+    """The text encoders, where the checkpoint holds none, and how they are used."""
+
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = field(
+        "auto",
+        "number format while captions are encoded; auto: train.precision; fp8: T5 in 8 bits, 5 GiB instead of 10",
+        aka=("t5_fp8", "quantize_te", "t5xxl_dtype", "fp8_te", "text_encoder_3_precision"),
+    )
+
+
 class DataSection(Section):
-    """The pictures and their captions."""
+    """The images and their captions."""
 
     path: str = field(
         "",
@@ -110,9 +83,6 @@ class DataSection(Section):
     caption_dropout: float = field(
         0.0, "probability that an image is seen with an empty caption", ge=0, le=1, aka=("caption_dropout_rate",)
     )
-    clip_l_dropout: float = field(0.0, "probability that CLIP-L is silent, apart from captions (SD3, Flux)", ge=0, le=1)
-    clip_g_dropout: float = field(0.0, "the same of CLIP-G (SD3)", ge=0, le=1)
-    t5_dropout: float = field(0.0, "the same of T5 (SD3, Flux)", ge=0, le=1)
     caption: str = field(
         "",
         "caption of images that have none; empty: such an image is an error",
@@ -145,12 +115,6 @@ class DataSection(Section):
     max_tokens: Literal[75, 150, 225] = field(
         75, "caption length that is kept, in chunks of 75", unit="tokens", aka=("max_token_length",)
     )
-    t5_tokens: Literal[0, 77, 154, 256, 512] = field(
-        0,
-        "caption length that T5 is given (SD3, Flux); 0: the family's own",
-        unit="tokens",
-        aka=("t5xxl_max_token_length", "max_sequence_length"),
-    )
     on_bad_image: Literal["error", "skip"] = field(
         "error", "an unreadable image stops the run before training, or is left out with a warning"
     )
@@ -163,15 +127,10 @@ class DataSection(Section):
     )
 
 
+@choices(ADAPTERS)
 class LoraSection(Section):
     """The adapter that is trained."""
 
-    kind: Literal["lora"] = field(
-        "lora",
-        "kind of adapter",
-        aka=("network_module", "network_type"),
-        later=("locon", "dora", "loha", "lokr"),
-    )
     rank: int = field(16, "inner width of the two matrices", ge=1, le=4096, aka=("network_dim", "linear", "dim", "r"))
     alpha: float = field(
         16.0,
@@ -187,36 +146,18 @@ class LoraSection(Section):
     )
 
 
+@choices(OPTIMIZERS)
 class OptimizerSection(Section):
     """How gradients become updates."""
 
-    name: Literal["adamw", "sgd"] = field("adamw", "optimizer", aka=("optimizer_type",))
     lr: float = field(1e-4, "peak learning rate", gt=0, le=10, aka=("learning_rate", "unet_lr", "max_lr"))
-    weight_decay: float = field(
-        0.01,
-        "weight decay; decoupled from the gradient in adamw, added to it in sgd",
-        ge=0,
-        le=1,
-        aka=("adam_weight_decay",),
-    )
-    betas: tuple[float, float] = field(
-        (0.9, 0.999), "AdamW: decay of the two moments", aka=("adam_beta1", "adam_beta2")
-    )
-    eps: float = field(1e-8, "AdamW: added to the denominator", gt=0, le=1, aka=("adam_epsilon",))
-    momentum: float = field(0.0, "SGD: momentum", ge=0, lt=1)
 
 
+@choices(SCHEDULES)
 class ScheduleSection(Section):
     """How the learning rate moves over the run."""
 
-    name: Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial"] = field(
-        "cosine", "shape after the warm-up", aka=("lr_scheduler", "lr_scheduler_type")
-    )
     warmup_steps: int = field(0, "linear rise from 0", unit="steps", ge=0, aka=("lr_warmup_steps",))
-    cycles: int = field(
-        1, "cosine_restarts: how often it falls from the peak", ge=1, aka=("lr_scheduler_num_cycles", "lr_num_cycles")
-    )
-    power: float = field(1.0, "polynomial: exponent", gt=0, aka=("lr_scheduler_power",))
     min_lr: float = field(0.0, "learning rate at the end of the decay", ge=0, le=10)
 
 
@@ -230,22 +171,18 @@ class GradientSection(Section):
     clip_value: float = field(0.0, "largest absolute value of an entry; 0: off", ge=0)
     noise_std: float = field(0.0, "std of Gaussian noise added at step 0; 0: off", ge=0, le=1000)
     noise_decay: float = field(0.55, "its variance falls as 1 / (1 + step)^noise_decay (arXiv 1511.06807)", ge=0)
-    checkpointing: bool = field(
-        False,
-        "recompute activations in the backward pass: less memory, slower",
+    checkpointing: Literal["off", "full", "offload", "mlp"] = field(
+        "off",
+        "activations recomputed in the backward pass: less memory, slower. full: whole blocks; offload: their inputs "
+        "wait in host memory too; mlp: the widest layers alone",
         free=True,
-        aka=("gradient_checkpointing",),
+        aka=("gradient_checkpointing", "cpu_offload_checkpointing", "recompute"),
     )
-    recompute: Literal["blocks", "blocks_offloaded", "feed_forward"] = field(
-        "blocks",
-        "what checkpointing recomputes: all, its inputs kept on the device or on the host, or the widest layers alone",
-        free=True,
-        aka=("cpu_offload_checkpointing",),
-    )
-    recompute_only: tuple[str, ...] = field(
+    checkpoint_blocks: tuple[str, ...] = field(
         (),
         "globs over block names (output_blocks.*, single_blocks.1?): only these are recomputed; empty: all",
         free=True,
+        aka=("recompute_only",),
     )
 
 
@@ -271,32 +208,13 @@ class TrainSection(Section):
     deterministic: bool = field(True, "same seed, same bytes on the same device; false is 1 to 3 % faster on a GPU")
 
 
+@choices(LOSSES, WEIGHTINGS, TIMESTEP_SAMPLINGS)
 class LossSection(Section):
     """What is minimised."""
 
-    kind: Literal["mse"] = field("mse", "loss function", aka=("loss_type",))
-    snr_gamma: float = field(
-        0.0, "min-SNR weighting (arXiv 2303.09556); 5 is usual; 0: off", ge=0, aka=("min_snr_gamma",)
-    )
     offset_noise: float = field(
         0.0, "strength of a constant added to each channel's noise; 0: off", ge=0, le=1, aka=("noise_offset",)
     )
-    timesteps: Literal["auto", "uniform", "logit_normal", "sigmoid", "mode", "cosmap"] = field(
-        "auto",
-        "how noise levels are drawn (SD3, Flux); auto: the family's own",
-        aka=("timestep_sampling", "timestep_type", "weighting_scheme"),
-    )
-    timestep_mean: float = field(
-        0.0,
-        "mean of logit-normal noise levels, above 0: more noise; logit_mean elsewhere, with the other sign (SD3, Flux)",
-        ge=-10,
-        le=10,
-        aka=("logit_mean",),
-    )
-    timestep_std: float = field(
-        1.0, "std of logit-normal noise levels (SD3, Flux)", gt=0, le=10, aka=("logit_std", "sigmoid_scale")
-    )
-    mode_scale: float = field(1.29, "how far mode sampling is from uniform (SD3, Flux)", ge=0, le=1.75)
     shift: float = field(
         0.0,
         "shift of noise levels towards more noise (SD3, Flux); 1: none; 0: the family's own",
@@ -304,11 +222,8 @@ class LossSection(Section):
         le=100,
         aka=("discrete_flow_shift", "training_shift"),
     )
-    weighting: Literal["none", "sigma_sqrt", "cosmap"] = field(
-        "none", "weight of a noise level in the loss (SD3, Flux)"
-    )
-    guidance: float = field(
-        1.0, "guidance that the model is told in training (Flux dev)", ge=0, le=1000, aka=("guidance_scale",)
+    guidance_scale: float = field(
+        1.0, "guidance that the model is told in training (Flux dev)", ge=0, le=1000, aka=("guidance",)
     )
     zero_terminal_snr: bool = field(
         False,
@@ -338,7 +253,7 @@ class CheckpointSection(Section):
 
 
 class SampleSection(Section):
-    """Pictures made during the run."""
+    """Images made during the run."""
 
     every: int = field(
         250,
@@ -349,24 +264,24 @@ class SampleSection(Section):
         aka=("sample_every_n_steps", "sample_every", "validation_epochs"),
     )
     prompts: tuple[str, ...] = field(
-        (), "one picture each; empty: no grids", free=True, aka=("sample_prompts", "validation_prompt")
+        (), "one image each; empty: no grids", free=True, aka=("sample_prompts", "validation_prompt")
     )
     negative: str = field("", "negative prompt; needs classifier-free guidance", free=True, aka=("negative_prompt",))
     steps: int = field(
         0, "sampler steps; 0: the model's own", ge=0, le=1000, free=True, aka=("num_inference_steps", "sample_steps")
     )
-    guidance: float = field(
+    guidance_scale: float = field(
         0.0,
         "scale of classifier-free guidance, 1: off; for Flux dev what the model is told; 0: the model's own",
         ge=0,
         le=1000,
         free=True,
-        aka=("cfg_scale", "guidance_scale"),
+        aka=("cfg_scale", "guidance"),
     )
     sampler: Literal["euler", "ddim"] = field("euler", "sampler", free=True, aka=("sample_sampler",))
-    seed: int = field(42, "seed of the first picture; the next has the next", ge=0, le=2**63 - 1, free=True)
-    width: int = field(0, "picture width; 0: data.resolution", unit="pixels", ge=0, le=8192, multiple_of=8, free=True)
-    height: int = field(0, "picture height; 0: data.resolution", unit="pixels", ge=0, le=8192, multiple_of=8, free=True)
+    seed: int = field(42, "seed of the first image; the next has the next", ge=0, le=2**63 - 1, free=True)
+    width: int = field(0, "image width; 0: data.resolution", unit="pixels", ge=0, le=8192, multiple_of=8, free=True)
+    height: int = field(0, "image height; 0: data.resolution", unit="pixels", ge=0, le=8192, multiple_of=8, free=True)
 
 
 class OutputSection(Section):
@@ -388,6 +303,7 @@ class Config(Section):
     """A training run as described by one file."""
 
     model: ModelSection = ModelSection()
+    text_encoders: TextEncodersSection = TextEncodersSection()
     data: DataSection = DataSection()
     lora: LoraSection = LoraSection()
     optimizer: OptimizerSection = OptimizerSection()

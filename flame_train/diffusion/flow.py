@@ -1,4 +1,4 @@
-"""Rectified flow: the straight way from picture to noise, and the velocity along it (arXiv 2209.03003, 2403.03206).
+"""Rectified flow: the straight way from image to noise, and the velocity along it (arXiv 2209.03003, 2403.03206).
 
 x_s = (1 - s) x_0 + s noise for s in (0, 1), target noise - x_0. Latents are (B, H, W, C); s is fp32 (B,).
 """
@@ -8,18 +8,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from ..engine import Tensor, no_grad
 from ..engine.random import Rng
 from ..errors import ConfigError
-from .objectives import Stream, drawn_noise, squared_errors
+from .losses import LossKind
+from .losses.mse import Mse
+from .objectives import drawn_noise, mean_errors
+from .timestep_sampling import TimestepSampling
+from .timestep_sampling.logit_normal import LogitNormal
+from .weightings import Weighting
+from .weightings.none import NoWeighting
 
-Sampling = Literal["uniform", "logit_normal", "sigmoid", "mode", "cosmap"]
-Weighting = Literal["none", "sigma_sqrt", "cosmap"]
 Shift = Callable[[int], float]
 """The shift of noise levels for a number of image tokens; see `shifted`."""
 
@@ -47,43 +51,24 @@ def shifted(sigma: Any, shift: float) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class FlowObjective:
-    """Mean squared error of the velocity.
+    """The error of the velocity.
 
-    `sampling` is how s is drawn before the shift: "uniform", "logit_normal" or its other name "sigmoid" (the sigmoid of
-    a normal number of `mean` and `std`), "mode" with `mode_scale` or "cosmap" (arXiv 2403.03206, section 3.1). A
-    `mode_scale` above 2 / (pi - 2), some 1.75, is none of the paper's: one level then comes of several draws, and from
-    about 7.3 on some are outside of (0, 1).
-    `weighting` multiplies each sample's loss: "sigma_sqrt" by s^-2, "cosmap" by 2 / (pi (1 - 2 s + 2 s^2)), as
-    diffusers' training examples do. Their s has a thousand steps, so no weight there is above a million; none is here.
-    `offset_noise` adds that much of a normal number to each channel's noise. `patch` is the side of a token in latent
-    pixels.
+    `sampling` draws s before the shift. `kind` is the distance to the target. `weighting` multiplies each sample's
+    loss. `offset_noise` adds that much of a normal number to each channel's noise. `patch` is the side of a token in
+    latent pixels.
     """
 
-    sampling: Sampling = "logit_normal"
-    mean: float = 0.0
-    std: float = 1.0
-    mode_scale: float = 1.29
+    sampling: TimestepSampling = field(default_factory=LogitNormal)
     shift: Shift = NO_SHIFT
-    weighting: Weighting = "none"
+    kind: LossKind = field(default_factory=Mse)
+    weighting: Weighting = field(default_factory=NoWeighting)
     offset_noise: float = 0.0
     patch: int = 2
 
     def timesteps(self, rng: Rng, shape: Sequence[int]) -> Tensor:
         """(B,) fp32 in (0, 1) for latents of `shape` (H, W, C)."""
-        xp = rng.xp
-        if self.sampling in ("logit_normal", "sigmoid"):
-            z = rng.normal(Stream.TIMESTEPS) * np.float32(self.std) + np.float32(self.mean)
-            s = 1.0 / (1.0 + xp.exp(-z))
-        else:
-            u = rng.uniform(Stream.TIMESTEPS)
-            if self.sampling == "uniform":
-                s = u
-            elif self.sampling == "mode":
-                s = 1.0 - u - np.float32(self.mode_scale) * (xp.cos(np.float32(math.pi / 2) * u) ** 2 - 1.0 + u)
-            else:
-                s = 1.0 - 1.0 / (xp.tan(np.float32(math.pi / 2) * u) + 1.0)
         tokens = shape[0] * shape[1] // self.patch**2
-        return Tensor(shifted(s, self.shift(tokens)).astype(np.float32))
+        return Tensor(shifted(self.sampling.levels(rng), self.shift(tokens)).astype(np.float32))
 
     def noise(self, rng: Rng, shape: Sequence[int]) -> Tensor:
         """(B, H, W, C) fp32 for `shape` (H, W, C): standard normal, plus the offset if there is one."""
@@ -100,23 +85,13 @@ class FlowObjective:
         return noise.float() - latents.float()
 
     def losses(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """(B,) fp32: each sample's mean squared error, times its weight."""
-        each = squared_errors(prediction, self.target(latents, noise, t))
-        return each if self.weighting == "none" else each * Tensor(flow_weights(t.data, self.weighting))
+        """(B,) fp32: each sample's mean error, times its weight."""
+        each = mean_errors(self.kind, prediction, self.target(latents, noise, t))
+        return each if self.weighting.uniform else each * Tensor(self.weighting.of_flow(t.data))
 
     def loss(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """The mean of `losses`: 0-d fp32, differentiable with respect to the prediction."""
         return self.losses(prediction, latents, noise, t).mean()
-
-
-_LEAST_WEIGHED = np.float32(1e-3)  # a single sample of s = 1e-6 would outweigh all others of a run
-
-
-def flow_weights(sigma: Any, weighting: Weighting) -> Any:
-    """What a sample's loss is multiplied by; see `FlowObjective`."""
-    if weighting == "sigma_sqrt":
-        return sigma.clip(_LEAST_WEIGHED) ** -2.0
-    return 2.0 / (np.float32(math.pi) * (1.0 - 2.0 * sigma + 2.0 * sigma**2))
 
 
 def _beside(t: Tensor, like: Tensor) -> Tensor:

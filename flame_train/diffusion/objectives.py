@@ -7,7 +7,6 @@ tables live on the device: nothing here reads a value back, so a step made of it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import Any, Literal
 
 import numpy as np
@@ -16,17 +15,14 @@ from ..engine import Tensor
 from ..engine import functional as F
 from ..engine.backend import get_backend
 from ..engine.random import Rng
+from .losses import LossKind
+from .losses.mse import Mse
 from .schedules import NoiseSchedule
+from .timestep_sampling import Stream
+from .weightings import Weighting
+from .weightings.none import NoWeighting
 
 Prediction = Literal["epsilon", "v"]
-
-
-class Stream(IntEnum):
-    """The random streams of a training step."""
-
-    NOISE = 16
-    TIMESTEPS = 17
-    OFFSET = 18
 
 
 def drawn_noise(rng: Rng, shape: Sequence[int], offset: float) -> Tensor:
@@ -37,32 +33,40 @@ def drawn_noise(rng: Rng, shape: Sequence[int], offset: float) -> Tensor:
     return Tensor(noise)
 
 
-def squared_errors(prediction: Tensor, target: Tensor) -> Tensor:
-    """(B,) fp32: each sample's mean squared error."""
-    error: Tensor = F.mse_loss(prediction.float(), target, reduction="none")
-    return error.mean(tuple(range(1, error.ndim)))
+def mean_errors(kind: LossKind, prediction: Tensor, target: Tensor) -> Tensor:
+    """(B,) fp32: each sample's mean error, for an fp32 target (B, H, W, C)."""
+    errors = kind.errors(prediction.float(), target)
+    return errors.mean(tuple(range(1, errors.ndim)))
 
 
 class Objective:
     """Predicts the noise ("epsilon") or v = sqrt(abar) noise - sqrt(1 - abar) x_0 (arXiv 2202.00512).
 
-    `snr_gamma` above 0 weighs each sample by min-SNR (arXiv 2303.09556): min(snr, gamma) / snr for epsilon,
-    min(snr, gamma) / (snr + 1) for v. `offset_noise` adds that much of a normal number to each channel's noise.
+    `kind` is the distance to the target. `weighting` weighs each sample by its timestep's signal-to-noise ratio.
+    `offset_noise` adds that much of a normal number to each channel's noise.
 
     Raises `ValueError` for epsilon on a schedule with zero terminal SNR: there the noise says nothing of the
-    picture.
+    image.
     """
 
     def __init__(
-        self, schedule: NoiseSchedule, prediction: Prediction = "epsilon", *, snr_gamma: float = 0.0,
-        offset_noise: float = 0.0, device: str = "cpu",
-    ) -> None:  # fmt: skip
+        self,
+        schedule: NoiseSchedule,
+        prediction: Prediction = "epsilon",
+        *,
+        kind: LossKind | None = None,
+        weighting: Weighting | None = None,
+        offset_noise: float = 0.0,
+        device: str = "cpu",
+    ) -> None:
         if prediction == "epsilon" and schedule.alphas_cumprod[-1] == 0.0:
             raise ValueError("objective: zero terminal SNR needs prediction 'v', got 'epsilon'")
         self.schedule, self.prediction, self.offset_noise = schedule, prediction, offset_noise
         self._signal = _table(np.sqrt(schedule.alphas_cumprod), device)
         self._noise = _table(np.sqrt(1.0 - schedule.alphas_cumprod), device)
-        self._weight = _table(min_snr_weights(schedule, prediction, snr_gamma), device) if snr_gamma > 0 else None
+        self._kind, weighting = kind or Mse(), weighting or NoWeighting()
+        weights = None if weighting.uniform else weighting.of_snr(schedule.snr, prediction)
+        self._weight = None if weights is None else _table(weights, device)
 
     def timesteps(self, rng: Rng, shape: Sequence[int] = ()) -> Tensor:
         """(B,) int64, uniform in 0 .. T - 1, whatever the latents' shape."""
@@ -84,8 +88,8 @@ class Objective:
         return _at(self._signal, t, latents) * noise - _at(self._noise, t, latents) * latents
 
     def losses(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """(B,) fp32: each sample's mean squared error, times its weight."""
-        each = squared_errors(prediction, self.target(latents, noise, t))
+        """(B,) fp32: each sample's mean error, times its weight."""
+        each = mean_errors(self._kind, prediction, self.target(latents, noise, t))
         if self._weight is not None:
             each = each * F.embedding(t, self._weight)
         return each
@@ -93,12 +97,6 @@ class Objective:
     def loss(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """The mean of `losses`: 0-d fp32, differentiable with respect to the prediction."""
         return self.losses(prediction, latents, noise, t).mean()
-
-
-def min_snr_weights(schedule: NoiseSchedule, prediction: Prediction, gamma: float) -> np.ndarray[Any, Any]:
-    """The weight of each timestep (T,) fp64; see `Objective`."""
-    snr = schedule.snr
-    return np.minimum(snr, gamma) / (snr if prediction == "epsilon" else snr + 1.0)
 
 
 def _table(values: np.ndarray[Any, Any], device: str) -> Tensor:

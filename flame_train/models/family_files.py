@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +18,8 @@ from flame_train.io.resolve import Component, Resolved
 from flame_train.io.weights import Weights, open_weights
 
 from .identify import FAMILY_NAMES, Identity, could_be, identify
-from .parts import Build, Native, digest, parts
+from .part import Part, part_of
+from .parts import Build, parts
 
 
 class Resolve(Protocol):
@@ -42,38 +43,39 @@ class FamilyFiles:
     alone: Mapping[str, str]
     build: Build
 
-    def load(
-        self, path: str | Path, component: str, *, device: str, dtype: DType | str, check_finite: bool = True,
-        fp8: nn.Fp8 = "off",
-    ) -> Any:  # fmt: skip
-        """One network, of the class that `build` makes, on `device` in `dtype`, streamed tensor by tensor.
+    def parts(self, path: str | Path, components: Collection[str]) -> dict[str, Part]:
+        """These networks of a file or folder, by component, from one reading of its headers.
 
-        `fp8` is `nn.load`'s.
-
-        Raises ModelFileError for a file of another family, naming it; for one that lacks the component; and for every
-        missing, unexpected or mis-shaped tensor, all in one message, before anything is read.
+        Raises:
+            ModelFileError: a file of another family, naming it; one that lacks a component; and every missing,
+                unexpected or mis-shaped tensor, all in one message, before anything is read.
         """
         with open_weights(path) as weights:
-            module, source = self._parts(weights, [component])[component]
-            what = f"{path}: {component}"
-            nn.load(module, source, dtype=dtype, device=device, what=what, check_finite=check_finite, fp8=fp8)
-        return module
+            return self._opened(weights, self._resolved(weights, components), components)
 
-    def inspect(self, path: str | Path, components: Collection[str]) -> dict[str, Any]:
-        """Each component with its weights declared, none loaded: headers alone are read. Raises as `load` does."""
-        with open_weights(path) as weights:
-            return {name: module for name, (module, _) in self._parts(weights, components).items()}
+    def all_parts(self, path: str | Path, required: str, skip: Collection[str] = ()) -> dict[str, Part]:
+        """Every network of the family that a file or folder holds, but for those to `skip`. Raises as `parts` does.
 
-    def holds(self, path: str | Path) -> frozenset[str]:
-        """Which components a file or folder holds."""
+        `required` must be there.
+        """
         with open_weights(path) as weights:
-            return frozenset(name for name, sources in self._resolved(weights, ()).sources.items() if sources)
+            resolved = self._resolved(weights, [required])
+            present = [name for name, sources in resolved.sources.items() if sources and name not in skip]
+            return self._opened(weights, resolved, present)
 
-    def digest(self, path: str | Path, components: Collection[str]) -> str:
-        """SHA-256, in hex, over names and values of the components' tensors: a cache of their outputs depends on it."""
-        with open_weights(path) as weights:
-            sources = self._resolved(weights, components).sources
-            return digest(weights, [sources[name] for name in components])
+    def load(
+        self,
+        path: str | Path,
+        component: str,
+        *,
+        device: str,
+        dtype: DType | str,
+        check_finite: bool = True,
+        fp8: nn.Fp8 = "off",
+    ) -> Any:
+        """One network with its weights; see `Part.load`. Raises ModelFileError as `parts` does."""
+        part = self.parts(path, [component])[component]
+        return part.load(device=device, dtype=dtype, check_finite=check_finite, fp8=fp8)
 
     def _resolved(self, weights: Weights, components: Collection[str]) -> Resolved:
         """The file's tensors sorted into components, once it is known to be the family's and to hold what is wanted."""
@@ -110,12 +112,15 @@ class FamilyFiles:
         known = found.kind in ("checkpoint", *(c.name for c in self.components))
         return found.kind if known and found.family != "unknown" and could_be(found.family, self.family) else ""
 
-    def _parts(self, weights: Weights, components: Collection[str]) -> dict[str, tuple[nn.Module, Native]]:
-        resolved = self._resolved(weights, components)
+    def _opened(self, weights: Weights, resolved: Resolved, components: Collection[str]) -> dict[str, Part]:
         wanted = [next(c for c in self.components if c.name == name) for name in components]
         if len(resolved.sources) == 1 and not any(name.startswith(wanted[0].prefixes) for name in weights.names):
             wanted = [replace(wanted[0], prefixes=("",))]  # alone in its file: what has no place there is unexpected
-        return parts(weights, weights.shapes, resolved, wanted, self.build)
+        made = parts(weights, weights.shapes, resolved, wanted, self.build)
+        return {
+            name: part_of(weights, name, built, partial(self.build, name, built[1].shapes))
+            for name, built in made.items()
+        }
 
 
 @lru_cache(maxsize=16)

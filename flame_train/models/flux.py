@@ -21,7 +21,7 @@ from flame_train.engine.dtype import DType, compute_dtype, float16
 from flame_train.engine.nn import weight
 from flame_train.errors import ModelFileError
 
-from .recompute import Block, BlockNetwork
+from .blocks import Block, BlockNetwork
 from .transformer import feed_forward, linears_in
 
 PATCH: Final = 2  # the side of a token in latent pixels
@@ -233,7 +233,7 @@ class DoubleBlock(Block):
         for_txt, for_img = F.split(found_BSD, [T, img_BLD.shape[1]], dim=1)
         img_BLD = F.gated_add(img_BLD, gate_i, self.img_attn.proj(for_img))
         txt_BTD = F.gated_add(txt_BTD, gate_t, self.txt_attn.proj(for_txt))
-        if self.recompute == "feed_forward":
+        if self.checkpointing == "mlp":
             return (
                 checkpoint(_feed_forward, self.img_mlp, img_BLD, *feed_i),
                 _bounded(checkpoint(_feed_forward, self.txt_mlp, txt_BTD, *feed_t)),

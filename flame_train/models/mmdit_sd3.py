@@ -18,7 +18,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.nn import weight
 from flame_train.errors import ModelFileError
 
-from .recompute import Block, BlockNetwork
+from .blocks import Block, BlockNetwork
 from .transformer import feed_forward, linears_in
 
 _PATCH = 2
@@ -198,7 +198,7 @@ class JointBlock(Block):
         self.x_block = Stream(arch, dual=index in arch.dual)
 
     def forward(self, x_BLD: Tensor, c_BTD: Tensor, silu_c_BD: Tensor) -> tuple[Tensor, Tensor]:
-        lean = self.recompute == "feed_forward"
+        lean = self.checkpointing == "mlp"
         image, text = self.x_block.modulation(silu_c_BD), self.context_block.modulation(silu_c_BD)
         for_x, for_c = _attend([self.x_block.project(x_BLD, image), self.context_block.project(c_BTD, text)])
         x_BLD = self.x_block.proceed(x_BLD, for_x, image, lean)

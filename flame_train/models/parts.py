@@ -26,11 +26,11 @@ class Native:
     """One component's tensors by native name: a `WeightSource` over the open file."""
 
     def __init__(self, weights: Weights, sources: Mapping[str, Source], shapes: Mapping[str, Shape]) -> None:
-        self.shapes = shapes
-        self._weights, self._sources = weights, sources
+        self.shapes, self.sources = shapes, sources
+        self._weights = weights
 
     def read(self, name: str) -> np.ndarray[Any, Any]:
-        return self._sources[name].read(self._weights)
+        return self.sources[name].read(self._weights)
 
 
 def parts(

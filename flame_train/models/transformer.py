@@ -14,7 +14,7 @@ from typing import Final
 from flame_train.engine import Tensor, checkpoint, nn, rebuild
 from flame_train.engine import functional as F
 
-from .recompute import Block
+from .blocks import Block
 
 SMALL: Final = 8 << 20
 """Bytes from which a result is made again instead of kept: below, it is a kernel's launch that takes the time."""
@@ -137,7 +137,7 @@ class TransformerBlock(Block):
         """k and v are the text's, as this block's cross attention projects it."""
         x_BLC = self.attn1(remade(self.norm1, x_BLC), None, x_BLC)
         x_BLC = self.attn2(remade(self.norm2, x_BLC), (k_BTC, v_BTC), x_BLC)
-        return checkpoint(self._feed_forward, x_BLC) if self.recompute == "feed_forward" else self._feed_forward(x_BLC)
+        return checkpoint(self._feed_forward, x_BLC) if self.checkpointing == "mlp" else self._feed_forward(x_BLC)
 
     def _feed_forward(self, x_BLC: Tensor) -> Tensor:
         return self.ff(remade(self.norm3, x_BLC), x_BLC)

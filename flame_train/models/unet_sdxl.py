@@ -17,7 +17,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 
-from .recompute import Block, BlockNetwork
+from .blocks import Block, BlockNetwork
 from .transformer import SpatialTransformer, TextKeys, TransformerBlock, linears_in
 
 SIZE_EMBEDDING = 256  # the sinusoid's width for each of the six sizes

@@ -1,47 +1,41 @@
-"""Model families, each a value; and the commands that run one from a config."""
+"""Model families, a file each. Adding one is a file here and a line in `flame_train/families.py`."""
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 from flame_train.errors import ModelFileError
-from flame_train.io.hub import resolve_checkpoint
+from flame_train.families import FAMILY_TITLES
 from flame_train.io.weights import open_weights
-from flame_train.models.identify import FAMILY_NAMES, could_be, identify
-from flame_train.training.family import Family
+from flame_train.models.identify import could_be, identify
 
-from .flux import FLUX
-from .sd3 import SD3
-from .sdxl import SdxlFamily
-
-RECIPES: dict[str, Family] = {"sdxl": SdxlFamily(), "sd3": SD3, "flux": FLUX}
-"""Every family by name. Adding one is a line here."""
+from .family import NOTHING_NAMED, Family, Networks, Opening
 
 
-def train(family: str, config: str, overrides: list[str], device: str, dry_run: bool) -> dict[str, Any]:
-    """Trains as a config file says, or continues; with `dry_run` only checks and plans. Returns what happened."""
-    from .pipeline import run
-
-    return run(RECIPES[family], config, overrides, device, dry_run)
-
-
-def cache(config: str, overrides: list[str], device: str, dry_run: bool) -> dict[str, Any]:
-    """Encodes the pictures and captions of a config ahead of training. Returns counts."""
-    from flame_train.config.load import load_located
-
-    from .pipeline import fill_cache
-
-    loaded = load_located(config, overrides)
-    return fill_cache(family_of(loaded.config.model.checkpoint), loaded, device, dry_run)
+def _family(name: str) -> Family:
+    """The one family that `recipes.<name>` defines."""
+    module = importlib.import_module(f"{__name__}.{name}")
+    (found,) = (kind for kind in Family.__subclasses__() if kind.__module__ == module.__name__)
+    return found()
 
 
-def family_of(checkpoint: str) -> Family:
+FAMILIES: Final[Mapping[str, Family]] = MappingProxyType({name: _family(name) for name in FAMILY_TITLES})
+"""Every family by name. `init`, `bench`, `quickstart` and the other tools know a family from here."""
+
+
+def family_of(path: Path) -> Family:
     """The family of a base model, told from its headers. Raises ModelFileError for one that is not supported."""
-    path = resolve_checkpoint(checkpoint)
     with open_weights(path) as weights:
         found = identify(weights.shapes, weights.metadata)
-    for name, family in RECIPES.items():
+    for name, family in FAMILIES.items():
         if found.kind != "lora" and found.family != "unknown" and could_be(found.family, name):
             return family
-    known = ", ".join(FAMILY_NAMES[name] for name in RECIPES)
+    known = ", ".join(family.title for family in FAMILIES.values())
     raise ModelFileError(f"{path}: expected a base model of {known}, but this is: {found.detail}")
+
+
+__all__ = ["FAMILIES", "NOTHING_NAMED", "Family", "Networks", "Opening", "family_of"]

@@ -1,30 +1,34 @@
-"""Flux.1 dev and schnell: what their files, captions and conditioning are, for the training pipeline."""
+"""Flux.1 dev and schnell."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
 from flame_train.adapters.targets import Presets
-from flame_train.diffusion.flow import NO_SHIFT, dynamic_sigmas, resolution_shift
-from flame_train.engine import Tensor
-from flame_train.engine.tensor import tensor
-from flame_train.models.flux import DoubleBlock, Flux
+from flame_train.diffusion.flow import NO_SHIFT, Shift, dynamic_sigmas, resolution_shift
+from flame_train.engine import Tensor, nn
+from flame_train.io.lora_names import LoraFamily
+from flame_train.models.blocks import Block, Checkpointing, whole_blocks
+from flame_train.models.clip import ClipArch, ClipTextEncoder
+from flame_train.models.flux import DoubleBlock, Flux, FluxArch
 from flame_train.models.keys import flux as keys
 from flame_train.models.loading_flux import FLUX_FILES
-from flame_train.models.recompute import Block, Recompute, run_again
-from flame_train.models.text_clip import encode_clip
-from flame_train.models.text_t5 import encode_prompts
-from flame_train.models.vae import VaeArch
-from flame_train.training.family import Load, Usual
-from flame_train.training.step import Denoise
+from flame_train.models.part import Part
+from flame_train.models.t5 import T5Arch, T5Encoder
+from flame_train.models.vae import Vae, VaeArch
+from flame_train.text_encoders.clip import ClipL, ClipLKeys
+from flame_train.training.memory import MemoryQuery
+from flame_train.training.model import Autoencoder, SamplingDefaults
 
-from .flow import DOUBLE_KEEPS, GATES_KEEP, FlowFamily, Ids, gates_learn, joint_activations
+from .family import Family, Networks, Opening
+from .flow import DOUBLE_KEEPS, GATES_KEEP, FlowModel, gates_learn, joint_activations, opened_t5
+from .lesson import Lesson
 
-_PAD = 49407  # CLIP-L's
 _SHIFT = resolution_shift()
 
 _ATTENTION: Final = ("double_blocks.*_attn.qkv", "double_blocks.*_attn.proj", "single_blocks.*.linear1")
@@ -42,80 +46,117 @@ MLP's first, so `attention` has that too; `full` is every linear layer in the bl
 has it."""
 
 
-def _conditioning(networks: Mapping[str, Any], ids: Ids) -> dict[str, Tensor]:
-    """`t5` (1, T, 4096) and CLIP-L's `pooled` (1, 768)."""
-    _, pooled = encode_clip(networks["text_encoder"], ids["text_encoder"])
-    return {"t5": encode_prompts(networks["text_encoder_2"], ids["text_encoder_2"]), "pooled": pooled}
+@dataclass(frozen=True, slots=True, eq=False)
+class FluxModel(FlowModel):
+    """Times are noise levels in (0, 1). dev is told its guidance; schnell was distilled to four steps without any."""
 
+    @property
+    def transformer(self) -> Flux:
+        """The network with its weights declared, none loaded."""
+        assert isinstance(self.network, Flux)
+        return self.network
 
-def _denoise(transformer: Flux, guidance: float) -> Denoise:
-    """Times are noise levels in (0, 1). A model that knows a guidance is told this one."""
-    told = np.full((1,), guidance, np.float32)
-    fixed = tensor(told, device=transformer.img_in.weight.device) if transformer.arch.guidance else None
+    @property
+    def guidance_distilled(self) -> bool:
+        return self.transformer.arch.guidance
 
-    def denoise(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
-        of_each = None if fixed is None else fixed.expand(x.shape[0])
-        out: Tensor = transformer(x, t * 1000.0, cond["t5"], cond["pooled"], of_each)
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        return SamplingDefaults(28, 3.5) if self.guidance_distilled else SamplingDefaults(4, 1.0)
+
+    @property
+    def shift(self) -> Shift:
+        return _SHIFT
+
+    def sigmas(self, steps: int, tokens: int) -> np.ndarray[Any, Any]:
+        """dev's follow the resolution, schnell's are not shifted."""
+        return dynamic_sigmas(steps, (_SHIFT if self.guidance_distilled else NO_SHIFT)(tokens))
+
+    @property
+    def text_tokens(self) -> int:
+        return self.caption_shapes()["t5"][0]
+
+    def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
+        told = guidance.expand(x.shape[0]) if self.guidance_distilled else None
+        out: Tensor = network(x, t * 1000.0, cond["t5"], cond["pooled"], told)
         return out
 
-    return denoise
+    def activation_bytes(self, query: MemoryQuery) -> int:
+        return _activations(self.transformer, self.text_tokens, query)
 
 
-# as published: dev is told its guidance, schnell was distilled to four steps without any
-_DEV, _SCHNELL = Usual(28, 3.5), Usual(4, 1.0)
 _TOLD = ("time_in.", "vector_in.", "guidance_in.")
-_SINGLE_KEEPS: Mapping[Recompute, int] = {"nothing": 11, "feed_forward": 11, "blocks": 1, "blocks_offloaded": 0}
+_SINGLE_KEEPS: Mapping[Checkpointing, int] = {"off": 11, "mlp": 11, "full": 1, "offload": 0}
 
 
-def _activations(transformer: Flux, text: int, load: Load) -> int:
+def _activations(transformer: Flux, text: int, query: MemoryQuery) -> int:
     """A single block's first layer is 7 times as wide as the stream: what passes by is mostly its gradients."""
-    arch, tokens = transformer.arch, load.bucket[0] * load.bucket[1] // 256 + text
+    arch, tokens = transformer.arch, query.bucket[0] * query.bucket[1] // 256 + text
     of_text = text / tokens
 
     def learns(maker: str) -> bool:
-        return gates_learn(load, maker, _TOLD)
+        return gates_learn(query, maker, _TOLD)
 
-    def keeps(name: str, block: Block, how: Recompute) -> float:
+    def keeps(name: str, block: Block, how: Checkpointing) -> float:
         if isinstance(block, DoubleBlock):
             gates = (1 - of_text) * learns(f"{name}.img_mod.lin") + of_text * learns(f"{name}.txt_mod.lin")
             return DOUBLE_KEEPS[how] + GATES_KEEP[how] * gates
-        return _SINGLE_KEEPS[how] + (not run_again(how)) * learns(f"{name}.modulation.lin")
+        return _SINGLE_KEEPS[how] + (not whole_blocks(how)) * learns(f"{name}.modulation.lin")
 
     blocks = transformer.blocks().items()
-    kept = sum(keeps(name, block, load.of(name)) for name, block in blocks)
-    whole = sum(keeps(name, block, "nothing") for name, block in blocks)
-    passing = 30 + load.made_again(11, whole - kept)
-    return joint_activations(load, kept, passing, arch.width, arch.head_dim, tokens)
+    kept = sum(keeps(name, block, query.of(name)) for name, block in blocks)
+    whole = sum(keeps(name, block, "off") for name, block in blocks)
+    passing = 30 + query.made_again(11, whole - kept)
+    return joint_activations(query, kept, passing, arch.width, arch.head_dim, tokens)
 
 
-def _sigmas(transformer: Any, steps: int, tokens: int) -> np.ndarray[Any, Any]:
-    """dev's follow the resolution, schnell's are not shifted."""
-    return dynamic_sigmas(steps, (_SHIFT if transformer.arch.guidance else NO_SHIFT)(tokens))
+def _networks(arch: FluxArch, clip_l: ClipArch, t5: T5Arch, vae: VaeArch) -> Networks:
+    return {
+        "transformer": Flux(arch),
+        "vae": Vae(vae),
+        "text_encoder": ClipTextEncoder(clip_l),
+        "text_encoder_2": T5Encoder(t5),
+    }
 
 
-FLUX = FlowFamily(
-    name="flux",
-    presets=PRESETS,
-    files=FLUX_FILES,
-    clip_tokens=0,
-    published_vae=VaeArch.flux(),
-    encoders_of={"text_encoder": "clip_l", "text_encoder_2": "t5"},
-    clips={"text_encoder": _PAD},
-    t5="text_encoder_2",
-    t5_tokens=lambda transformer: 512 if transformer.arch.guidance else 256,
-    conditioning=_conditioning,
-    denoise=_denoise,
-    lora_family=lambda transformer: keys.lora_family(transformer.arch.guidance),
-    lora_names_in=lambda shapes: keys.lora_family(),
-    shift=_SHIFT,
-    sigmas=_sigmas,
-    activations=_activations,
-    guides_itself=lambda transformer: transformer.arch.guidance,
-    drawn=lambda transformer: _DEV if transformer.arch.guidance else _SCHNELL,
-    positions=lambda transformer: 0,
-    arrays_of={"clip_l": ("pooled",), "t5": ("t5",)},
-    foreign=(
-        "model.clip_g", "data.clip_g_dropout", "model.prediction", "data.max_tokens", "loss.snr_gamma",
-        "loss.zero_terminal_snr", "sample.sampler",
-    ),
-)  # fmt: skip
+def _small() -> Networks:
+    width = 32
+    clip_l = ClipArch.tiny("quick_gelu", None, width)
+    arch = FluxArch.tiny(context_dim=2 * width, pooled_dim=width)
+    return _networks(arch, clip_l, T5Arch.tiny(width=2 * width), VaeArch.tiny(latent_channels=16))
+
+
+class FluxFamily(Family):
+    name = "flux"
+    files = FLUX_FILES
+    encoders = MappingProxyType({"clip_l": "text_encoder", "t5": "text_encoder_2"})
+    unsupported = ("model.prediction", "data.max_tokens", "loss.zero_terminal_snr", "sample.sampler")
+    published = MappingProxyType(
+        {
+            "flux-dev": lambda: _networks(FluxArch.dev(), ClipArch.clip_l(), T5Arch.xxl(), VaeArch.flux()),
+            "flux-tiny": _small,
+        }
+    )
+    bench_targets = "attention+mlp"
+    small = "flux-tiny"
+    lesson = Lesson("a small Flux.1 dev with random weights, which draws noise")
+
+    def assemble(self, parts: Mapping[str, Part], opening: Opening) -> FluxModel:
+        transformer = parts["transformer"].network
+        assert isinstance(transformer, Flux)
+        dev, clip_l = transformer.arch.guidance, ClipLKeys.of(opening.text)
+        return FluxModel(
+            name=self.name,
+            title=self.title,
+            denoiser=parts["transformer"],
+            vae=Autoencoder(parts["vae"], VaeArch.flux()),
+            text=(
+                ClipL(parts["text_encoder"], clip_l.clip_l_dropout, pooled="pooled", base=opening.base),
+                opened_t5(parts["text_encoder_2"], opening, 512 if dev else 256),
+            ),
+            lora_names=keys.lora_family(dev),
+            presets=PRESETS,
+        )
+
+    def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
+        return keys.lora_family()

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flame_train.engine import nn
-from flame_train.models.recompute import Block, Recompute
+from flame_train.models.blocks import Block, Checkpointing
 from flame_train.models.transformer import LARGE, NARROW, SMALL, SpatialTransformer
 from flame_train.models.unet_sdxl import Downsample, ResBlock, UNet, Upsample
-from flame_train.training.family import Load
+from flame_train.training.memory import MemoryQuery
 
 _TEXT: Final = 77  # tokens; more of them change little
 
@@ -40,7 +40,7 @@ class _Place:
     also: ResBlock | None = None
 
 
-def activation_bytes(unet: UNet, load: Load) -> int:
+def activation_bytes(unet: UNet, load: MemoryQuery) -> int:
     """The most that is there at once: all that the forward pass leaves behind, and the largest of what passes by.
 
     That is a feed-forward or block made again, with its gradients. A deterministic attention's scores come on top where
@@ -49,20 +49,20 @@ def activation_bytes(unet: UNet, load: Load) -> int:
     places = [p for p in _walk(unet, load) if isinstance(p.part, SpatialTransformer)]
     image = max(map(_image, places), default=0)
     left = kept(unet, load)
-    spared = kept(unet, replace(load, recompute="nothing")) - left
+    spared = kept(unet, replace(load, checkpointing="off")) - left
     once = image * (_PASSING + _GATED) + load.made_again(image * (_ATTENTIONS + 1), spared)
     scores = max((_scores(p, load) for p in places), default=0)
     return round(left + once) * load.batch * load.itemsize + scores
 
 
-def kept(unet: UNet, load: Load) -> int:
+def kept(unet: UNet, load: MemoryQuery) -> int:
     """The numbers that the forward pass leaves behind for the backward pass, a picture's."""
     last = load.bucket[0] * load.bucket[1] // 64 * unet.arch.model_channels  # the last norm's input
     how = {block: load.of(name) for name, block in unet.blocks().items()}
     return last + sum(_kept(place, load, how) for place in _walk(unet, load))
 
 
-def _walk(unet: UNet, load: Load) -> Iterator[_Place]:
+def _walk(unet: UNet, load: MemoryQuery) -> Iterator[_Place]:
     """Every part on the way down, through the middle and up again."""
     pixels, width = load.bucket[0] * load.bucket[1] // 64, unet.arch.model_channels
     down = [*unet.input_blocks, unet.middle_block]
@@ -84,7 +84,7 @@ def _image(place: _Place) -> int:
     return place.pixels * place.part.proj_in.in_features
 
 
-def _in_block(place: _Place, load: Load) -> dict[str, int]:
+def _in_block(place: _Place, load: MemoryQuery) -> dict[str, int]:
     """What a transformer block keeps, in images, by what of it is run again.
 
     Small results are kept although they could be made again: what three norms made, what was found in the text, what
@@ -96,26 +96,26 @@ def _in_block(place: _Place, load: Load) -> dict[str, int]:
     attentions = _ATTENTIONS + (4 if image < SMALL else int(load.itemsize > 2))
     given = _GATED if place.part.proj_in.in_features > NARROW or _GATED * image < LARGE else 0
     made = 4 if 4 * image < SMALL else 0
-    return {"nothing": attentions + given + made, "feed_forward": attentions, "blocks": 1, "blocks_offloaded": 0}
+    return {"off": attentions + given + made, "mlp": attentions, "full": 1, "offload": 0}
 
 
-def _kept(place: _Place, load: Load, how: Mapping[Block, Recompute]) -> int:
+def _kept(place: _Place, load: MemoryQuery, how: Mapping[Block, Checkpointing]) -> int:
     part = place.part
     if isinstance(part, ResBlock):
         first = part.in_layers[2]
         own = first.in_channels - place.skip
-        of_input = {"blocks": own, "blocks_offloaded": 0}
-        beside = how[part] != "blocks_offloaded" and not (place.also and how[place.also] != "blocks_offloaded")
+        of_input = {"full": own, "offload": 0}
+        beside = how[part] != "offload" and not (place.also and how[place.also] != "offload")
         kept = of_input.get(how[part], own + first.out_channels)
         return place.pixels * (kept + (place.skip if beside else 0))
     if isinstance(part, SpatialTransformer):
         of_block, text = _in_block(place, load), 2 * _TEXT * part.proj_in.in_features
         kinds = [how[block] for block in part.transformer_blocks]
-        texts = text * sum(kind != "blocks_offloaded" for kind in kinds)
+        texts = text * sum(kind != "offload" for kind in kinds)
         return _image(place) * (1 + sum(of_block[kind] for kind in kinds)) + texts
     return 0
 
 
-def _scores(place: _Place, load: Load) -> int:
+def _scores(place: _Place, load: MemoryQuery) -> int:
     heads, width = place.part.transformer_blocks[0].attn1.heads, place.part.proj_in.in_features
     return load.scores(heads, width // heads, place.pixels)

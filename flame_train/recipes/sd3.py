@@ -1,31 +1,38 @@
-"""SD3 and SD3.5: what their files, captions and conditioning are, for the training pipeline."""
+"""SD3 and SD3.5."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
 from flame_train.adapters.targets import Presets
-from flame_train.diffusion.flow import NO_SHIFT, static_sigmas
-from flame_train.engine import Tensor
+from flame_train.data.tokenizers.clip import WINDOW
+from flame_train.diffusion.flow import NO_SHIFT, Shift, static_sigmas
+from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
+from flame_train.io.lora_names import LoraFamily
+from flame_train.models.blocks import Block, Checkpointing, whole_blocks
+from flame_train.models.clip import ClipArch, ClipTextEncoder
 from flame_train.models.keys import sd3 as keys
 from flame_train.models.loading_sd3 import SD3_FILES
-from flame_train.models.mmdit_sd3 import Mmdit
-from flame_train.models.recompute import Block, Recompute, run_again
-from flame_train.models.text_clip import encode_clip
+from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
+from flame_train.models.part import Part
+from flame_train.models.t5 import T5Arch, T5Encoder
 from flame_train.models.text_sd3 import joined_context
-from flame_train.models.text_t5 import encode_prompts
-from flame_train.models.vae import VaeArch
-from flame_train.training.family import Load, Usual
-from flame_train.training.step import Denoise
+from flame_train.models.vae import Vae, VaeArch
+from flame_train.text_encoders.clip import ClipG, ClipGKeys, ClipL, ClipLKeys
+from flame_train.training.memory import MemoryQuery
+from flame_train.training.model import Autoencoder, SamplingDefaults
 
-from .flow import CLIP_TOKENS, DOUBLE_KEEPS, GATES_KEEP, FlowFamily, Ids, gates_learn, joint_activations
+from .family import Family, Networks, Opening
+from .flow import DOUBLE_KEEPS, GATES_KEEP, FlowModel, gates_learn, joint_activations, opened_t5
+from .lesson import Lesson
 
-_CLIP_L_PAD, _CLIP_G_PAD = 49407, 0
+_T5_TOKENS = 256
 _SHIFT = 3.0  # of the published models' sampling
 
 _ATTENTION: Final = ("joint_blocks.*.attn.qkv", "joint_blocks.*.attn.proj", "joint_blocks.*.attn2.*")
@@ -40,84 +47,141 @@ PRESETS: Final[Presets] = MappingProxyType(
 """`full` is every linear layer of the blocks, modulation included, as sd-scripts has it."""
 
 
-def _conditioning(networks: Mapping[str, Any], ids: Ids) -> dict[str, Tensor]:
-    """`clip_l` (1, 77, 768), `clip_g` (1, 77, 1280), `t5` (1, T, 4096), `pooled_l` (1, 768), `pooled_g` (1, 1280)."""
-    made = {"t5": encode_prompts(networks["text_encoder_3"], ids["text_encoder_3"])}
-    for name, component in (("l", "text_encoder"), ("g", "text_encoder_2")):
-        made[f"clip_{name}"], made[f"pooled_{name}"] = encode_clip(networks[component], ids[component])
-    return made
+@dataclass(frozen=True, slots=True, eq=False)
+class Sd3Model(FlowModel):
+    """Times are noise levels in (0, 1). The network is told no guidance."""
 
+    @property
+    def transformer(self) -> Mmdit:
+        """The network with its weights declared, none loaded."""
+        assert isinstance(self.network, Mmdit)
+        return self.network
 
-def _denoise(transformer: Mmdit, guidance: float) -> Denoise:
-    """Times are noise levels in (0, 1). The model is told no guidance."""
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """The guidance on the models' cards: SD3 medium 7, SD3.5 medium 4.5, SD3.5 large 3.5.
 
-    def denoise(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
+        Large turbo, which wants 4 steps and none, has the shapes of large.
+        """
+        arch = self.transformer.arch
+        return SamplingDefaults(28, 7.0 if not arch.qk_norm else 4.5 if arch.dual else 3.5)
+
+    @property
+    def longest_side(self) -> int:
+        return self.side_multiple * self.transformer.arch.positions
+
+    @property
+    def shift(self) -> Shift:
+        return NO_SHIFT
+
+    def sigmas(self, steps: int, tokens: int) -> np.ndarray[Any, Any]:
+        return static_sigmas(steps, _SHIFT)
+
+    @property
+    def text_tokens(self) -> int:
+        return WINDOW + self.caption_shapes()["t5"][0]
+
+    def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
         context = joined_context(cond["clip_l"], cond["clip_g"], cond["t5"])
         pooled = F.cat([cond["pooled_l"], cond["pooled_g"]], dim=-1)
-        out: Tensor = transformer(x, t * 1000.0, context, pooled)
+        out: Tensor = network(x, t * 1000.0, context, pooled)
         return out
 
-    return denoise
+    def activation_bytes(self, query: MemoryQuery) -> int:
+        return _activations(self.transformer, self.text_tokens, query)
 
 
 _TOLD = ("t_embedder.", "y_embedder.")
 _DUAL_KEEPS = 6  # an attention of its own more: queries, keys and values, the first two normed, and what it found
 
 
-def _activations(transformer: Mmdit, text: int, load: Load) -> int:
-    arch, image = transformer.arch, load.bucket[0] * load.bucket[1] // 256
+def _activations(transformer: Mmdit, text: int, query: MemoryQuery) -> int:
+    arch, image = transformer.arch, query.bucket[0] * query.bucket[1] // 256
     of_image = image / (image + text)
 
-    def keeps(name: str, block: Block, how: Recompute) -> float:
-        drawn = of_image * gates_learn(load, f"{name}.x_block.adaLN_modulation.1", _TOLD)
-        read = (1 - of_image) * gates_learn(load, f"{name}.context_block.adaLN_modulation.1", _TOLD)
+    def keeps(name: str, block: Block, how: Checkpointing) -> float:
+        drawn = of_image * gates_learn(query, f"{name}.x_block.adaLN_modulation.1", _TOLD)
+        read = (1 - of_image) * gates_learn(query, f"{name}.context_block.adaLN_modulation.1", _TOLD)
         gates = drawn + read * block.context_block.goes_on
         of_dual = block.x_block.dual * (_DUAL_KEEPS * of_image + drawn)
-        return DOUBLE_KEEPS[how] + GATES_KEEP[how] * gates + (0 if run_again(how) else of_dual)
+        return DOUBLE_KEEPS[how] + GATES_KEEP[how] * gates + (0 if whole_blocks(how) else of_dual)
 
     blocks = transformer.blocks().items()
-    kept = sum(keeps(name, block, load.of(name)) for name, block in blocks)
-    whole = sum(keeps(name, block, "nothing") for name, block in blocks)
-    passing = 15 + load.made_again(13, whole - kept)
-    return joint_activations(load, kept, passing, arch.width, arch.head_dim, image + text)
+    kept = sum(keeps(name, block, query.of(name)) for name, block in blocks)
+    whole = sum(keeps(name, block, "off") for name, block in blocks)
+    passing = 15 + query.made_again(13, whole - kept)
+    return joint_activations(query, kept, passing, arch.width, arch.head_dim, image + text)
 
 
-def _sigmas(transformer: Any, steps: int, tokens: int) -> np.ndarray[Any, Any]:
-    return static_sigmas(steps, _SHIFT)
+def _networks(arch: MmditArch, clip_l: ClipArch, clip_g: ClipArch, t5: T5Arch, vae: VaeArch) -> Networks:
+    return {
+        "transformer": Mmdit(arch),
+        "text_encoder_2": ClipTextEncoder(clip_g),
+        "vae": Vae(vae),
+        "text_encoder": ClipTextEncoder(clip_l),
+        "text_encoder_3": T5Encoder(t5),
+    }
 
 
-def _drawn(transformer: Mmdit) -> Usual:
-    """The guidance on the models' cards: SD3 medium 7, SD3.5 medium 4.5, SD3.5 large 3.5.
-
-    Large turbo, which wants 4 steps and none, has the shapes of large.
-    """
-    arch = transformer.arch
-    return Usual(28, 7.0 if not arch.qk_norm else 4.5 if arch.dual else 3.5)
+def _published(arch: MmditArch) -> Networks:
+    return _networks(arch, ClipArch.clip_l(), ClipArch.bigg(), T5Arch.xxl(), VaeArch.sd3())
 
 
-SD3 = FlowFamily(
-    name="sd3",
-    presets=PRESETS,
-    files=SD3_FILES,
-    clip_tokens=CLIP_TOKENS,
-    published_vae=VaeArch.sd3(),
-    encoders_of={"text_encoder": "clip_l", "text_encoder_2": "clip_g", "text_encoder_3": "t5"},
-    clips={"text_encoder": _CLIP_L_PAD, "text_encoder_2": _CLIP_G_PAD},
-    t5="text_encoder_3",
-    t5_tokens=lambda transformer: 256,
-    conditioning=_conditioning,
-    denoise=_denoise,
-    lora_family=lambda transformer: keys.lora_family(transformer.arch.depth, transformer.arch.dual),
-    lora_names_in=keys.lora_family_of,
-    shift=NO_SHIFT,
-    sigmas=_sigmas,
-    activations=_activations,
-    guides_itself=lambda transformer: False,
-    drawn=_drawn,
-    positions=lambda transformer: transformer.arch.positions,
-    arrays_of={"clip_l": ("clip_l", "pooled_l"), "clip_g": ("clip_g", "pooled_g"), "t5": ("t5",)},
-    foreign=(
-        "model.prediction", "data.max_tokens", "loss.snr_gamma", "loss.zero_terminal_snr", "loss.guidance",
+def _small() -> Networks:
+    width = 32
+    arch = MmditArch(
+        width=64,
+        depth=2,
+        head_dim=32,
+        context_dim=2 * width,
+        pooled_dim=2 * width,
+        positions=16,
+        qk_norm=True,
+        dual=(0,),
+    )
+    clips = ClipArch.tiny("quick_gelu", None, width), ClipArch.tiny("gelu", width, width)
+    return _networks(arch, *clips, T5Arch.tiny(width=2 * width), VaeArch.tiny(latent_channels=16))
+
+
+class Sd3Family(Family):
+    name = "sd3"
+    files = SD3_FILES
+    encoders = MappingProxyType({"clip_l": "text_encoder", "clip_g": "text_encoder_2", "t5": "text_encoder_3"})
+    unsupported = (
+        "model.prediction",
+        "data.max_tokens",
+        "loss.zero_terminal_snr",
+        "loss.guidance_scale",
         "sample.sampler",
-    ),
-)  # fmt: skip
+    )
+    published = MappingProxyType(
+        {
+            "sd35-medium": lambda: _published(MmditArch.sd35_medium()),
+            "sd35-large": lambda: _published(MmditArch.sd35_large()),
+            "sd3-tiny": _small,
+        }
+    )
+    small = "sd3-tiny"
+    lesson = Lesson("a small SD3.5 with random weights, which draws noise")
+
+    def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Sd3Model:
+        transformer = parts["transformer"].network
+        assert isinstance(transformer, Mmdit)
+        clip_l, clip_g = parts["text_encoder"], parts["text_encoder_2"]
+        text, base = opening.text, opening.base
+        return Sd3Model(
+            name=self.name,
+            title=self.title,
+            denoiser=parts["transformer"],
+            vae=Autoencoder(parts["vae"], VaeArch.sd3()),
+            text=(
+                ClipL(clip_l, ClipLKeys.of(text).clip_l_dropout, states="clip_l", pooled="pooled_l", base=base),
+                ClipG(clip_g, ClipGKeys.of(text).clip_g_dropout, states="clip_g", pooled="pooled_g", base=base),
+                opened_t5(parts["text_encoder_3"], opening, _T5_TOKENS),
+            ),
+            lora_names=keys.lora_family(transformer.arch.depth, transformer.arch.dual),
+            presets=PRESETS,
+        )
+
+    def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
+        return keys.lora_family_of(shapes)

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flame_train.adapters.lora import attach
+from flame_train.adapters.attach import attach
+from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import resolve
 from flame_train.config.load import from_options
 from flame_train.engine import Frozen, capture, nn
@@ -19,22 +20,25 @@ from flame_train.engine.dtype import DType, as_dtype
 from flame_train.engine.mode import deterministic
 from flame_train.engine.random import bits, uniform_of
 from flame_train.errors import ConfigError, out_of_memory
-from flame_train.models.recompute import BlockNetwork, Recompute, run_again
-from flame_train.recipes.pipeline import make_state
-from flame_train.recipes.plan import state_bytes, warpgroups_of
+from flame_train.models.blocks import BlockNetwork, Checkpointing, whole_blocks
+from flame_train.run.check import fp8_of
+from flame_train.run.checkpointing import blocks_named
+from flame_train.run.memory import state_bytes
+from flame_train.run.plan import warpgroups_of
+from flame_train.run.train import make_state
 from flame_train.training.batch import Batch, HostBatch
-from flame_train.training.family import Load
-from flame_train.training.recompute import blocks_named
+from flame_train.training.memory import MemoryQuery
+from flame_train.training.model import Denoiser, Model
 from flame_train.training.step import FIGURES, State, micro, update
 
 from . import bench_torch_step
 from .bench_ceilings import ceilings
 from .bench_kernels import ABOUT_THE_REST, breakdown, census
-from .bench_models import Subject, find, normal
+from .bench_models import conditioning, find, normal, work
 from .bench_torch_models import yardstick
 
 _WARM, _TIMED = 3, 10
-SMALLER = "try --batch 1, --recompute blocks, a lower --resolution or --rank, or --fp8 weights"
+SMALLER = "try --batch 1, --checkpointing full, a lower --resolution or --rank, or --quantize fp8"
 """What to do where memory runs out."""
 
 
@@ -47,11 +51,17 @@ class Trial:
     batch: int = 1
     rank: int = 16
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
-    recompute: Recompute = "nothing"
+    checkpointing: Checkpointing = "off"
     device: str = "cuda"
     deterministic: bool = True
-    fp8: nn.Fp8 = "off"
-    recompute_only: Sequence[str] = ()
+    quantize: Literal["off", "fp8"] = "off"
+    arithmetic: Literal["bf16", "fp8"] = "bf16"
+    checkpoint_blocks: Sequence[str] = ()
+
+    @property
+    def fp8(self) -> nn.Fp8:
+        """How the engine stores the base."""
+        return fp8_of(self.quantize, self.arithmetic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +71,7 @@ class Prepared:
     `ready` is the bytes in use before the first: all of that, and on the CPU the rest of the process.
     """
 
-    subject: Subject
+    model: Model
     network: Any
     state: State
     batch: Batch
@@ -85,41 +95,48 @@ class Prepared:
 
 def prepare(trial: Trial) -> Prepared:
     """A step with random weights, made on the device. Raises `ConfigError` for what no step can be made of."""
-    subject = find(trial.model)
+    family, model = find(trial.model)
     config = from_options(
         train={"precision": trial.precision, "steps": 100},
-        lora={"rank": trial.rank, "alpha": float(trial.rank), "targets": (subject.targets,)},
+        lora={"rank": trial.rank, "alpha": float(trial.rank), "targets": (family.bench_targets,)},
         data={"resolution": trial.resolution, "batch_size": trial.batch},
-        gradient={"checkpointing": trial.recompute != "nothing"},
+        gradient={"checkpointing": trial.checkpointing},
+        model={"quantize": trial.quantize, "arithmetic": trial.arithmetic},
     )
-    if trial.resolution % subject.grid:
+    if trial.resolution % model.side_multiple:
         raise ConfigError(
-            f"--resolution: expected a multiple of {subject.grid} for {trial.model}, got {trial.resolution}"
+            f"--resolution: expected a multiple of {model.side_multiple} for {trial.model}, got {trial.resolution}"
         )
     backend, dtype = get_backend(trial.device), as_dtype(trial.precision)
-    network = subject.build()
-    network.recompute_only(trial.recompute, _recomputed(network, trial))
+    network = model.network
+    network.checkpoint_blocks(trial.checkpointing, _checkpointed(network, trial))
     nn.check_fp8(trial.fp8, trial.device, dtype)
     randomise(network, dtype, backend, trial.fp8)
-    targets = resolve(network, config.lora.targets, subject.family.presets)
-    attached = attach(network, targets, rank=trial.rank, alpha=float(trial.rank), seed=0)
-    objective = subject.family.objective(config, trial.device)
-    state = make_state(subject.denoiser(network), attached, objective, config, trial.device)
-    for adapter in attached.adapters.values():  # zero would leave half of the gradients zero
-        adapter.up.data[...] = _uniform(backend, 1, adapter.up.shape, 1e-3, as_dtype("fp32"))
+    targets = resolve(network, config.lora.targets, model.presets)
+    attached = attach(
+        network, targets, rank=trial.rank, alpha=float(trial.rank), seed=0, kind=ADAPTERS.chosen(config.lora)
+    )
+    objective = model.objective(config.model, config.loss, trial.device)
+    denoiser = Denoiser.of(model, network, trial.device, 1.0)
+    state = make_state(
+        denoiser, attached, objective, config.train, config.optimizer, config.schedule, config.gradient, trial.device
+    )
+    for parameter in attached.parameters():  # a zero matrix would leave half of the gradients zero
+        if not bool(parameter.data.any()):
+            parameter.data[...] = _uniform(backend, 1, parameter.shape, 1e-3, as_dtype("fp32"))
     state.optimizer.arena.refresh()
-    host = random_batch(subject, network, trial)
+    host = random_batch(model, trial)
     device_batch = Batch(host, backend, dtype)
     device_batch.fill(host)
     frozen = sum(int(w.nbytes) for _, w in network.weights())
-    return Prepared(subject, network, state, device_batch, backend, len(targets), backend.memory().live, frozen)
+    return Prepared(model, network, state, device_batch, backend, len(targets), backend.memory().live, frozen)
 
 
-def _recomputed(network: BlockNetwork, trial: Trial) -> frozenset[str]:
-    """The blocks that are recomputed. Raises `ConfigError` where some are asked for and none can be."""
-    if trial.recompute_only and trial.recompute == "nothing":
-        raise ConfigError("--recompute-only: expected --recompute with it")
-    return blocks_named(network, trial.recompute, trial.recompute_only, "--recompute-only")
+def _checkpointed(network: BlockNetwork, trial: Trial) -> frozenset[str]:
+    """The blocks that are checkpointed. Raises `ConfigError` where some are asked for and none can be."""
+    if trial.checkpoint_blocks and trial.checkpointing == "off":
+        raise ConfigError("--checkpoint-blocks: expected --checkpointing with it")
+    return blocks_named(network, trial.checkpointing, trial.checkpoint_blocks, "--checkpoint-blocks")
 
 
 @out_of_memory(SMALLER)
@@ -146,9 +163,9 @@ def step(
 
 def _check_counterpart(trial: Trial) -> None:
     """Raises `ConfigError` for what PyTorch's step would not do likewise, `EnvironmentFault` if it is not installed."""
-    lacking = [f"--fp8 {trial.fp8}"] if trial.fp8 != "off" else []
-    lacking += [f"--recompute {trial.recompute}"] if trial.recompute not in ("nothing", "blocks") else []
-    lacking += ["--recompute-only"] if trial.recompute_only else []
+    lacking = [f"--quantize {trial.quantize}"] if trial.quantize != "off" else []
+    lacking += [f"--checkpointing {trial.checkpointing}"] if trial.checkpointing not in ("off", "full") else []
+    lacking += ["--checkpoint-blocks"] if trial.checkpoint_blocks else []
     if lacking:
         raise ConfigError(
             f"--against: PyTorch's step has no counterpart of {' and '.join(lacking)}; leave one of them out"
@@ -159,10 +176,10 @@ def _check_counterpart(trial: Trial) -> None:
 def torch_step(trial: Trial, compiled: bool) -> dict[str, Any]:
     """PyTorch's times for the step of the same model, eager or with compiled blocks."""
     get_backend(trial.device).release_unused()
-    subject = find(trial.model)
+    _, model = find(trial.model)
     return bench_torch_step.run(
-        yardstick(subject, subject.build()), trial.resolution, trial.batch, trial.rank, trial.precision,
-        run_again(trial.recompute), trial.device, compiled,
+        yardstick(model), trial.resolution, trial.batch, trial.rank, trial.precision,
+        whole_blocks(trial.checkpointing), trial.device, compiled,
     )  # fmt: skip
 
 
@@ -199,13 +216,13 @@ def _on_gpu(p: Prepared, trial: Trial, by_kind: bool) -> dict[str, Any]:
     ms, host_ms = _time(replay, p.backend)
     peak = _peak_gib(p.backend)
     limits = ceilings(p.backend, p.state.dtype)
-    of_one = p.subject.work(p.network, trial.resolution).step()
-    work = {kind: trial.batch * flops for kind, flops in of_one.items()}
+    of_one = work(p.model, trial.resolution).step()
+    flops_of = {kind: trial.batch * flops for kind, flops in of_one.items()}
     result: dict[str, Any] = {"captured_ms": ms, "captured_host_ms": host_ms, "captured_gib": peak}
-    result |= _share(sum(work.values()), ms, limits.flops) | {"figures": _figures(p)}
+    result |= _share(sum(flops_of.values()), ms, limits.flops) | {"figures": _figures(p)}
     if by_kind:  # last, for it leaves no step that means something
         top = limits.flops, limits.bandwidth
-        kernels = breakdown(p.step, p.backend, counted, work, top, lambda f: _time(f, p.backend, 1, 3)[0])
+        kernels = breakdown(p.step, p.backend, counted, flops_of, top, lambda f: _time(f, p.backend, 1, 3)[0])
         result |= {"kernels": kernels, "the rest is": ABOUT_THE_REST}
     return result
 
@@ -222,13 +239,13 @@ def _figures(p: Prepared) -> dict[str, float]:
 
 def _predicted(p: Prepared, trial: Trial) -> int:
     """The peak as `--dry-run` would predict it."""
-    bucket, itemsize = (trial.resolution, trial.resolution), p.state.dtype.itemsize
-    load = Load(
-        bucket, trial.batch, itemsize, trial.recompute, trial.deterministic, _recomputed(p.network, trial),
-        warpgroups_of(trial.device),
+    itemsize = p.state.dtype.itemsize
+    query = MemoryQuery(
+        (trial.resolution, trial.resolution), trial.batch, itemsize, trial.checkpointing, trial.deterministic,
+        _checkpointed(p.network, trial), warpgroups_of(trial.device),
     )  # fmt: skip
-    state = state_bytes(p.state.optimizer.arena.count, "adamw")
-    return int(p.network.weight_bytes(itemsize, trial.fp8)) + state + p.subject.activations(p.network, load)
+    state = state_bytes(p.state.optimizer.arena.count, 8)
+    return int(p.network.weight_bytes(itemsize, trial.fp8)) + state + p.model.activation_bytes(query)
 
 
 def _share(work: float, ms: float, ceiling: float) -> dict[str, Any]:
@@ -281,11 +298,10 @@ def _uniform(backend: Backend, number: int, shape: tuple[int, ...], bound: float
     return ((uniform_of(words) - np.float32(0.5)) * np.float32(2 * bound)).reshape(shape).astype(dtype)
 
 
-def random_batch(subject: Subject, network: Any, trial: Trial, bucket: tuple[int, int] | None = None) -> HostBatch:
-    """A batch of random latents and conditioning of the model's shapes, for pictures (H, W) if not square ones."""
+def random_batch(model: Model, trial: Trial, bucket: tuple[int, int] | None = None) -> HostBatch:
+    """A batch of random latents and conditioning of the model's shapes, for images (H, W) if not square ones."""
     height, width = bucket or (trial.resolution, trial.resolution)
-    shape = (trial.batch, height // 8, width // 8, subject.latent_channels)
+    shape = (trial.batch, *model.vae.latent_shape((height, width)))
     latents = {"mean": normal(*shape), "logvar": normal(*shape) - 4.0}
-    conditioning = subject.conditioning(network, trial.resolution, trial.batch)
     names = tuple(f"random {i}" for i in range(trial.batch))
-    return HostBatch(latents | conditioning, 0, np.arange(trial.batch), names)
+    return HostBatch(latents | conditioning(model, trial.resolution, trial.batch), 0, np.arange(trial.batch), names)

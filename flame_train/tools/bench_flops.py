@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flame_train.adapters.lora import LoraAdapter
+from flame_train.adapters.kinds.lora import LoraAdapter
 from flame_train.engine import nn
 from flame_train.models.flux import Flux
 from flame_train.models.mmdit_sd3 import Mmdit

@@ -23,7 +23,7 @@ def run(trial: Trial) -> dict[str, Any]:
     """
     p = prepare(trial)
     s, arena = p.state, p.state.optimizer.arena
-    loss = batch_loss(s.denoise, s.sample_latents, s.objective, s.dtype, s.seed, p.batch)
+    loss = batch_loss(s.denoiser, s.objective, s.dtype, s.seed, p.batch)
     frozen = [part for _, w in p.network.weights() for part in ([w] if isinstance(w, Tensor) else [w.codes, w.scales])]
     kept = saved_by_op(loss, besides=[*frozen, arena.low])
     del loss

@@ -43,10 +43,16 @@ def run(trial: Trial, path: Path) -> tuple[dict[str, Any], BaseException | None]
 
 def _title(trial: Trial) -> str:
     """All that was the same at every batch."""
-    parts = [trial.model, f"{trial.resolution} px", f"rank {trial.rank}", trial.precision, f"fp8 {trial.fp8}"]
+    parts = [
+        trial.model,
+        f"{trial.resolution} px",
+        f"rank {trial.rank}",
+        trial.precision,
+        f"quantize {trial.quantize}, arithmetic {trial.arithmetic}",
+    ]
     again = "deterministic" if trial.deterministic else "not deterministic"
-    recomputed = f"recompute {trial.recompute}" + "".join(f" {glob}" for glob in trial.recompute_only)
-    return ", ".join([*parts, recomputed, again, trial.device])
+    blocks = f"checkpointing {trial.checkpointing}" + "".join(f" {glob}" for glob in trial.checkpoint_blocks)
+    return ", ".join([*parts, blocks, again, trial.device])
 
 
 def _measure(trial: Trial) -> tuple[list[dict[str, Any]], str, BaseException | None]:

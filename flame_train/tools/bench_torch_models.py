@@ -10,9 +10,10 @@ from typing import Any
 from flame_train.models.flux import Flux, FluxArch
 from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
 from flame_train.models.unet_sdxl import UNet, UNetArch
+from flame_train.training.model import Model
 
 from .bench_flops import UNET_TEXT
-from .bench_models import SIZE_CONDITIONING, Subject
+from .bench_models import SIZE_CONDITIONING
 
 _ATTENTION = ["to_q", "to_k", "to_v", "to_out.0"]
 _JOINT = [*_ATTENTION, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
@@ -46,14 +47,15 @@ class Yardstick:
         return getattr(importlib.import_module("diffusers"), self.network)(**self.arguments)
 
 
-def yardstick(subject: Subject, network: Any) -> Yardstick:
-    """The counterpart of a subject's network, which must have its architecture but needs no weights."""
+def yardstick(model: Model) -> Yardstick:
+    """The counterpart of a model's denoiser, which needs no weights."""
+    network: Any = model.network
     arch = network.arch
     if isinstance(network, UNet):
         blocks: tuple[str, ...] = ("BasicTransformerBlock", "ResnetBlock2D")
         made = unet_arguments(arch)
         return Yardstick("UNet2DConditionModel", made, _ATTENTION, blocks, _unet(arch), channels_last=True)
-    length = {name: a.shape[1] for name, a in subject.conditioning(network, 1024, 1).items()}
+    length = {name: shape[0] for name, shape in model.caption_shapes().items()}
     if isinstance(network, Mmdit):
         targets = [f"attn.{n}" for n in _JOINT] + [f"attn2.{n}" for n in _ATTENTION]
         loss = _sd3(arch, length["clip_l"] + length["t5"])

@@ -15,15 +15,15 @@ from flame_train.io.lora_names import LoraFamily
 from flame_train.io.resolve import Resolved
 from flame_train.io.safetensors import MAX_METADATA_VALUE
 from flame_train.io.weights import open_weights
-from flame_train.models.identify import FAMILY_NAMES, Identity, could_be, identify
-from flame_train.recipes import RECIPES
+from flame_train.models.identify import Identity, could_be, identify
+from flame_train.recipes import FAMILIES
 
 
 def refuse_non_finite(lora: Path, state: LoraState) -> None:
     """Raises NonFiniteError for a LoRA that would spoil whatever it is added to."""
     for component, modules in state.items():
         for module, factors in modules.items():
-            arrays = (factors.down, factors.up, np.float32(factors.alpha))
+            arrays = (*factors.arrays.values(), np.float32(factors.alpha))
             if not all(np.isfinite(array.astype(np.float32)).all() for array in arrays):
                 raise NonFiniteError(
                     f"{lora}: its {component} {module} holds NaN or infinity; training it went wrong, or the file is "
@@ -50,7 +50,7 @@ def lora_family(path: Path, identity: Identity, base: Identity | None = None) ->
 
     Raises ModelFileError for one that is not supported.
     """
-    fitting = [family for family in RECIPES.values() if could_be(identity.family, family.name)]
+    fitting = [family for family in FAMILIES.values() if could_be(identity.family, family.name)]
     if not fitting:
         raise ModelFileError(f"{path}: {identity.detail}; LoRAs can be converted and merged for {_known()} only")
     own = [family for family in fitting if base is not None and could_be(base.family, family.name)]
@@ -63,7 +63,7 @@ def components_of(identity: Identity, shapes: Mapping[str, Shape]) -> tuple[Mapp
 
     Both empty for a family that is not supported.
     """
-    for family in RECIPES.values():
+    for family in FAMILIES.values():
         if identity.family != "unknown" and could_be(identity.family, family.name):
             names = family.lora_names_in(shapes)
             return spellings(names), names.components[0].name
@@ -75,7 +75,7 @@ def resolve_base(path: Path, names: Iterable[str], identity: Identity, family: s
 
     Raises ModelFileError for a base of another family.
     """
-    files = RECIPES[family].files
+    files = FAMILIES[family].files
     if identity.kind == "text_encoder":
         return files.resolve(names, only=files.alone.get(identity.family, "unknown"))
     if identity.family == "unknown" or not could_be(identity.family, family):
@@ -84,7 +84,7 @@ def resolve_base(path: Path, names: Iterable[str], identity: Identity, family: s
 
 
 def _known() -> str:
-    return ", ".join(FAMILY_NAMES[family] for family in RECIPES)
+    return ", ".join(family.title for family in FAMILIES.values())
 
 
 def split_metadata(metadata: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -15,13 +15,14 @@ from flame_train.io.files import refuse_place
 
 def template(family: str) -> str:
     """The commented config of `family`. Raises ConfigError if there is no such family."""
-    from flame_train.recipes import RECIPES
+    from flame_train.recipes import FAMILIES
 
-    if family not in RECIPES:
-        near = difflib.get_close_matches(family.removesuffix("-lora"), RECIPES, n=1)
-        raise ConfigError(f"expected a model family ({', '.join(RECIPES)}), got {family}{did_you_mean(near)}")
-    title = f"A LoRA for {family}: flame-train {family}-lora --config FILE"
-    return commented(Config(), title, RECIPES[family].foreign)
+    if family not in FAMILIES:
+        near = difflib.get_close_matches(family.removesuffix("-lora"), FAMILIES, n=1)
+        raise ConfigError(f"expected a model family ({', '.join(FAMILIES)}), got {family}{did_you_mean(near)}")
+    found = FAMILIES[family]
+    title = f"A LoRA for {found.title}: flame-train {found.command} --config FILE"
+    return commented(Config(), title, found.unsupported_keys())
 
 
 def write_template(family: str, path: Path, force: bool = False) -> None:

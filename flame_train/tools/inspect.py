@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from flame_train.adapters.dialects import ALPHA, DOWN, split_key
+from flame_train.adapters.dialects import split_key
+from flame_train.adapters.kinds.lora import ALPHA, DOWN
 from flame_train.io.weights import Weights, open_weights
 from flame_train.models.identify import Identity, identify
 from flame_train.tools.families import components_of

@@ -13,29 +13,31 @@ import numpy as np
 from flame_train.data.order import Order, caption_dropped
 
 from .batch import HostBatch
+from .ranks import ALONE, Ranks
 
 Example = dict[str, np.ndarray[Any, Any]]
 MakeExample = Callable[[int, bool, frozenset[str]], Example]
 
 
 class Loader:
-    """Micro-batches from `first` on. `example(index, drop_caption, silent)` gives one item's arrays.
+    """Micro-batches from `first` on. `example(index, drop_caption, dropped)` gives one item's arrays.
 
-    `encoder_dropout` has the probability of each text encoder to be silent, by its name, apart from the caption's.
+    `encoder_dropout` has the probability of each text encoder to be dropped, by its key, apart from the caption's.
 
     The micro-batch number m belongs to update m // accumulation; order and caption dropout are functions of
     (seed, epoch), so starting at any m gives what an uninterrupted run would have had there. `send` starts a batch on
-    its way to the device, on the loader's thread.
+    its way to the device, on the loader's thread. Of several `ranks`, micro-batch m of rank r is number m N + r of the
+    one order: N ranks see in a step what one rank sees that accumulates N times as often.
     """
 
     def __init__(
         self, order: Order, example: MakeExample, names: Sequence[str], *, first: int,
         accumulation: int, caption_dropout: float, seed: int, encoder_dropout: Mapping[str, float] | None = None,
-        send: Callable[[HostBatch], HostBatch] | None = None,
+        send: Callable[[HostBatch], HostBatch] | None = None, ranks: Ranks = ALONE,
     ) -> None:  # fmt: skip
         self._order, self._example, self._names = order, example, names
         self._accumulation, self._dropout, self._seed = accumulation, caption_dropout, seed
-        self._encoders, self._send = encoder_dropout or {}, send
+        self._encoders, self._send, self._ranks = encoder_dropout or {}, send, ranks
         self._next = first
         self._thread = ThreadPoolExecutor(1, "flame-train-loader")
         self._ahead: Future[HostBatch] = self._thread.submit(self._make, first)
@@ -52,16 +54,17 @@ class Loader:
 
     def epoch(self, micro: int) -> float:
         """How many epochs have passed before micro-batch `micro`."""
-        return micro / self._order.batches_per_epoch
+        return micro * self._ranks.world / self._order.batches_per_epoch
 
     def _make(self, micro: int) -> HostBatch:
-        planned = self._order.batch_at(micro)
-        epoch = self._order.epoch_of(micro)
+        place = micro * self._ranks.world + self._ranks.rank
+        planned = self._order.batch_at(place)
+        epoch = self._order.epoch_of(place)
         examples = [
-            self._example(i, caption_dropped(self._dropout, self._seed, epoch, i, draw), self._silent(epoch, i, draw))
+            self._example(i, caption_dropped(self._dropout, self._seed, epoch, i, draw), self._dropped(epoch, i, draw))
             for i, draw in zip(planned.indices, planned.draws, strict=True)
         ]
-        step, within = divmod(micro, self._accumulation)
+        step, within = divmod(place, self._accumulation * self._ranks.world)
         size = len(examples)
         batch = HostBatch(
             arrays={name: np.stack([e[name] for e in examples]) for name in examples[0]},
@@ -71,7 +74,7 @@ class Loader:
         )
         return self._send(batch) if self._send else batch
 
-    def _silent(self, epoch: int, index: int, draw: int) -> frozenset[str]:
+    def _dropped(self, epoch: int, index: int, draw: int) -> frozenset[str]:
         chances = self._encoders.items()
         return frozenset(name for name, p in chances if caption_dropped(p, self._seed, epoch, index, draw, name))
 

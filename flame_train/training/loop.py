@@ -13,21 +13,24 @@ from typing import Any
 import numpy as np
 
 from flame_train.adapters.formats import FORMATS
-from flame_train.adapters.lora import Attached
-from flame_train.config.schema import Config
+from flame_train.config.schema import (
+    CheckpointSection,
+    GradientSection,
+    OutputSection,
+    SampleSection,
+    TrainSection,
+)
 from flame_train.engine import capture
 from flame_train.engine.backend import get_backend
 from flame_train.errors import Interrupted, NonFiniteError, is_device_failure
 from flame_train.io.durable import remove
 from flame_train.io.failpoint import hit, spoil
-from flame_train.io.lora_names import LoraFamily
 from flame_train.io.runfolder import RunFolder
 
 from .batch import Batch, HostBatch, Signature
-from .family import Denoiser
 from .loader import Loader
 from .log import Console, TensorBoard
-from .result import Sources, checkpoint_files, formats, write_lora
+from .result import LoraWriter, Sources, checkpoint_files, formats
 from .step import FIGURES, State, micro, update
 from .stop import StopRequest
 
@@ -38,15 +41,17 @@ _LOG = logging.getLogger(__name__)
 class Run:
     """Everything a run is made of, ready to start at `first`."""
 
-    config: Config
+    train: TrainSection
+    gradient: GradientSection
+    checkpoint: CheckpointSection
+    sample: SampleSection
+    output: OutputSection
     device: str
     folder: RunFolder
-    denoiser: Denoiser
-    attached: Attached
-    names: LoraFamily
     state: State
     loader: Loader
     sources: Sources
+    lora: LoraWriter
     first: int
     preview: Callable[[int], None]
     stop: StopRequest
@@ -74,10 +79,10 @@ def train(run: Run) -> dict[str, Any]:
     Raises `NonFiniteError` before a non-finite number reaches the weights, and `Interrupted` after a signal, with
     the checkpoint saved; not if nothing is left to do then.
     """
-    c, steps = run.config, run.config.train.steps
+    steps = run.train.steps
     step_once = _Stepper(run)
     with (
-        TensorBoard(run.folder.tensorboard if c.output.tensorboard else None, run.first) as board,
+        TensorBoard(run.folder.tensorboard if run.output.tensorboard else None, run.first) as board,
         Console(steps, run.first) as console,
     ):
         figures = _Figures(run, console, board)
@@ -86,8 +91,8 @@ def train(run: Run) -> dict[str, Any]:
             figures.push(step_once(step))
             hit("train.after_step")
             stopping = run.stop.requested  # asked once: a signal may come between any two lines
-            save = stopping or step == steps or _due(step, c.checkpoint.every)
-            draw = not stopping and _due(step, c.sample.every)
+            save = stopping or step == steps or _due(step, run.checkpoint.every)
+            draw = not stopping and _due(step, run.sample.every)
             if save or draw:
                 figures.settle()
             if save:
@@ -104,22 +109,22 @@ def train(run: Run) -> dict[str, Any]:
 
 def _heed(run: Run, step: int, where: str) -> None:
     """Stops if asked to and something is left to do: steps, or the grid of the last."""
-    if step < run.config.train.steps or _lacks_grid(run, step):
+    if step < run.train.steps or _lacks_grid(run, step):
         run.stop.check(where)
 
 
 def _catch_up(run: Run) -> None:
     """What comes before the next step: the sample grid of this one, and what the last run left undone."""
-    if (run.first == 0 and run.config.sample.every) or _lacks_grid(run, run.first):
+    if (run.first == 0 and run.sample.every) or _lacks_grid(run, run.first):
         _draw(run, run.first)
-    if run.first >= run.config.train.steps:
+    if run.first >= run.train.steps:
         _write_result(run, run.first)
     _heed(run, run.first, "before the next step")
 
 
 def _lacks_grid(run: Run, step: int) -> bool:
     """Whether a sample grid belongs to the step and is not there."""
-    s = run.config.sample
+    s = run.sample
     return bool(s.prompts) and _due(step, s.every) and not os.path.exists(run.folder.sample(step))
 
 
@@ -174,7 +179,7 @@ class _Stepper:
         run, begin = self._run, time.monotonic()
         files: list[str] = []
         images, waited = 0, 0.0
-        for _ in range(run.config.gradient.accumulation):
+        for _ in range(run.gradient.accumulation):
             hit("train.in_step")
             host = run.loader.take()
             waited += run.loader.wait_ms
@@ -201,7 +206,7 @@ def _record(run: Run, p: _Pending, figures: dict[str, float], seconds: float) ->
     """The step's line in the log."""
     return {
         "step": p.step,
-        "epoch": round(run.loader.epoch(p.step * run.config.gradient.accumulation), 4),
+        "epoch": round(run.loader.epoch(p.step * run.gradient.accumulation), 4),
         "loss": figures["loss"],
         "lr": figures["lr"],
         "grad_norm": figures["grad_norm"],
@@ -215,33 +220,33 @@ def _record(run: Run, p: _Pending, figures: dict[str, float], seconds: float) ->
 
 def _diagnosis(run: Run, p: _Pending, figures: dict[str, float]) -> str:
     where = "loss" if not np.isfinite(figures["loss"]) else "gradient"
-    scale = " at the smallest loss scale" if run.config.train.precision == "fp16" else ""
+    scale = " at the smallest loss scale" if run.train.precision == "fp16" else ""
     return (
         f"the {where} of step {p.step} is not finite{scale} (loss {figures['loss']}, gradient norm "
         f"{figures['grad_norm']}); the update was not made and nothing newer than the last checkpoint is kept.\n"
         f"  files in that step: {', '.join(p.files)}\n"
-        f"  look at those files first; then try {_advice(run.config)}"
+        f"  look at those files first; then try {_advice(run.gradient, run.train)}"
     )
 
 
-def _advice(config: Config) -> str:
+def _advice(gradient: GradientSection, train: TrainSection) -> str:
     """What may help against numbers that grow too large, of what is not set already."""
     found = ["a lower optimizer.lr"]
-    if not 0 < config.gradient.clip_norm <= 1:
+    if not 0 < gradient.clip_norm <= 1:
         found.append("gradient.clip_norm=1")
-    if config.train.precision == "fp16":
+    if train.precision == "fp16":
         found.append("train.precision=bf16")
     return " or ".join(filter(None, (", ".join(found[:-1]), found[-1])))
 
 
 def _save(run: Run, step: int) -> None:
     """A checkpoint; at the end also the result."""
-    form = formats(run.config)[0]
+    form = formats(run.output.format)[0]
     files, size = checkpoint_files(
         run.state.optimizer, step, run.sources, lambda path: _write_lora(run, path, step, form)
     )
-    run.folder.checkpoint(step, files, run.config.checkpoint.keep, size)
-    if step == run.config.train.steps:
+    run.folder.checkpoint(step, files, run.checkpoint.keep, size)
+    if step == run.train.steps:
         hit("train.before_result")
         _write_result(run, step)
 
@@ -251,14 +256,14 @@ def _write_result(run: Run, step: int) -> None:
 
     A second file that is not asked for any more goes: it would pass for this result in its other format.
     """
-    first, *others = formats(run.config)
+    first, *others = formats(run.output.format)
     _write_lora(run, run.folder.lora, step, first)
     for form in FORMATS[1:]:
         beside = run.folder.lora_beside(form)
         if form in others:
             _write_lora(run, beside, step, form)
         elif remove(beside):  # of an earlier result
-            _LOG.info("removed %s: output.format is %s now", beside, run.config.output.format)
+            _LOG.info("removed %s: output.format is %s now", beside, run.output.format)
 
 
 def _draw(run: Run, step: int) -> None:
@@ -268,11 +273,11 @@ def _draw(run: Run, step: int) -> None:
 
 def _write_lora(run: Run, path: Path, step: int, form: str) -> None:
     with run.state.optimizer.averaged():
-        write_lora(path, run.attached, run.denoiser.component, run.names, run.config, step, form)
+        run.lora.write(path, step, form)
 
 
-def forgiving(preview: Callable[[int], None]) -> Callable[[int], None]:
-    """A preview whose failure costs the picture, never the run. Being asked to stop ends it; the loop sees to it."""
+def best_effort(preview: Callable[[int], None]) -> Callable[[int], None]:
+    """A preview whose failure costs the image, never the run. Being asked to stop ends it; the loop sees to it."""
 
     def attempt(step: int) -> None:
         try:

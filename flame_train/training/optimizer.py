@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flame_train.config.schema import Config
+from flame_train.config.schema import GradientSection, OptimizerSection, ScheduleSection, TrainSection
 from flame_train.engine import Parameter
 from flame_train.engine.backend import Backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.engine.optim import (
-    AdamWRule,
     Arena,
     ClipNorm,
     ClipValue,
@@ -17,30 +16,32 @@ from flame_train.engine.optim import (
     LossScaler,
     MovingAverage,
     Optimizer,
-    Schedule,
-    SGDRule,
     Transform,
 )
+from flame_train.optimizers import OPTIMIZERS
+from flame_train.schedules import SCHEDULES
 
 
-def build_optimizer(parameters: Iterable[Parameter], config: Config, backend: Backend) -> Optimizer:
+def build_optimizer(
+    parameters: Iterable[Parameter], train: TrainSection, optimizer: OptimizerSection, schedule: ScheduleSection,
+    gradient: GradientSection, backend: Backend,
+) -> Optimizer:  # fmt: skip
     """Clip by value, clip by norm, noise, rule: in that order, each only if asked for. fp16 scales its loss."""
-    g, o, s = config.gradient, config.optimizer, config.schedule
     chain: list[Transform] = []
-    if g.clip_value > 0:
-        chain.append(ClipValue(g.clip_value))
-    if g.clip_norm > 0:
-        chain.append(ClipNorm(g.clip_norm))
-    if g.noise_std > 0:
-        chain.append(GradientNoise(g.noise_std, config.train.seed, g.noise_decay))
-    if o.name == "adamw":
-        chain.append(AdamWRule(o.betas, o.eps, o.weight_decay))
-    else:
-        chain.append(SGDRule(momentum=o.momentum, weight_decay=o.weight_decay))
-    schedule = Schedule(s.name, config.train.steps, s.warmup_steps, s.cycles, s.power, s.min_lr)
-    scaler = LossScaler() if config.train.precision == "fp16" else None
-    average = MovingAverage(config.train.ema_decay) if config.train.ema_decay else None
-    arena = Arena(parameters, backend, working=as_dtype(config.train.precision))
+    if gradient.clip_value > 0:
+        chain.append(ClipValue(gradient.clip_value))
+    if gradient.clip_norm > 0:
+        chain.append(ClipNorm(gradient.clip_norm))
+    if gradient.noise_std > 0:
+        chain.append(GradientNoise(gradient.noise_std, train.seed, gradient.noise_decay))
+    chain.append(OPTIMIZERS.chosen(optimizer).rule())
     return Optimizer(
-        arena, chain, lr=o.lr, schedule=schedule, accumulation=g.accumulation, scaler=scaler, average=average, halt=True
+        Arena(parameters, backend, working=as_dtype(train.precision)),
+        chain,
+        lr=optimizer.lr,
+        schedule=SCHEDULES.chosen(schedule).build(train.steps, schedule.warmup_steps, schedule.min_lr),
+        accumulation=gradient.accumulation,
+        scaler=LossScaler() if train.precision == "fp16" else None,
+        average=MovingAverage(train.ema_decay) if train.ema_decay else None,
+        halt=True,
     )

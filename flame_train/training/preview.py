@@ -20,7 +20,7 @@ from flame_train.errors import NonFiniteError
 from flame_train.io.durable import write_durably
 from flame_train.io.failpoint import hit
 
-from .family import Denoiser, Example, Sampler
+from .model import Example, Sampler
 from .stop import StopRequest
 
 _LOG = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ Pixels = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """How pictures are drawn: everything but the prompts."""
+    """How images are drawn: everything but the prompts."""
 
     sampler: Sampler
     guidance: float
@@ -43,14 +43,14 @@ class Drawing:
 
 def draw(
     d: Drawing,
-    denoiser: Denoiser,
+    denoise: Callable[[Tensor, Tensor, Mapping[str, Tensor]], Tensor],
     decode: Callable[[Tensor], Pixels],
     prompts: Sequence[Example],
     negative: Example,
     stop: StopRequest,
 ) -> list[Pixels]:
-    """One uint8 picture (H, W, 3) for each conditioning example; picture i starts from noise number seed + i."""
-    pictures = []
+    """One uint8 image (H, W, 3) for each conditioning example; image i starts from noise number seed + i."""
+    images = []
     xp = get_backend(d.device).xp
     with no_grad():
         for i, prompt in enumerate(prompts):
@@ -60,16 +60,16 @@ def draw(
             def step(x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
                 hit("sample.step")
                 stop.check("while sampling")
-                return (denoiser.drawing or denoiser.denoise)(x.to(d.dtype), t, cond).float()
+                return denoise(x.to(d.dtype), t, cond).float()
 
             latents = d.sampler(guided(step, d.guidance), noise, cond)
             if not np.isfinite(latents.numpy()).all():
                 raise NonFiniteError(
-                    "sampling gave NaN or infinity, which is no picture; if it does so with every prompt, the model "
+                    "sampling gave NaN or infinity, which is no image; if it does so with every prompt, the model "
                     "overflows in this precision: try bf16 or fp32"
                 )
-            pictures.append(decode(latents)[0])
-    return pictures
+            images.append(decode(latents)[0])
+    return images
 
 
 def _conditioning(examples: Sequence[Example], d: Drawing) -> dict[str, Tensor]:
@@ -78,15 +78,15 @@ def _conditioning(examples: Sequence[Example], d: Drawing) -> dict[str, Tensor]:
     return {n: tensor(a, d.dtype if is_float(a.dtype) else None, d.device) for n, a in stacked.items()}
 
 
-def grid(pictures: Sequence[Pixels], gap: int = 4) -> Pixels:
-    """Pictures of one size side by side in rows, near to square, on white."""
-    columns = math.ceil(math.sqrt(len(pictures)))
-    rows = math.ceil(len(pictures) / columns)
-    h, w, _ = pictures[0].shape
+def grid(images: Sequence[Pixels], gap: int = 4) -> Pixels:
+    """Images of one size side by side in rows, near to square, on white."""
+    columns = math.ceil(math.sqrt(len(images)))
+    rows = math.ceil(len(images) / columns)
+    h, w, _ = images[0].shape
     sheet = np.full((rows * (h + gap) - gap, columns * (w + gap) - gap, 3), 255, np.uint8)
-    for i, picture in enumerate(pictures):
+    for i, image in enumerate(images):
         r, c = divmod(i, columns)
-        sheet[r * (h + gap) : r * (h + gap) + h, c * (w + gap) : c * (w + gap) + w] = picture
+        sheet[r * (h + gap) : r * (h + gap) + h, c * (w + gap) : c * (w + gap) + w] = image
     return sheet
 
 

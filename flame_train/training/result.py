@@ -11,13 +11,10 @@ from typing import Any
 import numpy as np
 
 from flame_train import __version__
-from flame_train.adapters.factors import LoraFactors
+from flame_train.adapters.attach import Attached
 from flame_train.adapters.formats import FORMATS, to_diffusers, to_kohya
-from flame_train.adapters.lora import Attached
+from flame_train.adapters.kinds import Factors
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
-from flame_train.config.keys import keys
-from flame_train.config.render import decisive
-from flame_train.config.schema import Config
 from flame_train.engine.optim import Optimizer
 from flame_train.errors import NonFiniteError, OutputError
 from flame_train.io.commit import Content, Found
@@ -31,74 +28,72 @@ STATE_FORMAT = 1
 _HEADERS = 1 << 16  # bytes: a checkpoint's names and metadata, roughly
 
 
-def formats(config: Config) -> tuple[str, ...]:
-    """What the result is written in: the first as lora.safetensors, others beside it."""
-    return FORMATS if config.output.format == "both" else (config.output.format,)
+def formats(output_format: str) -> tuple[str, ...]:
+    """What the result is written in, by `output.format`: the first as lora.safetensors, others beside it."""
+    return FORMATS if output_format == "both" else (output_format,)
 
 
-def write_lora(
-    path: Path, attached: Attached, component: str, names: LoraFamily, config: Config, step: int, form: str
-) -> None:  # fmt: skip
-    """The adapters as a LoRA file in `form`, one of `formats`. Equal runs give equal bytes: no time, no path.
+@dataclass(frozen=True, slots=True)
+class LoraWriter:
+    """Writes the adapters as a LoRA file. Equal runs give equal bytes: no time, no path.
 
-    Raises `NonFiniteError` rather than write a NaN.
+    Attributes:
+        attached: the adapters.
+        component: the adapted network's name in LoRA files.
+        names: how LoRA files name modules.
+        title: the file's title.
+        described: what ModelSpec's keys say of the run, and not of the family.
+        metadata: what else the file says of the run.
     """
-    factors = {name: _factors(name, a.down.numpy(), a.up.numpy(), a.alpha) for name, a in attached.adapters.items()}
-    state = {component: factors}
-    metadata = {
-        **network_metadata(state, names),
-        **model_spec(names, Path(config.output.dir).name or "lora", _trained_as(config, names)),
-        "ss_steps": str(step),
-        "ss_seed": str(config.train.seed),
-        "ss_learning_rate": repr(config.optimizer.lr),
-        "ss_sd_model_name": Path(config.model.checkpoint).name,
-        "flame_train_version": __version__,
-        "flame_train_config": json.dumps(_without_places(config), sort_keys=True, default=list),
-    }
-    if form == "kohya":
-        tensors = to_kohya(state, names)
-    else:
-        tensors, record = to_diffusers(state, names)
-        metadata |= {"format": "pt", **record}
-    save_file(path, tensors, with_hashes(tensors, metadata))
+
+    attached: Attached
+    component: str
+    names: LoraFamily
+    title: str
+    described: Mapping[str, str]
+    metadata: Mapping[str, str]
+
+    def write(self, path: Path, step: int, form: str) -> None:
+        """The file in `form`, one of `formats`. Raises `NonFiniteError` rather than write a NaN."""
+        state = {self.component: {name: _finite(name, a.factors()) for name, a in self.attached.adapters.items()}}
+        metadata = {
+            **network_metadata(state, self.names),
+            **model_spec(self.names, self.title, self.described),
+            "ss_steps": str(step),
+            **self.metadata,
+        }
+        if form == "kohya":
+            tensors = to_kohya(state, self.names)
+        else:
+            tensors, record = to_diffusers(state, self.names)
+            metadata |= {"format": "pt", **record}
+        save_file(path, tensors, with_hashes(tensors, metadata))
 
 
-def _trained_as(config: Config, names: LoraFamily) -> dict[str, str]:
-    """What a file's description says of the run and not of the family."""
-    side = config.data.resolution
-    predicted = {"prediction_type": config.model.prediction} if names.several_predictions else {}
-    return {"resolution": f"{side}x{side}", **predicted}
-
-
-def _without_places(config: Config) -> dict[str, Any]:
-    """The settings the weights depend on, files and folders by their last name: where they lay is nobody's business."""
-    return {path: Path(value).name if keys()[path].place else value for path, value in decisive(config).items()}
-
-
-def _factors(name: str, down: np.ndarray[Any, Any], up: np.ndarray[Any, Any], alpha: float) -> LoraFactors:
-    if not (np.isfinite(down).all() and np.isfinite(up).all()):
+def _finite(name: str, factors: Factors) -> Factors:
+    if not all(np.isfinite(array).all() for array in factors.arrays.values()):
         raise NonFiniteError(f"the LoRA of {name} holds NaN or infinity; it is not written")
-    return LoraFactors(down, up, alpha)
+    return factors
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
     """What a run's weights follow from beside its settings, as hashes.
 
-    `picture` and `caption` are the networks that encode those, `base` the base model, `dataset` what is trained on.
+    `image` and `caption` are the networks that encode those, `base` the base model, `dataset` what is trained on.
     """
 
-    picture: str
+    image: str
     caption: str
     base: str
     dataset: str
 
 
 _SAID = {
-    "picture": "with another VAE than model.checkpoint or model.vae holds now; put it back",
-    "caption": "with other text encoders than the files under [model] hold now; put them back",
+    "image": "with another VAE than model.checkpoint or model.vae holds now; put it back",
+    "caption": "with other text encoders than the files under [text_encoders] hold now; put them back",
     "base": "on another base model than model.checkpoint holds now; put it back",
-    "dataset": "on other pictures or captions than data.path holds now; put them back",
+    "dataset": "on other images or captions than data.path holds now; put them back",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,19 +12,24 @@ from flame_train.engine.optim import METRICS, Optimizer
 from flame_train.engine.random import Rng
 
 from .batch import Batch
+from .ranks import ALONE, Ranks
 
 POSTERIOR = 32
 """The stream of random numbers from which latents are drawn; the objective has streams of its own."""
 
-Denoise = Callable[[Tensor, Tensor, Mapping[str, Tensor]], Tensor]
-"""(noised latents (B, H, W, Z) in the model's dtype, timesteps (B,), conditioning) -> prediction (B, H, W, Z)."""
 
-SampleLatents = Callable[[tuple[Tensor, Tensor], Tensor], Tensor]
-"""(mean and log variance, noise) -> latents in the scale that the denoiser sees, all fp32 (B, H, W, Z)."""
+class Denoiser(Protocol):
+    """What a step trains: see `model.Denoiser`."""
+
+    def denoise(self, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], /) -> Tensor:
+        """The prediction (B, H, W, Z) for noised latents (B, H, W, Z) in the model's dtype and timesteps (B,)."""
+
+    def sample_latents(self, moments: tuple[Tensor, Tensor], noise: Tensor, /) -> Tensor:
+        """Latents in the scale that the denoiser sees, of mean and log variance, and noise; all fp32 (B, H, W, Z)."""
 
 
 class Objective(Protocol):
-    """What is minimised: how pictures are noised, and how the answer is judged. All on the device."""
+    """What is minimised: how images are noised, and how the answer is judged. All on the device."""
 
     def timesteps(self, rng: Rng, shape: Sequence[int]) -> Tensor:
         """(B,) places in the schedule, for latents of `shape` (H, W, Z); as the denoiser is told of them."""
@@ -47,39 +52,38 @@ FIGURES = ("loss", *METRICS)
 class State:
     """Everything a step works on. `loss` sums the micro-batches' losses; `figures` is what the log reads."""
 
-    denoise: Denoise
-    sample_latents: SampleLatents
+    denoiser: Denoiser
     objective: Objective
     optimizer: Optimizer
     dtype: DType
     seed: int
     loss: Tensor
     figures: Array
+    ranks: Ranks = ALONE
 
 
 def micro(s: State, batch: Batch) -> None:
     """One micro-batch: noise, forward, loss, backward. Gradients add up in the arena."""
-    loss = batch_loss(s.denoise, s.sample_latents, s.objective, s.dtype, s.seed, batch)
+    loss = batch_loss(s.denoiser, s.objective, s.dtype, s.seed, batch)
     (loss * s.optimizer.loss_scale).backward()
     s.loss.data[...] += loss.data
 
 
-def batch_loss(
-    denoise: Denoise, sample_latents: SampleLatents, objective: Objective, dtype: DType, seed: int, batch: Batch
-) -> Tensor:
+def batch_loss(denoiser: Denoiser, objective: Objective, dtype: DType, seed: int, batch: Batch) -> Tensor:
     """The loss of a batch, fp32 scalar; latents, noise and timesteps are drawn by (seed, the batch's place)."""
     moments = batch.latents()
     xp, shape = moments[0].backend.xp, moments[0].shape[1:]
     rng = Rng(xp, seed, batch.step, batch.samples)
-    latents = sample_latents(moments, Tensor(rng.normal(POSTERIOR, shape)))
+    latents = denoiser.sample_latents(moments, Tensor(rng.normal(POSTERIOR, shape)))
     noise, t = objective.noise(rng, shape), objective.timesteps(rng, shape)
     noised = objective.noised(latents, noise, t)
-    prediction = denoise(noised.to(dtype), t, batch.conditioning())
+    prediction = denoiser.denoise(noised.to(dtype), t, batch.conditioning())
     return objective.loss(prediction, latents, noise, t)
 
 
 def update(s: State) -> None:
     """Unscale, clip, noise, schedule, optimizer, all or nothing; then the gradients and the loss start anew."""
+    s.ranks.sum_gradients(s.optimizer.arena.grads)
     s.optimizer.step(s.loss)
     s.figures[0] = s.loss.data / s.optimizer.accumulation
     s.figures[1:] = s.optimizer.metrics()

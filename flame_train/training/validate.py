@@ -11,8 +11,8 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import DType
 
 from .batch import Batch, HostBatch
-from .family import Denoiser, Example
-from .step import Objective, batch_loss
+from .model import Example
+from .step import Denoiser, Objective, batch_loss
 
 FIRST_STEP = 1 << 31
 """Random numbers are named by step; training's steps stay below this one, so held-out noise is never trained on."""
@@ -34,7 +34,7 @@ def held_out_loss(
             host = HostBatch(arrays, FIRST_STEP + i, np.arange(draws), ())
             batch = Batch(host, backend, dtype)
             batch.fill(host)
-            loss = batch_loss(denoiser.denoise, denoiser.sample_latents, objective, dtype, seed, batch)
+            loss = batch_loss(denoiser, objective, dtype, seed, batch)
             losses.append(float(loss.numpy()))
     if not losses:
         raise ValueError("held_out_loss: expected at least one example, got none")

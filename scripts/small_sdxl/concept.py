@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flame_train.adapters.formats import from_file
-from flame_train.adapters.lora import attach_factors
+from flame_train.adapters.attach import attach_factors
 from flame_train.config.schema import (
     CheckpointSection,
     Config,

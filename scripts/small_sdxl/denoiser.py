@@ -17,7 +17,7 @@ from flame_train.engine import Tensor, nn, no_grad
 from flame_train.engine import functional as F
 from flame_train.engine.backend import Backend
 from flame_train.engine.random import Rng
-from flame_train.models.text_sdxl import end_positions
+from flame_train.models.text_clip import end_positions
 from flame_train.models.unet_sdxl import vector_conditioning
 from flame_train.recipes.drawings import Scene, render
 

@@ -64,8 +64,8 @@ def check(trial: bench.Trial, **how: Any) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     "how",
     [
-        {}, {"recompute": "feed_forward"}, {"recompute": "blocks"}, {"recompute": "blocks_offloaded"},
-        {"fp8": "weights"}, {"fp8": "dynamic"},
+        {}, {"checkpointing": "mlp"}, {"checkpointing": "full"}, {"checkpointing": "offload"},
+        {"quantize": "fp8"}, {"quantize": "fp8", "arithmetic": "fp8"},
     ],
     ids=str,
 )  # fmt: skip

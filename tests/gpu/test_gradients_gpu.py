@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import flame_train.engine as flame
-from flame_train.adapters.lora import attach
+from flame_train.adapters.attach import attach
 from flame_train.adapters.targets import resolve
 from flame_train.engine import Tensor
 from flame_train.engine import functional as F
@@ -146,12 +146,12 @@ class Seen:
         pass
 
 
-def lora_gradients(device: str, dtype: object, recompute: str) -> tuple[dict[str, np.ndarray], Seen]:
+def lora_gradients(device: str, dtype: object, checkpointing: str) -> tuple[dict[str, np.ndarray], Seen]:
     unet = UNet(UNetArch.tiny(64))
     unet.init(np.random.default_rng(0), dtype, device)
     if device == "cuda":
         unet.join_weights()
-    unet.recompute = recompute
+    unet.checkpointing = checkpointing
     attached = attach(unet, resolve(unet, ("attention",), RECIPES["sdxl"].presets), rank=8, alpha=8.0, seed=0)
     rng = np.random.default_rng(1)
     for adapter in attached.adapters.values():
@@ -169,19 +169,19 @@ def lora_gradients(device: str, dtype: object, recompute: str) -> tuple[dict[str
 
 
 def test_a_unets_adapters_get_the_gradients_of_the_cpu() -> None:
-    truth, _ = lora_gradients("cpu", float32, "nothing")
-    got, seen = lora_gradients("cuda", float32, "nothing")
+    truth, _ = lora_gradients("cpu", float32, "off")
+    got, seen = lora_gradients("cuda", float32, "off")
     blocks = sum(UNetArch.tiny(64).transformer_depth[1:]) * 5 + UNetArch.tiny(64).transformer_depth[-1]
     assert seen.counts["lora_linears forward"] == blocks + 2, "an image's projections a block, the text's a width"
     for name, g in got.items():
         assert np.linalg.norm(g - truth[name]) <= 1e-4 * np.linalg.norm(truth[name]), name
 
 
-@pytest.mark.parametrize("recompute", ["blocks", "blocks_offloaded", "feed_forward"])
+@pytest.mark.parametrize("checkpointing", ["full", "offload", "mlp"])
 @pytest.mark.parametrize("dtype", [float32, bfloat16], ids=lambda d: d.name)
-def test_recomputation_changes_no_bit(dtype: object, recompute: str) -> None:
-    plain, _ = lora_gradients("cuda", dtype, "nothing")
-    again, _ = lora_gradients("cuda", dtype, recompute)
+def test_recomputation_changes_no_bit(dtype: object, checkpointing: str) -> None:
+    plain, _ = lora_gradients("cuda", dtype, "off")
+    again, _ = lora_gradients("cuda", dtype, checkpointing)
     for name, g in plain.items():
         np.testing.assert_array_equal(again[name], g, err_msg=name)
 
@@ -213,13 +213,13 @@ FLOW: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-def flow_gradients(name: str, device: str, drawn: Any, dtype: Any, recompute: str = "nothing") -> dict[str, Any]:
+def flow_gradients(name: str, device: str, drawn: Any, dtype: Any, checkpointing: str = "off") -> dict[str, Any]:
     """The adapters' gradients in a network with joint attention; values are drawn in one dtype, used in another."""
     network, targets = FLOW[name][0](), FLOW[name][1]
     network.init(np.random.default_rng(0), drawn)
     for _, module, attr, _ in network.named_slots():
         setattr(module, attr, flame.Frozen(get_backend(device).put(getattr(module, attr).numpy().astype(dtype))))
-    network.recompute = recompute
+    network.checkpointing = checkpointing
     attached = attach(network, resolve(network, (targets,), RECIPES[name].presets), rank=16, alpha=16.0, seed=0)
     rng = np.random.default_rng(1)
     for adapter in attached.adapters.values():
@@ -249,9 +249,9 @@ def test_a_joint_attentions_adapters_get_the_gradients_of_fp64(name: str, dtype:
         assert near <= 2.0 * far + float(ml_dtypes.finfo(dtype).eps) * np.linalg.norm(want), n
 
 
-@pytest.mark.parametrize("recompute", ["blocks", "feed_forward"])
+@pytest.mark.parametrize("checkpointing", ["full", "mlp"])
 @pytest.mark.parametrize("name", FLOW)
-def test_recomputing_a_joint_attention_changes_no_bit(name: str, recompute: str) -> None:
-    plain, again = (flow_gradients(name, "cuda", bfloat16, bfloat16, how) for how in ("nothing", recompute))
+def test_recomputing_a_joint_attention_changes_no_bit(name: str, checkpointing: str) -> None:
+    plain, again = (flow_gradients(name, "cuda", bfloat16, bfloat16, how) for how in ("off", checkpointing))
     for n, g in plain.items():
         np.testing.assert_array_equal(again[n], g, err_msg=n)

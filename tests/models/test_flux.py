@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flame_train.adapters.lora import attach
+from flame_train.adapters.attach import attach
 from flame_train.adapters.targets import resolve
 from flame_train.engine import functional as F
 from flame_train.engine import tensor
@@ -103,8 +103,8 @@ def test_guidance_is_asked_for_where_the_model_knows_it(model, predict):
         predict(schnell)
 
 
-def gradients(model, predict, recompute):
-    model.recompute = recompute
+def gradients(model, predict, checkpointing):
+    model.checkpointing = checkpointing
     attached = attach(model, resolve(model, ["full"], PRESETS), rank=2, alpha=2.0, seed=3)
     for i, adapter in enumerate(attached.adapters.values()):
         adapter.up.data[...] = np.random.default_rng(i).standard_normal(adapter.up.shape) * 0.1
@@ -114,9 +114,9 @@ def gradients(model, predict, recompute):
     return [out.numpy(), *(p.grad.numpy() for p in attached.parameters())]
 
 
-@pytest.mark.parametrize("recompute", ["feed_forward", "blocks", "blocks_offloaded"])
-def test_recomputation_changes_no_bit(model, predict, recompute):
-    kept, again = (gradients(model, predict, how) for how in ("nothing", recompute))
+@pytest.mark.parametrize("checkpointing", ["mlp", "full", "offload"])
+def test_recomputation_changes_no_bit(model, predict, checkpointing):
+    kept, again = (gradients(model, predict, how) for how in ("off", checkpointing))
     assert len(kept) == 1 + 2 * (2 * 10 + 2 * 3)
     for a, b in zip(kept, again, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -130,7 +130,7 @@ def test_what_linear_layers_are_given_is_made_again(model, predict, monkeypatch)
         weights = sum(w.data.nbytes for name, w in model.weights() if name.removesuffix(".weight") in attached.adapters)
         total = sum(saved_by_op(predict(model)).values()) - weights
         attached.detach()
-        return total, gradients(model, predict, "nothing")
+        return total, gradients(model, predict, "off")
 
     less, bits = kept()
     for module in ("flux", "transformer"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import flame_train.engine as flame
-from flame_train.adapters.lora import attach
+from flame_train.adapters.attach import attach
 from flame_train.engine import Frozen, Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import bfloat16, float32, float64

@@ -7,7 +7,7 @@ import gc
 import numpy as np
 import pytest
 
-from flame_train.adapters.lora import attach
+from flame_train.adapters.attach import attach
 from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.engine import Tensor, no_grad, tensor
 from flame_train.engine.graph import Node
@@ -33,11 +33,11 @@ def gradients(model, attached, predict):
     return out.numpy(), {p.name: p.grad.numpy() for p in attached.parameters()}
 
 
-@pytest.mark.parametrize("recompute", ["feed_forward", "blocks", "blocks_offloaded"])
-def test_checkpointing_changes_no_bit(unet, predict, recompute):
+@pytest.mark.parametrize("checkpointing", ["mlp", "full", "offload"])
+def test_checkpointing_changes_no_bit(unet, predict, checkpointing):
     attached = with_lora(unet)
     plain, expected = gradients(unet, attached, predict)
-    unet.recompute = recompute
+    unet.checkpointing = checkpointing
     out, found = gradients(unet, attached, predict)
     np.testing.assert_array_equal(out, plain)
     assert found.keys() == expected.keys()
@@ -94,7 +94,7 @@ class Count:
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_no_work_below_the_first_adapter(unet, predict, checkpointing):
     """With an adapter in the last block only, all before it runs once, without a graph."""
-    unet.recompute = "blocks" if checkpointing else "nothing"
+    unet.checkpointing = "full" if checkpointing else "off"
     attached = with_lora(unet, ["output_blocks.8.0.out_layers.3"])
     forward, backward = Count(), Count()
     with op_hooks(forward):
@@ -115,7 +115,7 @@ def alive():
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_step_leaves_nothing_behind(unet, predict, checkpointing):
     """Reference counts alone free every activation: the collector is off."""
-    unet.recompute = "blocks" if checkpointing else "nothing"
+    unet.checkpointing = "full" if checkpointing else "off"
     attached = with_lora(unet)
     gradients(unet, attached, predict)
     gc.collect()

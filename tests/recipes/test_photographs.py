@@ -8,7 +8,7 @@ from PIL import Image
 from skimage import data
 
 from flame_train.adapters.formats import from_file
-from flame_train.adapters.lora import attach_factors
+from flame_train.adapters.attach import attach_factors
 from flame_train.diffusion.objectives import Objective
 from flame_train.engine.dtype import as_dtype
 from flame_train.recipes import RECIPES

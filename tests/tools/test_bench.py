@@ -20,7 +20,7 @@ from flame_train.engine.op import REGISTRY, Sample, sample
 from flame_train.engine.rebuild import rebuild
 from flame_train.engine.sample import Values, materialise
 from flame_train.errors import ConfigError
-from flame_train.models.recompute import Recompute
+from flame_train.models.blocks import Recompute
 from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.recipes.memory_sdxl import kept
 from flame_train.tools import (

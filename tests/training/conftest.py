@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flame_train.adapters.lora import attach
+from flame_train.adapters.attach import attach
 from flame_train.diffusion.objectives import Objective
 from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine import Tensor

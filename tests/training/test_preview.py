@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flame_train.adapters.lora import attach
+from flame_train.adapters.attach import attach
 from flame_train.engine import no_grad
 from flame_train.errors import Interrupted
 from flame_train.recipes import RECIPES

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from flame_train.engine.report import saved_by_op
 from flame_train.errors import ConfigError
-from flame_train.models.recompute import Recompute
+from flame_train.models.blocks import Recompute
 from flame_train.tools.bench import Prepared, Trial, prepare
 from flame_train.tools.bench_models import SUBJECTS, find
 from flame_train.training.family import Load

@@ -11,7 +11,7 @@ import safetensors
 import safetensors.numpy
 
 from flame_train.adapters.formats import from_file
-from flame_train.adapters.lora import Attached, attach
+from flame_train.adapters.attach import Attached, attach
 from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.config.keys import keys
 from flame_train.engine.backend import get_backend

@@ -19,7 +19,7 @@ def card() -> Any:
 @pytest.mark.parametrize("model", ["sdxl-tiny", "sd3-tiny", "flux-tiny"])
 @pytest.mark.parametrize(
     "how",
-    [{}, {"precision": "fp16"}, {"precision": "fp32"}, {"fp8": "weights"}, {"recompute": "blocks_offloaded"}],
+    [{}, {"precision": "fp16"}, {"precision": "fp32"}, {"quantize": "fp8"}, {"checkpointing": "offload"}],
     ids=str,
 )
 def test_a_step_on_an_rtx_3090(gpu: Any, model: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

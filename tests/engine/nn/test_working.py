@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flame_train.adapters.lora import attach
+from flame_train.adapters.attach import attach
 from flame_train.engine import Frozen, Tensor, nn, tensor
 from flame_train.engine.dtype import bfloat16
 from flame_train.engine.optim import Arena

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flame_train.adapters.lora import attach
+from flame_train.adapters.attach import attach
 from flame_train.engine import Parameter, nn
 
 

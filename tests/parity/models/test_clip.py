@@ -8,8 +8,8 @@ import pytest
 from flame_train.engine import tensor
 from flame_train.models.clip import ClipArch, ClipTextEncoder
 from flame_train.models.keys.sdxl_text import clip_from_bare_transformers
-from flame_train.models.text_clip import encode_clip
-from flame_train.models.text_sdxl import encode_prompts, end_positions
+from flame_train.models.text_clip import encode_windows
+from flame_train.models.text_clip import encode_prompts, end_positions
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -92,7 +92,7 @@ def test_fluxs_pooled_text(pair, bound, off):
     ids = rows(EOS, [0, 9, 75])
     with torch.no_grad():
         expected = twin(input_ids=torch.from_numpy(ids.astype(np.int64))).pooler_output
-    assert off(encode_clip(model, ids)[1], expected) < bound
+    assert off(encode_windows(model, ids[:, None], unprojected=True)[1], expected) < bound
 
 
 @pytest.mark.parametrize("windows", [1, 2, 3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flame_train.adapters.lora import attach
+from flame_train.adapters.attach import attach
 from flame_train.adapters.targets import resolve
 from flame_train.engine import tensor
 from flame_train.models.flux import Flux, FluxArch

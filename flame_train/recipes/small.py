@@ -1,6 +1,10 @@
-"""Small SD3.5 and Flux models with random weights: the true structure and names, to show that everything works.
+"""Small base models as files: random weights under the published names, and the trained small SDXL of the package.
 
-They know nothing: what they draw is noise, and a LoRA on them learns only to guess the velocity better.
+Random ones know nothing: they draw noise, and a LoRA on them learns only to guess the velocity better.
+
+The small SDXL was trained from scratch by this engine, on the drawn world of `quickstart.drawings`: SDXL's structure
+with 7 million weights, two text encoders over CLIP's vocabulary, autoencoder and UNet. It draws what a caption of that
+world says. How it was made: `scripts/small_sdxl`.
 """
 
 from __future__ import annotations
@@ -16,13 +20,9 @@ import numpy as np
 from flame_train.engine import nn
 from flame_train.io.durable import write_durably
 from flame_train.io.safetensors import save_file
-from flame_train.models.clip import ClipArch, ClipTextEncoder
-from flame_train.models.flux import Flux, FluxArch
-from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
-from flame_train.models.t5 import T5Arch, T5Encoder
-from flame_train.models.vae import Vae, VaeArch
 
-_WIDTH = 32
+SMALL_SDXL: Final = Path(__file__).with_name("assets") / "small_sdxl.safetensors"
+"""The trained small SDXL, fp16."""
 _WORDS: Final = (
     "a",
     "an",
@@ -39,30 +39,6 @@ _WORDS: Final = (
     "red",
     "blue",
 )
-
-
-def small_sd3() -> Mapping[str, nn.Module]:
-    """SD3.5's parts by their prefix in a single file, all encoders inside."""
-    arch = MmditArch(
-        width=64, depth=2, head_dim=32, context_dim=2 * _WIDTH, pooled_dim=2 * _WIDTH, positions=16, qk_norm=True,
-        dual=(0,),
-    )  # fmt: skip
-    clip_g = ClipTextEncoder(ClipArch.tiny("gelu", _WIDTH, _WIDTH))
-    return {"model.diffusion_model.": Mmdit(arch), "text_encoders.clip_g.transformer.": clip_g, **_shared()}
-
-
-def small_flux() -> Mapping[str, nn.Module]:
-    """Flux.1 dev's parts by their prefix in a single file, all encoders inside."""
-    arch = FluxArch.tiny(context_dim=2 * _WIDTH, pooled_dim=_WIDTH)
-    return {"model.diffusion_model.": Flux(arch), **_shared()}
-
-
-def _shared() -> dict[str, nn.Module]:
-    return {
-        "first_stage_model.": Vae(VaeArch.tiny(latent_channels=16)),
-        "text_encoders.clip_l.transformer.": ClipTextEncoder(ClipArch.tiny("quick_gelu", None, _WIDTH)),
-        "text_encoders.t5xxl.transformer.": T5Encoder(T5Arch.tiny(width=2 * _WIDTH)),
-    }
 
 
 def write_small(networks: Mapping[str, nn.Module], folder: Path, seed: int) -> Path:
@@ -89,3 +65,9 @@ def _vocabulary() -> dict[str, Any]:
     letters = [[c, -6.0] for c in ("\u2581", *string.ascii_letters, *string.digits, *string.punctuation)]
     words = [[f"\u2581{word}", -4.0] for word in _WORDS]
     return {"version": "1.0", "model": {"type": "Unigram", "unk_id": 2, "vocab": [*special, *letters, *words]}}
+
+
+def copy_small_sdxl(path: Path) -> None:
+    """Copies the trained small SDXL to `path`, whole or not at all. Raises OutputError."""
+    raw = SMALL_SDXL.read_bytes()
+    write_durably(path, [raw], len(raw))

@@ -1,7 +1,7 @@
 """A drawn world, which the small SDXL was trained on: coloured shapes on backgrounds, with captions that say so.
 
 `scenes` makes up what is drawn (NumPy, by seed); `render` draws whole batches at once, on the CPU or a GPU, from
-signed distances, so that edges are smooth; `write_pictures` makes a dataset of them. What a LoRA can teach is there
+signed distances, so that edges are smooth; `write_images` makes a dataset of them. What a LoRA can teach is there
 too: `tiles` in a style of their own, a star, stripes. The model has seen neither them nor their names.
 """
 
@@ -137,7 +137,7 @@ def _pair(
     return tuple(made), f"{first} {'above' if above else 'left of'} {second}"
 
 
-def write_pictures(folder: Path, count: int, seed: int, make: Maker = scenes) -> int:
+def write_images(folder: Path, count: int, seed: int, make: Maker = scenes) -> int:
     """Writes `count` pictures, half of them square, as PNGs with captions beside them. Raises OutputError.
 
     `make(count, size, seed)` says what is drawn: `scenes` or `tiles`. The same bytes every time; another `seed` gives

@@ -1,0 +1,141 @@
+"""Adapters in a network: put into the slots of its layers, and taken out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from flame_train.engine import Parameter, Tensor, nn
+from flame_train.engine.backend import get_backend
+from flame_train.engine.dtype import compute_dtype, float32
+from flame_train.engine.mode import no_grad
+from flame_train.errors import ModelFileError
+
+from .kinds import ADAPTERS, Adapter, AdapterKind, Factors, Layer, Make
+from .kinds.kind import HostArray
+from .kinds.lora import Lora
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """The adapters that sit in a model, by layer name, until `detach` takes them out."""
+
+    model: nn.Module
+    adapters: Mapping[str, Adapter]
+
+    def parameters(self) -> list[Parameter]:
+        """Every trained matrix, LoRA's down before up; those of layers that share an input next to each other.
+
+        An arena lays them out in this order, so that one product can read them all.
+        """
+        name_of = {id(layer): name for name, layer in _layers(self.model).items()}
+        groups = [[name_of[id(layer)] for layer in group] for group in self.model.shared_inputs()]
+        joined = [group for group in groups if all(name in self.adapters for name in group)]
+        alone = [[name] for name in self.adapters if not any(name in group for group in joined)]
+        return [p for group in (*joined, *alone) for p in self._interleaved(group)]
+
+    def _interleaved(self, names: Sequence[str]) -> Iterator[Parameter]:
+        """First matrices of all the layers, then second ones; of layers with other matrices, layer by layer."""
+        matrices = [self.adapters[name].parameters() for name in names]
+        if len({tuple(found) for found in matrices}) == 1:
+            yield from (found[which] for which in matrices[0] for found in matrices)
+        else:
+            yield from (p for found in matrices for p in found.values())
+
+    def detach(self) -> None:
+        """Empties the slots; the model computes what it did before `attach`."""
+        for name, layer in _layers(self.model).items():
+            if name in self.adapters and layer.adapter is self.adapters[name]:
+                layer.adapter = None
+
+    def merged(self) -> Iterator[tuple[str, Tensor]]:
+        """Each adapted weight's name with W + delta, added in fp32 or better and rounded once to W's dtype."""
+        layers = _layers(self.model)
+        for name, adapter in self.adapters.items():
+            weight = layers[name].weight
+            with no_grad():
+                weight = weight.given_back(float32) if isinstance(weight, nn.Fp8Weight) else weight
+                total = weight.to(compute_dtype(weight.dtype)) + adapter.delta()
+                yield f"{name}.weight", total.to(weight.dtype)
+
+
+def attach(
+    model: nn.Module,
+    names: Sequence[str],
+    *,
+    rank: int,
+    alpha: float,
+    seed: int,
+    kind: AdapterKind | None = None,
+    make_parameter: Make | None = None,
+) -> Attached:
+    """Puts a fresh adapter into each named layer of a loaded `model`, whose output stays.
+
+    Args:
+        model: the network.
+        names: names of its linear layers and convolutions.
+        rank, alpha: the inner width, and what scales the update.
+        seed: of the first values, which also depend on the layer's name.
+        kind: the adapter kind; None: LoRA.
+        make_parameter: makes a parameter, called `<layer>.lora_down.weight` and so on.
+
+    Raises:
+        KeyError: a name is no layer.
+        ValueError: a layer has an adapter already, or is a convolution in groups or dilated.
+    """
+    kind, layers = kind or Lora(), _layers(model)
+    _check_room(layers, names)
+    adapters: dict[str, Any] = {}
+    for name in names:
+        made = kind.create(layers[name], name, rank, alpha, seed, make_parameter or _own_parameter)
+        adapters[name] = layers[name].adapter = made
+    return Attached(model, MappingProxyType(adapters))
+
+
+def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: float = 1.0) -> Attached:
+    """Puts finished adapters into a loaded `model`, `strength` times as strong as they were trained; held in fp32.
+
+    Raises ModelFileError listing the modules that the model does not have or whose shapes differ from its own,
+    ValueError for a layer that already has an adapter or is a convolution in groups or dilated.
+    """
+    layers = _layers(model)
+    strangers = [name for name in factors if name not in layers]
+    strangers += [name for name, f in factors.items() if name in layers and not _fits(f, layers[name])]
+    if strangers:
+        raise ModelFileError(
+            f"the LoRA does not fit the model: {len(strangers)} of its {len(factors)} modules are not there or have "
+            f"other shapes, such as {', '.join(strangers[:5])}; it was trained on another base model"
+        )
+    _check_room(layers, factors)
+    adapters: dict[str, Any] = {}
+    for name, f in factors.items():
+        made = ADAPTERS[f.kind]().from_factors(layers[name], name, f, strength, _own_parameter)
+        adapters[name] = layers[name].adapter = made
+    return Attached(model, MappingProxyType(adapters))
+
+
+def _fits(factors: Factors, layer: Layer) -> bool:
+    """Whether the update has the weight's shape, but for trailing ones: a 1x1 convolution is a linear layer."""
+    shape, wanted = factors.weight_shape, tuple(layer.weight.shape)
+    longest = max(len(shape), len(wanted))
+    return shape + (1,) * (longest - len(shape)) == wanted + (1,) * (longest - len(wanted))
+
+
+def _own_parameter(name: str, values: HostArray, device: str) -> Parameter:
+    return Parameter(get_backend(device).put(values), name)
+
+
+def _check_room(layers: Mapping[str, Layer], names: Iterable[str]) -> None:
+    taken = [name for name in names if layers[name].adapter is not None]
+    if taken:
+        raise ValueError(f"attach: {len(taken)} layer(s) already have an adapter, such as {taken[0]}; detach first")
+    chosen = ((name, layers[name]) for name in names)
+    odd = [n for n, x in chosen if isinstance(x, nn.Conv2d) and (x.groups != 1 or x.dilation not in (1, (1, 1)))]
+    if odd:
+        raise ValueError(f"attach: no LoRA for convolutions that are dilated or in groups, such as {odd[0]}")
+
+
+def _layers(model: nn.Module) -> dict[str, Layer]:
+    return {name: part for name, part in model.named_modules() if isinstance(part, (nn.Linear, nn.Conv2d))}

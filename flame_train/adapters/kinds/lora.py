@@ -1,0 +1,201 @@
+"""LoRA (arXiv 2106.09685): a frozen layer plus scale * up(down(x)), with scale = alpha / rank."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+
+from flame_train.adapters.factors import LoraFactors
+from flame_train.adapters.folding import fold, unfold
+from flame_train.adapters.fused import Paths, entire, join, split
+from flame_train.engine import Parameter, Tensor, nn
+from flame_train.engine import functional as F
+from flame_train.engine.mode import no_grad
+
+from .kind import AdapterKind, HostArray, Layer, Make
+
+DOWN: Final = "down"
+UP: Final = "up"
+ALPHA: Final = "alpha"
+
+_ENDS: Final = MappingProxyType(
+    {
+        ".lora_down.weight": DOWN,
+        ".lora_up.weight": UP,
+        ".lora_A.weight": DOWN,
+        ".lora_B.weight": UP,
+        ".lora_A.default.weight": DOWN,
+        ".lora_B.default.weight": UP,
+        ".lora.down.weight": DOWN,
+        ".lora.up.weight": UP,
+        ".lora_linear_layer.down.weight": DOWN,
+        ".lora_linear_layer.up.weight": UP,
+        "_lora.down.weight": DOWN,
+        "_lora.up.weight": UP,
+        ".alpha": ALPHA,
+    }
+)
+
+
+class Lora(AdapterKind):
+    """down is uniform in +-1 / sqrt(fan in) (Kaiming with a = sqrt 5, as in the reference implementation), up is zero.
+
+    down is drawn for each layer from (seed, the layer's name): which other layers take part does not matter.
+    """
+
+    name = "lora"
+    ends = _ENDS
+
+    def create(self, layer: Layer, name: str, rank: int, alpha: float, seed: int, make: Make) -> LoraAdapter:
+        down, up = initial(layer.weight.shape, rank, seed, name)
+        return _adapter(layer, name, down, up, alpha, make)
+
+    def from_factors(self, layer: Layer, name: str, factors: LoraFactors, strength: float, make: Make) -> LoraAdapter:
+        out, *taps = layer.weight.shape
+        down = factors.down.astype(np.float32).reshape(factors.rank, *taps)
+        up = factors.up.astype(np.float32).reshape(out, factors.rank, *(1 for _ in taps[1:]))
+        return _adapter(layer, name, down, up, factors.alpha * strength, make)
+
+    def count(self, weight_shape: tuple[int, ...], rank: int) -> int:
+        return rank * (weight_shape[0] + math.prod(weight_shape[1:]))
+
+    def kohya(self, factors: LoraFactors) -> dict[str, HostArray]:
+        """`lora_down`, `lora_up` and a scalar `alpha`."""
+        return {
+            ".lora_down.weight": factors.down, ".lora_up.weight": factors.up, ".alpha": _alpha_tensor(factors),
+        }  # fmt: skip
+
+    def diffusers(self, factors: LoraFactors, paths: Paths) -> dict[str, tuple[dict[str, HostArray], LoraFactors]]:
+        """`lora_A` and `lora_B` with alpha / rank folded into it, by path; no alpha, because several loaders refuse it.
+
+        See `folding` for what stays exact, `fused` for modules that diffusers cuts up.
+        """
+        return {
+            path: ({".lora_A.weight": part.down, ".lora_B.weight": fold(part)}, part)
+            for path, part in split(factors, paths).items()
+        }
+
+    def fault(self, slots: Mapping[str, HostArray]) -> str:
+        if DOWN not in slots or UP not in slots:
+            return f"has no {UP if DOWN in slots else DOWN} matrix"
+        down, up = slots[DOWN].shape, slots[UP].shape
+        if len(down) not in (2, 4) or len(down) != len(up) or any(size != 1 for size in up[2:]):
+            return f"has shapes {down} and {up}"
+        if down[0] != up[1] or down[0] == 0:
+            return f"has rank {down[0]} in its down matrix and {up[1]} in its up matrix"
+        if ALPHA in slots and not (slots[ALPHA].size == 1 and np.isfinite(float(slots[ALPHA].reshape(())))):
+            return "has an alpha that is not one finite number"
+        return ""
+
+    def read(self, slots: Mapping[str, HostArray], folded: float | None, scale: float) -> LoraFactors:
+        down, up = slots[DOWN], slots[UP]
+        if ALPHA in slots:
+            return LoraFactors(down, up, float(slots[ALPHA].reshape(())))
+        if folded is not None:
+            return unfold(down, up, folded)
+        return LoraFactors(down, up, down.shape[0] * scale)
+
+    def join(self, parts: Mapping[str, LoraFactors], paths: Paths) -> LoraFactors:
+        return entire(parts[""], paths) if "" in parts else join(parts, paths)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraAdapter:
+    """One layer's low-rank update, sitting in the layer's `adapter` slot.
+
+    For a linear layer `down` is (rank, in) and `up` (out, rank); for a convolution `down` is
+    (rank, in, kh, kw) with the layer's own stride and padding, and `up` (out, rank, 1, 1).
+    """
+
+    down: Parameter
+    up: Parameter
+    alpha: float
+    rank: int
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def __call__(self, layer: Layer, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The layer's output with the update; the layer's weight stays as it is."""
+        weight, bias = nn.working(layer.weight), nn.working(layer.bias)
+        if isinstance(layer, nn.Linear):
+            if isinstance(weight, nn.Fp8Weight):
+                (y,) = self._packed([weight], [self], x, bias, residual)
+                return y
+            return F.lora_linear(x, weight, bias, *self.compute(x), self.scale, residual)
+        return F.lora_conv2d(x, weight, bias, *self.compute(x), self.scale, layer.stride, layer.padding, layout="NHWC")
+
+    def parameters(self) -> dict[str, Parameter]:
+        return {"lora_down.weight": self.down, "lora_up.weight": self.up}
+
+    def compute(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """down and up in the activations' dtype."""
+        return self.down.working.to(x.dtype), self.up.working.to(x.dtype)
+
+    def together(self, layers: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...] | None:
+        """All layers' outputs for `x` at once, where all have a LoRA of one scale and none a bias."""
+        adapters = [layer.adapter for layer in layers]
+        loras = [a for a in adapters if isinstance(a, LoraAdapter) and a.scale == self.scale]
+        if len(loras) < len(layers) or any(layer.bias is not None for layer in layers):
+            return None
+        weights = [nn.working(layer.weight) for layer in layers]
+        packed = [w for w in weights if isinstance(w, nn.Fp8Weight)]
+        if packed:
+            alike = len(packed) == len(weights) and len({w.dynamic for w in packed}) == 1
+            return self._packed(packed, loras, x) if alike else None
+        downs, ups = zip(*[a.compute(x) for a in loras], strict=True)
+        outputs: tuple[Tensor, ...] = F.lora_linears(x, weights, downs, ups, self.scale)
+        return outputs
+
+    def _packed(
+        self, weights: Sequence[nn.Fp8Weight], loras: Sequence[LoraAdapter], x: Tensor, bias: Tensor | None = None,
+        residual: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """The outputs of layers stored in 8 bits, with their updates."""
+        stored = [w.codes for w in weights], [w.scales for w in weights]
+        downs, ups = zip(*[a.compute(x) for a in loras], strict=True)
+        outputs: tuple[Tensor, ...] = F.fp8_lora_linears(
+            x, *stored, downs, ups, self.scale, bias, residual, dynamic=weights[0].dynamic
+        )
+        return outputs
+
+    def delta(self) -> Tensor:
+        """The update as a matrix of the weight's shape, in fp32: scale * up @ down."""
+        with no_grad():
+            flat = self.up.reshape(self.up.shape[0], self.rank) @ self.down.reshape(self.rank, -1)
+            return (flat * self.scale).reshape(self.up.shape[0], *self.down.shape[1:])
+
+    def factors(self) -> LoraFactors:
+        return LoraFactors(self.down.numpy(), self.up.numpy(), self.alpha)
+
+
+def initial(
+    weight_shape: tuple[int, ...], rank: int, seed: int, name: str
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """A layer's first (down, up) in fp32; see `attach`."""
+    out, *taps = weight_shape
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    bound = 1.0 / math.sqrt(math.prod(taps))
+    down = rng.uniform(-bound, bound, (rank, *taps)).astype(np.float32)
+    return down, np.zeros((out, rank, *(1 for _ in taps[1:])), np.float32)
+
+
+def _adapter(layer: Layer, name: str, down: HostArray, up: HostArray, alpha: float, make: Make) -> LoraAdapter:
+    device = layer.weight.device
+    return LoraAdapter(
+        make(f"{name}.lora_down.weight", down, device), make(f"{name}.lora_up.weight", up, device), alpha, len(down)
+    )
+
+
+def _alpha_tensor(factors: LoraFactors) -> HostArray:
+    """A scalar in the weights' dtype, as other writers have it, or in fp32 where that would change it."""
+    with np.errstate(over="ignore"):
+        own = np.array(factors.alpha, factors.down.dtype)
+    return own if float(own) == factors.alpha else np.array(factors.alpha, np.float32)

@@ -1,0 +1,19 @@
+"""The list of model families: the one line that a new family adds. The rest of it is its file in `recipes`.
+
+It stands apart because the command line is made from it, and answers `--help` without loading anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+FAMILY_TITLES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "sdxl": "SDXL",
+        "sd3": "SD3 or SD3.5",
+        "flux": "Flux.1",
+    }
+)
+"""Name -> what a person calls it. `recipes.<name>` has its `Family`, `<name>-lora` is its command."""

@@ -1,0 +1,83 @@
+"""Networks made of blocks: which activations a block saves for its backward pass, and where its weights live."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any, ClassVar, Literal, Protocol
+
+from flame_train.engine import Tensor, checkpoint, nn
+
+Checkpointing = Literal["off", "full", "offload", "mlp"]
+"""What the backward pass recomputes: nothing, whole blocks, whole blocks whose inputs wait on the host, or MLPs."""
+
+
+def whole_blocks(checkpointing: Checkpointing) -> bool:
+    """Whether whole blocks are recomputed."""
+    return checkpointing in ("full", "offload")
+
+
+class WeightPolicy(Protocol):
+    """Where the weights of blocks live: a block asks before it runs."""
+
+    def ready(self, block: Block) -> None:
+        """Sees to it that the block's weights are on the device, for the forward pass or a recomputation."""
+
+
+class Resident:
+    """All weights stay on the device, in whatever number format they were loaded."""
+
+    def ready(self, block: Block) -> None:
+        return None
+
+
+class Block(nn.Module):
+    """A part of a network that can be checkpointed: then only its inputs are saved. All inputs are tensors or None.
+
+    A block with an MLP of its own handles "mlp" itself; the others ignore it.
+    """
+
+    has_feed_forward: ClassVar[bool] = True
+    checkpointing: Checkpointing = "off"
+    weight_policy: WeightPolicy = Resident()
+
+    def __call__(self, *inputs: Tensor | None) -> Any:
+        if whole_blocks(self.checkpointing):
+            return checkpoint(self._run, *inputs, offload=self.checkpointing == "offload")
+        return self._run(*inputs)
+
+    def _run(self, *inputs: Tensor | None) -> Any:
+        self.weight_policy.ready(self)
+        return self.forward(*inputs)
+
+
+class BlockNetwork(nn.Module):
+    """A network made of blocks. Checkpointing and the place of weights may be set at any time."""
+
+    _checkpointing: Checkpointing = "off"
+
+    def blocks(self, checkpointing: Checkpointing = "full") -> dict[str, Block]:
+        """By name, in the network's order, the blocks of which `checkpointing` recomputes something."""
+        found = {name: part for name, part in self.named_modules() if isinstance(part, Block)}
+        if checkpointing == "mlp":
+            return {name: block for name, block in found.items() if block.has_feed_forward}
+        return found if whole_blocks(checkpointing) else {}
+
+    @property
+    def checkpointing(self) -> Checkpointing:
+        """What the backward pass recomputes, in all blocks or in those that were chosen."""
+        return self._checkpointing
+
+    @checkpointing.setter
+    def checkpointing(self, checkpointing: Checkpointing) -> None:
+        self.checkpoint_blocks(checkpointing, self.blocks(checkpointing))
+
+    def checkpoint_blocks(self, checkpointing: Checkpointing, names: Container[str]) -> None:
+        """Sets `checkpointing` for the blocks of these names, and "off" for the others."""
+        self._checkpointing = checkpointing
+        for name, block in self.blocks().items():
+            block.checkpointing = checkpointing if name in names else "off"
+
+    def place_weights(self, policy: WeightPolicy) -> None:
+        """Has every block ask `policy` for its weights."""
+        for block in self.blocks().values():
+            block.weight_policy = policy

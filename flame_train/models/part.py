@@ -1,0 +1,76 @@
+"""One network of a base model whose file was opened: what it is, and where each of its weights is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flame_train.engine import nn
+from flame_train.engine.dtype import DType
+from flame_train.errors import ModelFileError
+from flame_train.io.keymap import Shape, Source
+from flame_train.io.weights import Weights, open_weights
+
+from .parts import Native, digest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A network with its weights declared and none loaded.
+
+    Attributes:
+        component: its name in the model, such as "unet" or "text_encoder_2".
+        path: the file or folder that holds it.
+        network: the network, of which only names and shapes are known.
+        build: makes another such network.
+        sources: native name -> where in the file the tensor is read.
+        shapes: native name -> shape.
+    """
+
+    component: str
+    path: Path
+    network: nn.Module
+    build: Callable[[], nn.Module]
+    sources: Mapping[str, Source]
+    shapes: Mapping[str, Shape]
+
+    def load(self, *, device: str, dtype: DType | str, fp8: nn.Fp8 = "off", check_finite: bool = True) -> Any:
+        """A network with its weights, of the class that `build` makes. Tensors go to the device one by one.
+
+        Raises:
+            ModelFileError: a tensor holds NaN or infinity, or the file was changed since it was opened.
+        """
+        network = self.build()
+        with open_weights(self.path) as weights:
+            source = _Unchanged(weights, self.sources, self.shapes)
+            what = f"{self.path}: {self.component.replace('_', ' ')}"
+            nn.load(network, source, dtype=dtype, device=device, what=what, check_finite=check_finite, fp8=fp8)
+        return network
+
+    def digest(self) -> str:
+        """SHA-256, in hex, over names and values of all its tensors: a cache of its outputs depends on it."""
+        with open_weights(self.path) as weights:
+            return digest(weights, [self.sources])
+
+
+class _Unchanged(Native):
+    """Reads from a file that was opened again, and refuses it where it holds other shapes than it did."""
+
+    def read(self, name: str) -> np.ndarray[Any, Any]:
+        found = super().read(name)
+        if tuple(found.shape) != self.shapes[name]:
+            raise ModelFileError(
+                f"{self._weights.path}: {name} had the shape {self.shapes[name]} when the file was checked, and has "
+                f"{tuple(found.shape)} now; it was replaced meanwhile: start again"
+            )
+        return found
+
+
+def part_of(weights: Weights, component: str, built: tuple[nn.Module, Native], build: Callable[[], nn.Module]) -> Part:
+    """The `Part` that an open file holds, of its network and its sources as `parts.parts` gives them."""
+    network, native = built
+    return Part(component, weights.path, network, build, native.sources, native.shapes)

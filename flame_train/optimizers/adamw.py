@@ -1,0 +1,32 @@
+"""AdamW (arXiv 1711.05101), as torch.optim.AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flame_train.engine.optim import AdamWRule
+from flame_train.settings import field
+
+from .kind import OptimizerKind
+
+
+class AdamW(OptimizerKind):
+    name = "adamw"
+
+    betas: tuple[float, float] = field((0.9, 0.999), "decay of the two moments", aka=("adam_beta1", "adam_beta2"))
+    eps: float = field(1e-8, "added to the denominator", gt=0, le=1, aka=("adam_epsilon",))
+    weight_decay: float = field(
+        0.01, "weight decay, decoupled from the gradient", ge=0, le=1, aka=("adam_weight_decay",)
+    )
+
+    def problems(self, config: Any) -> Mapping[str, str]:
+        if all(0 <= beta < 1 for beta in self.betas):
+            return {}
+        return {"betas": f"expected each >= 0 and < 1, got {list(self.betas)}"}
+
+    def rule(self) -> AdamWRule:
+        return AdamWRule(self.betas, self.eps, self.weight_decay)
+
+    def bytes_per_parameter(self) -> float:
+        return 8.0

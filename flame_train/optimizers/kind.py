@@ -1,0 +1,18 @@
+"""What an optimizer is to a training run: its keys, and the rule that it makes of them."""
+
+from __future__ import annotations
+
+from flame_train.engine.optim import Transform
+from flame_train.settings import Entry
+
+
+class OptimizerKind(Entry):
+    """One optimizer: its fields are keys of `[optimizer]` beside `lr`."""
+
+    def rule(self) -> Transform:
+        """The last transform of the chain, which makes the update from the gradient."""
+        raise NotImplementedError
+
+    def bytes_per_parameter(self) -> float:
+        """Bytes of the rule's state for each trained value."""
+        raise NotImplementedError

@@ -1,0 +1,21 @@
+"""Gradient descent with momentum, as torch.optim.SGD."""
+
+from __future__ import annotations
+
+from flame_train.engine.optim import SGDRule
+from flame_train.settings import field
+
+from .kind import OptimizerKind
+
+
+class Sgd(OptimizerKind):
+    name = "sgd"
+
+    momentum: float = field(0.0, "momentum", ge=0, lt=1)
+    weight_decay: float = field(0.01, "weight decay, added to the gradient", ge=0, le=1)
+
+    def rule(self) -> SGDRule:
+        return SGDRule(momentum=self.momentum, weight_decay=self.weight_decay)
+
+    def bytes_per_parameter(self) -> float:
+        return 4.0 if self.momentum else 0.0

@@ -1,0 +1,1 @@
+"""`flame-train quickstart`: a whole small run from nothing."""

@@ -1,0 +1,153 @@
+"""A model family: how its files are opened, what its settings are, and what `bench` and `quickstart` take of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Final
+
+from flame_train.config.keys import keys
+from flame_train.config.render import toml_value
+from flame_train.config.schema import Config, ModelSection, TextEncodersSection
+from flame_train.engine import nn
+from flame_train.errors import ConfigError
+from flame_train.families import FAMILY_TITLES
+from flame_train.io.lora_names import LoraFamily
+from flame_train.models.family_files import FamilyFiles
+from flame_train.models.loading_t5 import t5_part
+from flame_train.models.part import Part
+from flame_train.text_encoders import ENCODER_KEYS
+from flame_train.training.model import Model
+
+from .lesson import Lesson
+from .small import write_small
+
+Networks = Mapping[str, nn.Module]
+"""The networks of a model by component, with their weights declared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a family is opened with, beside its networks.
+
+    Attributes:
+        base: the checkpoint, beside which tokenizers are looked for.
+        model: the section of the base model.
+        text: the section of the text encoders.
+        max_tokens: the tokens of a caption that CLIP keeps.
+    """
+
+    base: Path
+    model: ModelSection
+    text: TextEncodersSection
+    max_tokens: int
+
+
+class Family(ABC):
+    """One model family. Its folder in `models/` has the networks; its file here tells the rest."""
+
+    name: ClassVar[str]
+    """Its key in `FAMILY_TITLES`."""
+    files: ClassVar[FamilyFiles]
+    """Where its networks are found in files. The first component is the denoiser."""
+    encoders: ClassVar[Mapping[str, str]]
+    """The key under `[text_encoders]` of each of its text encoders -> the component."""
+    unsupported: ClassVar[tuple[str, ...]]
+    """Config keys that mean nothing for it, beside the keys of other text encoders."""
+    published: ClassVar[Mapping[str, Callable[[], Networks]]]
+    """Its published architectures, by the name that `bench --model` knows, and small ones of the same structure."""
+    bench_targets: ClassVar[str] = "attention"
+    """The preset that `bench` adapts."""
+    small: ClassVar[str]
+    """The one of `published` that `quickstart` writes."""
+    lesson: ClassVar[Lesson]
+    """What `quickstart` teaches."""
+
+    @abstractmethod
+    def assemble(self, parts: Mapping[str, Part], opening: Opening) -> Model:
+        """The model of these networks, by component. Raises ConfigError for settings that do not fit it."""
+
+    @abstractmethod
+    def lora_names_in(self, shapes: Mapping[str, tuple[int, ...]]) -> LoraFamily:
+        """How a LoRA file with these tensors names modules: of the model it was made for, as far as they tell."""
+
+    @property
+    def title(self) -> str:
+        """What a person calls it."""
+        return FAMILY_TITLES[self.name]
+
+    @property
+    def command(self) -> str:
+        """The command that trains it."""
+        return f"{self.name}-lora"
+
+    @property
+    def denoiser(self) -> str:
+        """The component that is adapted."""
+        return self.files.components[0].name
+
+    def unsupported_keys(self) -> tuple[str, ...]:
+        """All config keys that mean nothing for it."""
+        others = [entry for entry in ENCODER_KEYS if entry.name not in self.encoders]
+        return (*self.unsupported, *(f"text_encoders.{key}" for entry in others for key in entry.model_fields))
+
+    def refuse_unsupported(self, config: Config) -> None:
+        """Raises ConfigError for all keys that are set and mean nothing here: they must not be thought to act."""
+        wrong = []
+        for path in self.unsupported_keys():
+            section, key = path.split(".")
+            value = getattr(getattr(config, section), key)
+            if value != keys()[path].default:
+                wrong.append(f"{path}: it means nothing for {self.title}, got {toml_value(value)}; remove it")
+        if wrong:
+            raise ConfigError("\n".join(wrong))
+
+    def open(self, opening: Opening) -> Model:
+        """The model in the files that the settings name. Only headers are read, of each file once.
+
+        Raises:
+            ConfigError: a network is in no file, or a setting does not fit.
+            ModelFileError: a file is not this family's, or not whole.
+        """
+        own = {component: str(getattr(opening.text, key)) for key, component in self.encoders.items()}
+        own["vae"] = opening.model.vae
+        own = {component: path for component, path in own.items() if path}
+        parts = self.files.all_parts(opening.base, self.denoiser, skip=own)
+        named = {"vae": "model.vae", **{c: f"text_encoders.{key}" for key, c in self.encoders.items()}}
+        lacking = [key for component, key in named.items() if component not in parts and component not in own]
+        if lacking:
+            raise ConfigError("\n".join(no_network(opening.base, key) for key in lacking))
+        parts |= {component: self._alone(Path(path), component) for component, path in own.items()}
+        return self.assemble(parts, opening)
+
+    def _alone(self, path: Path, component: str) -> Part:
+        """A network from the file that a setting names for it."""
+        key = {c: key for key, c in self.encoders.items()}.get(component)
+        return t5_part(path, component) if key == "t5" else self.files.parts(path, [component])[component]
+
+    def declared(self, networks: Networks, opening: Opening) -> Model:
+        """The model of networks that are in no file: for measurements and predictions."""
+        return self.assemble(
+            {name: Part(name, Path(name), network, _in_no_file, {}, {}) for name, network in networks.items()}, opening
+        )
+
+    def write_small_base(self, folder: Path, seed: int) -> None:
+        """Writes `base.safetensors` for a quickstart: the small architecture with random weights."""
+        prefixes = {component.name: component.prefixes[0] for component in self.files.components}
+        networks = self.published[self.small]()
+        write_small({prefixes[name]: network for name, network in networks.items()}, folder, seed)
+
+
+def no_network(base: Path, key: str) -> str:
+    """The message for a network that has no file of its own and that the checkpoint does not hold."""
+    return f"{key}: {base} holds no such network; name its file, as published beside the checkpoint"
+
+
+def _in_no_file() -> nn.Module:
+    raise AssertionError("a network that was only declared has no weights to load")
+
+
+NOTHING_NAMED: Final = Opening(Path(), ModelSection(), TextEncodersSection(), 75)
+"""For networks that are in no file."""

@@ -1,0 +1,124 @@
+"""Stage 1, check: a config file to settings and an opened model, or one report of everything wrong.
+
+Model files are opened here, once, for their headers; the later stages hold what they told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flame_train.adapters.targets import resolve
+from flame_train.config.load import Gathered, Located
+from flame_train.config.schema import Config
+from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
+from flame_train.diffusion.weightings import WEIGHTINGS
+from flame_train.engine import nn
+from flame_train.errors import ConfigError
+from flame_train.io.hub import resolve_checkpoint
+from flame_train.recipes import Family, Opening, family_of
+from flame_train.training.model import Model
+
+from .checkpointing import blocks_named
+from .sampling import check_sampling, image_size, with_defaults
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checked:
+    """Settings that fit their model.
+
+    Attributes:
+        config: the settings, with what they leave to the model filled in.
+        base: the checkpoint's path.
+        model: the opened model.
+        targets: the names of the layers to adapt.
+        checkpointed: the names of the blocks whose activations are recomputed.
+    """
+
+    config: Config
+    base: Path
+    model: Model
+    targets: tuple[str, ...]
+    checkpointed: frozenset[str]
+
+
+def check(asked: Config | Located, family: Family | None = None) -> Checked:
+    """Opens the model and checks everything that needs no image.
+
+    `family` is the one that the user named, None: whichever the checkpoint is of. Raises ConfigError with all that does
+    not fit, each where it was written, ModelFileError for files that cannot be used.
+    """
+    located = asked if isinstance(asked, Located) else Located(asked)
+    config, wrong = located.config, Gathered(located)
+    with wrong:
+        _check_places(config)
+    model, base, family = None, Path(), family
+    with wrong:
+        base = resolve_checkpoint(config.model.checkpoint)
+        family = family or family_of(base)
+    if family is not None:
+        with wrong:
+            family.refuse_unsupported(config)
+        with wrong:
+            model = family.open(Opening(base, config.model, config.text_encoders, config.data.max_tokens))
+            for encoder in model.text:
+                _ = encoder.vocabulary  # a vocabulary that is missing or damaged is told here
+    if model is None:
+        wrong.tell()
+    assert model is not None
+    config = config.model_copy(update={"sample": with_defaults(config.sample, model)})
+    with wrong:
+        model.check_loss(
+            config.loss, type(WEIGHTINGS.chosen(config.loss)), type(TIMESTEP_SAMPLINGS.chosen(config.loss))
+        )
+    with wrong:
+        _check_grid(config.data.bucket_step, model)
+    if config.sample.every and config.sample.prompts:
+        with wrong:
+            size = image_size(config.sample, config.data.resolution, model)
+            check_sampling(config.sample, size, config.model, config.loss, model)
+    targets: list[str] = []
+    with wrong:
+        targets = resolve(model.network, config.lora.targets, model.presets)
+        _check_names(model, targets)
+    blocks: frozenset[str] = frozenset()
+    with wrong:
+        blocks = blocks_named(model.network, config.gradient.checkpointing, config.gradient.checkpoint_blocks)
+    wrong.tell()
+    return Checked(config, base, model, tuple(targets), blocks)
+
+
+def fp8_of(quantize: str, arithmetic: str) -> nn.Fp8:
+    """What the engine calls a base in 8 bits: "weights", or "dynamic" where products are in 8 bits too."""
+    if quantize == "off":
+        return "off"
+    return "dynamic" if arithmetic == "fp8" else "weights"
+
+
+def _check_grid(step: int, model: Model) -> None:
+    grid = model.side_multiple
+    if step % grid:
+        raise ConfigError(f"data.bucket_step: expected a multiple of {grid} for this model, got {step}")
+
+
+def _check_places(config: Config) -> None:
+    """A run beside its own images would take its sample grids for more of them. Hidden folders are never read."""
+    out, images = Path(config.output.dir).resolve(), Path(config.data.path).resolve()
+    if out.is_relative_to(images) and not any(p.startswith(".") for p in out.relative_to(images).parts):
+        raise ConfigError(
+            f"output.dir: {out} lies inside data.path, where its sample grids would be taken for images to train "
+            "on; name a folder elsewhere"
+        )
+
+
+def _check_names(model: Model, targets: Sequence[str]) -> None:
+    """Every adapted layer must have a name in LoRA files, which are written long after it was chosen."""
+    named = {module for component in model.lora_names.components for module in component.modules}
+    nameless = [target for target in targets if target not in named]
+    if nameless:
+        raise ConfigError(
+            f"lora.targets: {len(nameless)} of the chosen layers have no name in LoRA files of "
+            f"{model.lora_names.name}, such as {nameless[0]}: no program could load them; choose other layers, or a "
+            "model of the usual depth"
+        )

@@ -1,0 +1,165 @@
+"""The five stages in a row: check, plan, encode, train, finish; and `cache`, which is the first three."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from flame_train.config.load import load_located
+from flame_train.config.render import resolved
+from flame_train.config.resume import differences
+from flame_train.data.placed import Placed
+from flame_train.engine import nn
+from flame_train.engine.backend import get_backend
+from flame_train.engine.mode import deterministic
+from flame_train.errors import OutputError
+from flame_train.io.commit import Found, count
+from flame_train.io.durable import write_durably
+from flame_train.io.files import preflight
+from flame_train.io.runfolder import RunFolder
+from flame_train.io.weights import sampled_digest
+from flame_train.recipes import FAMILIES
+from flame_train.training.result import Sources, check_sources, knows_sources
+from flame_train.training.stop import StopRequest
+
+from .check import check, fp8_of
+from .encode import Keys, could_cache, encode
+from .finish import report
+from .plan import Plan, describe, make_plan, warpgroups_of
+from .train import train_run
+
+_LOG = logging.getLogger(__name__)
+
+
+def train(source: str, overrides: list[str], device: str, dry_run: bool, family: str | None = None) -> dict[str, Any]:
+    """Trains as a config file says, or continues; with `dry_run` only checks and plans. Returns what happened.
+
+    `family` is the one whose command was given, None: whichever the checkpoint is of.
+    """
+    asked = load_located(source, overrides)
+    with StopRequest() as stop:
+        if not dry_run:
+            get_backend(device)  # a missing GPU is told before anything is read
+            base = asked.config.model
+            nn.check_fp8(fp8_of(base.quantize, base.arithmetic), device, asked.config.train.precision)
+        plan = make_plan(check(asked, FAMILIES[family] if family else None), stop)
+        if dry_run:
+            preflighted(plan, run_folder(plan))
+            return describe(plan, device) | {"files": plan.placed.to_json()}
+        return train_plan(plan, device, stop)
+
+
+def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) -> dict[str, Any]:
+    """Encodes the images and captions of a config ahead of training. Returns counts."""
+    asked = load_located(source, overrides)
+    with StopRequest() as stop:
+        if not dry_run:
+            get_backend(device)
+        plan = make_plan(check(asked), stop)
+        could_cache(plan.encoding.folder)
+        keys = plan.encoding.keys(plan.placed, plan.prompts)
+        counts = {"images": len(keys.images), "captions": len(keys.captions)}
+        if dry_run:
+            return counts
+        cache = encode(plan.encoding, plan.placed, keys, plan.model.size_conditioning, device, stop).cache
+        return counts | {"encoded": cache.misses, "kept": cache.hits, "cache": str(cache.folder)}
+
+
+def train_plan(plan: Plan, device: str, stop: StopRequest) -> dict[str, Any]:
+    """Opens the run folder, encodes what is missing, trains or continues, and returns where everything is."""
+    closed = run_folder(plan)
+    found = preflighted(plan, closed)
+    keys = plan.encoding.keys(plan.placed, plan.prompts)
+    sources = sources_of(plan, keys)
+    if found is not None:
+        check_sources(found, sources)
+    with closed as folder:
+        found = _resume(folder, sources)
+        _write_report(plan, folder)
+        _notice_copies(plan)
+        _notice_memory(plan, device)
+        encoded = encode(plan.encoding, plan.placed, keys, plan.model.size_conditioning, device, stop)
+        with deterministic(plan.config.train.deterministic):
+            last = train_run(plan, encoded, folder, found, sources, device, stop) or folder.last()
+        return report(folder, plan.config.output.format, last)
+
+
+def run_folder(plan: Plan) -> RunFolder:
+    """The folder of a plan's run, not opened."""
+
+    def refusal(old: str, found: Found | None) -> str | None:
+        return differences(old, plan.config, moved=found is None or knows_sources(found))
+
+    return RunFolder(Path(plan.config.output.dir), resolved(plan.config), refusal)
+
+
+def preflighted(plan: Plan, folder: RunFolder) -> Found | None:
+    """The checkpoint to continue from, with nothing written yet. Raises OutputError if the run could not go on here."""
+    found, c = folder.look(), plan.config
+    could_cache(plan.encoding.folder)
+    if found is not None and found.step > c.train.steps:
+        raise OutputError(
+            f"{folder.folder}: its run is at step {found.step}, beyond train.steps = {c.train.steps}; set train.steps "
+            f"to {found.step} or more, or output.dir to another folder; LoRAs of earlier steps: {folder.checkpoints}"
+        )
+    if found is None or found.step < c.train.steps:
+        new = c.checkpoint.keep + 1 - min(c.checkpoint.keep, count(folder.checkpoints))
+        arrays = 4 + (c.train.ema_decay > 0)  # values, once more as the LoRA, two moments, and their average
+        preflight(folder.folder, plan.parameters * 4 * arrays * new)
+    return found
+
+
+def sources_of(plan: Plan, keys: Keys) -> Sources:
+    """What a plan's weights will follow from, told by the contents of files."""
+    base = sampled_digest(plan.checked.base)
+    return Sources(keys.networks["image"], keys.networks["caption"], base, dataset_digest(plan.placed, keys))
+
+
+def dataset_digest(placed: Placed, keys: Keys) -> str:
+    """A hash of everything the samples of a run depend on: images, captions, placements, networks, order."""
+    names = [item.key for item in placed.dataset.items]
+    captions = [keys.captions[item.caption] for item in placed.dataset.items]
+    rows = zip(names, keys.images, captions, strict=True)
+    return hashlib.sha256("\n".join("\t".join(row) for row in rows).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _notice_copies(plan: Plan) -> None:
+    filled, size = plan.order.filled_per_epoch, plan.config.data.batch_size
+    if filled:
+        seen = plan.order.batches_per_epoch * size
+        _LOG.info(
+            "%d of an epoch's %d samples repeat others, to fill batches of data.batch_size=%d", filled, seen, size
+        )
+
+
+def _notice_memory(plan: Plan, device: str) -> None:
+    """Says so where more is predicted than there is: it may go well, for a prediction errs by some per cent."""
+    predicted, there = plan.predicted_memory(warpgroups_of(device)), get_backend(device).memory().total
+    if predicted > there:
+        _LOG.warning(
+            "%.1f GiB are predicted and %s has %.1f: if memory runs out, try data.batch_size=1, "
+            "gradient.checkpointing=full, model.quantize=fp8 or a lower data.resolution",
+            predicted / 2**30,
+            "this machine" if device == "cpu" else "the GPU",
+            there / 2**30,
+        )
+
+
+def _resume(folder: RunFolder, sources: Sources) -> Found | None:
+    """The checkpoint to continue from, the log cut back to it. It may be newer than the one that was looked at."""
+    found = folder.resume()
+    if found is not None:
+        for reason in found.skipped:
+            _LOG.warning("a newer checkpoint is damaged and was passed over: %s", reason)
+        check_sources(found, sources)
+        _LOG.info("continuing after step %d from %s", found.step, found.path)
+    return found
+
+
+def _write_report(plan: Plan, folder: RunFolder) -> None:
+    """Which image went to which bucket, beside the run."""
+    raw = (json.dumps(plan.placed.to_json(), indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+    write_durably(folder.folder / "dataset.json", [raw], len(raw))

@@ -1,0 +1,179 @@
+"""Stage 2, plan: the dataset in its buckets, the order of samples, and the memory that the run will take."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flame_train.adapters.kinds import ADAPTERS
+from flame_train.adapters.targets import layer_shapes
+from flame_train.config.schema import Config, DataSection
+from flame_train.data.buckets import BucketRule
+from flame_train.data.dataset import Dataset
+from flame_train.data.order import Order
+from flame_train.data.placed import Placed, place
+from flame_train.engine.backend import get_backend
+from flame_train.errors import ConfigError, EnvironmentFault
+from flame_train.text_encoders import too_long
+from flame_train.training.memory import H100
+from flame_train.training.model import Model
+from flame_train.training.stop import StopRequest
+
+from .check import Checked
+from .encode import Encoding, cache_folder
+from .memory import encoding_memory, training_memory
+
+_LOG = logging.getLogger(__name__)
+_LONGEST_EPOCH = 10_000_000  # samples
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """A run that was checked whole: nothing is loaded yet."""
+
+    checked: Checked
+    placed: Placed
+
+    @property
+    def config(self) -> Config:
+        """The settings."""
+        return self.checked.config
+
+    @property
+    def model(self) -> Model:
+        """The opened model."""
+        return self.checked.model
+
+    @property
+    def order(self) -> Order:
+        """Which sample comes when."""
+        data, seed = self.config.data, self.config.train.seed
+        return Order(self.placed.buckets, self.placed.dataset.comings, data.batch_size, seed)
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """Every text that sampling will need beside the captions."""
+        sample = self.config.sample
+        return (*sample.prompts, sample.negative) if sample.every else ()
+
+    @property
+    def encoding(self) -> Encoding:
+        """By what images and captions are encoded."""
+        c = self.config
+        return Encoding(
+            self.model.vae,
+            self.model.text,
+            c.model.vae_precision,
+            c.train.precision,
+            c.text_encoders.precision,
+            cache_folder(c.data),
+        )
+
+    @property
+    def parameters(self) -> int:
+        """The number of trained values."""
+        shapes, lora = layer_shapes(self.model.network), self.config.lora
+        kind = ADAPTERS.chosen(lora)
+        return sum(kind.count(shapes[name], lora.rank) for name in self.checked.targets)
+
+    def predicted_memory(self, warpgroups: int = H100) -> int:
+        """Bytes on the device when they are most: in training, or before it, while the cache is filled.
+
+        `warpgroups` as in `MemoryQuery`. Whether the cache is filled is not asked: only all networks' digests tell.
+        """
+        return max(encoding_memory(self.encoding, self.placed.buckets), self.training_memory(warpgroups))
+
+    def training_memory(self, warpgroups: int = H100) -> int:
+        """Bytes on the device in training."""
+        return training_memory(self.checked, self.placed.buckets, self.parameters, warpgroups)
+
+
+def make_plan(checked: Checked, stop: StopRequest) -> Plan:
+    """Reads every image and caption, and gives each its bucket.
+
+    Raises DataError for what cannot be trained on, ConfigError for settings that do not fit the dataset.
+    """
+    data, model = checked.config.data, checked.model
+    dataset = Dataset.scan(
+        Path(data.path),
+        data.repeats,
+        by_folder=data.folder_repeats,
+        default_caption=data.caption or None,
+        caption_endings=(data.caption_extension,),
+        on_bad=data.on_bad_image,
+        progress=lambda done, total: stop.check("while reading the dataset"),
+    )
+    _check_epoch(dataset)
+    placed = place(dataset, _rule(data), data.on_bad_image)
+    _check_sides(placed, model.longest_side)
+    for notice in placed.dataset.notices:
+        _LOG.warning("%s", notice)
+    plan = Plan(checked, placed)
+    _notice_long_texts(model, "caption", [item.caption for item in placed.dataset.items])
+    _notice_long_texts(model, "prompt", list(checked.config.sample.prompts) if checked.config.sample.every else [])
+    return plan
+
+
+def _rule(data: DataSection) -> BucketRule:
+    return BucketRule(data.resolution, data.bucket_step, data.min_bucket, data.max_bucket, data.upscale)
+
+
+def _notice_long_texts(model: Model, what: str, texts: list[str]) -> None:
+    cut, encoder = too_long(model.text, texts)
+    if cut and encoder is not None:
+        key, tokens = encoder.limit
+        _LOG.warning("%d %s(s) are longer than %s=%d; the rest is not seen", cut, what, key, tokens)
+
+
+def _check_epoch(dataset: Dataset) -> None:
+    """An epoch's order is made as a whole."""
+    samples = sum(dataset.comings)
+    if samples > _LONGEST_EPOCH:
+        raise ConfigError(
+            f"data.repeats: expected an epoch of at most {_LONGEST_EPOCH:,} samples, got {samples:,}; lower it: "
+            "train.steps says how long a run is"
+        )
+
+
+def _check_sides(placed: Placed, longest_side: int) -> None:
+    """Buckets that the model has no positions for would be met when everything is encoded."""
+    longest = max(max(bucket) for bucket in placed.buckets)
+    if 0 < longest_side < longest:
+        raise ConfigError(
+            f"data.max_bucket: images go to a bucket with a side of {longest}, and this model has positions for "
+            f"{longest_side}; set data.max_bucket = {longest_side} or a lower data.resolution"
+        )
+
+
+def warpgroups_of(device: str) -> int:
+    """The `warpgroups` of a `MemoryQuery` on this machine's GPU; an H100's where there is none, or on the CPU."""
+    if device == "cpu":
+        return H100
+    try:
+        k = get_backend("cuda").kernels
+    except EnvironmentFault:
+        return H100
+    return int(k.multiprocessors) if k.compute_capability == 90 else 0
+
+
+def describe(plan: Plan, device: str) -> dict[str, Any]:
+    """The plan as a user reads it, for this machine's GPU, or one of compute capability 9.0 where there is none."""
+    c, order, warpgroups = plan.config, plan.order, warpgroups_of(device)
+    return {
+        "family": plan.model.name,
+        "images": len(plan.placed.placements),
+        "buckets": plan.placed.bucket_rows(),
+        "steps": c.train.steps,
+        "batches per epoch": order.batches_per_epoch,
+        "repeated to fill batches, per epoch": order.filled_per_epoch,
+        "epochs": round(c.train.steps * c.gradient.accumulation / order.batches_per_epoch, 2),
+        "adapted layers": len(plan.checked.targets),
+        "trainable parameters": plan.parameters,
+        "base parameters": plan.model.network.num_weights(),
+        "checkpointed blocks": f"{len(plan.checked.checkpointed)} of {len(plan.model.network.blocks())}",
+        "predicted memory GiB": round(plan.predicted_memory(warpgroups) / 2**30, 2),
+        "predicted memory GiB in training": round(plan.training_memory(warpgroups) / 2**30, 2),
+        "output": c.output.dir,
+    }

@@ -1,0 +1,113 @@
+"""Sampling as a config asks for it: for the grids of a run, and for `flame-train sample`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from flame_train.config.schema import LossSection, ModelSection, SampleSection
+from flame_train.data.buckets import Placement, Size
+from flame_train.engine.dtype import as_dtype
+from flame_train.engine.mode import deterministic
+from flame_train.errors import ConfigError
+from flame_train.training.model import Denoiser, Example, LoadedVae, Model
+from flame_train.training.preview import Drawing, draw, grid, write_png
+from flame_train.training.stop import StopRequest
+
+from .encode import Encoded
+
+
+def with_defaults(sample: SampleSection, model: Model) -> SampleSection:
+    """The section with the model's own steps and guidance where it names none."""
+    usual = model.sampling_defaults
+    filled = {
+        "steps": sample.steps or usual.steps,
+        "guidance_scale": sample.guidance_scale or usual.guidance_scale,
+    }
+    return sample.model_copy(update=filled)
+
+
+def image_size(sample: SampleSection, resolution: int, model: Model) -> Size:
+    """(height, width) of a sampled image; the default is `resolution`, rounded down to a side that the model takes."""
+    side = max(resolution // model.side_multiple, 1) * model.side_multiple
+    return sample.height or side, sample.width or side
+
+
+def check_sampling(sample: SampleSection, size: Size, base: ModelSection, loss: LossSection, model: Model) -> None:
+    """Raises ConfigError for settings with which no image can be drawn, or that would not be seen in it."""
+    grid = model.side_multiple
+    wrong = [
+        f"sample.{name}: expected a multiple of {grid} for this model, got {side}"
+        for name, side in (("width", sample.width), ("height", sample.height))
+        if side % grid
+    ]
+    wrong += [
+        f"sample.{name}: expected at most {model.longest_side}, the longest side with positions here, got {side}"
+        for name, side in zip(("height", "width"), size, strict=True)
+        if 0 < model.longest_side < side
+    ]
+    if sample.negative and model.classifier_free_guidance(sample.guidance_scale) == 1.0:
+        wrong.append(
+            f"sample.negative: expected none, got {sample.negative!r}: with a guidance of {sample.guidance_scale} this "
+            "model is run without classifier-free guidance, and never sees it; remove it"
+        )
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    model.sampler(base, loss, sample.steps, sample.sampler, size)
+
+
+def uncropped(model: Model, size: Size) -> Example:
+    """What the denoiser is told of the size of a sampled image: whole, neither scaled nor cropped."""
+    return model.size_conditioning(Placement(size, size, size, 0, 0))
+
+
+def drawing(
+    sample: SampleSection, size: Size, base: ModelSection, loss: LossSection, model: Model, *, device: str, dtype: str
+) -> Drawing:
+    """How `sample` wants images of `size` drawn."""
+    return Drawing(
+        model.sampler(base, loss, sample.steps, sample.sampler, size),
+        model.classifier_free_guidance(sample.guidance_scale),
+        sample.seed,
+        model.vae.latent_shape(size),
+        device,
+        as_dtype(dtype),
+    )
+
+
+def preview_of(
+    sample: SampleSection,
+    how: Drawing,
+    size: Size,
+    encoded: Encoded,
+    denoiser: Denoiser,
+    vae: Callable[[], LoadedVae],
+    place: Callable[[int], Path],
+    stop: StopRequest,
+) -> Callable[[int], None]:
+    """A function that writes the grid of a step where `place` says; without prompts it does nothing.
+
+    Args:
+        sample: the section, defaults filled in.
+        how: as `drawing` gives it.
+        size: (height, width) of an image.
+        encoded: has the arrays of all prompts.
+        denoiser: is told the guidance of sampling.
+        vae: loads the decoder.
+        place: the file of a step's grid.
+        stop: is asked between steps.
+    """
+    if not sample.prompts or not sample.every:
+        return lambda step: None
+    sizes = uncropped(denoiser.model, size)
+    prompts = [encoded.caption(prompt) | sizes for prompt in sample.prompts]
+    negative = encoded.caption(sample.negative) | sizes
+    decoder = vae()
+
+    def preview(step: int) -> None:
+        # Choices are measured for what recurs thousands of times, and what training may vary in must not show here.
+        with deterministic(True):
+            images = draw(how, denoiser.denoise, decoder.decode, prompts, negative, stop)
+        write_png(place(step), grid(images))
+
+    return preview

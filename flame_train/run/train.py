@@ -1,0 +1,123 @@
+"""Stage 4, train: the loaded denoiser, its adapters and its optimizer, from the last checkpoint to the last step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from flame_train.adapters.attach import Attached, attach
+from flame_train.adapters.kinds import ADAPTERS
+from flame_train.config.schema import GradientSection, OptimizerSection, ScheduleSection, TrainSection
+from flame_train.engine import Tensor, tensor
+from flame_train.engine.backend import get_backend
+from flame_train.engine.dtype import as_dtype
+from flame_train.io.commit import Found
+from flame_train.io.runfolder import RunFolder
+from flame_train.training.batch import sender
+from flame_train.training.loader import Loader
+from flame_train.training.loop import Run, best_effort, train
+from flame_train.training.model import Denoiser
+from flame_train.training.optimizer import build_optimizer
+from flame_train.training.result import Sources, restore
+from flame_train.training.step import FIGURES, Objective, State
+from flame_train.training.stop import StopRequest
+
+from .check import fp8_of
+from .encode import Encoded
+from .finish import lora_writer
+from .plan import Plan
+from .sampling import drawing, image_size, preview_of
+
+
+def train_run(
+    plan: Plan, encoded: Encoded, folder: RunFolder, found: Found | None, sources: Sources, device: str,
+    stop: StopRequest,
+) -> dict[str, Any]:  # fmt: skip
+    """Runs the steps that are left and returns the last step's figures; none if no step was left."""
+    c, model = plan.config, plan.model
+    denoiser = model.load_denoiser(
+        device=device,
+        dtype=c.train.precision,
+        fp8=fp8_of(c.model.quantize, c.model.arithmetic),
+        guidance_scale=c.loss.guidance_scale,
+    )
+    denoiser.network.checkpoint_blocks(c.gradient.checkpointing, plan.checked.checkpointed)
+    attached = attach(
+        denoiser.network, plan.checked.targets, rank=c.lora.rank, alpha=c.lora.alpha, seed=c.train.seed,
+        kind=ADAPTERS.chosen(c.lora),
+    )  # fmt: skip
+    objective = model.objective(c.model, c.loss, device)
+    state = make_state(denoiser, attached, objective, c.train, c.optimizer, c.schedule, c.gradient, device)
+    first = 0 if found is None else restore(found, state.optimizer)
+    with _loader(plan, encoded, first, state, device) as loader:
+        run = Run(
+            train=c.train,
+            gradient=c.gradient,
+            checkpoint=c.checkpoint,
+            sample=c.sample,
+            output=c.output,
+            device=device,
+            folder=folder,
+            state=state,
+            loader=loader,
+            sources=sources,
+            lora=lora_writer(c, model, attached),
+            first=first,
+            preview=best_effort(_preview(plan, encoded, denoiser, folder, device, stop)),
+            stop=stop,
+        )
+        return train(run)
+
+
+def make_state(
+    denoiser: Denoiser, attached: Attached, objective: Objective, train: TrainSection, optimizer: OptimizerSection,
+    schedule: ScheduleSection, gradient: GradientSection, device: str,
+) -> State:  # fmt: skip
+    """The device state of a fresh run."""
+    backend = get_backend(device)
+    return State(
+        denoiser=denoiser,
+        objective=objective,
+        optimizer=build_optimizer(attached.parameters(), train, optimizer, schedule, gradient, backend),
+        dtype=as_dtype(train.precision),
+        seed=train.seed,
+        loss=Tensor(backend.xp.zeros((), np.float32)),
+        figures=backend.xp.zeros(len(FIGURES), np.float64),
+    )
+
+
+def _loader(plan: Plan, encoded: Encoded, first: int, state: State, device: str) -> Loader:
+    c = plan.config
+    return Loader(
+        plan.order,
+        encoded.example,
+        [item.key for item in plan.placed.dataset.items],
+        first=first * c.gradient.accumulation,
+        accumulation=c.gradient.accumulation,
+        caption_dropout=c.data.caption_dropout,
+        seed=c.train.seed,
+        encoder_dropout={encoder.key: encoder.dropout for encoder in plan.model.text},
+        send=sender(get_backend(device), state.dtype),
+    )
+
+
+def _preview(
+    plan: Plan, encoded: Encoded, denoiser: Denoiser, folder: RunFolder, device: str, stop: StopRequest
+) -> Callable[[int], None]:
+    """Draws a step's grid with the network as it is then."""
+    c, model = plan.config, plan.model
+    size = image_size(c.sample, c.data.resolution, model)
+    told = tensor(np.full((1,), c.sample.guidance_scale, np.float32), device=device)
+    return preview_of(
+        c.sample,
+        drawing(c.sample, size, c.model, c.loss, model, device=device, dtype=c.train.precision),
+        size,
+        encoded,
+        replace(denoiser, guidance=told),
+        lambda: model.vae.load(c.model.vae_precision, device),
+        folder.sample,
+        stop,
+    )

@@ -1,0 +1,19 @@
+"""What a learning-rate schedule is to a training run: its keys, and the engine's `Schedule` that it makes of them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from flame_train.engine.optim import Schedule
+from flame_train.settings import Entry
+
+
+class ScheduleKind(Entry):
+    """One shape of the learning rate after the warm-up: its fields are keys of `[schedule]`."""
+
+    same_prefix: ClassVar[bool] = False
+    """Whether the rate of a step does not depend on the number of steps, so that a run may be prolonged."""
+
+    def build(self, total: int, warmup: int, min_lr: float) -> Schedule:
+        """The schedule of `total` updates, `warmup` of them a linear rise from 0, with a decay to `min_lr`."""
+        raise NotImplementedError

@@ -1,0 +1,176 @@
+"""Settings: how a key of a config is declared, and tables of choices that bring keys of their own.
+
+A `Table` lists the things of one kind that a config chooses among by name: optimizers, loss weightings, adapter kinds.
+Each entry is one class, in one file: its fields are its keys, its methods are what it does. The schema, the loader,
+`init` and the messages read the table, so a new entry needs no other file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic.fields import FieldInfo
+
+S = TypeVar("S", bound="Section")
+E = TypeVar("E", bound="Entry")
+
+
+def field(
+    default: Any,
+    doc: str,
+    *,
+    unit: str = "",
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    multiple_of: int | None = None,
+    free: bool = False,
+    place: bool = False,
+    aka: tuple[str, ...] = (),
+) -> Any:
+    """A key of a config.
+
+    Args:
+        default: the value where the config says nothing.
+        doc: its meaning in one line.
+        unit: the unit of a number, such as "pixels".
+        ge, gt, le, lt, multiple_of: bounds of a number, inclusive (ge, le) or exclusive (gt, lt).
+        free: whether a run may be continued with another value: the trained weights do not depend on it.
+        place: whether the value is a file or folder.
+        aka: names of the same setting elsewhere: in other trainers, or here before it was renamed.
+    """
+    extra: dict[str, Any] = {"unit": unit, "free": free, "place": place, "aka": list(aka), "only": {}, "leads": False}
+    bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt, "multiple_of": multiple_of}
+    given: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
+    return Field(default, description=doc, json_schema_extra=extra, **given)
+
+
+class Section(BaseModel):
+    """A table of a config file. Unknown keys, NaN and infinity are refused; values are never coerced."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Entry(Section):
+    """A thing that a config chooses by its `name`; the fields are the keys that it adds to the config's section."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    def of(cls, section: Section) -> Self:
+        """The entry with the values that its keys have in a section."""
+        return cls(**{name: getattr(section, name) for name in cls.model_fields})
+
+    def problems(self, config: Any) -> Mapping[str, str]:
+        """What is wrong with its keys that no bound can say, by key; `config` is the whole `Config`."""
+        return {}
+
+
+class Table(Mapping[str, type[E]], Generic[E]):
+    """The things of one kind that a config chooses among with the key `key`.
+
+    Args:
+        key: the name of the key, such as "name" in `optimizer.name`. A table of one entry is no choice: it has no key.
+        doc: the meaning of the key in one line.
+        entries: the classes, in the order of messages; the default comes first all the same.
+        default: the name of the entry that a config has where it chooses none.
+        aka: names of the key in other trainers.
+    """
+
+    def __init__(self, key: str, doc: str, entries: Iterable[type[E]], default: str, aka: tuple[str, ...] = ()) -> None:
+        self.key, self.doc, self.default, self.aka = key, doc, default, aka
+        self._entries = {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name != default)}
+
+    def __getitem__(self, name: str) -> type[E]:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def chosen(self, section: Section) -> E:
+        """The entry that `section` chooses, made of its keys' values there."""
+        return self[getattr(section, self.key, self.default)].of(section)
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a section that has this table's choice, for `pydantic.create_model`."""
+        found: dict[str, Any] = {}
+        if len(self) > 1:
+            key = field(self.default, self.doc, aka=self.aka)
+            key.json_schema_extra["leads"] = True
+            found[self.key] = (Literal[tuple(self)], key)
+        for name in dict.fromkeys(name for entry in self.values() for name in entry.model_fields):
+            found[name] = self._shared(name)
+        return found
+
+    def _shared(self, name: str) -> tuple[Any, FieldInfo]:
+        """A key that one or several entries have. Where their defaults differ, the chosen entry's holds."""
+        owners = {entry.name: entry.model_fields[name] for entry in self.values() if name in entry.model_fields}
+        first = next(iter(owners.values()))
+        assert isinstance(first.json_schema_extra, dict)
+        only: dict[str, Any] = {self.key: list(owners)} if len(owners) < len(self) else {}
+        extra = {**first.json_schema_extra, "only": only, "default": first.default}
+        defaults = {owner: info.default for owner, info in owners.items()}
+
+        def default(data: dict[str, Any]) -> Any:
+            return defaults.get(data.get(self.key, self.default), first.default)
+
+        info: FieldInfo = Field(default_factory=default, description=first.description, json_schema_extra=extra)
+        return Annotated[first.annotation, "shared", *first.metadata], info
+
+
+def entries_in(package: ModuleType, kind: type[E]) -> list[type[E]]:
+    """Every subclass of `kind` with a `name`, from all modules of the package, in the order of modules and lines.
+
+    So the file of an entry is all there is to write: nothing lists it.
+    """
+    for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda module: module.name):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    return [entry for entry in _below(kind) if entry.__module__.startswith(f"{package.__name__}.")]
+
+
+def _below(kind: type[E]) -> Iterator[type[E]]:
+    for entry in kind.__subclasses__():
+        if "name" in vars(entry):
+            yield entry
+        yield from _below(entry)
+
+
+def choices(*tables: Table[Any]) -> Callable[[type[S]], type[S]]:
+    """A class decorator: the section gets the key of each table, and the keys of all its entries."""
+
+    def add(section: type[S]) -> type[S]:
+        fields = {name: made for table in tables for name, made in table.fields().items()}
+        whole: type[S] = create_model(section.__name__, __base__=section, __module__=section.__module__, **fields)
+        whole.__doc__ = section.__doc__
+        whole.tables = tables  # type: ignore[attr-defined]
+        return whole
+
+    return add
+
+
+def section_tables(section: Section) -> tuple[Table[Any], ...]:
+    """The tables that a section chooses from."""
+    return getattr(section, "tables", ())
+
+
+def keys_of(entries: Iterable[type[Entry]]) -> Callable[[type[S]], type[S]]:
+    """A class decorator: the section gets the keys of all `entries`, none of which is chosen: all are there."""
+
+    def add(section: type[S]) -> type[S]:
+        fields: dict[str, Any] = {
+            name: (info.annotation, info) for entry in entries for name, info in entry.model_fields.items()
+        }
+        whole: type[S] = create_model(section.__name__, __base__=section, __module__=section.__module__, **fields)
+        whole.__doc__ = section.__doc__
+        return whole
+
+    return add

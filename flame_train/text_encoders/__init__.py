@@ -1,0 +1,13 @@
+"""Text encoders: each is one file of this folder, which declares its keys and makes a caption's arrays."""
+
+from __future__ import annotations
+
+import sys
+
+from flame_train.settings import entries_in
+
+from .encoder import EncoderKeys, Ids, TextEncoder, too_long
+
+ENCODER_KEYS: tuple[type[EncoderKeys], ...] = tuple(entries_in(sys.modules[__name__], EncoderKeys))
+
+__all__ = ["ENCODER_KEYS", "EncoderKeys", "Ids", "TextEncoder", "too_long"]

@@ -1,0 +1,93 @@
+"""CLIP's text encoders: CLIP-L (Radford et al. 2021) and OpenCLIP bigG, called CLIP-G."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from flame_train.data.tokenizers.clip import CHUNK, ClipTokenizer
+from flame_train.engine import Tensor, nn
+from flame_train.models.clip import ClipTextEncoder
+from flame_train.models.text_clip import encode_windows
+from flame_train.settings import field
+
+from .encoder import EncoderKeys, Ids, TextEncoder
+
+
+class ClipLKeys(EncoderKeys):
+    name = "clip_l"
+
+    clip_l: str = field("", "CLIP-L, where the checkpoint holds none; empty: its own", place=True)
+    clip_l_dropout: float = field(0.0, "probability that CLIP-L is dropped, apart from captions", ge=0, le=1)
+
+
+class ClipGKeys(EncoderKeys):
+    name = "clip_g"
+
+    clip_g: str = field("", "CLIP-G, where the checkpoint holds none; empty: its own", place=True)
+    clip_g_dropout: float = field(0.0, "probability that CLIP-G is dropped, apart from captions", ge=0, le=1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clip(TextEncoder):
+    """A CLIP. It makes the hidden states `states` and the pooled text `pooled`; an empty name: it does not.
+
+    A caption is cut into `windows` of 75 tokens.
+    """
+
+    pad: ClassVar[int]
+
+    windows: int = 1
+    states: str = ""
+    pooled: str = ""
+    base: Path | None = None
+
+    @property
+    def tokenizer(self) -> ClipTokenizer:
+        """A diffusers folder's own vocabulary, else the published one."""
+        folder = self.base / self.part.component.replace("text_encoder", "tokenizer") if self.base else None
+        return ClipTokenizer(self.pad, folder if folder and (folder / "vocab.json").exists() else None)
+
+    @property
+    def outputs(self) -> Mapping[str, tuple[int, ...]]:
+        network = self.part.network
+        assert isinstance(network, ClipTextEncoder)
+        arch = network.arch
+        made = {self.states: (CHUNK * self.windows + 2, arch.width), self.pooled: (arch.projection or arch.width,)}
+        return {name: shape for name, shape in made.items() if name}
+
+    @property
+    def limit(self) -> tuple[str, int]:
+        return "data.max_tokens", self.windows * CHUNK
+
+    def ids(self, text: str) -> Ids:
+        return self.tokenizer.chunks(text, self.windows, self.windows).ids
+
+    def encode(self, network: nn.Module, ids: Ids) -> dict[str, Tensor]:
+        assert isinstance(network, ClipTextEncoder)
+        states, pooled = encode_windows(network, ids, unprojected=bool(self.pooled))
+        made = {self.states: states}
+        if self.pooled:
+            assert pooled is not None
+            made[self.pooled] = pooled
+        return {name: made[name] for name in self.outputs}
+
+    def overlong(self, text: str) -> bool:
+        return self.tokenizer.chunks(text, self.windows, self.windows).truncated > 0
+
+    @property
+    def vocabulary(self) -> str:
+        return hashlib.sha256(f"{self.tokenizer.fingerprint} {self.windows}".encode()).hexdigest()
+
+
+class ClipL(Clip):
+    key = "clip_l"
+    pad = 49407
+
+
+class ClipG(Clip):
+    key = "clip_g"
+    pad = 0

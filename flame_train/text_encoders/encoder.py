@@ -1,0 +1,92 @@
+"""What a text encoder is to a model: from a caption to token ids to the arrays that the denoiser is conditioned on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from flame_train.engine import Tensor, nn
+from flame_train.engine.dtype import DType, as_dtype
+from flame_train.models.part import Part
+from flame_train.settings import Entry
+
+Ids = np.ndarray[Any, Any]
+"""Token ids, int32; the last dim is the position."""
+
+
+class EncoderKeys(Entry):
+    """The keys that a text encoder adds to `[text_encoders]`. Of its `name`, one names its file."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextEncoder(ABC):
+    """An opened text encoder.
+
+    Attributes:
+        part: its network, and where its weights are.
+        dropout: the probability that it is dropped for a sample: its arrays are then zeros.
+    """
+
+    key: ClassVar[str]
+    """The key under `[text_encoders]` that names its file."""
+    quantizable: ClassVar[bool] = False
+    """Whether `text_encoders.precision = "fp8"` stores its weights in 8 bits."""
+
+    part: Part
+    dropout: float
+
+    @property
+    @abstractmethod
+    def outputs(self) -> Mapping[str, tuple[int, ...]]:
+        """The arrays that it makes of a caption: their names and shapes, for the shortest caption."""
+
+    @property
+    @abstractmethod
+    def limit(self) -> tuple[str, int]:
+        """The config key that says how many tokens of a caption are kept, and how many that is."""
+
+    @abstractmethod
+    def ids(self, text: str) -> Ids:
+        """The token ids of a caption, as `encode` takes them for a batch of such."""
+
+    @abstractmethod
+    def encode(self, network: nn.Module, ids: Ids) -> dict[str, Tensor]:
+        """The arrays of `outputs` for a batch of captions: ids (B, ...) to tensors (B, ...)."""
+
+    @abstractmethod
+    def overlong(self, text: str) -> bool:
+        """Whether a caption has more tokens than are kept."""
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> str:
+        """A hash of the tokenizer and the length: what the ids depend on besides the caption."""
+
+    def load(self, *, device: str, dtype: DType | str, precision: str) -> nn.Module:
+        """The network with its weights. `precision` is `text_encoders.precision`, `dtype` that of training."""
+        network: nn.Module = self.part.load(
+            device=device, dtype=self._dtype(dtype, precision), fp8=self._fp8(precision)
+        )
+        return network
+
+    def weight_bytes(self, dtype: DType | str, precision: str) -> int:
+        """The bytes that the loaded network takes."""
+        return self.part.network.weight_bytes(self._dtype(dtype, precision).itemsize, self._fp8(precision))
+
+    def _dtype(self, dtype: DType | str, precision: str) -> DType:
+        return as_dtype(dtype if precision in ("auto", "fp8") else precision)
+
+    def _fp8(self, precision: str) -> nn.Fp8:
+        return "weights" if precision == "fp8" and self.quantizable else "off"
+
+
+def too_long(encoders: Sequence[TextEncoder], texts: Sequence[str]) -> tuple[int, TextEncoder | None]:
+    """How many texts are longer than the encoder with the longest limit keeps, and that encoder."""
+    if not encoders:
+        return 0, None
+    longest = max(encoders, key=lambda encoder: encoder.limit[1])
+    return sum(longest.overlong(text) for text in texts), longest

@@ -1,0 +1,78 @@
+"""T5-XXL's encoder (arXiv 1910.10683), version 1.1."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from flame_train.data.tokenizers.t5 import T5Tokenizer, find_vocabulary, named_vocabulary
+from flame_train.engine import Tensor, nn
+from flame_train.models.t5 import T5Encoder
+from flame_train.models.text_t5 import encode_prompts
+from flame_train.settings import field
+
+from .encoder import EncoderKeys, Ids, TextEncoder
+
+
+class T5Keys(EncoderKeys):
+    name = "t5"
+
+    t5: str = field("", "T5-XXL, where the checkpoint holds none; empty: its own", place=True, aka=("t5xxl",))
+    t5_vocabulary: str = field(
+        "", "T5's spiece.model or tokenizer.json, or its folder; empty: looked for beside the encoder", place=True
+    )
+    t5_tokens: Literal[0, 77, 154, 256, 512] = field(
+        0,
+        "caption length that T5 is given; 0: the family's own",
+        unit="tokens",
+        aka=("t5xxl_max_token_length", "max_sequence_length"),
+    )
+    t5_dropout: float = field(0.0, "probability that T5 is dropped, apart from captions", ge=0, le=1)
+
+
+@dataclass(frozen=True, eq=False)
+class T5(TextEncoder):
+    """T5. It makes the hidden states `t5` (T, C) of `length` tokens, padding included."""
+
+    key = "t5"
+    quantizable = True
+
+    length: int = 512
+    places: tuple[Path, ...] = ()
+    vocabulary_file: str = ""
+
+    @cached_property
+    def tokenizer(self) -> T5Tokenizer:
+        """The vocabulary that the config names, or else the one beside the encoder. Raises ModelFileError."""
+        option = "text_encoders.t5_vocabulary of a config, --t5-vocabulary of sample"
+        if self.vocabulary_file:
+            return T5Tokenizer(named_vocabulary(Path(self.vocabulary_file), option))
+        return T5Tokenizer(find_vocabulary(self.places, option))
+
+    @property
+    def outputs(self) -> Mapping[str, tuple[int, ...]]:
+        network = self.part.network
+        assert isinstance(network, T5Encoder)
+        return {"t5": (self.length, network.arch.width)}
+
+    @property
+    def limit(self) -> tuple[str, int]:
+        return "text_encoders.t5_tokens", self.length
+
+    def ids(self, text: str) -> Ids:
+        return self.tokenizer.row(text, self.length).ids
+
+    def encode(self, network: nn.Module, ids: Ids) -> dict[str, Tensor]:
+        assert isinstance(network, T5Encoder)
+        return {"t5": encode_prompts(network, ids)}
+
+    def overlong(self, text: str) -> bool:
+        return self.tokenizer.row(text, self.length).truncated > 0
+
+    @property
+    def vocabulary(self) -> str:
+        return hashlib.sha256(f"{self.tokenizer.fingerprint} {self.length}".encode()).hexdigest()

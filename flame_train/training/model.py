@@ -1,0 +1,235 @@
+"""A base model whose files were opened: what the stages of a run hold, and what a family adds to it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from flame_train.adapters.targets import Presets
+from flame_train.config.schema import LossSection, ModelSection
+from flame_train.data.buckets import Placement, Size
+from flame_train.diffusion.timestep_sampling import TimestepSampling
+from flame_train.diffusion.weightings import Weighting
+from flame_train.engine import Tensor, nn, tensor
+from flame_train.engine.dtype import DType
+from flame_train.errors import ConfigError
+from flame_train.io.lora_names import LoraFamily
+from flame_train.models.blocks import BlockNetwork
+from flame_train.models.part import Part
+from flame_train.models.vae import Vae, VaeArch, sample_latents
+from flame_train.text_encoders import TextEncoder
+
+from .memory import MemoryQuery
+from .step import Objective
+
+Sampler = Callable[[Callable[[Tensor, Tensor, Any], Tensor], Tensor, Any], Tensor]
+"""(denoise(x, t, cond), standard normal noise (B, h, w, Z), cond) -> latents."""
+
+Example = dict[str, np.ndarray[Any, Any]]
+"""Arrays of one sample, without a batch dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """How images of a model are drawn where a config leaves it to the model: sampler steps and guidance."""
+
+    steps: int
+    guidance_scale: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Autoencoder:
+    """A model's VAE, and the scale in which its denoiser sees latents."""
+
+    part: Part
+    published: VaeArch
+
+    @property
+    def network(self) -> Vae:
+        """The VAE with its weights declared, none loaded."""
+        assert isinstance(self.part.network, Vae)
+        return self.part.network
+
+    @property
+    def downscale(self) -> int:
+        """The side, in pixels, of the square of which one latent pixel is made."""
+        return self.network.arch.downscale
+
+    def latent_shape(self, size: Size) -> tuple[int, int, int]:
+        """(h, w, Z) of an image (H, W)."""
+        return size[0] // self.downscale, size[1] // self.downscale, self.network.arch.latent_channels
+
+    def load(self, precision: DType | str, device: str) -> LoadedVae:
+        """The VAE with its weights."""
+        network: Vae = self.part.load(device=device, dtype=precision)
+        return LoadedVae(network, device)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedVae:
+    """Images to latent moments, latents to images."""
+
+    network: Vae
+    device: str
+
+    def encode(self, pixels: np.ndarray[Any, Any]) -> Example:
+        """`mean` and `logvar` (H / 8, W / 8, Z), fp32, of uint8 RGB pixels (H, W, 3)."""
+        scaled = pixels.astype(np.float32)[None] / 127.5 - 1.0
+        mean, logvar = self.network.encode_moments(tensor(scaled, self.network.dtype, self.device))
+        return {"mean": mean.float().numpy()[0], "logvar": logvar.float().numpy()[0]}
+
+    def decode(self, latents: Tensor) -> np.ndarray[Any, Any]:
+        """Uint8 RGB pixels (B, H, W, 3) of latents (B, h, w, Z) as the denoiser sees them."""
+        pixels = self.network.decode(latents.to(self.network.dtype)).float().numpy()
+        return np.rint((np.clip(pixels, -1.0, 1.0) + 1.0) * 127.5).astype(np.uint8)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model(ABC):
+    """An opened base model: architecture, names and the places of weights are known; no weight is loaded.
+
+    Attributes:
+        name: its family, such as "sdxl".
+        title: what a person calls it, such as "SDXL".
+        denoiser: the network that is adapted.
+        vae: the autoencoder.
+        text: the text encoders.
+        lora_names: how LoRA files name the modules.
+        presets: LoRA target presets.
+    """
+
+    flow: ClassVar[bool]
+    """Whether it predicts the velocity of a flow; else noise or v."""
+
+    name: str
+    title: str
+    denoiser: Part
+    vae: Autoencoder
+    text: tuple[TextEncoder, ...]
+    lora_names: LoraFamily
+    presets: Presets
+
+    @property
+    def network(self) -> BlockNetwork:
+        """The denoiser with its weights declared, none loaded."""
+        assert isinstance(self.denoiser.network, BlockNetwork)
+        return self.denoiser.network
+
+    # ---- what a family says -------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def side_multiple(self) -> int:
+        """Image sides, in pixels, are multiples of this."""
+
+    @property
+    def longest_side(self) -> int:
+        """The longest image side, in pixels, that the denoiser has positions for; 0: any."""
+        return 0
+
+    @property
+    @abstractmethod
+    def sampling_defaults(self) -> SamplingDefaults:
+        """How images are drawn by default."""
+
+    @property
+    def guidance_distilled(self) -> bool:
+        """Whether the network is told its guidance, and needs no classifier-free one."""
+        return False
+
+    @abstractmethod
+    def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
+        """The denoiser's prediction (B, h, w, Z).
+
+        Args:
+            network: the loaded denoiser.
+            x: noised latents (B, h, w, Z) in the network's dtype.
+            t: timesteps or noise levels (B,), as the objective gives them.
+            cond: the arrays of the text encoders and of `size_conditioning`, batched.
+            guidance: (1,) fp32, what a guidance-distilled network is told.
+        """
+
+    @abstractmethod
+    def objective(self, model: ModelSection, loss: LossSection, device: str) -> Objective:
+        """What training minimises."""
+
+    @abstractmethod
+    def sampler(self, model: ModelSection, loss: LossSection, steps: int, sampler: str, size: Size) -> Sampler:
+        """The sampler for images (H, W). Raises ConfigError for steps that cannot be taken."""
+
+    def size_conditioning(self, placement: Placement) -> Example:
+        """Conditioning that follows from an image's size and crop alone."""
+        return {}
+
+    @abstractmethod
+    def activation_bytes(self, query: MemoryQuery) -> int:
+        """A prediction of the memory that a step takes beside weights and optimizer."""
+
+    # ---- what all families share --------------------------------------------------------------------
+
+    def sample_latents(self, moments: tuple[Tensor, Tensor], noise: Tensor) -> Tensor:
+        """Latents (B, h, w, Z) fp32 in the denoiser's scale, of the VAE's mean and log variance, and noise."""
+        return sample_latents(self.vae.published, moments, noise)
+
+    def check_loss(self, loss: LossSection, weighting: type[Weighting], sampling: type[TimestepSampling]) -> None:
+        """Raises ConfigError for a weighting, timestep sampling or guidance that this model cannot be trained with."""
+        wrong = []
+        if not weighting.serves(self.flow):
+            wrong.append(f'loss.weighting: "{weighting.name}" has no formula for {self.title}; remove it')
+        if not sampling.serves(self.flow):
+            wrong.append(f'loss.timestep_sampling: "{sampling.name}" means nothing for {self.title}; remove it')
+        if loss.guidance_scale != 1.0 and self.flow and not self.guidance_distilled:
+            wrong.append(f"loss.guidance_scale: this model is told none, got {loss.guidance_scale}; remove it")
+        if wrong:
+            raise ConfigError("\n".join(wrong))
+
+    def classifier_free_guidance(self, guidance_scale: float) -> float:
+        """The scale of classifier-free guidance in sampling: 1, which is none, for a guidance-distilled model."""
+        return 1.0 if self.guidance_distilled else guidance_scale
+
+    def load_denoiser(
+        self, *, device: str, dtype: DType | str, fp8: nn.Fp8 = "off", guidance_scale: float = 1.0
+    ) -> Denoiser:
+        """The network to adapt, loaded. `guidance_scale` is what a guidance-distilled network is told."""
+        network: BlockNetwork = self.denoiser.load(device=device, dtype=dtype, fp8=fp8)
+        return Denoiser.of(self, network, device, guidance_scale)
+
+    def caption_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The arrays of a caption by name, and their shapes."""
+        return {name: shape for encoder in self.text for name, shape in encoder.outputs.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Denoiser:
+    """A loaded network, and how a step calls it. `guidance` is a tensor (1,) on the device."""
+
+    model: Model
+    network: BlockNetwork
+    guidance: Tensor
+
+    @classmethod
+    def of(cls, model: Model, network: BlockNetwork, device: str, guidance_scale: float) -> Denoiser:
+        """The denoiser that is told this guidance."""
+        return cls(model, network, tensor(np.full((1,), guidance_scale, np.float32), device=device))
+
+    @property
+    def component(self) -> str:
+        """Its name in LoRA files."""
+        return self.model.denoiser.component
+
+    def denoise(self, x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
+        """The prediction; see `Model.predict`."""
+        return self.model.predict(self.network, x, t, cond, self.guidance)
+
+    def sample_latents(self, moments: tuple[Tensor, Tensor], noise: Tensor) -> Tensor:
+        """Latents in the network's scale; see `Model.sample_latents`."""
+        return self.model.sample_latents(moments, noise)
+
+
+def encoder_outputs(encoders: Sequence[TextEncoder]) -> dict[str, tuple[str, ...]]:
+    """Of each text encoder, by its key: the names of the arrays that it makes."""
+    return {encoder.key: tuple(encoder.outputs) for encoder in encoders}
