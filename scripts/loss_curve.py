@@ -31,10 +31,10 @@ from flame_train.models.keys.sdxl_unet import UNetLevels, unet_from_diffusers
 from flame_train.models.loading_sdxl import SDXL_FILES
 from flame_train.models.unet_sdxl import UNet
 from flame_train.models.vae import VaeArch
-from flame_train.recipes import RECIPES
-from flame_train.recipes.pipeline import make_state
+from flame_train.recipes import FAMILIES
+from flame_train.run.command import make_state
 from flame_train.recipes.sdxl import as_denoiser
-from flame_train.recipes.small_base import SMALL_BASE
+from flame_train.recipes.small import SMALL_SDXL
 from flame_train.tools.bench_torch_models import unet_arguments
 from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.step import POSTERIOR, State, micro, update
@@ -202,13 +202,13 @@ def main() -> None:
     args = parser.parse_args()
     config = settings(args.precision, args.steps)
     on = {"device": args.device, "dtype": args.precision}
-    unet = SDXL_FILES.load(SMALL_BASE, "unet", **on, fp8=args.fp8)
+    unet = SDXL_FILES.load(SMALL_SDXL, "unet", **on, fp8=args.fp8)
     attached = attach(
-        unet, resolve(unet, ("attention",), RECIPES["sdxl"].presets), rank=RANK, alpha=float(RANK), seed=SEED
+        unet, resolve(unet, ("attention",), FAMILIES["sdxl"].presets), rank=RANK, alpha=float(RANK), seed=SEED
     )
-    objective = RECIPES["sdxl"].objective(config, args.device)
-    twin, trained = twin_of(SDXL_FILES.load(SMALL_BASE, "unet", **on), attached, args.device)
-    data, host_objective = pictures(unet), RECIPES["sdxl"].objective(config, "cpu")
+    objective = FAMILIES["sdxl"].objective(config, args.device)
+    twin, trained = twin_of(SDXL_FILES.load(SMALL_SDXL, "unet", **on), attached, args.device)
+    data, host_objective = pictures(unet), FAMILIES["sdxl"].objective(config, "cpu")
     state = make_state(as_denoiser(unet), attached, objective, config, args.device)
     mine = ours(state, data, args.steps, args.device)
     other = theirs(

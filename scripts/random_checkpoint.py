@@ -27,7 +27,7 @@ from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
 from flame_train.models.t5 import T5Arch, T5Encoder
 from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.models.vae import Vae, VaeArch
-from flame_train.recipes.small_flow import write_vocabulary
+from flame_train.recipes.small import write_vocabulary
 from flame_train.tools.bench import randomise
 
 

@@ -27,17 +27,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.fixture(scope="session")
 def small_base() -> Path:
     """The checkpoint of the small SDXL that comes with the package. Not to be written to."""
-    from flame_train.recipes.small_base import SMALL_BASE
+    from flame_train.recipes.small import SMALL_SDXL
 
-    return SMALL_BASE
+    return SMALL_SDXL
 
 
 @pytest.fixture
 def drawn(tmp_path: Path) -> Path:
     """A folder of its own with twelve drawings and their captions, half of them square."""
-    from flame_train.recipes.drawings import write_pictures
+    from flame_train.quickstart.drawings import write_images
 
-    write_pictures(tmp_path / "pictures", 12, 1)
+    write_images(tmp_path / "pictures", 12, 1)
     return tmp_path / "pictures"
 
 

@@ -19,7 +19,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.backend import Backend
 from flame_train.engine.random import Rng
 from flame_train.models.vae import Vae
-from flame_train.recipes.drawings import SHAPES, TEXTURES, render, scenes
+from flame_train.quickstart.drawings import SHAPES, TEXTURES, render, scenes
 
 Array = Any
 _PICK, _WHERE, _NOISE = 40, 41, 42  # streams of random numbers

@@ -34,13 +34,13 @@ from flame_train.config.schema import (
 from flame_train.diffusion.objectives import Objective
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
-from flame_train.recipes import RECIPES
-from flame_train.recipes.before_after import write_before_after
-from flame_train.recipes.drawings import Maker, scenes, tiles, write_pictures
-from flame_train.recipes.pipeline import train_plan
-from flame_train.recipes.plan import make_plan
+from flame_train.recipes import FAMILIES
+from flame_train.quickstart.before_after import write_before_after
+from flame_train.quickstart.drawings import Maker, scenes, tiles, write_images
+from flame_train.run.command import train_plan
+from flame_train.run.plan import make_plan
 from flame_train.recipes.sdxl import noise_schedule
-from flame_train.training.encode import encode, keys_of
+from flame_train.run.encode import encode, keys_of
 from flame_train.training.stop import StopRequest
 from flame_train.training.validate import held_out_loss
 
@@ -60,11 +60,11 @@ OLD = ("a large red circle on a blue background", "a yellow square on the left o
 def main() -> None:
     args = _arguments()
     backend = get_backend(args.device)
-    family = RECIPES["sdxl"]
+    family = FAMILIES["sdxl"]
     folders = {name: args.out / name for name in ("pictures", "new", "old")}
     _write_trained(args, folders["pictures"])
-    write_pictures(folders["new"], 24, args.seed + 1, NEW[args.concept])
-    write_pictures(folders["old"], 48, args.seed + 1)
+    write_images(folders["new"], 24, args.seed + 1, NEW[args.concept])
+    write_images(folders["old"], 48, args.seed + 1)
     config = _config(args, folders["pictures"])
     with StopRequest() as stop:
         begin = time.monotonic()
@@ -100,9 +100,9 @@ def main() -> None:
 def _write_trained(args: argparse.Namespace, folder: Path) -> None:
     """The ten pictures, as often as they are to come in an epoch, and known ones that are not among the held-out."""
     for i in range(args.repeats):
-        write_pictures(folder / f"new-{i}", 10, args.seed, NEW[args.concept])
+        write_images(folder / f"new-{i}", 10, args.seed, NEW[args.concept])
     if args.known:
-        write_pictures(folder / "known", args.known, args.seed + 2)
+        write_images(folder / "known", args.known, args.seed + 2)
 
 
 def _config(args: argparse.Namespace, pictures: Path) -> Config:
@@ -121,7 +121,7 @@ def _config(args: argparse.Namespace, pictures: Path) -> Config:
 
 
 def _examples(config: Config, device: str, stop: StopRequest) -> list[Any]:
-    family = RECIPES["sdxl"]
+    family = FAMILIES["sdxl"]
     placed = make_plan(family, config, stop).placed
     encoded = encode(placed, keys_of(placed, config, family, ()), config, family, device, stop)
     return [encoded.example(i, False) for i in range(len(placed.placements))]

@@ -13,7 +13,7 @@ from flame_train.config.keys import keys
 from flame_train.config.load import load
 from flame_train.config.render import commented, decisive, flat, resolved, toml_value
 from flame_train.config.schema import Config
-from flame_train.recipes import RECIPES
+from flame_train.recipes import FAMILIES
 from flame_train.tools.init import template
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -68,13 +68,13 @@ def test_a_template_has_every_key_with_its_default_and_unit() -> None:
 
 
 def test_the_committed_configs_are_the_templates() -> None:
-    assert {path.stem for path in CONFIGS.glob("*.toml")} - {path.stem for path in SMALLER} == set(RECIPES)
-    for family in RECIPES:
+    assert {path.stem for path in CONFIGS.glob("*.toml")} - {path.stem for path in SMALLER} == set(FAMILIES)
+    for family in FAMILIES:
         assert (CONFIGS / f"{family}.toml").read_text(encoding="utf-8") == template(family)
 
 
 def test_a_template_leaves_out_what_means_nothing_to_the_family() -> None:
-    for family, recipe in RECIPES.items():
+    for family, recipe in FAMILIES.items():
         written = {f"{s}.{name}" for s, table in tomllib.loads(template(family)).items() for name in table}
         assert written == set(keys()) - set(recipe.foreign)
 

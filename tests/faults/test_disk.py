@@ -9,9 +9,9 @@ import pytest
 
 from flame_train.config.load import load
 from flame_train.errors import OutputError
-from flame_train.recipes import RECIPES
-from flame_train.recipes.pipeline import look, run_folder
-from flame_train.recipes.plan import make_plan
+from flame_train.recipes import FAMILIES
+from flame_train.run.command import look, run_folder
+from flame_train.run.plan import make_plan
 from flame_train.training.stop import StopRequest
 
 SAMPLING = {"sample__every": 2, "sample__steps": 2, "sample__prompts": ["a drawing"]}
@@ -90,7 +90,7 @@ def pipeline_on_a_small_disk(monkeypatch):
 
 def test_a_run_that_goes_on_needs_room_only_for_what_it_will_add(job, pipeline_on_a_small_disk):
     """Of three checkpoints to keep two are there; with the last step done nothing is added."""
-    plan = make_plan(RECIPES["sdxl"], load(job.arguments("sdxl-lora")[2]), StopRequest())
+    plan = make_plan(FAMILIES["sdxl"], load(job.arguments("sdxl-lora")[2]), StopRequest())
     one = plan.parameters * 16
     pipeline_on_a_small_disk(int(one * 4 * 1.2) + 1)
     look(plan, run_folder(plan))

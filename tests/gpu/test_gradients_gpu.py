@@ -21,7 +21,7 @@ from flame_train.engine.optim import Arena
 from flame_train.models.flux import Flux, FluxArch
 from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
 from flame_train.models.unet_sdxl import UNet, UNetArch
-from flame_train.recipes import RECIPES
+from flame_train.recipes import FAMILIES
 
 pytestmark = pytest.mark.gpu
 
@@ -152,7 +152,7 @@ def lora_gradients(device: str, dtype: object, checkpointing: str) -> tuple[dict
     if device == "cuda":
         unet.join_weights()
     unet.checkpointing = checkpointing
-    attached = attach(unet, resolve(unet, ("attention",), RECIPES["sdxl"].presets), rank=8, alpha=8.0, seed=0)
+    attached = attach(unet, resolve(unet, ("attention",), FAMILIES["sdxl"].presets), rank=8, alpha=8.0, seed=0)
     rng = np.random.default_rng(1)
     for adapter in attached.adapters.values():
         adapter.up.data[...] = get_backend(device).put(rng.standard_normal(adapter.up.shape).astype(np.float32) * 0.1)
@@ -220,7 +220,7 @@ def flow_gradients(name: str, device: str, drawn: Any, dtype: Any, checkpointing
     for _, module, attr, _ in network.named_slots():
         setattr(module, attr, flame.Frozen(get_backend(device).put(getattr(module, attr).numpy().astype(dtype))))
     network.checkpointing = checkpointing
-    attached = attach(network, resolve(network, (targets,), RECIPES[name].presets), rank=16, alpha=16.0, seed=0)
+    attached = attach(network, resolve(network, (targets,), FAMILIES[name].presets), rank=16, alpha=16.0, seed=0)
     rng = np.random.default_rng(1)
     for adapter in attached.adapters.values():
         for p in (adapter.down, adapter.up):

@@ -19,9 +19,9 @@ from flame_train.models.keys.sdxl_unet import SDXL_LEVELS, unet_from_diffusers
 from flame_train.models.keys.sdxl_vae import vae_from_diffusers
 from flame_train.models.loading_sdxl import SDXL_FILES
 from flame_train.models.unet_sdxl import vector_conditioning
-from flame_train.recipes import RECIPES
-from flame_train.recipes.pipeline import train_plan
-from flame_train.recipes.plan import make_plan
+from flame_train.recipes import FAMILIES
+from flame_train.run.command import train_plan
+from flame_train.run.plan import make_plan
 from flame_train.tools.bench_torch_models import unet_arguments
 from flame_train.tools.merge import merge
 from flame_train.training.stop import StopRequest
@@ -141,7 +141,7 @@ def lora(request, small_config, base, drawn):
         optimizer={"lr": rate}, train={"steps": 2}, output={"format": form}, sample={"every": 0},
     )  # fmt: skip
     stop = StopRequest()
-    done = train_plan(make_plan(RECIPES["sdxl"], config, stop), "cpu", stop)
+    done = train_plan(make_plan(FAMILIES["sdxl"], config, stop), "cpu", stop)
     return done["lora"]
 
 

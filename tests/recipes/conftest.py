@@ -9,7 +9,7 @@ import pytest
 
 from flame_train import cli
 from flame_train.engine import nn
-from flame_train.recipes.small_flow import small_flux, small_sd3, write_small
+from flame_train.recipes.small import small_flux, small_sd3, write_small
 
 MODELS = {"sd3": small_sd3, "flux": small_flux}
 

@@ -26,11 +26,11 @@ from flame_train.models.flux import Flux, FluxArch
 from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
 from flame_train.models.t5 import T5Arch, T5Encoder
 from flame_train.models.vae import Vae, VaeArch
-from flame_train.recipes import RECIPES
-from flame_train.recipes.pictures import as_usual
-from flame_train.recipes.plan import make_plan
-from flame_train.recipes.small_flow import write_small
-from flame_train.training.encode import encode, keys_of
+from flame_train.recipes import FAMILIES
+from flame_train.run.sampling import as_usual
+from flame_train.run.plan import make_plan
+from flame_train.recipes.small import write_small
+from flame_train.run.encode import encode, keys_of
 from flame_train.training.stop import StopRequest
 
 Train = Callable[..., int]
@@ -58,9 +58,9 @@ def test_captions_encoded_by_a_t5_in_8_bits_are_others(base: Path, family: str, 
     for fp8 in (False, True):
         model = ModelSection(checkpoint=str(base), t5_fp8=fp8)
         config = Config(model=model, data=DataSection(path=str(drawn)), train=TrainSection(precision="fp32"))
-        with RECIPES[family].encoders(config, "cpu", ["caption"]) as encoders:
+        with FAMILIES[family].encoders(config, "cpu", ["caption"]) as encoders:
             found = encoders.caption("a red circle").values()
-        key = RECIPES[family].fingerprints(config)["caption"]
+        key = FAMILIES[family].fingerprints(config)["caption"]
         made[key] = np.concatenate([np.ravel(a) for a in found]).astype(np.float64)
     exact, rounded = made.values()
     assert 0 < np.linalg.norm(rounded - exact) < 0.1 * np.linalg.norm(exact)
@@ -90,10 +90,10 @@ def test_the_predicted_memory_of_a_base_in_8_bits_is_what_it_takes(base: Path, f
     def plan(fp8: Any) -> Any:
         model = ModelSection(checkpoint=str(base), fp8=fp8)
         config = Config(model=model, data=DataSection(path=str(drawn), resolution=64, bucket_step=32))
-        return make_plan(RECIPES[family], config, StopRequest())
+        return make_plan(FAMILIES[family], config, StopRequest())
 
     exact, packed = plan("off"), plan("weights")
-    network = RECIPES[family].denoiser(packed.config, "cpu").model
+    network = FAMILIES[family].denoiser(packed.config, "cpu").model
     taken = sum(w.nbytes for _, w in network.weights())
     largest = max(math.prod(w.shape) for _, w in network.weights() if isinstance(w, nn.Fp8Weight))
     saved = exact.training_memory() - packed.training_memory()
@@ -112,7 +112,7 @@ def test_both_formats_are_the_same_lora(
         model=ModelSection(checkpoint=tomllib.loads((run / "config.toml").read_text())["model"]["checkpoint"])
     )
     kohya, diffusers = (
-        from_file(run / name, RECIPES[family].lora_names(config))
+        from_file(run / name, FAMILIES[family].lora_names(config))
         for name in ("lora.safetensors", "lora.diffusers.safetensors")
     )
     assert (kohya.dialects, diffusers.dialects) == (("kohya",), ("peft",))
@@ -126,7 +126,7 @@ def test_a_silent_encoders_arrays_are_zeros(base: Path, family: str, drawn: Path
         data=DataSection(path=str(drawn), resolution=64, bucket_step=32, t5_tokens=77), sample=SampleSection(every=0),
     )  # fmt: skip
     stop = StopRequest()
-    plan = make_plan(RECIPES[family], config, stop)
+    plan = make_plan(FAMILIES[family], config, stop)
     encoded = encode(plan.placed, keys_of(plan.placed, config, plan.family, ()), config, plan.family, "cpu", stop)
     whole = encoded.example(0, False)
     for encoder, arrays in plan.family.arrays_of.items():
@@ -149,7 +149,7 @@ def test_the_predicted_memory_has_the_decoder_where_grids_are_drawn(base: Path, 
             model=ModelSection(checkpoint=str(base), vae_precision="bf16"), sample=SampleSection(prompts=prompts),
             data=DataSection(path=str(drawn), resolution=64, bucket_step=32),
         )  # fmt: skip
-        return make_plan(RECIPES[family], config, StopRequest()).training_memory()
+        return make_plan(FAMILIES[family], config, StopRequest()).training_memory()
 
     vae = vae_in(base)
     vae.init(np.random.default_rng(0))
@@ -170,12 +170,12 @@ def test_the_predicted_memory_is_that_of_the_text_encoders_where_they_are_the_la
         model=ModelSection(checkpoint=str(base)), sample=SampleSection(every=0),
         data=DataSection(path=str(drawn), resolution=64, bucket_step=32), train=TrainSection(precision="bf16"),
     )  # fmt: skip
-    plan = make_plan(RECIPES[family], config, StopRequest())
+    plan = make_plan(FAMILIES[family], config, StopRequest())
     with open_weights(base) as weights:
         text = sum(math.prod(weights.info(n).shape) for n in weights.names if n.startswith("text_encoders."))
     assert plan.predicted_memory() == 2 * text > plan.training_memory()
     packed = config.model_copy(update={"model": ModelSection(checkpoint=str(base), t5_fp8=True)})
-    less = make_plan(RECIPES[family], packed, StopRequest()).encoding_memory()
+    less = make_plan(FAMILIES[family], packed, StopRequest()).encoding_memory()
     stored = 2 * (3 * 60_000 * 64 + 4 * 64 * 64)  # numbers of two layers, a byte less each, but for the rows' factors
     assert 2 * text - less == stored - 4 * 2 * (2 * 60_000 + 5 * 64) - 2 * 60_000 * 64, "and the largest given back"
 
@@ -188,7 +188,7 @@ def test_decoding_and_attention_work_in_one_room(base: Path, family: str, drawn:
             model=ModelSection(checkpoint=str(base)), sample=SampleSection(prompts=("a disc",) if drawing else ()),
             data=DataSection(path=str(drawn), resolution=64, bucket_step=32), train=TrainSection(deterministic=exact),
         )  # fmt: skip
-        return make_plan(RECIPES[family], config, StopRequest()).training_memory()
+        return make_plan(FAMILIES[family], config, StopRequest()).training_memory()
 
     scores = predicted(drawing=False, exact=True) - predicted(drawing=False, exact=False)
     shared = 4 * 64 * 64 * vae_in(base).workspace()
@@ -231,7 +231,7 @@ def test_the_blocks_that_a_config_chooses_are_recomputed(
     assert train("--dry-run", *chosen) == 0
     assert f"recomputed blocks: {count}\n" in capsys.readouterr().out
     sets = [word for word in chosen if word != "--set"]
-    blocks = RECIPES[family].denoiser(load(str(config_file), sets), "cpu").model.blocks()
+    blocks = FAMILIES[family].denoiser(load(str(config_file), sets), "cpu").model.blocks()
     assert {n for n, b in blocks.items() if b.recompute == "blocks"} == {n for n in blocks if fnmatch(n, glob)}
     assert train("--set", "sample.every=0") == 0
     plain = learnt.read_bytes()
@@ -259,7 +259,7 @@ def test_pictures_are_drawn_as_each_model_was_published(
 ) -> None:  # fmt: skip
     """Steps and guidance of the model cards, where a config names none; what it names stays."""
     networks["model.diffusion_model."] = transformer()
-    model, recipe = ModelSection(checkpoint=str(write_small(networks, tmp_path, 0))), RECIPES[family]
+    model, recipe = ModelSection(checkpoint=str(write_small(networks, tmp_path, 0))), FAMILIES[family]
     usual = as_usual(Config(model=model), recipe)
     assert (usual.sample.steps, usual.sample.guidance) == (steps, guidance)
     assert recipe.guidance(usual) == classifier_free
@@ -273,7 +273,7 @@ def test_what_the_transformer_is_told(base: Path, family: str) -> None:
         model=ModelSection(checkpoint=str(base)), train=TrainSection(precision="fp32"),
         sample=SampleSection(guidance=3.5),
     )  # fmt: skip
-    denoiser, rng = RECIPES[family].denoiser(config, "cpu"), np.random.default_rng(0)
+    denoiser, rng = FAMILIES[family].denoiser(config, "cpu"), np.random.default_rng(0)
     shapes = {
         "x": (2, 8, 8, 16), "t5": (2, 5, 64), "clip_l": (2, 77, 32), "clip_g": (2, 77, 32), "pooled_l": (2, 32),
         "pooled_g": (2, 32), "pooled": (2, 32),
@@ -291,4 +291,4 @@ def test_what_the_transformer_is_told(base: Path, family: str) -> None:
 
     np.testing.assert_array_equal(denoiser.denoise(x, tensor(t), cond).numpy(), direct(1.0))
     np.testing.assert_array_equal(denoiser.drawing(x, tensor(t), cond).numpy(), direct(3.5))
-    assert RECIPES[family].guidance(config) == {"sd3": 3.5, "flux": 1.0}[family]
+    assert FAMILIES[family].guidance(config) == {"sd3": 3.5, "flux": 1.0}[family]

@@ -18,9 +18,9 @@ from flame_train.errors import ConfigError
 from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights
 from flame_train.models.flux import Flux, FluxArch
-from flame_train.recipes import RECIPES
-from flame_train.recipes.plan import make_plan
-from flame_train.recipes.small_flow import small_flux, write_small
+from flame_train.recipes import FAMILIES
+from flame_train.run.plan import make_plan
+from flame_train.recipes.small import small_flux, write_small
 from flame_train.training.stop import StopRequest
 from tests.recipes.test_flow import Train
 
@@ -58,7 +58,7 @@ def test_a_model_that_is_told_no_guidance_refuses_one(drawn: Path, tmp_path: Pat
         model=ModelSection(checkpoint=str(write_small(networks, tmp_path, 0))), loss=LossSection(guidance=3.5)
     )
     with pytest.raises(ConfigError, match=r"loss.guidance: this model is told none, got 3.5; remove it"):
-        RECIPES["flux"].check(schnell)
+        FAMILIES["flux"].check(schnell)
 
 
 def test_a_guidance_for_a_family_that_is_told_none_is_refused_once(
@@ -91,8 +91,8 @@ def test_a_caption_that_is_too_long_is_told_with_the_key_that_lengthens_it(
         model=ModelSection(checkpoint=str(base)), sample=SampleSection(prompts=("a red disc " * 99, "a disc")),
         data=DataSection(path=str(tmp_path / "long"), resolution=64, bucket_step=32, t5_tokens=154),
     )  # fmt: skip
-    make_plan(RECIPES[family], config, StopRequest())
-    make_plan(RECIPES["sdxl"], small_config(data={"path": str(tmp_path / "long")}), StopRequest())
+    make_plan(FAMILIES[family], config, StopRequest())
+    make_plan(FAMILIES["sdxl"], small_config(data={"path": str(tmp_path / "long")}), StopRequest())
     told = [record.message for record in caplog.records if "longer than" in record.message]
     assert told == [
         f"1 {what}(s) are longer than {limit}; the rest is not seen"
@@ -129,7 +129,7 @@ def test_sides_that_sd3_has_no_positions_for_are_refused_by_the_plan(
 def test_sdxl_refuses_what_is_of_the_flow_families(small_config, capsys: pytest.CaptureFixture[str]) -> None:
     config = small_config(loss={"shift": 3.0})
     with pytest.raises(ConfigError, match=r"loss.shift: it means nothing for SDXL, got 3.0; remove it"):
-        make_plan(RECIPES["sdxl"], config, StopRequest())
+        make_plan(FAMILIES["sdxl"], config, StopRequest())
 
 
 def test_a_checkpoint_without_text_encoders_needs_their_files(

@@ -11,15 +11,15 @@ from flame_train.adapters.formats import from_file
 from flame_train.adapters.attach import attach_factors
 from flame_train.diffusion.objectives import Objective
 from flame_train.engine.dtype import as_dtype
-from flame_train.recipes import RECIPES
-from flame_train.recipes.pipeline import train_plan
-from flame_train.recipes.plan import make_plan
+from flame_train.recipes import FAMILIES
+from flame_train.run.command import train_plan
+from flame_train.run.plan import make_plan
 from flame_train.recipes.sdxl import noise_schedule
-from flame_train.training.encode import encode, keys_of
+from flame_train.run.encode import encode, keys_of
 from flame_train.training.stop import StopRequest
 from flame_train.training.validate import held_out_loss
 
-FAMILY = RECIPES["sdxl"]
+FAMILY = FAMILIES["sdxl"]
 PHOTOS = ("astronaut", "chelsea", "coffee", "rocket")
 
 

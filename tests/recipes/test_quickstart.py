@@ -18,8 +18,8 @@ from PIL import Image
 
 from flame_train import cli
 from flame_train.config.load import load
-from flame_train.recipes import RECIPES, quickstart
-from flame_train.recipes.plan import make_plan
+from flame_train.recipes import FAMILIES, quickstart
+from flame_train.run.plan import make_plan
 from flame_train.training.stop import StopRequest
 
 ROOT = Path(__file__).parents[2]
@@ -159,7 +159,7 @@ def test_a_folder_that_was_copied_is_not_run_in_the_first_one(tmp_path, capsys):
 def test_its_own_pictures_are_hardly_cropped(tmp_path, family):
     source = quickstart._lay(tmp_path / "new", "cpu", family)
     with StopRequest() as stop:
-        placed = make_plan(RECIPES[family], load(str(source)), stop).placed
+        placed = make_plan(FAMILIES[family], load(str(source)), stop).placed
     assert {p.original for p in placed.placements} == {(96, 96), (64, 128), (128, 64)}
     assert placed.dataset.notices == ()
 

@@ -7,8 +7,8 @@ import pytest
 
 from flame_train.errors import ConfigError
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.recipes import RECIPES
-from flame_train.recipes.plan import describe, make_plan
+from flame_train.recipes import FAMILIES
+from flame_train.run.plan import describe, make_plan
 from flame_train.training.stop import StopRequest
 
 
@@ -23,14 +23,14 @@ def test_a_model_that_says_it_predicts_v_is_not_trained_on_the_noise(
     config = small_config(model={"checkpoint": str(tmp_path / "base.safetensors"), "prediction": given})
     if said:
         with pytest.raises(ConfigError, match=rf'says that it predicts {said}, got "{given}"; set model.prediction'):
-            RECIPES["sdxl"].check(config)
+            FAMILIES["sdxl"].check(config)
     else:
-        RECIPES["sdxl"].check(config)
+        FAMILIES["sdxl"].check(config)
 
 
 def test_the_blocks_that_a_config_chooses_are_recomputed(small_config):
     def plan(**gradient):
-        return make_plan(RECIPES["sdxl"], small_config(gradient=gradient), StopRequest())
+        return make_plan(FAMILIES["sdxl"], small_config(gradient=gradient), StopRequest())
 
     some = {"checkpointing": True, "recompute_only": ("output_blocks.*",)}
     plans = [plan(), plan(**some), plan(checkpointing=True)]
@@ -39,7 +39,7 @@ def test_the_blocks_that_a_config_chooses_are_recomputed(small_config):
     assert 0 < int(few[0]) < int(every[0])
     memory = [p.training_memory() for p in plans]
     assert memory == sorted(set(memory), reverse=True)
-    blocks = RECIPES["sdxl"].denoiser(plans[1].config, "cpu").model.blocks()
+    blocks = FAMILIES["sdxl"].denoiser(plans[1].config, "cpu").model.blocks()
     run_again = {name for name, block in blocks.items() if block.recompute == "blocks"}
     assert run_again == {name for name in blocks if name.startswith("output_blocks.")}
     assert len(run_again) == int(few[0])
@@ -48,4 +48,4 @@ def test_the_blocks_that_a_config_chooses_are_recomputed(small_config):
 def test_a_choice_of_blocks_that_are_not_there_is_refused(small_config):
     config = small_config(gradient={"checkpointing": True, "recompute_only": ("mid_block.*",)})
     with pytest.raises(ConfigError, match=r"gradient\.recompute_only: .*\n  'mid_block\.\*'; near it: middle_block"):
-        make_plan(RECIPES["sdxl"], config, StopRequest())
+        make_plan(FAMILIES["sdxl"], config, StopRequest())

@@ -12,8 +12,8 @@ from flame_train.io.safetensors import SafetensorsFile
 from flame_train.models.identify import identify
 from flame_train.models.keys import sdxl
 from flame_train.models.loading_sdxl import SDXL_FILES
-from flame_train.recipes.drawings import COLOURS, SIZES, Scene, Shape, render, scenes, tiles, write_pictures
-from flame_train.recipes.small_base import copy_small_base
+from flame_train.quickstart.drawings import COLOURS, SIZES, Scene, Shape, render, scenes, tiles, write_images
+from flame_train.recipes.small_base import copy_small_sdxl
 from flame_train.tools.sample import sample
 
 
@@ -45,7 +45,7 @@ def test_it_loads_whole_and_nothing_is_left_over(small_base):
 
 
 def test_a_copy_is_the_same_file(small_base, tmp_path):
-    copy_small_base(tmp_path / "copy.safetensors")
+    copy_small_sdxl(tmp_path / "copy.safetensors")
     assert (tmp_path / "copy.safetensors").read_bytes() == small_base.read_bytes()
 
 
@@ -83,7 +83,7 @@ def test_it_draws_what_the_caption_says(small_base, tmp_path):
 
 @pytest.mark.parametrize("make", [scenes, tiles])
 def test_pictures_are_a_dataset_in_three_sizes(tmp_path, make):
-    assert write_pictures(tmp_path, 12, 5, make) == 12
+    assert write_images(tmp_path, 12, 5, make) == 12
     dataset = Dataset.scan(tmp_path)
     assert sorted(item.size for item in dataset.items) == sorted(SIZES[:1] * 6 + SIZES[1:] * 3)
     assert not dataset.notices
@@ -122,6 +122,6 @@ def test_shapes_have_the_area_that_geometry_says():
 
 def test_pictures_are_the_same_every_time(tmp_path):
     for name in ("a", "b"):
-        write_pictures(tmp_path / name, 8, 3)
+        write_images(tmp_path / name, 8, 3)
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()

@@ -36,7 +36,7 @@ from flame_train.tools.bench_ceilings import Ceilings, ceilings
 from flame_train.tools.bench_flops import op_flops
 from flame_train.tools.bench_models import find
 from flame_train.training.family import Load
-from flame_train.training.recompute import blocks_named
+from flame_train.run.checkpointing import blocks_named
 
 
 @pytest.mark.parametrize(

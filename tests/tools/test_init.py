@@ -18,7 +18,7 @@ from flame_train.config.load import load
 def _families(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The names are all that init asks of the recipes, and recipes load the engine."""
     recipe = types.SimpleNamespace(foreign=())
-    fake = types.SimpleNamespace(RECIPES={"sdxl": recipe, "other": recipe})
+    fake = types.SimpleNamespace(FAMILIES={"sdxl": recipe, "other": recipe})
     monkeypatch.setattr(flame_train, "recipes", fake, raising=False)
     monkeypatch.setitem(sys.modules, "flame_train.recipes", fake)
     monkeypatch.chdir(tmp_path)

@@ -11,7 +11,7 @@ from PIL import Image
 from flame_train import cli
 from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights
-from flame_train.recipes.small_flow import small_flux, small_sd3, write_small
+from flame_train.recipes.small import small_flux, small_sd3, write_small
 
 MODELS = {"sd3": small_sd3, "flux": small_flux}
 PARTS = {

@@ -11,12 +11,12 @@ from PIL import Image
 
 from flame_train.errors import DataError, ModelFileError
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.recipes import RECIPES
-from flame_train.recipes.plan import make_plan
-from flame_train.training.encode import Encoded, encode, keys_of
+from flame_train.recipes import FAMILIES
+from flame_train.run.plan import make_plan
+from flame_train.run.encode import Encoded, encode, keys_of
 from flame_train.training.stop import StopRequest
 
-FAMILY = RECIPES["sdxl"]
+FAMILY = FAMILIES["sdxl"]
 SQUARE, WIDE, TALL = KEPT = ("96x96-01", "64x128-01", "128x64-01")
 PICTURES, CAPTIONS = 3, 4  # every caption is another; the fourth is the empty one
 

@@ -12,12 +12,12 @@ from PIL import Image
 from flame_train.adapters.attach import attach
 from flame_train.engine import no_grad
 from flame_train.errors import Interrupted
-from flame_train.recipes import RECIPES
-from flame_train.recipes.pictures import drawing, size_conditioning
+from flame_train.recipes import FAMILIES
+from flame_train.run.sampling import drawing, size_conditioning
 from flame_train.training.preview import draw, grid, write_png
 from flame_train.training.stop import StopRequest
 
-FAMILY = RECIPES["sdxl"]
+FAMILY = FAMILIES["sdxl"]
 SIZE = (64, 96)  # height, width
 PROMPTS = ("a blue circle", "a red house", "")
 

@@ -18,7 +18,7 @@ from flame_train.models.blocks import Recompute
 from flame_train.tools.bench import Prepared, Trial, prepare
 from flame_train.tools.bench_models import SUBJECTS, find
 from flame_train.training.family import Load
-from flame_train.training.recompute import blocks_named
+from flame_train.run.checkpointing import blocks_named
 from flame_train.training.step import batch_loss
 
 KINDS: tuple[Recompute, ...] = ("feed_forward", "blocks", "blocks_offloaded")
