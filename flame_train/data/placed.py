@@ -1,4 +1,4 @@
-"""A dataset with each picture's place in a bucket, and the report that tells which went where."""
+"""A dataset with each image's place in a bucket, and the report that tells which went where."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flame_train.errors import DataError
 if TYPE_CHECKING:
     from rich.table import Table
 
-WELL_KEPT = 0.8  # a picture that keeps less of its area is worth a notice
+WELL_KEPT = 0.8  # a image that keeps less of its area is worth a notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Placed:
         return tuple(placement.bucket for placement in self.placements)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """One object a picture; sizes as [height, width], scale and kept rounded to four places."""
+        """One object a image; sizes as [height, width], scale and kept rounded to four places."""
         return [
             {
                 "file": shown(item.key),
@@ -48,7 +48,7 @@ class Placed:
         ]
 
     def bucket_rows(self) -> list[dict[str, Any]]:
-        """A row a bucket: its size, how many pictures, how they were scaled, the largest share cropped away."""
+        """A row a bucket: its size, how many images, how they were scaled, the largest share cropped away."""
         rows = []
         for bucket in sorted(set(self.buckets)):
             inside = [p for p in self.placements if p.bucket == bucket]
@@ -56,7 +56,7 @@ class Placed:
             rows.append(
                 {
                     "bucket": _size(bucket),
-                    "pictures": len(inside),
+                    "images": len(inside),
                     "scale": f"{min(scales):.2f} to {max(scales):.2f}",
                     "cropped at most": f"{1 - min(p.kept for p in inside):.0%}",
                 }
@@ -65,14 +65,14 @@ class Placed:
 
     def bucket_table(self) -> Table:
         """`bucket_rows`, to be printed."""
-        table = _table("bucket", "pictures", "scale", "cropped at most")
+        table = _table("bucket", "images", "scale", "cropped at most")
         for row in self.bucket_rows():
             table.add_row(*map(str, row.values()))
         return table
 
-    def picture_table(self) -> Table:
-        """A line a picture: its size, its bucket, its scale and what was cropped on which sides."""
-        table = _table("picture", "size", "bucket", "scale", "cropped")
+    def image_table(self) -> Table:
+        """A line a image: its size, its bucket, its scale and what was cropped on which sides."""
+        table = _table("image", "size", "bucket", "scale", "cropped")
         for item, p in self:
             row = shown(item.key), _size(p.original), _size(p.bucket), f"{p.scale:.2f}", _cropped(p)
             table.add_row(*row)
@@ -80,9 +80,9 @@ class Placed:
 
 
 def place(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") -> Placed:
-    """Give every picture its bucket.
+    """Give every image its bucket.
 
-    Pictures too small for any are a DatasetError that lists them all, or with on_bad "skip" left out with a
+    Images too small for any are a DatasetError that lists them all, or with on_bad "skip" left out with a
     notice (DatasetError if none is left).
     """
     kept: list[Item] = []
@@ -100,7 +100,7 @@ def place(dataset: Dataset, rule: BucketRule, on_bad: OnBad = "error") -> Placed
     cropped = [item.key for item, p in zip(kept, placements, strict=True) if p.kept < WELL_KEPT]
     if cropped:
         notices.append(
-            f"{len(cropped)} picture(s) lose over {1 - WELL_KEPT:.0%} to the crop, e.g. {shown(cropped[0])}: "
+            f"{len(cropped)} image(s) lose over {1 - WELL_KEPT:.0%} to the crop, e.g. {shown(cropped[0])}: "
             "dataset.json in the run folder has them all; a smaller data.bucket_step crops less"
         )
     return Placed(replace(dataset, items=tuple(kept), notices=tuple(notices)), tuple(placements))
@@ -121,7 +121,7 @@ def _size(size: Size) -> str:
 
 
 def _cropped(p: Placement) -> str:
-    """Such as "left 3, right 4"; pixels of the resized picture."""
+    """Such as "left 3, right 4"; pixels of the resized image."""
     (height, width), (rows, columns) = p.resized, p.bucket
     sides = {
         "top": p.crop_top,

@@ -18,7 +18,7 @@ from flame_train.io.weights import Weights, open_weights
 from .parts import Native, digest
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Part:
     """A network with its weights declared and none loaded.
 
@@ -37,6 +37,9 @@ class Part:
     build: Callable[[], nn.Module]
     sources: Mapping[str, Source]
     shapes: Mapping[str, Shape]
+
+    def __repr__(self) -> str:
+        return f"Part({self.component!r}, {str(self.path)!r})"
 
     def load(self, *, device: str, dtype: DType | str, fp8: nn.Fp8 = "off", check_finite: bool = True) -> Any:
         """A network with its weights, of the class that `build` makes. Tensors go to the device one by one.

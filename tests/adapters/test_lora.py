@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flame_train.adapters.attach import attach, initial
+from flame_train.adapters.attach import attach
+from flame_train.adapters.kinds.lora import initial
 from flame_train.engine import Parameter, nn, tensor
 from flame_train.engine import functional as F
 

@@ -62,9 +62,8 @@ def program(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
 
 def plant(monkeypatch: pytest.MonkeyPatch, train: Callable[..., Any]) -> None:
     """Put `train` in the place of training, so that a test says how it ends."""
-    fake = types.SimpleNamespace(train=train)
-    monkeypatch.setattr(flame_train, "recipes", fake, raising=False)
-    monkeypatch.setitem(sys.modules, "flame_train.recipes", fake)
+    fake: Any = types.SimpleNamespace(train=train)
+    monkeypatch.setitem(sys.modules, "flame_train.run.command", fake)
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
@@ -175,9 +174,11 @@ def test_training_gets_what_the_command_line_said(monkeypatch: pytest.MonkeyPatc
     line = "sdxl-lora -c - --set a.b=1 --set c.d=x --device cpu --dry-run"
     assert cli.run(line.split()) == 0
     assert cli.run(["sdxl-lora", "--config", "x.toml"]) == 0
+    assert cli.run(["train", "--config", "x.toml"]) == 0
     assert seen == [
-        ("sdxl", "-", ["a.b=1", "c.d=x"], "cpu", True),
-        ("sdxl", "x.toml", [], "cuda", False),
+        ("-", ["a.b=1", "c.d=x"], "cpu", True, "sdxl"),
+        ("x.toml", [], "cuda", False, "sdxl"),
+        ("x.toml", [], "cuda", False, None),
     ]
 
 

@@ -76,7 +76,7 @@ def test_merge(said, lora, small_base, tmp_path):
 
 def test_a_plan_shows_the_buckets_as_a_table(said, config_file):
     lines = said("sdxl-lora", "--config", config_file, "--device", "cpu", "--dry-run").splitlines()
-    head = next(i for i, line in enumerate(lines) if line.split()[:2] == ["bucket", "pictures"])
+    head = next(i for i, line in enumerate(lines) if line.split()[:2] == ["bucket", "images"])
     rows = [line.split()[:2] for line in lines[head + 1 : head + 4]]
     assert sorted(rows) == [["128x64", "3"], ["64x128", "3"], ["96x96", "6"]]
     assert not any("96x96-01.png" in line for line in lines)
@@ -84,10 +84,10 @@ def test_a_plan_shows_the_buckets_as_a_table(said, config_file):
 
 def test_a_plan_as_json_has_every_picture(said, config_file):
     plan = said("sdxl-lora", "--config", config_file, "--device", "cpu", "--dry-run", "--json")
-    assert sorted((row["bucket"], row["pictures"]) for row in plan["buckets"]) == [
+    assert sorted((row["bucket"], row["images"]) for row in plan["buckets"]) == [
         ("128x64", 3), ("64x128", 3), ("96x96", 6),
     ]  # fmt: skip
-    assert len(plan["files"]) == plan["pictures"] == 12
+    assert len(plan["files"]) == plan["images"] == 12
 
 
 def test_a_plan_writes_nothing(said, config_file, tmp_path, drawn):

@@ -20,10 +20,10 @@ def config(**changes: dict[str, Any]) -> Config:
     "changes",
     [
         {"checkpoint": {"every": 7, "keep": 1}},
-        {"sample": {"every": 1, "prompts": ("x",), "guidance": 2.0}},
+        {"sample": {"every": 1, "prompts": ("x",), "guidance_scale": 2.0}},
         {"output": {"dir": "moved", "format": "diffusers", "tensorboard": True}},
         {"data": {"cache": "elsewhere"}},
-        {"gradient": {"checkpointing": True, "recompute": "feed_forward", "recompute_only": ("middle_block.*",)}},
+        {"gradient": {"checkpointing": "mlp", "checkpoint_blocks": ("middle_block.*",)}},
     ],
 )
 def test_what_does_not_change_the_weights_may_change(changes: dict[str, Any]) -> None:
@@ -62,6 +62,12 @@ def test_a_place_may_be_written_in_another_way_or_have_moved(tmp_path: Path, mon
     assert [row.split()[0] for row in table.splitlines()] == ["setting", "optimizer.lr"]
 
 
+def test_a_choice_is_listed_without_the_keys_that_came_with_the_other() -> None:
+    table = differences(resolved(Config()), config(optimizer={"name": "sgd"}))
+    assert table is not None
+    assert [row.split()[0] for row in table.splitlines()] == ["setting", "optimizer.name"]
+
+
 def test_the_table_is_aligned() -> None:
     new = config(optimizer={"lr": 0.5}, lora={"targets": ("full",)})
     assert differences(resolved(Config()), new) == (
@@ -79,11 +85,11 @@ def test_steps_may_change_when_no_rate_depends_on_them() -> None:
 
 
 def test_a_key_that_the_older_run_did_not_know_had_its_default() -> None:
-    old = "\n".join(line for line in resolved(Config()).splitlines() if not line.startswith("snr_gamma"))
+    old = "\n".join(line for line in resolved(Config()).splitlines() if not line.startswith("offset_noise"))
     assert differences(old, Config()) is None
-    table = differences(old, config(loss={"snr_gamma": 5.0}))
+    table = differences(old, config(loss={"offset_noise": 0.5}))
     assert table is not None
-    assert "loss.snr_gamma  0.0       5.0" in table, "what it had, which is what to set it back to"
+    assert "loss.offset_noise  0.0       0.5" in table, "what it had, which is what to set it back to"
 
 
 def test_a_config_that_cannot_be_read_is_another_run() -> None:

@@ -41,7 +41,7 @@ def test_report(folder: Folder) -> None:
         "kept": 0.9412,
     }
     assert [(item.key, p.original) for item, p in placed] == list(SIZES.items())
-    buckets, pictures = text(placed.bucket_table()), text(placed.picture_table())
+    buckets, pictures = text(placed.bucket_table()), text(placed.image_table())
     assert "64x64" in buckets
     assert "0.50 to 1.00" in buckets
     for name in SIZES:
@@ -66,7 +66,7 @@ def test_heavy_crops_are_noted(folder: Folder) -> None:
     placed = place(dataset, BucketRule(64, 16))
     assert placed.placements[1].bucket == (16, 64)
     (notice,) = placed.dataset.notices
-    assert notice.startswith("1 picture(s) lose over 20% to the crop, e.g. wide.png")
+    assert notice.startswith("1 image(s) lose over 20% to the crop, e.g. wide.png")
     assert "dataset.json" in notice  # which the run folder has, with a line for each picture
 
 

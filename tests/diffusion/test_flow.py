@@ -10,15 +10,18 @@ import pytest
 
 from flame_train.diffusion.flow import (
     FlowObjective,
-    Sampling,
     constant_shift,
     dynamic_sigmas,
     flow_euler,
-    flow_weights,
     resolution_shift,
     shifted,
     static_sigmas,
 )
+from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS, TimestepSampling
+from flame_train.diffusion.timestep_sampling.logit_normal import LogitNormal
+from flame_train.diffusion.timestep_sampling.uniform import Uniform
+from flame_train.diffusion.weightings import WEIGHTINGS
+from flame_train.diffusion.weightings.flow import SigmaSqrt
 from flame_train.engine import Tensor, tensor
 from flame_train.engine.random import Rng
 from flame_train.errors import ConfigError
@@ -30,7 +33,12 @@ def rng(samples: object, step: int = 0) -> Rng:
     return Rng(np, 42, step, np.asarray(samples))
 
 
-def below(sampling: Sampling, s: float) -> float:
+def chosen(name: str) -> TimestepSampling:
+    normal = {"logit_mean": 0.3, "logit_std": 1.2} if name in ("logit_normal", "sigmoid") else {}
+    return TIMESTEP_SAMPLINGS[name](**normal)
+
+
+def below(sampling: str, s: float) -> float:
     """P(sigma < s) before the shift: the distributions of arXiv 2403.03206, section 3.1, integrated."""
     if sampling == "uniform":
         return s
@@ -45,8 +53,8 @@ def below(sampling: Sampling, s: float) -> float:
 
 @pytest.mark.parametrize("sampling", ["uniform", "logit_normal", "sigmoid", "mode", "cosmap"])
 @pytest.mark.parametrize("shift", [1.0, 3.0])
-def test_noise_levels_are_distributed_as_the_paper_says(sampling: Sampling, shift: float) -> None:
-    o = FlowObjective(sampling, mean=0.3, std=1.2, shift=constant_shift(shift))
+def test_noise_levels_are_distributed_as_the_paper_says(sampling: str, shift: float) -> None:
+    o = FlowObjective(chosen(sampling), constant_shift(shift))
     found = np.sort(o.timesteps(rng(range(40_000)), SHAPE).numpy())
     assert found[0] > 0.0
     assert found[-1] <= 1.0
@@ -60,7 +68,7 @@ def test_fluxs_shift_follows_the_resolution() -> None:
     assert shift(256) == pytest.approx(math.exp(0.5))
     assert shift(4096) == pytest.approx(math.exp(1.15))  # 1024 x 1024
     assert shift(1024) == pytest.approx(1.878, abs=1e-3)  # 512 x 512
-    o = FlowObjective("uniform", shift=shift)
+    o = FlowObjective(Uniform(), shift)
     small, large = (o.timesteps(rng(range(5)), (side, side, 16)).numpy() for side in (32, 128))
     np.testing.assert_allclose(large, shifted(small / (shift(256) - (shift(256) - 1) * small), shift(4096)), rtol=1e-5)
 
@@ -77,20 +85,20 @@ def test_a_sample_gets_the_same_draws_in_any_batch() -> None:
 def test_no_noise_level_outweighs_a_thousandth() -> None:
     """diffusers' examples draw from a thousand levels, the least of which weighs a million; s here may be any."""
     s = np.array([6.6e-7, 1e-4, 1e-3, 2e-3], np.float32)
-    np.testing.assert_allclose(flow_weights(s, "sigma_sqrt"), [1e6, 1e6, 1e6, 2.5e5], rtol=1e-5)
+    np.testing.assert_allclose(SigmaSqrt().of_flow(s), [1e6, 1e6, 1e6, 2.5e5], rtol=1e-5)
 
 
 @pytest.mark.parametrize("mean", [-1.0, 1.0])
 def test_a_mean_above_zero_is_more_noise(mean: float) -> None:
     """diffusers' logit_mean indexes a table that begins with pure noise: there it is the other way round."""
     rng = Rng(np, 0, 0, np.arange(4096))
-    drawn = FlowObjective("logit_normal", mean=mean).timesteps(rng, (8, 8, 16)).numpy()
+    drawn = FlowObjective(LogitNormal(logit_mean=mean)).timesteps(rng, (8, 8, 16)).numpy()
     assert (np.median(drawn) > 0.5) == (mean > 0)
 
 
 @pytest.mark.parametrize("weighting", ["none", "sigma_sqrt", "cosmap"])
 def test_velocity_is_the_slope_of_what_the_denoiser_sees(weighting: str) -> None:
-    o = FlowObjective(weighting=weighting)
+    o = FlowObjective(weighting=WEIGHTINGS[weighting]())
     x0 = tensor(np.random.default_rng(0).standard_normal((3, *SHAPE)))
     noise, t = o.noise(rng(range(3)), SHAPE), tensor(np.array([0.2, 0.5, 0.7]))
     h = 1e-3

@@ -7,8 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from flame_train.diffusion.objectives import Objective, min_snr_weights
+from flame_train.diffusion.objectives import Objective
 from flame_train.diffusion.schedules import NoiseSchedule
+from flame_train.diffusion.weightings.min_snr import MinSnr
+from flame_train.diffusion.weightings.none import NoWeighting
 from flame_train.engine import Tensor, tensor
 from flame_train.engine.random import Rng
 
@@ -78,7 +80,7 @@ def test_the_target_and_the_noised_latents_give_the_picture_back(prediction: str
 @pytest.mark.parametrize("prediction", ["epsilon", "v"])
 @pytest.mark.parametrize("gamma", [0.0, 5.0])
 def test_loss_is_the_weighted_mean_and_its_gradient_is_exact(prediction: str, gamma: float) -> None:
-    o = Objective(SDXL, prediction, snr_gamma=gamma)
+    o = Objective(SDXL, prediction, weighting=MinSnr(snr_gamma=gamma) if gamma else NoWeighting())
     x, t = latents(), np.array([3, 400, 990])
     noise = o.noise(rng(range(3)), (4, 6, 2))
     guess = tensor(np.random.default_rng(5).standard_normal(x.shape).astype(np.float32), requires_grad=True)
@@ -111,7 +113,7 @@ def test_half_precision_predictions_are_judged_in_fp32() -> None:
 
 def test_min_snr_on_zero_terminal_snr() -> None:
     fixed = SDXL.zero_terminal_snr()
-    assert min_snr_weights(fixed, "v", 5.0)[-1] == 0.0
-    assert Objective(fixed, "v", snr_gamma=5.0).prediction == "v"
+    assert MinSnr(snr_gamma=5.0).of_snr(fixed.snr, "v")[-1] == 0.0
+    assert Objective(fixed, "v", weighting=MinSnr(snr_gamma=5.0)).prediction == "v"
     with pytest.raises(ValueError, match="needs prediction 'v'"):
         Objective(fixed, "epsilon")

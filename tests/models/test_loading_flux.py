@@ -77,13 +77,13 @@ def test_a_whole_model(arrays, tmp_path, kind):
             tensors = renamed(found, tables[part]) if part in tables else found
             save_file(path / part / "model.safetensors", tensors)
         (path / "model_index.json").write_text("{}")
-    assert FLUX_FILES.holds(path) == set(NETWORKS)
+    assert FLUX_FILES.all_parts(path, "transformer").keys() == set(NETWORKS)
     for part, network in NETWORKS.items():
         model = FLUX_FILES.load(path, part, device="cpu", dtype="bfloat16")
         assert (type(model), model.arch) == (type(network), network.arch)
         same(model, arrays[part], "bfloat16")
-    for part, network in FLUX_FILES.inspect(path, ["transformer", "vae"]).items():
-        assert (type(network), network.shapes()) == (type(NETWORKS[part]), NETWORKS[part].shapes())
+    for part, opened in FLUX_FILES.parts(path, ["transformer", "vae"]).items():
+        assert (type(opened.network), opened.network.shapes()) == (type(NETWORKS[part]), NETWORKS[part].shapes())
 
 
 @pytest.mark.parametrize("stored", [np.float16, ml_dtypes.bfloat16, np.float32, FP8])
@@ -144,7 +144,7 @@ def test_what_no_network_can_be_made_of_is_told_with_its_file(arrays, tmp_path):
     path = tmp_path / "flux1-fill-dev.safetensors"
     save_file(path, arrays["transformer"] | {"img_in.weight": np.zeros((64, 384), np.float16)})
     with pytest.raises(ModelFileError, match=r"flux1-fill-dev\.safetensors: Flux: .* this is a Fill"):
-        FLUX_FILES.inspect(path, ["transformer"])
+        FLUX_FILES.parts(path, ["transformer"])
 
 
 def test_the_digest_depends_on_the_component_alone(arrays, tmp_path):
@@ -152,7 +152,9 @@ def test_the_digest_depends_on_the_component_alone(arrays, tmp_path):
     save_file(tmp_path / "a.safetensors", tensors)
     name = PREFIXES["transformer"] + "img_in.bias"
     save_file(tmp_path / "b.safetensors", tensors | {name: tensors[name] + 1})
-    a, b = ([FLUX_FILES.digest(tmp_path / f"{n}.safetensors", [c]) for c in ("transformer", "vae")] for n in "ab")
+    a, b = (
+        [FLUX_FILES.parts(tmp_path / f"{n}.safetensors", [c])[c].digest() for c in ("transformer", "vae")] for n in "ab"
+    )
     assert a[0] != b[0]
     assert a[1] == b[1]
 

@@ -92,7 +92,7 @@ def load(path, component, dtype="float32"):
 @pytest.mark.parametrize("layout", ["checkpoint", "folder"])
 def test_every_weight_arrives(layout, models, request):
     path = request.getfixturevalue(layout)
-    assert SDXL_FILES.holds(path) == set(models)
+    assert SDXL_FILES.all_parts(path, "unet").keys() == set(models)
     for part, model in models.items():
         loaded = load(path, part)
         assert loaded.arch == model.arch
@@ -115,7 +115,7 @@ def test_all_faults_of_all_components_in_one_message(models, tmp_path):
     path = tmp_path / "broken.safetensors"
     safetensors.save_file(tensors, path)
     with pytest.raises(ModelFileError) as caught:
-        SDXL_FILES.inspect(path, PREFIXES)
+        SDXL_FILES.parts(path, PREFIXES)
     text = str(caught.value)
     assert "missing: 1\n    out.2.bias (the file has out.2.bias_)" in text
     assert "encoder.conv_out.bias: expected (8,), found (9,)" in text
@@ -214,7 +214,7 @@ def test_a_lone_unet_lacks_the_rest(models, tmp_path):
     safetensors.save_file(renamed(models["unet"]), path)
     assert load(path, "unet").arch == models["unet"].arch
     with pytest.raises(ModelFileError, match="holds no vae, no text_encoder, no text_encoder_2"):
-        SDXL_FILES.inspect(path, PREFIXES)
+        SDXL_FILES.parts(path, PREFIXES)
 
 
 @pytest.mark.parametrize("prefix", ["", "first_stage_model."])

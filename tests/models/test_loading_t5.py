@@ -12,7 +12,7 @@ import pytest
 from flame_train.engine.backend.cpu import CpuBackend
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
-from flame_train.models.loading_t5 import inspect_t5, load_t5, t5_digest
+from flame_train.models.loading_t5 import t5_part
 from flame_train.models.t5 import T5Arch, T5Encoder
 
 ARCH = T5Arch.tiny(vocabulary=50)
@@ -44,8 +44,8 @@ def test_a_file_of_its_own(arrays, tmp_path, stored, dtype):
     path = tmp_path / "t5xxl.safetensors"
     tensors = {name: array.astype(stored) for name, array in arrays.items()}
     save_file(path, tensors | {"encoder.embed_tokens.weight": tensors["shared.weight"]})
-    same(load_t5(path, device="cpu", dtype=dtype), arrays, dtype)
-    assert inspect_t5(path).shapes() == T5Encoder(ARCH).shapes()
+    same(t5_part(path).load(device="cpu", dtype=dtype), arrays, dtype)
+    assert t5_part(path).network.shapes() == T5Encoder(ARCH).shapes()
 
 
 def test_scaled_fp8(arrays, tmp_path):
@@ -55,7 +55,7 @@ def test_scaled_fp8(arrays, tmp_path):
     scales = {name.replace(".weight", ".scale_weight"): np.array(0.25, np.float32) for name in linear}
     save_file(path, tensors | scales | {"scaled_fp8": np.zeros(0, FP8)})
     expected = arrays | {name: tensors[name].astype(np.float32) / 4 for name in linear}
-    same(load_t5(path, device="cpu", dtype="float32"), expected)
+    same(t5_part(path).load(device="cpu", dtype="float32"), expected)
 
 
 def test_packed_weights_are_named(arrays, tmp_path):
@@ -64,7 +64,7 @@ def test_packed_weights_are_named(arrays, tmp_path):
     packed = {name: np.zeros((arrays[name].size // 2, 1), np.uint8), f"{name}.absmax": np.zeros(4, np.float32)}
     save_file(tmp_path / "t5.safetensors", arrays | packed)
     with pytest.raises(ModelFileError, match=r"packed in bitsandbytes' 4 bits .*; use its bf16, fp16 or fp8 file"):
-        load_t5(tmp_path / "t5.safetensors", device="cpu", dtype="float32")
+        t5_part(tmp_path / "t5.safetensors").load(device="cpu", dtype="float32")
 
 
 def test_no_fp8_array_reaches_the_device(arrays, tmp_path, monkeypatch):
@@ -73,7 +73,7 @@ def test_no_fp8_array_reaches_the_device(arrays, tmp_path, monkeypatch):
     monkeypatch.setattr(CpuBackend, "put", lambda self, host: (seen.append(host.dtype.name), put(self, host))[1])
     path = tmp_path / "t5.safetensors"
     save_file(path, {name: array.astype(FP8) for name, array in arrays.items()})
-    same(load_t5(path, device="cpu", dtype="bfloat16"), arrays, "bfloat16")
+    same(t5_part(path).load(device="cpu", dtype="bfloat16"), arrays, "bfloat16")
     assert {n for n in seen if "float" in n} == {"bfloat16"}
 
 
@@ -96,7 +96,7 @@ def test_inside_something_larger(arrays, tmp_path, family):
             (tmp_path / component).mkdir()
             save_file(tmp_path / component / "model.safetensors", other)
         path = folder if family == "the folder itself" else tmp_path
-    same(load_t5(path, device="cpu", dtype="float32"), arrays)
+    same(t5_part(path).load(device="cpu", dtype="float32"), arrays)
 
 
 def test_all_faults_in_one_message(arrays, tmp_path):
@@ -105,7 +105,7 @@ def test_all_faults_in_one_message(arrays, tmp_path):
     bad["encoder.block.1.layer.0.SelfAttention.k.weight"] = np.zeros((3, 3), np.float16)
     save_file(path, bad | {"encoder.block.1.layer.0.SelfAttention.k.weight_scale": np.zeros((), np.float32)})
     with pytest.raises(ModelFileError) as caught:
-        load_t5(path, device="cpu", dtype="float32")
+        t5_part(path).load(device="cpu", dtype="float32")
     text = str(caught.value)
     assert "missing: 1\n    encoder.final_layer_norm.weight" in text
     assert "unexpected: 1\n    encoder.block.1.layer.0.SelfAttention.k.weight_scale" in text
@@ -127,7 +127,7 @@ def test_not_a_t5_encoder(tmp_path, tensors, found):
     path = tmp_path / "other.safetensors"
     save_file(path, {name: np.zeros(shape, np.uint8) for name, shape in tensors.items()})
     with pytest.raises(ModelFileError, match=found):
-        load_t5(path, device="cpu", dtype="float32")
+        t5_part(path).load(device="cpu", dtype="float32")
 
 
 def test_the_digest_is_of_what_is_read(arrays, tmp_path):
@@ -137,7 +137,7 @@ def test_the_digest_is_of_what_is_read(arrays, tmp_path):
     changed = arrays["shared.weight"].copy()
     changed[3, 4] += 1.0
     save_file(paths[2], arrays | {"shared.weight": changed})
-    first, with_decoder, other = map(t5_digest, paths)
+    first, with_decoder, other = (t5_part(path).digest() for path in paths)
     assert first == with_decoder != other
 
 
@@ -150,7 +150,7 @@ def test_the_host_holds_one_tensor_beyond_the_model(tmp_path, stored):
     save_file(path, {name: np.ones(shape, stored) for name, shape in shapes.items()})
     tracemalloc.start()
     try:
-        model = load_t5(path, device="cpu", dtype="bfloat16")
+        model = t5_part(path).load(device="cpu", dtype="bfloat16")
         kept, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flame_train.diffusion.objectives import Objective, min_snr_weights
+from flame_train.diffusion.objectives import Objective
 from flame_train.diffusion.samplers import ddim, euler, guided
 from flame_train.diffusion.schedules import NoiseSchedule
+from flame_train.diffusion.weightings.min_snr import MinSnr
 from flame_train.engine import Tensor, tensor
 
 torch = pytest.importorskip("torch")
@@ -139,10 +140,10 @@ def test_min_snr_weights_and_loss_gradient() -> None:
     snr = compute_snr(reference, torch.arange(1000))
     clipped = torch.stack([snr, 5.0 * torch.ones_like(snr)], dim=1).min(dim=1)[0]
     for prediction, divisor in (("epsilon", snr), ("v", snr + 1)):
-        mine = min_snr_weights(NoiseSchedule.scaled_linear(), prediction, 5.0)  # type: ignore[arg-type]
+        mine = MinSnr(snr_gamma=5.0).of_snr(NoiseSchedule.scaled_linear().snr, prediction)  # type: ignore[arg-type]
         np.testing.assert_allclose(mine, (clipped / divisor).numpy(), rtol=1e-5)
 
-    objective = Objective(NoiseSchedule.scaled_linear(), snr_gamma=5.0)
+    objective = Objective(NoiseSchedule.scaled_linear(), weighting=MinSnr(snr_gamma=5.0))
     latents, noise, guess = start(), start()[::-1].copy(), start() * 0.5
     t = np.array([3, 700])
     p = tensor(guess, requires_grad=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flame_train.diffusion.flow import constant_shift, dynamic_sigmas, flow_weights, resolution_shift, static_sigmas
+from flame_train.diffusion.flow import constant_shift, dynamic_sigmas, resolution_shift, static_sigmas
+from flame_train.diffusion.weightings import WEIGHTINGS
 
 diffusers = pytest.importorskip("diffusers")
 torch = pytest.importorskip("torch")
@@ -45,4 +46,4 @@ def test_weights_of_the_loss(weighting: str) -> None:
 
     s = np.linspace(0.01, 0.99, 50).astype(np.float32)
     theirs = compute_loss_weighting_for_sd3(weighting, torch.from_numpy(s)).numpy()
-    np.testing.assert_allclose(flow_weights(s, weighting), theirs, rtol=1e-5)
+    np.testing.assert_allclose(WEIGHTINGS[weighting]().of_flow(s), theirs, rtol=1e-5)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flame_train.data.tokenizers.t5 import T5Tokenizer, find_vocabulary
-from flame_train.models.loading_t5 import load_t5
+from flame_train.models.loading_t5 import t5_part
 from flame_train.models.text_t5 import encode_prompts
 
 torch = pytest.importorskip("torch")
@@ -53,6 +53,6 @@ def test_captions_to_embeddings(folder, family, length):
 
     ours = T5Tokenizer(find_vocabulary([folder], "model.t5_vocabulary"))
     ids = np.stack([ours.row(prompt, length).ids for prompt in PROMPTS])
-    found = encode_prompts(load_t5(folder, device="cpu", dtype="float32"), ids).numpy()
+    found = encode_prompts(t5_part(folder).load(device="cpu", dtype="float32"), ids).numpy()
     assert found.shape == expected.shape == (3, length, 32)
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
