@@ -8,7 +8,7 @@ from typing import Any
 
 from ..backend.cuda.programs import Extent, Operands, Program, Reduction, Table
 from ..dtype import Array, DType, bool_, float32
-from ..graph import Held
+from ..grad_target import GradTarget
 from .conditions import floating
 from .dims import Shape
 
@@ -43,21 +43,21 @@ def _dense_rows(x: Array, dims: int) -> bool:
 
 
 def row_program(
-    k: Any, program: Program, operands: Operands, dtype: DType, shape: Shape, dims: int = 1, into: Array | None = None
+    k: Any, program: Program, operands: Operands, dtype: DType, shape: Shape, dims: int = 1, out: Array | None = None
 ) -> Array:
     """The result of a program with one output, in `shape`, whose last `dims` dims are a row.
 
-    It is written to `into` if that is given and its rows are dense.
+    It is written to `out` if that is given and its rows are dense.
     """
-    if into is not None and _dense_rows(into, dims):
-        k.rows(program, operands, (dtype,), (_as_rows(into, dims),))
-        return into
+    if out is not None and _dense_rows(out, dims):
+        k.rows(program, operands, (dtype,), (_as_rows(out, dims),))
+        return out
     return k.rows(program, operands, (dtype,))[0].reshape(shape)
 
 
 def row_program_with_sums(
     k: Any, program: Program, sums: Sequence[str], operands: Operands, like: Array, dims: int = 1,
-    into: Array | None = None, groups: int = 1, summed: DType = float32,
+    out: Array | None = None, groups: int = 1, summed: DType = float32,
 ) -> tuple[Array | None, list[Array]]:  # fmt: skip
     """`row_program` for a result like `like`, and sums (groups, C) of expressions over groups of rows.
 
@@ -65,11 +65,11 @@ def row_program_with_sums(
     dtype `summed`, or in fp32.
     """
     if not sums:
-        return row_program(k, program, operands, like.dtype, like.shape, dims, into), []
-    given = (_as_rows(into, dims),) if program.rows and into is not None and _dense_rows(into, dims) else ()
+        return row_program(k, program, operands, like.dtype, like.shape, dims, out), []
+    given = (_as_rows(out, dims),) if program.rows and out is not None and _dense_rows(out, dims) else ()
     dtypes = (like.dtype,) * len(program.rows)
     made, totals = k.row_totals(program, sums, operands, dtypes, given, groups, summed)
-    return (into if given else made[0].reshape(like.shape)) if made else None, totals
+    return (out if given else made[0].reshape(like.shape)) if made else None, totals
 
 
 def no_rows(x: Array, dims: int, *others: Array | None) -> str:
@@ -113,9 +113,11 @@ def one_row(k: Any, **given: Array | None) -> dict[str, Table]:
     return {n: Table(k.rows_first(a).reshape(1, -1)) for n, a in given.items() if a is not None}
 
 
-def plus_rows(k: Any, held: Held | None, dims: int) -> tuple[dict[str, Array], str]:
-    """A gradient that has already arrived as an operand `held`, and the text that adds it to an expression."""
-    return ({}, "") if held is None else ({"held": rows_at(k, held.array, dims)}, " + held")
+def target_rows(k: Any, target: GradTarget, dims: int) -> tuple[dict[str, Array], str, Array | None]:
+    """How a row kernel serves a target: an operand `addend`, the text that adds it, and memory for the result."""
+    if target.addend is None:
+        return {}, "", target.buffer
+    return {"addend": rows_at(k, target.addend, dims)}, " + addend", None
 
 
 def extent(shape: Shape, dims: Sequence[int]) -> Extent | None:

@@ -17,12 +17,12 @@ import numpy as np
 
 from ...errors import ShapeError
 from ..dtype import Array
-from ..graph import Into
+from ..grad_target import GradTargets
 from ..op import ErrorSample, Sample, primitive, sample
 from ..random import DROPOUT, Rng, blocks_of_bits, check_rng, uniform_of
 from ..sample import booleans, integers
 from . import attention_few_keys, attention_warpgroups, conditions
-from .attention_memory import in_packets, like_rows, rooms, unit
+from .attention_memory import gradient_memory, in_packets, like_rows, unit
 from .attention_parts import head_parts
 from .attention_tiles import Problem, backward_tiles, forward_tiles, nowhere
 
@@ -315,22 +315,30 @@ def _(
     return dq, dk, dv
 
 
-@scaled_dot_product_attention.cuda_vjp("warpgroups", "query", "key", "value", when=_warpgroups_back)
+@scaled_dot_product_attention.cuda_vjp("warpgroups", "query", "key", "value", when=_warpgroups_back, accumulates=False)
 def _(
-    k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float | None, into: Into
+    k: Any,
+    g: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,
+    lse: Array,
+    scale: float | None,
+    targets: GradTargets,
 ) -> tuple[Array, Array, Array]:
-    dq, dk, dv = rooms(k, query, key, value, into)
+    dq, dk, dv = gradient_memory(k, query, key, value, targets)
     query, key, value, out, g = (in_packets(k, x) for x in (query, key, value, out, g))
     attention_warpgroups.gradients(k, g, query, key, value, out, lse, (dq, dk, dv), _factor(scale, query))
     return dq, dk, dv
 
 
-@scaled_dot_product_attention.cuda_vjp("cudnn", "query", "key", "value", when=_flash)
+@scaled_dot_product_attention.cuda_vjp("cudnn", "query", "key", "value", when=_flash, accumulates=False)
 def _(
     k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, is_causal: bool,
-    scale: float | None, into: Into,
+    scale: float | None, targets: GradTargets,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    dq, dk, dv = rooms(k, query, key, value, into)
+    dq, dk, dv = gradient_memory(k, query, key, value, targets)
     q, key, value, g = (unit(k, x) for x in (query, key, value, g))
     for heads in head_parts(q, key, k.multiprocessors):
         before, after = ([x[:, heads] for x in arrays] for arrays in ((q, key, value, out), (g, dq, dk, dv)))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..dtype import Array
-from ..graph import Into
+from ..grad_target import GradTargets
 
 
 def unit(k: Any, x: Array) -> Array:
@@ -49,9 +49,10 @@ def _rows_together(k: Any, *arrays: Array) -> list[Array]:
     return [block[:, :, i].transpose(0, 2, 1, 3) for i in range(len(arrays))]
 
 
-def rooms(k: Any, query: Array, key: Array, value: Array, into: Into) -> list[Array]:
-    """Memory for the gradients of the three: that lent by `into` where kernels can write to it, else new."""
-    places = {n: into[n] for n in into if lies_in_packets(into[n])}
+def gradient_memory(k: Any, query: Array, key: Array, value: Array, targets: GradTargets) -> list[Array]:
+    """Memory for the gradients of the three: the targets' where kernels can write to it, else new."""
+    buffers = {n: t.buffer for n, t in targets.items() if t.buffer is not None}
+    places = {n: buffer for n, buffer in buffers.items() if lies_in_packets(buffer)}
     rest = {n: x for n, x in (("query", query), ("key", key), ("value", value)) if n not in places}
     made = {**places, **dict(zip(rest, _rows_together(k, *rest.values()), strict=True))}
     return [made["query"], made["key"], made["value"]]

@@ -8,12 +8,12 @@ from typing import Any
 
 from ...errors import ShapeError
 from ..dtype import Array, compute_dtype, float32, promote
-from ..graph import added
 from ..mode import mode
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..sample import positive
+from ..sums import accurate_sum
 from ..tensor import Tensor
-from ..writes import WRITES
+from ..versions import VERSIONS
 from .channels import folded, no_planes, slopes, statistics
 from .conditions import floating
 from .dims import Shape, at_least
@@ -27,9 +27,9 @@ def batch_norm_train(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """(input - mean) / sqrt(var + eps) * weight + bias per channel, over everything else (arXiv 1502.03167)"""
     axes = _others(input.shape, layout)
-    mean = added(xp.mean, input, axes, True)
+    mean = accurate_sum(xp.mean, input, axes, True)
     centred = input - mean
-    rstd = 1.0 / xp.sqrt(added(xp.mean, centred * centred, axes, True) + eps)
+    rstd = 1.0 / xp.sqrt(accurate_sum(xp.mean, centred * centred, axes, True) + eps)
     return _scaled(centred * rstd, weight, bias, layout), mean, rstd
 
 
@@ -50,13 +50,13 @@ def _scaled(x: Array, weight: Array | None, bias: Array | None, layout: str) -> 
 def _(xp: Any, g: Array, input: Array, weight: Array | None, mean: Array, rstd: Array, layout: str) -> Array:
     axes = _others(input.shape, layout)
     gw, xhat = _scaled(g, weight, None, layout), (input - mean) * rstd
-    slope = added(xp.mean, gw * xhat, axes, True)
-    return rstd * (gw - added(xp.mean, gw, axes, True) - xhat * slope)
+    slope = accurate_sum(xp.mean, gw * xhat, axes, True)
+    return rstd * (gw - accurate_sum(xp.mean, gw, axes, True) - xhat * slope)
 
 
 @batch_norm_train.vjp("weight")
 def _(xp: Any, g: Array, input: Array, mean: Array, rstd: Array, layout: str) -> Array:
-    return added(xp.sum, g * (input - mean) * rstd, _others(input.shape, layout))
+    return accurate_sum(xp.sum, g * (input - mean) * rstd, _others(input.shape, layout))
 
 
 @primitive()
@@ -89,14 +89,14 @@ def _(xp: Any, g: Array, running_var: Array, weight: Array | None, eps: float, l
 @batch_norm_inference.vjp("weight")
 def _(xp: Any, g: Array, input: Array, running_mean: Array, running_var: Array, eps: float, layout: str) -> Array:
     mean, var = _running(running_mean, running_var, input.shape, layout)
-    return added(xp.sum, g * (input - mean) / xp.sqrt(var + eps), _others(input.shape, layout))
+    return accurate_sum(xp.sum, g * (input - mean) / xp.sqrt(var + eps), _others(input.shape, layout))
 
 
 for _op in (batch_norm_train, batch_norm_inference):
 
     @_op.vjp("bias")
     def _(xp: Any, g: Array, layout: str) -> Array:
-        return added(xp.sum, g, _others(g.shape, layout))
+        return accurate_sum(xp.sum, g, _others(g.shape, layout))
 
 
 @batch_norm_train.samples
@@ -168,7 +168,7 @@ def _track(
         if running is not None:
             now = now.reshape(-1, running.size).mean(axis=0)
             running.data[...] = (running.data * (1.0 - momentum) + now * momentum).astype(running.dtype)
-            WRITES.note(running.data)
+            VERSIONS.mark_written(running.data)
 
 
 def _moments(input: Tensor, axes: tuple[int, ...], count: int) -> tuple[Array, Array]:
@@ -178,8 +178,8 @@ def _moments(input: Tensor, axes: tuple[int, ...], count: int) -> tuple[Array, A
         mean, var = statistics(k, k.rows_first(input.data).reshape(shape))
         return mean, var * (count / (count - 1.0))
     xp, x = input.backend.xp, input.data.astype(compute_dtype(input.dtype))
-    centred = x - added(xp.mean, x, axes, True)
-    return added(xp.mean, x, axes), added(xp.mean, centred * centred, axes) * (count / (count - 1.0))
+    centred = x - accurate_sum(xp.mean, x, axes, True)
+    return accurate_sum(xp.mean, x, axes), accurate_sum(xp.mean, centred * centred, axes) * (count / (count - 1.0))
 
 
 batch_norm.nograd("running_mean", "running_var")

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...errors import ShapeError
 from ..dtype import Array
-from ..graph import leading_sum
+from ..sums import leading_sum
 
 Dims = int | Sequence[int] | None
 Shape = tuple[int, ...]

@@ -8,12 +8,12 @@ from typing import Any
 from ...errors import ShapeError
 from ..backend.cuda.cublaslt import Gelu
 from ..dtype import Array
-from ..graph import Into, Plus
+from ..grad_target import GradTargets
 from ..op import ErrorSample, Sample, composite, sample
 from ..tensor import Tensor
 from . import conditions
 from .activations import gelu
-from .matmul import added_product, check_linear, linear
+from .matmul import check_linear, linear, product_to
 
 
 @composite(aux=("hidden",))
@@ -79,16 +79,14 @@ def forward(
 
 
 @feed_forward.cuda_vjp("cublaslt", "input", when=_in_epilogues)
-def _(
-    k: Any, g: Array, weight1: Array, weight2: Array, hidden: Array, plus: Plus, into: Into
-) -> Array:  # fmt: skip
-    return backward(k, g, weight1, weight2, hidden, plus, into)
+def _(k: Any, g: Array, weight1: Array, weight2: Array, hidden: Array, targets: GradTargets) -> Array:
+    return backward(k, g, weight1, weight2, hidden, targets)
 
 
-def backward(k: Any, g: Array, weight1: Array, weight2: Array, hidden: Array, plus: Plus, into: Into) -> Array:
+def backward(k: Any, g: Array, weight1: Array, weight2: Array, hidden: Array, targets: GradTargets) -> Array:
     """The input's gradient; `hidden` as `forward` returned it."""
     carried = k.matmul(g, weight2, gelu=Gelu(hidden, slope=True))
-    return added_product(k, plus.get("input"), carried, weight1, into=into.get("input"))
+    return product_to(k, targets["input"], carried, weight1)
 
 
 @feed_forward.large_samples

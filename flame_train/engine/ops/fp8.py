@@ -15,12 +15,12 @@ import numpy as np
 from ...errors import ShapeError
 from ..backend.cuda.programs import Operands, Program, Table
 from ..dtype import Array, DType, as_dtype, bfloat16, compute_dtype, float32, uint8, uint32
-from ..graph import Held, Into, Plus
+from ..grad_target import FRESH, GradTarget, GradTargets
 from ..op import ErrorSample, Sample, primitive, sample
 from . import conditions
 from .dims import at_least
 from .e4m3 import decoded, encoded, factors, rounded
-from .matmul import added_product, check_linear, check_residual, residual_fits, rows_product
+from .matmul import check_linear, check_residual, product_to, residual_fits, rows_product
 
 _HEADER, _BLOCK, _TILE = "fp8.cuh", 256, 64  # as in that header
 _LONGEST = 1 << 16  # elements of a row, which one block keeps in registers; `Kernels.ones` has as many
@@ -286,9 +286,9 @@ def _(
 
 
 @fp8_linear.cuda_vjp("cublaslt", "input", when=_by_storage)
-def _(k: Any, g: Array, codes: Array, scales: Array, plus: Plus, into: Into) -> Array:
+def _(k: Any, g: Array, codes: Array, scales: Array, targets: GradTargets) -> Array:
     weight = decode(k, codes, scales, g.dtype)
-    return added_product(k, plus.get("input"), g, weight, into=into.get("input"))
+    return product_to(k, targets["input"], g, weight)
 
 
 @fp8_linear.cuda("fp8", when=_by_products)
@@ -301,24 +301,28 @@ def _(
 
 
 @fp8_linear.cuda_vjp("fp8", "input", when=_by_products)
-def _(k: Any, g: Array, codes: Array, scales: Array, plus: Plus, into: Into) -> Array:
-    return carried_product(k, g, codes, scales, plus.get("input"), into.get("input"))
+def _(k: Any, g: Array, codes: Array, scales: Array, targets: GradTargets) -> Array:
+    return carried_product(k, g, codes, scales, targets["input"])
 
 
 def carried_product(
-    k: Any, g: Array, codes: Array, scales: Array, held: Held | None, into: Array | None = None, value: str = "x",
+    k: Any,
+    g: Array,
+    codes: Array,
+    scales: Array,
+    target: GradTarget,
+    value: str = "x",
     beside: Array | None = None,
-) -> Array:  # fmt: skip
-    """held + g @ weight by a product of 8 bits, in place where what is held may be written over, or written to `into`.
+) -> Array:
+    """g @ weight by a product of 8 bits, as the gradient at `target`.
 
     `value` and `beside`, as in `encode`, replace g by an expression over it.
     """
-    if held is not None and held.array.dtype != g.dtype:
-        return held.array + carried_product(k, g, codes, scales, None, None, value, beside)
-    place = into if held is None else held.array if held.owned else None
+    if target.addend is not None and target.addend.dtype != g.dtype:
+        return target.addend + carried_product(k, g, codes, scales, FRESH, value, beside)
     shape = (*g.shape[:-1], codes.shape[1])
-    made = place if place is not None and place.flags.c_contiguous else k.empty(shape, g.dtype)
-    added = None if held is None else held.array
+    buffer = target.buffer
+    made = buffer if buffer is not None and buffer.flags.c_contiguous else k.empty(shape, g.dtype)
     columns, ones = turned(k, k.rows_first(codes)), k.ones[: codes.shape[1]]
-    k.scaled_product(*encode(k, g, scales, value, beside), columns, ones, out=made, plus=added)
+    k.scaled_product(*encode(k, g, scales, value, beside), columns, ones, out=made, plus=target.addend)
     return made

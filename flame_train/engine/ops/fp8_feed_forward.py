@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import ShapeError
 from ..dtype import Array
-from ..graph import Into, Plus
+from ..grad_target import FRESH, GradTargets
 from ..op import ErrorSample, Sample, composite, sample
 from ..tensor import Tensor
 from . import conditions, feed_forward
@@ -87,11 +87,11 @@ def _(
 
 @fp8_feed_forward.cuda_vjp("cublaslt", "input", when=_by_storage)
 def _(
-    k: Any, g: Array, codes1: Array, scales1: Array, codes2: Array, scales2: Array, hidden: Array, plus: Plus,
-    into: Into,
+    k: Any, g: Array, codes1: Array, scales1: Array, codes2: Array, scales2: Array, hidden: Array,
+    targets: GradTargets,
 ) -> Array:  # fmt: skip
     first, second = decode(k, codes1, scales1, g.dtype), decode(k, codes2, scales2, g.dtype)
-    return feed_forward.backward(k, g, first, second, hidden, plus, into)
+    return feed_forward.backward(k, g, first, second, hidden, targets)
 
 
 @fp8_feed_forward.cuda("fp8", when=_by_products)
@@ -109,9 +109,9 @@ def _(
 
 @fp8_feed_forward.cuda_vjp("fp8", "input", when=_by_products)
 def _(
-    k: Any, g: Array, codes1: Array, scales1: Array, codes2: Array, scales2: Array, hidden: Array, plus: Plus,
-    into: Into,
+    k: Any, g: Array, codes1: Array, scales1: Array, codes2: Array, scales2: Array, hidden: Array,
+    targets: GradTargets,
 ) -> Array:  # fmt: skip
-    carried = carried_product(k, g, codes2, scales2, None)
-    room = plus.get("input"), into.get("input")
-    return carried_product(k, carried, codes1, scales1, *room, value="x * gelu_tanh_slope(beside)", beside=hidden)
+    carried = carried_product(k, g, codes2, scales2, FRESH)
+    value = "x * gelu_tanh_slope(beside)"
+    return carried_product(k, carried, codes1, scales1, targets["input"], value=value, beside=hidden)

@@ -9,13 +9,13 @@ import numpy as np
 
 from ...errors import ShapeError
 from ..dtype import Array
-from ..graph import Into, Plus
+from ..grad_target import GradTargets
 from ..op import ErrorSample, Sample, primitive, sample
 from . import conditions
 from .e4m3 import rounded
 from .fp8 import carried, carried_product, check_layer, decode, encode, products, storage, stored, weight_of
 from .lora import carried_back, check_factors, stacked_gradients, stacked_products
-from .lora_gradients import factor_gradients, side_by_side
+from .lora_gradients import factor_gradients, listed, side_by_side
 from .matmul import rows_product
 from .thin_products import Thin
 
@@ -168,10 +168,12 @@ def _(
 @fp8_lora_linears.cuda_vjp("cublaslt", "input", "downs", "ups", when=_by_storage)
 def _(
     k: Any, g: Sequence[Array], input: Array, codes: Sequence[Array], scales: Sequence[Array], downs: Sequence[Array],
-    ups: Sequence[Array], low: Array, scale: float, needs: frozenset[str], plus: Plus,
+    ups: Sequence[Array], low: Array, scale: float, targets: GradTargets,
 ) -> tuple[Array | None, list[Array] | None, list[Array] | None]:  # fmt: skip
-    weight = _decoded(k, codes, scales, input) if "input" in needs else k.stacked(codes)  # else only its shape is read
-    return stacked_gradients(k, g, input, weight, downs, ups, low, scale, needs, plus)
+    weight = (
+        _decoded(k, codes, scales, input) if "input" in targets else k.stacked(codes)
+    )  # else only its shape is read
+    return stacked_gradients(k, g, input, weight, downs, ups, low, scale, targets)
 
 
 @fp8_lora_linears.cuda("fp8", when=_by_products)
@@ -195,17 +197,16 @@ def _(
 @fp8_lora_linears.cuda_vjp("fp8", "input", "downs", "ups", when=_by_products)
 def _(
     k: Any, g: Sequence[Array], input: Array, codes: Sequence[Array], scales: Sequence[Array], downs: Sequence[Array],
-    ups: Sequence[Array], low: Array, scale: float, needs: frozenset[str], plus: Plus, into: Into,
+    ups: Sequence[Array], low: Array, scale: float, targets: GradTargets,
 ) -> tuple[Array | None, list[Array] | None, list[Array] | None]:  # fmt: skip
     stack, factors, down, up = (k.stacked(what) for what in (codes, scales, downs, ups))
     (n, out, width), rank = stack.shape, down.shape[1]
     x, rows = k.rows_first(input).reshape(-1, width), side_by_side(k, g)
     inner, dx = carried_back(k, rows, up, scale), None
-    if "input" in needs:
+    if "input" in targets:
         flat = k.rows_first(rows).reshape(*input.shape[:-1], n * out)
         weight = stack.reshape(-1, width), factors.reshape(-1)
-        dx = carried_product(k, flat, *weight, plus.get("input"), into.get("input"))
+        dx = carried_product(k, flat, *weight, targets["input"])
         k.matmul(inner, down.reshape(-1, width), out=dx.reshape(-1, width), plus=dx.reshape(-1, width))
-    wanted = {n[:-1]: plus.get(n) for n in ("downs", "ups") if n in needs}
-    made = factor_gradients(k, Thin(x, rows, inner, low, rank), wanted)
+    made = factor_gradients(k, Thin(x, rows, inner, low, rank), listed(targets, n))
     return dx, made.get("down"), made.get("up")

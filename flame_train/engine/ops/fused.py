@@ -9,11 +9,11 @@ from typing import Any
 from ...errors import ShapeError
 from ..backend.cuda.programs import Extent, Operands, Program, Reduction
 from ..dtype import Array, float32, promote
-from ..graph import Into, Plus
+from ..grad_target import FRESH, GradTargets
 from ..op import ErrorSample, Sample, composite, sample
 from ..tensor import Tensor
 from .activations import gelu, quick_gelu, relu, silu
-from .along import no_rows, plus_rows, row_program, row_program_with_sums, rows_at, rows_of, shared, table
+from .along import no_rows, row_program, row_program_with_sums, rows_at, rows_of, shared, table, target_rows
 from .conditions import floating
 from .dims import Shape, size_along
 from .generated import carried
@@ -96,11 +96,11 @@ def _(k: Any, g: Array, input_shape: Shape) -> Array:
 
 
 @cat_gelu.cuda_vjp("generated", "hidden", when=_side_by_side)
-def _(k: Any, g: Array, hidden: Array, approximate: str, plus: Plus, into: Into) -> Array:
+def _(k: Any, g: Array, hidden: Array, approximate: str, targets: GradTargets) -> Array:
     behind = g[..., g.shape[-1] - hidden.shape[-1] :]
     slope = f"g * {_GELU[approximate]}_slope(hidden)"
     operands = {"g": behind, "hidden": hidden}
-    return carried(k, slope, operands, hidden.shape, plus.get("hidden"), into.get("hidden"))
+    return carried(k, slope, operands, hidden.shape, targets["hidden"])
 
 
 @composite(aux=("mean", "rstd"))
@@ -146,28 +146,27 @@ def _(k: Any, input: Array, scale: Array, shift: Array, eps: float) -> tuple[Arr
 
 @layer_norm_modulate.cuda_vjp("rows", "input", "scale", "shift", when=_modulated)
 def _(
-    k: Any, g: Array, input: Array, scale: Array, shift: Array, mean: Array, rstd: Array, needs: frozenset[str],
-    plus: Plus, into: Into,
+    k: Any, g: Array, input: Array, scale: Array, shift: Array, mean: Array, rstd: Array,
+    targets: GradTargets,
 ) -> tuple[Array | None, ...]:  # fmt: skip
-    held, added = plus_rows(k, plus.get("input"), 1)
-    rows = {"g": rows_at(k, g), "input": rows_at(k, input), **held}
+    addend, added, out = target_rows(k, targets.get("input", FRESH), 1)
+    rows = {"g": rows_at(k, g), "input": rows_at(k, input), **addend}
     numbers = {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)}
     operands = Operands(rows, {"scale": table(k, scale, input.shape)}, numbers)
-    program = gradient_program("g * (1.f + scale)", added) if "input" in needs else Program(())
-    wanted = {n: x for n, x in (("scale", scale), ("shift", shift)) if n in needs}
+    program = gradient_program("g * (1.f + scale)", added) if "input" in targets else Program(())
+    wanted = {n: x for n, x in (("scale", scale), ("shift", shift)) if n in targets}
     groups = {table(k, x, input.shape).count for x in wanted.values()} or {1}
-    into_it = into.get("input")
     if len(groups) == 1 and max(groups) <= _GROUPS:
         sums = [_SUMS[n] for n in wanted]
         made, totals = row_program_with_sums(
-            k, program, sums, operands, input, into=into_it, groups=groups.pop(), summed=scale.dtype
+            k, program, sums, operands, input, out=out, groups=groups.pop(), summed=scale.dtype
         )
     else:
-        made = row_program(k, program, operands, input.dtype, input.shape, into=into_it) if program.rows else None
+        made = row_program(k, program, operands, input.dtype, input.shape, out=out) if program.rows else None
         dense = Operands({"g": rows_of(k, g), "input": rows_of(k, input)}, {}, numbers)
         totals = [_to_shared(k, _SUMS[n], dense, x, input.shape) for n, x in wanted.items()]
     found = {
-        n: carried(k, "g", {"g": t.reshape(x.shape)}, x.shape, plus.get(n))
+        n: carried(k, "g", {"g": t.reshape(x.shape)}, x.shape, targets[n])
         for (n, x), t in zip(wanted.items(), totals, strict=True)
     }
     return made, found.get("scale"), found.get("shift")

@@ -13,8 +13,9 @@ from typing import Any
 
 from ..backend.cuda.programs import Reduction
 from ..dtype import Array, DType, float32, result_type
-from ..graph import Held, Into, Plus, unbroadcast
+from ..grad_target import FRESH, GradTarget, GradTargets
 from ..op import Op
+from ..sums import unbroadcast
 from .along import extent, reduce
 from .conditions import floating
 from .dims import Shape
@@ -81,36 +82,35 @@ def _forward(op: Op, expression: str, result: DType | None, missing: Mapping[str
 def _gradient(op: Op, arg: str, expression: str, missing: Mapping[str, float]) -> Callable[..., Array]:
     used = _used(expression, (*op.names, *op.aux, "out"))
 
-    def launch(k: Any, g: Array, *values: Any, plus: Plus, into: Into) -> Array:
+    def launch(k: Any, g: Array, *values: Any, targets: GradTargets) -> Array:
         operands = {n: missing[n] if v is None else v for n, v in zip(used, values, strict=False)}
         text = expression.removeprefix("alpha * ") if operands.get("alpha") == 1 else expression
-        return carried(k, text, {"g": g, **operands}, values[-1], plus.get(arg), into.get(arg))
+        return carried(k, text, {"g": g, **operands}, values[-1], targets[arg])
 
-    return named(launch, ["k", "g", *used, f"{arg}_shape", "plus", "into"])
+    return named(launch, ["k", "g", *used, f"{arg}_shape", "targets"])
 
 
-def carried(
-    k: Any, expression: str, operands: Mapping[str, Any], shape: Shape, held: Held | None = None,
-    into: Array | None = None,
-) -> Array:  # fmt: skip
+def carried(k: Any, expression: str, operands: Mapping[str, Any], shape: Shape, target: GradTarget = FRESH) -> Array:
     """The gradient of an argument of `shape`: `expression` over `g` and other operands, summed down to that shape.
 
-    `held`, a gradient that has already arrived, is added. Without one, and if nothing is summed, the result is written
-    to `into`, if there is such memory.
+    What has arrived at `target` is added. The target's buffer is used if nothing has arrived and nothing is summed.
     """
     g = operands["g"]
     if shape != g.shape:
         total = _summed(k, expression, operands, shape)
-        if held is None:
+        if target.addend is None:
             return total
-        return k.elementwise(("g + held",), {"g": total, "held": held.array}, (held.array.dtype,), shape)[0]
-    if held is not None:
+        added = {"g": total, "addend": target.addend}
+        return k.elementwise(("g + addend",), added, (target.addend.dtype,), shape)[0]
+    if target.addend is not None:
         before, _, last = expression.rpartition(";")
-        expression = f"{before}{';' if before else ''}({last}) + held"
-        return k.elementwise((expression,), {**operands, "held": held.array}, (held.array.dtype,), shape)[0]
+        expression = f"{before}{';' if before else ''}({last}) + addend"
+        return k.elementwise((expression,), {**operands, "addend": target.addend}, (target.addend.dtype,), shape)[0]
     if expression == "g":
         return g
-    return k.elementwise((expression,), operands, (g.dtype,), shape, () if into is None else (into,))[0]
+    return k.elementwise((expression,), operands, (g.dtype,), shape, () if target.buffer is None else (target.buffer,))[
+        0
+    ]
 
 
 def _summed(k: Any, expression: str, operands: Mapping[str, Any], shape: Shape) -> Array:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...errors import ShapeError
 from ..dtype import Array, promote
+from ..grad_target import GradTargets
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from .conditions import floating
@@ -123,9 +124,9 @@ def _(xp: Any, g: tuple[Array, ...], dim: int) -> Array:
     return xp.concatenate(g, axis=dim)
 
 
-@split.cuda_vjp("copies", "tensor", when=lambda tensor: floating(tensor))
-def _(k: Any, g: tuple[Array, ...], dim: int, room: Array | None) -> Array:
-    return k.joined(g, axis(dim, g[0].ndim, "split"), g[0].dtype, out=room)
+@split.cuda_vjp("copies", "tensor", when=lambda tensor: floating(tensor), accumulates=False)
+def _(k: Any, g: tuple[Array, ...], dim: int, targets: GradTargets) -> Array:
+    return k.joined(g, axis(dim, g[0].ndim, "split"), g[0].dtype, out=targets["tensor"].buffer)
 
 
 @split.samples

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import ShapeError
 from ..dtype import Array, float32, promote
-from ..graph import Held, Into, Plus
+from ..grad_target import FRESH, GradTargets
 from ..op import ErrorSample, Sample, composite, sample
 from ..tensor import Tensor
 from .along import no_rows, shared
@@ -130,12 +130,11 @@ def _(
 @cat_rms_norm.cuda_vjp("rows", "tensors", when=_alike)
 def _(
     k: Any, g: Array, tensors: Sequence[Array], weights: Sequence[Array], cos: Maybe, sin: Maybe, rstd: Array, dim: int,
-    plus: Plus, into: Into,
+    targets: GradTargets,
 ) -> list[Array]:  # fmt: skip
-    held: Sequence[Held | None] = plus.get("tensors") or [None] * len(tensors)
-    found, rooms = [], into.get("tensors", {})
-    parts = zip(tensors, weights, _parts(tensors, dim), _numbers(rstd, tensors), held, strict=True)
-    for i, (x, w, part, numbers, before) in enumerate(parts):
+    found = []
+    parts = zip(tensors, weights, _parts(tensors, dim), _numbers(rstd, tensors), strict=True)
+    for i, (x, w, part, numbers) in enumerate(parts):
         angles = _angles(k, cos, sin, part, g.shape[dim], x.shape)
-        found.append(norm_gradient_rows(k, g[part], x, w, numbers, angles, 1, before, rooms.get(i)))
+        found.append(norm_gradient_rows(k, g[part], x, w, numbers, angles, 1, targets["tensors"].get(i, FRESH)))
     return found

@@ -8,9 +8,9 @@ from typing import Any
 from ...errors import ShapeError
 from ..backend.cuda.programs import Operands, Program
 from ..dtype import Array, float32, promote
-from ..graph import Into, Plus
+from ..grad_target import FRESH, GradTargets
 from ..op import ErrorSample, Sample, primitive, sample
-from .along import no_rows, one_row, plus_rows, row_program_with_sums, rows_at
+from .along import no_rows, one_row, row_program_with_sums, rows_at, target_rows
 from .generated import carried
 
 
@@ -122,25 +122,23 @@ def _(
 @layer_norm.cuda_vjp("rows", "input", "weight", "bias", when=_layer_condition)
 def _(
     k: Any, g: Array, input: Array, normalized_shape: Sequence[int], weight: Array | None, mean: Array, rstd: Array,
-    needs: frozenset[str], plus: Plus, into: Into,
+    targets: GradTargets,
 ) -> tuple[Array | None, ...]:  # fmt: skip
     dims = len(normalized_shape)
-    held, added = plus_rows(k, plus.get("input"), dims)
-    rows = {"g": rows_at(k, g, dims), "input": rows_at(k, input, dims), **held}
+    addend, added, out = target_rows(k, targets.get("input", FRESH), dims)
+    rows = {"g": rows_at(k, g, dims), "input": rows_at(k, input, dims), **addend}
     operands = Operands(rows, one_row(k, weight=weight), {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)})
-    program = gradient_program("g" if weight is None else "g * weight", added) if "input" in needs else Program(())
-    sums = {n: text for n, text in SUMS.items() if n in needs}
+    program = gradient_program("g" if weight is None else "g * weight", added) if "input" in targets else Program(())
+    sums = {n: text for n, text in SUMS.items() if n in targets}
     kind = float32 if weight is None else weight.dtype
-    made, totals = row_program_with_sums(
-        k, program, [*sums.values()], operands, input, dims, into.get("input"), summed=kind
-    )
-    found = summed(k, dict(zip(sums, totals, strict=True)), normalized_shape, plus)
+    made, totals = row_program_with_sums(k, program, [*sums.values()], operands, input, dims, out, summed=kind)
+    found = summed(k, dict(zip(sums, totals, strict=True)), normalized_shape, targets)
     return made, found.get("weight"), found.get("bias")
 
 
-def summed(k: Any, totals: Mapping[str, Array], shape: Sequence[int], plus: Plus) -> dict[str, Array]:
+def summed(k: Any, totals: Mapping[str, Array], shape: Sequence[int], targets: GradTargets) -> dict[str, Array]:
     """Gradients of arguments of `shape`, each added to what has already arrived."""
-    return {n: carried(k, "g", {"g": t.reshape(shape)}, tuple(shape), plus.get(n)) for n, t in totals.items()}
+    return {n: carried(k, "g", {"g": t.reshape(shape)}, tuple(shape), targets[n]) for n, t in totals.items()}
 
 
 SUMS = {"weight": "g * (input - mean) * rstd", "bias": "g"}

@@ -10,13 +10,13 @@ from typing import Any
 
 from ...errors import ShapeError
 from ..dtype import Array
-from ..graph import Held, Into, Plus
+from ..grad_target import GradTargets
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from . import conditions
 from .conv import Pair, conv2d
 from .lora_gradients import factor_gradients, listed, side_by_side
-from .matmul import check_linear, check_residual, linear_condition, place_of, rows_product
+from .matmul import check_linear, check_residual, linear_condition, product_target, rows_product
 from .thin_products import Thin
 
 
@@ -116,16 +116,15 @@ def _(
 @lora_linear.cuda_vjp("cublaslt", "input", "down", "up", when=_lora_condition)
 def _(
     k: Any, g: Array, input: Array, weight: Array, down: Array, up: Array, low: Array, scale: float,
-    needs: frozenset[str], plus: Plus, into: Into,
+    targets: GradTargets,
 ) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
     g, input = k.even(g), k.even(input)
     rows, x = (a.reshape(-1, a.shape[-1]) for a in (g, input))
-    if "input" in needs:
-        place = place_of(plus.get("input"), into.get("input"))
-        dx, inner = k.low_rank(g, weight, up, down, scale, **place)
+    if "input" in targets:
+        dx, inner = k.low_rank(g, weight, up, down, scale, **product_target(targets["input"]))
     else:
         dx, inner = None, k.matmul(rows, up, alpha=scale)
-    wanted: dict[str, list[Held] | None] = {n: listed(plus.get(n)) for n in ("down", "up") if n in needs}
+    wanted = {n: [targets[n]] for n in ("down", "up") if n in targets}
     made = factor_gradients(k, Thin(x, rows[:, None], inner, low.reshape(len(x), -1), len(down)), wanted)
     return dx, made["down"][0] if "down" in made else None, made["up"][0] if "up" in made else None
 
@@ -201,27 +200,26 @@ def stacked_products(
 @lora_linears.cuda_vjp("cublaslt", "input", "downs", "ups", when=_stack_condition)
 def _(
     k: Any, g: Sequence[Array], input: Array, weights: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array],
-    low: Array, scale: float, needs: frozenset[str], plus: Plus,
+    low: Array, scale: float, targets: GradTargets,
 ) -> tuple[Array | None, list[Array] | None, list[Array] | None]:  # fmt: skip
-    return stacked_gradients(k, g, input, k.stacked(weights), downs, ups, low, scale, needs, plus)
+    return stacked_gradients(k, g, input, k.stacked(weights), downs, ups, low, scale, targets)
 
 
 def stacked_gradients(
     k: Any, g: Sequence[Array], input: Array, weight: Array, downs: Sequence[Array], ups: Sequence[Array], low: Array,
-    scale: float, needs: frozenset[str], plus: Plus,
+    scale: float, targets: GradTargets,
 ) -> tuple[Array | None, list[Array] | None, list[Array] | None]:  # fmt: skip
     """The gradients of input, downs and ups of `stacked_products`."""
     down, up = k.stacked(downs), k.stacked(ups)
     (n, out, width), rank = weight.shape, down.shape[1]
     x, rows = k.rows_first(input).reshape(-1, width), side_by_side(k, g)
-    if "input" in needs:
+    if "input" in targets:
         flat = k.rows_first(rows).reshape(*input.shape[:-1], n * out)
         matrices = weight.reshape(-1, width), up.reshape(-1, rank), down.reshape(-1, width)
-        dx, inner = k.low_rank(flat, *matrices, scale, splits=n, **place_of(plus.get("input")))
+        dx, inner = k.low_rank(flat, *matrices, scale, splits=n, **product_target(targets["input"]))
     else:
         dx, inner = None, carried_back(k, rows, up, scale)
-    wanted = {n[:-1]: plus.get(n) for n in ("downs", "ups") if n in needs}
-    made = factor_gradients(k, Thin(x, rows, inner, low, rank), wanted)
+    made = factor_gradients(k, Thin(x, rows, inner, low, rank), listed(targets, n))
     return dx, made.get("down"), made.get("up")
 
 

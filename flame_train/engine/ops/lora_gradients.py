@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..dtype import Array, compute_dtype, float32
-from ..graph import Held
+from ..grad_target import FRESH, GradTarget, GradTargets
 from . import thin_products
 from .thin_products import Thin
 
@@ -17,44 +17,46 @@ def side_by_side(k: Any, arrays: Sequence[Array]) -> Array:
     return flat.transpose(1, 0, 2)
 
 
-Wanted = Mapping[str, Sequence[Held] | None]
-"""The gradients wanted, "down" or "up", each with what they may be added to."""
+Wanted = Mapping[str, Sequence[GradTarget]]
+"""The gradients wanted, "down" or "up", each with the targets of the n layers."""
 
 
-def listed(held: Held | None) -> list[Held] | None:
-    return None if held is None else [held]
+def listed(targets: GradTargets, n: int) -> Wanted:
+    """The targets of the arguments `downs` and `ups` of `n` layers."""
+    return {a: [targets[f"{a}s"].get(i, FRESH) for i in range(n)] for a in ("down", "up") if f"{a}s" in targets}
 
 
 def factor_gradients(k: Any, t: Thin, wanted: Wanted) -> dict[str, list[Array]]:
-    """The factors' gradients in fp32 or fp64, a list for each name; held ones are added, in place where possible."""
-    blocks = {n: _block(k, held) if held else None for n, held in wanted.items()}
-    apart = [n for n, held in wanted.items() if held and getattr(blocks[n], "dtype", None) != float32]
-    if len(wanted) == 2 and not apart and thin_products.fit(k, t):
-        final = all(held and all(h.final for h in held) for held in wanted.values())
-        made = thin_products.both(k, t, blocks, final)
-        return {n: [h.array for h in held] if held else made[n] for n, held in wanted.items()}
+    """The factors' gradients in fp32 or fp64, a list for each name, added to what has arrived at their targets."""
+    blocks = {n: _block(k, targets) for n, targets in wanted.items()}
+    in_place = all(
+        blocks[n].dtype == float32 if blocks[n] is not None else all(each.addend is None for each in targets)
+        for n, targets in wanted.items()
+    )
+    if len(wanted) == 2 and in_place and thin_products.fit(k, t):
+        deferrable = all(each.deferrable for targets in wanted.values() for each in targets)
+        made = thin_products.both(k, t, blocks, deferrable)
+        return {n: made[n] if blocks[n] is None else [each.addend for each in wanted[n]] for n in wanted}
     n, rank = t.rows.shape[1], t.rank
     products = {
         "down": (t.inner.T, t.x),
         "up": (t.rows.transpose(1, 2, 0), t.low.reshape(-1, n, rank).transpose(1, 0, 2)),
     }
-    return {name: _stacked_sums(k, held, *products[name], t.shape(name)) for name, held in wanted.items()}
+    found = {}
+    for name, targets in wanted.items():
+        a, b = products[name]
+        if (block := blocks[name]) is not None:
+            out = block.reshape(*a.shape[:-1], b.shape[-1])
+            k.matmul(a, b, out=out, plus=out)
+            found[name] = [each.addend for each in targets]
+        else:
+            made = k.matmul(a, b, out_dtype=compute_dtype(a.dtype)).reshape(t.shape(name))
+            pairs = zip(made, targets, strict=True)
+            found[name] = [g if each.addend is None else g + each.addend for g, each in pairs]
+    return found
 
 
-def _block(k: Any, held: Sequence[Held]) -> Any:
-    """The held gradients as one dense array that may be written over; None if they do not lie so."""
-    block = k.adjacent([h.array for h in held]) if all(h.owned for h in held) else None
+def _block(k: Any, targets: Sequence[GradTarget]) -> Any:
+    """What has arrived, as one dense array that may be written over; None if it does not lie so."""
+    block = k.adjacent([t.addend for t in targets]) if all(t.overwrites for t in targets) else None
     return block if block is not None and block.flags.c_contiguous else None
-
-
-def _stacked_sums(
-    k: Any, held: Sequence[Held] | None, a: Array, b: Array, shape: tuple[int, int, int]
-) -> list[Array]:  # fmt: skip
-    """a @ b as n gradients in fp32 or fp64, added to the held ones, in place where these lie as one block."""
-    block = _block(k, held) if held else None
-    if block is not None:
-        target = block.reshape(*a.shape[:-1], b.shape[-1])
-        k.matmul(a, b, out=target, plus=target)
-        return [h.array for h in held or ()]
-    made = k.matmul(a, b, out_dtype=compute_dtype(a.dtype)).reshape(shape)
-    return [g + h.array for g, h in zip(made, held, strict=True)] if held else list(made)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import ShapeError
 from ..dtype import Array
-from ..graph import Held, Into, Plus
+from ..grad_target import GradTarget, GradTargets
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from . import conditions
@@ -120,7 +120,7 @@ def _(xp: Any, g: Array, input: Array) -> Array:
 
 @linear.vjp("bias")
 def _(xp: Any, g: Array) -> Array:
-    return g  # summed down to the bias's shape in graph.py, like every gradient
+    return g  # summed down to the bias's shape in the backward pass, like every gradient
 
 
 @linear.samples
@@ -210,16 +210,18 @@ def linear_condition(input: Array, weight: Array, bias: Array | None) -> str:
     return conditions.same(conditions.ANY_FLOAT, input, weight, bias)
 
 
-def added_product(k: Any, held: Held | None, a: Array, b: Array, into: Array | None = None) -> Array:
-    """held + a @ b, in held's dtype and in place where it may be written over; or a @ b, in `into` if that is dense."""
-    return k.matmul(a, b, out_dtype=None if held is None else held.array.dtype, **place_of(held, into))
+def product_to(k: Any, target: GradTarget, a: Array, b: Array) -> Array:
+    """a @ b as the gradient at `target`: added to what has arrived there, in that dtype."""
+    dtype = None if target.addend is None else target.addend.dtype
+    return k.matmul(a, b, out_dtype=dtype, **product_target(target))
 
 
-def place_of(held: Held | None, into: Array | None = None) -> dict[str, Array | None]:
+def product_target(target: GradTarget) -> dict[str, Array | None]:
     """The arguments `out` and `plus` of a product that is a gradient: where it goes, and what it is added to."""
-    if held is None:
-        return {"out": into if into is not None and into.flags.c_contiguous else None}
-    return {"out": held.array if held.owned else None, "plus": held.array}
+    buffer = target.buffer
+    if target.addend is None and buffer is not None and not buffer.flags.c_contiguous:
+        buffer = None
+    return {"out": buffer, "plus": target.addend}
 
 
 @linear.cuda("cublaslt", when=linear_condition)
@@ -264,12 +266,12 @@ def _(k: Any, input: Array, weight: Array, bias: Array | None, residual: Array) 
 for _op, _when in ((linear, linear_condition), (linear_add, added_condition)):
 
     @_op.cuda_vjp("cublaslt", "input", when=_when)
-    def _(k: Any, g: Array, weight: Array, plus: Plus, into: Into) -> Array:
-        return added_product(k, plus.get("input"), g, weight, into=into.get("input"))
+    def _(k: Any, g: Array, weight: Array, targets: GradTargets) -> Array:
+        return product_to(k, targets["input"], g, weight)
 
     @_op.cuda_vjp("cublaslt", "weight", when=_when)
-    def _(k: Any, g: Array, input: Array, plus: Plus) -> Array:
-        return added_product(k, plus.get("weight"), g.reshape(-1, g.shape[-1]).T, input.reshape(-1, input.shape[-1]))
+    def _(k: Any, g: Array, input: Array, targets: GradTargets) -> Array:
+        return product_to(k, targets["weight"], g.reshape(-1, g.shape[-1]).T, input.reshape(-1, input.shape[-1]))
 
 
 @linear_add.cuda_vjp("cublaslt", "bias", when=added_condition)

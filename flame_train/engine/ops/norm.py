@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import ShapeError
 from ..dtype import Array
-from ..graph import Plus
+from ..grad_target import GradTargets
 from ..op import ErrorSample, Op, Sample, composite, primitive, sample
 from ..tensor import Tensor
 from . import conditions
@@ -207,11 +207,10 @@ def _launched(op: Op, silu: bool) -> None:
 
     @op.cuda_vjp("norm.cu", "input", "weight", "bias", when=_group_condition)
     def _(
-        k: Any, g: Array, input: Array, weight: Array, bias: Array, mean: Array, rstd: Array, needs: frozenset[str],
-        plus: Plus,
+        k: Any, g: Array, input: Array, weight: Array, bias: Array, mean: Array, rstd: Array, targets: GradTargets,
     ) -> tuple[Array | None, ...]:  # fmt: skip
         saved = Saved(Given(input), weight, bias, mean, rstd, silu)
-        made = gradients(k, g, saved, needs, plus)
+        made = gradients(k, g, saved, targets)
         return made.get("input"), made.get("weight"), made.get("bias")
 
 
@@ -230,10 +229,10 @@ def _(
 @cat_group_norm_silu.cuda_vjp("norm.cu", "input", "other", "weight", "bias", when=_joined_condition)
 def _(
     k: Any, g: Array, input: Array, other: Array | None, weight: Array, bias: Array, shift: Array | None, mean: Array,
-    rstd: Array, needs: frozenset[str], plus: Plus,
+    rstd: Array, targets: GradTargets,
 ) -> tuple[Array | None, ...]:  # fmt: skip
     saved = Saved(Given(input, other, shift), weight, bias, mean, rstd, True)
-    made = gradients(k, g, saved, needs, plus)
+    made = gradients(k, g, saved, targets)
     return tuple(made.get(name) for name in ("input", "other", "weight", "bias"))
 
 

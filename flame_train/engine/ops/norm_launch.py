@@ -11,7 +11,7 @@ import numpy as np
 
 from ..backend.cuda.programs import Extent, Operands, Reduction
 from ..dtype import Array, DType, float32
-from ..graph import Held, Plus
+from ..grad_target import FRESH, GradTarget, GradTargets
 from .dims import Shape
 
 _THREADS = 512  # as in norm.cu
@@ -88,12 +88,11 @@ def forward(
     return y, mean, rstd
 
 
-def _sum_of(k: Any, held: Held | None, x: Array) -> tuple[Array, Array | np.intp]:
+def _memory(k: Any, target: GradTarget, x: Array) -> tuple[Array, Array | np.intp]:
     """Memory for an input's gradient, and the gradient it is added to, or a null pointer."""
-    if held is None:
-        return k.empty(x.shape, x.dtype), _NONE
-    array = k.rows_first(held.array)
-    return array if held.owned and array is held.array else k.empty(x.shape, x.dtype), array
+    buffer = target.buffer
+    out = buffer if buffer is not None and buffer.flags.c_contiguous else k.empty(x.shape, x.dtype)
+    return out, _NONE if target.addend is None else k.rows_first(target.addend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,29 +107,32 @@ class Saved:
     silu: bool
 
 
-def gradients(k: Any, g: Array, saved: Saved, needs: frozenset[str], plus: Plus) -> dict[str, Array]:
+def gradients(k: Any, g: Array, saved: Saved, targets: GradTargets) -> dict[str, Array]:
     """The gradients that are needed, by name. Those of weight and bias are by-products of the sums an input's needs."""
     given, groups = saved.given, saved.mean.shape[2]
     shape, dtype = given.shape, given.input.dtype
-    plan = Plan(k, shape, dtype.itemsize, groups, 2, bool({"input", "other"} & plus.keys()))
-    sides = [n for n in ("bias", "weight") if n in needs]
+    plan = Plan(
+        k, shape, dtype.itemsize, groups, 2, any(targets.get(n, FRESH).addend is not None for n in ("input", "other"))
+    )
+    sides = [n for n in ("bias", "weight") if n in targets]
     channels = k.empty((shape[0] * plan.grid[0], 2 * shape[-1]), float32) if sides else _NONE
-    made, places, held = dict[str, Array](), list[Any](), list[Any]()
+    made, outs, addends = dict[str, Array](), list[Any](), list[Any]()
     for name, x in (("input", given.input), ("other", given.other)):
-        wanted = x is not None and name in needs
-        place, earlier = _sum_of(k, plus.get(name), x) if wanted else (_NONE, _NONE)
-        places.append(place)
-        held.append(earlier)
-        made |= {name: place} if wanted else {}
-    args = (*given.arrays(k), k.rows_first(g), saved.weight, saved.bias, saved.mean, saved.rstd, *held, *places)
+        wanted = x is not None and name in targets
+        out, addend = _memory(k, targets[name], x) if wanted else (_NONE, _NONE)
+        outs.append(out)
+        addends.append(addend)
+        made |= {name: out} if wanted else {}
+    args = (*given.arrays(k), k.rows_first(g), saved.weight, saved.bias, saved.mean, saved.rstd, *addends, *outs)
     split = given.input.shape[-1]
     plan.launch(k, "group_norm_gradient", dtype, (*args, channels), split, np.int32(saved.silu))
     if sides:
         both = dict(zip(("bias", "weight"), _channel_sums(k, channels), strict=True))
         made |= {name: both[name] for name in sides}
-    for name in plus.keys() & set(sides):
-        added = {"made": made[name], "held": plus[name].array}
-        made[name] = k.elementwise(("made + held",), added, (float32,))[0]
+    for name in sides:
+        if targets[name].addend is not None:
+            added = {"made": made[name], "addend": targets[name].addend}
+            made[name] = k.elementwise(("made + addend",), added, (float32,))[0]
     return made
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from ...errors import ShapeError
 from ..backend.cuda.programs import Operands, Program, Reduction
 from ..dtype import Array, float32, float64
-from ..graph import added
 from ..op import ErrorSample, Op, Sample, primitive, sample
 from ..sample import apart, no_such_dim
+from ..sums import accurate_sum
 from .along import extent, no_reduction, reduce, reduced_rows
 from .dims import Dims, Shape, axes, axis, spread
 
@@ -21,7 +21,7 @@ from .dims import Dims, Shape, axes, axis, spread
 @primitive(torch="sum", whole=True)
 def sum(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """The sum over dim"""
-    return added(xp.sum, input, axes(dim, input.ndim, "sum"), keepdim)
+    return accurate_sum(xp.sum, input, axes(dim, input.ndim, "sum"), keepdim)
 
 
 @sum.vjp("input")
@@ -32,7 +32,7 @@ def _(xp: Any, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
 @primitive(torch="mean")
 def mean(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """The mean over dim"""
-    return added(xp.mean, input, axes(dim, input.ndim, "mean"), keepdim)
+    return accurate_sum(xp.mean, input, axes(dim, input.ndim, "mean"), keepdim)
 
 
 @mean.vjp("input")
@@ -60,9 +60,9 @@ def _given(correction: float | None) -> float:
 
 def _variance(xp: Any, x: Array, dims: tuple[int, ...], correction: float, keepdim: bool) -> tuple[Array, Array]:
     """The variance, and the mean with the reduced dims kept as size 1."""
-    mean = added(xp.mean, x, dims, True)
+    mean = accurate_sum(xp.mean, x, dims, True)
     centred = x - mean
-    return added(xp.sum, centred * centred, dims, keepdim) / max(_count(x.shape, dims) - correction, 0), mean
+    return accurate_sum(xp.sum, centred * centred, dims, keepdim) / max(_count(x.shape, dims) - correction, 0), mean
 
 
 def _variance_slope(x: Array, mean: Array, dims: tuple[int, ...], correction: float) -> Array:
@@ -268,14 +268,14 @@ def norm(xp: Any, input: Array, p: float | str | None = "fro", dim: Dims = None,
     """(sum |input|^p)^(1/p) over dim; "fro" is p = 2, inf the largest, -inf the smallest, 0 how many are not zero"""
     p, dims, size = _order(p), axes(dim, input.ndim, "norm"), xp.abs(input)
     if p == 2.0:
-        return xp.sqrt(added(xp.sum, input * input, dims, keepdim))
+        return xp.sqrt(accurate_sum(xp.sum, input * input, dims, keepdim))
     if math.isinf(p):
         if not _count(input.shape, dims):
             raise ShapeError(f"norm: expected at least one value over dims {dims} of {tuple(input.shape)} for p = {p}")
         return (xp.max if p > 0 else xp.min)(size, axis=dims, keepdims=keepdim)
     if p == 0.0:
         return xp.sum(input != 0, axis=dims, keepdims=keepdim).astype(input.dtype)
-    return added(xp.sum, size**p, dims, keepdim) ** (1.0 / p)
+    return accurate_sum(xp.sum, size**p, dims, keepdim) ** (1.0 / p)
 
 
 def _order(p: float | str | None) -> float:

@@ -10,10 +10,10 @@ import numpy as np
 from ...errors import ShapeError
 from ..backend.cuda.programs import Operands, Program, Table
 from ..dtype import Array, float32, promote
-from ..graph import Held, Into, Plus
+from ..grad_target import FRESH, GradTarget, GradTargets
 from ..op import ErrorSample, Sample, composite, primitive, sample
 from ..tensor import Tensor
-from .along import no_rows, one_row, plus_rows, row_program, row_program_with_sums, rows_at, shared, table
+from .along import no_rows, one_row, row_program, row_program_with_sums, rows_at, shared, table, target_rows
 from .conditions import floating
 from .dims import Shape, size_along
 from .generated import carried
@@ -77,35 +77,36 @@ def norm_rows(
 
 def norm_gradient_rows(
     k: Any, g: Array, input: Array, weight: Array | None, rstd: Array, angles: Angles, dims: int = 1,
-    held: Held | None = None, into: Array | None = None,
+    target: GradTarget = FRESH,
 ) -> Array:  # fmt: skip
-    """The gradient to what `norm_rows` was given, in its shape, added to what is held, in the memory `into`."""
-    needs, plus = frozenset(("input",)), {} if held is None else {"input": held}
-    made, _ = norm_gradients(k, g, input, weight, rstd, angles, needs, plus, dims, into)
+    """The gradient to what `norm_rows` was given, in its shape, at `target`."""
+    made, _ = norm_gradients(k, g, input, weight, rstd, angles, {"input": target}, dims)
     assert made is not None
     return made
 
 
 def norm_gradients(
-    k: Any, g: Array, input: Array, weight: Array | None, rstd: Array, angles: Angles, needs: frozenset[str],
-    plus: Plus, dims: int = 1, into: Array | None = None,
+    k: Any, g: Array, input: Array, weight: Array | None, rstd: Array, angles: Angles, targets: GradTargets,
+    dims: int = 1,
 ) -> tuple[Array | None, Array | None]:  # fmt: skip
-    """That gradient if "input" is among `needs`, and the weight's if "weight" is, added to what has arrived."""
+    """That gradient if "input" is among the targets, and the weight's if "weight" is."""
     tables, by = _weighted(k, weight)
-    more, added = plus_rows(k, plus.get("input"), dims)
-    within, beside = ("", by) if "weight" in needs or not angles else (by, "")  # kept once weighted where that will do
+    more, added, out = target_rows(k, targets.get("input", FRESH), dims)
+    within, beside = (
+        ("", by) if "weight" in targets or not angles else (by, "")
+    )  # kept once weighted where that will do
     steps = ["row t = g * sine", f"row d = (g * cosine - turned(t)){within}"] if angles else []
     d, outputs = "d" if angles else "g", []
-    if "input" in needs:
+    if "input" in targets:
         steps += [f"sum s = {d}{beside} * input", "let q = s * rstd * rstd / n"]
         outputs += [f"rstd * ({d}{beside} - input * q){added}"]
     rows = {"g": rows_at(k, g, dims), "input": rows_at(k, input, dims), **more}
     operands = Operands(rows, tables | angles, {"rstd": rstd.reshape(-1)})
-    sums = {n: f"{d} * input * rstd" for n in ("weight",) if n in needs}
+    sums = {n: f"{d} * input * rstd" for n in ("weight",) if n in targets}
     program = Program(tuple(steps), tuple(outputs))
     kind = float32 if weight is None else weight.dtype
-    made, totals = row_program_with_sums(k, program, [*sums.values()], operands, input, dims, into, summed=kind)
-    found = summed(k, dict(zip(sums, totals, strict=True)), input.shape[input.ndim - dims :], plus)
+    made, totals = row_program_with_sums(k, program, [*sums.values()], operands, input, dims, out, summed=kind)
+    found = summed(k, dict(zip(sums, totals, strict=True)), input.shape[input.ndim - dims :], targets)
     return made, found.get("weight")
 
 
@@ -121,9 +122,9 @@ def _(
 @rms_norm.cuda_vjp("rows", "input", "weight", when=_whole_rows)
 def _(
     k: Any, g: Array, input: Array, weight: Array | None, rstd: Array, normalized_shape: Sequence[int],
-    needs: frozenset[str], plus: Plus, into: Into,
+    targets: GradTargets,
 ) -> tuple[Array | None, ...]:  # fmt: skip
-    return norm_gradients(k, g, input, weight, rstd, {}, needs, plus, len(normalized_shape), into.get("input"))
+    return norm_gradients(k, g, input, weight, rstd, {}, targets, len(normalized_shape))
 
 
 @rms_norm.large_samples
@@ -205,11 +206,11 @@ def _(k: Any, input: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
     return k.rows(program, operands, (dtype,))[0].reshape(input.shape)
 
 
-@rope.cuda_vjp("rows", "input", when=_pairs)
-def _(k: Any, g: Array, input: Array, cos: Array, sin: Array, into: Into) -> Array:
+@rope.cuda_vjp("rows", "input", when=_pairs, accumulates=False)
+def _(k: Any, g: Array, input: Array, cos: Array, sin: Array, targets: GradTargets) -> Array:
     program = Program(("row t = g * sine",), ("g * cosine - turned(t)",))
     operands = Operands({"g": rows_at(k, g)}, angle_rows(k, cos, sin, g.shape))
-    return row_program(k, program, operands, input.dtype, g.shape, into=into.get("input"))
+    return row_program(k, program, operands, input.dtype, g.shape, out=targets["input"].buffer)
 
 
 @rope.cuda_vjp("rows", "cos", when=_pairs)
@@ -281,11 +282,11 @@ def _(
 
 @rms_norm_rope.cuda_vjp("rows", "input", "weight", when=_pairs_of_norm)
 def _(
-    k: Any, g: Array, input: Array, weight: Array | None, cos: Array, sin: Array, rstd: Array, needs: frozenset[str],
-    plus: Plus, into: Into,
+    k: Any, g: Array, input: Array, weight: Array | None, cos: Array, sin: Array, rstd: Array,
+    targets: GradTargets,
 ) -> tuple[Array | None, ...]:  # fmt: skip
     angles = angle_rows(k, cos, sin, input.shape)
-    return norm_gradients(k, g, input, weight, rstd, angles, needs, plus, into=into.get("input"))
+    return norm_gradients(k, g, input, weight, rstd, angles, targets)
 
 
 @rms_norm_rope.large_samples

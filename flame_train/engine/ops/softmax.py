@@ -9,9 +9,9 @@ from typing import Any
 from ...errors import ShapeError
 from ..backend.cuda.programs import Operands, Program
 from ..dtype import Array
-from ..graph import added
 from ..op import ErrorSample, Op, Sample, composite, primitive, sample
 from ..sample import no_such_dim
+from ..sums import accurate_sum
 from ..tensor import Tensor
 from .along import no_rows, row_program, rows_at
 from .dims import Dims, axes, spread
@@ -107,7 +107,7 @@ def logsumexp(xp: Any, input: Array, dim: Dims, keepdim: bool = False) -> Array:
     kept = [1 if i in dims else n for i, n in enumerate(input.shape)]
     top = xp.max(input, axis=dims, keepdims=True) if input.size else xp.zeros(kept, input.dtype)
     top = xp.where(xp.isfinite(top), top, 0.0)
-    total = xp.log(added(xp.sum, xp.exp(input - top), dims, True)) + top
+    total = xp.log(accurate_sum(xp.sum, xp.exp(input - top), dims, True)) + top
     return total if keepdim else xp.squeeze(total, dims)
 
 

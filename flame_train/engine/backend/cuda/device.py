@@ -124,7 +124,7 @@ class CudaBackend:
         target.set(np.asarray(host, order="C"), stream=self.stream)
 
     def mailbox(self) -> CudaMailbox:
-        return CudaMailbox(self)
+        return CudaMailbox(self.xp, self.stream)
 
     def synchronize(self) -> None:
         _refuse_in_capture("waits for nothing", "synchronize after the step")

@@ -7,14 +7,12 @@ the device has done what was queued on the main stream up to the release of the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from ...dtype import Array
-
-if TYPE_CHECKING:
-    from .device import CudaBackend
 
 HostArray = np.ndarray[Any, Any]
 _PLACES = 2
@@ -23,9 +21,10 @@ _PLACES = 2
 class CudaMailbox:
     """Sends from one thread, opens and releases in another."""
 
-    def __init__(self, backend: CudaBackend) -> None:
-        self._backend = backend
-        self._stream = backend.xp.cuda.Stream(non_blocking=True)
+    def __init__(self, cupy: ModuleType, main: Any) -> None:
+        """For work that is queued on the stream `main`."""
+        self._cupy, self._main = cupy, main
+        self._stream = cupy.cuda.Stream(non_blocking=True)
         self._places: dict[tuple[Any, ...], list[_Place]] = {}
 
     def send(self, arrays: Mapping[str, HostArray]) -> _Place:
@@ -33,7 +32,7 @@ class CudaMailbox:
         kind = tuple((name, a.shape, a.dtype) for name, a in sorted(arrays.items()))
         places = self._places.setdefault(kind, [])
         if len(places) < _PLACES:
-            places.append(_Place(self._backend, arrays))
+            places.append(_Place(self._cupy, self._main, arrays))
         else:
             places.append(places.pop(0))
         places[-1].fill(arrays, self._stream)
@@ -43,12 +42,12 @@ class CudaMailbox:
 class _Place:
     """Pinned memory, device memory, and the events that order their use. It is the parcel (`base.Parcel`) in it."""
 
-    def __init__(self, backend: CudaBackend, arrays: Mapping[str, HostArray]) -> None:
-        self._main, pinned = backend.stream, backend.xp.cuda.alloc_pinned_memory
+    def __init__(self, cupy: ModuleType, main: Any, arrays: Mapping[str, HostArray]) -> None:
+        self._main, pinned = main, cupy.cuda.alloc_pinned_memory
         self._host = {n: np.frombuffer(pinned(a.nbytes), a.dtype, a.size).reshape(a.shape) for n, a in arrays.items()}
-        self._device = {n: backend.empty(a.shape, a.dtype) for n, a in arrays.items()}
-        self._arrived = backend.xp.cuda.Event(disable_timing=True)
-        self._released = backend.xp.cuda.Event(disable_timing=True)
+        self._device = {n: cupy.empty(a.shape, a.dtype) for n, a in arrays.items()}
+        self._arrived = cupy.cuda.Event(disable_timing=True)
+        self._released = cupy.cuda.Event(disable_timing=True)
 
     def fill(self, arrays: Mapping[str, HostArray], stream: Any) -> None:
         """Copies the arrays in, once the last ones have been released and read."""

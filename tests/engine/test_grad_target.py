@@ -11,7 +11,7 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import Array
-from flame_train.engine.graph import Into, Plus
+from flame_train.engine.grad_target import GradTargets
 from flame_train.engine.mode import Mode, mode
 from flame_train.engine.op import REGISTRY, Op, primitive
 
@@ -37,15 +37,15 @@ def doubled() -> Iterator[tuple[Op, list[str]]]:
         return 2.0 * input
 
     @planted_double.vjp("input")
-    def _(xp: Any, g: Array, plus: Plus) -> Array:
-        held = plus.get("input")
-        calls.append("alone" if held is None else "in place" if held.owned else "sum")
-        if held is None:
+    def _(xp: Any, g: Array, targets: GradTargets) -> Array:
+        target = targets["input"]
+        calls.append("alone" if target.addend is None else "in place" if target.overwrites else "sum")
+        if target.addend is None:
             return 2.0 * g
-        if not held.owned:
-            return held.array + 2.0 * g
-        held.array[...] += 2.0 * g
-        return held.array
+        if not target.overwrites:
+            return target.addend + 2.0 * g
+        target.addend[...] += 2.0 * g
+        return target.addend
 
     yield planted_double, calls
     del REGISTRY["planted_double"]
@@ -117,9 +117,9 @@ def tripled() -> Iterator[tuple[Op, list[Array | None]]]:
         """3 * input"""
         return 3.0 * input
 
-    @planted_triple.vjp("input")
-    def _(xp: Any, g: Array, obliging: bool, into: Into) -> Array:
-        place = into.get("input")
+    @planted_triple.vjp("input", accumulates=False)
+    def _(xp: Any, g: Array, obliging: bool, targets: GradTargets) -> Array:
+        place = targets["input"].buffer
         places.append(place)
         if place is None or not obliging:
             return 3.0 * g
@@ -140,9 +140,9 @@ def added() -> Iterator[tuple[Op, list[dict[int, Array]]]]:
         """The sum of the tensors"""
         return sum(tensors[1:], tensors[0])
 
-    @planted_sum.vjp("tensors")
-    def _(xp: Any, g: Array, tensors_shape: list[Any], obliging: bool, into: Into) -> list[Array]:
-        rooms = into.get("tensors", {})
+    @planted_sum.vjp("tensors", accumulates=False)
+    def _(xp: Any, g: Array, tensors_shape: list[Any], obliging: bool, targets: GradTargets) -> list[Array]:
+        rooms = {i: t.buffer for i, t in targets["tensors"].items() if t.buffer is not None}
         places.append(rooms)
         for place in rooms.values():
             place[...] = g if obliging else np.nan

@@ -39,7 +39,7 @@ def run(make, wrapped: bool = False) -> tuple[list[bytes], dict[str, int]]:
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "in a checkpoint"])
 def test_gradients_are_the_same_bits(wrapped: bool) -> None:
-    assert run(flame.rebuild, wrapped)[0] == run(plain, wrapped)[0]
+    assert run(flame.rematerialize, wrapped)[0] == run(plain, wrapped)[0]
 
 
 def test_what_is_made_again_is_not_kept() -> None:
@@ -47,7 +47,7 @@ def test_what_is_made_again_is_not_kept() -> None:
     size = 8 * 16 * 4
     y = x * 2.0
     assert sum(saved_by_op(F.linear(F.silu(y), w)).values()) == 2 * size  # silu's input and its result
-    assert sum(saved_by_op(F.linear(flame.rebuild(F.silu, y), w)).values()) == size
+    assert sum(saved_by_op(F.linear(flame.rematerialize(F.silu, y), w)).values()) == size
 
 
 def test_only_the_ops_that_want_it_make_it_and_each_once() -> None:
@@ -58,7 +58,7 @@ def test_only_the_ops_that_want_it_make_it_and_each_once() -> None:
         calls += 1
         return F.silu(x)
 
-    h = flame.rebuild(counted, leaf(3, 4))
+    h = flame.rematerialize(counted, leaf(3, 4))
     (F.linear(h, leaf(2, 4)).sum() + h.sum() + (h * flame.tensor(2.0)).sum()).backward()
     assert calls == 2  # at first, and for the weight of the linear layer
 
@@ -75,7 +75,7 @@ def test_what_is_made_of_it_is_made_from_the_beginning() -> None:
         out.square().sum().backward()
         return [x.grad.numpy().tobytes(), w.grad.numpy().tobytes()], kept
 
-    assert chain(flame.rebuild) == (chain(plain)[0], size)  # what the first linear layer is given
+    assert chain(flame.rematerialize) == (chain(plain)[0], size)  # what the first linear layer is given
     assert chain(plain)[1] == 2 * size  # silu's input and its result
 
 
@@ -89,7 +89,7 @@ def test_what_is_kept_anyway_is_not_made_again(fn) -> None:
         calls += 1
         return fn(x)
 
-    h = flame.rebuild(counted, leaf(3, 4) * 2.0)
+    h = flame.rematerialize(counted, leaf(3, 4) * 2.0)
     out = F.linear(h, leaf(2, h.shape[-1]))
     assert sum(saved_by_op(out).values()) == h.data.nbytes
     out.sum().backward()
@@ -103,8 +103,8 @@ def test_only_what_is_not_kept_anyway_is_made_again() -> None:
     def counted(fn):
         return lambda x: calls.append(fn) or fn(x)
 
-    kept = flame.rebuild(counted(F.tanh), leaf(3, 4) * 2.0)
-    h = flame.rebuild(counted(F.silu), kept)
+    kept = flame.rematerialize(counted(F.tanh), leaf(3, 4) * 2.0)
+    h = flame.rematerialize(counted(F.silu), kept)
     out = F.linear(h, leaf(2, 4))
     assert sum(saved_by_op(out).values()) == kept.data.nbytes
     out.sum().backward()
@@ -120,13 +120,13 @@ def test_a_checkpoint_makes_it_once_more_and_no_third_time() -> None:
         return F.silu(x)
 
     w = leaf(2, 4)
-    flame.checkpoint(lambda x: F.linear(flame.rebuild(counted, x), w), leaf(3, 4)).sum().backward()
+    flame.checkpoint(lambda x: F.linear(flame.rematerialize(counted, x), w), leaf(3, 4)).sum().backward()
     assert calls == 2
 
 
 def test_without_gradients_nothing_is_noted() -> None:
     with flame.no_grad():
-        assert flame.rebuild(F.silu, leaf(3))._recipe is None
+        assert flame.rematerialize(F.silu, leaf(3))._remat is None
 
 
 def test_gradients_of_a_lora_over_it() -> None:
@@ -136,10 +136,10 @@ def test_gradients_of_a_lora_over_it() -> None:
         F.lora_linear(make(F.layer_norm, x, (8,)), frozen, None, down, up, 0.5).square().sum().backward()
         return [t.grad.numpy().tobytes() for t in (x, down, up)]
 
-    assert gradients(flame.rebuild) == gradients(plain)
+    assert gradients(flame.rematerialize) == gradients(plain)
 
 
 def test_small_results_are_kept() -> None:
     size = 3 * 4 * 4
-    assert flame.rebuild(F.silu, leaf(3, 4) * 2.0, least=size + 1)._recipe is None
-    assert flame.rebuild(F.silu, leaf(3, 4) * 2.0, least=size)._recipe is not None
+    assert flame.rematerialize(F.silu, leaf(3, 4) * 2.0, min_bytes=size + 1)._remat is None
+    assert flame.rematerialize(F.silu, leaf(3, 4) * 2.0, min_bytes=size)._remat is not None
