@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from ...mode import capturing
 from .graph import Graph
-from .kernels import Kernels
+from .launcher import Kernels
 
 
 class CapturingDevice(Protocol):
