@@ -40,7 +40,7 @@ def page() -> str:
     measured = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
     by_module: dict[str, list[Op]] = defaultdict(list)
     for op in (REGISTRY[name] for name in functional.__all__):
-        by_module[op.fn.__module__.rpartition(".")[2]].append(op)
+        by_module[op.fn.__module__.removeprefix("flame_train.engine.ops.").replace(".", "/")].append(op)
     parts = [HEAD, f"{len(functional.__all__)} ops.\n"]
     for module in sorted(by_module):
         title = (inspect.getmodule(by_module[module][0].fn).__doc__ or "").strip().splitlines()[0]

@@ -11,12 +11,13 @@ from __future__ import annotations
 import warnings
 
 from . import functional, nn, optim
-from .backprop import backward, grad
+from .autograd import grad
+from .backprop import backward
 from .capture import capture
 from .checkpoint import checkpoint
 from .dispatch import explain
 from .mode import enable_grad, no_grad
-from .rebuild import rebuild
+from .rematerialize import rematerialize
 from .report import memory_report
 from .tensor import Frozen, Parameter, Tensor, tensor
 
@@ -35,7 +36,7 @@ __all__ = [
     "nn",
     "no_grad",
     "optim",
-    "rebuild",
+    "rematerialize",
     "tensor",
 ]
 

@@ -3,275 +3,275 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import ShapeError, Unsupported, kind_of
+from ..errors import ShapeError, kind_of
 from .backend import same_place
-from .dtype import Array, as_array
-from .graph import Edge, Held, Node, unbroadcast
-from .hooks import through
+from .dtype import Array
+from .grad_paths import GradPaths, Listeners
+from .grad_target import FRESH, GradAccumulator, GradTarget, ViewBuffers
+from .graph import CheckpointNode, Edge, GraphTensor, Node
 from .mode import mode
-from .reach import Reach, Targets
+from .run_vjp import along_edge, by_argument, call, check_saved, dense_grads
+from .sums import unbroadcast
+from .versions import SEQUENCE
 
-if TYPE_CHECKING:
-    from .tensor import Tensor
+Root = tuple[GraphTensor, Array]
+"""An output and the gradient that the pass starts from."""
 
 
-class Sink(Protocol):
+class LeafSink(Protocol):
     """Where the gradients of leaves go.
 
-    A formula may add its contribution itself, in the same kernel that computes it: then `held` gives it what is there
-    and `put` takes the total. Otherwise `add` takes the contribution alone.
+    A formula may add its contribution itself, in the same kernel that computes it: then `target` gives it what has
+    arrived and `set` takes the total. Otherwise `add` takes the contribution alone.
     """
 
-    def add(self, leaf: Tensor, g: Array) -> None:
+    def add(self, leaf: GraphTensor, g: Array) -> None:
         """Adds one contribution."""
 
-    def held(self, leaf: Tensor) -> Held | None:
+    def target(self, leaf: GraphTensor) -> GradTarget | None:
         """What a formula may add the next contribution to; None if it must hand that to `add`."""
 
-    def put(self, leaf: Tensor, total: Array) -> None:
-        """Takes the sum of what was held and a further contribution."""
+    def set(self, leaf: GraphTensor, total: Array) -> None:
+        """Takes the sum of what had arrived and a further contribution."""
 
 
-class _Sums:
-    """The gradients that have arrived at a node, one slot an output.
+class BackwardPass:
+    """One pass backward over a graph. It is also the `LeafSink` of the passes inside the checkpoints that it meets.
 
-    The first to arrive is borrowed, since others may refer to it. The sum with the second is `owned`, and later ones
-    are added in place.
-    """
+    A pass inside a checkpoint has a `parent`, and hands every contribution to a leaf on as it comes. The outermost pass
+    alone knows the whole gradient: it adds the contributions up, in the order of a run without checkpoints, and calls
+    the hooks. Contributions to nodes older than `min_seq`, the first number of the recomputed graph, are handed on too:
+    they belong to tensors that the function used without taking them as arguments.
 
-    __slots__ = ("owned", "values")
-
-    def __init__(self, count: int) -> None:
-        self.values: list[Array | None] = [None] * count
-        self.owned = [False] * count
-
-    def add(self, index: int, g: Array) -> None:
-        held = self.values[index]
-        if held is None:
-            self.values[index] = g
-        elif self.owned[index]:
-            held += g
-        else:
-            self.put(index, as_array(held + g))
-
-    def held(self, index: int) -> Held | None:
-        value = self.values[index]
-        return None if value is None else Held(value, self.owned[index])
-
-    def put(self, index: int, total: Array) -> None:
-        self.values[index] = total
-        self.owned[index] = True
-
-
-class _Room:
-    """Memory for the gradient of a tensor that views were taken of. Each view's part is lent once.
-
-    The whole may itself be `borrowed`: where that tensor is a view of another, it is a part of the other's room.
-    """
-
-    __slots__ = ("borrowed", "lent", "parts", "whole")
-
-    def __init__(self, whole: Array, parts: list[Array], borrowed: bool) -> None:
-        self.whole, self.parts, self.borrowed = whole, parts, borrowed
-        self.lent: set[int] = set()
-
-
-class Pass:
-    """One pass backward over a graph. It is also the `Sink` of the passes inside the checkpoints that it meets.
-
-    A pass inside a checkpoint has the pass `around` it, and hands every contribution to a leaf on as it comes. The
-    outermost pass alone knows the whole gradient: it adds the contributions up, in the order of a run without
-    checkpoints, and calls the hooks. Contributions to nodes older than `since`, the first number of the recomputed
-    graph, are handed on too: they belong to tensors that the function used without taking them as arguments.
-
-    `targets` receives the gradients of tensors that are no leaves. `reach` restricts the pass to what leads to them or
+    `listeners` receive the gradients of tensors that are no leaves. `paths` restricts the pass to what leads to them or
     to the leaves that were asked for; without it all leaves get theirs.
     """
 
     def __init__(
-        self, sink: Sink, *, around: Pass | None = None, since: int = 0, targets: Targets | None = None,
-        reach: Reach | None = None,
-    ) -> None:  # fmt: skip
-        self._sink, self._around, self._since = sink, around, since
-        self._targets, self._reach = targets, reach
-        self._pending: dict[Node, _Sums] = {}
+        self,
+        sink: LeafSink,
+        *,
+        parent: BackwardPass | None = None,
+        min_seq: int = 0,
+        listeners: Listeners | None = None,
+        paths: GradPaths | None = None,
+    ) -> None:
+        self._sink, self._parent, self._min_seq = sink, parent, min_seq
+        self._listeners, self._paths = listeners or {}, paths
+        self._pending: dict[Node, GradAccumulator] = {}
         self._heap: list[tuple[int, Node]] = []
-        self._leaves: dict[int, tuple[Tensor, _Sums]] = {}
-        self._rooms: dict[Node, _Room] = {}
+        self._leaves: dict[int, tuple[GraphTensor, GradAccumulator]] = {}
+        self._views = ViewBuffers()
 
     @np.errstate(all="ignore")
-    def run(self, roots: Sequence[tuple[Tensor, Array]], *, retain_graph: bool = False) -> None:
+    def run(self, roots: Sequence[Root], *, retain_graph: bool = False) -> None:
         """Carries gradients from `roots` to the leaves; each leaf's is handed to the sink once.
 
         Frees what nodes saved unless `retain_graph`. Raises `RuntimeError` where that is freed or overwritten.
         """
         for t, g in roots:
-            self.send(Edge.to(t), g)
+            self.send(Edge(t), g)
         while self._heap:
             node = heapq.heappop(self._heap)[1]
-            grads = _through_hooks(node, self._pending.pop(node).values, self._targets)
-            if self._reach is not None and not self._reach.through(node):
+            grads = self._complete(node)
+            if self._paths is not None and not self._paths.through(node):
                 continue
-            sent, sums = _observe(node, grads, self.held_at, self)
+            sent, totals = self._observed(node, grads)
             for i, (edge, g) in enumerate(zip(node.edges, sent, strict=True)):
                 if g is not None:
                     whole = unbroadcast(node.backend.xp, g, edge.shape, edge.dtype)
-                    (self.put_at if i in sums else self.send)(edge, whole)
+                    (self.set_at if i in totals else self.send)(edge, whole)
             if not retain_graph:
-                node.forget()
+                node.release_saved()
             del grads, sent
-        if self._around is None:
+        if self._parent is None:
             for t, _ in roots:
                 t.backend.join()
-        for leaf, held in self._leaves.values():
-            g = held.values[0]
-            self._sink.add(leaf, through(leaf._hooks, g) if leaf._hooks else g)
+        for leaf, accumulator in self._leaves.values():
+            g = accumulator.values[0]
+            self._sink.add(leaf, leaf._hooks.run(g) if leaf._hooks else g)
 
-    def needs(self, node: Node) -> frozenset[str]:
-        """The arguments of `node` whose gradients somebody needs."""
-        return frozenset([e.arg for e in node.edges if self._reach is None or self._reach.along(e)])
+    def _complete(self, node: Node) -> list[Array | None]:
+        """A node's complete gradients as its tensors' hooks leave them, which the listeners are then told."""
+        grads = self._pending.pop(node).values
+        for index, hooks in node.hooks.items():
+            if hooks and grads[index] is not None:
+                grads[index] = hooks.run(grads[index])
+        if self._listeners:
+            for index, g in enumerate(grads):
+                if g is not None and (id(node), index) in self._listeners:
+                    self._listeners[id(node), index](g)
+        return grads
+
+    # ---- running a node ----------------------------------------------------------------------------
+
+    def _observed(self, node: Node, grads: list[Array | None]) -> tuple[list[Array | None], frozenset[int]]:
+        """`_run`, with the mode's hooks called before and after."""
+        hooks = mode().hooks
+        for h in hooks:
+            h.before(node.name, "backward", [g for g in grads if g is not None])
+        sent, totals = self._run(node, grads)
+        for h in hooks:
+            h.after(node.name, "backward", [g for g in sent if g is not None])
+        return sent, totals
+
+    def _run(self, node: Node, grads: list[Array | None]) -> tuple[list[Array | None], frozenset[int]]:
+        """The gradients along the node's edges, and the indices of edges where that is a total.
+
+        A total includes what had arrived already. A checkpoint sends its gradients itself and has None for each edge.
+        """
+        check_saved(node)
+        if isinstance(node, CheckpointNode):
+            self._rerun(node, grads)
+            return [None] * len(node.edges), frozenset()
+        g: Any = dense_grads(node, grads) if node.multiple else grads[0]
+        needs = frozenset([e.arg for e in node.edges if self._paths is None or self._paths.along(e)])
+        by_edge = self._targets(node, grads, needs)
+        targets = by_argument(node, by_edge)
+        results: dict[str, Any] = {}
+        for formula in node.formulas:
+            if needs.isdisjoint(formula.args):
+                continue
+            found = call(node, formula, g, {"needs": needs, "targets": targets})
+            results.update(zip(formula.args, found if len(formula.args) > 1 else (found,), strict=True))
+        sent = [along_edge(results.get(e.arg), e.item) for e in node.edges]
+        for i, target in by_edge.items():
+            lent = target.addend is None and target.buffer is not None and node.split_views is None
+            if lent and not same_place(sent[i], target.buffer):
+                self._views.release(node.edges[i])
+        return sent, frozenset([i for i, target in by_edge.items() if target.addend is not None])
+
+    def _targets(self, node: Node, grads: list[Array | None], needs: frozenset[str]) -> dict[int, GradTarget]:
+        """The targets of the formulas that take them, by the index of the edge."""
+        whole = None if node.split_views is None else self._views.pop_whole(node, grads)
+        taking = {a for f in node.formulas if "targets" in f.takes for a in f.args if a in needs}
+        if not taking:
+            return {}
+        found = self._arrived(node, {a for f in node.formulas if f.accumulates for a in f.args if a in taking})
+        for i, e in enumerate(node.edges):
+            if e.arg in taking and i not in found:
+                buffer = self._views.acquire(e, self._is_free) if node.split_views is None else whole
+                found[i] = FRESH if buffer is None else GradTarget(buffer=buffer)
+        return found
+
+    def _arrived(self, node: Node, args: set[str]) -> dict[int, GradTarget]:
+        """The targets along the edges of `args` where gradients have arrived: at all items of a list, or at none.
+
+        Empty if two edges lead to the same place.
+        """
+        if not args or len({(id(e.node or e.leaf), e.index) for e in node.edges}) < len(node.edges):
+            return {}
+        found = {i: self.target_at(e) for i, e in enumerate(node.edges) if e.arg in args}
+        missing = {node.edges[i].arg for i, target in found.items() if target is None}
+        return {i: target for i, target in found.items() if target is not None and node.edges[i].arg not in missing}
+
+    def _rerun(self, node: CheckpointNode, grads: list[Array | None]) -> None:
+        """Runs a checkpointed function again, and a pass over its graph.
+
+        That yields a contribution for each use of an argument inside. Each is sent on as it comes rather than summed
+        first, so that all sums are taken in the order they would have without checkpointing, and are equal to the last
+        bit.
+        """
+        assert node.saved is not None
+        min_seq = next(SEQUENCE)
+        outputs, leaves = node.rerun(node.saved["args"])
+        edges = {id(leaf): edge for leaf, edge in zip(leaves, node.edges, strict=True)}
+        roots = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
+        BackwardPass(_ForwardToParent(edges, self), parent=self, min_seq=min_seq).run(roots)
 
     # ---- along edges -------------------------------------------------------------------------------
 
     def send(self, edge: Edge, g: Array) -> None:
         """One more contribution along an edge."""
-        if self._reach is not None and not self._reach.along(edge):
+        if self._paths is not None and not self._paths.along(edge):
             return
         outside = self._outside(edge)
         if outside is not None:
             outside.send(edge, g)
         elif edge.node is not None:
-            sums = self._pending.get(edge.node)
-            if sums is None:
-                sums = self._pending[edge.node] = _Sums(len(edge.node.outputs))
+            pending = self._pending.get(edge.node)
+            if pending is None:
+                pending = self._pending[edge.node] = GradAccumulator(len(edge.node.outputs))
                 heapq.heappush(self._heap, (-edge.node.seq, edge.node))
-            sums.add(edge.index, g)
+            pending.add(edge.index, g)
         elif edge.leaf is not None:
             self.add(edge.leaf, g)
 
-    def _outside(self, edge: Edge) -> Pass | None:
-        """The pass around this one if an edge leads out of the recomputed graph, else None."""
-        return self._around if edge.node is not None and edge.node.seq < self._since else None
+    def _outside(self, edge: Edge) -> BackwardPass | None:
+        """The parent if an edge leads out of the recomputed graph, else None."""
+        return self._parent if edge.node is not None and edge.node.seq < self._min_seq else None
 
-    def held_at(self, edge: Edge) -> Held | None:
+    def _is_free(self, edge: Edge) -> bool:
+        """Whether an edge ends inside this pass and nothing has arrived there."""
+        return self._outside(edge) is None and self.target_at(edge) is None
+
+    def target_at(self, edge: Edge) -> GradTarget | None:
         """What has arrived at an edge's end and may be added to; None if nothing."""
         outside = self._outside(edge)
         if outside is not None:
-            return outside.held_at(edge)
+            return outside.target_at(edge)
         if edge.node is not None:
-            found = self._pending.get(edge.node)
-            return found.held(edge.index) if found else None
-        return self.held(edge.leaf) if edge.leaf is not None else None
+            pending = self._pending.get(edge.node)
+            return pending.target(edge.index) if pending else None
+        return self.target(edge.leaf) if edge.leaf is not None else None
 
-    def put_at(self, edge: Edge, total: Array) -> None:
+    def set_at(self, edge: Edge, total: Array) -> None:
         """Replaces what had arrived at an edge's end by its sum with a further contribution."""
         outside = self._outside(edge)
         if outside is not None:
-            outside.put_at(edge, total)
+            outside.set_at(edge, total)
         elif edge.node is not None:
-            self._pending[edge.node].put(edge.index, total)
+            self._pending[edge.node].set(edge.index, total)
         elif edge.leaf is not None:
-            self.put(edge.leaf, total)
-
-    # ---- memory for the gradients of views ---------------------------------------------------------
-
-    def lend(self, edge: Edge) -> Array | None:
-        """Memory for the gradient along an edge: its part of the gradient of what the edge's end took views of.
-
-        None if the edge leads to no such node, or something has arrived there or been lent already.
-        """
-        node = edge.node
-        if node is None or node.parts is None or self._outside(edge) or self.held_at(edge) is not None:
-            return None
-        if node not in self._rooms:
-            whole = self.lend(node.edges[0])
-            borrowed = whole is not None
-            if whole is None and len(node.outputs) > 1:
-                whole = node.backend.empty(node.edges[0].shape, edge.dtype)
-            if whole is None:
-                return None
-            self._rooms[node] = _Room(whole, node.parts(whole), borrowed)
-        room = self._rooms[node]
-        if edge.index in room.lent:
-            return None
-        room.lent.add(edge.index)
-        part = room.parts[edge.index]
-        if not node.backend.xp.may_share_memory(part, room.whole):  # a reshape that had to copy
-            self.take_back(edge)
-            return None
-        return part
-
-    def take_back(self, edge: Edge) -> None:
-        """Notes that the memory lent for the gradient along an edge was not used."""
-        assert edge.node is not None
-        room = self._rooms[edge.node]
-        room.lent.remove(edge.index)
-        if not room.lent:
-            del self._rooms[edge.node]
-            if room.borrowed:
-                self.take_back(edge.node.edges[0])
-
-    def room(self, node: Node, grads: Sequence[Array | None]) -> Array | None:
-        """The whole memory whose parts were lent for `grads`, if each of these lies in its part; else None."""
-        room = self._rooms.pop(node, None)
-        if room is None or not all(same_place(grads[i], room.parts[i]) for i in room.lent):
-            return None
-        return room.whole
+            self.set(edge.leaf, total)
 
     # ---- to leaves ---------------------------------------------------------------------------------
 
-    def add(self, leaf: Tensor, g: Array) -> None:
-        if self._around is not None:
+    def add(self, leaf: GraphTensor, g: Array) -> None:
+        if self._parent is not None:
             self._sink.add(leaf, g)
-        elif self._reach is None or self._reach.to(leaf):
-            self._leaves.setdefault(id(leaf), (leaf, _Sums(1)))[1].add(0, g)
+        elif self._paths is None or self._paths.to(leaf):
+            self._leaves.setdefault(id(leaf), (leaf, GradAccumulator(1)))[1].add(0, g)
 
-    def held(self, leaf: Tensor) -> Held | None:
+    def target(self, leaf: GraphTensor) -> GradTarget | None:
         if id(leaf) in self._leaves:
-            return self._leaves[id(leaf)][1].held(0)
-        return None if leaf._hooks else self._sink.held(leaf)
+            return self._leaves[id(leaf)][1].target(0)
+        return None if leaf._hooks else self._sink.target(leaf)
 
-    def put(self, leaf: Tensor, total: Array) -> None:
+    def set(self, leaf: GraphTensor, total: Array) -> None:
         if id(leaf) in self._leaves:
-            self._leaves[id(leaf)][1].put(0, total)
+            self._leaves[id(leaf)][1].set(0, total)
         else:
-            self._sink.put(leaf, total)
+            self._sink.set(leaf, total)
 
 
-def _observe(
-    node: Node, grads: list[Array | None], held: Callable[[Edge], Held | None], around: Pass
-) -> tuple[list[Array | None], frozenset[int]]:
-    """`node.apply`, with the mode's hooks called before and after."""
-    hooks = mode().hooks
-    for h in hooks:
-        h.before(node.name, "backward", [g for g in grads if g is not None])
-    result, sums = node.apply(grads, held, around)
-    for h in hooks:
-        h.after(node.name, "backward", [g for g in result if g is not None])
-    return result, sums
+class _ForwardToParent:
+    """The sink of a recomputed function: contributions to its arguments go along `edges`, others to their leaves."""
 
+    def __init__(self, edges: dict[int, Edge], parent: BackwardPass) -> None:
+        self._edges, self._parent = edges, parent
 
-def _through_hooks(node: Node, grads: list[Array | None], targets: Targets | None) -> list[Array | None]:
-    """A node's complete gradients as its tensors' hooks leave them, which `targets` are then told."""
-    for index, hooks in node.hooks.items():
-        if hooks and grads[index] is not None:
-            grads[index] = through(hooks, grads[index])
-    if targets:
-        for index, g in enumerate(grads):
-            if g is not None and (id(node), index) in targets:
-                targets[id(node), index](g)
-    return grads
+    def add(self, leaf: GraphTensor, g: Array) -> None:
+        edge = self._edges.get(id(leaf))
+        self._parent.add(leaf, g) if edge is None else self._parent.send(edge, g)
+
+    def target(self, leaf: GraphTensor) -> GradTarget | None:
+        edge = self._edges.get(id(leaf))
+        return self._parent.target(leaf) if edge is None else self._parent.target_at(edge)
+
+    def set(self, leaf: GraphTensor, total: Array) -> None:
+        edge = self._edges.get(id(leaf))
+        self._parent.set(leaf, total) if edge is None else self._parent.set_at(edge, total)
 
 
 def backward(
-    outputs: Sequence[Tensor],
-    grad_outputs: Sequence[Tensor | None] | None = None,
+    outputs: Sequence[GraphTensor],
+    grad_outputs: Sequence[GraphTensor | None] | None = None,
     *,
     retain_graph: bool = False,
 ) -> None:
@@ -283,87 +283,35 @@ def backward(
     graph that is freed or whose tensors were written in place; `TypeError`, `ValueError` or `ShapeError` for arguments
     of another kind, number or shape.
     """
-    Pass(_Accumulating()).run(_roots(outputs, grad_outputs), retain_graph=retain_graph)
+    BackwardPass(_AccumulateGrad()).run(roots_of(outputs, grad_outputs), retain_graph=retain_graph)
 
 
-class _Accumulating:
+class _AccumulateGrad:
     """Adds to the leaves' `.grad`, but for those that were frozen since they were used."""
 
     def __init__(self) -> None:
-        self._told: set[int] = set()
+        self._seen: set[int] = set()
 
-    def add(self, leaf: Tensor, g: Array) -> None:
+    def add(self, leaf: GraphTensor, g: Array) -> None:
         if leaf.requires_grad:
             leaf._accumulate(g)
 
-    def held(self, leaf: Tensor) -> Held | None:
+    def target(self, leaf: GraphTensor) -> GradTarget | None:
         if leaf.grad is None or not leaf.requires_grad:
             return None
-        if id(leaf) in self._told:  # a second contribution is added to the first, which must be there
+        if id(leaf) in self._seen:  # a second contribution is added to the first, which must be there
             leaf.backend.join()
-        self._told.add(id(leaf))
-        as_it_comes = leaf.grad.dtype == leaf.dtype  # else what is sent is read, to be converted
-        return Held(leaf.grad.data, owned=True, final=as_it_comes and not mode().hooks)
+        self._seen.add(id(leaf))
+        same_dtype = leaf.grad.dtype == leaf.dtype  # else what is sent is read, to be converted
+        return GradTarget(leaf.grad.data, leaf.grad.data, deferrable=same_dtype and not mode().hooks)
 
-    def put(self, leaf: Tensor, total: Array) -> None:
+    def set(self, leaf: GraphTensor, total: Array) -> None:
         assert leaf.grad is not None
         if total is not leaf.grad.data:
             leaf.grad.data[...] = total
 
 
-class _Collecting:
-    """Keeps the gradients of leaves, each by the tensor's id."""
-
-    def __init__(self, found: dict[int, Array]) -> None:
-        self._found = found
-
-    def add(self, leaf: Tensor, g: Array) -> None:
-        self._found[id(leaf)] = g
-
-    def held(self, leaf: Tensor) -> Held | None:
-        return None
-
-    def put(self, leaf: Tensor, total: Array) -> None:
-        raise AssertionError("nothing is held here")
-
-
-def grad(
-    outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor],
-    grad_outputs: Tensor | Sequence[Tensor | None] | None = None, *, retain_graph: bool = False,
-    create_graph: bool = False, allow_unused: bool = False,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """The gradients of the sum of `outputs` with respect to `inputs`; no `.grad` is touched.
-
-    As torch.autograd.grad; an unused input gives None with `allow_unused`, else RuntimeError. Raises `Unsupported` for
-    `create_graph`, since the engine is first order only, and what `backward` raises.
-    """
-    from .tensor import Tensor
-
-    if create_graph:
-        raise Unsupported("grad: create_graph=True asks for second-order gradients; the engine is first order only")
-    outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-    ins = [_expected(t)._leaf for t in ([inputs] if isinstance(inputs, Tensor) else inputs)]
-    given = [grad_outputs] if isinstance(grad_outputs, Tensor) else grad_outputs
-    found: dict[int, Array] = {}
-    targets: Targets = {(id(t._node), t._index): partial(found.__setitem__, id(t)) for t in ins if t._node is not None}
-    oldest = min([t._node.seq for t in ins if t._node is not None], default=0)
-    reach = Reach(targets, oldest, frozenset([id(t) for t in ins if t._node is None]))
-    Pass(_Collecting(found), targets=targets, reach=reach).run(_roots(outs, given), retain_graph=retain_graph)
-    missing = [i for i, t in enumerate(ins) if id(t) not in found]
-    if missing and not allow_unused:
-        raise RuntimeError(
-            f"grad: input {missing[0]} was not used to compute the outputs; allow_unused=True gives None"
-        )
-    return tuple(Tensor(found[id(t)]) if id(t) in found else None for t in ins)
-
-
-def _expected(t: Tensor) -> Tensor:
-    if not hasattr(t, "_leaf"):
-        raise TypeError(f"grad: expected Tensors as inputs, got {kind_of(t)}")
-    return t
-
-
-def _roots(outputs: Sequence[Tensor], grad_outputs: Sequence[Tensor | None] | None) -> list[tuple[Tensor, Array]]:
+def roots_of(outputs: Sequence[GraphTensor], grad_outputs: Sequence[GraphTensor | None] | None) -> list[Root]:
     """Each output with the gradient that backward starts from, checked and in the output's dtype."""
     if grad_outputs is not None and len(grad_outputs) != len(outputs):
         raise ValueError(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .backprop import grad
+from .autograd import grad
 from .dtype import DType, float64, is_float
 from .op import REGISTRY, Op, Sample
 from .sample import materialise, tensor_arguments

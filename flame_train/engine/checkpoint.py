@@ -6,90 +6,46 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..errors import kind_of
-from .backprop import Pass
-from .dtype import Array, is_float
-from .graph import Edge, Held, Node
+from .dtype import is_float
+from .graph import CheckpointNode, Edge
 from .mode import mode, no_grad, recomputing
 from .tensor import Tensor
-from .writes import SEQUENCE
 
 Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, ...])
 
 
-class _Away:
+class _OffloadedActivation:
     """An activation kept in host memory until backward needs it."""
 
-    __slots__ = ("_back",)
+    __slots__ = ("_reload",)
 
     def __init__(self, t: Tensor) -> None:
-        self._back = t.backend.park(t.data)
+        self._reload = t.backend.park(t.data)
 
-    def back(self) -> Tensor:
+    def reload(self) -> Tensor:
         """The same values back on their device, as a leaf."""
-        return Tensor(self._back(), requires_grad=True)
+        return Tensor(self._reload(), requires_grad=True)
 
 
-class _Recompute(Node):
-    """A whole function as one node of the graph.
+class _Rerun:
+    """Runs a function a second time, recording a graph that ends at its arguments."""
 
-    Its backward pass runs the function again, and yields a contribution for each use of an argument inside. Each is
-    sent on as it comes rather than summed here, so that all sums are taken in the order they would have without
-    checkpointing, and are equal to the last bit.
-    """
+    __slots__ = ("_fn",)
 
-    __slots__ = ("args", "fn")
-    hides = True
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._fn = fn
 
-    def __init__(self, fn: Callable[..., Any], args: list[Any], edges: list[Edge], outs: tuple[Tensor, ...]) -> None:
-        super().__init__(None, (), {}, edges, [(o.shape, o.dtype) for o in outs], outs[0].backend)
-        self.fn, self.args = fn, args
-
-    @property
-    def kept(self) -> list[Any]:
-        return [a.data for a in self.args if isinstance(a, Tensor)]
-
-    def forget(self) -> None:
-        super().forget()
-        self.args = []
-
-    def apply(
-        self, grads: list[Array | None], held: Callable[[Edge], Held | None], around: Pass
-    ) -> tuple[list[Array | None], frozenset[int]]:
-        self._check_kept()
-        since = next(SEQUENCE)
-        fresh = [_fresh(a) for a in self.args]
+    def __call__(self, args: list[Any]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        fresh = [_fresh(a) for a in args]
         with recomputing():
-            outs = _tuple(self.fn(*fresh))
-        leaves = [t for t in fresh if isinstance(t, Tensor) and t.requires_grad]
-        ways = {id(t): edge for t, edge in zip(leaves, self.edges, strict=True)}
-        roots = [(o, g) for o, g in zip(outs, grads, strict=True) if g is not None and o.requires_grad]
-        Pass(_Onward(ways, around), around=around, since=since).run(roots)
-        return [None] * len(self.edges), frozenset()
-
-
-class _Onward:
-    """The sink of a recomputed function: contributions to its arguments go along `ways`, others to their leaves."""
-
-    def __init__(self, ways: dict[int, Edge], around: Pass) -> None:
-        self._ways, self._around = ways, around
-
-    def add(self, leaf: Tensor, g: Array) -> None:
-        edge = self._ways.get(id(leaf))
-        self._around.add(leaf, g) if edge is None else self._around.send(edge, g)
-
-    def held(self, leaf: Tensor) -> Held | None:
-        edge = self._ways.get(id(leaf))
-        return self._around.held(leaf) if edge is None else self._around.held_at(edge)
-
-    def put(self, leaf: Tensor, total: Array) -> None:
-        edge = self._ways.get(id(leaf))
-        self._around.put(leaf, total) if edge is None else self._around.put_at(edge, total)
+            outputs = _tuple(self._fn(*fresh))
+        return outputs, [t for t in fresh if isinstance(t, Tensor) and t.requires_grad]
 
 
 def _fresh(value: Any) -> Any:
     """An argument for the second run: a tensor that requires grad becomes a leaf, where the recomputed graph ends."""
-    if isinstance(value, _Away):
-        return value.back()
+    if isinstance(value, _OffloadedActivation):
+        return value.reload()
     if isinstance(value, Tensor) and value.requires_grad:
         return Tensor(value.data, requires_grad=True)
     return value
@@ -121,7 +77,7 @@ def checkpoint(fn: Callable[..., Outputs], *args: Any, offload: bool = False) ->
     """
     if not mode().grad:
         return fn(*args)
-    edges = [Edge.to(a) for a in args if isinstance(a, Tensor) and a.requires_grad]
+    edges = [Edge(a) for a in args if isinstance(a, Tensor) and a.requires_grad]
     if edges:
         with no_grad():
             made = fn(*args)
@@ -130,7 +86,8 @@ def checkpoint(fn: Callable[..., Outputs], *args: Any, offload: bool = False) ->
     outs = _tuple(made)
     if not any(is_float(o.dtype) for o in outs) or not (edges or any(o.requires_grad for o in outs)):
         return made
-    held = [_Away(a) if offload and isinstance(a, Tensor) and not a.is_leaf else a for a in args]
-    node = _Recompute(fn, held, edges, outs)
+    kept = [_OffloadedActivation(a) if offload and isinstance(a, Tensor) and not a.is_leaf else a for a in args]
+    shapes = [(o.shape, o.dtype) for o in outs]
+    node = CheckpointNode(_Rerun(fn), kept, edges, shapes, outs[0].backend)
     wrapped = tuple(Tensor._from_op(o.data, node, i) for i, o in enumerate(outs))
     return wrapped if isinstance(made, tuple) else wrapped[0]

@@ -25,10 +25,9 @@ from .dtype import (
     promote,
     result_type,
 )
-from .graph import Edge, Node
+from .graph import Edge, Node, Remat, arrays_in
 from .mode import Mode, mode
-from .op import Condition, Formula, Kernel, Op
-from .rebuild import Recipe, arrays_in
+from .op import VJP, Guard, Kernel, Op
 from .tensor import Tensor
 
 _FROM_INTEGERS = {float64: float32, np.dtype(np.uint64): int64}
@@ -175,9 +174,9 @@ def _backend(op: Op, used: list[Used], m: Mode) -> Backend:
     return used[0][2].backend
 
 
-def _declined(when: Condition | None, arrays: dict[str, Any]) -> str:
+def _declined(when: Guard | None, arrays: dict[str, Any]) -> str:
     """Why a kernel cannot take these inputs; "" if it can."""
-    return when.against(arrays) if when else ""
+    return when.rejection(arrays) if when else ""
 
 
 def _choose(op: Op, arrays: dict[str, Any], backend: Backend, m: Mode) -> Kernel | None:
@@ -266,25 +265,26 @@ def _record(
     formulas = _plan(op, kernel, dict.fromkeys([name for name, _, _ in wanted]), arrays, backend, m)
     known = {**arrays, **aux, "out": outputs if op.multiple else outputs[0]}
     for name, i, t in used:
-        if t._recipe is not None:
-            _put_recipe(known, name, i, t._recipe)
+        if t._remat is not None:
+            _put_remat(known, name, i, t._remat)
     saved = {name: known[name] if name in known else _shape(known, name) for f in formulas for name in f.names}
-    edges = [Edge.to(t, name, i) for name, i, t in wanted]
-    parts = partial(_parts, op, backend.xp, {n: arrays[n] for n in op.names[1:]}) if op.views else None
-    return Node(op, tuple(formulas), saved, edges, [(o.shape, o.dtype) for o in outputs], backend, parts)
+    edges = [Edge(t, name, i) for name, i, t in wanted]
+    views = partial(_split_views, op, backend.xp, {n: arrays[n] for n in op.names[1:]}) if op.views else None
+    shapes = [(o.shape, o.dtype) for o in outputs]
+    return Node(op.name, tuple(formulas), saved, edges, shapes, backend, multiple=op.multiple, split_views=views)
 
 
-def _parts(op: Op, xp: Any, attributes: dict[str, Any], whole: Array) -> list[Array]:
+def _split_views(op: Op, xp: Any, attributes: dict[str, Any], whole: Array) -> list[Array]:
     """The views of `whole`, an array of the input's shape, that correspond to the outputs of a `views` op."""
     return _split(op, op.fn(xp, whole, **attributes))[0]
 
 
-def _put_recipe(known: dict[str, Any], name: str, i: int | None, recipe: Recipe) -> None:
-    """Replaces an argument's values, or those of item `i` of a list, by how to recompute them (`rebuild.py`)."""
+def _put_remat(known: dict[str, Any], name: str, i: int | None, remat: Remat) -> None:
+    """Replaces an argument's values, or those of item `i` of a list, by how to recompute them."""
     if i is None:
-        known[name] = recipe
+        known[name] = remat
     else:
-        known[name] = [*known[name][:i], recipe, *known[name][i + 1 :]]
+        known[name] = [*known[name][:i], remat, *known[name][i + 1 :]]
 
 
 def _shape(known: dict[str, Any], name: str) -> Any:
@@ -295,13 +295,13 @@ def _shape(known: dict[str, Any], name: str) -> Any:
 
 def _plan(
     op: Op, kernel: Kernel | None, wanted: Iterable[str], arrays: dict[str, Any], backend: Backend, m: Mode
-) -> list[Formula]:
+) -> list[VJP]:
     """The formulas that cover the wanted arguments: a kernel's where one takes these inputs, else the reference's."""
     candidates = op.formulas
     if backend.kernels is not None and m.forced.get(op.name) != "reference" and (kernel or not op.composite):
         met = kernel.when if kernel else None  # the forward kernel's condition is known to hold
         candidates = [f for f in op.kernel_formulas if f.when is met or not _declined(f.when, arrays)] + op.formulas
-    chosen: list[Formula] = []
+    chosen: list[VJP] = []
     for arg in wanted:
         formula = op.formula_for(arg, candidates)
         if formula not in chosen:

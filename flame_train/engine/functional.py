@@ -2,45 +2,73 @@
 
 from __future__ import annotations
 
-from .ops.activations import elu, gelu, hardswish, leaky_relu, mish, quick_gelu, relu, silu, softplus, swiglu
-from .ops.arithmetic import abs, add, div, lerp, mul, neg, pow, reciprocal, rsub, sign, square, sub
-from .ops.arrange import flip, pad, pixel_shuffle, pixel_unshuffle, repeat, roll, tril, triu
-from .ops.attention import scaled_dot_product_attention
-from .ops.batch_norm import batch_norm, batch_norm_inference, batch_norm_train, instance_norm
-from .ops.classification import binary_cross_entropy, binary_cross_entropy_with_logits, kl_div
-from .ops.comparison import eq, ge, gt, isfinite, le, logical_and, logical_not, logical_or, logical_xor, lt, ne
-from .ops.conv import conv2d
-from .ops.conv_transpose import conv1d, conv_transpose2d
-from .ops.convert import cast, clone
-from .ops.cross_entropy import cross_entropy, nll_loss
-from .ops.diffusion import gated_add, geglu, timestep_embedding
-from .ops.dropout import dropout
-from .ops.einsum import einsum
-from .ops.extrema import amax, amin, argmax, argmin, max, max_dim, min, min_dim
-from .ops.feed_forward import feed_forward
-from .ops.fp8 import fp8_dequantize, fp8_linear, fp8_quantize
-from .ops.fp8_feed_forward import fp8_feed_forward
-from .ops.fp8_lora import fp8_lora_linears
-from .ops.fused import cat_gelu, layer_norm_modulate, linear_activation
-from .ops.gather import gather, scatter, scatter_add, take_along_dim
-from .ops.getitem import getitem, narrow
-from .ops.index import embedding, index_select, masked_fill, one_hot
-from .ops.join import cat, chunk, split, stack
-from .ops.joint import cat_rms_norm
-from .ops.layer_norm import layer_norm
-from .ops.lora import lora_conv2d, lora_linear, lora_linears
-from .ops.loss import cosine_similarity, huber_loss, l1_loss, mse_loss, smooth_l1_loss
-from .ops.matmul import bmm, linear, linear_add, matmul, outer
-from .ops.norm import cat_group_norm_silu, group_norm, group_norm_silu
-from .ops.pointwise import ceil, cos, erf, exp, expm1, floor, log, log1p, round, rsqrt, sigmoid, sin, sqrt, tanh, trunc
-from .ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d, max_pool2d_with_indices
-from .ops.reduce import cumsum, mean, norm, prod, std, sum, var
-from .ops.resize import interpolate, upsample_nearest
-from .ops.rms_norm import rms_norm, rms_norm_rope, rope
-from .ops.select import clamp, maximum, minimum, where
-from .ops.shape import expand, flatten, movedim, permute, reshape, squeeze, transpose, unsqueeze, view
-from .ops.softmax import log_softmax, logsumexp, softmax, softmin
-from .ops.unfold import fold, unfold
+from .ops.attention.attention import scaled_dot_product_attention
+from .ops.common.convert import cast, clone
+from .ops.conv.conv import conv2d
+from .ops.conv.conv_transpose import conv1d, conv_transpose2d
+from .ops.conv.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d, max_pool2d_with_indices
+from .ops.conv.resize import interpolate, upsample_nearest
+from .ops.conv.unfold import fold, unfold
+from .ops.fused.diffusion import gated_add, geglu, timestep_embedding
+from .ops.fused.feed_forward import feed_forward
+from .ops.fused.fp8_feed_forward import fp8_feed_forward
+from .ops.fused.qk_norm_rope import cat_rms_norm
+from .ops.fused.sequences import cat_gelu, layer_norm_modulate, linear_activation
+from .ops.indexing.embedding import embedding, index_select, masked_fill, one_hot
+from .ops.indexing.gather import gather, scatter, scatter_add, take_along_dim
+from .ops.indexing.getitem import getitem, narrow
+from .ops.linear.einsum import einsum
+from .ops.linear.fp8 import fp8_dequantize, fp8_linear, fp8_quantize
+from .ops.linear.fp8_lora import fp8_lora_linears
+from .ops.linear.lora import lora_conv2d, lora_linear, lora_linears
+from .ops.linear.matmul import bmm, linear, linear_add, matmul, outer
+from .ops.loss.classification import binary_cross_entropy, binary_cross_entropy_with_logits, kl_div
+from .ops.loss.cross_entropy import cross_entropy, nll_loss
+from .ops.loss.regression import cosine_similarity, huber_loss, l1_loss, mse_loss, smooth_l1_loss
+from .ops.norm.batch_norm import batch_norm, batch_norm_inference, batch_norm_train, instance_norm
+from .ops.norm.group_norm import cat_group_norm_silu, group_norm, group_norm_silu
+from .ops.norm.layer_norm import layer_norm
+from .ops.norm.rms_norm import rms_norm, rms_norm_rope, rope
+from .ops.norm.softmax import log_softmax, logsumexp, softmax, softmin
+from .ops.pointwise.activations import elu, gelu, hardswish, leaky_relu, mish, quick_gelu, relu, silu, softplus, swiglu
+from .ops.pointwise.arithmetic import abs, add, div, lerp, mul, neg, pow, reciprocal, rsub, sign, square, sub
+from .ops.pointwise.comparison import (
+    eq,
+    ge,
+    gt,
+    isfinite,
+    le,
+    logical_and,
+    logical_not,
+    logical_or,
+    logical_xor,
+    lt,
+    ne,
+)
+from .ops.pointwise.dropout import dropout
+from .ops.pointwise.unary import (
+    ceil,
+    cos,
+    erf,
+    exp,
+    expm1,
+    floor,
+    log,
+    log1p,
+    round,
+    rsqrt,
+    sigmoid,
+    sin,
+    sqrt,
+    tanh,
+    trunc,
+)
+from .ops.pointwise.where_clamp import clamp, maximum, minimum, where
+from .ops.reduction.min_max import amax, amin, argmax, argmin, max, max_dim, min, min_dim
+from .ops.reduction.reduce import cumsum, mean, norm, prod, std, sum, var
+from .ops.shape.concat import cat, chunk, split, stack
+from .ops.shape.rearrange import flip, pad, pixel_shuffle, pixel_unshuffle, repeat, roll, tril, triu
+from .ops.shape.reshape import expand, flatten, movedim, permute, reshape, squeeze, transpose, unsqueeze, view
 
 __all__ = [
     "abs", "adaptive_avg_pool2d", "add", "amax", "amin", "argmax", "argmin", "avg_pool2d", "batch_norm",

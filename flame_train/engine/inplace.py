@@ -1,13 +1,13 @@
 """Writing into a tensor's memory: gradients, buffers, weights between steps.
 
 The graph does not record writes. So while graphs are recorded a tensor that requires grad can neither be written nor
-be written into another, and every write is noted (`writes.py`), so that a graph that saved the old values refuses to
+be written into another, and every write is noted (`versions.py`), so that a graph that saved the old values refuses to
 run. Where a write would lose a gradient, `x += y` and its kin bind x to a new tensor instead.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic
 
 import numpy as np
 
@@ -16,18 +16,12 @@ from .dtype import Array, is_float
 from .indexing import steps
 from .mode import mode, no_grad
 from .op import REGISTRY
-from .writes import WRITES
-
-if TYPE_CHECKING:
-    from .backend import Backend
-    from .dtype import DType
-    from .graph import Node
-    from .tensor import Tensor
-
-Number = float
+from .operators import Number, TensorT
+from .tensor_base import TensorBase
+from .versions import VERSIONS
 
 
-class InPlace:
+class InPlace(TensorBase, Generic[TensorT]):
     """The methods of a Tensor that write into it; each returns it.
 
     All raise RuntimeError where a gradient would go wrong, ShapeError where the value's shape does not fit, and
@@ -35,17 +29,6 @@ class InPlace:
     """
 
     __slots__ = ()
-
-    if TYPE_CHECKING:
-        data: Array
-        _node: Node | None
-
-        @property
-        def requires_grad(self) -> bool: ...
-        @property
-        def dtype(self) -> DType: ...
-        @property
-        def backend(self) -> Backend: ...
 
     def _check_writable(self) -> None:
         if self._node is not None or (self.requires_grad and mode().grad):
@@ -66,7 +49,7 @@ class InPlace:
             raise ShapeError(
                 f"{op}: a value of shape {np.shape(array)} does not fit into that part of {tuple(self.data.shape)}"
             ) from e
-        WRITES.note(self.data)
+        VERSIONS.mark_written(self.data)
         return self
 
     def _fitting(self, op: str, value: Any) -> Any:
@@ -90,7 +73,7 @@ class InPlace:
         self._check_writable()
         _check_lost(f"{op}_", args)
         with no_grad():
-            made: Tensor = REGISTRY[op](self, *args, **kwargs)
+            made: Any = REGISTRY[op](self, *args, **kwargs)
         if is_float(made.dtype) and not is_float(self.dtype):
             raise TypeError(f"{op}_: the result is {made.dtype.name}, which a tensor of {self.dtype.name} cannot hold")
         return self._put(f"{op}_", ..., made)
@@ -107,63 +90,63 @@ class InPlace:
 
     # ---- methods -----------------------------------------------------------------------------------
 
-    def copy_(self, src: Tensor) -> Tensor:
+    def copy_(self, src: TensorT) -> TensorT:
         if not hasattr(src, "_leaf"):
             raise TypeError(f"copy_: expected a Tensor, got {kind_of(src)}; fill_ writes a number")
         return self._put("copy_", ..., src)
 
-    def fill_(self, value: Number) -> Tensor:
+    def fill_(self, value: Number) -> TensorT:
         return self._put("fill_", ..., value)
 
-    def zero_(self) -> Tensor:
+    def zero_(self) -> TensorT:
         return self.fill_(0)
 
-    def add_(self, other: Tensor | Number, *, alpha: Number = 1) -> Tensor:
+    def add_(self, other: TensorT | Number, *, alpha: Number = 1) -> TensorT:
         return self._written("add", other, alpha=alpha)
 
-    def sub_(self, other: Tensor | Number, *, alpha: Number = 1) -> Tensor:
+    def sub_(self, other: TensorT | Number, *, alpha: Number = 1) -> TensorT:
         return self._written("sub", other, alpha=alpha)
 
-    def mul_(self, other: Tensor | Number) -> Tensor:
+    def mul_(self, other: TensorT | Number) -> TensorT:
         return self._written("mul", other)
 
-    def div_(self, other: Tensor | Number) -> Tensor:
+    def div_(self, other: TensorT | Number) -> TensorT:
         return self._written("div", other)
 
-    def clamp_(self, min: Tensor | Number | None = None, max: Tensor | Number | None = None) -> Tensor:
+    def clamp_(self, min: TensorT | Number | None = None, max: TensorT | Number | None = None) -> TensorT:
         return self._written("clamp", min, max)
 
     # ---- operators ---------------------------------------------------------------------------------
 
-    def __setitem__(self, index: Any, value: Tensor | Number) -> None:
+    def __setitem__(self, index: Any, value: TensorT | Number) -> None:
         parts = index if isinstance(index, tuple) else (index,)
         self._put("setitem", tuple([p.data if hasattr(p, "_leaf") else p for p in parts]), value)
 
-    def __iadd__(self, other: Any) -> Tensor:
+    def __iadd__(self, other: Any) -> TensorT:
         return self._augmented("add", other)
 
-    def __isub__(self, other: Any) -> Tensor:
+    def __isub__(self, other: Any) -> TensorT:
         return self._augmented("sub", other)
 
-    def __imul__(self, other: Any) -> Tensor:
+    def __imul__(self, other: Any) -> TensorT:
         return self._augmented("mul", other)
 
-    def __itruediv__(self, other: Any) -> Tensor:
+    def __itruediv__(self, other: Any) -> TensorT:
         return self._augmented("div", other)
 
-    def __ifloordiv__(self, other: Any) -> Tensor:
+    def __ifloordiv__(self, other: Any) -> TensorT:
         return self._augmented("div", other, rounding_mode="floor")
 
-    def __ipow__(self, other: Any) -> Tensor:
+    def __ipow__(self, other: Any) -> TensorT:
         return self._augmented("pow", other)
 
-    def __iand__(self, other: Any) -> Tensor:
+    def __iand__(self, other: Any) -> TensorT:
         return self._put("and", ..., self & other)
 
-    def __ior__(self, other: Any) -> Tensor:
+    def __ior__(self, other: Any) -> TensorT:
         return self._put("or", ..., self | other)
 
-    def __ixor__(self, other: Any) -> Tensor:
+    def __ixor__(self, other: Any) -> TensorT:
         return self._put("xor", ..., self ^ other)
 
 

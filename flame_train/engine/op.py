@@ -14,14 +14,13 @@ Seven rules hold everywhere, so that no op has to implement them:
   data (`moves=True`) opt out.
 - Integers and booleans are raised to the dtype of the floats beside them, or to fp32, unless the op or the argument is
   declared to take them as they are (`whole`), or the argument has no gradient by nature (`nograd`).
-- Gradients are summed down to a broadcast input's shape, and cast to its dtype, in `graph.py`.
+- Gradients are summed down to a broadcast input's shape, and cast to its dtype, in the backward pass.
 - A formula may ask for more than what was saved, by a parameter's name. `needs`: the names of the arguments whose
-  gradients are wanted. `plus`: by argument, the gradients (`graph.Held`) that have already arrived where its own go;
-  for these it returns the sums. `into`: by argument, memory (`graph.Into`) to which nothing has arrived yet; it may
-  write the gradient there and return it.
+  gradients are wanted. `targets`: where these go (`grad_target.GradTargets`): a gradient that has arrived there already
+  and to which the formula must add its own, and memory that it may write the result to.
 - An op whose outputs are views that hold each element of its input exactly once (`views=True`, such as `split`) lends
-  parts of one buffer, the input's gradient, to whoever computes its outputs' gradients. Its own formula gets that
-  buffer as `room` if all the lent parts were written, and then has nothing to copy.
+  parts of one buffer, the input's gradient, to whoever computes its outputs' gradients. Its own formula's target is
+  that buffer if all the lent parts were written, and then it has nothing to copy.
 - A kernel is only ever an override of a reference. The choice looks at shapes, dtypes, strides and
   attributes, never at values.
 """
@@ -61,7 +60,7 @@ class Parameter:
     also: frozenset[str]
 
 
-class Condition:
+class Guard:
     """What a kernel demands of its inputs: a function of some of the op's arguments, and their names."""
 
     __slots__ = ("ask", "names")
@@ -70,17 +69,20 @@ class Condition:
         self.ask = ask
         self.names = tuple(inspect.signature(ask).parameters)
 
-    def against(self, arrays: Mapping[str, Any]) -> str:
+    def rejection(self, arrays: Mapping[str, Any]) -> str:
         """Why the kernel cannot take `arrays`, the op's arguments by name; "" if it can."""
         verdict = self.ask(*[arrays[n] for n in self.names])
         return verdict if isinstance(verdict, str) else "" if verdict else "declined by its condition"
 
 
 @dataclass(frozen=True, slots=True)
-class Formula:
+class VJP:
     """The gradient with respect to `args`.
 
-    `names` are the values it reads, which are therefore saved for it; `takes` is what it asks for of `GIVEN`.
+    - `names`: the values it reads, which are therefore saved for it.
+    - `takes`: what it asks for of `VJP_EXTRAS`.
+    - `promotes`: floats narrower than fp32 are raised to it first.
+    - `accumulates`: it adds to what has arrived at its targets.
     """
 
     args: tuple[str, ...]
@@ -88,7 +90,9 @@ class Formula:
     names: tuple[str, ...]
     takes: frozenset[str]
     impl: str = "reference"
-    when: Condition | None = None
+    when: Guard | None = None
+    promotes: bool = False
+    accumulates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ class Kernel:
 
     impl: str
     fn: Callable[..., Any]
-    when: Condition | None
+    when: Guard | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,7 @@ def sample(*args: Any, **kwargs: Any) -> Sample:
     return Sample(args, kwargs)
 
 
-GIVEN = frozenset(("needs", "plus", "into", "room"))
+VJP_EXTRAS = frozenset(("needs", "targets"))
 """What a formula may ask for besides saved values; see the module's docstring."""
 
 LAYOUTS = ("NCHW", "NHWC")
@@ -171,10 +175,10 @@ class Op:
         self._required = tuple(n for n, default in self._defaults.items() if default is inspect.Parameter.empty)
         self._laid = "layout" in self.names
         self._list_last = bool(self.positional) and self.positional[-1] in self.list_names
-        self.formulas: list[Formula] = []
-        self.kernel_formulas: list[Formula] = []
+        self.formulas: list[VJP] = []
+        self.kernel_formulas: list[VJP] = []
         self.kernels: list[Kernel] = []
-        self._conditions: dict[When, Condition] = {}
+        self._guards: dict[When, Guard] = {}
         self.undifferentiable: set[str] = set()
         self.refused: set[str] = set()
         self._samples: Callable[[], Iterator[Sample]] | None = None
@@ -195,11 +199,15 @@ class Op:
 
     # ---- declaration -------------------------------------------------------------------------------
 
-    def vjp(self, *args: str) -> Callable[[Callable[..., Any]], None]:
-        """Declares the gradient for `args` as `f(xp, g, <names>)`; several args return a tuple."""
+    def vjp(self, *args: str, accumulates: bool = True) -> Callable[[Callable[..., Any]], None]:
+        """Declares the gradient for `args` as `f(xp, g, <names>)`; several args return a tuple.
+
+        A formula that takes `targets` adds what has arrived there, unless it is declared with `accumulates=False`: then
+        nothing has arrived at its targets.
+        """
 
         def declare(fn: Callable[..., Any]) -> None:
-            self.formulas.append(self._formula(args, fn, "reference", None))
+            self.formulas.append(self._formula(args, fn, "reference", None, accumulates))
 
         return declare
 
@@ -238,32 +246,45 @@ class Op:
         """
 
         def declare(fn: Callable[..., Any]) -> None:
-            self.kernels.append(Kernel(impl, fn, self._condition(when)))
+            self.kernels.append(Kernel(impl, fn, self._guard(when)))
 
         return declare
 
-    def cuda_vjp(self, impl: str, *args: str, when: When | None = None) -> Callable[[Callable[..., Any]], None]:
-        """Declares a gradient kernel `f(k, g, <names>)` for `args`; `when` as in `cuda`."""
+    def cuda_vjp(
+        self, impl: str, *args: str, when: When | None = None, accumulates: bool = True
+    ) -> Callable[[Callable[..., Any]], None]:
+        """Declares a gradient kernel `f(k, g, <names>)` for `args`; `when` as in `cuda`, `accumulates` as in `vjp`."""
 
         def declare(fn: Callable[..., Any]) -> None:
-            self.kernel_formulas.append(self._formula(args, fn, impl, when))
+            self.kernel_formulas.append(self._formula(args, fn, impl, when, accumulates))
 
         return declare
 
-    def _formula(self, args: tuple[str, ...], fn: Callable[..., Any], impl: str, when: When | None) -> Formula:
+    def _formula(
+        self, args: tuple[str, ...], fn: Callable[..., Any], impl: str, when: When | None, accumulates: bool
+    ) -> VJP:
         self._check_names("vjp", args)
         names = list(inspect.signature(fn).parameters)[2:]
-        takes = frozenset(names) & GIVEN
-        names = [n for n in names if n not in GIVEN]
+        takes = frozenset(names) & VJP_EXTRAS
+        names = [n for n in names if n not in VJP_EXTRAS]
         known = {*self.names, *self.aux, "out", "out_shape", *(f"{n}_shape" for n in self.tensor_names)}
         for n in names:
             if n not in known:
                 raise TypeError(f"{self.name}.vjp: nothing named {n!r} to save; known: {', '.join(sorted(known))}")
-        return Formula(args, fn, tuple(names), takes, impl, self._condition(when))
+        return VJP(
+            args,
+            fn,
+            tuple(names),
+            takes,
+            impl,
+            self._guard(when),
+            promotes=impl == "reference" and not self.moves,
+            accumulates=accumulates and "targets" in takes,
+        )
 
-    def _condition(self, when: When | None) -> Condition | None:
-        """`when` as a condition: the same object for the same function, so that dispatch asks each only once."""
-        return None if when is None else self._conditions.setdefault(when, Condition(when))
+    def _guard(self, when: When | None) -> Guard | None:
+        """`when` as a guard: the same object for the same function, so that dispatch asks each only once."""
+        return None if when is None else self._guards.setdefault(when, Guard(when))
 
     def _check_names(self, what: str, args: Sequence[str]) -> None:
         for a in args:
@@ -329,7 +350,7 @@ class Op:
         covered = {a for f in self.formulas for a in f.args}
         return tuple(n for n in self.tensor_names if n in covered)
 
-    def formula_for(self, arg: str, candidates: Sequence[Formula]) -> Formula:
+    def formula_for(self, arg: str, candidates: Sequence[VJP]) -> VJP:
         """The first of `candidates` for `arg`. Raises `Unsupported` if there is none."""
         for f in candidates:
             if arg in f.args:

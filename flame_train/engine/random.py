@@ -8,7 +8,7 @@ numbers are the same on CPU and GPU, alone or in a batch, on one device or many,
 
 CPU and GPU agree bit for bit because only integer arithmetic and exactly rounded operations (+, -, *, /, sqrt, frexp)
 are used, each rounded separately: no library's `log`, no fused multiply-add. The GPU has two kernels for what takes
-hundreds of array operations here (ops/random.cuh).
+hundreds of array operations here (random.cuh).
 """
 
 from __future__ import annotations

@@ -18,9 +18,8 @@ import numpy as np
 
 from .backend import owner
 from .dtype import Array
-from .graph import Node
+from .graph import Node, arrays_in
 from .mode import op_hooks
-from .rebuild import arrays_in
 from .tensor import Tensor
 
 Key = tuple[str, str]
@@ -125,7 +124,7 @@ def saved_by_op(*outputs: Tensor, besides: Iterable[Any] = ()) -> dict[str, int]
     seen |= {id(owner(array)) for array in arrays_in(besides)}
     found: Counter[str] = Counter()
     for node in nodes:
-        for array in arrays_in(node.kept):
+        for array in node.saved_arrays:
             root = owner(array)
             if id(root) not in seen:
                 seen.add(id(root))

@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Self
 
 import numpy as np
 
-from ..errors import kind_of
-from .backend import Backend, backend_of, get_backend
+from ..errors import ShapeError, kind_of
+from .backend import get_backend
 from .backprop import backward
+from .device_copy import device_copy_node
 from .dtype import Array, DType, as_dtype, is_float
 from .graph import Node
-from .hooks import Hook, HookHandle, Hooks, register
+from .hooks import HookHandle, Hooks
 from .inplace import InPlace
 from .methods import Methods
 from .mode import mode
 from .op import REGISTRY
-from .rebuild import Recipe
-from .transfer import Moved
 
 
-class Tensor(Methods, InPlace):
+class Tensor(Methods["Tensor"], InPlace["Tensor"]):
     """An array on a device, with an optional place in the graph. Names and meaning follow torch.Tensor.
 
-    Its operators are in `operators.py`, its methods in `methods.py`, those that write in place in `inplace.py`. `data`
-    is a NumPy or CuPy array, and is not copied; `tensor()` makes tensors of other things.
-
-    Raises `TypeError` for `data` that is no array, or that is to require grad and is not floating.
+    Its state is in `tensor_base.py`, its operators in `operators.py`, its methods in `methods.py`, those that write in
+    place in `inplace.py`. `data` is a NumPy or CuPy array, and is not copied; `tensor()` makes tensors of other things.
     """
 
-    __slots__ = ("__weakref__", "_grad", "_hooks", "_index", "_node", "_recipe", "_requires_grad", "data")
-    __array_priority__ = 1000
-
-    def __init__(self, data: Array, *, requires_grad: bool = False) -> None:
-        if type(data) is not np.ndarray and not hasattr(type(data), "__cuda_array_interface__"):
-            backend_of(data)  # accepts NumPy's scalars, raises TypeError for anything else
-        if requires_grad:
-            _check_floating(data.dtype)
-        self.data = data
-        self._requires_grad = requires_grad
-        self._grad: Tensor | None = None
-        self._node: Node | None = None
-        self._index = 0
-        self._hooks: Hooks | None = None
-        self._recipe: Recipe | None = None  # how to recompute the values, if ops are to save that instead of them
+    __slots__ = ()
 
     @classmethod
     def _from_op(cls, data: Array, node: Node | None, index: int) -> Tensor:
@@ -55,52 +39,6 @@ class Tensor(Methods, InPlace):
         return t
 
     # ---- what it is --------------------------------------------------------------------------------
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.data.shape)
-
-    @property
-    def ndim(self) -> int:
-        return len(self.data.shape)
-
-    @property
-    def size(self) -> int:
-        """The number of elements (torch's numel())."""
-        return int(self.data.size)
-
-    @property
-    def dtype(self) -> DType:
-        result: DType = self.data.dtype
-        return result
-
-    @property
-    def device(self) -> str:
-        return self.backend.name
-
-    @property
-    def backend(self) -> Backend:
-        return backend_of(self.data)
-
-    @property
-    def is_leaf(self) -> bool:
-        """True if no op computed it from something that requires grad."""
-        return self._node is None
-
-    def numel(self) -> int:
-        return self.size
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.data.nbytes)
-
-    def dim(self) -> int:
-        return self.ndim
-
-    def __len__(self) -> int:
-        if not self.ndim:
-            raise TypeError("len() of a 0-d tensor")
-        return self.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:
         if not self.ndim:
@@ -155,22 +93,6 @@ class Tensor(Methods, InPlace):
         return self
 
     @property
-    def requires_grad(self) -> bool:
-        return self._requires_grad
-
-    @requires_grad.setter
-    def requires_grad(self, value: bool) -> None:
-        self.requires_grad_(value)
-
-    def requires_grad_(self, value: bool = True) -> Tensor:
-        if not self.is_leaf:
-            raise RuntimeError("requires_grad can be changed on leaves only; use detach() on a computed tensor")
-        if value:
-            _check_floating(self.dtype)
-        self._requires_grad = value
-        return self
-
-    @property
     def grad(self) -> Tensor | None:
         """The accumulated gradient. May be read, replaced and edited in place."""
         return self._grad
@@ -201,10 +123,13 @@ class Tensor(Methods, InPlace):
         """Calls `hook` with this tensor's complete gradient; what it returns, if anything, replaces it."""
         if not self.requires_grad:
             raise RuntimeError("register_hook: this tensor does not require grad")
+        if not callable(hook):
+            raise TypeError(f"hook: expected a function of the gradient, got {hook!r}")
+        run = partial(_call_hook, hook)
         if self._node is not None:
-            return register(self._node.hooks.setdefault(self._index, Hooks()), hook)
+            return self._node.hooks.setdefault(self._index, Hooks()).register(run)
         self._hooks = self._hooks if self._hooks is not None else Hooks()
-        return register(self._hooks, hook)
+        return self._hooks.register(run)
 
     def detach(self) -> Tensor:
         """The same values without their history; shares memory."""
@@ -221,7 +146,7 @@ class Tensor(Methods, InPlace):
             if target == self.device:
                 return self
             there = get_backend(target)
-            node = Moved(self, there) if self.requires_grad and mode().grad else None
+            node = device_copy_node(self, there) if self.requires_grad and mode().grad else None
             return Tensor._from_op(there.put(self.backend.get(self.data)), node, 0)
         dtype = as_dtype(target)
         return self if dtype == self.dtype else REGISTRY["cast"](self, dtype)
@@ -235,6 +160,28 @@ class Tensor(Methods, InPlace):
     def contiguous(self) -> Tensor:
         """The same values in row-major memory; itself if they are in it already."""
         return self if self.data.flags.c_contiguous else self.clone()
+
+
+Hook = Callable[[Tensor], Tensor | None]
+
+
+def _call_hook(hook: Hook, g: Array) -> Array:
+    """The array of the gradient that `hook` makes of `g`.
+
+    Raises `TypeError` or `ShapeError` for a hook that returns no Tensor, or one of another dtype or shape.
+    """
+    found = hook(Tensor(g))
+    if found is None:
+        return g
+    if not isinstance(found, Tensor):
+        raise TypeError(f"a hook: expected it to return a Tensor or None, got {kind_of(found)}")
+    if found.shape != g.shape:
+        raise ShapeError(f"a hook: expected it to return a gradient of shape {g.shape}, got {found.shape}")
+    if found.dtype != g.dtype:
+        raise TypeError(
+            f"a hook: expected it to return a {g.dtype.name} gradient, got {found.dtype.name}; cast it back with .to()"
+        )
+    return found.data
 
 
 class Frozen(Tensor):
@@ -253,7 +200,7 @@ class Frozen(Tensor):
     def _check_writable(self) -> None:
         raise TypeError("a Frozen tensor is read-only; it cannot be written in place")
 
-    def requires_grad_(self, value: bool = True) -> Tensor:
+    def requires_grad_(self, value: bool = True) -> Self:
         if value:
             raise TypeError("a Frozen tensor cannot require grad; trainable weights are Parameters")
         return self
@@ -302,7 +249,7 @@ class Working(Tensor):
     def requires_grad(self, value: bool) -> None:
         self.parameter.requires_grad = value
 
-    def requires_grad_(self, value: bool = True) -> Tensor:
+    def requires_grad_(self, value: bool = True) -> Self:
         self.parameter.requires_grad_(value)
         return self
 
@@ -316,14 +263,6 @@ class Working(Tensor):
 
     def register_hook(self, hook: Hook) -> HookHandle:
         return self.parameter.register_hook(hook)
-
-
-def _check_floating(dtype: DType) -> None:
-    """Raises TypeError for a dtype that no gradient can have."""
-    if not is_float(dtype):
-        raise TypeError(
-            f'only floating tensors can require grad, this one is {dtype.name}; cast it first with .to("float32")'
-        )
 
 
 def _as_array(data: Any) -> np.ndarray[Any, Any]:

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from flame_train.engine import Tensor, checkpoint, nn, rebuild, tensor
+from flame_train.engine import Tensor, checkpoint, nn, rematerialize, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype, float16
 from flame_train.engine.nn import weight
@@ -198,7 +198,7 @@ def _feed_forward(mlp: nn.ModuleList, x_BLD: Tensor, shift: Tensor, scale: Tenso
 
 
 def _modulated(x_BLD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return rebuild(F.layer_norm_modulate, x_BLD, scale, shift, _EPS)
+    return rematerialize(F.layer_norm_modulate, x_BLD, scale, shift, _EPS)
 
 
 def _bounded(x: Tensor) -> Tensor:
@@ -259,7 +259,7 @@ class SingleBlock(Block):
         made = self.linear1(_modulated(x_BSD, shift, scale))
         *qkv, hidden = F.split(made, self.parts, dim=-1)
         found_BSD = _attend([(self.norm, qkv)], cos_S1E, sin_S1E)
-        return _bounded(F.gated_add(x_BSD, gate, self.linear2(rebuild(_beside, found_BSD, hidden))))
+        return _bounded(F.gated_add(x_BSD, gate, self.linear2(rematerialize(_beside, found_BSD, hidden))))
 
 
 class FinalLayer(nn.Module):

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from flame_train.engine import Tensor, checkpoint, nn, rebuild
+from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.nn import weight
 from flame_train.errors import ModelFileError
@@ -95,7 +95,7 @@ def _shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
 
 
 def _modulated(x_BLD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return rebuild(F.layer_norm_modulate, x_BLD, scale, shift, _EPS)
+    return rematerialize(F.layer_norm_modulate, x_BLD, scale, shift, _EPS)
 
 
 class Mlp(nn.Module):

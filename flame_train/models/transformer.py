@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Final
 
-from flame_train.engine import Tensor, checkpoint, nn, rebuild
+from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
 
 from .blocks import Block
@@ -22,8 +22,8 @@ SMALL: Final = 8 << 20
 LARGE: Final = 64 << 20
 """The same where making it again takes a product."""
 
-remade = partial(rebuild, least=SMALL)
-remultiplied = partial(rebuild, least=LARGE)
+remade = partial(rematerialize, min_bytes=SMALL)
+remultiplied = partial(rematerialize, min_bytes=LARGE)
 
 
 def linears_in(parts: Iterable[nn.Module], exact: frozenset[str] = frozenset()) -> dict[nn.Linear, bool]:
@@ -70,7 +70,7 @@ def feed_forward(first: nn.Linear, second: nn.Linear, x: Tensor) -> Tensor:
     if plain and isinstance(a, nn.Fp8Weight) and isinstance(b, nn.Fp8Weight) and a.dynamic == b.dynamic:
         layers = a.codes, a.scales, a_bias, b.codes, b.scales, b_bias
         return F.fp8_feed_forward(x, *layers, dynamic=a.dynamic)
-    return second(rebuild(_gelu, first(x)))
+    return second(rematerialize(_gelu, first(x)))
 
 
 def _gelu(x: Tensor) -> Tensor:

@@ -146,7 +146,7 @@ def _backward(op: Op, bound: dict[str, Any], wanted: Sequence[str]) -> tuple[Cal
     if not isinstance(out, Tensor) or out._node is None:
         return None
     g = Tensor(out.data.copy())
-    kept = {id(v): v.nbytes for v in out._node.kept if hasattr(v, "nbytes")}
+    kept = {id(v): v.nbytes for v in out._node.saved_arrays}
 
     def run() -> Any:
         return grad([out], leaves, [g], retain_graph=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flame_train import __version__
-from flame_train.engine.backend.cuda.shelf import default_folder
+from flame_train.engine.backend.cuda.autotune_cache import default_folder
 
 CUPY_DISTRIBUTIONS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 

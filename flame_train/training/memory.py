@@ -6,7 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final
 
-from flame_train.engine.ops.attention_parts import larger_part
+from flame_train.engine.ops.attention.head_split import larger_part
 from flame_train.models.blocks import Checkpointing, whole_blocks
 
 H100: Final = 132

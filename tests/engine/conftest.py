@@ -19,10 +19,10 @@ import pytest
 
 from flame_train.engine.backend.cuda import nvrtc, tensor_map
 
-BEGIN = re.compile(r'#define FAST ([01])\n#include "elements.cuh"\n')
+BEGIN = re.compile(r'#define FAST ([01])\n#include "backend/cuda/codegen/dtypes.cuh"\n')
 
 MACHINE = "".join((Path(__file__).parent / "backend" / f"{name}.cpp").read_text() for name in ("machine", "ptx"))
-OPS_FOLDER = Path(nvrtc.__file__).parents[2] / "ops"
+ENGINE_FOLDER = Path(nvrtc.__file__).parents[2]
 BEFORE_SHARED = 1040  # bytes of the barriers that come first; what follows is no better aligned than on a card
 DYNAMIC = rf"\1* const \2 = (\1*)((unsigned char*)dynamic[here()] + {BEFORE_SHARED})"
 HALVES = """
@@ -119,8 +119,8 @@ class Kernels:
 
     def _header(self, fast: int) -> str:
         """What every text begins with, read once for all that have the same `FAST`."""
-        cuda = (OPS_FOLDER / "convert.cuh").read_text().replace("#pragma once\n", "")
-        code = nvrtc.included('#include "elements.cuh"').replace(cuda, "")
+        cuda = (ENGINE_FOLDER / "backend/cuda/codegen/convert.cuh").read_text().replace("#pragma once\n", "")
+        code = nvrtc.included('#include "backend/cuda/codegen/dtypes.cuh"').replace(cuda, "")
         ours = "using ::to_float; using ::from_float; using ::from_two;"  # which MACHINE has for all
         return f"namespace fast{fast} {{\n{ours}\n#define FAST {fast}\n{code}\n#undef FAST\n}}\n"
 
@@ -205,7 +205,7 @@ class WrittenOut:
 
     def of_file(self, file: str, kernel: str, dtype: Any, shared_bytes: int) -> Any:
         """As `KernelModules.get`."""
-        return self.get(nvrtc.included((OPS_FOLDER / file).read_text()), kernel, dtype, shared_bytes)
+        return self.get(nvrtc.included((ENGINE_FOLDER / file).read_text()), kernel, dtype, shared_bytes)
 
     @staticmethod
     def _cluster(text: str) -> tuple[int, ...]:

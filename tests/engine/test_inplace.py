@@ -11,7 +11,7 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine import optim
-from flame_train.engine.writes import WRITES
+from flame_train.engine.versions import VERSIONS
 from flame_train.errors import ShapeError
 
 
@@ -91,13 +91,13 @@ def test_running_statistics_that_move_are_written() -> None:
 
 def test_what_was_written_and_freed_is_forgotten() -> None:
     gc.collect()
-    before = len(WRITES)
+    before = len(VERSIONS)
     for _ in range(3):
         flame.tensor([1.0, 2.0]).fill_(3.0)
     kept = flame.tensor(np.zeros((1000, 2), np.float32))
     for i in range(1000):
         kept[i] = 1.0
-    assert len(WRITES) == before + 1
+    assert len(VERSIONS) == before + 1
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from flame_train.engine import Parameter, tensor
 from flame_train.engine import functional as F
-from flame_train.engine.graph import leading_sum
+from flame_train.engine.sums import leading_sum
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.engine.mode import deterministic, use
-from flame_train.engine.ops import attention_few_keys, attention_parts, attention_warpgroups
+from flame_train.engine.ops.attention import head_split, short_kv, wgmma
 
 pytestmark = pytest.mark.gpu
 
@@ -43,7 +43,7 @@ def test_few_keys(length: int, keys: int, dtype: str) -> None:
 @pytest.mark.parametrize("keys", [41, 77])
 @pytest.mark.parametrize("share", [1, 2, 3, 8])
 def test_however_many_blocks_share_a_head(share: int, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_few_keys, "shares", lambda *_: share)
+    monkeypatch.setattr(short_kv, "shares", lambda *_: share)
     with deterministic(False):
         check(700, keys, "bfloat16")
 
@@ -51,8 +51,8 @@ def test_however_many_blocks_share_a_head(share: int, keys: int, monkeypatch: py
 @pytest.fixture
 def preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     """Warpgroups forward, however well cuDNN's tiles would be filled."""
-    monkeypatch.setattr(attention_warpgroups, "_PACE", 1e9)
-    monkeypatch.setattr(attention_warpgroups, "_PACE_OF_PARTS", 1e9)
+    monkeypatch.setattr(wgmma, "_PACE", 1e9)
+    monkeypatch.setattr(wgmma, "_PACE_OF_PARTS", 1e9)
 
 
 @pytest.mark.usefixtures("preferred")
@@ -116,9 +116,9 @@ def test_heads_in_two_parts_have_the_gradients_of_all_at_once(batch: int, monkey
     leaves = [drawn(rng, batch, heads, 1024, 128) for _ in range(4)]
     found = []
     for least in (1 << 40, 0):
-        monkeypatch.setattr(attention_parts, "_LARGE", least)
+        monkeypatch.setattr(head_split, "_LARGE", least)
         found.append(gradients_at(*(x.requires_grad_() for x in leaves[:3]), leaves[3].detach()))
-    assert attention_parts.larger_part(batch, heads, 1024, 1024, 2, multiprocessors) < heads
+    assert head_split.larger_part(batch, heads, 1024, 1024, 2, multiprocessors) < heads
     for a, b in zip(*found, strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -13,7 +13,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import bfloat16, float16, float32, float64
 from flame_train.engine.mode import deterministic
-from flame_train.engine.ops.finite import Broken
+from flame_train.engine.ops.reduction.finite import Broken
 from flame_train.engine.optim import AdamW, Arena
 from flame_train.engine.tensor import Parameter
 

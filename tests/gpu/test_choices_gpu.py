@@ -12,10 +12,10 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
+from flame_train.engine.backend.cuda.autotune_cache import Shelf
+from flame_train.engine.backend.cuda.autotuner import Stopwatch
 from flame_train.engine.backend.cuda.cublaslt import CublasLt
 from flame_train.engine.backend.cuda.cudnn import CuDnn
-from flame_train.engine.backend.cuda.shelf import Shelf
-from flame_train.engine.backend.cuda.stopwatch import Stopwatch
 from flame_train.engine.mode import deterministic
 
 pytestmark = pytest.mark.gpu

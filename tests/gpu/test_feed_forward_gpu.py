@@ -11,7 +11,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dispatch import explain
 from flame_train.engine.dtype import as_dtype
 from flame_train.engine.op import REGISTRY
-from flame_train.engine.ops import feed_forward
+from flame_train.engine.ops.fused import feed_forward
 
 pytestmark = pytest.mark.gpu
 

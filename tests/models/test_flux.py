@@ -134,7 +134,7 @@ def test_what_linear_layers_are_given_is_made_again(model, predict, monkeypatch)
 
     less, bits = kept()
     for module in ("flux", "transformer"):
-        monkeypatch.setattr(f"flame_train.models.{module}.rebuild", lambda fn, *args: fn(*args))
+        monkeypatch.setattr(f"flame_train.models.{module}.rematerialize", lambda fn, *args: fn(*args))
     more, expected = kept()
     assert 0 < less < 0.8 * more
     for a, b in zip(bits, expected, strict=True):

@@ -12,7 +12,7 @@ from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.engine import Tensor, no_grad, tensor
 from flame_train.engine.graph import Node
 from flame_train.engine.mode import op_hooks
-from flame_train.engine.rebuild import rebuild
+from flame_train.engine.rematerialize import rematerialize
 from flame_train.engine.report import saved_by_op
 from flame_train.models.unet_sdxl import UNet, UNetArch, size_conditioning
 
@@ -67,7 +67,7 @@ def test_what_is_cheaply_made_again_is_not_kept(unet, predict, monkeypatch, targ
 
     attached = with_lora(unet, [targets])
     monkeypatch.setattr("flame_train.models.transformer.NARROW", narrow)
-    make_again(monkeypatch, rebuild)
+    make_again(monkeypatch, rematerialize)
     less, bits = kept()
     make_again(monkeypatch, lambda fn, *args: fn(*args))
     more, expected = kept()

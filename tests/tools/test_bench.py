@@ -18,7 +18,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.check import generator
 from flame_train.engine.dtype import float32, float64
 from flame_train.engine.op import REGISTRY, Sample, sample
-from flame_train.engine.rebuild import rebuild
+from flame_train.engine.rematerialize import rematerialize
 from flame_train.engine.sample import Values, materialise
 from flame_train.errors import ConfigError
 from flame_train.models.blocks import Recompute
@@ -273,7 +273,7 @@ def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SMALL", "LARGE"):
         monkeypatch.setattr(f"flame_train.recipes.memory_sdxl.{name}", 0)
     for name in ("remade", "remultiplied"):
-        monkeypatch.setattr(f"flame_train.models.transformer.{name}", rebuild)
+        monkeypatch.setattr(f"flame_train.models.transformer.{name}", rematerialize)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import numpy as np
 from ...errors import ModelFileError, kind_of
 from ..backend import get_backend
 from ..dtype import Array, DType, as_dtype, float16, float32, is_float
-from ..ops.finite import Broken
+from ..ops.reduction.finite import Broken
 from ..tensor import Frozen, Parameter, Tensor
 from .fp8 import Fp8, Fp8Weight, check_fp8
 

@@ -20,7 +20,7 @@ from ...errors import ModelFileError, kind_of
 from ..backend import Backend
 from ..dtype import Array, DType, as_dtype, float32
 from ..tensor import Frozen, Parameter, Tensor, Working
-from ..writes import WRITES
+from ..versions import VERSIONS
 
 _ALIGNMENT = 64
 """Segments start at multiples of this many elements, 256 bytes, as device allocations do."""
@@ -131,9 +131,9 @@ class Arena:
 
     def changed(self) -> None:
         """Notes that values and working copies were written, so that graphs which saved them refuse to run."""
-        WRITES.note(self.values)
+        VERSIONS.mark_written(self.values)
         if self.low is not None:
-            WRITES.note(self.low)
+            VERSIONS.mark_written(self.low)
 
     def zero_grad(self) -> None:
         """Clears every gradient; one that was set to None or replaced becomes the arena's view again.

@@ -171,7 +171,7 @@ class AtOnce:
 
     def _launch(self, kernel: str, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
         kernels = self._work.arena.backend.kernels
-        kernels.launch_typed("update.cuh", kernel, self._names, grid, _THREADS, args, _BEFORE)
+        kernels.launch_typed("optim/update.cuh", kernel, self._names, grid, _THREADS, args, _BEFORE)
 
 
 def make_update(work: Work) -> Update:

@@ -15,7 +15,8 @@ import pytest
 from flame_train.engine import backend as backends
 from flame_train.engine.backend import cuda
 from flame_train.engine.backend.cuda import capture, device, nvrtc, tensor_map
-from flame_train.engine.ops import attention_few_keys, attention_warpgroups, thin_products
+from flame_train.engine.ops.attention import short_kv, wgmma
+from flame_train.engine.ops.linear import skinny_gemm
 from tests.engine.backend.stand_in import H100, Card, Cubins, Graph, NoPairs, OnDevice, Plans, Products, StandIn
 
 
@@ -40,7 +41,7 @@ def gpu(card: Card, monkeypatch: pytest.MonkeyPatch) -> Any:
     made.kernels._cubins = Cubins(card)
     monkeypatch.setattr(tensor_map, "_encode", lambda: lambda *_: 0)
     real = backends.backend_of
-    for name in ("tensor", "random"):
+    for name in ("tensor_base", "random"):
         monkeypatch.setattr(
             sys.modules[f"flame_train.engine.{name}"],
             "backend_of",
@@ -86,7 +87,7 @@ class Launched:
 def launched(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Launched:
     """Launches are noted instead; in place of a description of tiles stands what it would be of."""
     noted = Launched()
-    for module in (attention_warpgroups, attention_few_keys, thin_products):
+    for module in (wgmma, short_kv, skinny_gemm):
         monkeypatch.setattr(module, "tensor_map", lambda x, tile: (x.shape, tile))
     monkeypatch.setattr(gpu.kernels, "launch", noted.plain)
     monkeypatch.setattr(gpu.kernels, "launch_here", noted.here)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from flame_train.engine.backend.cuda import tensor_map
+from flame_train.engine.backend.cuda.autotune_cache import Shelf
 from flame_train.engine.backend.cuda.cubin import Cubins
-from flame_train.engine.backend.cuda.shelf import Shelf
 from flame_train.engine.dtype import bfloat16, float16
 from flame_train.errors import DeviceFault
 

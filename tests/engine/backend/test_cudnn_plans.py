@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from flame_train.engine.backend.cuda import cudnn
-from flame_train.engine.backend.cuda.launches import Launches
-from flame_train.engine.backend.cuda.scratch import Scratch
-from flame_train.engine.backend.cuda.shelf import Shelf
+from flame_train.engine.backend.cuda.autotune_cache import Shelf
+from flame_train.engine.backend.cuda.launch_hooks import Launches
+from flame_train.engine.backend.cuda.workspace import Scratch
 
 
 class NotSupported(Exception):

@@ -10,7 +10,7 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.ops import feed_forward
+from flame_train.engine.ops.fused import feed_forward
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 WEIGHTS = {"first": (64, 24), "bias1": (64,), "second": (16, 64), "bias2": (16,)}

@@ -14,7 +14,7 @@ from flame_train.engine import nn
 from flame_train.engine.backend.cuda.cublaslt import NoAlgorithm
 from flame_train.engine.dispatch import explain
 from flame_train.engine.op import REGISTRY
-from flame_train.engine.ops import feed_forward
+from flame_train.engine.ops.fused import feed_forward
 from flame_train.errors import ConfigError, EnvironmentFault
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -18,9 +18,9 @@ from flame_train.engine import functional as F
 from flame_train.engine.check import generator
 from flame_train.engine.dtype import is_float
 from flame_train.engine.op import REGISTRY, Op, Sample, sample
-from flame_train.engine.ops import norm_launch
-from flame_train.engine.ops.finite import Broken
-from flame_train.engine.ops.fp8 import turned
+from flame_train.engine.ops.linear.fp8 import turned
+from flame_train.engine.ops.norm import group_norm_launch
+from flame_train.engine.ops.reduction.finite import Broken
 from flame_train.engine.sample import materialise, tensor_arguments
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiler")]
@@ -151,7 +151,7 @@ def test_attention_tile_by_tile(computing: Any) -> None:
         )
         for part, (g, p, t) in enumerate(zip(got, plain, truth, strict=True)):
             assert distance(g, t) <= 2.0 * distance(p, t) + float(np.finfo(dtype).eps), (i, part)
-    assert set(launched) == {f"attention_{head}.cu" for head in (64, 128, 256, 512)}
+    assert set(launched) == {f"ops/attention/tiled_{head}.cu" for head in (64, 128, 256, 512)}
 
 
 def opened(name: str, given: dict[str, flame.Tensor]) -> flame.Tensor:
@@ -166,13 +166,13 @@ def opened(name: str, given: dict[str, flame.Tensor]) -> flame.Tensor:
 def test_group_norms(computing: Any, name: str, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three blocks an image that wait for each other, one, one for several images; all, some and few pixels kept."""
     grids = set[tuple[int, ...]]()
-    plan = norm_launch.Plan.__init__
+    plan = group_norm_launch.Plan.__init__
 
     def planned(self: Any, *args: Any) -> None:
         plan(self, *args)
         grids.add(self.grid)
 
-    monkeypatch.setattr(norm_launch.Plan, "__init__", planned)
+    monkeypatch.setattr(group_norm_launch.Plan, "__init__", planned)
 
     def found(shape: tuple[int, ...], wanted: list[str], device: str, kind: Any) -> list[np.ndarray]:
         rng, channels = generator(name, sum(shape)), shape[-1]

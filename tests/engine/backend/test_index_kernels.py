@@ -12,7 +12,7 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine import ops
-from flame_train.engine.ops import index_elements, index_rows
+from flame_train.engine.ops.indexing import index_elements, index_rows
 
 
 def launched(gpu: Any, call: Any) -> set[str]:
@@ -59,7 +59,7 @@ def test_a_span_fills_blocks_of_packets(count: int, inner: int) -> None:
 
 
 def test_launchers_and_kernels_agree_on_sizes() -> None:
-    text = (Path(ops.__file__).parent / index_rows._HEADER).read_text(encoding="utf-8")
+    text = (Path(ops.__file__).parents[1] / index_rows._HEADER).read_text(encoding="utf-8")
     there = dict(re.findall(r"\b([A-Z_]+) = (\d+)[,;]", text))
     for name in ("FEW", "TILE", "GROUP", "ACROSS", "LANES", "AHEAD"):
         assert int(there[name]) == getattr(index_rows, f"_{name}")

@@ -132,7 +132,7 @@ def test_a_sum_hands_its_gradient_on(gpu: Any) -> None:
     assert all(found is not None and found.data is g.data for found in flame.grad([x + y], [x, y], [g]))
 
 
-@pytest.mark.parametrize(("capability", "chosen"), [("75", "reference"), ("80", "norm.cu")])
+@pytest.mark.parametrize(("capability", "chosen"), [("75", "reference"), ("80", "ops/norm/group_norm.cu")])
 def test_group_norms_on_older_cards(gpu: Any, capability: str, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = (flame.tensor(np.ones(shape, np.float32), device="cuda") for shape in ((1, 4, 4, 16), (16,)))
     monkeypatch.setattr(type(x.data).device, "compute_capability", capability)
@@ -143,11 +143,11 @@ def test_group_norms_on_older_cards(gpu: Any, capability: str, chosen: str, monk
 
 def test_a_call_that_does_not_fit_is_noticed(gpu: Any) -> None:
     x = gpu.empty((4, 8), np.dtype(np.float32))
-    rows = (np.int32(4), np.int32(8))
-    gpu.kernels.launch("attention_64.cu", "attention_drop", x.dtype, (1,), 128, (x, x, x, *rows))
+    rows, launch = (np.int32(4), np.int32(8)), gpu.kernels.launch
+    launch("ops/attention/tiled_64.cu", "attention_drop", x.dtype, (1,), 128, (x, x, x, *rows))
     with pytest.raises(AssertionError, match="4 arguments for 5"):
-        gpu.kernels.launch("attention_64.cu", "attention_drop", x.dtype, (1,), 128, (x, x, x, rows[0]))
+        launch("ops/attention/tiled_64.cu", "attention_drop", x.dtype, (1,), 128, (x, x, x, rows[0]))
     with pytest.raises(AssertionError, match=r"argument 3: .* for int"):
-        gpu.kernels.launch("attention_64.cu", "attention_drop", x.dtype, (1,), 128, (x, x, x, np.int64(4), rows[1]))
+        launch("ops/attention/tiled_64.cu", "attention_drop", x.dtype, (1,), 128, (x, x, x, np.int64(4), rows[1]))
     with pytest.raises(AssertionError, match="argument 0: float32 for __half"):
-        gpu.kernels.launch("attention_64.cu", "attention_drop", np.dtype(np.float16), (1,), 128, (x, x, x, *rows))
+        launch("ops/attention/tiled_64.cu", "attention_drop", np.dtype(np.float16), (1,), 128, (x, x, x, *rows))

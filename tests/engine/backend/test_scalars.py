@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flame_train.engine.backend.cuda.scalars import Trace
+from flame_train.engine.backend.cuda.codegen.scalars import Trace
 
 GIVEN = {
     "d": np.array(-2.625), "e": np.array(0.3), "f": np.array(1.7, np.float32), "n": np.array(7), "yes": np.array(True),

@@ -16,11 +16,12 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.backend.cuda import paired
-from flame_train.engine.backend.cuda.paired import Operands, Tile
+from flame_train.engine.backend.cuda import dual_gemm
+from flame_train.engine.backend.cuda.dual_gemm import Operands, Tile
 from flame_train.engine.dtype import Array, DType, bfloat16, float16, float32, float64
-from flame_train.engine.ops import attention_few_keys, attention_warpgroups, thin_products
-from flame_train.engine.ops.thin_products import Thin
+from flame_train.engine.ops.attention import short_kv, wgmma
+from flame_train.engine.ops.linear import skinny_gemm
+from flame_train.engine.ops.linear.skinny_gemm import Thin
 
 pytestmark = pytest.mark.slow
 
@@ -76,8 +77,8 @@ def test_attention_by_warpgroups(
     )
     out, lse = k.empty(q.shape, bfloat16), k.empty(q.shape[:3], float32)
     into = tuple(k.empty(x.shape, bfloat16) for x in (q, key, value))
-    attention_warpgroups.forward(k, q, key, value, out, lse, scale)
-    attention_warpgroups.gradients(k, g, q, key, value, out, lse, into, scale)
+    wgmma.forward(k, q, key, value, out, lse, scale)
+    wgmma.gradients(k, g, q, key, value, out, lse, into, scale)
     plain, truth = (attend(case, bfloat16, dtype, "cpu") for dtype in (bfloat16, float64))
     for (name, t), got in zip(truth.items(), (out, *into), strict=True):
         assert distance(got.get(), t) <= 2 * distance(plain[name], t) + float(ml_dtypes.finfo(bfloat16).eps), name
@@ -99,8 +100,8 @@ def test_gradients_of_lora_factors(
     t = Thin(*(flame.tensor(a, bfloat16, "cuda").data for a in (x, g, inner, low)), rank)
     before = {n: rounded(t.shape(n), 7, float32) if held else np.zeros(t.shape(n)) for n in ("down", "up")}
     targets = {n: flame.tensor(b, float32, "cuda").data if held else None for n, b in before.items()}
-    assert thin_products.fit(k, t)
-    made = thin_products.both(k, t, targets, final=False)
+    assert skinny_gemm.fit(k, t)
+    made = skinny_gemm.both(k, t, targets, final=False)
     x, g, inner, low = (a.astype(np.float64) for a in (x, g, inner, low))
     for i in range(layers):
         own = slice(i * rank, (i + 1) * rank)
@@ -139,14 +140,14 @@ def check_pair(x: Operands) -> None:
         assert (np.asarray(made.base)[:, made.shape[1] :] == 7).all()
 
 
-def products(gpu: Any, multiprocessors: int) -> paired.PairedProducts:
-    return paired.PairedProducts(gpu.xp, None, None, None, gpu.kernels._cubins, multiprocessors, 90)
+def products(gpu: Any, multiprocessors: int) -> dual_gemm.PairedProducts:
+    return dual_gemm.PairedProducts(gpu.xp, None, None, None, gpu.kernels._cubins, multiprocessors, 90)
 
 
 WAYS = [
-    (paired._TILES[0], False, False), (paired._TILES[1], True, False), (paired._TILES[2], False, False),
-    (paired._TILES[3], True, False), (paired._MAKING[0], True, True), (paired._MAKING[1], False, True),
-    (paired._MAKING[2], True, True), (paired._MAKING[3], False, True),
+    (dual_gemm._TILES[0], False, False), (dual_gemm._TILES[1], True, False), (dual_gemm._TILES[2], False, False),
+    (dual_gemm._TILES[3], True, False), (dual_gemm._MAKING[0], True, True), (dual_gemm._MAKING[1], False, True),
+    (dual_gemm._MAKING[2], True, True), (dual_gemm._MAKING[3], False, True),
 ]  # fmt: skip
 
 
@@ -166,7 +167,7 @@ def test_thin_products_of_parts_of_the_columns(computing: Any) -> None:
     a, b, thin, b2 = (flame.tensor(x, bfloat16, "cuda").data for x in given)
     low, out = (computing.kernels.empty(shape, bfloat16) for shape in ((m, splits * rank), (m, n)))
     x = Operands(a, b, low, b2, out, thin=thin, scale=0.25, splits=splits)
-    products(computing, 132).run(replace(paired._MAKING[1], thin=rank), x)
+    products(computing, 132).run(replace(dual_gemm._MAKING[1], thin=rank), x)
     a, b, thin, b2 = (x.astype(np.float64) for x in given)
     cuts = [*range(0, splits * each + 1, each)]
     want = np.hstack([0.25 * a[:, i:j] @ thin[i:j] for i, j in pairwise(cuts)])
@@ -191,9 +192,9 @@ def test_what_is_not_waited_for_shows(
     computing: Any, part: str, left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """The stand-in would not see such a mistake if it did all at once."""
-    text = attention_few_keys._forward_text(bfloat16)
+    text = short_kv._forward_text(bfloat16)
     assert text.count(part) == 1
     without = text.replace(part, left)
-    monkeypatch.setattr(attention_few_keys, "_forward_text", lambda _: without)
+    monkeypatch.setattr(short_kv, "_forward_text", lambda _: without)
     with pytest.raises(AssertionError):
         check_attention((2, 2, 200, 77), bfloat16)

@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from flame_train.engine.backend.cuda import paired
+from flame_train.engine.backend.cuda import dual_gemm
 from flame_train.engine.dtype import bfloat16
-from flame_train.engine.ops import attention_few_keys, attention_warpgroups, thin_products
+from flame_train.engine.ops.attention import short_kv, wgmma
+from flame_train.engine.ops.linear import skinny_gemm
 
 _SPEC = importlib.util.spec_from_file_location("written_out", Path(__file__).with_name("test_written_out.py"))
 assert _SPEC is not None
@@ -56,19 +57,24 @@ def factors(computing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         T.test_gradients_of_lora_factors(computing, 1000, 72, 136, 3, 16, False, multiprocessors, monkeypatch)
 
 
-def pairs(tile: paired.Tile, across: bool, thin: bool) -> Callable[..., None]:
+def pairs(tile: dual_gemm.Tile, across: bool, thin: bool) -> Callable[..., None]:
     return lambda computing, _: T.test_two_products_in_one_pass(computing, tile, across, thin)
 
 
-MAKING = paired._MAKING[1]
+MAKING = dual_gemm._MAKING[1]
 KERNELS: dict[str, tuple[Any, str, tuple[Any, ...], Callable[..., None]]] = {
-    "few_keys_forward": (attention_few_keys, "_forward_text", (bfloat16,), captions),
-    "few_keys_gradients": (attention_few_keys, "_gradients_text", (bfloat16, 2), captions),
-    "attention_forward": (attention_warpgroups, "_forward_text", (bfloat16,), positions),
-    "attention_gradients": (attention_warpgroups, "_gradients_text", (bfloat16,), positions),
-    "lora_gradients": (thin_products, "_text", (bfloat16, 3, 1, 8, 1, 6), factors),
-    "paired": (paired, "source", (paired._TILES[3], False, 16, bfloat16), pairs(paired._TILES[3], False, False)),
-    "making": (paired, "source", (replace(MAKING, thin=16), True, 16, bfloat16), pairs(MAKING, True, True)),
+    "few_keys_forward": (short_kv, "_forward_text", (bfloat16,), captions),
+    "few_keys_gradients": (short_kv, "_gradients_text", (bfloat16, 2), captions),
+    "attention_forward": (wgmma, "_forward_text", (bfloat16,), positions),
+    "attention_gradients": (wgmma, "_gradients_text", (bfloat16,), positions),
+    "lora_gradients": (skinny_gemm, "_text", (bfloat16, 3, 1, 8, 1, 6), factors),
+    "paired": (
+        dual_gemm,
+        "source",
+        (dual_gemm._TILES[3], False, 16, bfloat16),
+        pairs(dual_gemm._TILES[3], False, False),
+    ),
+    "making": (dual_gemm, "source", (replace(MAKING, thin=16), True, 16, bfloat16), pairs(MAKING, True, True)),
 }
 
 

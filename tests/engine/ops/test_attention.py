@@ -7,7 +7,7 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.ops import attention
+from flame_train.engine.ops.attention import attention
 from flame_train.engine.random import Rng
 
 B, H, L, S, E = 3, 2, 7, 10, 4

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from flame_train.engine.ops.special import erf
+from flame_train.engine.ops.common.special import erf
 
 
 def exact(x):

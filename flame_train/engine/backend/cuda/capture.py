@@ -14,24 +14,39 @@ does stay, earlier graphs might overwrite it, so they are dropped, and recorded 
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, suppress
+from types import ModuleType
+from typing import Any, Protocol
 
 from ...mode import capturing
 from .graph import Graph
-
-if TYPE_CHECKING:
-    from .device import CudaBackend
+from .launcher import Kernels
 
 
-def capture(backend: CudaBackend, fn: Callable[[], None]) -> Callable[[], None]:
+class CapturingDevice(Protocol):
+    """What capturing asks of `CudaBackend`, whose methods these are."""
+
+    xp: ModuleType
+    stream: Any
+    kernels: Kernels
+    graph_pool: Any
+    graphs: weakref.WeakSet[Any]
+
+    def most_taken(self, fn: Callable[[], None]) -> int: ...
+    def graph_memory(self) -> AbstractContextManager[None]: ...
+    def release_unused(self) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+def capture(backend: CapturingDevice, fn: Callable[[], None]) -> Callable[[], None]:
     """`fn` as a callable that records itself once and replays from then on."""
     return _Captured(backend, fn)
 
 
 class _Captured:
-    def __init__(self, backend: CudaBackend, fn: Callable[[], None]) -> None:
+    def __init__(self, backend: CapturingDevice, fn: Callable[[], None]) -> None:
         self._backend, self._fn = backend, fn
         self._needs = -1  # bytes, once it has run
         self._graph: Any = None

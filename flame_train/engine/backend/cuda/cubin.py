@@ -12,8 +12,8 @@ from typing import Any
 
 from ....errors import DeviceFault
 from ...dtype import DType
+from .autotune_cache import Shelf
 from .nvrtc import options
-from .shelf import Shelf
 
 _SHARED_BYTES_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 

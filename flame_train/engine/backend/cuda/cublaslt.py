@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 from ....errors import DeviceFault, EnvironmentFault
 from ...dtype import Array, DType, bfloat16, float16, float32, float64, uint8
 from ...mode import mode
-from .launches import Launches
+from .autotune_cache import Shelf
+from .autotuner import Stopwatch
+from .launch_hooks import Launches
 from .libraries import load
-from .shelf import Shelf
-from .stopwatch import Stopwatch
 
 _LOG = logging.getLogger(__name__)
 _TYPE = {float32: 0, float64: 1, float16: 2, bfloat16: 14, uint8: 28}  # cudaDataType_t; uint8 holds codes of e4m3

@@ -18,12 +18,12 @@ from typing import Any
 from ....errors import DeviceFault, EnvironmentFault
 from ...dtype import Array, DType, bfloat16, float16, float32
 from ...mode import mode
-from .launches import Launches
-from .layout import dense_strides
+from .autotune_cache import Shelf
+from .autotuner import Stopwatch
+from .codegen.broadcast_plan import dense_strides
+from .launch_hooks import Launches
 from .libraries import load
-from .scratch import Scratch
-from .shelf import Shelf
-from .stopwatch import Stopwatch
+from .workspace import Scratch
 
 _LOG = logging.getLogger(__name__)
 _CANDIDATES = 8  # plans that are timed

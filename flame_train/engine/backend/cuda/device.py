@@ -14,10 +14,10 @@ from ....errors import EnvironmentFault
 from ...dtype import Array, DType
 from ...mode import mode
 from ..base import Memory
+from .capturable_namespace import Capturable
 from .capture import capture
-from .kernels import Kernels
-from .mailbox import CudaMailbox
-from .references import Capturable
+from .launcher import Kernels
+from .prefetch import CudaMailbox
 
 _HINT = "use --device cpu, or run `flame-train doctor` to see what is missing"
 
@@ -124,7 +124,7 @@ class CudaBackend:
         target.set(np.asarray(host, order="C"), stream=self.stream)
 
     def mailbox(self) -> CudaMailbox:
-        return CudaMailbox(self)
+        return CudaMailbox(self.xp, self.stream)
 
     def synchronize(self) -> None:
         _refuse_in_capture("waits for nothing", "synchronize after the step")

@@ -1,4 +1,4 @@
-"""Our own kernels, compiled on first use and cached on disk by CuPy: ops/*.cu by element type, and generated text."""
+"""Our own kernels, compiled on first use and cached on disk by CuPy: *.cu files by element type, and generated text."""
 
 from __future__ import annotations
 
@@ -8,26 +8,31 @@ from pathlib import Path
 from typing import Any
 
 from ...dtype import DType, bfloat16, bool_, float16, float32, int32, int64, uint8
-from .launches import Launches
+from .launch_hooks import Launches
 from .libraries import header_directory
 
-_OPS = Path(__file__).parents[2] / "ops"
+_ENGINE = Path(__file__).parents[2]
 _TYPES = {float32: "float", float16: "__half", bfloat16: "__nv_bfloat16"}
 ELEMENT_TYPES = frozenset(_TYPES)
 _SHARED_BYTES = 48 << 10  # shared memory that every kernel may use without asking
-_INCLUDE = re.compile(r'#include "(\w+\.cuh)"')
+_INCLUDE = re.compile(r'#include "([\w/]+\.cuh)"')
 _GENERATED = {float32: "float", float16: "fp16", bfloat16: "bf16", bool_: "bool", int32: "int", int64: "long long"}
 _GENERATED |= {uint8: "e4m3"}
 
 
 def options(dtype: DType) -> tuple[str, ...]:
     """Compiler options for kernels over elements of `dtype`."""
-    return ("-std=c++17", f"-DELEMENT={_TYPES[dtype]}", f"-I{_OPS}", f"-I{header_directory()}")
+    return ("-std=c++17", f"-DELEMENT={_TYPES[dtype]}", f"-I{_ENGINE}", f"-I{header_directory()}")
 
 
 def element_name(dtype: DType) -> str:
     """What generated kernels call a dtype."""
     return _GENERATED[dtype]
+
+
+def begin(fast: bool) -> str:
+    """How a generated text begins: the types and functions of dtypes.cuh, approximate ones if `fast`."""
+    return f'#define FAST {int(fast)}\n#include "backend/cuda/codegen/dtypes.cuh"\n'
 
 
 def included(text: str) -> str:
@@ -41,7 +46,7 @@ def included(text: str) -> str:
         if found[1] in seen:
             return ""
         seen.add(found[1])
-        return _INCLUDE.sub(header, (_OPS / found[1]).read_text(encoding="utf-8")).replace("#pragma once\n", "")
+        return _INCLUDE.sub(header, (_ENGINE / found[1]).read_text(encoding="utf-8")).replace("#pragma once\n", "")
 
     return _INCLUDE.sub(header, text)
 
@@ -83,7 +88,10 @@ class KernelModules:
         self._lock = threading.Lock()
 
     def get(self, file: str, kernel: str, dtype: DType, shared_bytes: int = 0) -> _Function:
-        """The function `kernel` of ops/`file` for elements of `dtype`, allowed `shared_bytes` of shared memory."""
+        """The function `kernel` of `file`, a path in `engine/`, for elements of `dtype`.
+
+        Its blocks may use `shared_bytes` of shared memory.
+        """
         key = (file, kernel, dtype)
         with self._lock:
             if key not in self._functions:
@@ -95,7 +103,7 @@ class KernelModules:
     def _module(self, file: str, dtype: DType) -> Any:
         key = (file, dtype)
         if key not in self._modules:
-            code = included((_OPS / file).read_text(encoding="utf-8"))
+            code = included((_ENGINE / file).read_text(encoding="utf-8"))
             self._modules[key] = self._cupy.RawModule(code=code, options=options(dtype))
         return self._modules[key]
 

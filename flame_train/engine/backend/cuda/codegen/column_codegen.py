@@ -1,0 +1,174 @@
+"""The text of a reduction's kernel: how a block reads its rows, and what the last block does with all totals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ....dtype import DType
+from ..nvrtc import begin, element_name
+from .column_tiling import ColumnCut
+from .kernel_ir import Reduction
+from .row_codegen import Names, divided, divisor_arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a kernel reads: names and dtypes of rows, tables with a `single` row and with several, columns; numbers."""
+
+    rows: Names
+    single: Names = ()
+    tables: Names = ()
+    columns: Names = ()
+    numbers: tuple[str, ...] = ()
+
+    def arguments(self) -> list[str]:
+        """The kernel's declarations of them."""
+        found = [f"const {element_name(d)}* __restrict__ p_{n}" for n, d in (*self.rows, *self.single)]
+        for n, d in self.tables:
+            found += [f"const {element_name(d)}* __restrict__ p_{n}"]
+            found += [*divisor_arguments(f"run_{n}"), *divisor_arguments(f"count_{n}")]
+        found += [f"const {element_name(d)}* __restrict__ p_{n}" for n, d in self.columns]
+        return [*found, *(f"const float {n}" for n in self.numbers)]
+
+    def begin(self) -> str:
+        """The first lines of the kernel's text."""
+        narrow = all(d.itemsize <= 2 for _, d in (*self.rows, *self.single, *self.tables))
+        return begin(narrow) + '#include "backend/cuda/codegen/column_reduce.cuh"\n'
+
+
+STRETCH_THREADS = 512
+SHARED = "float* part, unsigned* counters, const long long reduced, const long long stretch"
+"""The arguments of kernels whose blocks may share a reduction; `part` is null where none do."""
+
+
+def rows_read(inputs: Inputs, cut: ColumnCut, each: str) -> str:
+    """The loop over a thread's rows, in batches whose packets are all loaded before the first is used.
+
+    `each` is the text for one row, in which q_NAME are the packets and NAME the values of columns. Around the loop, `x`
+    and `y` are the thread's place in the block, `c` its first column, `first` and `last` the block's rows.
+    """
+    ahead, lanes, w = cut.ahead(len(inputs.rows)), cut.lanes, cut.width
+    held, reads, own, once = [], [], [], []
+    for n, d in (*inputs.rows, *inputs.single, *inputs.tables):
+        packet = f"Packet<{element_name(d)}, {w}>"
+        row = {**dict.fromkeys(dict(inputs.rows), "row"), **{t: _table_row(t) for t, _ in inputs.tables}}.get(n, "0ll")
+        read = f"*reinterpret_cast<const {packet}*>(p_{n} + {row} * inner + c);"
+        if (n, d) in inputs.single:
+            once.append(f"const {packet} q_{n} = {read}")
+            continue
+        held.append(f"{packet} a_{n}[{ahead}];")
+        reads.append(f"a_{n}[k] = {read}")
+        own.append(f"const {packet} q_{n} = a_{n}[k];")
+    for n, _ in inputs.columns:
+        held.append(f"float a_{n}[{ahead}];")
+        reads.append(f"a_{n}[k] = to_float(p_{n}[row]);")
+        own.append(f"const float {n} = a_{n}[k];")
+    line = "\n      "
+    return f"""  if (c < inner) {{
+    {line.join(once)}
+    for (long long at = first + y; at < last; at += {ahead * lanes}) {{
+      {line.join(held)}
+#pragma unroll
+      for (int k = 0; k < {ahead}; k++) {{
+        const long long row = blockIdx.x * reduced + at + k * {lanes};
+        if (at + k * {lanes} < last) {{ {" ".join(reads)} }}
+      }}
+#pragma unroll
+      for (int k = 0; k < {ahead}; k++) {{
+        if (at + k * {lanes} >= last) break;
+        {line.join(own)}
+        {each}
+      }}
+    }}
+  }}
+"""
+
+
+def _table_row(name: str) -> str:
+    return f"(long long){divided(f'count_{name}')}.rest({divided(f'run_{name}')}.quotient((unsigned)row))"
+
+
+def place_of(cut: ColumnCut) -> str:
+    """Lines that compute a thread's place in the block, its first column, the block's rows, and the tile's index."""
+    return f"""  const int x = threadIdx.x % {cut.across}, y = threadIdx.x / {cut.across};
+  const int c = (blockIdx.z * {cut.across} + x) * {cut.width};
+  const long long first = blockIdx.y * stretch, last = first + stretch < reduced ? first + stretch : reduced;
+  const long long place = blockIdx.x * (long long)gridDim.z + blockIdx.z;
+"""
+
+
+def column_source(rs: Sequence[Reduction], inputs: Inputs, dtype: DType, cut: ColumnCut) -> str:
+    """The kernel down columns. Grid (outer, stretches, tiles); the last block of a tile combines all blocks' totals."""
+    w, t, columns, left = cut.width, cut.threads, cut.columns, f"Left<{cut.columns}, {cut.threads}>"
+    step = len(rs) * columns
+    names = [f"const float {n} = to_float(q_{n}.e[i]);" for n, _ in (*inputs.rows, *inputs.single, *inputs.tables)]
+    none, each, block, shared, results = "", " ".join(names), "", "", ""
+    for j, r in enumerate(rs):
+        how = r.how.capitalize()
+        none += f"own[{j}][i] = {how}::none(); "
+        each += f" own[{j}][i] = {how}::of(own[{j}][i], {r.value});"
+        block += f"  totals[{j}] = of_columns<{how}, {cut.across}, {w}, {t}>(own[{j}]);\n"
+        shared += f"    totals[{j}] = of_blocks<{how}, {columns}, {t}>(left + {j * columns}, gridDim.y, {step});\n"
+        place = f"made[({j}ll * gridDim.x + blockIdx.x) * inner + column]"
+        results += f"  {{ const float total = totals[{j}]; from_float({r.result}, {place}); }}\n"
+    loop = f"#pragma unroll\n        for (int i = 0; i < {w}; i++) {{ {each} }}"
+    return f"""{inputs.begin()}
+extern "C" __global__ void __launch_bounds__({t}, {cut.resident}) columns({", ".join(inputs.arguments())},
+    {element_name(dtype)}* __restrict__ made, {SHARED}, const int inner, const float n) {{
+{place_of(cut)}  float own[{len(rs)}][{w}], totals[{len(rs)}];
+#pragma unroll
+  for (int i = 0; i < {w}; i++) {{ {none}}}
+{rows_read(inputs, cut, loop)}{block}  int column = column_of<{cut.across}, {w}>(threadIdx.x);
+  if (gridDim.y > 1) {{
+    float* const left = part + place * gridDim.y * {step};
+    if (threadIdx.x < {columns})
+      for (int j = 0; j < {len(rs)}; j++) left[blockIdx.y * {step} + j * {columns} + column] = totals[j];
+    if (!last_of(counters + place, gridDim.y)) return;
+{shared}    column = column_of<{left}::ACROSS, {left}::WIDTH>(threadIdx.x);
+  }}
+  column += blockIdx.z * {columns};
+  if (threadIdx.x >= {columns} || column >= inner) return;
+{results}}}
+"""
+
+
+def stretch_source(r: Reduction, inputs: Inputs, dtype: DType, width: int) -> str:
+    """The kernel along rows. Grid (rows, stretches): a block has a stretch of a row, and at last what is no packet."""
+    how, t = r.how.capitalize(), STRETCH_THREADS
+    reads, each, lone = "", "", ""
+    for n, d in inputs.rows:
+        packet = f"Packet<{element_name(d)}, {width}>"
+        reads += f"const {packet} q_{n} = *reinterpret_cast<const {packet}*>(p_{n} + base + at); "
+        each += f"const float {n} = to_float(q_{n}.e[i]); "
+        lone += f"const float {n} = to_float(p_{n}[base + at]); "
+    single = " ".join(f"const float {n} = to_float(p_{n}[blockIdx.x]);" for n, _ in inputs.columns)
+    return f"""{inputs.begin()}
+extern "C" __global__ void __launch_bounds__({t}, 2) stretches({", ".join(inputs.arguments())},
+    {element_name(dtype)}* __restrict__ made, {SHARED}, const float n) {{
+  const long long base = blockIdx.x * reduced, first = blockIdx.y * stretch;
+  const long long last = first + stretch < reduced ? first + stretch : reduced;
+  const long long whole = first + (last - first) / {width} * {width};
+  {single}
+  float own[1] = {{{how}::none()}};
+#pragma unroll 4
+  for (long long at = first + threadIdx.x * {width}; at < whole; at += {t * width}) {{
+    {reads}
+#pragma unroll
+    for (int i = 0; i < {width}; i++) {{ {each}own[0] = {how}::of(own[0], {r.value}); }}
+  }}
+  if (threadIdx.x < last - whole) {{
+    const long long at = whole + threadIdx.x;
+    {lone}
+    own[0] = {how}::of(own[0], {r.value});
+  }}
+  float total = of_columns<{how}, 1, 1, {t}>(own);
+  if (gridDim.y > 1) {{
+    float* const left = part + blockIdx.x * (long long)gridDim.y;
+    if (threadIdx.x == 0) left[blockIdx.y] = total;
+    if (!last_of(counters + blockIdx.x, gridDim.y)) return;
+    total = of_blocks<{how}, 1, {t}>(left, gridDim.y, 1);
+  }}
+  if (threadIdx.x == 0) from_float({r.result}, made[blockIdx.x]);
+}}
+"""

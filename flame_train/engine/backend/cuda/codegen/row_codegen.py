@@ -1,0 +1,241 @@
+"""The text of a row program's kernel: how operands are found and loaded, what is computed, where results go."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ....dtype import DType
+from ..nvrtc import begin, element_name
+from .kernel_ir import Program
+from .row_tiling import Cut
+
+Names = tuple[tuple[str, DType], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a kernel's text depends on besides program and cut.
+
+    The names and dtypes of rows, of tables with a `single` row, of `tables` with several, and of columns; the names of
+    numbers; the outputs' dtypes; and the number of leading dims. `alike` names, for each of `tables`, the first one
+    with the same run and count, whose row index it shares.
+    """
+
+    rows: Names
+    single: Names
+    tables: Names
+    alike: tuple[str, ...]
+    columns: Names
+    numbers: tuple[str, ...]
+    outputs: tuple[DType, ...]
+    dims: int
+
+
+class RowText:
+    """Writes the kernel of a program."""
+
+    def __init__(self, program: Program, signature: Signature, cut: Cut, columns: int) -> None:
+        self.program, self.cut, self.signature = program, cut, signature
+        self.whole = cut.elements == columns
+        self.rows = {n: element_name(d) for n, d in signature.rows}
+        self.tables = {n: element_name(d) for n, d in (*signature.single, *signature.tables)}
+        self.outputs = [element_name(d) for d in signature.outputs]
+        self.made = {f"out{i}": self.outputs[i] for i in range(len(program.rows))}
+        self.vectors: list[str] = []
+        self.totals = 0
+
+    def source(self) -> str:
+        """The whole text. Where the row fills all packets of all threads, its length is a constant of the kernel."""
+        steps = "".join(map(self._step, together(self.program.steps)))
+        outputs = self._outputs()
+        c, types = self.cut, [*self.rows.values(), *self.tables.values(), *self.made.values()]
+        head, arguments = begin("float" not in types), ", ".join(self._arguments())
+        return f"""{head}extern "C" __global__ void __launch_bounds__({c.block}) rows({arguments}) {{
+  const unsigned row = blockIdx.x * {c.rows} + threadIdx.x / {c.threads};
+  const int lane = threadIdx.x % {c.threads};
+  const int length = {c.elements if self.whole else "columns"}, packets = length / {c.width};
+  const bool live = row < count;
+  const float n = length;
+  __shared__ float shared[{max(1, self.totals)}][32];
+{self._places()}{self._staged() if c.staged else ""}{self._loads()}{steps}{outputs}}}
+"""
+
+    # ---- where things are ----------------------------------------------------------------------------
+
+    def _arguments(self) -> list[str]:
+        s, found = self.signature, []
+        for name, t in self.rows.items():
+            found += [f"const {t}* __restrict__ p_{name}", *self._steps(name)]
+        found += [f"const {t}* __restrict__ p_{name}" for name, t in self.tables.items()]
+        for name in dict.fromkeys(s.alike):
+            found += [*divisor_arguments(f"run_{name}"), *divisor_arguments(f"count_{name}")]
+        found += [f"const {element_name(d)}* __restrict__ p_{name}" for name, d in s.columns]
+        found += [f"const float {name}" for name in s.numbers]
+        found += [f"{t}* __restrict__ out{i}" for i, t in enumerate(self.outputs)]
+        found += [step for name in self.made for step in self._steps(name)]
+        found += [a for d in range(1, s.dims) for a in divisor_arguments(f"size{d}")]
+        return [*found, "const unsigned count", "const unsigned columns"]
+
+    def _steps(self, name: str) -> list[str]:
+        return [f"const long long step_{name}{d}" for d in range(self.signature.dims)]
+
+    def _places(self) -> str:
+        """The row's index i<dim> along each leading dim, and a pointer r_<name> to its row of each table."""
+        s, lines = self.signature, ["  unsigned outer = row;\n"]
+        for d in range(s.dims - 1, 0, -1):
+            lines += [f"  const unsigned i{d} = {divided(f'size{d}')}.rest(outer);\n"]
+            lines += [f"  outer = {divided(f'size{d}')}.quotient(outer);\n"]
+        lines += ["  const unsigned i0 = outer;\n"]
+        for name in dict.fromkeys(s.alike):
+            at = f"{divided(f'count_{name}')}.rest({divided(f'run_{name}')}.quotient(row))"
+            lines += [f"  const long long at_{name} = {at} * (long long)length;\n"]
+        places = {n: f" + at_{like}" for (n, _), like in zip(s.tables, s.alike, strict=True)}
+        lines += [f"  const {t}* const r_{n} = p_{n}{places.get(n, '')};\n" for n, t in self.tables.items()]
+        return "".join(lines)
+
+    def _place(self, name: str) -> str:
+        """Where an operand's or output's row begins."""
+        return " + ".join(f"i{d} * step_{name}{d}" for d in range(self.signature.dims))
+
+    def _tile(self, name: str) -> str:
+        """Where a staged row begins."""
+        return f"tile_{name} + threadIdx.x / {self.cut.threads} * length"
+
+    # ---- in ------------------------------------------------------------------------------------------
+
+    def _staged(self) -> str:
+        """Copies the block's rows into shared memory, in which there is room for the outputs' rows as well."""
+        c, lines = self.cut, []
+        for name, t in (self.rows | self.made).items():
+            packet, size = f"Packet<{t}, 16 / sizeof({t})>", f"{c.elements * c.rows} * sizeof({t}) / 16"
+            lines += [f"  __shared__ {packet} packets_{name}[{size}];\n"]
+            lines += [f"  {t}* const tile_{name} = packets_{name}[0].e;\n"]
+        lines += [f"  const long long first = blockIdx.x * {c.rows}ll * length;\n"]
+        lines += [f"  const unsigned held = min({c.rows}u, count - blockIdx.x * {c.rows}) * length;\n"]
+        lines += [self._carried(t, f"tile_{name}", f"p_{name} + first") for name, t in self.rows.items()]
+        return "".join([*lines, "  __syncthreads();\n"])
+
+    def _carried(self, t: str, to: str, source: str) -> str:
+        return f"  carry<{t}, {self.cut.block}, {self.cut.elements * self.cut.rows}>({to}, {source}, held);\n"
+
+    def _loads(self) -> str:
+        w, k = self.cut.width, self.cut.packets
+        held = "".join(f"  Packet<{t}, {w}> q_{name}[{k}];\n" for name, t in self.rows.items())
+        places = {n: self._tile(n) if self.cut.staged else f"p_{n} + {self._place(n)}" for n in self.rows}
+        reads = "".join(
+            f"    q_{name}[k] = *reinterpret_cast<const Packet<{t}, {w}>*>({places[name]} + p * {w});\n"
+            for name, t in self.rows.items()
+        )
+        columns = self.signature.columns
+        own = "".join(f"  const float {name} = live ? to_float(p_{name}[row]) : 0.f;\n" for name, _ in columns)
+        return held + self._packets(reads) + own
+
+    # ---- what is done --------------------------------------------------------------------------------
+
+    def _packets(self, body: str) -> str:
+        """`body` for every packet of the row that this thread has."""
+        return f"""#pragma unroll
+  for (int k = 0; k < {self.cut.packets}; k++) {{
+    const int p = lane + k * {self.cut.threads};
+{self._left_out()}{body}  }}
+"""
+
+    def _left_out(self) -> str:
+        """A line that skips packets which do not exist: those of a missing row, and a thread's last beyond the row.
+
+        Missing rows are not skipped where rows are staged: they have a place in shared memory, which is not copied out.
+        """
+        missing = [] if self.cut.staged or self.cut.rows == 1 else ["!live"]
+        missing += [] if self.whole else [f"k == {self.cut.packets - 1} && p >= packets"]
+        return f"    if ({' || '.join(missing)}) continue;\n" if missing else ""
+
+    def _each(self, body: str, before: str = "", after: str = "") -> str:
+        """`body` for every element, with the operands it names at hand."""
+        w, words = self.cut.width, _words(body)
+        tables = "".join(
+            f"    const Packet<{t}, {w}> q_{name} = *reinterpret_cast<const Packet<{t}, {w}>*>(r_{name} + p * {w});\n"
+            for name, t in self.tables.items()
+            if name in words
+        )
+        names = [f"const float {n} = to_float(q_{n}[k].e[i]);" for n in self.rows if n in words]
+        names += [f"const float {n} = to_float(q_{n}.e[i]);" for n in self.tables if n in words]
+        names += [f"const float {n} = v_{n}[k][i];" for n in self.vectors if n in words]
+        loop = f"#pragma unroll\n    for (int i = 0; i < {w}; i++) {{ {' '.join(names)} {body} }}\n"
+        return self._packets(tables + before + loop + after)
+
+    def _expression(self, text: str) -> str:
+        return re.sub(r"turned\((\w+)\)", r"(i & 1 ? v_\1[k][i ^ 1] : -v_\1[k][i ^ 1])", text)
+
+    def _step(self, steps: Sequence[_Step]) -> str:
+        what, name, text = steps[0]
+        text = self._expression(text)
+        if what == "let":
+            return f"  const float {name} = {text};\n"
+        if what == "row":
+            body = self._each(f"v_{name}[k][i] = {text};")
+            self.vectors.append(name)
+            return f"  float v_{name}[{self.cut.packets}][{self.cut.width}];\n{body}"
+        return self._totals(what.capitalize(), steps)
+
+    def _totals(self, how: str, steps: Sequence[_Step]) -> str:
+        """Totals of one kind: each thread's own, then those of all threads, combined in one exchange."""
+        place = self.totals
+        self.totals += len(steps)
+        own = [f"own{place}[{j}]" for j in range(len(steps))]
+        body = " ".join(f"{o} = {how}::of({o}, {self._expression(s[2])});" for o, s in zip(own, steps, strict=True))
+        found = ", ".join(f"{s[1]} = {o}" for o, s in zip(own, steps, strict=True))
+        beside = f", {self.cut.rows}" if self.cut.threads > 32 and self.cut.rows > 1 else ""
+        return f"""  float own{place}[{len(steps)}] = {{{", ".join([f"{how}::none()"] * len(steps))}}};
+{self._each(body)}  of_all<{how}, {self.cut.threads}{beside}>(own{place}, shared + {place});
+  const float {found};
+"""
+
+    # ---- out -----------------------------------------------------------------------------------------
+
+    def _outputs(self) -> str:
+        w, staged, parts = self.cut.width, self.cut.staged, []
+        for text, (name, t) in zip(self.program.rows, self.made.items(), strict=True):
+            place = self._tile(name) if staged else f"{name} + {self._place(name)}"
+            store = f"    store<{t}, {w}>({place} + p * {w}, result);\n"
+            parts.append(self._each(f"result[i] = {self._expression(text)};", f"    float result[{w}];\n", store))
+        if staged:
+            parts.append("  __syncthreads();\n")
+            parts += [self._carried(t, f"{name} + first", f"tile_{name}") for name, t in self.made.items()]
+        numbers = enumerate(self.program.numbers, len(self.made))
+        if stores := " ".join(f"from_float({text}, out{i}[row]);" for i, text in numbers):
+            parts.append(f"  if (live && lane == 0) {{ {stores} }}\n")
+        return "".join(parts)
+
+
+def divisor_arguments(name: str) -> list[str]:
+    """The declarations of the arguments by which a kernel divides by a number, see `rows.divisor`."""
+    return [f"const unsigned by_{name}", f"const unsigned magic_{name}", f"const unsigned shift_{name}"]
+
+
+def divided(name: str) -> str:
+    """The `Divisor` made of those arguments."""
+    return f"Divisor{{by_{name}, magic_{name}, shift_{name}}}"
+
+
+_Step = tuple[str, str, str]
+"""A step's kind ("sum", "let", "row", ...), the name it defines, and its expression."""
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[A-Za-z_]\w*", text))
+
+
+def together(steps: Sequence[str]) -> list[list[_Step]]:
+    """The steps in groups: consecutive totals of one kind, none of which uses another, share one exchange."""
+    groups: list[list[_Step]] = []
+    for step in steps:
+        head, text = step.split(" = ", 1)
+        what, name = head.split()
+        last = groups[-1] if groups and what in ("sum", "max", "min") else []
+        if last and last[0][0] == what and not _words(text) & {s[1] for s in last}:
+            last.append((what, name, text))
+        else:
+            groups.append([(what, name, text)])
+    return groups

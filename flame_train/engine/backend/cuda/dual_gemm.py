@@ -1,0 +1,330 @@
+"""The sum of two matrix products in one pass: a LoRA's update of a layer costs no further pass over the result.
+
+cuBLASLt makes one product a call, so for a @ b + a2 @ b2 it reads and writes the result again for the second, thin
+product. The kernel of dual_gemm.cuh continues from the columns of a with those of a2. It can also compute a2
+itself on the way, as a thin product of a. It is for compute capability 9.0 alone. Whether it is used for a problem is
+decided by a rule where the mode asks for determinism, and by timing elsewhere; otherwise `Kernels.paired` and
+`Kernels.low_rank` call cuBLASLt.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...dtype import Array, DType
+from ...mode import mode
+from .autotune_cache import Shelf
+from .autotuner import Stopwatch
+from .cubin import Cubins
+from .launch_hooks import Launches
+from .nvrtc import included
+from .tensor_map import tensor_map
+from .wgmma import KIND, warpgroup_product
+
+_DEPTH = _BLOCK = 64  # columns of a in a stage; rows and columns of the part of a result that a buffer holds
+_STRIP = 16  # columns of a tile of the thin operand, where that is read across its rows
+_BLOCK_BYTES = _BLOCK * _BLOCK * 2
+_SHARED_BYTES, _ALIGNMENT = 226 << 10, 1024
+_LEAST = 1 << 20  # elements of the smallest result that the kernel is considered for
+_RANKS = (16, 32, 48, 64)
+_ADDED = np.dtype(
+    [("plus", "u8"), ("bias", "u8"), ("plus_row", "i8"), ("low", "u8"), ("low_row", "i8"), ("scale", "f4")], align=True
+)
+_SIZES = np.dtype([("m", "i4"), ("n", "i4"), ("k", "i4"), ("part", "i4")])
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The part of a result that a block makes at a time.
+
+    It has `columns` columns, and 64 * `high` rows for each of the `consumers`, the warpgroups that multiply. Each of
+    these writes its results through `buffers` buffers of 64 x 64 elements; the rest of shared memory holds `stages` of
+    operands. `pace` is the time for an element relative to the first tile's, measured on an H200. `thin` is the number
+    of columns of a2 that are computed as well.
+    """
+
+    consumers: int
+    high: int
+    columns: int
+    buffers: int
+    pace: float = 1.0
+    thin: int = 0
+
+    @property
+    def rows(self) -> int:
+        return _BLOCK * self.high * self.consumers
+
+    @property
+    def stages(self) -> int:
+        """How many stages, each with _DEPTH columns of the operands, fit into shared memory."""
+        return (_SHARED_BYTES - self._leaving) // self._entering
+
+    @property
+    def shared_bytes(self) -> int:
+        """The shared memory of a block, in bytes, with room for its alignment."""
+        return self.stages * self._entering + self._leaving + _ALIGNMENT
+
+    @property
+    def _entering(self) -> int:
+        return (self.rows + self.columns + self.thin) * _DEPTH * 2
+
+    @property
+    def _leaving(self) -> int:
+        return self.consumers * self.buffers * _BLOCK_BYTES
+
+    def rounds(self, m: int, n: int, multiprocessors: int) -> int:
+        """How many of the tiles of an (m, n) result the busiest pair of multiprocessors makes."""
+        return -(-(-(-m // (2 * self.rows)) * -(-n // self.columns)) // (multiprocessors // 2))
+
+    def used(self, m: int, n: int, multiprocessors: int) -> float:
+        """The efficiency, at most 1: the time of full rounds at the first tile's pace, by that of the actual rounds."""
+        made = self.rounds(m, n, multiprocessors) * 2 * self.rows * self.columns * (multiprocessors // 2)
+        return m * n / (made * self.pace)
+
+
+_TILES = (Tile(2, 1, 256, 2), Tile(2, 1, 128, 2, 1.05), Tile(3, 1, 192, 1, 1.02), Tile(1, 1, 192, 2, 1.18))
+_MAKING = (Tile(2, 1, 256, 1), *_TILES[1:])
+"""The tiles where a2 is computed too. The first has a buffer less, as the thin operand would cost it its last stage."""
+
+
+class _Problem(NamedTuple):
+    """What the choice of a tile depends on. `rows` are the distances between the operands' rows, in bytes.
+
+    `making` is `Operands.splits` if a2 is computed as well, else 0.
+    """
+
+    dtype: DType
+    m: int
+    n: int
+    k: int
+    rank: int
+    parts: int
+    across: bool
+    rows: tuple[int, ...]
+    bias: bool
+    plus: bool
+    making: int
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """out (M, N) = a (M, K) @ b (K, N) + a2 (M, parts R) @ b2 (R, N) (+ bias (N)) (+ plus, which may be out).
+
+    With `thin` (K, parts R), laid out as b is, a2 is first set to scale * a @ thin. With `splits` the columns of a are
+    that many equal parts, each with its own rows of thin and its own columns of a2.
+    """
+
+    a: Array
+    b: Array
+    a2: Array
+    b2: Array
+    out: Array
+    parts: int = 1
+    bias: Array | None = None
+    plus: Array | None = None
+    thin: Array | None = None
+    scale: float = 1.0
+    splits: int = 1
+
+    @property
+    def across(self) -> bool:
+        """Whether b is row-major; if not it is column-major."""
+        return bool(self.b.strides[1] == self.b.itemsize)
+
+    @property
+    def matrices(self) -> tuple[Array, ...]:
+        """All operands that are matrices, each row-major: b, b2 and thin transposed unless they are `across`."""
+        right = [x if self.across else x.T for x in (self.b, self.b2, self.thin) if x is not None]
+        more = (x for x in (self.plus, *right[2:]) if x is not None)
+        return (self.a, right[0], self.a2, right[1], self.out, *more)
+
+    def problem(self) -> _Problem:
+        """What the choice of a tile depends on."""
+        (m, k), n = self.a.shape, self.out.shape[1]
+        rows = tuple(x.strides[0] for x in self.matrices)
+        return _Problem(
+            self.out.dtype, m, n, k, self.b2.shape[0], self.parts, self.across, rows,
+            self.bias is not None, self.plus is not None, 0 if self.thin is None else self.splits,
+            not mode().deterministic,
+        )  # fmt: skip
+
+    def fit(self) -> bool:
+        """Whether the kernel can take these dtypes, sizes, strides and addresses."""
+        out, extra = self.out, () if self.bias is None else (self.bias,)
+        return (
+            out.dtype in KIND
+            and all(x.dtype == out.dtype and x.data.ptr % 16 == 0 for x in (*self.matrices, *extra))
+            and all(x.strides[1] == x.itemsize and x.strides[0] % 16 == 0 for x in self.matrices)
+            and self.b2.shape[0] in _RANKS
+            and out.shape[1] % 8 == 0
+            and out.size >= _LEAST
+            and (self.splits == 1 or (self.across and self.a.shape[1] % (self.splits * _DEPTH) == 0))
+        )
+
+
+class PairedProducts:
+    """The kernel, compiled for each tile, and the choice of a tile for each problem."""
+
+    def __init__(
+        self, cupy: Any, stream: Any, shelf: Shelf, launches: Launches, cubins: Cubins, multiprocessors: int,
+        compute_capability: int,
+    ) -> None:  # fmt: skip
+        self._cupy, self._shelf, self._launches, self._cubins = cupy, shelf, launches, cubins
+        self._stopwatch = Stopwatch(cupy, stream)
+        self._multiprocessors, self._here = multiprocessors, compute_capability == 90
+        self._chosen: dict[_Problem, Tile | None] = {}
+        self._ahead: set[tuple[int, DType]] = set()
+        self._lock = threading.RLock()
+
+    def made(self, x: Operands, otherwise: Callable[[Operands], None]) -> bool:
+        """Computes the result and returns True, unless `otherwise` is the better way; False if it is."""
+        if not self._here or not x.fit():
+            return False
+        problem = x.problem()
+        with self._lock:
+            if problem not in self._chosen:
+                self._chosen[problem] = self._choose(problem, x, otherwise)
+            tile = self._chosen[problem]
+        if tile is not None and self._launches.wanted("matrix product"):
+            self.run(tile, x)
+        return tile is not None
+
+    def run(self, tile: Tile, x: Operands) -> None:
+        """Launches the kernel with this tile, for which `fits` is true."""
+        function = self._function(tile, x)
+        a, b, a2, b2, out = x.matrices[:5]
+        half = (_BLOCK // 2, _BLOCK) if x.across else (tile.columns // 2, _DEPTH)
+        if x.thin is None:
+            third = tensor_map(a2, (tile.rows, _DEPTH))
+        else:
+            third = tensor_map(x.matrices[-1], (_DEPTH, _STRIP) if x.across else (tile.thin, _DEPTH))
+        maps = [
+            tensor_map(a, (tile.rows, _DEPTH)), tensor_map(b, half), third, tensor_map(b2, half),
+            tensor_map(out, (_BLOCK, _BLOCK)),
+        ]  # fmt: skip
+        plus = (0, 0) if x.plus is None else (x.plus.data.ptr, x.plus.strides[0] // x.plus.itemsize)
+        bias, low = 0 if x.bias is None else x.bias.data.ptr, (a2.data.ptr, a2.strides[0] // a2.itemsize)
+        added = np.array([(plus[0], bias, plus[1], *low, x.scale)], _ADDED)
+        (m, k), n = x.a.shape, x.out.shape[1]
+        sizes = np.array([(m, n, k, n // x.parts)], _SIZES)
+        pairs = min(self._multiprocessors // 2, -(-m // (2 * tile.rows)) * -(-n // tile.columns))
+        threads = 128 * (tile.consumers + 1)
+        function((2 * pairs,), (threads,), (*maps, added, sizes), shared_mem=tile.shared_bytes)
+
+    def _function(self, tile: Tile, x: Operands) -> Any:
+        return self._cubins.get(*_asked(tile, x.across, x.b2.shape[0], x.out.dtype, x.splits))
+
+    def _compile_ahead(self, problem: _Problem) -> None:
+        """Compiles all tiles in parallel: the layers of one network need most of them, and each takes a second."""
+        rank, dtype, splits = problem.rank, problem.dtype, max(1, problem.making)
+        if (rank, dtype) in self._ahead:
+            return
+        self._ahead.add((rank, dtype))
+        ways = (False, True) if splits == 1 else (True,)
+        made = [replace(t, thin=rank // splits) for t in _MAKING]
+        self._cubins.ahead(
+            _asked(tile, across, rank, dtype, splits if tile.thin else 1)
+            for across in ways
+            for tile in (*made, *_TILES)
+        )
+
+    def _choose(self, problem: _Problem, x: Operands, otherwise: Callable[[Operands], None]) -> Tile | None:
+        """The tile by the rule, or the fastest; None if `otherwise` is better.
+
+        A problem first met during a capture, in which nothing runs, goes by the rule.
+        """
+        known = [replace(t, thin=problem.rank // problem.making) for t in _MAKING] if problem.making else _TILES
+        tiles = [t for t in known if fits(t, problem.n // problem.parts, problem.parts)]
+        if not problem.measured or mode().capturing:
+            rule = making_by_rule if problem.making else by_rule
+            return rule(tiles, problem.m, problem.n, problem.k, self._multiprocessors)
+        tiles = contenders(tiles, problem.m, problem.n, self._multiprocessors)
+        question = f"paired product {self._cubins.version} {tiles} {problem}"
+        kept = self._shelf.get(question)
+        if kept is not None and kept.isdigit() and int(kept) <= len(tiles):
+            return [None, *tiles][int(kept)]
+        self._compile_ahead(problem)
+        scratch = self._scratch(x)
+        ways = [partial(otherwise, scratch), *(partial(self.run, t, scratch) for t in tiles)]
+        best = self._stopwatch.fastest(ways)
+        self._shelf.put(question, b"%d" % best)
+        return [None, *tiles][best]
+
+    def _scratch(self, x: Operands) -> Operands:
+        """The same operands with another result, to be timed."""
+        rows, row = x.out.shape[0], x.out.strides[0] // x.out.itemsize
+        out = self._cupy.empty((rows, row), x.out.dtype)[:, : x.out.shape[1]]
+        plus = out if x.plus is x.out else x.plus
+        return replace(x, out=out, plus=plus)
+
+
+def fits(tile: Tile, part: int, parts: int) -> bool:
+    """Whether none of a tile's columns spread over two of the equal parts, of `part` columns each."""
+    return parts == 1 or part % tile.columns == 0
+
+
+_CONTENDS = 0.75
+
+
+def contenders(tiles: Sequence[Tile], m: int, n: int, multiprocessors: int) -> list[Tile]:
+    """The tiles worth timing: those whose efficiency is not far below the best one's."""
+    used = [t.used(m, n, multiprocessors) for t in tiles]
+    return [t for t, share in zip(tiles, used, strict=True) if share >= _CONTENDS * max(used)]
+
+
+_ALONE, _PASS = 1.04, 490.0
+"""Measured: the kernel's time relative to cuBLASLt's first product, at full efficiency; and what cuBLASLt's second
+product adds to its first, in the same unit, times K."""
+
+
+def by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int) -> Tile | None:
+    """The most efficient tile, if saving a pass over the result gains more than its inefficiency costs; else None."""
+    best = max(tiles, key=lambda t: t.used(m, n, multiprocessors), default=None)
+    if best is None or _ALONE / best.used(m, n, multiprocessors) > 1 + _PASS / k:
+        return None
+    return best
+
+
+_SPEED, _BANDWIDTH = 640e12, 3.4e12
+_LAUNCH, _THIN = 5e-6, 1.13
+"""Measured on an H200: FLOP/s of large products, bytes/s of thin ones, seconds of a launch, and a tile's time where it
+computes a2 relative to that where it does not."""
+
+
+def making_by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int) -> Tile | None:
+    """The most efficient tile, if computing a2 in it costs less than a separate launch and pass over a; else None."""
+    best = max(tiles, key=lambda t: t.used(m, n, multiprocessors), default=None)
+    if best is None:
+        return None
+    alone, used = 2.0 * m * n * k / _SPEED, best.used(m, n, multiprocessors)
+    first = _LAUNCH + 2.0 * m * k / _BANDWIDTH + alone * min(_ALONE / used, 1 + _PASS / k)
+    return best if alone * _ALONE * _THIN / used < first else None
+
+
+@lru_cache(maxsize=64)  # asked at every launch
+def source(tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1) -> str:
+    """The kernel's source for a tile."""
+    numbers = {
+        "CONSUMERS": tile.consumers, "HIGH": tile.high, "COLUMNS": tile.columns, "BUFFERS": tile.buffers,
+        "STAGES": tile.stages, "ACROSS": int(across), "RANK": rank, "MADE": int(tile.thin > 0),
+        "SPLITS": splits,
+    }  # fmt: skip
+    parts = ["".join(f"#define {name} {value}\n" for name, value in numbers.items())]
+    parts += [warpgroup_product("product", tile.columns, across, dtype)]
+    if tile.thin:
+        parts += [warpgroup_product("thin_product", tile.thin, across, dtype)]
+        parts += [warpgroup_product("low_product", tile.columns, across, dtype, held=True)]
+    return "".join([*parts, included('#include "backend/cuda/dual_gemm.cuh"\n')])
+
+
+def _asked(
+    tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1
+) -> tuple[str, str, DType, int]:  # fmt: skip
+    return source(tile, across, rank, dtype, splits), "paired_product", dtype, tile.shared_bytes

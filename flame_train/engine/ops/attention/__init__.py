@@ -1,0 +1,1 @@
+"""Attention, and the kernels that it may take."""

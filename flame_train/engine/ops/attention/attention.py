@@ -1,0 +1,401 @@
+"""Scaled dot-product attention, block by block: the L x L matrix is never whole in memory.
+
+The forward pass keeps each row's log-sum-exp, from which the backward pass rebuilds any block of the
+probabilities (FlashAttention, arXiv 2205.14135). On CUDA, bf16 and fp16 without a mask go through cuDNN, except where
+a kernel of ours is faster: for few keys, such as a caption's (short_kv_forward.cuh), and for heads of size 64 on
+compute capability 9.0 (wgmma.cuh). All else goes through tiled.cuh, up to head sizes where the
+reference, whose products cuBLASLt makes, is faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ....errors import ShapeError
+from ...dtype import Array
+from ...grad_target import GradTargets
+from ...op import ErrorSample, Sample, primitive, sample
+from ...random import DROPOUT, Rng, blocks_of_bits, check_rng, uniform_of
+from ...sample import booleans, integers
+from ..common import conditions
+from . import short_kv, wgmma
+from .head_split import head_parts
+from .layout import gradient_memory, in_packets, like_rows, unit
+from .tiled import Problem, backward_tiles, forward_tiles, nowhere
+
+_BLOCK_BYTES = 1 << 26  # one block of scores, over all batches and heads, stays below this
+
+
+def _blocks(query: Array, key: Array, dropped: bool) -> Iterator[slice]:
+    """Ranges of query rows whose scores, and random numbers for dropout if any, fit the block size."""
+    row = max(1, math.prod(query.shape[:-2]) * key.shape[-2] * (64 if dropped else query.itemsize))
+    step = max(1, _BLOCK_BYTES // row)
+    n = query.shape[-2]
+    return (slice(i, min(i + step, n)) for i in range(0, n, step))
+
+
+def _scores(xp: Any, query: Array, key: Array, mask: Array | None, causal: bool, scale: float, rows: slice) -> Array:
+    """The scaled, masked scores of some query rows, (..., rows, keys)."""
+    s = xp.matmul(query[..., rows, :], key.swapaxes(-1, -2)) * scale
+    if causal:
+        below = xp.arange(rows.start, rows.stop)[:, None] >= xp.arange(key.shape[-2])[None, :]
+        s = xp.where(below, s, -math.inf)
+    if mask is not None:
+        part = mask[..., rows, :] if mask.shape[-2] != 1 else mask
+        s = xp.where(part, s, -math.inf) if mask.dtype == bool else s + part
+    return s
+
+
+def _kept(xp: Any, scores: Array, heads: int, length: int, rows: slice, p: float, rng: Rng, stream: int) -> Array:
+    """What dropout multiplies these scores' probabilities by: 0 or 1 / (1 - p).
+
+    A sample's numbers lie as (heads, L, S rounded up to blocks of four), so that any rows can be drawn alone.
+    """
+    count = scores.shape[-1]
+    per_row = -(-count // 4)
+    here, head = xp.arange(rows.start, rows.stop, dtype=np.uint64), xp.arange(heads, dtype=np.uint64)
+    row = (head[:, None] * length + here) * per_row
+    block = (row[..., None] + xp.arange(per_row, dtype=np.uint64)).reshape(-1)
+    words = blocks_of_bits(xp, rng.seed, stream, rng.step, xp.asarray(rng.samples), block)
+    kept = uniform_of(words.reshape(-1, 4 * per_row)[:, :count]) >= np.float32(p)
+    return (kept * scores.dtype.type(0.0 if p == 1.0 else 1.0 / (1.0 - p))).reshape(scores.shape)
+
+
+@primitive(torch="nn.functional.scaled_dot_product_attention", aux=("lse",), whole=("attn_mask",))
+def scaled_dot_product_attention(
+    xp: Any, query: Array, key: Array, value: Array, attn_mask: Array | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False, rng: Rng | None = None,
+    stream: int = DROPOUT,
+) -> tuple[Array, Array]:  # fmt: skip
+    """softmax(query @ key^T * scale + mask) @ value, per head; scale is 1 / sqrt(head dim) unless given
+
+    A boolean mask says where to look, any other is added to the scores; a query that may look nowhere gets zeros.
+    With enable_gqa, key and value have fewer heads (dim -3), each for as many queries' heads in a row
+    (arXiv 2305.13245). With dropout_p, each probability is zeroed with it and the others divided by 1 - dropout_p;
+    which ones is said by `rng`, whose samples are query's first dim, and `stream`, as in `dropout`.
+    """
+    check_attention(query, key, value, enable_gqa)
+    if attn_mask is not None and attn_mask.dtype.kind in "iu":
+        raise ShapeError(
+            "scaled_dot_product_attention: expected a mask of truth values or of numbers to add to the scores, "
+            f"got {attn_mask.dtype.name}; mask != 0 makes truth values of it"
+        )
+    _check_dropout(query, dropout_p, rng)
+    shape = (*query.shape[:-1], value.shape[-1])
+    factor, heads = _factor(scale, query), math.prod(query.shape[1:-2])
+    query, key, value, attn_mask = _by_group(query, key, value, attn_mask, enable_gqa)
+    out = xp.empty((*query.shape[:-1], value.shape[-1]), query.dtype)
+    lse = xp.empty((*query.shape[:-1], 1), query.dtype)
+    for rows in _blocks(query, key, dropout_p > 0.0):
+        s = _scores(xp, query, key, attn_mask, is_causal, factor, rows)
+        top = xp.max(s, axis=-1, keepdims=True)
+        top = xp.where(top == -math.inf, 0.0, top)
+        e = xp.exp(s - top)
+        total = xp.sum(e, axis=-1, keepdims=True)
+        blind = total == 0.0
+        total = xp.where(blind, 1.0, total)
+        if rng is not None and dropout_p:
+            e *= _kept(xp, e, heads, query.shape[-2], rows, dropout_p, rng, stream)
+        out[..., rows, :] = xp.matmul(e, value) / total
+        lse[..., rows, :] = xp.where(blind, math.inf, top + xp.log(total))
+    return out.reshape(shape), lse.reshape(*shape[:-1], 1)
+
+
+def _by_group(
+    query: Array, key: Array, value: Array, mask: Array | None, grouped: bool
+) -> tuple[Array, Array, Array, Array | None]:
+    """All four with dim -3 split so that they broadcast, for H heads of keys, each shared by G heads of queries.
+
+    query becomes (..., H, G, L, E), key and value (..., H, 1, S, E), unless not `grouped`; a mask gets 2 dims at least.
+    """
+    if mask is not None and mask.ndim < 2:
+        mask = mask.reshape(*(1,) * (2 - mask.ndim), *mask.shape)
+    if not grouped:
+        return query, key, value, mask
+    heads = key.shape[-3]
+    query = query.reshape(*query.shape[:-3], heads, query.shape[-3] // heads, *query.shape[-2:])
+    if mask is not None and mask.ndim > 2:
+        each = (heads, query.shape[-3]) if mask.shape[-3] != 1 else (1, 1)
+        mask = mask.reshape(*mask.shape[:-3], *each, *mask.shape[-2:])
+    return query, key[..., None, :, :], value[..., None, :, :], mask
+
+
+def check_attention(query: Array, key: Array, value: Array, grouped: bool) -> None:
+    """Raises ShapeError unless query (..., L, E), key (..., S, E) and value (..., S, V) fit each other."""
+    fit = min(query.ndim, key.ndim, value.ndim) > 1
+    fit = fit and query.shape[-1] == key.shape[-1] and key.shape[:-1] == value.shape[:-1]
+    if grouped:
+        fit = fit and query.ndim > 2 and query.shape[:-3] == key.shape[:-3] and query.shape[-3] % key.shape[-3] == 0
+    if not fit or (not grouped and query.shape[:-2] != key.shape[:-2]):
+        raise ShapeError(
+            "scaled_dot_product_attention: expected query (..., L, E), key (..., S, E), value (..., S, V), "
+            f"got {tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
+        )
+
+
+def _factor(scale: float | None, query: Array) -> float:
+    return scale if scale is not None else query.shape[-1] ** -0.5
+
+
+def _check_dropout(query: Array, p: float, rng: Rng | None) -> None:
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"scaled_dot_product_attention: expected a probability dropout_p in [0, 1], got {p}")
+    if not p:
+        return
+    rng = check_rng(rng, "scaled_dot_product_attention: dropout_p")
+    samples = query.shape[0] if query.ndim > 2 else 1
+    if rng.samples.shape != (samples,):
+        raise ShapeError(
+            f"scaled_dot_product_attention: rng has {rng.samples.size} samples, query {tuple(query.shape)} {samples}"
+        )
+
+
+def _gradient(
+    xp: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, attn_mask: Array | None,
+    dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool, rng: Rng | None, stream: int,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    shapes, factor = (query.shape, key.shape, value.shape), _factor(scale, query)
+    heads = math.prod(query.shape[1:-2])
+    query, key, value, attn_mask = _by_group(query, key, value, attn_mask, enable_gqa)
+    g, out, lse = (a.reshape(*query.shape[:-1], a.shape[-1]) for a in (g, out, lse))
+    dq, dk, dv = xp.empty(query.shape, g.dtype), xp.zeros(key.shape, g.dtype), xp.zeros(value.shape, g.dtype)
+    delta = xp.sum(g * out, axis=-1, keepdims=True)
+    for rows in _blocks(query, key, dropout_p > 0.0):
+        p = xp.exp(_scores(xp, query, key, attn_mask, is_causal, factor, rows) - lse[..., rows, :])
+        gr = g[..., rows, :]
+        dp, used = xp.matmul(gr, value.swapaxes(-1, -2)), p
+        if rng is not None and dropout_p:
+            kept = _kept(xp, p, heads, query.shape[-2], rows, dropout_p, rng, stream)
+            dp, used = dp * kept, p * kept
+        ds = p * (dp - delta[..., rows, :]) * factor
+        dv += _over_group(xp, xp.matmul(used.swapaxes(-1, -2), gr), enable_gqa)
+        dq[..., rows, :] = xp.matmul(ds, key)
+        dk += _over_group(xp, xp.matmul(ds.swapaxes(-1, -2), query[..., rows, :]), enable_gqa)
+    return dq.reshape(shapes[0]), dk.reshape(shapes[1]), dv.reshape(shapes[2])
+
+
+scaled_dot_product_attention.vjp("query", "key", "value")(_gradient)
+
+
+@scaled_dot_product_attention.vjp("attn_mask")
+def _(
+    xp: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, attn_mask: Array,
+    dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool, rng: Rng | None, stream: int,
+) -> Array:  # fmt: skip
+    """Takes memory for all scores at once, unlike the other gradients: for learnt biases of short sequences."""
+    shape, factor = (*query.shape[:-1], key.shape[-2]), _factor(scale, query)
+    heads = math.prod(query.shape[1:-2])
+    query, key, value, attn_mask = _by_group(query, key, value, attn_mask, enable_gqa)
+    g, out, lse = (a.reshape(*query.shape[:-1], a.shape[-1]) for a in (g, out, lse))
+    every = slice(0, query.shape[-2])
+    p = xp.exp(_scores(xp, query, key, attn_mask, is_causal, factor, every) - lse)
+    dp = xp.matmul(g, value.swapaxes(-1, -2))
+    if rng is not None and dropout_p:
+        dp = dp * _kept(xp, p, heads, query.shape[-2], every, dropout_p, rng, stream)
+    return (p * (dp - xp.sum(g * out, axis=-1, keepdims=True))).reshape(shape)
+
+
+def _over_group(xp: Any, g: Array, grouped: bool) -> Array:
+    """The gradient of a key's head, summed over the queries' heads that share it."""
+    return xp.sum(g, axis=-3, keepdims=True) if grouped else g
+
+
+def _rng(samples: int) -> Rng:
+    return Rng(np, 7, 3, np.arange(samples))
+
+
+@scaled_dot_product_attention.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 2, 5, 4), (2, 2, 3, 4), (2, 2, 3, 4))
+    yield sample((1, 2, 4, 3), (1, 2, 4, 3), (1, 2, 4, 2), is_causal=True)
+    yield sample((3, 4), (5, 4), (5, 4), scale=0.3)
+    yield sample((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 4), (2, 1, 1, 5))
+    yield sample((1, 1, 2, 4), (1, 1, 3, 4), (1, 1, 3, 4), np.array([[True, False, True], [True, True, False]]))
+    yield sample((2, 4, 3, 2), (2, 2, 5, 2), (2, 2, 5, 3), enable_gqa=True)
+    yield sample((1, 4, 3, 2), (1, 1, 3, 2), (1, 1, 3, 2), (1, 4, 3, 3), enable_gqa=True)
+    yield sample((1, 4, 3, 2), (1, 2, 3, 2), (1, 2, 3, 2), is_causal=True, enable_gqa=True)
+    yield sample((1, 1, 2, 4), (1, 1, 2, 4), (1, 1, 2, 4), np.array([[True, False], [False, False]]))
+    yield sample((2, 2, 3, 4), (2, 1, 5, 4), (2, 1, 5, 4), (5,), enable_gqa=True)
+    yield sample((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 3), None, 0.4, rng=_rng(2))
+    yield sample((1, 4, 3, 2), (1, 2, 3, 2), (1, 2, 3, 2), (3, 3), 0.3, True, enable_gqa=True, rng=_rng(1), stream=20)
+    yield sample((3, 4), (5, 4), (5, 4), None, 1.0, rng=_rng(1))
+
+
+@scaled_dot_product_attention.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 4), (3, 5), (3, 5)), ShapeError, r"got \(2, 4\), \(3, 5\), \(3, 5\)")
+    yield ErrorSample(sample((4,), (3, 4), (3, 4)), ShapeError, r"got \(4,\), \(3, 4\)")
+    yield ErrorSample(sample((3, 2, 4), (2, 2, 4), (2, 2, 4), enable_gqa=True), ShapeError, r"got \(3, 2, 4\)")
+    yield ErrorSample(sample((2, 4), (2, 4), (2, 4), dropout_p=0.1), ValueError, "dropout_p needs rng")
+    yield ErrorSample(sample((2, 4), (2, 4), (2, 4), dropout_p=1.5), ValueError, r"in \[0, 1\], got 1.5")
+    yield ErrorSample(sample((2, 4), (2, 4), (2, 4), integers(2, 2, 2)), ShapeError, "a mask of truth .*, got int64")
+    yield ErrorSample(
+        sample((3, 1, 2, 4), (3, 1, 2, 4), (3, 1, 2, 4), dropout_p=0.1, rng=_rng(2)), ShapeError, "rng has 2 samples"
+    )
+
+
+# ---- cuDNN ---------------------------------------------------------------------------------------------
+
+
+def _flash(query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, enable_gqa: bool) -> str:
+    """Why cuDNN's flash attention cannot be used; "" if it can."""
+    if dropout_p or enable_gqa:
+        return "no dropout, no grouped heads"
+    if attn_mask is not None or not query.ndim == key.ndim == value.ndim == 4 or 0 in (*query.shape, *key.shape):
+        return "only (B, H, L, E) without a mask"
+    if query.shape[-2] == key.shape[-2] == 1:
+        return "cuDNN has no plan for one query and one key"
+    if query.shape[-1] % 8 or query.shape[-1] > 128 or value.shape[-1] != query.shape[-1]:
+        return f"head sizes {query.shape[-1]} and {value.shape[-1]}: expected equal, a multiple of 8, at most 128"
+    if reason := conditions.same(conditions.LOW, query, key, value):
+        return reason
+    return "" if int(query.device.compute_capability) >= 80 else "cuDNN's attention needs compute capability 8.0"
+
+
+def _and(worth: Callable[[Array, Array, bool, float | None], str]) -> Callable[..., str]:
+    """The condition of a kernel that replaces cuDNN's: it can do what cuDNN can if `worth` has nothing against it."""
+
+    def reason(
+        query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool,
+        scale: float | None, enable_gqa: bool,
+    ) -> str:  # fmt: skip
+        return _flash(query, key, value, attn_mask, dropout_p, enable_gqa) or worth(query, key, is_causal, scale)
+
+    return reason
+
+
+_few_keys = _and(short_kv.unfit)
+_warpgroups, _warpgroups_back = _and(wgmma.forward_unfit), _and(wgmma.gradients_unfit)
+
+
+@scaled_dot_product_attention.cuda("few_keys", when=_few_keys)
+def _(
+    k: Any, query: Array, key: Array, value: Array, attn_mask: None, dropout_p: float, is_causal: bool,
+    scale: float | None, enable_gqa: bool, rng: None, stream: int,
+) -> tuple[Array, Array]:  # fmt: skip
+    check_attention(query, key, value, enable_gqa)
+    out, lse = like_rows(k, query), k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
+    short_kv.forward(k, query, key, value, out, lse, _factor(scale, query))
+    return out, lse
+
+
+@scaled_dot_product_attention.cuda("warpgroups", when=_warpgroups)
+def _(
+    k: Any, query: Array, key: Array, value: Array, attn_mask: None, dropout_p: float, is_causal: bool,
+    scale: float | None, enable_gqa: bool, rng: None, stream: int,
+) -> tuple[Array, Array]:  # fmt: skip
+    check_attention(query, key, value, enable_gqa)
+    query, key, value = (in_packets(k, x) for x in (query, key, value))
+    out, lse = like_rows(k, query), k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
+    wgmma.forward(k, query, key, value, out, lse, _factor(scale, query))
+    return out, lse
+
+
+@scaled_dot_product_attention.cuda("cudnn", when=_flash)
+def _(
+    k: Any, query: Array, key: Array, value: Array, attn_mask: None, dropout_p: float, is_causal: bool,
+    scale: float | None, enable_gqa: bool, rng: None, stream: int,
+) -> tuple[Array, Array]:  # fmt: skip
+    check_attention(query, key, value, enable_gqa)
+    q, key, value = (unit(k, x) for x in (query, key, value))
+    out, lse = like_rows(k, q), k.empty((*q.shape[:-1], 1), np.dtype(np.float32))
+    k.cudnn.attention_forward(q, key, value, out, lse, _factor(scale, q), is_causal)
+    return out, lse
+
+
+@scaled_dot_product_attention.cuda_vjp("few_keys", "query", "key", "value", when=_few_keys)
+def _(
+    k: Any, g: Array, query: Array, key: Array, value: Array, lse: Array, scale: float | None
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    dq, dk, dv = (like_rows(k, x) for x in (query, key, value))
+    short_kv.gradients(k, g, query, key, value, lse, (dq, dk, dv), _factor(scale, query))
+    return dq, dk, dv
+
+
+@scaled_dot_product_attention.cuda_vjp("warpgroups", "query", "key", "value", when=_warpgroups_back, accumulates=False)
+def _(
+    k: Any,
+    g: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,
+    lse: Array,
+    scale: float | None,
+    targets: GradTargets,
+) -> tuple[Array, Array, Array]:
+    dq, dk, dv = gradient_memory(k, query, key, value, targets)
+    query, key, value, out, g = (in_packets(k, x) for x in (query, key, value, out, g))
+    wgmma.gradients(k, g, query, key, value, out, lse, (dq, dk, dv), _factor(scale, query))
+    return dq, dk, dv
+
+
+@scaled_dot_product_attention.cuda_vjp("cudnn", "query", "key", "value", when=_flash, accumulates=False)
+def _(
+    k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, is_causal: bool,
+    scale: float | None, targets: GradTargets,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    dq, dk, dv = gradient_memory(k, query, key, value, targets)
+    q, key, value, g = (unit(k, x) for x in (query, key, value, g))
+    for heads in head_parts(q, key, k.multiprocessors):
+        before, after = ([x[:, heads] for x in arrays] for arrays in ((q, key, value, out), (g, dq, dk, dv)))
+        k.cudnn.attention_backward(*before, k.rows_first(lse[:, heads]), *after, _factor(scale, q), is_causal)
+    return dq, dk, dv
+
+
+# ---- our kernels ---------------------------------------------------------------------------------------
+
+
+@scaled_dot_product_attention.cuda("flame", when=forward_tiles)
+def _(
+    k: Any, query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool,
+    scale: float | None, enable_gqa: bool, rng: None, stream: int,
+) -> tuple[Array, Array]:  # fmt: skip
+    check_attention(query, key, value, enable_gqa)
+    problem = Problem(k, query, key, value, attn_mask, is_causal, _factor(scale, query))
+    lse = k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
+    out = k.empty((*query.shape[:-1], value.shape[-1]), query.dtype)
+    return problem.run("attention_forward", nowhere(), lse, nowhere(), out), lse
+
+
+@scaled_dot_product_attention.cuda_vjp("flame", "query", "key", "value", when=backward_tiles)
+def _(
+    k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, attn_mask: Array | None,
+    is_causal: bool, scale: float | None, needs: frozenset[str],
+) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
+    problem = Problem(k, query, key, value, attn_mask, is_causal, _factor(scale, query), g, out)
+    g, out = problem.others
+    delta = problem.delta(g, out)
+    wanted = (("query", query), ("key", key), ("value", value))
+    dq, dk, dv = (
+        problem.run(f"attention_{name}", g, lse, delta, k.empty(x.shape, x.dtype)) if name in needs else None
+        for name, x in wanted
+    )
+    return dq, dk, dv
+
+
+@scaled_dot_product_attention.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 4, 256, 64), (2, 4, 256, 64), (2, 4, 256, 64))
+    yield sample((1, 2, 300, 64), (1, 2, 2125, 64), (1, 2, 2125, 64))
+    yield sample((1, 1, 64, 64), (1, 1, 2049, 64), (1, 1, 2049, 64), scale=0.3)
+    yield sample((1, 22, 1024, 64), (1, 22, 130, 64), (1, 22, 130, 64))
+    yield sample((2, 4, 200, 64), (2, 4, 77, 64), (2, 4, 77, 64))
+    yield sample((1, 2, 333, 64), (1, 2, 80, 64), (1, 2, 80, 64), scale=0.2)
+    yield sample((2, 70, 9, 64), (2, 70, 3, 64), (2, 70, 3, 64))
+    yield sample((1, 80, 130, 64), (1, 80, 77, 64), (1, 80, 77, 64))
+    yield sample((1, 2, 77, 64), (1, 2, 77, 64), (1, 2, 77, 64), is_causal=True)
+    yield sample((1, 1, 300, 512), (1, 1, 300, 512), (1, 1, 300, 512))
+    yield sample((2, 2, 64, 12), (2, 2, 77, 12), (2, 2, 77, 12))
+    yield sample((1, 2, 100, 64), (1, 2, 77, 64), (1, 2, 77, 64), (1, 1, 1, 77))
+    yield sample((2, 2, 65, 40), (2, 2, 130, 40), (2, 2, 130, 40), booleans(2, 1, 65, 130))
+    yield sample((2, 6, 70, 80), (2, 2, 90, 80), (2, 2, 90, 80), is_causal=True, enable_gqa=True)
+    yield sample((1, 4, 66, 33), (1, 2, 129, 33), (1, 2, 129, 17), booleans(66, 129), enable_gqa=True)
+    yield sample((2, 70, 160), (2, 80, 160), (2, 80, 160), is_causal=True)
+    yield sample((1, 2, 70, 200), (1, 2, 130, 200), (1, 2, 130, 100), booleans(1, 2, 70, 130))
+    yield sample((1, 1, 67, 512), (1, 1, 60, 512), (1, 1, 60, 300), (67, 60), is_causal=True)
+    yield sample((64, 1, 70, 260), (64, 1, 130, 260), (64, 1, 130, 260), is_causal=True)

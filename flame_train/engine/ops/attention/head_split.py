@@ -1,0 +1,34 @@
+"""How many heads at a time cuDNN's gradients of attention in a fixed order are asked for: they write all scores down.
+
+On compute capability 9.0 each of its blocks takes 128 keys of a head, and time goes by rounds of as many blocks as
+there are multiprocessors. Where the heads in two parts take no round more, they need about half the memory.
+"""
+
+from __future__ import annotations
+
+from ...dtype import Array
+from ...mode import mode
+
+_TILE = 128  # keys
+_LARGE = 512 << 20  # bytes of scores below which nothing is gained by less
+
+
+def head_parts(query: Array, key: Array, multiprocessors: int) -> list[slice]:
+    """The heads of (B, H, L, E) query and key, all at once or in two parts."""
+    batch, heads, length, _ = query.shape
+    if not mode().deterministic or int(query.device.compute_capability) != 90:
+        return [slice(heads)]
+    first = larger_part(batch, heads, length, key.shape[-2], query.itemsize, multiprocessors)
+    return [part for part in (slice(first), slice(first, heads)) if part.start != heads]
+
+
+def larger_part(batch: int, heads: int, queries: int, keys: int, itemsize: int, multiprocessors: int) -> int:
+    """How many heads are asked for at once: the fewest from half of them on that cost no round, or all."""
+    if batch * heads * queries * keys * itemsize < _LARGE:
+        return heads
+
+    def rounds(count: int) -> int:
+        return -(-batch * count * -(-keys // _TILE) // multiprocessors)
+
+    halves = range((heads + 1) // 2, heads)
+    return next((n for n in halves if rounds(n) + rounds(heads - n) <= rounds(heads)), heads)

@@ -1,0 +1,58 @@
+"""How attention's arrays lie in memory: so that merging heads copies nothing, and one product reads all gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ...dtype import Array
+from ...grad_target import GradTargets
+
+
+def unit(k: Any, x: Array) -> Array:
+    """`x` with a dense last dim, which is all that cuDNN demands of strides: itself, or a copy."""
+    return x if x.strides[-1] == x.itemsize else k.rows_first(x)
+
+
+def lies_in_packets(x: Array) -> bool:
+    """Whether rows are dense and 16-byte aligned, and so can be read and written 16 bytes at a time."""
+    return x.strides[-1] == x.itemsize and not any(n % 16 for n in (x.data.ptr, *x.strides[:-1]))
+
+
+def in_packets(k: Any, x: Array) -> Array:
+    """`x` if it `lies_in_packets`, else a copy that does."""
+    return x if lies_in_packets(x) else k.rows_first(x)
+
+
+def placed(arrays: Iterable[Array]) -> list[Any]:
+    """A kernel's arguments for arrays (B, H, L, E): each, followed by its strides of B, H and L in elements."""
+    return [given for x in arrays for given in (x, *(np.int64(s // x.itemsize) for s in x.strides[:3]))]
+
+
+def like_rows(k: Any, x: Array) -> Array:
+    """Memory for (B, H, L, E) laid out as (B, L, H, E), so that merging the heads copies nothing."""
+    b, h, length, e = x.shape
+    return k.empty((b, length, h, e), x.dtype).transpose(0, 2, 1, 3)
+
+
+def _rows_together(k: Any, *arrays: Array) -> list[Array]:
+    """As `like_rows` for each. If all have one shape they share a block in which a position's rows lie side by side.
+
+    A projection that made all three of one input can then read their gradients in one product.
+    """
+    if len({x.shape for x in arrays}) != 1:
+        return [like_rows(k, x) for x in arrays]
+    b, h, length, e = arrays[0].shape
+    block = k.empty((b, length, len(arrays), h, e), arrays[0].dtype)
+    return [block[:, :, i].transpose(0, 2, 1, 3) for i in range(len(arrays))]
+
+
+def gradient_memory(k: Any, query: Array, key: Array, value: Array, targets: GradTargets) -> list[Array]:
+    """Memory for the gradients of the three: the targets' where kernels can write to it, else new."""
+    buffers = {n: t.buffer for n, t in targets.items() if t.buffer is not None}
+    places = {n: buffer for n, buffer in buffers.items() if lies_in_packets(buffer)}
+    rest = {n: x for n, x in (("query", query), ("key", key), ("value", value)) if n not in places}
+    made = {**places, **dict(zip(rest, _rows_together(k, *rest.values()), strict=True))}
+    return [made["query"], made["key"], made["value"]]

@@ -1,0 +1,105 @@
+"""When short_kv_forward.cuh and short_kv_gradients.cuh are used, and how they are launched: for a caption's keys."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ...backend.cuda.nvrtc import included
+from ...backend.cuda.tensor_map import tensor_map
+from ...backend.cuda.wgmma import warpgroup_product
+from ...dtype import Array, DType
+from .layout import in_packets
+from .wgmma import SIZES, rows_of
+
+_HEAD, _KEYS, _TILE, _THREADS, _STAGES = 64, 80, 64, 128, 3  # as in those files
+_KEY_BYTES, _TILE_BYTES = 2 * _KEYS * _HEAD, 2 * _TILE * _HEAD
+_ALIGNMENT = 1024
+_FORWARD_BYTES = _ALIGNMENT + 2 * _KEY_BYTES + _STAGES * _TILE_BYTES
+_SHARED_BYTES = _ALIGNMENT + 2 * _KEY_BYTES + (2 * _STAGES + 2) * _TILE_BYTES + 2 * 2 * _TILE * _KEYS
+_FORWARD_BLOCKS = 4  # blocks that a multiprocessor holds at once
+_SHARES, _CROWD = (5, 4, 3, 2), 1.6  # blocks of a cluster; blocks a multiprocessor, beyond which clusters wait for room
+_MOST = 8  # blocks of a cluster that any card has room for, if with one a multiprocessor
+
+
+def unfit(query: Array, key: Array, is_causal: bool, scale: float | None) -> str:
+    """Why the kernels do not replace cuDNN's; "" if they do."""
+    keys = key.shape[-2]
+    if query.shape[-1] != _HEAD or keys > _KEYS:
+        return f"{keys} keys of size {query.shape[-1]}: expected at most {_KEYS} of {_HEAD}"
+    if is_causal:
+        return "no causal mask"
+    return "" if int(query.device.compute_capability) == 90 else "its products are compute capability 9.0's alone"
+
+
+def forward(k: Any, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float) -> None:
+    """Fills `out` and the rows' log-sum-exp for (B, H, L, E) query and (B, H, S, E) key and value."""
+    (b, heads, length, _), keys = query.shape, key.shape[2]
+    query, key, value = (in_packets(k, x) for x in (query, key, value))
+    of_head = max(1, min(-(-length // _TILE), _FORWARD_BLOCKS * k.multiprocessors // (b * heads)))
+    k.launch_here(
+        _forward_text(query.dtype), "few_keys_forward", query.dtype, (b * heads, of_head), _THREADS,
+        (_rows(query), _keys(key), _keys(value), _rows(out), lse, _sizes(b, heads, length, keys, scale)),
+        _FORWARD_BYTES,
+    )  # fmt: skip
+
+
+def gradients(
+    k: Any, g: Array, query: Array, key: Array, value: Array, lse: Array, into: tuple[Array, Array, Array],
+    scale: float,
+) -> None:  # fmt: skip
+    """Fills `into` with the gradients at (B, H, L, E) query and (B, H, S, E) key and value."""
+    (b, heads, length, _), keys = query.shape, key.shape[2]
+    g, query, key, value = (in_packets(k, x) for x in (g, query, key, value))
+    dq, dk, dv = into
+    share = shares(b * heads, -(-length // _TILE), k.multiprocessors)
+    k.launch_here(
+        _gradients_text(g.dtype, share), "few_keys_gradients", g.dtype, (b * heads, share), _THREADS,
+        (
+            _rows(query), _keys(key), _keys(value), _rows(g), _rows(dq), lse, rows_of(dk), rows_of(dv),
+            _sizes(b, heads, length, keys, scale),
+        ),
+        _SHARED_BYTES,
+    )  # fmt: skip
+
+
+def shares(heads: int, tiles: int, multiprocessors: int) -> int:
+    """How many blocks, a cluster, share a head."""
+    if heads * _MOST <= multiprocessors and tiles >= _MOST:
+        return _MOST
+    return next((s for s in _SHARES if s <= tiles and heads * s <= _CROWD * multiprocessors), 1)
+
+
+def _rows(x: Array) -> np.ndarray[Any, Any]:
+    return tensor_map(x, (_TILE, _HEAD))
+
+
+def _keys(x: Array) -> np.ndarray[Any, Any]:
+    return tensor_map(x, (_KEYS, _HEAD))
+
+
+def _sizes(*sizes: float) -> np.ndarray[Any, Any]:
+    return np.array([sizes], SIZES)
+
+
+@cache
+def _forward_text(dtype: DType) -> str:
+    return _products(dtype) + included('#include "ops/attention/short_kv_forward.cuh"\n')
+
+
+@cache
+def _gradients_text(dtype: DType, share: int) -> str:
+    turned = warpgroup_product("turned", _KEYS, True, dtype, turned=True)
+    header = included('#include "ops/attention/short_kv_gradients.cuh"\n')
+    return f"#define SHARE {share}\n{turned}{_products(dtype)}{header}"
+
+
+def _products(dtype: DType) -> str:
+    return "".join((
+        warpgroup_product("along", _KEYS, False, dtype),
+        warpgroup_product("along_fresh", _KEYS, False, dtype, fresh=True),
+        warpgroup_product("across", _HEAD, True, dtype, held=True),
+        warpgroup_product("across_fresh", _HEAD, True, dtype, held=True, fresh=True),
+    ))  # fmt: skip

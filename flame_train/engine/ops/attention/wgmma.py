@@ -1,0 +1,136 @@
+"""When wgmma_forward.cuh and wgmma_gradients.cuh are used, and how they are launched."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ...backend import get_backend
+from ...backend.cuda.nvrtc import included
+from ...backend.cuda.tensor_map import tensor_map
+from ...backend.cuda.wgmma import warpgroup_product
+from ...dtype import Array, DType
+from ...mode import mode
+from .layout import placed
+
+_HEAD, _TILE = 64, 64  # as in those files
+_TILE_BYTES = 2 * _TILE * _HEAD
+_GROUPS, _FORWARD_GROUPS, _WIDE = 2, 3, 2
+_ROWS, _FORWARD_ROWS = _TILE * _GROUPS, _TILE * _FORWARD_GROUPS
+_STAGES, _OWNS = 4, 2
+_ALIGNMENT = 1024
+_SHARED_BYTES = _ALIGNMENT + 2 * (_GROUPS + _STAGES) * _TILE_BYTES + _STAGES * 2 * _TILE * 4
+_FORWARD_BYTES = _ALIGNMENT + (_OWNS * _FORWARD_GROUPS + 2 * _WIDE * _STAGES) * _TILE_BYTES
+_WHOLE = 128  # rows of cuDNN's tiles, of queries and of keys
+_PACE, _PACE_OF_PARTS = 1.1, 1.25  # cuDNN's time relative to ours with full tiles of keys, and with a partial last one
+_LONG, _MANY_ROWS = 2048, 100_000  # from here on cuDNN's 5 products, with sums in any order, are faster than our 7
+_PLACED = np.dtype([("at", "u8"), ("batch", "i8"), ("head", "i8"), ("row", "i8")])
+SIZES = np.dtype([("batches", "i4"), ("heads", "i4"), ("queries", "i4"), ("keys", "i4"), ("scale", "f4")])
+
+
+def forward_unfit(query: Array, key: Array, is_causal: bool, scale: float | None) -> str:
+    """Why the forward kernel does not replace cuDNN's; "" if it does."""
+    if scale is not None and scale <= 0:
+        return f"a scale of {scale}: expected one above 0, which keeps the largest score the largest"
+    if reason := _unfit(query, is_causal):
+        return reason
+    (b, heads, length, _), keys, blocks = query.shape, key.shape[-2], get_backend("cuda").kernels.multiprocessors
+    ours, theirs = (_used(b * heads, length, rows, blocks) for rows in (_FORWARD_ROWS, _WHOLE))
+    if ours * (_PACE if keys % _WHOLE == 0 else _PACE_OF_PARTS) < theirs:
+        return f"{length} queries of {b * heads} heads fill cuDNN's tiles better: {ours:.0%} of ours are used"
+    return ""
+
+
+def gradients_unfit(query: Array, key: Array, is_causal: bool, scale: float | None) -> str:
+    """Why the gradient kernel does not replace cuDNN's; "" if it does: for determinism, wherever it can."""
+    if reason := _unfit(query, is_causal):
+        return reason
+    rows = query.shape[0] * query.shape[1] * query.shape[-2]
+    if not mode().deterministic and rows >= _MANY_ROWS and min(query.shape[-2], key.shape[-2]) >= _LONG:
+        return "" if key.shape[-2] % _TILE else f"{rows} queries: cuDNN's sums in any order are faster"
+    return ""
+
+
+def _unfit(query: Array, is_causal: bool) -> str:
+    if query.shape[-1] != _HEAD or is_causal:
+        return f"heads of {query.shape[-1]}{' and a causal mask' * is_causal}: expected {_HEAD} and no mask"
+    return "" if int(query.device.compute_capability) == 90 else "its products are compute capability 9.0's alone"
+
+
+def _used(heads: int, length: int, rows: int, blocks: int) -> float:
+    """The share of all rounds' rows that hold queries, where each block takes `rows` rows of a head in a round."""
+    rounds = -(-heads * -(-length // rows) // blocks)
+    return heads * length / (rounds * blocks * rows)
+
+
+def forward(k: Any, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float) -> None:
+    """Fills `out` and the rows' log-sum-exp for (B, H, L, 64) query and (B, H, S, 64) key and value.
+
+    All but the log-sum-exp must lie in packets, see `attention_memory.lies_in_packets`.
+    """
+    (b, heads, length, _), keys = query.shape, key.shape[2]
+    items = b * heads * -(-length // _FORWARD_ROWS)
+    _launch(
+        k, "attention_forward", _forward_text(query.dtype), items, _FORWARD_GROUPS, (query, key, value),
+        (rows_of(out), lse), (b, heads, length, keys, scale), _FORWARD_BYTES,
+    )  # fmt: skip
+
+
+def gradients(
+    k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, into: tuple[Array, Array, Array],
+    scale: float,
+) -> None:  # fmt: skip
+    """Fills `into` with the gradients of (B, H, L, 64) query and (B, H, S, 64) key and value.
+
+    All but the log-sum-exp must lie in packets, see `attention_memory.lies_in_packets`.
+    """
+    (b, heads, length, _), keys = query.shape, key.shape[2]
+    tiles = -(-length // _TILE)
+    factors = k.empty((b * heads, tiles, 2, _TILE), np.dtype(np.float32))
+    numbers = map(np.int32, (b, heads, length))
+    k.launch(
+        "ops/attention/wgmma_factors.cu", "attention_factors", g.dtype, (-(-b * heads * tiles * _TILE // 32),), 256,
+        (*placed((g, out)), lse, factors, *numbers),
+    )  # fmt: skip
+    items = b * heads * (-(-keys // _ROWS) + -(-length // _ROWS))
+    _launch(
+        k, "attention_gradients", _gradients_text(g.dtype), items, _GROUPS, (query, key, value, g),
+        (factors, *map(rows_of, into)), (b, heads, length, keys, scale), _SHARED_BYTES,
+    )  # fmt: skip
+
+
+def _launch(
+    k: Any, kernel: str, text: str, items: int, groups: int, fetched: tuple[Array, ...], args: tuple[Any, ...],
+    sizes: tuple[float, ...], shared_bytes: int,
+) -> None:  # fmt: skip
+    maps = (tensor_map(x, (_TILE, _HEAD)) for x in fetched)
+    k.launch_here(
+        text, kernel, fetched[0].dtype, (min(items, k.multiprocessors),), 128 * (groups + 1),
+        (*maps, *args, np.array([sizes], SIZES)), shared_bytes,
+    )  # fmt: skip
+
+
+@cache
+def _forward_text(dtype: DType) -> str:
+    return _text("ops/attention/wgmma_forward.cuh", dtype, _TILE * _WIDE, held=False)
+
+
+@cache
+def _gradients_text(dtype: DType) -> str:
+    return _text("ops/attention/wgmma_gradients.cuh", dtype, _TILE, held=True)
+
+
+def _text(header: str, dtype: DType, columns: int, held: bool) -> str:
+    products = (
+        warpgroup_product("along", columns, False, dtype, held),
+        warpgroup_product("along_fresh", columns, False, dtype, held, fresh=True),
+        warpgroup_product("across", _HEAD, True, dtype, held=True),
+    )
+    return "".join(products) + included(f'#include "{header}"\n')
+
+
+def rows_of(x: Array) -> np.ndarray[Any, Any]:
+    """Where the rows of `x` (B, H, L, 64) lie, as kernels take it by value."""
+    return np.array([(x.data.ptr, *(s // x.itemsize for s in x.strides[:3]))], _PLACED)

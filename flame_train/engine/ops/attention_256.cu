@@ -1,3 +1,0 @@
-// Attention for heads of at most 256.
-#define HEAD 256
-#include "attention.cuh"

@@ -1,3 +1,0 @@
-// Attention for heads of at most 512.
-#define HEAD 512
-#include "attention.cuh"

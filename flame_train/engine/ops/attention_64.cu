@@ -1,3 +1,0 @@
-// Attention for heads of at most 64.
-#define HEAD 64
-#include "attention.cuh"

@@ -1,0 +1,1 @@
+"""What ops of all kinds share: dims, conditions of kernels, conversions, generators of kernels."""

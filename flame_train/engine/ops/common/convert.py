@@ -1,0 +1,63 @@
+"""The same values in another dtype or another place in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ...dtype import Array, DType, bfloat16
+from ...op import Sample, primitive, sample
+from ...sample import of_one
+from .conditions import AT_MOST_FP32, floating
+from .dims import Shape
+
+
+@primitive(torch=None, moves=True)
+def cast(xp: Any, input: Array, dtype: DType) -> Array:
+    """input in another dtype (torch's Tensor.to(dtype)); the gradient is cast back"""
+    return input.astype(dtype)
+
+
+@cast.vjp("input")
+def _(xp: Any, g: Array) -> Array:
+    return g
+
+
+def _castable(input: Array, dtype: DType) -> str:
+    return floating(input) or (f"no kernel for {dtype}" if np.dtype(dtype) not in AT_MOST_FP32 else "")
+
+
+@cast.cuda("generated", when=_castable)
+def _(k: Any, input: Array, dtype: DType) -> Array:
+    return k.elementwise(("input",), {"input": input}, (np.dtype(dtype),))[0]
+
+
+@cast.cuda_vjp("generated", "input", when=_castable)
+def _(k: Any, g: Array, input_shape: Shape) -> Array:
+    return g
+
+
+@cast.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 4), np.dtype(np.float64))
+
+
+@cast.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((4097, 33), bfloat16)
+
+
+@primitive(torch="clone", moves=True)
+def clone(xp: Any, input: Array) -> Array:
+    """A copy of input in row-major memory"""
+    return xp.array(input, order="C", copy=True)
+
+
+@clone.vjp("input")
+def _(xp: Any, g: Array) -> Array:
+    return g
+
+
+clone.samples(of_one())

@@ -1,0 +1,132 @@
+"""Elementwise kernels from expressions: one line beside an op declares a kernel for it and for each of its gradients.
+
+An expression is C over the names of the op's arguments, `g`, `out` and the functions of `dtypes.cuh`. It is compiled
+for the dtypes and memory layouts that occur. Precision is that of references: fp32 inside, rounded once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...backend.cuda.codegen.kernel_ir import Reduction
+from ...dtype import Array, DType, float32, result_type
+from ...grad_target import FRESH, GradTarget, GradTargets
+from ...op import Op
+from ...sums import unbroadcast
+from .conditions import floating
+from .dims import Shape
+from .row_kernels import extent, reduce
+
+
+def generated(
+    op: Op, forward: str, *, when: Callable[..., bool | str] | None = None, result: DType | None = None,
+    missing: Mapping[str, float] | None = None, **gradients: str,
+) -> None:  # fmt: skip
+    """Declares a generated kernel for `op`, by the expression `forward`, and for the gradients named.
+
+    - `when`: a further condition, a function of any of the op's arguments.
+    - `result`: the output's dtype; by default that of the operands.
+    - `missing`: by argument, the number that None stands for.
+
+    A gradient that is just "g", or "alpha * g" with alpha 1, is `g` itself, without a kernel, unless it must be summed
+    or added to another.
+    """
+    defaults = dict(missing or {})
+    condition = _condition(op, when)
+    op.cuda("generated", when=condition)(_forward(op, forward, result, defaults))
+    for arg, expression in gradients.items():
+        op.cuda_vjp("generated", arg, when=condition)(_gradient(op, arg, expression, defaults))
+
+
+def _condition(op: Op, when: Callable[..., bool | str] | None) -> Callable[..., bool | str]:
+    """`floating` of the op's tensors, and `when`, as one function with the parameter names of both."""
+    names = list(op.tensor_names)
+    count = len(names)
+    names += [n for n in inspect.signature(when).parameters if n not in names] if when else []
+    asked = [names.index(n) for n in inspect.signature(when).parameters] if when else []
+
+    def ask(*values: Any) -> bool | str:
+        reason = floating(*values[:count])
+        return reason if reason or when is None else when(*[values[i] for i in asked])
+
+    return named(ask, names)
+
+
+def named(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """`fn` with a signature of `names`, from which the registry reads what to pass it."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    vars(fn)["__signature__"] = inspect.Signature([inspect.Parameter(n, kind) for n in names])
+    return fn
+
+
+def _used(expression: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of `names` that occur in an expression."""
+    words = set(re.findall(r"[A-Za-z_]\w*", expression))
+    return tuple(n for n in names if n in words)
+
+
+def _forward(op: Op, expression: str, result: DType | None, missing: Mapping[str, float]) -> Callable[..., Array]:
+    used = _used(expression, op.names)
+
+    def launch(k: Any, **values: Any) -> Array:
+        operands = {n: missing[n] if values[n] is None else values[n] for n in used}
+        dtype = result or result_type([values[n] for n in op.tensor_names if hasattr(values[n], "dtype")])
+        return k.elementwise((expression,), operands, (dtype,))[0]
+
+    return named(launch, ["k", *op.names])
+
+
+def _gradient(op: Op, arg: str, expression: str, missing: Mapping[str, float]) -> Callable[..., Array]:
+    used = _used(expression, (*op.names, *op.aux, "out"))
+
+    def launch(k: Any, g: Array, *values: Any, targets: GradTargets) -> Array:
+        operands = {n: missing[n] if v is None else v for n, v in zip(used, values, strict=False)}
+        text = expression.removeprefix("alpha * ") if operands.get("alpha") == 1 else expression
+        return carried(k, text, {"g": g, **operands}, values[-1], targets[arg])
+
+    return named(launch, ["k", "g", *used, f"{arg}_shape", "targets"])
+
+
+def carried(k: Any, expression: str, operands: Mapping[str, Any], shape: Shape, target: GradTarget = FRESH) -> Array:
+    """The gradient of an argument of `shape`: `expression` over `g` and other operands, summed down to that shape.
+
+    What has arrived at `target` is added. The target's buffer is used if nothing has arrived and nothing is summed.
+    """
+    g = operands["g"]
+    if shape != g.shape:
+        total = _summed(k, expression, operands, shape)
+        if target.addend is None:
+            return total
+        added = {"g": total, "addend": target.addend}
+        return k.elementwise(("g + addend",), added, (target.addend.dtype,), shape)[0]
+    if target.addend is not None:
+        before, _, last = expression.rpartition(";")
+        expression = f"{before}{';' if before else ''}({last}) + addend"
+        return k.elementwise((expression,), {**operands, "addend": target.addend}, (target.addend.dtype,), shape)[0]
+    if expression == "g":
+        return g
+    return k.elementwise((expression,), operands, (g.dtype,), shape, () if target.buffer is None else (target.buffer,))[
+        0
+    ]
+
+
+def _summed(k: Any, expression: str, operands: Mapping[str, Any], shape: Shape) -> Array:
+    """`expression` summed over the dims along which an argument of `shape` was broadcast; if possible in one pass.
+
+    In two passes the first one's result is fp32, so that nothing is rounded before the sum.
+    """
+    g = operands["g"]
+    lead = g.ndim - len(shape)
+    dims = [*range(lead), *(i + lead for i, n in enumerate(shape) if n == 1 != g.shape[i + lead])]
+    one_pass = ";" not in expression and all(v.shape == g.shape for v in operands.values() if hasattr(v, "shape"))
+    if not one_pass or g.size == 0 or extent(g.shape, dims) is None:
+        each = k.elementwise((expression,), operands, (float32,), g.shape)[0]
+        if g.size == 0 or extent(g.shape, dims) is None:
+            return unbroadcast(k.xp, each, shape, float32)
+        operands, expression = {"each": each}, "each"
+    arrays = {n: v for n, v in operands.items() if hasattr(v, "dtype")}
+    numbers = {n: v for n, v in operands.items() if n not in arrays}
+    return reduce(k, Reduction("sum", expression), arrays, dims, g.dtype, numbers=numbers).reshape(shape)

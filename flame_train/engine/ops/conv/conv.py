@@ -1,0 +1,353 @@
+"""Convolution in NCHW or NHWC. Weights are always (out, in, kh, kw)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ....errors import ShapeError
+from ...dtype import Array
+from ...op import ErrorSample, Sample, primitive, sample
+from ..common import conditions
+from ..common.dims import Shape, sum_to_channels
+
+Pair = int | tuple[int, ...]
+Padding = int | tuple[int, ...] | str
+_PATCH_BYTES = 1 << 26  # the unfolded patches of one block of rows stay below this
+
+
+def pair(value: Pair) -> tuple[int, int]:
+    """(h, w) from one number or two; a tuple of one counts as one. Raises ShapeError for anything else."""
+    given = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    if len(given) not in (1, 2) or not all(isinstance(n, (int, np.integer)) for n in given):
+        raise ShapeError(f"expected a whole number, or two for height and width, got {value!r}")
+    return int(given[0]), int(given[-1])
+
+
+def steps(
+    weight_shape: Shape, stride: Pair, padding: Padding, dilation: Pair, op: str = "conv2d"
+) -> tuple[tuple[int, int], ...]:
+    """Stride, padding and dilation, (h, w) each. "same" padding keeps the size, "valid" is none.
+
+    Raises ShapeError for a stride or dilation below 1 or a padding below 0, and for "same" padding that would have to
+    be uneven.
+    """
+    s, d = pair(stride), pair(dilation)
+    if min(*s, *d) < 1:
+        raise ShapeError(f"{op}: expected stride and dilation of at least 1, got {stride} and {dilation}")
+    if not isinstance(padding, str):
+        if min(pair(padding)) < 0:
+            raise ShapeError(
+                f"{op}: expected padding of at least 0, got {padding}; a slice leaves out what lies outside"
+            )
+        return s, pair(padding), d
+    if padding == "valid":
+        return s, (0, 0), d
+    around = [n * (k - 1) for n, k in zip(d, weight_shape[2:], strict=True)]
+    if padding != "same" or s != (1, 1) or any(n % 2 for n in around):
+        raise ShapeError(
+            f"{op}: padding {padding!r} with stride {s} and a kernel of {weight_shape[2:]}: expected numbers, "
+            "'valid', or 'same' with stride 1 and a kernel that has a middle; pad() gives uneven padding"
+        )
+    return s, (around[0] // 2, around[1] // 2), d
+
+
+def to_nhwc(x: Array, layout: str) -> Array:
+    """x as (B, H, W, C), a view."""
+    return x.transpose(0, 2, 3, 1) if layout == "NCHW" else x
+
+
+def _nhwc_shape(shape: Shape, layout: str) -> Shape:
+    return (shape[0], shape[2], shape[3], shape[1]) if layout == "NCHW" else shape
+
+
+def from_nhwc(xp: Any, y: Array, layout: str) -> Array:
+    """y (B, H, W, C) in `layout`, dense."""
+    return xp.ascontiguousarray(y.transpose(0, 3, 1, 2)) if layout == "NCHW" else y
+
+
+def out_size(n: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    """The length of a convolution's output along one axis."""
+    return (n + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def _framed(xp: Any, x: Array, p: tuple[int, int]) -> Array:
+    """x (B, H, W, C) with rows and columns of zeros around it. NumPy's own pad takes as long as a small convolution."""
+    b, h, w, channels = x.shape
+    made = xp.zeros((b, h + 2 * p[0], w + 2 * p[1], channels), x.dtype)
+    made[:, p[0] : p[0] + h, p[1] : p[1] + w] = x
+    return made
+
+
+def _row_blocks(batch: int, oh: int, ow: int, width: int, itemsize: int) -> Iterator[tuple[int, int]]:
+    """Ranges of output rows whose patches fit the block size."""
+    row = max(1, batch * ow * width * itemsize)
+    step = max(1, _PATCH_BYTES // row)
+    return ((r, min(r + step, oh)) for r in range(0, oh, step))
+
+
+def _patches(
+    xp: Any,
+    padded: Array,
+    r0: int,
+    r1: int,
+    ow: int,
+    kernel: tuple[int, int],
+    s: tuple[int, int],
+    d: tuple[int, int],
+) -> Array:
+    """The patches under output rows [r0, r1) as (B, rows, ow, kh, kw, C), copied."""
+    rows = [_under(r0, r1, i, s[0], d[0]) for i in range(kernel[0])]
+    columns = [_under(0, ow, j, s[1], d[1]) for j in range(kernel[1])]
+    return xp.stack([padded[:, r, c] for r in rows for c in columns], axis=3)
+
+
+def _under(first: int, stop: int, tap: int, stride: int, dilation: int) -> slice:
+    """The padded input's rows, or columns, that a tap of the kernel reads for outputs [first, stop)."""
+    return slice(first * stride + tap * dilation, (stop - 1) * stride + tap * dilation + 1, stride)
+
+
+def taps(
+    kernel: tuple[int, int], out: tuple[int, int], s: tuple[int, int], d: tuple[int, int]
+) -> Iterator[tuple[int, int, slice, slice]]:
+    """Each kernel element (i, j) with the padded input's rows and columns that it reads for all outputs (oh, ow)."""
+    for i in range(kernel[0]):
+        rows = _under(0, out[0], i, s[0], d[0])
+        for j in range(kernel[1]):
+            yield i, j, rows, _under(0, out[1], j, s[1], d[1])
+
+
+def _plain(weight_shape: Shape, stride: tuple[int, int], padding: tuple[int, int], groups: int) -> bool:
+    """True if the convolution is a product of each pixel with one matrix."""
+    return weight_shape[2:] == (1, 1) and stride == (1, 1) and padding == (0, 0) and groups == 1
+
+
+@primitive(torch="nn.functional.conv2d")
+def conv2d(
+    xp: Any, input: Array, weight: Array, bias: Array | None = None, stride: Pair = 1, padding: Padding = 0,
+    dilation: Pair = 1, groups: int = 1, layout: str = "NCHW",
+) -> Array:  # fmt: skip
+    """Cross-correlation of input with weight (out, in / groups, kh, kw), plus bias"""
+    check_conv2d(input, weight, groups, layout)
+    check_bias("conv2d", bias, weight.shape[0])
+    x = to_nhwc(input, layout)
+    s, p, d = steps(weight.shape, stride, padding, dilation)
+    out_ch, in_ch, kh, kw = weight.shape
+    b, oh, ow = x.shape[0], *_out_sizes(x.shape, (kh, kw), s, p, d)
+    if _plain(weight.shape, s, p, groups):
+        y = xp.matmul(x.reshape(-1, in_ch), weight.reshape(out_ch, in_ch).T).reshape(b, oh, ow, out_ch)
+        return from_nhwc(xp, y if bias is None else y + bias, layout)
+    padded = _framed(xp, x, p) if any(p) else x
+    y = xp.empty((b, oh, ow, out_ch), x.dtype)
+    for r0, r1 in _row_blocks(b, oh, ow, kh * kw * x.shape[3], x.itemsize):
+        cols = _patches(xp, padded, r0, r1, ow, (kh, kw), s, d).reshape(-1, kh * kw, x.shape[3])
+        for ci, co in _groups(in_ch, out_ch, groups):
+            flat = cols[:, :, ci].reshape(-1, kh * kw * in_ch)
+            kernel = weight[co].transpose(2, 3, 1, 0).reshape(kh * kw * in_ch, out_ch // groups)
+            y[:, r0:r1, :, co] = xp.matmul(flat, kernel).reshape(b, r1 - r0, ow, out_ch // groups)
+    return from_nhwc(xp, y if bias is None else y + bias, layout)
+
+
+def _out_sizes(
+    nhwc: Shape, kernel: tuple[int, int], s: tuple[int, int], p: tuple[int, int], d: tuple[int, int]
+) -> tuple[int, int]:  # fmt: skip
+    """The output's rows and columns. Raises ShapeError where there would be none."""
+    oh, ow = (out_size(nhwc[1 + i], kernel[i], s[i], p[i], d[i]) for i in (0, 1))
+    if min(oh, ow) < 1:
+        (kh, kw), (h, w) = kernel, nhwc[1:3]
+        raise ShapeError(f"conv2d: a kernel of {kh} x {kw} does not fit into {h} x {w} pixels padded by {p}")
+    return oh, ow
+
+
+def _groups(in_ch: int, out_ch: int, groups: int) -> list[tuple[slice, slice]]:
+    """Each group's (input channels, output channels)."""
+    o = out_ch // groups
+    return [(slice(g * in_ch, (g + 1) * in_ch), slice(g * o, (g + 1) * o)) for g in range(groups)]
+
+
+def check_conv2d(input: Array, weight: Array, groups: int, layout: str) -> None:
+    """Raises ShapeError unless both are 4-D and the input has the channels that the weight takes."""
+    if input.ndim != 4 or weight.ndim != 4:
+        raise ShapeError(f"conv2d: expected 4-D input and weight, got {tuple(input.shape)} and {tuple(weight.shape)}")
+    if groups < 1:
+        raise ShapeError(f"conv2d: expected at least one group, got {groups}")
+    channels = input.shape[1 if layout == "NCHW" else 3]
+    if channels != weight.shape[1] * groups or weight.shape[0] % groups:
+        raise ShapeError(
+            f"conv2d: input {tuple(input.shape)} ({layout}) has {channels} channels but weight {tuple(weight.shape)} "
+            f"with groups={groups} takes {weight.shape[1] * groups}"
+        )
+
+
+def check_bias(op: str, bias: Array | None, channels: int) -> None:
+    """Raises ShapeError unless there is a value for each of the result's channels."""
+    if bias is not None and tuple(bias.shape) != (channels,):
+        raise ShapeError(f"{op}: expected a bias of shape ({channels},), got {tuple(bias.shape)}")
+
+
+def input_gradient(
+    xp: Any, g: Array, input_shape: Shape, weight: Array, stride: Pair, padding: Padding, dilation: Pair, groups: int,
+    layout: str,
+) -> Array:  # fmt: skip
+    """The gradient of conv2d with respect to its input; also what conv_transpose2d computes."""
+    g = to_nhwc(g, layout)
+    s, p, d = steps(weight.shape, stride, padding, dilation)
+    out_ch, in_ch, kh, kw = weight.shape
+    b, h, w, channels = _nhwc_shape(input_shape, layout)
+    oh, ow = g.shape[1:3]
+    if _plain(weight.shape, s, p, groups) and (oh, ow) == (h, w):
+        dx = xp.matmul(g.reshape(-1, out_ch), weight.reshape(out_ch, in_ch))
+        return from_nhwc(xp, dx.reshape(b, h, w, channels), layout)
+    dx = xp.zeros((b, h + 2 * p[0], w + 2 * p[1], channels), g.dtype)
+    for r0, r1 in _row_blocks(b, oh, ow, kh * kw * channels, g.itemsize):
+        flat = g[:, r0:r1].reshape(-1, out_ch)
+        for ci, co in _groups(in_ch, out_ch, groups):
+            kernel = weight[co].transpose(0, 2, 3, 1).reshape(-1, kh * kw * in_ch)
+            taps = xp.matmul(flat[:, co], kernel).reshape(b, r1 - r0, ow, kh, kw, in_ch)
+            for i, j in ((i, j) for i in range(kh) for j in range(kw)):
+                rows, columns = _under(r0, r1, i, s[0], d[0]), _under(0, ow, j, s[1], d[1])
+                dx[:, rows, columns, ci] += taps[:, :, :, i, j]
+    return from_nhwc(xp, dx[:, p[0] : p[0] + h, p[1] : p[1] + w], layout)
+
+
+def weight_gradient(
+    xp: Any, g: Array, input: Array, weight_shape: Shape, stride: Pair, padding: Padding, dilation: Pair, groups: int,
+    layout: str,
+) -> Array:  # fmt: skip
+    """The gradient of conv2d with respect to its weight."""
+    g, x = to_nhwc(g, layout), to_nhwc(input, layout)
+    s, p, d = steps(weight_shape, stride, padding, dilation)
+    out_ch, in_ch, kh, kw = weight_shape
+    b, oh, ow = g.shape[:3]
+    padded = _framed(xp, x, p)
+    dw = xp.zeros((out_ch, kh * kw, in_ch), g.dtype)
+    for r0, r1 in _row_blocks(b, oh, ow, kh * kw * x.shape[3], x.itemsize):
+        cols = _patches(xp, padded, r0, r1, ow, (kh, kw), s, d).reshape(-1, kh * kw, x.shape[3])
+        rows = g[:, r0:r1].reshape(-1, out_ch)
+        for ci, co in _groups(in_ch, out_ch, groups):
+            dw[co] += xp.matmul(rows[:, co].T, cols[:, :, ci].reshape(-1, kh * kw * in_ch)).reshape(-1, kh * kw, in_ch)
+    return dw.reshape(out_ch, kh, kw, in_ch).transpose(0, 3, 1, 2)
+
+
+conv2d.vjp("input")(input_gradient)
+conv2d.vjp("weight")(weight_gradient)
+conv2d.vjp("bias")(sum_to_channels)
+
+
+@conv2d.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 5, 4), (4, 3, 3, 3), (4,), padding=1)
+    yield sample((1, 3, 6, 5), (2, 3, 3, 3), None, 2, 1)
+    yield sample((1, 4, 5, 5), (6, 2, 3, 2), (6,), (1, 2), (1, 0), (2, 1), 2)
+    yield sample((2, 5, 4, 3), (4, 3, 1, 1), (4,), layout="NHWC")
+    yield sample((1, 2, 5, 6), (3, 2, 3, 1), None, padding="same", dilation=(2, 1))
+    yield sample((1, 2, 5, 6), (3, 2, 2, 3), (3,), 2, "valid")
+    yield sample((1, 5, 4, 3), (4, 3, 3, 3), (4,), 2, 1, layout="NHWC")
+
+
+@conv2d.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((1, 3, 4, 4), (2, 4, 3, 3)), ShapeError, "has 3 channels but weight .* takes 4")
+    yield ErrorSample(sample((3, 4, 4), (2, 3, 3, 3)), ShapeError, "expected 4-D input and weight")
+    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3), (1,)), ShapeError, r"a bias of shape \(2,\), got \(1,\)")
+    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3), stride=0), ShapeError, "at least 1, got 0 and 1")
+    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3), groups=0), ShapeError, "at least one group, got 0")
+    yield ErrorSample(sample((1, 3, 2, 4), (2, 3, 3, 3)), ShapeError, "kernel of 3 x 3 does not fit")
+    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 2, 2), None, 1, "same"), ShapeError, "a kernel that has a middle")
+    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 2, 2), None, 1.5), ShapeError, "a whole number, or two .* got 1.5")
+    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 2, 2), None, (1, 2, 3)), ShapeError, r"got \(1, 2, 3\)")
+    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 2, 2), None, ()), ShapeError, r"got \(\)")
+
+
+# ---- cuDNN ---------------------------------------------------------------------------------------------
+
+
+def _cudnn(input: Array, weight: Array, groups: int) -> str:
+    """Why cuDNN is not used; "" if it is."""
+    if groups != 1:
+        return "grouped convolutions take the reference"
+    if 0 in input.shape:
+        return "there is nothing to convolve"
+    return conditions.same(conditions.AT_MOST_FP32, input, weight)
+
+
+def _padded(k: Any, x: Array, *axes: int) -> Array:
+    """x padded with zeros to a multiple of 8 along the axes if it has 16 bits: the granularity of tensor cores."""
+    widths = [(0, -x.shape[i] % 8 if i in axes and x.itemsize == 2 else 0) for i in range(x.ndim)]
+    return k.xp.pad(x, widths) if any(b for _, b in widths) else x
+
+
+def _kernel_memory(k: Any, w: Array) -> Array:
+    """The weight (out, in, kh, kw) in memory of the order (out, kh, kw, in), which cuDNN's fast kernels need."""
+    return k.rows_first(w.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+
+
+@conv2d.cuda("cudnn", when=_cudnn)
+def _(
+    k: Any, input: Array, weight: Array, bias: Array | None, stride: Pair, padding: Padding, dilation: Pair,
+    groups: int, layout: str,
+) -> Array:  # fmt: skip
+    check_conv2d(input, weight, groups, layout)
+    check_bias("conv2d", bias, weight.shape[0])
+    s, p, d = steps(weight.shape, stride, padding, dilation)
+    x = _padded(k, k.rows_first(to_nhwc(input, layout)), 3)
+    w = _kernel_memory(k, _padded(k, weight, 0, 1))
+    out = k.empty((len(x), *_out_sizes(x.shape, w.shape[2:], s, p, d), w.shape[0]), x.dtype)
+    shift = None if bias is None else _padded(k, bias.astype(x.dtype, copy=False), 0)
+    k.cudnn.conv_forward(x, w, shift, out, s, p, d)
+    return from_nhwc(k.xp, k.rows_first(out[..., : weight.shape[0]]), layout)
+
+
+def _cudnn_low(input: Array, weight: Array, groups: int) -> str:
+    """As `_cudnn`, but not for fp32, where cuDNN adds all taps and channels in one chain: the reference rounds less."""
+    return _cudnn(input, weight, groups) or conditions.same(conditions.LOW, input)
+
+
+@conv2d.cuda_vjp("cudnn", "input", when=_cudnn_low)
+def _(
+    k: Any,
+    g: Array,
+    input_shape: Shape,
+    weight: Array,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair,
+    layout: str,
+) -> Array:
+    s, p, d = steps(weight.shape, stride, padding, dilation)
+    g = _padded(k, k.rows_first(to_nhwc(g, layout)), 3)
+    w = _kernel_memory(k, _padded(k, weight, 0, 1))
+    dx = k.empty((*_nhwc_shape(input_shape, layout)[:3], w.shape[1]), g.dtype)
+    k.cudnn.conv_input_gradient(g, w, dx, s, p, d)
+    return from_nhwc(k.xp, k.rows_first(dx[..., : weight.shape[1]]), layout)
+
+
+@conv2d.cuda_vjp("cudnn", "weight", when=_cudnn)
+def _(
+    k: Any,
+    g: Array,
+    input: Array,
+    weight_shape: Shape,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair,
+    layout: str,
+) -> Array:
+    s, p, d = steps(weight_shape, stride, padding, dilation)
+    out_ch, in_ch, kh, kw = weight_shape
+    g = _padded(k, k.rows_first(to_nhwc(g, layout)), 3)
+    x = _padded(k, k.rows_first(to_nhwc(input, layout)), 3)
+    dw = k.empty((g.shape[3], kh, kw, x.shape[3]), g.dtype).transpose(0, 3, 1, 2)
+    k.cudnn.conv_weight_gradient(x, g, dw, s, p, d)
+    return dw[:out_ch, :in_ch]
+
+
+@conv2d.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 16, 16, 64), (96, 64, 3, 3), (96,), 1, 1, layout="NHWC")
+    yield sample((1, 32, 24, 4), (64, 4, 3, 3), (64,), 1, 1, layout="NHWC")
+    yield sample((1, 32, 24, 64), (4, 64, 3, 3), (4,), 1, 1, layout="NHWC")
+    yield sample((2, 17, 16, 64), (64, 64, 3, 3), (64,), 2, 1, layout="NHWC")
+    yield sample((2, 64, 9, 8), (32, 64, 1, 1), None)

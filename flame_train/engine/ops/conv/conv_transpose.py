@@ -1,0 +1,140 @@
+"""Convolution run backwards, and convolution of one-dimensional signals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ....errors import ShapeError
+from ...dtype import Array
+from ...op import ErrorSample, Sample, composite, primitive, sample
+from ...tensor import Tensor
+from ..common.dims import sum_to_channels
+from .conv import Pair, check_bias, conv2d, input_gradient, pair, steps, weight_gradient
+
+
+@primitive(torch="nn.functional.conv_transpose2d")
+def conv_transpose2d(
+    xp: Any, input: Array, weight: Array, bias: Array | None = None, stride: Pair = 1, padding: Pair = 0,
+    output_padding: Pair = 0, groups: int = 1, dilation: Pair = 1, layout: str = "NCHW",
+) -> Array:  # fmt: skip
+    """conv2d's gradient with respect to its input, as an op; weight is (in, out / groups, kh, kw)"""
+    shape = _out_shape(input, weight, stride, padding, output_padding, groups, dilation, layout)
+    check_bias("conv_transpose2d", bias, weight.shape[1] * groups)
+    y = input_gradient(xp, input, shape, weight, stride, padding, dilation, groups, layout)
+    if bias is None:
+        return y
+    return y + (bias if layout == "NHWC" else bias.reshape(-1, 1, 1))
+
+
+def _out_shape(
+    input: Array, weight: Array, stride: Pair, padding: Pair, extra: Pair, groups: int, dilation: Pair, layout: str
+) -> tuple[int, ...]:
+    channel = 1 if layout == "NCHW" else 3
+    if (
+        input.ndim != 4
+        or weight.ndim != 4
+        or input.shape[channel] != weight.shape[0]
+        or groups < 1
+        or (weight.shape[0] % groups)
+    ):
+        raise ShapeError(
+            f"conv_transpose2d: input {tuple(input.shape)} ({layout}) does not fit weight {tuple(weight.shape)} "
+            f"(in, out / groups, kh, kw) with groups={groups}"
+        )
+    h, w = input.shape[2:] if layout == "NCHW" else input.shape[1:3]
+    s2, p2, d2 = steps(weight.shape, stride, pair(padding), dilation, "conv_transpose2d")
+    sizes = [
+        (n - 1) * s - 2 * p + d * (k - 1) + e + 1
+        for n, k, s, p, e, d in zip((h, w), weight.shape[2:], s2, p2, pair(extra), d2, strict=True)
+    ]
+    if min(sizes) < 1:
+        raise ShapeError(f"conv_transpose2d: {h} x {w} pixels would become {sizes}; expected less padding")
+    if any(e >= max(s, d) for e, s, d in zip(pair(extra), s2, d2, strict=True)):
+        raise ShapeError(f"conv_transpose2d: output_padding {extra} must be below stride {stride} or dilation")
+    out = weight.shape[1] * groups
+    return (input.shape[0], out, *sizes) if layout == "NCHW" else (input.shape[0], *sizes, out)
+
+
+@conv_transpose2d.vjp("input")
+def _(
+    xp: Any, g: Array, input_shape: tuple[int, ...], weight: Array, stride: Pair, padding: Pair, groups: int,
+    dilation: Pair, layout: str,
+) -> Array:  # fmt: skip
+    dx = conv2d.fn(xp, g, weight, None, stride, padding, dilation, groups, layout)
+    return dx[tuple(slice(n) for n in input_shape)]  # a large output_padding leaves room for further kernels
+
+
+@conv_transpose2d.vjp("weight")
+def _(
+    xp: Any, g: Array, input: Array, weight_shape: tuple[int, ...], stride: Pair, padding: Pair, groups: int,
+    dilation: Pair, layout: str,
+) -> Array:  # fmt: skip
+    return weight_gradient(xp, input, g, weight_shape, stride, padding, dilation, groups, layout)
+
+
+conv_transpose2d.vjp("bias")(sum_to_channels)
+
+
+@conv_transpose2d.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 4, 3), (3, 2, 3, 3), (2,))
+    yield sample((1, 3, 3, 4), (3, 2, 3, 2), None, 2, 1, 1)
+    yield sample((1, 4, 3, 3), (4, 2, 2, 3), (4,), (2, 1), (0, 1), (1, 0), 2, (1, 2))
+    yield sample((1, 3, 4, 4), (4, 3, 3, 3), (3,), 2, 1, 1, layout="NHWC")
+    yield sample((2, 3, 2, 3), (3, 2, 1, 1), (2,), 1, 0, 1, 1, 2)
+
+
+@conv_transpose2d.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3)), ShapeError, "does not fit weight")
+    yield ErrorSample(sample((1, 3, 4, 4), (3, 2, 3, 3), None, 2, 0, 2), ShapeError, "must be below stride")
+    yield ErrorSample(sample((1, 3, 1, 4), (3, 2, 1, 3), None, 1, 1), ShapeError, r"would become \[-1, 4\]")
+    yield ErrorSample(sample((1, 3, 4, 4), (3, 2, 3, 3), None, 0), ShapeError, "stride and dilation of at least 1")
+    yield ErrorSample(
+        sample((1, 3, 4, 4), (3, 2, 3, 3), None, 1, -1), ShapeError, "padding of at least 0, got .-1, -1."
+    )
+    yield ErrorSample(
+        sample((1, 3, 4, 4), (3, 2, 3, 3), None, 1, "same"), ShapeError, "a whole number, or two .* got 'same'"
+    )
+    yield ErrorSample(sample((1, 3, 4, 4), (3, 2, 3, 3), (1,)), ShapeError, r"a bias of shape \(2,\), got \(1,\)")
+
+
+@composite(torch="nn.functional.conv1d")
+def conv1d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int | tuple[int] = 1,
+    padding: int | tuple[int] | str = 0, dilation: int | tuple[int] = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Cross-correlation of input (B, in, L) with weight (out, in / groups, k), plus bias"""
+    if input.ndim != 3 or weight.ndim != 3:
+        raise ShapeError(
+            f"conv1d: expected input (B, in, L) and weight (out, in, k), got {input.shape}, {weight.shape}"
+        )
+    s, d = _along("stride", stride), _along("dilation", dilation)
+    around = padding if isinstance(padding, str) else (0, _along("padding", padding))
+    kernel = weight.unsqueeze(2)
+    steps(kernel.shape, (1, s), around, (1, d), "conv1d")
+    y: Tensor = conv2d(input.unsqueeze(2), kernel, bias, (1, s), around, (1, d), groups)
+    return y.squeeze(2)
+
+
+def _along(name: str, value: int | tuple[int]) -> int:
+    given = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    if len(given) != 1 or not isinstance(given[0], int):
+        raise ShapeError(f"conv1d: expected a whole number for {name}, got {value!r}")
+    return given[0]
+
+
+@conv1d.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 6), (4, 3, 3), (4,), padding=1)
+    yield sample((1, 4, 7), (6, 2, 2), None, 2, 1, 2, 2)
+    yield sample((1, 2, 5), (3, 2, 3), (3,), padding="same")
+
+
+@conv1d.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((3, 6), (4, 3, 3)), ShapeError, r"expected input \(B, in, L\)")
+    yield ErrorSample(sample((1, 3, 6), (4, 2, 3)), ShapeError, "has 3 channels but weight .* takes 2")
+    yield ErrorSample(sample((1, 3, 6), (4, 3, 3), None, (1, 2)), ShapeError, r"number for stride, got \(1, 2\)")
+    yield ErrorSample(sample((1, 3, 6), (4, 3, 3), None, 1, -1), ShapeError, "conv1d: expected padding of at least 0")

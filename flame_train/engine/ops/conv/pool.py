@@ -1,0 +1,362 @@
+"""Pooling of images, in NCHW or NHWC."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ....errors import ShapeError
+from ...backend.cuda.codegen.kernel_ir import Reduction
+from ...dtype import Array, int64
+from ...op import ErrorSample, Sample, composite, primitive, sample
+from ...tensor import Tensor
+from ..common.conditions import AT_MOST_FP32, same
+from ..common.dims import Shape
+from ..common.row_kernels import reduce
+from .conv import Pair, from_nhwc, to_nhwc
+from .pool_window import Window
+
+
+@primitive(torch="nn.functional.max_pool2d_with_indices", multiple=True, aux=("index",))
+def max_pool2d_with_indices(
+    xp: Any, input: Array, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
+    ceil_mode: bool = False, layout: str = "NCHW",
+) -> tuple[tuple[Array, Array], Array]:  # fmt: skip
+    """The largest value in each window, and its place in the image counted along rows"""
+    window = Window.over("max_pool2d", input.shape, kernel_size, stride, padding, dilation, ceil_mode, layout)
+    padded = window.padded(xp, to_nhwc(input, layout), -math.inf)
+    shape = (padded.shape[0], *window.out, padded.shape[3])
+    best, at = xp.full(shape, -math.inf, padded.dtype), xp.full(shape, -1, "int64")
+    for i, j, rows, columns in window.taps():
+        value, (pixel, inside) = padded[:, rows, columns], window.pixel(xp, i, j)
+        better = inside & ((value > best) | (at < 0) | xp.isnan(value))
+        best, at = xp.where(better, value, best), xp.where(better, pixel, at)
+    out, index = from_nhwc(xp, best, layout), from_nhwc(xp, at, layout)
+    return (out, index), index
+
+
+@max_pool2d_with_indices.vjp("input")
+def _(
+    xp: Any, g: tuple[Array, Array], input_shape: Shape, index: Array, kernel_size: Pair, stride: Pair | None,
+    padding: Pair, dilation: Pair, ceil_mode: bool, layout: str,
+) -> Array:  # fmt: skip
+    window = Window.over("max_pool2d", input_shape, kernel_size, stride, padding, dilation, ceil_mode, layout)
+    grad, at = to_nhwc(g[0], layout), to_nhwc(index, layout)
+    (h, w), (p, q) = window.size, window.padding
+    dx = xp.zeros((grad.shape[0], h + p + window.behind(0), w + q + window.behind(1), grad.shape[3]), grad.dtype)
+    for i, j, rows, columns in window.taps():
+        pixel, inside = window.pixel(xp, i, j)
+        dx[:, rows, columns] += xp.where(inside & (at == pixel), grad, 0.0)
+    return from_nhwc(xp, window.inner(dx), layout)
+
+
+@max_pool2d_with_indices.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 4, 6), 2)
+    yield sample((1, 2, 5, 5), 3, 2, 1)
+    yield sample((1, 2, 5, 6), (2, 3), (2, 1), (1, 0), (2, 1), True)
+    yield sample((2, 5, 4, 3), 2, 2, ceil_mode=True, layout="NHWC")
+
+
+@max_pool2d_with_indices.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((1, 2, 4, 4), 2, 2, 2), ShapeError, "at most half of the kernel")
+    yield ErrorSample(sample((1, 2, 4, 4), 5), ShapeError, "does not fit into")
+    yield ErrorSample(sample((2, 4, 4), 2), ShapeError, "expected a 4-D input")
+
+
+@composite(torch="nn.functional.max_pool2d")
+def max_pool2d(
+    input: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
+    ceil_mode: bool = False, return_indices: bool = False, layout: str = "NCHW",
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """The largest value in each window; with return_indices also its place in the image counted along rows"""
+    both = max_pool2d_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode, layout)
+    return both if return_indices else both[0]
+
+
+@max_pool2d.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 4, 4), 2), ShapeError, "max_pool2d: expected a 4-D input")
+
+
+@max_pool2d.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 4, 6), 2)
+    yield sample((1, 5, 5, 2), 3, 2, 1, return_indices=True, layout="NHWC")
+
+
+@primitive(torch="nn.functional.avg_pool2d")
+def avg_pool2d(
+    xp: Any, input: Array, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None, layout: str = "NCHW",
+) -> Array:  # fmt: skip
+    """The mean of each window; the zeros of the padding count unless count_include_pad is False"""
+    _check_override(divisor_override)
+    window = Window.over("avg_pool2d", input.shape, kernel_size, stride, padding, 1, ceil_mode, layout)
+    padded = window.padded(xp, to_nhwc(input, layout), 0.0)
+    total = 0.0
+    for _, _, rows, columns in window.taps():
+        total = total + padded[:, rows, columns]
+    return from_nhwc(xp, total / _divisor(xp, window, count_include_pad, divisor_override, input.dtype), layout)
+
+
+def _check_override(divisor: int | None) -> None:
+    if divisor == 0:
+        raise ShapeError("avg_pool2d: expected a divisor_override other than 0")
+
+
+def _divisor(xp: Any, window: Window, with_padding: bool, override: int | None, dtype: Any) -> Array:
+    """What each window's sum is divided by, (oh, ow, 1)."""
+    if override is not None:
+        return xp.full((1, 1, 1), override, dtype)
+    counts = []
+    for i in (0, 1):
+        start = xp.arange(window.out[i]) * window.stride[i] - window.padding[i]
+        reach = window.padding[i] if with_padding else 0
+        stop = xp.minimum(start + window.kernel[i], window.size[i] + reach)
+        counts.append(stop - xp.maximum(start, -reach))
+    return (counts[0][:, None] * counts[1])[..., None].astype(dtype)
+
+
+@avg_pool2d.vjp("input")
+def _(
+    xp: Any, g: Array, input_shape: Shape, kernel_size: Pair, stride: Pair | None, padding: Pair, ceil_mode: bool,
+    count_include_pad: bool, divisor_override: int | None, layout: str,
+) -> Array:  # fmt: skip
+    window = Window.over("avg_pool2d", input_shape, kernel_size, stride, padding, 1, ceil_mode, layout)
+    share = to_nhwc(g, layout) / _divisor(xp, window, count_include_pad, divisor_override, g.dtype)
+    (h, w), (p, q) = window.size, window.padding
+    dx = xp.zeros((share.shape[0], h + p + window.behind(0), w + q + window.behind(1), share.shape[3]), g.dtype)
+    for _, _, rows, columns in window.taps():
+        dx[:, rows, columns] += share
+    return from_nhwc(xp, window.inner(dx), layout)
+
+
+@avg_pool2d.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 4, 6), 2)
+    yield sample((1, 2, 5, 5), 3, 2, 1)
+    yield sample((1, 2, 5, 6), (2, 3), (2, 2), (1, 0), True, False)
+    yield sample((1, 2, 4, 5), 2, 2, 1, True)
+    yield sample((1, 2, 4, 4), 2, divisor_override=3)
+    yield sample((2, 5, 4, 3), 2, 2, ceil_mode=True, layout="NHWC")
+
+
+@avg_pool2d.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((1, 2, 4, 4), 2, 2, 2), ShapeError, "avg_pool2d: padding .* at most half of the kernel")
+    yield ErrorSample(sample((1, 2, 4, 4), 2, 0), ShapeError, "of at least 1, got .2, 2., .0, 0., 1")
+    yield ErrorSample(sample((1, 2, 4, 4), 2, divisor_override=0), ShapeError, "other than 0")
+    yield ErrorSample(sample((1, 2, 4, 4), 2, 1, -1), ShapeError, "padding .-1, -1. must be at least 0")
+
+
+@primitive(torch="nn.functional.adaptive_avg_pool2d")
+def adaptive_avg_pool2d(
+    xp: Any, input: Array, output_size: int | tuple[int | None, int | None], layout: str = "NCHW"
+) -> Array:
+    """The means of output_size windows that cover the image evenly; None keeps a size"""
+    x = to_nhwc(_four(input), layout)
+    for axis, bins in zip((1, 2), _bins(x.shape[1:3], output_size), strict=True):
+        parts = [xp.mean(x[(slice(None),) * axis + (slice(a, b),)], axis=axis) for a, b in bins]
+        x = xp.stack(parts, axis=axis) if parts else x[(slice(None),) * axis + (slice(0, 0),)]
+    return from_nhwc(xp, x, layout)
+
+
+def _four(x: Array) -> Array:
+    if x.ndim != 4:
+        raise ShapeError(f"adaptive_avg_pool2d: expected a 4-D input, got {tuple(x.shape)}")
+    return x
+
+
+def _bins(
+    size: tuple[int, ...], output_size: int | tuple[int | None, int | None]
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """The pixels [start, stop) of each output row, and of each column."""
+    wanted = (output_size, output_size) if isinstance(output_size, int) else output_size
+    if (
+        not isinstance(wanted, (tuple, list))
+        or len(wanted) != 2
+        or any(k is not None and (not isinstance(k, int) or k < 0) for k in wanted)
+    ):
+        raise ShapeError(f"adaptive_avg_pool2d: expected one size of at least 0 or two, got {output_size!r}")
+    counts = [n if k is None else k for n, k in zip(size, wanted, strict=True)]
+    h, w = ([(i * n // k, -(-(i + 1) * n // k)) for i in range(k)] for n, k in zip(size, counts, strict=True))
+    return h, w
+
+
+@adaptive_avg_pool2d.vjp("input")
+def _(xp: Any, g: Array, input_shape: Shape, output_size: int | tuple[int | None, int | None], layout: str) -> Array:
+    g = to_nhwc(g, layout)
+    size = input_shape[2:] if layout == "NCHW" else input_shape[1:3]
+    for axis, bins in zip((1, 2), _bins(size, output_size), strict=True):
+        before = (slice(None),) * axis
+        dx = xp.zeros((*g.shape[:axis], size[axis - 1], *g.shape[axis + 1 :]), g.dtype)
+        for i, (a, b) in enumerate(bins):
+            dx[(*before, slice(a, b))] += g[(*before, slice(i, i + 1))] / (b - a)
+        g = dx
+    return from_nhwc(xp, g, layout)
+
+
+@adaptive_avg_pool2d.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 4, 6), 1)
+    yield sample((1, 2, 5, 7), (3, 4))
+    yield sample((1, 2, 3, 4), (5, None))
+    yield sample((2, 5, 4, 3), (2, 3), layout="NHWC")
+
+
+@adaptive_avg_pool2d.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 4, 4), 2), ShapeError, "expected a 4-D input")
+    for refused in (-1, (2,), (1, 2, 3), 2.5):
+        yield ErrorSample(sample((1, 2, 4, 4), refused), ShapeError, "one size of at least 0 or two, got")
+
+
+# ---- kernels ------------------------------------------------------------------------------------------------------
+
+_THREADS = 256
+
+
+def _no_kernel(input: Array) -> str:
+    """Why the kernels cannot take an input; "" if they can. Misfitting windows are refused by `Window` in any case."""
+    return same(AT_MOST_FP32, input) or ("" if 0 < input.size < 2**31 else "nothing to compute with, or too much")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pooling:
+    """Windows over images of `shape`, as the kernels take them: constants to compile with, and sizes as arguments."""
+
+    shape: Shape
+    layout: str
+    out: tuple[int, int]
+    windows: dict[str, int]
+
+    @classmethod
+    def sliding(cls, window: Window, shape: Shape, layout: str, with_padding: bool = False) -> _Pooling:
+        parts = {"KERNEL": window.kernel, "STRIDE": window.stride, "PADDING": window.padding}
+        reach = window.padding if with_padding else (0, 0)
+        return cls(shape, layout, window.out, _named(parts | {"DILATION": window.dilation, "REACH": reach}))
+
+    @classmethod
+    def even(cls, output_size: int | tuple[int | None, int | None], shape: Shape, layout: str) -> _Pooling:
+        rows, columns = _bins(_size(shape, layout), output_size)
+        parts = {"KERNEL": (0, 0), "STRIDE": (1, 1), "PADDING": (0, 0), "DILATION": (1, 1), "REACH": (0, 0)}
+        return cls(shape, layout, (len(rows), len(columns)), _named(parts))
+
+    @property
+    def pooled(self) -> Shape:
+        """The result's shape."""
+        n, c = self.shape[0], self.shape[1 if self.layout == "NCHW" else 3]
+        return (n, c, *self.out) if self.layout == "NCHW" else (n, *self.out, c)
+
+    def launch(self, k: Any, kernel: str, arrays: tuple[Array, ...], made: tuple[Array, ...], *more: Any) -> None:
+        """Runs `kernel`, which makes the first of `made`, of a dtype that all arrays but indices have."""
+        inner = 1 if self.layout == "NCHW" else self.shape[3]
+        dense = [k.rows_first(a) for a in arrays]
+        width = 1 if any(a.data.ptr % 16 for a in dense) else math.gcd(inner, 16 // made[0].itemsize)
+        packets = made[0].size // width
+        numbers = (packets, *_size(self.shape, self.layout), *self.out, inner)
+        names = {"T": made[0].dtype, "WIDTH": width, **self.windows}
+        args = (*dense, *made, *map(np.int32, numbers), *more)
+        k.launch_typed("ops/conv/pool.cuh", kernel, names, (-(-packets // _THREADS),), _THREADS, args)
+
+
+def _named(parts: dict[str, tuple[int, int]]) -> dict[str, int]:
+    return {f"{axis}_{name}": pair[i] for name, pair in parts.items() for i, axis in enumerate("HW")}
+
+
+def _size(shape: Shape, layout: str) -> tuple[int, int]:
+    return (shape[2], shape[3]) if layout == "NCHW" else (shape[1], shape[2])
+
+
+@max_pool2d_with_indices.cuda("flame", when=_no_kernel)
+def _(
+    k: Any, input: Array, kernel_size: Pair, stride: Pair | None, padding: Pair, dilation: Pair, ceil_mode: bool,
+    layout: str,
+) -> tuple[tuple[Array, Array], Array]:  # fmt: skip
+    window = Window.over("max_pool2d", input.shape, kernel_size, stride, padding, dilation, ceil_mode, layout)
+    pooling = _Pooling.sliding(window, input.shape, layout)
+    made = k.empty(pooling.pooled, input.dtype), k.empty(pooling.pooled, int64)
+    pooling.launch(k, "max_pool", (input,), made)
+    return made, made[1]
+
+
+@max_pool2d_with_indices.cuda_vjp("flame", "input", when=_no_kernel)
+def _(
+    k: Any, g: tuple[Array, Array], input_shape: Shape, index: Array, kernel_size: Pair, stride: Pair | None,
+    padding: Pair, dilation: Pair, ceil_mode: bool, layout: str,
+) -> Array:  # fmt: skip
+    window = Window.over("max_pool2d", input_shape, kernel_size, stride, padding, dilation, ceil_mode, layout)
+    dx = k.empty(input_shape, g[0].dtype)
+    _Pooling.sliding(window, input_shape, layout).launch(k, "max_pool_gradient", (g[0], index), (dx,))
+    return dx
+
+
+@avg_pool2d.cuda("flame", when=_no_kernel)
+def _(
+    k: Any, input: Array, kernel_size: Pair, stride: Pair | None, padding: Pair, ceil_mode: bool,
+    count_include_pad: bool, divisor_override: int | None, layout: str,
+) -> Array:  # fmt: skip
+    _check_override(divisor_override)
+    window = Window.over("avg_pool2d", input.shape, kernel_size, stride, padding, 1, ceil_mode, layout)
+    pooling = _Pooling.sliding(window, input.shape, layout, count_include_pad)
+    y = k.empty(pooling.pooled, input.dtype)
+    pooling.launch(k, "avg_pool", (input,), (y,), np.float32(divisor_override or 0))
+    return y
+
+
+@avg_pool2d.cuda_vjp("flame", "input", when=_no_kernel)
+def _(
+    k: Any, g: Array, input_shape: Shape, kernel_size: Pair, stride: Pair | None, padding: Pair, ceil_mode: bool,
+    count_include_pad: bool, divisor_override: int | None, layout: str,
+) -> Array:  # fmt: skip
+    window = Window.over("avg_pool2d", input_shape, kernel_size, stride, padding, 1, ceil_mode, layout)
+    pooling, dx = _Pooling.sliding(window, input_shape, layout, count_include_pad), k.empty(input_shape, g.dtype)
+    pooling.launch(k, "avg_pool_gradient", (g,), (dx,), np.float32(divisor_override or 0))
+    return dx
+
+
+def _no_bins(input: Array, output_size: int | tuple[int | None, int | None]) -> str:
+    wanted = output_size if isinstance(output_size, (tuple, list)) else (output_size,)
+    return "an empty result" if 0 in wanted else _no_kernel(input)
+
+
+@adaptive_avg_pool2d.cuda("flame", when=_no_bins)
+def _(k: Any, input: Array, output_size: int | tuple[int | None, int | None], layout: str) -> Array:
+    pooling = _Pooling.even(output_size, _four(input).shape, layout)
+    if pooling.out == (1, 1):
+        whole = (2, 3) if layout == "NCHW" else (1, 2)
+        return reduce(k, Reduction("sum", "input", "total / n"), {"input": input}, whole, input.dtype)
+    y = k.empty(pooling.pooled, input.dtype)
+    pooling.launch(k, "avg_pool", (input,), (y,), np.float32(0))
+    return y
+
+
+@adaptive_avg_pool2d.cuda_vjp("flame", "input", when=_no_bins)
+def _(k: Any, g: Array, input_shape: Shape, output_size: int | tuple[int | None, int | None], layout: str) -> Array:
+    dx, pooling = k.empty(input_shape, g.dtype), _Pooling.even(output_size, input_shape, layout)
+    if pooling.out == (1, 1):
+        k.elementwise(("g / count",), {"g": g, "count": dx.size // g.size}, (g.dtype,), input_shape, (dx,))
+        return dx
+    pooling.launch(k, "avg_pool_gradient", (g,), (dx,), np.float32(0))
+    return dx
+
+
+for _op in (max_pool2d_with_indices, avg_pool2d):
+
+    @_op.large_samples
+    def _() -> Iterator[Sample]:
+        yield sample((2, 9, 11, 24), 3, 2, 1, layout="NHWC")
+        yield sample((3, 5, 31, 40), 3, 2, 1)
+
+
+@adaptive_avg_pool2d.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 9, 11, 24), (4, 3), layout="NHWC")
+    yield sample((2, 3, 70, 50), 1)
+    yield sample((9, 21, 7, 7), 1)

@@ -1,0 +1,86 @@
+"""Where the windows of a pooling lie in an image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ....errors import ShapeError
+from ...dtype import Array
+from ..common.dims import Shape
+from .conv import Pair, pair, taps
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A sliding window over an image of `size` pixels: what it covers and how often."""
+
+    size: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    ceil: bool
+
+    @classmethod
+    def over(
+        cls, op: str, shape: Shape, kernel: Pair, stride: Pair | None, padding: Pair, dilation: Pair, ceil: bool,
+        layout: str,
+    ) -> Window:  # fmt: skip
+        """The window over an input of `shape`; raises ShapeError for one that does not fit."""
+        if len(shape) != 4:
+            raise ShapeError(f"{op}: expected a 4-D input in {layout}, got {tuple(shape)}")
+        size = (shape[2], shape[3]) if layout == "NCHW" else (shape[1], shape[2])
+        k, p, s = pair(kernel), pair(padding), pair(kernel if stride in (None, (), []) else stride)
+        if min(*k, *s, *pair(dilation)) < 1:
+            raise ShapeError(f"{op}: expected kernel, stride and dilation of at least 1, got {k}, {s}, {dilation}")
+        if any(not 0 <= 2 * p[i] <= k[i] for i in (0, 1)):
+            raise ShapeError(f"{op}: padding {p} must be at least 0 and at most half of the kernel {k}")
+        window = cls(size, k, s, p, pair(dilation), ceil)
+        if min(window.out) < 1:
+            raise ShapeError(f"{op}: a kernel of {k} does not fit into {size} pixels padded by {p}")
+        return window
+
+    @property
+    def out(self) -> tuple[int, int]:
+        """The size of the result."""
+        return self._out(0), self._out(1)
+
+    def _out(self, i: int) -> int:
+        n, p, s = self.size[i], self.padding[i], self.stride[i]
+        room = n + 2 * p - self.dilation[i] * (self.kernel[i] - 1) - 1
+        count = (-(-room // s) if self.ceil else room // s) + 1
+        beyond = (count - 1) * s >= n + p  # the last window would start in the padding at the end
+        return count - 1 if self.ceil and beyond else count
+
+    def padded(self, xp: Any, x: Array, value: float) -> Array:
+        """x (B, H, W, C) with `value` around it, as far as windows reach."""
+        widths = [(0, 0), *((self.padding[i], self.behind(i)) for i in (0, 1)), (0, 0)]
+        return xp.pad(x, widths, constant_values=value)
+
+    def behind(self, i: int) -> int:
+        """Padding after the last pixel along axis i: as given, or more if the last window reaches further."""
+        last = (self.out[i] - 1) * self.stride[i] + self.dilation[i] * (self.kernel[i] - 1) + 1
+        return max(self.padding[i], last - self.size[i] - self.padding[i])
+
+    def taps(self) -> Iterator[tuple[int, int, slice, slice]]:
+        """Each kernel element (i, j) with the padded rows and columns it meets."""
+        return taps(self.kernel, self.out, self.stride, self.dilation)
+
+    def pixel(self, xp: Any, i: int, j: int) -> tuple[Array, Array]:
+        """The index, counted along rows, of the pixel under kernel element (i, j), and whether it lies in the image.
+
+        Both are (oh, ow, 1).
+        """
+        rows, columns = (
+            xp.arange(self.out[a]) * self.stride[a] - self.padding[a] + tap * self.dilation[a]
+            for a, tap in ((0, i), (1, j))
+        )
+        down, across = (rows >= 0) & (rows < self.size[0]), (columns >= 0) & (columns < self.size[1])
+        return (rows[:, None] * self.size[1] + columns)[..., None], (down[:, None] & across)[..., None]
+
+    def inner(self, padded: Array) -> Array:
+        """The image without its padding."""
+        (h, w), (p, q) = self.size, self.padding
+        return padded[:, p : p + h, q : q + w]

@@ -1,0 +1,115 @@
+"""Patches of an image as columns (im2col), and columns added up into an image (col2im): each other's gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ....errors import ShapeError
+from ...dtype import Array
+from ...op import ErrorSample, Sample, primitive, sample
+from ..common.dims import Shape
+from .conv import Pair, out_size, pair, taps
+
+Window = tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]
+"""Kernel size, dilation, padding and stride, (h, w) each."""
+
+
+@primitive(torch="nn.functional.unfold")
+def unfold(xp: Any, input: Array, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1) -> Array:
+    """The patches under a sliding kernel: (B, C, H, W) to (B, C * kh * kw, positions)"""
+    return _columns(xp, input, _window(kernel_size, dilation, padding, stride))
+
+
+@primitive(torch="nn.functional.fold")
+def fold(
+    xp: Any, input: Array, output_size: Pair, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0,
+    stride: Pair = 1,
+) -> Array:  # fmt: skip
+    """Patches added up where they overlap: (B, C * kh * kw, positions) to (B, C, *output_size)"""
+    return _image(xp, input, pair(output_size), _window(kernel_size, dilation, padding, stride))
+
+
+def _window(kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair) -> Window:
+    window = k, d, p, s = pair(kernel_size), pair(dilation), pair(padding), pair(stride)
+    if min(*k, *d, *s) < 1 or min(p) < 0:
+        raise ShapeError(
+            "unfold, fold: expected kernel_size, dilation and stride of at least 1 and padding of at least 0, "
+            f"got {k}, {d}, {s} and {p}"
+        )
+    return window
+
+
+def _positions(size: tuple[int, int], window: Window) -> tuple[int, int]:
+    """The number of positions of the kernel down and across. Raises ShapeError if there are none."""
+    k, d, p, s = window
+    oh, ow = (out_size(size[i], k[i], s[i], p[i], d[i]) for i in (0, 1))
+    if min(oh, ow) < 1:
+        raise ShapeError(f"unfold, fold: a kernel of {k} does not fit into {size} pixels padded by {p}")
+    return oh, ow
+
+
+def _columns(xp: Any, x: Array, window: Window) -> Array:
+    if x.ndim != 4:
+        raise ShapeError(f"unfold: expected input (B, C, H, W), got {tuple(x.shape)}")
+    (kh, kw), d, p, s = window
+    b, c, h, w = x.shape
+    oh, ow = _positions((h, w), window)
+    padded = xp.pad(x, ((0, 0), (0, 0), (p[0], p[0]), (p[1], p[1])))
+    out = xp.empty((b, c, kh, kw, oh, ow), x.dtype)
+    for i, j, rows, columns in taps((kh, kw), (oh, ow), s, d):
+        out[:, :, i, j] = padded[:, :, rows, columns]
+    return out.reshape(b, c * kh * kw, oh * ow)
+
+
+def _image(xp: Any, columns: Array, size: tuple[int, int], window: Window) -> Array:
+    (kh, kw), d, p, s = window
+    oh, ow = _positions(size, window)
+    if columns.ndim != 3 or columns.shape[1] % (kh * kw) or columns.shape[2] != oh * ow:
+        raise ShapeError(
+            f"fold: expected (B, C * {kh * kw}, {oh * ow}) for {oh} x {ow} positions of a {kh} x {kw} kernel, "
+            f"got {tuple(columns.shape)}"
+        )
+    patches = columns.reshape(columns.shape[0], columns.shape[1] // (kh * kw), kh, kw, oh, ow)
+    (h, w), (b, c) = size, patches.shape[:2]
+    out = xp.zeros((b, c, h + 2 * p[0], w + 2 * p[1]), columns.dtype)
+    for i, j, rows, across in taps((kh, kw), (oh, ow), s, d):
+        out[:, :, rows, across] += patches[:, :, i, j]
+    return out[:, :, p[0] : p[0] + h, p[1] : p[1] + w]
+
+
+@unfold.vjp("input")
+def _(xp: Any, g: Array, input_shape: Shape, kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair) -> Array:
+    return _image(xp, g, (input_shape[2], input_shape[3]), _window(kernel_size, dilation, padding, stride))
+
+
+@fold.vjp("input")
+def _(xp: Any, g: Array, kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair) -> Array:
+    return _columns(xp, g, _window(kernel_size, dilation, padding, stride))
+
+
+@unfold.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 4, 5), 2)
+    yield sample((0, 3, 4, 5), 2)
+    yield sample((1, 2, 5, 4), (3, 2), (1, 2), (1, 0), (2, 1))
+
+
+@fold.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 12, 12), (4, 5), 2)
+    yield sample((1, 12, 6), (5, 4), (3, 2), (1, 2), (1, 0), (2, 1))
+
+
+@unfold.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3, 4), 2), ShapeError, r"expected input \(B, C, H, W\)")
+    yield ErrorSample(sample((1, 3, 4, 4), 5), ShapeError, "does not fit into")
+    yield ErrorSample(sample((1, 3, 4, 4), 2, stride=0), ShapeError, r"of at least 1 and padding .* \(0, 0\) and")
+    yield ErrorSample(sample((1, 3, 4, 4), 2, padding=-1), ShapeError, r"padding of at least 0, .* and \(-1, -1\)")
+
+
+@fold.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 12, 11), (4, 5), 2), ShapeError, r"expected \(B, C \* 4, 12\)")
+    yield ErrorSample(sample((2, 12, 11), (4, 5), 0), ShapeError, "expected kernel_size, .* of at least 1")

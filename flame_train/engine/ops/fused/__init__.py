@@ -1,0 +1,1 @@
+"""Sequences of ops that networks use often, as one op each."""

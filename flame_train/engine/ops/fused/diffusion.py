@@ -1,0 +1,129 @@
+"""The idioms that diffusion networks are made of, by name, so that models read like the paper and run fused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ....errors import ShapeError
+from ...dtype import Array, DType, as_dtype
+from ...op import ErrorSample, Sample, primitive, sample
+from ...sample import Values
+from ..common.elementwise_codegen import generated
+from ..pointwise.activations import gated, gated_gradient, gelu_value, gelu_value_and_slope, halved, halves
+
+
+@primitive(torch=None)
+def geglu(xp: Any, input: Array) -> Array:
+    """value * gelu(gate) for input = [value, gate] along the last dim (arXiv 2002.05202), with the exact gelu"""
+    value, gate = halves(input, "geglu")
+    return value * gelu_value(xp, gate)
+
+
+@geglu.vjp("input")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    value, gate = halves(input, "geglu")
+    gelu, slope = gelu_value_and_slope(xp, gate)
+    return xp.concatenate([g * gelu, g * value * slope], axis=-1)
+
+
+@geglu.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 8))
+    yield sample((5, 2))
+    yield sample((0, 4))
+
+
+@geglu.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3)), ShapeError, "expected an even last dim")
+
+
+@geglu.cuda("generated", when=halved)
+def _(k: Any, input: Array) -> Array:
+    return gated(k, input, "value * gelu(gate)")
+
+
+@geglu.cuda_vjp("generated", "input", when=halved)
+def _(k: Any, g: Array, input: Array) -> Array:
+    return gated_gradient(k, g, input, "g * gelu(gate)", "g * value * gelu_slope(gate)")
+
+
+@geglu.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 77, 2560))
+    yield sample((5, 16))
+
+
+@primitive(torch=None, moves=True)
+def timestep_embedding(
+    xp: Any, timesteps: Array, dim: int, max_period: float = 10000.0, dtype: DType | str = "float32"
+) -> Array:
+    """[cos(t * f), sin(t * f)] with f = max_period^(-i / (dim / 2)), for t of shape (B,) (LDM's timestep_embedding)
+
+    Computed in fp32 from fp32 frequencies, as the reference implementations do, and returned as `dtype`. The
+    frequencies are rounded from fp64, so that every device has the same: at t = 999 their last bit shows.
+    """
+    if dim % 2:
+        raise ShapeError(f"timestep_embedding: expected an even dim, for as many cosines as sines, got {dim}")
+    half = dim // 2
+    exponents = np.float32(-math.log(max_period)) * xp.arange(half, dtype=np.float32)
+    exponents = exponents / np.float32(half)  # in this order: dividing first loses a bit at 320
+    freqs = xp.exp(exponents.astype(np.float64)).astype(np.float32)
+    args = timesteps.astype(np.float32)[..., None] * freqs
+    return xp.concatenate([xp.cos(args), xp.sin(args)], axis=-1).astype(as_dtype(dtype))
+
+
+timestep_embedding.nograd("timesteps")
+
+
+@timestep_embedding.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((3,), 7), ShapeError, "expected an even dim, .* got 7")
+
+
+@timestep_embedding.samples
+def _() -> Iterator[Sample]:
+    yield sample(Values((3,), 0, 999), 8, dtype="float64")
+
+
+@primitive(torch=None)
+def gated_add(xp: Any, input: Array, gate: Array, update: Array) -> Array:
+    """input + gate * update: the residual of a modulated transformer block"""
+    return input + gate * update
+
+
+@gated_add.vjp("input")
+def _(xp: Any, g: Array) -> Array:
+    return g
+
+
+@gated_add.vjp("gate")
+def _(xp: Any, g: Array, update: Array) -> Array:
+    return g * update
+
+
+@gated_add.vjp("update")
+def _(xp: Any, g: Array, gate: Array) -> Array:
+    return g * gate
+
+
+generated(gated_add, "input + gate * update", input="g", gate="g * update", update="g * gate")
+
+
+@gated_add.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (4,), (2, 3)), ShapeError, "gated_add: the shapes of .* do not broadcast together")
+
+
+@gated_add.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 4), (2, 1, 4), (2, 3, 4))
+
+
+@gated_add.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 300, 640), (2, 1, 640), (2, 300, 640))

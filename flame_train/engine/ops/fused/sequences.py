@@ -1,0 +1,200 @@
+"""Short sequences of ops that networks use often, as ops of their own, so that one kernel may replace all of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from ....errors import ShapeError
+from ...backend.cuda.codegen.kernel_ir import Extent, Operands, Program, Reduction
+from ...dtype import Array, float32, promote
+from ...grad_target import FRESH, GradTargets
+from ...op import ErrorSample, Sample, composite, sample
+from ...tensor import Tensor
+from ..common.conditions import floating
+from ..common.dims import Shape, size_along
+from ..common.elementwise_codegen import carried
+from ..common.row_kernels import (
+    no_rows,
+    row_program,
+    row_program_with_sums,
+    rows_at,
+    rows_of,
+    shared,
+    table,
+    target_rows,
+)
+from ..linear.matmul import linear
+from ..norm.layer_norm import CENTRED, SUMS, gradient_program, layer_norm
+from ..pointwise.activations import gelu, quick_gelu, relu, silu
+from ..pointwise.unary import sigmoid, tanh
+from ..shape.concat import cat
+
+_ACTIVATIONS: dict[str, Callable[..., Any]] = {
+    "gelu": gelu,
+    "gelu_tanh": partial(gelu, approximate="tanh"),
+    "quick_gelu": quick_gelu,
+    "relu": relu,
+    "sigmoid": sigmoid,
+    "silu": silu,
+    "tanh": tanh,
+}
+
+
+@composite()
+def linear_activation(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "gelu") -> Tensor:
+    """activation(linear(input, weight, bias)), "gelu", "gelu_tanh", "quick_gelu", "relu", "sigmoid", "silu", "tanh" """
+    if activation not in _ACTIVATIONS:
+        raise ValueError(f"linear_activation: expected one of {', '.join(_ACTIVATIONS)}, got {activation!r}")
+    return _ACTIVATIONS[activation](linear(input, weight, bias))
+
+
+@linear_activation.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 4), (5, 4), (5,))
+    yield sample((2, 3, 4), (5, 4), None, "silu")
+    yield sample((3, 4), (5, 4), (5,), "gelu_tanh")
+
+
+@linear_activation.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((3, 4), (5, 4), None, "swish"), ValueError, "expected one of gelu, .* got 'swish'")
+
+
+@composite()
+def cat_gelu(input: Tensor, hidden: Tensor, *, approximate: str = "none") -> Tensor:
+    """[input, gelu(hidden)] along the last dim: attention and MLP side by side (arXiv 2302.05442)"""
+    return cat([input, gelu(hidden, approximate=approximate)], -1)
+
+
+@cat_gelu.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 4), (2, 3, 8))
+    yield sample((3, 5), (3, 2), approximate="tanh")
+
+
+@cat_gelu.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((1, 77, 640), (1, 77, 2560), approximate="tanh")
+
+
+@cat_gelu.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (4, 3)), ShapeError, "equal but for dim -1")
+    yield ErrorSample(sample((2, 3), (2, 3), approximate="fast"), ValueError, "'none' or 'tanh', got 'fast'")
+
+
+_GELU = {"none": "gelu", "tanh": "gelu_tanh"}
+
+
+def _side_by_side(input: Array, hidden: Array, approximate: str) -> str:
+    if approximate not in _GELU or input.dtype != hidden.dtype or input.shape[:-1] != hidden.shape[:-1]:
+        return "arguments that the body refuses, or of two dtypes"
+    return floating(input)
+
+
+@cat_gelu.cuda("generated", when=_side_by_side)
+def _(k: Any, input: Array, hidden: Array, approximate: str) -> Array:
+    return k.joined([input, hidden], input.ndim - 1, input.dtype, ["x", f"{_GELU[approximate]}(x)"])
+
+
+@cat_gelu.cuda_vjp("generated", "input", when=_side_by_side)
+def _(k: Any, g: Array, input_shape: Shape) -> Array:
+    return g[..., : input_shape[-1]]
+
+
+@cat_gelu.cuda_vjp("generated", "hidden", when=_side_by_side)
+def _(k: Any, g: Array, hidden: Array, approximate: str, targets: GradTargets) -> Array:
+    behind = g[..., g.shape[-1] - hidden.shape[-1] :]
+    slope = f"g * {_GELU[approximate]}_slope(hidden)"
+    operands = {"g": behind, "hidden": hidden}
+    return carried(k, slope, operands, hidden.shape, targets["hidden"])
+
+
+@composite(aux=("mean", "rstd"))
+def layer_norm_modulate(input: Tensor, scale: Tensor, shift: Tensor, eps: float = 1e-6) -> Tensor:
+    """layer_norm(input) * (1 + scale) + shift over the last dim: a DiT block's conditioning (arXiv 2212.09748)
+
+    scale and shift broadcast to input: (B, 1, D) for one value an image.
+    """
+    normed: Tensor = layer_norm(input, (size_along(input.shape, -1, "layer_norm_modulate"),), eps=eps)
+    return normed * (scale + 1.0) + shift
+
+
+@layer_norm_modulate.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((), (4,), (4,)), ShapeError, "layer_norm_modulate: expected a tensor of at least 1 dim")
+    yield ErrorSample(sample((2, 4), (3,), (4,)), ShapeError, r"\(2, 4\), other \(3,\) do not broadcast together")
+
+
+@layer_norm_modulate.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 4), (2, 1, 4), (2, 1, 4))
+    yield sample((3, 5), (5,), (3, 5), 1e-3)
+
+
+def _modulated(input: Array, scale: Array, shift: Array) -> str:
+    for x in (scale, shift):
+        found = shared(x, input.shape) if input.ndim else None
+        if found is None or found[0] * found[1] * input.shape[-1] != input.size:
+            return "scale or shift broadcast in another way than one row for each run of rows"
+    return no_rows(input, 1, scale, shift)
+
+
+@layer_norm_modulate.cuda("rows", when=_modulated)
+def _(k: Any, input: Array, scale: Array, shift: Array, eps: float) -> tuple[Array, Array, Array]:
+    program = Program(CENTRED, ("c * rstd * (1.f + scale) + shift",), ("mean", "rstd"))
+    tables = {"scale": table(k, scale, input.shape), "shift": table(k, shift, input.shape)}
+    dtype = promote([a.dtype for a in (input, scale, shift)])
+    operands = Operands({"input": rows_at(k, input)}, tables, {}, {"eps": eps})
+    y, mean, rstd = k.rows(program, operands, (dtype, float32, float32))
+    kept = (*input.shape[:-1], 1)
+    return y.reshape(input.shape), mean.reshape(kept), rstd.reshape(kept)
+
+
+@layer_norm_modulate.cuda_vjp("rows", "input", "scale", "shift", when=_modulated)
+def _(
+    k: Any, g: Array, input: Array, scale: Array, shift: Array, mean: Array, rstd: Array,
+    targets: GradTargets,
+) -> tuple[Array | None, ...]:  # fmt: skip
+    addend, added, out = target_rows(k, targets.get("input", FRESH), 1)
+    rows = {"g": rows_at(k, g), "input": rows_at(k, input), **addend}
+    numbers = {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)}
+    operands = Operands(rows, {"scale": table(k, scale, input.shape)}, numbers)
+    program = gradient_program("g * (1.f + scale)", added) if "input" in targets else Program(())
+    wanted = {n: x for n, x in (("scale", scale), ("shift", shift)) if n in targets}
+    groups = {table(k, x, input.shape).count for x in wanted.values()} or {1}
+    if len(groups) == 1 and max(groups) <= _GROUPS:
+        sums = [_SUMS[n] for n in wanted]
+        made, totals = row_program_with_sums(
+            k, program, sums, operands, input, out=out, groups=groups.pop(), summed=scale.dtype
+        )
+    else:
+        made = row_program(k, program, operands, input.dtype, input.shape, out=out) if program.rows else None
+        dense = Operands({"g": rows_of(k, g), "input": rows_of(k, input)}, {}, numbers)
+        totals = [_to_shared(k, _SUMS[n], dense, x, input.shape) for n, x in wanted.items()]
+    found = {
+        n: carried(k, "g", {"g": t.reshape(x.shape)}, x.shape, targets[n])
+        for (n, x), t in zip(wanted.items(), totals, strict=True)
+    }
+    return made, found.get("scale"), found.get("shift")
+
+
+_GROUPS = 64  # of rows that share scale and shift; with more of them each is too short to be worth a pass with sums
+_SUMS = {"scale": SUMS["weight"], "shift": SUMS["bias"]}
+
+
+def _to_shared(k: Any, each: str, operands: Operands, x: Array, shape: Shape) -> Array:
+    """The gradient of rows shared like those of `x`, in fp32: sums of `each` over the rows that share one."""
+    found = shared(x, shape)
+    assert found is not None
+    run, count = found
+    total: Array = k.columns([Reduction("sum", each)], operands, Extent(count, run, shape[-1]), float32)[0]
+    return total
+
+
+@layer_norm_modulate.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 77, 640), (2, 1, 640), (2, 1, 640))
+    yield sample((300, 3072), (3072,), (3072,))

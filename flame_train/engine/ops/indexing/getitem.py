@@ -1,0 +1,103 @@
+"""Indexing, x[index], as torch.Tensor has it, and `narrow`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ....errors import ShapeError
+from ...dtype import Array
+from ...indexing import Places, steps
+from ...op import ErrorSample, Sample, primitive, sample
+from ...tensor import Tensor
+from ..common.dims import Shape, size_along
+from .embedding import added_at
+
+
+@primitive(torch="Tensor.__getitem__", moves=True)
+def getitem(xp: Any, input: Array, index: Any) -> Array:
+    """input[index], for whole numbers, slices, None, ..., and tensors or lists of whole numbers or truth values"""
+    first, rest = _steps(xp, index, input.shape)
+    return input[first][rest] if rest else input[first]
+
+
+@getitem.vjp("input")
+def _(xp: Any, g: Array, input_shape: Shape, index: Any) -> Array:
+    first, rest = _steps(xp, index, input_shape)
+    if rest and not first:
+        return added_at(xp, input_shape, rest, g)
+    out = xp.zeros(input_shape, g.dtype)
+    out[first] = added_at(xp, out[first].shape, rest, g) if rest else g
+    return out
+
+
+def _steps(xp: Any, index: Any, shape: Shape) -> tuple[Places, Places]:
+    parts = index if isinstance(index, tuple) else (index,)
+    return steps(xp, tuple([p.data if isinstance(p, Tensor) else p for p in parts]), shape)
+
+
+@getitem.samples
+def _() -> Iterator[Sample]:
+    yield sample((4, 3), 1)
+    yield sample((4, 3, 2), (slice(None), slice(0, 2), None))
+    yield sample((4, 3), (..., slice(None, None, 2)))
+    yield sample((4, 3), [0, 2, 0])
+    yield sample((4, 3, 2), Tensor(np.array([[0, 3], [1, 0]])))
+    yield sample((4, 3, 2), (slice(None), Tensor(np.array([0, 2])), Tensor(np.array([1, 1]))))
+    yield sample((4, 3, 2), (Tensor(np.array([0, 3, 3])), slice(1, 3), 0))
+    yield sample((2, 3), Tensor(np.array([[True, False, True], [False, False, True]])))
+    yield sample((2, 3, 2), (slice(None), Tensor(np.array([True, False, True]))))
+    yield sample((2, 3, 4), (0, slice(None), [0, 2]))
+    yield sample((2, 3, 4, 2), (-1, None, slice(1, 3), Tensor(np.array([[3, 0], [1, 1]]))))
+    yield sample((4, 2, 3), (Tensor(np.array([0, 3, 3])), ..., Tensor(np.array(1))))
+    yield sample((2, 3, 4), (slice(None), Tensor(np.array(2)), [0, 0, 3]))
+    yield sample((2, 3), (slice(None), []))
+
+
+@getitem.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), Tensor(np.array([0.5]))), ShapeError, "whole numbers or truth values")
+    for single in (True, Tensor(np.array(True))):
+        yield ErrorSample(sample((2, 3), single), ShapeError, "a single True or False")
+    for wrong in ((4,), (1,), (2, 2)):  # must be refused by shape, as a GPU checks no positions
+        yield ErrorSample(sample((2, 3), Tensor(np.ones(wrong, bool))), ShapeError, "expected a mask of shape")
+    yield ErrorSample(sample((3, 0), (slice(None), Tensor(np.array([0])))), IndexError, "a dim of size 0")
+
+
+@primitive(torch="narrow", moves=True)
+def narrow(xp: Any, input: Array, dim: int, start: int, length: int) -> Array:
+    """length entries of dim, from start"""
+    return input[_window(input.shape, dim, start, length)]
+
+
+def _window(shape: Shape, dim: int, start: int, length: int) -> tuple[slice, ...]:
+    n = size_along(shape, dim, "narrow")
+    first = start + n if start < 0 else start
+    if first < 0 or length < 0 or first + length > n:
+        raise ShapeError(f"narrow: [{start}, {start + length}) is outside dim {dim} of size {n}")
+    index = [slice(None)] * len(shape)
+    index[dim] = slice(first, first + length)
+    return tuple(index)
+
+
+@narrow.vjp("input")
+def _(xp: Any, g: Array, input_shape: Shape, dim: int, start: int, length: int) -> Array:
+    out = xp.zeros(input_shape, g.dtype)
+    out[_window(input_shape, dim, start, length)] = g
+    return out
+
+
+@narrow.samples
+def _() -> Iterator[Sample]:
+    yield sample((4, 5), 1, 1, 3)
+    yield sample((4, 5), 0, 0, 4)
+    yield sample((4, 5), 1, -3, 2)
+
+
+@narrow.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((4, 5), 1, 3, 3), ShapeError, "is outside dim 1 of size 5")
+    yield ErrorSample(sample((4, 5), 1, -6, 1), ShapeError, "is outside dim 1 of size 5")
+    yield ErrorSample(sample((), 0, 0, 1), ShapeError, "narrow: expected a tensor of at least 1 dim")

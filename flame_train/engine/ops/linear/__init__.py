@@ -1,0 +1,1 @@
+"""Matrix products, low-rank updates and 8-bit weights."""

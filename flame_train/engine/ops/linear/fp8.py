@@ -1,0 +1,328 @@
+"""Linear layers whose weights are stored in 8 bits, e4m3 with a power of two for each row; see `e4m3.py`.
+
+By itself that only saves memory: the weight is decoded to the activations' dtype, and multiplied in it. With `dynamic`
+the rows of activations and gradients are rounded to e4m3 as well, each with a factor of its own. Products are then of
+8 bits by 8 bits, at about twice the rate; `docs/numerics.md` says how their sums are rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ....errors import ShapeError
+from ...backend.cuda.codegen.kernel_ir import Operands, Program, Table
+from ...dtype import Array, DType, as_dtype, bfloat16, compute_dtype, float32, uint8, uint32
+from ...grad_target import FRESH, GradTarget, GradTargets
+from ...op import ErrorSample, Sample, primitive, sample
+from ..common import conditions
+from ..common.dims import at_least
+from .e4m3 import decoded, encoded, factors, rounded
+from .matmul import check_linear, check_residual, product_to, residual_fits, rows_product
+
+_HEADER, _BLOCK, _TILE = "ops/linear/fp8.cuh", 256, 64  # as in that header
+_LONGEST = 1 << 16  # elements of a row, which one block keeps in registers; `Kernels.ones` has as many
+
+
+@primitive(multiple=True)
+def fp8_quantize(xp: Any, input: Array) -> tuple[Array, Array]:
+    """input (..., C) in e4m3, uint8, and each row's factor (...), the bits of a float32: codes and scales"""
+    at_least(1, input.shape, "fp8_quantize")
+    return encoded(xp, input)
+
+
+fp8_quantize.nograd("input")
+
+
+@fp8_quantize.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 16))
+    yield sample((2, 3, 5))
+    yield sample((0, 4))
+
+
+@fp8_quantize.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 77, 640))
+    yield sample((5, 5120))
+    yield sample((70, 131))
+
+
+@fp8_quantize.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample(()), ShapeError, "at least 1 dim")
+
+
+@primitive(moves=True)
+def fp8_dequantize(xp: Any, codes: Array, scales: Array, dtype: DType) -> Array:
+    """The numbers (..., C) that `fp8_quantize` stored, in dtype"""
+    _check_stored(codes, scales, "fp8_dequantize")
+    dtype = as_dtype(dtype)
+    return weight_of(xp, codes, scales, compute_dtype(dtype)).astype(dtype)
+
+
+fp8_dequantize.nograd("codes", "scales")
+
+
+def stored(*shape: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Codes and scales of a normally distributed matrix, for samples."""
+    return encoded(np, np.random.default_rng(shape).standard_normal(shape).astype(np.float32))
+
+
+@fp8_dequantize.samples
+def _() -> Iterator[Sample]:
+    yield sample(*stored(5, 16), np.dtype(np.float64))
+    yield sample(*stored(2, 3, 5), np.dtype(np.float64))
+
+
+@fp8_dequantize.large_samples
+def _() -> Iterator[Sample]:
+    yield sample(*stored(77, 640), bfloat16)
+
+
+@fp8_dequantize.errors
+def _() -> Iterator[ErrorSample]:
+    codes, scales = stored(5, 16)
+    yield ErrorSample(sample(codes, scales[:4], float32), ShapeError, r"expected scales of shape \(5,\), got \(4,\)")
+
+
+def _check_stored(codes: Array, scales: Array, op: str) -> None:
+    if (codes.dtype, scales.dtype) != (uint8, uint32):
+        raise TypeError(f"{op}: expected codes in uint8 and scales in uint32, got {codes.dtype} and {scales.dtype}")
+    if not codes.ndim or scales.shape != codes.shape[:-1]:
+        raise ShapeError(f"{op}: expected scales of shape {tuple(codes.shape[:-1])}, got {tuple(scales.shape)}")
+
+
+@primitive()
+def fp8_linear(
+    xp: Any, input: Array, codes: Array, scales: Array, bias: Array | None = None, residual: Array | None = None,
+    dynamic: bool = False,
+) -> Array:  # fmt: skip
+    """linear(input, fp8_dequantize(codes, scales), bias) + residual; with dynamic of input's rows rounded to e4m3"""
+    check_layer(input, codes, scales, residual, "fp8_linear")
+    y = rows_product(xp, rounded(xp, input) if dynamic else input, weight_of(xp, codes, scales, input.dtype).T)
+    for term in (bias, residual):
+        y = y if term is None else y + term
+    return y
+
+
+fp8_linear.nograd("codes", "scales")
+
+
+def check_layer(input: Array, codes: Array, scales: Array, residual: Array | None, op: str) -> None:
+    """Raises ShapeError or TypeError unless codes, scales and residual are a layer's and fit the input."""
+    _check_stored(codes, scales, op)
+    check_linear(input, codes)
+    check_residual(op, input, codes, residual)
+
+
+def weight_of(xp: Any, codes: Array, scales: Array, dtype: DType) -> Array:
+    """The decoded weight."""
+    return decoded(xp, codes, dtype) * factors(scales, dtype)[..., None]
+
+
+def carried(xp: Any, g: Array, codes: Array, scales: Array, dynamic: bool) -> Array:
+    """g @ weight, the gradient of a layer's input; with `dynamic` its rows are rounded.
+
+    Each row of the weight meets one column of g, so its factor is multiplied into that column before the rounding.
+    """
+    if not dynamic:
+        return rows_product(xp, g, weight_of(xp, codes, scales, g.dtype))
+    return rows_product(xp, rounded(xp, g * factors(scales, g.dtype)), decoded(xp, codes, g.dtype))
+
+
+@fp8_linear.vjp("input")
+def _(xp: Any, g: Array, codes: Array, scales: Array, dynamic: bool) -> Array:
+    return carried(xp, g, codes, scales, dynamic)
+
+
+@fp8_linear.vjp("bias")
+def _(xp: Any, g: Array) -> Array:
+    return g
+
+
+@fp8_linear.vjp("residual")
+def _(xp: Any, g: Array) -> Array:
+    return g
+
+
+@fp8_linear.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 4), *stored(5, 4), (5,))
+    yield sample((2, 3, 4), *stored(5, 4), None, (2, 3, 5))
+    yield sample((2, 3, 4), *stored(5, 4), (5,), (2, 3, 5))
+
+
+@fp8_linear.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 77, 640), *stored(1280, 640), (1280,), (2, 77, 1280))
+    yield sample((333, 256), *stored(144, 256))
+    yield sample((2, 77, 640), *stored(1280, 640), (1280,), (2, 77, 1280), dynamic=True)
+    yield sample((333, 256), *stored(144, 256), dynamic=True)
+    yield sample((333, 9728), *stored(256, 9728), (256,), dynamic=True)
+
+
+@fp8_linear.errors
+def _() -> Iterator[ErrorSample]:
+    codes, scales = stored(5, 4)
+    yield ErrorSample(sample((2, 3), codes, scales), ShapeError, r"last dim 3 but weight is \(5, 4\)")
+    yield ErrorSample(sample((2, 4), codes, scales[:3]), ShapeError, r"scales of shape \(5,\), got \(3,\)")
+    yield ErrorSample(sample((2, 4), codes, scales, None, (5,)), ShapeError, r"the result's shape, got \(5,\)")
+    yield ErrorSample(sample((2, 4), codes.astype(np.int64), scales), TypeError, "codes in uint8 .*, got int64")
+
+
+# ---- kernels -----------------------------------------------------------------------------------------------
+
+
+def _rows_to_encode(input: Array) -> str:
+    if input.ndim == 0 or input.size == 0 or input.size >= 2**31:
+        return "nothing to encode, or too much"
+    if input.shape[-1] > _LONGEST:
+        return f"rows of {input.shape[-1]} are longer than {_LONGEST}"
+    return conditions.same(conditions.AT_MOST_FP32, input)
+
+
+@fp8_quantize.cuda("flame", when=_rows_to_encode)
+def _(k: Any, input: Array) -> tuple[Array, Array]:
+    codes, scales = encode(k, input)
+    return codes.reshape(input.shape), scales.reshape(input.shape[:-1])
+
+
+def encode(
+    k: Any, x: Array, by: Array | None = None, value: str = "x", beside: Array | None = None
+) -> tuple[Array, Array]:  # fmt: skip
+    """Codes (M, C) and scales (M,) of the expression `value` over the elements of x (..., C) and of `beside`.
+
+    With `by` (C,), stored factors, each column is first multiplied by its own.
+    """
+    rows = {"x": x} if beside is None else {"x": x, "beside": beside}
+    tables = {} if by is None else {"by": Table(by.view(float32))}
+    taken = f"row y = {value}{'' if by is None else ' * by'}"
+    steps = taken, "max largest = fabsf(y)", "let factor = factor_of(largest)", "let inverse = 1.f / factor"
+    codes, factor = k.rows(Program(steps, ("y * inverse",), ("factor",)), Operands(rows, tables), (uint8, float32))
+    return codes.reshape(-1, x.shape[-1]), factor.view(uint32)
+
+
+def _codes_to_decode(codes: Array, scales: Array, dtype: DType) -> str:
+    if not codes.ndim or (codes.dtype, scales.dtype) != (uint8, uint32) or scales.shape != codes.shape[:-1]:
+        return "arguments that are refused"
+    if as_dtype(dtype) not in conditions.AT_MOST_FP32:
+        return f"no kernel for {dtype}"
+    return "nothing to decode, or too much" if codes.size == 0 or codes.size >= 2**31 else ""
+
+
+@fp8_dequantize.cuda("flame", when=_codes_to_decode)
+def _(k: Any, codes: Array, scales: Array, dtype: DType) -> Array:
+    return decode(k, codes, scales, as_dtype(dtype))
+
+
+def decode(k: Any, codes: Array, scales: Array, dtype: DType) -> Array:
+    """The numbers that codes and scales store, in `dtype`."""
+    factor = scales.view(float32)[..., None]
+    return k.elementwise(("codes * factor",), {"codes": codes, "factor": factor}, (dtype,))[0]
+
+
+def turned(k: Any, codes: Array) -> Array:
+    """The transpose (C, R) of codes (R, C), both multiples of 16, in memory: 8-bit products only go along rows."""
+    rows, width = codes.shape
+    made = k.empty((width, rows), uint8)
+    grid = -(-width // _TILE), -(-rows // _TILE)
+    k.launch_typed(
+        _HEADER, "turn", {"T": float32, "WIDTH": 1}, grid, _BLOCK, (codes, made, np.int32(rows), np.int32(width))
+    )
+    return made
+
+
+def storage(input: Array, codes: Array, dynamic: bool, *others: Array | None) -> str:
+    """Why the weight cannot be decoded for a product in the activations' dtype; "" if it can."""
+    if dynamic:
+        return "products of 8 bits are asked for"
+    if input.ndim < 2 or 0 in codes.shape or codes.size >= 2**31 or input.size == 0:
+        return "a vector operand, or nothing to multiply with"
+    return conditions.same(conditions.AT_MOST_FP32, input, *others)
+
+
+def products(input: Array, codes: Array, dynamic: bool, *others: Array | None) -> str:
+    """Why cuBLASLt cannot make a product of 8 bits; "" if it can."""
+    if not dynamic:
+        return "products of 8 bits are not asked for"
+    if input.ndim < 2 or input.size == 0 or any(n % 16 or n > _LONGEST for n in codes.shape):
+        return f"a weight of shape {tuple(codes.shape)}: expected multiples of 16, up to {_LONGEST}"
+    if int(input.device.compute_capability) != 90:
+        return "a factor a row needs compute capability 9.0"
+    return conditions.same(conditions.LOW, input, *others)
+
+
+def fits(input: Array, codes: Array, scales: Array, residual: Array | None = None) -> bool:
+    """Whether `check_layer` accepts these."""
+    stored = codes.dtype == uint8 and scales.dtype == uint32 and codes.ndim == 2 and scales.shape == codes.shape[:1]
+    stored = stored and bool(input.ndim) and input.shape[-1] == codes.shape[-1]
+    return stored and residual_fits(input, codes, residual)
+
+
+def _by(way: Callable[..., str]) -> Callable[..., str]:
+    """The condition of `fp8_linear`'s kernels that `way`, which is `storage` or `products`, decides."""
+
+    def condition(
+        input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None, dynamic: bool
+    ) -> str:  # fmt: skip
+        if not fits(input, codes, scales, residual):
+            return "arguments that are refused"
+        return way(input, codes, dynamic, bias, residual)
+
+    return condition
+
+
+_by_storage, _by_products = _by(storage), _by(products)
+
+
+@fp8_linear.cuda("cublaslt", when=_by_storage)
+def _(
+    k: Any, input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None, dynamic: bool
+) -> Array:  # fmt: skip
+    return k.matmul(input, decode(k, codes, scales, input.dtype).T, bias=bias, plus=residual)
+
+
+@fp8_linear.cuda_vjp("cublaslt", "input", when=_by_storage)
+def _(k: Any, g: Array, codes: Array, scales: Array, targets: GradTargets) -> Array:
+    weight = decode(k, codes, scales, g.dtype)
+    return product_to(k, targets["input"], g, weight)
+
+
+@fp8_linear.cuda("fp8", when=_by_products)
+def _(
+    k: Any, input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None, dynamic: bool
+) -> Array:  # fmt: skip
+    out = k.empty((*input.shape[:-1], len(codes)), input.dtype)
+    k.scaled_product(*encode(k, input), k.rows_first(codes), scales, out=out, bias=bias, plus=residual)
+    return out
+
+
+@fp8_linear.cuda_vjp("fp8", "input", when=_by_products)
+def _(k: Any, g: Array, codes: Array, scales: Array, targets: GradTargets) -> Array:
+    return carried_product(k, g, codes, scales, targets["input"])
+
+
+def carried_product(
+    k: Any,
+    g: Array,
+    codes: Array,
+    scales: Array,
+    target: GradTarget,
+    value: str = "x",
+    beside: Array | None = None,
+) -> Array:
+    """g @ weight by a product of 8 bits, as the gradient at `target`.
+
+    `value` and `beside`, as in `encode`, replace g by an expression over it.
+    """
+    if target.addend is not None and target.addend.dtype != g.dtype:
+        return target.addend + carried_product(k, g, codes, scales, FRESH, value, beside)
+    shape = (*g.shape[:-1], codes.shape[1])
+    buffer = target.buffer
+    made = buffer if buffer is not None and buffer.flags.c_contiguous else k.empty(shape, g.dtype)
+    columns, ones = turned(k, k.rows_first(codes)), k.ones[: codes.shape[1]]
+    k.scaled_product(*encode(k, g, scales, value, beside), columns, ones, out=made, plus=target.addend)
+    return made

@@ -1,0 +1,274 @@
+"""Layers with a low-rank update: W x + scale * up (down x) (LoRA, arXiv 2106.09685).
+
+The factors have the activations' dtype. Their gradients are fp32 where they are working copies of fp32 parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ....errors import ShapeError
+from ...dtype import Array
+from ...grad_target import GradTargets
+from ...op import ErrorSample, Sample, composite, primitive, sample
+from ...tensor import Tensor
+from ..common import conditions
+from ..conv.conv import Pair, conv2d
+from .lora_gradients import factor_gradients, listed, side_by_side
+from .matmul import check_linear, check_residual, linear_condition, product_target, rows_product
+from .skinny_gemm import Thin
+
+
+@primitive(aux=("low",))
+def lora_linear(
+    xp: Any, input: Array, weight: Array, bias: Array | None, down: Array, up: Array, scale: float,
+    residual: Array | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """linear(input, weight, bias) + (scale * input @ down^T) @ up^T, and the residual, of the same shape, if given"""
+    check_linear(input, weight)
+    check_factors("lora_linear", weight, down, up)
+    check_residual("lora_linear", input, weight, residual)
+    low = rows_product(xp, input, down.T) * scale
+    y = rows_product(xp, input, weight.T)
+    for term in (bias, residual):
+        y = y if term is None else y + term
+    return y + rows_product(xp, low, up.T), low
+
+
+def check_factors(op: str, weight: Array, down: Array, up: Array) -> None:
+    """Raises ShapeError unless down (rank, in) and up (out, rank) are of one rank and go with weight (out, in)."""
+    if not factors_fit(weight, down, up):
+        out, width = weight.shape
+        raise ShapeError(
+            f"{op}: expected down (rank, {width}) and up ({out}, rank), got {tuple(down.shape)} and {tuple(up.shape)}"
+        )
+
+
+def factors_fit(weight: Array, down: Array, up: Array) -> bool:
+    """Whether `check_factors` accepts these."""
+    return down.ndim == up.ndim == 2 and (*up.shape, *down.shape) == (
+        weight.shape[0], down.shape[0], down.shape[0], weight.shape[1]
+    )  # fmt: skip
+
+
+@lora_linear.vjp("input", "down", "up")
+def _(
+    xp: Any, g: Array, input: Array, weight: Array, down: Array, up: Array, low: Array, scale: float,
+    needs: frozenset[str],
+) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
+    rows, x = g.reshape(-1, g.shape[-1]), input.reshape(-1, input.shape[-1])
+    inner = xp.matmul(rows, up) * scale
+    dx = (xp.matmul(rows, weight) + xp.matmul(inner, down)).reshape(input.shape) if "input" in needs else None
+    d_down = xp.matmul(inner.T, x) if "down" in needs else None
+    return dx, d_down, xp.matmul(rows.T, low.reshape(-1, low.shape[-1])) if "up" in needs else None
+
+
+@lora_linear.vjp("weight")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    return xp.matmul(g.reshape(-1, g.shape[-1]).T, input.reshape(-1, input.shape[-1]))
+
+
+@lora_linear.vjp("bias")
+def _(xp: Any, g: Array) -> Array:
+    return g
+
+
+@lora_linear.vjp("residual")
+def _(xp: Any, g: Array) -> Array:
+    return g
+
+
+@lora_linear.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 7), (6, 8), None, (2, 8), (6, 2), 0.5), ShapeError, "last dim 7 but weight is")
+    for down, up in (((2, 7), (6, 2)), ((2, 8), (5, 2)), ((2, 8), (6, 3)), ((8,), (6, 2)), ((2, 8), ())):
+        factors = sample((2, 8), (6, 8), None, down, up, 0.5)
+        yield ErrorSample(factors, ShapeError, r"expected down \(rank, 8\) and up \(6, rank\), got ")
+    bad = sample((2, 8), (6, 8), None, (2, 8), (6, 2), 0.5, (6,))
+    yield ErrorSample(bad, ShapeError, r"a residual of the result's shape, got \(6,\)")
+
+
+@lora_linear.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 8), (6, 8), (6,), (2, 8), (6, 2), 0.5)
+    yield sample((4, 8), (6, 8), None, (1, 8), (6, 1), 2.0)
+    yield sample((2, 3, 8), (6, 8), (6,), (2, 8), (6, 2), 0.5, (2, 3, 6))
+
+
+def _lora_condition(
+    input: Array, weight: Array, bias: Array | None, down: Array, up: Array, residual: Array | None
+) -> str:  # fmt: skip
+    return linear_condition(input, weight, bias) or conditions.same(conditions.ANY_FLOAT, input, down, up, residual)
+
+
+@lora_linear.cuda("cublaslt", when=_lora_condition)
+def _(
+    k: Any, input: Array, weight: Array, bias: Array | None, down: Array, up: Array, scale: float,
+    residual: Array | None,
+) -> tuple[Array, Array]:  # fmt: skip
+    check_linear(input, weight)
+    check_factors("lora_linear", weight, down, up)
+    check_residual("lora_linear", input, weight, residual)
+    return k.low_rank(input, weight.T, down.T, up.T, scale, bias=bias, plus=residual)
+
+
+@lora_linear.cuda_vjp("cublaslt", "input", "down", "up", when=_lora_condition)
+def _(
+    k: Any, g: Array, input: Array, weight: Array, down: Array, up: Array, low: Array, scale: float,
+    targets: GradTargets,
+) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
+    g, input = k.even(g), k.even(input)
+    rows, x = (a.reshape(-1, a.shape[-1]) for a in (g, input))
+    if "input" in targets:
+        dx, inner = k.low_rank(g, weight, up, down, scale, **product_target(targets["input"]))
+    else:
+        dx, inner = None, k.matmul(rows, up, alpha=scale)
+    wanted = {n: [targets[n]] for n in ("down", "up") if n in targets}
+    made = factor_gradients(k, Thin(x, rows[:, None], inner, low.reshape(len(x), -1), len(down)), wanted)
+    return dx, made["down"][0] if "down" in made else None, made["up"][0] if "up" in made else None
+
+
+@lora_linear.cuda_vjp("cublaslt", "residual", when=_lora_condition)
+def _(k: Any, g: Array) -> Array:
+    return g
+
+
+# ---- several layers of one input ---------------------------------------------------------------------------
+
+
+@composite(aux=("low",), multiple=True)
+def lora_linears(
+    input: Tensor, weights: Sequence[Tensor], downs: Sequence[Tensor], ups: Sequence[Tensor], scale: float
+) -> tuple[Tensor, ...]:
+    """lora_linear(input, weights[i], None, downs[i], ups[i], scale) for each i: queries, keys and values at once"""
+    if not len(weights) == len(downs) == len(ups):
+        raise ShapeError(f"lora_linears: {len(weights)} weights, {len(downs)} downs and {len(ups)} ups do not pair up")
+    parts = zip(weights, downs, ups, strict=True)
+    return tuple(lora_linear(input, w, None, d, u, scale) for w, d, u in parts)
+
+
+@lora_linears.errors
+def _() -> Iterator[ErrorSample]:
+    pair = [(6, 8), (6, 8)]
+    yield ErrorSample(sample((2, 8), pair, [(2, 8)], [(6, 2)], 0.5), ShapeError, "2 weights, 1 downs and 1 ups")
+
+
+@lora_linears.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 8), [(6, 8), (6, 8)], [(2, 8), (2, 8)], [(6, 2), (6, 2)], 0.5)
+    yield sample((4, 8), [(6, 8)], [(1, 8)], [(6, 1)], 2.0)
+    yield sample((2, 8), [(6, 8), (4, 8)], [(2, 8), (1, 8)], [(6, 2), (4, 1)], 0.5)
+
+
+def _stack_condition(input: Array, weights: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array]) -> str:
+    for what in (weights, downs, ups):
+        if len({(w.shape, w.dtype) for w in what}) > 1 or len(what) != len(weights):
+            return "layers of several shapes or dtypes"
+    if weights[0].ndim != 2 or not input.ndim or input.shape[-1] != weights[0].shape[1]:
+        return "an input of another width"
+    if not factors_fit(weights[0], downs[0], ups[0]):
+        return "factors that are refused"
+    return linear_condition(input, weights[0], None) or conditions.same(conditions.ANY_FLOAT, input, downs[0], ups[0])
+
+
+@lora_linears.cuda("cublaslt", when=_stack_condition)
+def _(
+    k: Any, input: Array, weights: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array], scale: float
+) -> tuple[list[Array], Array]:
+    return stacked_products(k, input, k.stacked(weights), downs, ups, scale)
+
+
+def stacked_products(
+    k: Any, input: Array, weight: Array, downs: Sequence[Array], ups: Sequence[Array], scale: float,
+    bias: Array | None = None, plus: Array | None = None,
+) -> tuple[list[Array], Array]:  # fmt: skip
+    """The outputs of n layers of one input, weight (n, out, in), in one product, and the low-rank activations.
+
+    `bias` and `plus`, which is added to the output, are for a single layer.
+    """
+    down, up = k.stacked(downs), k.stacked(ups)
+    n, out, width = weight.shape
+    x = k.rows_first(input).reshape(-1, width)
+    matrices = weight.reshape(-1, width).T, down.reshape(-1, width).T, up.reshape(n * out, -1).T
+    added = None if plus is None else plus.reshape(-1, out)
+    y, low = k.low_rank(x, *matrices, scale, parts=n, bias=bias, plus=added)
+    y, shape = y.reshape(-1, n, out), (*input.shape[:-1], out)
+    return [y[:, i].reshape(shape) for i in range(n)], low
+
+
+@lora_linears.cuda_vjp("cublaslt", "input", "downs", "ups", when=_stack_condition)
+def _(
+    k: Any, g: Sequence[Array], input: Array, weights: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array],
+    low: Array, scale: float, targets: GradTargets,
+) -> tuple[Array | None, list[Array] | None, list[Array] | None]:  # fmt: skip
+    return stacked_gradients(k, g, input, k.stacked(weights), downs, ups, low, scale, targets)
+
+
+def stacked_gradients(
+    k: Any, g: Sequence[Array], input: Array, weight: Array, downs: Sequence[Array], ups: Sequence[Array], low: Array,
+    scale: float, targets: GradTargets,
+) -> tuple[Array | None, list[Array] | None, list[Array] | None]:  # fmt: skip
+    """The gradients of input, downs and ups of `stacked_products`."""
+    down, up = k.stacked(downs), k.stacked(ups)
+    (n, out, width), rank = weight.shape, down.shape[1]
+    x, rows = k.rows_first(input).reshape(-1, width), side_by_side(k, g)
+    if "input" in targets:
+        flat = k.rows_first(rows).reshape(*input.shape[:-1], n * out)
+        matrices = weight.reshape(-1, width), up.reshape(-1, rank), down.reshape(-1, width)
+        dx, inner = k.low_rank(flat, *matrices, scale, splits=n, **product_target(targets["input"]))
+    else:
+        dx, inner = None, carried_back(k, rows, up, scale)
+    made = factor_gradients(k, Thin(x, rows, inner, low, rank), listed(targets, n))
+    return dx, made.get("down"), made.get("up")
+
+
+def carried_back(k: Any, rows: Array, up: Array, scale: float) -> Array:
+    """(M, n rank): the gradients of the low-rank activations, scale * rows (M, n, out) @ up (n, out, rank)."""
+    n, _, rank = up.shape
+    inner = k.empty((len(rows), n * rank), rows.dtype)
+    k.matmul(rows.transpose(1, 0, 2), up, out=inner.reshape(-1, n, rank).transpose(1, 0, 2), alpha=scale)
+    return inner
+
+
+@lora_linears.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 77, 320), [(640, 320)] * 3, [(16, 320)] * 3, [(640, 16)] * 3, 0.5)
+    yield sample((100, 96), [(64, 96)] * 2, [(4, 96)] * 2, [(64, 4)] * 2, 1.0)
+    yield sample((2, 300, 64), [(72, 64)] * 2, [(32, 64)] * 2, [(72, 32)] * 2, 1.0)
+    yield sample((1, 700, 136), [(200, 136)] * 3, [(16, 136)] * 3, [(200, 16)] * 3, 0.5)
+
+
+# ---- convolutions ------------------------------------------------------------------------------------------
+
+
+@composite()
+def lora_conv2d(
+    input: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float, stride: Pair = 1,
+    padding: Pair = 0, layout: str = "NCHW",
+) -> Tensor:  # fmt: skip
+    """conv2d(input, weight, bias) + conv1x1(scale * conv2d(input, down), up): down keeps the kernel, up is 1x1"""
+    low = conv2d(input, down, None, stride, padding, layout=layout) * scale
+    update = conv2d(low, up, layout=layout)
+    return conv2d(input, weight, bias, stride, padding, layout=layout) + update
+
+
+@lora_conv2d.errors
+def _() -> Iterator[ErrorSample]:
+    bad = sample((1, 4, 4, 4), (5, 3, 1, 1), None, (2, 3, 1, 1), (5, 2, 1, 1), 1.5)
+    yield ErrorSample(bad, ShapeError, "has 4 channels but weight .* takes 3")
+
+
+@lora_conv2d.samples
+def _() -> Iterator[Sample]:
+    yield sample((1, 4, 3, 3), (5, 3, 3, 3), (5,), (2, 3, 3, 3), (5, 2, 1, 1), 0.5, 1, 1, "NHWC")
+    yield sample((1, 3, 4, 4), (5, 3, 1, 1), None, (2, 3, 1, 1), (5, 2, 1, 1), 1.5)
+
+
+@lora_linear.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 77, 320), (640, 320), (640,), (16, 320), (640, 16), 0.5)
+    yield sample((100, 96), (64, 96), None, (4, 96), (64, 4), 1.0)
+    yield sample((1, 521, 136), (72, 136), (72,), (16, 136), (72, 16), 0.5)
+    yield sample((2, 1300, 64), (128, 64), None, (48, 64), (128, 48), 1.5)
+    yield sample((2, 77, 320), (640, 320), (640,), (16, 320), (640, 16), 0.5, (2, 77, 640))

@@ -1,0 +1,111 @@
+"""When skinny_gemm.cuh is asked, and how: the gradients of thin factors, two products of activations at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from ...backend.cuda.nvrtc import included
+from ...backend.cuda.tensor_map import tensor_map
+from ...backend.cuda.wgmma import warpgroup_product
+from ...dtype import Array, DType, float32
+from ..common import conditions
+
+_DEPTH, _BLOCK, _BAND, _THREADS = 64, 64, 16, 160  # as there
+_ALIGNMENT = 1024
+_LEAST_ROWS = 512  # below, cuBLASLt's kernels do as well
+_ROOM = (62 << 10, 75 << 10)  # bytes of shared memory for a block, by how many times _BLOCK columns it makes
+_SIDE = np.dtype([("c", "u8"), ("c_step", "i8"), ("width", "i4"), ("count", "i4"), ("adds", "i4")], align=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Thin:
+    """The operands of the factors' gradients for n layers of one input: `inner`^T x for down, `rows`^T low for up.
+
+    x (M, K) is the input, rows (M, n, N) the outputs' gradients, inner (M, n rank) the gradients of the low-rank
+    activations, low (M, n rank) these activations.
+    """
+
+    x: Array
+    rows: Array
+    inner: Array
+    low: Array
+    rank: int
+
+    def shape(self, name: str) -> tuple[int, int, int]:
+        """The shape of the stacked gradients of "down" or "up"."""
+        n, out = self.rows.shape[1:]
+        return (n, self.rank, self.x.shape[1]) if name == "down" else (n, out, self.rank)
+
+
+def fit(k: Any, t: Thin) -> bool:
+    """Whether the kernel makes both products in one launch: with thin factors, launching costs more than computing."""
+    m, (n, out) = len(t.x), t.rows.shape[1:]
+    arrays = (t.x, t.rows, t.inner, t.low)
+    return (
+        k.compute_capability == 90
+        and not conditions.same(conditions.LOW, *arrays)
+        and t.rank % _BAND == 0
+        and n * t.rank <= 64
+        and m >= _LEAST_ROWS
+        and not (t.x.shape[1] % 8 or out % 8)
+        and all(a.strides[-1] == a.itemsize and a.data.ptr % 16 == 0 for a in arrays)
+        and all(s % 16 == 0 for a in arrays for s in a.strides[:-1])
+    )
+
+
+def both(k: Any, t: Thin, targets: Mapping[str, Any], final: bool) -> dict[str, list[Array]]:
+    """Both gradients in one launch, added to the targets where there are some, beside other work if all are `final`."""
+    made = {n: k.empty(t.shape(n), float32) if target is None else target for n, target in targets.items()}
+    (n, out), (m, width), rank = t.rows.shape[1:], t.x.shape, t.rank
+    wide, share = cut(n, out, width, k.multiprocessors)
+    bands = n * rank // _BAND, rank // _BAND
+    stage_bytes = 2 * _DEPTH * (wide * _BLOCK + _BAND * max(bands))
+    stages = _ROOM[wide - 1] // stage_bytes
+    span = -(-m // (share * _DEPTH)) * _DEPTH
+    maps = (
+        tensor_map(t.inner, (_DEPTH, _BAND)), tensor_map(t.x[None], (_DEPTH, _BLOCK)),
+        tensor_map(t.low, (_DEPTH, _BAND)), tensor_map(t.rows.transpose(1, 0, 2), (_DEPTH, _BLOCK)),
+    )  # fmt: skip
+    sides = (
+        (made["down"].data.ptr, 0, width, 1, targets["down"] is not None),
+        (made["up"].data.ptr, out * rank, out, n, targets["up"] is not None),
+    )
+    launch = partial(
+        k.launch_here, _text(t.x.dtype, *bands, share, wide, stages), "lora_gradients", t.x.dtype,
+        (_tiles(n, out, width, wide), share), _THREADS,
+        (*maps, *(np.array([side], _SIDE) for side in sides), np.int32(m), np.int32(span)),
+        _ALIGNMENT + stages * stage_bytes,
+    )  # fmt: skip
+    if final:
+        k.beside.put(launch, t.x, t.rows, t.inner, t.low, *made.values())
+    else:
+        launch()
+    return {name: list(block) for name, block in made.items()}
+
+
+def cut(n: int, out: int, width: int, multiprocessors: int) -> tuple[int, int]:
+    """How many times _BLOCK columns a block makes, and how many blocks, a cluster, share the rows of these."""
+    for wide, shares, busy in ((2, (1, 2), 1), (1, (1, 2, 4), 2 if n > 1 else 1)):
+        for share in shares:
+            if _tiles(n, out, width, wide) * share >= busy * multiprocessors:
+                return wide, share
+    return 1, 8
+
+
+def _tiles(n: int, out: int, width: int, wide: int) -> int:
+    return -(-width // (wide * _BLOCK)) + n * -(-out // (wide * _BLOCK))
+
+
+@cache
+def _text(dtype: DType, bands: int, bands_up: int, share: int, wide: int, stages: int) -> str:
+    numbers = {"BANDS": bands, "BANDS_UP": bands_up, "SHARE": share, "WIDE": wide, "STAGES": stages}
+    defined = "".join(f"#define {name} {value}\n" for name, value in numbers.items())
+    products = "".join(
+        warpgroup_product("turned", _BAND * n, True, dtype, turned=True) for n in sorted({bands, bands_up})
+    )
+    return defined + products + included('#include "ops/linear/skinny_gemm.cuh"\n')

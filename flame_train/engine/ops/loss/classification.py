@@ -1,0 +1,161 @@
+"""Losses between predictions and probabilities. `reduction` is "mean", "sum" or "none", as in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ....errors import ShapeError
+from ...dtype import Array
+from ...op import ErrorSample, Sample, primitive, sample
+from ...sample import Values, positive
+from ..pointwise.activations import softplus_value
+from ..pointwise.unary import sigmoid_value
+from .regression import check_pair, reduced, share
+
+
+@primitive(torch="nn.functional.binary_cross_entropy")
+def binary_cross_entropy(
+    xp: Any, input: Array, target: Array, weight: Array | None = None, *, reduction: str = "mean"
+) -> Array:
+    """-weight * (target * log(input) + (1 - target) * log(1 - input)), the logarithms not below -100"""
+    check_pair("binary_cross_entropy", input, target)
+    if xp is np and not np.all((input >= 0) & (input <= 1)):
+        raise ValueError("binary_cross_entropy: expected probabilities, in [0, 1]; logits have a loss of their own")
+    loss = (target - 1.0) * _log_rest(xp, input) - target * _log(xp, input)
+    return reduced(xp, loss if weight is None else loss * weight, reduction)
+
+
+def _log(xp: Any, x: Array) -> Array:
+    """log(x), at least -100."""
+    return xp.maximum(xp.log(xp.maximum(x, 1e-44)), -100.0)  # 1e-44: below e^-100, above zero in fp32 too
+
+
+def _log_rest(xp: Any, x: Array) -> Array:
+    """log(1 - x), -100 where x is 1: the next number below it has -37. Exact where x is next to nothing."""
+    whole = x >= 1.0
+    return xp.where(whole, -100.0, xp.log1p(-xp.where(whole, 0.0, x)))
+
+
+@binary_cross_entropy.vjp("input")
+def _(xp: Any, g: Array, input: Array, target: Array, weight: Array | None, reduction: str) -> Array:
+    slope = (input - target) / xp.maximum((1.0 - input) * input, 1e-12)
+    return share(g, input.size, reduction) * (slope if weight is None else slope * weight)
+
+
+@binary_cross_entropy.vjp("target")
+def _(xp: Any, g: Array, input: Array, weight: Array | None, reduction: str) -> Array:
+    slope = _log_rest(xp, input) - _log(xp, input)
+    return share(g, input.size, reduction) * (slope if weight is None else slope * weight)
+
+
+binary_cross_entropy.refuses_grad("weight")
+
+
+@binary_cross_entropy.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (3,)), ShapeError, "must have one shape")
+    yield ErrorSample(sample(Values((2,), 1.5, 2.0), (2,)), ValueError, "expected probabilities")
+
+
+@binary_cross_entropy.samples
+def _() -> Iterator[Sample]:
+    yield sample(Values((2, 3), 0.1, 0.9), Values((2, 3), 0.0, 1.0))
+    yield sample(Values((2, 3), 0.1, 0.9), Values((2, 3), 0.0, 1.0), positive(3), reduction="sum")
+    yield sample(Values((2, 3), 0.1, 0.9), Values((2, 3), 0.0, 1.0), reduction="none")
+
+
+@primitive(torch="nn.functional.binary_cross_entropy_with_logits")
+def binary_cross_entropy_with_logits(
+    xp: Any, input: Array, target: Array, weight: Array | None = None, *, reduction: str = "mean",
+    pos_weight: Array | None = None,
+) -> Array:  # fmt: skip
+    """-weight * (pos_weight * target * log(sigmoid(input)) + (1 - target) * log(1 - sigmoid(input))), stably"""
+    check_pair("binary_cross_entropy_with_logits", input, target)
+    loss = (1.0 - target) * input + _positive_part(target, pos_weight) * softplus_value(xp, -input)
+    return reduced(xp, loss if weight is None else loss * weight, reduction)
+
+
+def _positive_part(target: Array, pos_weight: Array | None) -> Any:
+    return 1.0 if pos_weight is None else (pos_weight - 1.0) * target + 1.0
+
+
+@binary_cross_entropy_with_logits.vjp("input")
+def _(
+    xp: Any, g: Array, input: Array, target: Array, weight: Array | None, pos_weight: Array | None, reduction: str
+) -> Array:
+    positive = target if pos_weight is None else pos_weight * target
+    slope = _positive_part(target, pos_weight) * sigmoid_value(xp, input) - positive
+    return share(g, input.size, reduction) * (slope if weight is None else slope * weight)
+
+
+@binary_cross_entropy_with_logits.vjp("target")
+def _(xp: Any, g: Array, input: Array, weight: Array | None, pos_weight: Array | None, reduction: str) -> Array:
+    slope = -input if pos_weight is None else (pos_weight - 1.0) * softplus_value(xp, -input) - input
+    return share(g, input.size, reduction) * (slope if weight is None else slope * weight)
+
+
+binary_cross_entropy_with_logits.refuses_grad("weight", "pos_weight")
+
+
+@binary_cross_entropy_with_logits.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3), Values((2, 3), 0.0, 1.0))
+    yield sample((2, 3), Values((2, 3), 0.0, 1.0), positive(2, 3), reduction="sum", pos_weight=positive(3))
+    yield sample((2, 3), Values((2, 3), 0.0, 1.0), reduction="none")
+
+
+@binary_cross_entropy_with_logits.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (3,)), ShapeError, "must have one shape")
+
+
+@primitive(torch="nn.functional.kl_div")
+def kl_div(xp: Any, input: Array, target: Array, *, reduction: str = "mean", log_target: bool = False) -> Array:
+    """target * (log(target) - input), for log-probabilities input; log_target says that target holds logarithms too
+
+    reduction "batchmean" divides the sum by the size of dim 0, which is what the name promises; "mean" by all.
+    """
+    check_pair("kl_div", input, target)
+    if log_target:
+        loss = xp.exp(target) * (target - input)
+    else:
+        loss = xp.where(target > 0, target * xp.log(xp.where(target > 0, target, 1.0)), 0.0) - target * input
+    return xp.sum(loss) / _batch(input) if reduction == "batchmean" else reduced(xp, loss, reduction)
+
+
+def _batch(input: Array) -> int:
+    return input.shape[0] if input.ndim else 1
+
+
+def _kl_share(g: Array, input: Array, reduction: str) -> Array:
+    return g / _batch(input) if reduction == "batchmean" else share(g, input.size, reduction)
+
+
+@kl_div.vjp("input")
+def _(xp: Any, g: Array, input: Array, target: Array, reduction: str, log_target: bool) -> Array:
+    return -_kl_share(g, input, reduction) * (xp.exp(target) if log_target else target)
+
+
+@kl_div.vjp("target")
+def _(xp: Any, g: Array, input: Array, target: Array, reduction: str, log_target: bool) -> Array:
+    if log_target:
+        return _kl_share(g, input, reduction) * xp.exp(target) * (target - input + 1.0)
+    slope = xp.log(xp.where(target > 0, target, 1.0)) + 1.0 - input
+    return _kl_share(g, input, reduction) * xp.where(target > 0, slope, 0.0)
+
+
+@kl_div.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3), positive(2, 3))
+    yield sample((2, 3), positive(2, 3), reduction="batchmean")
+    yield sample((), positive(), reduction="batchmean")
+    yield sample((2, 3), positive(2, 3), reduction="sum")
+    yield sample((2, 3), (2, 3), reduction="none", log_target=True)
+
+
+@kl_div.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (3,)), ShapeError, "must have one shape")

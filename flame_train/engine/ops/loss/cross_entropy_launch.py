@@ -1,0 +1,136 @@
+"""How cross_entropy.cuh is launched: the logits as its kernels see them, how they are cut, and the losses summed up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...dtype import Array, float32, int64, is_float
+from ..common.dims import Shape, class_dim
+
+_HEADER, _THREADS = "ops/loss/cross_entropy.cuh", 256  # its BLOCK
+_PLAIN = {"WIDTH": 1, "THREADS": 32, "SPREAD": 0, "CHANCES": 0}
+"""The header's constants for kernels that do not use them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """The logits as `x` (outer, classes, inner), and how everything else broadcasts to that.
+
+    `shape` is the input's own. There is a loss for each of the `places`, outer * inner.
+    """
+
+    x: Array
+    shape: Shape
+
+    @classmethod
+    def of(cls, k: Any, input: Array) -> Logits:
+        dim = class_dim(input.shape)
+        outer, inner = math.prod(input.shape[:dim]), math.prod(input.shape[dim + 1 :])
+        return cls(k.rows_first(input).reshape(outer, input.shape[dim], inner), input.shape)
+
+    @property
+    def places(self) -> int:
+        return self.x.size // self.x.shape[1]
+
+    def kept(self) -> Shape:
+        """The input's shape with the class dim reduced to 1."""
+        dim = class_dim(self.shape)
+        return (*self.shape[:dim], 1, *self.shape[dim + 1 :])
+
+    def spread(self, a: Array) -> Array:
+        """An array with an element for each place, or one for all, shaped to broadcast over `x`."""
+        return a.reshape(self.x.shape[0], 1, -1) if a.size > 1 else a.reshape(1, 1, 1)
+
+    def by_class(self, weight: Array | None) -> Any:
+        """A weight (classes,) shaped to broadcast over `x`; 1 without one."""
+        return 1.0 if weight is None else weight.reshape(1, -1, 1)
+
+
+def _dense(k: Any, a: Array | None) -> Array:
+    """An optional array as a kernel takes it: dense, or a null pointer."""
+    return np.int64(0) if a is None else k.rows_first(a)
+
+
+def _cut(k: Any, x: Logits) -> tuple[str, dict[str, int], tuple[int, ...]]:
+    """The name of the kernel for these logits, its WIDTH of packets and THREADS to a place, and its grid."""
+    outer, classes, inner = x.x.shape
+    limit = 1 if x.x.data.ptr % 16 else 16 // x.x.itemsize
+    if inner == 1:
+        threads = 32 if classes <= 1024 else _THREADS
+        cut = {"WIDTH": math.gcd(classes, limit), "THREADS": threads}
+        return "entropy_rows", cut, (-(-outer // (_THREADS // threads)),)
+    width = math.gcd(inner, limit)
+    threads = _THREADS if x.places // width > 1024 * k.multiprocessors and inner >= _THREADS * width else 32
+    return "entropy_columns", {"WIDTH": width, "THREADS": threads}, (outer * -(-inner // (threads * width)),)
+
+
+def chosen(k: Any, x: Logits, target: Array, weight: Array | None, ignore_index: int) -> tuple[Array, Array]:
+    """Each place's loss and weight, fp32 (places,), for log-probabilities `x` and classes `target`."""
+    loss, weigh = (k.empty((x.places,), float32) for _ in range(2))
+    k.launch_typed(
+        _HEADER, "chosen", {"T": x.x.dtype, "G": target.dtype, **_PLAIN}, (-(-x.places // _THREADS),), _THREADS,
+        (x.x, k.xp.ascontiguousarray(target), _dense(k, weight), loss, weigh,
+         np.int32(x.places), np.int32(x.x.shape[1]), np.int32(x.x.shape[2]), np.int64(ignore_index)),
+    )  # fmt: skip
+    return loss, weigh
+
+
+def entropy(
+    k: Any, x: Logits, target: Array, weight: Array | None, ignore_index: int, label_smoothing: float
+) -> list[Array]:
+    """Each place's peak, rest, mass (see `cross_entropy`), loss and weight, fp32 (places,)."""
+    chances, nothing = is_float(target.dtype), np.int64(0)
+    kernel, cut, grid = _cut(k, x)
+    types = {"T": x.x.dtype, "G": int64 if chances else target.dtype}
+    spread = {"SPREAD": int(chances or label_smoothing > 0), "CHANCES": int(chances)}
+    made = [k.empty((x.places,), float32) for _ in range(5)]
+    outer, classes, inner = x.x.shape
+    target = k.xp.ascontiguousarray(target)
+    k.launch_typed(
+        _HEADER, kernel, types | cut | spread, grid, _THREADS,
+        (x.x, nothing if chances else target, target if chances else nothing, _dense(k, weight), *made,
+         np.int32(outer if inner == 1 else inner), np.int32(classes), np.float32(label_smoothing),
+         np.int64(ignore_index)),
+    )  # fmt: skip
+    return made
+
+
+def totals(k: Any, x: Logits, loss: Array, weigh: Array, reduction: str) -> tuple[Array, Array]:
+    """The losses reduced as `reduction` says, in the logits' dtype, and the sum of their weights.
+
+    Blocks sum up stretches, and further launches the blocks' sums, until one is left.
+    """
+    if reduction == "none":
+        shape = [n for i, n in enumerate(x.shape) if i != class_dim(x.shape)]
+        return k.elementwise(("loss",), {"loss": loss}, (x.x.dtype,))[0].reshape(shape), weigh
+    result = k.empty((), x.x.dtype)
+    mean = np.int32(reduction == "mean")
+    while True:
+        span = max(16384, -(-loss.size // 512))
+        blocks = -(-loss.size // span)
+        a, b = (k.empty((blocks,), float32) for _ in range(2))
+        k.launch_typed(_HEADER, "totals", {"T": x.x.dtype, "G": int64, **_PLAIN}, (blocks,), 512,
+                       (loss, weigh, a, b, result, np.int32(loss.size), np.int32(span), mean))  # fmt: skip
+        if blocks == 1:
+            return result, b.reshape(())
+        loss, weigh = a, b
+
+
+def slope_operands(
+    k: Any, x: Logits, g: Array, target: Array, weight: Array | None, total: Array, ignored: int, reduction: str
+) -> dict[str, Any]:
+    """The operands of the gradients' expressions.
+
+    `at` is each element's class, and `g / total` the gradient of a place's loss.
+    """
+    chances = is_float(target.dtype)
+    return {
+        "target": target.reshape(x.x.shape) if chances else x.spread(target),
+        "at": 0.0 if chances else k.xp.arange(x.x.shape[1], dtype=float32).reshape(1, -1, 1),
+        "weight": x.by_class(weight), "g": x.spread(g), "ignored": float(ignored),
+        "total": x.spread(total) if reduction == "mean" else 1.0,
+    }  # fmt: skip

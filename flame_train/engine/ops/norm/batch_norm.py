@@ -1,0 +1,349 @@
+"""Normalisation of each channel over the batch, or of each channel of each image, with running statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from ....errors import ShapeError
+from ...dtype import Array, compute_dtype, float32, promote
+from ...mode import mode
+from ...op import ErrorSample, Sample, composite, primitive, sample
+from ...sample import positive
+from ...sums import accurate_sum
+from ...tensor import Tensor
+from ...versions import VERSIONS
+from ..common.channel_stats import folded, no_planes, slopes, statistics
+from ..common.conditions import floating
+from ..common.dims import Shape, at_least
+from .group_norm import group_norm, per_channel
+
+
+@primitive(aux=("mean", "rstd"))
+def batch_norm_train(
+    xp: Any, input: Array, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5,
+    layout: str = "NCHW",
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """(input - mean) / sqrt(var + eps) * weight + bias per channel, over everything else (arXiv 1502.03167)"""
+    axes = _others(input.shape, layout)
+    mean = accurate_sum(xp.mean, input, axes, True)
+    centred = input - mean
+    rstd = 1.0 / xp.sqrt(accurate_sum(xp.mean, centred * centred, axes, True) + eps)
+    return _scaled(centred * rstd, weight, bias, layout), mean, rstd
+
+
+def _others(shape: Shape, layout: str) -> tuple[int, ...]:
+    """All dims but that of the channels. Raises ShapeError if there are fewer than two."""
+    at_least(2, shape, "batch_norm")
+    channel = len(shape) - 1 if layout == "NHWC" else 1
+    return tuple(i for i in range(len(shape)) if i != channel)
+
+
+def _scaled(x: Array, weight: Array | None, bias: Array | None, layout: str) -> Array:
+    if weight is not None:
+        x = x * per_channel("batch_norm: weight", weight, x.shape, layout)
+    return x if bias is None else x + per_channel("batch_norm: bias", bias, x.shape, layout)
+
+
+@batch_norm_train.vjp("input")
+def _(xp: Any, g: Array, input: Array, weight: Array | None, mean: Array, rstd: Array, layout: str) -> Array:
+    axes = _others(input.shape, layout)
+    gw, xhat = _scaled(g, weight, None, layout), (input - mean) * rstd
+    slope = accurate_sum(xp.mean, gw * xhat, axes, True)
+    return rstd * (gw - accurate_sum(xp.mean, gw, axes, True) - xhat * slope)
+
+
+@batch_norm_train.vjp("weight")
+def _(xp: Any, g: Array, input: Array, mean: Array, rstd: Array, layout: str) -> Array:
+    return accurate_sum(xp.sum, g * (input - mean) * rstd, _others(input.shape, layout))
+
+
+@primitive()
+def batch_norm_inference(
+    xp: Any, input: Array, running_mean: Array, running_var: Array, weight: Array | None = None,
+    bias: Array | None = None, eps: float = 1e-5, layout: str = "NCHW",
+) -> Array:  # fmt: skip
+    """(input - running_mean) / sqrt(running_var + eps) * weight + bias per channel"""
+    mean, var = _running(running_mean, running_var, input.shape, layout)
+    return _scaled((input - mean) / xp.sqrt(var + eps), weight, bias, layout)
+
+
+batch_norm_inference.nograd("running_mean", "running_var")
+
+
+def _running(mean: Array, var: Array, shape: Shape, layout: str) -> tuple[Array, Array]:
+    """Running statistics that broadcast over an input of `shape`."""
+    return (
+        per_channel("batch_norm: running_mean", mean, shape, layout),
+        per_channel("batch_norm: running_var", var, shape, layout),
+    )
+
+
+@batch_norm_inference.vjp("input")
+def _(xp: Any, g: Array, running_var: Array, weight: Array | None, eps: float, layout: str) -> Array:
+    var = per_channel("batch_norm: running_var", running_var, g.shape, layout)
+    return _scaled(g, weight, None, layout) / xp.sqrt(var + eps)
+
+
+@batch_norm_inference.vjp("weight")
+def _(xp: Any, g: Array, input: Array, running_mean: Array, running_var: Array, eps: float, layout: str) -> Array:
+    mean, var = _running(running_mean, running_var, input.shape, layout)
+    return accurate_sum(xp.sum, g * (input - mean) / xp.sqrt(var + eps), _others(input.shape, layout))
+
+
+for _op in (batch_norm_train, batch_norm_inference):
+
+    @_op.vjp("bias")
+    def _(xp: Any, g: Array, layout: str) -> Array:
+        return accurate_sum(xp.sum, g, _others(g.shape, layout))
+
+
+@batch_norm_train.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 2, 2, 3), (2,), (2,))
+    yield sample((4, 3))
+    yield sample((2, 3, 2, 4), (4,), (4,), 1e-3, "NHWC")
+
+
+@batch_norm_inference.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((4, 3), (2,), positive(2)), ShapeError, r"expected 3 values, .*, got \(2,\)")
+    yield ErrorSample(sample((), (2,), positive(2)), ShapeError, "at least 2 dims")
+
+
+@batch_norm_inference.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 2, 2, 3), (2,), positive(2), (2,), (2,))
+    yield sample((4, 3), (3,), positive(3))
+    yield sample((2, 3, 2, 4), (4,), positive(4), (4,), (4,), 1e-3, "NHWC")
+
+
+@batch_norm_train.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((4,)), ShapeError, r"at least 2 dims, got one of shape \(4,\)")
+
+
+@composite(torch="nn.functional.batch_norm", mutates=("running_mean", "running_var"))
+def batch_norm(
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+    layout: str = "NCHW",
+) -> Tensor:  # fmt: skip
+    """(input - mean) / sqrt(var + eps) * weight + bias per channel, with the batch's statistics or the running ones
+
+    With training, the running statistics move towards the batch's in place, by `momentum`, the variance by its
+    unbiased estimate; not while a checkpoint recomputes, which would count a batch twice.
+    """
+    if not training:
+        return batch_norm_inference(input, *_given("batch_norm", running_mean, running_var), weight, bias, eps, layout)
+    _track("batch_norm", input, _others(input.shape, layout), layout, running_mean, running_var, momentum)
+    return batch_norm_train(input, weight, bias, eps, layout)
+
+
+def _given(op: str, mean: Tensor | None, var: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The running statistics. Raises ValueError if one is missing."""
+    if mean is None or var is None:
+        raise ValueError(f"{op}: expected running_mean and running_var where the input's statistics are not used")
+    return mean, var
+
+
+def _track(
+    op: str, input: Tensor, axes: tuple[int, ...], layout: str, mean: Tensor | None, var: Tensor | None,
+    momentum: float,
+) -> None:  # fmt: skip
+    """Moves running statistics towards those of input over `axes`; where images remain, to the mean of these.
+
+    Raises ShapeError for a single value per channel, which has no unbiased variance.
+    """
+    count = math.prod(input.shape[a] for a in axes)
+    if count < 2:
+        raise ShapeError(f"{op}: expected more than one value per channel when training, got {input.shape}")
+    for name, running in (("running_mean", mean), ("running_var", var)):
+        if running is not None:
+            per_channel(f"{op}: {name}", running.data, input.shape, layout)
+    if mode().recomputing or not input.size:
+        return
+    for running, now in zip((mean, var), _moments(input, axes, count), strict=True):
+        if running is not None:
+            now = now.reshape(-1, running.size).mean(axis=0)
+            running.data[...] = (running.data * (1.0 - momentum) + now * momentum).astype(running.dtype)
+            VERSIONS.mark_written(running.data)
+
+
+def _moments(input: Tensor, axes: tuple[int, ...], count: int) -> tuple[Array, Array]:
+    """Mean and unbiased variance over `axes`, which hold `count` elements for each channel."""
+    k, shape = input.backend.kernels, folded(input.shape, axes)
+    if k is not None and shape is not None and not (floating(input.data) or no_planes(shape, input.dtype.itemsize)):
+        mean, var = statistics(k, k.rows_first(input.data).reshape(shape))
+        return mean, var * (count / (count - 1.0))
+    xp, x = input.backend.xp, input.data.astype(compute_dtype(input.dtype))
+    centred = x - accurate_sum(xp.mean, x, axes, True)
+    return accurate_sum(xp.mean, x, axes), accurate_sum(xp.mean, centred * centred, axes) * (count / (count - 1.0))
+
+
+batch_norm.nograd("running_mean", "running_var")
+
+
+@batch_norm.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 2, 2, 3), (2,), positive(2), (2,), (2,))
+    yield sample((3, 2, 4), (2,), positive(2), (2,), None, True, 0.3)
+    yield sample((4, 3), None, None, training=True)
+    yield sample((2, 3, 2, 4), (4,), positive(4), (4,), (4,), True, layout="NHWC")
+
+
+@batch_norm.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((3, 2), None, None), ValueError, "expected running_mean and running_var")
+    yield ErrorSample(sample((1, 2), None, None, training=True), ShapeError, "more than one value per channel")
+    yield ErrorSample(sample((4, 3), (1,), None, training=True), ShapeError, "expected 3 values, one a channel")
+
+
+@composite(torch="nn.functional.instance_norm", mutates=("running_mean", "running_var"))
+def instance_norm(
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+    weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1,
+    eps: float = 1e-5, layout: str = "NCHW",
+) -> Tensor:  # fmt: skip
+    """Each channel of each image normalised over itself: group_norm with a group a channel (arXiv 1607.08022)
+
+    Running statistics, where given, move as in batch_norm towards the mean of the images' own.
+    """
+    if not use_input_stats:
+        given = _given("instance_norm", running_mean, running_var)
+        return batch_norm_inference(input, *given, weight, bias, eps, layout)
+    axes = tuple(a for a in _others(input.shape, layout) if a != 0)
+    _track("instance_norm", input, axes, layout, running_mean, running_var, momentum)
+    channels = input.shape[-1 if layout == "NHWC" else 1]
+    return group_norm(input, channels, weight, bias, eps, layout)
+
+
+instance_norm.nograd("running_mean", "running_var")
+
+
+@instance_norm.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 2, 3), None, None, (3,), (3,))
+    yield sample((2, 3, 4), (3,), positive(3), momentum=0.3)
+    yield sample((2, 3, 4), (3,), positive(3), (3,), None, False)
+    yield sample((2, 3, 2, 4), layout="NHWC")
+
+
+@instance_norm.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3, 1)), ShapeError, "instance_norm: expected more than one value per channel")
+    yield ErrorSample(sample((2, 3, 2), use_input_stats=False), ValueError, "expected running_mean and running_var")
+
+
+# ---- kernels ------------------------------------------------------------------------------------------------------
+
+
+def _no_channels(input: Array, weight: Array | None, bias: Array | None, layout: str) -> str:
+    """Why the kernels cannot take these arguments; those that are refused are left to the reference to refuse."""
+    if reason := floating(input, weight, bias):
+        return reason
+    if input.ndim < 2 or input.size == 0:
+        return "nothing to compute with"
+    shape = folded(input.shape, _others(input.shape, layout))
+    assert shape is not None
+    if any(w is not None and w.shape != shape[1:2] for w in (weight, bias)):
+        return "weights that are refused"
+    return no_planes(shape, input.dtype.itemsize)
+
+
+def _no_running(
+    input: Array, running_mean: Array, running_var: Array, weight: Array | None, bias: Array | None, layout: str
+) -> str:
+    reason = floating(running_mean, running_var) or _no_channels(input, weight, bias, layout)
+    return reason or _no_channels(input, running_mean, running_var, layout)
+
+
+def _seen(k: Any, x: Array, layout: str) -> Array:
+    """`x` as (outer, channels, inner)."""
+    return k.rows_first(x).reshape(folded(x.shape, _others(x.shape, layout)))
+
+
+def _meeting(a: Array | None, missing: float = 1.0) -> Any:
+    """An array (channels,) shaped to broadcast over (outer, channels, inner); `missing` for None."""
+    return missing if a is None else a.reshape(1, -1, 1)
+
+
+def _applied(k: Any, x: Array, mean: Array, scale: Array, bias: Array | None, dtype: Any, shape: Shape) -> Array:
+    operands = {"input": x, "mean": _meeting(mean), "scale": _meeting(scale), "bias": _meeting(bias, 0.0)}
+    return k.elementwise(("(input - mean) * scale + bias",), operands, (dtype,), x.shape)[0].reshape(shape)
+
+
+def _scale(k: Any, var: Array, weight: Array | None, eps: float) -> tuple[Array, Array]:
+    """1 / sqrt(var + eps), and that times weight."""
+    operands = {"var": var, "weight": 1.0 if weight is None else weight, "eps": eps}
+    rstd, scale = k.elementwise(("1.f / sqrtf(var + eps)", "weight / sqrtf(var + eps)"), operands, (float32, float32))
+    return rstd, scale
+
+
+@batch_norm_train.cuda("channels", when=_no_channels)
+def _(
+    k: Any, input: Array, weight: Array | None, bias: Array | None, eps: float, layout: str
+) -> tuple[Array, Array, Array]:
+    x = _seen(k, input, layout)
+    mean, var = statistics(k, x)
+    rstd, scale = _scale(k, var, weight, eps)
+    dtype = promote([a.dtype for a in (input, weight, bias) if a is not None])
+    others = _others(input.shape, layout)
+    kept = tuple(1 if i in others else n for i, n in enumerate(input.shape))
+    return _applied(k, x, mean, scale, bias, dtype, input.shape), mean.reshape(kept), rstd.reshape(kept)
+
+
+@batch_norm_train.cuda_vjp("channels", "input", "weight", "bias", when=_no_channels)
+def _(
+    k: Any, g: Array, input: Array, weight: Array | None, mean: Array, rstd: Array, layout: str, needs: frozenset[str]
+) -> tuple[Array | None, Array, Array]:
+    x, g = _seen(k, input, layout), _seen(k, g, layout)
+    mean, rstd = mean.reshape(-1), rstd.reshape(-1)
+    a, b = slopes(k, g, x, mean)
+    operands = {"a": a, "b": b, "rstd": rstd, "part": mean.size / x.size, "weight": 1.0 if weight is None else weight}
+    values = ("a * part", "b * rstd * rstd * part", "rstd * weight", "b * rstd")
+    even, tilt, slope, dw = k.elementwise(values, operands, (float32,) * 4)
+    if "input" not in needs:
+        return None, dw, a
+    by_channel = {"mean": mean, "even": even, "tilt": tilt, "slope": slope}
+    operands = {"g": g, "input": x, **{n: _meeting(v) for n, v in by_channel.items()}}
+    value = "(g - even - (input - mean) * tilt) * slope"
+    return k.elementwise((value,), operands, (input.dtype,), x.shape)[0].reshape(input.shape), dw, a
+
+
+@batch_norm_inference.cuda("channels", when=_no_running)
+def _(
+    k: Any, input: Array, running_mean: Array, running_var: Array, weight: Array | None, bias: Array | None, eps: float,
+    layout: str,
+) -> Array:  # fmt: skip
+    dtype = promote([a.dtype for a in (input, running_mean, running_var, weight, bias) if a is not None])
+    _, scale = _scale(k, running_var, weight, eps)
+    return _applied(k, _seen(k, input, layout), running_mean, scale, bias, dtype, input.shape)
+
+
+@batch_norm_inference.cuda_vjp("channels", "input", when=_no_running)
+def _(k: Any, g: Array, input_shape: Shape, running_var: Array, weight: Array | None, eps: float, layout: str) -> Array:
+    operands = {"g": _seen(k, g, layout), "scale": _meeting(_scale(k, running_var, weight, eps)[1])}
+    return k.elementwise(("g * scale",), operands, (g.dtype,))[0].reshape(input_shape)
+
+
+@batch_norm_inference.cuda_vjp("channels", "weight", "bias", when=_no_running)
+def _(
+    k: Any, g: Array, input: Array, running_mean: Array, running_var: Array, eps: float, layout: str
+) -> tuple[Array, Array]:
+    a, b = slopes(k, _seen(k, g, layout), _seen(k, input, layout), running_mean)
+    return k.elementwise(("b / sqrtf(var + eps)",), {"b": b, "var": running_var, "eps": eps}, (float32,))[0], a
+
+
+@batch_norm_train.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 5, 100, 99), (5,), (5,))
+    yield sample((2, 3, 64, 80), (3,), (3,))
+    yield sample((5, 11, 13, 40), (40,), (40,), layout="NHWC")
+
+
+@batch_norm_inference.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 64, 80), (3,), positive(3), (3,), (3,))
+    yield sample((5, 11, 13, 40), (40,), positive(40), (40,), (40,), layout="NHWC")

@@ -1,0 +1,304 @@
+"""Root-mean-square normalisation, rotary positions, and the two together as transformers use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ....errors import ShapeError
+from ...backend.cuda.codegen.kernel_ir import Operands, Program, Table
+from ...dtype import Array, float32, promote
+from ...grad_target import FRESH, GradTarget, GradTargets
+from ...op import ErrorSample, Sample, composite, primitive, sample
+from ...tensor import Tensor
+from ..common.conditions import floating
+from ..common.dims import Shape, size_along
+from ..common.elementwise_codegen import carried
+from ..common.row_kernels import (
+    no_rows,
+    one_row,
+    row_program,
+    row_program_with_sums,
+    rows_at,
+    shared,
+    table,
+    target_rows,
+)
+from .layer_norm import check_normalized, summed, unfit
+
+
+@primitive(torch="nn.functional.rms_norm", aux=("rstd",))
+def rms_norm(
+    xp: Any, input: Array, normalized_shape: Sequence[int], weight: Array | None = None, eps: float | None = None
+) -> tuple[Array, Array]:
+    """input / sqrt(mean(input^2) + eps) * weight over the last dims (arXiv 1910.07467)
+
+    eps is the working precision's machine epsilon if not given: fp32's for all narrower floats.
+    """
+    check_normalized("rms_norm", input, normalized_shape, weight)
+    axes = tuple(range(-len(normalized_shape), 0))
+    small = eps if eps is not None else float(np.finfo(input.dtype).eps)
+    rstd = 1.0 / xp.sqrt(xp.mean(input * input, axis=axes, keepdims=True) + small)
+    y = input * rstd
+    return (y if weight is None else y * weight), rstd
+
+
+@rms_norm.vjp("input")
+def _(xp: Any, g: Array, input: Array, weight: Array | None, rstd: Array, normalized_shape: Sequence[int]) -> Array:
+    axes = tuple(range(-len(normalized_shape), 0))
+    gw, xhat = g if weight is None else g * weight, input * rstd
+    return rstd * (gw - xhat * xp.mean(gw * xhat, axis=axes, keepdims=True))
+
+
+@rms_norm.vjp("weight")
+def _(xp: Any, g: Array, input: Array, rstd: Array) -> Array:
+    return g * input * rstd
+
+
+def _whole_rows(input: Array, normalized_shape: Sequence[int], weight: Array | None) -> str:
+    return unfit(input, normalized_shape, weight) or no_rows(input, len(normalized_shape), weight)
+
+
+def _weighted(k: Any, weight: Array | None) -> tuple[dict[str, Table], str]:
+    """The weight as a shared row, and what to multiply by."""
+    return one_row(k, weight=weight), "" if weight is None else " * weight"
+
+
+Angles = dict[str, Table]
+"""Cosines and sines as shared rows; none where nothing is turned."""
+
+
+def norm_rows(
+    k: Any, input: Array, weight: Array | None, eps: float, angles: Angles, dims: int = 1, out: Sequence[Array] = ()
+) -> tuple[Array, Array]:
+    """Rows (..., C) of the last `dims` dims, normalised and then turned, and their rstd (R,); or `out` with both."""
+    tables, by = _weighted(k, weight)
+    turned = (f"row x = input * rstd{by}",) if angles else ()
+    value = "x * cosine + turned(x) * sine" if angles else f"input * rstd{by}"
+    steps = ("sum s = input * input", "let rstd = rsqrtf(s / n + eps)", *turned)
+    dtype = input.dtype if weight is None else promote([input.dtype, weight.dtype])
+    operands = Operands({"input": rows_at(k, input, dims)}, tables | angles, {}, {"eps": eps})
+    y, rstd = k.rows(Program(steps, (value,), ("rstd",)), operands, (dtype, float32), out)
+    return y, rstd
+
+
+def norm_gradient_rows(
+    k: Any, g: Array, input: Array, weight: Array | None, rstd: Array, angles: Angles, dims: int = 1,
+    target: GradTarget = FRESH,
+) -> Array:  # fmt: skip
+    """The gradient to what `norm_rows` was given, in its shape, at `target`."""
+    made, _ = norm_gradients(k, g, input, weight, rstd, angles, {"input": target}, dims)
+    assert made is not None
+    return made
+
+
+def norm_gradients(
+    k: Any, g: Array, input: Array, weight: Array | None, rstd: Array, angles: Angles, targets: GradTargets,
+    dims: int = 1,
+) -> tuple[Array | None, Array | None]:  # fmt: skip
+    """That gradient if "input" is among the targets, and the weight's if "weight" is."""
+    tables, by = _weighted(k, weight)
+    more, added, out = target_rows(k, targets.get("input", FRESH), dims)
+    within, beside = (
+        ("", by) if "weight" in targets or not angles else (by, "")
+    )  # kept once weighted where that will do
+    steps = ["row t = g * sine", f"row d = (g * cosine - turned(t)){within}"] if angles else []
+    d, outputs = "d" if angles else "g", []
+    if "input" in targets:
+        steps += [f"sum s = {d}{beside} * input", "let q = s * rstd * rstd / n"]
+        outputs += [f"rstd * ({d}{beside} - input * q){added}"]
+    rows = {"g": rows_at(k, g, dims), "input": rows_at(k, input, dims), **more}
+    operands = Operands(rows, tables | angles, {"rstd": rstd.reshape(-1)})
+    sums = {n: f"{d} * input * rstd" for n in ("weight",) if n in targets}
+    program = Program(tuple(steps), tuple(outputs))
+    kind = float32 if weight is None else weight.dtype
+    made, totals = row_program_with_sums(k, program, [*sums.values()], operands, input, dims, out, summed=kind)
+    found = summed(k, dict(zip(sums, totals, strict=True)), input.shape[input.ndim - dims :], targets)
+    return made, found.get("weight")
+
+
+@rms_norm.cuda("rows", when=_whole_rows)
+def _(
+    k: Any, input: Array, normalized_shape: Sequence[int], weight: Array | None, eps: float | None
+) -> tuple[Array, Array]:
+    dims, small = len(normalized_shape), eps if eps is not None else float(np.finfo(np.float32).eps)
+    y, rstd = norm_rows(k, input, weight, small, {}, dims)
+    return y.reshape(input.shape), rstd.reshape((*input.shape[:-dims], *[1] * dims))
+
+
+@rms_norm.cuda_vjp("rows", "input", "weight", when=_whole_rows)
+def _(
+    k: Any, g: Array, input: Array, weight: Array | None, rstd: Array, normalized_shape: Sequence[int],
+    targets: GradTargets,
+) -> tuple[Array | None, ...]:  # fmt: skip
+    return norm_gradients(k, g, input, weight, rstd, {}, targets, len(normalized_shape))
+
+
+@rms_norm.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 77, 640), (640,), (640,), 1e-6)
+    yield sample((200, 24, 128), (128,), (128,))
+    yield sample((9, 3072), (3072,))
+
+
+@rms_norm.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 8), (8,), (8,), 1e-6)
+    yield sample((3, 5), (5,))
+    yield sample((2, 3, 4), (3, 4), (3, 4), 1e-2)
+
+
+@rms_norm.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (4,)), ShapeError, r"ending in \(4,\), got \(2, 3\)")
+
+
+@primitive()
+def rope(xp: Any, input: Array, cos: Array, sin: Array, interleaved: bool = True) -> Array:
+    """input * cos + turned(input) * sin along the last dim: pairs of numbers turned by an angle (arXiv 2104.09864)
+
+    A pair is two neighbours (Flux), or with interleaved=False two elements half the dim apart (LLaMA). cos and sin
+    have an entry for each element, in an order of the same kind, and broadcast over the other dims.
+    """
+    return input * cos + _turned(xp, _even(input), interleaved) * sin
+
+
+def _even(x: Array) -> Array:
+    if size_along(x.shape, -1, "rope") % 2:
+        raise ShapeError(f"rope: expected an even last dim, got {tuple(x.shape)}")
+    return x
+
+
+def _turned(xp: Any, x: Array, interleaved: bool) -> Array:
+    """Each pair (a, b) as (-b, a)."""
+    if interleaved:
+        return xp.stack([-x[..., 1::2], x[..., 0::2]], axis=-1).reshape(x.shape)
+    half = x.shape[-1] // 2
+    return xp.concatenate([-x[..., half:], x[..., :half]], axis=-1)
+
+
+@rope.vjp("input")
+def _(xp: Any, g: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
+    return g * cos - _turned(xp, g * sin, interleaved)
+
+
+@rope.vjp("cos")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    return g * input
+
+
+@rope.vjp("sin")
+def _(xp: Any, g: Array, input: Array, interleaved: bool) -> Array:
+    return g * _turned(xp, input, interleaved)
+
+
+def _pairs(input: Array, cos: Array, sin: Array, interleaved: bool) -> str:
+    if input.ndim == 0 or input.shape[-1] % 2 or not interleaved:
+        return "only neighbouring pairs"
+    if shared(cos, input.shape) is None or shared(sin, input.shape) is None:
+        return "cos or sin broadcast in another way than by rows"
+    return no_rows(input, 1, cos, sin)
+
+
+def angle_rows(k: Any, cos: Array, sin: Array, shape: Shape) -> Angles:
+    """Cosines and sines as rows shared among those of `shape`."""
+    return {"cosine": table(k, cos, shape), "sine": table(k, sin, shape)}
+
+
+@rope.cuda("rows", when=_pairs)
+def _(k: Any, input: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
+    program = Program(("row x = input",), ("x * cosine + turned(x) * sine",))
+    operands = Operands({"input": rows_at(k, input)}, angle_rows(k, cos, sin, input.shape))
+    dtype = promote([input.dtype, cos.dtype, sin.dtype])
+    return k.rows(program, operands, (dtype,))[0].reshape(input.shape)
+
+
+@rope.cuda_vjp("rows", "input", when=_pairs, accumulates=False)
+def _(k: Any, g: Array, input: Array, cos: Array, sin: Array, targets: GradTargets) -> Array:
+    program = Program(("row t = g * sine",), ("g * cosine - turned(t)",))
+    operands = Operands({"g": rows_at(k, g)}, angle_rows(k, cos, sin, g.shape))
+    return row_program(k, program, operands, input.dtype, g.shape, out=targets["input"].buffer)
+
+
+@rope.cuda_vjp("rows", "cos", when=_pairs)
+def _(k: Any, g: Array, input: Array, cos_shape: Shape) -> Array:
+    return carried(k, "g * input", {"g": g, "input": input}, cos_shape)
+
+
+@rope.cuda_vjp("rows", "sin", when=_pairs)
+def _(k: Any, g: Array, input: Array, sin_shape: Shape) -> Array:
+    program = Program(("row x = input",), ("g * turned(x)",))
+    each = row_program(k, program, Operands({"g": rows_at(k, g), "input": rows_at(k, input)}), float32, g.shape)
+    return carried(k, "g", {"g": each}, sin_shape)
+
+
+@rope.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 300, 128), (300, 128), (300, 128))
+    yield sample((2, 300, 3, 64), (300, 1, 64), (300, 1, 64))
+
+
+@rope.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 2, 3, 4), (3, 4), (3, 4))
+    yield sample((2, 3, 6), (3, 6), (3, 6), False)
+
+
+@rope.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (3,), (3,)), ShapeError, "rope: expected an even last dim")
+
+
+@composite(aux=("rstd",))
+def rms_norm_rope(
+    input: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float = 1e-6, interleaved: bool = True
+) -> Tensor:
+    """rope(rms_norm(input) over the last dim): queries and keys of a transformer that normalises them
+
+    cos and sin may be wider than the result, which has the dtype of input and weight.
+    """
+    normed: Tensor = rms_norm(input, (size_along(input.shape, -1, "rms_norm_rope"),), weight, eps)
+    return rope(normed, cos, sin, interleaved).to(normed.dtype)
+
+
+@rms_norm_rope.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), None, (3,), (3,)), ShapeError, "rope: expected an even last dim")
+    yield ErrorSample(sample((), None, (), ()), ShapeError, "rms_norm_rope: expected a tensor of at least 1 dim")
+
+
+@rms_norm_rope.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 2, 3, 4), (4,), (3, 4), (3, 4))
+    yield sample((2, 3, 6), None, (3, 6), (3, 6), 1e-3, False)
+
+
+def _pairs_of_norm(input: Array, weight: Array | None, cos: Array, sin: Array, interleaved: bool) -> str:
+    if weight is not None and weight.shape != input.shape[-1:]:
+        return "shapes do not fit"
+    return _pairs(input, cos, sin, interleaved) or floating(input, weight)
+
+
+@rms_norm_rope.cuda("rows", when=_pairs_of_norm)
+def _(
+    k: Any, input: Array, weight: Array | None, cos: Array, sin: Array, eps: float, interleaved: bool
+) -> tuple[Array, Array]:
+    y, rstd = norm_rows(k, input, weight, eps, angle_rows(k, cos, sin, input.shape))
+    return y.reshape(input.shape), rstd.reshape((*input.shape[:-1], 1))
+
+
+@rms_norm_rope.cuda_vjp("rows", "input", "weight", when=_pairs_of_norm)
+def _(
+    k: Any, g: Array, input: Array, weight: Array | None, cos: Array, sin: Array, rstd: Array,
+    targets: GradTargets,
+) -> tuple[Array | None, ...]:  # fmt: skip
+    angles = angle_rows(k, cos, sin, input.shape)
+    return norm_gradients(k, g, input, weight, rstd, angles, targets)
+
+
+@rms_norm_rope.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 300, 128), (128,), (300, 128), (300, 128))
+    yield sample((2, 300, 3, 64), None, (300, 1, 64), (300, 1, 64))

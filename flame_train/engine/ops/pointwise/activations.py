@@ -1,0 +1,328 @@
+"""Activations: gelu and its kin, the rectifiers, and gated units. Names, defaults and meaning as in PyTorch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from ....errors import ShapeError
+from ...dtype import Array
+from ...op import ErrorSample, Sample, primitive, sample
+from ...sample import Values, apart, of_one
+from ..common import special
+from ..common.conditions import floating
+from ..common.dims import size_along
+from ..common.elementwise_codegen import generated
+from .unary import sigmoid_value
+
+
+@primitive(torch="nn.functional.relu", whole=True)
+def relu(xp: Any, input: Array) -> Array:
+    """max(input, 0); the gradient at zero is zero"""
+    return xp.maximum(input, 0)
+
+
+@relu.vjp("input")
+def _(xp: Any, g: Array, out: Array) -> Array:
+    return xp.where(out <= 0, 0.0, g)  # so that the gradient at NaN is not hidden
+
+
+generated(relu, "larger(input, 0.f)", input="out <= 0.f ? 0.f : g")
+
+
+@primitive(torch="nn.functional.silu")
+def silu(xp: Any, input: Array) -> Array:
+    """input * sigmoid(input)"""
+    return input * sigmoid_value(xp, input)
+
+
+@silu.vjp("input")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    s = sigmoid_value(xp, input)
+    return g * s * (1.0 + input * (1.0 - s))
+
+
+generated(silu, "silu(input)", input="g * silu_slope(input)")
+
+
+@primitive(torch=None)
+def quick_gelu(xp: Any, input: Array) -> Array:
+    """input * sigmoid(1.702 * input), the activation of OpenAI's CLIP (its `QuickGELU`)"""
+    return input * sigmoid_value(xp, 1.702 * input)
+
+
+@quick_gelu.vjp("input")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    s = sigmoid_value(xp, 1.702 * input)
+    return g * s * (1.0 + 1.702 * input * (1.0 - s))
+
+
+generated(
+    quick_gelu, "input * sigmoid(1.702f * input)",
+    input="Logistic l(1.702f * input); g * (l.s + 1.702f * input * l.s * l.rest)",
+)  # fmt: skip
+
+
+_INV_SQRT2 = 1.0 / math.sqrt(2.0)
+_INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
+
+
+@primitive(torch="nn.functional.gelu")
+def gelu(xp: Any, input: Array, *, approximate: str = "none") -> Array:
+    """input * Phi(input); with approximate="tanh" Hendrycks and Gimpel's formula (arXiv 1606.08415)"""
+    return input * _phi(xp, input, approximate)
+
+
+@gelu.vjp("input")
+def _(xp: Any, g: Array, input: Array, approximate: str) -> Array:
+    return g * gelu_slope(xp, input, approximate)
+
+
+generated(
+    gelu, "gelu(input)", input="g * gelu_slope(input)",
+    when=lambda approximate: approximate == "none" or "approximate asks for another formula",
+)  # fmt: skip
+generated(
+    gelu, "gelu_tanh(input)", input="g * gelu_tanh_slope(input)",
+    when=lambda approximate: approximate == "tanh" or "approximate asks for another formula",
+)  # fmt: skip
+
+
+@gelu.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 5))
+    yield sample((3, 5), approximate="tanh")
+    yield sample((0,))
+
+
+@gelu.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2,), approximate="fast"), ValueError, "'none' or 'tanh', got 'fast'")
+
+
+def _tanh_argument(x: Array) -> Array:
+    return math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)
+
+
+def _phi(xp: Any, x: Array, approximate: str) -> Array:
+    """The normal distribution function, exact or by tanh."""
+    if approximate == "tanh":
+        return 0.5 * (1.0 + xp.tanh(_tanh_argument(x)))
+    if approximate != "none":
+        raise ValueError(f"gelu: expected approximate='none' or 'tanh', got {approximate!r}")
+    return 0.5 * (1.0 + special.erf(xp, x * _INV_SQRT2))
+
+
+def gelu_slope(xp: Any, x: Array, approximate: str) -> Array:
+    """d gelu(x) / dx"""
+    if approximate == "tanh":
+        t = xp.tanh(_tanh_argument(x))
+        inner = math.sqrt(2.0 / math.pi) * (1.0 + 3.0 * 0.044715 * x * x)
+        return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner
+    return gelu_value_and_slope(xp, x)[1]
+
+
+def gelu_value_and_slope(xp: Any, x: Array) -> tuple[Array, Array]:
+    """The exact gelu and its derivative, which share the error function."""
+    phi = _phi(xp, x, "none")
+    return x * phi, phi + x * _INV_SQRT_2PI * xp.exp(-0.5 * x * x)
+
+
+def gelu_value(xp: Any, x: Array) -> Array:
+    """The exact gelu of an array, for ops that contain it."""
+    return x * _phi(xp, x, "none")
+
+
+@primitive(torch="nn.functional.leaky_relu")
+def leaky_relu(xp: Any, input: Array, negative_slope: float = 0.01) -> Array:
+    """input where it is positive, else negative_slope * input"""
+    return xp.where(input > 0, input, negative_slope * input)
+
+
+@leaky_relu.vjp("input")
+def _(xp: Any, g: Array, input: Array, negative_slope: float) -> Array:
+    return xp.where(input > 0, g, negative_slope * g)
+
+
+generated(leaky_relu, "input > 0.f ? input : negative_slope * input", input="input > 0.f ? g : negative_slope * g")
+
+
+@leaky_relu.samples
+def _() -> Iterator[Sample]:
+    yield sample(apart(3, 5))
+    yield sample(apart(4), 0.2)
+    yield sample((0, 2))
+
+
+@primitive(torch="nn.functional.elu")
+def elu(xp: Any, input: Array, alpha: float = 1.0) -> Array:
+    """input where it is positive, else alpha * (exp(input) - 1) (arXiv 1511.07289)"""
+    return xp.where(input > 0, input, alpha * xp.expm1(xp.minimum(input, 0.0)))
+
+
+@elu.vjp("input")
+def _(xp: Any, g: Array, input: Array, alpha: float) -> Array:
+    return g * xp.where(input > 0, 1.0, alpha * xp.exp(xp.minimum(input, 0.0)))
+
+
+generated(elu, "input > 0.f ? input : alpha * expm1f(input)", input="input > 0.f ? g : g * alpha * e_to(input)")
+
+
+@elu.samples
+def _() -> Iterator[Sample]:
+    yield sample(apart(3, 5))
+    yield sample(apart(4), 0.7)
+    yield sample((0, 2))
+
+
+@primitive(torch="nn.functional.softplus")
+def softplus(xp: Any, input: Array, beta: float = 1.0, threshold: float = 20.0) -> Array:
+    """log(1 + exp(beta * input)) / beta; input itself where beta * input exceeds threshold"""
+    x = beta * input
+    return xp.where(x > threshold, input, softplus_value(xp, x) / beta)
+
+
+def softplus_value(xp: Any, x: Array) -> Array:
+    """log(1 + e^x), computed without overflow and without losing small values."""
+    return xp.maximum(x, 0.0) + xp.log1p(xp.exp(-xp.abs(x)))
+
+
+@softplus.vjp("input")
+def _(xp: Any, g: Array, input: Array, beta: float, threshold: float) -> Array:
+    x = beta * input
+    return xp.where(x > threshold, g, g * sigmoid_value(xp, x))
+
+
+generated(
+    softplus, "float x = beta * input; x > threshold ? input : softplus(x) / beta",
+    input="float x = beta * input; x > threshold ? g : g * sigmoid(x)",
+)  # fmt: skip
+
+
+@softplus.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 5))
+    yield sample((6,), 2.0, 1.0)
+    yield sample((0, 2))
+
+
+@primitive(torch="nn.functional.mish")
+def mish(xp: Any, input: Array) -> Array:
+    """input * tanh(softplus(input)) (arXiv 1908.08681)"""
+    return input * xp.tanh(softplus_value(xp, input))
+
+
+@mish.vjp("input")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    t = xp.tanh(softplus_value(xp, input))
+    return g * (t + input * (1.0 - t * t) * sigmoid_value(xp, input))
+
+
+generated(
+    mish, "input * mish_gate(input)",
+    input="float t = mish_gate(input); g * (t + input * (1.f - t * t) * sigmoid(input))",
+)  # fmt: skip
+
+
+@primitive(torch="nn.functional.hardswish")
+def hardswish(xp: Any, input: Array) -> Array:
+    """input * min(max(input + 3, 0), 6) / 6 (arXiv 1905.02244)"""
+    return input * xp.clip(input + 3.0, 0.0, 6.0) / 6.0
+
+
+@hardswish.vjp("input")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    return xp.where(input <= -3.0, 0.0, xp.where(input >= 3.0, g, g * (input / 3.0 + 0.5)))
+
+
+generated(
+    hardswish, "input * fminf(fmaxf(input + 3.f, 0.f), 6.f) / 6.f",
+    input="input <= -3.f ? 0.f : input >= 3.f ? g : g * (input / 3.f + 0.5f)",
+)  # fmt: skip
+
+
+@silu.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((4097, 1283))
+
+
+for _op in (silu, quick_gelu, mish):
+    _op.samples(of_one())
+relu.samples(of_one(apart))
+
+
+@hardswish.samples
+def _() -> Iterator[Sample]:
+    yield sample(Values((4, 5), -5.0, 5.0))
+    yield sample((0, 2))
+
+
+@primitive(torch=None)
+def swiglu(xp: Any, input: Array) -> Array:
+    """value * silu(gate) for input = [value, gate] along the last dim (arXiv 2002.05202)"""
+    value, gate = halves(input, "swiglu")
+    return value * gate * sigmoid_value(xp, gate)
+
+
+def halves(x: Array, op: str) -> tuple[Array, Array]:
+    """The value and the gate, the two halves of the last dim, as views. Raises ShapeError unless its size is even."""
+    if size_along(x.shape, -1, op) % 2:
+        raise ShapeError(f"{op}: expected an even last dim holding value and gate, got {tuple(x.shape)}")
+    n = x.shape[-1] // 2
+    return x[..., :n], x[..., n:]
+
+
+@swiglu.vjp("input")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    value, gate = halves(input, "swiglu")
+    s = sigmoid_value(xp, gate)
+    return xp.concatenate([g * gate * s, g * value * s * (1.0 + gate * (1.0 - s))], axis=-1)
+
+
+def gated(k: Any, input: Array, expression: str) -> Array:
+    """A gated unit's value, from an expression over `value` and `gate`."""
+    value, gate = halves(input, "gated unit")
+    return k.elementwise((expression,), {"value": value, "gate": gate}, (input.dtype,))[0]
+
+
+def gated_gradient(k: Any, g: Array, input: Array, of_value: str, of_gate: str) -> Array:
+    """A gated unit's gradient with respect to both halves, from expressions over `g`, `value` and `gate`."""
+    value, gate = halves(input, "gated unit")
+    dinput = k.empty(input.shape, input.dtype)
+    operands = {"g": g, "value": value, "gate": gate}
+    k.elementwise((of_value, of_gate), operands, (input.dtype,) * 2, out=halves(dinput, "gated unit"))
+    return dinput
+
+
+def halved(input: Array) -> str:
+    """Why the kernels cannot take a gated unit's input; "" if they can."""
+    return floating(input) if input.ndim and not input.shape[-1] % 2 else "arguments that are refused"
+
+
+@swiglu.cuda("generated", when=halved)
+def _(k: Any, input: Array) -> Array:
+    return gated(k, input, "value * silu(gate)")
+
+
+@swiglu.cuda_vjp("generated", "input", when=halved)
+def _(k: Any, g: Array, input: Array) -> Array:
+    return gated_gradient(k, g, input, "g * silu(gate)", "g * value * silu_slope(gate)")
+
+
+@swiglu.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 8))
+    yield sample((5, 2))
+    yield sample((0, 4))
+
+
+@swiglu.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3)), ShapeError, "swiglu: expected an even last dim")
+    yield ErrorSample(sample(()), ShapeError, "swiglu: expected a tensor of at least 1 dim")
+
+
+@swiglu.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 77, 2560))

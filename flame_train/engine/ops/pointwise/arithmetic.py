@@ -1,0 +1,340 @@
+"""Arithmetic of tensors and numbers. Names, defaults and meaning as in PyTorch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ....errors import ShapeError
+from ...dtype import Array, is_float
+from ...op import ErrorSample, Sample, primitive, sample
+from ...sample import Values, apart, integers, not_broadcast, of_one, of_two, positive
+from ..common.conditions import floating
+from ..common.dims import Shape
+from ..common.elementwise_codegen import carried, generated
+
+
+@primitive(torch="add", whole=True)
+def add(xp: Any, input: Array, other: Array | float, *, alpha: float = 1.0) -> Array:
+    """input + alpha * other"""
+    return input + other if alpha == 1.0 else input + alpha * other
+
+
+@add.vjp("input")
+def _(xp: Any, g: Array) -> Array:
+    return g
+
+
+@add.vjp("other")
+def _(xp: Any, g: Array, alpha: float) -> Array:
+    return g if alpha == 1.0 else alpha * g
+
+
+@primitive(torch="sub", whole=True)
+def sub(xp: Any, input: Array, other: Array | float, *, alpha: float = 1.0) -> Array:
+    """input - alpha * other"""
+    return input - other if alpha == 1.0 else input - alpha * other
+
+
+@sub.vjp("input")
+def _(xp: Any, g: Array) -> Array:
+    return g
+
+
+@sub.vjp("other")
+def _(xp: Any, g: Array, alpha: float) -> Array:
+    return -alpha * g
+
+
+generated(add, "input + alpha * other", input="g", other="alpha * g")
+generated(sub, "input - alpha * other", input="g", other="-alpha * g")
+
+
+@primitive(torch="rsub", whole=True)
+def rsub(xp: Any, input: Array, other: Array | float, *, alpha: float = 1.0) -> Array:
+    """other - alpha * input"""
+    return other - (input if alpha == 1.0 else alpha * input)
+
+
+@rsub.vjp("input")
+def _(xp: Any, g: Array, alpha: float) -> Array:
+    return -alpha * g
+
+
+@rsub.vjp("other")
+def _(xp: Any, g: Array) -> Array:
+    return g
+
+
+generated(rsub, "other - alpha * input", input="-alpha * g", other="g")
+
+
+@primitive(torch="mul", whole=True)
+def mul(xp: Any, input: Array, other: Array | float) -> Array:
+    """input * other"""
+    return input * other
+
+
+@mul.vjp("input")
+def _(xp: Any, g: Array, other: Array) -> Array:
+    return g * other
+
+
+@mul.vjp("other")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    return g * input
+
+
+generated(mul, "input * other", input="g * other", other="g * input")
+
+
+@primitive(torch="div", whole=True)
+def div(xp: Any, input: Array, other: Array | float, *, rounding_mode: str | None = None) -> Array:
+    """input / other; rounded down with rounding_mode="floor", towards zero with "trunc" """
+    if rounding_mode not in (None, "floor", "trunc"):
+        raise ValueError(f"div: expected rounding_mode None, 'floor' or 'trunc', got {rounding_mode!r}")
+    if rounding_mode is None:
+        return input / other
+    whole = not is_float(input.dtype) and not (
+        is_float(other.dtype) if hasattr(other, "dtype") else isinstance(other, float)
+    )
+    if whole and xp is np and not np.all(other):
+        raise ZeroDivisionError(f"div: whole numbers divided by zero with rounding_mode={rounding_mode!r}")
+    if rounding_mode == "trunc" and not whole:
+        return xp.trunc(input / other)
+    quotient = xp.floor_divide(input, other)
+    return quotient + ((quotient < 0) & (quotient * other != input)) if rounding_mode == "trunc" else quotient
+
+
+@div.vjp("input")
+def _(xp: Any, g: Array, other: Array, rounding_mode: str | None) -> Array:
+    return g / other if rounding_mode is None else xp.zeros_like(g)
+
+
+@div.vjp("other")
+def _(xp: Any, g: Array, input: Array, other: Array, rounding_mode: str | None) -> Array:
+    return -g * (input / other) / other if rounding_mode is None else xp.zeros_like(g)
+
+
+generated(
+    div, "input / other", when=lambda rounding_mode: rounding_mode is None or "only the plain quotient",
+    input="g / other", other="-g * (input / other) / other",
+)  # fmt: skip
+
+
+@div.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2,), (2,), rounding_mode="up"), ValueError, "'floor' or 'trunc', got 'up'")
+    yield ErrorSample(
+        sample(integers(3, 2), 0, rounding_mode="floor"), ZeroDivisionError, "whole numbers divided by zero"
+    )
+
+
+mul.samples(of_two)
+for _op in (add, sub, rsub, mul):
+    _op.errors(not_broadcast)
+for _op in (add, sub, rsub):
+
+    @_op.samples
+    def _() -> Iterator[Sample]:
+        yield from of_two()
+        yield sample((2, 3), (3,), alpha=0.5)
+
+
+@div.samples
+def _() -> Iterator[Sample]:
+    yield from of_two()
+    yield sample((4, 3), apart(3), rounding_mode="floor")
+    yield sample((4, 3), apart(3), rounding_mode="trunc")
+    yield sample(Values((5, 3), -9, 9, kind="int"), Values((3,), -5, 0, kind="int"), rounding_mode="trunc")
+    yield sample(Values((5, 3), -9, 9, kind="int"), apart(3), rounding_mode="trunc")
+
+
+@primitive(torch="pow", whole=True)
+def pow(xp: Any, input: Array | float, exponent: Array | float) -> Array:
+    """input ** exponent"""
+    return _whole(input, exponent) ** _whole(exponent, input)
+
+
+def _whole(x: Any, other: Any = None) -> Any:
+    """Truth values as whole numbers, the other's kind or int64: a power of them is a byte to NumPy."""
+    if not hasattr(x, "dtype") or x.dtype != bool:
+        return x
+    return x.astype(other.dtype if hasattr(other, "dtype") and other.dtype.kind in "iu" else "int64")
+
+
+@pow.vjp("input")
+def _(xp: Any, g: Array, input: Array, exponent: Array | float) -> Array:
+    if hasattr(exponent, "dtype"):
+        return xp.where(exponent == 0, 0.0, g * exponent * input ** xp.where(exponent == 0, 1.0, exponent - 1))
+    return g * exponent * input ** (exponent - 1) if exponent != 0 else xp.zeros_like(g)
+
+
+@pow.vjp("exponent")
+def _(xp: Any, g: Array, input: Array | float, exponent: Array, out: Array) -> Array:
+    if not hasattr(input, "dtype"):
+        return g * out * (math.log(input) if input > 0 else math.nan) if input else xp.zeros_like(g)
+    zero = (input == 0) & (exponent >= 0)
+    return xp.where(zero, 0.0, g * out * xp.log(xp.where(zero, 1.0, input)))
+
+
+def _square(exponent: Any) -> bool | str:
+    return (not hasattr(exponent, "dtype") and exponent == 2.0) or "the exponent is not 2"
+
+
+generated(pow, "input * input", when=_square, input="2.f * g * input")
+generated(
+    pow, "powf(input, exponent)",
+    input="exponent == 0.f ? 0.f : g * exponent * powf(input, exponent - 1.f)",
+    exponent="input == 0.f && exponent >= 0.f ? 0.f : g * out * logf(input)",
+)  # fmt: skip
+pow.errors(not_broadcast)
+
+
+@pow.samples
+def _() -> Iterator[Sample]:
+    yield sample(positive(2, 3), 1.5)
+    yield sample((2, 3), 2)
+    yield sample((4,), 3)
+    yield sample((4,), 0)
+    yield sample(positive(2, 3), (3,))
+    yield sample(1.7, (2, 3))
+
+
+@primitive(torch="neg", whole=True)
+def neg(xp: Any, input: Array) -> Array:
+    """-input"""
+    return -input
+
+
+@neg.vjp("input")
+def _(xp: Any, g: Array) -> Array:
+    return -g
+
+
+generated(neg, "-input", input="-g")
+
+
+@primitive(torch="abs", whole=True)
+def abs(xp: Any, input: Array) -> Array:
+    """|input|; the gradient at zero is zero"""
+    return xp.abs(input)
+
+
+@abs.vjp("input")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    return g * xp.sign(input)
+
+
+generated(abs, "fabsf(input)", input="g * sign(input)")
+
+
+@primitive(torch="square", whole=True)
+def square(xp: Any, input: Array) -> Array:
+    """input * input"""
+    return _whole(input) * _whole(input)
+
+
+@square.vjp("input")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    return 2.0 * g * input
+
+
+generated(square, "input * input", input="2.f * g * input")
+
+
+@primitive(torch="sign", whole=True)
+def sign(xp: Any, input: Array) -> Array:
+    """-1, 0 or 1; the gradient is zero"""
+    return input.copy() if input.dtype == bool else xp.sign(input)
+
+
+@sign.vjp("input")
+def _(xp: Any, g: Array) -> Array:
+    return xp.zeros_like(g)
+
+
+generated(sign, "sign(input)", input="0.f")
+
+
+@primitive(torch="lerp")
+def lerp(xp: Any, input: Array, end: Array, weight: Array | float) -> Array:
+    """input + weight * (end - input), reckoned from the nearer end, so that weight 1 gives end exactly"""
+    rest = end - input
+    if not hasattr(weight, "dtype"):
+        return input + weight * rest if weight < 0.5 else end - rest * (1.0 - weight)
+    return xp.where(xp.abs(weight) < 0.5, input + weight * rest, end - rest * (1.0 - weight))
+
+
+@lerp.vjp("input")
+def _(xp: Any, g: Array, weight: Array | float) -> Array:
+    return g * (1.0 - weight)
+
+
+@lerp.vjp("end")
+def _(xp: Any, g: Array, weight: Array | float) -> Array:
+    return g * weight
+
+
+@lerp.vjp("weight")
+def _(xp: Any, g: Array, input: Array, end: Array) -> Array:
+    return g * (end - input)
+
+
+_LERP = "fabsf(weight) < 0.5f ? input + weight * (end - input) : end - (end - input) * (1.f - weight)"
+
+
+def _number(weight: Array | float) -> bool | str:
+    return not hasattr(weight, "dtype") or "the weight is a tensor"
+
+
+@lerp.cuda_vjp("generated", "input", when=lambda input, end, weight: floating(input, end) or _number(weight))
+def _(k: Any, g: Array, weight: float, input_shape: Shape) -> Array:
+    return carried(k, "g * rest", {"g": g, "rest": 1.0 - weight}, input_shape)  # 1 - weight, rounded once
+
+
+generated(lerp, _LERP, input="g * (1.f - weight)", end="g * weight", weight="g * (end - input)")
+
+
+@lerp.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), (4,), 0.5), ShapeError, r"lerp: the shapes of input \(2, 3\), end \(4,\) do not")
+
+
+@lerp.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 4), (3, 4), 0.3)
+    yield sample((3, 4), (4,), 1.2)
+    yield sample((3, 1), (4,), (3, 4))
+    yield sample((3, 1), (3, 4), 0.25)
+    yield sample((4,), (3, 4), 0.25)
+    yield sample((), (1, 3), 0.25)
+
+
+@primitive(torch="reciprocal")
+def reciprocal(xp: Any, input: Array) -> Array:
+    """1 / input"""
+    return 1.0 / input
+
+
+@reciprocal.vjp("input")
+def _(xp: Any, g: Array, out: Array) -> Array:
+    return -g * out * out
+
+
+@add.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((4097, 1283), (4097, 1283))
+    yield sample((3, 70, 640), (640,), alpha=0.5)
+    yield sample((70, 640), (70, 1))
+    yield sample((61, 33, 77), (61, 1, 77))
+
+
+generated(reciprocal, "1.f / input", input="-g * out * out")
+for _op in (neg, square):
+    _op.samples(of_one())
+for _op in (abs, reciprocal, sign):
+    _op.samples(of_one(apart))

@@ -1,0 +1,104 @@
+"""Comparisons and logic. The results are true or false, so there are no gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...dtype import Array, bool_
+from ...op import Sample, primitive, sample
+from ...sample import booleans, not_broadcast, of_one, of_two
+from ..common.elementwise_codegen import generated
+
+
+@primitive(torch="lt", rounds=True)
+def lt(xp: Any, input: Array, other: Array | float) -> Array:
+    """input < other"""
+    return input < other
+
+
+@primitive(torch="le", rounds=True)
+def le(xp: Any, input: Array, other: Array | float) -> Array:
+    """input <= other"""
+    return input <= other
+
+
+@primitive(torch="gt", rounds=True)
+def gt(xp: Any, input: Array, other: Array | float) -> Array:
+    """input > other"""
+    return input > other
+
+
+@primitive(torch="ge", rounds=True)
+def ge(xp: Any, input: Array, other: Array | float) -> Array:
+    """input >= other"""
+    return input >= other
+
+
+@primitive(torch="eq", rounds=True)
+def eq(xp: Any, input: Array, other: Array | float) -> Array:
+    """input == other"""
+    return input == other
+
+
+@primitive(torch="ne", rounds=True)
+def ne(xp: Any, input: Array, other: Array | float) -> Array:
+    """input != other"""
+    return input != other
+
+
+for _op in (lt, le, gt, ge, eq, ne):
+    _op.nograd("input", "other")
+    _op.samples(of_two)
+    _op.errors(not_broadcast)
+
+
+for _op, _sign in ((lt, "<"), (le, "<="), (gt, ">"), (ge, ">="), (eq, "=="), (ne, "!=")):
+    generated(_op, f"input {_sign} other", result=bool_)
+
+
+@primitive(torch="logical_and")
+def logical_and(xp: Any, input: Array, other: Array) -> Array:
+    """True where both are true; a number is true if it is not zero"""
+    return xp.logical_and(input, other)
+
+
+@primitive(torch="logical_or")
+def logical_or(xp: Any, input: Array, other: Array) -> Array:
+    """True where one or both are true"""
+    return xp.logical_or(input, other)
+
+
+@primitive(torch="logical_xor")
+def logical_xor(xp: Any, input: Array, other: Array) -> Array:
+    """True where exactly one is true"""
+    return xp.logical_xor(input, other)
+
+
+for _op in (logical_and, logical_or, logical_xor):
+    _op.nograd("input", "other")
+    _op.errors(not_broadcast)
+
+    @_op.samples
+    def _() -> Iterator[Sample]:
+        yield sample(booleans(3, 4), booleans(3, 4))
+        yield sample(booleans(3, 4), (4,))
+
+
+@primitive(torch="logical_not")
+def logical_not(xp: Any, input: Array) -> Array:
+    """True where input is false or zero"""
+    return xp.logical_not(input)
+
+
+@primitive(torch="isfinite")
+def isfinite(xp: Any, input: Array) -> Array:
+    """True where input is neither infinite nor NaN"""
+    return xp.isfinite(input)
+
+
+generated(logical_not, "input == 0.f", result=bool_)
+generated(isfinite, "fabsf(input) < INFINITE", result=bool_)
+for _op in (logical_not, isfinite):
+    _op.nograd("input")
+    _op.samples(of_one())

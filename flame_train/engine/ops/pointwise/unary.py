@@ -1,0 +1,223 @@
+"""Functions of one tensor, value by value. Names and meaning as in PyTorch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from ...dtype import Array, is_float
+from ...op import Sample, primitive, sample
+from ...sample import of_one, positive
+from ..common import special
+from ..common.elementwise_codegen import generated
+
+
+@primitive(torch="exp")
+def exp(xp: Any, input: Array) -> Array:
+    """e ** input"""
+    return xp.exp(input)
+
+
+@exp.vjp("input")
+def _(xp: Any, g: Array, out: Array) -> Array:
+    return g * out
+
+
+generated(exp, "e_to(input)", input="g * out")
+
+
+@primitive(torch="expm1")
+def expm1(xp: Any, input: Array) -> Array:
+    """e ** input - 1, exact near zero"""
+    return xp.expm1(input)
+
+
+@expm1.vjp("input")
+def _(xp: Any, g: Array, out: Array) -> Array:
+    return g * (out + 1.0)
+
+
+generated(expm1, "expm1f(input)", input="g * (out + 1.f)")
+
+
+@primitive(torch="log")
+def log(xp: Any, input: Array) -> Array:
+    """The natural logarithm of input"""
+    return xp.log(input)
+
+
+@log.vjp("input")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    return g / input
+
+
+generated(log, "logf(input)", input="g / input")
+
+
+@primitive(torch="log1p")
+def log1p(xp: Any, input: Array) -> Array:
+    """The natural logarithm of 1 + input, exact near zero"""
+    return xp.log1p(input)
+
+
+@log1p.vjp("input")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    return g / (input + 1.0)
+
+
+generated(log1p, "log1pf(input)", input="g / (input + 1.f)")
+
+
+@primitive(torch="sqrt")
+def sqrt(xp: Any, input: Array) -> Array:
+    """The square root of input"""
+    return xp.sqrt(input)
+
+
+@sqrt.vjp("input")
+def _(xp: Any, g: Array, out: Array) -> Array:
+    return g / (2.0 * out)
+
+
+generated(sqrt, "sqrtf(input)", input="g / (2.f * out)")
+
+
+@primitive(torch="rsqrt")
+def rsqrt(xp: Any, input: Array) -> Array:
+    """1 / sqrt(input)"""
+    return 1.0 / xp.sqrt(input)
+
+
+@rsqrt.vjp("input")
+def _(xp: Any, g: Array, out: Array) -> Array:
+    return -0.5 * g * out * out * out
+
+
+generated(rsqrt, "rsqrtf(input)", input="-0.5f * g * out * out * out")
+
+
+@primitive(torch="sin")
+def sin(xp: Any, input: Array) -> Array:
+    """The sine of input, in radians"""
+    return xp.sin(input)
+
+
+@sin.vjp("input")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    return g * xp.cos(input)
+
+
+generated(sin, "sinf(input)", input="g * cosf(input)")
+
+
+@primitive(torch="cos")
+def cos(xp: Any, input: Array) -> Array:
+    """The cosine of input, in radians"""
+    return xp.cos(input)
+
+
+@cos.vjp("input")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    return -g * xp.sin(input)
+
+
+generated(cos, "cosf(input)", input="-g * sinf(input)")
+
+
+@primitive(torch="tanh")
+def tanh(xp: Any, input: Array) -> Array:
+    """The hyperbolic tangent of input"""
+    return xp.tanh(input)
+
+
+@tanh.vjp("input")
+def _(xp: Any, g: Array, out: Array) -> Array:
+    return g * (1.0 - out * out)
+
+
+generated(tanh, "tanhf(input)", input="g * (1.f - out * out)")
+
+
+def sigmoid_value(xp: Any, x: Array) -> Array:
+    """1 / (1 + e^-x), as accurate near 0 as near 1, and 0 where e^-x overflows."""
+    return 1.0 / (1.0 + xp.exp(-x))
+
+
+@primitive(torch="sigmoid")
+def sigmoid(xp: Any, input: Array) -> Array:
+    """1 / (1 + exp(-input))"""
+    return sigmoid_value(xp, input)
+
+
+@sigmoid.vjp("input")
+def _(xp: Any, g: Array, out: Array) -> Array:
+    return g * out * (1.0 - out)
+
+
+generated(sigmoid, "sigmoid(input)", input="g * out * (1.f - out)")
+
+
+@primitive(torch="erf")
+def erf(xp: Any, input: Array) -> Array:
+    """2 / sqrt(pi) * integral of exp(-t^2) from 0 to input"""
+    return special.erf(xp, input)
+
+
+@erf.vjp("input")
+def _(xp: Any, g: Array, input: Array) -> Array:
+    return g * (2.0 / math.sqrt(math.pi)) * xp.exp(-input * input)
+
+
+generated(erf, "erff(input)", input="g * 1.1283791670955126f * e_to(-input * input)")
+
+
+@primitive(torch="floor", whole=True)
+def floor(xp: Any, input: Array) -> Array:
+    """The largest whole number not above input; the gradient is zero"""
+    return xp.floor(input)
+
+
+@primitive(torch="ceil", whole=True)
+def ceil(xp: Any, input: Array) -> Array:
+    """The smallest whole number not below input; the gradient is zero"""
+    return xp.ceil(input)
+
+
+@primitive(torch="trunc", whole=True)
+def trunc(xp: Any, input: Array) -> Array:
+    """input without its fraction; the gradient is zero"""
+    return xp.trunc(input)
+
+
+@primitive(torch="round", whole=True)
+def round(xp: Any, input: Array, *, decimals: int = 0) -> Array:
+    """The nearest number of so many decimals, of two equally near the even one; the gradient is zero"""
+    if decimals == 0:
+        return xp.rint(input) if is_float(input.dtype) else input.copy()
+    scale = 10.0 ** (-decimals if decimals < 0 else decimals)
+    return xp.rint(input / scale) * scale if decimals < 0 else xp.rint(input * scale) / scale
+
+
+for _op in (floor, ceil, trunc, round):
+
+    @_op.vjp("input")
+    def _(xp: Any, g: Array) -> Array:
+        return xp.zeros_like(g)
+
+
+generated(floor, "floorf(input)", input="0.f")
+generated(ceil, "ceilf(input)", input="0.f")
+generated(trunc, "truncf(input)", input="0.f")
+generated(round, "rintf(input)", input="0.f", when=lambda decimals: decimals == 0 or "only whole numbers")
+for _op in (exp, expm1, sin, cos, tanh, sigmoid, erf, floor, ceil, trunc):
+    _op.samples(of_one())
+for _op in (log, log1p, sqrt, rsqrt):
+    _op.samples(of_one(positive))
+
+
+@round.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 5))
+    yield sample((7,), decimals=2)
+    yield sample((7,), decimals=-1)

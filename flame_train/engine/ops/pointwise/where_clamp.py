@@ -1,0 +1,166 @@
+"""Choosing between values: limits, extremes of pairs, and `where`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from ....errors import ShapeError
+from ...dtype import Array
+from ...op import ErrorSample, Sample, primitive, sample
+from ...sample import Values, booleans, not_broadcast
+from ..common.elementwise_codegen import generated
+
+
+@primitive(torch="clamp", whole=True, rounds=True)
+def clamp(xp: Any, input: Array, min: Array | float | None = None, max: Array | float | None = None) -> Array:
+    """input limited to [min, max]; the gradient passes where input lies inside, bounds included"""
+    if min is None and max is None:
+        raise ValueError("clamp: expected min, max or both, got neither")
+    return xp.clip(input, min, max)
+
+
+@clamp.vjp("input")
+def _(xp: Any, g: Array, input: Array, min: Array | float | None, max: Array | float | None) -> Array:
+    inside = xp.ones(g.shape, bool)
+    if min is not None:
+        inside &= input >= min
+    if max is not None:
+        inside &= input <= max
+    return xp.where(inside, g, 0.0)
+
+
+@clamp.vjp("min")
+def _(xp: Any, g: Array, input: Array, min: Array, max: Array | float | None) -> Array:
+    below = input < min
+    return xp.where(below if max is None else below & (min < max), g, 0.0)
+
+
+@clamp.vjp("max")
+def _(xp: Any, g: Array, input: Array, min: Array | float | None, max: Array) -> Array:
+    above = input > max
+    return xp.where(above if min is None else above | (max < min), g, 0.0)
+
+
+@clamp.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 4), -0.5, 0.7)
+    yield sample((3, 4), min=0.3)
+    yield sample((5,), max=-0.2)
+    yield sample((3, 4), Values((4,), -1.0, 0.0), Values((3, 1), 0.0, 1.0))
+    yield sample((3, 1), (3, 4))
+    yield sample((3, 4), None, (3, 4))
+
+
+@clamp.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2,)), ValueError, "expected min, max or both")
+
+
+def _limited(min: Array | float | None, max: Array | float | None) -> bool | str:
+    return min is not None or max is not None or "neither min nor max"
+
+
+generated(
+    clamp, "smaller(larger(input, min), max)", when=_limited, missing={"min": -math.inf, "max": math.inf},
+    input="input >= min && input <= max ? g : 0.f",
+    min="input < min && min < max ? g : 0.f",
+    max="input > max || max < min ? g : 0.f",
+)  # fmt: skip
+
+
+def _won(xp: Any, g: Array, tie: Array, lost: Array) -> Array:
+    """The gradient of one of a pair: half at a tie, none where it lost. A pair with NaN has no loser, so none hides."""
+    return xp.where(tie, 0.5 * g, xp.where(lost, 0.0, g))
+
+
+@primitive(torch="maximum", whole=True)
+def maximum(xp: Any, input: Array, other: Array) -> Array:
+    """The larger of each pair; a tie shares the gradient evenly"""
+    return xp.maximum(input, other)
+
+
+@maximum.vjp("input")
+def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
+    return _won(xp, g, input == other, input < other)
+
+
+@maximum.vjp("other")
+def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
+    return _won(xp, g, input == other, other < input)
+
+
+@primitive(torch="minimum", whole=True)
+def minimum(xp: Any, input: Array, other: Array) -> Array:
+    """The smaller of each pair; a tie shares the gradient evenly"""
+    return xp.minimum(input, other)
+
+
+@minimum.vjp("input")
+def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
+    return _won(xp, g, input == other, input > other)
+
+
+@minimum.vjp("other")
+def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
+    return _won(xp, g, input == other, other > input)
+
+
+generated(
+    maximum, "larger(input, other)",
+    input="input == other ? 0.5f * g : input < other ? 0.f : g",
+    other="input == other ? 0.5f * g : other < input ? 0.f : g",
+)  # fmt: skip
+generated(
+    minimum, "smaller(input, other)",
+    input="input == other ? 0.5f * g : input > other ? 0.f : g",
+    other="input == other ? 0.5f * g : other > input ? 0.f : g",
+)  # fmt: skip
+for _op in (maximum, minimum):
+    _op.errors(not_broadcast)
+
+    @_op.samples
+    def _() -> Iterator[Sample]:
+        yield sample((3, 4), (3, 4))
+        yield sample((2, 1, 4), (3, 1))
+
+
+@primitive(torch="where", whole=True)
+def where(xp: Any, condition: Array, input: Array | float, other: Array | float) -> Array:
+    """input where condition holds, else other"""
+    if condition.dtype != bool:
+        raise ShapeError(f"where: expected a boolean condition, got {condition.dtype.name}")
+    return xp.where(condition, input, other)
+
+
+where.nograd("condition")
+
+
+@where.vjp("input")
+def _(xp: Any, g: Array, condition: Array) -> Array:
+    return xp.where(condition, g, 0.0)
+
+
+@where.vjp("other")
+def _(xp: Any, g: Array, condition: Array) -> Array:
+    return xp.where(condition, 0.0, g)
+
+
+generated(
+    where, "condition != 0.f ? input : other", when=lambda condition: condition.dtype == bool or "it is refused",
+    input="condition != 0.f ? g : 0.f", other="condition != 0.f ? 0.f : g",
+)  # fmt: skip
+
+
+@where.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample(booleans(2), (3,), 0.0), ShapeError, r"of condition \(2,\), input \(3,\) do not broadcast")
+    yield ErrorSample(sample((2,), (2,), 0.0), ShapeError, "expected a boolean condition, got float64")
+
+
+@where.samples
+def _() -> Iterator[Sample]:
+    yield sample(booleans(3, 4), (3, 4), (3, 4))
+    yield sample(booleans(4), (3, 4), 0.0)
+    yield sample(booleans(3, 4), (1, 4), (3, 1))

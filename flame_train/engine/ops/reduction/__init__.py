@@ -1,0 +1,1 @@
+"""Sums, extrema and tests over dims."""

@@ -1,0 +1,194 @@
+"""The largest and the smallest value, and where they are. Of several equal ones the index is the first's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ....errors import ShapeError
+from ...backend.cuda.codegen.kernel_ir import Operands, Program, Reduction
+from ...dtype import Array, float32
+from ...op import ErrorSample, Sample, composite, primitive, sample
+from ...sample import no_such_dim
+from ...tensor import Tensor
+from ..common.dims import Dims, Shape, axes, axis, spread
+from ..common.row_kernels import reduce, reduced_rows, row_program
+from ..pointwise.where_clamp import maximum, minimum
+from .reduce import neighbours, reducing
+
+Pair = tuple[Array, Array]
+
+
+def _refused() -> Iterator[ErrorSample]:
+    yield from no_such_dim()()
+    yield ErrorSample(sample((), 1), ShapeError, "dim 1 is outside a tensor of 0 dims")
+    yield ErrorSample(sample((2, 0), 1), ShapeError, r"at least one value over dims \(1,\) of \(2, 0\)")
+
+
+@primitive(torch="amax", whole=True)
+def amax(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
+    """The largest value over dim; ties share the gradient evenly"""
+    return xp.max(input, axis=_some(input, dim, "amax"), keepdims=keepdim)
+
+
+@primitive(torch="amin", whole=True)
+def amin(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
+    """The smallest value over dim; ties share the gradient evenly"""
+    return xp.min(input, axis=_some(input, dim, "amin"), keepdims=keepdim)
+
+
+def _some(input: Array, dim: Dims, op: str) -> tuple[int, ...]:
+    """The dims that `dim` names. Raises ShapeError if one has size 0: nothing has no largest value."""
+    dims = axes(dim, input.ndim, op)
+    if any(input.shape[d] == 0 for d in dims):
+        raise ShapeError(f"{op}: expected at least one value over dims {dims} of {tuple(input.shape)}")
+    return dims
+
+
+for _op in (amax, amin):
+    _op.errors(_refused)
+
+    @_op.vjp("input")
+    def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
+        dims = axes(dim, input.ndim, "amax")
+        here = (input == spread(xp, out, input.shape, dims, keepdim)) | (input != input)  # NaN is the largest there is
+        share = spread(xp, g, input.shape, dims, keepdim) / xp.sum(here, axis=dims, keepdims=True)
+        return xp.where(here, share, 0.0)
+
+    @_op.samples
+    def _() -> Iterator[Sample]:
+        yield sample((2, 3, 4))
+        yield sample((2, 3, 4), 1)
+        yield sample((2, 3, 4), (0, 2), keepdim=True)
+        yield sample((2, 3, 4), -1, keepdim=True)
+        yield sample((), 0)
+
+
+reducing(amax, Reduction("max", "input"))
+reducing(amin, Reduction("min", "input"))
+for _op in (amax, amin):
+
+    @_op.cuda_vjp("reduction", "input", when=neighbours)
+    def _(k: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
+        dims, here = axes(dim, input.ndim, "amax"), "input == out || input != input"
+        if (rows := reduced_rows(k, input, dims)) is not None:
+            program = Program((f"sum ties = {here}",), (f"{here} ? g / ties : 0.f",))
+            operands = Operands(
+                {"input": rows}, {}, {"g": k.rows_first(g).reshape(-1), "out": k.rows_first(out).reshape(-1)}
+            )
+            return row_program(k, program, operands, input.dtype, input.shape)
+        kept = [1 if i in dims else n for i, n in enumerate(input.shape)]
+        g, out = g.reshape(kept), out.reshape(kept)
+        ties = reduce(k, Reduction("sum", here), {"input": input}, dims, float32, each={"out": out})
+        each = {"input": input, "g": g, "out": out, "ties": ties}
+        return k.elementwise((f"{here} ? g / ties : 0.f",), each, (input.dtype,))[0]
+
+    @_op.large_samples
+    def _() -> Iterator[Sample]:
+        yield sample((3, 70, 640), -1)
+        yield sample((3, 700, 40), 1, keepdim=True)
+        yield sample((77, 2048))
+
+
+def _positions(xp: Any, input: Array, dim: int | None, keepdim: bool, find: Any) -> Array:
+    """The indices that `find` (argmax or argmin) gives along dim, or in the flattened input."""
+    _some(input, dim, "argmax")
+    if dim is None or not input.ndim:
+        flat = find(input.reshape(-1))
+        return flat.reshape([1] * input.ndim) if keepdim else flat
+    found = find(input, axis=axis(dim, input.ndim, "argmax"))
+    return xp.expand_dims(found, dim) if keepdim else found
+
+
+@primitive(torch="argmax")
+def argmax(xp: Any, input: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+    """The index of the largest value along dim; without dim, in the flattened input"""
+    return _positions(xp, input, dim, keepdim, xp.argmax)
+
+
+@primitive(torch="argmin")
+def argmin(xp: Any, input: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+    """The index of the smallest value along dim; without dim, in the flattened input"""
+    return _positions(xp, input, dim, keepdim, xp.argmin)
+
+
+for _op in (argmax, argmin):
+    _op.nograd("input")
+    _op.errors(_refused)
+
+    @_op.samples
+    def _() -> Iterator[Sample]:
+        yield sample((2, 3, 4))
+        yield sample((2, 3, 4), 1)
+        yield sample((2, 3, 4), -1, keepdim=True)
+        yield sample((), 0)
+
+
+def _along(xp: Any, input: Array, dim: int, keepdim: bool, find: Any) -> tuple[Pair, Array]:
+    """Values and indices along dim, and the indices once more for the gradient."""
+    _some(input, dim, "max")
+    if not input.ndim:
+        at = xp.zeros((), "int64")
+        return (input.copy(), at), at
+    at = _positions(xp, input, dim, True, find)
+    values = xp.take_along_axis(input, at, axis=dim)
+    index = at if keepdim else xp.squeeze(at, dim)
+    return (values if keepdim else xp.squeeze(values, dim), index), index
+
+
+@primitive(multiple=True, aux=("index",), whole=True)
+def max_dim(xp: Any, input: Array, dim: int, keepdim: bool = False) -> tuple[Pair, Array]:
+    """The largest value along dim and its index: max(input, dim)"""
+    return _along(xp, input, dim, keepdim, xp.argmax)
+
+
+@primitive(multiple=True, aux=("index",), whole=True)
+def min_dim(xp: Any, input: Array, dim: int, keepdim: bool = False) -> tuple[Pair, Array]:
+    """The smallest value along dim and its index: min(input, dim)"""
+    return _along(xp, input, dim, keepdim, xp.argmin)
+
+
+for _op in (max_dim, min_dim):
+    _op.errors(_refused)
+
+    @_op.vjp("input")
+    def _(xp: Any, g: Pair, input_shape: Shape, index: Array, dim: int, keepdim: bool) -> Array:
+        if not input_shape:
+            return g[0]
+        at = index if keepdim else xp.expand_dims(index, dim)
+        along = [1] * len(input_shape)
+        along[dim] = -1
+        here = xp.arange(input_shape[dim]).reshape(along) == at
+        return xp.where(here, g[0] if keepdim else xp.expand_dims(g[0], dim), 0.0)
+
+    @_op.samples
+    def _() -> Iterator[Sample]:
+        yield sample((2, 3, 4), 1)
+        yield sample((3, 4), -1, keepdim=True)
+        yield sample((), 0)
+
+
+@composite(torch="max")
+def max(input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+    """The largest value of all; with dim, (values, indices) along it; with a tensor in its place, that of each pair"""
+    if isinstance(dim, Tensor):
+        return maximum(input, dim)
+    return amax(input) if dim is None else max_dim(input, dim, keepdim)
+
+
+@composite(torch="min")
+def min(input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+    """The smallest value of all; with dim, (values, indices) along it; with a tensor in its place, that of each pair"""
+    if isinstance(dim, Tensor):
+        return minimum(input, dim)
+    return amin(input) if dim is None else min_dim(input, dim, keepdim)
+
+
+for _op in (max, min):
+    _op.errors(_refused)
+
+    @_op.samples
+    def _() -> Iterator[Sample]:
+        yield sample((3, 4))
+        yield sample((2, 3, 4), 1)
+        yield sample((3, 4), 0, True)

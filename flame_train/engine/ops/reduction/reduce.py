@@ -1,0 +1,391 @@
+"""Sums and their kin, with `dim` and `keepdim` as in PyTorch; without `dim` over everything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ....errors import ShapeError
+from ...backend.cuda.codegen.kernel_ir import Operands, Program, Reduction
+from ...dtype import Array, float32, float64
+from ...op import ErrorSample, Op, Sample, primitive, sample
+from ...sample import apart, no_such_dim
+from ...sums import accurate_sum
+from ..common.dims import Dims, Shape, axes, axis, spread
+from ..common.row_kernels import extent, no_reduction, reduce, reduced_rows
+
+
+@primitive(torch="sum", whole=True)
+def sum(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
+    """The sum over dim"""
+    return accurate_sum(xp.sum, input, axes(dim, input.ndim, "sum"), keepdim)
+
+
+@sum.vjp("input")
+def _(xp: Any, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
+    return spread(xp, g, input_shape, axes(dim, len(input_shape), "sum"), keepdim)
+
+
+@primitive(torch="mean")
+def mean(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
+    """The mean over dim"""
+    return accurate_sum(xp.mean, input, axes(dim, input.ndim, "mean"), keepdim)
+
+
+@mean.vjp("input")
+def _(xp: Any, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
+    dims = axes(dim, len(input_shape), "mean")
+    return spread(xp, g / max(_count(input_shape, dims), 1), input_shape, dims, keepdim)
+
+
+def _count(shape: Shape, dims: tuple[int, ...]) -> int:
+    return math.prod(shape[d] for d in dims)
+
+
+@primitive(torch="var", aux=("mean",))
+def var(
+    xp: Any, input: Array, dim: Dims = None, *, correction: float | None = 1, keepdim: bool = False
+) -> tuple[Array, Array]:
+    """sum((input - mean)^2) / (count - correction) over dim"""
+    return _variance(xp, input, axes(dim, input.ndim, "var"), _given(correction), keepdim)
+
+
+def _given(correction: float | None) -> float:
+    """None means 1, as in PyTorch."""
+    return 1 if correction is None else correction
+
+
+def _variance(xp: Any, x: Array, dims: tuple[int, ...], correction: float, keepdim: bool) -> tuple[Array, Array]:
+    """The variance, and the mean with the reduced dims kept as size 1."""
+    mean = accurate_sum(xp.mean, x, dims, True)
+    centred = x - mean
+    return accurate_sum(xp.sum, centred * centred, dims, keepdim) / max(_count(x.shape, dims) - correction, 0), mean
+
+
+def _variance_slope(x: Array, mean: Array, dims: tuple[int, ...], correction: float) -> Array:
+    """d variance / d x"""
+    return (x - mean) * _freedom(x.shape, dims, correction)
+
+
+def _freedom(shape: Shape, dims: tuple[int, ...], correction: float) -> float:
+    freedom = _count(shape, dims) - correction
+    return 2.0 / freedom if freedom else math.inf
+
+
+@var.vjp("input")
+def _(xp: Any, g: Array, input: Array, mean: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
+    dims = axes(dim, input.ndim, "var")
+    return spread(xp, g, input.shape, dims, keepdim) * _variance_slope(input, mean, dims, _given(correction))
+
+
+@primitive(torch="std", aux=("mean",))
+def std(
+    xp: Any, input: Array, dim: Dims = None, *, correction: float | None = 1, keepdim: bool = False
+) -> tuple[Array, Array]:
+    """sqrt(sum((input - mean)^2) / (count - correction)) over dim; the gradient at zero is zero"""
+    variance, mean = _variance(xp, input, axes(dim, input.ndim, "std"), _given(correction), keepdim)
+    return xp.sqrt(variance), mean
+
+
+@std.vjp("input")
+def _(
+    xp: Any, g: Array, input: Array, out: Array, mean: Array, dim: Dims, correction: float | None, keepdim: bool
+) -> Array:
+    dims = axes(dim, input.ndim, "std")
+    half = xp.where(out == 0, 0.0, g / (2.0 * xp.where(out == 0, 1.0, out)))
+    return spread(xp, half, input.shape, dims, keepdim) * _variance_slope(input, mean, dims, _given(correction))
+
+
+def neighbours(input: Array, dim: Dims) -> str:
+    """Why the reduction kernels cannot take `input` over `dim`; "" if they can."""
+    if not input.ndim:
+        return "a single number"
+    try:
+        return no_reduction(input, _dims(input, dim))
+    except ShapeError:
+        return "arguments that are refused"
+
+
+def _dims(x: Array, dim: Dims) -> tuple[int, ...]:
+    return axes(dim, x.ndim, "reduction")
+
+
+def _shaped(kept: Array, dims: tuple[int, ...], keepdim: bool) -> Array:
+    """A reduction's result with the reduced dims kept as size 1, as it is given, or removed."""
+    return kept if keepdim else kept.reshape([n for i, n in enumerate(kept.shape) if i not in dims])
+
+
+def reducing(op: Op, reduction: Reduction) -> None:
+    """Declares the kernel of an op that reduces over neighbouring dims."""
+
+    @op.cuda("reduction", when=neighbours)
+    def _(k: Any, input: Array, dim: Dims, keepdim: bool) -> Array:
+        dims = _dims(input, dim)
+        return _shaped(reduce(k, reduction, {"input": input}, dims, input.dtype), dims, keepdim)
+
+
+reducing(sum, Reduction("sum", "input"))
+reducing(mean, Reduction("sum", "input", "total / n"))
+
+
+@sum.cuda_vjp("reduction", "input")
+def _(k: Any, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
+    return spread(k.xp, g, input_shape, axes(dim, len(input_shape), "sum"), keepdim)
+
+
+@mean.cuda_vjp("reduction", "input", when=neighbours)
+def _(k: Any, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
+    dims = axes(dim, len(input_shape), "mean")
+    share = k.elementwise(("g / count",), {"g": g, "count": _count(input_shape, dims)}, (g.dtype,))[0]
+    return spread(k.xp, share, input_shape, dims, keepdim)
+
+
+def _squares(k: Any, x: Array, dims: tuple[int, ...], result: str, correction: float) -> tuple[Array, Array]:
+    """The expression `result` over `total`, the sum of squared differences from the mean over `dims`; the mean in fp32.
+
+    Rows that fit into registers take the row kernels, with an exact mean first; others take `Moments`.
+    """
+    numbers, e = {"correction": correction}, extent(x.shape, dims)
+    assert e is not None
+    shape = [1 if i in dims else n for i, n in enumerate(x.shape)]
+    if (rows := reduced_rows(k, x, dims)) is not None:
+        steps = ("sum s = input", "let mean = s / n", "sum total = (input - mean) * (input - mean)")
+        operands = Operands({"input": rows}, numbers=numbers)
+        found, mean = k.rows(Program(steps, (), (result, "mean")), operands, (x.dtype, float32))
+    else:
+        dense = k.rows_first(x).reshape(e.outer, e.reduced, e.inner)
+        found, mean = k.moments(dense, result, numbers, x.dtype)
+    return found.reshape(shape), mean.reshape(shape)
+
+
+_VARIANCE = "total / fmaxf(n - correction, 0.f)"
+
+
+def _measuring(op: Op, result: str) -> None:
+    """Declares the kernel of an op that is the expression `result` of `_squares`."""
+
+    @op.cuda("reduction", when=neighbours)
+    def _(k: Any, input: Array, dim: Dims, correction: float | None, keepdim: bool) -> tuple[Array, Array]:
+        dims = _dims(input, dim)
+        found, mean = _squares(k, input, dims, result, _given(correction))
+        return _shaped(found, dims, keepdim), mean
+
+
+_measuring(var, _VARIANCE)
+_measuring(std, f"sqrtf({_VARIANCE})")
+
+
+def _away_from_mean(
+    k: Any, factor: str, x: Array, mean: Array, dims: tuple[int, ...], correction: float, **more: Array
+) -> Array:
+    """`factor`, an expression over `more`, times the variance's derivative 2 (x - mean) / (count - correction)."""
+    operands = {"input": x, "mean": mean, **more, "slope": _freedom(x.shape, dims, correction)}
+    return k.elementwise((f"{factor} * (input - mean) * slope",), operands, (x.dtype,))[0]
+
+
+@var.cuda_vjp("reduction", "input", when=neighbours)
+def _(k: Any, g: Array, input: Array, mean: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
+    dims = _dims(input, dim)
+    spread_g = spread(k.xp, g, input.shape, dims, keepdim)
+    return _away_from_mean(k, "g", input, mean, dims, _given(correction), g=spread_g)
+
+
+@std.cuda_vjp("reduction", "input", when=neighbours)
+def _(
+    k: Any, g: Array, input: Array, out: Array, mean: Array, dim: Dims, correction: float | None, keepdim: bool
+) -> Array:
+    dims = _dims(input, dim)
+    g, out = (spread(k.xp, a, input.shape, dims, keepdim) for a in (g, out))
+    half = "(out == 0.f ? 0.f : g / (2.f * out))"
+    return _away_from_mean(k, half, input, mean, dims, _given(correction), g=g, out=out)
+
+
+for _op in (sum, mean, var, std):
+
+    @_op.large_samples
+    def _() -> Iterator[Sample]:
+        yield sample((3, 70, 640), -1)
+        yield sample((3, 700, 40), 1)
+        yield sample((3, 70, 641), (0, 1), keepdim=True)
+        yield sample((5, 20001), -1)
+        yield sample((77, 2048))
+
+
+for _op in (mean, var, std):
+    _op.errors(no_such_dim())
+for _op in (sum, mean, var, std):
+
+    @_op.samples
+    def _() -> Iterator[Sample]:
+        yield sample((2, 3, 4))
+        yield sample((2, 3, 4), 1)
+        yield sample((2, 3, 4), (0, 2), keepdim=True)
+        yield sample((2, 3, 4), -1, keepdim=True)
+
+
+@sum.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), 2), ShapeError, "sum: dim 2 is outside a tensor of 2 dims")
+    yield ErrorSample(sample((2, 3), (0, -2)), ShapeError, r"a dim appears twice in \(0, -2\)")
+
+
+@primitive(torch="prod", whole=True)
+def prod(xp: Any, input: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+    """The product over dim, which is one dim or all; exact gradients where factors are zero"""
+    return xp.prod(input, axis=axes(dim, input.ndim, "prod"), keepdims=keepdim)
+
+
+@prod.vjp("input")
+def _(xp: Any, g: Array, input: Array, dim: int | None, keepdim: bool) -> Array:
+    dims = axes(dim, input.ndim, "prod")
+    if not input.size:
+        return xp.zeros_like(input)
+    rows = input.reshape(1, -1) if dim is None else xp.moveaxis(input, dim, -1) if input.ndim else input.reshape(1, 1)
+    one = xp.ones((*rows.shape[:-1], 1), rows.dtype)
+    before = xp.cumprod(xp.concatenate([one, rows[..., :-1]], axis=-1), axis=-1)
+    after = xp.flip(xp.cumprod(xp.concatenate([one, xp.flip(rows, -1)[..., :-1]], axis=-1), axis=-1), -1)
+    others = before * after
+    others = others.reshape(input.shape) if dim is None or not input.ndim else xp.moveaxis(others, -1, dim)
+    return spread(xp, g, input.shape, dims, keepdim) * others
+
+
+prod.errors(no_such_dim())
+
+
+@prod.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3))
+    yield sample((2, 3, 4), 1)
+    yield sample((2, 3, 4), -1, keepdim=True)
+    yield sample((), 0)
+
+
+@primitive(torch="norm")
+def norm(xp: Any, input: Array, p: float | str | None = "fro", dim: Dims = None, keepdim: bool = False) -> Array:
+    """(sum |input|^p)^(1/p) over dim; "fro" is p = 2, inf the largest, -inf the smallest, 0 how many are not zero"""
+    p, dims, size = _order(p), axes(dim, input.ndim, "norm"), xp.abs(input)
+    if p == 2.0:
+        return xp.sqrt(accurate_sum(xp.sum, input * input, dims, keepdim))
+    if math.isinf(p):
+        if not _count(input.shape, dims):
+            raise ShapeError(f"norm: expected at least one value over dims {dims} of {tuple(input.shape)} for p = {p}")
+        return (xp.max if p > 0 else xp.min)(size, axis=dims, keepdims=keepdim)
+    if p == 0.0:
+        return xp.sum(input != 0, axis=dims, keepdims=keepdim).astype(input.dtype)
+    return accurate_sum(xp.sum, size**p, dims, keepdim) ** (1.0 / p)
+
+
+def _order(p: float | str | None) -> float:
+    if p is None or p == "fro":
+        return 2.0
+    if isinstance(p, str):
+        raise ValueError(f"norm: expected p a number or 'fro', got {p!r}")
+    return float(p)
+
+
+@norm.vjp("input")
+def _(xp: Any, g: Array, input: Array, out: Array, p: float | str | None, dim: Dims, keepdim: bool) -> Array:
+    p, dims, size = _order(p), axes(dim, input.ndim, "norm"), xp.abs(input)
+    g, n = (spread(xp, a, input.shape, dims, keepdim) for a in (g, out))
+    if p == 0.0:
+        return xp.zeros_like(input)
+    if math.isinf(p):
+        here = size == n
+        return xp.where(here, g * xp.sign(input) / xp.sum(here, axis=dims, keepdims=True), 0.0)
+    absent = (n == 0) | (input == 0)  # there the gradient is zero by convention
+    ratio = xp.where(absent, 1.0, size) / xp.where(absent, 1.0, n)
+    return xp.where(absent, 0.0, g * xp.sign(input) * ratio ** (p - 1.0))
+
+
+_NORMS = {
+    2.0: Reduction("sum", "input * input", "sqrtf(total)"),
+    1.0: Reduction("sum", "fabsf(input)"),
+    math.inf: Reduction("max", "fabsf(input)"),
+    -math.inf: Reduction("min", "fabsf(input)"),
+}
+
+
+def _norm_condition(input: Array, p: float | str | None, dim: Dims) -> str:
+    if p is not None and p != "fro" and (isinstance(p, str) or float(p) not in _NORMS):
+        return f"no kernel for p = {p}"
+    return neighbours(input, dim)
+
+
+@norm.cuda("reduction", when=_norm_condition)
+def _(k: Any, input: Array, p: float | str | None, dim: Dims, keepdim: bool) -> Array:
+    dims = _dims(input, dim)
+    return _shaped(reduce(k, _NORMS[_order(p)], {"input": input}, dims, input.dtype), dims, keepdim)
+
+
+def _norm_gradient_condition(input: Array, p: float | str | None, dim: Dims) -> str:
+    reason = _norm_condition(input, p, dim)
+    return reason or ("ties share the gradient" if math.isinf(_order(p)) else "")
+
+
+@norm.cuda_vjp("reduction", "input", when=_norm_gradient_condition)
+def _(k: Any, g: Array, input: Array, out: Array, p: float | str | None, dim: Dims, keepdim: bool) -> Array:
+    g, n = (spread(k.xp, a, input.shape, _dims(input, dim), keepdim) for a in (g, out))
+    expression = "n == 0.f ? 0.f : g * (input / n)" if _order(p) == 2.0 else "g * sign(input)"
+    return k.elementwise((expression,), {"input": input, "g": g, "n": n}, (input.dtype,), input.shape)[0]
+
+
+@norm.large_samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 700, 40), 2, 1)
+    yield sample((3, 70, 640))
+    yield sample((300, 77), 1, -1)
+    yield sample((3, 700, 40), math.inf, (0, 1))
+
+
+@norm.samples
+def _() -> Iterator[Sample]:
+    yield sample((2, 3, 4))
+    yield sample((2, 3, 4), 2, -1)
+    yield sample((2, 3, 4), None, (0, 1))
+    yield sample(apart(2, 3, 4), 1, (0, 2), keepdim=True)
+    yield sample(apart(2, 3), 3.5, 1)
+    yield sample(apart(2, 3), 0.7, 0)
+    yield sample((2, 3), float("inf"), 0)
+    yield sample(apart(2, 3), float("-inf"))
+    yield sample((2, 3), 0, 1)
+
+
+@norm.errors
+def _() -> Iterator[ErrorSample]:
+    yield ErrorSample(sample((2, 3), "nuc"), ValueError, "a number or 'fro', got 'nuc'")
+    yield ErrorSample(sample((2, 0), math.inf, 1), ShapeError, "at least one value over dims")
+
+
+@primitive(torch="cumsum", whole=True)
+def cumsum(xp: Any, input: Array, dim: int) -> Array:
+    """The sums of the first, the first two, the first three, ... along dim"""
+    along = axis(dim, input.ndim, "cumsum")
+    return _running(xp, xp.atleast_1d(input), along).reshape(input.shape)
+
+
+def _running(xp: Any, x: Array, dim: int) -> Array:
+    """Running sums along dim. For NumPy's, which add one by one, fp32 is summed in fp64, or errors would accumulate."""
+    if xp is np and x.dtype == float32:
+        return xp.cumsum(x, axis=dim, dtype=float64).astype(float32)
+    return xp.cumsum(x, axis=dim)
+
+
+@cumsum.vjp("input")
+def _(xp: Any, g: Array, dim: int) -> Array:
+    if not g.ndim:
+        return g
+    return xp.flip(_running(xp, xp.flip(g, dim), dim), dim)
+
+
+cumsum.errors(no_such_dim())
+
+
+@cumsum.samples
+def _() -> Iterator[Sample]:
+    yield sample((3, 4), 0)
+    yield sample((2, 3, 4), -2)
+    yield sample((0, 3), 1)
+    yield sample((), 0)

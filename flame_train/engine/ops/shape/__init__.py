@@ -1,0 +1,1 @@
+"""Other shapes and orders of the same elements."""

@@ -1,0 +1,135 @@
+// The optimizer's passes over the flat arena: sums of the gradient's squares, then one update by AdamW or SGD.
+//
+// Contract: buffers hold n elements, n a multiple of 64, and are 16-byte aligned. `low`, the working copy in T, `mean`, the
+// moving average, `lr_scale`, `decay_scale` and SGD's `momentum` may be null. Of each 64 elements `filled` are no padding.
+// The numbers of a step are read from `now`; how they are named stands before this text, with the tables of random.cuh,
+// and so do NOISE, STREAM and CHUNK. `count` was advanced by the step already, if it is taken; if not, nothing changes.
+// Products and sums are rounded one by one, in the order of optim's links, rules and average: the bits are theirs.
+#include "backend/cuda/codegen/block_sum.cuh"
+#include "random.cuh"
+
+typedef Packet<float, 4> Four;
+
+__device__ __forceinline__ Four four(const float* from, long long i) { return *reinterpret_cast<const Four*>(from + i); }
+__device__ __forceinline__ float limited(float x, float limit) { return fminf(fmaxf(x, -limit), limit); }
+__device__ __forceinline__ double squared(float x) { return (double)__fmul_rn(x, x); }
+
+// Sums of squares in fp64, one a block, of g / (scale * accumulation), and of the same within `limit`, which may be null.
+// The order of sums depends on n and the grid alone.
+extern "C" __global__ void __launch_bounds__(256) squares(const float* g, const float* scale, float accumulation,
+                                                          const float* limit, double* whole, double* within, long long n) {
+  const float by = __fmul_rn(*scale, accumulation), most = limit ? *limit : 0.f;
+  double all = 0.0, some = 0.0;
+  for (long long i = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * 4; i < n; i += (long long)gridDim.x * blockDim.x * 4) {
+    const Four f = four(g, i);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const float x = __fdiv_rn(f.e[k], by);
+      all += squared(x);
+      if (limit) some += squared(limited(x, most));
+    }
+  }
+  all = block_sum<256>(all);
+  if (limit) some = block_sum<256>(some);
+  if (threadIdx.x) return;
+  whole[blockIdx.x] = all;
+  if (limit) within[blockIdx.x] = some;
+}
+
+// What both rules have in common, for four elements from i.
+struct Arena {
+  const float* grads;
+  float *values, *mean;
+  T* low;
+  const float *lr_scale, *decay_scale;
+  const unsigned char* filled;
+  const float* now;
+  const long long* count;
+  long long seed;
+
+  // As the links before the rule hand it on.
+  __device__ __forceinline__ Four gradient(long long i) const {
+    Four g = four(grads, i);
+#pragma unroll
+    for (int k = 0; k < 4; k++) g.e[k] = __fmul_rn(limited(__fdiv_rn(g.e[k], now[DIVISOR]), now[LIMIT]), now[CLIP]);
+    if constexpr (NOISE) {
+      const uint4 w = philox((unsigned)(i % CHUNK / 4), (unsigned)(*count - 1), (unsigned)(i / CHUNK), STREAM, seed);
+      const unsigned words[4] = {w.x, w.y, w.z, w.w};
+      const int left = filled[i / 64] - (int)(i % 64);
+#pragma unroll
+      for (int k = 0; k < 4; k++)
+        g.e[k] = k < left ? __fadd_rn(g.e[k], __fmul_rn(now[STD], normal(words[k]))) : 0.f;
+    }
+    return g;
+  }
+
+  // g + decay * p
+  __device__ __forceinline__ void add_decay(Four& g, float decay, const Four& p, long long i) const {
+    if (decay == 0.f) return;
+    Four by = {decay, decay, decay, decay};
+    if (decay_scale) {
+      by = four(decay_scale, i);
+#pragma unroll
+      for (int k = 0; k < 4; k++) by.e[k] = __fmul_rn(decay, by.e[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++) g.e[k] = __fadd_rn(g.e[k], __fmul_rn(by.e[k], p.e[k]));
+  }
+
+  // Values p go a step; the working copy and the average follow.
+  __device__ __forceinline__ void move(Four p, const Four& step, long long i) const {
+    const Four scale = lr_scale ? four(lr_scale, i) : Four{1.f, 1.f, 1.f, 1.f};
+#pragma unroll
+    for (int k = 0; k < 4; k++) p.e[k] = __fsub_rn(p.e[k], __fmul_rn(__fmul_rn(now[RATE], scale.e[k]), step.e[k]));
+    store<float, 4>(values + i, p.e);
+    if (low) store<T, 4>(low + i, p.e);
+    if (!mean) return;
+    Four m = four(mean, i);
+#pragma unroll
+    for (int k = 0; k < 4; k++) m.e[k] = __fsub_rn(m.e[k], __fmul_rn(now[AVERAGE], __fsub_rn(m.e[k], p.e[k])));
+    store<float, 4>(mean + i, m.e);
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(256) adamw(
+    const float* grads, float* values, float* mean, T* low, const float* lr_scale, const float* decay_scale,
+    const unsigned char* filled, const float* now, const long long* count, long long seed, long long n, float* exp_avg,
+    float* exp_avg_sq, float b1, float rest1, float b2, float rest2, float eps, float decay) {
+  const long long i = 4 * (blockIdx.x * (long long)blockDim.x + threadIdx.x);
+  if (i >= n || now[TAKE] == 0.f) return;
+  const Arena arena = {grads, values, mean, low, lr_scale, decay_scale, filled, now, count, seed};
+  const Four g = arena.gradient(i), p = four(values, i);
+  Four m = four(exp_avg, i), v = four(exp_avg_sq, i), step;
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    m.e[k] = __fadd_rn(__fmul_rn(b1, m.e[k]), __fmul_rn(rest1, g.e[k]));
+    v.e[k] = __fadd_rn(__fmul_rn(b2, v.e[k]), __fmul_rn(rest2, __fmul_rn(g.e[k], g.e[k])));
+    const float root = __fadd_rn(__fdiv_rn(__fsqrt_rn(v.e[k]), now[SECOND]), eps);
+    step.e[k] = __fdiv_rn(m.e[k], __fmul_rn(now[FIRST], root));
+  }
+  arena.add_decay(step, decay, p, i);
+  store<float, 4>(exp_avg + i, m.e);
+  store<float, 4>(exp_avg_sq + i, v.e);
+  arena.move(p, step, i);
+}
+
+extern "C" __global__ void __launch_bounds__(256) sgd(
+    const float* grads, float* values, float* mean, T* low, const float* lr_scale, const float* decay_scale,
+    const unsigned char* filled, const float* now, const long long* count, long long seed, long long n, float* momentum,
+    float keep, float decay, int nesterov) {
+  const long long i = 4 * (blockIdx.x * (long long)blockDim.x + threadIdx.x);
+  if (i >= n || now[TAKE] == 0.f) return;
+  const Arena arena = {grads, values, mean, low, lr_scale, decay_scale, filled, now, count, seed};
+  Four step = arena.gradient(i), p = four(values, i);
+  arena.add_decay(step, decay, p, i);
+  if (momentum) {
+    Four b = four(momentum, i);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      b.e[k] = __fadd_rn(__fmul_rn(keep, b.e[k]), __fmul_rn(now[FRESH], step.e[k]));
+      step.e[k] = nesterov ? __fadd_rn(step.e[k], __fmul_rn(keep, b.e[k])) : b.e[k];
+    }
+    store<float, 4>(momentum + i, b.e);
+  }
+  arena.move(p, step, i);
+}

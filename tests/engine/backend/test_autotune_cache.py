@@ -1,0 +1,130 @@
+"""Answers kept on disk: what is read is what was written, for that question and machine, or nothing."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import threading
+from pathlib import Path
+
+import pytest
+
+from flame_train.engine.backend.cuda.autotune_cache import Shelf, default_folder
+
+
+def test_an_answer_comes_back_in_another_process_s_eyes(tmp_path: Path) -> None:
+    Shelf(tmp_path / "deep" / "er", "a card").put("which?", b"this\none\x00")
+    assert Shelf(tmp_path / "deep" / "er", "a card").get("which?") == b"this\none\x00"
+
+
+@pytest.mark.parametrize(("place", "question"), [("another card", "which?"), ("a card", "which one?")])
+def test_it_answers_no_other_question_and_for_no_other_machine(tmp_path: Path, place: str, question: str) -> None:
+    Shelf(tmp_path, "a card").put("which?", b"this")
+    assert Shelf(tmp_path, place).get(question) is None
+
+
+def test_a_later_answer_replaces_the_first(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, "a card")
+    shelf.put("which?", b"this")
+    shelf.put("which?", b"that")
+    assert shelf.get("which?") == b"that"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_no_damaged_byte_passes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shelf = Shelf(tmp_path, "a card")
+    shelf.put("which?", b"this")
+    path, whole = shelf.path("which?"), shelf.path("which?").read_bytes()
+    damaged = [whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :] for i in range(len(whole))]
+    for content in [*damaged, *(whole[:i] for i in range(len(whole))), whole + b"x"]:
+        path.write_bytes(content)
+        caplog.clear()
+        assert shelf.get("which?") is None
+        assert str(path) in caplog.text
+        assert "damaged" in caplog.text
+    shelf.put("which?", b"that")
+    assert shelf.get("which?") == b"that"
+
+
+def test_one_answer_under_another_s_name_is_refused(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, "a card")
+    shelf.put("which?", b"this")
+    shelf.path("where?").write_bytes(shelf.path("which?").read_bytes())
+    assert shelf.get("where?") is None
+
+
+def _write(folder: Path, who: int) -> None:
+    shelf = Shelf(folder, "a card")
+    for n in range(40):
+        shelf.put("shared", bytes([who]) * 50_000)
+        shelf.put(f"{who} {n}", f"{who} {n}".encode())
+
+
+def test_writers_at_once_lose_nothing_and_mix_nothing(tmp_path: Path) -> None:
+    start = multiprocessing.get_context("spawn")
+    processes = [start.Process(target=_write, args=(tmp_path, who)) for who in range(2)]
+    threads = [threading.Thread(target=_write, args=(tmp_path, who)) for who in (2, 3)]
+    for worker in (*processes, *threads):
+        worker.start()
+    shelf, whole = Shelf(tmp_path, "a card"), {bytes([who]) * 50_000 for who in range(4)}
+    while any(w.is_alive() for w in (*processes, *threads)):
+        assert shelf.get("shared") in (None, *whole)
+    for worker in (*processes, *threads):
+        worker.join()
+    assert [p.exitcode for p in processes] == [0, 0]
+    assert shelf.get("shared") in whole
+    assert all(shelf.get(f"{who} {n}") == f"{who} {n}".encode() for who in range(4) for n in range(40))
+    assert len(list(tmp_path.iterdir())) == 4 * 40 + 1, "nothing half-written is left over"
+
+
+def test_where_nothing_can_be_kept_it_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "taken").write_text("no folder")
+    shelf = Shelf(tmp_path / "taken", "a card")
+    with caplog.at_level(logging.WARNING):
+        shelf.put("which?", b"this")
+        shelf.put("where?", b"there")
+    assert caplog.text.count("nothing can be kept there") == 1
+
+
+def test_one_entry_that_cannot_be_replaced_costs_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shelf = Shelf(tmp_path, "a card")
+    shelf.path("which?").mkdir()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            shelf.put("which?", b"this")
+            shelf.put("where?", b"there")
+    assert Shelf(tmp_path, "a card").get("where?") == b"there"
+    assert caplog.text.count(f"{shelf.path('which?')}: cannot be replaced") == 1
+    assert len(list(tmp_path.iterdir())) == 2, "nothing half-written is left over"
+
+
+def test_without_a_home_nothing_is_kept_and_it_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def homeless() -> Path:  # as pathlib has it for a user without an entry in the system's table
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    shelf = Shelf(default_folder(), "a card")
+    with caplog.at_level(logging.WARNING):
+        shelf.put("which?", b"this")
+        shelf.put("where?", b"there")
+    assert shelf.get("which?") is None
+    assert caplog.text.count("XDG_CACHE_HOME") == 1
+
+
+def test_the_folder_follows_the_user_s_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_folder() == tmp_path / "flame-train" / "choices"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative, which the standard says to ignore")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert default_folder() == tmp_path / "home" / ".cache" / "flame-train" / "choices"
+
+
+def test_what_cannot_be_read_is_said_and_found_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shelf = Shelf(tmp_path, "a card")
+    shelf.path("which?").mkdir()
+    with caplog.at_level(logging.WARNING):
+        assert shelf.get("which?") is None
+    assert "cannot be read" in caplog.text

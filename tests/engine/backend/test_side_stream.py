@@ -1,0 +1,176 @@
+"""Work beside the main line of a captured step: when it may begin, and who waits for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flame_train.engine as flame
+from flame_train.engine import functional as F
+from flame_train.engine.backend.cuda.side_stream import Beside
+from flame_train.engine.dtype import bfloat16
+from flame_train.engine.mode import capturing
+from flame_train.engine.optim import Arena
+from flame_train.engine.tensor import Parameter
+
+
+class Line:
+    """A stream that keeps the order of what is queued on it."""
+
+    current: Line
+
+    def __init__(self, non_blocking: bool = False) -> None:
+        self.queued = list[Any]()
+
+    def use(self) -> None:
+        Line.current = self
+
+    def wait_event(self, event: Mark) -> None:
+        self.queued.append(event.recording)
+
+
+class Mark:
+    """An event; who waits for it waits for its last recording."""
+
+    def __init__(self, disable_timing: bool) -> None: ...
+
+    def record(self, line: Line) -> None:
+        self.recording = object()
+        line.queued.append(self.recording)
+
+
+class Cuda:
+    """The part of CuPy that is asked."""
+
+    Stream, Event = Line, Mark
+
+    @property
+    def cuda(self) -> Cuda:
+        return self
+
+
+def before(beside: Beside, line: Line, what: str) -> set[str]:
+    """All that is certain to be done when `what` of a line begins."""
+    lines = [beside._main, beside._side]
+    done, ahead = set[Any](), [(line, line.queued.index(what))]
+    while ahead:
+        here, end = ahead.pop()
+        for item in here.queued[:end]:
+            if item not in done:
+                done.add(item)
+                ahead += [(other, other.queued.index(item)) for other in lines if item in other.queued]
+    return {item for item in done if isinstance(item, str)}
+
+
+@pytest.fixture
+def beside() -> Beside:
+    main = Line()
+    main.use()
+    return Beside(Cuda(), main)
+
+
+def launch(name: str) -> Any:
+    return lambda: Line.current.queued.append(name)
+
+
+def test_outside_a_capture_all_is_in_line(beside: Beside) -> None:
+    beside.put(launch("a"))
+    assert beside._main.queued == ["a"]
+    beside.join()
+    assert beside._main.queued == ["a"]
+
+
+def test_a_piece_comes_after_what_was_before_it_and_what_follows_does_not_wait(beside: Beside) -> None:
+    with capturing():
+        launch("first")()
+        beside.put(launch("a"))
+        launch("second")()
+        assert before(beside, beside._side, "a") == {"first"}
+        assert before(beside, beside._main, "second") == {"first"}
+        assert Line.current is beside._main
+        beside.join()
+        launch("third")()
+        assert before(beside, beside._main, "third") == {"first", "a", "second"}
+
+
+def test_the_next_piece_waits_for_the_last_and_all_after_it_too(beside: Beside) -> None:
+    with capturing():
+        beside.put(launch("a"))
+        launch("main")()
+        beside.put(launch("b"))
+        launch("after")()
+        assert before(beside, beside._side, "b") == {"a", "main"}
+        assert before(beside, beside._main, "after") == {"a", "main"}
+
+
+def test_a_piece_that_fails_leaves_the_main_line_current(beside: Beside) -> None:
+    def fails() -> None:
+        raise ValueError("no such kernel")
+
+    with capturing(), pytest.raises(ValueError, match="no such kernel"):
+        beside.put(fails)
+    assert Line.current is beside._main
+
+
+def step(gpu: Any, x: flame.Tensor, factors: list[flame.Tensor], uses: int) -> list[str]:
+    """What is put beside and joined in a captured pass backward through `uses` layers with the same factors."""
+    told = list[str]()
+
+    class Watched:
+        def put(self, launch: Any, *arrays: Any) -> None:
+            told.append("put")
+
+        def join(self) -> None:
+            told.append("join")
+
+    gpu.kernels.beside = Watched()
+    frozen, cotangent = weight(64, 64), weight(*x.shape)
+    with capturing():
+        y = x
+        for _ in range(uses):
+            y = F.lora_linear(y, frozen, None, *factors, 1.0)
+        y.backward(cotangent)
+    return told
+
+
+def weight(*shape: int) -> flame.Tensor:
+    return flame.tensor(np.zeros(shape), "bfloat16", "cuda")
+
+
+def leaves(dtype: str = "float32") -> list[flame.Tensor]:
+    return [flame.tensor(np.zeros(s), dtype, "cuda").requires_grad_() for s in ((16, 64), (64, 16))]
+
+
+def parameters() -> list[Parameter]:
+    return [Parameter(f.data, str(f.shape)) for f in leaves()]
+
+
+def working(of: list[Parameter]) -> list[flame.Tensor]:
+    """The copies that training computes with, of parameters that have gradients to add to."""
+    Arena(of, working=bfloat16)
+    return [f.working for f in of]
+
+
+def test_factors_gradients_go_beside_once_there_is_something_to_add_to(gpu: Any) -> None:
+    x = weight(1024, 64)
+    assert step(gpu, x, working(parameters()), 1) == ["put", "join"]
+    assert step(gpu, x, leaves("bfloat16"), 1) == ["join"]
+
+
+def test_a_second_contribution_in_one_pass_waits_for_the_first(gpu: Any) -> None:
+    assert step(gpu, weight(1024, 64), working(parameters()), 2) == ["put", "join", "join", "put", "join"]
+
+
+def test_who_watches_gradients_gets_them_at_once(gpu: Any) -> None:
+    watched = parameters()
+    watched[0].register_hook(lambda g: None)
+    assert "put" not in step(gpu, weight(1024, 64), working(watched), 1)
+
+
+def test_what_is_converted_on_arrival_comes_in_line(gpu: Any) -> None:
+    rounded = leaves("bfloat16")
+    for f in rounded:
+        f.grad = flame.tensor(np.zeros(f.shape, np.float32), device="cuda")
+    assert "put" not in step(gpu, weight(1024, 64), rounded, 1)

@@ -1,0 +1,58 @@
+"""Heads in two parts: all of them, none twice, in no more rounds of blocks than together, and no smaller halves."""
+
+from __future__ import annotations
+
+from math import ceil
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flame_train.engine.mode import deterministic
+from flame_train.engine.ops.attention import head_split
+from flame_train.engine.ops.attention.head_split import head_parts, larger_part
+
+LARGE = 512 << 20
+
+
+def rounds(batch: int, heads: int, keys: int, multiprocessors: int) -> int:
+    return ceil(batch * heads * ceil(keys / 128) / multiprocessors)
+
+
+@given(st.integers(1, 9), st.integers(1, 64), st.integers(1, 9000), st.sampled_from([78, 114, 132]))
+def test_two_parts_cost_no_round(batch: int, heads: int, length: int, multiprocessors: int) -> None:
+    first = larger_part(batch, heads, length, length, 2, multiprocessors)
+    whole = rounds(batch, heads, length, multiprocessors)
+    if batch * heads * length**2 * 2 < LARGE:
+        assert first == heads
+        return
+    taking = [
+        max(n, heads - n)
+        for n in range(heads + 1)
+        if sum(rounds(batch, part, length, multiprocessors) for part in (n, heads - n)) <= whole
+    ]
+    assert first == min(taking)
+
+
+def query(capability: str) -> SimpleNamespace:
+    return SimpleNamespace(shape=(1, 24, 4608, 128), itemsize=2, device=SimpleNamespace(compute_capability=capability))
+
+
+def parts(capability: str) -> list[range]:
+    return [range(24)[part] for part in head_parts(query(capability), query(capability), 132)]
+
+
+def test_every_head_is_in_one_part() -> None:
+    assert parts("90") == [range(13), range(13, 24)]
+
+
+def test_one_part_where_sums_may_be_in_any_order_or_rounds_are_not_known() -> None:
+    assert parts("89") == [range(24)]
+    with deterministic(False):
+        assert parts("90") == [range(24)]
+
+
+def test_one_part_where_scores_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_split, "_LARGE", 1 << 40)
+    assert parts("90") == [range(24)]
