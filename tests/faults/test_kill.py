@@ -116,3 +116,10 @@ def test_continued_in_low_precision(another, precision):
     for point in ("train.after_step:3", "train.before_update:2"):
         assert job.train(failpoint=point, **changes).code == KILLED
     assert job.finish(**changes) == whole
+
+
+@pytest.mark.parametrize("value", ["train.in_step", "train.in_step:1:boom", "train.gradient:nan", "\u00b2:all"])
+def test_the_environment_of_an_installed_program_does_nothing_to_a_run(job, whole, value):
+    ended = job.program(*job.arguments("sdxl-lora"), env={"FLAME_TEST_FAILPOINT": value})
+    assert ended.code == 0, ended.stderr
+    assert job.result() == whole

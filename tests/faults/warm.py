@@ -23,6 +23,7 @@ import flame_train.cli
 import flame_train.recipes.pipeline
 from flame_train.config.schema import Config
 from flame_train.data.tokenizers.clip import ClipTokenizer
+from flame_train.io import failpoint
 
 
 def serve() -> None:
@@ -61,6 +62,7 @@ def _become(order: dict[str, Any]) -> None:
             os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
         for name, limit in order["limits"].items():
             resource.setrlimit(getattr(resource, name), (limit, limit))
+        failpoint.arm(order["failpoint"])
         sys.argv = ["flame-train", *order["arguments"]]
         flame_train.cli.main()
     except SystemExit as end:

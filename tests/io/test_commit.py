@@ -231,12 +231,19 @@ POINTS = (
 )
 
 
+@pytest.fixture
+def disarmed() -> Iterator[None]:
+    yield
+    failpoint.arm("")
+
+
+@pytest.mark.usefixtures("disarmed")
 @pytest.mark.parametrize("point", POINTS)
 def test_a_full_disk_keeps_the_old_checkpoint_and_says_what_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     commit(tmp_path, 1, FILES, keep=1)
-    monkeypatch.setenv(failpoint.VARIABLE, f"{point}:enospc")
+    failpoint.arm(f"{point}:enospc")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - 512, 512))
     with pytest.raises(OutputError, match=r"the disk is full: needs 3\.9 KiB, has 512 B"):
         commit(tmp_path, 2, FILES, keep=1)

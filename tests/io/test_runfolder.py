@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from flame_train.errors import ConfigError, FlameError, Interrupted, NonFiniteError, OutputError
-from flame_train.io import failpoint
 from flame_train.io.runfolder import LogFile, RunFolder
 
 TOY = Path(__file__).with_name("toy_run.py")
@@ -34,11 +33,9 @@ POINTS = [
 ]
 
 
-def toy(folder: Path, armed: str | None = None) -> int:
+def toy(folder: Path, armed: str = "") -> int:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    if armed:
-        environment[failpoint.VARIABLE] = armed
-    return subprocess.run([sys.executable, str(TOY), str(folder)], env=environment, check=False).returncode
+    return subprocess.run([sys.executable, str(TOY), str(folder), armed], env=environment, check=False).returncode
 
 
 def outcome(folder: Path) -> dict[str, bytes]:
