@@ -33,7 +33,7 @@ from flame_train.training.family import Denoiser, Family, base_model_path
 from flame_train.training.loader import Loader
 from flame_train.training.loop import Run, forgiving, train
 from flame_train.training.optimizer import build_optimizer
-from flame_train.training.preview import draw, grid, write_png
+from flame_train.training.preview import draw, grid, png
 from flame_train.training.result import Sources, check_sources, formats, knows_sources, restore
 from flame_train.training.step import FIGURES, Objective, State
 from flame_train.training.stop import StopRequest
@@ -183,7 +183,7 @@ def _train(
         encoder_dropout={name: getattr(config.data, f"{name}_dropout") for name in family.arrays_of},
         send=sender(get_backend(device), state.dtype),
     ) as loader:  # fmt: skip
-        preview = make_preview(plan, encoded, denoiser, folder.sample, device, stop)
+        preview = make_preview(plan, encoded, denoiser, folder.write_sample, device, stop)
         return train(
             Run(config, device, folder, denoiser, attached, family.lora_names(config), state, loader, sources, first,
                 forgiving(preview), stop)
@@ -221,9 +221,10 @@ def dataset_digest(placed: Placed, keys: Keys) -> str:
 
 
 def make_preview(
-    plan: Plan, encoded: Encoded, denoiser: Denoiser, place: Callable[[int], Path], device: str, stop: StopRequest
-) -> Callable[[int], None]:
-    """A function that writes the sample grid of a step where `place` says; one that does nothing without prompts."""
+    plan: Plan, encoded: Encoded, denoiser: Denoiser, write: Callable[[int, bytes], None], device: str,
+    stop: StopRequest,
+) -> Callable[[int], None]:  # fmt: skip
+    """A function that draws a step's sample grid and has `write` take it, a PNG; it does nothing without prompts."""
     s, config, family = plan.config.sample, plan.config, plan.family
     if not s.prompts or not s.every:
         return lambda step: None
@@ -238,7 +239,7 @@ def make_preview(
         # Choices are measured for what recurs thousands of times, and what training may vary in must not show here.
         with deterministic(True):
             pictures = draw(how, denoiser, decode, prompts, negative, stop)
-        write_png(place(step), grid(pictures))
+        write(step, png(grid(pictures)))
 
     return preview
 
@@ -251,4 +252,4 @@ def _prompts(config: Config) -> tuple[str, ...]:
 def _write_report(plan: Plan, folder: RunFolder) -> None:
     """Which picture went to which bucket, beside the run."""
     raw = (json.dumps(plan.placed.to_json(), indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
-    write_durably(folder.folder / "dataset.json", [raw], len(raw))
+    write_durably(folder.place(folder.folder / "dataset.json"), [raw], len(raw))

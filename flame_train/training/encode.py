@@ -132,6 +132,7 @@ def encode(
     cannot be written, and `Interrupted` after a signal, with everything that was encoded in the cache.
     """
     cache = DiskCache(cache_folder(config))
+    cache.sweep()
     encoded = Encoded(placed, cache, keys, family)
     captions = _missing(cache, {key: caption for caption, key in keys.captions.items()}, stop)
     pictures = _missing(cache, {key: i for i, key in enumerate(keys.pictures)}, stop)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.errors import Interrupted, NonFiniteError, is_device_failure
 from flame_train.io.durable import remove
 from flame_train.io.failpoint import hit, spoil
+from flame_train.io.held import Place
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.runfolder import RunFolder
 
@@ -77,7 +76,7 @@ def train(run: Run) -> dict[str, Any]:
     c, steps = run.config, run.config.train.steps
     step_once = _Stepper(run)
     with (
-        TensorBoard(run.folder.tensorboard if c.output.tensorboard else None, run.first) as board,
+        TensorBoard(run.folder.tensorboard() if c.output.tensorboard else None, run.first) as board,
         Console(steps, run.first) as console,
     ):
         figures = _Figures(run, console, board)
@@ -120,7 +119,7 @@ def _catch_up(run: Run) -> None:
 def _lacks_grid(run: Run, step: int) -> bool:
     """Whether a sample grid belongs to the step and is not there."""
     s = run.config.sample
-    return bool(s.prompts) and _due(step, s.every) and not os.path.exists(run.folder.sample(step))
+    return bool(s.prompts) and _due(step, s.every) and not run.folder.has_sample(step)
 
 
 def _due(step: int, every: int) -> bool:
@@ -252,9 +251,9 @@ def _write_result(run: Run, step: int) -> None:
     A second file that is not asked for any more goes: it would pass for this result in its other format.
     """
     first, *others = formats(run.config)
-    _write_lora(run, run.folder.lora, step, first)
+    _write_lora(run, run.folder.place(run.folder.lora), step, first)
     for form in FORMATS[1:]:
-        beside = run.folder.lora_beside(form)
+        beside = run.folder.place(run.folder.lora_beside(form))
         if form in others:
             _write_lora(run, beside, step, form)
         elif remove(beside):  # of an earlier result
@@ -266,7 +265,7 @@ def _draw(run: Run, step: int) -> None:
         run.preview(step)
 
 
-def _write_lora(run: Run, path: Path, step: int, form: str) -> None:
+def _write_lora(run: Run, path: Place, step: int, form: str) -> None:
     with run.state.optimizer.averaged():
         write_lora(path, run.attached, run.denoiser.component, run.names, run.config, step, form)
 

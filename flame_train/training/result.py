@@ -19,9 +19,10 @@ from flame_train.config.keys import keys
 from flame_train.config.render import decisive
 from flame_train.config.schema import Config
 from flame_train.engine.optim import Optimizer
-from flame_train.errors import NonFiniteError, OutputError
+from flame_train.errors import ModelFileError, NonFiniteError, OutputError
 from flame_train.io.commit import Content, Found
-from flame_train.io.files import disk_errors
+from flame_train.io.files import reading
+from flame_train.io.held import Place
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.identify import STATE_PREFIXES
@@ -37,7 +38,7 @@ def formats(config: Config) -> tuple[str, ...]:
 
 
 def write_lora(
-    path: Path, attached: Attached, component: str, names: LoraFamily, config: Config, step: int, form: str
+    path: Place, attached: Attached, component: str, names: LoraFamily, config: Config, step: int, form: str
 ) -> None:  # fmt: skip
     """The adapters as a LoRA file in `form`, one of `formats`. Equal runs give equal bytes: no time, no path.
 
@@ -143,8 +144,11 @@ def knows_sources(found: Found) -> bool:
 
 def restore(found: Found, optimizer: Optimizer) -> int:
     """Puts a checkpoint's values and moments back and returns its step."""
-    with SafetensorsFile(found.path / "optimizer.safetensors") as file:
-        entries = {name: np.array(file.read(name)) for name in file.names}
+    try:
+        with SafetensorsFile(found.path / "optimizer.safetensors") as file:
+            entries = {name: np.array(file.read(name)) for name in file.names}
+    except ModelFileError as error:  # its hash fitted a moment ago: it is out of reach now
+        raise OutputError(str(error)) from error
     optimizer.arena.load_state(_below(entries, _VALUES))
     optimizer.load_state_dict(_below(entries, _OPTIMIZER))
     return found.step
@@ -152,12 +156,12 @@ def restore(found: Found, optimizer: Optimizer) -> int:
 
 def _place(found: Found) -> Mapping[str, Any]:
     """Where in the run a checkpoint was made. Raises `OutputError` for one of a newer version, or edited."""
-    with disk_errors(found.path / "state.json"):
+    with reading(found.path / "state.json"):
         raw = (found.path / "state.json").read_bytes()
     try:
         place: Mapping[str, Any] = json.loads(raw)
         form, version, step = place["format"], place["version"], place.get("step")
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _foreign(found) from None
     if form != STATE_FORMAT:
         raise OutputError(

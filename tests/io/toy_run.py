@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from flame_train.io import failpoint
+from flame_train.io.durable import write_durably
 from flame_train.io.runfolder import RunFolder
 
 STEPS = 10
@@ -23,7 +24,7 @@ def advance(state: bytes, step: int) -> bytes:
 def files(state: bytes, step: int) -> dict[str, object]:
     return {
         "lora.safetensors": state,
-        "optimizer.safetensors": lambda path: path.write_bytes(state[::-1]),
+        "optimizer.safetensors": lambda place: write_durably(place, [state[::-1]], len(state)),
         "state.json": json.dumps({"step": step}).encode(),
     }
 
