@@ -9,6 +9,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from flame_train.io.files import is_temporary, make_folder, temporary_name
 from flame_train.io.held import Held
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.runlog import LogFile
+from flame_train.io.runstatus import state_of
 
 TOY = Path(__file__).with_name("toy_run.py")
 ROOT = Path(__file__).parents[2]
@@ -533,3 +535,55 @@ def test_temporary_names_cannot_be_guessed_and_are_never_followed(
     with pytest.raises(OutputError, match="cannot be written"):
         make_folder(tmp_path)
     assert victim.read_text() == "mine"
+
+
+def test_a_run_that_was_killed_is_said_to_run_by_nobody(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    """What kill -9, a terminal that was closed under a shell, or a second Ctrl-C leave is told by the lock."""
+    assert state_of(tmp_path / "run")["state"] == "running"
+    holder.kill()
+    holder.wait()
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "running"
+    assert state_of(tmp_path / "run")["state"] == "interrupted"
+
+
+def test_the_next_command_mends_the_status_of_a_killed_run_also_if_it_is_refused(
+    tmp_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    holder.kill()
+    holder.wait()
+    with pytest.raises(OutputError, match="other settings"):
+        folder(tmp_path / "run", "a = 2\n", "  a 1 2").__enter__()
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["exit_code"], status["pid"]) == ("interrupted", None, holder.pid)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", '{"saved": Infinity}', '{"state": "\\ud800", "pid": {}}', "\0"])
+def test_a_status_that_makes_no_sense_stops_nobody(tmp_path: Path, text: str) -> None:
+    with folder(tmp_path / "run") as run:
+        run.resume()
+        run.checkpoint(3, {"state.json": b"{}"}, keep=1)
+    (tmp_path / "run" / "status.json").write_text(text)
+    with folder(tmp_path / "run") as run:
+        assert run.resume() is not None
+    assert state_of(tmp_path / "run")["state"] == "done"
+
+
+def test_a_status_that_cannot_be_read_just_now_does_not_start_a_run_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would tell that there were checkpoints."""
+    with folder(tmp_path / "run") as run:
+        run.resume()
+        run.checkpoint(3, {"state.json": b"{}"}, keep=1)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    usual = os.open
+
+    def refuse(path: str, flags: int, *arguments: int, **named: int) -> int:
+        if path == "status.json":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return usual(path, flags, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    for attempt in (folder(tmp_path / "run").look, folder(tmp_path / "run").__enter__):
+        with pytest.raises(OutputError, match=r"cannot be read just now \(Input/output error\)"):
+            attempt()
