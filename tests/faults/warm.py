@@ -55,7 +55,8 @@ def _become(order: dict[str, Any]) -> None:
     code = 1
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started the tests may ignore it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started the tests may ignore it,
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup this
         os.chdir(order["cwd"])
         os.environ.update(order["env"])
         for number, path in ((0, os.devnull), (1, order["stdout"]), (2, order["stderr"])):
