@@ -35,7 +35,7 @@ from flame_train.arguments import (
 from flame_train.bench_cli import bench_app
 from flame_train.errors import OutputError
 from flame_train.families import FAMILY_TITLES
-from flame_train.output import complain, complain_of, show, without_files
+from flame_train.output import complain, complain_of, open_streams, show, without_files
 
 app = typer.Typer(
     name="flame-train",
@@ -55,9 +55,7 @@ else:
 
 def main() -> None:
     """Entry point of the `flame-train` program. Exits with a code of the table in `errors.py`."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started the program: nobody listens
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # open to the end
+    open_streams()
     ours = logging.getLogger("flame_train")  # not the root: libraries that print their own warnings would do so twice
     ours.addHandler(logging.StreamHandler(sys.stderr))
     ours.setLevel(logging.INFO)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import sys
 import tempfile
 import traceback
@@ -15,6 +16,21 @@ import typer
 
 from flame_train import __version__
 from flame_train.errors import FlameError, exit_status, is_device_failure, is_out_of_memory, without_memory
+
+
+def open_streams() -> None:
+    """Put the null device where whoever started the program has closed its standard streams.
+
+    The next file that is opened gets the lowest free number; as number 2 a run's lock would be written into.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes this number: all lower ones are in use
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # open to the end
 
 
 def show(result: Mapping[str, Any], as_json: bool, text: str | None = None) -> None:

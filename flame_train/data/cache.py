@@ -9,9 +9,11 @@ content.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,10 @@ from typing import Any
 import numpy as np
 
 from flame_train.errors import ModelFileError, OutputError
+from flame_train.io.durable import sweep_path
 from flame_train.io.safetensors import SafetensorsFile, save_file, serialize
 
+_PART = re.compile(r"[0-9a-f]{2}")  # the folders that entries lie in
 FORMAT = 1  # raised when the meaning of entries changes: older ones are then simply not found
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -76,6 +80,13 @@ class DiskCache:
         """Write an entry, replacing any there. Raises OutputError when the disk cannot take it."""
         metadata = {"cache_format": str(FORMAT), "cache_key": key, "cache_sha256": _checksum(arrays)}
         save_file(self.path(key), arrays, metadata)
+
+    def sweep(self) -> None:
+        """Remove what killed processes left half-written."""
+        with contextlib.suppress(OSError):
+            for entry in sorted(os.scandir(self.folder), key=lambda entry: entry.name):
+                if _PART.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                    sweep_path(Path(entry.path))
 
     def get_or_make(self, key: str, make: Callable[[], Mapping[str, np.ndarray[Any, Any]]]) -> Arrays:
         """The entry's arrays; if it is missing or damaged, `make()` is called once and its result kept."""

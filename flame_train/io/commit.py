@@ -1,38 +1,45 @@
 """Checkpoints that are whole or absent, whatever kills the process.
 
-A checkpoint is written to `.tmp-<step>-<pid>`, each file synced, `MANIFEST.json` with every size and SHA-256
+A checkpoint is written to `.tmp-<step>-<random>`, each file synced, `MANIFEST.json` with every size and SHA-256
 last; the folder is synced, renamed to `step-<step>`, and its parent synced. Only then older checkpoints are
 pruned, each first renamed to `.del-*` so that a half-deleted one never looks like one. Reading takes the
 newest folder whose manifest verifies. There is no pointer to the latest: it could name what is not there.
+
+Damage is what does not fit: a size, a hash, a manifest that says something else. That a file cannot be read just now
+says nothing about it, and an older checkpoint in its stead would have the newer one pruned: reading then ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import logging
 import os
 import re
-import shutil
+import secrets
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flame_train.errors import OutputError
-from flame_train.io.durable import sync_folder
 from flame_train.io.failpoint import hit
-from flame_train.io.files import disk_errors, free_bytes, sync_file
+from flame_train.io.files import disk_errors, free_bytes, reading
+from flame_train.io.held import Held, Place, Spot, open_folder, path_of
 
 _LOG = logging.getLogger(__name__)
 
-MANIFEST = "MANIFEST.json"
-FORMAT = 1
+MANIFEST: Final = "MANIFEST.json"
+FORMAT: Final = 1
 
-Content = Callable[[Path], None] | bytes
+Content = Callable[[Spot], None] | bytes
 
-_STEP = re.compile(r"step-(\d{6,})")
+_STEP: Final = re.compile(r"step-(\d{6,})")
+_LEFT: Final = re.compile(r"\.(tmp|del)-\d+-[0-9a-f]{16}")
+_LARGEST_MANIFEST: Final = 1 << 20  # bytes; ours have some hundred
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,63 +51,74 @@ class Found:
     skipped: tuple[str, ...]
 
 
-def commit(root: Path, step: int, files: Mapping[str, Content], keep: int, size: int | None = None) -> Path:
+def commit(root: Place, step: int, files: Mapping[str, Content], keep: int, size: int | None = None) -> Path:
     """Write the checkpoint of `step` under `root` and prune to the `keep` newest. Returns its folder.
 
-    Each content is the file's bytes, or a function that writes the file at the path it is given; `size` is about
+    Each content is the file's bytes, or a function that writes the file at the place it is given; `size` is about
     what they take together, if known. If `step` is already there and whole it is left as it is. Raises OutputError
     when the disk refuses; what was there before stays, and nothing half-written is left behind.
     """
-    final = root / f"step-{step:06d}"
-    temporary = root / f".tmp-{step}-{os.getpid()}"
+    final = path_of(root) / _name(step)
     known = sum(len(content) for content in files.values() if isinstance(content, bytes))
-    with disk_errors(final, needed=size or known or None):
-        root.mkdir(parents=True, exist_ok=True)
-        if final.exists() and _flaw(final) is None:
+    needed = size or known or None
+    if isinstance(root, Spot):
+        root.folder.check()
+    with disk_errors(final, needed=needed):
+        if isinstance(root, Path):
+            root.mkdir(parents=True, exist_ok=True)
+        held = root.folder.folder(root.name, make=True) if isinstance(root, Spot) else Held.open(root)
+    with held, held.errors(final, needed=needed):
+        held.check()
+        there = held.look(_name(step)) is not None
+        if there and _flaw(held, _name(step)) is None:
             return final
-        if size is not None and free_bytes(root) < size:
+        if size is not None and free_bytes(held.path) < size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        try:
-            _write(temporary, step, files)
-            if final.exists():
-                _delete(final)
-            hit("checkpoint.before_rename")
-            os.rename(temporary, final)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        hit("checkpoint.after_rename")
-        sync_folder(root)
+        _put(held, step, files, there)
         hit("checkpoint.before_prune")
-        _prune(root, step, keep)
+        _prune(held, step, keep)
     return final
 
 
-def _write(folder: Path, step: int, files: Mapping[str, Content]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+def _put(root: Held, step: int, files: Mapping[str, Content], there: bool) -> None:
+    """Writes the checkpoint beside its place, and puts it there; a damaged one that is `there` goes."""
+    temporary = f".tmp-{step}-{secrets.token_hex(8)}"
+    try:
+        os.mkdir(temporary, dir_fd=root.descriptor)
+        with root.folder(temporary) as folder:
+            _write(folder, step, files)
+        if there:
+            _delete(root, step)
+        hit("checkpoint.before_rename")
+        root.check()
+        root.rename(temporary, _name(step))
+    except BaseException:
+        _discard(root, temporary)
+        raise
+    hit("checkpoint.after_rename")
+    root.sync()
+
+
+def _write(folder: Held, step: int, files: Mapping[str, Content]) -> None:
     hit("checkpoint.begin")
     entries = {}
     for name, content in files.items():
-        path = folder / name
-        _write_file(path, content)
-        sync_file(path)
+        if isinstance(content, bytes):
+            _write_bytes(folder, name, content)
+        else:
+            content(folder / name)
         hit("checkpoint.after_file")
-        entries[name] = _fingerprint(path)
+        entries[name] = _fingerprint(folder, name, sync=True)
     hit("checkpoint.before_manifest")
     manifest = {"format": FORMAT, "step": step, "files": entries}
-    path = folder / MANIFEST
-    path.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    sync_file(path)
+    _write_bytes(folder, MANIFEST, (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode())
+    _fingerprint(folder, MANIFEST, sync=True)
     hit("checkpoint.after_manifest")
-    sync_folder(folder)
+    folder.sync()
 
 
-def _write_file(path: Path, content: Content) -> None:
-    if not isinstance(content, bytes):
-        content(path)
-        return
-    with path.open("wb") as file:
+def _write_bytes(folder: Held, name: str, content: bytes) -> None:
+    with os.fdopen(folder.file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
         half = len(content) // 2
         file.write(content[:half])
         file.flush()
@@ -108,63 +126,77 @@ def _write_file(path: Path, content: Content) -> None:
         file.write(content[half:])
 
 
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
+def _fingerprint(folder: Held, name: str, *, sync: bool = False) -> dict[str, Any]:
+    """Size and hash of a file, which is waited for to be on the disk if asked. Raises OSError."""
+    with os.fdopen(folder.file(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if sync:
+            os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"size": path.stat().st_size, "sha256": digest}
+        return {"size": os.fstat(file.fileno()).st_size, "sha256": digest}
 
 
-def _prune(root: Path, step: int, keep: int) -> None:
+def _prune(root: Held, step: int, keep: int) -> None:
     """Keep the checkpoint of `step`, just written, and the newest before it.
 
     Later steps go as well: had one of them been whole, the run would have continued from it. What cannot be removed,
     as a file that is in use on a network disk, costs its room and a warning: the new checkpoint is safe.
     """
-    earlier = [found for found, _ in _checkpoints(root) if found < step]
+    earlier = [found for found in _steps(root) if found < step]
     kept = {step, *earlier[: keep - 1]}
-    for found, path in _checkpoints(root):
+    for found in _steps(root):
         if found not in kept:
             try:
-                _delete(path)
+                _delete(root, found)
             except OSError as error:
+                path = root.path / _name(found)
                 _LOG.warning("%s: an old checkpoint that cannot be removed: %s", path, error.strerror or error)
 
 
-def _delete(path: Path) -> None:
-    doomed = path.with_name(f".del-{path.name}-{os.getpid()}")
-    shutil.rmtree(doomed, ignore_errors=True)
-    os.rename(path, doomed)
+def _delete(root: Held, step: int) -> None:
+    doomed = f".del-{step}-{secrets.token_hex(8)}"
+    root.rename(_name(step), doomed)
     hit("checkpoint.mid_prune")
-    _remove(doomed)
+    root.remove(doomed)
 
 
-def _remove(path: Path, *, ignore_errors: bool = False) -> None:
-    """Removes a folder, or a link to one that someone moved elsewhere: what lies there is theirs."""
-    if path.is_symlink():
-        path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=ignore_errors)
+def _discard(root: Held, name: str) -> None:
+    with contextlib.suppress(OSError):  # the next start tries again
+        root.remove(name, missing_ok=True)
 
 
-def sweep(root: Path) -> None:
+def sweep(root: Place) -> None:
     """Remove what killed processes left half-written or half-deleted. The caller must hold the run's lock."""
-    for path in _folders(root):
-        if path.name.startswith((".tmp-", ".del-")):
-            _remove(path, ignore_errors=True)  # the next start tries again
+    path = path_of(root)
+    with reading(path):
+        try:
+            held = open_folder(root)
+        except FileNotFoundError:
+            return
+        with held:
+            for name in filter(_LEFT.fullmatch, held.names()):
+                _discard(held, name)
 
 
-def newest(root: Path) -> Found | None:
+def newest(root: Place) -> Found | None:
     """The newest checkpoint under `root` that verifies, or None where there is none at all.
 
-    Raises OutputError when there are some and none verifies, with the reason for each, or when one was
-    written by a newer version of the format.
+    Raises OutputError when there are some and none verifies, with the reason for each, when one was written by a
+    newer version of the format, or cannot be read just now.
     """
-    flaws: list[str] = []
-    for step, path in _checkpoints(root):
-        flaw = _flaw(path)
-        if flaw is None:
-            return Found(path, step, tuple(flaws))
-        flaws.append(f"{path}: {flaw}")
+    path, flaws = path_of(root), list[str]()
+    with reading(path):
+        try:
+            held = open_folder(root)
+        except FileNotFoundError:
+            return None
+        with held:
+            for step in _steps(held):
+                name = _name(step)
+                with reading(path / name):
+                    flaw = _flaw(held, name)
+                if flaw is None:
+                    return Found(path / name, step, tuple(flaws))
+                flaws.append(f"{path / name}: {flaw}")
     if not flaws:
         return None
     raise OutputError(
@@ -174,60 +206,83 @@ def newest(root: Path) -> Found | None:
     )
 
 
-def count(root: Path) -> int:
+def count(root: Place) -> int:
     """How many checkpoints lie under `root`, whole or not."""
-    return len(_checkpoints(root))
+    with reading(path_of(root)):
+        try:
+            held = open_folder(root)
+        except FileNotFoundError:
+            return 0
+        with held:
+            return len(_steps(held))
 
 
-def _checkpoints(root: Path) -> list[tuple[int, Path]]:
-    """Step and folder of each checkpoint under `root`, whole or not, newest first."""
-    named = ((_STEP.fullmatch(path.name), path) for path in _folders(root))
-    return sorted(((int(match.group(1)), path) for match, path in named if match), reverse=True)
+def is_checkpoint(name: str) -> bool:
+    """Whether a checkpoint is called so."""
+    return _STEP.fullmatch(name) is not None
 
 
-def _folders(root: Path) -> list[Path]:
-    """What lies under `root`; nothing if it is no folder. Raises OutputError where that cannot be told."""
-    with disk_errors(root):
-        return [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+def _name(step: int) -> str:
+    return f"step-{step:06d}"
 
 
-def _flaw(folder: Path) -> str | None:
-    """What is wrong with the checkpoint in `folder`, or None if it is whole."""
+def _steps(root: Held) -> list[int]:
+    """The step of each checkpoint under `root`, whole or not, newest first. Raises OSError."""
+    found = (_STEP.fullmatch(name) for name in root.names())
+    steps = [int(match.group(1)) for match in found if match and match.group() == _name(int(match.group(1)))]
+    return sorted(steps, reverse=True)
+
+
+def _flaw(root: Held, name: str) -> str | None:
+    """What is wrong with the checkpoint `name`, or None if it is whole. Raises OSError where that cannot be told."""
+    status = root.look(name)
+    if status is None or not stat.S_ISDIR(status.st_mode):
+        return "is no folder"
+    with root.folder(name) as folder:
+        flaw = _not_plain(folder, MANIFEST)
+        if flaw is not None:
+            return flaw
+        return _manifest_flaw(folder, name, folder.read(MANIFEST, _LARGEST_MANIFEST))
+
+
+def _manifest_flaw(folder: Held, name: str, raw: bytes) -> str | None:
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-    except FileNotFoundError:
-        return f"{MANIFEST} is missing"
-    except (OSError, ValueError, RecursionError) as error:
-        return f"{MANIFEST} cannot be read: {error}"
+        manifest = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        return f"{MANIFEST} cannot be understood: {error}"
     version = manifest.get("format") if isinstance(manifest, dict) else None
     if isinstance(version, int) and version > FORMAT:
         raise OutputError(
-            f"{folder}: written by a newer flame-train (checkpoint format {version}, this version reads "
+            f"{folder.path}: written by a newer flame-train (checkpoint format {version}, this version reads "
             f"{FORMAT}); update flame-train to continue this run"
         )
     entries = manifest.get("files") if version == FORMAT else None
-    step = _STEP.fullmatch(folder.name)
-    if not isinstance(entries, dict) or not entries or step is None or manifest.get("step") != int(step.group(1)):
+    if not isinstance(entries, dict) or not entries or manifest.get("step") != int(name.removeprefix("step-")):
         return f"{MANIFEST} does not describe this folder"
-    for name, entry in entries.items():
-        flaw = _file_flaw(folder, name, entry)
-        if flaw is not None:
-            return flaw
-    return None
+    flaws = (_file_flaw(folder, file, entry) for file, entry in entries.items())
+    return next((flaw for flaw in flaws if flaw is not None), None)
 
 
-def _file_flaw(folder: Path, name: str, entry: Any) -> str | None:
-    path = folder / name
-    if path.parent != folder or not isinstance(entry, dict):
+def _file_flaw(folder: Held, name: str, entry: Any) -> str | None:
+    if not _is_name(name) or not isinstance(entry, dict):
         return f"{MANIFEST} lists {name!r}, which is not a file of this folder"
-    try:
-        actual = path.stat().st_size
-        if actual != entry.get("size"):
-            return f"{name} has {actual} bytes, its manifest says {entry.get('size')}"
-        if _fingerprint(path)["sha256"] != entry.get("sha256"):
-            return f"{name} does not match its SHA-256"
-    except FileNotFoundError:
+    flaw = _not_plain(folder, name)
+    if flaw is not None:
+        return flaw
+    actual = _fingerprint(folder, name)
+    if actual["size"] != entry.get("size"):
+        return f"{name} has {actual['size']} bytes, its manifest says {entry.get('size')!r}"
+    return None if actual["sha256"] == entry.get("sha256") else f"{name} does not match its SHA-256"
+
+
+def _is_name(name: str) -> bool:
+    """Whether a file can have that name: no way to elsewhere, and nothing that no disk takes."""
+    return name not in ("", ".", "..") and "/" not in name and name.isprintable() and len(os.fsencode(name)) < 256
+
+
+def _not_plain(folder: Held, name: str) -> str | None:
+    """What is wrong with a file of a checkpoint before it is read: a pipe would be waited for."""
+    found = folder.look(name)
+    if found is None:
         return f"{name} is missing"
-    except OSError as error:
-        return f"{name} cannot be read: {error.strerror}"
-    return None
+    return None if stat.S_ISREG(found.st_mode) else f"{name} is no plain file"

@@ -1,80 +1,121 @@
 """Writing a file so that it is whole or not there at all, even after a power cut.
 
 Order: temporary sibling, flush, fsync, rename over the target, fsync of the folder. Until the rename the
-old file is untouched; after any failure the temporary one is removed.
+old file is untouched; after any failure the temporary one is removed. Its name has a random part and it is made
+exclusively, so that nothing planted in its place is followed. Its writer has a lock on it, the kernel's: what nobody
+has a lock on, a dead process left, and the next write in that folder removes it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
 from flame_train.io.failpoint import hit
-from flame_train.io.files import disk_errors, free_bytes, refuse_folder
+from flame_train.io.files import disk_errors, free_bytes, is_temporary, refuse_folder, temporary_name
+from flame_train.io.held import Held, Place, Spot, path_of, spot
 
 
-def write_durably(path: Path, chunks: Iterable[bytes | memoryview], total: int) -> None:
-    """Write `chunks`, `total` bytes in all, to `path`; missing parent folders are made.
+def write_durably(place: Place, chunks: Iterable[bytes | memoryview], total: int) -> None:
+    """Write `chunks`, `total` bytes in all, to `place`; missing parent folders of a path are made.
 
-    Raises OutputError when the disk cannot take it (full, read-only, no permission, size limit); `path` then
-    still holds what it held before. An error raised by `chunks` itself passes through, with the same promise.
+    Raises OutputError when the disk cannot take it (full, read-only, no permission, size limit); there is then
+    what was there before. An error raised by `chunks` itself passes through, with the same promise.
     """
-    refuse_folder(path)
-    with disk_errors(path, needed=total):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if free_bytes(path.parent) < total:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    temporary = path.with_name(f".{path.name[:200]}.tmp-{os.getpid()}")
+    if not isinstance(place, Spot):
+        refuse_folder(place)
+        with disk_errors(place, needed=total):
+            place.parent.mkdir(parents=True, exist_ok=True)
+    with spot(place) as target:
+        target.folder.check()
+        sweep(target.folder)
+        with target.folder.errors(target.path, needed=total):
+            if free_bytes(target.path.parent) < total:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        _write(target, chunks, total)
+
+
+def _write(target: Spot, chunks: Iterable[bytes | memoryview], total: int) -> None:
+    folder, errors = target.folder, target.folder.errors
+    with errors(target.path, needed=total):
+        temporary, descriptor = create_temporary(folder, target.name)
+    stream = os.fdopen(descriptor, "wb")
     try:
-        _write_and_sync(temporary, path, chunks, total)
-        with disk_errors(path, needed=total):
+        for chunk in chunks:  # outside `errors`: what the producer raises is not the disk's fault
+            with errors(target.path, needed=total):
+                stream.write(chunk)
+            hit("file.mid_write")
+        with errors(target.path, needed=total):
+            stream.flush()
+            os.fsync(descriptor)
             hit("file.before_rename")
-            os.replace(temporary, path)
-            sync_folder(path.parent)
+            folder.check()
+            folder.rename(temporary, target.name)
+            folder.sync()
     finally:
         with contextlib.suppress(OSError):  # gone already after the rename; never hide the first error
-            temporary.unlink(missing_ok=True)
+            folder.remove(temporary, missing_ok=True)
+        with contextlib.suppress(OSError):  # it tries to write again what the disk has just refused
+            stream.close()
 
 
-def sweep_files(folder: Path) -> None:
-    """Remove what killed processes left half-written in `folder`, which nobody else may be writing to."""
-    for path in folder.glob(".*.tmp-*"):
-        path.unlink(missing_ok=True)
+def create_temporary(folder: Held, name: str) -> tuple[str, int]:
+    """A new file for what will become `name`: its name, and a descriptor that is locked. Raises OSError."""
+    while True:
+        temporary = temporary_name(name)
+        descriptor = folder.file(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        if _locked(descriptor) and os.fstat(descriptor).st_nlink:
+            return temporary, descriptor
+        os.close(descriptor)  # a sweep came between its making and its lock
 
 
-def remove(path: Path) -> bool:
-    """Whether there was a file `path` to remove. Raises OutputError if it cannot be removed."""
-    with disk_errors(path):
-        if not path.is_file():
-            return False
-        path.unlink()
-        sync_folder(path.parent)
+def _locked(descriptor: int) -> bool:
+    """Whether a file that was just made is its maker's: no sweep has a lock on it. Without locks there are none."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
     return True
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sweep(folder: Held) -> None:
+    """Remove what dead processes left half-written in `folder`: files of such names that nobody has a lock on."""
+    with contextlib.suppress(OSError):
+        for name in filter(is_temporary, folder.names()):
+            with contextlib.suppress(OSError):  # somebody writes it, or it is not ours to open
+                _remove_if_dead(folder, name)
+
+
+def _remove_if_dead(folder: Held, name: str) -> None:
+    descriptor = folder.file(name, os.O_RDWR | os.O_NONBLOCK)
     try:
-        os.fsync(descriptor)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder.remove(name)
     finally:
         os.close(descriptor)
 
 
-def _write_and_sync(temporary: Path, path: Path, chunks: Iterable[bytes | memoryview], total: int) -> None:
-    with disk_errors(path, needed=total):
-        stream = open(temporary, "wb")  # noqa: SIM115  # closed below, with its own complaint held back
-    try:
-        for chunk in chunks:  # outside disk_errors: what the producer raises is not the disk's fault
-            with disk_errors(path, needed=total):
-                stream.write(chunk)
-            hit("file.mid_write")
-        with disk_errors(path, needed=total):
-            stream.flush()
-            os.fsync(stream.fileno())
-    finally:
-        with contextlib.suppress(OSError):  # it tries to write again what the disk has just refused
-            stream.close()
+def sweep_path(folder: Path) -> None:
+    """As `sweep`, of a path; nothing where there is no folder, or none that can be read."""
+    with contextlib.suppress(OSError), Held.open(folder) as held:
+        sweep(held)
+
+
+def remove(place: Place) -> bool:
+    """Whether there was a file `place` to remove. Raises OutputError if it cannot be removed."""
+    with disk_errors(path_of(place)), spot(place) as target:
+        target.folder.check()
+        found = target.folder.look(target.name)
+        if found is None or not stat.S_ISREG(found.st_mode):
+            return False
+        target.folder.remove(target.name)
+        target.folder.sync()
+    return True

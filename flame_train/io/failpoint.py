@@ -1,8 +1,8 @@
 """Named places where a test can make the process die, the disk fill or a number go bad. For tests only.
 
-`FLAME_TEST_FAILPOINT=name[:nth][:action],...` arms places: at its nth hit (default 1, or `all`) each does `kill`
+`arm("name[:nth][:action],...")` arms places in this process: at its nth hit (default 1, or `all`) each does `kill`
 (SIGKILL, the default), `term`, `int`, `hup` or `usr1` (that signal), `enospc` (raises OSError: no space left) or, where
-`spoil` stands, `nan`. Without the variable nothing happens.
+`spoil` stands, `nan`. Nothing in the package calls `arm`, and no environment variable is read.
 """
 
 from __future__ import annotations
@@ -10,54 +10,68 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections import Counter
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
-VARIABLE = "FLAME_TEST_FAILPOINT"
-
-_SIGNALS = {
+_SIGNALS: Final = {
     "kill": signal.SIGKILL,
     "term": signal.SIGTERM,
     "int": signal.SIGINT,
     "hup": signal.SIGHUP,
     "usr1": signal.SIGUSR1,
 }
-_hits: Counter[str] = Counter()  # by the variable's whole value and the place; filled only while it is set
+
+
+@dataclass(slots=True)
+class _Point:
+    """One armed place: acts at its `nth` hit, or at each (0)."""
+
+    name: str
+    nth: int = 1
+    action: str = "kill"
+    hits: int = 0
+
+
+_armed: list[_Point] = []
+
+
+def arm(points: str) -> None:
+    """Arm these places, and no others; none with an empty text. Raises ValueError for what says no place or action."""
+    _armed[:] = [_parsed(point) for point in points.split(",") if points]
 
 
 def hit(name: str) -> None:
-    """Do what the environment asks for at the place called `name`; usually nothing."""
+    """Do what was armed for the place called `name`; usually nothing."""
     action = _due(name)
     if action == "enospc":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"failpoint {name}")
-    if action is not None:
+    if action in _SIGNALS:
         os.kill(os.getpid(), _SIGNALS[action])
 
 
 def spoil(name: str, array: Any) -> None:
-    """Write NaN into the first entry of `array`, if the environment asks for it."""
+    """Write NaN into the first entry of `array`, if that was armed."""
     if _due(name) == "nan":
         array[(0,) * array.ndim] = float("nan")
 
 
-def _due(name: str) -> str | None:
-    """The action that is asked for at this hit of `name`."""
-    armed = os.environ.get(VARIABLE)
-    if armed is None:
-        return None
-    for point in armed.split(","):
-        wanted, *details = point.split(":")
-        if wanted == name:
-            return _counted(f"{armed} {point}", details)
-    return None
-
-
-def _counted(key: str, details: list[str]) -> str | None:
-    nth, action = "1", "kill"
+def _parsed(text: str) -> _Point:
+    name, *details = text.split(":")
+    point = _Point(name)
     for part in details:
-        if part == "all" or part.isdigit():
-            nth = part
+        if part == "all" or part.isdecimal():
+            point.nth = 0 if part == "all" else int(part)
+        elif part in (*_SIGNALS, "enospc", "nan"):
+            point.action = part
         else:
-            action = part
-    _hits[key] += 1
-    return action if nth in ("all", str(_hits[key])) else None
+            raise ValueError(f"a failpoint is name[:nth][:action], got {text!r}")
+    return point
+
+
+def _due(name: str) -> str:
+    """The action that is asked for at this hit of `name`; "" if none is."""
+    for point in _armed:
+        if point.name == name:
+            point.hits += 1
+            return point.action if point.nth in (0, point.hits) else ""
+    return ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,15 +16,19 @@ from flame_train.errors import ConfigError, OutputError
 _MARGIN = 1.2  # a preflight asks for this much more than the expected size
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _ELSEWHERE = "set output.dir to another place"
+_TEMPORARY = re.compile(r"\..*\.flame-[0-9a-f]{16}\.tmp", re.DOTALL)
+_LONGEST = 180  # bytes of the file's own name in a temporary one; a file system takes 255 in all
 
 
-def sync_file(path: Path) -> None:
-    """Wait until the bytes of `path` are on the disk. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def temporary_name(name: str) -> str:
+    """A name, new each time, for what will become `name`. Nobody can guess it, and nobody else gives such names."""
+    short = os.fsencode(name)[:_LONGEST].decode("utf-8", "ignore")
+    return f".{short}.flame-{secrets.token_hex(8)}.tmp"
+
+
+def is_temporary(name: str) -> bool:
+    """Whether `temporary_name` gives names like this."""
+    return _TEMPORARY.fullmatch(name) is not None
 
 
 @contextmanager
@@ -31,10 +37,23 @@ def disk_errors(path: Path, *, needed: int | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputError(_disk_message(path, needed, error)) from error
+        raise OutputError(disk_message(path, needed, error)) from error
 
 
-def _disk_message(path: Path, needed: int | None, error: OSError) -> str:
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn an OSError in the body, which only reads, into an OutputError about `path`."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise OutputError(
+            f"{path}: cannot be read just now ({reason}), so nothing was done with it; see to that, and start again"
+        ) from error
+
+
+def disk_message(path: Path, needed: int | None, error: OSError) -> str:
+    """What to tell of an OSError about `path`."""
     if error.errno in _FULL:
         need = f"needs {size(needed)}, " if needed is not None else ""
         return f"{path}: the disk is full: {need}has {size(free_bytes(path))}; free some space and start again"
@@ -132,8 +151,8 @@ def make_folder(folder: Path, remedy: str = _ELSEWHERE) -> None:
     with disk_errors(folder):
         _refuse_obstacle(folder, remedy)
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".write-probe-{os.getpid()}"
-        probe.write_bytes(b"")
+        probe = folder / temporary_name("write-probe")
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         probe.unlink()
 
 

@@ -1,34 +1,38 @@
-"""The folder of one run: its lock, resolved config, status, log and checkpoints.
+"""The folder of one run: its lock, resolved config, status, log, sample grids and checkpoints.
 
 Opening the folder either starts a run in it or continues the one it holds; nothing else may be in its place.
-The lock is the kernel's, so it is gone with the process that held it, however that ended.
+The lock is the kernel's, so it is gone with the process that held it, however that ended. The folder is held open and
+all that is written goes below its descriptor: where its path leads elsewhere, another run may have that place.
 """
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import fcntl
 import json
 import logging
-import math
 import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from flame_train import __version__
-from flame_train.errors import Interrupted, OutputError, exit_status
+from flame_train.errors import OutputError
 from flame_train.io import commit
-from flame_train.io.durable import sweep_files, write_durably
+from flame_train.io.durable import sweep, write_durably
 from flame_train.io.failpoint import hit
-from flame_train.io.files import could_make_folder, disk_errors, make_folder
+from flame_train.io.files import could_make_folder, disk_errors, make_folder, reading
+from flame_train.io.held import FolderLost, Held, Spot
+from flame_train.io.owned import is_sample, refuse_links
+from flame_train.io.runlog import LogFile, step_of
+from flame_train.io.runstatus import LOCK, STATUS, as_dead, ending, read_status, write_status
 
 _LOG = logging.getLogger(__name__)
 
-_STATUS_BYTES = 512  # a status is filled up to a multiple of them, so that the next one is as long
-_OURS = ("config.toml", "lora.safetensors", "checkpoints", "log.jsonl")
+_OURS: Final = ("config.toml", "lora.safetensors", "checkpoints", "log.jsonl")
+_LARGEST: Final = 1 << 28  # bytes of a file that is read whole: what waits in a checkpoint, a config
 
 
 class RunFolder:
@@ -47,15 +51,23 @@ class RunFolder:
         self._found: commit.Found | None = None
         self._config = config
         self._differences = differences
+        self._open: Held | None = None
         self._lock: int | None = None
         self._log: LogFile | None = None
+        self._grids: dict[str, bytes] = {}  # those the disk had no room for, by their names
 
     def __enter__(self) -> Self:
         """Take the folder. Raises OutputError if it is in use, cannot be written or holds another run."""
         make_folder(self.folder)
-        self._acquire()
+        with reading(self.folder):
+            self._open = Held.open(self.folder)
         try:
-            self._found = self._examine()
+            with reading(self.folder):
+                refuse_links(self._held)
+                self._acquire()
+                self._held.check()
+                self._mend()
+                self._found = self._examine(self._held)
             self._saved = self._found.step if self._found else 0
         except BaseException:
             self._release()
@@ -70,24 +82,41 @@ class RunFolder:
     def _begin(self) -> None:
         """What is written first into a folder that this run may have."""
         self.write_status("running")
-        _write_text(self.folder / "config.toml", self._config)
-        commit.sweep(self.checkpoints)
-        for folder in (self.folder, self.samples):
-            sweep_files(folder)
-        self._log = LogFile(self.folder / "log.jsonl")
+        raw = self._config.encode()
+        write_durably(self._held / "config.toml", [raw], len(raw))
+        commit.sweep(self._held / "checkpoints")
+        with contextlib.suppress(OSError), self._held.folder("samples") as samples:
+            sweep(samples)
+        with self._held.errors(self.folder / "log.jsonl"):
+            self._log = LogFile(self._held / "log.jsonl")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._log is not None:
-            self._log.close()
         try:
-            self.write_status(*_ending(error))
+            if self._log is not None:
+                self._log.close()
+            if not isinstance(error, FolderLost):
+                self._write_grids()
+            self._end(error)
+        finally:
+            self._release()
+
+    def _end(self, error: BaseException | None) -> None:
+        """The final status. A folder that lies elsewhere now gets it there."""
+        if isinstance(error, FolderLost):
+            self._held.follow()
+        try:
+            self.write_status(*ending(error))
+        except FolderLost as lost:
+            self._held.follow()
+            with contextlib.suppress(OutputError):
+                self.write_status(*ending(lost))
+            if error is None:
+                raise
         except OutputError:
             if error is None:
                 raise
-        finally:
-            self._release()
 
     @property
     def checkpoints(self) -> Path:
@@ -99,10 +128,6 @@ class RunFolder:
         """The folder of the sample grids."""
         return self.folder / "samples"
 
-    def sample(self, step: int) -> Path:
-        """The sample grid of a step."""
-        return self.samples / f"step-{step:06d}.png"
-
     @property
     def lora(self) -> Path:
         """The result."""
@@ -112,22 +137,72 @@ class RunFolder:
         """The result once more, in another format."""
         return self.lora.with_suffix(f".{form}.safetensors")
 
-    @property
+    def place(self, path: Path) -> Spot:
+        """A path right in this folder, to be written to. Raises FolderLost if the folder is not there any more."""
+        self._held.check()
+        return self._held / path.relative_to(self.folder).name
+
     def tensorboard(self) -> Path:
-        """The folder of TensorBoard's events."""
-        return self.folder / "tensorboard"
+        """The folder of TensorBoard's events, to be written to. Raises FolderLost."""
+        return self.place(self.folder / "tensorboard").path
+
+    def sample(self, step: int) -> Path:
+        """The sample grid of a step."""
+        return self.samples / f"step-{step:06d}.png"
+
+    def write_sample(self, step: int, grid: bytes) -> None:
+        """Write the sample grid of a step, a PNG. One that the disk has no room for waits, as lines of the log do."""
+        self._grids[self.sample(step).name] = grid
+        self._write_grids()
+
+    def has_sample(self, step: int) -> bool:
+        """Whether the sample grid of a step is there, or waits for room."""
+        return self.sample(step).name in self._grids or os.path.exists(self.sample(step))
+
+    def _write_grids(self) -> None:
+        for name, grid in list(self._grids.items()):
+            try:
+                hit("sample.before_write")
+                with self._held.errors(self.samples / name), self._held.folder("samples", make=True) as samples:
+                    write_durably(samples / name, [grid], len(grid))
+            except FolderLost:
+                raise
+            except (OutputError, OSError) as error:
+                _LOG.warning("no sample grid yet: %s; it waits for room", error)
+                return
+            del self._grids[name]
 
     def resume(self) -> commit.Found | None:
-        """The checkpoint to continue from, or None in a new run. Cuts the log back to its step."""
+        """The checkpoint to continue from, or None in a new run. Cuts the log back to its step.
+
+        What waited for room when the checkpoint was made is written now.
+        """
         self.step = self._saved
-        self._opened_log().truncate(self.step)
+        waited = b""
+        with self._held.errors(self.folder / "log.jsonl"):
+            if self._found is not None:
+                with (
+                    self._held.folder("checkpoints") as checkpoints,
+                    checkpoints.folder(self._found.path.name) as found,
+                ):
+                    waited = found.read("log.jsonl", _LARGEST) if found.look("log.jsonl") else b""
+                    self._grids = {n: found.read(n, _LARGEST) for n in found.names() if is_sample(n)}
+            self._opened_log().cut(self.step, waited)
+        self._write_grids()
         return self._found
 
     def look(self) -> commit.Found | None:
         """What `resume` would return, with nothing written. Raises OutputError if the folder could not be opened."""
         could_make_folder(self.folder)
-        self._refuse_locked()
-        return self._examine()
+        with reading(self.folder):
+            try:
+                held = Held.open(self.folder)
+            except FileNotFoundError:
+                return None
+            with held:
+                refuse_links(held)
+                self._refuse_locked(held)
+                return self._examine(held)
 
     def checkpoint(
         self, step: int, files: Mapping[str, commit.Content], keep: int, size: int | None = None
@@ -136,31 +211,38 @@ class RunFolder:
 
         Raises OutputError if the checkpoint cannot be written. Log and status only report: they cost a warning.
         """
-        self._opened_log().sync()
-        path = commit.commit(self.checkpoints, step, files, keep, size)
+        log = self._opened_log()
+        log.sync()
+        self._write_grids()
+        waiting = {"log.jsonl": log.waiting} if log.waiting else {}
+        place = self._held / "checkpoints"
+        path = commit.commit(place, step, {**files, **waiting, **self._grids}, keep, size)
         self.step = self._saved = step
         try:
             self.write_status("running")
+        except FolderLost:
+            raise
         except OutputError as error:
             _LOG.warning("%s", error)
         return path
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Append a line to `log.jsonl`. `record` must have `step`. A full disk costs lines, never the run."""
+        """Append a line to `log.jsonl`. `record` must have `step`. A full disk delays lines; it never ends the run.
+
+        Raises FolderLost.
+        """
+        self._held.check()
         self.step = int(record["step"])
         self._opened_log().append(record)
 
     def last(self) -> Mapping[str, Any]:
-        """The log's line of the step that was reached; empty if there is none, or it was lost."""
-        with disk_errors(self.folder / "log.jsonl"):
-            *_, line = [b"", *(self.folder / "log.jsonl").read_bytes().splitlines()]
-        return json.loads(line) if _step_of(line) == self.step else {}
+        """The log's line of the step that was reached; empty if there is none."""
+        with reading(self.folder / "log.jsonl"):
+            line = self._opened_log().last()
+        return json.loads(line) if step_of(line) == self.step else {}
 
     def write_status(self, state: str, exit_code: int | None = None) -> None:
-        """Write `status.json`: running, done, interrupted or failed, with the exit code once there is one.
-
-        On a disk without room the file that is there is written over: its size is the same.
-        """
+        """Write `status.json`: running, done, interrupted or failed, with the exit code once there is one."""
         status = {
             "state": state,
             "exit_code": exit_code,
@@ -170,96 +252,90 @@ class RunFolder:
             "host": socket.gethostname(),
             "version": __version__,
         }
-        text, path = json.dumps(status, indent=1), self.folder / "status.json"
-        text += " " * (-(len(text) + 1) % _STATUS_BYTES) + "\n"
-        try:
-            _write_text(path, text)
-        except OutputError:
-            if not _written_over(path, text.encode()):
-                raise
+        write_status(self._held, status)
+
+    @property
+    def _held(self) -> Held:
+        assert self._open is not None, "the run folder is not open"
+        return self._open
 
     def _opened_log(self) -> LogFile:
         assert self._log is not None, "the run folder is not open"
         return self._log
 
     def _acquire(self) -> None:
-        with disk_errors(self.folder / ".lock"):
-            self._lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            self._take(self._lock, fcntl.LOCK_EX)
-        except OutputError:
-            self._release()
-            raise
+        with disk_errors(self.folder / LOCK):
+            self._lock = self._held.file(LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        self._take(self._held, self._lock, fcntl.LOCK_EX)
 
     def _release(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+        if self._open is not None:
+            self._open.close()
+            self._open = None
 
-    def _refuse_locked(self) -> None:
+    def _refuse_locked(self, folder: Held) -> None:
         """As `_acquire` of a folder that another run has, but nothing is written."""
         try:
-            lock = os.open(self.folder / ".lock", os.O_RDONLY)
+            lock = folder.file(LOCK, os.O_RDONLY)
         except OSError:
             return  # none was there yet; or `_acquire` will tell what it meets
         try:
-            self._take(lock, fcntl.LOCK_SH)
+            self._take(folder, lock, fcntl.LOCK_SH)
         finally:
             os.close(lock)
 
-    def _take(self, lock: int, kind: int) -> None:
+    def _take(self, folder: Held, lock: int, kind: int) -> None:
         """Raises OutputError if another run has the lock, or the disk has no locks."""
         try:
             fcntl.flock(lock, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise self._held() from None
+            holder = read_status(folder)
+            raise OutputError(
+                f"{self.folder}: another run is writing here (process {holder.get('pid', 'unknown')} on "
+                f"{holder.get('host', 'unknown host')}); wait for it, or set output.dir to another folder"
+            ) from None
         except OSError as error:
             raise OutputError(
                 f"{self.folder}: the folder cannot be locked ({error.strerror}); set output.dir to a local disk"
             ) from None
 
-    def _held(self) -> OutputError:
-        holder = _read_status(self.folder)
-        return OutputError(
-            f"{self.folder}: another run is writing here (process {holder.get('pid', 'unknown')} on "
-            f"{holder.get('host', 'unknown host')}); wait for it, or set output.dir to another folder"
-        )
+    def _mend(self) -> None:
+        """A run that was killed could not write how it ended: whatever comes now, it does not run."""
+        status = read_status(self._held)
+        if status.get("state") == "running" and "pid" in status:
+            with contextlib.suppress(OutputError):
+                write_status(self._held, as_dead(status))
 
-    def _examine(self) -> commit.Found | None:
+    def _examine(self, folder: Held) -> commit.Found | None:
         """The checkpoint to continue from. Refuses what is no run, another run, and one that lost what it needs."""
-        present = [name for name in _OURS if (self.folder / name).exists()]
-        if not (self.folder / "status.json").exists():
+        present = [name for name in _OURS if folder.look(name) is not None]
+        if folder.look(STATUS) is None:
             if present:
                 raise OutputError(
                     f"{self.folder}: expected a new folder or one that holds a run, but found {present[0]} "
                     "without status.json, and would overwrite it; set output.dir to another folder"
                 )
             return None
-        found = commit.newest(self.checkpoints)
+        found = commit.newest(folder / "checkpoints")
         if "config.toml" in present:
-            self._refuse_differences(found)
+            self._refuse_differences(folder, found)
         elif present:  # a run that was killed before its first line wrote neither
             raise OutputError(
                 f"{self.folder}: its config.toml is gone, so nobody knows whether this config continues the run that "
                 "it holds; put it back, or set output.dir to another folder for a new run"
             )
-        if found is None and self._has_saved():
+        if found is None and _has_saved(folder):
             raise OutputError(
                 f"{self.folder}: its checkpoints are gone, and the run would start anew over what it left; put them "
                 "back, set output.dir to another folder, or remove this one"
             )
         return found
 
-    def _has_saved(self) -> bool:
-        """Whether the run was far enough to have a checkpoint."""
-        status = _read_status(self.folder)
-        saved = status.get("saved", status.get("step") if status.get("state") == "done" else 0)
-        return bool(saved) or self.lora.exists()
-
-    def _refuse_differences(self, found: commit.Found | None) -> None:
-        config = self.folder / "config.toml"
-        with disk_errors(config):
-            table = self._differences(config.read_text(encoding="utf-8", errors="replace"), found)
+    def _refuse_differences(self, folder: Held, found: commit.Found | None) -> None:
+        table = self._differences(folder.read("config.toml", _LARGEST).decode(errors="replace"), found)
         if table is not None:
             raise OutputError(
                 f"{self.folder}: holds a run with other settings, which change its result:\n{table}\n"
@@ -267,94 +343,8 @@ class RunFolder:
             )
 
 
-class LogFile:
-    """`log.jsonl`, appended line by line."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._warned = False
-        with disk_errors(path):
-            self._file = path.open("ab", buffering=0)
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Write one line at once; NaN and infinity, which JSON has not, as null.
-
-        A disk that has no room for it costs the line and one warning.
-        """
-        line = json.dumps({name: _finite(value) for name, value in record.items()}).encode() + b"\n"
-        try:
-            hit("log.append")
-            written = self._file.write(line)
-            if written < len(line):
-                self._file.truncate(self._file.tell() - written)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            self._warn(error)
-
-    def _warn(self, error: OSError) -> None:
-        if not self._warned:
-            _LOG.warning("%s: %s; lines are being lost", self.path, error.strerror)
-            self._warned = True
-
-    def truncate(self, step: int) -> None:
-        """Drop every line after `step`, and a last line that was cut short."""
-        good = 0
-        with disk_errors(self.path):
-            with self.path.open("rb") as file:
-                for line in file:
-                    if not line.endswith(b"\n") or _step_of(line) > step:
-                        break
-                    good += len(line)
-            self._file.truncate(good)
-
-    def sync(self) -> None:
-        """Wait until the lines are on the disk."""
-        try:
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            self._warn(error)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _write_text(path: Path, text: str) -> None:
-    raw = text.encode()
-    write_durably(path, [raw], len(raw))
-
-
-def _written_over(path: Path, raw: bytes) -> bool:
-    """Whether `raw` could be put into the file of just as many bytes that is there."""
-    try:
-        with path.open("r+b") as file:
-            return os.fstat(file.fileno()).st_size == len(raw) and file.write(raw) == len(raw)
-    except OSError:
-        return False
-
-
-def _step_of(line: bytes) -> float:
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return float("inf")  # not a line of ours: cut from here on
-
-
-def _ending(error: BaseException | None) -> tuple[str, int]:
-    """State and exit code of a run that ended with `error`."""
-    if error is None:
-        return "done", 0
-    asked = isinstance(error, Interrupted | KeyboardInterrupt)
-    return "interrupted" if asked else "failed", exit_status(error)
-
-
-def _read_status(folder: Path) -> dict[str, Any]:
-    try:
-        status = json.loads((folder / "status.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return status if isinstance(status, dict) else {}
+def _has_saved(folder: Held) -> bool:
+    """Whether the run was far enough to have a checkpoint."""
+    status = read_status(folder)
+    saved = status.get("saved", status.get("step") if status.get("state") == "done" else 0)
+    return bool(saved) or folder.look("lora.safetensors") is not None

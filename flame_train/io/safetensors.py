@@ -25,6 +25,7 @@ from flame_train.io.header import (
     build_header,
     parse_header,
 )
+from flame_train.io.held import Place
 from flame_train.io.sniff import describe_foreign, refused_by_suffix
 
 __all__ = ["SafetensorsFile", "TensorInfo", "describe", "save_file", "save_stream", "serialize"]
@@ -105,7 +106,7 @@ def describe(name: str, array: Array) -> TensorInfo:
     return TensorInfo(name, tag_of(array.dtype), array.shape, array.nbytes)
 
 
-def save_file(path: str | Path, tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> None:
+def save_file(path: str | Place, tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> None:
     """Write `tensors` to `path`, whole or not at all; equal contents give equal bytes.
 
     Any strides are allowed; values are stored in C order, little-endian. Raises OutputError when the disk
@@ -116,7 +117,7 @@ def save_file(path: str | Path, tensors: Mapping[str, Array], metadata: Mapping[
 
 
 def save_stream(
-    path: str | Path,
+    path: str | Place,
     infos: Iterable[TensorInfo],
     read: Callable[[str], Array],
     metadata: Mapping[str, str] | None = None,
@@ -129,7 +130,7 @@ def save_stream(
     if len(header) > MAX_HEADER_BYTES:
         raise OutputError(f"{path}: the header would take {len(header)} bytes; at most {MAX_HEADER_BYTES} allowed")
     total = len(header) + sum(info.nbytes for info in placed)
-    write_durably(Path(path), _chunks(header, placed, read), total)
+    write_durably(Path(path) if isinstance(path, str) else path, _chunks(header, placed, read), total)
 
 
 def serialize(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> Iterator[bytes | memoryview]:

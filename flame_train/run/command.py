@@ -162,4 +162,4 @@ def _resume(folder: RunFolder, sources: Sources) -> Found | None:
 def _write_report(plan: Plan, folder: RunFolder) -> None:
     """Which image went to which bucket, beside the run."""
     raw = (json.dumps(plan.placed.to_json(), indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
-    write_durably(folder.folder / "dataset.json", [raw], len(raw))
+    write_durably(folder.place(folder.folder / "dataset.json"), [raw], len(raw))

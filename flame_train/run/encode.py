@@ -189,6 +189,7 @@ def encode(
     cannot be written, and `Interrupted` after a signal, with everything that was encoded in the cache.
     """
     cache = DiskCache(encoding.folder)
+    cache.sweep()
     outputs = encoder_outputs(encoding.text)
     encoded = Encoded(placed, cache, keys, outputs, size_conditioning)
     captions = _missing(cache, {key: caption for caption, key in keys.captions.items()}, stop)

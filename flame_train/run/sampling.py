@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from flame_train.config.schema import LossSection, ModelSection, SampleSection
 from flame_train.data.buckets import Placement, Size
@@ -11,7 +10,7 @@ from flame_train.engine.dtype import as_dtype
 from flame_train.engine.mode import deterministic
 from flame_train.errors import ConfigError
 from flame_train.training.model import Denoiser, Example, LoadedVae, Model
-from flame_train.training.preview import Drawing, draw, grid, write_png
+from flame_train.training.preview import Drawing, draw, grid, png
 from flame_train.training.stop import StopRequest
 
 from .encode import Encoded
@@ -82,10 +81,10 @@ def preview_of(
     encoded: Encoded,
     denoiser: Denoiser,
     vae: Callable[[], LoadedVae],
-    place: Callable[[int], Path],
+    write: Callable[[int, bytes], None],
     stop: StopRequest,
 ) -> Callable[[int], None]:
-    """A function that writes the grid of a step where `place` says; without prompts it does nothing.
+    """A function that draws the grid of a step and has `write` take it, a PNG; without prompts it does nothing.
 
     Args:
         sample: the section, defaults filled in.
@@ -94,7 +93,7 @@ def preview_of(
         encoded: has the arrays of all prompts.
         denoiser: is told the guidance of sampling.
         vae: loads the decoder.
-        place: the file of a step's grid.
+        write: takes a step's grid.
         stop: is asked between steps.
     """
     if not sample.prompts or not sample.every:
@@ -108,6 +107,6 @@ def preview_of(
         # Choices are measured for what recurs thousands of times, and what training may vary in must not show here.
         with deterministic(True):
             images = draw(how, denoiser.denoise, decoder.decode, prompts, negative, stop)
-        write_png(place(step), grid(images))
+        write(step, png(grid(images)))
 
     return preview

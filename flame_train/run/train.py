@@ -118,6 +118,6 @@ def _preview(
         encoded,
         replace(denoiser, guidance=told),
         lambda: model.vae.load(c.model.vae_precision, device),
-        folder.sample,
+        folder.write_sample,
         stop,
     )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +23,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.errors import Interrupted, NonFiniteError, is_device_failure
 from flame_train.io.durable import remove
 from flame_train.io.failpoint import hit, spoil
+from flame_train.io.held import Place
 from flame_train.io.runfolder import RunFolder
 
 from .batch import Batch, HostBatch, Signature
@@ -82,7 +81,7 @@ def train(run: Run) -> dict[str, Any]:
     steps = run.train.steps
     step_once = _Stepper(run)
     with (
-        TensorBoard(run.folder.tensorboard if run.output.tensorboard else None, run.first) as board,
+        TensorBoard(run.folder.tensorboard() if run.output.tensorboard else None, run.first) as board,
         Console(steps, run.first) as console,
     ):
         figures = _Figures(run, console, board)
@@ -125,7 +124,7 @@ def _catch_up(run: Run) -> None:
 def _lacks_grid(run: Run, step: int) -> bool:
     """Whether a sample grid belongs to the step and is not there."""
     s = run.sample
-    return bool(s.prompts) and _due(step, s.every) and not os.path.exists(run.folder.sample(step))
+    return bool(s.prompts) and _due(step, s.every) and not run.folder.has_sample(step)
 
 
 def _due(step: int, every: int) -> bool:
@@ -257,9 +256,9 @@ def _write_result(run: Run, step: int) -> None:
     A second file that is not asked for any more goes: it would pass for this result in its other format.
     """
     first, *others = formats(run.output.format)
-    _write_lora(run, run.folder.lora, step, first)
+    _write_lora(run, run.folder.place(run.folder.lora), step, first)
     for form in FORMATS[1:]:
-        beside = run.folder.lora_beside(form)
+        beside = run.folder.place(run.folder.lora_beside(form))
         if form in others:
             _write_lora(run, beside, step, form)
         elif remove(beside):  # of an earlier result
@@ -271,7 +270,7 @@ def _draw(run: Run, step: int) -> None:
         run.preview(step)
 
 
-def _write_lora(run: Run, path: Path, step: int, form: str) -> None:
+def _write_lora(run: Run, path: Place, step: int, form: str) -> None:
     with run.state.optimizer.averaged():
         run.lora.write(path, step, form)
 

@@ -90,14 +90,18 @@ def grid(images: Sequence[Pixels], gap: int = 4) -> Pixels:
     return sheet
 
 
-def write_png(path: Path, pixels: Pixels) -> None:
-    """A PNG, whole or not at all. Raises `OutputError` when the disk cannot take it."""
+def png(pixels: Pixels) -> bytes:
+    """The bytes of a PNG."""
     import io
 
     from PIL import Image
 
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
-    raw = buffer.getvalue()
-    hit("sample.before_write")
+    return buffer.getvalue()
+
+
+def write_png(path: Path, pixels: Pixels) -> None:
+    """A PNG, whole or not at all. Raises `OutputError` when the disk cannot take it."""
+    raw = png(pixels)
     write_durably(path, [raw], len(raw))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,10 @@ from flame_train.adapters.formats import FORMATS, to_diffusers, to_kohya
 from flame_train.adapters.kinds import Factors
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
 from flame_train.engine.optim import Optimizer
-from flame_train.errors import NonFiniteError, OutputError
+from flame_train.errors import ModelFileError, NonFiniteError, OutputError
 from flame_train.io.commit import Content, Found
-from flame_train.io.files import disk_errors
+from flame_train.io.files import reading
+from flame_train.io.held import Place
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.identify import STATE_PREFIXES
@@ -53,7 +53,7 @@ class LoraWriter:
     described: Mapping[str, str]
     metadata: Mapping[str, str]
 
-    def write(self, path: Path, step: int, form: str) -> None:
+    def write(self, path: Place, step: int, form: str) -> None:
         """The file in `form`, one of `formats`. Raises `NonFiniteError` rather than write a NaN."""
         state = {self.component: {name: _finite(name, a.factors()) for name, a in self.attached.adapters.items()}}
         metadata = {
@@ -138,8 +138,11 @@ def knows_sources(found: Found) -> bool:
 
 def restore(found: Found, optimizer: Optimizer) -> int:
     """Puts a checkpoint's values and moments back and returns its step."""
-    with SafetensorsFile(found.path / "optimizer.safetensors") as file:
-        entries = {name: np.array(file.read(name)) for name in file.names}
+    try:
+        with SafetensorsFile(found.path / "optimizer.safetensors") as file:
+            entries = {name: np.array(file.read(name)) for name in file.names}
+    except ModelFileError as error:  # its hash fitted a moment ago: it is out of reach now
+        raise OutputError(str(error)) from error
     optimizer.arena.load_state(_below(entries, _VALUES))
     optimizer.load_state_dict(_below(entries, _OPTIMIZER))
     return found.step
@@ -147,12 +150,12 @@ def restore(found: Found, optimizer: Optimizer) -> int:
 
 def _place(found: Found) -> Mapping[str, Any]:
     """Where in the run a checkpoint was made. Raises `OutputError` for one of a newer version, or edited."""
-    with disk_errors(found.path / "state.json"):
+    with reading(found.path / "state.json"):
         raw = (found.path / "state.json").read_bytes()
     try:
         place: Mapping[str, Any] = json.loads(raw)
         form, version, step = place["format"], place["version"], place.get("step")
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _foreign(found) from None
     if form != STATE_FORMAT:
         raise OutputError(

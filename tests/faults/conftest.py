@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,12 +60,12 @@ class Program:
 
     def __call__(
         self, *arguments: str, env: Mapping[str, str] | None = None, kill_after: float | None = None,
-        limits: Mapping[str, int] | None = None, cwd: Path = ROOT,
+        limits: Mapping[str, int] | None = None, cwd: Path = ROOT, failpoint: str = "",
     ) -> Ended:  # fmt: skip
         stdout, stderr = (self._scratch / name for name in ("stdout", "stderr"))
         order = {
             "arguments": arguments, "env": dict(env or {}), "kill_after": kill_after, "limits": dict(limits or {}),
-            "cwd": str(cwd), "stdout": str(stdout), "stderr": str(stderr),
+            "cwd": str(cwd), "stdout": str(stdout), "stderr": str(stderr), "failpoint": failpoint,
         }  # fmt: skip
         assert self._parent.stdin is not None
         assert self._parent.stdout is not None
@@ -84,6 +85,7 @@ class Program:
             [sys.executable, *arguments], cwd=cwd, text=True, pass_fds=pass_fds,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT)} | dict(env or {}),
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup has it ignored
         )  # fmt: skip
 
     def cold(self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> Ended:
@@ -198,17 +200,15 @@ class Job:
 
     def train(self, failpoint: str = "", kill_after: float | None = None, limits: Any = None, **changes: Any) -> Ended:
         """Runs to the end, or to where it is made to stop."""
-        env = {"FLAME_TEST_FAILPOINT": failpoint} if failpoint else {}
         arguments = self.arguments("sdxl-lora", **changes)
-        return self.program(*arguments, env=env, kill_after=kill_after, limits=limits)
+        return self.program(*arguments, failpoint=failpoint, kill_after=kill_after, limits=limits)
 
     def plan(self, command: str = "sdxl-lora", **changes: Any) -> Ended:
         """Says what would be done."""
         return self.program(*self.arguments(command, **changes), "--dry-run", "--json")
 
     def fill_cache(self, failpoint: str = "", **changes: Any) -> Ended:
-        env = {"FLAME_TEST_FAILPOINT": failpoint} if failpoint else {}
-        return self.program(*self.arguments("cache", **changes), "--json", env=env)
+        return self.program(*self.arguments("cache", **changes), "--json", failpoint=failpoint)
 
     def finish(self, **changes: Any) -> Result:
         """Runs to the end, which must be reached."""

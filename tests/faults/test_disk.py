@@ -64,22 +64,46 @@ def test_a_disk_that_fills_while_caching(new_job, whole):
     assert new_job.finish() == whole
 
 
-def test_a_log_without_room_costs_its_lines_and_one_warning(job, whole):
-    ended = job.train(failpoint="log.append:all:enospc")
+@pytest.mark.parametrize("nth", ["all", "1", "2", "5"])
+def test_a_log_without_room_costs_one_warning_and_is_whole_at_the_next_start(job, whole, nth):
+    ended = job.train(failpoint=f"log.append:{nth}:enospc")
     assert ended.code == 0, ended.stderr
     assert ended.stderr.count("log.jsonl") == 1
-    assert "lines are being lost" in ended.stderr
+    assert "its lines wait for room" in ended.stderr
     result = job.result()
-    assert (result.lora, result.checkpoint, result.log) == (whole.lora, whole.checkpoint, [])
+    assert result.log == ([] if nth == "all" else whole.log)
+    assert result.lora == whole.lora
+    assert {name: result.checkpoint[name] for name in ("lora.safetensors", "optimizer.safetensors", "state.json")} == {
+        name: digest for name, digest in whole.checkpoint.items() if name != "MANIFEST.json"
+    }
+    assert job.finish().log == whole.log
 
 
-@pytest.mark.parametrize("point", ["sample.step:all", "sample.before_write:all"])
-def test_a_sample_grid_that_fails_costs_the_picture(job, whole, point):
-    ended = job.train(failpoint=f"{point}:enospc", **SAMPLING)
+def grids(job) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (job.out / "samples").glob("*.png")}
+
+
+def test_a_sample_grid_that_cannot_be_drawn_costs_the_image(job, whole):
+    ended = job.train(failpoint="sample.step:all:enospc", **SAMPLING)
     assert ended.code == 0, ended.stderr
     assert ended.stderr.count("no sample grid at step") == 3
-    assert not list((job.out / "samples").glob("*.png"))
+    assert grids(job) == {}
     assert job.result() == whole
+
+
+@pytest.mark.parametrize("then", ["goes on to its end", "is killed"])
+@pytest.mark.parametrize("nth", ["1", "2", "3", "all"])
+def test_a_sample_grid_without_room_is_there_after_the_next_start(job, another, whole, nth, then):
+    """It is of weights that are others by then: it waits for room, in memory and in the checkpoint."""
+    plain = another("plain")
+    plain.finish(**SAMPLING)
+    kill = ",train.in_step:9" if then == "is killed" else ""  # step 5, after two checkpoints
+    ended = job.train(failpoint=f"sample.before_write:{nth}:enospc{kill}", **SAMPLING)
+    assert ended.code == (-9 if kill else 0), ended.stderr
+    assert "waits for room" in ended.stderr
+    assert job.finish(**SAMPLING).lora == whole.lora
+    assert grids(job) == grids(plain)
+    assert len(grids(job)) == 3
 
 
 @pytest.fixture

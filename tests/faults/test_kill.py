@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +76,41 @@ def test_killed_while_caching_leaves_no_entry_that_is_not_whole(new_job, whole, 
     assert new_job.finish() == whole
 
 
+def leftovers(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob(".*") if path.is_file() and path.name != ".lock"]
+
+
+@pytest.mark.parametrize("point", ["file.mid_write:9", "file.before_rename:9"])
+def test_what_a_killed_encoding_left_is_swept_although_nothing_is_written_there_any_more(new_job, point):
+    assert new_job.fill_cache(failpoint=point).code == KILLED
+    (left,) = leftovers(new_job.cache)
+    assert new_job.fill_cache().code == 0
+    assert leftovers(new_job.cache) == []
+    left.touch()  # a part of the cache that no later write comes by
+    assert '"encoded": 0' in new_job.fill_cache().stdout
+    assert leftovers(new_job.cache) == []
+
+
+@pytest.mark.parametrize("command", ["convert", "merge", "sample"])
+@pytest.mark.parametrize("point", ["file.mid_write", "file.before_rename"])
+def test_what_a_killed_command_left_is_swept_by_the_next(job, program, world, command, point):
+    job.finish()
+    base, lora, out = str(world / "base.safetensors"), str(job.out / "lora.safetensors"), job.folder / "results"
+
+    def arguments(name: str) -> list[str]:
+        return {
+            "convert": ["convert", lora, f"{out / name}.safetensors", "--to", "diffusers"],
+            "merge": ["merge", base, lora, f"{out / name}.safetensors"],
+            "sample": ["sample", "-m", base, "-p", "a drawing", "-o", f"{out / name}.png", "--steps", "1",
+                       "--width", "64", "--height", "64", "--precision", "fp32", "--device", "cpu"],
+        }[command]  # fmt: skip
+
+    assert program(*arguments("first"), failpoint=point).code == KILLED
+    assert len(leftovers(out)) == 1
+    assert program(*arguments("second")).code == 0
+    assert [path.stem for path in out.iterdir()] == ["second"]
+
+
 @pytest.mark.parametrize("damage", ["cut", "bit", "empty"])
 def test_damaged_cache_entries_are_made_again(job, whole, damage):
     for path in sorted(job.cache.rglob("*.safetensors"))[::3]:
@@ -116,3 +152,10 @@ def test_continued_in_low_precision(another, precision):
     for point in ("train.after_step:3", "train.before_update:2"):
         assert job.train(failpoint=point, **changes).code == KILLED
     assert job.finish(**changes) == whole
+
+
+@pytest.mark.parametrize("value", ["train.in_step", "train.in_step:1:boom", "train.gradient:nan", "\u00b2:all"])
+def test_the_environment_of_an_installed_program_does_nothing_to_a_run(job, whole, value):
+    ended = job.program(*job.arguments("sdxl-lora"), env={"FLAME_TEST_FAILPOINT": value})
+    assert ended.code == 0, ended.stderr
+    assert job.result() == whole

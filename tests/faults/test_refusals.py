@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
 import shutil
 import struct
@@ -330,3 +332,25 @@ def test_no_standard_error_at_all(job, whole):
     process.communicate()
     assert process.returncode == 0
     assert job.result() == whole
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)], ids=str)
+def test_standard_streams_that_are_closed_never_become_a_file_of_the_run(job, whole, closed):
+    """The next file that is opened gets the lowest free number: as number 2 it would be written into by messages."""
+    script = (
+        "import os, sys\n"
+        f"for number in {closed}: os.close(number)\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'flame_train', *sys.argv[1:]])\n"
+    )
+    process = job.program.start_python("-c", script, *job.arguments("sdxl-lora"))
+    taken = dict[int, set[str]]()
+    while process.poll() is None:
+        for number in closed:
+            with contextlib.suppress(OSError):
+                taken.setdefault(number, set()).add(os.readlink(f"/proc/{process.pid}/fd/{number}"))
+    process.communicate()
+    assert process.returncode == 0
+    assert job.result() == whole
+    assert (job.out / ".lock").read_bytes() == b""
+    ours = {number: {name for name in names if str(job.folder) in name} for number, names in taken.items()}
+    assert not any(ours.values()), ours

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
+
+from tests.faults.conftest import Program
 
 SIGNALS = {"int": 130, "term": 143, "hup": 129, "usr1": 138}
 
@@ -134,12 +137,28 @@ def test_a_terminal_that_is_closed_stops_the_run_as_a_signal_does(job, program, 
 
 def test_a_hangup_that_nohup_ignores_does_not_stop_the_run(job, program, whole):
     ignoring = ["-c", "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
-                "os.execv(sys.executable, [sys.executable, '-m', 'flame_train', *sys.argv[1:]])"]  # fmt: skip
-    env = {"FLAME_TEST_FAILPOINT": "train.in_step:5:hup"}
-    process = program.start_python(*ignoring, *job.arguments("sdxl-lora"), env=env)
+                "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"]  # fmt: skip
+    armed = [str(Path(__file__).with_name("armed.py")), "train.in_step:5:hup"]
+    process = program.start_python(*ignoring, *armed, *job.arguments("sdxl-lora"))
     _, errors = process.communicate()
     assert process.returncode == 0, errors
     assert job.result() == whole
+
+
+def test_these_tests_do_not_depend_on_what_whoever_started_them_ignores(job, tmp_path):
+    """Under `nohup` a child would ignore SIGHUP from the beginning, and rightly go on."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        deaf = Program(tmp_path)
+        armed = str(Path(__file__).with_name("armed.py"))
+        cold = deaf.start_python(armed, "train.in_step:5:hup", *job.arguments("sdxl-lora"))
+        cold.communicate()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert cold.returncode == 129
+    warm = deaf(*job.arguments("sdxl-lora"), failpoint="train.in_step:1:hup")
+    deaf.close()
+    assert warm.code == 129
 
 
 @pytest.mark.parametrize("action", SIGNALS)
@@ -147,7 +166,7 @@ def test_a_merge_that_is_stopped_leaves_nothing_behind(job, program, world, acti
     job.finish()
     out = job.folder / "merged" / "model.safetensors"
     arguments = ["merge", str(world / "base.safetensors"), str(job.out / "lora.safetensors"), str(out)]
-    ended = program(*arguments, env={"FLAME_TEST_FAILPOINT": f"file.mid_write:3:{action}"})
+    ended = program(*arguments, failpoint=f"file.mid_write:3:{action}")
     assert ended.code == SIGNALS[action]
     assert f"stopped by SIG{action.upper()} while merging; nothing was written" in ended.complaint
     assert list(out.parent.iterdir()) == []

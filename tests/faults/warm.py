@@ -23,6 +23,7 @@ import flame_train.cli
 import flame_train.run.command
 from flame_train.config.schema import Config
 from flame_train.data.tokenizers.clip import ClipTokenizer
+from flame_train.io import failpoint
 
 
 def serve() -> None:
@@ -54,13 +55,15 @@ def _become(order: dict[str, Any]) -> None:
     code = 1
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started the tests may ignore it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started the tests may ignore it,
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup this
         os.chdir(order["cwd"])
         os.environ.update(order["env"])
         for number, path in ((0, os.devnull), (1, order["stdout"]), (2, order["stderr"])):
             os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
         for name, limit in order["limits"].items():
             resource.setrlimit(getattr(resource, name), (limit, limit))
+        failpoint.arm(order["failpoint"])
         sys.argv = ["flame-train", *order["arguments"]]
         flame_train.cli.main()
     except SystemExit as end:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +19,8 @@ from flame_train.errors import OutputError
 from flame_train.io import commit as commit_module
 from flame_train.io import failpoint
 from flame_train.io.commit import commit, newest, sweep
+from flame_train.io.durable import write_durably
+from flame_train.io.held import Spot
 
 FILES = {"lora.safetensors": b"lora" * 1000, "state.json": b"{}"}
 
@@ -46,22 +50,22 @@ def test_everything_is_synced_before_the_rename_and_pruning_comes_last(
     def name(descriptor: int) -> str:
         return Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
 
-    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(("fsync", name(fd))), fsync(fd))[1])
-    monkeypatch.setattr(os, "rename", lambda a, b: (calls.append(("rename", Path(b).name)), rename(a, b))[1])
-    monkeypatch.setattr(shutil, "rmtree", lambda p, **kw: (calls.append(("remove", Path(p).name)), rmtree(p, **kw))[1])
+    def noted(what: str, path: object) -> None:
+        calls.append((what, re.sub(r"-[0-9a-f]{16}$", "-random", Path(str(path)).name)))
+
+    monkeypatch.setattr(os, "fsync", lambda fd: (noted("fsync", name(fd)), fsync(fd))[1])
+    monkeypatch.setattr(os, "rename", lambda a, b, **at: (noted("rename", b), rename(a, b, **at))[1])
+    monkeypatch.setattr(shutil, "rmtree", lambda p, **at: (noted("remove", p), rmtree(p, **at))[1])
     commit(tmp_path, 2, FILES, keep=1)
-    temporary, doomed = f".tmp-2-{os.getpid()}", f".del-step-000001-{os.getpid()}"
     assert calls == [
-        ("remove", temporary),  # what an earlier process of this number may have left
         ("fsync", "lora.safetensors"),
         ("fsync", "state.json"),
         ("fsync", "MANIFEST.json"),
-        ("fsync", temporary),
+        ("fsync", ".tmp-2-random"),
         ("rename", "step-000002"),
         ("fsync", tmp_path.name),
-        ("remove", doomed),
-        ("rename", doomed),
-        ("remove", doomed),
+        ("rename", ".del-1-random"),
+        ("remove", ".del-1-random"),
     ]
 
 
@@ -153,7 +157,7 @@ def test_a_link_to_a_checkpoint_kept_elsewhere_goes_and_what_lies_there_stays(tm
     elsewhere, root = tmp_path / "elsewhere", tmp_path / "checkpoints"
     commit(root, 1, FILES, keep=1).rename(elsewhere)
     (root / "step-000001").symlink_to(elsewhere)
-    (root / ".del-step-000000-99").symlink_to(elsewhere)
+    (root / f".del-0-{'0' * 16}").symlink_to(elsewhere)
     commit(root, 2, FILES, keep=1)
     sweep(root)
     assert steps(root) == ["step-000002"]
@@ -189,13 +193,15 @@ def test_a_manifest_that_names_no_file_describes_nothing(tmp_path: Path) -> None
 
 def test_sweep_removes_leftovers_and_nothing_else(tmp_path: Path) -> None:
     commit(tmp_path, 1, FILES, keep=1)
-    (tmp_path / ".tmp-2-99").mkdir()
-    (tmp_path / ".tmp-2-99" / "half").write_bytes(b"x")
-    (tmp_path / ".del-step-000000-99").mkdir()
-    (tmp_path / "notes").mkdir()
+    for name in (".tmp-2-0123456789abcdef", ".del-0-0123456789abcdef"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "half").write_bytes(b"x")
+    mine = [".del-1", ".tmp-2-99", ".tmp-notes", ".tmp-x-0123456789abcdef", "notes"]
+    for name in mine:
+        (tmp_path / name).mkdir()
     sweep(tmp_path)
     sweep(tmp_path / "absent")
-    assert steps(tmp_path) == ["notes", "step-000001"]
+    assert steps(tmp_path) == [*mine, "step-000001"]
 
 
 @contextmanager
@@ -231,12 +237,19 @@ POINTS = (
 )
 
 
+@pytest.fixture
+def disarmed() -> Iterator[None]:
+    yield
+    failpoint.arm("")
+
+
+@pytest.mark.usefixtures("disarmed")
 @pytest.mark.parametrize("point", POINTS)
 def test_a_full_disk_keeps_the_old_checkpoint_and_says_what_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     commit(tmp_path, 1, FILES, keep=1)
-    monkeypatch.setenv(failpoint.VARIABLE, f"{point}:enospc")
+    failpoint.arm(f"{point}:enospc")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - 512, 512))
     with pytest.raises(OutputError, match=r"the disk is full: needs 3\.9 KiB, has 512 B"):
         commit(tmp_path, 2, FILES, keep=1)
@@ -244,8 +257,8 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_says_what_is_needed(
 
 
 def test_an_error_of_a_writer_passes_through_and_leaves_no_trace(tmp_path: Path) -> None:
-    def broken(path: Path) -> None:
-        path.write_bytes(b"half")
+    def broken(place: Spot) -> None:
+        write_durably(place, [b"half"], 4)
         raise KeyError("a bug")
 
     with pytest.raises(KeyError):
@@ -269,10 +282,82 @@ def test_a_read_only_place_is_an_output_error(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_folder_that_may_not_be_read_is_an_output_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> Iterator[Path]:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    def refuse(*arguments: object, **named: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(Path, "iterdir", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     for look in (newest, sweep):
         with pytest.raises(OutputError, match="Permission denied"):
             look(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, errno.EACCES, errno.ENOMEM])
+@pytest.mark.parametrize("name", [*FILES, "MANIFEST.json", "step-000002"])
+def test_what_cannot_be_read_just_now_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    """An older checkpoint in its stead would have the newer one pruned, which is whole."""
+    for step in (1, 2):
+        commit(tmp_path, step, FILES, keep=3)
+    usual = os.open
+
+    def refuse(path: str, flags: int, *arguments: int, **named: int) -> int:
+        if path == name:
+            raise OSError(number, os.strerror(number), path)
+        return usual(path, flags, *arguments, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        with pytest.raises(OutputError, match=f"step-000002: cannot be read just now .{os.strerror(number)}") as caught:
+            newest(tmp_path)
+    assert caught.value.exit_code == 6
+    found = newest(tmp_path)
+    assert found is not None
+    assert (found.step, found.skipped) == (2, ())
+
+
+def test_a_file_that_breaks_off_while_it_is_read_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(tmp_path, 1, FILES, keep=3)
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("hashlib.file_digest", refuse)
+    with pytest.raises(OutputError, match=r"step-000001: cannot be read just now .Input/output error"):
+        newest(tmp_path)
+
+
+@pytest.mark.parametrize("name", [*FILES, "MANIFEST.json"])
+@pytest.mark.parametrize("kind", ["pipe", "socket", "link"])
+def test_what_is_no_file_is_damage_and_waited_for_by_nobody(tmp_path: Path, name: str, kind: str) -> None:
+    commit(tmp_path, 1, FILES, keep=3)
+    path = commit(tmp_path, 2, FILES, keep=3) / name
+    if kind == "link":
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        path.unlink()
+        os.mknod(path, 0o600 | (stat.S_IFIFO if kind == "pipe" else stat.S_IFSOCK))
+    found = newest(tmp_path)
+    assert found is not None
+    assert found.step == 1
+    assert f"{name} is no plain file" in found.skipped[0]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b", "x" * 5000, "..", "a\nb"])
+def test_names_in_a_manifest_that_no_file_has_are_damage(tmp_path: Path, name: str) -> None:
+    path = commit(tmp_path, 1, FILES, keep=3) / "MANIFEST.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"] = {name: manifest["files"]["state.json"]}
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(OutputError, match="is not a file of this folder"):
+        newest(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "9" * 10_000, "\ufeff{}", "{}" + " " * (1 << 21)])
+def test_a_manifest_that_makes_no_sense_is_damage(tmp_path: Path, text: str) -> None:
+    (commit(tmp_path, 1, FILES, keep=3) / "MANIFEST.json").write_text(text)
+    with pytest.raises(OutputError, match="no checkpoint of this run is whole"):
+        newest(tmp_path)

@@ -7,17 +7,26 @@ import fcntl
 import json
 import os
 import random
+import re
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from flame_train.errors import ConfigError, FlameError, Interrupted, NonFiniteError, OutputError
 from flame_train.io import failpoint
-from flame_train.io.runfolder import LogFile, RunFolder
+from flame_train.io.durable import write_durably
+from flame_train.io.files import is_temporary, make_folder, temporary_name
+from flame_train.io.held import Held
+from flame_train.io.runfolder import RunFolder
+from flame_train.io.runlog import LogFile
+from flame_train.io.runstatus import state_of
 
 TOY = Path(__file__).with_name("toy_run.py")
 ROOT = Path(__file__).parents[2]
@@ -34,11 +43,15 @@ POINTS = [
 ]
 
 
-def toy(folder: Path, armed: str | None = None) -> int:
+@pytest.fixture(autouse=True)
+def disarmed() -> Iterator[None]:
+    yield
+    failpoint.arm("")
+
+
+def toy(folder: Path, armed: str = "") -> int:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    if armed:
-        environment[failpoint.VARIABLE] = armed
-    return subprocess.run([sys.executable, str(TOY), str(folder)], env=environment, check=False).returncode
+    return subprocess.run([sys.executable, str(TOY), str(folder), armed], env=environment, check=False).returncode
 
 
 def outcome(folder: Path) -> dict[str, bytes]:
@@ -201,10 +214,11 @@ def test_the_status_of_a_run_that_found_no_room_says_so(tmp_path: Path, monkeypa
     assert (status["state"], status["exit_code"]) == ("failed", 6)
 
 
-def test_a_run_that_could_not_be_opened_is_not_said_to_run(tmp_path: Path) -> None:
-    (tmp_path / "run" / "log.jsonl").mkdir(parents=True)
-    (tmp_path / "run" / "status.json").write_text("{}")
-    (tmp_path / "run" / "config.toml").write_text("a = 1\n")
+def test_a_run_that_could_not_be_opened_is_not_said_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(place: object) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("flame_train.io.runfolder.LogFile", refuse)
     with pytest.raises(OutputError, match=r"log\.jsonl"):
         folder(tmp_path / "run", "a = 1\n").__enter__()
     status = json.loads((tmp_path / "run" / "status.json").read_text())
@@ -300,10 +314,10 @@ def test_a_file_in_the_way_is_refused_and_missing_parents_are_made(tmp_path: Pat
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path, data: bytes) -> int:
+    def refuse(*arguments: object, **named: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(OutputError, match="choose a folder this user may write to") as caught:
         folder(tmp_path / "run").__enter__()
     assert isinstance(caught.value, FlameError)
@@ -330,30 +344,246 @@ def test_the_log_is_cut_back_to_the_checkpoint_and_a_torn_line_goes(tmp_path: Pa
     ]
 
 
-def test_a_full_disk_costs_log_lines_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "log.jsonl").symlink_to("/dev/full")
-    log = LogFile(tmp_path / "log.jsonl")
-    log.append({"step": 1})
-    log.append({"step": 2})
-    log.close()
-    assert [record.message for record in caplog.records] == [
-        f"{tmp_path / 'log.jsonl'}: No space left on device; lines are being lost"
-    ]
+@contextmanager
+def file_size_limit(limit: int) -> Iterator[None]:
+    """Files of this process may not grow beyond `limit`: the system itself refuses, and writes half where half fits."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def lines_of(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (path / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("room", [0, 5, 12, 17])
+def test_a_full_disk_delays_lines_of_the_log_and_costs_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, room: int
+) -> None:
+    with Held.open(tmp_path) as held:
+        log = LogFile(held / "log.jsonl")
+        with file_size_limit(room):
+            log.append({"step": 1})
+            log.append({"step": 2})
+            log.sync()
+        log.append({"step": 3})
+        log.close()
+    assert lines_of(tmp_path) == [1, 2, 3]
+    (told,) = [record.message for record in caplog.records]
+    assert re.fullmatch(r".*log\.jsonl: (No space left|File too large).*; its lines wait for room", told)
+
+
+def test_lines_and_grids_that_wait_go_into_the_checkpoint_and_are_written_at_the_next_start(tmp_path: Path) -> None:
+    """A line of a step that is done is not made again, nor its grid: the weights are others then."""
+    with folder(tmp_path / "run") as run:
+        run.resume()
+        run.log({"step": 1})
+        failpoint.arm("log.append:all:enospc,sample.before_write:all:enospc")
+        run.log({"step": 2})
+        run.write_sample(2, b"the grid of step 2")
+        assert run.has_sample(2)
+        run.log({"step": 3})
+        run.checkpoint(3, {"state.json": b"{}"}, keep=1)
+        run.log({"step": 4})
+    failpoint.arm("")
+    assert lines_of(tmp_path / "run") == [1]
+    assert not (tmp_path / "run" / "samples").exists()
+    with folder(tmp_path / "run") as run:
+        assert run.resume() is not None
+        assert lines_of(tmp_path / "run") == [1, 2, 3]
+        assert run.sample(2).read_bytes() == b"the grid of step 2"
+        run.log({"step": 4})
+    assert lines_of(tmp_path / "run") == [1, 2, 3, 4]
+
+
+def test_what_waits_is_written_as_soon_as_there_is_room(tmp_path: Path) -> None:
+    with folder(tmp_path / "run") as run:
+        run.resume()
+        failpoint.arm("log.append:enospc,sample.before_write:enospc")
+        run.log({"step": 1})
+        run.write_sample(1, b"a grid")
+        path = run.checkpoint(1, {"state.json": b"{}"}, keep=1)
+        failpoint.arm("")
+        assert lines_of(tmp_path / "run") == [1]
+        assert run.sample(1).read_bytes() == b"a grid"
+        assert sorted(file.name for file in path.iterdir()) == ["MANIFEST.json", "state.json"]
 
 
 def test_numbers_that_json_has_not_are_null(tmp_path: Path) -> None:
-    log = LogFile(tmp_path / "log.jsonl")
-    log.append({"step": 1, "loss": float("nan"), "grad_norm": float("inf"), "lr": 0.5})
-    log.close()
+    with Held.open(tmp_path) as held:
+        log = LogFile(held / "log.jsonl")
+        log.append({"step": 1, "loss": float("nan"), "grad_norm": float("inf"), "lr": 0.5})
+        log.close()
     assert json.loads((tmp_path / "log.jsonl").read_text()) == {"step": 1, "loss": None, "grad_norm": None, "lr": 0.5}
 
 
-def test_what_killed_processes_left_half_written_is_swept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line",
+        [
+        '{"step": 1e400}', '{"step": 3.5}', '{"step": true}', '{"step": ' + "9" * 400 + "}", "[" * 100_000, "\0", "{}",
+        '{"step": NaN}', '{"step": -1}', '{"step": "1"}',
+    ],
+)  # fmt: skip
+def test_the_log_is_cut_where_a_line_is_none_of_ours(tmp_path: Path, line: str) -> None:
+    with folder(tmp_path / "run") as run:
+        run.resume()
+        run.log({"step": 1})
+        run.log({"step": 2})
+        run.checkpoint(2, {"state.json": b"{}"}, keep=1)
+    log = tmp_path / "run" / "log.jsonl"
+    log.write_text(log.read_text() + line + "\n")
+    with folder(tmp_path / "run") as run:
+        run.resume()
+        assert run.last() == {"step": 2}
+    assert lines_of(tmp_path / "run") == [1, 2]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from flame_train.io.durable import write_durably
+def chunks():
+    yield b"half"
+    print("writing", flush=True)
+    sys.stdin.read()
+    yield b"half"
+write_durably(Path(sys.argv[1]), chunks(), 8)
+"""
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process in the middle of writing `file` of the run's folder."""
+    (tmp_path / "run").mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path / "run" / "file")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writing\n"
+        yield process
+        process.kill()
+
+
+def hidden(path: Path) -> list[str]:
+    return sorted(p.name for p in path.iterdir() if p.name.startswith(".") and p.name != ".lock")
+
+
+def test_what_a_killed_process_left_half_written_is_swept(tmp_path: Path, writer: subprocess.Popen[str]) -> None:
+    writer.kill()
+    writer.wait()
+    assert len(hidden(tmp_path / "run")) == 1
+    write_durably(tmp_path / "run" / "another file", [b"x"], 1)
+    assert hidden(tmp_path / "run") == []
+
+
+def test_what_another_process_is_writing_is_not(tmp_path: Path, writer: subprocess.Popen[str]) -> None:
     with folder(tmp_path / "run"):
         pass
-    for name in (".lora.safetensors.tmp-123", ".status.json.tmp-7"):
-        (tmp_path / "run" / name).write_bytes(b"half")
-    (tmp_path / "run" / ".notes").write_bytes(b"the user's own")
+    write_durably(tmp_path / "run" / "another file", [b"x"], 1)
+    assert len(hidden(tmp_path / "run")) == 1
+    writer.communicate("")
+    assert writer.returncode == 0
+    assert (tmp_path / "run" / "file").read_bytes() == b"halfhalf"
+    assert hidden(tmp_path / "run") == []
+
+
+USERS = (
+    ".notes",
+    ".notes.tmp-draft",
+    ".my.tmp-notes",
+    ".x.tmp-123",
+    ".a.flame-0123.tmp",
+    "b.flame-0123456789abcdef.tmp",
+)
+
+
+def test_only_names_of_the_form_that_this_program_gives_are_swept(tmp_path: Path) -> None:
     with folder(tmp_path / "run"):
         pass
-    assert sorted(p.name for p in (tmp_path / "run").iterdir() if p.name.startswith(".")) == [".lock", ".notes"]
+    for place in (tmp_path / "run", tmp_path / "run" / "samples"):
+        place.mkdir(exist_ok=True)
+        for name in (*USERS, temporary_name("lora.safetensors"), temporary_name("x" * 250)):
+            (place / name).write_bytes(b"half")
+        (place / temporary_name("folder")).mkdir()
+        (place / temporary_name("link")).symlink_to(tmp_path / "mine")
+    (tmp_path / "mine").write_text("mine")
+    with folder(tmp_path / "run"):
+        pass
+    for place in (tmp_path / "run", tmp_path / "run" / "samples"):
+        left = {p.name for p in place.iterdir()}
+        assert left >= set(USERS)
+        assert sorted(name.split(".flame")[0] for name in filter(is_temporary, left)) == [".folder", ".link"]
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_temporary_names_cannot_be_guessed_and_are_never_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len({temporary_name("a") for _ in range(100)}) == 100
+    victim, names = tmp_path / "victim", iter(["0" * 16, "0" * 16, "1" * 16, "2" * 16, "3" * 16, "4" * 16])
+    victim.write_text("mine")
+    monkeypatch.setattr("secrets.token_hex", lambda count: next(names))
+    target = tmp_path / "target"
+    (tmp_path / f".target.flame-{'0' * 16}.tmp").symlink_to(victim)
+    with pytest.raises(OutputError, match="target: cannot be written"):
+        write_durably(target, [b"overwritten"], 11)
+    (tmp_path / f".write-probe.flame-{'0' * 16}.tmp").symlink_to(victim)
+    with pytest.raises(OutputError, match="cannot be written"):
+        make_folder(tmp_path)
+    assert victim.read_text() == "mine"
+
+
+def test_a_run_that_was_killed_is_said_to_run_by_nobody(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    """What kill -9, a terminal that was closed under a shell, or a second Ctrl-C leave is told by the lock."""
+    assert state_of(tmp_path / "run")["state"] == "running"
+    holder.kill()
+    holder.wait()
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "running"
+    assert state_of(tmp_path / "run")["state"] == "interrupted"
+
+
+def test_the_next_command_mends_the_status_of_a_killed_run_also_if_it_is_refused(
+    tmp_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    holder.kill()
+    holder.wait()
+    with pytest.raises(OutputError, match="other settings"):
+        folder(tmp_path / "run", "a = 2\n", "  a 1 2").__enter__()
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["exit_code"], status["pid"]) == ("interrupted", None, holder.pid)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", '{"saved": Infinity}', '{"state": "\\ud800", "pid": {}}', "\0"])
+def test_a_status_that_makes_no_sense_stops_nobody(tmp_path: Path, text: str) -> None:
+    with folder(tmp_path / "run") as run:
+        run.resume()
+        run.checkpoint(3, {"state.json": b"{}"}, keep=1)
+    (tmp_path / "run" / "status.json").write_text(text)
+    with folder(tmp_path / "run") as run:
+        assert run.resume() is not None
+    assert state_of(tmp_path / "run")["state"] == "done"
+
+
+def test_a_status_that_cannot_be_read_just_now_does_not_start_a_run_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would tell that there were checkpoints."""
+    with folder(tmp_path / "run") as run:
+        run.resume()
+        run.checkpoint(3, {"state.json": b"{}"}, keep=1)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    usual = os.open
+
+    def refuse(path: str, flags: int, *arguments: int, **named: int) -> int:
+        if path == "status.json":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return usual(path, flags, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    for attempt in (folder(tmp_path / "run").look, folder(tmp_path / "run").__enter__):
+        with pytest.raises(OutputError, match=r"cannot be read just now \(Input/output error\)"):
+            attempt()

@@ -264,13 +264,13 @@ class TestDisk:
 
     def test_order_data_is_synced_before_the_rename_and_the_folder_after(self, target, monkeypatch):
         calls = []
-        fsync, replace = os.fsync, os.replace
+        fsync, rename = os.fsync, os.rename
 
         def kind_of(descriptor):
             return "folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file"
 
         monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(f"sync {kind_of(fd)}"), fsync(fd)))
-        monkeypatch.setattr(os, "replace", lambda a, b: (calls.append("rename"), replace(a, b)))
+        monkeypatch.setattr(os, "rename", lambda a, b, **at: (calls.append("rename"), rename(a, b, **at)))
         save_file(target, {"w": np.zeros(4)})
         assert calls == ["sync file", "rename", "sync folder"]
 

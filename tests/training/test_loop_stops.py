@@ -131,5 +131,5 @@ def test_what_a_grid_does_not_survive(error):
 def test_a_grid_that_cannot_be_looked_at_is_one_that_lacks():
     """A name that is too long stands for a folder that may not be entered: the grid is tried, and costs a warning."""
     config = schema.Config(sample=schema.SampleSection(every=250, prompts=("a disc",)))
-    run = SimpleNamespace(config=config, folder=SimpleNamespace(sample=lambda step: Path("a" * 300)))
+    run = SimpleNamespace(config=config, folder=RunFolder(Path("a" * 300), "", lambda old, found: None))
     assert loop._lacks_grid(run, 250)

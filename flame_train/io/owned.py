@@ -1,0 +1,56 @@
+"""What a run owns inside its folder: plain files and folders. A link there would have it write, or prune, elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable
+from typing import Final
+
+from flame_train.errors import OutputError
+from flame_train.io.commit import is_checkpoint
+from flame_train.io.held import Held
+
+_FILES: Final = re.compile(r"\.lock|(config\.toml|status\.json|dataset\.json|log\.jsonl)|lora(\.\w+)?\.safetensors")
+_FOLDERS: Final = ("checkpoints", "samples", "tensorboard")
+_SAMPLE: Final = re.compile(r"step-\d{6,}\.png")
+
+
+def is_sample(name: str) -> bool:
+    """Whether a sample grid is called so."""
+    return _SAMPLE.fullmatch(name) is not None
+
+
+def refuse_links(folder: Held) -> None:
+    """Raises OutputError, before anything is written, where something else has the name of what a run owns."""
+    for name in folder.names():
+        if _FILES.fullmatch(name):
+            _refuse_other(folder, name, stat.S_ISREG, "a plain file")
+        elif name in _FOLDERS:
+            _refuse_other(folder, name, stat.S_ISDIR, "a folder")
+            with folder.folder(name) as inside:
+                _refuse_links_among(inside, name)
+
+
+def _refuse_links_among(folder: Held, kind: str) -> None:
+    for name in folder.names():
+        if kind == "samples" and is_sample(name):
+            _refuse_other(folder, name, stat.S_ISREG, "a plain file")
+        elif kind == "checkpoints" and is_checkpoint(name):
+            _refuse_other(folder, name, stat.S_ISDIR, "a folder")
+            with folder.folder(name) as checkpoint:
+                for file in checkpoint.names():
+                    _refuse_other(checkpoint, file, lambda mode: not stat.S_ISLNK(mode), "a plain file")
+
+
+def _refuse_other(folder: Held, name: str, wanted: Callable[[int], bool], called: str) -> None:
+    found = folder.look(name)
+    if found is None or wanted(found.st_mode):
+        return
+    path = folder.path / name
+    what = f"a link to {os.readlink(path)}" if stat.S_ISLNK(found.st_mode) else "something else"
+    raise OutputError(
+        f"{path}: expected {called} of this run, found {what}, and would write there; put {called} in its place, or "
+        "set output.dir to another folder (which may be a link itself)"
+    )

@@ -1,0 +1,104 @@
+"""`log.jsonl` of a run: a line a step, appended at once. A full disk delays lines and costs none of them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from flame_train.io.failpoint import hit
+from flame_train.io.held import Spot
+
+_LOG = logging.getLogger(__name__)
+
+
+class LogFile:
+    """The log at a name in a held folder. Raises OSError where it cannot be opened: also where it is a link.
+
+    Lines that the disk has no room for wait in `waiting`, and are written before the next one. So the file always has
+    the lines before those that wait, and a checkpoint that takes these along loses none.
+    """
+
+    def __init__(self, place: Spot) -> None:
+        self._place = place
+        self._warned = False
+        self.waiting = b""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self._file = os.fdopen(place.folder.file(place.name, flags), "ab", buffering=0)
+        self._whole = os.fstat(self._file.fileno()).st_size
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one line at once; NaN and infinity, which JSON has not, as null. No room for it costs one warning."""
+        self.waiting += json.dumps({name: _finite(value) for name, value in record.items()}).encode() + b"\n"
+        self.write()
+
+    def write(self) -> None:
+        """Write the lines that wait, if there is room now."""
+        if not self.waiting:
+            return
+        try:
+            hit("log.append")
+            os.ftruncate(self._file.fileno(), self._whole)  # away with what an earlier try left of a line
+            if self._file.write(self.waiting) < len(self.waiting):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._warn(error)
+        else:
+            self._whole += len(self.waiting)
+            self.waiting = b""
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            _LOG.warning("%s: %s; its lines wait for room", self._place, error.strerror)
+            self._warned = True
+
+    def cut(self, step: int, waited: bytes = b"") -> None:
+        """Drop every line after `step`, and a last line that was cut short. Raises OSError.
+
+        `waited` are lines that a checkpoint took along: those that are not there are written.
+        """
+        self._whole, last = 0, 0
+        with os.fdopen(self._place.folder.file(self._place.name, os.O_RDONLY), "rb") as file:
+            for line in file:
+                if not line.endswith(b"\n") or step_of(line) > step:
+                    break
+                self._whole, last = self._whole + len(line), int(step_of(line))
+        os.ftruncate(self._file.fileno(), self._whole)
+        self.waiting = b"".join(line for line in waited.splitlines(keepends=True) if last < step_of(line) <= step)
+        self.write()
+
+    def sync(self) -> None:
+        """Wait until the lines are on the disk."""
+        self.write()
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._warn(error)
+
+    def last(self) -> bytes:
+        """The last line; empty if there is none. Raises OSError."""
+        with os.fdopen(self._place.folder.file(self._place.name, os.O_RDONLY), "rb") as file:
+            *_, line = [b"", *file.read().splitlines()]
+        return line
+
+    def close(self) -> None:
+        """Write what waits, if there is room now, and close the file."""
+        self.write()
+        self._file.close()
+
+
+def step_of(line: bytes) -> float:
+    """The step that a line says; infinity where it is not one that a run wrote: it is cut off from there on."""
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return math.inf
+    return step if type(step) is int and 0 <= step < 2**63 else math.inf
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,94 @@
+"""`status.json` of a run: whether it runs, or how it ended.
+
+A process that is killed cannot write how it ended, so "running" is true only while the lock of the folder is held:
+`state_of` looks at both, and the next run in the folder writes down what it finds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from flame_train.errors import Interrupted, OutputError, exit_status
+from flame_train.io.durable import write_durably
+from flame_train.io.held import Held
+
+STATUS: Final = "status.json"
+LOCK: Final = ".lock"
+
+_UNIT: Final = 512  # bytes: a status is filled up to a multiple of them, so that the next one is as long
+_LARGEST: Final = 1 << 16
+
+
+def write_status(folder: Held, status: Mapping[str, Any]) -> None:
+    """Raises OutputError; on a disk without room the file that is there is written over: its size is the same."""
+    text = json.dumps(status, indent=1)
+    raw = (text + " " * (-(len(text) + 1) % _UNIT) + "\n").encode()
+    try:
+        write_durably(folder / STATUS, [raw], len(raw))
+    except OutputError:
+        folder.check()
+        if not _written_over(folder, raw):
+            raise
+
+
+def _written_over(folder: Held, raw: bytes) -> bool:
+    """Whether `raw` could be put into the file of just as many bytes that is there."""
+    try:
+        with os.fdopen(folder.file(STATUS, os.O_RDWR), "r+b") as file:
+            return os.fstat(file.fileno()).st_size == len(raw) and file.write(raw) == len(raw)
+    except OSError:
+        return False
+
+
+def read_status(folder: Held) -> dict[str, Any]:
+    """What the file says; nothing where it is not there or makes no sense. Raises OSError where it cannot be read."""
+    try:
+        status = json.loads(folder.read(STATUS, _LARGEST))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return {}
+    return status if isinstance(status, dict) else {}
+
+
+def state_of(path: Path) -> dict[str, Any]:
+    """The status of the run in the folder `path`, without a "running" that is not so: that is "interrupted" then.
+
+    Nothing is written. Raises OSError where there is no such folder, or it cannot be read.
+    """
+    with Held.open(path) as folder:
+        status = read_status(folder)
+        return status if is_locked(folder) else as_dead(status)
+
+
+def as_dead(status: Mapping[str, Any]) -> dict[str, Any]:
+    """The same status of a run whose process is gone."""
+    return {**status, "state": "interrupted"} if status.get("state") == "running" else dict(status)
+
+
+def is_locked(folder: Held) -> bool:
+    """Whether a run has the folder."""
+    try:
+        lock = folder.file(LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return False
+
+
+def ending(error: BaseException | None) -> tuple[str, int]:
+    """State and exit code of a run that ended with `error`."""
+    if error is None:
+        return "done", 0
+    asked = isinstance(error, Interrupted | KeyboardInterrupt)
+    return "interrupted" if asked else "failed", exit_status(error)
