@@ -25,6 +25,7 @@ from flame_train.errors import OutputError
 from flame_train.io.commit import Found, count
 from flame_train.io.durable import write_durably
 from flame_train.io.files import preflight
+from flame_train.io.hub import fetching
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.weights import sampled_digest
 from flame_train.training.batch import sender
@@ -47,7 +48,7 @@ _LOG = logging.getLogger(__name__)
 def run(family: Family, source: str, overrides: list[str], device: str, dry_run: bool) -> dict[str, Any]:
     """The whole of `<family>-lora`."""
     asked = load_located(source, overrides)
-    with StopRequest() as stop:
+    with StopRequest() as stop, fetching(not dry_run):
         if not dry_run:
             get_backend(device)  # a missing GPU is told before anything is read
             nn.check_fp8(asked.config.model.fp8, device, asked.config.train.precision)
@@ -61,7 +62,7 @@ def run(family: Family, source: str, overrides: list[str], device: str, dry_run:
 def fill_cache(family: Family, asked: Located, device: str, dry_run: bool) -> dict[str, Any]:
     """The whole of `cache`."""
     config = asked.config
-    with StopRequest() as stop:
+    with StopRequest() as stop, fetching(not dry_run):
         if not dry_run:
             get_backend(device)
         plan = make_plan(family, asked, stop)

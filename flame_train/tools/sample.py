@@ -17,6 +17,7 @@ from flame_train.engine import nn, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.errors import ConfigError, ModelFileError, out_of_memory
 from flame_train.io.files import refuse_place
+from flame_train.io.hub import fetching
 from flame_train.models.identify import FAMILY_NAMES, could_be
 from flame_train.recipes import family_of
 from flame_train.recipes.pictures import as_usual, check_sampling, drawing, picture_size, size_conditioning
@@ -29,6 +30,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @out_of_memory("try one --prompt at a time, a smaller --width and --height, or --fp8 weights")
+@fetching()
 def sample(
     checkpoint: str, prompts: Sequence[str], output: Path, *, lora: Path | None, strength: float, negative: str,
     steps: int, guidance: float, sampler: Any, prediction: Any, precision: Any, seed: int, width: int, height: int,
