@@ -19,6 +19,7 @@ from flame_train.errors import OutputError
 from flame_train.io.commit import Found, count
 from flame_train.io.durable import write_durably
 from flame_train.io.files import preflight
+from flame_train.io.hub import fetching
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.weights import sampled_digest
 from flame_train.recipes import FAMILIES
@@ -40,7 +41,7 @@ def train(source: str, overrides: list[str], device: str, dry_run: bool, family:
     `family` is the one whose command was given, None: whichever the checkpoint is of.
     """
     asked = load_located(source, overrides)
-    with StopRequest() as stop:
+    with StopRequest() as stop, fetching(not dry_run):
         if not dry_run:
             get_backend(device)  # a missing GPU is told before anything is read
             base = asked.config.model
@@ -55,7 +56,7 @@ def train(source: str, overrides: list[str], device: str, dry_run: bool, family:
 def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) -> dict[str, Any]:
     """Encodes the images and captions of a config ahead of training. Returns counts."""
     asked = load_located(source, overrides)
-    with StopRequest() as stop:
+    with StopRequest() as stop, fetching(not dry_run):
         if not dry_run:
             get_backend(device)
         plan = make_plan(check(asked), stop)

@@ -19,7 +19,7 @@ from flame_train.engine import nn, no_grad, tensor
 from flame_train.engine.backend import get_backend
 from flame_train.errors import ConfigError, ModelFileError, out_of_memory
 from flame_train.io.files import refuse_place
-from flame_train.io.hub import resolve_checkpoint
+from flame_train.io.hub import fetching, resolve_checkpoint
 from flame_train.models.identify import could_be
 from flame_train.recipes import Opening, family_of
 from flame_train.run.check import fp8_of
@@ -35,6 +35,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @out_of_memory("try one --prompt at a time, a smaller --width and --height, or --quantize fp8")
+@fetching()
 def sample(
     checkpoint: str, prompts: Sequence[str], output: Path, *, lora: Path | None, strength: float, negative: str,
     steps: int, guidance: float, sampler: Any, prediction: Any, precision: Any, seed: int, width: int, height: int,

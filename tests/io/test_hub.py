@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from collections.abc import Iterator
 from fnmatch import fnmatch
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import huggingface_hub as hub
 import pytest
+from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+import flame_train.io.hub as ours
 from flame_train.errors import ModelFileError
-from flame_train.io.hub import read_of, resolve_checkpoint
+from flame_train.io.hub import fetching, read_of, resolve_checkpoint
+
+TOKEN = "hf_" + "x" * 34
 
 READ = [
     "model_index.json", "scheduler/scheduler_config.json", "transformer/model-00001-of-00003.safetensors",
@@ -35,14 +43,16 @@ def hub_with(monkeypatch, tmp_path):
     fetched = []
 
     def has(files, cached=False):
-        def listed(name):
+        def listed(name, token=None):
             if files is None:
                 raise OSError("no network")
             return files
 
-        def snapshot(name, allow_patterns=None, local_files_only=False):
-            if local_files_only and not cached:
-                raise LocalEntryNotFoundError("nothing kept")
+        def snapshot(name, allow_patterns=None, local_files_only=False, token=None):
+            if local_files_only:
+                if not cached:
+                    raise LocalEntryNotFoundError("nothing kept")
+                return str(tmp_path)
             fetched.append([f for f in files or [] if any(fnmatch(f, p) for p in allow_patterns or ["*"])])
             return str(tmp_path)
 
@@ -55,7 +65,8 @@ def hub_with(monkeypatch, tmp_path):
 
 def test_what_is_read_is_fetched_and_no_more(hub_with, tmp_path):
     fetched = hub_with([*READ, *WHOLE, *SPARED])
-    assert resolve_checkpoint("owner/model") == tmp_path
+    with fetching():
+        assert resolve_checkpoint("hf:owner/model") == tmp_path
     assert [sorted(files) for files in fetched] == [sorted([*READ, *WHOLE])]
 
 
@@ -68,27 +79,156 @@ def test_weights_that_lie_in_no_component_are_all_there_is():
 
 def test_a_name_with_brackets_is_no_pattern(hub_with):
     fetched = hub_with(["unet/a[b].safetensors", "unet/ab.safetensors"])
-    resolve_checkpoint("owner/brackets")
+    with fetching():
+        resolve_checkpoint("hf:owner/brackets")
     assert fetched == [["unet/a[b].safetensors", "unet/ab.safetensors"]]
 
 
-def test_what_was_fetched_before_does_where_the_hub_is_out_of_reach(hub_with, tmp_path):
+@pytest.mark.parametrize("name", ["owner/kept", "hf:owner/kept"])
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_was_fetched_before_does_where_the_hub_is_out_of_reach(hub_with, tmp_path, name, asked):
     fetched = hub_with(None, cached=True)
-    assert resolve_checkpoint("owner/kept") == tmp_path
-    assert len(fetched) == 1
+    with fetching(asked):
+        assert resolve_checkpoint(name) == tmp_path
+    assert fetched == []
 
 
 def test_what_the_hub_does_not_have_is_told_by_name(hub_with):
     hub_with(None)
-    with pytest.raises(ModelFileError, match=r"owner/nothing: neither a local path nor found on the hub .*no network"):
-        resolve_checkpoint("owner/nothing")
+    told = r"hf:owner/nothing: neither in the hub's local cache nor to be had from it .*no network"
+    with fetching(), pytest.raises(ModelFileError, match=told):
+        resolve_checkpoint("hf:owner/nothing")
 
 
 def test_the_hub_is_asked_once_and_again_only_after_a_failure(hub_with, tmp_path):
     """Every part of a run asks where its checkpoint is: what the hub has may change meanwhile, or be out of reach."""
     hub_with(None)
-    with pytest.raises(ModelFileError, match="no network"):
-        resolve_checkpoint("owner/wanted-often")
-    fetched = hub_with(READ)
-    assert [resolve_checkpoint("owner/wanted-often") for _ in range(3)] == [tmp_path] * 3
+    with fetching():
+        with pytest.raises(ModelFileError, match="no network"):
+            resolve_checkpoint("hf:owner/wanted-often")
+        fetched = hub_with(READ)
+        assert [resolve_checkpoint("hf:owner/wanted-often") for _ in range(3)] == [tmp_path] * 3
     assert len(fetched) == 1
+
+
+def test_a_path_that_is_not_there_is_no_question_to_the_hub(hub_with):
+    fetched = hub_with(READ)
+    with fetching(), pytest.raises(ModelFileError, match=r"there is no such file, nor a model .* hf:models/sdxl-base$"):
+        resolve_checkpoint("models/sdxl-base")
+    assert fetched == []
+
+
+@pytest.mark.parametrize("name", ["hf:", "hf:name", "hf:a/b/c", "hf:../x/y", "hf:owner/na me", "hf:/etc/passwd"])
+def test_what_is_no_name_of_a_model_is_not_asked_for(hub_with, name):
+    fetched = hub_with(READ)
+    with fetching(), pytest.raises(ModelFileError, match="expected a model's name on the hub after hf:"):
+        resolve_checkpoint(name)
+    assert fetched == []
+
+
+@pytest.fixture
+def silent(monkeypatch, tmp_path):
+    """An empty cache, a token, and any attempt to reach another machine noted."""
+    tried: list[object] = []
+
+    def refuse(*address, **named):
+        tried.append(address)
+        raise RuntimeError("no network in this test")  # of a kind that nobody tries again for
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return tried
+
+
+@pytest.mark.parametrize("name", ["owner/not-here", "hf:owner/not-here", "models/sdxl-base", "nowhere.safetensors"])
+def test_without_being_asked_nothing_is_sent_anywhere(silent, name):
+    with pytest.raises(ModelFileError):
+        resolve_checkpoint(name)
+    assert silent == []
+
+
+def test_being_asked_tries(silent):
+    with fetching(), pytest.raises(ModelFileError):
+        resolve_checkpoint("hf:owner/is-tried")
+    assert silent
+
+
+class Answer(BaseHTTPRequestHandler):
+    """A hub that says where each request came from, and what with, and sends it on."""
+
+    def do_GET(self) -> None:
+        self.server.heard.append((self.path, self.headers.get("Authorization")))  # type: ignore[attr-defined]
+        there = self.server.leads_to  # type: ignore[attr-defined]
+        if there:
+            self.send_response(302)
+            self.send_header("Location", there + self.path)
+        else:
+            self.send_response(404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def servers() -> Iterator[list[ThreadingHTTPServer]]:
+    """Two machines; the first sends whoever asks on to the second."""
+    made = [ThreadingHTTPServer(("127.0.0.1", 0), Answer) for _ in range(2)]
+    for server in made:
+        server.heard, server.leads_to = [], ""  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    made[0].leads_to = f"http://localhost:{made[1].server_port}"  # type: ignore[attr-defined]
+    yield made
+    for server in made:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_token_is_sent_to_the_hubs_own_host_alone(servers, monkeypatch, tmp_path, caplog, own):
+    """Neither to another endpoint, nor to where the hub sends one on to."""
+    hub_server, other = servers
+    endpoint = f"http://127.0.0.1:{hub_server.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(hub.hf_api.api, "endpoint", endpoint)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    if own:
+        monkeypatch.setattr(ours, "_token", lambda: None)
+    ours._fetched.cache_clear()
+    with fetching(), pytest.raises(ModelFileError) as caught:
+        resolve_checkpoint("hf:owner/gated")
+    assert {sent for _, sent in hub_server.heard} == {f"Bearer {TOKEN}" if own else None}
+    assert other.heard
+    assert {sent for _, sent in other.heard} == {None}
+    assert TOKEN not in f"{caught.value} {caught.value.__cause__} {caplog.text}"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "sent"),
+    [
+        ("https://huggingface.co", None), ("https://hub-ci.huggingface.co", None), ("http://huggingface.co", False),
+        ("https://huggingface.co.example.org", False), ("https://hf-mirror.example", False), ("", False),
+    ],
+)  # fmt: skip
+def test_which_endpoints_are_the_hubs_own(monkeypatch, endpoint, sent):
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    assert ours._token() is sent
+
+
+def test_a_token_that_a_library_repeats_is_not_printed(hub_with, monkeypatch):
+    hub_with(None)
+
+    def repeat(name, token=None):
+        raise ValueError(f"Illegal header value b'Bearer {TOKEN}'")
+
+    monkeypatch.setattr(hub, "list_repo_files", repeat)
+    with fetching(), pytest.raises(ModelFileError, match="token") as caught:
+        resolve_checkpoint("hf:owner/odd-token")
+    assert TOKEN not in str(caught.value)
+    assert caught.value.__cause__ is None
