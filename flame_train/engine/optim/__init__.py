@@ -19,7 +19,7 @@ from .optimizer import Optimizer
 from .rules import AdamWRule, SGDRule
 from .scaler import LossScaler
 from .schedule import Schedule
-from .transform import ClipNorm, ClipValue, GradientNoise, State, Step, Transform
+from .transform import ClipNorm, ClipValue, GradientNoise, Rule, State, Step, Transform
 
 __all__ = [
     "METRICS",
@@ -34,6 +34,7 @@ __all__ = [
     "LossScaler",
     "MovingAverage",
     "Optimizer",
+    "Rule",
     "SGDRule",
     "Schedule",
     "Segment",

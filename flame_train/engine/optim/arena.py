@@ -199,7 +199,7 @@ class Arena:
         if faults:
             more = [f"... and {len(faults) - 5} more"] if len(faults) > 5 else []
             raise ModelFileError("\n  ".join([f"{what}: does not fit the parameters", *faults[:5], *more]))
-        host = np.zeros(self.size, float32)
+        host = np.zeros(self.size, flat.dtype)
         for s in self.segments:
             host[s.start : s.stop] = entries[s.name].reshape(-1)
         flat[...] = self.backend.put(host)

@@ -138,10 +138,11 @@ class Optimizer:
         """Everything the next step depends on besides the arena's values, on the host, by name; copies.
 
         Flat entries are split by parameter, "adamw.exp_avg.<parameter>", so that they do not depend on the layout.
+        Arrays of another size, such as the scales of 8-bit moments, are saved whole. All keep their dtype.
         """
         result: dict[str, np.ndarray[Any, Any]] = {}
         for name, array in self._entries():
-            if array.ndim:
+            if self._is_flat(array):
                 result |= {f"{name}.{p}": part for p, part in self.arena.split(array).items()}
             else:
                 result[name] = np.array(self.arena.backend.get(array), copy=True)
@@ -154,7 +155,15 @@ class Optimizer:
         """
         left = dict(entries)
         for name, array in self._entries():
-            if array.ndim:
+            if array.ndim and not self._is_flat(array):
+                found = left.pop(name, None)
+                if found is None or (found.shape, found.dtype) != (array.shape, array.dtype):
+                    raise ModelFileError(
+                        f"optimizer state {name}: expected {array.dtype} {array.shape}, got "
+                        f"{'nothing' if found is None else f'{found.dtype} {found.shape}'}; another optimizer saved it"
+                    )
+                array[...] = self.arena.backend.put(found)
+            elif array.ndim:
                 own = [k for k in left if k.startswith(f"{name}.")]
                 self.arena.join(array, {k[len(name) + 1 :]: left.pop(k) for k in own}, f"optimizer state {name}")
             elif name in left and left[name].size == 1:
@@ -166,6 +175,10 @@ class Optimizer:
                 f"optimizer state: unexpected {sorted(left)[0]!r}; another optimizer or precision saved it"
             )
         self._own["healthy"][...] = True
+
+    def _is_flat(self, array: Array) -> bool:
+        """Whether it has an entry for each trained value."""
+        return array.ndim == 1 and int(array.size) == self.arena.size
 
     def _entries(self) -> list[tuple[str, Array]]:
         """Every buffer of the state with its saved name."""

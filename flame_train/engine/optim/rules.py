@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ class AdamWRule:
     eps: float = 1e-8
     weight_decay: float = 0.01
     name: str = "adamw"
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.betas, Sequence) or len(self.betas) != 2:
@@ -36,7 +37,8 @@ class AdamWRule:
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
         xp, (b1, b2) = step.xp, self.betas
-        first, second = self.numbers(state, step).values()
+        numbers = step.numbers_of(self, state)
+        first, second = numbers["first"], numbers["second"]
         m = b1 * state["exp_avg"] + (1.0 - b1) * g
         v = b2 * state["exp_avg_sq"] + (1.0 - b2) * (g * g)
         direction = m / (first * (xp.sqrt(v) / second + self.eps))
@@ -58,6 +60,7 @@ class SGDRule:
     weight_decay: float = 0.0
     nesterov: bool = False
     name: str = "sgd"
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check("sgd", momentum=self.momentum, weight_decay=self.weight_decay)
@@ -73,7 +76,7 @@ class SGDRule:
         g = _decayed(g, self.weight_decay, step.arena)
         if self.momentum == 0.0:
             return g, {}
-        fresh = self.numbers(state, step)["fresh"]
+        fresh = step.numbers_of(self, state)["fresh"]
         buffer = self.momentum * state["momentum"] + fresh * g
         return (g + self.momentum * buffer if self.nesterov else buffer), {"momentum": buffer}
 

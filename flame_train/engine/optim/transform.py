@@ -24,13 +24,19 @@ State = dict[str, Array]
 class Step:
     """What a transform is told: the arena, and `count`, the number of updates done so far (0-d int64).
 
-    `norm` is that of the gradient it is given, if known: for the first transform of a chain; else None.
+    `norm` is that of the gradient it is given, if known: for the first transform of a chain; else None. `numbers` are
+    the rule's, where they were computed already.
     """
 
     xp: Any
     arena: Arena
     count: Array
     norm: Array | None = None
+    numbers: State | None = None
+
+    def numbers_of(self, rule: Rule, state: State) -> State:
+        """The rule's single numbers in this step."""
+        return rule.numbers(state, self) if self.numbers is None else self.numbers
 
 
 class Transform(Protocol):
@@ -45,6 +51,22 @@ class Transform(Protocol):
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
         """What `g` becomes, and the changed entries of the state."""
+
+
+class Rule(Transform, Protocol):
+    """The last link of a chain: from the gradient to what is multiplied by the learning rate and then subtracted.
+
+    With `elementwise`, `update` is written over single elements: each entry of the result depends on the same entry of
+    the gradient, the values and the flat fp32 arrays of the state, and no 0-d entry changes. A GPU then runs it, and
+    all links before it, as one pass (`fused`), traced from the very same Python.
+    """
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether `update` works element by element."""
+
+    def numbers(self, state: State, step: Step) -> State:
+        """What `update` needs of single numbers, such as bias corrections: 0-d fp32, a function of the count."""
 
 
 def global_norm(xp: Any, g: Array) -> Array:

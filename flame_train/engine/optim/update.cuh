@@ -1,7 +1,7 @@
-// The optimizer's passes over the flat arena: sums of the gradient's squares, then one update by AdamW or SGD.
+// The optimizer's passes over the flat arena: sums of the gradient's squares, and what the update by any rule is made of.
 //
 // Contract: buffers hold n elements, n a multiple of 64, and are 16-byte aligned. `low`, the working copy in T, `mean`, the
-// moving average, `lr_scale`, `decay_scale` and SGD's `momentum` may be null. Of each 64 elements `filled` are no padding.
+// moving average, and `lr_scale` may be null. Of each 64 elements `filled` are no padding.
 // The numbers of a step are read from `now`; how they are named stands before this text, with the tables of random.cuh,
 // and so do NOISE, STREAM and CHUNK. `count` was advanced by the step already, if it is taken; if not, nothing changes.
 // Products and sums are rounded one by one, in the order of optim's links, rules and average: the bits are theirs.
@@ -36,12 +36,12 @@ extern "C" __global__ void __launch_bounds__(256) squares(const float* g, const 
   if (limit) within[blockIdx.x] = some;
 }
 
-// What both rules have in common, for four elements from i.
+// What all rules have in common, for four elements from i. The kernel of a rule is generated (fused.py).
 struct Arena {
   const float* grads;
   float *values, *mean;
   T* low;
-  const float *lr_scale, *decay_scale;
+  const float* lr_scale;
   const unsigned char* filled;
   const float* now;
   const long long* count;
@@ -63,19 +63,6 @@ struct Arena {
     return g;
   }
 
-  // g + decay * p
-  __device__ __forceinline__ void add_decay(Four& g, float decay, const Four& p, long long i) const {
-    if (decay == 0.f) return;
-    Four by = {decay, decay, decay, decay};
-    if (decay_scale) {
-      by = four(decay_scale, i);
-#pragma unroll
-      for (int k = 0; k < 4; k++) by.e[k] = __fmul_rn(decay, by.e[k]);
-    }
-#pragma unroll
-    for (int k = 0; k < 4; k++) g.e[k] = __fadd_rn(g.e[k], __fmul_rn(by.e[k], p.e[k]));
-  }
-
   // Values p go a step; the working copy and the average follow.
   __device__ __forceinline__ void move(Four p, const Four& step, long long i) const {
     const Four scale = lr_scale ? four(lr_scale, i) : Four{1.f, 1.f, 1.f, 1.f};
@@ -90,46 +77,3 @@ struct Arena {
     store<float, 4>(mean + i, m.e);
   }
 };
-
-extern "C" __global__ void __launch_bounds__(256) adamw(
-    const float* grads, float* values, float* mean, T* low, const float* lr_scale, const float* decay_scale,
-    const unsigned char* filled, const float* now, const long long* count, long long seed, long long n, float* exp_avg,
-    float* exp_avg_sq, float b1, float rest1, float b2, float rest2, float eps, float decay) {
-  const long long i = 4 * (blockIdx.x * (long long)blockDim.x + threadIdx.x);
-  if (i >= n || now[TAKE] == 0.f) return;
-  const Arena arena = {grads, values, mean, low, lr_scale, decay_scale, filled, now, count, seed};
-  const Four g = arena.gradient(i), p = four(values, i);
-  Four m = four(exp_avg, i), v = four(exp_avg_sq, i), step;
-#pragma unroll
-  for (int k = 0; k < 4; k++) {
-    m.e[k] = __fadd_rn(__fmul_rn(b1, m.e[k]), __fmul_rn(rest1, g.e[k]));
-    v.e[k] = __fadd_rn(__fmul_rn(b2, v.e[k]), __fmul_rn(rest2, __fmul_rn(g.e[k], g.e[k])));
-    const float root = __fadd_rn(__fdiv_rn(__fsqrt_rn(v.e[k]), now[SECOND]), eps);
-    step.e[k] = __fdiv_rn(m.e[k], __fmul_rn(now[FIRST], root));
-  }
-  arena.add_decay(step, decay, p, i);
-  store<float, 4>(exp_avg + i, m.e);
-  store<float, 4>(exp_avg_sq + i, v.e);
-  arena.move(p, step, i);
-}
-
-extern "C" __global__ void __launch_bounds__(256) sgd(
-    const float* grads, float* values, float* mean, T* low, const float* lr_scale, const float* decay_scale,
-    const unsigned char* filled, const float* now, const long long* count, long long seed, long long n, float* momentum,
-    float keep, float decay, int nesterov) {
-  const long long i = 4 * (blockIdx.x * (long long)blockDim.x + threadIdx.x);
-  if (i >= n || now[TAKE] == 0.f) return;
-  const Arena arena = {grads, values, mean, low, lr_scale, decay_scale, filled, now, count, seed};
-  Four step = arena.gradient(i), p = four(values, i);
-  arena.add_decay(step, decay, p, i);
-  if (momentum) {
-    Four b = four(momentum, i);
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-      b.e[k] = __fadd_rn(__fmul_rn(keep, b.e[k]), __fmul_rn(now[FRESH], step.e[k]));
-      step.e[k] = nesterov ? __fadd_rn(step.e[k], __fmul_rn(keep, b.e[k])) : b.e[k];
-    }
-    store<float, 4>(momentum + i, b.e);
-  }
-  arena.move(p, step, i);
-}

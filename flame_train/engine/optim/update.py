@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -12,21 +12,18 @@ from ..dtype import Array, float32
 from ..random import GRADIENT_NOISE, signed, tables
 from .arena import Arena
 from .decision import METRICS, Decision
-from .rules import AdamWRule, SGDRule
-from .transform import ClipNorm, ClipValue, GradientNoise, State, Step, Transform, global_norm
+from .fused import flat_states, fuses, kernel_text
+from .transform import ClipNorm, ClipValue, GradientNoise, Rule, State, Step, Transform, global_norm
 
 _BLOCKS, _THREADS = 1024, 256
 
 _NEUTRAL = {
     "take": 0.0, "divisor": 1.0, "limit": math.inf, "clip": 1.0, "std": 0.0, "rate": 0.0, "average": 0.0,
-    "first": 1.0, "second": 1.0, "fresh": 1.0,
 }  # fmt: skip
-"""The numbers that the kernels read, in order, with the value of each if no transform sets it."""
+"""The numbers that the kernels read, in order, with the value of each if no transform sets it; the rule's follow."""
 
-_BEFORE = f"{tables()}enum {{ {', '.join(_NEUTRAL).upper()} }};\n"
-
-Known = ClipValue | ClipNorm | GradientNoise | AdamWRule | SGDRule
-"""The transforms that the kernels know."""
+Known = ClipValue | ClipNorm | GradientNoise
+"""The transforms before the rule that the kernels know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,29 +97,36 @@ class AtOnce:
 
     def __init__(self, work: Work) -> None:
         self._work, arena, xp = work, work.arena, work.arena.backend.xp
-        pairs = zip(work.transforms, work.states, strict=True)
-        self._links = {type(t): (t, s) for t, s in pairs if isinstance(t, Known)}
+        self._rule = cast(Rule, work.transforms[-1])  # `fits` has looked
+        self._links: dict[type, tuple[Any, State]] = {
+            type(t): (t, state) for t, state in zip(work.transforms, work.states, strict=True)
+        }
         noise = [t for t in work.transforms if isinstance(t, GradientNoise)]
         self._names = {
             "T": float32 if arena.low is None else arena.low.dtype, "NOISE": len(noise), "STREAM": GRADIENT_NOISE,
             "CHUNK": GradientNoise.CHUNK,
         }  # fmt: skip
         self._seed = signed(noise[0].seed if noise else 0)
+        own = self._rule.numbers(work.states[-1], Step(xp, arena, work.own["count"]))
+        neutral = _NEUTRAL | dict.fromkeys(own, 1.0)
+        self._before = f"{tables()}enum {{ {', '.join(neutral).upper()} }};\n"
+        self._text = kernel_text(self._rule, arena, work.states[-1], list(own), arena.backend.kernels.scalars.elements)
         self._sums: Array = xp.empty((2, _BLOCKS), np.float64)
-        self._now: Array = arena.backend.put(np.array([*_NEUTRAL.values()], float32))
+        self._now: Array = arena.backend.put(np.array([*neutral.values()], float32))
         self._filled: Array = arena.backend.put(arena.filled)
         self._given: State = {"sums": self._sums[0], "limited sums": self._sums[1], **work.own}
         for link, state in self._links.values():
             self._given |= {f"{link.name}.{n}": a for n, a in state.items() if a.ndim == 0}
-        self._into = {n: self._now[i : i + 1].reshape(()) for i, n in enumerate(_NEUTRAL)} | work.places()
+        self._into = {n: self._now[i : i + 1].reshape(()) for i, n in enumerate(neutral)} | work.places()
         self._programs: dict[Any, Any] = {}
 
     @staticmethod
     def fits(work: Work) -> bool:
-        """True on a GPU for AdamW or SGD, after any of clipping by value, clipping by norm and noise, in this order."""
-        *links, rule = (type(t) for t in work.transforms)
+        """True on a GPU for an elementwise rule after any of clipping by value, by norm and noise, in this order."""
+        *links, _ = (type(t) for t in work.transforms)
         known = [kind for kind in (ClipValue, ClipNorm, GradientNoise) if kind in links]
-        return work.arena.backend.kernels is not None and rule in (AdamWRule, SGDRule) and links == known
+        rule, state = work.transforms[-1], work.states[-1]
+        return work.arena.backend.kernels is not None and fuses(rule, state) and links == known
 
     def step(self, loss: Array | None) -> None:
         w, k = self._work, self._work.arena.backend.kernels
@@ -153,25 +157,19 @@ class AtOnce:
 
     def _pass(self) -> None:
         """Launches the kernel that updates the arena."""
-        w, arena, rule, moments = self._work, self._work.arena, self._work.transforms[-1], self._work.states[-1]
+        w, arena, state = self._work, self._work.arena, self._work.states[-1]
         none = np.intp(0)
         optional = (w.mean.get("values"), arena.low, arena.lr_scale, arena.decay_scale)
-        common = (
+        flat = [state[name] for name in flat_states(arena, state)]
+        args = (
             arena.grads, arena.values, *(none if a is None else a for a in optional), self._filled, self._now,
-            w.own["count"], self._seed, np.int64(arena.size),
+            w.own["count"], self._seed, np.int64(arena.size), *flat,
         )  # fmt: skip
-        grid = (-(-arena.size // (4 * _THREADS)),)
-        if isinstance(rule, AdamWRule):
-            b1, b2 = rule.betas
-            constants = [np.float32(x) for x in (b1, 1.0 - b1, b2, 1.0 - b2, rule.eps, rule.weight_decay)]
-            self._launch("adamw", grid, (*common, moments["exp_avg"], moments["exp_avg_sq"], *constants))
-        elif isinstance(rule, SGDRule):
-            constants = [np.float32(rule.momentum), np.float32(rule.weight_decay)]
-            self._launch("sgd", grid, (*common, moments.get("momentum", none), *constants, np.int32(rule.nesterov)))
+        self._launch(self._rule.name, (-(-arena.size // (4 * _THREADS)),), args, self._text)
 
-    def _launch(self, kernel: str, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
+    def _launch(self, kernel: str, grid: tuple[int, ...], args: tuple[Any, ...], after: str = "") -> None:
         kernels = self._work.arena.backend.kernels
-        kernels.launch_typed("optim/update.cuh", kernel, self._names, grid, _THREADS, args, _BEFORE)
+        kernels.launch_typed("optim/update.cuh", kernel, self._names, grid, _THREADS, args, self._before, after)
 
 
 def make_update(work: Work) -> Update:

@@ -114,7 +114,8 @@ def test_every_chain_that_a_config_may_ask_for_takes_three_launches(gpu: Any, ru
             optimizer=OptimizerSection(**rule), train=TrainSection(precision=precision, ema_decay=mean),
             gradient=GradientSection(clip_value=value, clip_norm=norm, noise_std=noise, accumulation=2),
         )  # fmt: skip
-        o = build_optimizer([Parameter(np.ones(70, np.float32), "w")], config, gpu)
+        weights = [Parameter(np.ones(70, np.float32), "w")]
+        o = build_optimizer(weights, config.train, config.optimizer, config.schedule, config.gradient, gpu)
         loss, told = tensor(np.float32(1.0), device="cuda"), list[str]()
         o.arena.values.operations.clear()
         with gpu.kernels.launches.watched(lambda name, _, told=told: told.append(name) or True):

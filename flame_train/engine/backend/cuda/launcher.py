@@ -175,19 +175,19 @@ class Kernels:
 
     def launch_typed(
         self, header: str, kernel: str, names: Mapping[str, DType | int], grid: Sequence[int], block: int,
-        args: Sequence[Any], before: str = "",
+        args: Sequence[Any], before: str = "", after: str = "",
     ) -> None:  # fmt: skip
         """Runs `kernel` of `header`, a path in `engine/`, which builds on dtypes.cuh.
 
         `names` are the types and constants that the header leaves open.
-        T must be among them: the type that most is stored as. `before` is text put before the header.
+        T must be among them: the type that most is stored as. `before` and `after` are text put around the header.
         """
         known = [
             f"constexpr int {n} = {v};\n" if isinstance(v, int) else f"typedef {element_name(v)} {n};\n"
             for n, v in names.items()
         ]
         fast = names["T"] != float32
-        text = f'{begin(fast)}{"".join(known)}{before}#include "{header}"\n'
+        text = f'{begin(fast)}{"".join(known)}{before}#include "{header}"\n{after}'
         self._modules.generated(text, kernel)(tuple(grid), (block,), tuple(args))
 
     def launch_here(

@@ -131,6 +131,12 @@ class Trace:
     def floor(self, x: Traced) -> Traced:
         return self.made("floor({0})", x)
 
+    def abs(self, x: Traced) -> Traced:
+        return self.made("fabs({0})", x)
+
+    def sign(self, x: Traced) -> Traced:
+        return self.made("({0} > 0) - ({0} < 0)", x)
+
     def cos(self, x: Traced) -> Traced:
         return self.made("cos({0})", x)
 
@@ -212,8 +218,21 @@ class Program:
         self.function((1,), (_THREADS,), args)
 
 
+def elements(formula: Formula, operands: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """A formula over single elements, fp32, as lines of C for the body of a kernel, and its results in C by name.
+
+    `operands` are what the formula is given, by name, each an fp32 expression in C.
+    """
+    trace = Trace()
+    given = {name: trace.noted(float32, text) for name, text in operands.items()}
+    results = formula(trace, given)
+    return trace.lines, {name: trace.cast(value, float32) for name, value in results.items()}
+
+
 class Scalars:
     """Makes programs of formulas."""
+
+    elements = staticmethod(elements)
 
     def __init__(self, modules: KernelModules) -> None:
         self._modules = modules
