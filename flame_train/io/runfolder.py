@@ -27,7 +27,7 @@ from flame_train.io.files import could_make_folder, disk_errors, make_folder, re
 from flame_train.io.held import FolderLost, Held, Spot
 from flame_train.io.owned import is_sample, refuse_links
 from flame_train.io.runlog import LogFile, step_of
-from flame_train.io.runstatus import LOCK, STATUS, as_dead, ending, read_status, write_status
+from flame_train.io.runstatus import FORMAT, LOCK, STATUS, as_dead, ending, read_status, write_status
 
 _LOG = logging.getLogger(__name__)
 
@@ -251,6 +251,7 @@ class RunFolder:
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "version": __version__,
+            "format": FORMAT,
         }
         write_status(self._held, status)
 
@@ -319,6 +320,7 @@ class RunFolder:
                     "without status.json, and would overwrite it; set output.dir to another folder"
                 )
             return None
+        self._refuse_format(read_status(folder))
         found = commit.newest(folder / "checkpoints")
         if "config.toml" in present:
             self._refuse_differences(folder, found)
@@ -333,6 +335,15 @@ class RunFolder:
                 "back, set output.dir to another folder, or remove this one"
             )
         return found
+
+    def _refuse_format(self, status: Mapping[str, Any]) -> None:
+        """A run that a version with another layout wrote. A status that makes no sense says nothing of it."""
+        found, version = status.get("format"), status.get("version")
+        if found != FORMAT and version is not None:
+            raise OutputError(
+                f"{self.folder}: expected a run of format {FORMAT}, got one of format {found or 0}, which flame-train "
+                f"{version} wrote; finish it with that version, or set output.dir to another folder for a new run"
+            )
 
     def _refuse_differences(self, folder: Held, found: commit.Found | None) -> None:
         table = self._differences(folder.read("config.toml", _LARGEST).decode(errors="replace"), found)

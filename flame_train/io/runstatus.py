@@ -20,6 +20,9 @@ from flame_train.io.held import Held
 STATUS: Final = "status.json"
 LOCK: Final = ".lock"
 
+FORMAT: Final = 1
+"""The format of a run folder, which its status names: raised when the meaning of its files changes."""
+
 _UNIT: Final = 512  # bytes: a status is filled up to a multiple of them, so that the next one is as long
 _LARGEST: Final = 1 << 16
 

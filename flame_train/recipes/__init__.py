@@ -19,7 +19,8 @@ from .family import NOTHING_NAMED, Family, Networks, Opening
 def _family(name: str) -> Family:
     """The one family that `recipes.<name>` defines."""
     module = importlib.import_module(f"{__name__}.{name}")
-    (found,) = (kind for kind in Family.__subclasses__() if kind.__module__ == module.__name__)
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Family)]
+    (found,) = (kind for kind in kinds if kind.__module__ == module.__name__)
     return found()
 
 

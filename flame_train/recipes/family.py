@@ -16,7 +16,6 @@ from flame_train.errors import ConfigError
 from flame_train.families import FAMILY_TITLES
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.family_files import FamilyFiles
-from flame_train.models.loading_t5 import t5_part
 from flame_train.models.part import Part
 from flame_train.text_encoders import ENCODER_KEYS
 from flame_train.training.model import Model
@@ -125,7 +124,10 @@ class Family(ABC):
     def _alone(self, path: Path, component: str) -> Part:
         """A network from the file that a setting names for it."""
         key = {c: key for key, c in self.encoders.items()}.get(component)
-        return t5_part(path, component) if key == "t5" else self.files.parts(path, [component])[component]
+        for entry in ENCODER_KEYS:
+            if entry.name == key:
+                return entry.part(path, component, self.files)
+        return self.files.parts(path, [component])[component]
 
     def declared(self, networks: Networks, opening: Opening) -> Model:
         """The model of networks that are in no file: for measurements and predictions."""

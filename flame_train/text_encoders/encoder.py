@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from flame_train.engine import Tensor, nn
 from flame_train.engine.dtype import DType, as_dtype
+from flame_train.models.family_files import FamilyFiles
 from flame_train.models.part import Part
 from flame_train.settings import Entry
 
@@ -19,7 +21,12 @@ Ids = np.ndarray[Any, Any]
 
 
 class EncoderKeys(Entry):
-    """The keys that a text encoder adds to `[text_encoders]`. Of its `name`, one names its file."""
+    """The keys that a text encoder adds to `[text_encoders]`. The key of its `name` names its file."""
+
+    @classmethod
+    def part(cls, path: Path, component: str, files: FamilyFiles) -> Part:
+        """The network in a file of its own, of a family whose `files` call it `component`. Raises ModelFileError."""
+        return files.parts(path, [component])[component]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

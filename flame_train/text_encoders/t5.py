@@ -11,6 +11,9 @@ from typing import Literal
 
 from flame_train.data.tokenizers.t5 import T5Tokenizer, find_vocabulary, named_vocabulary
 from flame_train.engine import Tensor, nn
+from flame_train.models.family_files import FamilyFiles
+from flame_train.models.loading_t5 import t5_part
+from flame_train.models.part import Part
 from flame_train.models.t5 import T5Encoder
 from flame_train.models.text_t5 import encode_prompts
 from flame_train.settings import field
@@ -32,6 +35,11 @@ class T5Keys(EncoderKeys):
         aka=("t5xxl_max_token_length", "max_sequence_length"),
     )
     t5_dropout: float = field(0.0, "probability that T5 is dropped, apart from captions", ge=0, le=1)
+
+    @classmethod
+    def part(cls, path: Path, component: str, files: FamilyFiles) -> Part:
+        """From a file, its folder, a whole diffusers folder, or a checkpoint that holds it."""
+        return t5_part(path, component)
 
 
 @dataclass(frozen=True, eq=False)

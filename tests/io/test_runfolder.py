@@ -225,6 +225,18 @@ def test_a_run_that_could_not_be_opened_is_not_said_to_run(tmp_path: Path, monke
     assert (status["state"], status["exit_code"]) == ("failed", 6)
 
 
+@pytest.mark.parametrize("number", [None, 0, 2])
+def test_a_run_of_another_format_is_refused_by_name(tmp_path: Path, number: int | None) -> None:
+    with folder(tmp_path / "run", "a = 1\n"):
+        pass
+    place = tmp_path / "run" / "status.json"
+    status = json.loads(place.read_text())
+    assert status.pop("format") == 1
+    place.write_text(json.dumps(status | ({} if number is None else {"format": number})))
+    with pytest.raises(OutputError, match=f"expected a run of format 1, got one of format {number or 0}, which flame"):
+        folder(tmp_path / "run", "a = 1\n").__enter__()
+
+
 def test_another_config_is_refused_with_its_table_and_nothing_changes(tmp_path: Path) -> None:
     with folder(tmp_path / "run", "a = 1\n"):
         pass

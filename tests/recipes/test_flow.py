@@ -36,13 +36,6 @@ from flame_train.models.flux import Flux, FluxArch
 from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
 from flame_train.models.t5 import T5Arch, T5Encoder
 from flame_train.models.vae import Vae, VaeArch
-<<<<<<< HEAD
-from flame_train.recipes import FAMILIES
-from flame_train.recipes.small import write_small
-from flame_train.run.encode import encode, keys_of
-from flame_train.run.plan import make_plan
-from flame_train.run.sampling import as_usual
-=======
 from flame_train.recipes import FAMILIES, NOTHING_NAMED
 from flame_train.recipes.flux import FluxModel
 from flame_train.recipes.sd3 import Sd3Model
@@ -54,7 +47,6 @@ from flame_train.run.plan import Plan, make_plan
 from flame_train.run.sampling import with_defaults
 from flame_train.run.train import load_denoiser
 from flame_train.training.model import Denoiser, Model
->>>>>>> w-tests
 from flame_train.training.stop import StopRequest
 
 Train = Callable[..., int]
@@ -147,8 +139,7 @@ def test_both_formats_are_the_same_lora(
     assert (said["lora"], said["lora_diffusers"]) == (f"{run}/lora.safetensors", f"{run}/lora.diffusers.safetensors")
     model = opened(family, Path(tomllib.loads((run / "config.toml").read_text())["model"]["checkpoint"]))
     kohya, diffusers = (
-        from_file(run / name, model.lora_names)
-        for name in ("lora.safetensors", "lora.diffusers.safetensors")
+        from_file(run / name, model.lora_names) for name in ("lora.safetensors", "lora.diffusers.safetensors")
     )
     assert (kohya.dialects, diffusers.dialects) == (("kohya",), ("peft",))
     for name, factors in kohya.state["transformer"].items():

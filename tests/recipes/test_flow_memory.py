@@ -6,17 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from flame_train.training.family import Load
 
 from flame_train.adapters.targets import resolve
 from flame_train.engine.report import saved_by_op
 from flame_train.models.blocks import Checkpointing
 from flame_train.tools import bench_models
 from flame_train.tools.bench import Trial, prepare
-<<<<<<< HEAD
-=======
 from flame_train.training.memory import MemoryQuery
->>>>>>> w-tests
 from flame_train.training.step import batch_loss
 
 TARGETS = [

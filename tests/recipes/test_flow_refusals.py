@@ -27,17 +27,10 @@ from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights
 from flame_train.models.flux import Flux, FluxArch
 from flame_train.recipes import FAMILIES
-<<<<<<< HEAD
-from flame_train.recipes.small import small_flux, write_small
-from flame_train.run.plan import make_plan
-from flame_train.training.stop import StopRequest
-from tests.recipes.test_flow import Train
-=======
 from flame_train.recipes.small import write_small
 from flame_train.run.check import check
 from tests.recipes.conftest import small_networks
 from tests.recipes.test_flow import Train, planned
->>>>>>> w-tests
 
 
 @pytest.mark.parametrize(

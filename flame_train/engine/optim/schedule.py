@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +13,9 @@ from ..dtype import Array
 from .bounds import check
 
 Name = Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial"]
+
+Decay = Callable[[Any, Array], Array]
+"""(namespace, progress of the decay from 0 to 1, 0-d fp64) -> the share of the peak above `min_lr`, 0-d fp64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,7 @@ class Schedule:
     as there. `min_lr` lifts every decay as get_cosine_with_min_lr does: min_lr + (peak - min_lr) * factor.
     """
 
-    name: Name = "constant"
+    name: Name | Decay = "constant"
     total: int = 0
     warmup: int = 0
     cycles: int = 1
@@ -31,7 +35,13 @@ class Schedule:
     min_lr: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.name not in ("constant", "linear", "cosine", "cosine_restarts", "polynomial"):
+        if not callable(self.name) and self.name not in (
+            "constant",
+            "linear",
+            "cosine",
+            "cosine_restarts",
+            "polynomial",
+        ):
             raise ValueError(f"schedule: no schedule named {self.name!r}")
         check("schedule", warmup=self.warmup, min_lr=self.min_lr, power=self.power)
         check("schedule", least=1, cycles=self.cycles)
@@ -49,6 +59,8 @@ class Schedule:
 
     def _factor(self, xp: Any, progress: Array) -> Array:
         """1 at the start of the decay, 0 at its end."""
+        if callable(self.name):
+            return self.name(xp, progress)
         if self.name == "cosine":
             return 0.5 * (1.0 + xp.cos(math.pi * progress))
         if self.name == "cosine_restarts":

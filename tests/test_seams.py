@@ -1,0 +1,290 @@
+"""A new optimizer, schedule, loss, weighting, timestep sampling, adapter kind or family is one file, and no more.
+
+Each file is put into a copy of the package. The command line then knows it, `init` writes its keys, and a run trains by
+it. A family adds one line in the list besides.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flame_train
+from flame_train.recipes import FAMILIES
+
+pytestmark = pytest.mark.slow
+
+SIGNUM = '''
+"""The sign of the momentum (arXiv 1802.04434)."""
+from dataclasses import dataclass
+from typing import ClassVar
+import numpy as np
+from flame_train.settings import field
+from .kind import OptimizerKind
+
+@dataclass(frozen=True)
+class SignumRule:
+    beta: float
+    name: str = "signum"
+    elementwise: ClassVar[bool] = True
+
+    def init(self, arena):
+        return {"momentum": arena.backend.xp.zeros(arena.size, np.float32)}
+
+    def numbers(self, state, step):
+        return {}
+
+    def update(self, g, state, step):
+        m = self.beta * state["momentum"] + (1.0 - self.beta) * g
+        return step.xp.sign(m), {"momentum": m}
+
+class Signum(OptimizerKind):
+    name = "signum"
+    beta: float = field(0.9, "decay of the momentum", ge=0, lt=1)
+
+    def rule(self):
+        return SignumRule(self.beta)
+
+    def bytes_per_parameter(self):
+        return 4.0
+'''
+HALVES = '''
+"""Half the rate in the second half."""
+from flame_train.engine.optim import Schedule
+from .kind import ScheduleKind
+
+class Halves(ScheduleKind):
+    name = "halves"
+
+    def build(self, total, warmup, min_lr):
+        return Schedule(lambda xp, progress: xp.where(progress < 0.5, 1.0, 0.5), total, warmup, min_lr=min_lr)
+'''
+L1 = '''
+"""The absolute error."""
+from .kind import LossKind
+
+class L1(LossKind):
+    name = "l1"
+
+    def errors(self, prediction, target):
+        return (prediction - target).abs()
+'''
+EVEN = '''
+"""Ten times as much for the noisier half, in both kinds of models."""
+import numpy as np
+from flame_train.settings import field
+from .kind import Weighting
+
+class Noisier(Weighting):
+    name = "noisier"
+    noisier_by: float = field(10.0, "factor", gt=0)
+
+    def of_snr(self, snr, prediction):
+        return np.where(snr < 1.0, self.noisier_by, 1.0)
+
+    def of_flow(self, sigma):
+        return (sigma > 0.5) * np.float32(self.noisier_by) + np.float32(1.0)
+'''
+MIDDLE = '''
+"""Noise levels near the middle."""
+import numpy as np
+from .kind import Stream, TimestepSampling
+
+class Middle(TimestepSampling):
+    name = "middle"
+
+    def levels(self, rng):
+        return (np.float32(0.25) + np.float32(0.5) * rng.uniform(Stream.TIMESTEPS)).astype(np.float32)
+'''
+GAIN = '''
+"""A gain for each output of a layer: W' = (1 + gain) W, after (IA)^3 (arXiv 2205.05638)."""
+from dataclasses import dataclass
+from types import MappingProxyType
+import numpy as np
+from flame_train.engine import nn
+from .kind import AdapterKind
+
+@dataclass(frozen=True)
+class GainFactors:
+    gain: np.ndarray
+    kind: str = "gain"
+    rank: int = 1
+    alpha: float = 1.0
+
+    @property
+    def arrays(self):
+        return {"gain": self.gain}
+
+    @property
+    def weight_shape(self):
+        return (len(self.gain),)
+
+class GainAdapter:
+    def __init__(self, gain):
+        self.gain = gain
+
+    def parameters(self):
+        return {"gain": self.gain}
+
+    def __call__(self, layer, x, residual=None):
+        layer.adapter = None
+        try:
+            y = layer(x)
+        finally:
+            layer.adapter = self
+        y = y * (self.gain.working.to(x.dtype) + 1.0)
+        return y if residual is None else y + residual
+
+    def together(self, layers, x):
+        return None
+
+    def factors(self):
+        return GainFactors(self.gain.numpy())
+
+class Gain(AdapterKind):
+    name = "gain"
+    ends = MappingProxyType({".on_output.weight": "gain"})
+
+    def create(self, layer, name, rank, alpha, seed, make):
+        gain = np.zeros(layer.weight.shape[0], np.float32)
+        return GainAdapter(make(f"{name}.gain", gain, layer.weight.device))
+
+    def kohya(self, factors):
+        return {".on_output.weight": factors.gain}
+
+    def fault(self, slots):
+        return "" if slots["gain"].ndim == 1 else "has a gain that is no vector"
+
+    def read(self, slots, folded, scale):
+        return GainFactors(slots["gain"])
+
+    def join(self, parts, paths):
+        return parts[""]
+
+    def count(self, weight_shape, rank):
+        return weight_shape[0]
+'''
+TWIN = '''
+"""A family like Flux, under another name."""
+from .flux import FluxFamily
+from .lesson import Lesson
+
+class Twin(FluxFamily):
+    name = "twin"
+    published = {"twin-tiny": FluxFamily.published["flux-tiny"]}
+    small = "twin-tiny"
+    lesson = Lesson("a twin of the small Flux", steps=8)
+'''
+FILES = {
+    "optimizers/signum.py": SIGNUM,
+    "schedules/halves.py": HALVES,
+    "diffusion/losses/l1.py": L1,
+    "diffusion/weightings/noisier.py": EVEN,
+    "diffusion/timestep_sampling/middle.py": MIDDLE,
+    "adapters/kinds/gain.py": GAIN,
+}
+
+
+class Copy:
+    """A copy of the package, with new files in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        shutil.copytree(
+            Path(flame_train.__file__).parent, folder / "flame_train", ignore=shutil.ignore_patterns("__pycache__")
+        )
+        for path, text in FILES.items():
+            (folder / "flame_train" / path).write_text(text)
+
+    def __call__(self, *arguments: str, code: int = 0) -> Any:
+        """What a command prints, as JSON if it is asked to."""
+        environment = os.environ | {"PYTHONPATH": str(self.folder), "OPENBLAS_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", "flame_train", *arguments],
+            env=environment, cwd=self.folder, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        if code:
+            return done.stderr
+        return json.loads(done.stdout) if "--json" in arguments else done.stdout
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    return Copy(tmp_path_factory.mktemp("seams"))
+
+
+CHOICES = {
+    "optimizer.name": "signum",
+    "schedule.name": "halves",
+    "loss.kind": "l1",
+    "loss.weighting": "noisier",
+    "lora.kind": "gain",
+}
+
+
+def settings(**changes: str) -> list[str]:
+    return [part for path, value in changes.items() for part in ("--set", f"{path}={value}")]
+
+
+def test_a_run_trains_by_what_one_file_each_adds(copy: Copy, tmp_path: Path) -> None:
+    for family in ("sdxl", "flux"):
+        FAMILIES[family].write_small_base(tmp_path, 3)
+        shutil.rmtree(tmp_path / "images", ignore_errors=True)
+        config = base_config(copy, tmp_path, family)
+        chosen = CHOICES | ({"loss.timestep_sampling": "middle"} if family == "flux" else {})
+        plain = copy("train", "--config", config, "--device", "cpu", "--json", *settings(**{"output.dir": "plain"}))
+        out = settings(**chosen, **{"output.dir": "chosen"})
+        plan = copy("train", "--config", config, "--device", "cpu", "--json", "--dry-run", *out)
+        result = copy("train", "--config", config, "--device", "cpu", "--json", *out)
+        assert result["steps"] == plain["steps"] == 2
+        assert result["loss"] != plain["loss"]
+        assert plan["trainable parameters"] > 0
+        again = copy("train", "--config", config, "--device", "cpu", "--json", *out, *settings(**{"sample.every": "2"}))
+        assert again["steps"] == 2, "its state is read back"
+        for folder in ("plain", "chosen"):
+            shutil.rmtree(copy.folder / folder)
+
+
+def base_config(copy: Copy, folder: Path, family: str) -> str:
+    from flame_train.quickstart.drawings import tiles, write_images
+
+    write_images(folder / "images", 8, 1, tiles)
+    path = folder / "config.toml"
+    path.write_text(
+        f'[model]\ncheckpoint = "{folder / "base.safetensors"}"\n[data]\npath = "{folder / "images"}"\n'
+        "resolution = 64\nbucket_step = 32\n[lora]\nrank = 2\n[optimizer]\nlr = 1e-3\n[schedule]\nwarmup_steps = 0\n"
+        '[train]\nsteps = 2\nprecision = "fp32"\n[output]\ndir = "run"\n'
+    )
+    return str(path)
+
+
+def test_messages_and_templates_know_them(copy: Copy, tmp_path: Path) -> None:
+    text = copy("init", "sdxl")
+    for path, value in CHOICES.items():
+        line = next(line for line in text.splitlines() if line.startswith(f"{path.split('.')[1]} = ") and value in line)
+        assert value in line
+    config = tmp_path / "bad.toml"
+    config.write_text('[optimizer]\nname = "signun"\n[loss]\nnoisier_by = 2.0\n')
+    said = copy("train", "--config", str(config), "--device", "cpu", code=2)
+    assert 'did you mean "signum"?' in said
+    assert 'loss.noisier_by: expected loss.weighting = "noisier" with it, got "none"' in said
+
+
+def test_a_family_is_a_file_and_a_line(tmp_path: Path) -> None:
+    copy = Copy(tmp_path)
+    (tmp_path / "flame_train" / "recipes" / "twin.py").write_text(TWIN)
+    families = tmp_path / "flame_train" / "families.py"
+    families.write_text(families.read_text().replace('"flux": "Flux.1",', '"flux": "Flux.1",\n        "twin": "Twin",'))
+    assert "twin-lora" in copy("--help")
+    assert "twin-lora" in copy("init", "twin")
+    result = copy("quickstart", str(tmp_path / "q"), "--family", "twin", "--device", "cpu", "--json")
+    assert result["steps"] == 8
+    assert copy("bench", "step", "--model", "twin-tiny", "--resolution", "64", "--device", "cpu", "--json")["eager_ms"]
