@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from flame_train.adapters.attach import Attached, attach
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.config.schema import GradientSection, OptimizerSection, ScheduleSection, TrainSection
-from flame_train.engine import Tensor, tensor
+from flame_train.engine import Tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.io.commit import Found
@@ -31,6 +31,8 @@ from .finish import lora_writer
 from .plan import Plan
 from .sampling import drawing, image_size, preview_of
 
+_LOG = logging.getLogger(__name__)
+
 
 def train_run(
     plan: Plan, encoded: Encoded, folder: RunFolder, found: Found | None, sources: Sources, device: str,
@@ -38,13 +40,7 @@ def train_run(
 ) -> dict[str, Any]:  # fmt: skip
     """Runs the steps that are left and returns the last step's figures; none if no step was left."""
     c, model = plan.config, plan.model
-    denoiser = model.load_denoiser(
-        device=device,
-        dtype=c.train.precision,
-        fp8=fp8_of(c.model.quantize, c.model.arithmetic),
-        guidance_scale=c.loss.guidance_scale,
-    )
-    denoiser.network.checkpoint_blocks(c.gradient.checkpointing, plan.checked.checkpointed)
+    denoiser = load_denoiser(plan, device)
     attached = attach(
         denoiser.network, plan.checked.targets, rank=c.lora.rank, alpha=c.lora.alpha, seed=c.train.seed,
         kind=ADAPTERS.chosen(c.lora),
@@ -52,6 +48,8 @@ def train_run(
     objective = model.objective(c.model, c.loss, device)
     state = make_state(denoiser, attached, objective, c.train, c.optimizer, c.schedule, c.gradient, device)
     first = 0 if found is None else restore(found, state.optimizer)
+    if first >= c.train.steps:
+        _LOG.info("all %d steps are done already", c.train.steps)
     with _loader(plan, encoded, first, state, device) as loader:
         run = Run(
             train=c.train,
@@ -70,6 +68,19 @@ def train_run(
             stop=stop,
         )
         return train(run)
+
+
+def load_denoiser(plan: Plan, device: str) -> Denoiser:
+    """The network to adapt, loaded as the settings say, with the blocks checkpointed that they name."""
+    c = plan.config
+    denoiser = plan.model.load_denoiser(
+        device=device,
+        dtype=c.train.precision,
+        fp8=fp8_of(c.model.quantize, c.model.arithmetic),
+        guidance_scale=c.loss.guidance_scale,
+    )
+    denoiser.network.checkpoint_blocks(c.gradient.checkpointing, plan.checked.checkpointed)
+    return denoiser
 
 
 def make_state(
@@ -110,13 +121,12 @@ def _preview(
     """Draws a step's grid with the network as it is then."""
     c, model = plan.config, plan.model
     size = image_size(c.sample, c.data.resolution, model)
-    told = tensor(np.full((1,), c.sample.guidance_scale, np.float32), device=device)
     return preview_of(
         c.sample,
         drawing(c.sample, size, c.model, c.loss, model, device=device, dtype=c.train.precision),
         size,
         encoded,
-        replace(denoiser, guidance=told),
+        Denoiser.of(model, denoiser.network, device, c.sample.guidance_scale),
         lambda: model.vae.load(c.model.vae_precision, device),
         folder.write_sample,
         stop,

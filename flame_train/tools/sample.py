@@ -5,17 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from flame_train.adapters.attach import attach_factors
 from flame_train.adapters.factors import LoraState
 from flame_train.adapters.formats import from_file
 from flame_train.config.load import from_options, told_by_option
-from flame_train.engine import nn, no_grad, tensor
+from flame_train.engine import nn, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.errors import ConfigError, ModelFileError, out_of_memory
 from flame_train.io.files import refuse_place
@@ -86,8 +83,9 @@ def sample(
     with StopRequest() as stop:
         texts = [*how.prompts, how.negative]
         examples = _conditioning(text, texts, uncropped(model, size), device, factors, strength, stop)
-        denoiser = model.load_denoiser(device=device, dtype=precision, fp8=fp8)
-        denoiser = replace(denoiser, guidance=tensor(np.full((1,), how.guidance_scale, np.float32), device=device))
+        denoiser = model.load_denoiser(
+            device=device, dtype=precision, fp8=fp8, guidance_scale=how.guidance_scale
+        )
         if denoiser.component in factors:
             attach_factors(denoiser.network, factors[denoiser.component], strength)
         wanted = [examples[prompt] for prompt in prompts]

@@ -104,6 +104,8 @@ class Model(ABC):
 
     flow: ClassVar[bool]
     """Whether it predicts the velocity of a flow; else noise or v."""
+    may_be_distilled: ClassVar[bool] = False
+    """Whether the family has guidance-distilled models. One that has none does not know `loss.guidance_scale` at all."""
 
     name: str
     title: str
@@ -182,7 +184,7 @@ class Model(ABC):
             wrong.append(f'loss.weighting: "{weighting.name}" has no formula for {self.title}; remove it')
         if not sampling.serves(self.flow):
             wrong.append(f'loss.timestep_sampling: "{sampling.name}" means nothing for {self.title}; remove it')
-        if loss.guidance_scale != 1.0 and self.flow and not self.guidance_distilled:
+        if loss.guidance_scale != 1.0 and self.may_be_distilled and not self.guidance_distilled:
             wrong.append(f"loss.guidance_scale: this model is told none, got {loss.guidance_scale}; remove it")
         if wrong:
             raise ConfigError("\n".join(wrong))
