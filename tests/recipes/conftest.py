@@ -9,9 +9,17 @@ import pytest
 
 from flame_train import cli
 from flame_train.engine import nn
-from flame_train.recipes.small import small_flux, small_sd3, write_small
+from flame_train.recipes import FAMILIES
+from flame_train.recipes.small import write_small
 
-MODELS = {"sd3": small_sd3, "flux": small_flux}
+MODELS = ("sd3", "flux")
+
+
+def small_networks(family: str) -> dict[str, nn.Module]:
+    """The small networks of a family by the prefix that their tensors have in a checkpoint."""
+    own = FAMILIES[family]
+    made = own.published[own.small]()
+    return {component.prefixes[0]: made[component.name] for component in own.files.components}
 
 
 @pytest.fixture(params=MODELS)
@@ -22,12 +30,12 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def networks(family: str) -> dict[str, nn.Module]:
-    return dict(MODELS[family]())
+    return small_networks(family)
 
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {name: write_small(make(), tmp_path_factory.mktemp(name), 3) for name, make in MODELS.items()}
+    return {name: write_small(small_networks(name), tmp_path_factory.mktemp(name), 3) for name in MODELS}
 
 
 @pytest.fixture
@@ -46,6 +54,7 @@ path = "{drawn}"
 resolution = 64
 bucket_step = 32
 batch_size = 2
+[text_encoders]
 t5_tokens = 77
 [lora]
 rank = 2

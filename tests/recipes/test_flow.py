@@ -8,6 +8,7 @@ import re
 import shutil
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -16,24 +17,49 @@ import numpy as np
 import pytest
 
 from flame_train.adapters.formats import from_file
-from flame_train.config.load import load
-from flame_train.config.schema import Config, DataSection, ModelSection, SampleSection, TrainSection
+from flame_train.config.schema import (
+    Config,
+    DataSection,
+    ModelSection,
+    OutputSection,
+    SampleSection,
+    TextEncodersSection,
+    TrainSection,
+)
 from flame_train.engine import functional as F
 from flame_train.engine import nn, no_grad, tensor
+from flame_train.engine.mode import mode
 from flame_train.engine.report import memory_report
 from flame_train.io.weights import open_weights
+from flame_train.models.blocks import BlockNetwork
 from flame_train.models.flux import Flux, FluxArch
 from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
 from flame_train.models.t5 import T5Arch, T5Encoder
 from flame_train.models.vae import Vae, VaeArch
-from flame_train.recipes import FAMILIES
+from flame_train.recipes import FAMILIES, NOTHING_NAMED
+from flame_train.recipes.flux import FluxModel
+from flame_train.recipes.sd3 import Sd3Model
 from flame_train.recipes.small import write_small
-from flame_train.run.encode import encode, keys_of
-from flame_train.run.plan import make_plan
-from flame_train.run.sampling import as_usual
+from flame_train.run.check import check
+from flame_train.run.encode import encode
+from flame_train.run.memory import encoding_memory
+from flame_train.run.plan import Plan, make_plan
+from flame_train.run.sampling import with_defaults
+from flame_train.run.train import load_denoiser
+from flame_train.training.model import Denoiser, Model
 from flame_train.training.stop import StopRequest
 
 Train = Callable[..., int]
+
+
+def opened(family: str, base: Path) -> Model:
+    """The model in a checkpoint that holds all its networks."""
+    return FAMILIES[family].open(replace(NOTHING_NAMED, base=base))
+
+
+def planned(family: str, config: Config) -> Plan:
+    """The plan of a run that nothing interrupts."""
+    return make_plan(check(config, FAMILIES[family]), StopRequest())
 
 
 def test_a_run_and_its_continuation_give_the_same_bytes(train: Train, tmp_path: Path) -> None:
@@ -55,22 +81,25 @@ def test_a_run_and_its_continuation_give_the_same_bytes(train: Train, tmp_path: 
 def test_captions_encoded_by_a_t5_in_8_bits_are_others(base: Path, family: str, drawn: Path) -> None:
     """They are kept apart in the cache, and near the exact ones."""
     made = {}
-    for fp8 in (False, True):
-        model = ModelSection(checkpoint=str(base), t5_fp8=fp8)
-        config = Config(model=model, data=DataSection(path=str(drawn)), train=TrainSection(precision="fp32"))
-        with FAMILIES[family].encoders(config, "cpu", ["caption"]) as encoders:
-            found = encoders.caption("a red circle").values()
-        key = FAMILIES[family].fingerprints(config)["caption"]
+    for precision in ("auto", "fp8"):
+        config = Config(
+            model=ModelSection(checkpoint=str(base)), text_encoders=TextEncodersSection(precision=precision),
+            data=DataSection(path=str(drawn), resolution=64, bucket_step=32), train=TrainSection(precision="fp32"),
+            output=OutputSection(dir=f"{drawn}-run"),
+        )  # fmt: skip
+        plan = planned(family, config)
+        found = plan.encoding.encoders("cpu").caption("a red circle").values()
+        key = plan.encoding.keys(plan.placed, ["a red circle"]).captions["a red circle"]
         made[key] = np.concatenate([np.ravel(a) for a in found]).astype(np.float64)
     exact, rounded = made.values()
     assert 0 < np.linalg.norm(rounded - exact) < 0.1 * np.linalg.norm(exact)
 
 
-@pytest.mark.parametrize("fp8", ["weights", "dynamic"])
+@pytest.mark.parametrize("arithmetic", ["bf16", "fp8"])
 def test_a_base_in_8_bits_trains_and_continues_to_the_byte(
-    train: Train, tmp_path: Path, fp8: str, capsys: pytest.CaptureFixture[str]
+    train: Train, tmp_path: Path, arithmetic: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ("--set", f"model.fp8={fp8}", "--set", "sample.every=0")
+    asked = ("--set", "model.quantize=fp8", "--set", f"model.arithmetic={arithmetic}", "--set", "sample.every=0")
     assert train(*asked) == 0
     run = tmp_path / "run" / "it"
     whole = (run / "checkpoints" / "step-000004" / "lora.safetensors").read_bytes()
@@ -79,7 +108,7 @@ def test_a_base_in_8_bits_trains_and_continues_to_the_byte(
     assert (run / "checkpoints" / "step-000004" / "lora.safetensors").read_bytes() == whole
     assert train("--set", "sample.every=0") != 0
     told = capsys.readouterr().err
-    assert re.search(rf'model\.fp8 +"{fp8}" +"off"', told), "another base is no continuation"
+    assert re.search(r'model\.quantize +"fp8" +"off"', told), "another base is no continuation"
     exact = tmp_path / "exact"
     assert train("--set", "sample.every=0", "--set", f"output.dir={exact}") == 0
     losses = [json.loads((place / "log.jsonl").read_text().splitlines()[0])["loss"] for place in (run, exact)]
@@ -87,13 +116,13 @@ def test_a_base_in_8_bits_trains_and_continues_to_the_byte(
 
 
 def test_the_predicted_memory_of_a_base_in_8_bits_is_what_it_takes(base: Path, family: str, drawn: Path) -> None:
-    def plan(fp8: Any) -> Any:
-        model = ModelSection(checkpoint=str(base), fp8=fp8)
-        config = Config(model=model, data=DataSection(path=str(drawn), resolution=64, bucket_step=32))
-        return make_plan(FAMILIES[family], config, StopRequest())
+    def plan(quantize: Any) -> Plan:
+        model = ModelSection(checkpoint=str(base), quantize=quantize)
+        data = DataSection(path=str(drawn), resolution=64, bucket_step=32)
+        return planned(family, Config(model=model, data=data, output=OutputSection(dir=f"{drawn}-run")))
 
-    exact, packed = plan("off"), plan("weights")
-    network = FAMILIES[family].denoiser(packed.config, "cpu").model
+    exact, packed = plan("off"), plan("fp8")
+    network = load_denoiser(packed, "cpu").network
     taken = sum(w.nbytes for _, w in network.weights())
     largest = max(math.prod(w.shape) for _, w in network.weights() if isinstance(w, nn.Fp8Weight))
     saved = exact.training_memory() - packed.training_memory()
@@ -108,11 +137,9 @@ def test_both_formats_are_the_same_lora(
     run = tmp_path / "run" / "it"
     said = json.loads(capsys.readouterr().out)
     assert (said["lora"], said["lora_diffusers"]) == (f"{run}/lora.safetensors", f"{run}/lora.diffusers.safetensors")
-    config = Config(
-        model=ModelSection(checkpoint=tomllib.loads((run / "config.toml").read_text())["model"]["checkpoint"])
-    )
+    model = opened(family, Path(tomllib.loads((run / "config.toml").read_text())["model"]["checkpoint"]))
     kohya, diffusers = (
-        from_file(run / name, FAMILIES[family].lora_names(config))
+        from_file(run / name, model.lora_names)
         for name in ("lora.safetensors", "lora.diffusers.safetensors")
     )
     assert (kohya.dialects, diffusers.dialects) == (("kohya",), ("peft",))
@@ -120,16 +147,18 @@ def test_both_formats_are_the_same_lora(
         np.testing.assert_allclose(diffusers.state["transformer"][name].delta(), factors.delta(), rtol=1e-5, atol=1e-9)
 
 
-def test_a_silent_encoders_arrays_are_zeros(base: Path, family: str, drawn: Path) -> None:
+def test_a_dropped_encoders_arrays_are_zeros(base: Path, family: str, drawn: Path) -> None:
     config = Config(
-        model=ModelSection(checkpoint=str(base)), train=TrainSection(precision="fp32"),
-        data=DataSection(path=str(drawn), resolution=64, bucket_step=32, t5_tokens=77), sample=SampleSection(every=0),
+        model=ModelSection(checkpoint=str(base)), text_encoders=TextEncodersSection(t5_tokens=77),
+        data=DataSection(path=str(drawn), resolution=64, bucket_step=32), sample=SampleSection(every=0),
+        train=TrainSection(precision="fp32"), output=OutputSection(dir=f"{drawn}-run"),
     )  # fmt: skip
-    stop = StopRequest()
-    plan = make_plan(FAMILIES[family], config, stop)
-    encoded = encode(plan.placed, keys_of(plan.placed, config, plan.family, ()), config, plan.family, "cpu", stop)
+    plan = planned(family, config)
+    keys = plan.encoding.keys(plan.placed, ())
+    encoded = encode(plan.encoding, plan.placed, keys, plan.model.size_conditioning, "cpu", StopRequest())
     whole = encoded.example(0, False)
-    for encoder, arrays in plan.family.arrays_of.items():
+    assert list(encoded.outputs) == {"sd3": ["clip_l", "clip_g", "t5"], "flux": ["clip_l", "t5"]}[family]
+    for encoder, arrays in encoded.outputs.items():
         without = encoded.example(0, False, {encoder})
         assert {n for n in whole if not np.array_equal(whole[n], without[n])} == set(arrays)
         assert not any(without[n].any() for n in arrays)
@@ -142,14 +171,15 @@ def vae_in(base: Path) -> Vae:
 
 
 def test_the_predicted_memory_has_the_decoder_where_grids_are_drawn(base: Path, family: str, drawn: Path) -> None:
-    """Its weights, and what it makes at once, counted while it decodes a picture of that size."""
+    """Its weights, and what it makes at once, counted while it decodes an image of that size."""
 
     def predicted(*prompts: str) -> int:
         config = Config(
             model=ModelSection(checkpoint=str(base), vae_precision="bf16"), sample=SampleSection(prompts=prompts),
             data=DataSection(path=str(drawn), resolution=64, bucket_step=32),
+            output=OutputSection(dir=f"{drawn}-run"),
         )  # fmt: skip
-        return make_plan(FAMILIES[family], config, StopRequest()).training_memory()
+        return planned(family, config).training_memory()
 
     vae = vae_in(base)
     vae.init(np.random.default_rng(0))
@@ -169,13 +199,14 @@ def test_the_predicted_memory_is_that_of_the_text_encoders_where_they_are_the_la
     config = Config(
         model=ModelSection(checkpoint=str(base)), sample=SampleSection(every=0),
         data=DataSection(path=str(drawn), resolution=64, bucket_step=32), train=TrainSection(precision="bf16"),
+        output=OutputSection(dir=f"{drawn}-run"),
     )  # fmt: skip
-    plan = make_plan(FAMILIES[family], config, StopRequest())
+    plan = planned(family, config)
     with open_weights(base) as weights:
         text = sum(math.prod(weights.info(n).shape) for n in weights.names if n.startswith("text_encoders."))
     assert plan.predicted_memory() == 2 * text > plan.training_memory()
-    packed = config.model_copy(update={"model": ModelSection(checkpoint=str(base), t5_fp8=True)})
-    less = make_plan(FAMILIES[family], packed, StopRequest()).encoding_memory()
+    packed = planned(family, config.model_copy(update={"text_encoders": TextEncodersSection(precision="fp8")}))
+    less = encoding_memory(packed.encoding, packed.placed.buckets)
     stored = 2 * (3 * 60_000 * 64 + 4 * 64 * 64)  # numbers of two layers, a byte less each, but for the rows' factors
     assert 2 * text - less == stored - 4 * 2 * (2 * 60_000 + 5 * 64) - 2 * 60_000 * 64, "and the largest given back"
 
@@ -187,8 +218,9 @@ def test_decoding_and_attention_work_in_one_room(base: Path, family: str, drawn:
         config = Config(
             model=ModelSection(checkpoint=str(base)), sample=SampleSection(prompts=("a disc",) if drawing else ()),
             data=DataSection(path=str(drawn), resolution=64, bucket_step=32), train=TrainSection(deterministic=exact),
+            output=OutputSection(dir=f"{drawn}-run"),
         )  # fmt: skip
-        return make_plan(FAMILIES[family], config, StopRequest()).training_memory()
+        return planned(family, config).training_memory()
 
     scores = predicted(drawing=False, exact=True) - predicted(drawing=False, exact=False)
     shared = 4 * 64 * 64 * vae_in(base).workspace()
@@ -219,26 +251,33 @@ def test_only_the_denoisers_adapters_are_in_the_file_and_by_kohyas_names(
 CHOSEN = {"sd3": ("joint_blocks.1", "1 of 2"), "flux": ("*.1", "2 of 4")}
 
 
-def test_the_blocks_that_a_config_chooses_are_recomputed(
-    train: Train, family: str, base: Path, config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_blocks_that_a_config_chooses_are_checkpointed(
+    train: Train, family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan says how many, the network is loaded so, no bit of what is learnt differs, and a run may go on so."""
     glob, count = CHOSEN[family]
-    chosen = ("--set", "gradient.checkpointing=true", "--set", f"gradient.recompute_only={glob}")
+    chosen = ("--set", "gradient.checkpointing=full", "--set", f"gradient.checkpoint_blocks={glob}")
+    loaded: list[BlockNetwork] = []
+
+    def watched(plan: Plan, device: str) -> Denoiser:
+        denoiser = load_denoiser(plan, device)
+        loaded.append(denoiser.network)
+        return denoiser
+
+    monkeypatch.setattr("flame_train.run.train.load_denoiser", watched)
     learnt = tmp_path / "run" / "it" / "checkpoints" / "step-000004" / "optimizer.safetensors"
     assert train("--dry-run") == 0
-    assert "recomputed blocks: 0 of " in capsys.readouterr().out
+    assert "checkpointed blocks: 0 of " in capsys.readouterr().out
     assert train("--dry-run", *chosen) == 0
-    assert f"recomputed blocks: {count}\n" in capsys.readouterr().out
-    sets = [word for word in chosen if word != "--set"]
-    blocks = FAMILIES[family].denoiser(load(str(config_file), sets), "cpu").model.blocks()
-    assert {n for n, b in blocks.items() if b.recompute == "blocks"} == {n for n in blocks if fnmatch(n, glob)}
+    assert f"checkpointed blocks: {count}\n" in capsys.readouterr().out
     assert train("--set", "sample.every=0") == 0
     plain = learnt.read_bytes()
     shutil.rmtree(tmp_path / "run")
     assert train("--set", "sample.every=0", *chosen) == 0
+    blocks = loaded[-1].blocks()
+    assert {n for n, b in blocks.items() if b.checkpointing == "full"} == {n for n in blocks if fnmatch(n, glob)}
     assert learnt.read_bytes() == plain
-    assert train("--set", "sample.every=0", *chosen[:3], "gradient.recompute_only=*.0") == 0
+    assert train("--set", "sample.every=0", *chosen[:3], "gradient.checkpoint_blocks=*.0") == 0
     assert learnt.read_bytes() == plain
 
 
@@ -253,27 +292,25 @@ def test_the_blocks_that_a_config_chooses_are_recomputed(
     ],
     ids=["sd3-medium", "sd35-large", "sd35-medium", "flux-dev", "flux-schnell"],
 )
-def test_pictures_are_drawn_as_each_model_was_published(
+def test_images_are_drawn_as_each_model_was_published(
     family: str, networks: dict[str, nn.Module], transformer: Callable[[], nn.Module], steps: int, guidance: float,
     classifier_free: float, tmp_path: Path,
 ) -> None:  # fmt: skip
     """Steps and guidance of the model cards, where a config names none; what it names stays."""
     networks["model.diffusion_model."] = transformer()
-    model, recipe = ModelSection(checkpoint=str(write_small(networks, tmp_path, 0))), FAMILIES[family]
-    usual = as_usual(Config(model=model), recipe)
-    assert (usual.sample.steps, usual.sample.guidance) == (steps, guidance)
-    assert recipe.guidance(usual) == classifier_free
-    own = Config(model=model, sample=SampleSection(steps=7, guidance=2.0))
-    assert as_usual(own, recipe) == own
+    model = opened(family, write_small(networks, tmp_path, 0))
+    usual = with_defaults(SampleSection(), model)
+    assert (usual.steps, usual.guidance_scale) == (steps, guidance)
+    assert model.classifier_free_guidance(usual.guidance_scale) == classifier_free
+    own = SampleSection(steps=7, guidance_scale=2.0)
+    assert with_defaults(own, model) == own
 
 
 def test_what_the_transformer_is_told(base: Path, family: str) -> None:
     """Times are a thousand noise levels; Flux hears one guidance in training and another when it draws."""
-    config = Config(
-        model=ModelSection(checkpoint=str(base)), train=TrainSection(precision="fp32"),
-        sample=SampleSection(guidance=3.5),
-    )  # fmt: skip
-    denoiser, rng = FAMILIES[family].denoiser(config, "cpu"), np.random.default_rng(0)
+    model, rng = opened(family, base), np.random.default_rng(0)
+    denoiser = model.load_denoiser(device="cpu", dtype="fp32")
+    network = denoiser.network
     shapes = {
         "x": (2, 8, 8, 16), "t5": (2, 5, 64), "clip_l": (2, 77, 32), "clip_g": (2, 77, 32), "pooled_l": (2, 32),
         "pooled_g": (2, 32), "pooled": (2, 32),
@@ -286,9 +323,28 @@ def test_what_the_transformer_is_told(base: Path, family: str) -> None:
         times = tensor(1000.0 * t)
         if family == "sd3":
             clips, pooled = (F.cat([cond[f"{n}_l"], cond[f"{n}_g"]], -1) for n in ("clip", "pooled"))
-            return denoiser.model(x, times, F.cat([clips, t5], 1), pooled).numpy()
-        return denoiser.model(x, times, t5, cond["pooled"], tensor(np.full(2, guidance, np.float32))).numpy()
+            return network(x, times, F.cat([clips, t5], 1), pooled).numpy()
+        return network(x, times, t5, cond["pooled"], tensor(np.full(2, guidance, np.float32))).numpy()
 
     np.testing.assert_array_equal(denoiser.denoise(x, tensor(t), cond).numpy(), direct(1.0))
-    np.testing.assert_array_equal(denoiser.drawing(x, tensor(t), cond).numpy(), direct(3.5))
-    assert FAMILIES[family].guidance(config) == {"sd3": 3.5, "flux": 1.0}[family]
+    other = Denoiser.of(model, network, "cpu", 3.5)
+    np.testing.assert_array_equal(other.denoise(x, tensor(t), cond).numpy(), direct(3.5))
+    assert model.classifier_free_guidance(3.5) == {"sd3": 3.5, "flux": 1.0}[family]
+
+
+def test_training_is_told_one_guidance_and_sampling_another(
+    train: Train, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, set[float]] = {"training": set(), "sampling": set()}
+    kind = {"sd3": Sd3Model, "flux": FluxModel}[family]
+    predict = kind.predict
+
+    def watched(self: Any, network: Any, x: Any, t: Any, cond: Any, guidance: Any) -> Any:
+        told["training" if mode().grad else "sampling"].add(float(guidance.numpy()[0]))
+        return predict(self, network, x, t, cond, guidance)
+
+    monkeypatch.setattr(kind, "predict", watched)
+    trained = 1.0 if family == "sd3" else 2.0
+    asked = ("train.steps=1", "sample.every=1", "sample.guidance_scale=3.5", f"loss.guidance_scale={trained}")
+    assert train(*(word for setting in asked for word in ("--set", setting))) == 0
+    assert told == {"training": {trained}, "sampling": {3.5}}

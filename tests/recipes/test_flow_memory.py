@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from flame_train.training.family import Load
 
 from flame_train.adapters.targets import resolve
 from flame_train.engine.report import saved_by_op
-from flame_train.models.blocks import Recompute
+from flame_train.models.blocks import Checkpointing
 from flame_train.tools import bench_models
 from flame_train.tools.bench import Trial, prepare
+from flame_train.training.memory import MemoryQuery
 from flame_train.training.step import batch_loss
 
 TARGETS = [
@@ -27,34 +27,32 @@ TARGETS = [
 ]
 
 
-@pytest.mark.parametrize("recompute", ["nothing", "feed_forward", "blocks"])
+@pytest.mark.parametrize("checkpointing", ["off", "mlp", "full"])
 @pytest.mark.parametrize(("model", "targets"), TARGETS)
 def test_what_gates_multiply_is_kept_where_they_learn(
-    model: str, targets: Sequence[str], recompute: Recompute, monkeypatch: pytest.MonkeyPatch
+    model: str, targets: Sequence[str], checkpointing: Checkpointing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject = bench_models.find(model)
-    names = resolve(subject.build(), targets, subject.family.presets)
+    _, declared = bench_models.find(model)
+    names = resolve(declared.network, targets, declared.presets)
     monkeypatch.setattr("flame_train.tools.bench.resolve", lambda network, chosen, presets: names)
-    p = prepare(Trial(model, 64, 2, 2, "fp32", recompute, "cpu"))
+    p = prepare(Trial(model, 64, 2, 2, "fp32", checkpointing, "cpu"))
     s = p.state
-    loss = batch_loss(s.denoise, s.sample_latents, s.objective, s.dtype, s.seed, p.batch)
-    load = Load((64, 64), 2, 4, recompute, True)
-    more = subject.activations(p.network, replace(load, adapted=frozenset(names)))
+    loss = batch_loss(s.denoiser, s.objective, s.dtype, s.seed, p.batch)
+    query = MemoryQuery((64, 64), 2, 4, checkpointing, True)
+    more = declared.activation_bytes(replace(query, adapted=frozenset(names)))
     kept = saved_by_op(loss).get("gated_add", 0)
     rows = sum(layer.out_features for layer, of_tokens in p.network.packable().items() if not of_tokens)
-    assert 0 <= kept - (more - subject.activations(p.network, load)) <= 2 * rows * 4, (
-        "but for the gates, a row a picture"
-    )
+    assert 0 <= kept - (more - declared.activation_bytes(query)) <= 2 * rows * 4, "but for the gates, a row an image"
 
 
 @pytest.mark.parametrize("model", ["sd35-medium", "sd35-large", "flux-dev"])
 def test_attention_and_mlp_alone_keep_nothing_for_gates(model: str) -> None:
-    subject = bench_models.find(model)
-    network, load = subject.build(), Load((1024, 1024), 1, 2, "nothing", True)
+    _, declared = bench_models.find(model)
+    query = MemoryQuery((1024, 1024), 1, 2, "off", True)
     found = {
-        preset: subject.activations(network, replace(load, adapted=frozenset(names)))
+        preset: declared.activation_bytes(replace(query, adapted=frozenset(names)))
         for preset in ("attention", "attention+mlp", "full")
-        for names in [resolve(network, [preset], subject.family.presets)]
+        for names in [resolve(declared.network, [preset], declared.presets)]
     }
-    plain = subject.activations(network, load)
+    plain = declared.activation_bytes(query)
     assert found["attention"] == found["attention+mlp"] == plain < found["full"] < 1.2 * plain

@@ -13,23 +13,31 @@ import pytest
 from PIL import Image
 
 from flame_train import cli
-from flame_train.config.schema import Config, DataSection, LossSection, ModelSection, SampleSection
+from flame_train.config.schema import (
+    Config,
+    DataSection,
+    LossSection,
+    ModelSection,
+    OutputSection,
+    SampleSection,
+    TextEncodersSection,
+)
 from flame_train.errors import ConfigError
 from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights
 from flame_train.models.flux import Flux, FluxArch
 from flame_train.recipes import FAMILIES
-from flame_train.recipes.small import small_flux, write_small
-from flame_train.run.plan import make_plan
-from flame_train.training.stop import StopRequest
-from tests.recipes.test_flow import Train
+from flame_train.recipes.small import write_small
+from flame_train.run.check import check
+from tests.recipes.conftest import small_networks
+from tests.recipes.test_flow import Train, planned
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("loss.snr_gamma=5.0", "loss.snr_gamma: it means nothing for "),
-        ("model.t5=missing.safetensors", "missing.safetensors"),
+        ("loss.weighting=min_snr", 'loss.weighting: "min_snr" has no formula for '),
+        ("text_encoders.t5=missing.safetensors", "missing.safetensors"),
         ("data.bucket_step=8", "data.bucket_step: expected a multiple of 16"),
         ("sample.steps=1001", "sample.steps: expected"),
     ],
@@ -44,28 +52,30 @@ def test_what_makes_no_sense_is_refused(
 def test_a_choice_of_blocks_that_are_not_there_is_refused_at_its_place(
     train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ("gradient.checkpointing=true", 'gradient.recompute_only=["*", "up_blocks.*"]')
+    asked = ("gradient.checkpointing=full", 'gradient.checkpoint_blocks=["*", "up_blocks.*"]')
     assert train("--dry-run", *(word for setting in asked for word in ("--set", setting))) == 2
     told = capsys.readouterr().err
-    assert '--set: gradient.recompute_only: no block of the model that "blocks" recomputes is named by\n' in told
+    assert '--set: gradient.checkpoint_blocks: no block of the model that "full" recomputes is named by\n' in told
     assert "  'up_blocks.*'" in told
     assert "_blocks.0'" in told
 
 
 def test_a_model_that_is_told_no_guidance_refuses_one(drawn: Path, tmp_path: Path) -> None:
-    networks = {**small_flux(), "model.diffusion_model.": Flux(FluxArch.tiny(guidance=False, context_dim=64))}
-    schnell = Config(
-        model=ModelSection(checkpoint=str(write_small(networks, tmp_path, 0))), loss=LossSection(guidance=3.5)
-    )
-    with pytest.raises(ConfigError, match=r"loss.guidance: this model is told none, got 3.5; remove it"):
-        FAMILIES["flux"].check(schnell)
+    schnell = Flux(FluxArch.tiny(guidance=False, context_dim=64))
+    base = write_small({**small_networks("flux"), "model.diffusion_model.": schnell}, tmp_path, 0)
+    config = Config(
+        model=ModelSection(checkpoint=str(base)), loss=LossSection(guidance_scale=3.5),
+        data=DataSection(path=str(drawn)), output=OutputSection(dir=str(tmp_path / "run")),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"loss.guidance_scale: this model is told none, got 3.5; remove it"):
+        check(config, FAMILIES["flux"])
 
 
 def test_a_guidance_for_a_family_that_is_told_none_is_refused_once(
     train: Train, family: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train("--set", "loss.guidance=2.0", "--dry-run") == (2 if family == "sd3" else 0)
-    assert capsys.readouterr().err.count("loss.guidance: ") == (family == "sd3")
+    assert train("--set", "loss.guidance_scale=2.0", "--dry-run") == (2 if family == "sd3" else 0)
+    assert capsys.readouterr().err.count("loss.guidance_scale: ") == (family == "sd3")
 
 
 def test_a_negative_prompt_that_would_not_be_seen_is_refused(
@@ -75,10 +85,10 @@ def test_a_negative_prompt_that_would_not_be_seen_is_refused(
     seen = family == "sd3"
     assert train("--set", "sample.negative=blurred", "--dry-run") == (0 if seen else 2)
     assert seen or "sample.negative: expected none, got 'blurred'" in capsys.readouterr().err
-    assert train("--set", "sample.negative=blurred", "--set", "sample.guidance=1.0", "--dry-run") == 2
+    assert train("--set", "sample.negative=blurred", "--set", "sample.guidance_scale=1.0", "--dry-run") == 2
     assert train("--set", "train.steps=1", "--set", "sample.steps=0") == 0
     written = tomllib.loads((tmp_path / "run" / "it" / "config.toml").read_text())["sample"]
-    assert (written["steps"], written["guidance"]) == (28, {"sd3": 4.5, "flux": 3.5}[family])
+    assert (written["steps"], written["guidance_scale"]) == (28, {"sd3": 4.5, "flux": 3.5}[family])
 
 
 def test_a_caption_that_is_too_long_is_told_with_the_key_that_lengthens_it(
@@ -89,16 +99,17 @@ def test_a_caption_that_is_too_long_is_told_with_the_key_that_lengthens_it(
     next((tmp_path / "long").glob("*.txt")).write_text("a red circle " * 300)
     config = Config(
         model=ModelSection(checkpoint=str(base)), sample=SampleSection(prompts=("a red disc " * 99, "a disc")),
-        data=DataSection(path=str(tmp_path / "long"), resolution=64, bucket_step=32, t5_tokens=154),
+        data=DataSection(path=str(tmp_path / "long"), resolution=64, bucket_step=32),
+        text_encoders=TextEncodersSection(t5_tokens=154), output=OutputSection(dir=str(tmp_path / "run")),
     )  # fmt: skip
-    make_plan(FAMILIES[family], config, StopRequest())
-    make_plan(FAMILIES["sdxl"], small_config(data={"path": str(tmp_path / "long")}), StopRequest())
+    planned(family, config)
+    planned("sdxl", small_config(data={"path": str(tmp_path / "long")}))
     told = [record.message for record in caplog.records if "longer than" in record.message]
     assert told == [
         f"1 {what}(s) are longer than {limit}; the rest is not seen"
         for what, limit in (
-            ("caption", "data.t5_tokens=154"),
-            ("prompt", "data.t5_tokens=154"),
+            ("caption", "text_encoders.t5_tokens=154"),
+            ("prompt", "text_encoders.t5_tokens=154"),
             ("caption", "data.max_tokens=75"),
         )
     ]
@@ -126,10 +137,12 @@ def test_sides_that_sd3_has_no_positions_for_are_refused_by_the_plan(
     assert "sample.width: expected at most 256" in capsys.readouterr().err
 
 
-def test_sdxl_refuses_what_is_of_the_flow_families(small_config, capsys: pytest.CaptureFixture[str]) -> None:
-    config = small_config(loss={"shift": 3.0})
-    with pytest.raises(ConfigError, match=r"loss.shift: it means nothing for SDXL, got 3.0; remove it"):
-        make_plan(FAMILIES["sdxl"], config, StopRequest())
+def test_sdxl_refuses_what_is_of_the_flow_families(small_config: Callable[..., Config]) -> None:
+    asked = small_config(loss={"shift": 3.0}, text_encoders={"t5": "t5.safetensors", "t5_tokens": 77})
+    with pytest.raises(ConfigError) as refused:
+        check(asked, FAMILIES["sdxl"])
+    for told in ("loss.shift", "text_encoders.t5", "text_encoders.t5_tokens"):
+        assert f"{told}: it means nothing for SDXL, got " in str(refused.value)
 
 
 def test_a_checkpoint_without_text_encoders_needs_their_files(
@@ -146,9 +159,9 @@ def test_a_checkpoint_without_text_encoders_needs_their_files(
     save_file(tmp_path / "alone.safetensors", rest)
     save_file(tmp_path / "bare.safetensors", {n: a for n, a in rest.items() if not n.startswith("first_stage_model.")})
     assert train("--set", f"model.checkpoint={tmp_path / 'bare.safetensors'}", "--dry-run") == 2
-    told = re.findall(r"(model\.\w+): ", capsys.readouterr().err)
-    clips = ["model.clip_l"] if family == "flux" else ["model.clip_l", "model.clip_g"]
-    assert told == ["model.vae", *clips, "model.t5"]
+    told = re.findall(r"((?:model|text_encoders)\.\w+): ", capsys.readouterr().err)
+    clips = ["text_encoders.clip_l"] if family == "flux" else ["text_encoders.clip_l", "text_encoders.clip_g"]
+    assert told == ["model.vae", *clips, "text_encoders.t5"]
     alone = ["--set", f"model.checkpoint={tmp_path / 'alone.safetensors'}"]
     shutil.copy(base.parent / "tokenizer.json", tmp_path)
     options = {"clip_l": "clip_l", "clip_g": "clip_g", "t5": "t5xxl"}
@@ -156,7 +169,7 @@ def test_a_checkpoint_without_text_encoders_needs_their_files(
         if family == "flux" and option == "clip_g":
             continue
         file = part(f"{name}.safetensors", f".{name}.", f"text_encoders.{name}.transformer.")
-        alone += ["--set", f"model.{option}={file}"]
+        alone += ["--set", f"text_encoders.{option}={file}"]
     assert train(*alone, "--dry-run") == 0, capsys.readouterr().err
 
 

@@ -9,17 +9,16 @@ from skimage import data
 
 from flame_train.adapters.attach import attach_factors
 from flame_train.adapters.formats import from_file
-from flame_train.diffusion.objectives import Objective
+from flame_train.config.schema import LossSection
 from flame_train.engine.dtype import as_dtype
-from flame_train.recipes import FAMILIES
-from flame_train.recipes.sdxl import noise_schedule
+from flame_train.run.check import check
 from flame_train.run.command import train_plan
-from flame_train.run.encode import encode, keys_of
+from flame_train.run.encode import encode
 from flame_train.run.plan import make_plan
+from flame_train.run.train import load_denoiser
 from flame_train.training.stop import StopRequest
 from flame_train.training.validate import held_out_loss
 
-FAMILY = FAMILIES["sdxl"]
 PHOTOS = ("astronaut", "chelsea", "coffee", "rocket")
 
 
@@ -43,11 +42,12 @@ def test_held_out_loss_falls_on_real_photographs(photos, small_config):
         lora={"rank": 8, "alpha": 8.0, "targets": ("full",)}, optimizer={"lr": 7e-3}, schedule={"warmup_steps": 4},
         train={"steps": 36, "precision": "fp32"},
     )  # fmt: skip
-    plan = make_plan(FAMILY, config, stop)
-    keys = keys_of(plan.placed, config, FAMILY, ())
-    encoded = encode(plan.placed, keys, config, FAMILY, "cpu", stop)
+    plan = make_plan(check(config), stop)
+    encoded = encode(
+        plan.encoding, plan.placed, plan.encoding.keys(plan.placed, ()), plan.model.size_conditioning, "cpu", stop
+    )
     examples = [encoded.example(i, False) for i in range(len(PHOTOS))]
-    denoiser, objective = FAMILY.denoiser(config, "cpu"), Objective(noise_schedule(config))
+    denoiser, objective = load_denoiser(plan, "cpu"), plan.model.objective(config.model, LossSection(), "cpu")
 
     def measured(seed=42):
         return held_out_loss(denoiser, objective, examples, device="cpu", dtype=as_dtype("fp32"), seed=seed, draws=8)
@@ -55,9 +55,8 @@ def test_held_out_loss_falls_on_real_photographs(photos, small_config):
     before = measured()
     assert measured() == before
     result = train_plan(plan, "cpu", stop)
-    attached = attach_factors(
-        denoiser.model, from_file(result["lora"], FAMILY.lora_names(config)).state[denoiser.component]
-    )  # fmt: skip
+    learnt = from_file(result["lora"], plan.model.lora_names).state[denoiser.component]
+    attached = attach_factors(denoiser.network, learnt)
     after = measured()
     assert after < 0.8 * before, (before, after)
     attached.detach()
@@ -66,10 +65,12 @@ def test_held_out_loss_falls_on_real_photographs(photos, small_config):
 
 def test_the_figure_depends_on_nothing_but_noise_and_weights(small_config, photos):
     stop, config = StopRequest(), small_config(data={"path": str(photos)})
-    plan = make_plan(FAMILY, config, stop)
-    encoded = encode(plan.placed, keys_of(plan.placed, config, FAMILY, ()), config, FAMILY, "cpu", stop)
+    plan = make_plan(check(config), stop)
+    encoded = encode(
+        plan.encoding, plan.placed, plan.encoding.keys(plan.placed, ()), plan.model.size_conditioning, "cpu", stop
+    )
     examples = [encoded.example(i, False) for i in range(2)]
-    denoiser, objective = FAMILY.denoiser(config, "cpu"), Objective(noise_schedule(config))
+    denoiser, objective = load_denoiser(plan, "cpu"), plan.model.objective(config.model, LossSection(), "cpu")
 
     def measured(which, seed=42, draws=2):
         found = held_out_loss(

@@ -10,7 +10,7 @@ from flame_train.engine.mode import mode
 from flame_train.errors import ConfigError
 from flame_train.models.unet_sdxl import UNet
 from flame_train.models.vae import Encoder
-from flame_train.recipes import FAMILIES
+from flame_train.run.check import check
 from flame_train.run.command import train_plan
 from flame_train.run.plan import make_plan
 from flame_train.training.stop import StopRequest
@@ -19,7 +19,7 @@ from flame_train.training.stop import StopRequest
 def test_an_epoch_beyond_all_memory_is_refused_by_the_plan(small_config):
     config = small_config(data={"repeats": 10**9})
     with pytest.raises(ConfigError, match=r"data\.repeats: expected an epoch of at most 10,000,000 samples, got "):
-        make_plan(FAMILIES["sdxl"], config, StopRequest())
+        make_plan(check(config), StopRequest())
 
 
 def test_more_memory_than_there_is_is_told_before_it_is_taken(small_config, monkeypatch, caplog, tmp_path):
@@ -30,7 +30,7 @@ def test_more_memory_than_there_is_is_told_before_it_is_taken(small_config, monk
         monkeypatch.setattr(CpuBackend, "memory", lambda _: Memory(live=0, peak=None, total=total))
         config = small_config(train={"precision": "fp32", "steps": 1}, output={"dir": str(tmp_path / str(total))})
         with StopRequest() as stop:
-            train_plan(make_plan(FAMILIES["sdxl"], config, stop), "cpu", stop)
+            train_plan(make_plan(check(config), stop), "cpu", stop)
         return [r.getMessage() for r in caplog.records if "predicted" in r.getMessage()]
 
     assert words(1 << 40) == []
@@ -39,7 +39,7 @@ def test_more_memory_than_there_is_is_told_before_it_is_taken(small_config, monk
 
 
 def test_only_training_steps_may_vary(small_config, monkeypatch):
-    """Cached pictures and grids are the same bytes however one trains, and wait for no measurement of their own."""
+    """Cached images and grids are the same bytes however one trains, and wait for no measurement of their own."""
     seen: dict[str, set[bool]] = {"encoding": set(), "drawing": set(), "training": set()}
     encode, denoise = Encoder.forward, UNet.forward
 
@@ -58,5 +58,5 @@ def test_only_training_steps_may_vary(small_config, monkeypatch):
         sample={"every": 1, "steps": 1, "prompts": ("a circle",)},
     )
     with StopRequest() as stop:
-        train_plan(make_plan(FAMILIES["sdxl"], config, stop), "cpu", stop)
+        train_plan(make_plan(check(config), stop), "cpu", stop)
     assert seen == {"encoding": {True}, "drawing": {True}, "training": {False}}
