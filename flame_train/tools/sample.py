@@ -83,9 +83,7 @@ def sample(
     with StopRequest() as stop:
         texts = [*how.prompts, how.negative]
         examples = _conditioning(text, texts, uncropped(model, size), device, factors, strength, stop)
-        denoiser = model.load_denoiser(
-            device=device, dtype=precision, fp8=fp8, guidance_scale=how.guidance_scale
-        )
+        denoiser = model.load_denoiser(device=device, dtype=precision, fp8=fp8, guidance_scale=how.guidance_scale)
         if denoiser.component in factors:
             attach_factors(denoiser.network, factors[denoiser.component], strength)
         wanted = [examples[prompt] for prompt in prompts]

@@ -139,8 +139,7 @@ def test_both_formats_are_the_same_lora(
     assert (said["lora"], said["lora_diffusers"]) == (f"{run}/lora.safetensors", f"{run}/lora.diffusers.safetensors")
     model = opened(family, Path(tomllib.loads((run / "config.toml").read_text())["model"]["checkpoint"]))
     kohya, diffusers = (
-        from_file(run / name, model.lora_names)
-        for name in ("lora.safetensors", "lora.diffusers.safetensors")
+        from_file(run / name, model.lora_names) for name in ("lora.safetensors", "lora.diffusers.safetensors")
     )
     assert (kohya.dialects, diffusers.dialects) == (("kohya",), ("peft",))
     for name, factors in kohya.state["transformer"].items():
