@@ -105,7 +105,7 @@ class Model(ABC):
     flow: ClassVar[bool]
     """Whether it predicts the velocity of a flow; else noise or v."""
     may_be_distilled: ClassVar[bool] = False
-    """Whether the family has guidance-distilled models: otherwise it does not know `loss.guidance_scale` at all."""
+    """Whether the family has guidance-distilled models. Others do not know the key `loss.guidance_scale` at all."""
 
     name: str
     title: str

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flame_train.training.family import Denoiser
 
 from flame_train.adapters.attach import attach
 from flame_train.diffusion.objectives import Objective
@@ -18,10 +17,10 @@ from flame_train.engine.dtype import as_dtype
 from flame_train.io.runfolder import RunFolder
 from flame_train.training import loop
 from flame_train.training.optimizer import build_optimizer
-from flame_train.training.result import Sources, restore
+from flame_train.training.result import LoraWriter, Sources, restore
 from flame_train.training.step import FIGURES, State
 from flame_train.training.stop import StopRequest
-from tests.training.toy import NAMES, Feed, Toy, log_of, sections
+from tests.training.toy import NAMES, Feed, Toy, ToyDenoiser, log_of, sections
 
 
 @pytest.fixture
@@ -37,10 +36,11 @@ def trained(tmp_path):
         model.init(np.random.default_rng(3))
         attached = attach(model, ["proj"], rank=config.lora.rank, alpha=config.lora.alpha, seed=1)
         backend = get_backend("cpu")
-        denoiser = Denoiser(model, "unet", lambda x, t, c: model(x), lambda m, noise: m[0] + (m[1] * 0.5).exp() * noise)
+        optimizer = build_optimizer(
+            attached.parameters(), config.train, config.optimizer, config.schedule, config.gradient, backend
+        )
         state = State(
-            denoiser.denoise, denoiser.sample_latents, Objective(NoiseSchedule.scaled_linear()),
-            build_optimizer(attached.parameters(), config, backend), as_dtype("fp32"), 5,
+            ToyDenoiser(model), Objective(NoiseSchedule.scaled_linear()), optimizer, as_dtype("fp32"), 5,
             Tensor(np.zeros((), np.float32)), np.zeros(len(FIGURES)),
         )  # fmt: skip
         with RunFolder(tmp_path / name, "", lambda old, found: None) as folder:
@@ -49,8 +49,9 @@ def trained(tmp_path):
             feed.next = first * feed.accumulation
             before(folder)
             run = loop.Run(
-                config, "cpu", folder, denoiser, attached, NAMES, state, feed, Sources("", "", "", "data"), first,
-                preview, stop or StopRequest(),
+                config.train, config.gradient, config.checkpoint, config.sample, config.output, "cpu", folder, state,
+                feed, Sources("", "", "", "data"), LoraWriter(attached, "unet", NAMES, "toy", {}, {}), first, preview,
+                stop or StopRequest(),
             )  # fmt: skip
             loop.train(run)
         return run, log_of(tmp_path / name)

@@ -15,7 +15,7 @@ BUCKETS = [(64, 64), (64, 96), (64, 64), (64, 96), (64, 64)]
 NAMES = [f"{i}.png" for i in range(len(BUCKETS))]
 
 
-def example(index, drop_caption, silent=frozenset()):
+def example(index, drop_caption, dropped=frozenset()):
     return {"mean": np.full((2, 2, 4), index, np.float32), "dropped": np.array(drop_caption)}
 
 
@@ -76,10 +76,10 @@ def test_captions_are_dropped_as_the_seed_says():
 def test_one_batch_is_made_ahead_and_no_more():
     made, ready = [], threading.Semaphore(0)
 
-    def slow(index, drop_caption, silent):
+    def slow(index, drop_caption, dropped):
         made.append(index)
         ready.release()
-        return example(index, drop_caption, silent)
+        return example(index, drop_caption, dropped)
 
     with loader(make=slow, batch_size=1) as source:
         source.take()
@@ -90,10 +90,10 @@ def test_one_batch_is_made_ahead_and_no_more():
 
 
 def test_what_goes_wrong_on_the_thread_is_raised_where_the_batch_is_taken():
-    def broken(index, drop_caption, silent):
-        raise DataError("the picture is gone")
+    def broken(index, drop_caption, dropped):
+        raise DataError("the image is gone")
 
-    with loader(make=broken) as source, pytest.raises(DataError, match="the picture is gone"):
+    with loader(make=broken) as source, pytest.raises(DataError, match="the image is gone"):
         source.take()
 
 
@@ -117,16 +117,16 @@ def test_batches_are_sent_on_the_loaders_thread_before_they_are_taken():
     assert threading.current_thread() not in [thread for thread, _ in sent]
 
 
-def test_encoders_fall_silent_each_for_itself_and_the_same_again():
-    def make(index, drop_caption, silent):
-        return {"mean": np.zeros((2, 2, 4), np.float32), "silent": np.array([n in silent for n in ("clip_l", "t5")])}
+def test_encoders_are_dropped_each_for_itself_and_the_same_again():
+    def make(index, drop_caption, dropped):
+        return {"mean": np.zeros((2, 2, 4), np.float32), "dropped": np.array([n in dropped for n in ("clip_l", "t5")])}
 
     chances = {"clip_l": 0.5, "t5": 0.25, "clip_g": 0.0}
     batches = take(400, make=make, encoders=chances)
-    silent = np.concatenate([b.arrays["silent"] for b in batches])
-    assert abs(silent[:, 0].mean() - 0.5) < 0.08
-    assert abs(silent[:, 1].mean() - 0.25) < 0.08
-    assert abs(silent.all(1).mean() - 0.125) < 0.06  # independent of each other
+    dropped = np.concatenate([b.arrays["dropped"] for b in batches])
+    assert abs(dropped[:, 0].mean() - 0.5) < 0.08
+    assert abs(dropped[:, 1].mean() - 0.25) < 0.08
+    assert abs(dropped.all(1).mean() - 0.125) < 0.06  # independent of each other
     again = take(10, make=make, encoders=chances, first=390)
     for a, b in zip(batches[390:], again, strict=True):
-        np.testing.assert_array_equal(a.arrays["silent"], b.arrays["silent"])
+        np.testing.assert_array_equal(a.arrays["dropped"], b.arrays["dropped"])

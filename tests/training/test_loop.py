@@ -117,7 +117,7 @@ def test_grids_and_result_show_the_moving_average(trained, tmp_path, monkeypatch
     monkeypatch.setattr(loop, "train", lambda run: runs.append(run) or train(run))
 
     def look(step: int) -> None:
-        seen[step] = runs[-1].attached.adapters["proj"].up.numpy().copy()
+        seen[step] = runs[-1].lora.attached.adapters["proj"].up.numpy().copy()
 
     trained(Feed(1), name="plain", preview=look, sample={"every": 1})
     weights, mean = dict(seen), 0.0

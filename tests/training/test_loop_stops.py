@@ -25,7 +25,7 @@ def test_a_grid_that_the_last_run_did_not_come_to_is_drawn_first(trained, exists
     def put(folder: RunFolder) -> None:
         folder.samples.mkdir(exist_ok=True)
         if exists:
-            folder.sample(4).write_bytes(b"a picture")
+            folder.sample(4).write_bytes(b"an image")
 
     run, _ = trained(Feed(1), preview=drawn.append, before=put, sample={"every": 4, "prompts": ("a disc",)})
     assert run.first == 4
@@ -102,7 +102,7 @@ def test_a_grid_that_fails_costs_a_warning(error, caplog):
         raise error
 
     with caplog.at_level(logging.WARNING):
-        loop.forgiving(fail)(7)
+        loop.best_effort(fail)(7)
     assert "no sample grid at step 7" in caplog.text
     assert type(error).__name__ in caplog.text
 
@@ -110,7 +110,7 @@ def test_a_grid_that_fails_costs_a_warning(error, caplog):
 def test_a_grid_that_is_cut_short_by_a_request_is_no_failure(caplog):
     stop = StopRequest()
     stop.signal_number = 2
-    loop.forgiving(lambda step: stop.check("while sampling"))(7)
+    loop.best_effort(lambda step: stop.check("while sampling"))(7)
     assert caplog.text == ""
 
 
@@ -125,11 +125,11 @@ def test_what_a_grid_does_not_survive(error):
         raise error
 
     with pytest.raises(type(error)):
-        loop.forgiving(fail)(7)
+        loop.best_effort(fail)(7)
 
 
 def test_a_grid_that_cannot_be_looked_at_is_one_that_lacks():
     """A name that is too long stands for a folder that may not be entered: the grid is tried, and costs a warning."""
-    config = schema.Config(sample=schema.SampleSection(every=250, prompts=("a disc",)))
-    run = SimpleNamespace(config=config, folder=RunFolder(Path("a" * 300), "", lambda old, found: None))
+    sample = schema.SampleSection(every=250, prompts=("a disc",))
+    run = SimpleNamespace(sample=sample, folder=RunFolder(Path("a" * 300), "", lambda old, found: None))
     assert loop._lacks_grid(run, 250)

@@ -7,25 +7,27 @@ import math
 import numpy as np
 import pytest
 
-from flame_train.config.schema import Config, GradientSection, OptimizerSection, ScheduleSection, TrainSection
+from flame_train.config.schema import GradientSection, OptimizerSection, ScheduleSection, TrainSection
 from flame_train.engine import Parameter
 from flame_train.engine.backend import get_backend
 from flame_train.training.optimizer import build_optimizer
 
 
-def config(optimizer=None, gradient=None, schedule=None, train=None):
-    return Config(
-        optimizer=OptimizerSection(**{"name": "sgd", "lr": 1.0, "weight_decay": 0.0, **(optimizer or {})}),
-        gradient=GradientSection(**{"clip_norm": 0.0, **(gradient or {})}),
-        schedule=ScheduleSection(**{"name": "constant", **(schedule or {})}),
-        train=TrainSection(**{"steps": 10, "precision": "fp32", **(train or {})}),
+def built(parameters, optimizer=None, gradient=None, schedule=None, train=None):
+    return build_optimizer(
+        parameters,
+        TrainSection(**{"steps": 10, "precision": "fp32", **(train or {})}),
+        OptimizerSection(**{"name": "sgd", "lr": 1.0, "weight_decay": 0.0, **(optimizer or {})}),
+        ScheduleSection(**{"name": "constant", **(schedule or {})}),
+        GradientSection(**{"clip_norm": 0.0, **(gradient or {})}),
+        get_backend("cpu"),
     )
 
 
 def moves(gradients, **sections):
     """The change of the values in each step, given the gradient of each."""
     parameter = Parameter(np.zeros(len(gradients[0]), np.float32), "w")
-    optimizer = build_optimizer([parameter], config(**sections), get_backend("cpu"))
+    optimizer = built([parameter], **sections)
     changes = []
     for gradient in gradients:
         before = parameter.numpy().copy()
@@ -79,9 +81,7 @@ def test_the_schedule_spans_the_runs_steps():
 def test_only_fp16_scales_its_loss():
     parameter = Parameter(np.zeros(2, np.float32), "w")
     scales = {
-        precision: float(
-            build_optimizer([parameter], config(train={"precision": precision}), get_backend("cpu")).loss_scale.numpy()
-        )
+        precision: float(built([parameter], train={"precision": precision}).loss_scale.numpy())
         for precision in ("fp32", "bf16", "fp16")
     }
     assert scales["fp32"] == scales["bf16"] == 1.0

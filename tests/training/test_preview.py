@@ -10,14 +10,15 @@ import pytest
 from PIL import Image
 
 from flame_train.adapters.attach import attach
+from flame_train.config.schema import Config, SampleSection
 from flame_train.engine import no_grad
 from flame_train.errors import Interrupted
-from flame_train.recipes import FAMILIES
-from flame_train.run.sampling import drawing, size_conditioning
+from flame_train.run.check import check
+from flame_train.run.plan import make_plan
+from flame_train.run.sampling import drawing, uncropped
 from flame_train.training.preview import draw, grid, write_png
 from flame_train.training.stop import StopRequest
 
-FAMILY = FAMILIES["sdxl"]
 SIZE = (64, 96)  # height, width
 PROMPTS = ("a blue circle", "a red house", "")
 
@@ -25,22 +26,29 @@ PROMPTS = ("a blue circle", "a red house", "")
 @pytest.fixture
 def studio(small_config):
     """Everything `draw` needs: how, denoiser, decoder, and conditioning by prompt."""
-    config = small_config(sample={"steps": 3, "guidance": 3.0, "seed": 5, "height": SIZE[0], "width": SIZE[1]})
-    sizes = size_conditioning(FAMILY, SIZE)
-    with no_grad(), FAMILY.encoders(config, "cpu", ["caption"]) as encoders:
+    plan = make_plan(check(small_config()), StopRequest())
+    sizes = uncropped(plan.model, SIZE)
+    with no_grad():
+        encoders = plan.encoding.encoders("cpu")
         examples = {prompt: encoders.caption(prompt) | sizes for prompt in PROMPTS}
-    how = drawing(config, FAMILY, SIZE, "cpu")
-    return how, FAMILY.denoiser(config, "cpu"), FAMILY.decoder(config, "cpu"), examples
+    denoiser = plan.model.load_denoiser(device="cpu", dtype="fp32")
+    return asked(plan.model), denoiser, plan.model.vae.load("fp32", "cpu").decode, examples
 
 
-def pictures(studio, prompts, **changes):
+def asked(model, **changes):
+    """How images of `SIZE` are drawn for a section with these keys."""
+    config = Config(sample=SampleSection(**({"steps": 3, "guidance_scale": 3.0, "seed": 5} | changes)))
+    return drawing(config.sample, SIZE, config.model, config.loss, model, device="cpu", dtype="fp32")
+
+
+def images(studio, prompts, **changes):
     how, denoiser, decode, examples = studio
     how = dataclasses.replace(how, **changes)
-    return draw(how, denoiser, decode, [examples[p] for p in prompts], examples[""], StopRequest())
+    return draw(how, denoiser.denoise, decode, [examples[p] for p in prompts], examples[""], StopRequest())
 
 
 def test_same_seed_same_bytes(studio, tmp_path):
-    drawn = {name: grid(pictures(studio, PROMPTS[:2])) for name in "ab"}
+    drawn = {name: grid(images(studio, PROMPTS[:2])) for name in "ab"}
     for name, sheet in drawn.items():
         write_png(tmp_path / f"{name}.png", sheet)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
@@ -48,16 +56,16 @@ def test_same_seed_same_bytes(studio, tmp_path):
     np.testing.assert_array_equal(stored, drawn["b"])
 
 
-def test_pictures_have_the_size_asked_for(studio):
-    (picture,) = pictures(studio, PROMPTS[:1])
-    assert picture.shape == (*SIZE, 3)
-    assert picture.dtype == np.uint8
+def test_images_have_the_size_asked_for(studio):
+    (image,) = images(studio, PROMPTS[:1])
+    assert image.shape == (*SIZE, 3)
+    assert image.dtype == np.uint8
 
 
-def test_a_picture_does_not_depend_on_its_neighbours(studio):
+def test_an_image_does_not_depend_on_its_neighbours(studio):
     """Number i of seed s is number 0 of seed s + i."""
-    _, second = pictures(studio, PROMPTS[:2])
-    (alone,) = pictures(studio, PROMPTS[1:2], seed=6)
+    _, second = images(studio, PROMPTS[:2])
+    (alone,) = images(studio, PROMPTS[1:2], seed=6)
     np.testing.assert_array_equal(second, alone)
 
 
@@ -70,35 +78,34 @@ def test_what_is_wanted_and_what_is_not_go_through_the_denoiser_together(studio)
         calls.append((x, t, cond, denoiser.denoise(x, t, cond)))
         return calls[-1][-1]
 
-    watching = dataclasses.replace(denoiser, denoise=watched)
-    draw(how, watching, lambda latents: latents.numpy(), [examples[PROMPTS[0]]], examples[""], StopRequest())
+    draw(how, watched, lambda latents: latents.numpy(), [examples[PROMPTS[0]]], examples[""], StopRequest())
     assert len(calls) == 3
     for x, t, cond, made in calls:
         for i, prompt in enumerate((PROMPTS[0], "")):
-            np.testing.assert_array_equal(cond["context"].numpy()[i], examples[prompt]["context"])
+            for name in ("clip_l", "clip_g"):
+                np.testing.assert_array_equal(cond[name].numpy()[i], examples[prompt][name])
             with no_grad():
                 alone = denoiser.denoise(x[i : i + 1], t[i : i + 1], {n: c[i : i + 1] for n, c in cond.items()})
             np.testing.assert_allclose(made.numpy()[i : i + 1], alone.numpy(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("change", [{"seed": 6}, {"steps": 4}, {"sampler": "ddim"}, {"guidance": 1.0}])
-def test_what_is_asked_for_is_used(studio, small_config, change):
-    asked = {"steps": 3, "guidance": 3.0, "seed": 5, "height": SIZE[0], "width": SIZE[1]} | change
-    how = drawing(small_config(sample=asked), FAMILY, SIZE, "cpu")
-    assert not np.array_equal(pictures(studio, PROMPTS[:1])[0], pictures((how, *studio[1:]), PROMPTS[:1])[0])
+@pytest.mark.parametrize("change", [{"seed": 6}, {"steps": 4}, {"sampler": "ddim"}, {"guidance_scale": 1.0}])
+def test_what_is_asked_for_is_used(studio, change):
+    how = asked(studio[1].model, **change)
+    assert not np.array_equal(images(studio, PROMPTS[:1])[0], images((how, *studio[1:]), PROMPTS[:1])[0])
 
 
 def test_the_prompt_is_heard(studio):
-    first, second = (pictures(studio, [p], guidance=12.0)[0] for p in PROMPTS[:2])
+    first, second = (images(studio, [p], guidance=12.0)[0] for p in PROMPTS[:2])
     assert not np.array_equal(first, second)
 
 
 def test_an_untrained_adapter_changes_nothing_and_a_trained_one_does(studio):
-    before = pictures(studio, PROMPTS[:1])[0]
-    attached = attach(studio[1].model, ["output_blocks.8.0.skip_connection"], rank=2, alpha=2.0, seed=0)
-    np.testing.assert_array_equal(pictures(studio, PROMPTS[:1])[0], before)
+    before = images(studio, PROMPTS[:1])[0]
+    attached = attach(studio[1].network, ["output_blocks.8.0.skip_connection"], rank=2, alpha=2.0, seed=0)
+    np.testing.assert_array_equal(images(studio, PROMPTS[:1])[0], before)
     attached.parameters()[1].data[...] = 0.5
-    assert not np.array_equal(pictures(studio, PROMPTS[:1])[0], before)
+    assert not np.array_equal(images(studio, PROMPTS[:1])[0], before)
 
 
 def test_drawing_stops_when_asked(studio):
@@ -106,7 +113,7 @@ def test_drawing_stops_when_asked(studio):
     stop = StopRequest()
     stop.signal_number = 15
     with pytest.raises(Interrupted, match="while sampling"):
-        draw(how, denoiser, decode, [examples[PROMPTS[0]]], examples[""], stop)
+        draw(how, denoiser.denoise, decode, [examples[PROMPTS[0]]], examples[""], stop)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,9 +20,10 @@ from flame_train.errors import ModelFileError, NonFiniteError
 from flame_train.models.keys import flux, sd3
 from flame_train.models.keys.sdxl import lora_family
 from flame_train.models.unet_sdxl import UNet, UNetArch
+from flame_train.run.finish import lora_writer
 from flame_train.tools.families import require_lora
 from flame_train.training.optimizer import build_optimizer
-from flame_train.training.result import Sources, checkpoint_files, write_lora
+from flame_train.training.result import Sources, checkpoint_files
 
 RANK, ALPHA = 3, 5.0
 
@@ -38,12 +40,17 @@ def attached():
     return made
 
 
+def named(names):
+    """Of a model what its LoRA files say: how they name modules, and the first component as the denoiser."""
+    return SimpleNamespace(lora_names=names, denoiser=SimpleNamespace(component=names.components[0].name))
+
+
 @pytest.fixture
 def write(attached, small_config, tmp_path):
     def to(name, **sections):
         path = tmp_path / name
         config = small_config(**{"lora": {"rank": RANK, "alpha": ALPHA}, **sections})
-        write_lora(path, attached, "unet", lora_family(), config, 7, config.output.format)
+        lora_writer(config, named(lora_family()), attached).write(path, 7, config.output.format)
         return path
 
     return to
@@ -108,7 +115,7 @@ def test_says_what_it_was_trained_as(attached, small_config, tmp_path, names, ar
     config = small_config(data={"resolution": 512}, model={"prediction": "v"})
     denoiser = names.components[0]
     one = Attached(attached.model, {next(iter(denoiser.modules)): next(iter(attached.adapters.values()))})
-    write_lora(tmp_path / "l.safetensors", one, denoiser.name, names, config, 1, "kohya")
+    lora_writer(config, named(names), one).write(tmp_path / "l.safetensors", 1, "kohya")
     with safetensors.safe_open(tmp_path / "l.safetensors", "numpy") as file:
         said = file.metadata()
     assert (said["modelspec.architecture"], said.get("modelspec.prediction_type")) == (architecture, prediction)
@@ -156,8 +163,9 @@ def test_what_a_run_is_continued_from_is_told_from_a_lora(small_config, tmp_path
     unet = UNet(UNetArch.tiny(16))
     unet.init(np.random.default_rng(0))
     adapters = attach(unet, resolve(unet, ["attention"], UNET_PRESETS), rank=RANK, alpha=ALPHA, seed=1)
-    optimizer = build_optimizer(adapters.parameters(), small_config(), get_backend("cpu"))
-    files, _ = checkpoint_files(optimizer, 3, Sources("", "", "", "pictures"), b"")
+    c = small_config()
+    optimizer = build_optimizer(adapters.parameters(), c.train, c.optimizer, c.schedule, c.gradient, get_backend("cpu"))
+    files, _ = checkpoint_files(optimizer, 3, Sources("", "", "", "images"), b"")
     files["optimizer.safetensors"](tmp_path / "optimizer.safetensors")
     with pytest.raises(ModelFileError, match="expected a LoRA, but this is: what a flame-train run is continued from"):
         require_lora(tmp_path / "optimizer.safetensors")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,19 @@ class Toy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.proj(x)
+
+
+@dataclass
+class ToyDenoiser:
+    """The layer as a step calls it; latents are drawn from the moments, unscaled."""
+
+    network: Toy
+
+    def denoise(self, x: Tensor, t: Tensor, cond: Mapping[str, Tensor]) -> Tensor:
+        return self.network(x)
+
+    def sample_latents(self, moments: tuple[Tensor, Tensor], noise: Tensor) -> Tensor:
+        return moments[0] + (moments[1] * 0.5).exp() * noise
 
 
 @dataclass

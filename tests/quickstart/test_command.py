@@ -18,14 +18,16 @@ from PIL import Image
 
 from flame_train import cli
 from flame_train.config.load import load
-from flame_train.recipes import FAMILIES, quickstart
+from flame_train.quickstart import command as quickstart
+from flame_train.recipes import FAMILIES
+from flame_train.run.check import check
 from flame_train.run.plan import make_plan
 from flame_train.training.stop import StopRequest
 
 ROOT = Path(__file__).parents[2]
 
 
-def command(folder, *arguments):
+def run_command(folder, *arguments):
     """The command in a process of its own, with every GPU hidden."""
     return subprocess.run(
         [sys.executable, "-m", "flame_train", "quickstart", str(folder), "--json", *arguments],
@@ -37,7 +39,7 @@ def command(folder, *arguments):
 def done(tmp_path_factory):
     """A finished quickstart: its folder, and how the command ended."""
     folder = tmp_path_factory.mktemp("quickstart") / "a new one"
-    return folder, command(folder)
+    return folder, run_command(folder)
 
 
 @pytest.mark.slow
@@ -67,7 +69,7 @@ def test_it_says_which_device_it_took(done):
 
 @pytest.mark.slow
 def test_it_learns_and_does_not_forget(done):
-    """On pictures never trained on: the loss of the new style fell by 30 %, that of known ones rose by 5 % at most."""
+    """On images never trained on: the loss of the new style fell by 30 %, that of known ones rose by 5 % at most."""
     folder, ended = done
     loss = json.loads(ended.stdout)["held_out_loss"]
     assert loss["new"]["after"] <= 0.7 * loss["new"]["before"]
@@ -92,8 +94,8 @@ def test_the_lora_is_a_plain_kohya_file(done):
 def test_before_and_after_stand_beside_each_other(done):
     folder, _ = done
     grids = [Image.open(p).convert("RGB") for p in sorted((folder / "run" / "samples").glob("*.png"))]
-    with Image.open(folder / "before-after.png") as picture:
-        sheet = np.asarray(picture)
+    with Image.open(folder / "before-after.png") as image:
+        sheet = np.asarray(image)
     assert len(grids) == 2
     first, last = (np.asarray(grid) for grid in grids)
     assert not np.array_equal(first, last)
@@ -106,7 +108,7 @@ def test_before_and_after_stand_beside_each_other(done):
 def test_run_again_it_finds_everything_done(done):
     folder, first = done
     held = (folder / "run" / "lora.safetensors").read_bytes()
-    again = command(folder)
+    again = run_command(folder)
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout) == json.loads(first.stdout)
     assert "done already" in again.stderr
@@ -119,7 +121,7 @@ def test_its_config_is_one_for_the_ordinary_command(done, capsys):
     line = ["sdxl-lora", "--config", str(folder / "config.toml"), "--device", "cpu", "--dry-run", "--json"]
     assert cli.run(line) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert (plan["pictures"], len(plan["buckets"])) == (170, 3)
+    assert (plan["images"], len(plan["buckets"])) == (170, 3)
 
 
 @pytest.mark.parametrize("name", ["notes.md", "config.toml", "ABOUT.txt"])
@@ -148,7 +150,7 @@ def test_a_folder_whose_name_no_config_can_hold_is_refused_before_anything_is_ma
 
 def test_a_folder_that_was_copied_is_not_run_in_the_first_one(tmp_path, capsys):
     for name in ("one", "two"):
-        quickstart._lay(tmp_path / name, "cpu", "flux")
+        quickstart._lay(tmp_path / name, "cpu", FAMILIES["flux"])
     (tmp_path / "two" / "config.toml").write_bytes((tmp_path / "one" / "config.toml").read_bytes())
     assert cli.run(["quickstart", str(tmp_path / "two"), "--family", "flux", "--device", "cpu"]) == 6
     assert f"its output.dir is {tmp_path / 'one' / 'run'}" in capsys.readouterr().err
@@ -156,16 +158,16 @@ def test_a_folder_that_was_copied_is_not_run_in_the_first_one(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("family", ["sdxl", "sd3", "flux"])
-def test_its_own_pictures_are_hardly_cropped(tmp_path, family):
-    source = quickstart._lay(tmp_path / "new", "cpu", family)
+def test_its_own_images_are_hardly_cropped(tmp_path, family):
+    source = quickstart._lay(tmp_path / "new", "cpu", FAMILIES[family])
     with StopRequest() as stop:
-        placed = make_plan(FAMILIES[family], load(str(source)), stop).placed
+        placed = make_plan(check(load(str(source)), FAMILIES[family]), stop).placed
     assert {p.original for p in placed.placements} == {(96, 96), (64, 128), (128, 64)}
     assert placed.dataset.notices == ()
 
 
 def test_a_gpu_that_is_asked_for_and_not_there_is_an_error(tmp_path):
-    ended = command(tmp_path / "new", "--device", "cuda")
+    ended = run_command(tmp_path / "new", "--device", "cuda")
     assert ended.returncode == 4
     assert "--device cpu" in ended.stderr
     assert not (tmp_path / "new").exists()
@@ -173,8 +175,8 @@ def test_a_gpu_that_is_asked_for_and_not_there_is_an_error(tmp_path):
 
 def test_a_config_that_was_changed_is_obeyed(tmp_path, monkeypatch):
     """The folder is laid once; from then on its config is the user's."""
-    start = quickstart._STARTS["sdxl"]
-    monkeypatch.setitem(quickstart._STARTS, "sdxl", replace(start, lesson=replace(start.lesson, known=0, steps=6)))
+    sdxl = FAMILIES["sdxl"]
+    monkeypatch.setattr(type(sdxl), "lesson", replace(sdxl.lesson, known=0, steps=6))
     for name, fewer in (("_DRAWN_IN", 2), ("_HELD_OUT", {"new": 4, "known": 4}), ("_PROMPTS", ("a delft tile",))):
         monkeypatch.setattr(quickstart, name, fewer)
     folder = tmp_path / "new"

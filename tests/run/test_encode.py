@@ -9,27 +9,26 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flame_train.errors import DataError, ModelFileError
+from flame_train.errors import ConfigError, DataError
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.recipes import FAMILIES
-from flame_train.run.encode import Encoded, encode, keys_of
+from flame_train.run.check import check
+from flame_train.run.encode import Encoded, encode
 from flame_train.run.plan import make_plan
 from flame_train.training.stop import StopRequest
 
-FAMILY = FAMILIES["sdxl"]
 SQUARE, WIDE, TALL = KEPT = ("96x96-01", "64x128-01", "128x64-01")
-PICTURES, CAPTIONS = 3, 4  # every caption is another; the fourth is the empty one
+IMAGES, CAPTIONS = 3, 4  # every caption is another; the fourth is the empty one
 
 
 def run(config) -> Encoded:
-    stop = StopRequest()
-    plan = make_plan(FAMILY, config, stop)
-    return encode(plan.placed, keys_of(plan.placed, config, FAMILY, ()), config, FAMILY, "cpu", stop)
+    plan, stop = make_plan(check(config), StopRequest()), StopRequest()
+    keys = plan.encoding.keys(plan.placed, ())
+    return encode(plan.encoding, plan.placed, keys, plan.model.size_conditioning, "cpu", stop)
 
 
 @pytest.fixture(autouse=True)
 def few(drawn):
-    """Three pictures are enough here."""
+    """Three images are enough here."""
     for path in drawn.iterdir():
         if path.stem not in KEPT:
             path.unlink()
@@ -37,7 +36,7 @@ def few(drawn):
 
 @pytest.fixture
 def made_anew(drawn):
-    """(pictures, captions) that encoding a config adds to the cache, told from the folder alone."""
+    """(images, captions) that encoding a config adds to the cache, told from the folder alone."""
     folder = drawn / ".flame-cache"
 
     def count(config):
@@ -57,7 +56,7 @@ def made_anew(drawn):
 def warm(small_config, made_anew):
     """The config, its cache filled."""
     config = small_config()
-    assert made_anew(config) == (PICTURES, CAPTIONS)
+    assert made_anew(config) == (IMAGES, CAPTIONS)
     return config
 
 
@@ -70,7 +69,7 @@ def test_one_caption_edited_makes_one_text_anew(warm, made_anew, drawn):
     assert made_anew(warm) == (0, 1)
 
 
-def test_one_picture_edited_makes_one_picture_anew(warm, made_anew, drawn):
+def test_one_image_edited_makes_one_image_anew(warm, made_anew, drawn):
     path = drawn / f"{SQUARE}.png"
     pixels = np.array(Image.open(path))
     pixels[0, 0] ^= 1
@@ -78,14 +77,14 @@ def test_one_picture_edited_makes_one_picture_anew(warm, made_anew, drawn):
     assert made_anew(warm) == (1, 0)
 
 
-def test_renamed_and_touched_files_are_the_same_pictures(warm, made_anew, drawn):
+def test_renamed_and_touched_files_are_the_same_images(warm, made_anew, drawn):
     for ending in ("png", "txt"):
         (drawn / f"{SQUARE}.{ending}").rename(drawn / f"other.{ending}")
     (drawn / f"{WIDE}.png").touch()
     assert made_anew(warm) == (0, 0)
 
 
-def test_one_more_picture_is_one_more(warm, made_anew, drawn):
+def test_one_more_image_is_one_more(warm, made_anew, drawn):
     Image.new("RGB", (150, 150), (9, 200, 30)).save(drawn / "green.png")
     (drawn / "green.txt").write_text("a green nothing")
     assert made_anew(warm) == (1, 1)
@@ -94,10 +93,12 @@ def test_one_more_picture_is_one_more(warm, made_anew, drawn):
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
-        ({"data": {"resolution": 64}}, (PICTURES, 0)),
-        ({"model": {"vae_precision": "bf16"}}, (PICTURES, 0)),
+        ({"data": {"resolution": 64}}, (IMAGES, 0)),
+        ({"model": {"vae_precision": "bf16"}}, (IMAGES, 0)),
         ({"train": {"precision": "bf16"}}, (0, CAPTIONS)),
         ({"data": {"max_tokens": 150}}, (0, CAPTIONS)),
+        ({"text_encoders": {"precision": "fp16"}}, (0, CAPTIONS)),
+        ({"text_encoders": {"clip_l_dropout": 0.5}}, (0, 0)),
         ({"train": {"seed": 7, "steps": 9}, "lora": {"rank": 4}, "optimizer": {"lr": 0.5}}, (0, 0)),
         ({"data": {"batch_size": 3, "repeats": 2, "caption_dropout": 0.5}}, (0, 0)),
     ],
@@ -109,7 +110,7 @@ def test_a_setting_makes_anew_what_depends_on_it(warm, made_anew, small_config, 
 @pytest.mark.parametrize(
     ("tensor", "expected"),
     [
-        ("first_stage_model.encoder.conv_in.bias", (PICTURES, 0)),
+        ("first_stage_model.encoder.conv_in.bias", (IMAGES, 0)),
         ("conditioner.embedders.0.transformer.text_model.encoder.layers.0.mlp.fc1.bias", (0, CAPTIONS)),
         ("conditioner.embedders.1.model.ln_final.bias", (0, CAPTIONS)),
         ("model.diffusion_model.out.2.bias", (0, 0)),
@@ -140,23 +141,24 @@ def test_another_vae_is_used_and_told_from_the_checkpoints_own(warm, made_anew, 
     lone = tmp_path / "vae.safetensors"
     save_file(lone, tensors)
     config = small_config(model={"vae": str(lone)})
-    assert made_anew(config) == (PICTURES, 0)
+    assert made_anew(config) == (IMAGES, 0)
     own, other = (run(c).example(0, False)["mean"] for c in (warm, config))
     np.testing.assert_allclose(other, own + 1.0, atol=1e-4)
 
 
-def test_an_example_has_the_picture_the_caption_and_the_size(warm):
+def test_an_example_has_the_image_the_caption_and_the_size(warm):
     encoded = run(warm)
     index = next(i for i, item in enumerate(encoded.placed.dataset.items) if item.key == f"{WIDE}.png")
     example, dropped = encoded.example(index, False), encoded.example(index, True)
     height, width = encoded.placed.placements[index].bucket
     assert example["mean"].shape == example["logvar"].shape == (height // 8, width // 8, 4)
-    assert example["context"].shape == (77, 64)
+    assert example["clip_l"].shape == example["clip_g"].shape == (77, 32)
     assert example["pooled"].shape == (32,)
     assert example["time_ids"].tolist() == [64, 128, 0, 0, height, width]
     np.testing.assert_array_equal(dropped["mean"], example["mean"])
-    np.testing.assert_array_equal(dropped["context"], encoded.caption("")["context"])
-    assert not np.array_equal(dropped["context"], example["context"])
+    for name in ("clip_l", "clip_g", "pooled"):
+        np.testing.assert_array_equal(dropped[name], encoded.caption("")[name])
+        assert not np.array_equal(dropped[name], example[name])
 
 
 def test_a_damaged_entry_is_made_again(warm, drawn):
@@ -174,10 +176,10 @@ def test_an_entry_that_vanished_is_told(warm, drawn):
         encoded.example(0, False)
 
 
-def test_a_base_without_text_encoders_is_refused_by_name(small_config, small_base, tmp_path):
+def test_a_base_without_a_text_encoder_is_refused_by_the_key_that_names_its_file(small_config, small_base, tmp_path):
     with SafetensorsFile(small_base) as file:
         kept = {n: np.array(file.read(n)) for n in file.names if not n.startswith("conditioner.embedders.1")}
     part = Path(tmp_path / "part.safetensors")
     save_file(part, kept)
-    with pytest.raises(ModelFileError, match="text_encoder_2"):
+    with pytest.raises(ConfigError, match=r"text_encoders\.clip_g: .* holds no such network; name its file"):
         run(small_config(model={"checkpoint": str(part)}))
