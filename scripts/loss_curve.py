@@ -32,9 +32,9 @@ from flame_train.models.loading_sdxl import SDXL_FILES
 from flame_train.models.unet_sdxl import UNet
 from flame_train.models.vae import VaeArch
 from flame_train.recipes import FAMILIES
-from flame_train.run.command import make_state
 from flame_train.recipes.sdxl import as_denoiser
 from flame_train.recipes.small import SMALL_SDXL
+from flame_train.run.command import make_state
 from flame_train.tools.bench_torch_models import unet_arguments
 from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.step import POSTERIOR, State, micro, update
@@ -87,7 +87,7 @@ def ours(state: State, data: dict[str, Host], steps: int, device: str) -> list[f
     for step in range(steps):
         place.fill(batch(data, step))
         run()
-        losses.append(float(backend.get(state.figures)[0]))
+        losses.append(float(backend.to_host(state.figures)[0]))
     return losses
 
 

@@ -124,7 +124,7 @@ def _fits(factors: Factors, layer: Layer) -> bool:
 
 
 def _own_parameter(name: str, values: HostArray, device: str) -> Parameter:
-    return Parameter(get_backend(device).put(values), name)
+    return Parameter(get_backend(device).to_device(values), name)
 
 
 def _check_room(layers: Mapping[str, Layer], names: Iterable[str]) -> None:

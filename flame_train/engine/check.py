@@ -114,7 +114,7 @@ def numeric_gradient(t: Tensor, scalar: Callable[[], float]) -> np.ndarray[Any, 
     """d scalar / d t by central differences; `scalar` reads `t`, whose elements are moved in place and restored."""
     result = np.zeros(t.shape)
     for index in np.ndindex(*t.shape):
-        held = float(t.backend.get(t.data[index]))
+        held = float(t.backend.to_host(t.data[index]))
         t.data[index] = held + _STEP
         up = scalar()
         t.data[index] = held - _STEP

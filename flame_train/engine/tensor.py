@@ -56,7 +56,7 @@ class Tensor(Methods["Tensor"], InPlace["Tensor"]):
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """The values on the host. Raises RuntimeError while a step is captured."""
-        return self.backend.get(self.data)
+        return self.backend.to_host(self.data)
 
     def item(self) -> float:
         """The single value as a Python number. Raises ValueError unless there is exactly one."""
@@ -147,7 +147,7 @@ class Tensor(Methods["Tensor"], InPlace["Tensor"]):
                 return self
             there = get_backend(target)
             node = device_copy_node(self, there) if self.requires_grad and mode().grad else None
-            return Tensor._from_op(there.put(self.backend.get(self.data)), node, 0)
+            return Tensor._from_op(there.to_device(self.backend.to_host(self.data)), node, 0)
         dtype = as_dtype(target)
         return self if dtype == self.dtype else REGISTRY["cast"](self, dtype)
 
@@ -311,4 +311,4 @@ def tensor(
         raise TypeError(f"tensor: expected numbers, got {kind}")
     if dtype is not None:
         host = host.astype(as_dtype(dtype))
-    return Tensor(get_backend(device or mode().device).put(host), requires_grad=requires_grad)
+    return Tensor(get_backend(device or mode().device).to_device(host), requires_grad=requires_grad)

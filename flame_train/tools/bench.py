@@ -175,7 +175,7 @@ def _check_counterpart(trial: Trial) -> None:
 
 def torch_step(trial: Trial, compiled: bool) -> dict[str, Any]:
     """PyTorch's times for the step of the same model, eager or with compiled blocks."""
-    get_backend(trial.device).release_unused()
+    get_backend(trial.device).empty_cache()
     _, model = find(trial.model)
     return bench_torch_step.run(
         yardstick(model), trial.resolution, trial.batch, trial.rank, trial.precision,
@@ -184,7 +184,7 @@ def torch_step(trial: Trial, compiled: bool) -> dict[str, Any]:
 
 
 def _step(trial: Trial, by_kind: bool) -> dict[str, Any]:
-    get_backend(trial.device).release_unused()  # what an earlier trial's graph kept
+    get_backend(trial.device).empty_cache()  # what an earlier trial's graph kept
     begin = time.monotonic()
     p = prepare(trial)
     p.backend.reset_peak()
@@ -234,7 +234,7 @@ def _peak_gib(backend: Backend) -> float | None:
 
 def _figures(p: Prepared) -> dict[str, float]:
     """What the last step left."""
-    return dict(zip(FIGURES, p.backend.get(p.state.figures).tolist(), strict=True))
+    return dict(zip(FIGURES, p.backend.to_host(p.state.figures).tolist(), strict=True))
 
 
 def _predicted(p: Prepared, trial: Trial) -> int:

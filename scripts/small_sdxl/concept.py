@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flame_train.adapters.formats import from_file
 from flame_train.adapters.attach import attach_factors
+from flame_train.adapters.formats import from_file
 from flame_train.config.schema import (
     CheckpointSection,
     Config,
@@ -34,13 +34,13 @@ from flame_train.config.schema import (
 from flame_train.diffusion.objectives import Objective
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
-from flame_train.recipes import FAMILIES
 from flame_train.quickstart.before_after import write_before_after
 from flame_train.quickstart.drawings import Maker, scenes, tiles, write_images
-from flame_train.run.command import train_plan
-from flame_train.run.plan import make_plan
+from flame_train.recipes import FAMILIES
 from flame_train.recipes.sdxl import noise_schedule
+from flame_train.run.command import train_plan
 from flame_train.run.encode import encode, keys_of
+from flame_train.run.plan import make_plan
 from flame_train.training.stop import StopRequest
 from flame_train.training.validate import held_out_loss
 

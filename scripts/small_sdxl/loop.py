@@ -85,9 +85,9 @@ class Training:
             self.backend.synchronize()
             if time.monotonic() - begin > said:
                 said += _TELL
-                figures = dict(zip(("count", "lr", "norm"), self.backend.get(self.optimizer.metrics()), strict=False))
+                figures = dict(zip(("count", "lr", "norm"), self.backend.to_host(self.optimizer.metrics()), strict=False))
                 report(
-                    f"{time.monotonic() - begin:6.1f} s  step {done}  loss {float(self.backend.get(self.loss)):.4f}  "
+                    f"{time.monotonic() - begin:6.1f} s  step {done}  loss {float(self.backend.to_host(self.loss)):.4f}  "
                     f"lr {figures['lr']:.2e}  norm {figures['norm']:.3f}"
                 )
         report(

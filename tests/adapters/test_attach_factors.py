@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.attach import attach_factors
+from flame_train.adapters.factors import LoraFactors
 from flame_train.engine import nn, tensor
 from flame_train.errors import ModelFileError
 

@@ -106,7 +106,7 @@ def test_the_factors_gradients_are_those_of_fp64(
     found = []
     for _ in range(2):
         leaves = {
-            f"{n}{i}": flame.Parameter(get_backend("cuda").put(v), f"{n}{i}")
+            f"{n}{i}": flame.Parameter(get_backend("cuda").to_device(v), f"{n}{i}")
             for n, vs in (("down", downs), ("up", ups))
             for i, v in enumerate(vs)
         }
@@ -155,7 +155,9 @@ def lora_gradients(device: str, dtype: object, checkpointing: str) -> tuple[dict
     attached = attach(unet, resolve(unet, ("attention",), FAMILIES["sdxl"].presets), rank=8, alpha=8.0, seed=0)
     rng = np.random.default_rng(1)
     for adapter in attached.adapters.values():
-        adapter.up.data[...] = get_backend(device).put(rng.standard_normal(adapter.up.shape).astype(np.float32) * 0.1)
+        adapter.up.data[...] = get_backend(device).to_device(
+            rng.standard_normal(adapter.up.shape).astype(np.float32) * 0.1
+        )
     arena = Arena(attached.parameters(), working=dtype)
     a = unet.arch
     x, context, vector = (
@@ -200,7 +202,7 @@ def test_what_is_parked_on_the_host_comes_back_in_a_captured_step() -> None:
 
     replay = flame.capture(lambda: step(True), "cuda")
     for seed in range(4):
-        x.data[...] = get_backend("cuda").put(np.random.default_rng(seed).standard_normal((40, 64), np.float32))
+        x.data[...] = get_backend("cuda").to_device(np.random.default_rng(seed).standard_normal((40, 64), np.float32))
         replay()
         away = found.numpy().copy()
         step(False)
@@ -218,13 +220,15 @@ def flow_gradients(name: str, device: str, drawn: Any, dtype: Any, checkpointing
     network, targets = FLOW[name][0](), FLOW[name][1]
     network.init(np.random.default_rng(0), drawn)
     for _, module, attr, _ in network.named_slots():
-        setattr(module, attr, flame.Frozen(get_backend(device).put(getattr(module, attr).numpy().astype(dtype))))
+        setattr(module, attr, flame.Frozen(get_backend(device).to_device(getattr(module, attr).numpy().astype(dtype))))
     network.checkpointing = checkpointing
     attached = attach(network, resolve(network, (targets,), FAMILIES[name].presets), rank=16, alpha=16.0, seed=0)
     rng = np.random.default_rng(1)
     for adapter in attached.adapters.values():
         for p in (adapter.down, adapter.up):
-            p.data[...] = get_backend(device).put((rng.standard_normal(p.shape) * 0.1).astype(drawn).astype(np.float32))
+            p.data[...] = get_backend(device).to_device(
+                (rng.standard_normal(p.shape) * 0.1).astype(drawn).astype(np.float32)
+            )
     arena = Arena(attached.parameters(), working=None if dtype == np.float64 else dtype)
     arch = network.arch
     shapes = [(2, 16, 16, 16), (2, 7, arch.context_dim), (2, arch.pooled_dim)]

@@ -73,7 +73,7 @@ def test_steps_equal_those_on_the_cpu(rule: str, schedule: str) -> None:
             o.zero_grad()
             for p in o.arena.parameters.values():
                 g = rng.standard_normal(p.shape).astype(np.float32) * np.float32(math.inf if i == 5 else 1e4)
-                p.grad.data[...] = get_backend(device).put(g)
+                p.grad.data[...] = get_backend(device).to_device(g)
             o.step()
         results.append(everything(o))
     for name, value in results[0].items():
@@ -140,7 +140,7 @@ def test_one_pass_gives_the_bits_of_the_links(rule: Any, schedule: str, working:
             for i in range(8):
                 for p in arena.parameters.values():
                     g = rng.standard_normal(p.shape).astype(np.float32) * np.float32(math.inf if i == 5 else 1e5)
-                    p.grad.data[...] = get_backend("cuda").put(g)
+                    p.grad.data[...] = get_backend("cuda").to_device(g)
                 o.step(tensor(np.array([0.5, math.nan if i == 3 else 1.0], np.float32), device="cuda"))
             low = [p.working.numpy() for p in ps] if working != float32 else []
             results.append({**everything(o), **{f"low {i}": x for i, x in enumerate(low)}})

@@ -7,8 +7,8 @@ import logging
 import numpy as np
 import pytest
 
-from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.attach import attach
+from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.targets import resolve
 
 

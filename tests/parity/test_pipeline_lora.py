@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from flame_train.adapters.formats import from_file
 from flame_train.adapters.attach import attach_factors
+from flame_train.adapters.formats import from_file
 from flame_train.data.tokenizers.clip import ClipTokenizer, shipped_tables
 from flame_train.engine import no_grad, tensor
 from flame_train.io.safetensors import SafetensorsFile, save_file

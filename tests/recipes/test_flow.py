@@ -27,10 +27,10 @@ from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
 from flame_train.models.t5 import T5Arch, T5Encoder
 from flame_train.models.vae import Vae, VaeArch
 from flame_train.recipes import FAMILIES
-from flame_train.run.sampling import as_usual
-from flame_train.run.plan import make_plan
 from flame_train.recipes.small import write_small
 from flame_train.run.encode import encode, keys_of
+from flame_train.run.plan import make_plan
+from flame_train.run.sampling import as_usual
 from flame_train.training.stop import StopRequest
 
 Train = Callable[..., int]

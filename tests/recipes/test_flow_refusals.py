@@ -19,8 +19,8 @@ from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights
 from flame_train.models.flux import Flux, FluxArch
 from flame_train.recipes import FAMILIES
-from flame_train.run.plan import make_plan
 from flame_train.recipes.small import small_flux, write_small
+from flame_train.run.plan import make_plan
 from flame_train.training.stop import StopRequest
 from tests.recipes.test_flow import Train
 

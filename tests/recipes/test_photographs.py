@@ -7,15 +7,15 @@ import pytest
 from PIL import Image
 from skimage import data
 
-from flame_train.adapters.formats import from_file
 from flame_train.adapters.attach import attach_factors
+from flame_train.adapters.formats import from_file
 from flame_train.diffusion.objectives import Objective
 from flame_train.engine.dtype import as_dtype
 from flame_train.recipes import FAMILIES
-from flame_train.run.command import train_plan
-from flame_train.run.plan import make_plan
 from flame_train.recipes.sdxl import noise_schedule
+from flame_train.run.command import train_plan
 from flame_train.run.encode import encode, keys_of
+from flame_train.run.plan import make_plan
 from flame_train.training.stop import StopRequest
 from flame_train.training.validate import held_out_loss
 

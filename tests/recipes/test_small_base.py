@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from flame_train.recipes.small_base import copy_small_sdxl
 from PIL import Image
 
 from flame_train.data.dataset import Dataset
@@ -13,7 +14,6 @@ from flame_train.models.identify import identify
 from flame_train.models.keys import sdxl
 from flame_train.models.loading_sdxl import SDXL_FILES
 from flame_train.quickstart.drawings import COLOURS, SIZES, Scene, Shape, render, scenes, tiles, write_images
-from flame_train.recipes.small_base import copy_small_sdxl
 from flame_train.tools.sample import sample
 
 

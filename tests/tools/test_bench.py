@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flame_train.training.family import Load
 
 from flame_train import cli
 from flame_train.engine.backend import get_backend
@@ -23,6 +24,7 @@ from flame_train.errors import ConfigError
 from flame_train.models.blocks import Recompute
 from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.recipes.memory_sdxl import kept
+from flame_train.run.checkpointing import blocks_named
 from flame_train.tools import (
     bench,
     bench_ceilings,
@@ -35,8 +37,6 @@ from flame_train.tools import (
 from flame_train.tools.bench_ceilings import Ceilings, ceilings
 from flame_train.tools.bench_flops import op_flops
 from flame_train.tools.bench_models import find
-from flame_train.training.family import Load
-from flame_train.run.checkpointing import blocks_named
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flame_train.training.family import Denoiser
 
 from flame_train.adapters.attach import attach
 from flame_train.diffusion.objectives import Objective
@@ -16,7 +17,6 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.io.runfolder import RunFolder
 from flame_train.training import loop
-from flame_train.training.family import Denoiser
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.result import Sources, restore
 from flame_train.training.step import FIGURES, State

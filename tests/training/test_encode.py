@@ -12,8 +12,8 @@ from PIL import Image
 from flame_train.errors import DataError, ModelFileError
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.recipes import FAMILIES
-from flame_train.run.plan import make_plan
 from flame_train.run.encode import Encoded, encode, keys_of
+from flame_train.run.plan import make_plan
 from flame_train.training.stop import StopRequest
 
 FAMILY = FAMILIES["sdxl"]

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flame_train.training.family import Load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flame_train.engine.report import saved_by_op
 from flame_train.errors import ConfigError
 from flame_train.models.blocks import Recompute
+from flame_train.run.checkpointing import blocks_named
 from flame_train.tools.bench import Prepared, Trial, prepare
 from flame_train.tools.bench_models import SUBJECTS, find
-from flame_train.training.family import Load
-from flame_train.run.checkpointing import blocks_named
 from flame_train.training.step import batch_loss
 
 KINDS: tuple[Recompute, ...] = ("feed_forward", "blocks", "blocks_offloaded")

@@ -10,8 +10,8 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from flame_train.adapters.formats import from_file
 from flame_train.adapters.attach import Attached, attach
+from flame_train.adapters.formats import from_file
 from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.config.keys import keys
 from flame_train.engine.backend import get_backend

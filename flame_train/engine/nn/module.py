@@ -266,7 +266,7 @@ def load(
         packs = attr == "weight" and part in packed
         with np.errstate(over="ignore"):  # numbers too large for the dtype become infinite, and are reported below
             host = _kernel_order(_widened(_read(source, name, what), float32 if packs else target))
-            given = backend.put(host)
+            given = backend.to_device(host)
             array = _place(part, attr, given.astype(target, copy=False))
         if check_finite and is_float(target):
             broken.look(place, array)
@@ -321,7 +321,7 @@ def _listed(title: str, names: Sequence[str], show: Any) -> list[str]:
 
 
 def _fill(module: Module, attr: str, host: np.ndarray[Any, Any], device: str) -> None:
-    _place(module, attr, get_backend(device).put(_kernel_order(host)))
+    _place(module, attr, get_backend(device).to_device(_kernel_order(host)))
 
 
 def _widened(host: np.ndarray[Any, Any], target: DType) -> np.ndarray[Any, Any]:

@@ -180,7 +180,7 @@ class Arena:
 
     def split(self, flat: Array) -> dict[str, np.ndarray[Any, Any]]:
         """A flat buffer on the host, by parameter name, in the parameters' shapes; copies."""
-        host = self.backend.get(flat)
+        host = self.backend.to_host(flat)
         return {s.name: self.view(host, s).copy() for s in self.segments}
 
     def join(self, flat: Array, entries: Mapping[str, np.ndarray[Any, Any]], what: str) -> None:
@@ -202,7 +202,7 @@ class Arena:
         host = np.zeros(self.size, float32)
         for s in self.segments:
             host[s.start : s.stop] = entries[s.name].reshape(-1)
-        flat[...] = self.backend.put(host)
+        flat[...] = self.backend.to_device(host)
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
         """The values by parameter name, on the host; copies."""
@@ -229,7 +229,7 @@ class Arena:
                 p._working = None if self.low is None else Working(self.view(self.low, s), p)
 
     def _here(self, t: Tensor) -> Array:
-        return t.data if t.device == self.backend.name else self.backend.put(t.numpy())
+        return t.data if t.device == self.backend.name else self.backend.to_device(t.numpy())
 
     def _spread(self, what: str, factors: Mapping[str, float] | None) -> Array | None:
         """Factors by name as a flat vector; None where all are 1."""

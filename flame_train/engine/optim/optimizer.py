@@ -144,7 +144,7 @@ class Optimizer:
             if array.ndim:
                 result |= {f"{name}.{p}": part for p, part in self.arena.split(array).items()}
             else:
-                result[name] = np.array(self.arena.backend.get(array), copy=True)
+                result[name] = np.array(self.arena.backend.to_host(array), copy=True)
         return result
 
     def load_state_dict(self, entries: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -158,7 +158,7 @@ class Optimizer:
                 own = [k for k in left if k.startswith(f"{name}.")]
                 self.arena.join(array, {k[len(name) + 1 :]: left.pop(k) for k in own}, f"optimizer state {name}")
             elif name in left and left[name].size == 1:
-                array[...] = self.arena.backend.put(left.pop(name).astype(array.dtype).reshape(()))
+                array[...] = self.arena.backend.to_device(left.pop(name).astype(array.dtype).reshape(()))
             else:
                 raise ModelFileError(f"optimizer state: expected one number named {name!r}; it is not there")
         if left:

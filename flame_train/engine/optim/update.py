@@ -109,8 +109,8 @@ class AtOnce:
         }  # fmt: skip
         self._seed = signed(noise[0].seed if noise else 0)
         self._sums: Array = xp.empty((2, _BLOCKS), np.float64)
-        self._now: Array = arena.backend.put(np.array([*_NEUTRAL.values()], float32))
-        self._filled: Array = arena.backend.put(arena.filled)
+        self._now: Array = arena.backend.to_device(np.array([*_NEUTRAL.values()], float32))
+        self._filled: Array = arena.backend.to_device(arena.filled)
         self._given: State = {"sums": self._sums[0], "limited sums": self._sums[1], **work.own}
         for link, state in self._links.values():
             self._given |= {f"{link.name}.{n}": a for n, a in state.items() if a.ndim == 0}
@@ -126,7 +126,7 @@ class AtOnce:
 
     def step(self, loss: Array | None) -> None:
         w, k = self._work, self._work.arena.backend.kernels
-        loss = None if loss is None else k.rows_first(loss)
+        loss = None if loss is None else k.contiguous(loss)
         limit = self._links[ClipValue][1]["limit"] if ClipValue in self._links else np.intp(0)
         self._launch("squares", (_BLOCKS,), (
             w.arena.grads, w.own["scale"], np.float32(w.decision.accumulation), limit, *self._sums,
@@ -171,7 +171,7 @@ class AtOnce:
 
     def _launch(self, kernel: str, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
         kernels = self._work.arena.backend.kernels
-        kernels.launch_typed("optim/update.cuh", kernel, self._names, grid, _THREADS, args, _BEFORE)
+        kernels.launch_header("optim/update.cuh", kernel, self._names, grid, _THREADS, args, _BEFORE)
 
 
 def make_update(work: Work) -> Update:

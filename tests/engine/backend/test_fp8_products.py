@@ -106,7 +106,7 @@ def test_joined_weights_of_8_bits_are_read_where_they_lie(gpu: Any, monkeypatch:
         np.testing.assert_array_equal(joined.codes.numpy(), layer.weight.codes.numpy())
         np.testing.assert_array_equal(joined.scales.numpy(), layer.weight.scales.numpy())
     for part in ("codes", "scales"):
-        assert gpu.kernels.adjacent([getattr(w, part).data for w in weights]) is not None
+        assert gpu.kernels.as_stacked_view([getattr(w, part).data for w in weights]) is not None
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -121,7 +121,7 @@ def test_an_optimizer_step(gpu: Any, working: Any) -> None:
     optimizer = flame.optim.Optimizer(arena, [flame.optim.ClipNorm(1.0), flame.optim.AdamWRule()], lr=1e-3)
     (leaves[0].sum() + (leaves[1] * 2.0).sum()).backward()
     told: list[str] = []
-    with gpu.kernels.launches.watched(lambda name, _: told.append(name) or True):
+    with gpu.kernels.launch_hooks.hooked(lambda name, _: told.append(name) or True):
         optimizer.step()
     assert told == ["squares", "scalars", "adamw"]
 

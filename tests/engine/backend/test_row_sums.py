@@ -39,7 +39,7 @@ def test_blocks_that_go_through_many_rows(
 ) -> None:  # fmt: skip
     """Gradients of a norm's input, weight and bias from one pass, by so few blocks that each takes several turns."""
     monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
-    monkeypatch.setattr(gpu.kernels.row_totals, "_multiprocessors", 1)
+    monkeypatch.setattr(gpu.kernels.row_sums, "_multiprocessors", 1)
     drawn = [(REGISTRY[n], materialise(REGISTRY[n], case, generator(n, 7), dtype)) for n, case in MANY_ROWS]
 
     def found(op: Op, bound: dict[str, Any], device: str, kind: Any) -> list[np.ndarray]:

@@ -60,12 +60,12 @@ def make(device: str, links: list[Any], settings: dict[str, Any], working: Any) 
 
 def trained(o: Optimizer, device: str, steps: range = range(8)) -> dict[str, np.ndarray]:
     """Everything after eight steps, of which one overflows and one has a loss that is no number."""
-    get = o.arena.backend.get
+    get = o.arena.backend.to_host
     for i in steps:
         rng = np.random.default_rng(i)
         for p in o.arena.parameters.values():
             g = rng.standard_normal(p.shape).astype(np.float32) * np.float32(math.inf if i == 3 else 20.0)
-            p.grad.data[...] = get_backend(device).put(g)
+            p.grad.data[...] = get_backend(device).to_device(g)
         given = [np.float32(0.5), np.array([0.1, math.nan if i == 4 else 2.0, 3.0], np.float32), None][i % 3]
         loss = None if given is None else tensor(given, device=device)
         o.step(tensor(np.array([1.0, math.nan, 2.0]), device=device)[::2] if i == 6 else loss)
@@ -114,10 +114,17 @@ def test_every_chain_that_a_config_may_ask_for_takes_three_launches(gpu: Any, ru
             optimizer=OptimizerSection(**rule), train=TrainSection(precision=precision, ema_decay=mean),
             gradient=GradientSection(clip_value=value, clip_norm=norm, noise_std=noise, accumulation=2),
         )  # fmt: skip
-        o = build_optimizer([Parameter(np.ones(70, np.float32), "w")], config, gpu)
+        o = build_optimizer(
+            [Parameter(np.ones(70, np.float32), "w")],
+            config.train,
+            config.optimizer,
+            config.schedule,
+            config.gradient,
+            gpu,
+        )
         loss, told = tensor(np.float32(1.0), device="cuda"), list[str]()
         o.arena.values.operations.clear()
-        with gpu.kernels.launches.watched(lambda name, _, told=told: told.append(name) or True):
+        with gpu.kernels.launch_hooks.hooked(lambda name, _, told=told: told.append(name) or True):
             o.step(loss)
         assert told == ["squares", "scalars", kernel]
         assert not o.arena.values.operations, "single numbers cost no launch of their own"

@@ -79,7 +79,9 @@ class DeviceNumpy:
 
 def backend() -> Any:
     cpu = get_backend("cpu")
-    return SimpleNamespace(name="cpu", kernels=None, xp=DeviceNumpy(), put=lambda h: wrap(cpu.put(h)), get=bare)
+    return SimpleNamespace(
+        name="cpu", kernels=None, xp=DeviceNumpy(), to_device=lambda h: wrap(cpu.to_device(h)), to_host=bare
+    )
 
 
 def test_the_stand_in_refuses() -> None:
@@ -106,7 +108,7 @@ def test_a_step_reads_nothing_back_and_computes_what_it_does_elsewhere(
         for i in range(5):
             o.zero_grad()
             o.arena.grads[...] = np.nan if i == 3 and scaler else 0.1 * i
-            o.step(Tensor(where.put(np.ones(2, np.float32))))
+            o.step(Tensor(where.to_device(np.ones(2, np.float32))))
         results.append({**o.arena.state(), **o.state_dict()})
     for name, value in results[0].items():
         np.testing.assert_array_equal(bare(value), results[1][name], err_msg=name)

@@ -51,7 +51,9 @@ def test_clips(projection, dtype, bound, off, scrambled):
     ids[:, 0], ids[0, 1:5], ids[1, 1:9] = 49406, [320, 1125, 539, 320], np.arange(1000, 1008)
     padded_g = np.where(np.cumsum(ids == 49407, 1) > 1, 0, ids)
     for clip, rows in ((clip_l, ids), (clip_g, padded_g)):
-        for found, expected in zip(encode_windows(clip, rows[:, None], unprojected=True), encoded(twin_of(clip), rows), strict=True):
+        for found, expected in zip(
+            encode_windows(clip, rows[:, None], unprojected=True), encoded(twin_of(clip), rows), strict=True
+        ):
             assert off(found, expected) < bound
 
 

@@ -136,14 +136,14 @@ def _no_slices(input: Array, dim: int, index: Array) -> str:
 def _(k: Any, input: Array, dim: int, index: Array) -> Array:
     dim = dim % input.ndim
     outer, inner = math.prod(input.shape[:dim]), math.prod(input.shape[dim + 1 :])
-    found = taken(k, k.rows_first(input).reshape(outer, input.shape[dim], inner), index.reshape(-1))
+    found = taken(k, k.contiguous(input).reshape(outer, input.shape[dim], inner), index.reshape(-1))
     return found.reshape(_selected(input.shape, dim, index.size))
 
 
 @index_select.cuda_vjp("flame", "input", when=_no_slices)
 def _(k: Any, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
     moved = k.xp.moveaxis(g, dim, 0)
-    total = summed(k, k.rows_first(moved).reshape(len(moved), -1), index.reshape(-1), input_shape[dim])
+    total = summed(k, k.contiguous(moved).reshape(len(moved), -1), index.reshape(-1), input_shape[dim])
     return k.xp.moveaxis(total.reshape(input_shape[dim], *moved.shape[1:]), 0, dim)
 
 

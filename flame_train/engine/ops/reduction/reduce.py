@@ -156,7 +156,7 @@ def _squares(k: Any, x: Array, dims: tuple[int, ...], result: str, correction: f
         operands = Operands({"input": rows}, numbers=numbers)
         found, mean = k.rows(Program(steps, (), (result, "mean")), operands, (x.dtype, float32))
     else:
-        dense = k.rows_first(x).reshape(e.outer, e.reduced, e.inner)
+        dense = k.contiguous(x).reshape(e.outer, e.reduced, e.inner)
         found, mean = k.moments(dense, result, numbers, x.dtype)
     return found.reshape(shape), mean.reshape(shape)
 

@@ -1,4 +1,4 @@
-"""The text of a kernel that goes through rows by a program and sums down them: see `row_totals.py`."""
+"""The text of a kernel that goes through rows by a program and sums down them: see `row_sums.py`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from ..nvrtc import begin
 from .kernel_ir import Program
 from .row_codegen import RowText, Signature, together
-from .row_tiling import TotalsCut
+from .row_tiling import RowSumsTiling
 
 
 class RowTotalsText(RowText):
     """Writes that kernel."""
 
-    cut: TotalsCut
+    cut: RowSumsTiling
 
     def __init__(
-        self, program: Program, totals: Sequence[str], signature: Signature, cut: TotalsCut, columns: int
+        self, program: Program, totals: Sequence[str], signature: Signature, cut: RowSumsTiling, columns: int
     ) -> None:
         super().__init__(program, signature, cut, columns)
         self._sums = totals
