@@ -209,23 +209,23 @@ class Frozen(Tensor):
 class Parameter(Tensor):
     """A trainable weight: a leaf with a name, whose values and gradient may be views into an optimizer's arena."""
 
-    __slots__ = ("_working", "name")
+    __slots__ = ("_compute_copy", "name")
 
     def __init__(self, data: Array, name: str = "") -> None:
         super().__init__(data, requires_grad=True)
         self.name = name
-        self._working: Tensor | None = None
+        self._compute_copy: Tensor | None = None
 
     @property
-    def working(self) -> Tensor:
+    def compute_copy(self) -> Tensor:
         """The copy that an arena keeps in the activations' dtype, if it does; else the parameter itself."""
-        return self if self._working is None else self._working
+        return self if self._compute_copy is None else self._compute_copy
 
     def __repr__(self) -> str:
         return f"Parameter({self.name!r}, shape={self.shape}, dtype={self.dtype.name}, device={self.device!r})"
 
 
-class Working(Tensor):
+class ComputeCopy(Tensor):
     """A low-precision copy of a parameter, to compute with instead of it.
 
     `grad` (fp32), `requires_grad` and hooks are the parameter's.

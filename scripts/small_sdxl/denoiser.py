@@ -81,7 +81,7 @@ def losses_of(
     scale = np.float32(nets.vae.arch.scaling_factor)
     latents = (data.mean[rows] + xp.exp(0.5 * data.logvar[rows]) * rng.normal(_POSTERIOR, shape)) * scale
     x, noise, t = Tensor(latents), objective.noise(rng, shape), objective.timesteps(rng)
-    dtype = nn.working(nets.unet.out[2].weight).dtype
+    dtype = nn.compute_copy(nets.unet.out[2].weight).dtype
     context, pooled = conditioning(nets, [i[words] for i in data.ids], [e[words] for e in data.ends])
     vector = vector_conditioning(pooled, Tensor(data.time_ids[rows]))
     prediction = nets.unet(objective.noised(x, noise, t).to(dtype), t, context, vector)

@@ -13,8 +13,8 @@ from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import bfloat16, float16, float32, float64
 from flame_train.engine.mode import deterministic
-from flame_train.engine.ops.reduction.finite import Broken
-from flame_train.engine.optim import AdamW, Arena
+from flame_train.engine.ops.reduction.finite import NonFiniteFlags
+from flame_train.engine.optim import AdamW, FlatParameters
 from flame_train.engine.tensor import Parameter
 
 pytestmark = pytest.mark.gpu
@@ -204,7 +204,7 @@ def test_what_is_not_finite_is_marked_wherever_it_stands(dtype: Any, size: int) 
     arrays = [np.ones(size, dtype) for _ in range(5)]
     for array, value, at in zip(arrays, (np.nan, np.inf, -np.inf), (0, size // 2, -1), strict=False):
         array[at] = value
-    marks = Broken(backend, len(arrays))
+    marks = NonFiniteFlags(backend, len(arrays))
     for place, array in enumerate(arrays):
         marks.look(place, backend.to_device(array))
     assert marks.places() == [0, 1, 2]
@@ -214,7 +214,7 @@ def test_what_is_not_finite_is_marked_in_any_order_of_dims() -> None:
     backend = get_backend("cuda")
     array = np.ones((3, 5, 2, 7), np.float32)
     array[2, 4, 1, 6] = np.nan
-    marks = Broken(backend, 2)
+    marks = NonFiniteFlags(backend, 2)
     marks.look(1, backend.to_device(np.ascontiguousarray(array.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)))
     assert marks.places() == [1]
 
@@ -236,8 +236,8 @@ def test_factors_gradients_beside_the_main_line_are_those_in_line(rows: int, wor
     leaves: list[Any] = [f for pair in factors for f in pair]
     if working:
         leaves = [Parameter(f.data, str(i)) for i, f in enumerate(leaves)]
-        Arena(leaves, working=bfloat16)
-        factors = [[down.working, up.working] for down, up in zip(leaves[::2], leaves[1::2], strict=True)]
+        FlatParameters(leaves, compute_dtype=bfloat16)
+        factors = [[down.compute_copy, up.compute_copy] for down, up in zip(leaves[::2], leaves[1::2], strict=True)]
     x = 20.0 * random(rows, 640)
 
     def step() -> None:

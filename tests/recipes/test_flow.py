@@ -20,7 +20,7 @@ from flame_train.config.load import load
 from flame_train.config.schema import Config, DataSection, ModelSection, SampleSection, TrainSection
 from flame_train.engine import functional as F
 from flame_train.engine import nn, no_grad, tensor
-from flame_train.engine.report import memory_report
+from flame_train.engine.memory_report import memory_report
 from flame_train.io.weights import open_weights
 from flame_train.models.flux import Flux, FluxArch
 from flame_train.models.mmdit_sd3 import Mmdit, MmditArch

@@ -9,7 +9,7 @@ import pytest
 from flame_train.training.family import Load
 
 from flame_train.adapters.targets import resolve
-from flame_train.engine.report import saved_by_op
+from flame_train.engine.memory_report import saved_by_op
 from flame_train.models.blocks import Recompute
 from flame_train.tools import bench_models
 from flame_train.tools.bench import Trial, prepare
@@ -41,7 +41,7 @@ def test_what_gates_multiply_is_kept_where_they_learn(
     load = Load((64, 64), 2, 4, recompute, True)
     more = subject.activations(p.network, replace(load, adapted=frozenset(names)))
     kept = saved_by_op(loss).get("gated_add", 0)
-    rows = sum(layer.out_features for layer, of_tokens in p.network.packable().items() if not of_tokens)
+    rows = sum(layer.out_features for layer, of_tokens in p.network.quantizable().items() if not of_tokens)
     assert 0 <= kept - (more - subject.activations(p.network, load)) <= 2 * rows * 4, (
         "but for the gates, a row a picture"
     )

@@ -13,7 +13,7 @@ from flame_train.training.family import Load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_train.engine.report import saved_by_op
+from flame_train.engine.memory_report import saved_by_op
 from flame_train.errors import ConfigError
 from flame_train.models.blocks import Recompute
 from flame_train.run.checkpointing import blocks_named
@@ -45,7 +45,7 @@ def stepped(p: Prepared) -> tuple[int, bytes, np.ndarray[Any, Any]]:
     kept = sum(saved_by_op(loss).values())
     loss.backward()
     arena = p.state.optimizer.arena
-    arena.gather()
+    arena.collect_grads()
     return kept, loss.numpy().tobytes(), arena.grads.copy()
 
 

@@ -15,13 +15,13 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.check import generator
 from flame_train.engine.dtype import is_float
+from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY, Op, Sample, sample
+from flame_train.engine.op_samples import materialise, tensor_arguments
 from flame_train.engine.ops.linear.fp8 import turned
 from flame_train.engine.ops.norm import group_norm_launch
-from flame_train.engine.ops.reduction.finite import Broken
-from flame_train.engine.sample import materialise, tensor_arguments
+from flame_train.engine.ops.reduction.finite import NonFiniteFlags
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiler")]
 
@@ -352,7 +352,7 @@ def test_what_is_not_finite_is_marked_wherever_it_stands(
         array[at] = value
 
     def found() -> Any:
-        marks = Broken(gpu, len(arrays))
+        marks = NonFiniteFlags(gpu, len(arrays))
         for place, array in enumerate(arrays):
             marks.look(place, gpu.to_device(array))
         return marks.places()

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from flame_train.engine.backend.cuda.codegen.row_tiling import totals_cut
-from flame_train.engine.check import generator
+from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY, Op, Sample, sample
-from flame_train.engine.sample import materialise
+from flame_train.engine.op_samples import materialise
 from tests.engine.backend.test_generated import DTYPES, distance, on, results
 
 MANY_ROWS: list[tuple[str, Sample]] = [

@@ -12,7 +12,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.backend.cuda.side_stream import SideStream
 from flame_train.engine.dtype import bfloat16
 from flame_train.engine.mode import capturing
-from flame_train.engine.optim import Arena
+from flame_train.engine.optim import FlatParameters
 from flame_train.engine.tensor import Parameter
 
 
@@ -149,8 +149,8 @@ def parameters() -> list[Parameter]:
 
 def working(of: list[Parameter]) -> list[flame.Tensor]:
     """The copies that training computes with, of parameters that have gradients to add to."""
-    Arena(of, working=bfloat16)
-    return [f.working for f in of]
+    FlatParameters(of, compute_dtype=bfloat16)
+    return [f.compute_copy for f in of]
 
 
 def test_factors_gradients_go_beside_once_there_is_something_to_add_to(gpu: Any) -> None:

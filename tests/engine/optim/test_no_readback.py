@@ -11,13 +11,13 @@ import pytest
 from flame_train.engine import Parameter, Tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.optim import (
+    EMA,
     AdamWRule,
-    Arena,
     ClipNorm,
     ClipValue,
+    FlatParameters,
     GradientNoise,
     LossScaler,
-    MovingAverage,
     Optimizer,
     Schedule,
     SGDRule,
@@ -103,7 +103,7 @@ def test_a_step_reads_nothing_back_and_computes_what_it_does_elsewhere(
         links = [ClipNorm(1.0), ClipValue(0.2), GradientNoise(0.1, seed=1), rule]
         curve = Schedule(schedule, total=10, warmup=2, cycles=2, power=2.0)
         o = Optimizer(
-            Arena(ps, where), links, lr=0.1, schedule=curve, scaler=scaler, accumulation=2, average=MovingAverage(0.9)
+            FlatParameters(ps, where), links, lr=0.1, schedule=curve, scaler=scaler, accumulation=2, average=EMA(0.9)
         )
         for i in range(5):
             o.zero_grad()

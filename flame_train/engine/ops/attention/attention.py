@@ -19,8 +19,8 @@ from ....errors import ShapeError
 from ...dtype import Array
 from ...grad_target import GradTargets
 from ...op import ErrorSample, Sample, primitive, sample
+from ...op_samples import booleans, integers
 from ...random import DROPOUT, Rng, blocks_of_bits, check_rng, uniform_of
-from ...sample import booleans, integers
 from ..common import conditions
 from . import short_kv, wgmma
 from .head_split import head_parts

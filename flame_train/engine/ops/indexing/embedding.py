@@ -11,7 +11,7 @@ import numpy as np
 from ....errors import ShapeError
 from ...dtype import Array, bool_, compute_dtype, float32, int32, int64, is_float
 from ...op import ErrorSample, Sample, primitive, sample
-from ...sample import booleans, integers
+from ...op_samples import booleans, integers
 from ..common.dims import Shape, axis
 from ..common.elementwise_codegen import generated
 from .index_rows import no_rows_by_index, summed, taken

@@ -10,7 +10,7 @@ from ....errors import ShapeError
 from ...dtype import Array, compute_dtype, float32, promote
 from ...mode import mode
 from ...op import ErrorSample, Sample, composite, primitive, sample
-from ...sample import positive
+from ...op_samples import positive
 from ...sums import accurate_sum
 from ...tensor import Tensor
 from ...versions import VERSIONS

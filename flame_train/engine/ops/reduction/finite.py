@@ -13,7 +13,7 @@ from ..common.conditions import AT_MOST_FP32
 _THREADS, _PACKET, _BLOCKS = 256, 16, 8  # a block's threads, bytes for each at a time, blocks to a multiprocessor
 
 
-class Broken:
+class NonFiniteFlags:
     """A mark for each of up to `most` arrays."""
 
     def __init__(self, backend: Backend, most: int) -> None:

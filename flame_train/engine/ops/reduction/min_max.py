@@ -9,7 +9,7 @@ from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Reduction
 from ...dtype import Array, float32
 from ...op import ErrorSample, Sample, composite, primitive, sample
-from ...sample import no_such_dim
+from ...op_samples import no_such_dim
 from ...tensor import Tensor
 from ..common.dims import Dims, Shape, axes, axis, spread
 from ..common.row_kernels import reduce, reduced_rows, row_program

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..nvrtc import begin
 from .kernel_ir import Program
-from .row_codegen import RowText, Signature, together
+from .row_codegen import RowText, Signature, group_reductions
 from .row_tiling import RowSumsTiling
 
 
@@ -23,7 +23,7 @@ class RowTotalsText(RowText):
 
     def source(self) -> str:
         """The whole text. Grid (blocks, groups of `run` rows)."""
-        steps = "".join(map(self._step, together(self.program.steps)))
+        steps = "".join(map(self._step, group_reductions(self.program.steps)))
         sums = [f"own[{j}][k][i] += {self._expression(text)};" for j, text in enumerate(self._sums)]
         c, types, count = self.cut, [*self.rows.values(), *self.tables.values(), *self.made.values()], len(sums)
         return f"""{begin("float" not in types)}#include "backend/cuda/codegen/row_sums.cuh"

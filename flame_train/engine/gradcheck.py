@@ -15,7 +15,7 @@ import numpy as np
 from .autograd import grad
 from .dtype import DType, float64, is_float
 from .op import REGISTRY, Op, Sample
-from .sample import materialise, tensor_arguments
+from .op_samples import materialise, tensor_arguments
 from .tensor import Tensor, tensor
 
 TOLERANCE = 1e-6
