@@ -87,7 +87,7 @@ def ours(state: State, data: dict[str, Host], steps: int, device: str) -> list[f
     for step in range(steps):
         place.fill(batch(data, step))
         run()
-        losses.append(float(backend.get(state.figures)[0]))
+        losses.append(float(backend.to_host(state.figures)[0]))
     return losses
 
 

@@ -31,7 +31,7 @@ class Attached:
         An arena lays them out in this order, so that one product can read them all.
         """
         name_of = {id(layer): name for name, layer in _layers(self.model).items()}
-        groups = [[name_of[id(layer)] for layer in group] for group in self.model.shared_inputs()]
+        groups = [[name_of[id(layer)] for layer in group] for group in self.model.fusable_groups()]
         joined = [group for group in groups if all(name in self.adapters for name in group)]
         alone = [[name] for name in self.adapters if not any(name in group for group in joined)]
         return [p for group in (*joined, *alone) for p in self._interleaved(group)]
@@ -56,7 +56,7 @@ class Attached:
         for name, adapter in self.adapters.items():
             weight = layers[name].weight
             with no_grad():
-                weight = weight.given_back(float32) if isinstance(weight, nn.Fp8Weight) else weight
+                weight = weight.dequantize(float32) if isinstance(weight, nn.Fp8Weight) else weight
                 total = weight.to(compute_dtype(weight.dtype)) + adapter.delta()
                 yield f"{name}.weight", total.to(weight.dtype)
 
@@ -124,7 +124,7 @@ def _fits(factors: Factors, layer: Layer) -> bool:
 
 
 def _own_parameter(name: str, values: HostArray, device: str) -> Parameter:
-    return Parameter(get_backend(device).put(values), name)
+    return Parameter(get_backend(device).to_device(values), name)
 
 
 def _check_room(layers: Mapping[str, Layer], names: Iterable[str]) -> None:

@@ -100,7 +100,7 @@ class Objective:
 
 
 def _table(values: np.ndarray[Any, Any], device: str) -> Tensor:
-    return Tensor(get_backend(device).put(values.astype(np.float32)))
+    return Tensor(get_backend(device).to_device(values.astype(np.float32)))
 
 
 def _at(table: Tensor, t: Tensor, like: Tensor) -> Tensor:

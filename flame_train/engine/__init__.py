@@ -16,9 +16,9 @@ from .backprop import backward
 from .capture import capture
 from .checkpoint import checkpoint
 from .dispatch import explain
+from .memory_report import memory_report
 from .mode import enable_grad, no_grad
 from .rematerialize import rematerialize
-from .report import memory_report
 from .tensor import Frozen, Parameter, Tensor, tensor
 
 __all__ = [

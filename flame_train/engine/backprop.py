@@ -91,7 +91,7 @@ class BackwardPass:
             del grads, sent
         if self._parent is None:
             for t, _ in roots:
-                t.backend.join()
+                t.backend.wait_side_stream()
         for leaf, accumulator in self._leaves.values():
             g = accumulator.values[0]
             self._sink.add(leaf, leaf._hooks.run(g) if leaf._hooks else g)
@@ -300,7 +300,7 @@ class _AccumulateGrad:
         if leaf.grad is None or not leaf.requires_grad:
             return None
         if id(leaf) in self._seen:  # a second contribution is added to the first, which must be there
-            leaf.backend.join()
+            leaf.backend.wait_side_stream()
         self._seen.add(id(leaf))
         same_dtype = leaf.grad.dtype == leaf.dtype  # else what is sent is read, to be converted
         return GradTarget(leaf.grad.data, leaf.grad.data, deferrable=same_dtype and not mode().hooks)

@@ -20,7 +20,7 @@ class _OffloadedActivation:
     __slots__ = ("_reload",)
 
     def __init__(self, t: Tensor) -> None:
-        self._reload = t.backend.park(t.data)
+        self._reload = t.backend.offload(t.data)
 
     def reload(self) -> Tensor:
         """The same values back on their device, as a leaf."""

@@ -103,10 +103,10 @@ def _unwrap(op: Op, values: dict[str, Any]) -> tuple[dict[str, Any], list[Used]]
 
 
 def _fit(op: Op, arrays: dict[str, Any], backend: Backend) -> dict[str, Any]:
-    """The arguments aligned as kernels require (`Kernels.fit`); as they are if no kernel can run."""
+    """The arguments aligned as kernels require (`Launcher.aligned`); as they are if no kernel can run."""
     if backend.kernels is None or not op.kernels:
         return arrays
-    return {n: backend.kernels.fit(v) if n in op.tensor_names else v for n, v in arrays.items()}
+    return {n: backend.kernels.aligned(v) if n in op.tensor_names else v for n, v in arrays.items()}
 
 
 def _raise_whole(op: Op, arrays: dict[str, Any], used: list[Used]) -> None:

@@ -61,7 +61,7 @@ class InPlace(TensorBase, Generic[TensorT]):
         if not hasattr(value, "_leaf"):
             if not array.ndim:
                 return value
-            array = self.backend.put(array)
+            array = self.backend.to_device(array)
         elif value.backend is not self.backend:
             where = f"on {self.backend.name}, got one on {value.device}"
             raise RuntimeError(f"{op}: expected a tensor {where}; move it with .to")

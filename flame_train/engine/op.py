@@ -241,7 +241,7 @@ class Op:
     def cuda(self, impl: str, *, when: When | None = None) -> Callable[[Callable[..., Any]], None]:
         """Declares a forward kernel `f(k, <all inputs and attributes>)` returning what the reference returns.
 
-        `k` is `backend.cuda.kernels.Kernels`. `when` says of some arguments, by their names, whether the kernel takes
+        `k` is `backend.cuda.launcher.Launcher`. `when` says of some arguments, by their names, whether the kernel takes
         them: True, or False or the reason why not. Kernels are tried in the order in which they are declared.
         """
 

@@ -242,7 +242,7 @@ def signed(seed: int) -> np.int64:
 
 
 def _words_on_gpu(k: Any, seed: int, stream: int, step: Array | int, sample_index: Array, block: Array) -> Array:
-    samples = k.rows_first(sample_index.reshape(-1).astype(np.int64, copy=False))
+    samples = k.contiguous(sample_index.reshape(-1).astype(np.int64, copy=False))
     words = k.empty((samples.size, 4 * block.size), np.dtype(np.uint32))
     host_step, place = 0, np.int64(0)
     if isinstance(step, int) or backend_of(step).kernels is None:
@@ -250,12 +250,12 @@ def _words_on_gpu(k: Any, seed: int, stream: int, step: Array | int, sample_inde
     else:
         place = step.astype(np.int64, copy=False)
     numbers = (host_step, stream, signed(seed), block.size, words.size // 4)
-    args = (words, samples, k.rows_first(block.view(np.int64)), place, *map(np.int64, numbers))
-    k.launch_text(_source(), "philox_words", words.size // 4, _THREADS, args)
+    args = (words, samples, k.contiguous(block.view(np.int64)), place, *map(np.int64, numbers))
+    k.launch_source(_source(), "philox_words", words.size // 4, _THREADS, args)
     return words
 
 
 def _normals_on_gpu(k: Any, words: Array) -> Array:
     z = k.empty(words.shape, float32)
-    k.launch_text(_source(), "normals", z.size, _THREADS, (k.rows_first(words), z, np.int64(z.size)))
+    k.launch_source(_source(), "normals", z.size, _THREADS, (k.contiguous(words), z, np.int64(z.size)))
     return z

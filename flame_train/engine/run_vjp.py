@@ -51,7 +51,7 @@ def call(node: Node, formula: VJP, g: Any, extras: dict[str, Any]) -> Any:
     asked = {n: extras[n] for n in formula.takes}
     if formula.impl != "reference":
         k = node.backend.kernels
-        return formula.fn(k, k.fit(g), *values, **asked)
+        return formula.fn(k, k.aligned(g), *values, **asked)
     if formula.promotes:
         g, *values = (_promoted(v) for v in (g, *values))
     return formula.fn(node.backend.references, g, *values, **asked)

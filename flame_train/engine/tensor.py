@@ -56,7 +56,7 @@ class Tensor(Methods["Tensor"], InPlace["Tensor"]):
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """The values on the host. Raises RuntimeError while a step is captured."""
-        return self.backend.get(self.data)
+        return self.backend.to_host(self.data)
 
     def item(self) -> float:
         """The single value as a Python number. Raises ValueError unless there is exactly one."""
@@ -147,7 +147,7 @@ class Tensor(Methods["Tensor"], InPlace["Tensor"]):
                 return self
             there = get_backend(target)
             node = device_copy_node(self, there) if self.requires_grad and mode().grad else None
-            return Tensor._from_op(there.put(self.backend.get(self.data)), node, 0)
+            return Tensor._from_op(there.to_device(self.backend.to_host(self.data)), node, 0)
         dtype = as_dtype(target)
         return self if dtype == self.dtype else REGISTRY["cast"](self, dtype)
 
@@ -209,23 +209,23 @@ class Frozen(Tensor):
 class Parameter(Tensor):
     """A trainable weight: a leaf with a name, whose values and gradient may be views into an optimizer's arena."""
 
-    __slots__ = ("_working", "name")
+    __slots__ = ("_compute_copy", "name")
 
     def __init__(self, data: Array, name: str = "") -> None:
         super().__init__(data, requires_grad=True)
         self.name = name
-        self._working: Tensor | None = None
+        self._compute_copy: Tensor | None = None
 
     @property
-    def working(self) -> Tensor:
+    def compute_copy(self) -> Tensor:
         """The copy that an arena keeps in the activations' dtype, if it does; else the parameter itself."""
-        return self if self._working is None else self._working
+        return self if self._compute_copy is None else self._compute_copy
 
     def __repr__(self) -> str:
         return f"Parameter({self.name!r}, shape={self.shape}, dtype={self.dtype.name}, device={self.device!r})"
 
 
-class Working(Tensor):
+class ComputeCopy(Tensor):
     """A low-precision copy of a parameter, to compute with instead of it.
 
     `grad` (fp32), `requires_grad` and hooks are the parameter's.
@@ -311,4 +311,4 @@ def tensor(
         raise TypeError(f"tensor: expected numbers, got {kind}")
     if dtype is not None:
         host = host.astype(as_dtype(dtype))
-    return Tensor(get_backend(device or mode().device).put(host), requires_grad=requires_grad)
+    return Tensor(get_backend(device or mode().device).to_device(host), requires_grad=requires_grad)

@@ -90,7 +90,7 @@ class Embeddings(nn.Module):
         self.position_embedding = nn.Embedding(arch.positions, arch.width)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        return self.token_embedding(ids_BT) + nn.working(self.position_embedding.weight)[: ids_BT.shape[1]]
+        return self.token_embedding(ids_BT) + nn.compute_copy(self.position_embedding.weight)[: ids_BT.shape[1]]
 
 
 class SelfAttention(nn.Module):

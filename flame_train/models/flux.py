@@ -18,7 +18,7 @@ import numpy as np
 from flame_train.engine import Tensor, checkpoint, nn, rematerialize, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype, float16
-from flame_train.engine.nn import weight
+from flame_train.engine.nn import param
 from flame_train.errors import ModelFileError
 
 from .blocks import Block, BlockNetwork
@@ -145,7 +145,7 @@ class RmsScale(nn.Module):
     scale: Tensor
 
     def __init__(self, dim: int) -> None:
-        self.scale = weight(dim, init="ones")
+        self.scale = param(dim, init="ones")
 
 
 class QueryKeyNorm(nn.Module):
@@ -165,8 +165,8 @@ def _attend(streams: Sequence[Stream], cos_S1E: Tensor, sin_S1E: Tensor) -> Tens
     """Attention of all streams' tokens to all, (B, S, D). Queries and keys are turned by their tokens' positions."""
     norms = [norm for norm, _ in streams]
     queries, keys, values = zip(*([x.reshape(*x.shape[:2], -1, n.dim) for x in p] for n, p in streams), strict=True)
-    q = F.cat_rms_norm(queries, [nn.working(n.query_norm.scale) for n in norms], cos_S1E, sin_S1E, 1, _EPS)
-    k = F.cat_rms_norm(keys, [nn.working(n.key_norm.scale) for n in norms], cos_S1E, sin_S1E, 1, _EPS)
+    q = F.cat_rms_norm(queries, [nn.compute_copy(n.query_norm.scale) for n in norms], cos_S1E, sin_S1E, 1, _EPS)
+    k = F.cat_rms_norm(keys, [nn.compute_copy(n.key_norm.scale) for n in norms], cos_S1E, sin_S1E, 1, _EPS)
     v = values[0] if len(values) == 1 else F.cat(values, dim=1)
     found = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
     return found.transpose(1, 2).reshape(*q.shape[:2], -1)
@@ -316,7 +316,7 @@ class Flux(BlockNetwork):
         out = self.final_layer(x_BSD[:, T:], silu_vec_BD).reshape(B, h, w, C, PATCH, PATCH)
         return out.permute(0, 1, 4, 2, 5, 3).reshape(B, H, W, C)
 
-    def packable(self) -> dict[nn.Linear, bool]:
+    def quantizable(self) -> dict[nn.Linear, bool]:
         """The blocks' linear layers."""
         return linears_in([*self.double_blocks, *self.single_blocks], frozenset(("img_mod", "txt_mod", "modulation")))
 
@@ -334,7 +334,7 @@ class Flux(BlockNetwork):
 
     def _turn(self, text: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine of `position_angles`, (S, 1, E), in fp32 at least."""
-        like = nn.working(self.img_in.weight)
+        like = nn.compute_copy(self.img_in.weight)
         assert isinstance(like, Tensor)
         key = text, rows, columns, like.dtype, like.device
         if key not in self._turns:

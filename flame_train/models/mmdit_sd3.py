@@ -15,7 +15,7 @@ from typing import Self
 
 from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
-from flame_train.engine.nn import weight
+from flame_train.engine.nn import param
 from flame_train.errors import ModelFileError
 
 from .blocks import Block, BlockNetwork
@@ -136,8 +136,8 @@ def _attend(streams: Sequence[Projected]) -> list[Tensor]:
     """Attention over all streams' tokens as one sequence; each stream's own rows (B, L, D)."""
     sides = [by for by, _ in streams]
     queries, keys, values = (list(x) for x in zip(*(parts for _, parts in streams), strict=True))
-    q = _joined(queries, [nn.working(s.ln_q.weight) for s in sides] if sides[0].qk_norm else None)
-    k = _joined(keys, [nn.working(s.ln_k.weight) for s in sides] if sides[0].qk_norm else None)
+    q = _joined(queries, [nn.compute_copy(s.ln_q.weight) for s in sides] if sides[0].qk_norm else None)
+    k = _joined(keys, [nn.compute_copy(s.ln_k.weight) for s in sides] if sides[0].qk_norm else None)
     v = _joined(values, None)
     o_BLND = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
     o_BLD = o_BLND.reshape(*o_BLND.shape[:2], -1)
@@ -243,7 +243,7 @@ class Mmdit(BlockNetwork):
 
     def __init__(self, arch: MmditArch) -> None:
         self.arch = arch
-        self.pos_embed = weight(1, arch.positions**2, arch.width, init="normal")
+        self.pos_embed = param(1, arch.positions**2, arch.width, init="normal")
         self.x_embedder = PatchEmbedder(arch)
         self.t_embedder = Embedder(_FREQUENCIES, arch.width)
         self.y_embedder = Embedder(arch.pooled_dim, arch.width)
@@ -269,7 +269,7 @@ class Mmdit(BlockNetwork):
         out = self.final_layer(x_BLD, silu_c_BD).reshape(B, h, w, _PATCH, _PATCH, C)
         return out.permute(0, 1, 3, 2, 4, 5).reshape(B, H, W, C)
 
-    def packable(self) -> dict[nn.Linear, bool]:
+    def quantizable(self) -> dict[nn.Linear, bool]:
         """The joint blocks' linear layers."""
         return linears_in(self.joint_blocks, frozenset(("adaLN_modulation",)))
 
@@ -282,5 +282,5 @@ class Mmdit(BlockNetwork):
                 "lower data.resolution"
             )
         top, left = (side - h) // 2, (side - w) // 2
-        table = nn.working(self.pos_embed).reshape(side, side, D)[top : top + h, left : left + w]
+        table = nn.compute_copy(self.pos_embed).reshape(side, side, D)[top : top + h, left : left + w]
         return table.reshape(1, h * w, D)

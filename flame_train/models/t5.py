@@ -137,7 +137,7 @@ class FeedForwardLayer(nn.Module):
 def _normed(norm: nn.RMSNorm, h_BTC: Tensor) -> Tensor:
     """Normalised in the residual's precision, then in the weights'."""
     normed: Tensor = norm(h_BTC)
-    return normed.to(nn.working(norm.weight).dtype)
+    return normed.to(nn.compute_copy(norm.weight).dtype)
 
 
 class Block(nn.Module):
@@ -172,7 +172,7 @@ class T5Encoder(nn.Module):
         self.shared = nn.Embedding(arch.vocabulary, arch.width)
         self.encoder = Stack(arch)
 
-    def packable(self) -> dict[nn.Linear, bool]:
+    def quantizable(self) -> dict[nn.Linear, bool]:
         """The blocks' linear layers."""
         return linears_in(self.encoder.block)
 

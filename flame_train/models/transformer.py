@@ -27,7 +27,7 @@ remultiplied = partial(rematerialize, min_bytes=LARGE)
 
 
 def linears_in(parts: Iterable[nn.Module], exact: frozenset[str] = frozenset()) -> dict[nn.Linear, bool]:
-    """For `Module.packable`: all linear layers below the parts; what those below one named in `exact` are given stays.
+    """For `Module.quantizable`: all linear layers below the parts; False for those below one named in `exact`.
 
     What modulates a whole stream comes from a row a picture: to round it would cost much and gain nothing.
     """
@@ -64,7 +64,7 @@ def feed_forward(first: nn.Linear, second: nn.Linear, x: Tensor) -> Tensor:
     Otherwise what the second is given, and then needs for a gradient, is made again out of what the first made.
     """
     plain = first.adapter is second.adapter is None
-    a, a_bias, b, b_bias = (nn.working(w) for w in (first.weight, first.bias, second.weight, second.bias))
+    a, a_bias, b, b_bias = (nn.compute_copy(w) for w in (first.weight, first.bias, second.weight, second.bias))
     if plain and isinstance(a, Tensor) and isinstance(b, Tensor):
         return F.feed_forward(x, a, a_bias, b, b_bias)
     if plain and isinstance(a, nn.Fp8Weight) and isinstance(b, nn.Fp8Weight) and a.dynamic == b.dynamic:
@@ -90,7 +90,7 @@ class Attention(nn.Module):
     def forward(self, x_BLC: Tensor, text_BTC: tuple[Tensor, Tensor] | None, residual_BLC: Tensor) -> Tensor:
         """residual + what the positions of x find in themselves, or in the text's (keys, values)."""
         if text_BTC is None:
-            q_BLC, k_BTC, v_BTC = nn.linears([self.to_q, self.to_k, self.to_v], x_BLC)
+            q_BLC, k_BTC, v_BTC = nn.grouped_linear([self.to_q, self.to_k, self.to_v], x_BLC)
         else:
             q_BLC, (k_BTC, v_BTC) = self.to_q(x_BLC), text_BTC
         return self.to_out[0](attend(q_BLC, k_BTC, v_BTC, self.heads), residual_BLC)

@@ -177,7 +177,7 @@ class ResBlock(Block):
         conv = self.skip_connection
         if conv.adapter is not None:
             return conv(x_BHWC if skip_BHWC is None else F.cat([x_BHWC, skip_BHWC], dim=-1)) + h_BHWC
-        weight, bias, own = nn.working(conv.weight)[:, :, 0, 0], nn.working(conv.bias), x_BHWC.shape[-1]
+        weight, bias, own = nn.compute_copy(conv.weight)[:, :, 0, 0], nn.compute_copy(conv.bias), x_BHWC.shape[-1]
         if skip_BHWC is not None:
             h_BHWC = F.linear_add(skip_BHWC, weight[:, own:], None, h_BHWC)
         return F.linear_add(x_BHWC, weight[:, :own], bias, h_BHWC)
@@ -188,7 +188,13 @@ def _opened(
 ) -> Tensor:  # fmt: skip
     """silu(norm([x, other] + shift)), which are not put together first."""
     made: Tensor = F.cat_group_norm_silu(
-        x_BHWC, other, norm.num_groups, nn.working(norm.weight), nn.working(norm.bias), shift=shift, eps=norm.eps
+        x_BHWC,
+        other,
+        norm.num_groups,
+        nn.compute_copy(norm.weight),
+        nn.compute_copy(norm.bias),
+        shift=shift,
+        eps=norm.eps,
     )
     return made
 
@@ -303,13 +309,13 @@ class UNet(BlockNetwork):
             h_BHWC = self._run(stage, h_BHWC, silu_emb_BE, text, skips.pop())
         return self.out[2](self.out[0](h_BHWC))
 
-    def shared_inputs(self) -> list[list[nn.Linear]]:
+    def fusable_groups(self) -> list[list[nn.Linear]]:
         """Each block's projections of the image, and all blocks' projections of the text, by width."""
         images = [[b.attn1.to_q, b.attn1.to_k, b.attn1.to_v] for b in self._blocks]
         widths = dict.fromkeys(b.attn2.to_k.out_features for b in self._blocks)
         return images + [self._text_layers(width) for width in widths]
 
-    def packable(self) -> dict[nn.Linear, bool]:
+    def quantizable(self) -> dict[nn.Linear, bool]:
         """The transformers' linear layers: what is left are convolutions and embeddings."""
         return linears_in([part for _, part in self.named_modules() if isinstance(part, SpatialTransformer)])
 
@@ -322,7 +328,7 @@ class UNet(BlockNetwork):
         """The text's keys and values for every block, computed once: those of one width in one product."""
         found: dict[TransformerBlock, tuple[Tensor, Tensor]] = {}
         for width in dict.fromkeys(b.attn2.to_k.out_features for b in self._blocks):
-            made = iter(nn.linears(self._text_layers(width), context_BTC))
+            made = iter(nn.grouped_linear(self._text_layers(width), context_BTC))
             found |= {b: (next(made), next(made)) for b in self._blocks if b.attn2.to_k.out_features == width}
         return found
 

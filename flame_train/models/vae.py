@@ -244,7 +244,7 @@ class Vae(nn.Module):
     @property
     def dtype(self) -> DType:
         """What the pixels and latents given to it must be in."""
-        return nn.working(self.decoder.conv_in.weight).dtype
+        return nn.compute_copy(self.decoder.conv_in.weight).dtype
 
     def encode_moments(self, pixels_BHWC: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log variance (B, H / 8, W / 8, Z), unscaled, of RGB pixels in [-1, 1].

@@ -124,7 +124,7 @@ def prepare(trial: Trial) -> Prepared:
     for parameter in attached.parameters():  # a zero matrix would leave half of the gradients zero
         if not bool(parameter.data.any()):
             parameter.data[...] = _uniform(backend, 1, parameter.shape, 1e-3, as_dtype("fp32"))
-    state.optimizer.arena.refresh()
+    state.optimizer.arena.sync_copies()
     host = random_batch(model, trial)
     device_batch = Batch(host, backend, dtype)
     device_batch.fill(host)
@@ -175,7 +175,7 @@ def _check_counterpart(trial: Trial) -> None:
 
 def torch_step(trial: Trial, compiled: bool) -> dict[str, Any]:
     """PyTorch's times for the step of the same model, eager or with compiled blocks."""
-    get_backend(trial.device).release_unused()
+    get_backend(trial.device).empty_cache()
     _, model = find(trial.model)
     return bench_torch_step.run(
         yardstick(model), trial.resolution, trial.batch, trial.rank, trial.precision,
@@ -184,7 +184,7 @@ def torch_step(trial: Trial, compiled: bool) -> dict[str, Any]:
 
 
 def _step(trial: Trial, by_kind: bool) -> dict[str, Any]:
-    get_backend(trial.device).release_unused()  # what an earlier trial's graph kept
+    get_backend(trial.device).empty_cache()  # what an earlier trial's graph kept
     begin = time.monotonic()
     p = prepare(trial)
     p.backend.reset_peak()
@@ -234,7 +234,7 @@ def _peak_gib(backend: Backend) -> float | None:
 
 def _figures(p: Prepared) -> dict[str, float]:
     """What the last step left."""
-    return dict(zip(FIGURES, p.backend.get(p.state.figures).tolist(), strict=True))
+    return dict(zip(FIGURES, p.backend.to_host(p.state.figures).tolist(), strict=True))
 
 
 def _predicted(p: Prepared, trial: Trial) -> int:
@@ -276,8 +276,8 @@ def _time(fn: Callable[[], None], backend: Backend, warm: int = _WARM, timed: in
 
 def randomise(module: nn.Module, dtype: DType, backend: Backend, fp8: nn.Fp8 = "off") -> None:
     """Fills every weight with uniform values of a sensible size, made on the device; `fp8` is `nn.load`'s."""
-    packed = module.packable() if fp8 != "off" else {}
-    for number, (_, part, attr, slot) in enumerate(module.named_slots()):
+    packed = module.quantizable() if fp8 != "off" else {}
+    for number, (_, part, attr, slot) in enumerate(module.named_specs()):
         if slot.init in ("ones", "zeros"):
             values = backend.xp.full(slot.shape, float(slot.init == "ones"), dtype)
         else:
@@ -287,8 +287,8 @@ def randomise(module: nn.Module, dtype: DType, backend: Backend, fp8: nn.Fp8 = "
             values = backend.xp.ascontiguousarray(values.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
         object.__setattr__(part, attr, Frozen(values))
         if attr == "weight" and part in packed:
-            part.pack(fp8 == "dynamic" and packed[part])
-    module.join_weights()
+            part.quantize(fp8 == "dynamic" and packed[part])
+    module.pack_contiguous()
 
 
 def _uniform(backend: Backend, number: int, shape: tuple[int, ...], bound: float, dtype: DType) -> Any:

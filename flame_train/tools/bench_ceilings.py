@@ -38,7 +38,7 @@ def ceilings(backend: Backend, dtype: DType) -> Ceilings:
 
 def _product(backend: Backend, n: int, dtype: DType) -> float:
     rng = np.random.default_rng(0)
-    a, b = (Tensor(backend.put(rng.standard_normal((n, n), np.float32)).astype(dtype)) for _ in range(2))
+    a, b = (Tensor(backend.to_device(rng.standard_normal((n, n), np.float32)).astype(dtype)) for _ in range(2))
     return 2.0 * n**3 / _least([lambda: F.matmul(a, b)], backend)
 
 

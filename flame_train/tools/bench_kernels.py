@@ -51,7 +51,7 @@ def census(step: Callable[[], None], backend: Backend) -> dict[str, tuple[int, i
         moved[kind_of(name)] += sum(_touched(a) for a in args if getattr(a, "ndim", 0))
         return True
 
-    with backend.kernels.launches.watched(watch):
+    with backend.kernels.launch_hooks.hooked(watch):
         step()
     return {kind: (launches[kind], moved[kind]) for kind in launches}
 
@@ -66,7 +66,7 @@ def breakdown(
     """
 
     def time_of(kinds: Collection[str]) -> float:
-        with backend.kernels.launches.watched(lambda name, _: kind_of(name) in kinds):
+        with backend.kernels.launch_hooks.hooked(lambda name, _: kind_of(name) in kinds):
             replay = capture(step, backend.name)
             replay()
             replay()

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flame_train.engine import Tensor
-from flame_train.engine.report import memory_report, saved_by_op
+from flame_train.engine.memory_report import memory_report, saved_by_op
 from flame_train.errors import out_of_memory
 from flame_train.training.step import batch_loss
 
@@ -25,14 +25,14 @@ def run(trial: Trial) -> dict[str, Any]:
     s, arena = p.state, p.state.optimizer.arena
     loss = batch_loss(s.denoiser, s.objective, s.dtype, s.seed, p.batch)
     frozen = [part for _, w in p.network.weights() for part in ([w] if isinstance(w, Tensor) else [w.codes, w.scales])]
-    kept = saved_by_op(loss, besides=[*frozen, arena.low])
+    kept = saved_by_op(loss, besides=[*frozen, arena.compute_values])
     del loss
     with memory_report() as report:
         p.step()
     return {
         **asdict(trial),
         "weights": p.frozen_bytes,
-        "adapters": sum(int(a.nbytes) for a in (arena.values, arena.low) if a is not None),
+        "adapters": sum(int(a.nbytes) for a in (arena.values, arena.compute_values) if a is not None),
         "gradients": int(arena.grads.nbytes),
         "optimizer": sum(int(a.nbytes) for a in s.optimizer.state_dict().values()),
         "kept": sum(kept.values()),

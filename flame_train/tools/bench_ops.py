@@ -16,12 +16,12 @@ from typing import Any
 
 from flame_train.engine import Tensor, grad, no_grad
 from flame_train.engine.backend import Backend, get_backend
-from flame_train.engine.check import generator
 from flame_train.engine.dispatch import explain
 from flame_train.engine.dtype import DType, as_dtype, is_float
+from flame_train.engine.gradcheck import generator
 from flame_train.engine.mode import deterministic
 from flame_train.engine.op import REGISTRY, Op, Sample
-from flame_train.engine.sample import materialise, tensor_arguments
+from flame_train.engine.op_samples import materialise, tensor_arguments
 from flame_train.errors import ConfigError, EnvironmentFault
 from flame_train.tools import bench_sizes
 from flame_train.tools.bench_ceilings import Ceilings, ceilings

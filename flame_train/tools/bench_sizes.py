@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flame_train.engine.op import Sample, sample
-from flame_train.engine.sample import booleans, integers, positive
+from flame_train.engine.op_samples import booleans, integers, positive
 
 
 def _attention(batch: int, heads: int, queries: int, width: int, keys: int | None = None) -> Sample:

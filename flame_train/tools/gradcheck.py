@@ -9,8 +9,8 @@ from typing import Any
 from flame_train.config.suggest import did_you_mean
 from flame_train.engine import functional
 from flame_train.engine.backend import get_backend
-from flame_train.engine.check import Verdict, gradcheck_all
 from flame_train.engine.dtype import as_dtype
+from flame_train.engine.gradcheck import Verdict, gradcheck_all
 from flame_train.engine.op import REGISTRY
 from flame_train.errors import ConfigError
 

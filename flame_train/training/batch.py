@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from flame_train.engine import Tensor
-from flame_train.engine.backend import Backend, Parcel
+from flame_train.engine.backend import Backend, Upload
 from flame_train.engine.dtype import Array, DType, as_dtype, is_float
 
 HostArray = np.ndarray[Any, Any]
@@ -32,7 +32,7 @@ class HostBatch:
     step: int
     samples: HostArray
     files: tuple[str, ...]
-    sent: Parcel | None = None
+    sent: Upload | None = None
 
     @property
     def signature(self) -> Signature:
@@ -51,9 +51,9 @@ def device_arrays(host: HostBatch, dtype: DType) -> dict[str, HostArray]:
 
 
 def sender(backend: Backend, dtype: DType) -> Callable[[HostBatch], HostBatch]:
-    """Sends batches ahead: the result is the batch with its parcel."""
-    mailbox = backend.mailbox()
-    return lambda host: replace(host, sent=mailbox.send(device_arrays(host, dtype)))
+    """Sends batches ahead: the result is the batch with its upload."""
+    uploader = backend.uploader()
+    return lambda host: replace(host, sent=uploader.submit(device_arrays(host, dtype)))
 
 
 class Batch:
@@ -93,6 +93,6 @@ class Batch:
             for name, array in device_arrays(host, self._dtype).items():
                 self._backend.write(self._arrays[name], array)
         else:
-            for name, array in host.sent.open().items():
+            for name, array in host.sent.wait().items():
                 self._arrays[name][...] = array
             host.sent.release()

@@ -191,7 +191,7 @@ class _Stepper:
         spoil("train.gradient", run.state.optimizer.arena.grads)
         self._update()
         end = None if self._backend.asynchronous else time.monotonic()
-        return _Pending(step, self._backend.fetch(run.state.figures), tuple(files), images, waited, begin, end)
+        return _Pending(step, self._backend.get_async(run.state.figures), tuple(files), images, waited, begin, end)
 
     def _for(self, host: HostBatch) -> tuple[Batch, Callable[[], None]]:
         signature = host.signature

@@ -9,12 +9,12 @@ from flame_train.engine import Parameter
 from flame_train.engine.backend import Backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.engine.optim import (
-    Arena,
+    EMA,
     ClipNorm,
     ClipValue,
+    FlatParameters,
     GradientNoise,
     LossScaler,
-    MovingAverage,
     Optimizer,
     Transform,
 )
@@ -36,12 +36,12 @@ def build_optimizer(
         chain.append(GradientNoise(gradient.noise_std, train.seed, gradient.noise_decay))
     chain.append(OPTIMIZERS.chosen(optimizer).rule())
     return Optimizer(
-        Arena(parameters, backend, working=as_dtype(train.precision)),
+        FlatParameters(parameters, backend, compute_dtype=as_dtype(train.precision)),
         chain,
         lr=optimizer.lr,
         schedule=SCHEDULES.chosen(schedule).build(train.steps, schedule.warmup_steps, schedule.min_lr),
         accumulation=gradient.accumulation,
         scaler=LossScaler() if train.precision == "fp16" else None,
-        average=MovingAverage(train.ema_decay) if train.ema_decay else None,
+        average=EMA(train.ema_decay) if train.ema_decay else None,
         halt=True,
     )

@@ -90,7 +90,7 @@ def train(seen: Data, unseen: Data, epochs: int = 10, device: str = "cpu", verbo
     batch, rng = 64, np.random.default_rng(0)
     steps = len(seen[1]) // batch
     schedule = optim.Schedule("cosine", total=epochs * steps, warmup=20)
-    arena = optim.Arena(model.requires_grad_().named_parameters())
+    arena = optim.FlatParameters(model.requires_grad_().named_parameters())
     optimizer = optim.Optimizer(arena, [optim.AdamWRule(weight_decay=0.05)], lr=2e-3, schedule=schedule)
     for epoch in range(epochs):
         for rows in rng.permutation(len(seen[1]))[: steps * batch].reshape(steps, batch):

@@ -21,7 +21,7 @@ class BatchNorm2d(nn.Module):
     """Running statistics are no weights: they are made at the first batch, on its device."""
 
     def __init__(self, channels: int) -> None:
-        self.weight, self.bias, self.running = nn.weight(channels, init="ones"), nn.weight(channels, init="zeros"), []
+        self.weight, self.bias, self.running = nn.param(channels, init="ones"), nn.param(channels, init="zeros"), []
 
     def forward(self, x: flame.Tensor, training: bool) -> flame.Tensor:
         if not self.running:
@@ -97,7 +97,9 @@ def train(seen: Data, unseen: Data, model: ResNet, epochs: int, device: str, bat
     steps, rng = len(seen[1]) // batch, np.random.default_rng(0)
     schedule = optim.Schedule("cosine", total=epochs * steps, warmup=min(100, steps))
     rule = optim.SGDRule(momentum=0.9, weight_decay=5e-4, nesterov=True)
-    optimizer = optim.Optimizer(optim.Arena(model.requires_grad_().parameters()), [rule], lr=0.1, schedule=schedule)
+    optimizer = optim.Optimizer(
+        optim.FlatParameters(model.requires_grad_().parameters()), [rule], lr=0.1, schedule=schedule
+    )
     for epoch in range(epochs):
         for rows in rng.permutation(len(seen[1]))[: steps * batch].reshape(steps, batch):
             x, y = batch_of(seen, rows, device, rng)

@@ -79,7 +79,7 @@ def train_autoencoder(
     training.run([training.captured(loss)], seconds, report)
     training.finish()
     mean, _ = encode(vae, pixels[:1024])
-    get = training.backend.get
+    get = training.backend.to_host
     normalise_latents(vae, get(mean.mean((0, 1, 2))), get(mean.std((0, 1, 2))))
     report(f"latents before they were normalised: std {get(mean.std((0, 1, 2)) * scale).round(3)}")
 

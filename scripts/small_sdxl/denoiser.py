@@ -48,10 +48,10 @@ def encoded(nets: Networks, scenes: Sequence[Scene], size: tuple[int, int], back
     drawn = [render(xp, scenes[i : i + _AT_ONCE], size) for i in range(0, len(scenes), _AT_ONCE)]
     mean, logvar = encode(nets.vae, xp.concatenate(drawn))
     ids = token_ids(["", *(s.caption for s in scenes)])
-    ends = [backend.put(end_positions(i)) for i in ids]
+    ends = [backend.to_device(end_positions(i)) for i in ids]
     return Latents(
-        mean, logvar, (backend.put(ids[0]), backend.put(ids[1])), (ends[0], ends[1]),
-        backend.put(_time_ids(len(scenes), size, seed)),
+        mean, logvar, (backend.to_device(ids[0]), backend.to_device(ids[1])), (ends[0], ends[1]),
+        backend.to_device(_time_ids(len(scenes), size, seed)),
     )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def losses_of(
     scale = np.float32(nets.vae.arch.scaling_factor)
     latents = (data.mean[rows] + xp.exp(0.5 * data.logvar[rows]) * rng.normal(_POSTERIOR, shape)) * scale
     x, noise, t = Tensor(latents), objective.noise(rng, shape), objective.timesteps(rng)
-    dtype = nn.working(nets.unet.out[2].weight).dtype
+    dtype = nn.compute_copy(nets.unet.out[2].weight).dtype
     context, pooled = conditioning(nets, [i[words] for i in data.ids], [e[words] for e in data.ends])
     vector = vector_conditioning(pooled, Tensor(data.time_ids[rows]))
     prediction = nets.unet(objective.noised(x, noise, t).to(dtype), t, context, vector)
@@ -96,7 +96,7 @@ def train_denoiser(
     parts = {n: m for n, m in nets.named().items() if n != "vae"}
     training = Training(parts, device, lr, precision, idle=_idle(nets))
     objective = Objective(NoiseSchedule.scaled_linear(), device=device)
-    weights = Tensor(training.backend.put(weights_of(objective.schedule)))
+    weights = Tensor(training.backend.to_device(weights_of(objective.schedule)))
     samples = training.backend.xp.arange(batch)
 
     def loss_over(latents: Latents) -> Callable[[], Tensor]:

@@ -50,7 +50,7 @@ def sheet(
     def conditioning(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         ids = [i[:, None] for i in token_ids(texts)]
         context, pooled = encode_prompts(nets.text_encoder, nets.text_encoder_2, *ids)
-        sizes = Tensor(backend.put(np.tile(np.array([*size, 0, 0, *size], np.int32), (len(texts), 1))))
+        sizes = Tensor(backend.to_device(np.tile(np.array([*size, 0, 0, *size], np.int32), (len(texts), 1))))
         return context, vector_conditioning(pooled, sizes)
 
     def denoise(x: Tensor, t: Tensor, cond: tuple[Tensor, Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 from flame_train.engine import Frozen, Parameter, Tensor, capture, nn
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
-from flame_train.engine.optim import AdamWRule, Arena, ClipNorm, Optimizer
+from flame_train.engine.optim import AdamWRule, ClipNorm, FlatParameters, Optimizer
 
 Array = Any
 _WARM_UP = 0.03  # share of the time in which the learning rate rises
@@ -35,13 +35,13 @@ class Training:
         self._slots = [
             (part, attr, Parameter(getattr(part, attr).data, f"{network}.{name}"))
             for network, module in modules.items()
-            for name, part, attr, _ in module.named_slots()
+            for name, part, attr, _ in module.named_specs()
             if not f"{network}.{name}".startswith(idle or ("-",))
         ]
         named = {p.name: p for _, _, p in self._slots}
         words = {name: 0.0 for name in named if "embedding" in name}  # unused words must not shrink
-        self.arena = Arena(named, self.backend, working=self.dtype, decay_scale=words)
-        self.arena.refresh()
+        self.arena = FlatParameters(named, self.backend, compute_dtype=self.dtype, decay_scale=words)
+        self.arena.sync_copies()
         self.optimizer = Optimizer(self.arena, [ClipNorm(1.0), AdamWRule((0.9, 0.99), 1e-8, 0.01)], lr=0.0)
         self.average: Array = self.arena.values.copy()
         self.loss: Array = self.backend.xp.zeros((), np.float32)
@@ -85,9 +85,11 @@ class Training:
             self.backend.synchronize()
             if time.monotonic() - begin > said:
                 said += _TELL
-                figures = dict(zip(("count", "lr", "norm"), self.backend.get(self.optimizer.metrics()), strict=False))
+                figures = dict(
+                    zip(("count", "lr", "norm"), self.backend.to_host(self.optimizer.metrics()), strict=False)
+                )
                 report(
-                    f"{time.monotonic() - begin:6.1f} s  step {done}  loss {float(self.backend.get(self.loss)):.4f}  "
+                    f"{time.monotonic() - begin:6.1f} s  step {done}  loss {float(loss):.4f}  "
                     f"lr {figures['lr']:.2e}  norm {figures['norm']:.3f}"
                 )
         report(

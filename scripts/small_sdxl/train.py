@@ -52,7 +52,7 @@ def _vae(args: argparse.Namespace, report: Any) -> None:
         vae, data, args.device, args.precision, args.end - time.monotonic(), args.batch, args.lr, args.side, report
     )
     fresh = pictures(backend, size, 16, SEED + 1)
-    there, back = backend.get(fresh), reconstructed(vae, fresh)
+    there, back = backend.to_host(fresh), reconstructed(vae, fresh)
     error = float(np.abs(back.astype(np.float32) - there.astype(np.float32)).mean())
     report(f"pictures never seen: mean error {error:.2f} of 255")
     rows = [np.concatenate(list(p), 1) for p in (there[:8], back[:8], there[8:], back[8:])]
@@ -70,7 +70,7 @@ def _base(args: argparse.Namespace, report: Any) -> None:
         data.append(encoded(nets, made, size, backend, SEED))
         held_out.append(encoded(nets, scenes(64, size, SEED + 1), size, backend, SEED + 1))
         captions += [s.caption for s in made]
-    report(f"encoded: {[d.mean.shape for d in data]}; std {float(backend.get(data[0].mean.std())) * 0.13025:.3f}")
+    report(f"encoded: {[d.mean.shape for d in data]}; std {float(backend.to_host(data[0].mean.std())) * 0.13025:.3f}")
     train_denoiser(
         nets, data, held_out, args.device, args.precision, args.end - time.monotonic(), args.batch, args.lr, report
     )

@@ -80,7 +80,7 @@ def test_merged_weights_compute_what_the_adapters_do(net, x):
     merged = dict(attached.merged())
     assert list(merged) == [f"{name}.weight" for name in NAMES]
     attached.detach()
-    for name, module, attr, _ in net.named_slots():
+    for name, module, attr, _ in net.named_specs():
         if name in merged:
             object.__setattr__(module, attr, merged[name])
     np.testing.assert_allclose(net(x).numpy(), adapted, rtol=2e-5, atol=2e-5)

@@ -196,9 +196,9 @@ class WrittenOut:
 
         def call(
             grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int,
-            resident: bool = False,
+            cooperative: bool = False,
         ) -> None:  # fmt: skip
-            together = grid if resident else cluster
+            together = grid if cooperative else cluster
             run(library, "run", shape_of(grid, together, block[0], BEFORE_SHARED + shared_mem), args)
 
         return call

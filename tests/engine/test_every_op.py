@@ -11,11 +11,11 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional
-from flame_train.engine.check import TOLERANCE, generator, gradcheck
 from flame_train.engine.dispatch import explain
 from flame_train.engine.dtype import Array, bfloat16, float16, float32, float64, is_float
+from flame_train.engine.gradcheck import TOLERANCE, generator, gradcheck
 from flame_train.engine.op import REGISTRY, Op, Sample, composite, primitive, sample
-from flame_train.engine.sample import materialise, tensor_arguments
+from flame_train.engine.op_samples import materialise, tensor_arguments
 from flame_train.engine.tensor import Tensor
 from flame_train.errors import ShapeError
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import flame_train.engine as flame
-from flame_train.engine import check, nn, optim
 from flame_train.engine import functional as F
+from flame_train.engine import gradcheck, nn, optim
 from flame_train.errors import ShapeError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrating-from-pytorch.md").read_text(encoding="utf-8")
@@ -49,7 +49,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_the_names_on_our_side_exist() -> None:
-    assert flame.check is check  # a module of its own, not imported by the package
+    assert flame.gradcheck is gradcheck  # a module of its own, not imported by the package
     spaces = {"flame": flame, "nn": nn, "optim": optim, "F": F, "x": flame.tensor([1.0]), "model": nn.Linear(1, 1)}
     listed = list(names(1))
     assert len(listed) > 40
@@ -139,10 +139,10 @@ class TestWhatDiffers:
     def test_mixed_precision(self) -> None:
         layer = nn.Linear(2, 3)
         layer.init(np.random.default_rng(0))
-        optim.Arena(layer.requires_grad_().named_parameters(), working="bfloat16")
+        optim.FlatParameters(layer.requires_grad_().named_parameters(), compute_dtype="bfloat16")
         x = flame.tensor([[1.0, 2.0]]).to("bfloat16")
         layer(x).sum().backward()
-        assert layer(x).dtype == nn.working(layer.weight).dtype == x.dtype
+        assert layer(x).dtype == nn.compute_copy(layer.weight).dtype == x.dtype
         assert layer.weight.grad.dtype == layer.weight.dtype == np.float32
 
     def test_layouts(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.report import saved_by_op
+from flame_train.engine.memory_report import saved_by_op
 
 
 def leaf(*shape: int, seed: int = 0) -> flame.Tensor:

@@ -14,10 +14,10 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine import nn, optim
-from flame_train.engine.check import generator
+from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY
+from flame_train.engine.op_samples import materialise
 from flame_train.engine.random import Rng
-from flame_train.engine.sample import materialise
 from flame_train.errors import ShapeError
 
 
@@ -117,9 +117,13 @@ MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: optim.AdamW([leaf()], betas=0.9), TypeError, "expected two betas, got 0.9"),
     (lambda: optim.AdamW(drawn().parameters()), ValueError, r"at least one parameter, got none; .* requires_grad_\(\)"),
     (lambda: optim.AdamW(leaf()), TypeError, "expected parameters in a list, got a single Tensor"),
-    (lambda: optim.Arena(leaf()), TypeError, "expected parameters in a list, got a single Tensor"),
-    (lambda: chain([leaf()], [optim.SGDRule()]), TypeError, r"expected an Arena, got list; optim.Arena\(...\) packs"),
-    (lambda: chain(optim.Arena([leaf()]), optim.SGDRule()), TypeError, "transforms in a list, got SGDRule"),
+    (lambda: optim.FlatParameters(leaf()), TypeError, "expected parameters in a list, got a single Tensor"),
+    (
+        lambda: chain([leaf()], [optim.SGDRule()]),
+        TypeError,
+        r"expected FlatParameters, got list; make them by optim.FlatParameters\(",
+    ),
+    (lambda: chain(optim.FlatParameters([leaf()]), optim.SGDRule()), TypeError, "transforms in a list, got SGDRule"),
     (lambda: optim.SGD([leaf()]).step(lambda: ONE), TypeError, "expected the loss, a Tensor, or nothing, got function"),
     (lambda: optim.Schedule("linear", 10, warmup=-3), ValueError, "expected warmup of at least 0 .*, got -3"),
     (lambda: optim.Schedule("cosine_restarts", 10, cycles=0), ValueError, "expected cycles of at least 1 .*, got 0"),
@@ -144,10 +148,10 @@ MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: flame.backward([another_librarys()]), TypeError, r"Tensors as outputs, got torch\.Tensor"),
     (checkpointed(another_librarys()), TypeError, r"checkpoint: .* got torch\.Tensor alone"),
     (lambda: optim.AdamW([another_librarys()]), TypeError, r"parameter '0': expected a Tensor, got torch\.Tensor"),
-    (lambda: nn.weight((3, 4)), TypeError, r"weight: expected ints .* weight\(3, 4\), got \(3, 4\)"),
-    (lambda: nn.weight(3.0), TypeError, r"weight: expected ints .*, got 3\.0"),
-    (lambda: nn.weight(3, -1), ValueError, "weight: expected sizes of at least 0, got -1"),
-    (lambda: nn.weight(3, init="xavier"), ValueError, "expected init to be one of fan_in, .*, got 'xavier'"),
+    (lambda: nn.param((3, 4)), TypeError, r"param: expected ints .* param\(3, 4\), got \(3, 4\)"),
+    (lambda: nn.param(3.0), TypeError, r"weight: expected ints .*, got 3\.0"),
+    (lambda: nn.param(3, -1), ValueError, "weight: expected sizes of at least 0, got -1"),
+    (lambda: nn.param(3, init="xavier"), ValueError, "expected init to be one of fan_in, .*, got 'xavier'"),
     (lambda: nn.Linear(2, 3).init(0), TypeError, "init: expected a generator, .*, got int"),
     (lambda: nn.load(drawn(), {}, dtype="float32", device="cpu", what="net"), TypeError, "shapes and read.*, got dict"),
     (lambda: Rng(np, 0, 0, [0, 1]), TypeError, "Rng: expected samples as an array of whole numbers, got list"),

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import flame_train
-from flame_train.engine.check import generator
+from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY, Op
-from flame_train.engine.sample import materialise, misshapen
+from flame_train.engine.op_samples import materialise, misshapen
 
 OURS = str(Path(flame_train.__file__).parent)
 FOREIGN = ("axis", "gufunc", "operand", "array is", "cannot reshape", "tuple index", "out of bounds", "out of range")

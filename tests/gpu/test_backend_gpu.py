@@ -13,8 +13,8 @@ from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import bfloat16, float16, float32, float64
 from flame_train.engine.mode import deterministic
-from flame_train.engine.ops.reduction.finite import Broken
-from flame_train.engine.optim import AdamW, Arena
+from flame_train.engine.ops.reduction.finite import NonFiniteFlags
+from flame_train.engine.optim import AdamW, FlatParameters
 from flame_train.engine.tensor import Parameter
 
 pytestmark = pytest.mark.gpu
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.gpu
 
 def test_put_keeps_memory_order_and_values() -> None:
     host = np.arange(120.0).reshape(2, 3, 4, 5).transpose(0, 3, 1, 2)
-    moved = get_backend("cuda").put(host)
+    moved = get_backend("cuda").to_device(host)
     assert moved.strides == host.strides
-    np.testing.assert_array_equal(get_backend("cuda").get(moved), host)
+    np.testing.assert_array_equal(get_backend("cuda").to_host(moved), host)
 
 
 def test_broadcast_and_reversed_views_arrive_with_their_values() -> None:
     for host in (np.broadcast_to(np.arange(3.0), (4, 3)), np.arange(6.0)[::-1], np.array(3.0)):
-        np.testing.assert_array_equal(get_backend("cuda").get(get_backend("cuda").put(host)), host)
+        np.testing.assert_array_equal(get_backend("cuda").to_host(get_backend("cuda").to_device(host)), host)
 
 
 def test_threads_get_the_results_of_one() -> None:
@@ -124,7 +124,7 @@ def test_fills_in_a_capture_are_done_at_every_launch_and_in_their_place() -> Non
     for launches in range(1, 5):
         captured()
         want = [[0, 7 * b.size, launches] for b in buffers]
-        np.testing.assert_array_equal(backend.get(seen), want)
+        np.testing.assert_array_equal(backend.to_host(seen), want)
 
 
 def test_reading_back_while_capturing_is_refused_and_leaves_the_stream_usable() -> None:
@@ -149,7 +149,7 @@ def test_live_bytes_return_after_a_step() -> None:
 
 def test_parcels_arrive_whole_and_in_order_while_the_device_works() -> None:
     backend = get_backend("cuda")
-    mailbox, rng = backend.mailbox(), np.random.default_rng(0)
+    uploader, rng = backend.uploader(), np.random.default_rng(0)
     busy = flame.tensor(rng.standard_normal((4096, 4096)), "float32", "cuda")
     sent = [
         {"a": rng.standard_normal((64, 33 + i % 2)).astype(np.float32), "n": np.asarray(i, np.int64)} for i in range(12)
@@ -159,24 +159,24 @@ def test_parcels_arrive_whole_and_in_order_while_the_device_works() -> None:
     ahead: dict[int, object] = {}
 
     def send(i: int) -> None:
-        ahead[i] = mailbox.send({n: a.copy() for n, a in sent[i].items()})
+        ahead[i] = uploader.submit({n: a.copy() for n, a in sent[i].items()})
 
     send(0)
     for i, wanted in enumerate(sent):
-        parcel = ahead.pop(i)
+        upload = ahead.pop(i)
         thread = threading.Thread(target=send, args=(i + 1,)) if i + 1 < len(sent) else None
         if thread:
             thread.start()
-        for name, array in parcel.open().items():
+        for name, array in upload.wait().items():
             places[i % 2][name][...] = array
-        parcel.release()
+        upload.release()
         F.matmul(busy, busy)
         seen.append((wanted, {n: a.copy() for n, a in places[i % 2].items()}))
         if thread:
             thread.join()
     for wanted, got in seen:
         for name, array in wanted.items():
-            np.testing.assert_array_equal(backend.get(got[name]), array)
+            np.testing.assert_array_equal(backend.to_host(got[name]), array)
 
 
 @pytest.mark.parametrize("op", [F.cat, F.stack])
@@ -204,9 +204,9 @@ def test_what_is_not_finite_is_marked_wherever_it_stands(dtype: Any, size: int) 
     arrays = [np.ones(size, dtype) for _ in range(5)]
     for array, value, at in zip(arrays, (np.nan, np.inf, -np.inf), (0, size // 2, -1), strict=False):
         array[at] = value
-    marks = Broken(backend, len(arrays))
+    marks = NonFiniteFlags(backend, len(arrays))
     for place, array in enumerate(arrays):
-        marks.look(place, backend.put(array))
+        marks.look(place, backend.to_device(array))
     assert marks.places() == [0, 1, 2]
 
 
@@ -214,8 +214,8 @@ def test_what_is_not_finite_is_marked_in_any_order_of_dims() -> None:
     backend = get_backend("cuda")
     array = np.ones((3, 5, 2, 7), np.float32)
     array[2, 4, 1, 6] = np.nan
-    marks = Broken(backend, 2)
-    marks.look(1, backend.put(np.ascontiguousarray(array.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)))
+    marks = NonFiniteFlags(backend, 2)
+    marks.look(1, backend.to_device(np.ascontiguousarray(array.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)))
     assert marks.places() == [1]
 
 
@@ -236,8 +236,8 @@ def test_factors_gradients_beside_the_main_line_are_those_in_line(rows: int, wor
     leaves: list[Any] = [f for pair in factors for f in pair]
     if working:
         leaves = [Parameter(f.data, str(i)) for i, f in enumerate(leaves)]
-        Arena(leaves, working=bfloat16)
-        factors = [[down.working, up.working] for down, up in zip(leaves[::2], leaves[1::2], strict=True)]
+        FlatParameters(leaves, compute_dtype=bfloat16)
+        factors = [[down.compute_copy, up.compute_copy] for down, up in zip(leaves[::2], leaves[1::2], strict=True)]
     x = 20.0 * random(rows, 640)
 
     def step() -> None:

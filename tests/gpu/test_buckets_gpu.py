@@ -29,7 +29,7 @@ def test_many_buckets_neither_grow_nor_are_captured_again(model: str, rule: Buck
     """In the order of a run: a bucket's first step comes after others' were captured, and works in their memory."""
     trial, runs = bench.Trial(model, resolution=rule.resolution, batch=2, rank=4), []
     p = bench.prepare(trial)
-    p.backend.release_unused()  # what other tests' graphs have left
+    p.backend.empty_cache()  # what other tests' graphs have left
     before = p.backend.memory().live
     after = capture(lambda: update(p.state), "cuda")
     steps: list[Callable[[], None]] = []
@@ -63,4 +63,4 @@ def test_many_buckets_neither_grow_nor_are_captured_again(model: str, rule: Buck
     assert live[0] == live[1] == live[2]
     taken = peaks[0] - before
     assert max(peaks) - peaks[0] < 0.1 * taken  # tables and batches of buckets come on top, but no second step
-    assert np.isfinite(p.backend.get(p.state.figures)).all()
+    assert np.isfinite(p.backend.to_host(p.state.figures)).all()

@@ -49,7 +49,7 @@ def eager(fn: Callable[[], None]) -> Callable[[], None]:
 
 def bits(optimizer: Any) -> dict[str, np.ndarray]:
     """Everything that a checkpoint holds."""
-    values = optimizer.arena.backend.get(optimizer.arena.values)
+    values = optimizer.arena.backend.to_host(optimizer.arena.values)
     return {name: np.asarray(value) for name, value in optimizer.state_dict().items()} | {"values": values.copy()}
 
 
@@ -84,7 +84,15 @@ def test_so_do_steps_of_several_batches_with_noise_and_an_average(precision: Any
 
     def prepared(p: Any) -> Any:
         parameters = list(p.state.optimizer.arena.parameters.values())
-        return replace(p, state=replace(p.state, optimizer=build_optimizer(parameters, config, p.backend)))
+        return replace(
+            p,
+            state=replace(
+                p.state,
+                optimizer=build_optimizer(
+                    parameters, config.train, config.optimizer, config.schedule, config.gradient, p.backend
+                ),
+            ),
+        )
 
     found = check(bench.Trial("sdxl-tiny", 128, batch=2, rank=16, precision=precision), prepared=prepared, micros=3)
     assert (found["skipped"] > 0) == (precision == "fp16")

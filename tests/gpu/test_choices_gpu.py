@@ -12,8 +12,8 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
-from flame_train.engine.backend.cuda.autotune_cache import Shelf
-from flame_train.engine.backend.cuda.autotuner import Stopwatch
+from flame_train.engine.backend.cuda.autotune_cache import AutotuneCache
+from flame_train.engine.backend.cuda.autotuner import Autotuner
 from flame_train.engine.backend.cuda.cublaslt import CublasLt
 from flame_train.engine.backend.cuda.cudnn import CuDnn
 from flame_train.engine.mode import deterministic
@@ -29,17 +29,17 @@ def exact(request: pytest.FixtureRequest) -> Iterator[bool]:
 
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Gives the backend libraries that have seen nothing, over one shelf."""
+    """Gives the backend libraries that have seen nothing, over one cache."""
     kernels = get_backend("cuda").kernels
     stream = get_backend("cuda").stream
-    shelf = Shelf(tmp_path, "this card")
+    cache = AutotuneCache(tmp_path, "this card")
 
-    def renew() -> Shelf:
-        monkeypatch.setitem(kernels.__dict__, "cublaslt", CublasLt(kernels.xp, stream, shelf, kernels.launches))
+    def renew() -> AutotuneCache:
+        monkeypatch.setitem(kernels.__dict__, "cublaslt", CublasLt(kernels.xp, stream, cache, kernels.launch_hooks))
         monkeypatch.setitem(
-            kernels.__dict__, "cudnn", CuDnn(kernels.xp, stream, shelf, kernels.launches, kernels.scratch)
+            kernels.__dict__, "cudnn", CuDnn(kernels.xp, stream, cache, kernels.launch_hooks, kernels.workspace)
         )
-        return shelf
+        return cache
 
     renew()
     return renew
@@ -79,7 +79,7 @@ def test_what_was_kept_gives_the_same_bits_and_is_not_measured_again(
     def measured(*_: Any) -> int:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(Stopwatch, "fastest", measured)
+    monkeypatch.setattr(Autotuner, "fastest", measured)
     second = work()
     assert {p.name: p.read_bytes() for p in fresh().folder.iterdir()} == kept
     if exact or work is not attention:
@@ -103,7 +103,7 @@ def test_a_choice_that_the_library_cannot_read_is_said_so_and_made_anew(
     want = work()
     fresh()
     refused = b'{"x": 1, "w": 2, "y": 3}\nno plan' + b"\xff" * 32
-    monkeypatch.setattr(Shelf, "get", lambda *_: refused)
+    monkeypatch.setattr(AutotuneCache, "get", lambda *_: refused)
     for a, b in zip(want, work(), strict=True):
         np.testing.assert_allclose(b, a, rtol=2**-7, atol=2**-7 * np.abs(a).max())
     assert ("refused" in caplog.text) == (work is not product or not exact), "by the rule no algorithm is read"
@@ -115,7 +115,7 @@ def test_measuring_adds_to_what_was_there_once(fresh: Any) -> None:
     out = kernels.xp.full((64, 32), 5, "float32")
     with deterministic(False):
         kernels.matmul(a, b, out=out, plus=out)
-    np.testing.assert_array_equal(get_backend("cuda").get(out), np.full((64, 32), 261.0))
+    np.testing.assert_array_equal(get_backend("cuda").to_host(out), np.full((64, 32), 261.0))
 
 
 def test_what_a_capture_meets_first_goes_by_the_rule(fresh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_what_a_capture_meets_first_goes_by_the_rule(fresh: Any, monkeypatch: py
     with deterministic(False):
         step_once = flame.capture(step, "cuda")
         step_once()
-        monkeypatch.setattr(Stopwatch, "fastest", lambda *_: pytest.fail("measured in a capture"))
+        monkeypatch.setattr(Autotuner, "fastest", lambda *_: pytest.fail("measured in a capture"))
         step_once()
     with deterministic(True):
         q = x.reshape(1, 1, -1, 64)

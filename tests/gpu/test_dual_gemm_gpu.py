@@ -94,7 +94,7 @@ def test_every_tile_gives_the_sum_of_both_products(
     kernels: Any, case: str, dtype: DType, across: bool, tile: dual_gemm.Tile
 ) -> None:
     x = operands(case, across, dtype)
-    kernels.pairs.run(tile, x)
+    kernels.dual_gemms.run(tile, x)
     check(kernels, x)
 
 
@@ -107,7 +107,7 @@ def test_the_thin_product_is_made_in_passing(
 ) -> None:
     _, _, k, rank, parts = CASES[case]
     x = operands(case, across, dtype, bias=True, making=True)
-    kernels.pairs.run(replace(tile, thin=rank), x)
+    kernels.dual_gemms.run(replace(tile, thin=rank), x)
     want = 0.25 * kernels.matmul(x.a.astype(float32), x.thin.astype(float32)).get()
     unit = 2.0 ** (-8 if dtype == bfloat16 else -11)
     np.testing.assert_allclose(x.a2.get().astype(np.float32), want, rtol=unit, atol=1e-5 * np.sqrt(k))
@@ -125,7 +125,7 @@ def test_thin_products_of_parts_of_the_columns(kernels: Any, splits: int, rank: 
     low, out = (flame.tensor(np.full(s, 7.0), bfloat16, "cuda").data for s in ((m, splits * rank), (m, n + 8)))
     x = Operands(a, b, low, b2, out[:, :n], plus=numbers((m, n), 5, bfloat16), thin=thin, scale=0.25, splits=splits)
     assert x.fit()
-    kernels.pairs.run(replace(tile, thin=rank), x)
+    kernels.dual_gemms.run(replace(tile, thin=rank), x)
     whole = [y.astype(float32).reshape(splits, -1, y.shape[1]) for y in (thin, a.T)]
     want = [0.25 * kernels.matmul(part.T, own).get() for own, part in zip(*whole, strict=True)]
     np.testing.assert_allclose(low.get().astype(np.float32), np.hstack(want), rtol=2.0**-8, atol=2e-4)
@@ -136,7 +136,7 @@ def test_thin_products_of_parts_of_the_columns(kernels: Any, splits: int, rank: 
 @pytest.mark.parametrize(("bias", "plus"), [(True, False), (False, True), (True, True)])
 def test_a_bias_and_what_is_there_are_added(kernels: Any, tile: dual_gemm.Tile, bias: bool, plus: bool) -> None:
     x = operands("edges everywhere", False, bfloat16, bias=bias, plus=plus)
-    kernels.pairs.run(tile, x)
+    kernels.dual_gemms.run(tile, x)
     check(kernels, x)
 
 
@@ -144,7 +144,7 @@ def test_a_bias_and_what_is_there_are_added(kernels: Any, tile: dual_gemm.Tile, 
 def test_the_result_may_be_what_it_is_added_to(kernels: Any, tile: dual_gemm.Tile) -> None:
     x = operands("edges everywhere", True, bfloat16, plus=True)
     x.out[...] = x.plus
-    kernels.pairs.run(tile, Operands(x.a, x.b, x.a2, x.b2, x.out, plus=x.out))
+    kernels.dual_gemms.run(tile, Operands(x.a, x.b, x.a2, x.b2, x.out, plus=x.out))
     check(kernels, x)
 
 
@@ -163,18 +163,18 @@ def layer(exact: bool) -> list[np.ndarray[Any, Any]]:
 
 @pytest.mark.parametrize("exact", [True, False], ids=["by rule", "measured"])
 def test_a_layer_gives_the_same_as_two_products(kernels: Any, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels.pairs, "_chosen", {})
+    monkeypatch.setattr(kernels.dual_gemms, "_chosen", {})
     found = layer(exact)
-    assert not exact or any(kernels.pairs._chosen.values())
+    assert not exact or any(kernels.dual_gemms._chosen.values())
     again = layer(exact)
-    monkeypatch.setattr(kernels.pairs, "_here", False)
+    monkeypatch.setattr(kernels.dual_gemms, "_here", False)
     for one, other, apart in zip(found, again, layer(exact), strict=True):
         np.testing.assert_array_equal(one, other)
         np.testing.assert_allclose(one, apart, rtol=2**-6, atol=2**-7 * np.abs(apart).max())
 
 
 def test_captured_layers_give_the_bits_of_eager_ones(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels.pairs, "_chosen", {})
+    monkeypatch.setattr(kernels.dual_gemms, "_chosen", {})
     shapes = [(2048, 640), (1280, 640), (1280,), (16, 640), (1280, 16)]
     tensors = [flame.tensor(spread(shape, i), "bfloat16", "cuda") for i, shape in enumerate(shapes)]
     made = flame.tensor(np.zeros((2048, 1280)), "bfloat16", "cuda")
@@ -184,7 +184,7 @@ def test_captured_layers_give_the_bits_of_eager_ones(kernels: Any, monkeypatch: 
 
     with deterministic(True):
         forward()
-        assert any(kernels.pairs._chosen.values())
+        assert any(kernels.dual_gemms._chosen.values())
         once = made.float().numpy()
         replay = capture(forward, "cuda")
         for _ in range(3):

@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 import flame_train.engine as flame
-from flame_train.engine.check import generator, gradcheck
 from flame_train.engine.dispatch import explain
 from flame_train.engine.dtype import bfloat16, float16, float32, float64, is_float
+from flame_train.engine.gradcheck import generator, gradcheck
 from flame_train.engine.mode import use
 from flame_train.engine.op import REGISTRY, Op, Sample
-from flame_train.engine.sample import materialise, tensor_arguments
+from flame_train.engine.op_samples import materialise, tensor_arguments
 
 pytestmark = pytest.mark.gpu
 

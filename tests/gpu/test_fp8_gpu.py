@@ -19,7 +19,7 @@ def gradients(model: str, device: str, fp8: Any, precision: Any = "fp32") -> np.
     """All adapters' gradients of a first step, which randomly drawn weights and batches make alike everywhere."""
     p = bench.prepare(bench.Trial(model, 128, batch=2, rank=16, precision=precision, device=device, fp8=fp8))
     micro(p.state, p.batch)
-    return p.backend.get(p.state.optimizer.arena.grads).astype(np.float64)
+    return p.backend.to_host(p.state.optimizer.arena.grads).astype(np.float64)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -17,7 +17,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import bfloat16, float32
 from flame_train.engine.mode import op_hooks
-from flame_train.engine.optim import Arena
+from flame_train.engine.optim import FlatParameters
 from flame_train.models.flux import Flux, FluxArch
 from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
 from flame_train.models.unet_sdxl import UNet, UNetArch
@@ -73,7 +73,7 @@ def gradients(case: str, device: str, packed: bool) -> dict[str, np.ndarray]:
         for n, s in SHAPES.items()
     }
     if packed:
-        Arena(leaves)
+        FlatParameters(leaves)
     for _ in range(2):
         CASES[case](leaves).square().sum().backward()
     return {n: t.grad.numpy() for n, t in leaves.items() if t.grad is not None}
@@ -106,11 +106,11 @@ def test_the_factors_gradients_are_those_of_fp64(
     found = []
     for _ in range(2):
         leaves = {
-            f"{n}{i}": flame.Parameter(get_backend("cuda").put(v), f"{n}{i}")
+            f"{n}{i}": flame.Parameter(get_backend("cuda").to_device(v), f"{n}{i}")
             for n, vs in (("down", downs), ("up", ups))
             for i, v in enumerate(vs)
         }
-        arena = Arena(leaves, working=bfloat16)
+        arena = FlatParameters(leaves, compute_dtype=bfloat16)
         if held:
             arena.grads[...] = 3.0
         else:
@@ -118,10 +118,11 @@ def test_the_factors_gradients_are_those_of_fp64(
                 p.grad = None
         made = F.lora_linears(
             flame.tensor(x, device="cuda"), [flame.tensor(w, device="cuda") for w in weights],
-            [leaves[f"down{i}"].working for i in range(layers)], [leaves[f"up{i}"].working for i in range(layers)], 0.5,
+            [leaves[f"down{i}"].compute_copy for i in range(layers)],
+            [leaves[f"up{i}"].compute_copy for i in range(layers)], 0.5,
         )  # fmt: skip
         flame.backward(made, [flame.tensor(v, device="cuda") for v in g])
-        arena.gather()
+        arena.collect_grads()
         found.append(arena.split(arena.grads))
     x64 = x[0].astype(np.float64)
     for i in range(layers):
@@ -150,13 +151,15 @@ def lora_gradients(device: str, dtype: object, checkpointing: str) -> tuple[dict
     unet = UNet(UNetArch.tiny(64))
     unet.init(np.random.default_rng(0), dtype, device)
     if device == "cuda":
-        unet.join_weights()
+        unet.pack_contiguous()
     unet.checkpointing = checkpointing
     attached = attach(unet, resolve(unet, ("attention",), FAMILIES["sdxl"].presets), rank=8, alpha=8.0, seed=0)
     rng = np.random.default_rng(1)
     for adapter in attached.adapters.values():
-        adapter.up.data[...] = get_backend(device).put(rng.standard_normal(adapter.up.shape).astype(np.float32) * 0.1)
-    arena = Arena(attached.parameters(), working=dtype)
+        adapter.up.data[...] = get_backend(device).to_device(
+            rng.standard_normal(adapter.up.shape).astype(np.float32) * 0.1
+        )
+    arena = FlatParameters(attached.parameters(), compute_dtype=dtype)
     a = unet.arch
     x, context, vector = (
         flame.tensor(rng.standard_normal(s), dtype, device)
@@ -200,7 +203,7 @@ def test_what_is_parked_on_the_host_comes_back_in_a_captured_step() -> None:
 
     replay = flame.capture(lambda: step(True), "cuda")
     for seed in range(4):
-        x.data[...] = get_backend("cuda").put(np.random.default_rng(seed).standard_normal((40, 64), np.float32))
+        x.data[...] = get_backend("cuda").to_device(np.random.default_rng(seed).standard_normal((40, 64), np.float32))
         replay()
         away = found.numpy().copy()
         step(False)
@@ -217,15 +220,17 @@ def flow_gradients(name: str, device: str, drawn: Any, dtype: Any, checkpointing
     """The adapters' gradients in a network with joint attention; values are drawn in one dtype, used in another."""
     network, targets = FLOW[name][0](), FLOW[name][1]
     network.init(np.random.default_rng(0), drawn)
-    for _, module, attr, _ in network.named_slots():
-        setattr(module, attr, flame.Frozen(get_backend(device).put(getattr(module, attr).numpy().astype(dtype))))
+    for _, module, attr, _ in network.named_specs():
+        setattr(module, attr, flame.Frozen(get_backend(device).to_device(getattr(module, attr).numpy().astype(dtype))))
     network.checkpointing = checkpointing
     attached = attach(network, resolve(network, (targets,), FAMILIES[name].presets), rank=16, alpha=16.0, seed=0)
     rng = np.random.default_rng(1)
     for adapter in attached.adapters.values():
         for p in (adapter.down, adapter.up):
-            p.data[...] = get_backend(device).put((rng.standard_normal(p.shape) * 0.1).astype(drawn).astype(np.float32))
-    arena = Arena(attached.parameters(), working=None if dtype == np.float64 else dtype)
+            p.data[...] = get_backend(device).to_device(
+                (rng.standard_normal(p.shape) * 0.1).astype(drawn).astype(np.float32)
+            )
+    arena = FlatParameters(attached.parameters(), compute_dtype=None if dtype == np.float64 else dtype)
     arch = network.arch
     shapes = [(2, 16, 16, 16), (2, 7, arch.context_dim), (2, arch.pooled_dim)]
     x, context, pooled = (
@@ -235,7 +240,7 @@ def flow_gradients(name: str, device: str, drawn: Any, dtype: Any, checkpointing
     guidance = (flame.tensor(np.array([3.5, 1.0], np.float32), device=device),) if name == "flux" else ()
     y = network(x, times, context, pooled, *guidance)
     flame.backward([y], [flame.tensor(rng.standard_normal(y.shape).astype(drawn).astype(dtype), device=device)])
-    arena.gather()
+    arena.collect_grads()
     return arena.split(arena.grads)
 
 

@@ -11,7 +11,7 @@ import pytest
 import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
-from flame_train.engine.check import generator
+from flame_train.engine.gradcheck import generator
 
 pytestmark = pytest.mark.gpu
 

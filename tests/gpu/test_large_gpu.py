@@ -68,7 +68,7 @@ def edges() -> np.ndarray:
 def large(edges: np.ndarray) -> flame.Tensor:
     backend = get_backend("cuda")
     data = backend.xp.zeros((ROWS, WIDTH), bfloat16)
-    data[:EDGE], data[-EDGE:] = backend.put(edges[:EDGE]), backend.put(edges[EDGE:])
+    data[:EDGE], data[-EDGE:] = backend.to_device(edges[:EDGE]), backend.to_device(edges[EDGE:])
     return flame.Tensor(data, requires_grad=True)
 
 

@@ -16,20 +16,20 @@ from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import bfloat16, float16, float32
 from flame_train.engine.optim import (
+    EMA,
     AdamWRule,
-    Arena,
     ClipNorm,
     ClipValue,
+    FlatParameters,
     GradientNoise,
     LossScaler,
-    MovingAverage,
     Optimizer,
     Schedule,
     SGDRule,
     clip_grad_norm_,
     normalize,
 )
-from flame_train.engine.optim.update import AtOnce, ByLinks
+from flame_train.engine.optim.update import FusedUpdate, ReferenceUpdate
 from flame_train.engine.random import Rng
 
 pytestmark = pytest.mark.gpu
@@ -44,20 +44,25 @@ SCHEDULES = {
 
 
 def optimizer(
-    device: str, rule: str, schedule: Any = "cosine", scaled: bool = True, way: Any = AtOnce
+    device: str, rule: str, schedule: Any = "cosine", scaled: bool = True, way: Any = FusedUpdate
 ) -> Optimizer:  # fmt: skip
     rng = np.random.default_rng(0)
     ps = [Parameter(rng.standard_normal(s).astype(np.float32), n) for n, s in SHAPES.items()]
-    links = [*(LINKS if way is AtOnce else [LINKS[1], LINKS[0], LINKS[2]]), RULES[rule]]
+    links = [*(LINKS if way is FusedUpdate else [LINKS[1], LINKS[0], LINKS[2]]), RULES[rule]]
     scaler = LossScaler(interval=4) if scaled else None
     return Optimizer(
-        Arena(ps, get_backend(device)), links, lr=0.01, schedule=SCHEDULES[schedule], scaler=scaler, accumulation=2,
-        average=MovingAverage(0.9),
-    )  # fmt: skip
+        FlatParameters(ps, get_backend(device)),
+        links,
+        lr=0.01,
+        schedule=SCHEDULES[schedule],
+        scaler=scaler,
+        accumulation=2,
+        average=EMA(0.9),
+    )
 
 
 def everything(o: Optimizer) -> dict[str, np.ndarray]:
-    metrics = get_backend("cuda" if o.arena.values.__class__.__module__ != "numpy" else "cpu").get(o.metrics())
+    metrics = get_backend("cuda" if o.arena.values.__class__.__module__ != "numpy" else "cpu").to_host(o.metrics())
     return {**o.arena.state(), **o.state_dict(), "metrics": metrics.copy()}
 
 
@@ -73,7 +78,7 @@ def test_steps_equal_those_on_the_cpu(rule: str, schedule: str) -> None:
             o.zero_grad()
             for p in o.arena.parameters.values():
                 g = rng.standard_normal(p.shape).astype(np.float32) * np.float32(math.inf if i == 5 else 1e4)
-                p.grad.data[...] = get_backend(device).put(g)
+                p.grad.data[...] = get_backend(device).to_device(g)
             o.step()
         results.append(everything(o))
     for name, value in results[0].items():
@@ -81,7 +86,7 @@ def test_steps_equal_those_on_the_cpu(rule: str, schedule: str) -> None:
     assert results[1]["skipped"] == 1
 
 
-@pytest.mark.parametrize("way", [AtOnce, ByLinks])
+@pytest.mark.parametrize("way", [FusedUpdate, ReferenceUpdate])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_captured_training_step_equals_the_eager_one_bit_for_bit(rule: str, way: Any) -> None:
     """Noise, timesteps, loss, backward and update in one graph; an overflow on the way is skipped inside it."""
@@ -122,27 +127,29 @@ def test_a_captured_training_step_equals_the_eager_one_bit_for_bit(rule: str, wa
     ("schedule", "working"), [*zip(SCHEDULES, (bfloat16, float32, float16, bfloat16, float32), strict=True)], ids=str
 )
 @pytest.mark.parametrize("rule", [*RULES.values(), SGDRule(), AdamWRule((0.8, 0.95), 1e-6, 0.1)], ids=str)
-def test_one_pass_gives_the_bits_of_the_links(rule: Any, schedule: str, working: Any) -> None:
+def test_one_pass_gives_the_bits_of_the_links(rule: Any, schedule: str, compute_dtype: Any) -> None:
     """For every chain that a config can ask for, over more than one chunk of noise."""
     for links in (links for n in range(4) for links in itertools.combinations(LINKS, n)):
         results = []
-        for way in (AtOnce, ByLinks):
+        for way in (FusedUpdate, ReferenceUpdate):
             rng = np.random.default_rng(0)
             shapes = {**SHAPES, "c": (1100, 1000)} if links == tuple(LINKS) else SHAPES
             ps = [Parameter(rng.standard_normal(s).astype(np.float32), n) for n, s in shapes.items()]
-            arena = Arena(ps, get_backend("cuda"), working=working, lr_scale={"a": 0.5}, decay_scale={"b": 0.0})
+            arena = FlatParameters(
+                ps, get_backend("cuda"), compute_dtype=compute_dtype, lr_scale={"a": 0.5}, decay_scale={"b": 0.0}
+            )
             o = Optimizer(
                 arena, [*links, rule], lr=0.01, scaler=LossScaler(interval=4), accumulation=3,
-                schedule=SCHEDULES[schedule], average=MovingAverage(0.9),
+                schedule=SCHEDULES[schedule], average=EMA(0.9),
             )  # fmt: skip
-            assert isinstance(o._update, AtOnce)
+            assert isinstance(o._update, FusedUpdate)
             o._update = way(o._work)
             for i in range(8):
                 for p in arena.parameters.values():
                     g = rng.standard_normal(p.shape).astype(np.float32) * np.float32(math.inf if i == 5 else 1e5)
-                    p.grad.data[...] = get_backend("cuda").put(g)
+                    p.grad.data[...] = get_backend("cuda").to_device(g)
                 o.step(tensor(np.array([0.5, math.nan if i == 3 else 1.0], np.float32), device="cuda"))
-            low = [p.working.numpy() for p in ps] if working != float32 else []
+            low = [p.compute_copy.numpy() for p in ps] if compute_dtype != float32 else []
             results.append({**everything(o), **{f"low {i}": x for i, x in enumerate(low)}})
         for name, value in results[1].items():
             np.testing.assert_array_equal(results[0][name], value, err_msg=f"{name} after {links}")

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 
 def same(host: np.ndarray[Any, Any], device: Any) -> bool:
-    got = get_backend("cuda").get(device)
+    got = get_backend("cuda").to_host(device)
     return got.dtype == host.dtype and got.tobytes() == host.tobytes()
 
 

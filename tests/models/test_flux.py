@@ -11,7 +11,7 @@ from flame_train.adapters.attach import attach
 from flame_train.adapters.targets import resolve
 from flame_train.engine import functional as F
 from flame_train.engine import tensor
-from flame_train.engine.report import saved_by_op
+from flame_train.engine.memory_report import saved_by_op
 from flame_train.errors import ModelFileError
 from flame_train.models.clip import ClipArch
 from flame_train.models.flux import Flux, FluxArch, position_angles

@@ -58,7 +58,7 @@ def loaded(name: str, fp8: nn.Fp8, device: str = "cpu", dtype: Any = float64) ->
 
 def made(network: Any, dtype: Any = float64) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The output, and every factor's gradient of a LoRA on all linear layers of the blocks."""
-    names = [n for n, m in network.named_modules() if m in network.packable()]
+    names = [n for n, m in network.named_modules() if m in network.quantizable()]
     attached = attach(network, names, rank=4, alpha=2.0, seed=0)
     rng, arch = np.random.default_rng(1), network.arch
     for adapter in attached.adapters.values():
@@ -82,7 +82,7 @@ def made(network: Any, dtype: Any = float64) -> tuple[np.ndarray, dict[str, np.n
 def test_weights_of_8_bits_are_the_rounded_weights(name: str) -> None:
     """The output and all gradients of a LoRA, against the network that has rounded weights as they are."""
     plain = loaded(name, "off")
-    for layer in plain.packable():
+    for layer in plain.quantizable():
         layer.weight = Frozen(by_ml_dtypes(layer.weight.numpy()))
     want, gradients = made(plain)
     got, found = made(loaded(name, "weights"))
@@ -102,7 +102,7 @@ def test_products_of_8_bits_point_where_the_exact_ones_do(name: str) -> None:
 def test_half_the_bytes_and_only_the_blocks(name: str) -> None:
     """Embeddings, convolutions, norms and what modulates a stream are given as they are."""
     plain, packed = loaded(name, "off", dtype=float32), loaded(name, "dynamic", dtype=float32)
-    layers = packed.packable()
+    layers = packed.quantizable()
     whole = dict(plain.weights())
     for weight_name, w in packed.weights():
         if isinstance(w, nn.Fp8Weight):
@@ -126,7 +126,7 @@ def test_they_are_never_trained(name: str) -> None:
 
 def test_a_loras_merged_weights_are_those_given_back_and_its_update(name: str) -> None:
     network = loaded(name, "weights", dtype=float32)
-    layer_name, _ = next((n, m) for n, m in network.named_modules() if m in network.packable())
+    layer_name, _ = next((n, m) for n, m in network.named_modules() if m in network.quantizable())
     attached = attach(network, [layer_name], rank=2, alpha=2.0, seed=0)
     attached.adapters[layer_name].up.data[...] = 0.1
     [(merged_name, merged)] = attached.merged()
@@ -141,9 +141,9 @@ def test_a_t5_in_8_bits_is_that_of_rounded_weights() -> None:
     plain, packed = (T5Encoder(T5Arch.tiny()) for _ in range(2))
     plain.init(np.random.default_rng(0))
     nn.load(packed, Host(plain), dtype="bfloat16", device="cpu", what="T5", fp8="weights")
-    for name, module, attr, _ in plain.named_slots():
+    for name, module, attr, _ in plain.named_specs():
         values = getattr(module, attr).numpy()
-        values = (by_ml_dtypes(values) if module in plain.packable() else values).astype(bfloat16)
+        values = (by_ml_dtypes(values) if module in plain.quantizable() else values).astype(bfloat16)
         assert np.isfinite(values.astype(np.float32)).all(), name
         setattr(module, attr, Frozen(values))
     ids = flame.tensor(np.arange(12).reshape(2, 6))
@@ -160,7 +160,7 @@ def test_the_files_own_values_are_rounded_and_once() -> None:
         def __init__(self) -> None:
             self.layer = nn.Linear(5, 1, bias=False)
 
-        def packable(self) -> dict[nn.Linear, bool]:
+        def quantizable(self) -> dict[nn.Linear, bool]:
             return {self.layer: True}
 
     origin = Lone()
@@ -168,28 +168,28 @@ def test_the_files_own_values_are_rounded_and_once() -> None:
     for dtype in ("float32", "bfloat16", "float16"):
         lone = Lone()
         nn.load(lone, Host(origin), dtype=dtype, device="cpu", what="a layer", fp8="weights")
-        np.testing.assert_array_equal(lone.layer.weight.given_back(float64).numpy(), by_ml_dtypes(row))
+        np.testing.assert_array_equal(lone.layer.weight.dequantize(float64).numpy(), by_ml_dtypes(row))
     with pytest.raises(ValueError, match="fp8: expected one of off, weights, dynamic, got 'yes'"):
         nn.load(Lone(), Host(origin), dtype="float32", device="cpu", what="a layer", fp8="yes")
     with pytest.raises(TypeError, match="this one is stored in 8 bits already"):
-        lone.layer.pack(dynamic=False)
+        lone.layer.quantize(dynamic=False)
     lone.requires_grad_(False)
     assert isinstance(lone.layer.weight, nn.Fp8Weight)
     origin.requires_grad_()
     with pytest.raises(TypeError, match="this one is trained"):
-        origin.layer.pack(dynamic=False)
+        origin.layer.quantize(dynamic=False)
 
 
 def test_what_is_stored_in_two_ways_is_not_joined() -> None:
     unet = loaded("sdxl", "weights", dtype=float32)
-    q, k, v = next(group for group in unet.shared_inputs() if len(group) == 3)
-    k.weight = Frozen(k.weight.given_back(float32).data)
+    q, k, v = next(group for group in unet.fusable_groups() if len(group) == 3)
+    k.weight = Frozen(k.weight.dequantize(float32).data)
     v.weight = nn.Fp8Weight(v.weight.codes, v.weight.scales, dynamic=True)
-    unet.join_weights()
+    unet.pack_contiguous()
     names = [n for n, m in unet.named_modules() if m in (q, k, v)]
     attach(unet, names, rank=2, alpha=2.0, seed=0)
     x = flame.tensor(np.random.default_rng(0).standard_normal((3, q.in_features), np.float32))
-    for together, alone in zip(nn.linears([q, k, v], x), (q(x), k(x), v(x)), strict=True):
+    for together, alone in zip(nn.grouped_linear([q, k, v], x), (q(x), k(x), v(x)), strict=True):
         np.testing.assert_array_equal(together.numpy(), alone.numpy())
 
 
@@ -198,9 +198,9 @@ def test_a_feed_forward_network_stored_in_two_ways_is_its_two_layers() -> None:
     for layer in layers:
         layer.init(rng, float64)
     x = flame.tensor(rng.standard_normal((3, 8)))
-    layers[1].pack(dynamic=False)
+    layers[1].quantize(dynamic=False)
     want = layers[1](F.gelu(layers[0](x), approximate="tanh")).numpy()
     np.testing.assert_array_equal(feed_forward(*layers, x).numpy(), want)
-    layers[0].pack(dynamic=True)
+    layers[0].quantize(dynamic=True)
     want = layers[1](F.gelu(layers[0](x), approximate="tanh")).numpy()
     np.testing.assert_array_equal(feed_forward(*layers, x).numpy(), want)

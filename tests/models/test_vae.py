@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flame_train.engine import no_grad, tensor
-from flame_train.engine.report import memory_report
+from flame_train.engine.memory_report import memory_report
 from flame_train.models.vae import Vae, VaeArch
 
 

@@ -26,7 +26,7 @@ def pair(**options: Any) -> tuple[nn.MultiheadAttention, Any]:
     ours.init(np.random.default_rng(0), "float64")
     state = dict(theirs.named_parameters())
     assert set(ours.shapes()) == set(state)
-    for name, module, attr, _ in ours.named_slots():
+    for name, module, attr, _ in ours.named_specs():
         object.__setattr__(module, attr, flame.tensor(state[name].detach().numpy(), requires_grad=True))
     return ours, theirs
 
@@ -64,7 +64,7 @@ def test_equals_torch(options: dict[str, Any], call: dict[str, Any]) -> None:
     y.backward(flame.tensor(g))
     ty.backward(torch.tensor(g))
     params = dict(theirs.named_parameters())
-    pairs = [*zip(mine, other, strict=True), *((getattr(m, a), params[n]) for n, m, a, _ in ours.named_slots())]
+    pairs = [*zip(mine, other, strict=True), *((getattr(m, a), params[n]) for n, m, a, _ in ours.named_specs())]
     for a, b in pairs:
         np.testing.assert_allclose(a.grad.numpy(), b.grad.numpy(), rtol=1e-9, atol=1e-11)
 

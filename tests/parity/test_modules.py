@@ -168,7 +168,7 @@ def test_what_is_no_module_takes_the_place_of_one() -> None:
 def test_a_part_in_a_weights_place_and_a_weight_in_a_parts() -> None:
     ours, _ = pair()
     ours.b.bias = nn.Linear(2, 3)
-    ours.a = nn.weight(5)
+    ours.a = nn.param(5)
     assert list(ours.shapes()) == ["a", "b.weight", "b.bias.weight", "b.bias.bias"]
     with pytest.raises(RuntimeError, match="declared but not loaded"):
         _ = ours.a

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import flame_train.engine as flame
-from flame_train.engine.check import generator
 from flame_train.engine.dtype import float32, float64, is_float
+from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY, Op, Sample
-from flame_train.engine.sample import materialise, tensor_arguments
+from flame_train.engine.op_samples import materialise, tensor_arguments
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity

@@ -11,14 +11,14 @@ import pytest
 
 from flame_train.engine import Parameter, Tensor, tensor
 from flame_train.engine.optim import (
+    EMA,
     METRICS,
     SGD,
     AdamW,
     AdamWRule,
-    Arena,
     ClipNorm,
+    FlatParameters,
     LossScaler,
-    MovingAverage,
     Optimizer,
     Schedule,
     SGDRule,
@@ -151,7 +151,7 @@ def test_loss_scale_follows_grad_scaler(planted: set[int]) -> None:
     w = torch.ones(4, requires_grad=True)
     sgd = torch.optim.SGD([w], lr=0.1, momentum=0.9)
     p = Parameter(np.ones(4, np.float32), "w")
-    mine = Optimizer(Arena([p]), [SGDRule(0.9)], lr=0.1, scaler=LossScaler(interval=3))
+    mine = Optimizer(FlatParameters([p]), [SGDRule(0.9)], lr=0.1, scaler=LossScaler(interval=3))
     for i in range(16):
         assert mine.loss_scale.item() == theirs.get_scale()
         bad = math.inf if i in planted else 1.0
@@ -176,7 +176,7 @@ def test_steps_that_are_not_finite_are_left_out_and_the_next_are_taken(scaler: L
     theirs = [torch.tensor(w, requires_grad=True) for w in start()]
     mine = [tensor(w, requires_grad=True) for w in start()]
     adam = torch.optim.AdamW(theirs, lr=0.1)
-    made = Optimizer(Arena(mine), [AdamWRule()], lr=0.1, scaler=scaler) if scaler else AdamW(mine, lr=0.1)
+    made = Optimizer(FlatParameters(mine), [AdamWRule()], lr=0.1, scaler=scaler) if scaler else AdamW(mine, lr=0.1)
     for i in range(12):
         factor = bad if i in {2, 3, 4, 5, 8} else 1.0
         adam.zero_grad()
@@ -211,7 +211,7 @@ def test_clip_grad_value() -> None:
 
 def test_clip_norm_in_the_chain() -> None:
     theirs, mine = both()
-    arena = Arena(mine)
+    arena = FlatParameters(mine)
     torch.nn.utils.clip_grad_norm_(theirs, 0.5)
     Optimizer(arena, [ClipNorm(0.5), SGDRule()], lr=0.0).step()
     same(mine, theirs)
@@ -239,7 +239,7 @@ def test_the_moving_average_is_that_of_diffusers(decay: float) -> None:
     theirs = [torch.nn.Parameter(torch.tensor(w)) for w in start()]
     shadow = ema(theirs, decay=decay)
     mine = [tensor(w, requires_grad=True) for w in start()]
-    optimizer = Optimizer(Arena(mine), [SGDRule()], lr=0.1, average=MovingAverage(decay))
+    optimizer = Optimizer(FlatParameters(mine), [SGDRule()], lr=0.1, average=EMA(decay))
     rng = np.random.default_rng(3)
     for _ in range(STEPS):
         for p in mine:

@@ -132,7 +132,7 @@ def test_the_file_predicts_the_same_there_merged_and_here(tmp_path, batch, name,
 
     merge(tmp_path / "base.safetensors", file, tmp_path / "merged.safetensors")
     arrays = safetensors.numpy.load_file(tmp_path / "merged.safetensors")
-    for name, module, attribute, _ in model.named_slots():
+    for name, module, attribute, _ in model.named_specs():
         object.__setattr__(module, attribute, tensor(np.array(arrays[name])))
     assert off(ours(model, batch), expected) < 1e-4
     assert off(theirs(as_diffusers(model), batch), expected) < 1e-4

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flame_train.engine.report import memory_report
 
 from flame_train.adapters.formats import from_file
 from flame_train.config.schema import (
@@ -29,7 +30,6 @@ from flame_train.config.schema import (
 from flame_train.engine import functional as F
 from flame_train.engine import nn, no_grad, tensor
 from flame_train.engine.mode import mode
-from flame_train.engine.report import memory_report
 from flame_train.io.weights import open_weights
 from flame_train.models.blocks import BlockNetwork
 from flame_train.models.flux import Flux, FluxArch

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from flame_train.engine.report import saved_by_op
 
 from flame_train.adapters.targets import resolve
-from flame_train.engine.report import saved_by_op
 from flame_train.models.blocks import Checkpointing
 from flame_train.tools import bench_models
 from flame_train.tools.bench import Trial, prepare

@@ -15,11 +15,11 @@ from flame_train.training.family import Load
 
 from flame_train import cli
 from flame_train.engine.backend import get_backend
-from flame_train.engine.check import generator
 from flame_train.engine.dtype import float32, float64
+from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY, Sample, sample
+from flame_train.engine.op_samples import Values, materialise
 from flame_train.engine.rematerialize import rematerialize
-from flame_train.engine.sample import Values, materialise
 from flame_train.errors import ConfigError
 from flame_train.models.blocks import Recompute
 from flame_train.models.unet_sdxl import UNet, UNetArch

@@ -24,7 +24,7 @@ def test_sent_ahead_or_not():
     plain, ahead = (Batch(host(0), backend, bfloat16) for _ in range(2))
     for seed in range(4):
         sent = send(host(seed))
-        sent.arrays["mean"][...] = np.nan  # the parcel does not look back
+        sent.arrays["mean"][...] = np.nan  # the upload does not look back
         plain.fill(host(seed))
         ahead.fill(sent)
         for a, b in zip(plain.latents(), ahead.latents(), strict=True):

@@ -23,7 +23,7 @@ def record(step: int, loss: float = 1.0, **more: float) -> dict[str, float]:
     return {"step": step, "loss": loss, **usual, **more}
 
 
-class Broken(io.StringIO):
+class NonFiniteFlags(io.StringIO):
     """A stream whose reader has gone."""
 
     def write(self, text: str) -> int:
@@ -108,7 +108,7 @@ def test_an_overflow_at_the_first_step_is_forgotten(capsys):
     assert "mean loss 3 " in capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("stream", [Broken(), None])
+@pytest.mark.parametrize("stream", [NonFiniteFlags(), None])
 def test_nobody_reads_standard_error(monkeypatch, stream):
     monkeypatch.setattr(sys, "stderr", stream)
     with Console(1, 0) as console:

@@ -124,7 +124,7 @@ class LoraAdapter:
 
     def __call__(self, layer: Layer, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layer's output with the update; the layer's weight stays as it is."""
-        weight, bias = nn.working(layer.weight), nn.working(layer.bias)
+        weight, bias = nn.compute_copy(layer.weight), nn.compute_copy(layer.bias)
         if isinstance(layer, nn.Linear):
             if isinstance(weight, nn.Fp8Weight):
                 (y,) = self._packed([weight], [self], x, bias, residual)
@@ -137,15 +137,15 @@ class LoraAdapter:
 
     def compute(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """down and up in the activations' dtype."""
-        return self.down.working.to(x.dtype), self.up.working.to(x.dtype)
+        return self.down.compute_copy.to(x.dtype), self.up.compute_copy.to(x.dtype)
 
-    def together(self, layers: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...] | None:
+    def apply_grouped(self, layers: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...] | None:
         """All layers' outputs for `x` at once, where all have a LoRA of one scale and none a bias."""
         adapters = [layer.adapter for layer in layers]
         loras = [a for a in adapters if isinstance(a, LoraAdapter) and a.scale == self.scale]
         if len(loras) < len(layers) or any(layer.bias is not None for layer in layers):
             return None
-        weights = [nn.working(layer.weight) for layer in layers]
+        weights = [nn.compute_copy(layer.weight) for layer in layers]
         packed = [w for w in weights if isinstance(w, nn.Fp8Weight)]
         if packed:
             alike = len(packed) == len(weights) and len({w.dynamic for w in packed}) == 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from ..dtype import Array
-from .base import Backend, Memory, Parcel, extent, owner, same_place
+from .base import Backend, Memory, Upload, extent, owner, same_place
 from .cpu import CpuBackend
 from .cuda import cuda_backend
 
 __all__ = [
-    "Backend", "Memory", "Parcel", "backend_of", "extent", "get_backend", "owner", "same_place",
+    "Backend", "Memory", "Upload", "backend_of", "extent", "get_backend", "owner", "same_place",
 ]  # fmt: skip
 
 _CPU = CpuBackend()

@@ -55,20 +55,20 @@ class Memory:
     total: int
 
 
-class Parcel(Protocol):
+class Upload(Protocol):
     """Arrays on their way to a device."""
 
-    def open(self) -> Mapping[str, Array]:
+    def wait(self) -> Mapping[str, Array]:
         """The arrays on the device. Work queued from now on waits for their arrival."""
 
     def release(self) -> None:
         """Declares that no work queued from now on reads them, so that their memory may be used again."""
 
 
-class Mailbox(Protocol):
-    """Sends arrays to a device while other work runs. One thread may send while another opens parcels."""
+class Uploader(Protocol):
+    """Sends arrays to a device while other work runs. One thread may submit while another waits."""
 
-    def send(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Parcel:
+    def submit(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Upload:
         """Starts copying; the host arrays may be changed as soon as this returns."""
 
 
@@ -98,29 +98,29 @@ class Backend(Protocol):
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
         """An uninitialised array."""
 
-    def put(self, host: np.ndarray[Any, Any]) -> Array:
+    def to_device(self, host: np.ndarray[Any, Any]) -> Array:
         """A copy of a host array on this device, same dtype and memory order."""
 
-    def get(self, array: Array) -> np.ndarray[Any, Any]:
+    def to_host(self, array: Array) -> np.ndarray[Any, Any]:
         """The array on the host: the only host read. Raises RuntimeError while a step is captured."""
 
-    def fetch(self, array: Array) -> Callable[[], np.ndarray[Any, Any]]:
+    def get_async(self, array: Array) -> Callable[[], np.ndarray[Any, Any]]:
         """Starts copying the array to the host. Calling the result waits for that copy, not for later work."""
 
-    def park(self, array: Array) -> Callable[[], Array]:
+    def offload(self, array: Array) -> Callable[[], Array]:
         """Copies the array to host memory, in order with other work. Each call of the result copies it back, to a new
         array on this device. A captured step may do both."""
 
     def write(self, target: Array, host: np.ndarray[Any, Any]) -> None:
         """Copies host values into an existing array of the same shape and dtype, in order with other work."""
 
-    def mailbox(self) -> Mailbox:
-        """A new mailbox, which sends arrays to this device."""
+    def uploader(self) -> Uploader:
+        """A new uploader, which sends arrays to this device."""
 
     def synchronize(self) -> None:
         """Waits until the device has done everything asked of it."""
 
-    def join(self) -> None:
+    def wait_side_stream(self) -> None:
         """Orders work queued from now on after all work queued so far, that on a side stream included."""
 
     def memory(self) -> Memory:
@@ -129,7 +129,7 @@ class Backend(Protocol):
     def reset_peak(self) -> None:
         """Makes the memory in use now the peak."""
 
-    def release_unused(self) -> None:
+    def empty_cache(self) -> None:
         """Gives the memory of freed arrays back to the device, for others to take."""
 
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:

@@ -14,7 +14,7 @@ import psutil
 from ..dtype import Array, DType
 from ..mode import mode
 from .base import Memory
-from .resident import Peak, resident
+from .rss import Peak, resident
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _KEPT, _PLAIN = 1 << 28, 1 << 26  # bytes
@@ -35,22 +35,22 @@ def _keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT)
 
 
-class _Handed:
-    """A parcel that has arrived already."""
+class _HostUpload:
+    """An upload that has arrived already."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self._arrays = arrays
 
-    def open(self) -> Mapping[str, Array]:
+    def wait(self) -> Mapping[str, Array]:
         return self._arrays
 
     def release(self) -> None:
         pass
 
 
-class _HostMailbox:
-    def send(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> _Handed:
-        return _Handed({name: a.copy() for name, a in arrays.items()})
+class _HostUploader:
+    def submit(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> _HostUpload:
+        return _HostUpload({name: a.copy() for name, a in arrays.items()})
 
 
 class CpuBackend:
@@ -69,33 +69,33 @@ class CpuBackend:
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
         return np.empty(tuple(shape), dtype)
 
-    def put(self, host: np.ndarray[Any, Any]) -> Array:
+    def to_device(self, host: np.ndarray[Any, Any]) -> Array:
         return np.array(host, copy=True, order="K")
 
-    def get(self, array: Array) -> np.ndarray[Any, Any]:
+    def to_host(self, array: Array) -> np.ndarray[Any, Any]:
         if mode().capturing:
             raise RuntimeError("a captured step reads nothing back to the host: move this read out of the step")
         result: np.ndarray[Any, Any] = array
         return result
 
-    def fetch(self, array: Array) -> Callable[[], np.ndarray[Any, Any]]:
-        held = self.get(array).copy()
+    def get_async(self, array: Array) -> Callable[[], np.ndarray[Any, Any]]:
+        held = self.to_host(array).copy()
         return lambda: held
 
-    def park(self, array: Array) -> Callable[[], Array]:
+    def offload(self, array: Array) -> Callable[[], Array]:
         held = np.array(array, copy=True, order="K")
         return held.copy
 
     def write(self, target: Array, host: np.ndarray[Any, Any]) -> None:
         target[...] = host
 
-    def mailbox(self) -> _HostMailbox:
-        return _HostMailbox()
+    def uploader(self) -> _HostUploader:
+        return _HostUploader()
 
     def synchronize(self) -> None:
         pass
 
-    def join(self) -> None:
+    def wait_side_stream(self) -> None:
         pass
 
     def memory(self) -> Memory:
@@ -106,7 +106,7 @@ class CpuBackend:
     def reset_peak(self) -> None:
         self._peak.reset()
 
-    def release_unused(self) -> None:
+    def empty_cache(self) -> None:
         pass
 
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:

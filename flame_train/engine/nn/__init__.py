@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from .attention import MultiheadAttention
 from .fp8 import Fp8, Fp8Weight, check_fp8
-from .layers import Conv2d, ConvTranspose2d, Embedding, GroupNorm, LayerAdapter, LayerNorm, Linear, RMSNorm, linears
-from .module import Module, ModuleList, Slot, WeightSource, check_shapes, load, weight, working
+from .layers import (
+    Conv2d,
+    ConvTranspose2d,
+    Embedding,
+    GroupNorm,
+    LayerAdapter,
+    LayerNorm,
+    Linear,
+    RMSNorm,
+    grouped_linear,
+)
+from .module import Module, ModuleList, ParamSpec, WeightSource, check_shapes, compute_copy, load, param
 
 __all__ = [
     "Conv2d",
@@ -20,13 +30,13 @@ __all__ = [
     "Module",
     "ModuleList",
     "MultiheadAttention",
+    "ParamSpec",
     "RMSNorm",
-    "Slot",
     "WeightSource",
     "check_fp8",
     "check_shapes",
-    "linears",
+    "compute_copy",
+    "grouped_linear",
     "load",
-    "weight",
-    "working",
+    "param",
 ]

@@ -10,7 +10,7 @@ from ..dtype import bool_, is_float
 from ..random import DROPOUT, Rng
 from ..tensor import Tensor, tensor
 from .layers import Linear
-from .module import Module, weight, working
+from .module import Module, compute_copy, param
 
 
 class MultiheadAttention(Module):
@@ -43,12 +43,12 @@ class MultiheadAttention(Module):
         self.vdim = vdim = vdim if vdim is not None else embed_dim
         self.packed = kdim == vdim == embed_dim
         if self.packed:
-            self.in_proj_weight = weight(3 * embed_dim, embed_dim)
+            self.in_proj_weight = param(3 * embed_dim, embed_dim)
         else:
-            self.q_proj_weight = weight(embed_dim, embed_dim)
-            self.k_proj_weight = weight(embed_dim, kdim)
-            self.v_proj_weight = weight(embed_dim, vdim)
-        self.in_proj_bias = weight(3 * embed_dim, init="zeros") if bias else None
+            self.q_proj_weight = param(embed_dim, embed_dim)
+            self.k_proj_weight = param(embed_dim, kdim)
+            self.v_proj_weight = param(embed_dim, vdim)
+        self.in_proj_bias = param(3 * embed_dim, init="zeros") if bias else None
         self.out_proj = Linear(embed_dim, embed_dim, bias)
 
     def forward(
@@ -116,10 +116,10 @@ class MultiheadAttention(Module):
         e = self.embed_dim
         thirds = [slice(i * e, (i + 1) * e) for i in range(3)]
         if self.packed:
-            w = [working(self.in_proj_weight)[part] for part in thirds]
+            w = [compute_copy(self.in_proj_weight)[part] for part in thirds]
         else:
-            w = [working(each) for each in (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)]
-        bias = working(self.in_proj_bias)
+            w = [compute_copy(each) for each in (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)]
+        bias = compute_copy(self.in_proj_bias)
         b = [None if bias is None else bias[part] for part in thirds]
         return [F.linear(x, w[i], b[i]) for i, x in enumerate((query, key, value))]
 

@@ -70,7 +70,7 @@ class Fp8Weight:
     def nbytes(self) -> int:
         return int(self.codes.data.nbytes + self.scales.data.nbytes)
 
-    def given_back(self, dtype: DType) -> Tensor:
+    def dequantize(self, dtype: DType) -> Tensor:
         """The decoded weight (out, in), in `dtype`."""
         made: Tensor = F.fp8_dequantize(self.codes, self.scales, dtype)
         return made

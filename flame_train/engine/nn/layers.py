@@ -1,4 +1,4 @@
-"""The layers networks are made of. `Linear` and `Conv2d` carry a slot in which an adapter can sit."""
+"""The layers networks are made of. `Linear` and `Conv2d` carry a spec in which an adapter can sit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .. import functional as F
 from ..ops.conv.conv import Padding, Pair
 from ..tensor import Parameter, Tensor
 from .fp8 import Fp8Weight
-from .module import Module, weight, working
+from .module import Module, compute_copy, param
 
 
 class LayerAdapter(Protocol):
@@ -20,12 +20,12 @@ class LayerAdapter(Protocol):
     def __call__(self, layer: Linear | Conv2d, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The adapted layer's output for `x`; a linear layer's with `residual` added, if there is one."""
 
-    def together(self, layers: Sequence[Linear], x: Tensor) -> tuple[Tensor, ...] | None:
+    def apply_grouped(self, layers: Sequence[Linear], x: Tensor) -> tuple[Tensor, ...] | None:
         """The outputs of all `layers`, the first of which has this adapter, for `x`; None if they cannot be joined."""
 
 
 class Linear(Module):
-    """x @ weight^T + bias; weight is (out_features, in_features), stored in 8 bits after `pack`."""
+    """x @ weight^T + bias; weight is (out_features, in_features), stored in 8 bits after `quantize`."""
 
     weight: Tensor | Fp8Weight
     bias: Tensor | None
@@ -33,15 +33,15 @@ class Linear(Module):
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         _sizes(self, in_features=in_features, out_features=out_features)
         self.in_features, self.out_features = in_features, out_features
-        self.weight = weight(out_features, in_features)
-        self.bias = weight(out_features, init="zeros") if bias else None
+        self.weight = param(out_features, in_features)
+        self.bias = param(out_features, init="zeros") if bias else None
         self.adapter: LayerAdapter | None = None
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The output (..., out_features) for x (..., in_features), plus `residual`, of the output's shape."""
         if self.adapter is not None:
             return self.adapter(self, x, residual)
-        w, b = working(self.weight), working(self.bias)
+        w, b = compute_copy(self.weight), compute_copy(self.bias)
         if isinstance(w, Fp8Weight):
             alike = residual if residual is not None and residual.dtype == x.dtype else None
             y: Tensor = F.fp8_linear(x, w.codes, w.scales, b, alike, dynamic=w.dynamic)
@@ -50,7 +50,7 @@ class Linear(Module):
             return F.linear_add(x, w, b, residual)
         return F.linear(x, w, b)
 
-    def pack(self, dynamic: bool) -> None:
+    def quantize(self, dynamic: bool) -> None:
         """Stores the loaded weight in 8 bits; with `dynamic` products are of 8 bits, too. See `Fp8Weight`.
 
         Raises TypeError for a weight that is trained, or stored in 8 bits already.
@@ -58,14 +58,14 @@ class Linear(Module):
         w = self.weight
         if isinstance(w, Fp8Weight) or (isinstance(w, Parameter) and w.requires_grad):
             what = "is trained" if isinstance(w, Parameter) else "is stored in 8 bits already"
-            raise TypeError(f"pack: expected a frozen weight, this one {what}")
+            raise TypeError(f"quantize: expected a frozen weight, this one {what}")
         self.weight = Fp8Weight.of(w, dynamic)
 
 
-def linears(layers: Sequence[Linear], x: Tensor) -> tuple[Tensor, ...]:
+def grouped_linear(layers: Sequence[Linear], x: Tensor) -> tuple[Tensor, ...]:
     """Each layer's output for the same input, in one product where their adapters can be joined."""
     adapter = layers[0].adapter
-    joined = adapter.together(layers, x) if adapter is not None else None
+    joined = adapter.apply_grouped(layers, x) if adapter is not None else None
     return joined if joined is not None else tuple(layer(x) for layer in layers)
 
 
@@ -85,13 +85,13 @@ class Conv2d(Module):
         self.kernel_size = _kernel(self, in_channels, out_channels, kernel_size, groups)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        self.weight = weight(out_channels, in_channels // groups, *self.kernel_size)
-        self.bias = weight(out_channels, init="zeros") if bias else None
+        self.weight = param(out_channels, in_channels // groups, *self.kernel_size)
+        self.bias = param(out_channels, init="zeros") if bias else None
         self.adapter: LayerAdapter | None = None
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         if self.adapter is None:
-            w, b = working(self.weight), working(self.bias)
+            w, b = compute_copy(self.weight), compute_copy(self.bias)
             return F.conv2d(x_BHWC, w, b, self.stride, self.padding, self.dilation, self.groups, layout="NHWC")
         return self.adapter(self, x_BHWC)
 
@@ -113,11 +113,11 @@ class ConvTranspose2d(Module):
         self.in_channels, self.out_channels = in_channels, out_channels
         self.stride, self.padding, self.output_padding = stride, padding, output_padding
         self.dilation, self.groups = dilation, groups
-        self.weight = weight(in_channels, out_channels // groups, *self.kernel_size)
-        self.bias = weight(out_channels, init="zeros") if bias else None
+        self.weight = param(in_channels, out_channels // groups, *self.kernel_size)
+        self.bias = param(out_channels, init="zeros") if bias else None
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        w, b = working(self.weight), working(self.bias)
+        w, b = compute_copy(self.weight), compute_copy(self.bias)
         return F.conv_transpose2d(
             x_BHWC, w, b, self.stride, self.padding, self.output_padding, self.groups, self.dilation, layout="NHWC"
         )
@@ -132,11 +132,11 @@ class LayerNorm(Module):
     def __init__(self, dim: int, eps: float = 1e-5) -> None:
         _sizes(self, dim=dim)
         self.dim, self.eps = dim, eps
-        self.weight = weight(dim, init="ones")
-        self.bias = weight(dim, init="zeros")
+        self.weight = param(dim, init="ones")
+        self.bias = param(dim, init="zeros")
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, (self.dim,), working(self.weight), working(self.bias), self.eps)
+        return F.layer_norm(x, (self.dim,), compute_copy(self.weight), compute_copy(self.bias), self.eps)
 
 
 class RMSNorm(Module):
@@ -147,10 +147,10 @@ class RMSNorm(Module):
     def __init__(self, dim: int, eps: float | None = None) -> None:
         _sizes(self, dim=dim)
         self.dim, self.eps = dim, eps
-        self.weight = weight(dim, init="ones")
+        self.weight = param(dim, init="ones")
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (self.dim,), working(self.weight), self.eps)
+        return F.rms_norm(x, (self.dim,), compute_copy(self.weight), self.eps)
 
 
 class GroupNorm(Module):
@@ -165,11 +165,11 @@ class GroupNorm(Module):
             raise ShapeError(f"GroupNorm: {num_channels} channels are not divisible into {num_groups} groups")
         self.num_groups, self.eps = num_groups, eps
         self.op = F.group_norm_silu if silu else F.group_norm
-        self.weight = weight(num_channels, init="ones")
-        self.bias = weight(num_channels, init="zeros")
+        self.weight = param(num_channels, init="ones")
+        self.bias = param(num_channels, init="zeros")
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        w, b = working(self.weight), working(self.bias)
+        w, b = compute_copy(self.weight), compute_copy(self.bias)
         return self.op(x_BHWC, self.num_groups, w, b, self.eps, layout="NHWC")
 
 
@@ -180,10 +180,10 @@ class Embedding(Module):
 
     def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
         _sizes(self, num_embeddings=num_embeddings, embedding_dim=embedding_dim)
-        self.weight = weight(num_embeddings, embedding_dim, init="normal")
+        self.weight = param(num_embeddings, embedding_dim, init="normal")
 
     def forward(self, indices: Tensor) -> Tensor:
-        return F.embedding(indices, working(self.weight))
+        return F.embedding(indices, compute_copy(self.weight))
 
 
 def _kernel(

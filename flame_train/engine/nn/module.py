@@ -1,6 +1,6 @@
-"""Modules declare their weights; they do not allocate them. Loading or `init` fills the declared slots.
+"""Modules declare their weights; they do not allocate them. Loading or `init` fills the declared specs.
 
-Attribute names are those of the published checkpoints, so `named_slots()` yields checkpoint keys.
+Attribute names are those of the published checkpoints, so `named_specs()` yields checkpoint keys.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from ...errors import ModelFileError, kind_of
 from ..backend import get_backend
 from ..dtype import Array, DType, as_dtype, float16, float32, is_float
-from ..ops.reduction.finite import Broken
+from ..ops.reduction.finite import NonFiniteFlags
 from ..tensor import Frozen, Parameter, Tensor
 from .fp8 import Fp8, Fp8Weight, check_fp8
 
@@ -25,7 +25,7 @@ Init = Literal["fan_in", "ones", "zeros", "normal"]
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ParamSpec:
     """A declared weight: its shape in the checkpoint, and how `init` fills it for tests."""
 
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class Slot:
         return math.prod(self.shape)
 
 
-def weight(*shape: int, init: Init = "fan_in") -> Any:
+def param(*shape: int, init: Init = "fan_in") -> Any:
     """Declares a weight. The attribute becomes a Tensor when the module is loaded.
 
     Raises TypeError for a size that is no integer, ValueError for a negative one and for another `init`.
@@ -44,45 +44,45 @@ def weight(*shape: int, init: Init = "fan_in") -> Any:
     sizes: tuple[Any, ...] = shape
     for size in sizes:
         if not isinstance(size, Integral):
-            raise TypeError(f"weight: expected ints as sizes, as in weight(3, 4), got {size!r}")
+            raise TypeError(f"param: expected ints as sizes, as in param(3, 4), got {size!r}")
         if size < 0:
             raise ValueError(f"weight: expected sizes of at least 0, got {size}")
     if init not in get_args(Init):
-        raise ValueError(f"weight: expected init to be one of {', '.join(get_args(Init))}, got {init!r}")
-    return Slot(shape, init)
+        raise ValueError(f"param: expected init to be one of {', '.join(get_args(Init))}, got {init!r}")
+    return ParamSpec(shape, init)
 
 
-def working(weight: Any) -> Any:
+def compute_copy(weight: Any) -> Any:
     """A loaded weight as networks compute with it: its low-precision copy if an arena keeps one, else itself."""
-    return weight.working if isinstance(weight, Parameter) else weight
+    return weight.compute_copy if isinstance(weight, Parameter) else weight
 
 
 class Module:
     """A part of a network. Parts and weights are found by assigning them to attributes, as torch.nn.Module."""
 
-    _slots: dict[str, Slot]
+    _specs: dict[str, ParamSpec]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Module:
         self = super().__new__(cls)
-        object.__setattr__(self, "_slots", {})
+        object.__setattr__(self, "_specs", {})
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, Slot):
+        if isinstance(value, ParamSpec):
             self.__dict__.pop(name, None)
-            self._slots[name] = value
+            self._specs[name] = value
             return
         if value is None or isinstance(value, Module):
-            self._slots.pop(name, None)
+            self._specs.pop(name, None)
         object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        declared = self._slots.pop(name, None)
+        declared = self._specs.pop(name, None)
         if declared is None or name in self.__dict__:
             object.__delattr__(self, name)
 
     def __getattr__(self, name: str) -> Any:
-        if name in self.__dict__.get("_slots", {}):
+        if name in self.__dict__.get("_specs", {}):
             raise RuntimeError(f"{type(self).__name__}.{name} is declared but not loaded; call load() or init() first")
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
@@ -100,43 +100,43 @@ class Module:
             if isinstance(part, Module):
                 yield from part.named_modules(f"{prefix}.{name}" if prefix else name)
 
-    def named_slots(self) -> Iterator[tuple[str, Module, str, Slot]]:
+    def named_specs(self) -> Iterator[tuple[str, Module, str, ParamSpec]]:
         """Every declared weight: its checkpoint name, its module, its attribute and its declaration."""
         for path, module in self.named_modules():
-            for attr, slot in module._slots.items():
-                yield (f"{path}.{attr}" if path else attr), module, attr, slot
+            for attr, spec in module._specs.items():
+                yield (f"{path}.{attr}" if path else attr), module, attr, spec
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every declared weight's shape by checkpoint name."""
-        return {name: slot.shape for name, _, _, slot in self.named_slots()}
+        return {name: spec.shape for name, _, _, spec in self.named_specs()}
 
     def num_weights(self) -> int:
         """The number of elements in all declared weights."""
-        return sum(slot.size for _, _, _, slot in self.named_slots())
+        return sum(spec.size for _, _, _, spec in self.named_specs())
 
     def weight_bytes(self, itemsize: int, fp8: Fp8 = "off") -> int:
         """The memory of all declared weights: `itemsize` bytes a number, or with `fp8` one, and four for each row.
 
         The largest of the 8-bit weights counts a second time, with `itemsize`, for its decoded copy in a product.
         """
-        stored = [(layer.out_features, layer.in_features) for layer in self.packable()] if fp8 != "off" else []
+        stored = [(layer.out_features, layer.in_features) for layer in self.quantizable()] if fp8 != "off" else []
         numbers, largest = (how([out * width for out, width in stored] or [0]) for how in (sum, max))
         return (self.num_weights() - numbers + largest) * itemsize + numbers + 4 * sum(out for out, _ in stored)
 
-    def shared_inputs(self) -> Sequence[Sequence[Any]]:
+    def fusable_groups(self) -> Sequence[Sequence[Any]]:
         """Groups of `Linear` layers of one shape that always see the same input, such as queries, keys and values."""
         return ()
 
-    def packable(self) -> Mapping[Any, bool]:
+    def quantizable(self) -> Mapping[Any, bool]:
         """The `Linear` layers that may be stored in 8 bits, and whether their inputs may be rounded to 8 bits too."""
         return {}
 
-    def join_weights(self) -> None:
+    def pack_contiguous(self) -> None:
         """Moves the weights of layers that share an input next to each other, so that one product can read them all.
 
         Groups in which only some weights are stored in 8 bits stay as they are.
         """
-        for layers in self.shared_inputs():
+        for layers in self.fusable_groups():
             weights = [layer.weight for layer in layers]
             packed = [isinstance(weight, Fp8Weight) for weight in weights]
             if all(packed):
@@ -150,18 +150,18 @@ class Module:
 
     def weights(self) -> Iterator[tuple[str, Any]]:
         """Every loaded weight by checkpoint name, a Tensor or an `Fp8Weight`."""
-        for name, module, attr, _ in self.named_slots():
+        for name, module, attr, _ in self.named_specs():
             yield name, getattr(module, attr)
 
     def init(self, rng: np.random.Generator, dtype: DType | str = float32, device: str = "cpu") -> None:
-        """Fills every slot with random values of a sensible size, made on the host: for tests and small models.
+        """Fills every spec with random values of a sensible size, made on the host: for tests and small models.
 
         Raises TypeError for an `rng` that is no generator of NumPy's, such as a seed.
         """
         if not isinstance(rng, np.random.Generator):
             raise TypeError(f"init: expected a generator, such as numpy.random.default_rng(0), got {kind_of(rng)}")
-        for _, module, attr, slot in self.named_slots():
-            _fill(module, attr, _initial(slot, rng).astype(as_dtype(dtype)), device)
+        for _, module, attr, spec in self.named_specs():
+            _fill(module, attr, _initial(spec, rng).astype(as_dtype(dtype)), device)
 
     def requires_grad_(self, value: bool = True) -> Self:
         """Makes every loaded weight a trainable `Parameter` (fp32), or stops it from being trained. As torch.nn.Module.
@@ -172,7 +172,7 @@ class Module:
         if value and any(isinstance(weight, Fp8Weight) for _, weight in self.weights()):
             raise TypeError("requires_grad_: weights stored in 8 bits are never trained; load them with fp8='off'")
         made: dict[int, tuple[Tensor, Tensor]] = {}  # holds the old tensors as well, so that their ids stay unique
-        for name, module, attr, _ in self.named_slots():
+        for name, module, attr, _ in self.named_specs():
             before = getattr(module, attr)
             if isinstance(before, Parameter):
                 before.requires_grad_(value)
@@ -195,8 +195,8 @@ class Module:
         return (weight for _, weight in self.named_parameters())
 
     def unload(self) -> None:
-        """Drops every weight; the slots stay declared."""
-        for _, module, attr, _ in self.named_slots():
+        """Drops every weight; the specs stay declared."""
+        for _, module, attr, _ in self.named_specs():
             module.__dict__.pop(attr, None)
 
 
@@ -248,7 +248,7 @@ def load(
     check_finite: bool = True,
     fp8: Fp8 = "off",
 ) -> None:
-    """Streams every declared weight from `source` to `device` in `dtype`; `packable` layers as `fp8` says.
+    """Streams every declared weight from `source` to `device` in `dtype`; `quantizable` layers as `fp8` says.
 
     Raises `ModelFileError` listing every missing, unexpected and mis-shaped tensor of the component `what` before
     anything is read, for one that holds whole numbers, and afterwards, with `check_finite`, naming those that hold NaN
@@ -258,24 +258,24 @@ def load(
         raise TypeError(f"load: expected what has shapes and read(), such as a SafetensorsFile, got {kind_of(source)}")
     check_shapes(module.shapes(), source.shapes, what)
     backend, target = get_backend(device), as_dtype(dtype)
-    slots = list(module.named_slots())
+    specs = list(module.named_specs())
     check_fp8(fp8, device, dtype)
-    packed = module.packable() if fp8 != "off" else {}
-    broken = Broken(backend, len(slots))  # read at the end, so that reading, copying and checking overlap
-    for place, (name, part, attr, _) in enumerate(slots):
+    packed = module.quantizable() if fp8 != "off" else {}
+    broken = NonFiniteFlags(backend, len(specs))  # read at the end, so that reading, copying and checking overlap
+    for place, (name, part, attr, _) in enumerate(specs):
         packs = attr == "weight" and part in packed
         with np.errstate(over="ignore"):  # numbers too large for the dtype become infinite, and are reported below
             host = _kernel_order(_widened(_read(source, name, what), float32 if packs else target))
-            given = backend.put(host)
+            given = backend.to_device(host)
             array = _place(part, attr, given.astype(target, copy=False))
         if check_finite and is_float(target):
             broken.look(place, array)
         if packs:  # from the file's own values, so that these are rounded only once
             _place(part, attr, given)
-            part.pack(fp8 == "dynamic" and packed[part])
+            part.quantize(fp8 == "dynamic" and packed[part])
     if backend.kernels is not None:
-        module.join_weights()
-    names = [slots[place][0] for place in broken.places()]
+        module.pack_contiguous()
+    names = [specs[place][0] for place in broken.places()]
     if names:
         beyond = f", or numbers beyond the {np.finfo(target).max:g} of fp16" if target == float16 else ""
         raise ModelFileError(
@@ -321,7 +321,7 @@ def _listed(title: str, names: Sequence[str], show: Any) -> list[str]:
 
 
 def _fill(module: Module, attr: str, host: np.ndarray[Any, Any], device: str) -> None:
-    _place(module, attr, get_backend(device).put(_kernel_order(host)))
+    _place(module, attr, get_backend(device).to_device(_kernel_order(host)))
 
 
 def _widened(host: np.ndarray[Any, Any], target: DType) -> np.ndarray[Any, Any]:
@@ -345,10 +345,10 @@ def _place(module: Module, attr: str, array: Array) -> Array:
     return array
 
 
-def _initial(slot: Slot, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    if slot.init == "ones":
-        return np.ones(slot.shape)
-    if slot.init == "zeros":
-        return np.zeros(slot.shape)
-    scale = 0.02 if slot.init == "normal" else 1.0 / math.sqrt(max(1, math.prod(slot.shape[1:])))
-    return rng.standard_normal(slot.shape) * scale
+def _initial(spec: ParamSpec, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    if spec.init == "ones":
+        return np.ones(spec.shape)
+    if spec.init == "zeros":
+        return np.zeros(spec.shape)
+    scale = 0.02 if spec.init == "normal" else 1.0 / math.sqrt(max(1, math.prod(spec.shape[1:])))
+    return rng.standard_normal(spec.shape) * scale

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from .arena import Arena, Segment
-from .average import MovingAverage
-from .decision import METRICS
-from .facade import SGD, AdamW
+from .ema import EMA
+from .flat_parameters import FlatParameters, Segment
 from .gradients import (
     GradientStatistics,
     add_noise_,
@@ -16,23 +14,25 @@ from .gradients import (
     statistics,
 )
 from .optimizer import Optimizer
-from .rules import AdamWRule, SGDRule
+from .optimizers import AdamWRule, SGDRule
 from .scaler import LossScaler
 from .schedule import Schedule
+from .step_control import METRICS
+from .torch_api import SGD, AdamW
 from .transform import ClipNorm, ClipValue, GradientNoise, Rule, State, Step, Transform
 
 __all__ = [
+    "EMA",
     "METRICS",
     "SGD",
     "AdamW",
     "AdamWRule",
-    "Arena",
     "ClipNorm",
     "ClipValue",
+    "FlatParameters",
     "GradientNoise",
     "GradientStatistics",
     "LossScaler",
-    "MovingAverage",
     "Optimizer",
     "Rule",
     "SGDRule",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..dtype import float32
-from .arena import Arena
+from .flat_parameters import FlatParameters
 from .transform import Rule, State, Step
 
 Elements = Callable[
@@ -28,7 +28,7 @@ class _Element:
     decay_scale: Any
 
 
-def flat_states(arena: Arena, state: State) -> list[str]:
+def flat_states(arena: FlatParameters, state: State) -> list[str]:
     """The names of a rule's flat arrays, in order."""
     return [name for name, array in state.items() if array.ndim]
 
@@ -38,7 +38,7 @@ def fuses(rule: Any, state: State) -> bool:
     return bool(getattr(rule, "elementwise", False)) and all(a.dtype == float32 for a in state.values() if a.ndim)
 
 
-def kernel_text(rule: Rule, arena: Arena, state: State, numbers: Sequence[str], elements: Elements) -> str:
+def kernel_text(rule: Rule, arena: FlatParameters, state: State, numbers: Sequence[str], elements: Elements) -> str:
     """The kernel `rule.name` in CUDA C, to stand behind update.cuh.
 
     `numbers` are the names of the rule's single numbers, which the kernel reads from `now`.

@@ -15,8 +15,8 @@ import numpy as np
 from ..dtype import Array, DType, compute_dtype, float32
 from ..random import GRADIENT_NOISE, bits, normal_of
 from ..tensor import Tensor
-from .bounds import check
 from .transform import global_norm
+from .validation import check
 
 Tensors = Tensor | Iterable[Tensor]
 

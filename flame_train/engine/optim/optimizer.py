@@ -1,6 +1,6 @@
 """An optimizer step: unscale, check, chain, schedule, and one select that takes the step or leaves it.
 
-Everything is device work over the arena's flat buffers: no value is read back, and every buffer that outlives
+Everything is device buffers over the arena's flat buffers: no value is read back, and every buffer that outlives
 the step is written in place, so that a captured step can be replayed.
 """
 
@@ -15,18 +15,18 @@ import numpy as np
 from ...errors import ModelFileError, kind_of
 from ..dtype import Array
 from ..tensor import Tensor
-from .arena import Arena
-from .average import MovingAverage
-from .bounds import check
-from .decision import METRICS, Decision
+from .ema import EMA
+from .flat_parameters import FlatParameters
 from .scaler import LossScaler
 from .schedule import Schedule
+from .step_control import METRICS, StepControl
 from .transform import State, Transform
-from .update import Work, make_update
+from .update import UpdateBuffers, make_update
+from .validation import check
 
 
 class Optimizer:
-    """Updates an arena's values with a chain of transforms whose last link gives the direction.
+    """Updates an arena's values with a chain of transforms whose last transform gives the direction.
 
     `lr` is the schedule's peak. The gradients are divided by `accumulation` and by the loss scale, with which
     the loss must have been multiplied: `(loss * optimizer.loss_scale).backward()`, `accumulation` times.
@@ -41,12 +41,14 @@ class Optimizer:
     """
 
     def __init__(
-        self, arena: Arena, transforms: Sequence[Transform], *, lr: float, schedule: Schedule | None = None,
-        accumulation: int = 1, scaler: LossScaler | None = None, average: MovingAverage | None = None,
+        self, arena: FlatParameters, transforms: Sequence[Transform], *, lr: float, schedule: Schedule | None = None,
+        accumulation: int = 1, scaler: LossScaler | None = None, average: EMA | None = None,
         halt: bool = False,
     ) -> None:  # fmt: skip
-        if not isinstance(arena, Arena):
-            raise TypeError(f"optimizer: expected an Arena, got {kind_of(arena)}; optim.Arena(...) packs parameters")
+        if not isinstance(arena, FlatParameters):
+            raise TypeError(
+                f"optimizer: expected FlatParameters, got {kind_of(arena)}; make them by optim.FlatParameters(...)"
+            )
         if not isinstance(transforms, Sequence):
             raise TypeError(f"optimizer: expected transforms in a list, got {kind_of(transforms)}")
         names = [t.name for t in transforms]
@@ -58,13 +60,15 @@ class Optimizer:
         self.arena, self.transforms = arena, tuple(transforms)
         self.schedule, self.scaler, self.accumulation = schedule or Schedule(), scaler, accumulation
         self.average, self.halt = average, halt
-        decision = Decision(self.schedule, scaler, average, accumulation, halt)
-        self._own = decision.state(xp, lr)
+        control = StepControl(self.schedule, scaler, average, accumulation, halt)
+        self._own = control.state(xp, lr)
         self._mean: State = average.init(arena) if average else {}
-        self._links: list[State] = [t.init(arena) for t in self.transforms]
+        self._transforms: list[State] = [t.init(arena) for t in self.transforms]
         self._metrics: Array = xp.zeros(len(METRICS), np.float64)
-        self._work = Work(arena, self.transforms, self._links, decision, self._mean, self._own, self._metrics)
-        self._update = make_update(self._work)
+        self._buffers = UpdateBuffers(
+            arena, self.transforms, self._transforms, control, self._mean, self._own, self._metrics
+        )
+        self._update = make_update(self._buffers)
 
     @property
     def loss_scale(self) -> Tensor:
@@ -102,9 +106,9 @@ class Optimizer:
             )
         # Overflow is expected here and handled, so NumPy need not warn of it.
         with np.errstate(all="ignore"):
-            self.arena.gather()
+            self.arena.collect_grads()
             self._update.step(None if loss is None else loss.data)
-        self.arena.changed()
+        self.arena.mark_written()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -115,12 +119,12 @@ class Optimizer:
         arena = self.arena
         trained = arena.values.copy()
         arena.values[...] = self._mean["values"]
-        arena.refresh()
+        arena.sync_copies()
         try:
             yield
         finally:
             arena.values[...] = trained
-            arena.refresh()
+            arena.sync_copies()
 
     # ---- saving ------------------------------------------------------------------------------------
 
@@ -145,7 +149,7 @@ class Optimizer:
             if self._is_flat(array):
                 result |= {f"{name}.{p}": part for p, part in self.arena.split(array).items()}
             else:
-                result[name] = np.array(self.arena.backend.get(array), copy=True)
+                result[name] = np.array(self.arena.backend.to_host(array), copy=True)
         return result
 
     def load_state_dict(self, entries: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -162,12 +166,12 @@ class Optimizer:
                         f"optimizer state {name}: expected {array.dtype} {array.shape}, got "
                         f"{'nothing' if found is None else f'{found.dtype} {found.shape}'}; another optimizer saved it"
                     )
-                array[...] = self.arena.backend.put(found)
+                array[...] = self.arena.backend.to_device(found)
             elif array.ndim:
                 own = [k for k in left if k.startswith(f"{name}.")]
                 self.arena.join(array, {k[len(name) + 1 :]: left.pop(k) for k in own}, f"optimizer state {name}")
             elif name in left and left[name].size == 1:
-                array[...] = self.arena.backend.put(left.pop(name).astype(array.dtype).reshape(()))
+                array[...] = self.arena.backend.to_device(left.pop(name).astype(array.dtype).reshape(()))
             else:
                 raise ModelFileError(f"optimizer state: expected one number named {name!r}; it is not there")
         if left:
@@ -185,6 +189,6 @@ class Optimizer:
         found = [(n, self._own[n]) for n in ("lr", "count", "skipped")]
         found += [(f"loss_scaler.{n}", self._own[n]) for n in ("scale", "clean") if self.scaler]
         found += [(f"average.{n}", a) for n, a in self._mean.items()]
-        for link, state in zip(self.transforms, self._links, strict=True):
-            found += [(f"{link.name}.{n}", a) for n, a in state.items()]
+        for transform, state in zip(self.transforms, self._transforms, strict=True):
+            found += [(f"{transform.name}.{n}", a) for n, a in state.items()]
         return found

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..dtype import Array
-from .bounds import check
+from .validation import check
 
 
 @dataclass(frozen=True, slots=True)

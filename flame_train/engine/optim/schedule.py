@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..dtype import Array
-from .bounds import check
+from .validation import check
 
 Name = Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial"]
 

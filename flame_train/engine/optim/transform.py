@@ -14,8 +14,8 @@ import numpy as np
 
 from ..dtype import Array, float32
 from ..random import GRADIENT_NOISE, bits, normal_of
-from .arena import Arena
-from .bounds import check
+from .flat_parameters import FlatParameters
+from .validation import check
 
 State = dict[str, Array]
 
@@ -29,7 +29,7 @@ class Step:
     """
 
     xp: Any
-    arena: Arena
+    arena: FlatParameters
     count: Array
     norm: Array | None = None
     numbers: State | None = None
@@ -40,13 +40,13 @@ class Step:
 
 
 class Transform(Protocol):
-    """A link of the chain. `name` prefixes its state's entries when they are saved."""
+    """A transform of the chain. `name` prefixes its state's entries when they are saved."""
 
     @property
     def name(self) -> str:
         """Unique within a chain."""
 
-    def init(self, arena: Arena) -> State:
+    def init(self, arena: FlatParameters) -> State:
         """The state before the first step."""
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
@@ -84,7 +84,7 @@ class ClipNorm:
     def __post_init__(self) -> None:
         check("clip_norm", below=None, max_norm=self.max_norm)
 
-    def init(self, arena: Arena) -> State:
+    def init(self, arena: FlatParameters) -> State:
         return {"max_norm": arena.backend.xp.full((), self.max_norm, float32)}
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
@@ -108,7 +108,7 @@ class ClipValue:
     def __post_init__(self) -> None:
         check("clip_value", below=None, limit=self.limit)
 
-    def init(self, arena: Arena) -> State:
+    def init(self, arena: FlatParameters) -> State:
         return {"limit": arena.backend.xp.full((), self.limit, float32)}
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
@@ -139,7 +139,7 @@ class GradientNoise:
     def __post_init__(self) -> None:
         check("gradient_noise", std=self.std, decay=self.decay)
 
-    def init(self, arena: Arena) -> State:
+    def init(self, arena: FlatParameters) -> State:
         return {"std": arena.backend.xp.full((), self.std, float32)}
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
@@ -150,7 +150,7 @@ class GradientNoise:
             place = xp.full((1,), chunk, np.int64)
             words = bits(xp, self.seed, GRADIENT_NOISE, step.count, place, part.size)
             part += std * normal_of(xp, words[0])
-        for start, stop in step.arena.gaps:
+        for start, stop in step.arena.padding:
             g[start:stop] = 0.0
         return g, {}
 

@@ -10,39 +10,39 @@ import numpy as np
 
 from ..dtype import Array, float32
 from ..random import GRADIENT_NOISE, signed, tables
-from .arena import Arena
-from .decision import METRICS, Decision
+from .flat_parameters import FlatParameters
 from .fused import flat_states, fuses, kernel_text
+from .step_control import METRICS, StepControl
 from .transform import ClipNorm, ClipValue, GradientNoise, Rule, State, Step, Transform, global_norm
 
 _BLOCKS, _THREADS = 1024, 256
 
-_NEUTRAL = {
+_SCALAR_DEFAULTS = {
     "take": 0.0, "divisor": 1.0, "limit": math.inf, "clip": 1.0, "std": 0.0, "rate": 0.0, "average": 0.0,
 }  # fmt: skip
 """The numbers that the kernels read, in order, with the value of each if no transform sets it; the rule's follow."""
 
-Known = ClipValue | ClipNorm | GradientNoise
+FUSABLE = ClipValue | ClipNorm | GradientNoise
 """The transforms before the rule that the kernels know."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class UpdateBuffers:
     """What a step works on: the transforms with their `states`, and buffers that stay at their addresses.
 
-    `mean` is the moving average's state, `own` the decision's, `metrics` the optimizer's.
+    `mean` is the moving average's state, `own` the control's, `metrics` the optimizer's.
     """
 
-    arena: Arena
+    arena: FlatParameters
     transforms: tuple[Transform, ...]
     states: list[State]
-    decision: Decision
+    control: StepControl
     mean: State
     own: State
     metrics: Array
 
     def places(self) -> State:
-        """The 0-d buffers to which the decision's results are written, by its names for them."""
+        """The 0-d buffers to which the control's results are written, by its names for them."""
         figures = {f"metrics.{n}": self.metrics[i : i + 1].reshape(()) for i, n in enumerate(METRICS)}
         return figures | self.own
 
@@ -51,115 +51,118 @@ class Update(Protocol):
     """A way to do a step."""
 
     def step(self, loss: Array | None) -> None:
-        """Updates values, working copies, states, moving average, numbers and metrics from the gathered gradients."""
+        """Updates values, compute copies, states, moving average, numbers and metrics from the gathered gradients."""
 
 
-class ByLinks:
-    """Applies each transform in turn. It takes any chain, and is the reference for `AtOnce`."""
+class ReferenceUpdate:
+    """Applies each transform in turn. It takes any chain, and is the reference for `FusedUpdate`."""
 
-    def __init__(self, work: Work) -> None:
-        self._work, self._places = work, work.places()
+    def __init__(self, buffers: UpdateBuffers) -> None:
+        self._buffers, self._places = buffers, buffers.places()
 
     def step(self, loss: Array | None) -> None:
-        w, xp = self._work, self._work.arena.backend.xp
-        if w.decision.divides:
-            w.arena.grads[...] /= w.decision.divisor(w.own)
+        w, xp = self._buffers, self._buffers.arena.backend.xp
+        if w.control.divides:
+            w.arena.grads[...] /= w.control.divisor(w.own)
         norm = global_norm(xp, w.arena.grads)
-        numbers, after = w.decision.of(xp, w.own, norm, loss)
+        numbers, after = w.control.of(xp, w.own, norm, loss)
         self._apply(numbers["take"], numbers["rate"], norm)
-        if w.decision.average is not None:
-            w.decision.average.update(w.arena, w.mean, numbers["average"])
+        if w.control.average is not None:
+            w.control.average.update(w.arena, w.mean, numbers["average"])
         for name, value in after.items():
             self._places[name][...] = value
 
     def _apply(self, take: Array, rate: Array, norm: Array) -> None:
-        """Updates values, working copies and the transforms' states if `take` (0-d bool) is true."""
-        w, arena, xp = self._work, self._work.arena, self._work.arena.backend.xp
+        """Updates values, compute copies and the transforms' states if `take` (0-d bool) is true."""
+        w, arena, xp = self._buffers, self._buffers.arena, self._buffers.arena.backend.xp
         g, step = arena.grads, Step(xp, arena, w.own["count"], norm)
         changes: list[tuple[State, State]] = []
-        for link, state in zip(w.transforms, w.states, strict=True):
-            g, changed = link.update(g, state, step)
+        for transform, state in zip(w.transforms, w.states, strict=True):
+            g, changed = transform.update(g, state, step)
             changes.append((state, changed))
             step = replace(step, norm=None)
         scaled = rate if arena.lr_scale is None else rate * arena.lr_scale
         _select(xp, take, arena.values, arena.values - scaled * g)
-        arena.refresh()
+        arena.sync_copies()
         for state, changed in changes:
             for name, new in changed.items():
                 _select(xp, take, state[name], new)
 
 
-class AtOnce:
-    """Three kernels on a GPU for any chain that `fits`, with the same bits as `ByLinks`.
+class FusedUpdate:
+    """Three kernels on a GPU for any chain that `fits`, with the same bits as `ReferenceUpdate`.
 
-    One sums squares, one runs the decision, one updates the arena. The gradients themselves are not written.
+    One sums squares, one runs the control, one updates the arena. The gradients themselves are not written.
     """
 
-    def __init__(self, work: Work) -> None:
-        self._work, arena, xp = work, work.arena, work.arena.backend.xp
-        self._rule = cast(Rule, work.transforms[-1])  # `fits` has looked
-        self._links: dict[type, tuple[Any, State]] = {
-            type(t): (t, state) for t, state in zip(work.transforms, work.states, strict=True)
+    def __init__(self, buffers: UpdateBuffers) -> None:
+        self._buffers, arena, xp = buffers, buffers.arena, buffers.arena.backend.xp
+        self._rule = cast(Rule, buffers.transforms[-1])  # `fits` has looked
+        self._transforms: dict[type, tuple[Any, State]] = {
+            type(t): (t, state) for t, state in zip(buffers.transforms, buffers.states, strict=True)
         }
-        noise = [t for t in work.transforms if isinstance(t, GradientNoise)]
+        noise = [t for t in buffers.transforms if isinstance(t, GradientNoise)]
         self._names = {
-            "T": float32 if arena.low is None else arena.low.dtype, "NOISE": len(noise), "STREAM": GRADIENT_NOISE,
+            "T": float32 if arena.compute_values is None else arena.compute_values.dtype,
+            "NOISE": len(noise),
+            "STREAM": GRADIENT_NOISE,
             "CHUNK": GradientNoise.CHUNK,
-        }  # fmt: skip
+        }
         self._seed = signed(noise[0].seed if noise else 0)
-        own = self._rule.numbers(work.states[-1], Step(xp, arena, work.own["count"]))
-        neutral = _NEUTRAL | dict.fromkeys(own, 1.0)
+        state = buffers.states[-1]
+        own = self._rule.numbers(state, Step(xp, arena, buffers.own["count"]))
+        neutral = _SCALAR_DEFAULTS | dict.fromkeys(own, 1.0)
         self._before = f"{tables()}enum {{ {', '.join(neutral).upper()} }};\n"
-        self._text = kernel_text(self._rule, arena, work.states[-1], list(own), arena.backend.kernels.scalars.elements)
+        self._text = kernel_text(self._rule, arena, state, list(own), arena.backend.kernels.scalars.elements)
         self._sums: Array = xp.empty((2, _BLOCKS), np.float64)
-        self._now: Array = arena.backend.put(np.array([*neutral.values()], float32))
-        self._filled: Array = arena.backend.put(arena.filled)
-        self._given: State = {"sums": self._sums[0], "limited sums": self._sums[1], **work.own}
-        for link, state in self._links.values():
-            self._given |= {f"{link.name}.{n}": a for n, a in state.items() if a.ndim == 0}
-        self._into = {n: self._now[i : i + 1].reshape(()) for i, n in enumerate(neutral)} | work.places()
+        self._now: Array = arena.backend.to_device(np.array([*neutral.values()], float32))
+        self._filled: Array = arena.backend.to_device(arena.valid_lengths)
+        self._given: State = {"sums": self._sums[0], "limited sums": self._sums[1], **buffers.own}
+        for transform, state in self._transforms.values():
+            self._given |= {f"{transform.name}.{n}": a for n, a in state.items() if a.ndim == 0}
+        self._into = {n: self._now[i : i + 1].reshape(()) for i, n in enumerate(neutral)} | buffers.places()
         self._programs: dict[Any, Any] = {}
 
     @staticmethod
-    def fits(work: Work) -> bool:
+    def fits(buffers: UpdateBuffers) -> bool:
         """True on a GPU for an elementwise rule after any of clipping by value, by norm and noise, in this order."""
-        *links, _ = (type(t) for t in work.transforms)
+        *links, _ = (type(t) for t in buffers.transforms)
         known = [kind for kind in (ClipValue, ClipNorm, GradientNoise) if kind in links]
-        rule, state = work.transforms[-1], work.states[-1]
-        return work.arena.backend.kernels is not None and fuses(rule, state) and links == known
+        rule, state = buffers.transforms[-1], buffers.states[-1]
+        return buffers.arena.backend.kernels is not None and fuses(rule, state) and links == known
 
     def step(self, loss: Array | None) -> None:
-        w, k = self._work, self._work.arena.backend.kernels
-        loss = None if loss is None else k.rows_first(loss)
-        limit = self._links[ClipValue][1]["limit"] if ClipValue in self._links else np.intp(0)
+        w, k = self._buffers, self._buffers.arena.backend.kernels
+        loss = None if loss is None else k.contiguous(loss)
+        limit = self._transforms[ClipValue][1]["limit"] if ClipValue in self._transforms else np.intp(0)
         self._launch("squares", (_BLOCKS,), (
-            w.arena.grads, w.own["scale"], np.float32(w.decision.accumulation), limit, *self._sums,
+            w.arena.grads, w.own["scale"], np.float32(w.control.accumulation), limit, *self._sums,
             np.int64(w.arena.size),
         ))  # fmt: skip
         given = self._given if loss is None else self._given | {"loss": loss}
         kind = None if loss is None else (loss.dtype, loss.ndim > 0)
         if kind not in self._programs:
-            self._programs[kind] = k.scalars.program(self._decided, given, self._into)
+            self._programs[kind] = k.scalars.program(self._scalars, given, self._into)
         self._programs[kind](given, self._into)
         self._pass()
 
-    def _decided(self, xp: Any, given: State) -> State:
-        """The decision, and the numbers of all transforms: the formula that is traced into a kernel."""
+    def _scalars(self, xp: Any, given: State) -> State:
+        """The control, and the numbers of all transforms: the formula that is traced into a kernel."""
         norm = _norm_of(xp, given["sums"])
-        numbers, after = self._work.decision.of(xp, given, norm, given.get("loss"))
-        step = Step(xp, self._work.arena, given["count"], norm)
-        if ClipValue in self._links and ClipNorm in self._links:
+        numbers, after = self._buffers.control.of(xp, given, norm, given.get("loss"))
+        step = Step(xp, self._buffers.arena, given["count"], norm)
+        if ClipValue in self._transforms and ClipNorm in self._transforms:
             step = replace(step, norm=_norm_of(xp, given["limited sums"]))
-        for link, _ in self._links.values():
-            own = f"{link.name}."
-            numbers |= link.numbers({n.removeprefix(own): a for n, a in given.items() if n.startswith(own)}, step)
+        for transform, _ in self._transforms.values():
+            own = f"{transform.name}."
+            numbers |= transform.numbers({n.removeprefix(own): a for n, a in given.items() if n.startswith(own)}, step)
         return numbers | after
 
     def _pass(self) -> None:
         """Launches the kernel that updates the arena."""
-        w, arena, state = self._work, self._work.arena, self._work.states[-1]
+        w, arena, state = self._buffers, self._buffers.arena, self._buffers.states[-1]
         none = np.intp(0)
-        optional = (w.mean.get("values"), arena.low, arena.lr_scale, arena.decay_scale)
+        optional = (w.mean.get("values"), arena.compute_values, arena.lr_scale, arena.decay_scale)
         flat = [state[name] for name in flat_states(arena, state)]
         args = (
             arena.grads, arena.values, *(none if a is None else a for a in optional), self._filled, self._now,
@@ -168,13 +171,13 @@ class AtOnce:
         self._launch(self._rule.name, (-(-arena.size // (4 * _THREADS)),), args, self._text)
 
     def _launch(self, kernel: str, grid: tuple[int, ...], args: tuple[Any, ...], after: str = "") -> None:
-        kernels = self._work.arena.backend.kernels
-        kernels.launch_typed("optim/update.cuh", kernel, self._names, grid, _THREADS, args, self._before, after)
+        kernels = self._buffers.arena.backend.kernels
+        kernels.launch_header("optim/update.cuh", kernel, self._names, grid, _THREADS, args, self._before, after)
 
 
-def make_update(work: Work) -> Update:
-    """`AtOnce` if it fits, else `ByLinks`."""
-    return AtOnce(work) if AtOnce.fits(work) else ByLinks(work)
+def make_update(buffers: UpdateBuffers) -> Update:
+    """`FusedUpdate` if it fits, else `ReferenceUpdate`."""
+    return FusedUpdate(buffers) if FusedUpdate.fits(buffers) else ReferenceUpdate(buffers)
 
 
 def _norm_of(xp: Any, sums: Array) -> Array:

@@ -37,7 +37,7 @@ def gpu(card: Card, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(capture, "Graph", Graph)
     monkeypatch.setattr(cuda, "_STATE", [])
     made = backends.get_backend("cuda")
-    made.kernels.cublaslt, made.kernels.cudnn, made.kernels.pairs = Products(), Plans(), NoPairs()
+    made.kernels.cublaslt, made.kernels.cudnn, made.kernels.dual_gemms = Products(), Plans(), NoPairs()
     made.kernels._cubins = Cubins(card)
     monkeypatch.setattr(tensor_map, "_encode", lambda: lambda *_: 0)
     real = backends.backend_of
@@ -90,5 +90,5 @@ def launched(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Launched:
     for module in (wgmma, short_kv, skinny_gemm):
         monkeypatch.setattr(module, "tensor_map", lambda x, tile: (x.shape, tile))
     monkeypatch.setattr(gpu.kernels, "launch", noted.plain)
-    monkeypatch.setattr(gpu.kernels, "launch_here", noted.here)
+    monkeypatch.setattr(gpu.kernels, "launch_sm90", noted.here)
     return noted

@@ -9,55 +9,55 @@ from pathlib import Path
 
 import pytest
 
-from flame_train.engine.backend.cuda.autotune_cache import Shelf, default_folder
+from flame_train.engine.backend.cuda.autotune_cache import AutotuneCache, default_folder
 
 
 def test_an_answer_comes_back_in_another_process_s_eyes(tmp_path: Path) -> None:
-    Shelf(tmp_path / "deep" / "er", "a card").put("which?", b"this\none\x00")
-    assert Shelf(tmp_path / "deep" / "er", "a card").get("which?") == b"this\none\x00"
+    AutotuneCache(tmp_path / "deep" / "er", "a card").put("which?", b"this\none\x00")
+    assert AutotuneCache(tmp_path / "deep" / "er", "a card").get("which?") == b"this\none\x00"
 
 
 @pytest.mark.parametrize(("place", "question"), [("another card", "which?"), ("a card", "which one?")])
 def test_it_answers_no_other_question_and_for_no_other_machine(tmp_path: Path, place: str, question: str) -> None:
-    Shelf(tmp_path, "a card").put("which?", b"this")
-    assert Shelf(tmp_path, place).get(question) is None
+    AutotuneCache(tmp_path, "a card").put("which?", b"this")
+    assert AutotuneCache(tmp_path, place).get(question) is None
 
 
 def test_a_later_answer_replaces_the_first(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "a card")
-    shelf.put("which?", b"this")
-    shelf.put("which?", b"that")
-    assert shelf.get("which?") == b"that"
+    cache = AutotuneCache(tmp_path, "a card")
+    cache.put("which?", b"this")
+    cache.put("which?", b"that")
+    assert cache.get("which?") == b"that"
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_no_damaged_byte_passes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    shelf = Shelf(tmp_path, "a card")
-    shelf.put("which?", b"this")
-    path, whole = shelf.path("which?"), shelf.path("which?").read_bytes()
+    cache = AutotuneCache(tmp_path, "a card")
+    cache.put("which?", b"this")
+    path, whole = cache.path("which?"), cache.path("which?").read_bytes()
     damaged = [whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :] for i in range(len(whole))]
     for content in [*damaged, *(whole[:i] for i in range(len(whole))), whole + b"x"]:
         path.write_bytes(content)
         caplog.clear()
-        assert shelf.get("which?") is None
+        assert cache.get("which?") is None
         assert str(path) in caplog.text
         assert "damaged" in caplog.text
-    shelf.put("which?", b"that")
-    assert shelf.get("which?") == b"that"
+    cache.put("which?", b"that")
+    assert cache.get("which?") == b"that"
 
 
 def test_one_answer_under_another_s_name_is_refused(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "a card")
-    shelf.put("which?", b"this")
-    shelf.path("where?").write_bytes(shelf.path("which?").read_bytes())
-    assert shelf.get("where?") is None
+    cache = AutotuneCache(tmp_path, "a card")
+    cache.put("which?", b"this")
+    cache.path("where?").write_bytes(cache.path("which?").read_bytes())
+    assert cache.get("where?") is None
 
 
 def _write(folder: Path, who: int) -> None:
-    shelf = Shelf(folder, "a card")
+    cache = AutotuneCache(folder, "a card")
     for n in range(40):
-        shelf.put("shared", bytes([who]) * 50_000)
-        shelf.put(f"{who} {n}", f"{who} {n}".encode())
+        cache.put("shared", bytes([who]) * 50_000)
+        cache.put(f"{who} {n}", f"{who} {n}".encode())
 
 
 def test_writers_at_once_lose_nothing_and_mix_nothing(tmp_path: Path) -> None:
@@ -66,35 +66,35 @@ def test_writers_at_once_lose_nothing_and_mix_nothing(tmp_path: Path) -> None:
     threads = [threading.Thread(target=_write, args=(tmp_path, who)) for who in (2, 3)]
     for worker in (*processes, *threads):
         worker.start()
-    shelf, whole = Shelf(tmp_path, "a card"), {bytes([who]) * 50_000 for who in range(4)}
+    cache, whole = AutotuneCache(tmp_path, "a card"), {bytes([who]) * 50_000 for who in range(4)}
     while any(w.is_alive() for w in (*processes, *threads)):
-        assert shelf.get("shared") in (None, *whole)
+        assert cache.get("shared") in (None, *whole)
     for worker in (*processes, *threads):
         worker.join()
     assert [p.exitcode for p in processes] == [0, 0]
-    assert shelf.get("shared") in whole
-    assert all(shelf.get(f"{who} {n}") == f"{who} {n}".encode() for who in range(4) for n in range(40))
+    assert cache.get("shared") in whole
+    assert all(cache.get(f"{who} {n}") == f"{who} {n}".encode() for who in range(4) for n in range(40))
     assert len(list(tmp_path.iterdir())) == 4 * 40 + 1, "nothing half-written is left over"
 
 
 def test_where_nothing_can_be_kept_it_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "taken").write_text("no folder")
-    shelf = Shelf(tmp_path / "taken", "a card")
+    cache = AutotuneCache(tmp_path / "taken", "a card")
     with caplog.at_level(logging.WARNING):
-        shelf.put("which?", b"this")
-        shelf.put("where?", b"there")
-    assert caplog.text.count("nothing can be kept there") == 1
+        cache.put("which?", b"this")
+        cache.put("where?", b"there")
+    assert caplog.text.count("cannot be written there") == 1
 
 
 def test_one_entry_that_cannot_be_replaced_costs_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    shelf = Shelf(tmp_path, "a card")
-    shelf.path("which?").mkdir()
+    cache = AutotuneCache(tmp_path, "a card")
+    cache.path("which?").mkdir()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            shelf.put("which?", b"this")
-            shelf.put("where?", b"there")
-    assert Shelf(tmp_path, "a card").get("where?") == b"there"
-    assert caplog.text.count(f"{shelf.path('which?')}: cannot be replaced") == 1
+            cache.put("which?", b"this")
+            cache.put("where?", b"there")
+    assert AutotuneCache(tmp_path, "a card").get("where?") == b"there"
+    assert caplog.text.count(f"{cache.path('which?')}: cannot be replaced") == 1
     assert len(list(tmp_path.iterdir())) == 2, "nothing half-written is left over"
 
 
@@ -106,11 +106,11 @@ def test_without_a_home_nothing_is_kept_and_it_is_said_once(
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    shelf = Shelf(default_folder(), "a card")
+    cache = AutotuneCache(default_folder(), "a card")
     with caplog.at_level(logging.WARNING):
-        shelf.put("which?", b"this")
-        shelf.put("where?", b"there")
-    assert shelf.get("which?") is None
+        cache.put("which?", b"this")
+        cache.put("where?", b"there")
+    assert cache.get("which?") is None
     assert caplog.text.count("XDG_CACHE_HOME") == 1
 
 
@@ -123,8 +123,8 @@ def test_the_folder_follows_the_user_s_choice(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_cannot_be_read_is_said_and_found_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    shelf = Shelf(tmp_path, "a card")
-    shelf.path("which?").mkdir()
+    cache = AutotuneCache(tmp_path, "a card")
+    cache.path("which?").mkdir()
     with caplog.at_level(logging.WARNING):
-        assert shelf.get("which?") is None
+        assert cache.get("which?") is None
     assert "cannot be read" in caplog.text

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flame_train.engine.backend.cuda import autotuner
-from flame_train.engine.backend.cuda.autotuner import Stopwatch
+from flame_train.engine.backend.cuda.autotuner import Autotuner
 
 
 class Clock:
@@ -48,7 +48,7 @@ class Clock:
 )
 def test_the_fastest_of_the_medians(ways: list[list[float]], best: int) -> None:
     clock = Clock()
-    watch = Stopwatch(clock, SimpleNamespace(synchronize=lambda: None))
+    watch = Autotuner(clock, SimpleNamespace(synchronize=lambda: None))
     assert watch.fastest([clock.way(*times) for times in ways]) == best
 
 
@@ -59,14 +59,14 @@ def test_what_is_hopeless_runs_twice() -> None:
     for i, ms in enumerate((20.0, 5.0, 21.0)):
         way = clock.way(ms)
         ways.append(lambda way=way, i=i: (way(), runs.__setitem__(i, runs[i] + 1)))
-    assert Stopwatch(clock, SimpleNamespace(synchronize=lambda: None)).fastest(ways) == 1
+    assert Autotuner(clock, SimpleNamespace(synchronize=lambda: None)).fastest(ways) == 1
     assert runs[2] == 2 < runs[0] == runs[1]
 
 
 def test_what_the_host_takes_to_queue_is_not_held_against_it() -> None:
     clock = Clock()
     ways = [clock.way(0.1), clock.way(0.9, 0.9, 0.05)]
-    assert Stopwatch(clock, SimpleNamespace(synchronize=lambda: None)).fastest(ways) == 1
+    assert Autotuner(clock, SimpleNamespace(synchronize=lambda: None)).fastest(ways) == 1
 
 
 def test_the_device_is_kept_busy_for_as_long_as_the_host_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,5 +77,5 @@ def test_the_device_is_kept_busy_for_as_long_as_the_host_takes(monkeypatch: pyte
         host = SimpleNamespace(perf_counter=lambda ticks=ticks, taken=seconds: next(ticks) * taken)
         monkeypatch.setattr(autotuner, "time", host)
         fills.clear()
-        Stopwatch(clock, SimpleNamespace(synchronize=lambda: None)).fastest([clock.way(1.0), clock.way(2.0)])
+        Autotuner(clock, SimpleNamespace(synchronize=lambda: None)).fastest([clock.way(1.0), clock.way(2.0)])
         assert len(fills) == each * 2 * autotuner._ROUNDS

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flame_train.engine.backend import resident
+from flame_train.engine.backend import rss
 from flame_train.engine.backend.cpu import CpuBackend
 
 _MIB = 1 << 20
@@ -58,7 +58,7 @@ def test_where_the_mark_cannot_be_reset_there_is_no_figure_until_it_rises(
 ) -> None:
     before = backend.memory().live
     _touch(200)
-    monkeypatch.setattr(resident, "_CLEAR", clear)
+    monkeypatch.setattr(rss, "_CLEAR", clear)
     backend.reset_peak()
     _touch(100)
     assert backend.memory().peak is None
@@ -69,15 +69,15 @@ def test_where_the_mark_cannot_be_reset_there_is_no_figure_until_it_rises(
 
 
 def test_systems_without_proc_tell_the_most_of_a_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_proc = resident.high_water()
-    monkeypatch.setattr(resident, "_STATUS", "/no/such/file")
-    by_usage = resident.high_water()
+    by_proc = rss.high_water()
+    monkeypatch.setattr(rss, "_STATUS", "/no/such/file")
+    by_usage = rss.high_water()
     assert by_proc is not None
     assert by_usage is not None
     assert by_proc - _MIB < by_usage < 1 << 40
 
 
 def test_no_mark_is_no_figure(backend: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resident, "high_water", lambda: None)
+    monkeypatch.setattr(rss, "high_water", lambda: None)
     backend.reset_peak()
     assert backend.memory().peak is None

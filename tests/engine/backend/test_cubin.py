@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flame_train.engine.backend.cuda import tensor_map
-from flame_train.engine.backend.cuda.autotune_cache import Shelf
+from flame_train.engine.backend.cuda.autotune_cache import AutotuneCache
 from flame_train.engine.backend.cuda.cubin import Cubins
 from flame_train.engine.dtype import bfloat16, float16
 from flame_train.errors import DeviceFault
@@ -58,12 +58,12 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
 
 
 def test_a_text_is_compiled_once_for_a_processor_and_kept(compiler: Compiler, tmp_path: Path) -> None:
-    first = Cubins(compiler.cupy(), Shelf(tmp_path, "this card"))
+    first = Cubins(compiler.cupy(), AutotuneCache(tmp_path, "this card"))
     assert first.get("text", "run", bfloat16, 200 << 10) is first.get("text", "run", bfloat16, 200 << 10)
     assert "-arch=sm_90a" in compiler.compiled[0]
     assert "-DELEMENT=__nv_bfloat16" in compiler.compiled[0]
     assert compiler.allowed == {3: 200 << 10}
-    again = Cubins(compiler.cupy(), Shelf(tmp_path, "this card"))  # the next run of the program
+    again = Cubins(compiler.cupy(), AutotuneCache(tmp_path, "this card"))  # the next run of the program
     again.get("text", "run", bfloat16, 200 << 10)
     assert len(compiler.compiled) == compiler.destroyed == 1
     again.get("text", "run", float16, 200 << 10)
@@ -73,14 +73,14 @@ def test_a_text_is_compiled_once_for_a_processor_and_kept(compiler: Compiler, tm
 
 
 def test_a_text_that_does_not_compile_says_where(compiler: Compiler, tmp_path: Path) -> None:
-    cubins = Cubins(compiler.cupy(), Shelf(tmp_path, "this card"))
+    cubins = Cubins(compiler.cupy(), AutotuneCache(tmp_path, "this card"))
     with pytest.raises(DeviceFault, match=r"does not compile for sm_90a \(status 6\): line 1: a mistake"):
         cubins.get("a mistake", "run", bfloat16, 0)
     assert compiler.destroyed == 1
 
 
 def test_what_was_begun_ahead_is_made_once_and_a_mistake_waits_for_who_asks(compiler: Compiler, tmp_path: Path) -> None:
-    cubins = Cubins(compiler.cupy(), Shelf(tmp_path, "this card"))
+    cubins = Cubins(compiler.cupy(), AutotuneCache(tmp_path, "this card"))
     cubins.ahead((text, "run", bfloat16, 0) for text in ("text", "a mistake", "other text"))
     functions = [cubins.get(text, "run", bfloat16, 0) for text in ("other text", "text", "text")]
     assert functions[1] is functions[2]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from flame_train.engine.backend.cuda import cudnn
-from flame_train.engine.backend.cuda.autotune_cache import Shelf
-from flame_train.engine.backend.cuda.launch_hooks import Launches
-from flame_train.engine.backend.cuda.workspace import Scratch
+from flame_train.engine.backend.cuda.autotune_cache import AutotuneCache
+from flame_train.engine.backend.cuda.launch_hooks import LaunchHooks
+from flame_train.engine.backend.cuda.workspace import Workspace
 
 
 class NotSupported(Exception):
@@ -63,7 +63,7 @@ def library(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> cudnn.CuDnn:
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "cudnn", frontend)
     monkeypatch.setattr(cudnn, "load", lambda _: None)
-    return cudnn.CuDnn(gpu.xp, gpu.stream, Shelf(None, "here"), Launches(), Scratch(gpu.xp))
+    return cudnn.CuDnn(gpu.xp, gpu.stream, AutotuneCache(None, "here"), LaunchHooks(), Workspace(gpu.xp))
 
 
 @pytest.fixture(params=[True, False], ids=["on", "off"])

@@ -21,14 +21,14 @@ from flame_train.errors import EnvironmentFault
 def test_copies_keep_values_and_memory_order(gpu: Any) -> None:
     x = np.arange(24.0).reshape(2, 3, 4)
     for host in (x, x.transpose(2, 0, 1), x[:, ::2], np.float64(3.0) * np.ones(())):
-        there = gpu.put(host)
-        np.testing.assert_array_equal(gpu.get(there), host)
-        np.testing.assert_array_equal(gpu.fetch(there)(), host)
-    assert gpu.put(x.transpose(2, 0, 1)).strides == x.transpose(2, 0, 1).strides
-    assert gpu.put(x[:, ::2]).flags.c_contiguous
+        there = gpu.to_device(host)
+        np.testing.assert_array_equal(gpu.to_host(there), host)
+        np.testing.assert_array_equal(gpu.get_async(there)(), host)
+    assert gpu.to_device(x.transpose(2, 0, 1)).strides == x.transpose(2, 0, 1).strides
+    assert gpu.to_device(x[:, ::2]).flags.c_contiguous
     target = gpu.empty((2, 3), x.dtype)
     gpu.write(target, x[:, :, 0].T.copy().T)
-    np.testing.assert_array_equal(gpu.get(target), x[:, :, 0])
+    np.testing.assert_array_equal(gpu.to_host(target), x[:, :, 0])
 
 
 def test_tensors_on_two_devices_do_not_meet(gpu: Any) -> None:
@@ -121,13 +121,13 @@ def test_graphs_memory_is_given_back_with_the_last_of_them(gpu: Any) -> None:
         step()
         step()
     freed.clear()
-    gpu.release_unused()
+    gpu.empty_cache()
     steps.pop()
-    gpu.release_unused()
+    gpu.empty_cache()
     assert not freed  # a graph works there still
     steps.pop()
     del step
-    gpu.release_unused()
+    gpu.empty_cache()
     assert freed == [True]
 
 
@@ -197,7 +197,7 @@ def test_nothing_is_given_back_while_a_step_is_captured(gpu: Any) -> None:
     step = gpu.capture(lambda: gpu.stream.capturing and gpu._graph_malloc(90))
     step()
     asked = list[bool]()
-    gpu.release_unused = lambda: asked.append(gpu.stream.capturing)
+    gpu.empty_cache = lambda: asked.append(gpu.stream.capturing)
     with pytest.raises(MemoryError):
         step()
     assert not any(asked)
@@ -262,9 +262,9 @@ def test_room_for_workspaces_may_outlive_it(gpu: Any, monkeypatch: pytest.Monkey
     memory, ran = Bytes(gpu, monkeypatch), list[str]()
 
     def later() -> None:
-        if gpu.kernels.scratch.room is None:
+        if gpu.kernels.workspace.buffer is None:
             memory.take(4096)
-            gpu.kernels.scratch.room = SimpleNamespace(
+            gpu.kernels.workspace.buffer = SimpleNamespace(
                 data=SimpleNamespace(mem=SimpleNamespace(size=4096)), nbytes=4000
             )
 
@@ -278,7 +278,7 @@ def test_room_for_workspaces_may_outlive_it(gpu: Any, monkeypatch: pytest.Monkey
     ("wrong", "instead"),
     [
         (lambda gpu, x: x.numpy(), "reads nothing back .* move this read out of the step"),
-        (lambda gpu, x: gpu.fetch(x.data), "reads nothing back"),
+        (lambda gpu, x: gpu.get_async(x.data), "reads nothing back"),
         (lambda gpu, x: flame.tensor([2.0], device="cuda"), "copies nothing in .* make this tensor before the step"),
         (lambda gpu, x: gpu.write(x.data, np.zeros(1)), "copies nothing in .* write before the step"),
         (lambda gpu, x: gpu.synchronize(), "waits for nothing"),
@@ -295,21 +295,21 @@ def test_a_captured_step_is_device_work_alone(gpu: Any, wrong: Any, instead: str
 
 
 def test_a_parcel_is_awaited_before_it_is_read_and_before_it_is_filled_again(gpu: Any) -> None:
-    mailbox, sent = gpu.mailbox(), []
+    uploader, sent = gpu.uploader(), []
     for n in range(4):
-        parcel = mailbox.send({"a": np.full(3, n), "b": np.full((2, 2), -n)})
-        found = parcel.open()
-        assert gpu.stream.waits[-1] is parcel._arrived
-        np.testing.assert_array_equal(gpu.get(found["a"]), np.full(3, n))
-        np.testing.assert_array_equal(gpu.get(found["b"]), np.full((2, 2), -n))
-        assert parcel._released.awaited == 1 + n // 2
-        parcel.release()
-        assert parcel._released.recorded == 1 + n // 2
-        sent.append(parcel)
+        upload = uploader.submit({"a": np.full(3, n), "b": np.full((2, 2), -n)})
+        found = upload.wait()
+        assert gpu.stream.waits[-1] is upload._arrived
+        np.testing.assert_array_equal(gpu.to_host(found["a"]), np.full(3, n))
+        np.testing.assert_array_equal(gpu.to_host(found["b"]), np.full((2, 2), -n))
+        assert upload._released.awaited == 1 + n // 2
+        upload.release()
+        assert upload._released.recorded == 1 + n // 2
+        sent.append(upload)
     assert sent[0] is sent[2]
     assert sent[1] is sent[3]
     assert sent[0] is not sent[1]
-    assert mailbox.send({"a": np.zeros(4)}) not in sent
+    assert uploader.submit({"a": np.zeros(4)}) not in sent
 
 
 def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,20 +346,20 @@ def test_many_arrays_are_joined_by_eights_which_a_graph_can_hold(
         return whole(arrays, **options)
 
     monkeypatch.setattr(gpu.references._xp, "concatenate", watched)
-    parts = [gpu.put(np.full((2, 1 + i % 3), i)) for i in range(count)]
-    joined = gpu.get(gpu.references.concatenate(parts, axis=1))
-    np.testing.assert_array_equal(joined, np.concatenate([gpu.get(p) for p in parts], axis=1))
-    squares = [gpu.put(np.full((2, 2), i)) for i in range(count)]
-    np.testing.assert_array_equal(gpu.get(gpu.references.stack(squares, axis=-1))[0, 0], np.arange(count))
+    parts = [gpu.to_device(np.full((2, 1 + i % 3), i)) for i in range(count)]
+    joined = gpu.to_host(gpu.references.concatenate(parts, axis=1))
+    np.testing.assert_array_equal(joined, np.concatenate([gpu.to_host(p) for p in parts], axis=1))
+    squares = [gpu.to_device(np.full((2, 2), i)) for i in range(count)]
+    np.testing.assert_array_equal(gpu.to_host(gpu.references.stack(squares, axis=-1))[0, 0], np.arange(count))
     assert max(sizes) <= 8
 
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_what_is_parked_on_the_host_comes_back_as_often_as_asked(gpu: Any, captured: bool) -> None:
     host = np.arange(24, dtype=np.float32).reshape(4, 6)
-    there = gpu.put(host)
+    there = gpu.to_device(host)
     with capturing() if captured else nullcontext():
-        back = gpu.park(there)
+        back = gpu.offload(there)
         there[...] = 0
         for _ in range(2):
             np.testing.assert_array_equal(np.asarray(back()), host)

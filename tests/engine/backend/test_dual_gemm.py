@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flame_train.engine.backend.cuda import dual_gemm, tensor_map
-from flame_train.engine.backend.cuda.autotune_cache import Shelf
-from flame_train.engine.backend.cuda.dual_gemm import Operands, PairedProducts, Tile, by_rule, fits, making_by_rule
+from flame_train.engine.backend.cuda.autotune_cache import AutotuneCache
+from flame_train.engine.backend.cuda.dual_gemm import DualGemm, Operands, Tile, by_rule, fits, making_by_rule
 from flame_train.engine.dtype import bfloat16, float16, float32
 from flame_train.engine.mode import deterministic
 
@@ -126,7 +126,7 @@ def described(x: Any, tile: tuple[int, int]) -> np.ndarray[Any, Any]:
 def on_card(gpu: Any, folder: Path, multiprocessors: int, compute_capability: int) -> Any:
     card, k = (multiprocessors, compute_capability), gpu.kernels
     cubins: Any = Cubins()
-    return PairedProducts(k.xp, gpu.stream, Shelf(folder, "this card"), k.launches, cubins, *card)
+    return DualGemm(k.xp, gpu.stream, AutotuneCache(folder, "this card"), k.launch_hooks, cubins, *card)
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_a_thin_operand_that_is_made_comes_in_tiles_of_its_own(
 
 
 def test_by_rule_nothing_is_measured(pairs: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "_stopwatch", None)
+    monkeypatch.setattr(pairs, "_autotuner", None)
     with deterministic(True):
         assert pairs.made(operands(gpu, m=4096), otherwise=lambda x: None)
         assert not pairs.made(operands(gpu, m=1024, n=1280, k=3840), otherwise=lambda x: None)
@@ -178,21 +178,21 @@ def test_by_rule_nothing_is_measured(pairs: Any, gpu: Any, monkeypatch: pytest.M
 def test_the_fastest_is_found_once_and_kept(pairs: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch, best: int) -> None:
     asked = []
 
-    class Stopwatch:
+    class Autotuner:
         def fastest(self, ways: list[Callable[[], None]]) -> int:
             asked.append(len(ways))
             for way in ways:
                 way()
             return best
 
-    monkeypatch.setattr(pairs, "_stopwatch", Stopwatch())
+    monkeypatch.setattr(pairs, "_autotuner", Autotuner())
     x, others = operands(gpu, n=3840), list[Operands]()
     with deterministic(False):
         for _ in range(2):
             assert pairs.made(x, others.append) == (best > 0)
         pairs._chosen.clear()  # as in the next run of the program
         assert pairs.made(x, others.append) == (best > 0)
-    tiles = len(dual_gemm.contenders(dual_gemm._TILES, 1024, 3840, 132))
+    tiles = len(dual_gemm.candidate_tiles(dual_gemm._TILES, 1024, 3840, 132))
     assert asked == [1 + tiles]
     assert [o.out is x.out for o in others] == [False]  # what is timed writes elsewhere
     launched = pairs._cubins.launched
@@ -202,16 +202,16 @@ def test_the_fastest_is_found_once_and_kept(pairs: Any, gpu: Any, monkeypatch: p
 
 @given(m=st.integers(1, 20000), n=st.integers(1, 20000))
 def test_the_tile_of_which_most_is_used_is_always_timed(m: int, n: int) -> None:
-    found = dual_gemm.contenders(dual_gemm._TILES, m, n, 132)
+    found = dual_gemm.candidate_tiles(dual_gemm._TILES, m, n, 132)
     used = {t: t.used(m, n, 132) for t in dual_gemm._TILES}
     assert max(used, key=used.__getitem__) in found
     assert all(used[t] < min(used[f] for f in found) for t in used if t not in found)
-    assert dual_gemm.contenders([], m, n, 132) == []
+    assert dual_gemm.candidate_tiles([], m, n, 132) == []
 
 
 def test_what_layers_will_want_is_compiled_ahead(pairs: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The way back, and the gradients of several layers of one input, whose thin operands lie side by side."""
-    monkeypatch.setattr(pairs, "_stopwatch", SimpleNamespace(fastest=lambda ways: 1))
+    monkeypatch.setattr(pairs, "_autotuner", SimpleNamespace(fastest=lambda ways: 1))
 
     def arrays(*shapes: tuple[int, int]) -> list[Any]:
         return [gpu.kernels.empty(s, bfloat16) for s in shapes]

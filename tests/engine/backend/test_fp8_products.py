@@ -100,13 +100,13 @@ def test_joined_weights_of_8_bits_are_read_where_they_lie(gpu: Any, monkeypatch:
     layers = [nn.Linear(48, 32, bias=False) for _ in range(3)]
     for i, layer in enumerate(layers):
         layer.init(np.random.default_rng(i), device="cuda")
-        layer.pack(dynamic=False)
+        layer.quantize(dynamic=False)
     weights = nn.Fp8Weight.joined([layer.weight for layer in layers])
     for layer, joined in zip(layers, weights, strict=True):
         np.testing.assert_array_equal(joined.codes.numpy(), layer.weight.codes.numpy())
         np.testing.assert_array_equal(joined.scales.numpy(), layer.weight.scales.numpy())
     for part in ("codes", "scales"):
-        assert gpu.kernels.adjacent([getattr(w, part).data for w in weights]) is not None
+        assert gpu.kernels.as_stacked_view([getattr(w, part).data for w in weights]) is not None
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

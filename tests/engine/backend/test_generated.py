@@ -15,13 +15,13 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.check import generator
 from flame_train.engine.dtype import is_float
+from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY, Op, Sample, sample
+from flame_train.engine.op_samples import materialise, tensor_arguments
 from flame_train.engine.ops.linear.fp8 import turned
 from flame_train.engine.ops.norm import group_norm_launch
-from flame_train.engine.ops.reduction.finite import Broken
-from flame_train.engine.sample import materialise, tensor_arguments
+from flame_train.engine.ops.reduction.finite import NonFiniteFlags
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiler")]
 
@@ -331,9 +331,9 @@ def test_pairs_at_odd_distances(gpu: Any, compiled: Any, monkeypatch: pytest.Mon
 def test_codes_are_turned(gpu: Any, shape: tuple[int, int], compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
     monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
-    turned(gpu.kernels, gpu.put(drawn))
+    turned(gpu.kernels, gpu.to_device(drawn))
     compiled.build()
-    np.testing.assert_array_equal(turned(gpu.kernels, gpu.put(drawn)).get(), drawn.T)
+    np.testing.assert_array_equal(turned(gpu.kernels, gpu.to_device(drawn)).get(), drawn.T)
 
 
 def test_a_reduction_has_more_outputs_than_a_grid_has_places_in_y(gpu: Any) -> None:
@@ -352,9 +352,9 @@ def test_what_is_not_finite_is_marked_wherever_it_stands(
         array[at] = value
 
     def found() -> Any:
-        marks = Broken(gpu, len(arrays))
+        marks = NonFiniteFlags(gpu, len(arrays))
         for place, array in enumerate(arrays):
-            marks.look(place, gpu.put(array))
+            marks.look(place, gpu.to_device(array))
         return marks.places()
 
     found()

@@ -16,7 +16,7 @@ from flame_train.engine.ops.indexing import index_elements, index_rows
 
 
 def launched(gpu: Any, call: Any) -> set[str]:
-    """The kernels that a call launches, by name."""
+    """The kernels that a call launch_hooks, by name."""
     functions = gpu.kernels._modules._generated
     before = {key: f._function.calls for key, f in functions.items()}
     call()

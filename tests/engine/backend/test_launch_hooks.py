@@ -64,7 +64,7 @@ def test_every_launch_is_told_and_left_out_where_it_is_not_wanted(gpu: Any, step
         told[name] += 1
         return name != "rows"
 
-    with gpu.kernels.launches.watched(watch):
+    with gpu.kernels.launch_hooks.hooked(watch):
         step()
     assert told["rows"] == told["elementwise"] == 1
     assert ran(gpu) == Counter({"norms and other rows": 1, "elementwise": 2})

@@ -13,11 +13,11 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.check import generator
 from flame_train.engine.dispatch import explain
 from flame_train.engine.dtype import is_float
+from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY, Op, Sample
-from flame_train.engine.sample import materialise, misshapen, tensor_arguments
+from flame_train.engine.op_samples import materialise, misshapen, tensor_arguments
 from tests.engine.backend.stand_in import H100, RTX_3090
 
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)]
@@ -117,11 +117,11 @@ def test_every_kernel_is_chosen_for_some_sample(gpu: Any, name: str) -> None:
 @pytest.mark.parametrize("working", [np.float32, ml_dtypes.bfloat16])
 def test_an_optimizer_step(gpu: Any, working: Any) -> None:
     leaves = [flame.tensor(np.ones(n, np.float32), device="cuda", requires_grad=True) for n in (3, 70)]
-    arena = flame.optim.Arena(leaves, working=np.dtype(working), lr_scale={"1": 0.5})
+    arena = flame.optim.FlatParameters(leaves, compute_dtype=np.dtype(working), lr_scale={"1": 0.5})
     optimizer = flame.optim.Optimizer(arena, [flame.optim.ClipNorm(1.0), flame.optim.AdamWRule()], lr=1e-3)
     (leaves[0].sum() + (leaves[1] * 2.0).sum()).backward()
     told: list[str] = []
-    with gpu.kernels.launches.watched(lambda name, _: told.append(name) or True):
+    with gpu.kernels.launch_hooks.hooked(lambda name, _: told.append(name) or True):
         optimizer.step()
     assert told == ["squares", "scalars", "adamw"]
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from flame_train.engine.backend.cuda.codegen.row_tiling import totals_cut
-from flame_train.engine.check import generator
+from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY, Op, Sample, sample
-from flame_train.engine.sample import materialise
+from flame_train.engine.op_samples import materialise
 from tests.engine.backend.test_generated import DTYPES, distance, on, results
 
 MANY_ROWS: list[tuple[str, Sample]] = [
@@ -39,7 +39,7 @@ def test_blocks_that_go_through_many_rows(
 ) -> None:  # fmt: skip
     """Gradients of a norm's input, weight and bias from one pass, by so few blocks that each takes several turns."""
     monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
-    monkeypatch.setattr(gpu.kernels.row_totals, "_multiprocessors", 1)
+    monkeypatch.setattr(gpu.kernels.row_sums, "_multiprocessors", 1)
     drawn = [(REGISTRY[n], materialise(REGISTRY[n], case, generator(n, 7), dtype)) for n, case in MANY_ROWS]
 
     def found(op: Op, bound: dict[str, Any], device: str, kind: Any) -> list[np.ndarray]:

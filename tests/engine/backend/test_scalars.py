@@ -48,20 +48,23 @@ def test_a_program_gives_the_formulas_bits(
     gpu: Any, of: Any, tolerance: float, compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
-    given, wanted = {n: gpu.put(a) for n, a in GIVEN.items()}, {n: np.asarray(v) for n, v in of(np, GIVEN).items()}
+    given, wanted = (
+        {n: gpu.to_device(a) for n, a in GIVEN.items()},
+        {n: np.asarray(v) for n, v in of(np, GIVEN).items()},
+    )
     into = {n: gpu.empty((), v.dtype) for n, v in wanted.items()}
     gpu.kernels.scalars.program(of, given, into)
     compiled.build()
     gpu.kernels.scalars.program(of, given, into)(given, into)
     for name, value in wanted.items():
-        np.testing.assert_allclose(gpu.get(into[name]), value, rtol=tolerance, atol=tolerance, err_msg=name)
+        np.testing.assert_allclose(gpu.to_host(into[name]), value, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
 def test_a_result_may_take_an_operands_place_and_another_type(
     gpu: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
-    a, b = gpu.put(np.array(3)), gpu.put(np.array(5.5))
+    a, b = gpu.to_device(np.array(3)), gpu.to_device(np.array(5.5))
     given = into = {"a": a, "b": b}
 
     def swapped(xp: Any, x: Any) -> dict[str, Any]:
@@ -70,7 +73,7 @@ def test_a_result_may_take_an_operands_place_and_another_type(
     gpu.kernels.scalars.program(swapped, given, into)
     compiled.build()
     gpu.kernels.scalars.program(swapped, given, into)(given, into)
-    assert (gpu.get(a), gpu.get(b)) == (5, 3.0)
+    assert (gpu.to_host(a), gpu.to_host(b)) == (5, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +86,7 @@ def test_a_result_may_take_an_operands_place_and_another_type(
     ],
 )
 def test_what_no_kernel_can_hold_is_refused(gpu: Any, wrong: Any, message: str) -> None:
-    given = {n: gpu.put(a) for n, a in GIVEN.items()}
+    given = {n: gpu.to_device(a) for n, a in GIVEN.items()}
     with pytest.raises((TypeError, ValueError), match=message):
         gpu.kernels.scalars.program(lambda xp, x: {"n": wrong(xp, x)}, given, given)
 

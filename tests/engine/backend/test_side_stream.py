@@ -1,4 +1,4 @@
-"""Work beside the main line of a captured step: when it may begin, and who waits for it."""
+"""Work side_stream the main line of a captured step: when it may begin, and who waits for it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.backend.cuda.side_stream import Beside
+from flame_train.engine.backend.cuda.side_stream import SideStream
 from flame_train.engine.dtype import bfloat16
 from flame_train.engine.mode import capturing
-from flame_train.engine.optim import Arena
+from flame_train.engine.optim import FlatParameters
 from flame_train.engine.tensor import Parameter
 
 
@@ -51,9 +51,9 @@ class Cuda:
         return self
 
 
-def before(beside: Beside, line: Line, what: str) -> set[str]:
+def before(side_stream: SideStream, line: Line, what: str) -> set[str]:
     """All that is certain to be done when `what` of a line begins."""
-    lines = [beside._main, beside._side]
+    lines = [side_stream._main, side_stream._side]
     done, ahead = set[Any](), [(line, line.queued.index(what))]
     while ahead:
         here, end = ahead.pop()
@@ -65,67 +65,67 @@ def before(beside: Beside, line: Line, what: str) -> set[str]:
 
 
 @pytest.fixture
-def beside() -> Beside:
+def side_stream() -> SideStream:
     main = Line()
     main.use()
-    return Beside(Cuda(), main)
+    return SideStream(Cuda(), main)
 
 
 def launch(name: str) -> Any:
     return lambda: Line.current.queued.append(name)
 
 
-def test_outside_a_capture_all_is_in_line(beside: Beside) -> None:
-    beside.put(launch("a"))
-    assert beside._main.queued == ["a"]
-    beside.join()
-    assert beside._main.queued == ["a"]
+def test_outside_a_capture_all_is_in_line(side_stream: SideStream) -> None:
+    side_stream.run(launch("a"))
+    assert side_stream._main.queued == ["a"]
+    side_stream.join()
+    assert side_stream._main.queued == ["a"]
 
 
-def test_a_piece_comes_after_what_was_before_it_and_what_follows_does_not_wait(beside: Beside) -> None:
+def test_a_piece_comes_after_what_was_before_it_and_what_follows_does_not_wait(side_stream: SideStream) -> None:
     with capturing():
         launch("first")()
-        beside.put(launch("a"))
+        side_stream.run(launch("a"))
         launch("second")()
-        assert before(beside, beside._side, "a") == {"first"}
-        assert before(beside, beside._main, "second") == {"first"}
-        assert Line.current is beside._main
-        beside.join()
+        assert before(side_stream, side_stream._side, "a") == {"first"}
+        assert before(side_stream, side_stream._main, "second") == {"first"}
+        assert Line.current is side_stream._main
+        side_stream.join()
         launch("third")()
-        assert before(beside, beside._main, "third") == {"first", "a", "second"}
+        assert before(side_stream, side_stream._main, "third") == {"first", "a", "second"}
 
 
-def test_the_next_piece_waits_for_the_last_and_all_after_it_too(beside: Beside) -> None:
+def test_the_next_piece_waits_for_the_last_and_all_after_it_too(side_stream: SideStream) -> None:
     with capturing():
-        beside.put(launch("a"))
+        side_stream.run(launch("a"))
         launch("main")()
-        beside.put(launch("b"))
+        side_stream.run(launch("b"))
         launch("after")()
-        assert before(beside, beside._side, "b") == {"a", "main"}
-        assert before(beside, beside._main, "after") == {"a", "main"}
+        assert before(side_stream, side_stream._side, "b") == {"a", "main"}
+        assert before(side_stream, side_stream._main, "after") == {"a", "main"}
 
 
-def test_a_piece_that_fails_leaves_the_main_line_current(beside: Beside) -> None:
+def test_a_piece_that_fails_leaves_the_main_line_current(side_stream: SideStream) -> None:
     def fails() -> None:
         raise ValueError("no such kernel")
 
     with capturing(), pytest.raises(ValueError, match="no such kernel"):
-        beside.put(fails)
-    assert Line.current is beside._main
+        side_stream.run(fails)
+    assert Line.current is side_stream._main
 
 
 def step(gpu: Any, x: flame.Tensor, factors: list[flame.Tensor], uses: int) -> list[str]:
-    """What is put beside and joined in a captured pass backward through `uses` layers with the same factors."""
+    """What is put side_stream and joined in a captured pass backward through `uses` layers with the same factors."""
     told = list[str]()
 
     class Watched:
-        def put(self, launch: Any, *arrays: Any) -> None:
+        def run(self, launch: Any, *arrays: Any) -> None:
             told.append("put")
 
         def join(self) -> None:
             told.append("join")
 
-    gpu.kernels.beside = Watched()
+    gpu.kernels.side_stream = Watched()
     frozen, cotangent = weight(64, 64), weight(*x.shape)
     with capturing():
         y = x
@@ -149,8 +149,8 @@ def parameters() -> list[Parameter]:
 
 def working(of: list[Parameter]) -> list[flame.Tensor]:
     """The copies that training computes with, of parameters that have gradients to add to."""
-    Arena(of, working=bfloat16)
-    return [f.working for f in of]
+    FlatParameters(of, compute_dtype=bfloat16)
+    return [f.compute_copy for f in of]
 
 
 def test_factors_gradients_go_beside_once_there_is_something_to_add_to(gpu: Any) -> None:

@@ -26,7 +26,7 @@ def test_a_step_on_an_rtx_3090(gpu: Any, model: str, how: dict[str, Any], monkey
     monkeypatch.setattr(Products, "product", lambda *_, **__: None)
     prepared = bench.prepare(bench.Trial(model, resolution=128, **how))
     launched: list[str] = []
-    with gpu.kernels.launches.watched(lambda name, _: launched.append(name) or True):
+    with gpu.kernels.launch_hooks.hooked(lambda name, _: launched.append(name) or True):
         prepared.step()
     assert launched[-3:] == ["squares", "scalars", "adamw"]
     assert "rows" in launched

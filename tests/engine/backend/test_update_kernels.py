@@ -14,20 +14,20 @@ from flame_train.engine import Parameter, tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import bfloat16, float32
 from flame_train.engine.optim import (
+    EMA,
     METRICS,
     AdamWRule,
-    Arena,
     ClipNorm,
     ClipValue,
+    FlatParameters,
     GradientNoise,
     LossScaler,
-    MovingAverage,
     Optimizer,
     Schedule,
     SGDRule,
     update,
 )
-from flame_train.engine.optim.update import AtOnce, ByLinks
+from flame_train.engine.optim.update import FusedUpdate, ReferenceUpdate
 from flame_train.training.optimizer import build_optimizer
 
 SHAPES = {"a": (300, 7), "b": (65,), "c": (1,), "d": (128,)}
@@ -39,9 +39,9 @@ RULES = [
 SETTINGS: list[dict[str, Any]] = [
     {"schedule": Schedule("cosine", 6, 2, min_lr=1e-3), "accumulation": 2},
     {"schedule": Schedule("linear", 20, 3), "scaler": LossScaler(init=64.0, interval=2)},
-    {"schedule": Schedule("cosine_restarts", 7, cycles=3), "average": MovingAverage(0.3)},
+    {"schedule": Schedule("cosine_restarts", 7, cycles=3), "average": EMA(0.3)},
     {"schedule": Schedule("polynomial", 9, 1, power=1.7), "scaler": LossScaler(init=2.0, interval=4)},
-    {"average": MovingAverage(0.9), "scaler": LossScaler(init=1.0), "accumulation": 3},
+    {"average": EMA(0.9), "scaler": LossScaler(init=1.0), "accumulation": 3},
 ]
 WORKING = [float32, bfloat16, bfloat16]
 CASES = [
@@ -51,28 +51,30 @@ CASES = [
 ]
 
 
-def make(device: str, links: list[Any], settings: dict[str, Any], working: Any) -> Optimizer:
+def make(device: str, links: list[Any], settings: dict[str, Any], compute_dtype: Any) -> Optimizer:
     rng = np.random.default_rng(0)
     ps = [Parameter(rng.standard_normal(s).astype(np.float32), n) for n, s in SHAPES.items()]
     factors = {"lr_scale": {"a": 0.5}, "decay_scale": {"b": 0.0}} if "average" in settings else {}
-    return Optimizer(Arena(ps, get_backend(device), working=working, **factors), links, lr=0.01, **settings)
+    return Optimizer(
+        FlatParameters(ps, get_backend(device), compute_dtype=compute_dtype, **factors), links, lr=0.01, **settings
+    )
 
 
 def trained(o: Optimizer, device: str, steps: range = range(8)) -> dict[str, np.ndarray]:
     """Everything after eight steps, of which one overflows and one has a loss that is no number."""
-    get = o.arena.backend.get
+    get = o.arena.backend.to_host
     for i in steps:
         rng = np.random.default_rng(i)
         for p in o.arena.parameters.values():
             g = rng.standard_normal(p.shape).astype(np.float32) * np.float32(math.inf if i == 3 else 20.0)
-            p.grad.data[...] = get_backend(device).put(g)
+            p.grad.data[...] = get_backend(device).to_device(g)
         given = [np.float32(0.5), np.array([0.1, math.nan if i == 4 else 2.0, 3.0], np.float32), None][i % 3]
         loss = None if given is None else tensor(given, device=device)
         o.step(tensor(np.array([1.0, math.nan, 2.0]), device=device)[::2] if i == 6 else loss)
     found = {**o.arena.state(), **o.state_dict(), "healthy": get(o._own["healthy"])}
     found |= {f"metrics.{n}": v for n, v in zip(METRICS, get(o.metrics()), strict=True)}
-    found["padding"] = np.concatenate([get(o.arena.values)[a:b] for a, b in o.arena.gaps])
-    return found if o.arena.low is None else {**found, "low": get(o.arena.low).astype(np.float32)}
+    found["padding"] = np.concatenate([get(o.arena.values)[a:b] for a, b in o.arena.padding])
+    return found if o.arena.compute_values is None else {**found, "low": get(o.arena.compute_values).astype(np.float32)}
 
 
 def test_one_pass_gives_the_bits_of_the_links(gpu: Any, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +88,8 @@ def test_one_pass_gives_the_bits_of_the_links(gpu: Any, compiled: Any, monkeypat
     skipped = set[float]()
     for case in CASES:
         reference, o = make("cpu", *case), make("cuda", *case)
-        assert isinstance(reference._update, ByLinks)
-        assert isinstance(o._update, AtOnce)
+        assert isinstance(reference._update, ReferenceUpdate)
+        assert isinstance(o._update, FusedUpdate)
         wanted, found = trained(reference, "cpu"), trained(o, "cuda")
         assert found.keys() == wanted.keys()
         for name, value in wanted.items():
@@ -118,7 +120,7 @@ def test_every_chain_that_a_config_may_ask_for_takes_three_launches(gpu: Any, ru
         o = build_optimizer(weights, config.train, config.optimizer, config.schedule, config.gradient, gpu)
         loss, told = tensor(np.float32(1.0), device="cuda"), list[str]()
         o.arena.values.operations.clear()
-        with gpu.kernels.launches.watched(lambda name, _, told=told: told.append(name) or True):
+        with gpu.kernels.launch_hooks.hooked(lambda name, _, told=told: told.append(name) or True):
             o.step(loss)
         assert told == ["squares", "scalars", kernel]
         assert not o.arena.values.operations, "single numbers cost no launch of their own"
@@ -132,4 +134,4 @@ def test_a_loss_from_elsewhere_is_refused(gpu: Any) -> None:
 
 def test_chains_in_another_order_go_link_by_link(gpu: Any) -> None:
     for links in ([ClipNorm(1.0), ClipValue(1.0), AdamWRule()], [AdamWRule(), ClipNorm(1.0)]):
-        assert isinstance(make("cuda", links, {}, float32)._update, ByLinks)
+        assert isinstance(make("cuda", links, {}, float32)._update, ReferenceUpdate)

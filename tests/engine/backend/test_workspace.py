@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flame_train.engine.backend.cuda.workspace import _LARGE as LARGE
-from flame_train.engine.backend.cuda.workspace import Scratch
+from flame_train.engine.backend.cuda.workspace import Workspace
 from flame_train.engine.mode import capturing
 
 
@@ -27,64 +27,64 @@ def made() -> list[Any]:
 
 
 @pytest.fixture
-def scratch(made: list[Any]) -> Scratch:
+def workspace(made: list[Any]) -> Workspace:
     def empty(size: int, dtype: str) -> Room:
         room = Room(size, dtype)
         made.append(weakref.ref(room))
         return room
 
-    return Scratch(SimpleNamespace(empty=empty))
+    return Workspace(SimpleNamespace(empty=empty))
 
 
 def held(made: list[Any]) -> list[int]:
     return [room().nbytes for room in made if room()]
 
 
-def test_large_ones_share_the_largest(scratch: Scratch, made: list[Any]) -> None:
-    assert scratch.of(3 * LARGE) is scratch.of(2 * LARGE)
+def test_large_ones_share_the_largest(workspace: Workspace, made: list[Any]) -> None:
+    assert workspace.get(3 * LARGE) is workspace.get(2 * LARGE)
     assert held(made) == [3 * LARGE]
 
 
-def test_a_larger_one_takes_the_place_of_a_smaller(scratch: Scratch, made: list[Any]) -> None:
-    scratch.of(LARGE)
-    scratch.of(2 * LARGE)
+def test_a_larger_one_takes_the_place_of_a_smaller(workspace: Workspace, made: list[Any]) -> None:
+    workspace.get(LARGE)
+    workspace.get(2 * LARGE)
     assert held(made) == [2 * LARGE]
 
 
 @pytest.mark.parametrize("size", [0, 1, LARGE - 1])
-def test_small_ones_come_and_go(scratch: Scratch, made: list[Any], size: int) -> None:
-    assert scratch.of(size).nbytes == max(1, size)
+def test_small_ones_come_and_go(workspace: Workspace, made: list[Any], size: int) -> None:
+    assert workspace.get(size).nbytes == max(1, size)
     assert held(made) == []
 
 
-def test_small_ones_lie_in_the_room_that_is_there(scratch: Scratch, made: list[Any]) -> None:
+def test_small_ones_lie_in_the_room_that_is_there(workspace: Workspace, made: list[Any]) -> None:
     """As the second part of an attention's heads after the first, which needs a little more."""
-    room = scratch.of(LARGE)
-    assert scratch.of(LARGE - 1) is room
+    room = workspace.get(LARGE)
+    assert workspace.get(LARGE - 1) is room
     with capturing():
-        assert scratch.of(1) is room
+        assert workspace.get(1) is room
     del room
     assert held(made) == [LARGE]
 
 
-def test_a_graph_keeps_its_room_when_a_larger_is_asked_for(scratch: Scratch, made: list[Any]) -> None:
-    scratch.of(LARGE)
+def test_a_graph_keeps_its_room_when_a_larger_is_asked_for(workspace: Workspace, made: list[Any]) -> None:
+    workspace.get(LARGE)
     with capturing():
-        first = scratch.settle()
-        assert scratch.of(LARGE) is first
-    scratch.of(2 * LARGE)
+        first = workspace.reserve()
+        assert workspace.get(LARGE) is first
+    workspace.get(2 * LARGE)
     assert held(made) == [LARGE, 2 * LARGE]
     with capturing():
-        assert scratch.settle() is scratch.of(LARGE)
+        assert workspace.reserve() is workspace.get(LARGE)
     del first
-    scratch.release()
+    workspace.release()
     assert held(made) == []
 
 
-def test_a_capture_begins_with_room_for_what_was_asked_before(scratch: Scratch, made: list[Any]) -> None:
+def test_a_capture_begins_with_room_for_what_was_asked_before(workspace: Workspace, made: list[Any]) -> None:
     with capturing():
-        assert scratch.settle() is None
-    scratch.of(2 * LARGE)
-    scratch.release()
+        assert workspace.reserve() is None
+    workspace.get(2 * LARGE)
+    workspace.release()
     with capturing():
-        assert scratch.settle().nbytes == 2 * LARGE
+        assert workspace.reserve().nbytes == 2 * LARGE

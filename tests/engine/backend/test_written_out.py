@@ -140,8 +140,8 @@ def check_pair(x: Operands) -> None:
         assert (np.asarray(made.base)[:, made.shape[1] :] == 7).all()
 
 
-def products(gpu: Any, multiprocessors: int) -> dual_gemm.PairedProducts:
-    return dual_gemm.PairedProducts(gpu.xp, None, None, None, gpu.kernels._cubins, multiprocessors, 90)
+def products(gpu: Any, multiprocessors: int) -> dual_gemm.DualGemm:
+    return dual_gemm.DualGemm(gpu.xp, None, None, None, gpu.kernels._cubins, multiprocessors, 90)
 
 
 WAYS = [

@@ -15,10 +15,10 @@ def test_joined_weights_lie_side_by_side_and_say_the_same() -> None:
     unet = UNet(UNetArch.tiny(16))
     unet.init(np.random.default_rng(0))
     before = {name: w.numpy().copy() for name, w in unet.weights()}
-    unet.join_weights()
+    unet.pack_contiguous()
     for name, w in unet.weights():
         np.testing.assert_array_equal(w.numpy(), before[name], err_msg=name)
-    for layers in unet.shared_inputs():
+    for layers in unet.fusable_groups():
         places = [layer.weight.data.__array_interface__["data"][0] for layer in layers]
         assert {b - a for a, b in itertools.pairwise(places)} <= {layers[0].weight.data.nbytes}
 

@@ -28,7 +28,7 @@ def by_ml_dtypes(x: np.ndarray) -> np.ndarray:
     return (x / scale).astype(np.float32).astype(E4M3).astype(np.float64) * scale
 
 
-def given_back(codes: flame.Tensor, scales: flame.Tensor) -> np.ndarray:
+def dequantize(codes: flame.Tensor, scales: flame.Tensor) -> np.ndarray:
     numbers = codes.numpy().view(E4M3).astype(np.float64)
     return numbers * scales.numpy().view(np.float32)[..., None]
 
@@ -48,7 +48,7 @@ ROWS = {
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_rounds_as_ml_dtypes_does(name: str, dtype: Any) -> None:
     x = ROWS[name].astype(dtype)
-    assert np.array_equal(given_back(*F.fp8_quantize(flame.tensor(x))), by_ml_dtypes(x))
+    assert np.array_equal(dequantize(*F.fp8_quantize(flame.tensor(x))), by_ml_dtypes(x))
 
 
 @example([2.0**90, 225.0 * 2.0**82])
@@ -56,7 +56,7 @@ def test_rounds_as_ml_dtypes_does(name: str, dtype: Any) -> None:
 @given(st.lists(st.floats(-(2.0**90), 2.0**90, width=32), min_size=1, max_size=40))
 def test_errs_by_a_sixteenth_at_most(row: list[float]) -> None:
     x = np.float64(np.float32(row))[None]
-    error = np.abs(given_back(*F.fp8_quantize(flame.tensor(x))) - x)
+    error = np.abs(dequantize(*F.fp8_quantize(flame.tensor(x))) - x)
     # Half a step of the smallest numbers, 2^-10 factors. The largest is more than 224 of them; factors end at 2^-100.
     least = max(np.abs(x).max() / 224 * 2.0**-10, 2.0**-110)
     assert (error <= np.maximum(np.abs(x) / 16, least)).all()
@@ -65,14 +65,14 @@ def test_errs_by_a_sixteenth_at_most(row: list[float]) -> None:
 def test_what_an_fp8_file_holds_is_kept_to_the_bit() -> None:
     every = np.arange(256, dtype=np.uint8).view(E4M3).astype(np.float32)
     rows = np.stack([every[np.isfinite(every)], every[np.isfinite(every)] * 2.0**-14])
-    assert np.array_equal(given_back(*F.fp8_quantize(flame.tensor(rows))), rows)
+    assert np.array_equal(dequantize(*F.fp8_quantize(flame.tensor(rows))), rows)
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_a_row_that_is_not_finite_comes_to_no_number(bad: float) -> None:
     x = normal(3, 8)
     x[1, 4] = bad
-    back = given_back(*F.fp8_quantize(flame.tensor(x)))
+    back = dequantize(*F.fp8_quantize(flame.tensor(x)))
     assert np.isnan(back[1]).all()
     assert np.isfinite(back[[0, 2]]).all()
 

@@ -11,13 +11,13 @@ import pytest
 from flame_train.engine import Parameter, Tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.optim import (
+    EMA,
     AdamWRule,
-    Arena,
     ClipNorm,
     ClipValue,
+    FlatParameters,
     GradientNoise,
     LossScaler,
-    MovingAverage,
     Optimizer,
     Schedule,
     SGDRule,
@@ -79,7 +79,9 @@ class DeviceNumpy:
 
 def backend() -> Any:
     cpu = get_backend("cpu")
-    return SimpleNamespace(name="cpu", kernels=None, xp=DeviceNumpy(), put=lambda h: wrap(cpu.put(h)), get=bare)
+    return SimpleNamespace(
+        name="cpu", kernels=None, xp=DeviceNumpy(), to_device=lambda h: wrap(cpu.to_device(h)), to_host=bare
+    )
 
 
 def test_the_stand_in_refuses() -> None:
@@ -101,12 +103,12 @@ def test_a_step_reads_nothing_back_and_computes_what_it_does_elsewhere(
         links = [ClipNorm(1.0), ClipValue(0.2), GradientNoise(0.1, seed=1), rule]
         curve = Schedule(schedule, total=10, warmup=2, cycles=2, power=2.0)
         o = Optimizer(
-            Arena(ps, where), links, lr=0.1, schedule=curve, scaler=scaler, accumulation=2, average=MovingAverage(0.9)
+            FlatParameters(ps, where), links, lr=0.1, schedule=curve, scaler=scaler, accumulation=2, average=EMA(0.9)
         )
         for i in range(5):
             o.zero_grad()
             o.arena.grads[...] = np.nan if i == 3 and scaler else 0.1 * i
-            o.step(Tensor(where.put(np.ones(2, np.float32))))
+            o.step(Tensor(where.to_device(np.ones(2, np.float32))))
         results.append({**o.arena.state(), **o.state_dict()})
     for name, value in results[0].items():
         np.testing.assert_array_equal(bare(value), results[1][name], err_msg=name)

@@ -15,9 +15,9 @@ from flame_train.engine.optim import (
     SGD,
     AdamW,
     AdamWRule,
-    Arena,
     ClipNorm,
     ClipValue,
+    FlatParameters,
     GradientNoise,
     LossScaler,
     Optimizer,
@@ -34,7 +34,7 @@ SHAPES = {"a": (4, 3), "b": (70,)}
 def make(transforms: Sequence[Transform] = (AdamWRule(),), **settings: object) -> Optimizer:
     rng = np.random.default_rng(0)
     ps = [Parameter(rng.standard_normal(s).astype(np.float32), n) for n, s in SHAPES.items()]
-    return Optimizer(Arena(ps), transforms, **{"lr": 1e-2, **settings})
+    return Optimizer(FlatParameters(ps), transforms, **{"lr": 1e-2, **settings})
 
 
 def give(optimizer: Optimizer, seed: int, scale: float = 1.0) -> None:
@@ -195,11 +195,11 @@ def test_endless_overflow_reaches_the_minimum_and_halts() -> None:
 
 
 def test_clip_norm_and_value_limit_what_the_rule_sees() -> None:
-    for link, size in (
+    for transform, size in (
         (ClipNorm(0.25), lambda g: math.sqrt((g.astype(float) ** 2).sum())),
         (ClipValue(0.25), lambda g: abs(g).max()),
     ):
-        o = make([link, SGDRule()], lr=1.0)
+        o = make([transform, SGDRule()], lr=1.0)
         before = o.arena.values.copy()
         give(o, 0, 100.0)
         raw = o.arena.grads.astype(np.float64)
@@ -233,7 +233,7 @@ def test_the_norm_is_taken_again_only_of_a_gradient_that_changed(
 
 def test_gradient_noise_has_its_annealed_size_and_spares_the_padding() -> None:
     ps = [Parameter(np.zeros(20_001, np.float32), "w"), Parameter(np.zeros(3, np.float32), "v")]
-    o = Optimizer(Arena(ps), [GradientNoise(0.5, seed=1, decay=0.55), SGDRule()], lr=1.0)
+    o = Optimizer(FlatParameters(ps), [GradientNoise(0.5, seed=1, decay=0.55), SGDRule()], lr=1.0)
     stds, draws = [], []
     for _ in range(4):
         before = o.arena.values.copy()
@@ -244,13 +244,13 @@ def test_gradient_noise_has_its_annealed_size_and_spares_the_padding() -> None:
     expected = [math.sqrt(0.25 / (1 + t) ** 0.55) for t in range(4)]
     np.testing.assert_allclose(stds, expected, rtol=4 / math.sqrt(2 * 20_001))
     assert abs(np.corrcoef(draws)[0, 1:]).max() < 5 / math.sqrt(20_001)
-    assert all((o.arena.values[a:b] == 0).all() for a, b in o.arena.gaps)
-    assert len(o.arena.gaps) == 2
+    assert all((o.arena.values[a:b] == 0).all() for a, b in o.arena.padding)
+    assert len(o.arena.padding) == 2
 
 
 def test_factors_by_name_scale_rate_and_decay() -> None:
     one = np.ones(2, np.float32)
-    arena = Arena([Parameter(one, "a"), Parameter(one, "b")], lr_scale={"b": 16.0}, decay_scale={"a": 0.0})
+    arena = FlatParameters([Parameter(one, "a"), Parameter(one, "b")], lr_scale={"b": 16.0}, decay_scale={"a": 0.0})
     o = Optimizer(arena, [SGDRule(weight_decay=0.5)], lr=0.01)
     arena.grads[...] = 1.0
     o.step()

@@ -9,7 +9,7 @@ import pytest
 
 from flame_train.engine import functional as F
 from flame_train.engine import tensor
-from flame_train.engine.report import saved_by_op
+from flame_train.engine.memory_report import saved_by_op
 from flame_train.models.keys.sd3_mmdit import mmdit_to_diffusers
 from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
 

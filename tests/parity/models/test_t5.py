@@ -111,7 +111,7 @@ def test_sums_and_products_beyond_fp16(half, scrambled):
         out = twin(input_ids=torch.from_numpy(ids.astype(np.int64)), output_hidden_states=True)
     assert max(h.abs().max() for h in out.hidden_states) > 3 * 65504
 
-    for _, module, attr, _ in model.named_slots():
+    for _, module, attr, _ in model.named_specs():
         weight = getattr(module, attr)
         object.__setattr__(module, attr, tensor(weight.data.astype(tensor(0.0, half).dtype)))
     found = model(tensor(ids)).numpy().astype(np.float64)

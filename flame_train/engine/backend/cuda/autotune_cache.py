@@ -1,8 +1,8 @@
-"""A cache on disk of answers that are slow to find and depend only on the card and its libraries.
+"""The autotune cache: results on disk that are slow to find and depend only on the GPU and its libraries.
 
-Each answer has a file of its own, named by a hash of its question, so writers never wait for each other: the last
-rename wins, with an answer that is as good. A file holds its question and a checksum before the answer. One that is
-damaged, or answers another question, is reported, and its answer is found again.
+Each value has a file of its own, named by a hash of its key, so writers never wait for each other: the last rename
+wins, with a value that is as good. A file holds its key and a checksum before the value. A file that is damaged, or of
+another key, is reported, and its value is found again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
-_FORMAT = 1  # raised when the meaning of answers changes: older files are then simply not found
+_FORMAT = 1  # raised when the meaning of values changes: older files are then simply not found
 
 
 def default_folder() -> Path | None:
@@ -29,24 +29,24 @@ def default_folder() -> Path | None:
     return base / "flame-train" / "choices"
 
 
-class Shelf:
-    """The answers in `folder`, which is made when the first is written, for the card that `place` describes.
+class AutotuneCache:
+    """The values in `folder`, which is made when the first is written, for the GPU of `device_fingerprint`.
 
-    Without a folder nothing is kept, which is logged at the first write.
+    Without a folder nothing is stored, which is logged at the first write.
     """
 
-    def __init__(self, folder: Path | None, place: str) -> None:
-        self.folder, self._place = folder, place
+    def __init__(self, folder: Path | None, device_fingerprint: str) -> None:
+        self.folder, self._device = folder, device_fingerprint
         self._writable = True
-        self._held: set[Path] = set()  # paths taken by something that a file cannot replace, such as a folder
+        self._blocked: set[Path] = set()  # paths of something that a file cannot replace, such as a folder
 
-    def path(self, question: str) -> Path | None:
-        """The file of the answer, whether it exists or not; None without a folder."""
-        return self.folder and self.folder / hashlib.sha256(self._whole(question).encode()).hexdigest()[:40]
+    def path(self, key: str) -> Path | None:
+        """The file of the value, whether it exists or not; None without a folder."""
+        return self.folder and self.folder / hashlib.sha256(self._full_key(key).encode()).hexdigest()[:40]
 
-    def get(self, question: str) -> bytes | None:
-        """The answer; None if it is not there or damaged, which is logged."""
-        path = self.path(question)
+    def get(self, key: str) -> bytes | None:
+        """The value; None if it is not there or damaged, which is logged."""
+        path = self.path(key)
         if path is None:
             return None
         try:
@@ -54,18 +54,18 @@ class Shelf:
         except FileNotFoundError:
             return None
         except OSError as error:
-            _LOG.warning("%s: cannot be read (%s); what it holds is found anew", path, error)
+            _LOG.warning("%s: cannot be read (%s); its value is measured again", path, error)
             return None
-        head, _, answer = content.partition(b"\n")
-        if head != self._head(question, answer):
-            _LOG.warning("%s: damaged; what it held is found anew", path)
+        head, _, value = content.partition(b"\n")
+        if head != self._head(key, value):
+            _LOG.warning("%s: damaged; its value is measured again", path)
             return None
-        return answer
+        return value
 
-    def put(self, question: str, answer: bytes) -> None:
-        """Writes an answer, replacing an earlier one. If the folder cannot be written that is logged once."""
-        path = self.path(question)
-        if not self._writable or path in self._held:
+    def put(self, key: str, value: bytes) -> None:
+        """Writes a value, replacing an earlier one. If the folder cannot be written that is logged once."""
+        path = self.path(key)
+        if not self._writable or path in self._blocked:
             return
         if path is None:
             self._give_up("~/.cache", "this user has no home folder; set XDG_CACHE_HOME")
@@ -73,7 +73,7 @@ class Shelf:
         temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(self._head(question, answer) + b"\n" + answer)
+            temporary.write_bytes(self._head(key, value) + b"\n" + value)
             self._replace(temporary, path)
         except OSError as error:
             self._give_up(f"{path.parent}", f"{error}")
@@ -86,15 +86,15 @@ class Shelf:
         try:
             os.replace(temporary, path)
         except OSError as error:
-            self._held.add(path)
-            _LOG.warning("%s: cannot be replaced (%s); each run finds what it should hold anew", path, error)
+            self._blocked.add(path)
+            _LOG.warning("%s: cannot be replaced (%s); each run measures its value again", path, error)
 
     def _give_up(self, where: str, why: str) -> None:
         self._writable = False
-        _LOG.warning("%s: nothing can be kept there (%s); each run finds it anew", where, why)
+        _LOG.warning("%s: the autotune cache cannot be written there (%s); each run measures again", where, why)
 
-    def _whole(self, question: str) -> str:
-        return json.dumps([_FORMAT, self._place, question])
+    def _full_key(self, key: str) -> str:
+        return json.dumps([_FORMAT, self._device, key])
 
-    def _head(self, question: str, answer: bytes) -> bytes:
-        return f"{hashlib.sha256(answer).hexdigest()} {self._whole(question)}".encode()
+    def _head(self, key: str, value: bytes) -> bytes:
+        return f"{hashlib.sha256(value).hexdigest()} {self._full_key(key)}".encode()

@@ -1,4 +1,4 @@
-"""Finds the fastest of several ways to do the same work, by timing them on the device."""
+"""Finds the fastest of several candidates for the same work, by timing them on the device."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import Any
 
 _ROUNDS = 7
 _FLUSH_BYTES, _FLUSH_SECONDS = 128 << 20, 30e-6  # a fill, and somewhat less than the time an H200 takes for it
-_WORTH = 0.97  # of the first way's time, which the library advises: a smaller gain may be noise
-_HOPELESS, _CERTAIN_MS = 4, 1.0  # ways that take this many times the shortest, and this long, are timed only once
+_WORTH = 0.97  # of the first candidate's time, which the library suggests: a smaller gain may be noise
+_HOPELESS, _CERTAIN_MS = 4, 1.0  # candidates that take this many times the shortest, and this long, are timed only once
 
 
-class Stopwatch:
+class Autotuner:
     """Times work on the device's stream, with caches that hold nothing of a call's operands."""
 
     def __init__(self, cupy: Any, stream: Any) -> None:
         self._cupy, self._stream = cupy, stream
 
-    def fastest(self, ways: Sequence[Callable[[], None]]) -> int:
+    def fastest(self, candidates: Sequence[Callable[[], None]]) -> int:
         """The index of the fastest; 0 unless another is clearly faster. Waits for the device."""
-        if len(ways) < 2:
+        if len(candidates) < 2:
             return 0
-        times = [statistics.median(t) for t in self._times(ways)]
-        best = min(range(len(ways)), key=times.__getitem__)
+        times = [statistics.median(t) for t in self._times(candidates)]
+        best = min(range(len(candidates)), key=times.__getitem__)
         return best if times[best] < _WORTH * times[0] else 0
 
-    def _times(self, ways: Sequence[Callable[[], None]]) -> list[list[float]]:
-        """Each way's times in ms; a single one for ways that are hopelessly slow.
+    def _times(self, candidates: Sequence[Callable[[], None]]) -> list[list[float]]:
+        """Each candidate's times in ms; a single one for candidates that are hopelessly slow.
 
-        The ways take turns, so that a change of the clock rate affects all alike. The fills before each call flush the
-        caches. They also keep the device busy for twice as long as the host takes to queue the call's launches:
+        The candidates take turns, so that a change of the clock rate affects all alike. Fills before each call flush
+        the caches. They also keep the device busy for twice as long as the host takes to queue the call's launches:
         otherwise the host's time would be measured.
         """
         flush = self._cupy.empty(_FLUSH_BYTES, "uint8")
-        for way in ways:
-            way()
+        for candidate in candidates:
+            candidate()
         queued, found = [], []
-        for way in ways:
-            seconds, marks = self._marked(way)
+        for candidate in candidates:
+            seconds, marks = self._marked(candidate)
             self._stream.synchronize()
             queued.append(seconds)
             found.append([self._cupy.cuda.get_elapsed_time(*marks)])
@@ -50,18 +50,18 @@ class Stopwatch:
             for i in hopeful:
                 for _ in range(1 + int(2 * queued[i] / _FLUSH_SECONDS)):
                     flush.fill(0)
-                turns.append((i, self._marked(ways[i])[1]))
+                turns.append((i, self._marked(candidates[i])[1]))
         self._stream.synchronize()
         for i in hopeful:
             found[i] = [self._cupy.cuda.get_elapsed_time(*marks) for turn, marks in turns if turn == i]
         return found
 
-    def _marked(self, way: Callable[[], None]) -> tuple[float, tuple[Any, Any]]:
-        """The seconds the host takes to queue `way`, and events before and after it."""
+    def _marked(self, candidate: Callable[[], None]) -> tuple[float, tuple[Any, Any]]:
+        """The seconds the host takes to queue `candidate`, and events before and after it."""
         begin, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
         begin.record(self._stream)
         start = time.perf_counter()
-        way()
+        candidate()
         seconds = time.perf_counter() - start
         end.record(self._stream)
         return seconds, (begin, end)

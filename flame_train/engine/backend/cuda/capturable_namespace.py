@@ -7,10 +7,10 @@ from typing import Any
 
 from ...dtype import Array
 from .cublaslt import SUPPORTED
-from .launcher import Kernels
+from .launcher import Launcher
 
 
-class Capturable:
+class CapturableNamespace:
     """CuPy for references, with replacements for functions that cannot be captured in a graph.
 
     CuPy's matrix products cannot, so cuBLASLt makes them. To join more than eight small arrays CuPy copies their
@@ -19,7 +19,7 @@ class Capturable:
 
     _AT_ONCE = 8
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Launcher) -> None:
         self._xp, self._kernels = kernels.xp, kernels
 
     def __getattr__(self, name: str) -> Any:

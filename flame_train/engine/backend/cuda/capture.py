@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from ...mode import capturing
 from .graph import Graph
-from .launcher import Kernels
+from .launcher import Launcher
 
 
 class CapturingDevice(Protocol):
@@ -30,13 +30,13 @@ class CapturingDevice(Protocol):
 
     xp: ModuleType
     stream: Any
-    kernels: Kernels
+    kernels: Launcher
     graph_pool: Any
     graphs: weakref.WeakSet[Any]
 
-    def most_taken(self, fn: Callable[[], None]) -> int: ...
+    def peak_during(self, fn: Callable[[], None]) -> int: ...
     def graph_memory(self) -> AbstractContextManager[None]: ...
-    def release_unused(self) -> None: ...
+    def empty_cache(self) -> None: ...
     def synchronize(self) -> None: ...
 
 
@@ -53,7 +53,7 @@ class _Captured:
 
     def __call__(self) -> None:
         if self._needs < 0:
-            self._needs = self._tried()
+            self._needs = self._warm_up()
             return
         if self._graph is None:
             self._record()
@@ -64,16 +64,16 @@ class _Captured:
         self._graph = None
         self._backend.graphs.discard(self)
 
-    def _tried(self) -> int:
+    def _warm_up(self) -> int:
         """Runs the step eagerly; the most bytes it took outside the graphs' pool."""
-        backend, pool, scratch = self._backend, self._backend.graph_pool, self._backend.kernels.scratch
+        backend, pool, workspace = self._backend, self._backend.graph_pool, self._backend.kernels.workspace
         if not backend.graphs:
-            return backend.most_taken(self._fn)
-        before, room = pool.used_bytes(), scratch.room
+            return backend.peak_during(self._fn)
+        before, buffer = pool.used_bytes(), workspace.buffer
         with backend.graph_memory():
             self._fn()
-        if scratch.room is not room:  # new scratch memory may stay: it holds nothing from one op to the next
-            before += scratch.room.data.mem.size
+        if workspace.buffer is not buffer:  # a new workspace may stay: it holds nothing from one op to the next
+            before += workspace.buffer.data.mem.size
         if pool.used_bytes() > before:
             gc.collect()  # a hook or a library may leave reference cycles
         if pool.used_bytes() > before:
@@ -84,10 +84,10 @@ class _Captured:
 
     def _record(self) -> None:
         stream = self._backend.stream
-        self._backend.release_unused()  # frees what the eager run took, for the graph
-        self._room()
+        self._backend.empty_cache()  # frees what the eager run took, for the graph
+        self._preallocate()
         with self._backend.graph_memory(), capturing():
-            self._backend.kernels.scratch.settle()  # first, so that it lies at one end of the memory
+            self._backend.kernels.workspace.reserve()  # first, so that it lies at one end of the memory
             stream.begin_capture()
             try:
                 self._fn()
@@ -97,7 +97,7 @@ class _Captured:
             self._graph = Graph(self._backend.xp, stream)
         self._backend.graphs.add(self)
 
-    def _room(self) -> None:
+    def _preallocate(self) -> None:
         """Makes what the eager run took one free block of the pool, with a fiftieth more for fragmentation.
 
         A pool that grows block by block keeps blocks too small for later requests: a twentieth of a step of SDXL.
@@ -111,7 +111,7 @@ class _Captured:
 
     def _abandon(self, stream: Any) -> None:
         """Ends a failed capture so that the stream can be used again; errors of this are hidden by the first one."""
-        self._backend.kernels.beside.forget()
+        self._backend.kernels.side_stream.forget()
         try:
             stream.end_capture()
         except self._backend.xp.cuda.runtime.CUDARuntimeError:

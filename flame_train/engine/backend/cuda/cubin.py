@@ -12,7 +12,7 @@ from typing import Any
 
 from ....errors import DeviceFault
 from ...dtype import DType
-from .autotune_cache import Shelf
+from .autotune_cache import AutotuneCache
 from .nvrtc import options
 
 _SHARED_BYTES_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -21,8 +21,8 @@ _SHARED_BYTES_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 class Cubins:
     """Compiled modules by their text and element type."""
 
-    def __init__(self, cupy: Any, shelf: Shelf) -> None:
-        self._cupy, self._shelf = cupy, shelf
+    def __init__(self, cupy: Any, cache: AutotuneCache) -> None:
+        self._cupy, self._cache = cupy, cache
         self._functions: dict[tuple[str, DType], Future[tuple[Any, Any]]] = {}
         self._lock = threading.Lock()
 
@@ -69,10 +69,10 @@ class Cubins:
     def _compiled(self, text: str, dtype: DType) -> bytes:
         asked = (*options(dtype), "-arch=sm_90a")
         question = f"cubin, NVRTC {self.version}, {asked}: {hashlib.sha256(text.encode()).hexdigest()}"
-        kept = self._shelf.get(question)
+        kept = self._cache.get(question)
         if kept is None:
             kept = self._compile(text, asked)
-            self._shelf.put(question, kept)
+            self._cache.put(question, kept)
         return kept
 
     def _compile(self, text: str, asked: tuple[str, ...]) -> bytes:

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from ....errors import DeviceFault, EnvironmentFault
 from ...dtype import Array, DType, bfloat16, float16, float32, float64, uint8
 from ...mode import mode
-from .autotune_cache import Shelf
-from .autotuner import Stopwatch
-from .launch_hooks import Launches
+from .autotune_cache import AutotuneCache
+from .autotuner import Autotuner
+from .launch_hooks import LaunchHooks
 from .libraries import load
 
 _LOG = logging.getLogger(__name__)
@@ -116,11 +116,11 @@ class _Result(ctypes.Structure):
 
 
 class CublasLt:
-    """One handle, one workspace, and the plans made so far. `shelf` keeps measured choices between runs."""
+    """One handle, one workspace, and the plans made so far. `cache` keeps measured choices between runs."""
 
-    def __init__(self, cupy: Any, stream: Any, shelf: Shelf, launches: Launches) -> None:
-        self._cupy, self._stream, self._shelf, self._launches = cupy, stream, shelf, launches
-        self._stopwatch = Stopwatch(cupy, stream)
+    def __init__(self, cupy: Any, stream: Any, cache: AutotuneCache, launch_hooks: LaunchHooks) -> None:
+        self._cupy, self._stream, self._cache, self._launch_hooks = cupy, stream, cache, launch_hooks
+        self._autotuner = Autotuner(cupy, stream)
         self._lib = _declare(load("cublasLt"))
         self._version = int(self._lib.cublasLtGetVersion())
         handle = ctypes.c_void_p()
@@ -166,7 +166,7 @@ class CublasLt:
             self._point(plan.description, bias, gelu, scales)
             if plan.algorithm is None:
                 plan.algorithm = self._choose(plan, pointers, scale, out)
-            if self._launches.wanted("matrix product"):
+            if self._launch_hooks.should_launch("matrix product"):
                 self._launch(plan, plan.algorithm, pointers, scale)
 
     def _point(
@@ -252,7 +252,7 @@ class CublasLt:
         if not plan.problem.measured or mode().capturing:
             return self._advised(plan, 1)[0]
         question = f"cuBLASLt {self._version} {plan.problem}"
-        kept = self._restored(plan, self._shelf.get(question))
+        kept = self._restored(plan, self._cache.get(question))
         if kept is not None:
             return kept
         found = self._advised(plan, _CANDIDATES)
@@ -260,8 +260,8 @@ class CublasLt:
         scratch = self._cupy.empty(_extent(out), out.dtype)
         there = scratch.data.ptr
         operands = (a, b, there, there if added == target else added)
-        best = found[self._stopwatch.fastest([partial(self._launch, plan, way, operands, scale) for way in found])]
-        self._shelf.put(question, bytes(best))
+        best = found[self._autotuner.fastest([partial(self._launch, plan, way, operands, scale) for way in found])]
+        self._cache.put(question, bytes(best))
         return best
 
     def _advised(self, plan: _Plan, most: int) -> list[Any]:

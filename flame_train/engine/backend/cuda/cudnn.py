@@ -18,12 +18,12 @@ from typing import Any
 from ....errors import DeviceFault, EnvironmentFault
 from ...dtype import Array, DType, bfloat16, float16, float32
 from ...mode import mode
-from .autotune_cache import Shelf
-from .autotuner import Stopwatch
+from .autotune_cache import AutotuneCache
+from .autotuner import Autotuner
 from .codegen.broadcast_plan import dense_strides
-from .launch_hooks import Launches
+from .launch_hooks import LaunchHooks
 from .libraries import load
-from .workspace import Scratch
+from .workspace import Workspace
 
 _LOG = logging.getLogger(__name__)
 _CANDIDATES = 8  # plans that are timed
@@ -34,22 +34,24 @@ Layout = tuple[list[int], list[int]]
 
 
 class CuDnn:
-    """One handle on the backend's stream and the plans made so far. `shelf` keeps plans between runs.
+    """One handle on the backend's stream and the plans made so far. `cache` keeps plans between runs.
 
     Raises EnvironmentFault if cuDNN cannot be loaded, and at each call DeviceFault if it has no plan.
     """
 
-    def __init__(self, cupy: Any, stream: Any, shelf: Shelf, launches: Launches, scratch: Scratch) -> None:
+    def __init__(
+        self, cupy: Any, stream: Any, cache: AutotuneCache, launch_hooks: LaunchHooks, workspace: Workspace
+    ) -> None:
         for name in ("nvrtc", "cublasLt", "cublas"):
             load(name)
         try:
             import cudnn
         except ImportError as e:
             raise EnvironmentFault(f"cuDNN's frontend is not installed ({e}); run `flame-train doctor`") from e
-        self._cudnn, self._cupy, self._shelf, self._launches = cudnn, cupy, shelf, launches
-        self._scratch = scratch
+        self._cudnn, self._cupy, self._cache, self._launch_hooks = cudnn, cupy, cache, launch_hooks
+        self._workspace = workspace
         self._stream, self._aside = stream, cupy.cuda.Stream(non_blocking=True)
-        self._stopwatch = Stopwatch(cupy, stream)
+        self._autotuner = Autotuner(cupy, stream)
         self._version = f"cuDNN {cudnn.backend_version()} through {cudnn.__version__}"
         self._types = {
             float32: cudnn.data_type.FLOAT,
@@ -169,8 +171,8 @@ class CuDnn:
             if plan is None:
                 with _collected():
                     plan = self._plans[key] = self._make(key, dtype, build, arrays)
-            workspace = self._scratch.of(plan.workspace)
-            if self._launches.wanted("attention" if key[0].startswith("sdpa") else "convolution"):
+            workspace = self._workspace.get(plan.workspace)
+            if self._launch_hooks.should_launch("attention" if key[0].startswith("sdpa") else "convolution"):
                 plan.graph.execute(plan.pointers(arrays), workspace.data.ptr, handle=self._handle)
 
     def _make(
@@ -178,7 +180,7 @@ class CuDnn:
     ) -> _Plan:  # fmt: skip
         """The plan kept on disk, or a new one; during a capture, in which nothing runs, a new one that is not timed."""
         question, capturing = f"{self._version} {key}", mode().capturing
-        plan = None if capturing else self._restored(key, self._shelf.get(question))
+        plan = None if capturing else self._restored(key, self._cache.get(question))
         if plan is None:
             plan = self._described(key, dtype, build)
             try:
@@ -189,7 +191,7 @@ class CuDnn:
             except (RuntimeError, self._cudnn.cudnnGraphNotSupportedError) as e:
                 raise DeviceFault(f"cuDNN has no plan for {key}: {e}") from e
             if not capturing:
-                self._shelf.put(question, plan.kept())
+                self._cache.put(question, plan.kept())
         plan.workspace = plan.graph.get_workspace_size()
         return plan
 
@@ -244,7 +246,7 @@ class CuDnn:
         needed = max(graph.get_workspace_size_plan_at_index(i) for i in usable)
         room, pointers = self._cupy.empty(max(1, needed), "uint8"), plan.pointers(arrays)
         run = partial(graph.execute_plan_at_index, pointers, room.data.ptr, handle=self._handle)
-        return usable[self._stopwatch.fastest([partial(run, index=i) for i in usable])]
+        return usable[self._autotuner.fastest([partial(run, index=i) for i in usable])]
 
     def _restored(self, key: tuple[Any, ...], kept: bytes | None) -> _Plan | None:
         """A plan from disk, if cuDNN takes it.

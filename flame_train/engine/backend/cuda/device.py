@@ -14,10 +14,10 @@ from ....errors import EnvironmentFault
 from ...dtype import Array, DType
 from ...mode import mode
 from ..base import Memory
-from .capturable_namespace import Capturable
+from .capturable_namespace import CapturableNamespace
 from .capture import capture
-from .launcher import Kernels
-from .prefetch import CudaMailbox
+from .launcher import Launcher
+from .prefetch import CudaUploader
 
 _HINT = "use --device cpu, or run `flame-train doctor` to see what is missing"
 
@@ -41,8 +41,8 @@ class CudaBackend:
         self._peak = self._in_graphs = 0
         cupy.cuda.set_allocator(self._malloc)
         self.enter_thread()
-        self.kernels = Kernels(cupy, self.stream)
-        self.references = Capturable(self.kernels)
+        self.kernels = Launcher(cupy, self.stream)
+        self.references = CapturableNamespace(self.kernels)
 
     def enter_thread(self) -> None:
         """Makes the stream current in this thread if it is not.
@@ -68,13 +68,13 @@ class CudaBackend:
         except self.xp.cuda.memory.OutOfMemoryError:
             if mode().capturing:  # nothing can be given back now
                 raise
-        self.release_unused()
+        self.empty_cache()
         return pool.malloc(size)
 
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
         return self.xp.empty(tuple(shape), dtype)
 
-    def put(self, host: np.ndarray[Any, Any]) -> Array:
+    def to_device(self, host: np.ndarray[Any, Any]) -> Array:
         """A copy on the device. Memory order is kept: a transposed view stays one."""
         _refuse_in_capture("copies nothing in from the host", "make this tensor before the step")
         order = sorted(range(host.ndim), key=lambda i: -host.strides[i])
@@ -86,12 +86,12 @@ class CudaBackend:
         array.set(dense, stream=self.stream)
         return array.transpose([order.index(i) for i in range(host.ndim)])
 
-    def get(self, array: Array) -> np.ndarray[Any, Any]:
+    def to_host(self, array: Array) -> np.ndarray[Any, Any]:
         _refuse_in_capture("reads nothing back to the host", "move this read out of the step")
         result: np.ndarray[Any, Any] = array.get(stream=self.stream)
         return result
 
-    def fetch(self, array: Array) -> Callable[[], np.ndarray[Any, Any]]:
+    def get_async(self, array: Array) -> Callable[[], np.ndarray[Any, Any]]:
         _refuse_in_capture("reads nothing back to the host", "move this read out of the step")
         held = self.xp.cuda.alloc_pinned_memory(array.nbytes)
         host = np.frombuffer(held, array.dtype, array.size).reshape(array.shape)
@@ -104,34 +104,34 @@ class CudaBackend:
 
         return wait
 
-    def park(self, array: Array) -> Callable[[], Array]:
+    def offload(self, array: Array) -> Callable[[], Array]:
         # A captured step's memory is kept apart as on the device: nothing else may lie where a replay writes.
         pool = self._graph_pinned if self._apart else self._pinned
-        dense = self.kernels.rows_first(array)
+        dense = self.kernels.contiguous(array)
         shape, dtype, size = dense.shape, dense.dtype, int(dense.nbytes)
         held, runtime = pool.malloc(max(size, 1)), self.xp.cuda.runtime
         runtime.memcpyAsync(held.ptr, dense.data.ptr, size, runtime.memcpyDeviceToHost, self.stream.ptr)
 
-        def back() -> Array:
+        def reload() -> Array:
             fresh = self.empty(shape, dtype)
             runtime.memcpyAsync(fresh.data.ptr, held.ptr, size, runtime.memcpyHostToDevice, self.stream.ptr)
             return fresh
 
-        return back
+        return reload
 
     def write(self, target: Array, host: np.ndarray[Any, Any]) -> None:
         _refuse_in_capture("copies nothing in from the host", "write before the step")
         target.set(np.asarray(host, order="C"), stream=self.stream)
 
-    def mailbox(self) -> CudaMailbox:
-        return CudaMailbox(self.xp, self.stream)
+    def uploader(self) -> CudaUploader:
+        return CudaUploader(self.xp, self.stream)
 
     def synchronize(self) -> None:
         _refuse_in_capture("waits for nothing", "synchronize after the step")
         self.stream.synchronize()
 
-    def join(self) -> None:
-        self.kernels.beside.join()
+    def wait_side_stream(self) -> None:
+        self.kernels.side_stream.join()
 
     def memory(self) -> Memory:
         """What tensors take, and what captured graphs keep for themselves; `total` is the card's memory."""
@@ -145,7 +145,7 @@ class CudaBackend:
         self._peak = 0
         self._peak = self.memory().live
 
-    def most_taken(self, fn: Callable[[], None]) -> int:
+    def peak_during(self, fn: Callable[[], None]) -> int:
         """Runs `fn`, and returns the most bytes that it had allocated at once."""
         before, peak = self.memory().live, self._peak
         self._peak = before
@@ -155,11 +155,11 @@ class CudaBackend:
             most, self._peak = self._peak, max(peak, self._peak)
         return most - before
 
-    def release_unused(self) -> None:
+    def empty_cache(self) -> None:
         """Gives the memory of freed tensors back to the device; the graphs' pool, too, if no graph is alive."""
         self.synchronize()
         if not self.graphs:
-            self.kernels.scratch.release()
+            self.kernels.workspace.release()
             self.graph_pool.free_all_blocks()
             self._in_graphs = self.graph_pool.total_bytes()
         self._pool.free_all_blocks()

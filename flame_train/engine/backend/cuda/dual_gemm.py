@@ -3,8 +3,8 @@
 cuBLASLt makes one product a call, so for a @ b + a2 @ b2 it reads and writes the result again for the second, thin
 product. The kernel of dual_gemm.cuh continues from the columns of a with those of a2. It can also compute a2
 itself on the way, as a thin product of a. It is for compute capability 9.0 alone. Whether it is used for a problem is
-decided by a rule where the mode asks for determinism, and by timing elsewhere; otherwise `Kernels.paired` and
-`Kernels.low_rank` call cuBLASLt.
+decided by a rule where the mode asks for determinism, and by timing elsewhere; otherwise `Launcher.dual_gemm` and
+`Launcher.lora_gemm` call cuBLASLt.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 
 from ...dtype import Array, DType
 from ...mode import mode
-from .autotune_cache import Shelf
-from .autotuner import Stopwatch
+from .autotune_cache import AutotuneCache
+from .autotuner import Autotuner
 from .cubin import Cubins
-from .launch_hooks import Launches
+from .launch_hooks import LaunchHooks
 from .nvrtc import included
 from .tensor_map import tensor_map
 from .wgmma import KIND, warpgroup_product
@@ -169,15 +169,21 @@ class Operands:
         )
 
 
-class PairedProducts:
+class DualGemm:
     """The kernel, compiled for each tile, and the choice of a tile for each problem."""
 
     def __init__(
-        self, cupy: Any, stream: Any, shelf: Shelf, launches: Launches, cubins: Cubins, multiprocessors: int,
+        self,
+        cupy: Any,
+        stream: Any,
+        cache: AutotuneCache,
+        launch_hooks: LaunchHooks,
+        cubins: Cubins,
+        multiprocessors: int,
         compute_capability: int,
-    ) -> None:  # fmt: skip
-        self._cupy, self._shelf, self._launches, self._cubins = cupy, shelf, launches, cubins
-        self._stopwatch = Stopwatch(cupy, stream)
+    ) -> None:
+        self._cupy, self._cache, self._launch_hooks, self._cubins = cupy, cache, launch_hooks, cubins
+        self._autotuner = Autotuner(cupy, stream)
         self._multiprocessors, self._here = multiprocessors, compute_capability == 90
         self._chosen: dict[_Problem, Tile | None] = {}
         self._ahead: set[tuple[int, DType]] = set()
@@ -192,7 +198,7 @@ class PairedProducts:
             if problem not in self._chosen:
                 self._chosen[problem] = self._choose(problem, x, otherwise)
             tile = self._chosen[problem]
-        if tile is not None and self._launches.wanted("matrix product"):
+        if tile is not None and self._launch_hooks.should_launch("matrix product"):
             self.run(tile, x)
         return tile is not None
 
@@ -245,19 +251,19 @@ class PairedProducts:
         if not problem.measured or mode().capturing:
             rule = making_by_rule if problem.making else by_rule
             return rule(tiles, problem.m, problem.n, problem.k, self._multiprocessors)
-        tiles = contenders(tiles, problem.m, problem.n, self._multiprocessors)
+        tiles = candidate_tiles(tiles, problem.m, problem.n, self._multiprocessors)
         question = f"paired product {self._cubins.version} {tiles} {problem}"
-        kept = self._shelf.get(question)
+        kept = self._cache.get(question)
         if kept is not None and kept.isdigit() and int(kept) <= len(tiles):
             return [None, *tiles][int(kept)]
         self._compile_ahead(problem)
-        scratch = self._scratch(x)
-        ways = [partial(otherwise, scratch), *(partial(self.run, t, scratch) for t in tiles)]
-        best = self._stopwatch.fastest(ways)
-        self._shelf.put(question, b"%d" % best)
+        trial = self._on_trial(x)
+        candidates = [partial(otherwise, trial), *(partial(self.run, t, trial) for t in tiles)]
+        best = self._autotuner.fastest(candidates)
+        self._cache.put(question, b"%d" % best)
         return [None, *tiles][best]
 
-    def _scratch(self, x: Operands) -> Operands:
+    def _on_trial(self, x: Operands) -> Operands:
         """The same operands with another result, to be timed."""
         rows, row = x.out.shape[0], x.out.strides[0] // x.out.itemsize
         out = self._cupy.empty((rows, row), x.out.dtype)[:, : x.out.shape[1]]
@@ -273,7 +279,7 @@ def fits(tile: Tile, part: int, parts: int) -> bool:
 _CONTENDS = 0.75
 
 
-def contenders(tiles: Sequence[Tile], m: int, n: int, multiprocessors: int) -> list[Tile]:
+def candidate_tiles(tiles: Sequence[Tile], m: int, n: int, multiprocessors: int) -> list[Tile]:
     """The tiles worth timing: those whose efficiency is not far below the best one's."""
     used = [t.used(m, n, multiprocessors) for t in tiles]
     return [t for t, share in zip(tiles, used, strict=True) if share >= _CONTENDS * max(used)]

@@ -1,4 +1,4 @@
-"""Lets a watcher see every kernel launch, and skip it: ours by the kernel's name, a library's by the kind of work."""
+"""Lets a hook see every kernel launch, and skip it: ours by the kernel's name, a library's by the kind of work."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-Watcher = Callable[[str, Sequence[Any]], bool]
+LaunchHook = Callable[[str, Sequence[Any]], bool]
 """Given a launch's name and arguments (none for a library's), answers whether to launch."""
 
 
-class Launches:
-    """Asked before each launch; everything is launched unless `watched`."""
+class LaunchHooks:
+    """Asked before each launch; everything is launched unless `hooked`."""
 
     def __init__(self) -> None:
-        self._watcher: Watcher | None = None
+        self._hook: LaunchHook | None = None
 
     @contextmanager
-    def watched(self, watcher: Watcher) -> Iterator[None]:
-        """Asks `watcher` of every launch inside, whichever thread's."""
-        self._watcher = watcher
+    def hooked(self, hook: LaunchHook) -> Iterator[None]:
+        """Asks `hook` of every launch inside, whichever thread's."""
+        self._hook = hook
         try:
             yield
         finally:
-            self._watcher = None
+            self._hook = None
 
-    def wanted(self, name: str, args: Sequence[Any] = ()) -> bool:
+    def should_launch(self, name: str, args: Sequence[Any] = ()) -> bool:
         """Whether to launch."""
-        return self._watcher is None or self._watcher(name, args)
+        return self._hook is None or self._hook(name, args)

@@ -12,40 +12,40 @@ import numpy as np
 
 from ...dtype import Array, DType, float32, float64
 from ..base import same_place
-from .autotune_cache import Shelf, default_folder
+from .autotune_cache import AutotuneCache, default_folder
 from .codegen.column_reduce import Columns
 from .codegen.elementwise import Elementwise
 from .codegen.moments import Moments
-from .codegen.row_sums import RowTotals
+from .codegen.row_sums import RowSums
 from .codegen.rows import Rows
 from .codegen.scalars import Scalars
 from .cubin import Cubins
 from .cublaslt import CublasLt, Gelu, NoAlgorithm, is_plain
 from .cudnn import CuDnn
-from .dual_gemm import Operands, PairedProducts
-from .launch_hooks import Launches
+from .dual_gemm import DualGemm, Operands
+from .launch_hooks import LaunchHooks
 from .libraries import driver_version
 from .nvrtc import ELEMENT_TYPES, KernelModules, begin, element_name
-from .side_stream import Beside
-from .workspace import Scratch
+from .side_stream import SideStream
+from .workspace import Workspace
 
 _COPIED = 8  # arrays that one launch copies
 _WIDEST = 1 << 16  # the most columns of an 8-bit product whose columns have no factors
 
 
-class Kernels:
+class Launcher:
     """Everything that kernel launchers use of the GPU.
 
     - `barriers`: a counter for each image of a group norm whose blocks wait for each other.
     - `ones`: factors of 1, as stored, for 8-bit products that have none of their own.
-    - `elementwise`, `rows`, `row_totals`, `columns`, `moments`, `scalars`: generators of kernels, see their modules.
+    - `elementwise`, `rows`, `row_sums`, `columns`, `moments`, `scalars`: generators of kernels, see their modules.
     """
 
     def __init__(self, cupy: Any, stream: Any) -> None:
         self.xp, self._stream = cupy, stream
-        self.launches = Launches()
-        self.beside, self.scratch = Beside(cupy, stream), Scratch(cupy)
-        self._modules = KernelModules(cupy, self.launches)
+        self.launch_hooks = LaunchHooks()
+        self.side_stream, self.workspace = SideStream(cupy, stream), Workspace(cupy)
+        self._modules = KernelModules(cupy, self.launch_hooks)
         self._erf = cupy.ElementwiseKernel("T x", "T y", "y = erf(x)", "flame_erf")
         device = cupy.cuda.Device()
         self.multiprocessors = int(device.attributes["MultiProcessorCount"])
@@ -59,32 +59,32 @@ class Kernels:
         self.scalars = Scalars(self._modules)
         self.rows = Rows(cupy, self._modules)
         self.columns = Columns(cupy, self._modules, self.rows, self.multiprocessors)
-        self.row_totals = RowTotals(cupy, self._modules, self.rows, self.columns, self.multiprocessors)
+        self.row_sums = RowSums(cupy, self._modules, self.rows, self.columns, self.multiprocessors)
         self.moments = Moments(cupy, self._modules, self.columns, self.multiprocessors)
 
     @cached_property
-    def _shelf(self) -> Shelf:
-        return Shelf(default_folder(), _place(self.xp))
+    def _cache(self) -> AutotuneCache:
+        return AutotuneCache(default_folder(), _place(self.xp))
 
     @cached_property
     def _cubins(self) -> Cubins:
-        return Cubins(self.xp, self._shelf)
+        return Cubins(self.xp, self._cache)
 
     @cached_property
     def cublaslt(self) -> CublasLt:
         """Loaded on first use."""
-        return CublasLt(self.xp, self._stream, self._shelf, self.launches)
+        return CublasLt(self.xp, self._stream, self._cache, self.launch_hooks)
 
     @cached_property
     def cudnn(self) -> CuDnn:
         """Loaded on first use."""
-        return CuDnn(self.xp, self._stream, self._shelf, self.launches, self.scratch)
+        return CuDnn(self.xp, self._stream, self._cache, self.launch_hooks, self.workspace)
 
     @cached_property
-    def pairs(self) -> PairedProducts:
+    def dual_gemms(self) -> DualGemm:
         """Made on first use."""
-        return PairedProducts(
-            self.xp, self._stream, self._shelf, self.launches, self._cubins, self.multiprocessors,
+        return DualGemm(
+            self.xp, self._stream, self._cache, self.launch_hooks, self._cubins, self.multiprocessors,
             self.compute_capability,
         )  # fmt: skip
 
@@ -94,7 +94,7 @@ class Kernels:
         """Uninitialised memory."""
         return self.xp.empty(tuple(shape), dtype)
 
-    def rows_first(self, x: Array) -> Array:
+    def contiguous(self, x: Array) -> Array:
         """`x` in row-major memory, itself if it is already."""
         if x.flags.c_contiguous:
             return x
@@ -102,21 +102,21 @@ class Kernels:
         self.copy([made], [x])
         return made
 
-    def fit(self, value: Any) -> Any:
+    def aligned(self, value: Any) -> Any:
         """An argument in the form that every kernel can read: 16-byte aligned, without negative strides, vectors dense.
 
         A view that lies otherwise is copied. Arrays in lists and tuples are treated alike; other values are returned.
         """
         if isinstance(value, (list, tuple)):
-            return type(value)([self.fit(v) for v in value])
+            return type(value)([self.aligned(v) for v in value])
         if not isinstance(value, self.xp.ndarray):
             return value
         odd = value.data.ptr & 15 or min(value.strides, default=0) < 0
         return value.copy() if odd or (value.ndim == 1 and not value.flags.c_contiguous) else value
 
-    def even(self, x: Array) -> Array:
+    def mergeable_rows(self, x: Array) -> Array:
         """`x` with equal distances between its rows, so that it reshapes to a matrix: itself, or a dense copy."""
-        return x if _evenly(x) else self.rows_first(x)
+        return x if _evenly(x) else self.contiguous(x)
 
     def copy(self, targets: Sequence[Array], sources: Sequence[Array]) -> None:
         """Copies each source into its target. All targets have one shape and dtype, to which the sources broadcast.
@@ -133,7 +133,7 @@ class Kernels:
             some = tuple(targets[i : i + _COPIED])
             self.elementwise(tuple(given), given, (first.dtype,) * len(some), first.shape, some)
 
-    def joined(
+    def concatenated(
         self, arrays: Sequence[Array], axis: int, dtype: DType, expressions: Sequence[str] | None = None,
         out: Array | None = None,
     ) -> Array:  # fmt: skip
@@ -159,21 +159,21 @@ class Kernels:
 
     def launch(
         self, file: str, kernel: str, dtype: DType, grid: Sequence[int], block: int, args: Sequence[Any],
-        shared_bytes: int = 0, resident: bool = False,
+        shared_bytes: int = 0, cooperative: bool = False,
     ) -> None:  # fmt: skip
         """Runs `kernel` of `file`, a path in `engine/`, compiled for elements of `dtype`.
 
-        With `resident` all of its blocks run at the same time, so that they may wait for each other, or none does.
+        With `cooperative` all of its blocks run at the same time, so that they may wait for each other, or none does.
         """
         function = self._modules.get(file, kernel, dtype, shared_bytes)
-        function(tuple(grid), (block,), tuple(args), shared_mem=shared_bytes, resident=resident)
+        function(tuple(grid), (block,), tuple(args), shared_mem=shared_bytes, cooperative=cooperative)
 
-    def launch_text(self, text: str, kernel: str, threads: int, block: int, args: Sequence[Any]) -> None:
+    def launch_source(self, text: str, kernel: str, threads: int, block: int, args: Sequence[Any]) -> None:
         """Runs `kernel` of `text`, which names its own element types, with at least `threads` in blocks of `block`."""
         if threads:
             self._modules.generated(text, kernel)((-(-threads // block),), (block,), tuple(args))
 
-    def launch_typed(
+    def launch_header(
         self, header: str, kernel: str, names: Mapping[str, DType | int], grid: Sequence[int], block: int,
         args: Sequence[Any], before: str = "", after: str = "",
     ) -> None:  # fmt: skip
@@ -190,12 +190,12 @@ class Kernels:
         text = f'{begin(fast)}{"".join(known)}{before}#include "{header}"\n{after}'
         self._modules.generated(text, kernel)(tuple(grid), (block,), tuple(args))
 
-    def launch_here(
+    def launch_sm90(
         self, text: str, kernel: str, dtype: DType, grid: Sequence[int], block: int, args: Sequence[Any],
         shared_bytes: int,
     ) -> None:  # fmt: skip
         """Runs the only `kernel` of `text`, written for compute capability 9.0 alone, for elements of `dtype`."""
-        if self.launches.wanted(kernel, args):
+        if self.launch_hooks.should_launch(kernel, args):
             function = self._cubins.get(text, kernel, dtype, shared_bytes)
             function(tuple(grid), (block,), tuple(args), shared_mem=shared_bytes)
 
@@ -215,7 +215,7 @@ class Kernels:
         """
         a, b = self._plain(a), self._plain(b)
         if b.ndim == 2 and a.ndim > 2:
-            a2 = self.even(a).reshape(-1, a.shape[-1])
+            a2 = self.mergeable_rows(a).reshape(-1, a.shape[-1])
             flat_out, flat_plus = (None if x is None else x.reshape(a2.shape[0], b.shape[1]) for x in (out, plus))
             flat = self.matmul(
                 a2, b, bias=bias, out=flat_out, alpha=alpha, plus=flat_plus, out_dtype=out_dtype, gelu=gelu
@@ -233,7 +233,7 @@ class Kernels:
             out[...] = 0 if plus is None else plus
             return out
         a3, b3, o3 = (_three(x, lead) for x in (a, b, out))
-        p3 = o3 if plus is out else None if plus is None else _three(self.rows_first(plus), lead)
+        p3 = o3 if plus is out else None if plus is None else _three(self.contiguous(plus), lead)
         self.cublaslt.product(a3, b3, o3, bias=bias, alpha=alpha, plus=p3, gelu=gelu)
         return out
 
@@ -246,7 +246,7 @@ class Kernels:
         See ops/fp8.py. M is the number of rows of `out`, which is dense; `plus` may be `out`.
         """
         flat = out.reshape(-1, len(b))
-        added = flat if plus is out else None if plus is None else self.rows_first(plus).reshape(-1, len(b))
+        added = flat if plus is out else None if plus is None else self.contiguous(plus).reshape(-1, len(b))
         product = partial(self.cublaslt.product, a, b.T, flat, plus=added, scales=(a_scales, b_scales))
         shape = *a.shape, len(b)
         if bias is not None and shape not in self._biased_apart:
@@ -258,7 +258,7 @@ class Kernels:
         if bias is not None:
             self.elementwise(("x + bias",), {"x": flat, "bias": bias}, (flat.dtype,), out=(flat,))
 
-    def paired(
+    def dual_gemm(
         self, a: Array, b: Array, a2: Array, b2: Array, *, parts: int = 1, bias: Array | None = None,
         plus: Array | None = None, out: Array | None = None,
     ) -> Array:  # fmt: skip
@@ -268,26 +268,26 @@ class Kernels:
         a2.
         """
         out, flat, added = self._target(a, b.shape[1], plus, out)
-        x = Operands(self.even(a).reshape(-1, a.shape[-1]), b, a2, b2, flat, parts, bias, added)
-        if not self.pairs.made(x, self._separately):
+        x = Operands(self.mergeable_rows(a).reshape(-1, a.shape[-1]), b, a2, b2, flat, parts, bias, added)
+        if not self.dual_gemms.made(x, self._separately):
             self._separately(x)
         return out
 
-    def low_rank(
+    def lora_gemm(
         self, a: Array, b: Array, thin: Array, b2: Array, scale: float, *, parts: int = 1, splits: int = 1,
         bias: Array | None = None, plus: Array | None = None, out: Array | None = None,
     ) -> tuple[Array, Array]:  # fmt: skip
-        """`paired` with a2 = scale * a @ thin, for thin (K, parts R); returns the result and a2 (M, parts R).
+        """`dual_gemm` with a2 = scale * a @ thin, for thin (K, parts R); returns the result and a2 (M, parts R).
 
         With `splits` the columns of a, and the rows of thin (K, R), are that many equal parts. The product of the i-th
         ones is columns i R to (i + 1) R of a2 (M, splits R), and b2 is (splits R, N).
         """
-        a = self.even(a)
+        a = self.mergeable_rows(a)
         rows = a.reshape(-1, a.shape[-1])
         low = self.empty((len(rows), thin.shape[1] * splits), a.dtype)
         out, flat, added = self._target(a, b.shape[1], plus, out)
         x = Operands(rows, b, low, b2, flat, parts, bias, added, thin, scale, splits)
-        if not self.pairs.made(x, self._thin_first):
+        if not self.dual_gemms.made(x, self._thin_first):
             self._thin_first(x)
         return out, low
 
@@ -298,28 +298,28 @@ class Kernels:
         if out is None:
             out = self.empty((*a.shape[:-1], n), a.dtype if plus is None else plus.dtype)
         flat = out.reshape(-1, n)
-        added = flat if plus is out else None if plus is None else self.even(plus).reshape(-1, n)
+        added = flat if plus is out else None if plus is None else self.mergeable_rows(plus).reshape(-1, n)
         return out, flat, added
 
     def _thin_first(self, x: Operands) -> None:
-        """`low_rank` by cuBLASLt for the thin product, and `paired` for the rest."""
+        """`lora_gemm` by cuBLASLt for the thin product, and `dual_gemm` for the rest."""
         assert x.thin is not None
         if x.splits == 1:
             self.matmul(x.a, x.thin, out=x.a2, alpha=x.scale)
         else:
             a, low = (y.reshape(len(y), x.splits, -1).transpose(1, 0, 2) for y in (x.a, x.a2))
             self.matmul(a, x.thin.reshape(x.splits, -1, x.thin.shape[1]), out=low, alpha=x.scale)
-        self.paired(x.a, x.b, x.a2, x.b2, parts=x.parts, bias=x.bias, plus=x.plus, out=x.out)
+        self.dual_gemm(x.a, x.b, x.a2, x.b2, parts=x.parts, bias=x.bias, plus=x.plus, out=x.out)
 
     def _separately(self, x: Operands) -> None:
-        """`paired` by two products of cuBLASLt."""
+        """`dual_gemm` by two products of cuBLASLt."""
         self.matmul(x.a, x.b, bias=x.bias, out=x.out, plus=x.plus)
         left, right, out = (
             y.reshape(len(y), x.parts, -1).transpose(1, 0, 2) if x.parts > 1 else y for y in (x.a2, x.b2, x.out)
         )
         self.matmul(left, right, out=out, plus=out)
 
-    def adjacent(self, arrays: Sequence[Array]) -> Array | None:
+    def as_stacked_view(self, arrays: Sequence[Array]) -> Array | None:
         """A view of the arrays along a new first dim; None unless they lie at equal distances in memory."""
         first = arrays[0]
         step = arrays[1].data.ptr - first.data.ptr if len(arrays) > 1 else first.nbytes
@@ -333,14 +333,14 @@ class Kernels:
 
     def stacked(self, arrays: Sequence[Array]) -> Array:
         """The arrays along a new first dim: a view if they lie at equal distances in memory, else a copy."""
-        found = self.adjacent(arrays)
+        found = self.as_stacked_view(arrays)
         if found is None:  # CuPy's own stack reads addresses from the host, which no graph can
             found = self.empty((len(arrays), *arrays[0].shape), arrays[0].dtype)
             self.copy(list(found), arrays)
         return found
 
     def _plain(self, x: Array) -> Array:
-        return x if is_plain(x) else self.rows_first(x)
+        return x if is_plain(x) else self.contiguous(x)
 
 
 def _evenly(x: Array) -> bool:

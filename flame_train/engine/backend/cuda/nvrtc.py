@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...dtype import DType, bfloat16, bool_, float16, float32, int32, int64, uint8
-from .launch_hooks import Launches
+from .launch_hooks import LaunchHooks
 from .libraries import header_directory
 
 _ENGINE = Path(__file__).parents[2]
@@ -54,10 +54,10 @@ def included(text: str) -> str:
 class _Function:
     """A kernel whose launches can be watched."""
 
-    __slots__ = ("_function", "_launches", "_name", "_shared_bytes")
+    __slots__ = ("_function", "_launch_hooks", "_name", "_shared_bytes")
 
-    def __init__(self, function: Any, name: str, launches: Launches) -> None:
-        self._function, self._name, self._launches = function, name, launches
+    def __init__(self, function: Any, name: str, launch_hooks: LaunchHooks) -> None:
+        self._function, self._name, self._launch_hooks = function, name, launch_hooks
         self._shared_bytes = _SHARED_BYTES
 
     def allow(self, shared_bytes: int) -> None:
@@ -67,11 +67,11 @@ class _Function:
 
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int = 0,
-        resident: bool = False,
+        cooperative: bool = False,
     ) -> None:  # fmt: skip
-        if not self._launches.wanted(self._name, args):
+        if not self._launch_hooks.should_launch(self._name, args):
             return
-        if resident:  # RawKernel's own option for this would link CUDA's device runtime
+        if cooperative:  # RawKernel's own option for this would link CUDA's device runtime
             self._function.kernel(grid, block, args, shared_mem, enable_cooperative_groups=True)
         else:
             self._function(grid, block, args, shared_mem=shared_mem)
@@ -80,8 +80,8 @@ class _Function:
 class KernelModules:
     """Compiled modules by (file, element type), or by their text."""
 
-    def __init__(self, cupy: Any, launches: Launches) -> None:
-        self._cupy, self._launches = cupy, launches
+    def __init__(self, cupy: Any, launch_hooks: LaunchHooks) -> None:
+        self._cupy, self._launch_hooks = cupy, launch_hooks
         self._modules: dict[tuple[str, DType], Any] = {}
         self._functions: dict[tuple[str, str, DType], _Function] = {}
         self._generated: dict[tuple[str, str], _Function] = {}
@@ -96,7 +96,7 @@ class KernelModules:
         with self._lock:
             if key not in self._functions:
                 found = self._module(file, dtype).get_function(kernel)
-                self._functions[key] = _Function(found, kernel, self._launches)
+                self._functions[key] = _Function(found, kernel, self._launch_hooks)
             self._functions[key].allow(shared_bytes)
             return self._functions[key]
 
@@ -112,5 +112,5 @@ class KernelModules:
         with self._lock:
             if (text, kernel) not in self._generated:
                 module = self._cupy.RawModule(code=included(text), options=("-std=c++17",))
-                self._generated[text, kernel] = _Function(module.get_function(kernel), kernel, self._launches)
+                self._generated[text, kernel] = _Function(module.get_function(kernel), kernel, self._launch_hooks)
             return self._generated[text, kernel]

@@ -1,7 +1,7 @@
-"""Arrays sent to the device while other work runs: through pinned memory, on a stream of their own.
+"""Prefetch: arrays are copied to the device while other work runs, through pinned memory, on a stream of their own.
 
-Parcels of the same names, shapes and dtypes alternate between two places of memory. A place is filled again only when
-the device has done what was queued on the main stream up to the release of the place's last parcel.
+Uploads of the same names, shapes and dtypes alternate between two buffers. A buffer is filled again only when the
+device has done what was queued on the main stream up to the release of the buffer's last upload.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ import numpy as np
 from ...dtype import Array
 
 HostArray = np.ndarray[Any, Any]
-_PLACES = 2
+_BUFFERS = 2
 
 
-class CudaMailbox:
-    """Sends from one thread, opens and releases in another."""
+class CudaUploader:
+    """Submits from one thread, waits and releases in another."""
 
     def __init__(self, cupy: ModuleType, main: Any) -> None:
         """For work that is queued on the stream `main`."""
         self._cupy, self._main = cupy, main
         self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._places: dict[tuple[Any, ...], list[_Place]] = {}
+        self._buffers: dict[tuple[Any, ...], list[_UploadBuffer]] = {}
 
-    def send(self, arrays: Mapping[str, HostArray]) -> _Place:
-        """Starts copying; returns at once, unless both places of these shapes are still in use."""
+    def submit(self, arrays: Mapping[str, HostArray]) -> _UploadBuffer:
+        """Starts copying; returns at once, unless both buffers for these shapes are still in use."""
         kind = tuple((name, a.shape, a.dtype) for name, a in sorted(arrays.items()))
-        places = self._places.setdefault(kind, [])
-        if len(places) < _PLACES:
-            places.append(_Place(self._cupy, self._main, arrays))
+        buffers = self._buffers.setdefault(kind, [])
+        if len(buffers) < _BUFFERS:
+            buffers.append(_UploadBuffer(self._cupy, self._main, arrays))
         else:
-            places.append(places.pop(0))
-        places[-1].fill(arrays, self._stream)
-        return places[-1]
+            buffers.append(buffers.pop(0))
+        buffers[-1].fill(arrays, self._stream)
+        return buffers[-1]
 
 
-class _Place:
-    """Pinned memory, device memory, and the events that order their use. It is the parcel (`base.Parcel`) in it."""
+class _UploadBuffer:
+    """Pinned memory, device memory, and the events that order their use. It is the upload (`base.Upload`) in it."""
 
     def __init__(self, cupy: ModuleType, main: Any, arrays: Mapping[str, HostArray]) -> None:
         self._main, pinned = main, cupy.cuda.alloc_pinned_memory
@@ -57,7 +57,7 @@ class _Place:
             self._device[name].set(self._host[name], stream=stream)
         self._arrived.record(stream)
 
-    def open(self) -> Mapping[str, Array]:
+    def wait(self) -> Mapping[str, Array]:
         """The arrays on the device: work queued from now on waits for their arrival."""
         self._main.wait_event(self._arrived)
         return self._device

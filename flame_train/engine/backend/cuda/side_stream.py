@@ -1,8 +1,8 @@
 """A side stream, for work of a captured step whose results are not needed before the end of the backward pass.
 
-A graph whose kernels form a single chain leaves multiprocessors idle as each kernel starts and drains. Work that is
-`put` here goes on a second branch, where it can fill those gaps. The memory it uses must be kept until the branch is
-joined. Each `put` joins the one before, so no more than one piece's memory is held.
+A graph whose kernels form a single chain leaves multiprocessors idle as each kernel starts and drains. `run` puts work
+on a second branch, where it can fill those gaps. The memory it uses must be kept until the branch is joined. Each `run`
+joins the one before, so no more than one piece's memory is held.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ...dtype import Array
 from ...mode import mode
 
 
-class Beside:
+class SideStream:
     """One branch beside `stream`. Outside a capture everything runs on `stream` itself."""
 
     def __init__(self, cupy: Any, stream: Any) -> None:
@@ -22,7 +22,7 @@ class Beside:
         self._begun, self._done = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
         self._held: tuple[Array, ...] | None = None
 
-    def put(self, launch: Callable[[], None], *arrays: Array) -> None:
+    def run(self, launch: Callable[[], None], *arrays: Array) -> None:
         """Calls `launch` on the branch. It must use no other arrays than these, and allocate no memory."""
         if not mode().capturing:
             launch()
@@ -38,7 +38,7 @@ class Beside:
         self._held = arrays
 
     def join(self) -> None:
-        """Orders what is queued on `stream` from now on after all that was put here."""
+        """Orders what is queued on `stream` from now on after all that ran here."""
         if self._held is not None:
             self._done.record(self._side)
             self._main.wait_event(self._done)

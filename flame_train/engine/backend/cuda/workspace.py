@@ -11,35 +11,35 @@ from typing import Any
 
 from ...mode import mode
 
-_LARGE = 512 << 20  # bytes; smaller workspaces do no harm and are allocated each time, where there is no room yet
+_LARGE = 512 << 20  # bytes; smaller workspaces do no harm and are allocated each time, where there is no buffer yet
 
 
-class Scratch:
+class Workspace:
     """The shared buffer, as large as the largest workspace so far."""
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
-        self.room: Any = None  # the buffer in use
+        self.buffer: Any = None  # the buffer in use
         self._most = 0
         self._known: list[Any] = []  # buffers that captured graphs write to, kept alive for them
 
-    def of(self, size: int) -> Any:
+    def get(self, size: int) -> Any:
         """An array of at least `size` bytes, valid for work that is queued before the next call."""
-        if size < _LARGE and (self.room is None or self.room.nbytes < size):
+        if size < _LARGE and (self.buffer is None or self.buffer.nbytes < size):
             return self._cupy.empty(max(1, size), "uint8")
         self._most = max(self._most, size)
-        return self.settle()
+        return self.reserve()
 
-    def settle(self) -> Any:
+    def reserve(self) -> Any:
         """The buffer, as large as the largest workspace so far; None if there was none. Captures keep it alive."""
-        if self.room is None or self.room.nbytes < self._most:
-            self.room = None  # freed before the larger one is allocated
-            self.room = self._cupy.empty(self._most, "uint8") if self._most else None
-        if mode().capturing and self.room is not None and not any(r is self.room for r in self._known):
-            self._known.append(self.room)
-        return self.room
+        if self.buffer is None or self.buffer.nbytes < self._most:
+            self.buffer = None  # freed before the larger one is allocated
+            self.buffer = self._cupy.empty(self._most, "uint8") if self._most else None
+        if mode().capturing and self.buffer is not None and not any(r is self.buffer for r in self._known):
+            self._known.append(self.buffer)
+        return self.buffer
 
     def release(self) -> None:
         """Frees all buffers. No graph may be alive."""
-        self.room = None
+        self.buffer = None
         self._known.clear()

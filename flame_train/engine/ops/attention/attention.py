@@ -19,8 +19,8 @@ from ....errors import ShapeError
 from ...dtype import Array
 from ...grad_target import GradTargets
 from ...op import ErrorSample, Sample, primitive, sample
+from ...op_samples import booleans, integers
 from ...random import DROPOUT, Rng, blocks_of_bits, check_rng, uniform_of
-from ...sample import booleans, integers
 from ..common import conditions
 from . import short_kv, wgmma
 from .head_split import head_parts
@@ -343,7 +343,7 @@ def _(
     q, key, value, g = (unit(k, x) for x in (query, key, value, g))
     for heads in head_parts(q, key, k.multiprocessors):
         before, after = ([x[:, heads] for x in arrays] for arrays in ((q, key, value, out), (g, dq, dk, dv)))
-        k.cudnn.attention_backward(*before, k.rows_first(lse[:, heads]), *after, _factor(scale, q), is_causal)
+        k.cudnn.attention_backward(*before, k.contiguous(lse[:, heads]), *after, _factor(scale, q), is_causal)
     return dq, dk, dv
 
 

@@ -13,7 +13,7 @@ from ...grad_target import GradTargets
 
 def unit(k: Any, x: Array) -> Array:
     """`x` with a dense last dim, which is all that cuDNN demands of strides: itself, or a copy."""
-    return x if x.strides[-1] == x.itemsize else k.rows_first(x)
+    return x if x.strides[-1] == x.itemsize else k.contiguous(x)
 
 
 def lies_in_packets(x: Array) -> bool:
@@ -23,7 +23,7 @@ def lies_in_packets(x: Array) -> bool:
 
 def in_packets(k: Any, x: Array) -> Array:
     """`x` if it `lies_in_packets`, else a copy that does."""
-    return x if lies_in_packets(x) else k.rows_first(x)
+    return x if lies_in_packets(x) else k.contiguous(x)
 
 
 def placed(arrays: Iterable[Array]) -> list[Any]:

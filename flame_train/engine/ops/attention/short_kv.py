@@ -39,7 +39,7 @@ def forward(k: Any, query: Array, key: Array, value: Array, out: Array, lse: Arr
     (b, heads, length, _), keys = query.shape, key.shape[2]
     query, key, value = (in_packets(k, x) for x in (query, key, value))
     of_head = max(1, min(-(-length // _TILE), _FORWARD_BLOCKS * k.multiprocessors // (b * heads)))
-    k.launch_here(
+    k.launch_sm90(
         _forward_text(query.dtype), "few_keys_forward", query.dtype, (b * heads, of_head), _THREADS,
         (_rows(query), _keys(key), _keys(value), _rows(out), lse, _sizes(b, heads, length, keys, scale)),
         _FORWARD_BYTES,
@@ -55,7 +55,7 @@ def gradients(
     g, query, key, value = (in_packets(k, x) for x in (g, query, key, value))
     dq, dk, dv = into
     share = shares(b * heads, -(-length // _TILE), k.multiprocessors)
-    k.launch_here(
+    k.launch_sm90(
         _gradients_text(g.dtype, share), "few_keys_gradients", g.dtype, (b * heads, share), _THREADS,
         (
             _rows(query), _keys(key), _keys(value), _rows(g), _rows(dq), lse, rows_of(dk), rows_of(dv),

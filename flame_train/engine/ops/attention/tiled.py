@@ -64,7 +64,7 @@ class Problem:
         factor: float, *others: Array,
     ) -> None:  # fmt: skip
         self.k, self.dtype = k, query.dtype
-        self.q, self.key, self.value, *self.others = (k.rows_first(x) for x in (query, key, value, *others))
+        self.q, self.key, self.value, *self.others = (k.contiguous(x) for x in (query, key, value, *others))
         self.heads = math.prod(query.shape[:-2]), math.prod(key.shape[:-2])
         sizes = (*query.shape[-2:], *value.shape[-2:])  # L, E, S, V
         aligned = all(x.data.ptr % 16 == 0 for x in (self.q, self.key, self.value, *self.others))

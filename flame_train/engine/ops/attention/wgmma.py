@@ -106,7 +106,7 @@ def _launch(
     sizes: tuple[float, ...], shared_bytes: int,
 ) -> None:  # fmt: skip
     maps = (tensor_map(x, (_TILE, _HEAD)) for x in fetched)
-    k.launch_here(
+    k.launch_sm90(
         text, kernel, fetched[0].dtype, (min(items, k.multiprocessors),), 128 * (groups + 1),
         (*maps, *args, np.array([sizes], SIZES)), shared_bytes,
     )  # fmt: skip

@@ -50,10 +50,10 @@ def _rows(k: Any, program: Program, x: dict[str, Array], channels: dict[str, Arr
     outer, count, inner = next(iter(x.values())).shape
     parts = _parts(inner, max(a.itemsize for a in x.values()))
     shape = (outer, count, parts)
-    each = {n: k.rows_first(k.xp.broadcast_to(a.reshape(1, -1, 1), shape)).reshape(-1) for n, a in channels.items()}
+    each = {n: k.contiguous(k.xp.broadcast_to(a.reshape(1, -1, 1), shape)).reshape(-1) for n, a in channels.items()}
     rows = {n: a.reshape(-1, inner // parts) for n, a in x.items()}
     made = k.rows(program, Operands(rows, {}, each), (float32,) * len(program.numbers))
-    return [k.rows_first(a.reshape(shape).transpose(1, 0, 2)).reshape(count, -1) for a in made]
+    return [k.contiguous(a.reshape(shape).transpose(1, 0, 2)).reshape(count, -1) for a in made]
 
 
 _PLANE = Program(("sum s = input", "let mean = s / n", "sum square = (input - mean) * (input - mean)"), (),

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...dtype import Array, DType, bfloat16
 from ...op import Sample, primitive, sample
-from ...sample import of_one
+from ...op_samples import of_one
 from .conditions import AT_MOST_FP32, floating
 from .dims import Shape
 

@@ -17,12 +17,12 @@ _ELEMENTS = 16384  # the longest row whose operands fit into the registers of a 
 
 def rows_of(k: Any, x: Array, dims: int = 1) -> Array:
     """`x` as dense rows (R, C) of its last `dims` dims."""
-    return k.rows_first(x).reshape(-1, math.prod(x.shape[x.ndim - dims :]))
+    return k.contiguous(x).reshape(-1, math.prod(x.shape[x.ndim - dims :]))
 
 
 def rows_at(k: Any, x: Array, dims: int = 1) -> Array:
     """`x` as rows (..., C) of its last `dims` dims: a view, or a copy where rows are not dense."""
-    return _as_rows(x if _dense_rows(x, dims) else k.rows_first(x), dims)
+    return _as_rows(x if _dense_rows(x, dims) else k.contiguous(x), dims)
 
 
 def _as_rows(x: Array, dims: int) -> Array:
@@ -68,7 +68,7 @@ def row_program_with_sums(
         return row_program(k, program, operands, like.dtype, like.shape, dims, out), []
     given = (_as_rows(out, dims),) if program.rows and out is not None and _dense_rows(out, dims) else ()
     dtypes = (like.dtype,) * len(program.rows)
-    made, totals = k.row_totals(program, sums, operands, dtypes, given, groups, summed)
+    made, totals = k.row_sums(program, sums, operands, dtypes, given, groups, summed)
     return (out if given else made[0].reshape(like.shape)) if made else None, totals
 
 
@@ -110,7 +110,7 @@ def table(k: Any, x: Array, shape: Shape) -> Table:
 
 def one_row(k: Any, **given: Array | None) -> dict[str, Table]:
     """The given arrays that are not None, each as one row that all rows share: a weight and a bias."""
-    return {n: Table(k.rows_first(a).reshape(1, -1)) for n, a in given.items() if a is not None}
+    return {n: Table(k.contiguous(a).reshape(1, -1)) for n, a in given.items() if a is not None}
 
 
 def target_rows(k: Any, target: GradTarget, dims: int) -> tuple[dict[str, Array], str, Array | None]:
@@ -145,7 +145,7 @@ def reduced_rows(k: Any, x: Array, dims: Sequence[int]) -> Array | None:
     e = extent(x.shape, dims)
     if e is None or e.inner != 1 or no_rows(x, x.ndim - min(dims)):
         return None
-    rows: Array = k.rows_first(x).reshape(e.outer, e.reduced)
+    rows: Array = k.contiguous(x).reshape(e.outer, e.reduced)
     return rows
 
 
@@ -161,8 +161,8 @@ def reduce(
     e = extent(shape, dims)
     assert e is not None
     flat = (e.outer * e.reduced, e.inner) if e.inner > 1 else (e.outer, e.reduced)
-    rows = {n: k.rows_first(a).reshape(flat) for n, a in operands.items()}
-    kept = {n: k.rows_first(a).reshape(e.outer, e.inner) for n, a in (each or {}).items()}
+    rows = {n: k.contiguous(a).reshape(flat) for n, a in operands.items()}
+    kept = {n: k.contiguous(a).reshape(e.outer, e.inner) for n, a in (each or {}).items()}
     given = (
         Operands(rows, {n: Table(a, e.reduced, e.outer) for n, a in kept.items()}, {}, numbers or {})
         if e.inner > 1

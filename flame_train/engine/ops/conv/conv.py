@@ -281,7 +281,7 @@ def _padded(k: Any, x: Array, *axes: int) -> Array:
 
 def _kernel_memory(k: Any, w: Array) -> Array:
     """The weight (out, in, kh, kw) in memory of the order (out, kh, kw, in), which cuDNN's fast kernels need."""
-    return k.rows_first(w.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    return k.contiguous(w.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
 
 
 @conv2d.cuda("cudnn", when=_cudnn)
@@ -292,12 +292,12 @@ def _(
     check_conv2d(input, weight, groups, layout)
     check_bias("conv2d", bias, weight.shape[0])
     s, p, d = steps(weight.shape, stride, padding, dilation)
-    x = _padded(k, k.rows_first(to_nhwc(input, layout)), 3)
+    x = _padded(k, k.contiguous(to_nhwc(input, layout)), 3)
     w = _kernel_memory(k, _padded(k, weight, 0, 1))
     out = k.empty((len(x), *_out_sizes(x.shape, w.shape[2:], s, p, d), w.shape[0]), x.dtype)
     shift = None if bias is None else _padded(k, bias.astype(x.dtype, copy=False), 0)
     k.cudnn.conv_forward(x, w, shift, out, s, p, d)
-    return from_nhwc(k.xp, k.rows_first(out[..., : weight.shape[0]]), layout)
+    return from_nhwc(k.xp, k.contiguous(out[..., : weight.shape[0]]), layout)
 
 
 def _cudnn_low(input: Array, weight: Array, groups: int) -> str:
@@ -317,11 +317,11 @@ def _(
     layout: str,
 ) -> Array:
     s, p, d = steps(weight.shape, stride, padding, dilation)
-    g = _padded(k, k.rows_first(to_nhwc(g, layout)), 3)
+    g = _padded(k, k.contiguous(to_nhwc(g, layout)), 3)
     w = _kernel_memory(k, _padded(k, weight, 0, 1))
     dx = k.empty((*_nhwc_shape(input_shape, layout)[:3], w.shape[1]), g.dtype)
     k.cudnn.conv_input_gradient(g, w, dx, s, p, d)
-    return from_nhwc(k.xp, k.rows_first(dx[..., : weight.shape[1]]), layout)
+    return from_nhwc(k.xp, k.contiguous(dx[..., : weight.shape[1]]), layout)
 
 
 @conv2d.cuda_vjp("cudnn", "weight", when=_cudnn)
@@ -337,8 +337,8 @@ def _(
 ) -> Array:
     s, p, d = steps(weight_shape, stride, padding, dilation)
     out_ch, in_ch, kh, kw = weight_shape
-    g = _padded(k, k.rows_first(to_nhwc(g, layout)), 3)
-    x = _padded(k, k.rows_first(to_nhwc(input, layout)), 3)
+    g = _padded(k, k.contiguous(to_nhwc(g, layout)), 3)
+    x = _padded(k, k.contiguous(to_nhwc(input, layout)), 3)
     dw = k.empty((g.shape[3], kh, kw, x.shape[3]), g.dtype).transpose(0, 3, 1, 2)
     k.cudnn.conv_weight_gradient(x, g, dw, s, p, d)
     return dw[:out_ch, :in_ch]

@@ -257,13 +257,13 @@ class _Pooling:
     def launch(self, k: Any, kernel: str, arrays: tuple[Array, ...], made: tuple[Array, ...], *more: Any) -> None:
         """Runs `kernel`, which makes the first of `made`, of a dtype that all arrays but indices have."""
         inner = 1 if self.layout == "NCHW" else self.shape[3]
-        dense = [k.rows_first(a) for a in arrays]
+        dense = [k.contiguous(a) for a in arrays]
         width = 1 if any(a.data.ptr % 16 for a in dense) else math.gcd(inner, 16 // made[0].itemsize)
         packets = made[0].size // width
         numbers = (packets, *_size(self.shape, self.layout), *self.out, inner)
         names = {"T": made[0].dtype, "WIDTH": width, **self.windows}
         args = (*dense, *made, *map(np.int32, numbers), *more)
-        k.launch_typed("ops/conv/pool.cuh", kernel, names, (-(-packets // _THREADS),), _THREADS, args)
+        k.launch_header("ops/conv/pool.cuh", kernel, names, (-(-packets // _THREADS),), _THREADS, args)
 
 
 def _named(parts: dict[str, tuple[int, int]]) -> dict[str, int]:

@@ -11,7 +11,7 @@ import numpy as np
 from ....errors import ShapeError
 from ...dtype import Array, DType, as_dtype
 from ...op import ErrorSample, Sample, primitive, sample
-from ...sample import Values
+from ...op_samples import Values
 from ..common.elementwise_codegen import generated
 from ..pointwise.activations import gated, gated_gradient, gelu_value, gelu_value_and_slope, halved, halves
 

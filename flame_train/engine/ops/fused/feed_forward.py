@@ -71,7 +71,7 @@ def forward(
 ) -> tuple[Array, Array]:  # fmt: skip
     """The result, and the hidden values before the GELU, (rows, hidden)."""
     check_linear(input, weight1)
-    rows = k.even(input).reshape(-1, input.shape[-1])
+    rows = k.mergeable_rows(input).reshape(-1, input.shape[-1])
     hidden = k.empty((len(rows), len(weight1)), input.dtype)
     check_linear(hidden, weight2)
     made = k.matmul(rows, weight1.T, bias=bias1, gelu=Gelu(hidden))

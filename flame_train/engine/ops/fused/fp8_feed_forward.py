@@ -101,10 +101,10 @@ def _(
     bias2: Array | None, dynamic: bool,
 ) -> tuple[Array, Array]:  # fmt: skip
     hidden = k.empty((*input.shape[:-1], len(codes1)), input.dtype)
-    k.scaled_product(*encode(k, input), k.rows_first(codes1), scales1, out=hidden, bias=bias1)
+    k.scaled_product(*encode(k, input), k.contiguous(codes1), scales1, out=hidden, bias=bias1)
     out = k.empty((*input.shape[:-1], len(codes2)), input.dtype)
     rounded = encode(k, hidden, value="gelu_tanh(x)")
-    k.scaled_product(*rounded, k.rows_first(codes2), scales2, out=out, bias=bias2)
+    k.scaled_product(*rounded, k.contiguous(codes2), scales2, out=out, bias=bias2)
     return out, hidden
 
 

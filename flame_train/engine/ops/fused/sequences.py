@@ -96,7 +96,7 @@ def _side_by_side(input: Array, hidden: Array, approximate: str) -> str:
 
 @cat_gelu.cuda("generated", when=_side_by_side)
 def _(k: Any, input: Array, hidden: Array, approximate: str) -> Array:
-    return k.joined([input, hidden], input.ndim - 1, input.dtype, ["x", f"{_GELU[approximate]}(x)"])
+    return k.concatenated([input, hidden], input.ndim - 1, input.dtype, ["x", f"{_GELU[approximate]}(x)"])
 
 
 @cat_gelu.cuda_vjp("generated", "input", when=_side_by_side)

@@ -11,7 +11,7 @@ import numpy as np
 from ....errors import ShapeError
 from ...dtype import Array, bool_, compute_dtype, float32, int32, int64, is_float
 from ...op import ErrorSample, Sample, primitive, sample
-from ...sample import booleans, integers
+from ...op_samples import booleans, integers
 from ..common.dims import Shape, axis
 from ..common.elementwise_codegen import generated
 from .index_rows import no_rows_by_index, summed, taken
@@ -136,14 +136,14 @@ def _no_slices(input: Array, dim: int, index: Array) -> str:
 def _(k: Any, input: Array, dim: int, index: Array) -> Array:
     dim = dim % input.ndim
     outer, inner = math.prod(input.shape[:dim]), math.prod(input.shape[dim + 1 :])
-    found = taken(k, k.rows_first(input).reshape(outer, input.shape[dim], inner), index.reshape(-1))
+    found = taken(k, k.contiguous(input).reshape(outer, input.shape[dim], inner), index.reshape(-1))
     return found.reshape(_selected(input.shape, dim, index.size))
 
 
 @index_select.cuda_vjp("flame", "input", when=_no_slices)
 def _(k: Any, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
     moved = k.xp.moveaxis(g, dim, 0)
-    total = summed(k, k.rows_first(moved).reshape(len(moved), -1), index.reshape(-1), input_shape[dim])
+    total = summed(k, k.contiguous(moved).reshape(len(moved), -1), index.reshape(-1), input_shape[dim])
     return k.xp.moveaxis(total.reshape(input_shape[dim], *moved.shape[1:]), 0, dim)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from ....errors import ShapeError
 from ...dtype import Array, compute_dtype
 from ...op import ErrorSample, Sample, primitive, sample
-from ...sample import Values, integers
+from ...op_samples import Values, integers
 from ..common.dims import Shape, axis
 from .embedding import added_at, check_within
 from .index_elements import element_sums, elements, no_elements_by_index

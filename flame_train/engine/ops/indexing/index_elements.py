@@ -32,9 +32,9 @@ def elements(k: Any, x: Array, dim: int, index: Array) -> Array:
     """x[..., index[..., i, ...], ...] along `dim`, in the shape of `index`."""
     d, y = dim % x.ndim, k.empty(index.shape, x.dtype)
     sizes = (y.size, x.shape[d], index.shape[d], math.prod(x.shape[d + 1 :]))
-    args = (k.rows_first(x), k.xp.ascontiguousarray(index), y, *map(np.int32, sizes))
+    args = (k.contiguous(x), k.xp.ascontiguousarray(index), y, *map(np.int32, sizes))
     names = {"T": x.dtype, "I": index.dtype, "SPAN": _THREADS}
-    k.launch_typed(_HEADER, "elements", names, (-(-y.size // _THREADS),), _THREADS, args)
+    k.launch_header(_HEADER, "elements", names, (-(-y.size // _THREADS),), _THREADS, args)
     return y
 
 
@@ -44,11 +44,11 @@ def element_sums(k: Any, values: Array, dim: int, index: Array, shape: Shape, ba
     For each line along `dim` either its elements search for the indices that name them, or its indices for equal ones,
     whichever are fewer.
     """
-    d, values = dim % len(shape), k.rows_first(values)
+    d, values = dim % len(shape), k.contiguous(values)
     rows, count, inner = shape[d], index.shape[d], math.prod(shape[d + 1 :])
     out = k.empty(shape, values.dtype) if rows < count or base is not None else k.xp.zeros(shape, values.dtype)
     if rows < count:
-        start = np.int64(0) if base is None else k.rows_first(base)
+        start = np.int64(0) if base is None else k.contiguous(base)
         kernel, span, first, blocks = "element_sums", _THREADS, out.size, -(-out.size // _THREADS)
     else:
         if base is not None:
@@ -58,7 +58,7 @@ def element_sums(k: Any, values: Array, dim: int, index: Array, shape: Shape, ba
         kernel, blocks = "leader_sums", -(-first // (_THREADS // span)) * -(-count // span)
     names = {"T": values.dtype, "I": index.dtype, "SPAN": span}
     args = (values, k.xp.ascontiguousarray(index), start, out, *map(np.int32, (first, rows, count, inner)))
-    k.launch_typed(_HEADER, kernel, names, (blocks,), _THREADS, args)
+    k.launch_header(_HEADER, kernel, names, (blocks,), _THREADS, args)
     return out
 
 

@@ -31,13 +31,13 @@ def _names(dtype: DType, index: Array, length: int, *arrays: Array) -> dict[str,
 
 def taken(k: Any, x: Array, index: Array) -> Array:
     """(outer, count, length): the rows of `x` (outer, rows, length) that `index` (count,) names."""
-    x, index = k.rows_first(x), k.xp.ascontiguousarray(index)
+    x, index = k.contiguous(x), k.xp.ascontiguousarray(index)
     outer, rows, length = x.shape
     y = k.empty((outer, index.size, length), x.dtype)
     names = _names(x.dtype, index, length, x)
     packets = y.size // names["WIDTH"]
     sizes = (np.uint32(packets), np.int32(rows), *divisor(length // names["WIDTH"]), *divisor(index.size))
-    k.launch_typed(_HEADER, "taken", names, (-(-packets // (256 * _AHEAD)),), 256, (x, index, y, *sizes))
+    k.launch_header(_HEADER, "taken", names, (-(-packets // (256 * _AHEAD)),), 256, (x, index, y, *sizes))
     return y
 
 
@@ -46,7 +46,7 @@ def summed(k: Any, values: Array, index: Array, rows: int) -> Array:
 
     The order of the additions depends on `index` alone, so the bits are the same in every run.
     """
-    values, index = k.rows_first(values), k.xp.ascontiguousarray(index)
+    values, index = k.contiguous(values), k.xp.ascontiguousarray(index)
     count, length = values.shape
     out = k.xp.zeros((rows, length), values.dtype)
     if count > _FEW:
@@ -55,7 +55,7 @@ def summed(k: Any, values: Array, index: Array, rows: int) -> Array:
     names = _names(values.dtype, index, length, values)
     grid = (count * -(-length // (_ACROSS * names["WIDTH"])),)
     numbers = map(np.int32, (count, rows, length))
-    k.launch_typed(_HEADER, "few_sums", names, grid, _ACROSS * _LANES, (index, values, out, *numbers))
+    k.launch_header(_HEADER, "few_sums", names, grid, _ACROSS * _LANES, (index, values, out, *numbers))
     return out
 
 
@@ -67,12 +67,12 @@ def _sum_sorted(k: Any, values: Array, index: Array, out: Array) -> None:
     (count, length), n = values.shape, np.int32(len(values))
     names = _names(values.dtype, index, length, values)
     keys, sort = k.empty((count,), int64), (-(-count // _TILE),)
-    k.launch_typed(_HEADER, "sort_tiles", names, sort, _TILE // 2, (index, keys, n, np.int32(len(out))))
+    k.launch_header(_HEADER, "sort_tiles", names, sort, _TILE // 2, (index, keys, n, np.int32(len(out))))
     if count > _TILE:
         tiles, keys = keys, k.empty((count,), int64)
-        k.launch_typed(_HEADER, "merge_tiles", names, (-(-count // 256),), 256, (tiles, keys, n))
+        k.launch_header(_HEADER, "merge_tiles", names, (-(-count // 256),), 256, (tiles, keys, n))
     groups = -(-count // _GROUP)
     parts = k.empty((groups, 2, length), float32)
     grid, sizes = (groups * -(-length // (_ACROSS * names["WIDTH"])),), (n, np.int32(length))
-    k.launch_typed(_HEADER, "sums", names, grid, _ACROSS, (keys, values, out, parts, *sizes))
-    k.launch_typed(_HEADER, "join_sums", names, grid, _ACROSS, (keys, out, parts, *sizes))
+    k.launch_header(_HEADER, "sums", names, grid, _ACROSS, (keys, values, out, parts, *sizes))
+    k.launch_header(_HEADER, "join_sums", names, grid, _ACROSS, (keys, out, parts, *sizes))

@@ -23,7 +23,7 @@ from .e4m3 import decoded, encoded, factors, rounded
 from .matmul import check_linear, check_residual, product_to, residual_fits, rows_product
 
 _HEADER, _BLOCK, _TILE = "ops/linear/fp8.cuh", 256, 64  # as in that header
-_LONGEST = 1 << 16  # elements of a row, which one block keeps in registers; `Kernels.ones` has as many
+_LONGEST = 1 << 16  # elements of a row, which one block keeps in registers; `Launcher.ones` has as many
 
 
 @primitive(multiple=True)
@@ -229,7 +229,7 @@ def turned(k: Any, codes: Array) -> Array:
     rows, width = codes.shape
     made = k.empty((width, rows), uint8)
     grid = -(-width // _TILE), -(-rows // _TILE)
-    k.launch_typed(
+    k.launch_header(
         _HEADER, "turn", {"T": float32, "WIDTH": 1}, grid, _BLOCK, (codes, made, np.int32(rows), np.int32(width))
     )
     return made
@@ -296,7 +296,7 @@ def _(
     k: Any, input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None, dynamic: bool
 ) -> Array:  # fmt: skip
     out = k.empty((*input.shape[:-1], len(codes)), input.dtype)
-    k.scaled_product(*encode(k, input), k.rows_first(codes), scales, out=out, bias=bias, plus=residual)
+    k.scaled_product(*encode(k, input), k.contiguous(codes), scales, out=out, bias=bias, plus=residual)
     return out
 
 
@@ -323,6 +323,6 @@ def carried_product(
     shape = (*g.shape[:-1], codes.shape[1])
     buffer = target.buffer
     made = buffer if buffer is not None and buffer.flags.c_contiguous else k.empty(shape, g.dtype)
-    columns, ones = turned(k, k.rows_first(codes)), k.ones[: codes.shape[1]]
+    columns, ones = turned(k, k.contiguous(codes)), k.ones[: codes.shape[1]]
     k.scaled_product(*encode(k, g, scales, value, beside), columns, ones, out=made, plus=target.addend)
     return made

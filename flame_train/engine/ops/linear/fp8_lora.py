@@ -181,9 +181,9 @@ def _(
     k: Any, input: Array, codes: Sequence[Array], scales: Sequence[Array], downs: Sequence[Array],
     ups: Sequence[Array], scale: float, bias: Array | None, residual: Array | None, dynamic: bool,
 ) -> tuple[list[Array], Array]:  # fmt: skip
-    stack, factors, down, up = (k.rows_first(k.stacked(what)) for what in (codes, scales, downs, ups))
+    stack, factors, down, up = (k.contiguous(k.stacked(what)) for what in (codes, scales, downs, ups))
     n, out, width = stack.shape
-    x = k.rows_first(input).reshape(-1, width)
+    x = k.contiguous(input).reshape(-1, width)
     low, y = k.matmul(x, down.reshape(-1, width).T, alpha=scale), k.empty((len(x), n * out), x.dtype)
     parts = (a.reshape(len(x), n, -1).transpose(1, 0, 2) for a in (low, y))
     added = None if residual is None else residual.reshape(1, -1, out)
@@ -201,10 +201,10 @@ def _(
 ) -> tuple[Array | None, list[Array] | None, list[Array] | None]:  # fmt: skip
     stack, factors, down, up = (k.stacked(what) for what in (codes, scales, downs, ups))
     (n, out, width), rank = stack.shape, down.shape[1]
-    x, rows = k.rows_first(input).reshape(-1, width), side_by_side(k, g)
+    x, rows = k.contiguous(input).reshape(-1, width), side_by_side(k, g)
     inner, dx = carried_back(k, rows, up, scale), None
     if "input" in targets:
-        flat = k.rows_first(rows).reshape(*input.shape[:-1], n * out)
+        flat = k.contiguous(rows).reshape(*input.shape[:-1], n * out)
         weight = stack.reshape(-1, width), factors.reshape(-1)
         dx = carried_product(k, flat, *weight, targets["input"])
         k.matmul(inner, down.reshape(-1, width), out=dx.reshape(-1, width), plus=dx.reshape(-1, width))

@@ -110,7 +110,7 @@ def _(
     check_linear(input, weight)
     check_factors("lora_linear", weight, down, up)
     check_residual("lora_linear", input, weight, residual)
-    return k.low_rank(input, weight.T, down.T, up.T, scale, bias=bias, plus=residual)
+    return k.lora_gemm(input, weight.T, down.T, up.T, scale, bias=bias, plus=residual)
 
 
 @lora_linear.cuda_vjp("cublaslt", "input", "down", "up", when=_lora_condition)
@@ -118,10 +118,10 @@ def _(
     k: Any, g: Array, input: Array, weight: Array, down: Array, up: Array, low: Array, scale: float,
     targets: GradTargets,
 ) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
-    g, input = k.even(g), k.even(input)
+    g, input = k.mergeable_rows(g), k.mergeable_rows(input)
     rows, x = (a.reshape(-1, a.shape[-1]) for a in (g, input))
     if "input" in targets:
-        dx, inner = k.low_rank(g, weight, up, down, scale, **product_target(targets["input"]))
+        dx, inner = k.lora_gemm(g, weight, up, down, scale, **product_target(targets["input"]))
     else:
         dx, inner = None, k.matmul(rows, up, alpha=scale)
     wanted = {n: [targets[n]] for n in ("down", "up") if n in targets}
@@ -189,10 +189,10 @@ def stacked_products(
     """
     down, up = k.stacked(downs), k.stacked(ups)
     n, out, width = weight.shape
-    x = k.rows_first(input).reshape(-1, width)
+    x = k.contiguous(input).reshape(-1, width)
     matrices = weight.reshape(-1, width).T, down.reshape(-1, width).T, up.reshape(n * out, -1).T
     added = None if plus is None else plus.reshape(-1, out)
-    y, low = k.low_rank(x, *matrices, scale, parts=n, bias=bias, plus=added)
+    y, low = k.lora_gemm(x, *matrices, scale, parts=n, bias=bias, plus=added)
     y, shape = y.reshape(-1, n, out), (*input.shape[:-1], out)
     return [y[:, i].reshape(shape) for i in range(n)], low
 
@@ -212,11 +212,11 @@ def stacked_gradients(
     """The gradients of input, downs and ups of `stacked_products`."""
     down, up = k.stacked(downs), k.stacked(ups)
     (n, out, width), rank = weight.shape, down.shape[1]
-    x, rows = k.rows_first(input).reshape(-1, width), side_by_side(k, g)
+    x, rows = k.contiguous(input).reshape(-1, width), side_by_side(k, g)
     if "input" in targets:
-        flat = k.rows_first(rows).reshape(*input.shape[:-1], n * out)
+        flat = k.contiguous(rows).reshape(*input.shape[:-1], n * out)
         matrices = weight.reshape(-1, width), up.reshape(-1, rank), down.reshape(-1, width)
-        dx, inner = k.low_rank(flat, *matrices, scale, splits=n, **product_target(targets["input"]))
+        dx, inner = k.lora_gemm(flat, *matrices, scale, splits=n, **product_target(targets["input"]))
     else:
         dx, inner = None, carried_back(k, rows, up, scale)
     made = factor_gradients(k, Thin(x, rows, inner, low, rank), listed(targets, n))

@@ -58,5 +58,5 @@ def factor_gradients(k: Any, t: Thin, wanted: Wanted) -> dict[str, list[Array]]:
 
 def _block(k: Any, targets: Sequence[GradTarget]) -> Any:
     """What has arrived, as one dense array that may be written over; None if it does not lie so."""
-    block = k.adjacent([t.addend for t in targets]) if all(t.overwrites for t in targets) else None
+    block = k.as_stacked_view([t.addend for t in targets]) if all(t.overwrites for t in targets) else None
     return block if block is not None and block.flags.c_contiguous else None

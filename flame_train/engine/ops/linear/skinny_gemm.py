@@ -76,13 +76,13 @@ def both(k: Any, t: Thin, targets: Mapping[str, Any], final: bool) -> dict[str, 
         (made["up"].data.ptr, out * rank, out, n, targets["up"] is not None),
     )
     launch = partial(
-        k.launch_here, _text(t.x.dtype, *bands, share, wide, stages), "lora_gradients", t.x.dtype,
+        k.launch_sm90, _text(t.x.dtype, *bands, share, wide, stages), "lora_gradients", t.x.dtype,
         (_tiles(n, out, width, wide), share), _THREADS,
         (*maps, *(np.array([side], _SIDE) for side in sides), np.int32(m), np.int32(span)),
         _ALIGNMENT + stages * stage_bytes,
     )  # fmt: skip
     if final:
-        k.beside.put(launch, t.x, t.rows, t.inner, t.low, *made.values())
+        k.side_stream.run(launch, t.x, t.rows, t.inner, t.low, *made.values())
     else:
         launch()
     return {name: list(block) for name, block in made.items()}

@@ -10,7 +10,7 @@ import numpy as np
 from ....errors import ShapeError
 from ...dtype import Array
 from ...op import ErrorSample, Sample, primitive, sample
-from ...sample import Values, positive
+from ...op_samples import Values, positive
 from ..pointwise.activations import softplus_value
 from ..pointwise.unary import sigmoid_value
 from .regression import check_pair, reduced, share

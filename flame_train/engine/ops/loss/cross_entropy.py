@@ -10,7 +10,7 @@ import numpy as np
 from ....errors import ShapeError
 from ...dtype import Array, int32, int64, is_float
 from ...op import ErrorSample, Sample, primitive, sample
-from ...sample import integers, positive
+from ...op_samples import integers, positive
 from ..common.conditions import AT_MOST_FP32, same
 from ..common.dims import Shape, class_dim, size_along
 from ..indexing.embedding import check_within

@@ -30,7 +30,7 @@ class Logits:
     def of(cls, k: Any, input: Array) -> Logits:
         dim = class_dim(input.shape)
         outer, inner = math.prod(input.shape[:dim]), math.prod(input.shape[dim + 1 :])
-        return cls(k.rows_first(input).reshape(outer, input.shape[dim], inner), input.shape)
+        return cls(k.contiguous(input).reshape(outer, input.shape[dim], inner), input.shape)
 
     @property
     def places(self) -> int:
@@ -52,7 +52,7 @@ class Logits:
 
 def _dense(k: Any, a: Array | None) -> Array:
     """An optional array as a kernel takes it: dense, or a null pointer."""
-    return np.int64(0) if a is None else k.rows_first(a)
+    return np.int64(0) if a is None else k.contiguous(a)
 
 
 def _cut(k: Any, x: Logits) -> tuple[str, dict[str, int], tuple[int, ...]]:
@@ -71,7 +71,7 @@ def _cut(k: Any, x: Logits) -> tuple[str, dict[str, int], tuple[int, ...]]:
 def chosen(k: Any, x: Logits, target: Array, weight: Array | None, ignore_index: int) -> tuple[Array, Array]:
     """Each place's loss and weight, fp32 (places,), for log-probabilities `x` and classes `target`."""
     loss, weigh = (k.empty((x.places,), float32) for _ in range(2))
-    k.launch_typed(
+    k.launch_header(
         _HEADER, "chosen", {"T": x.x.dtype, "G": target.dtype, **_PLAIN}, (-(-x.places // _THREADS),), _THREADS,
         (x.x, k.xp.ascontiguousarray(target), _dense(k, weight), loss, weigh,
          np.int32(x.places), np.int32(x.x.shape[1]), np.int32(x.x.shape[2]), np.int64(ignore_index)),
@@ -90,7 +90,7 @@ def entropy(
     made = [k.empty((x.places,), float32) for _ in range(5)]
     outer, classes, inner = x.x.shape
     target = k.xp.ascontiguousarray(target)
-    k.launch_typed(
+    k.launch_header(
         _HEADER, kernel, types | cut | spread, grid, _THREADS,
         (x.x, nothing if chances else target, target if chances else nothing, _dense(k, weight), *made,
          np.int32(outer if inner == 1 else inner), np.int32(classes), np.float32(label_smoothing),
@@ -113,7 +113,7 @@ def totals(k: Any, x: Logits, loss: Array, weigh: Array, reduction: str) -> tupl
         span = max(16384, -(-loss.size // 512))
         blocks = -(-loss.size // span)
         a, b = (k.empty((blocks,), float32) for _ in range(2))
-        k.launch_typed(_HEADER, "totals", {"T": x.x.dtype, "G": int64, **_PLAIN}, (blocks,), 512,
+        k.launch_header(_HEADER, "totals", {"T": x.x.dtype, "G": int64, **_PLAIN}, (blocks,), 512,
                        (loss, weigh, a, b, result, np.int32(loss.size), np.int32(span), mean))  # fmt: skip
         if blocks == 1:
             return result, b.reshape(())

@@ -9,7 +9,7 @@ from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Reduction
 from ...dtype import Array, promote
 from ...op import ErrorSample, Op, Sample, composite, primitive, sample
-from ...sample import Values
+from ...op_samples import Values
 from ...tensor import Tensor
 from ..common.conditions import floating
 from ..common.dims import axis

@@ -10,7 +10,7 @@ from ....errors import ShapeError
 from ...dtype import Array, compute_dtype, float32, promote
 from ...mode import mode
 from ...op import ErrorSample, Sample, composite, primitive, sample
-from ...sample import positive
+from ...op_samples import positive
 from ...sums import accurate_sum
 from ...tensor import Tensor
 from ...versions import VERSIONS
@@ -175,7 +175,7 @@ def _moments(input: Tensor, axes: tuple[int, ...], count: int) -> tuple[Array, A
     """Mean and unbiased variance over `axes`, which hold `count` elements for each channel."""
     k, shape = input.backend.kernels, folded(input.shape, axes)
     if k is not None and shape is not None and not (floating(input.data) or no_planes(shape, input.dtype.itemsize)):
-        mean, var = statistics(k, k.rows_first(input.data).reshape(shape))
+        mean, var = statistics(k, k.contiguous(input.data).reshape(shape))
         return mean, var * (count / (count - 1.0))
     xp, x = input.backend.xp, input.data.astype(compute_dtype(input.dtype))
     centred = x - accurate_sum(xp.mean, x, axes, True)
@@ -261,7 +261,7 @@ def _no_running(
 
 def _seen(k: Any, x: Array, layout: str) -> Array:
     """`x` as (outer, channels, inner)."""
-    return k.rows_first(x).reshape(folded(x.shape, _others(x.shape, layout)))
+    return k.contiguous(x).reshape(folded(x.shape, _others(x.shape, layout)))
 
 
 def _meeting(a: Array | None, missing: float = 1.0) -> Any:

@@ -52,7 +52,7 @@ class Plan:
         sizes = (*self.sizes, np.int32(split), *self.cut)
         args = (*args, *self.room, *sizes, *numbers)
         resident = self.grid[0] > 1
-        k.launch(_FILE, kernel, dtype, self.grid, self.threads, args, self.shared, resident=resident)
+        k.launch(_FILE, kernel, dtype, self.grid, self.threads, args, self.shared, cooperative=resident)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Given:
 
     def arrays(self, k: Any) -> tuple[Any, ...]:
         """All three as the kernels take them: dense, or null pointers."""
-        return tuple(_NONE if a is None else k.rows_first(a) for a in (self.input, self.other, self.shift))
+        return tuple(_NONE if a is None else k.contiguous(a) for a in (self.input, self.other, self.shift))
 
 
 _NONE = np.intp(0)  # a null pointer
@@ -94,7 +94,7 @@ def _memory(k: Any, target: GradTarget, x: Array) -> tuple[Array, Array | np.int
     """Memory for an input's gradient, and the gradient it is added to, or a null pointer."""
     buffer = target.buffer
     out = buffer if buffer is not None and buffer.flags.c_contiguous else k.empty(x.shape, x.dtype)
-    return out, _NONE if target.addend is None else k.rows_first(target.addend)
+    return out, _NONE if target.addend is None else k.contiguous(target.addend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def gradients(k: Any, g: Array, saved: Saved, targets: GradTargets) -> dict[str,
         outs.append(out)
         addends.append(addend)
         made |= {name: out} if wanted else {}
-    args = (*given.arrays(k), k.rows_first(g), saved.weight, saved.bias, saved.mean, saved.rstd, *addends, *outs)
+    args = (*given.arrays(k), k.contiguous(g), saved.weight, saved.bias, saved.mean, saved.rstd, *addends, *outs)
     split = given.input.shape[-1]
     plan.launch(k, "group_norm_gradient", dtype, (*args, channels), split, np.int32(saved.silu))
     if sides:

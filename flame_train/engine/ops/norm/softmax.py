@@ -10,7 +10,7 @@ from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program
 from ...dtype import Array
 from ...op import ErrorSample, Op, Sample, composite, primitive, sample
-from ...sample import no_such_dim
+from ...op_samples import no_such_dim
 from ...sums import accurate_sum
 from ...tensor import Tensor
 from ..common.dims import Dims, axes, spread

@@ -9,7 +9,7 @@ from typing import Any
 from ....errors import ShapeError
 from ...dtype import Array
 from ...op import ErrorSample, Sample, primitive, sample
-from ...sample import Values, apart, of_one
+from ...op_samples import Values, apart, of_one
 from ..common import special
 from ..common.conditions import floating
 from ..common.dims import size_along

@@ -11,7 +11,7 @@ import numpy as np
 from ....errors import ShapeError
 from ...dtype import Array, is_float
 from ...op import ErrorSample, Sample, primitive, sample
-from ...sample import Values, apart, integers, not_broadcast, of_one, of_two, positive
+from ...op_samples import Values, apart, integers, not_broadcast, of_one, of_two, positive
 from ..common.conditions import floating
 from ..common.dims import Shape
 from ..common.elementwise_codegen import carried, generated

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...dtype import Array, bool_
 from ...op import Sample, primitive, sample
-from ...sample import booleans, not_broadcast, of_one, of_two
+from ...op_samples import booleans, not_broadcast, of_one, of_two
 from ..common.elementwise_codegen import generated
 
 

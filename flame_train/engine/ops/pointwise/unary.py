@@ -8,7 +8,7 @@ from typing import Any
 
 from ...dtype import Array, is_float
 from ...op import Sample, primitive, sample
-from ...sample import of_one, positive
+from ...op_samples import of_one, positive
 from ..common import special
 from ..common.elementwise_codegen import generated
 

@@ -9,7 +9,7 @@ from typing import Any
 from ....errors import ShapeError
 from ...dtype import Array
 from ...op import ErrorSample, Sample, primitive, sample
-from ...sample import Values, booleans, not_broadcast
+from ...op_samples import Values, booleans, not_broadcast
 from ..common.elementwise_codegen import generated
 
 

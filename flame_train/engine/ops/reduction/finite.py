@@ -13,12 +13,12 @@ from ..common.conditions import AT_MOST_FP32
 _THREADS, _PACKET, _BLOCKS = 256, 16, 8  # a block's threads, bytes for each at a time, blocks to a multiprocessor
 
 
-class Broken:
+class NonFiniteFlags:
     """A mark for each of up to `most` arrays."""
 
     def __init__(self, backend: Backend, most: int) -> None:
         self._backend = backend
-        self._marks = backend.put(np.zeros(most, np.int32))
+        self._marks = backend.to_device(np.zeros(most, np.int32))
 
     def look(self, place: int, x: Array) -> None:
         """Marks number `place` if an element of `x` is not finite. `x` must be dense, in any order of dims."""
@@ -28,9 +28,9 @@ class Broken:
         elif x.size:
             blocks = min(-(-x.nbytes // (_THREADS * _PACKET)), _BLOCKS * k.multiprocessors)
             args = (x, mark, np.int64(x.size))
-            k.launch_typed("ops/reduction/finite.cuh", "mark_broken", {"T": x.dtype}, (blocks,), _THREADS, args)
+            k.launch_header("ops/reduction/finite.cuh", "mark_broken", {"T": x.dtype}, (blocks,), _THREADS, args)
 
     def places(self) -> Sequence[int]:
         """The numbers that are marked. Waits for the device."""
-        found: Sequence[int] = np.flatnonzero(self._backend.get(self._marks)).tolist()
+        found: Sequence[int] = np.flatnonzero(self._backend.to_host(self._marks)).tolist()
         return found

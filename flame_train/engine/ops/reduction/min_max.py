@@ -9,7 +9,7 @@ from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Reduction
 from ...dtype import Array, float32
 from ...op import ErrorSample, Sample, composite, primitive, sample
-from ...sample import no_such_dim
+from ...op_samples import no_such_dim
 from ...tensor import Tensor
 from ..common.dims import Dims, Shape, axes, axis, spread
 from ..common.row_kernels import reduce, reduced_rows, row_program
@@ -74,7 +74,7 @@ for _op in (amax, amin):
         if (rows := reduced_rows(k, input, dims)) is not None:
             program = Program((f"sum ties = {here}",), (f"{here} ? g / ties : 0.f",))
             operands = Operands(
-                {"input": rows}, {}, {"g": k.rows_first(g).reshape(-1), "out": k.rows_first(out).reshape(-1)}
+                {"input": rows}, {}, {"g": k.contiguous(g).reshape(-1), "out": k.contiguous(out).reshape(-1)}
             )
             return row_program(k, program, operands, input.dtype, input.shape)
         kept = [1 if i in dims else n for i, n in enumerate(input.shape)]

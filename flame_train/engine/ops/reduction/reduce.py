@@ -12,7 +12,7 @@ from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Reduction
 from ...dtype import Array, float32, float64
 from ...op import ErrorSample, Op, Sample, primitive, sample
-from ...sample import apart, no_such_dim
+from ...op_samples import apart, no_such_dim
 from ...sums import accurate_sum
 from ..common.dims import Dims, Shape, axes, axis, spread
 from ..common.row_kernels import extent, no_reduction, reduce, reduced_rows
@@ -156,7 +156,7 @@ def _squares(k: Any, x: Array, dims: tuple[int, ...], result: str, correction: f
         operands = Operands({"input": rows}, numbers=numbers)
         found, mean = k.rows(Program(steps, (), (result, "mean")), operands, (x.dtype, float32))
     else:
-        dense = k.rows_first(x).reshape(e.outer, e.reduced, e.inner)
+        dense = k.contiguous(x).reshape(e.outer, e.reduced, e.inner)
         found, mean = k.moments(dense, result, numbers, x.dtype)
     return found.reshape(shape), mean.reshape(shape)
 

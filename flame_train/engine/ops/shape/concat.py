@@ -42,7 +42,7 @@ def _floats(tensors: Sequence[Array]) -> str:
 @cat.cuda("copies", when=_floats)
 def _(k: Any, tensors: Sequence[Array], dim: int) -> Array:
     check_alike(tensors, dim)
-    return k.joined(tensors, axis(dim, tensors[0].ndim, "cat"), promote([t.dtype for t in tensors]))
+    return k.concatenated(tensors, axis(dim, tensors[0].ndim, "cat"), promote([t.dtype for t in tensors]))
 
 
 def check_alike(tensors: Sequence[Array], dim: int) -> None:
@@ -126,7 +126,7 @@ def _(xp: Any, g: tuple[Array, ...], dim: int) -> Array:
 
 @split.cuda_vjp("copies", "tensor", when=lambda tensor: floating(tensor), accumulates=False)
 def _(k: Any, g: tuple[Array, ...], dim: int, targets: GradTargets) -> Array:
-    return k.joined(g, axis(dim, g[0].ndim, "split"), g[0].dtype, out=targets["tensor"].buffer)
+    return k.concatenated(g, axis(dim, g[0].ndim, "split"), g[0].dtype, out=targets["tensor"].buffer)
 
 
 @split.samples

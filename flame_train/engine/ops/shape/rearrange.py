@@ -8,7 +8,7 @@ from typing import Any
 from ....errors import ShapeError
 from ...dtype import Array, compute_dtype
 from ...op import ErrorSample, Sample, primitive, sample
-from ...sample import booleans, integers
+from ...op_samples import booleans, integers
 from ..common.dims import Shape, at_least, axes
 from ..indexing.embedding import added_at
 

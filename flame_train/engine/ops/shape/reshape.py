@@ -11,7 +11,7 @@ import numpy as np
 from ....errors import ShapeError
 from ...dtype import Array
 from ...op import ErrorSample, Sample, composite, primitive, sample
-from ...sample import no_such_dim
+from ...op_samples import no_such_dim
 from ...tensor import Tensor
 from ..common.dims import Shape, axes, axis
 

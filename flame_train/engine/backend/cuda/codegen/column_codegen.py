@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ....dtype import DType
 from ..nvrtc import begin, element_name
-from .column_tiling import ColumnCut
+from .column_tiling import ColumnTiling
 from .kernel_ir import Reduction
 from .row_codegen import Names, divided, divisor_arguments
 
@@ -42,7 +42,7 @@ SHARED = "float* part, unsigned* counters, const long long reduced, const long l
 """The arguments of kernels whose blocks may share a reduction; `part` is null where none do."""
 
 
-def rows_read(inputs: Inputs, cut: ColumnCut, each: str) -> str:
+def rows_read(inputs: Inputs, cut: ColumnTiling, each: str) -> str:
     """The loop over a thread's rows, in batches whose packets are all loaded before the first is used.
 
     `each` is the text for one row, in which q_NAME are the packets and NAME the values of columns. Around the loop, `x`
@@ -89,7 +89,7 @@ def _table_row(name: str) -> str:
     return f"(long long){divided(f'count_{name}')}.rest({divided(f'run_{name}')}.quotient((unsigned)row))"
 
 
-def place_of(cut: ColumnCut) -> str:
+def place_of(cut: ColumnTiling) -> str:
     """Lines that compute a thread's place in the block, its first column, the block's rows, and the tile's index."""
     return f"""  const int x = threadIdx.x % {cut.across}, y = threadIdx.x / {cut.across};
   const int c = (blockIdx.z * {cut.across} + x) * {cut.width};
@@ -98,7 +98,7 @@ def place_of(cut: ColumnCut) -> str:
 """
 
 
-def column_source(rs: Sequence[Reduction], inputs: Inputs, dtype: DType, cut: ColumnCut) -> str:
+def column_source(rs: Sequence[Reduction], inputs: Inputs, dtype: DType, cut: ColumnTiling) -> str:
     """The kernel down columns. Grid (outer, stretches, tiles); the last block of a tile combines all blocks' totals."""
     w, t, columns, left = cut.width, cut.threads, cut.columns, f"Left<{cut.columns}, {cut.threads}>"
     step = len(rs) * columns

@@ -18,7 +18,7 @@ import numpy as np
 from ....dtype import Array, DType, float32
 from ..nvrtc import KernelModules
 from .column_codegen import STRETCH_THREADS, Inputs, column_source, stretch_source
-from .column_tiling import ColumnCut, column_cut
+from .column_tiling import ColumnTiling, column_cut
 from .kernel_ir import Extent, Operands, Program, Reduction, Table
 from .rows import Rows, by_count, divisor, names_of
 
@@ -100,7 +100,7 @@ class Columns:
         self._function(rs, inputs, dtype, cut)((e.outer, count, tiles), (cut.threads,), tuple(arguments))
         return [*made]
 
-    def _compiled(self, rs: tuple[Reduction, ...], inputs: Inputs, dtype: DType, cut: ColumnCut) -> Any:
+    def _compiled(self, rs: tuple[Reduction, ...], inputs: Inputs, dtype: DType, cut: ColumnTiling) -> Any:
         return self._modules.generated(column_source(rs, inputs, dtype, cut), "columns")
 
 

@@ -12,7 +12,7 @@ _AHEAD = 4  # packets that a thread asks for at once
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnCut:
+class ColumnTiling:
     """Elements to a packet, threads side by side, threads one below the other."""
 
     width: int
@@ -48,14 +48,14 @@ class ColumnCut:
         return max(-(-reduced // share), _LEAST * self.lanes)
 
 
-def column_cut(inner: int, reduced: int, width: int, itemsize: int) -> ColumnCut:
+def column_cut(inner: int, reduced: int, width: int, itemsize: int) -> ColumnTiling:
     """The cut for `reduced` rows of `inner` elements of `itemsize` bytes, `width` to a packet.
 
     A block has whole warps, and at least a thread for each of its columns.
     """
     across = min(_power(-(-inner // width)), max(8, min(32, _LINE // (width * itemsize))))
     lanes = min(_THREADS // across, _power(-(-reduced // _LEAST)))
-    return ColumnCut(width, across, max(lanes, width, 32 // across))
+    return ColumnTiling(width, across, max(lanes, width, 32 // across))
 
 
 def _power(n: int) -> int:

@@ -18,7 +18,7 @@ from ....dtype import Array, DType, float32
 from ..nvrtc import KernelModules, element_name
 from .column_codegen import SHARED, Inputs, place_of, rows_read
 from .column_reduce import Columns
-from .column_tiling import ColumnCut, column_cut
+from .column_tiling import ColumnTiling, column_cut
 
 
 class Moments:
@@ -57,7 +57,7 @@ class Moments:
         return made, means
 
 
-def _source(stored: DType, result: str, numbers: Sequence[str], dtype: DType, cut: ColumnCut, together: bool) -> str:
+def _source(stored: DType, result: str, numbers: Sequence[str], dtype: DType, cut: ColumnTiling, together: bool) -> str:
     """The kernel. Grid (outer, stretches, tiles), as in columns; where `together`, a block's columns are one result."""
     inputs, w, t = Inputs((("x", stored),), numbers=tuple(numbers)), cut.width, cut.threads
     across, width, parts = (1, 1, w) if together else (cut.across, w, 1)

@@ -48,7 +48,7 @@ class RowText:
 
     def source(self) -> str:
         """The whole text. Where the row fills all packets of all threads, its length is a constant of the kernel."""
-        steps = "".join(map(self._step, together(self.program.steps)))
+        steps = "".join(map(self._step, group_reductions(self.program.steps)))
         outputs = self._outputs()
         c, types = self.cut, [*self.rows.values(), *self.tables.values(), *self.made.values()]
         head, arguments = begin("float" not in types), ", ".join(self._arguments())
@@ -227,7 +227,7 @@ def _words(text: str) -> set[str]:
     return set(re.findall(r"[A-Za-z_]\w*", text))
 
 
-def together(steps: Sequence[str]) -> list[list[_Step]]:
+def group_reductions(steps: Sequence[str]) -> list[list[_Step]]:
     """The steps in groups: consecutive totals of one kind, none of which uses another, share one exchange."""
     groups: list[list[_Step]] = []
     for step in steps:

@@ -19,11 +19,11 @@ from .column_reduce import Columns
 from .kernel_ir import Extent, Operands, Program, Reduction
 from .row_codegen import Signature
 from .row_sums_codegen import RowTotalsText
-from .row_tiling import TotalsCut, totals_cut
+from .row_tiling import RowSumsTiling, totals_cut
 from .rows import Rows, demands
 
 
-class RowTotals:
+class RowSums:
     """Compiles and launches such programs."""
 
     def __init__(
@@ -58,7 +58,7 @@ class RowTotals:
 
     def _compiled(
         self, program: Program, totals: tuple[str, ...], s: Signature, columns: int, step: int
-    ) -> tuple[Any, TotalsCut]:
+    ) -> tuple[Any, RowSumsTiling]:
         width, loads, vectors = demands(program, s, step)
         cut = totals_cut(columns, width, loads, len(totals), vectors)
         return self._modules.generated(RowTotalsText(program, totals, s, cut, columns).source(), "rows"), cut

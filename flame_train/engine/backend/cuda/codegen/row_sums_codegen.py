@@ -1,4 +1,4 @@
-"""The text of a kernel that goes through rows by a program and sums down them: see `row_totals.py`."""
+"""The text of a kernel that goes through rows by a program and sums down them: see `row_sums.py`."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Sequence
 
 from ..nvrtc import begin
 from .kernel_ir import Program
-from .row_codegen import RowText, Signature, together
-from .row_tiling import TotalsCut
+from .row_codegen import RowText, Signature, group_reductions
+from .row_tiling import RowSumsTiling
 
 
 class RowTotalsText(RowText):
     """Writes that kernel."""
 
-    cut: TotalsCut
+    cut: RowSumsTiling
 
     def __init__(
-        self, program: Program, totals: Sequence[str], signature: Signature, cut: TotalsCut, columns: int
+        self, program: Program, totals: Sequence[str], signature: Signature, cut: RowSumsTiling, columns: int
     ) -> None:
         super().__init__(program, signature, cut, columns)
         self._sums = totals
 
     def source(self) -> str:
         """The whole text. Grid (blocks, groups of `run` rows)."""
-        steps = "".join(map(self._step, together(self.program.steps)))
+        steps = "".join(map(self._step, group_reductions(self.program.steps)))
         sums = [f"own[{j}][k][i] += {self._expression(text)};" for j, text in enumerate(self._sums)]
         c, types, count = self.cut, [*self.rows.values(), *self.tables.values(), *self.made.values()], len(sums)
         return f"""{begin("float" not in types)}#include "backend/cuda/codegen/row_sums.cuh"

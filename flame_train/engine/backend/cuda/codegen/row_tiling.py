@@ -68,7 +68,7 @@ def cut_of(columns: int, width: int, loads: int, held: int) -> Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class TotalsCut(Cut):
+class RowSumsTiling(Cut):
     """A cut for blocks that go through many rows, `together` at once, and keep totals of columns in registers.
 
     `resident` blocks are to be on a multiprocessor at once, which limits a kernel's registers.
@@ -83,7 +83,7 @@ class TotalsCut(Cut):
         return self.together
 
 
-def totals_cut(columns: int, width: int, loads: int, totals: int, vectors: int) -> TotalsCut:
+def totals_cut(columns: int, width: int, loads: int, totals: int, vectors: int) -> RowSumsTiling:
     """The cut for rows of `columns` elements in packets of `width`, with so many `totals` of each column.
 
     For each packet of a row a thread loads `loads` packets of 16 bytes and keeps `vectors` further numbers of each
@@ -100,7 +100,7 @@ def totals_cut(columns: int, width: int, loads: int, totals: int, vectors: int) 
     together = 1 << together.bit_length() - 1
     registers = min(255, _OTHERS + each * ((totals + vectors) * width + _PACKET * loads))
     resident = max(1, min(_MOST // (threads * together), _REGISTERS // (threads * together * registers)))
-    return TotalsCut(width, threads, each, together=together, resident=resident)
+    return RowSumsTiling(width, threads, each, together=together, resident=resident)
 
 
 def staged_cut(columns: int, width: int, bytes_each: int) -> Cut | None:

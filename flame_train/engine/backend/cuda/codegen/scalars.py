@@ -212,7 +212,7 @@ class Program:
     written: tuple[str, ...]
 
     def __call__(self, given: Mapping[str, Array], into: Mapping[str, Array]) -> None:
-        """Launches the kernel: it writes each result of the formula over `given` to the array of its name in `into`."""
+        """Launches the kernel, which writes the formula's results over `given` to the arrays in `into`, by name."""
         sizes = [np.int64(given[n].size) for n in self.read if given[n].ndim]
         args = (*(given[n] for n in self.read), *sizes, *(into[n] for n in self.written))
         self.function((1,), (_THREADS,), args)

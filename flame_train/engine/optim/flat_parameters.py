@@ -19,7 +19,7 @@ import numpy as np
 from ...errors import ModelFileError, kind_of
 from ..backend import Backend
 from ..dtype import Array, DType, as_dtype, float32
-from ..tensor import Frozen, Parameter, Tensor, Working
+from ..tensor import ComputeCopy, Frozen, Parameter, Tensor
 from ..versions import VERSIONS
 
 _ALIGNMENT = 64
@@ -60,13 +60,13 @@ class _Views:
         self._given = ref(made)
 
 
-class Arena:
+class FlatParameters:
     """Packs fp32 leaves into flat buffers and makes their `.data` and `.grad` views into them.
 
     `parameters` is a mapping by name, (name, tensor) pairs, or Tensors, named as `named_parameters` says.
-    With `working`, a 16-bit dtype, the arena also keeps a copy of the values in it (`low`), which `refresh` brings up
-    to date; parameters then have it as `.working`. `lr_scale` and `decay_scale` are factors on learning rate and weight
-    decay by parameter name; 1 if absent.
+    With `compute_dtype`, a 16-bit dtype, a copy of the values in it is kept as well (`compute_values`), which
+    `sync_copies` updates; parameters then have it as `.compute_copy`. `lr_scale` and `decay_scale` are factors on
+    learning rate and weight decay by parameter name; 1 if absent.
     A parameter on another device is moved to `backend`, by default the first one's.
 
     Raises `TypeError` for a `Frozen` weight, one that is not fp32 or does not require grad, `ValueError` for
@@ -74,7 +74,7 @@ class Arena:
     """
 
     def __init__(
-        self, parameters: Named, backend: Backend | None = None, *, working: DType | str = float32,
+        self, parameters: Named, backend: Backend | None = None, *, compute_dtype: DType | str = float32,
         lr_scale: Mapping[str, float] | None = None, decay_scale: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
         named = _checked(named_parameters(parameters))
@@ -87,9 +87,9 @@ class Arena:
         self._views = {s.name: _Views(self.view(self.values, s), self.view(self.grads, s)) for s in self.segments}
         for name, p in named:
             self._pack(name, p)
-        low = as_dtype(working)
-        self.low: Array | None = None if low == float32 else xp.empty(size, low)
-        self._give_working_copies()
+        low = as_dtype(compute_dtype)
+        self.compute_values: Array | None = None if low == float32 else xp.empty(size, low)
+        self._give_compute_copies()
         self.lr_scale = self._spread("lr_scale", lr_scale)
         self.decay_scale = self._spread("decay_scale", decay_scale)
 
@@ -109,31 +109,31 @@ class Arena:
         return flat[segment.start : segment.stop].reshape(segment.shape)
 
     @property
-    def gaps(self) -> list[tuple[int, int]]:
+    def padding(self) -> list[tuple[int, int]]:
         """The (start, stop) of the padding between segments, whose values and gradients stay 0."""
         starts = [*(s.start for s in self.segments[1:]), self.size]
         ends = [s.stop for s in self.segments]
         return [(e, s) for e, s in zip(ends, starts, strict=True) if e < s]
 
     @property
-    def filled(self) -> np.ndarray[Any, Any]:
+    def valid_lengths(self) -> np.ndarray[Any, Any]:
         """For each 64 elements how many belong to a parameter; the rest is padding at their end. uint8, on the host."""
         result = np.full(self.size // _ALIGNMENT, _ALIGNMENT, np.uint8)
-        for start, stop in self.gaps:
+        for start, stop in self.padding:
             result[start // _ALIGNMENT] -= stop - start
         return result
 
-    def refresh(self) -> None:
-        """Copies the values to the working copies. Whoever changes the values must call it."""
-        if self.low is not None:
-            self.low[...] = self.values
-        self.changed()
+    def sync_copies(self) -> None:
+        """Copies the values to the compute copies. Whoever changes the values must call it."""
+        if self.compute_values is not None:
+            self.compute_values[...] = self.values
+        self.mark_written()
 
-    def changed(self) -> None:
-        """Notes that values and working copies were written, so that graphs which saved them refuse to run."""
+    def mark_written(self) -> None:
+        """Notes that values and compute copies were written, so that graphs which saved them refuse to run."""
         VERSIONS.mark_written(self.values)
-        if self.low is not None:
-            VERSIONS.mark_written(self.low)
+        if self.compute_values is not None:
+            VERSIONS.mark_written(self.compute_values)
 
     def zero_grad(self) -> None:
         """Clears every gradient; one that was set to None or replaced becomes the arena's view again.
@@ -144,7 +144,7 @@ class Arena:
             self._views[name].give(p)
         self.grads[...] = 0.0
 
-    def gather(self) -> None:
+    def collect_grads(self) -> None:
         """Copies gradients that were replaced, or zeros for those set to None, into the flat buffer.
 
         Raises `RuntimeError` if a parameter's values were replaced, because the new ones would not be trained, or if it
@@ -180,7 +180,7 @@ class Arena:
 
     def split(self, flat: Array) -> dict[str, np.ndarray[Any, Any]]:
         """A flat buffer on the host, by parameter name, in the parameters' shapes; copies."""
-        host = self.backend.get(flat)
+        host = self.backend.to_host(flat)
         return {s.name: self.view(host, s).copy() for s in self.segments}
 
     def join(self, flat: Array, entries: Mapping[str, np.ndarray[Any, Any]], what: str) -> None:
@@ -202,7 +202,7 @@ class Arena:
         host = np.zeros(self.size, flat.dtype)
         for s in self.segments:
             host[s.start : s.stop] = entries[s.name].reshape(-1)
-        flat[...] = self.backend.put(host)
+        flat[...] = self.backend.to_device(host)
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
         """The values by parameter name, on the host; copies."""
@@ -211,7 +211,7 @@ class Arena:
     def load_state(self, entries: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Restores what `state` returned. Raises `ModelFileError` if it does not fit."""
         self.join(self.values, entries, "trained weights")
-        self.refresh()
+        self.sync_copies()
 
     # ---- construction ------------------------------------------------------------------------------
 
@@ -221,15 +221,17 @@ class Arena:
         self._fetch(name, p)
         p.data = views.values
 
-    def _give_working_copies(self) -> None:
-        self.refresh()
+    def _give_compute_copies(self) -> None:
+        self.sync_copies()
         for s in self.segments:
             p = self.parameters[s.name]
             if isinstance(p, Parameter):
-                p._working = None if self.low is None else Working(self.view(self.low, s), p)
+                p._compute_copy = (
+                    None if self.compute_values is None else ComputeCopy(self.view(self.compute_values, s), p)
+                )
 
     def _here(self, t: Tensor) -> Array:
-        return t.data if t.device == self.backend.name else self.backend.put(t.numpy())
+        return t.data if t.device == self.backend.name else self.backend.to_device(t.numpy())
 
     def _spread(self, what: str, factors: Mapping[str, float] | None) -> Array | None:
         """Factors by name as a flat vector; None where all are 1."""

@@ -10,7 +10,7 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
-from flame_train.engine.report import memory_report, saved_by_op
+from flame_train.engine.memory_report import memory_report, saved_by_op
 
 KIB = 1024
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..dtype import Array, float32
-from .average import MovingAverage
+from .ema import EMA
 from .scaler import LossScaler
 from .schedule import Schedule
 from .transform import State
@@ -22,7 +22,7 @@ METRICS = ("count", "lr", "grad_norm", "loss_scale", "finite", "healthy", "skipp
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class StepControl:
     """The rules of a step. Their state is 0-d arrays by name.
 
     `lr` (fp64) is the schedule's peak; `count` and `skipped` (int64) count the steps taken and not taken; `healthy`
@@ -32,7 +32,7 @@ class Decision:
 
     schedule: Schedule
     scaler: LossScaler | None
-    average: MovingAverage | None
+    average: EMA | None
     accumulation: int
     halt: bool
 

@@ -10,7 +10,7 @@ import pytest
 from flame_train.engine import Frozen, Parameter, grad, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import bfloat16
-from flame_train.engine.optim import SGD, Arena
+from flame_train.engine.optim import SGD, FlatParameters
 from flame_train.errors import ModelFileError
 
 
@@ -23,7 +23,7 @@ def parameters(seed: int = 0) -> list[Parameter]:
 def test_values_are_kept_and_become_views() -> None:
     ps = parameters()
     before = [p.numpy().copy() for p in ps]
-    arena = Arena(ps)
+    arena = FlatParameters(ps)
     for p, old in zip(ps, before, strict=True):
         np.testing.assert_array_equal(p.numpy(), old)
         assert np.shares_memory(p.data, arena.values)
@@ -31,16 +31,16 @@ def test_values_are_kept_and_become_views() -> None:
     arena.values[...] = 3.0
     assert all((p.numpy() == 3.0).all() for p in ps)
     assert arena.count == 15 + 130 + 1
-    covered = sum(s.stop - s.start for s in arena.segments) + sum(b - a for a, b in arena.gaps)
+    covered = sum(s.stop - s.start for s in arena.segments) + sum(b - a for a, b in arena.padding)
     assert covered == arena.size
-    inside = np.arange(arena.size) % 64 < np.repeat(arena.filled, 64)
-    assert not any(inside[a:b].any() for a, b in arena.gaps)
+    inside = np.arange(arena.size) % 64 < np.repeat(arena.valid_lengths, 64)
+    assert not any(inside[a:b].any() for a, b in arena.padding)
     assert inside.sum() == arena.count
 
 
 def test_backward_accumulates_into_the_buffer() -> None:
     ps = parameters()
-    arena = Arena(ps)
+    arena = FlatParameters(ps)
     addresses = [p.grad.data.ctypes.data for p in ps]
     for _ in range(2):
         (ps[0].sum() * ps[2] + ps[1].square().sum()).backward()
@@ -54,7 +54,7 @@ def test_backward_accumulates_into_the_buffer() -> None:
 def test_plain_leaves_and_their_first_gradients_are_packed() -> None:
     x = tensor([1.0, 2.0], requires_grad=True)
     x.square().sum().backward()
-    arena = Arena([x])
+    arena = FlatParameters([x])
     np.testing.assert_array_equal(x.grad.numpy(), [2.0, 4.0])
     F.sum(x).backward()
     np.testing.assert_array_equal(arena.grads[:2], [3.0, 5.0])
@@ -62,11 +62,11 @@ def test_plain_leaves_and_their_first_gradients_are_packed() -> None:
 
 def test_replaced_and_dropped_gradients_come_back() -> None:
     ps = parameters()
-    arena = Arena(ps)
+    arena = FlatParameters(ps)
     arena.grads[...] = 9.0
     ps[0].grad = None
     ps[1].grad = tensor(np.full(130, 5.0, np.float32))
-    arena.gather()
+    arena.collect_grads()
     values = {s.name: arena.view(arena.grads, s) for s in arena.segments}
     assert (values["down"] == 0).all()
     assert (values["up"] == 5).all()
@@ -76,19 +76,19 @@ def test_replaced_and_dropped_gradients_come_back() -> None:
 
 def test_replaced_values_are_an_error_not_a_silent_stop_of_training() -> None:
     ps = parameters()
-    arena = Arena(ps)
+    arena = FlatParameters(ps)
     ps[1].data = np.zeros(130, np.float32)
     with pytest.raises(RuntimeError, match=r"'up'.*replaced"):
-        arena.gather()
+        arena.collect_grads()
 
 
 def test_state_round_trips_by_name_whatever_the_order() -> None:
-    arena = Arena(parameters())
+    arena = FlatParameters(parameters())
     saved = arena.state()
     assert {n: a.shape for n, a in saved.items()} == {"down": (3, 5), "up": (130,), "gain": ()}
     arena.values[...] = 0.0
     assert any(a.any() for a in saved.values())
-    other = Arena(list(reversed(parameters(1))))
+    other = FlatParameters(list(reversed(parameters(1))))
     other.load_state(saved)
     for name, p in other.parameters.items():
         np.testing.assert_array_equal(p.numpy(), saved[name])
@@ -103,7 +103,7 @@ def test_state_round_trips_by_name_whatever_the_order() -> None:
     ],
 )
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(change: object, message: str) -> None:
-    arena = Arena(parameters())
+    arena = FlatParameters(parameters())
     state, before = arena.state(), arena.values.copy()
     change(state)
     with pytest.raises(ModelFileError, match=message):
@@ -114,74 +114,74 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(change: object
 def test_what_cannot_be_trained_is_refused_by_name() -> None:
     one = np.ones(2, np.float32)
     with pytest.raises(TypeError, match="'base' is a Frozen weight"):
-        Arena({"base": Frozen(one)})
+        FlatParameters({"base": Frozen(one)})
     with pytest.raises(TypeError, match=r"'half'.*float16"):
-        Arena({"half": tensor(one.astype(np.float16), requires_grad=True)})
+        FlatParameters({"half": tensor(one.astype(np.float16), requires_grad=True)})
     with pytest.raises(TypeError, match=r"'still'.*requires_grad_"):
-        Arena({"still": tensor(one)})
+        FlatParameters({"still": tensor(one)})
     with pytest.raises(TypeError, match="'made'"):
-        Arena({"made": Parameter(one) * 2.0})
+        FlatParameters({"made": Parameter(one) * 2.0})
     with pytest.raises(TypeError, match="expected a Tensor, got ndarray"):
-        Arena([one])
+        FlatParameters([one])
     with pytest.raises(ValueError, match="at least one parameter"):
-        Arena([])
+        FlatParameters([])
     twice = Parameter(one, "w")
     with pytest.raises(ValueError, match="same tensor"):
-        Arena({"a": twice, "b": twice})
+        FlatParameters({"a": twice, "b": twice})
     with pytest.raises(ValueError, match="'w': the same name"):
-        Arena([("w", twice), ("w", Parameter(one))])
+        FlatParameters([("w", twice), ("w", Parameter(one))])
     with pytest.raises(ValueError, match="lr_scale: no parameter named 'v'"):
-        Arena([Parameter(one, "w")], lr_scale={"v": 2.0})
+        FlatParameters([Parameter(one, "w")], lr_scale={"v": 2.0})
 
 
 def test_working_copies_follow_the_values_and_gradients_reach_the_parameter_in_fp32() -> None:
     p = Parameter(np.array([1.0, 2.0, 3.0], np.float32), "p")
-    arena = Arena([p], working=bfloat16)
-    assert p.working.dtype == bfloat16
-    (p.working * 3.0).float().sum().backward()
+    arena = FlatParameters([p], compute_dtype=bfloat16)
+    assert p.compute_copy.dtype == bfloat16
+    (p.compute_copy * 3.0).float().sum().backward()
     np.testing.assert_array_equal(p.grad.numpy(), np.full(3, 3.0, np.float32))
     assert p.grad.dtype == np.float32
     p.data[...] = 5.0
-    assert p.working.numpy().astype(np.float32)[0] == 1.0
-    arena.refresh()
-    assert p.working.numpy().astype(np.float32)[0] == 5.0
+    assert p.compute_copy.numpy().astype(np.float32)[0] == 1.0
+    arena.sync_copies()
+    assert p.compute_copy.numpy().astype(np.float32)[0] == 5.0
     arena.load_state({"p": np.full(3, 7.0, np.float32)})
-    assert p.working.numpy().astype(np.float32)[0] == 7.0
+    assert p.compute_copy.numpy().astype(np.float32)[0] == 7.0
 
 
 def test_hooks_on_a_parameter_see_the_gradient_of_its_working_copy() -> None:
     p, seen = Parameter(np.ones(2, np.float32), "p"), []
-    Arena([p], working=bfloat16)
+    FlatParameters([p], compute_dtype=bfloat16)
     p.register_hook(lambda g: seen.append(g.dtype))
-    (p.working * p.working).float().sum().backward()
+    (p.compute_copy * p.compute_copy).float().sum().backward()
     assert seen == [np.float32]
 
 
 def test_without_a_working_dtype_a_parameter_works_as_itself() -> None:
     p = Parameter(np.ones(2, np.float32), "p")
-    Arena([p])
-    assert p.working is p
+    FlatParameters([p])
+    assert p.compute_copy is p
 
 
 def test_a_working_copy_is_frozen_with_its_parameter() -> None:
     p = Parameter(np.ones(2, np.float32), "p")
-    Arena([p], working=bfloat16)
+    FlatParameters([p], compute_dtype=bfloat16)
     p.requires_grad_(False)
-    assert not p.working.requires_grad
-    assert not (p.working * 2.0).requires_grad
-    p.working.requires_grad_()
+    assert not p.compute_copy.requires_grad
+    assert not (p.compute_copy * 2.0).requires_grad
+    p.compute_copy.requires_grad_()
     assert p.requires_grad
-    assert (p.working * 2.0).requires_grad
+    assert (p.compute_copy * 2.0).requires_grad
 
 
 def test_what_was_frozen_since_is_refused_where_decay_would_move_it() -> None:
     p, q = parameters()[:2]
-    arena = Arena([p, q])
+    arena = FlatParameters([p, q])
     p.requires_grad_(False)
     with pytest.raises(RuntimeError, match=r"'down'.*frozen.*requires_grad_\(\)"):
-        arena.gather()
+        arena.collect_grads()
     p.requires_grad_()
-    arena.gather()
+    arena.collect_grads()
 
 
 @pytest.mark.parametrize("edit", [
@@ -191,11 +191,11 @@ def test_what_was_frozen_since_is_refused_where_decay_would_move_it() -> None:
 ])  # fmt: skip
 def test_a_gradient_whose_data_was_replaced_reaches_the_step(edit: Callable[[Parameter], None]) -> None:
     p = parameters()[0]
-    arena = Arena([p])
+    arena = FlatParameters([p])
     address = p.grad.data.ctypes.data
     p.grad.data[...] = 3.5
     edit(p)
-    arena.gather()
+    arena.collect_grads()
     assert (arena.grads[: p.size] == 7.0).all()
     assert p.grad.data.ctypes.data == address
     edit(p)
@@ -207,15 +207,15 @@ def test_a_gradient_whose_data_was_replaced_reaches_the_step(edit: Callable[[Par
 
 def test_a_gradient_of_another_shape_is_refused_by_name() -> None:
     p = parameters()[0]
-    arena = Arena([p])
+    arena = FlatParameters([p])
     p.grad.data = np.ones(5, np.float32)
     with pytest.raises(ValueError, match=r"'down': expected a gradient of shape \(3, 5\), found \(5,\)"):
-        arena.gather()
+        arena.collect_grads()
 
 
 def test_a_gradient_that_is_kept_outlives_zero_grad() -> None:
     p = parameters()[0]
-    arena = Arena([p])
+    arena = FlatParameters([p])
     (p * 2.0).sum().backward()
     address, kept = p.grad.data.ctypes.data, p.grad
     arena.zero_grad()
@@ -230,10 +230,10 @@ def test_a_gradient_that_is_kept_outlives_zero_grad() -> None:
 def test_tensors_of_one_name_are_told_apart_by_number() -> None:
     one = np.ones(2, np.float32)
     given = [Parameter(one, n) for n in ("w", "w.2", "w", "w", "v")] + [tensor(one, requires_grad=True)]
-    arena = Arena(given)
+    arena = FlatParameters(given)
     assert list(arena.parameters.values()) == given
     assert list(arena.parameters) == ["w", "w.2", "w.3", "w.4", "v", "5"]
-    assert list(Arena(given).parameters) == list(arena.parameters)
+    assert list(FlatParameters(given).parameters) == list(arena.parameters)
 
 
 def test_a_group_that_gives_a_name_twice_is_refused() -> None:
@@ -246,32 +246,32 @@ def test_a_group_that_gives_a_name_twice_is_refused() -> None:
 
 def test_hooks_on_a_working_copy_are_the_parameters() -> None:
     p, seen = Parameter(np.ones(2, np.float32), "p"), []
-    Arena([p], working=bfloat16)
-    handle = p.working.register_hook(lambda g: seen.append(g.numpy().tolist()) or g * 2.0)
-    (p.working * 3.0 + p).float().sum().backward()
+    FlatParameters([p], compute_dtype=bfloat16)
+    handle = p.compute_copy.register_hook(lambda g: seen.append(g.numpy().tolist()) or g * 2.0)
+    (p.compute_copy * 3.0 + p).float().sum().backward()
     assert seen == [[4.0, 4.0]]
     np.testing.assert_array_equal(p.grad.numpy(), 8.0)
-    assert p.working.grad is p.grad
+    assert p.compute_copy.grad is p.grad
     handle.remove()
-    (p.working * 3.0).float().sum().backward()
+    (p.compute_copy * 3.0).float().sum().backward()
     assert len(seen) == 1
 
 
 def test_the_gradient_of_a_working_copy_can_be_asked_for() -> None:
     p, q = (Parameter(np.ones(2, np.float32), n) for n in "pq")
-    Arena([p, q], working=bfloat16)
-    total = (p.working * 3.0 + p.working * q.working).float().sum()
-    found = grad(total, [p.working, q.working, q], retain_graph=True)
+    FlatParameters([p, q], compute_dtype=bfloat16)
+    total = (p.compute_copy * 3.0 + p.compute_copy * q.compute_copy).float().sum()
+    found = grad(total, [p.compute_copy, q.compute_copy, q], retain_graph=True)
     assert [g.dtype for g in found] == [np.float32] * 3
     assert [g.numpy().tolist() for g in found] == [[4.0, 4.0], [1.0, 1.0], [1.0, 1.0]]
     assert not p.grad.numpy().any()
     with pytest.raises(RuntimeError, match="input 0 was not used"):
-        grad((p.working * 2.0).sum(), [q.working])
+        grad((p.compute_copy * 2.0).sum(), [q.compute_copy])
 
 
 def test_an_arena_without_working_copies_takes_those_of_another_away() -> None:
     p = Parameter(np.ones(2, np.float32), "p")
-    Arena([p], working="bfloat16")
-    Arena([p])
+    FlatParameters([p], compute_dtype="bfloat16")
+    FlatParameters([p])
     p.data[...] = 3.0
-    np.testing.assert_array_equal(p.working.numpy(), 3.0)
+    np.testing.assert_array_equal(p.compute_copy.numpy(), 3.0)

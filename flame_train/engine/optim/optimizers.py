@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..dtype import Array, float32
-from .arena import Arena
-from .bounds import check
+from .flat_parameters import FlatParameters
 from .transform import State, Step
+from .validation import check
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class AdamWRule:
         check("adamw", below=1.0, beta1=first, beta2=second)
         check("adamw", eps=self.eps, weight_decay=self.weight_decay)
 
-    def init(self, arena: Arena) -> State:
+    def init(self, arena: FlatParameters) -> State:
         xp = arena.backend.xp
         return {"exp_avg": xp.zeros(arena.size, float32), "exp_avg_sq": xp.zeros(arena.size, float32)}
 
@@ -67,7 +67,7 @@ class SGDRule:
         if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
             raise ValueError("sgd: nesterov needs a momentum above 0 and a dampening of 0")
 
-    def init(self, arena: Arena) -> State:
+    def init(self, arena: FlatParameters) -> State:
         if self.momentum == 0.0:
             return {}
         return {"momentum": arena.backend.xp.zeros(arena.size, float32)}
@@ -85,7 +85,7 @@ class SGDRule:
         return {"fresh": step.xp.where(step.count == 0, np.float32(1.0), np.float32(1.0 - self.dampening))}
 
 
-def _decayed(g: Array, weight_decay: float, arena: Arena) -> Array:
+def _decayed(g: Array, weight_decay: float, arena: FlatParameters) -> Array:
     """g + weight_decay * values, with the arena's `decay_scale`."""
     if weight_decay == 0.0:
         return g

@@ -15,7 +15,7 @@ import numpy as np
 from .autograd import grad
 from .dtype import DType, float64, is_float
 from .op import REGISTRY, Op, Sample
-from .sample import materialise, tensor_arguments
+from .op_samples import materialise, tensor_arguments
 from .tensor import Tensor, tensor
 
 TOLERANCE = 1e-6
@@ -114,7 +114,7 @@ def numeric_gradient(t: Tensor, scalar: Callable[[], float]) -> np.ndarray[Any, 
     """d scalar / d t by central differences; `scalar` reads `t`, whose elements are moved in place and restored."""
     result = np.zeros(t.shape)
     for index in np.ndindex(*t.shape):
-        held = float(t.backend.get(t.data[index]))
+        held = float(t.backend.to_host(t.data[index]))
         t.data[index] = held + _STEP
         up = scalar()
         t.data[index] = held - _STEP

@@ -11,7 +11,7 @@ import pytest
 from flame_train.adapters.attach import attach
 from flame_train.engine import Frozen, Tensor, nn, tensor
 from flame_train.engine.dtype import bfloat16
-from flame_train.engine.optim import Arena
+from flame_train.engine.optim import FlatParameters
 from flame_train.models.clip import ClipArch, ClipTextEncoder
 from flame_train.models.flux import Flux, FluxArch
 from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
@@ -97,7 +97,7 @@ def made(name: str) -> Any:
 
 
 def slots(network: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
-    return ((module, attr, getattr(module, attr)) for _, module, attr, _ in network.named_slots())
+    return ((module, attr, getattr(module, attr)) for _, module, attr, _ in network.named_specs())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -109,9 +109,9 @@ def test_output_and_gradients_are_those_of_the_working_copies(name: str) -> None
         setattr(module, attr, Frozen(w.data.astype(bfloat16)))
     mine, other = ([*network.requires_grad_().parameters()] for network in (trained, copies))
     for parameters in (mine, other):
-        Arena(parameters, working=bfloat16)
+        FlatParameters(parameters, compute_dtype=bfloat16)
     for module, attr, w in slots(copies):
-        setattr(module, attr, w.working)
+        setattr(module, attr, w.compute_copy)
     y, expected, again = trained(*given), frozen(*given), copies(*given)
     assert y.dtype == expected.dtype
     np.testing.assert_array_equal(y.numpy(), expected.numpy())

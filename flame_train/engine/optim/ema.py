@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from ..dtype import Array, float32
-from .arena import Arena
+from .flat_parameters import FlatParameters
 from .transform import State
 
 
 @dataclass(frozen=True, slots=True)
-class MovingAverage:
+class EMA:
     """After each update mean -= (1 - d) * (mean - values), d = min(decay, (1 + n) / (10 + n)) after n earlier updates.
 
     After the first update the mean is the values. As diffusers' `EMAModel`; a skipped step leaves the mean as it was.
@@ -26,7 +26,7 @@ class MovingAverage:
         if not 0.0 < self.decay < 1.0:
             raise ValueError(f"moving average: expected a decay between 0 and 1, got {self.decay}")
 
-    def init(self, arena: Arena) -> State:
+    def init(self, arena: FlatParameters) -> State:
         return {"values": arena.values.copy()}
 
     def rate(self, xp: Any, take: Array, count: Array) -> Array:
@@ -36,7 +36,7 @@ class MovingAverage:
         return xp.where(take, 1.0 - kept, 0.0).astype(float32)
 
     @staticmethod
-    def update(arena: Arena, state: State, rate: Array) -> None:
+    def update(arena: FlatParameters, state: State, rate: Array) -> None:
         """Moves the mean. With a rate of 0 no bit changes, because the values are finite."""
         mean = state["values"]
         mean -= rate * (mean - arena.values)

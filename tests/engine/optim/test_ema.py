@@ -10,15 +10,18 @@ import pytest
 from flame_train.engine import Parameter, capture
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import bfloat16
-from flame_train.engine.optim import AdamWRule, Arena, MovingAverage, Optimizer, SGDRule
+from flame_train.engine.optim import EMA, AdamWRule, FlatParameters, Optimizer, SGDRule
 
 DECAY = 0.3
 
 
-def make(rule=None, working=None) -> Optimizer:
+def make(rule=None, compute_dtype=None) -> Optimizer:
     ps = [Parameter(np.linspace(-1, 1, n, dtype=np.float32), f"p{n}") for n in (5, 70)]
     return Optimizer(
-        Arena(ps, get_backend("cpu"), working=working), [rule or SGDRule()], lr=0.1, average=MovingAverage(DECAY)
+        FlatParameters(ps, get_backend("cpu"), compute_dtype=compute_dtype),
+        [rule or SGDRule()],
+        lr=0.1,
+        average=EMA(DECAY),
     )
 
 
@@ -57,8 +60,8 @@ def test_a_skipped_step_moves_nothing() -> None:
 
 
 def test_it_stands_in_for_the_values_and_gives_way_again() -> None:
-    """The working copies, which the network reads, go with it."""
-    o = make(working=bfloat16)
+    """The compute copies, which the network reads, go with it."""
+    o = make(compute_dtype=bfloat16)
     for n in range(3):
         give(o, 1.0, n)
         o.step()
@@ -66,17 +69,19 @@ def test_it_stands_in_for_the_values_and_gives_way_again() -> None:
     with o.averaged():
         for name, p in o.arena.parameters.items():
             np.testing.assert_array_equal(p.numpy(), mean[name])
-            np.testing.assert_array_equal(p.working.float().numpy(), mean[name].astype(bfloat16).astype(np.float32))
+            np.testing.assert_array_equal(
+                p.compute_copy.float().numpy(), mean[name].astype(bfloat16).astype(np.float32)
+            )
     with pytest.raises(KeyError), o.averaged():
         raise KeyError("whatever goes wrong meanwhile")
     for name, p in o.arena.parameters.items():
         np.testing.assert_array_equal(p.numpy(), trained[name])
-        np.testing.assert_array_equal(p.working.float().numpy(), trained[name].astype(bfloat16).astype(np.float32))
+        np.testing.assert_array_equal(p.compute_copy.float().numpy(), trained[name].astype(bfloat16).astype(np.float32))
 
 
 def test_without_one_the_values_stand_for_themselves() -> None:
     ps = [Parameter(np.ones(3, np.float32), "p")]
-    o = Optimizer(Arena(ps, get_backend("cpu")), [SGDRule()], lr=0.1)
+    o = Optimizer(FlatParameters(ps, get_backend("cpu")), [SGDRule()], lr=0.1)
     with o.averaged():
         np.testing.assert_array_equal(ps[0].numpy(), 1.0)
 
@@ -111,4 +116,4 @@ def test_a_captured_step_keeps_it() -> None:
 @pytest.mark.parametrize("decay", [0.0, 1.0, -0.1, math.nan])
 def test_a_decay_that_averages_nothing_is_refused(decay: float) -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
-        MovingAverage(decay)
+        EMA(decay)

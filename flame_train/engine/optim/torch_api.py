@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..tensor import Tensor
-from .arena import Arena, listed, named_parameters
-from .bounds import check
+from .flat_parameters import FlatParameters, listed, named_parameters
 from .optimizer import Optimizer
-from .rules import AdamWRule, SGDRule
+from .optimizers import AdamWRule, SGDRule
+from .validation import check
 
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
 """Tensors, (name, tensor) pairs, or groups: {"params": tensors or one, "lr": ..., "weight_decay": ...}."""
@@ -41,7 +41,7 @@ class SGD(Optimizer):
         super().__init__(arena, [SGDRule(momentum, dampening, weight_decay, nesterov)], lr=lr)
 
 
-def _pack(params: Params, lr: float, weight_decay: float) -> tuple[Arena, float, float]:
+def _pack(params: Params, lr: float, weight_decay: float) -> tuple[FlatParameters, float, float]:
     """The arena, and the largest rate and decay of any group, of which the arena holds each group's share."""
     given = listed(params)
     groups: list[Any] = given if given and isinstance(given[0], Mapping) else [{"params": given}]
@@ -62,7 +62,7 @@ def _pack(params: Params, lr: float, weight_decay: float) -> tuple[Arena, float,
     for rate, decay in zip(rates, decays, strict=True):
         check("optimizer", lr=rate, weight_decay=decay)
     lr, weight_decay = max(rates, default=lr), max(decays, default=weight_decay)
-    arena = Arena(named, lr_scale=_shares(names, rates, lr), decay_scale=_shares(names, decays, weight_decay))
+    arena = FlatParameters(named, lr_scale=_shares(names, rates, lr), decay_scale=_shares(names, decays, weight_decay))
     return arena, lr, weight_decay
 
 
