@@ -35,7 +35,7 @@ from flame_train.arguments import (
 from flame_train.bench_cli import bench_app
 from flame_train.errors import OutputError
 from flame_train.families import FAMILY_TITLES
-from flame_train.output import complain, complain_of, open_streams, show, without_files
+from flame_train.output import Printable, complain, complain_of, open_streams, show, without_files
 
 app = typer.Typer(
     name="flame-train",
@@ -57,7 +57,9 @@ def main() -> None:
     """Entry point of the `flame-train` program. Exits with a code of the table in `errors.py`."""
     open_streams()
     ours = logging.getLogger("flame_train")  # not the root: libraries that print their own warnings would do so twice
-    ours.addHandler(logging.StreamHandler(sys.stderr))
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Printable())
+    ours.addHandler(handler)
     ours.setLevel(logging.INFO)
     logging.raiseExceptions = False  # a closed standard error must not stop a run
     for stream in (sys.stdout, sys.stderr):

@@ -19,6 +19,26 @@ def kind_of(value: object) -> str:
     return kind.__name__ if library in ("builtins", "numpy", "flame_train") else f"{library}.{kind.__name__}"
 
 
+def shown(name: object) -> str:
+    """`name` as one printable line: control characters and bytes that are not UTF-8 appear escaped."""
+    text = str(name)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def lines_shown(text: str) -> str:
+    """`text` with all but its line ends printable: what a file says must not steer a terminal."""
+    return "\n".join(shown(line) for line in text.split("\n"))
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that os.fsdecode could not decode
+        return f"\\x{code - 0xDC00:02x}"
+    return char.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
 class FlameError(Exception):
     """Base of every error that is not a bug. `exit_code` is the process's exit status."""
 

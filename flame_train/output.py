@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import os
 import sys
@@ -15,7 +16,15 @@ from typing import Any
 import typer
 
 from flame_train import __version__
-from flame_train.errors import FlameError, exit_status, is_device_failure, is_out_of_memory, without_memory
+from flame_train.errors import (
+    FlameError,
+    exit_status,
+    is_device_failure,
+    is_out_of_memory,
+    lines_shown,
+    shown,
+    without_memory,
+)
 
 
 def open_streams() -> None:
@@ -38,15 +47,18 @@ def show(result: Mapping[str, Any], as_json: bool, text: str | None = None) -> N
 
     Without `text` it is one `name: value` a line, what is inside indented under its name.
     """
-    if as_json or text is not None:
-        typer.echo(json.dumps(_strict(result), indent=1, default=str, allow_nan=False) if as_json else text)
+    if as_json:
+        typer.echo(json.dumps(_strict(result), indent=1, default=str, allow_nan=False))
+        return
+    if text is not None:
+        typer.echo(lines_shown(text))
         return
     for name, value in result.items():
         if _is_rows(value):
             typer.echo(f"{name}:")
             _print_table(value)
         else:
-            typer.echo("\n".join(_lines({name: value}, "")))
+            typer.echo(lines_shown("\n".join(_lines({name: value}, ""))))
 
 
 def _strict(value: Any) -> Any:
@@ -89,7 +101,7 @@ def _print_table(rows: list[Mapping[str, Any]]) -> None:
     for name, value in rows[0].items():
         table.add_column(name, justify="right" if isinstance(value, int | float) else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
+        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else shown(v) for v in row.values()))
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = 200  # a file or a pipe has no width to fit
@@ -122,7 +134,15 @@ def complain_of(error: Exception, debug: bool) -> int:
 def complain(message: str) -> None:
     """One line about what went wrong."""
     with contextlib.suppress(OSError):  # a terminal that was closed: the exit status still tells
-        typer.echo(f"error: {message}", err=True)
+        typer.echo(f"error: {lines_shown(message)}", err=True)
+
+
+class Printable(logging.Formatter):
+    """A formatter of the log's lines, in which nothing that a file says can steer a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        return lines_shown(super().format(record))
 
 
 def _saved_trace() -> str:

@@ -42,6 +42,8 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[Path, int]]:
         raise ConfigError(f"{name}:{line}: expected YAML, got a syntax error: {error.problem}") from None
     except YAMLError as error:
         raise ConfigError(f"{name}: expected YAML, got: {str(error).splitlines()[0]}") from None
+    except (ValueError, OverflowError) as error:  # an escape beyond Unicode
+        raise ConfigError(f"{name}: expected YAML, got an escape that stands for no character: {error}") from None
 
 
 class _Builder:
@@ -81,6 +83,8 @@ class _Builder:
             return self._mapping(path)
         if kind == "SequenceStartEvent":
             return self._sequence(path)
+        if not _is_text(event.value):
+            raise self._refuse(event, "text, got an escape that stands for half a character")
         return _scalar(event.value) if event.implicit[0] else event.value
 
     def _mapping(self, path: Path) -> dict[str, Any]:
@@ -89,6 +93,8 @@ class _Builder:
             if type(event).__name__ != "ScalarEvent":
                 raise self._refuse(event, "a name as key")
             key = event.value
+            if not _is_text(key):
+                raise self._refuse(event, "a name as key, got an escape that stands for half a character")
             if key in found:
                 first = self.lines[(*path, key)]
                 raise self._refuse(event, f"each key once, got {key} again (first on line {first})")
@@ -101,6 +107,10 @@ class _Builder:
         while type(event := next(self.events)).__name__ != "SequenceEndEvent":
             found.append(self._node(event, (*path, "[]")))
         return found
+
+
+def _is_text(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _scalar(text: str) -> Any:

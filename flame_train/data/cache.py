@@ -28,6 +28,7 @@ _PART = re.compile(r"[0-9a-f]{2}")  # the folders that entries lie in
 FORMAT = 1  # raised when the meaning of entries changes: older ones are then simply not found
 
 Arrays = dict[str, np.ndarray[Any, Any]]
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 def cache_key(kind: str, content: str, model: str, settings: Mapping[str, Any]) -> str:
@@ -54,9 +55,10 @@ class DiskCache:
         """Where the entry of `key` lies, or would."""
         return self.folder / key[:2] / f"{key}.safetensors"
 
-    def get(self, key: str) -> Arrays | None:
+    def get(self, key: str, shapes: Shapes | None = None) -> Arrays | None:
         """The entry's arrays, copied into memory; None if there is none or it is damaged.
 
+        `shapes` are those that its arrays must have, by name: any others count as damage.
         Raises OutputError where a folder stands in its place.
         """
         path = self.path(key)
@@ -68,7 +70,7 @@ class DiskCache:
             if not path.exists():
                 self.misses += 1
                 return None
-            arrays = _read_verified(path, key)
+            arrays = _read_verified(path, key, shapes)
         except (ModelFileError, OSError):
             self.misses += 1
             self.damaged += 1
@@ -98,9 +100,11 @@ class DiskCache:
         return made
 
 
-def _read_verified(path: Path, key: str) -> Arrays:
+def _read_verified(path: Path, key: str, shapes: Shapes | None) -> Arrays:
     """Raises ModelFileError for anything but the whole entry of `key`."""
     with SafetensorsFile(path) as file:
+        if shapes is not None and file.shapes != dict(shapes):
+            raise ModelFileError(f"{path}: holds other arrays than {', '.join(shapes)} of the expected shapes")
         if file.metadata.get("cache_key") != key or file.metadata.get("cache_format") != str(FORMAT):
             raise ModelFileError(f"{path}: not the cache entry its name says")
         arrays = {name: np.array(file.read(name)) for name in file.names}

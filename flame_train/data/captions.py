@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flame_train.data.files import read_bytes, shown
-from flame_train.errors import DataError
+from flame_train.data.files import read_bytes
+from flame_train.errors import DataError, shown
 
 MAX_CAPTION_BYTES = 64 * 1024
 MAX_METADATA_BYTES = 256 * 1024 * 1024

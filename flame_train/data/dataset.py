@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Literal, Self
 
 from flame_train.data.captions import METADATA_NAME, Metadata, read_caption, read_metadata
-from flame_train.data.files import shown
 from flame_train.data.images import Animated, ImageInfo, probe, quiet_decoders
 from flame_train.data.sniff import PICTURES
 from flame_train.data.walk import Listing, list_files
-from flame_train.errors import DataError
+from flame_train.errors import DataError, shown
 
 PICTURE_ENDINGS = frozenset(
     {".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".tif", ".tiff", ".gif"}

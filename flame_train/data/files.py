@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from flame_train.errors import DataError
+from flame_train.errors import DataError, shown
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -15,21 +15,6 @@ _KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
-
-
-def shown(name: str | Path) -> str:
-    """`name` as one printable line: control characters and bytes that are not UTF-8 appear escaped."""
-    text = str(name)
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else _escaped(c) for c in text)
-
-
-def _escaped(char: str) -> str:
-    code = ord(char)
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that os.fsdecode could not decode
-        return f"\\x{code - 0xDC00:02x}"
-    return char.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def special_kind(mode: int) -> str | None:

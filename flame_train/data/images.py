@@ -19,8 +19,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from flame_train.data import sniff
 from flame_train.data.colour import WHITE, to_rgb
-from flame_train.data.files import read_bytes, shown
-from flame_train.errors import DataError
+from flame_train.data.files import read_bytes
+from flame_train.errors import DataError, shown
 
 MAX_PIXELS = 89_478_485  # Pillow's own bound, at which it only warns: 256 MiB of RGB
 MAX_FILE_BYTES = 1 << 30

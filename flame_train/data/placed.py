@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flame_train.data.buckets import BucketRule, Placement, Size
 from flame_train.data.dataset import Dataset, DatasetError, Item, OnBad
-from flame_train.data.files import shown
-from flame_train.errors import DataError
+from flame_train.errors import DataError, shown
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -12,8 +12,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flame_train.data.files import shown, special_kind
-from flame_train.errors import DataError
+from flame_train.data.files import special_kind
+from flame_train.errors import DataError, shown
 
 
 @dataclass(slots=True)

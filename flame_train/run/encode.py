@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,13 +16,12 @@ import numpy as np
 
 from flame_train.config.schema import DataSection
 from flame_train.data.buckets import Placement, resize_and_crop
-from flame_train.data.cache import DiskCache, cache_key
-from flame_train.data.files import shown
+from flame_train.data.cache import DiskCache, Shapes, cache_key
 from flame_train.data.images import load_image
 from flame_train.data.placed import Placed
 from flame_train.engine import nn, no_grad
 from flame_train.engine.dtype import is_float
-from flame_train.errors import DataError, NonFiniteError, OutputError
+from flame_train.errors import DataError, NonFiniteError, OutputError, shown
 from flame_train.io.failpoint import hit
 from flame_train.io.files import could_make_folder, make_folder
 from flame_train.text_encoders import TextEncoder
@@ -42,7 +42,7 @@ class Keys:
     networks: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Encoding:
     """By which networks images and captions are encoded, and in which number formats.
 
@@ -77,6 +77,16 @@ class Encoding:
         }
         return Keys(images, captions, networks)
 
+    def image_shapes(self, placement: Placement) -> Shapes:
+        """The arrays of an image: their names and shapes."""
+        shape = self.vae.latent_shape(placement.bucket)
+        return {"mean": shape, "logvar": shape}
+
+    @cached_property
+    def caption_shapes(self) -> Shapes:
+        """The arrays of any caption: their names and shapes."""
+        return {name: shape for encoder in self.text for name, shape in encoder.outputs.items()}
+
     def _text_digest(self) -> str:
         parts = [part for e in self.text for part in (e.part.component, e.part.digest(), e.vocabulary, *e.outputs)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -110,6 +120,7 @@ class CaptionEncoders:
 class Encoded:
     """A dataset whose arrays are all in the cache."""
 
+    encoding: Encoding
     placed: Placed
     cache: DiskCache
     keys: Keys
@@ -122,22 +133,22 @@ class Encoded:
 
         The arrays of `dropped` text encoders are zeros. Raises `DataError` if they are not in the cache any more.
         """
-        item = self.placed.dataset.items[index]
+        item, placement = self.placed.dataset.items[index], self.placed.placements[index]
         caption = self.caption("" if drop_caption else item.caption)
         zeros = {n: np.zeros_like(caption[n]) for encoder in dropped for n in self.outputs[encoder]}
         return {
-            **self._read(self.keys.images[index], shown(item.path)),
+            **self._read(self.keys.images[index], self.encoding.image_shapes(placement), shown(item.path)),
             **caption,
             **zeros,
-            **self.size_conditioning(self.placed.placements[index]),
+            **self.size_conditioning(placement),
         }
 
     def caption(self, text: str) -> Example:
         """The arrays of a caption or prompt that was asked for when encoding."""
-        return self._read(self.keys.captions[text], _quoted(text))
+        return self._read(self.keys.captions[text], self.encoding.caption_shapes, _quoted(text))
 
-    def _read(self, key: str, what: str) -> Example:
-        found = self.cache.get(key)
+    def _read(self, key: str, shapes: Shapes, what: str) -> Example:
+        found = self.cache.get(key, shapes)
         if found is None:
             raise DataError(
                 f"{self.cache.path(key)}: the cache entry of {what} vanished or was damaged since the run began; "
@@ -191,9 +202,16 @@ def encode(
     cache = DiskCache(encoding.folder)
     cache.sweep()
     outputs = encoder_outputs(encoding.text)
-    encoded = Encoded(placed, cache, keys, outputs, size_conditioning)
-    captions = _missing(cache, {key: caption for caption, key in keys.captions.items()}, stop)
-    images = _missing(cache, {key: i for i, key in enumerate(keys.images)}, stop)
+    encoded = Encoded(encoding, placed, cache, keys, outputs, size_conditioning)
+    captions = _missing(
+        cache, {key: caption for caption, key in keys.captions.items()}, lambda _: encoding.caption_shapes, stop
+    )
+    images = _missing(
+        cache,
+        {key: i for i, key in enumerate(keys.images)},
+        lambda i: encoding.image_shapes(placed.placements[i]),
+        stop,
+    )
     _LOG.info(
         "cache: %d of %d images and %d of %d captions to encode",
         len(images),
@@ -237,11 +255,13 @@ def _fill(
         stop.check("while encoding; what was encoded is kept")
 
 
-def _missing(cache: DiskCache, entries: Mapping[str, _T], stop: StopRequest) -> dict[str, _T]:
+def _missing(
+    cache: DiskCache, entries: Mapping[str, _T], shapes_of: Callable[[_T], Shapes], stop: StopRequest
+) -> dict[str, _T]:
     """Those of `entries`, by key, that the cache has not, or not whole."""
     missing = {}
     for key, entry in entries.items():
-        if cache.get(key) is None:
+        if cache.get(key, shapes_of(entry)) is None:
             missing[key] = entry
         stop.check("while reading the cache")
     return missing

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from flame_train.adapters.dialects import split_key
 from flame_train.adapters.kinds.lora import ALPHA, DOWN
+from flame_train.errors import shown
 from flame_train.io.weights import Weights, open_weights
 from flame_train.models.identify import Identity, identify
 from flame_train.tools.families import components_of
@@ -150,5 +151,5 @@ def _counted(counts: Mapping[Any, int]) -> str:
 
 
 def _printable(text: str) -> str:
-    clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    clean = shown(text)
     return clean if len(clean) <= _LONGEST_VALUE else f"{clean[:_LONGEST_VALUE]}... ({len(text)} characters)"

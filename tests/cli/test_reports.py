@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import numpy as np
 import pytest
 
 from flame_train import cli
 from flame_train.config.render import resolved
-from flame_train.io.safetensors import save_file
+from flame_train.io.safetensors import SafetensorsFile, save_file
+from flame_train.output import Printable
 
 MODULE = "lora_unet_output_blocks_8_0_skip_connection"
 
@@ -101,3 +103,31 @@ def test_cache_counts_what_it_made_and_what_it_kept(said, config_file):
     first, second = (said("cache", "--config", config_file, "--device", "cpu", "--json") for _ in range(2))
     assert (first["encoded"], first["kept"]) == (25, 0)
     assert (second["encoded"], second["kept"]) == (0, 25)
+
+
+ESCAPES = "\x1b]0;title\x07\x1b[2J\u202e\x9b31m"
+
+
+def test_what_a_file_says_of_itself_cannot_steer_a_terminal(lora, tmp_path, capsys):
+    """Names of tensors and files, and metadata, are a stranger's; ESC begins what a terminal obeys."""
+    with SafetensorsFile(lora) as file:
+        tensors = {name.replace("skip", f"skip{ESCAPES}"): np.array(file.read(name)) for name in file.names}
+    path = tmp_path / f"l{ESCAPES.replace('/', '')}.safetensors"
+    save_file(path, tensors, {"ss_base_model_version": "sdxl_base_v1-0", f"k{ESCAPES}": ESCAPES})
+    config = tmp_path / "x.yaml"
+    config.write_text('"lo\\e[2J": {"\\a": 1}\ndata: {path: "\\e[2J\\n\\x07"}\n')
+    lines = [["inspect", str(path)], ["convert", str(path), str(tmp_path / "o.safetensors"), "--to", "kohya"]]
+    for line in (
+        *lines,
+        ["sdxl-lora", "--config", str(config), "--device", "cpu"],
+        ["inspect", str(tmp_path / "\x1b")],
+    ):
+        cli.run(line)
+        out, err = capsys.readouterr()
+        assert all(part.isprintable() for part in (out + err).split("\n")), (out, err)
+        assert "x1b" in out + err
+
+
+def test_notes_of_the_log_cannot_either(capsys):
+    record = logging.LogRecord("flame_train", logging.WARNING, "", 0, "%s: left out", (ESCAPES,), None)
+    assert Printable().format(record) == "\\x1b]0;title\\x07\\x1b[2J\\u202e\\x9b31m: left out"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -329,6 +330,14 @@ def test_a_missing_file_a_folder_and_an_impossible_name_are_refused() -> None:
     assert report("a\0b.toml") == (
         "'a\\x00b.toml': expected the path of a configuration file, got a NUL character in it"
     )
+
+
+@pytest.mark.parametrize("escape", [r"\U00110000", r"\UFFFFFFFF", r"\ud800", r"\udfff"])
+@pytest.mark.parametrize("line", ['lora: {rank: "X"}', 'lora: {"X": 1}', '"X": {}', '- "X"'])
+def test_yaml_escapes_that_stand_for_no_character_are_refused(escape: str, line: str) -> None:
+    told = report(write(YAML_GOOD + line.replace("X", escape) + "\n", "x.yaml"))
+    assert re.match(r"x\.yaml(:\d+)?: expected ", told), told
+    assert told.isprintable()
 
 
 def test_yaml_that_would_grow_without_end_is_refused_at_its_first_anchor() -> None:

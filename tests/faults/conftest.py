@@ -165,6 +165,7 @@ SETTINGS: dict[str, Any] = {
     "gradient.clip_norm": 0.03,
     "gradient.clip_value": 0.02,
     "gradient.noise_std": 1e-3,
+    "loss.weighting": "min_snr",
     "loss.snr_gamma": 5.0,
     "loss.offset_noise": 0.05,
     "train.steps": 5,

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from flame_train.config.load import load
+from flame_train.config.load import load_located
 from flame_train.errors import OutputError
-from flame_train.recipes import FAMILIES
-from flame_train.run.command import look, run_folder
+from flame_train.run.check import check
+from flame_train.run.command import preflighted, run_folder
 from flame_train.run.plan import make_plan
 from flame_train.training.stop import StopRequest
 
@@ -114,20 +114,20 @@ def pipeline_on_a_small_disk(monkeypatch):
 
 def test_a_run_that_goes_on_needs_room_only_for_what_it_will_add(job, pipeline_on_a_small_disk):
     """Of three checkpoints to keep two are there; with the last step done nothing is added."""
-    plan = make_plan(FAMILIES["sdxl"], load(job.arguments("sdxl-lora")[2]), StopRequest())
+    plan = make_plan(check(load_located(job.arguments("sdxl-lora")[2], [])), StopRequest())
     one = plan.parameters * 16
     pipeline_on_a_small_disk(int(one * 4 * 1.2) + 1)
-    look(plan, run_folder(plan))
+    preflighted(plan, run_folder(plan))
     pipeline_on_a_small_disk(int(one * 3 * 1.2))
     with pytest.raises(OutputError, match="too full to start"):
-        look(plan, run_folder(plan))
+        preflighted(plan, run_folder(plan))
     assert job.train(failpoint="train.before_update:5").code == -9
     assert job.steps() == [2, 4]
     pipeline_on_a_small_disk(int(one * 2 * 1.2) + 1)
-    assert look(plan, run_folder(plan)).step == 4
+    assert preflighted(plan, run_folder(plan)).step == 4
     job.finish()
     pipeline_on_a_small_disk(0)
-    assert look(plan, run_folder(plan)).step == 5
+    assert preflighted(plan, run_folder(plan)).step == 5
 
 
 def test_a_disk_too_small_for_the_run_is_told_before_anything_is_encoded(new_job):

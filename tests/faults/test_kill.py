@@ -8,6 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from flame_train.data.cache import DiskCache
@@ -118,6 +119,25 @@ def test_damaged_cache_entries_are_made_again(job, whole, damage):
         if damage == "bit":
             raw[-5] ^= 4
         path.write_bytes({"cut": raw[: len(raw) // 2], "bit": raw, "empty": b""}[damage])
+
+    assert job.finish() == whole
+
+
+@pytest.mark.parametrize("change", ["another name", "another shape", "one less", "one more"])
+def test_cache_entries_with_other_arrays_are_made_again(job, whole, change):
+    """Their keys and checksums are right: another program may have written them."""
+    cache = DiskCache(job.cache)
+    for path in sorted(job.cache.rglob("*.safetensors"))[::3]:
+        arrays = cache.get(path.stem)
+        assert arrays is not None
+        name, array = arrays.popitem()
+        changed = {
+            "another name": {**arrays, "x": array},
+            "another shape": {**arrays, name: np.concatenate([array, array])},
+            "one less": arrays,
+            "one more": {**arrays, name: array, "x": array},
+        }
+        cache.put(path.stem, changed[change])
 
     assert job.finish() == whole
 

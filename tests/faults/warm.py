@@ -21,7 +21,6 @@ import psutil  # noqa: F401
 
 import flame_train.cli
 import flame_train.run.command
-from flame_train.config.schema import Config
 from flame_train.data.tokenizers.clip import ClipTokenizer
 from flame_train.io import failpoint
 
@@ -30,7 +29,7 @@ def serve() -> None:
     # made once, as what is imported above; half a second saved in every run
     PIL.Image.preinit()
     flame_train.cli.command()
-    flame_train.recipes.FAMILIES["sdxl"].lora_names(Config())
+    flame_train.recipes.FAMILIES["sdxl"].lora_names_in({})
     ClipTokenizer(0).encode(ClipTokenizer(0).fingerprint)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     for line in sys.stdin:
