@@ -85,9 +85,8 @@ class Training:
             self.backend.synchronize()
             if time.monotonic() - begin > said:
                 said += _TELL
-                figures = dict(
-                    zip(("count", "lr", "norm"), self.backend.to_host(self.optimizer.metrics()), strict=False)
-                )
+                found, loss = (self.backend.to_host(x) for x in (self.optimizer.metrics(), self.loss))
+                figures = dict(zip(("count", "lr", "norm"), found, strict=False))
                 report(
                     f"{time.monotonic() - begin:6.1f} s  step {done}  loss {float(loss):.4f}  "
                     f"lr {figures['lr']:.2e}  norm {figures['norm']:.3f}"
