@@ -209,7 +209,7 @@ def sample(
     strength: Annotated[float | None, typer.Option("--strength", help="How much of the LoRA; usually 1.")] = None,
     negative: Annotated[str, typer.Option("--negative", help="Negative prompt.")] = "",
     steps: Annotated[int, typer.Option("--steps", min=0, max=1000, help="0: the model's own.")] = 0,
-    guidance: Annotated[float, typer.Option("--guidance", min=0.0, help="0: the model's own.")] = 0.0,
+    guidance_scale: Annotated[float, typer.Option("--guidance-scale", min=0.0, help="0: the model's own.")] = 0.0,
     sampler: Annotated[Literal["euler", "ddim"], typer.Option("--sampler", help="Of SDXL alone.")] = "euler",
     prediction: Annotated[
         Literal["epsilon", "v"], typer.Option("--prediction", help="As model.prediction in a config (SDXL).")
@@ -258,7 +258,7 @@ def sample(
         strength=1.0 if strength is None else strength,
         negative=negative,
         steps=steps,
-        guidance=guidance,
+        guidance_scale=guidance_scale,
         sampler=sampler,
         prediction=prediction,
         precision=precision,

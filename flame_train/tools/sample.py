@@ -35,8 +35,8 @@ _LOG = logging.getLogger(__name__)
 @fetching()
 def sample(
     checkpoint: str, prompts: Sequence[str], output: Path, *, lora: Path | None, strength: float, negative: str,
-    steps: int, guidance: float, sampler: Any, prediction: Any, precision: Any, seed: int, width: int, height: int,
-    device: str, force: bool = False, quantize: str = "off", arithmetic: str = "bf16", vae: str = "",
+    steps: int, guidance_scale: float, sampler: Any, prediction: Any, precision: Any, seed: int, width: int,
+    height: int, device: str, force: bool = False, quantize: str = "off", arithmetic: str = "bf16", vae: str = "",
     text_encoders: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Draws an image for each prompt and writes them as one PNG. Returns what was drawn, from what, and where.
@@ -59,7 +59,7 @@ def sample(
         text_encoders=dict(text_encoders or {}),
         train={"precision": precision},
         sample={
-            "prompts": tuple(prompts), "negative": negative, "steps": steps, "guidance_scale": guidance,
+            "prompts": tuple(prompts), "negative": negative, "steps": steps, "guidance_scale": guidance_scale,
             "sampler": sampler, "seed": seed, "width": width, "height": height,
         },
     )  # fmt: skip
