@@ -17,7 +17,7 @@ from flame_train.training.step import batch_loss
 
 TARGETS = [
     ("sd3-tiny", ("full",)),
-    ("sd3-tiny", ("joint_blocks.[02].context_block.adaLN_modulation.1",)),
+    ("sd3-tiny", ("joint_blocks.[01].context_block.adaLN_modulation.1",)),
     ("sd3-tiny", ("*.x_block.adaLN_modulation.1", "attention")),
     ("sd3-tiny", ("t_embedder.mlp.0",)),
     ("flux-tiny", ("full",)),

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flame_train.training.family import Load
 
 from flame_train import cli
 from flame_train.engine.backend import get_backend
@@ -21,7 +20,7 @@ from flame_train.engine.op import REGISTRY, Sample, sample
 from flame_train.engine.op_samples import Values, materialise
 from flame_train.engine.rematerialize import rematerialize
 from flame_train.errors import ConfigError
-from flame_train.models.blocks import Recompute
+from flame_train.models.blocks import Checkpointing
 from flame_train.models.unet_sdxl import UNet, UNetArch
 from flame_train.recipes.memory_sdxl import kept
 from flame_train.run.checkpointing import blocks_named
@@ -37,10 +36,11 @@ from flame_train.tools import (
 from flame_train.tools.bench_ceilings import Ceilings, ceilings
 from flame_train.tools.bench_flops import op_flops
 from flame_train.tools.bench_models import find
+from flame_train.training.memory import MemoryQuery
 
 
 @pytest.mark.parametrize(
-    ("model", "adapted"), [("sdxl-tiny", 8 * 17), ("sd3-tiny", 2 * 3 + 2 * 2 + 1 + 2), ("flux-tiny", 20)]
+    ("model", "adapted"), [("sdxl-tiny", 8 * 17), ("sd3-tiny", 2 * 2 + 2 + 1 + 2), ("flux-tiny", 20)]
 )
 def test_step_reports_a_finite_whole_step(model: str, adapted: int, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["bench", "step", "--model", model, "--resolution", "64", "--precision", "fp32"]
@@ -51,7 +51,7 @@ def test_step_reports_a_finite_whole_step(model: str, adapted: int, capsys: pyte
     assert result["figures"]["grad_norm"] > 0
     assert result["figures"]["healthy"] == 1
     assert result["adapted_layers"] == adapted
-    weights = 4 * find(model).build().num_weights()
+    weights = 4 * find(model)[1].network.num_weights()
     assert result["weights_gib"] == pytest.approx(weights / 2**30, abs=0.005)
     assert result["before_step_gib"] > result["weights_gib"]
     assert "captured_ms" not in result
@@ -59,9 +59,9 @@ def test_step_reports_a_finite_whole_step(model: str, adapted: int, capsys: pyte
 
 @pytest.mark.parametrize("model", ["sdxl-tiny", "sd3-tiny", "flux-tiny"])
 def test_a_batch_of_another_bucket_has_other_latents_alone(model: str) -> None:
-    trial, subject = bench.Trial(model, 64, batch=2, device="cpu"), find(model)
-    square, wide = (bench.random_batch(subject, subject.build(), trial, bucket).arrays for bucket in (None, (48, 96)))
-    channels = subject.latent_channels
+    trial, (_, declared) = bench.Trial(model, 64, batch=2, device="cpu"), find(model)
+    square, wide = (bench.random_batch(declared, trial, bucket).arrays for bucket in (None, (48, 96)))
+    channels = {"sdxl-tiny": 4}.get(model, 16)
     assert {n: wide[n].shape for n in wide if wide[n].shape != square[n].shape} == {
         "mean": (2, 6, 12, channels), "logvar": (2, 6, 12, channels)
     }  # fmt: skip
@@ -201,8 +201,8 @@ def test_arithmetic_is_counted_as_two_for_each_multiply_add(name: str, s: object
 
 def test_memory_adds_up_and_checkpointing_keeps_less() -> None:
     plain, some, less = (
-        bench_memory.run(bench.Trial("sdxl-tiny", 64, 1, 2, "fp32", recompute, "cpu"))
-        for recompute in ("nothing", "feed_forward", "blocks")
+        bench_memory.run(bench.Trial("sdxl-tiny", 64, 1, 2, "fp32", checkpointing, "cpu"))
+        for checkpointing in ("off", "mlp", "full")
     )
     assert plain["weights"] == 4 * UNet(UNetArch.tiny()).num_weights()
     assert sum(plain["kept by op"].values()) == plain["kept"]
@@ -249,9 +249,9 @@ def test_ops_are_timed_against_what_computes_the_same(name: str, monkeypatch: py
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--recompute", "blocks", "--recompute-only", "*up_block.*"], "no block of the model"),
-        (["--recompute-only", "middle_block.*"], "--recompute-only: expected --recompute with it"),
-        (["--recompute", "blocks", "--recompute-only", "*", "--against", "torch"], "leave one of"),
+        (["--checkpointing", "full", "--checkpoint-blocks", "*up_block.*"], "no block of the model"),
+        (["--checkpoint-blocks", "middle_block.*"], "--checkpoint-blocks: expected --checkpointing with it"),
+        (["--checkpointing", "full", "--checkpoint-blocks", "*", "--against", "torch"], "leave one of"),
     ],
 )
 def test_a_choice_of_blocks_that_means_nothing_is_refused(
@@ -261,9 +261,15 @@ def test_a_choice_of_blocks_that_means_nothing_is_refused(
     assert message in capsys.readouterr().err
 
 
-def held(recompute: Recompute, batch: int, only: Sequence[str] = ()) -> int:
+def small_unet() -> UNet:
+    network = find("sdxl-tiny")[1].network
+    assert isinstance(network, UNet)
+    return network
+
+
+def held(checkpointing: Checkpointing, batch: int, only: Sequence[str] = ()) -> int:
     """What the graph of a small SDXL keeps, by the engine's own account."""
-    trial = bench.Trial("sdxl-tiny", 256, batch, 2, "fp32", recompute, "cpu", recompute_only=only)
+    trial = bench.Trial("sdxl-tiny", 256, batch, 2, "fp32", checkpointing, "cpu", checkpoint_blocks=only)
     by_op = bench_memory.run(trial)["kept by op"]
     # on the CPU alone silu has an input of its own behind a group norm; the loss is no part of the network
     return sum(by_op.values()) - by_op["silu"] - by_op["mse_loss"]
@@ -277,59 +283,60 @@ def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recompute", "narrow", "only"),
+    ("checkpointing", "narrow", "only"),
     [
-        ("nothing", 64, ()),
-        ("nothing", 640, ()),
-        ("feed_forward", 640, ()),
-        ("feed_forward", 640, ("middle_block.*", "output_blocks.[0-2].*")),
-        ("blocks", 640, ()),
-        ("blocks", 640, ("output_blocks.*",)),
-        ("blocks", 640, ("*.transformer_blocks.0", "output_blocks.[3-9].0")),
+        ("off", 64, ()),
+        ("off", 640, ()),
+        ("mlp", 640, ()),
+        ("mlp", 640, ("middle_block.*", "output_blocks.[0-2].*")),
+        ("full", 640, ()),
+        ("full", 640, ("output_blocks.*",)),
+        ("full", 640, ("*.transformer_blocks.0", "output_blocks.[3-9].0")),
     ],
 )
 def test_the_prediction_counts_what_sdxls_graph_keeps(
-    recompute: Recompute, narrow: int, only: Sequence[str], monkeypatch: pytest.MonkeyPatch
+    checkpointing: Checkpointing, narrow: int, only: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A picture more, held against the engine's own account of a graph."""
+    """An image more, held against the engine's own account of a graph."""
     nothing_is_small(monkeypatch)
     for place in ("flame_train.models.transformer.NARROW", "flame_train.recipes.memory_sdxl.NARROW"):
         monkeypatch.setattr(place, narrow)
-    unet = find("sdxl-tiny").build()
-    blocks = blocks_named(unet, recompute, only, "")
-    expected = kept(unet, Load((256, 256), 1, 4, recompute, True, blocks))
+    unet = small_unet()
+    blocks = blocks_named(unet, checkpointing, only, "")
+    expected = kept(unet, MemoryQuery((256, 256), 1, 4, checkpointing, True, blocks))
     if "input_blocks.1.0" not in blocks:
         expected -= 1024 * (64 + 64) + 256 * (32 + 64)  # residual blocks before the first adapter
         # On the CPU alone what comes past lower resolutions is put behind the channels, and kept so.
         expected += 1024 * (3 * 32) + 256 * (64 + 64 + 32) + 64 * (128 + 128 + 64) - 1024 * 32 - 256 * 64
-    assert held(recompute, 2, only) - held(recompute, 1, only) == pytest.approx(4 * expected, rel=0.03)
+    assert held(checkpointing, 2, only) - held(checkpointing, 1, only) == pytest.approx(4 * expected, rel=0.03)
 
 
-@pytest.mark.parametrize("recompute", ["nothing", "feed_forward", "blocks"])
+@pytest.mark.parametrize("checkpointing", ["off", "mlp", "full"])
 def test_the_prediction_knows_that_small_results_are_kept(
-    recompute: Recompute, monkeypatch: pytest.MonkeyPatch
+    checkpointing: Checkpointing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unet, load = find("sdxl-tiny").build(), Load((256, 256), 1, 4, recompute, True)
-    more, predicted = held(recompute, 1), kept(unet, load)
+    unet, query = small_unet(), MemoryQuery((256, 256), 1, 4, checkpointing, True)
+    more, predicted = held(checkpointing, 1), kept(unet, query)
     nothing_is_small(monkeypatch)
-    risen = more - held(recompute, 1)
-    assert (risen > 0) == (recompute != "blocks")
+    risen = more - held(checkpointing, 1)
+    assert (risen > 0) == (checkpointing != "full")
     # what no adapter asks for is counted as well; and on the CPU alone heads are merged by a copy, which is kept
-    assert 0.75 * risen <= 4 * (predicted - kept(unet, load)) <= 2 * risen
+    assert 0.75 * risen <= 4 * (predicted - kept(unet, query)) <= 2 * risen
 
 
 @pytest.mark.parametrize("name", ["sdxl", "sd35-medium", "sd35-large", "flux-dev"])
-def test_the_predicted_memory_falls_with_all_that_is_recomputed(name: str) -> None:
-    subject = find(name)
-    network = subject.build()
+def test_the_predicted_memory_falls_with_all_that_is_checkpointed(name: str) -> None:
+    _, declared = find(name)
 
-    def predicted(recompute: Recompute, batch: int = 1, deterministic: bool = True, warpgroups: int = 132) -> int:
-        load = Load((1024, 1024), batch, 2, recompute, deterministic, None, warpgroups)
-        return subject.activations(network, load)
+    def predicted(
+        checkpointing: Checkpointing, batch: int = 1, deterministic: bool = True, warpgroups: int = 132
+    ) -> int:
+        query = MemoryQuery((1024, 1024), batch, 2, checkpointing, deterministic, None, warpgroups)
+        return declared.activation_bytes(query)
 
-    steps = [predicted(how) for how in ("blocks_offloaded", "blocks", "feed_forward", "nothing")]
+    steps = [predicted(how) for how in ("offload", "full", "mlp", "off")]
     assert steps == sorted(set(steps))
-    assert predicted("nothing", batch=8) == pytest.approx(2 * predicted("nothing", batch=4))
-    exact = predicted("nothing") - predicted("nothing", deterministic=False)
+    assert predicted("off", batch=8) == pytest.approx(2 * predicted("off", batch=4))
+    exact = predicted("off") - predicted("off", deterministic=False)
     assert (exact > 0) == (name == "flux-dev"), "heads of 128 are cuDNN's, which writes down all scores of an attention"
-    assert predicted("nothing", deterministic=False) < predicted("nothing", warpgroups=0)
+    assert predicted("off", deterministic=False) < predicted("off", warpgroups=0)

@@ -37,11 +37,11 @@ def test_what_was_the_same_at_every_batch_is_told_and_drawn(tmp_path: Path, monk
     titles = []
     monkeypatch.setattr(bench_sweep, "step", lambda trial: {"eager_ms": 100.0, "peak_gib": None})
     monkeypatch.setattr(ImageDraw.ImageDraw, "text", lambda _, place, text, *more: titles.append(text))
-    trial = bench.Trial("flux-tiny", 512, 3, 7, "fp16", "blocks", "cpu", False, "weights")
+    trial = bench.Trial("flux-tiny", 512, 3, 7, "fp16", "full", "cpu", False, "fp8")
     found, _ = bench_sweep.run(trial, tmp_path / "plot.png")
     what = {name: value for name, value in asdict(trial).items() if name != "batch"}
     assert {name: found[name] for name in what} == what
-    assert all(word in titles[0] for word in ("flux-tiny", "512", "7", "fp16", "blocks", "cpu", "not det", "weights"))
+    assert all(word in titles[0] for word in ("flux-tiny", "512", "7", "fp16", "full", "cpu", "not det", "fp8"))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_was_measured_is_shown_whatever_comes_after(
     assert (tmp_path / "plot.png").exists()
 
 
-def test_a_picture_that_cannot_be_written_takes_no_rows_along(
+def test_an_image_that_cannot_be_written_takes_no_rows_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: object) -> None:
@@ -84,7 +84,7 @@ def test_a_picture_that_cannot_be_written_takes_no_rows_along(
     assert "the disk is full" in err
 
 
-def test_nothing_measured_is_an_error_and_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_measured_is_an_error_and_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stand_in(trial: bench.Trial) -> dict[str, float]:
         raise MemoryError
 
@@ -102,7 +102,7 @@ def test_nothing_measured_is_an_error_and_no_picture(tmp_path: Path, monkeypatch
         ("file/y.png", 6, "is a file; choose another place"),
     ],
 )
-def test_a_picture_that_could_not_be_written_is_told_before_anything_is_measured(
+def test_an_image_that_could_not_be_written_is_told_before_anything_is_measured(
     plot: str, status: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -120,7 +120,7 @@ def test_a_picture_that_could_not_be_written_is_told_before_anything_is_measured
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--plot a.png", "--plot is the picture of a sweep; add --sweep batch, or leave it out"),
+        ("--plot a.png", "--plot is the image of a sweep; add --sweep batch, or leave it out"),
         ("--sweep batch --batch 8", "a sweep doubles the batch from 1; leave one of --sweep and --batch out"),
         ("--sweep batch --batch 1", "a sweep doubles the batch from 1; leave one of --sweep and --batch out"),
     ],

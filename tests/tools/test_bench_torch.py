@@ -17,7 +17,7 @@ from flame_train.adapters.targets import resolve
 from flame_train.errors import EnvironmentFault
 from flame_train.models.mmdit_sd3 import Mmdit
 from flame_train.tools import bench, bench_torch_step
-from flame_train.tools.bench_models import find
+from flame_train.tools.bench_models import find, work
 from flame_train.tools.bench_torch_models import Yardstick, yardstick
 
 
@@ -44,9 +44,9 @@ def test_the_yardstick_is_the_same_network_and_counts_the_same_arithmetic(name: 
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
-    subject, resolution = find(name), 64
-    ours = subject.build()
-    model = yardstick(subject, ours)
+    (_, declared), resolution = find(name), 64
+    ours = declared.network
+    model = yardstick(declared)
     plain = model.build()
     assert sum(p.numel() for p in plain.parameters()) + _positions(ours) == ours.num_weights()
 
@@ -58,7 +58,7 @@ def test_the_yardstick_is_the_same_network_and_counts_the_same_arithmetic(name: 
     embeddings = sum(
         math.prod(s) for n, s in shapes.items() if n.startswith(("time_embed", "label_emb")) and len(s) == 2
     )
-    assert subject.work(ours, resolution).forward() + 2 * embeddings == counter.get_total_flops()
+    assert work(declared, resolution).forward() + 2 * embeddings == counter.get_total_flops()
 
 
 def _positions(network: object) -> int:
@@ -71,10 +71,10 @@ def _positions(network: object) -> int:
 def test_the_yardstick_adapts_the_same_layers(name: str) -> None:
     pytest.importorskip("diffusers")
     torch = pytest.importorskip("torch")
-    subject = find(name)
-    ours = subject.build()
-    _, trained = bench_torch_step.build(torch, yardstick(subject, ours), 4, "fp32", False, "cpu")
-    layers = resolve(ours, (subject.targets,), subject.family.presets)
+    family, declared = find(name)
+    ours = declared.network
+    _, trained = bench_torch_step.build(torch, yardstick(declared), 4, "fp32", False, "cpu")
+    layers = resolve(ours, (family.bench_targets,), declared.presets)
     reached = sum(int(np.prod(ours.shapes()[f"{n}.weight"])) for n in layers)
     pairs = zip(trained[::2], trained[1::2], strict=True)
     assert sum(a.shape[1] * b.shape[0] for a, b in pairs) == reached
@@ -91,29 +91,28 @@ def test_against_torch_measures_both(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.usefixtures("nothing_begins")
 @pytest.mark.parametrize(
-    "option", ["--fp8 weights", "--fp8 dynamic", "--recompute feed_forward", "--recompute blocks_offloaded"]
+    "option", ["--quantize fp8", "--checkpointing mlp", "--checkpointing offload", "--quantize fp8 --arithmetic fp8"]
 )
 def test_what_pytorch_would_not_do_likewise_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["bench", "step", "--model", "sdxl-tiny", "--device", "cpu", "--against", "torch", *option.split()]
     assert cli.run(argv) == 2
     told = " ".join(capsys.readouterr().err.split())
-    assert f"PyTorch's step has no counterpart of {option}" in told
+    assert f"PyTorch's step has no counterpart of {option.partition(' --')[0]}" in told
     assert "leave one of them out" in told
 
 
 @pytest.mark.parity
-def test_recomputed_blocks_are_recomputed_by_pytorch_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpointed_blocks_are_checkpointed_by_pytorch_too(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("diffusers")
     calls = []
     monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", lambda fn, *args, **_: calls.append(fn) or fn(*args))
-    bench.step(bench.Trial("sdxl-tiny", 64, rank=2, precision="fp32", recompute="blocks", device="cpu"), "torch")
+    bench.step(bench.Trial("sdxl-tiny", 64, rank=2, precision="fp32", checkpointing="full", device="cpu"), "torch")
     assert calls
 
 
 def _yardstick(name: str) -> Yardstick:
-    subject = find(name)
-    return yardstick(subject, subject.build())
+    return yardstick(find(name)[1])
 
 
 def _blocks(torch: Any, shapes: int) -> Any:

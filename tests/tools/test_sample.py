@@ -1,4 +1,4 @@
-"""`sample`: the same picture from the same words, a LoRA that acts as the merged model does, and clear refusals."""
+"""`sample`: the same image from the same words, a LoRA that acts as the merged model does, and clear refusals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flame_train.tools.merge import merge
 from flame_train.tools.sample import sample
 
 PLAIN = {
-    "lora": None, "strength": 1.0, "negative": "", "steps": 3, "guidance": 2.0, "sampler": "euler",
+    "lora": None, "strength": 1.0, "negative": "", "steps": 3, "guidance_scale": 2.0, "sampler": "euler",
     "prediction": "epsilon", "precision": "fp32", "seed": 3, "width": 96, "height": 64, "device": "cpu",
 }  # fmt: skip
 UNET = "model.diffusion_model."
@@ -33,8 +33,8 @@ def drawn_with(small_base, tmp_path):
     def draw(prompts=PROMPTS[:1], base=small_base, **changes):
         path = tmp_path / "sample.png"
         sample(str(base), list(prompts), path, **{**PLAIN, **changes}, force=True)
-        with Image.open(path) as picture:
-            return np.asarray(picture).astype(int)
+        with Image.open(path) as image:
+            return np.asarray(image).astype(int)
 
     return draw
 
@@ -74,7 +74,7 @@ def diffusers(state, tmp_path):
     return path
 
 
-def test_one_picture_a_prompt_in_a_grid(drawn_with):
+def test_one_image_a_prompt_in_a_grid(drawn_with):
     both = drawn_with(PROMPTS)
     assert both.shape == (64, 96 + 4 + 96, 3)
     np.testing.assert_array_equal(both[:, :96], drawn_with(PROMPTS[:1]))
@@ -96,7 +96,7 @@ def test_both_formats_draw_the_same(drawn_with, kohya, diffusers):
 
 
 def test_a_lora_attached_is_a_lora_merged(drawn_with, kohya, small_base, tmp_path):
-    """The merged base, in fp32 so that nothing is rounded away, draws the same picture."""
+    """The merged base, in fp32 so that nothing is rounded away, draws the same image."""
     with SafetensorsFile(small_base) as file:
         exact = {name: np.array(file.read(name), np.float32) for name in file.names}
     base, merged = tmp_path / "fp32.safetensors", tmp_path / "merged.safetensors"
@@ -121,12 +121,12 @@ def test_a_size_the_model_cannot_draw_is_refused(drawn_with, width, height):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"guidance": 0.5}, "--guidance: expected 0, the model's own, or a number >= 1, got 0.5"),
+        ({"guidance_scale": 0.5}, "--guidance-scale: expected 0, the model's own, or a number >= 1, got 0.5"),
         ({"base": ""}, "--checkpoint: expected the base model"),
         ({"prompts": ["a \udcff"]}, "--prompt: expected UTF-8 text"),
         ({"width": 72, "height": 68}, "--height: expected an integer from 0 to 8192, a multiple of 8, got 68"),
         ({"width": 72}, "--width: expected a multiple of 32"),
-        ({"negative": "x", "guidance": 1.0}, "--negative: expected none, got 'x': with a "),
+        ({"negative": "x", "guidance_scale": 1.0}, "--negative: expected none, got 'x': with a "),
     ],
 )
 def test_what_the_options_cannot_ask_for_is_told_by_their_names(drawn_with, change, message):
@@ -159,16 +159,16 @@ def test_a_base_model_is_no_lora_and_a_lora_no_base_model(drawn_with, kohya, sma
         drawn_with(base=kohya)
 
 
-def test_the_command_says_where_the_picture_is(small_base, kohya, tmp_path, capsys):
-    path = tmp_path / "made" / "picture.png"
+def test_the_command_says_where_the_image_is(small_base, kohya, tmp_path, capsys):
+    path = tmp_path / "made" / "image.png"
     line = (
         f"sample -m {small_base} -p circle -o {path} --lora {kohya} --steps 2 --width 64 --height 64 --precision fp32"
     )
     assert cli.run([*line.split(), "--device", "cpu", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert (said["picture"], said["prompts"], said["strength"]) == (str(path), ["circle"], 1.0)
-    with Image.open(path) as picture:
-        assert picture.size == (64, 64)
+    assert (said["image"], said["prompts"], said["strength"]) == (str(path), ["circle"], 1.0)
+    with Image.open(path) as image:
+        assert image.size == (64, 64)
 
 
 @pytest.mark.parametrize("strength", [np.nan, np.inf])
@@ -188,8 +188,8 @@ def test_a_lora_that_holds_nan_is_not_drawn_with(drawn_with, kohya, tmp_path):
         drawn_with(lora=spoiled)
 
 
-def test_a_picture_that_is_nan_is_not_written(drawn_with, kohya, tmp_path):
+def test_an_image_that_is_nan_is_not_written(drawn_with, kohya, tmp_path):
     """A LoRA that is finite and overflows."""
-    with pytest.raises(NonFiniteError, match="no picture"), np.errstate(all="ignore"):
+    with pytest.raises(NonFiniteError, match="no image"), np.errstate(all="ignore"):
         drawn_with(lora=kohya, strength=1e38)
     assert not (tmp_path / "sample.png").exists()

@@ -11,9 +11,8 @@ from PIL import Image
 from flame_train import cli
 from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights
-from flame_train.recipes.small import small_flux, small_sd3, write_small
+from flame_train.recipes import FAMILIES
 
-MODELS = {"sd3": small_sd3, "flux": small_flux}
 PARTS = {
     "vae": "first_stage_model.",
     "clip-l": "text_encoders.clip_l.transformer.",
@@ -22,14 +21,16 @@ PARTS = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=["sd3", "flux"])
 def family(request):
     return request.param
 
 
 @pytest.fixture(scope="module")
 def base(family, tmp_path_factory):
-    return write_small(MODELS[family](), tmp_path_factory.mktemp(family), 3)
+    folder = tmp_path_factory.mktemp(family)
+    FAMILIES[family].write_small_base(folder, 3)
+    return folder / "base.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +62,8 @@ def draw(tmp_path):
 def drawn(draw, tmp_path):
     def pixels(checkpoint, *options):
         assert draw(checkpoint, *options) == 0
-        with Image.open(tmp_path / "x.png") as picture:
-            return np.asarray(picture).astype(int)
+        with Image.open(tmp_path / "x.png") as image:
+            return np.asarray(image).astype(int)
 
     return pixels
 
@@ -88,7 +89,7 @@ def test_t5_is_given_as_many_tokens_as_a_lora_was_trained_with(draw, drawn, base
 
 
 def test_t5_in_8_bits_draws_nearly_the_same(drawn, base):
-    away = np.abs(drawn(base, "--t5-fp8") - drawn(base))
+    away = np.abs(drawn(base, "--text-precision", "fp8") - drawn(base))
     assert away.max() > 0
     assert away.mean() < 4
 
