@@ -66,7 +66,8 @@ def test_it_draws_what_the_caption_says(small_base, tmp_path):
     ]
     sample(
         str(small_base), prompts, tmp_path / "drawn.png", lora=None, strength=1.0, negative="", steps=16,
-        guidance_scale=3.0, sampler="euler", prediction="epsilon", precision="fp32", seed=3, width=96, height=96, device="cpu",
+        guidance_scale=3.0, sampler="euler", prediction="epsilon", precision="fp32", seed=3, width=96,
+        height=96, device="cpu",
     )  # fmt: skip
     with Image.open(tmp_path / "drawn.png") as image:
         first, second = (np.asarray(image.convert("RGB"))[:, left : left + 96] for left in (0, 100))
