@@ -11,6 +11,7 @@ import pytest
 
 from flame_train.diffusion.objectives import Objective
 from flame_train.diffusion.schedules import NoiseSchedule
+from flame_train.diffusion.weightings.min_snr import MinSnr
 from flame_train.engine import Parameter, Tensor, capture, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
@@ -95,7 +96,9 @@ def test_a_captured_training_step_equals_the_eager_one_bit_for_bit(rule: str, wa
         o = optimizer("cuda", rule, way=way)
         assert isinstance(o._update, way)
         xp = o.arena.backend.xp
-        objective = Objective(NoiseSchedule.scaled_linear(), "v", snr_gamma=5.0, offset_noise=0.1, device="cuda")
+        objective = Objective(
+            NoiseSchedule.scaled_linear(), "v", weighting=MinSnr(snr_gamma=5.0), offset_noise=0.1, device="cuda"
+        )
         latents = tensor(np.random.default_rng(2).standard_normal((4, 5, 3, 7)).astype(np.float32), device="cuda")
         samples, bad = xp.arange(4), tensor(np.ones((), np.float32), device="cuda")
         a, b = o.arena.parameters["a"], o.arena.parameters["b"]
@@ -124,7 +127,9 @@ def test_a_captured_training_step_equals_the_eager_one_bit_for_bit(rule: str, wa
 
 
 @pytest.mark.parametrize(
-    ("schedule", "working"), [*zip(SCHEDULES, (bfloat16, float32, float16, bfloat16, float32), strict=True)], ids=str
+    ("schedule", "compute_dtype"),
+    [*zip(SCHEDULES, (bfloat16, float32, float16, bfloat16, float32), strict=True)],
+    ids=str,
 )
 @pytest.mark.parametrize("rule", [*RULES.values(), SGDRule(), AdamWRule((0.8, 0.95), 1e-6, 0.1)], ids=str)
 def test_one_pass_gives_the_bits_of_the_links(rule: Any, schedule: str, compute_dtype: Any) -> None:
@@ -143,7 +148,7 @@ def test_one_pass_gives_the_bits_of_the_links(rule: Any, schedule: str, compute_
                 schedule=SCHEDULES[schedule], average=EMA(0.9),
             )  # fmt: skip
             assert isinstance(o._update, FusedUpdate)
-            o._update = way(o._work)
+            o._update = way(o._buffers)
             for i in range(8):
                 for p in arena.parameters.values():
                     g = rng.standard_normal(p.shape).astype(np.float32) * np.float32(math.inf if i == 5 else 1e5)

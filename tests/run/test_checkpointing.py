@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flame_train.engine.report import saved_by_op
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_train.engine.report import saved_by_op
 from flame_train.errors import ConfigError
 from flame_train.models.blocks import Checkpointing
 from flame_train.run.checkpointing import blocks_named
