@@ -27,10 +27,10 @@ from flame_train.config.schema import Config, DataSection, LoraSection, Optimize
 from flame_train.engine import capture
 from flame_train.engine.backend import get_backend
 from flame_train.engine.random import Rng
-from flame_train.models.keys.sdxl_unet import UNetLevels, unet_from_diffusers
-from flame_train.models.loading_sdxl import SDXL_FILES
-from flame_train.models.unet_sdxl import UNet
-from flame_train.models.vae import VaeArch
+from flame_train.models.common.vae import VaeArch
+from flame_train.models.sdxl.files import SDXL_FILES
+from flame_train.models.sdxl.keys_unet import UNetLevels, unet_from_diffusers
+from flame_train.models.sdxl.unet import UNet
 from flame_train.recipes import FAMILIES
 from flame_train.recipes.sdxl import as_denoiser
 from flame_train.recipes.small import SMALL_SDXL

@@ -20,13 +20,13 @@ from flame_train.engine import nn
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.io.safetensors import describe, save_stream
-from flame_train.models.clip import ClipArch, ClipTextEncoder
-from flame_train.models.flux import Flux, FluxArch
-from flame_train.models.keys.sdxl_text import clip_from_openclip
-from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
-from flame_train.models.t5 import T5Arch, T5Encoder
-from flame_train.models.unet_sdxl import UNet, UNetArch
-from flame_train.models.vae import Vae, VaeArch
+from flame_train.models.common.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.keys_clip import clip_from_openclip
+from flame_train.models.common.t5 import T5Arch, T5Encoder
+from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.flux.transformer import Flux, FluxArch
+from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.recipes.small import write_vocabulary
 from flame_train.tools.bench import randomise
 

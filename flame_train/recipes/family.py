@@ -15,8 +15,8 @@ from flame_train.engine import nn
 from flame_train.errors import ConfigError
 from flame_train.families import FAMILY_TITLES
 from flame_train.io.lora_names import LoraFamily
-from flame_train.models.family_files import FamilyFiles
-from flame_train.models.part import Part
+from flame_train.models.common.family_files import FamilyFiles
+from flame_train.models.common.part import Part
 from flame_train.text_encoders import ENCODER_KEYS
 from flame_train.training.model import Model
 

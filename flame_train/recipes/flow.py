@@ -17,8 +17,8 @@ from flame_train.diffusion.flow import FlowObjective, Shift, constant_shift, flo
 from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
-from flame_train.models.blocks import Checkpointing
-from flame_train.models.part import Part
+from flame_train.models.common.blocks import Checkpointing
+from flame_train.models.common.part import Part
 from flame_train.text_encoders.t5 import T5, T5Keys
 from flame_train.training.memory import MemoryQuery
 from flame_train.training.model import Model, Sampler

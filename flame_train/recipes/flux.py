@@ -13,14 +13,14 @@ from flame_train.adapters.targets import Presets
 from flame_train.diffusion.flow import NO_SHIFT, Shift, dynamic_sigmas, resolution_shift
 from flame_train.engine import Tensor, nn
 from flame_train.io.lora_names import LoraFamily
-from flame_train.models.blocks import Block, Checkpointing, whole_blocks
-from flame_train.models.clip import ClipArch, ClipTextEncoder
-from flame_train.models.flux import DoubleBlock, Flux, FluxArch
-from flame_train.models.keys import flux as keys
-from flame_train.models.loading_flux import FLUX_FILES
-from flame_train.models.part import Part
-from flame_train.models.t5 import T5Arch, T5Encoder
-from flame_train.models.vae import Vae, VaeArch
+from flame_train.models.common.blocks import Block, Checkpointing, whole_blocks
+from flame_train.models.common.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.part import Part
+from flame_train.models.common.t5 import T5Arch, T5Encoder
+from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.flux import keys
+from flame_train.models.flux.files import FLUX_FILES
+from flame_train.models.flux.transformer import DoubleBlock, Flux, FluxArch
 from flame_train.text_encoders.clip import ClipL, ClipLKeys
 from flame_train.training.memory import MemoryQuery
 from flame_train.training.model import Autoencoder, SamplingDefaults

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flame_train.engine import nn
-from flame_train.models.blocks import Block, Checkpointing
-from flame_train.models.transformer import LARGE, NARROW, SMALL, SpatialTransformer
-from flame_train.models.unet_sdxl import Downsample, ResBlock, UNet, Upsample
+from flame_train.models.common.blocks import Block, Checkpointing
+from flame_train.models.sdxl.transformer import LARGE, NARROW, SMALL, SpatialTransformer
+from flame_train.models.sdxl.unet import Downsample, ResBlock, UNet, Upsample
 from flame_train.training.memory import MemoryQuery
 
 _TEXT: Final = 77  # tokens; more of them change little

@@ -15,15 +15,15 @@ from flame_train.diffusion.flow import NO_SHIFT, Shift, static_sigmas
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.io.lora_names import LoraFamily
-from flame_train.models.blocks import Block, Checkpointing, whole_blocks
-from flame_train.models.clip import ClipArch, ClipTextEncoder
-from flame_train.models.keys import sd3 as keys
-from flame_train.models.loading_sd3 import SD3_FILES
-from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
-from flame_train.models.part import Part
-from flame_train.models.t5 import T5Arch, T5Encoder
-from flame_train.models.text_sd3 import joined_context
-from flame_train.models.vae import Vae, VaeArch
+from flame_train.models.common.blocks import Block, Checkpointing, whole_blocks
+from flame_train.models.common.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.part import Part
+from flame_train.models.common.t5 import T5Arch, T5Encoder
+from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.sd3 import keys
+from flame_train.models.sd3.context import joined_context
+from flame_train.models.sd3.files import SD3_FILES
+from flame_train.models.sd3.mmdit import Mmdit, MmditArch
 from flame_train.text_encoders.clip import ClipG, ClipGKeys, ClipL, ClipLKeys
 from flame_train.training.memory import MemoryQuery
 from flame_train.training.model import Autoencoder, SamplingDefaults

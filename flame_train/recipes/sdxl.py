@@ -23,12 +23,12 @@ from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
-from flame_train.models.clip import ClipArch, ClipTextEncoder
-from flame_train.models.keys import sdxl as keys
-from flame_train.models.loading_sdxl import SDXL_FILES, stated_prediction
-from flame_train.models.part import Part
-from flame_train.models.unet_sdxl import UNet, UNetArch, vector_conditioning
-from flame_train.models.vae import Vae, VaeArch
+from flame_train.models.common.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.part import Part
+from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.sdxl import keys
+from flame_train.models.sdxl.files import SDXL_FILES, stated_prediction
+from flame_train.models.sdxl.unet import UNet, UNetArch, vector_conditioning
 from flame_train.text_encoders.clip import ClipG, ClipGKeys, ClipL, ClipLKeys
 from flame_train.training.memory import MemoryQuery
 from flame_train.training.model import Autoencoder, Example, Model, Sampler, SamplingDefaults

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flame_train.globs import choose
-from flame_train.models.blocks import BlockNetwork, Checkpointing
+from flame_train.models.common.blocks import BlockNetwork, Checkpointing
 
 
 def blocks_named(

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from flame_train.data.tokenizers.clip import CHUNK, ClipTokenizer
 from flame_train.engine import Tensor, nn
-from flame_train.models.clip import ClipTextEncoder
-from flame_train.models.text_clip import encode_windows
+from flame_train.models.common.clip import ClipTextEncoder
+from flame_train.models.common.text_clip import encode_windows
 from flame_train.settings import field
 
 from .encoder import EncoderKeys, Ids, TextEncoder

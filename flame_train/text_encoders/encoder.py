@@ -12,8 +12,8 @@ import numpy as np
 
 from flame_train.engine import Tensor, nn
 from flame_train.engine.dtype import DType, as_dtype
-from flame_train.models.family_files import FamilyFiles
-from flame_train.models.part import Part
+from flame_train.models.common.family_files import FamilyFiles
+from flame_train.models.common.part import Part
 from flame_train.settings import Entry
 
 Ids = np.ndarray[Any, Any]

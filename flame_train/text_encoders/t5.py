@@ -11,11 +11,11 @@ from typing import Literal
 
 from flame_train.data.tokenizers.t5 import T5Tokenizer, find_vocabulary, named_vocabulary
 from flame_train.engine import Tensor, nn
-from flame_train.models.family_files import FamilyFiles
-from flame_train.models.loading_t5 import t5_part
-from flame_train.models.part import Part
-from flame_train.models.t5 import T5Encoder
-from flame_train.models.text_t5 import encode_prompts
+from flame_train.models.common.family_files import FamilyFiles
+from flame_train.models.common.loading_t5 import t5_part
+from flame_train.models.common.part import Part
+from flame_train.models.common.t5 import T5Encoder
+from flame_train.models.common.text_t5 import encode_prompts
 from flame_train.settings import field
 
 from .encoder import EncoderKeys, Ids, TextEncoder

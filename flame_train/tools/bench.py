@@ -20,7 +20,7 @@ from flame_train.engine.dtype import DType, as_dtype
 from flame_train.engine.mode import deterministic
 from flame_train.engine.random import bits, uniform_of
 from flame_train.errors import ConfigError, out_of_memory
-from flame_train.models.blocks import BlockNetwork, Checkpointing, whole_blocks
+from flame_train.models.common.blocks import BlockNetwork, Checkpointing, whole_blocks
 from flame_train.run.check import fp8_of
 from flame_train.run.checkpointing import blocks_named
 from flame_train.run.memory import state_bytes

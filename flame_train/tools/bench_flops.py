@@ -14,10 +14,10 @@ import numpy as np
 
 from flame_train.adapters.kinds.lora import LoraAdapter
 from flame_train.engine import nn
-from flame_train.models.flux import Flux
-from flame_train.models.mmdit_sd3 import Mmdit
-from flame_train.models.transformer import SpatialTransformer
-from flame_train.models.unet_sdxl import Downsample, UNet, Upsample
+from flame_train.models.flux.transformer import Flux
+from flame_train.models.sd3.mmdit import Mmdit
+from flame_train.models.sdxl.transformer import SpatialTransformer
+from flame_train.models.sdxl.unet import Downsample, UNet, Upsample
 
 UNET_TEXT = 77  # positions of the text
 _TOKEN = 16  # a transformer's token is so many pixels wide and high

@@ -8,9 +8,9 @@ import numpy as np
 
 from flame_train.data.buckets import Placement
 from flame_train.errors import ConfigError
-from flame_train.models.flux import Flux
-from flame_train.models.mmdit_sd3 import Mmdit
-from flame_train.models.unet_sdxl import UNet
+from flame_train.models.flux.transformer import Flux
+from flame_train.models.sd3.mmdit import Mmdit
+from flame_train.models.sdxl.unet import UNet
 from flame_train.recipes import FAMILIES, NOTHING_NAMED, Family
 from flame_train.recipes.flow import FlowModel
 from flame_train.training.model import Model

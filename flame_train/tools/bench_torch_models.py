@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flame_train.models.flux import Flux, FluxArch
-from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
-from flame_train.models.unet_sdxl import UNet, UNetArch
+from flame_train.models.flux.transformer import Flux, FluxArch
+from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.training.model import Model
 
 from .bench_flops import UNET_TEXT

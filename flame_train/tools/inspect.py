@@ -14,7 +14,7 @@ from flame_train.adapters.dialects import split_key
 from flame_train.adapters.kinds.lora import ALPHA, DOWN
 from flame_train.errors import shown
 from flame_train.io.weights import Weights, open_weights
-from flame_train.models.identify import Identity, identify
+from flame_train.models.common.identify import Identity, identify
 from flame_train.tools.families import components_of
 
 _BEFORE_TARGET: Final = re.compile(r".*(blocks?|layers)[._]\d+[._](\d+[._])?")

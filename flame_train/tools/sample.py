@@ -17,7 +17,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.errors import ConfigError, ModelFileError, out_of_memory
 from flame_train.io.files import refuse_place
 from flame_train.io.hub import fetching, resolve_checkpoint
-from flame_train.models.identify import could_be
+from flame_train.models.common.identify import could_be
 from flame_train.recipes import Opening, family_of
 from flame_train.run.check import fp8_of
 from flame_train.run.encode import CaptionEncoders, Encoding

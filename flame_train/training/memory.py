@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flame_train.engine.ops.attention.head_split import larger_part
-from flame_train.models.blocks import Checkpointing, whole_blocks
+from flame_train.models.common.blocks import Checkpointing, whole_blocks
 
 H100: Final = 132
 """Its multiprocessors, and an H200's: for one of these memory is predicted where there is no GPU."""

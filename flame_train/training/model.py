@@ -18,9 +18,9 @@ from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine.dtype import DType
 from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
-from flame_train.models.blocks import BlockNetwork
-from flame_train.models.part import Part
-from flame_train.models.vae import Vae, VaeArch, sample_latents
+from flame_train.models.common.blocks import BlockNetwork
+from flame_train.models.common.part import Part
+from flame_train.models.common.vae import Vae, VaeArch, sample_latents
 from flame_train.text_encoders import TextEncoder
 
 from .memory import MemoryQuery

@@ -21,7 +21,7 @@ from flame_train.io.files import reading
 from flame_train.io.held import Place
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.models.identify import STATE_PREFIXES
+from flame_train.models.common.identify import STATE_PREFIXES
 
 _VALUES, _OPTIMIZER = STATE_PREFIXES
 STATE_FORMAT = 1

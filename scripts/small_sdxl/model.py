@@ -13,11 +13,11 @@ import numpy as np
 from flame_train.data.tokenizers.clip import ClipTokenizer
 from flame_train.engine import nn
 from flame_train.io.safetensors import save_file
-from flame_train.models.clip import ClipArch, ClipTextEncoder
-from flame_train.models.keys.sdxl_text import clip_from_openclip
-from flame_train.models.loading_sdxl import SDXL_FILES
-from flame_train.models.unet_sdxl import UNet, UNetArch
-from flame_train.models.vae import Vae, VaeArch
+from flame_train.models.common.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.keys_clip import clip_from_openclip
+from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.sdxl.files import SDXL_FILES
+from flame_train.models.sdxl.unet import UNet, UNetArch
 
 Array = np.ndarray[Any, Any]
 

@@ -20,7 +20,7 @@ from model import Networks, build, quiet_unused_words, token_ids, write
 
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
-from flame_train.models.loading_sdxl import SDXL_FILES
+from flame_train.models.sdxl.files import SDXL_FILES
 from flame_train.quickstart.drawings import scenes
 from flame_train.training.preview import write_png
 

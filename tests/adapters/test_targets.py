@@ -10,8 +10,8 @@ import pytest
 
 from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.errors import ConfigError
-from flame_train.models.keys.sdxl_unet import unet_from_diffusers
-from flame_train.models.unet_sdxl import UNet, UNetArch
+from flame_train.models.sdxl.keys_unet import unet_from_diffusers
+from flame_train.models.sdxl.unet import UNet, UNetArch
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
 

@@ -18,9 +18,9 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import bfloat16, float32
 from flame_train.engine.mode import op_hooks
 from flame_train.engine.optim import FlatParameters
-from flame_train.models.flux import Flux, FluxArch
-from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
-from flame_train.models.unet_sdxl import UNet, UNetArch
+from flame_train.models.flux.transformer import Flux, FluxArch
+from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.recipes import FAMILIES
 
 pytestmark = pytest.mark.gpu

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flame_train.engine import tensor
-from flame_train.models.unet_sdxl import UNet, UNetArch, vector_conditioning
+from flame_train.models.sdxl.unet import UNet, UNetArch, vector_conditioning
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "keys"
 

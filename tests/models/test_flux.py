@@ -13,9 +13,9 @@ from flame_train.engine import functional as F
 from flame_train.engine import tensor
 from flame_train.engine.memory_report import saved_by_op
 from flame_train.errors import ModelFileError
-from flame_train.models.clip import ClipArch
-from flame_train.models.flux import Flux, FluxArch, position_angles
-from flame_train.models.t5 import T5Arch
+from flame_train.models.common.clip import ClipArch
+from flame_train.models.common.t5 import T5Arch
+from flame_train.models.flux.transformer import Flux, FluxArch, position_angles
 from flame_train.recipes.flux import PRESETS
 
 ARCHS = [

@@ -14,11 +14,11 @@ from flame_train.adapters.attach import attach
 from flame_train.engine import Frozen, Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import bfloat16, float32, float64
-from flame_train.models.flux import Flux, FluxArch
-from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
-from flame_train.models.t5 import T5Arch, T5Encoder
-from flame_train.models.transformer import feed_forward
-from flame_train.models.unet_sdxl import UNet, UNetArch
+from flame_train.models.common.t5 import T5Arch, T5Encoder
+from flame_train.models.flux.transformer import Flux, FluxArch
+from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sdxl.transformer import feed_forward
+from flame_train.models.sdxl.unet import UNet, UNetArch
 from tests.engine.ops.test_fp8 import by_ml_dtypes
 
 NETWORKS: dict[str, Callable[[], Any]] = {

@@ -11,14 +11,14 @@ import pytest
 
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
-from flame_train.models.clip import ClipArch, ClipTextEncoder
-from flame_train.models.flux import Flux, FluxArch
-from flame_train.models.identify import identify
-from flame_train.models.keys.flux import transformer_to_diffusers
-from flame_train.models.keys.sdxl_vae import vae_from_diffusers
-from flame_train.models.loading_flux import FLUX_FILES
-from flame_train.models.t5 import T5Arch, T5Encoder
-from flame_train.models.vae import Vae, VaeArch
+from flame_train.models.common.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.identify import identify
+from flame_train.models.common.keys_vae import vae_from_diffusers
+from flame_train.models.common.t5 import T5Arch, T5Encoder
+from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.flux.files import FLUX_FILES
+from flame_train.models.flux.keys import transformer_to_diffusers
+from flame_train.models.flux.transformer import Flux, FluxArch
 
 FP8 = ml_dtypes.float8_e4m3fn
 CLIP = ClipArch(width=768, layers=1, heads=12, hidden=32, activation="quick_gelu", projection=None)

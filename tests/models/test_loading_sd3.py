@@ -8,8 +8,8 @@ import pytest
 
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import save_file
-from flame_train.models.loading_sd3 import SD3_FILES
-from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
+from flame_train.models.sd3.files import SD3_FILES
+from flame_train.models.sd3.mmdit import Mmdit, MmditArch
 
 FP8 = ml_dtypes.float8_e4m3fn
 

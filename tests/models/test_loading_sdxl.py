@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from flame_train.errors import ModelFileError
-from flame_train.models.clip import ClipArch, ClipTextEncoder
-from flame_train.models.keys.sdxl_text import clip_from_openclip
-from flame_train.models.keys.sdxl_unet import unet_from_diffusers
-from flame_train.models.keys.sdxl_vae import vae_from_diffusers
-from flame_train.models.loading_sdxl import SDXL_FILES, stated_prediction
-from flame_train.models.unet_sdxl import UNet, UNetArch
-from flame_train.models.vae import Vae, VaeArch
+from flame_train.models.common.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.keys_clip import clip_from_openclip
+from flame_train.models.common.keys_vae import vae_from_diffusers
+from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.sdxl.files import SDXL_FILES, stated_prediction
+from flame_train.models.sdxl.keys_unet import unet_from_diffusers
+from flame_train.models.sdxl.unet import UNet, UNetArch
 
 safetensors = pytest.importorskip("safetensors.numpy")
 

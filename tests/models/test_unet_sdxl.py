@@ -14,7 +14,7 @@ from flame_train.engine.graph import Node
 from flame_train.engine.memory_report import saved_by_op
 from flame_train.engine.mode import op_hooks
 from flame_train.engine.rematerialize import rematerialize
-from flame_train.models.unet_sdxl import UNet, UNetArch, size_conditioning
+from flame_train.models.sdxl.unet import UNet, UNetArch, size_conditioning
 
 
 def with_lora(model, targets=("full",)):
@@ -48,7 +48,7 @@ def test_checkpointing_changes_no_bit(unet, predict, checkpointing):
 
 def make_again(monkeypatch, how):
     for name in ("remade", "remultiplied"):
-        monkeypatch.setattr(f"flame_train.models.transformer.{name}", how)
+        monkeypatch.setattr(f"flame_train.models.sdxl.transformer.{name}", how)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_what_is_cheaply_made_again_is_not_kept(unet, predict, monkeypatch, targ
         return sum(saved_by_op(predict(unet)).values()), gradients(unet, attached, predict)[1]
 
     attached = with_lora(unet, [targets])
-    monkeypatch.setattr("flame_train.models.transformer.NARROW", narrow)
+    monkeypatch.setattr("flame_train.models.sdxl.transformer.NARROW", narrow)
     make_again(monkeypatch, rematerialize)
     less, bits = kept()
     make_again(monkeypatch, lambda fn, *args: fn(*args))

@@ -9,7 +9,7 @@ import pytest
 
 from flame_train.engine import no_grad, tensor
 from flame_train.engine.memory_report import memory_report
-from flame_train.models.vae import Vae, VaeArch
+from flame_train.models.common.vae import Vae, VaeArch
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from flame_train.adapters.formats import from_file, to_diffusers, to_kohya
 from flame_train.adapters.metadata import network_metadata, with_hashes
 from flame_train.adapters.peft_config import peft_scales
 from flame_train.io.safetensors import save_file
-from flame_train.models.keys.sdxl import lora_family
+from flame_train.models.sdxl.keys import lora_family
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")

@@ -13,12 +13,12 @@ from flame_train.adapters.formats import from_file
 from flame_train.data.tokenizers.clip import ClipTokenizer, shipped_tables
 from flame_train.engine import no_grad, tensor
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.models.keys.sdxl import lora_family
-from flame_train.models.keys.sdxl_text import clip_from_bare_transformers
-from flame_train.models.keys.sdxl_unet import SDXL_LEVELS, unet_from_diffusers
-from flame_train.models.keys.sdxl_vae import vae_from_diffusers
-from flame_train.models.loading_sdxl import SDXL_FILES
-from flame_train.models.unet_sdxl import vector_conditioning
+from flame_train.models.common.keys_clip import clip_from_bare_transformers
+from flame_train.models.common.keys_vae import vae_from_diffusers
+from flame_train.models.sdxl.files import SDXL_FILES
+from flame_train.models.sdxl.keys import lora_family
+from flame_train.models.sdxl.keys_unet import SDXL_LEVELS, unet_from_diffusers
+from flame_train.models.sdxl.unet import vector_conditioning
 from flame_train.recipes import FAMILIES
 from flame_train.run.command import train_plan
 from flame_train.run.plan import make_plan

@@ -31,11 +31,11 @@ from flame_train.engine import functional as F
 from flame_train.engine import nn, no_grad, tensor
 from flame_train.engine.mode import mode
 from flame_train.io.weights import open_weights
-from flame_train.models.blocks import BlockNetwork
-from flame_train.models.flux import Flux, FluxArch
-from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
-from flame_train.models.t5 import T5Arch, T5Encoder
-from flame_train.models.vae import Vae, VaeArch
+from flame_train.models.common.blocks import BlockNetwork
+from flame_train.models.common.t5 import T5Arch, T5Encoder
+from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.flux.transformer import Flux, FluxArch
+from flame_train.models.sd3.mmdit import Mmdit, MmditArch
 from flame_train.recipes import FAMILIES, NOTHING_NAMED
 from flame_train.recipes.flux import FluxModel
 from flame_train.recipes.sd3 import Sd3Model

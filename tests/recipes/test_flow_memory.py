@@ -9,7 +9,7 @@ import pytest
 from flame_train.engine.report import saved_by_op
 
 from flame_train.adapters.targets import resolve
-from flame_train.models.blocks import Checkpointing
+from flame_train.models.common.blocks import Checkpointing
 from flame_train.tools import bench_models
 from flame_train.tools.bench import Trial, prepare
 from flame_train.training.memory import MemoryQuery

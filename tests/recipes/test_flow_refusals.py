@@ -25,7 +25,7 @@ from flame_train.config.schema import (
 from flame_train.errors import ConfigError
 from flame_train.io.safetensors import save_file
 from flame_train.io.weights import open_weights
-from flame_train.models.flux import Flux, FluxArch
+from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.recipes import FAMILIES
 from flame_train.recipes.small import write_small
 from flame_train.run.check import check

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flame_train.errors import ConfigError
-from flame_train.models.blocks import Checkpointing
+from flame_train.models.common.blocks import Checkpointing
 from flame_train.run.checkpointing import blocks_named
 from flame_train.tools.bench import Prepared, Trial, prepare
 from flame_train.tools.bench_models import find, names

@@ -8,8 +8,8 @@ from flame_train.engine.backend import Memory
 from flame_train.engine.backend.cpu import CpuBackend
 from flame_train.engine.mode import mode
 from flame_train.errors import ConfigError
-from flame_train.models.unet_sdxl import UNet
-from flame_train.models.vae import Encoder
+from flame_train.models.common.vae import Encoder
+from flame_train.models.sdxl.unet import UNet
 from flame_train.run.check import check
 from flame_train.run.command import train_plan
 from flame_train.run.plan import make_plan

@@ -20,8 +20,8 @@ from flame_train.engine.op import REGISTRY, Sample, sample
 from flame_train.engine.op_samples import Values, materialise
 from flame_train.engine.rematerialize import rematerialize
 from flame_train.errors import ConfigError
-from flame_train.models.blocks import Checkpointing
-from flame_train.models.unet_sdxl import UNet, UNetArch
+from flame_train.models.common.blocks import Checkpointing
+from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.recipes.memory_sdxl import kept
 from flame_train.run.checkpointing import blocks_named
 from flame_train.tools import (
@@ -279,7 +279,7 @@ def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SMALL", "LARGE"):
         monkeypatch.setattr(f"flame_train.recipes.memory_sdxl.{name}", 0)
     for name in ("remade", "remultiplied"):
-        monkeypatch.setattr(f"flame_train.models.transformer.{name}", rematerialize)
+        monkeypatch.setattr(f"flame_train.models.sdxl.transformer.{name}", rematerialize)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_the_prediction_counts_what_sdxls_graph_keeps(
 ) -> None:
     """An image more, held against the engine's own account of a graph."""
     nothing_is_small(monkeypatch)
-    for place in ("flame_train.models.transformer.NARROW", "flame_train.recipes.memory_sdxl.NARROW"):
+    for place in ("flame_train.models.sdxl.transformer.NARROW", "flame_train.recipes.memory_sdxl.NARROW"):
         monkeypatch.setattr(place, narrow)
     unet = small_unet()
     blocks = blocks_named(unet, checkpointing, only, "")

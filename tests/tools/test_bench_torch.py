@@ -15,7 +15,7 @@ import pytest
 from flame_train import cli
 from flame_train.adapters.targets import resolve
 from flame_train.errors import EnvironmentFault
-from flame_train.models.mmdit_sd3 import Mmdit
+from flame_train.models.sd3.mmdit import Mmdit
 from flame_train.tools import bench, bench_torch_step
 from flame_train.tools.bench_models import find, work
 from flame_train.tools.bench_torch_models import Yardstick, yardstick

@@ -13,8 +13,8 @@ import safetensors.numpy
 
 from flame_train.errors import ModelFileError
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.models.keys.sd3_mmdit import mmdit_to_diffusers
-from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
+from flame_train.models.sd3.keys_mmdit import mmdit_to_diffusers
+from flame_train.models.sd3.mmdit import Mmdit, MmditArch
 from flame_train.tools.convert import convert
 from flame_train.tools.inspect import inspect_file
 from flame_train.tools.merge import merge

@@ -14,7 +14,7 @@ from flame_train.adapters.factors import LoraFactors
 from flame_train.adapters.formats import to_diffusers, to_kohya
 from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
 from flame_train.io.safetensors import SafetensorsFile, save_file
-from flame_train.models.keys.sdxl import lora_family
+from flame_train.models.sdxl.keys import lora_family
 from flame_train.tools.merge import merge
 from flame_train.tools.sample import sample
 

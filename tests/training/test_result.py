@@ -17,9 +17,10 @@ from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.config.keys import keys
 from flame_train.engine.backend import get_backend
 from flame_train.errors import ModelFileError, NonFiniteError
-from flame_train.models.keys import flux, sd3
-from flame_train.models.keys.sdxl import lora_family
-from flame_train.models.unet_sdxl import UNet, UNetArch
+from flame_train.models.flux import keys as flux
+from flame_train.models.sd3 import keys as sd3
+from flame_train.models.sdxl.keys import lora_family
+from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.run.finish import lora_writer
 from flame_train.tools.families import require_lora
 from flame_train.training.optimizer import build_optimizer

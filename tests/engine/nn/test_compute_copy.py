@@ -12,12 +12,12 @@ from flame_train.adapters.attach import attach
 from flame_train.engine import Frozen, Tensor, nn, tensor
 from flame_train.engine.dtype import bfloat16
 from flame_train.engine.optim import FlatParameters
-from flame_train.models.clip import ClipArch, ClipTextEncoder
-from flame_train.models.flux import Flux, FluxArch
-from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
-from flame_train.models.t5 import T5Arch, T5Encoder
-from flame_train.models.unet_sdxl import UNet, UNetArch
-from flame_train.models.vae import Vae, VaeArch
+from flame_train.models.common.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.t5 import T5Arch, T5Encoder
+from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.flux.transformer import Flux, FluxArch
+from flame_train.models.sd3.mmdit import Mmdit, MmditArch
+from flame_train.models.sdxl.unet import UNet, UNetArch
 
 RNG = np.random.default_rng(0)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flame_train.engine import nn, tensor
-from flame_train.models.unet_sdxl import UNet, UNetArch
+from flame_train.models.sdxl.unet import UNet, UNetArch
 
 
 def test_joined_weights_lie_side_by_side_and_say_the_same() -> None:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from flame_train.io.resolve import fit, native_shapes
-from flame_train.models.keys import sd3
-from flame_train.models.keys.sd3_mmdit import mmdit_to_diffusers
-from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
-from flame_train.models.vae import Vae, VaeArch
+from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.sd3 import keys as sd3
+from flame_train.models.sd3.keys_mmdit import mmdit_to_diffusers
+from flame_train.models.sd3.mmdit import Mmdit, MmditArch
 
 MODELS = {
     "sd3_medium": MmditArch.sd3_medium(),

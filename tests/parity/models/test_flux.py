@@ -7,8 +7,8 @@ import pytest
 
 from flame_train.engine import Tensor, tensor
 from flame_train.engine import functional as F
-from flame_train.models.flux import Flux, FluxArch
-from flame_train.models.keys.flux import transformer_to_diffusers
+from flame_train.models.flux.keys import transformer_to_diffusers
+from flame_train.models.flux.transformer import Flux, FluxArch
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")

@@ -10,8 +10,8 @@ import pytest
 from flame_train.engine import functional as F
 from flame_train.engine import tensor
 from flame_train.engine.memory_report import saved_by_op
-from flame_train.models.keys.sd3_mmdit import mmdit_to_diffusers
-from flame_train.models.mmdit_sd3 import Mmdit, MmditArch
+from flame_train.models.sd3.keys_mmdit import mmdit_to_diffusers
+from flame_train.models.sd3.mmdit import Mmdit, MmditArch
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from flame_train.engine import tensor
-from flame_train.models.clip import ClipArch, ClipTextEncoder
-from flame_train.models.text_clip import encode_windows
-from flame_train.models.text_sd3 import joined_context
+from flame_train.models.common.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.text_clip import encode_windows
+from flame_train.models.sd3.context import joined_context
 
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")

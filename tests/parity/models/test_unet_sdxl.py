@@ -8,8 +8,8 @@ import pytest
 from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.engine import Tensor, tensor
 from flame_train.engine import functional as F
-from flame_train.models.keys.sdxl_unet import UNetLevels, unet_from_diffusers
-from flame_train.models.unet_sdxl import UNet, UNetArch, vector_conditioning
+from flame_train.models.sdxl.keys_unet import UNetLevels, unet_from_diffusers
+from flame_train.models.sdxl.unet import UNet, UNetArch, vector_conditioning
 from flame_train.tools.bench_torch_models import unet_arguments
 
 torch = pytest.importorskip("torch")

@@ -11,8 +11,7 @@ import numpy as np
 
 from flame_train.engine import Tensor, tensor
 from flame_train.engine import functional as F
-
-from .clip import ClipTextEncoder
+from flame_train.models.common.clip import ClipTextEncoder
 
 END_TOKEN = 49407
 

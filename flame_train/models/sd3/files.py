@@ -7,13 +7,12 @@ from typing import Final
 
 from flame_train.engine import nn
 from flame_train.io.keymap import Shape
-
-from .clip import ClipArch, ClipTextEncoder
-from .family_files import FamilyFiles
-from .keys import sd3
-from .mmdit_sd3 import Mmdit, MmditArch
-from .t5 import T5Arch, T5Encoder
-from .vae import Vae, VaeArch
+from flame_train.models.common.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.family_files import FamilyFiles
+from flame_train.models.common.t5 import T5Arch, T5Encoder
+from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.sd3 import keys as sd3
+from flame_train.models.sd3.mmdit import Mmdit, MmditArch
 
 
 def _build(component: str, native: Mapping[str, Shape]) -> nn.Module:

@@ -13,8 +13,7 @@ from typing import Final
 
 from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
-
-from .blocks import Block
+from flame_train.models.common.blocks import Block
 
 SMALL: Final = 8 << 20
 """Bytes from which a result is made again instead of kept: below, it is a kernel's launch that takes the time."""

@@ -15,9 +15,10 @@ from flame_train.io.keymap import KeyMap, Rule, Shape, beside_factors
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
 from flame_train.io.resolve import Component, Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.keys import sdxl, t5
-from flame_train.models.keys.sd3_mmdit import depth_of, mmdit_to_diffusers
-from flame_train.models.keys.sdxl_modules import base_modules
+from flame_train.models.common import keys_t5 as t5
+from flame_train.models.sd3.keys_mmdit import depth_of, mmdit_to_diffusers
+from flame_train.models.sdxl import keys as sdxl
+from flame_train.models.sdxl.keys_modules import base_modules
 
 _DEPTHS: Final = (24, 38)
 _DUAL: Final = range(13)  # of SD3.5 medium

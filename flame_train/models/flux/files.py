@@ -7,13 +7,12 @@ from typing import Final
 
 from flame_train.engine import nn
 from flame_train.io.keymap import Shape
-
-from .clip import ClipArch, ClipTextEncoder
-from .family_files import FamilyFiles
-from .flux import Flux, FluxArch
-from .keys import flux
-from .t5 import T5Arch, T5Encoder
-from .vae import Vae, VaeArch
+from flame_train.models.common.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.family_files import FamilyFiles
+from flame_train.models.common.t5 import T5Arch, T5Encoder
+from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.flux import keys as flux
+from flame_train.models.flux.transformer import Flux, FluxArch
 
 
 def _build(component: str, native: Mapping[str, Shape]) -> nn.Module:

@@ -16,10 +16,9 @@ from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 from flame_train.io.resolve import Component, Resolved
 from flame_train.io.weights import Weights, open_weights
-
-from .identify import FAMILY_NAMES, Identity, could_be, identify
-from .part import Part, part_of
-from .parts import Build, parts
+from flame_train.models.common.identify import FAMILY_NAMES, Identity, could_be, identify
+from flame_train.models.common.part import Part, part_of
+from flame_train.models.common.parts import Build, parts
 
 
 class Resolve(Protocol):

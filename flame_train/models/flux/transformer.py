@@ -20,9 +20,8 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype, float16
 from flame_train.engine.nn import param
 from flame_train.errors import ModelFileError
-
-from .blocks import Block, BlockNetwork
-from .transformer import feed_forward, linears_in
+from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.sdxl.transformer import feed_forward, linears_in
 
 PATCH: Final = 2  # the side of a token in latent pixels
 _FREQUENCIES: Final = 256  # the width of the sinusoid of times and guidance

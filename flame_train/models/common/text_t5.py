@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from flame_train.engine import Tensor, tensor
-
-from .t5 import T5Encoder
+from flame_train.models.common.t5 import T5Encoder
 
 Ids = np.ndarray[Any, Any]
 

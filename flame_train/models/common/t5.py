@@ -19,8 +19,7 @@ from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import compute_dtype, float16, float32
 from flame_train.errors import ModelFileError
-
-from .transformer import attend, linears_in
+from flame_train.models.sdxl.transformer import attend, linears_in
 
 MAX_DISTANCE: Final = 128  # tokens further apart than this share one bucket; in no file
 EPS: Final = 1e-6

@@ -17,9 +17,8 @@ from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.nn import param
 from flame_train.errors import ModelFileError
-
-from .blocks import Block, BlockNetwork
-from .transformer import feed_forward, linears_in
+from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.sdxl.transformer import feed_forward, linears_in
 
 _PATCH = 2
 _FREQUENCIES = 256  # the width of the timestep's sinusoid

@@ -14,8 +14,7 @@ from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 from flame_train.io.keymap import Shape, Source
 from flame_train.io.weights import Weights, open_weights
-
-from .parts import Native, digest
+from flame_train.models.common.parts import Native, digest
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

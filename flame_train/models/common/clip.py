@@ -14,8 +14,7 @@ from typing import Literal, Self
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.errors import ModelFileError
-
-from .transformer import attend
+from flame_train.models.sdxl.transformer import attend
 
 Activation = Literal["quick_gelu", "gelu"]
 

@@ -17,8 +17,9 @@ from flame_train.io.keymap import KeyMap, Op, Rule, beside_factors, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
 from flame_train.io.resolve import Component, Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
-from flame_train.models.keys import sdxl, t5
-from flame_train.models.keys.sdxl_modules import clip_modules
+from flame_train.models.common import keys_t5 as t5
+from flame_train.models.sdxl import keys as sdxl
+from flame_train.models.sdxl.keys_modules import clip_modules
 
 MLP_RATIO: Final = 4  # of the width, in every model of the family
 

@@ -11,12 +11,11 @@ from flame_train.engine import nn
 from flame_train.errors import ModelFileError
 from flame_train.io.keymap import Shape
 from flame_train.io.weights import open_weights
-
-from .clip import ClipArch, ClipTextEncoder
-from .family_files import FamilyFiles
-from .keys import sdxl
-from .unet_sdxl import UNet, UNetArch
-from .vae import Vae, VaeArch
+from flame_train.models.common.clip import ClipArch, ClipTextEncoder
+from flame_train.models.common.family_files import FamilyFiles
+from flame_train.models.common.vae import Vae, VaeArch
+from flame_train.models.sdxl import keys as sdxl
+from flame_train.models.sdxl.unet import UNet, UNetArch
 
 
 def _build(component: str, native: Mapping[str, Shape]) -> nn.Module:

@@ -16,9 +16,8 @@ from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
-
-from .blocks import Block, BlockNetwork
-from .transformer import SpatialTransformer, TextKeys, TransformerBlock, linears_in
+from flame_train.models.common.blocks import Block, BlockNetwork
+from flame_train.models.sdxl.transformer import SpatialTransformer, TextKeys, TransformerBlock, linears_in
 
 SIZE_EMBEDDING = 256  # the sinusoid's width for each of the six sizes
 SIZES = 6

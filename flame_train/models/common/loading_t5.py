@@ -11,12 +11,11 @@ from flame_train.errors import ModelFileError
 from flame_train.io.keymap import Shape
 from flame_train.io.resolve import Component, Resolved, resolve
 from flame_train.io.weights import Weights, open_weights
-
-from .identify import identify
-from .keys import t5
-from .part import Part, part_of
-from .parts import parts
-from .t5 import T5Arch, T5Encoder
+from flame_train.models.common import keys_t5 as t5
+from flame_train.models.common.identify import identify
+from flame_train.models.common.part import Part, part_of
+from flame_train.models.common.parts import parts
+from flame_train.models.common.t5 import T5Arch, T5Encoder
 
 _NAME: Final = "T5 text encoder"
 

@@ -1,0 +1,71 @@
+"""The signs of Flux.1, and of its relatives: Flux.2 and Chroma."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from flame_train.models.common.signs import Network, Shapes, Signs, dim, down_width, joint_width, up_rows
+
+
+class FluxSigns(Signs):
+    names = MappingProxyType(
+        {
+            "flux-dev": "Flux.1 dev",
+            "flux-schnell": "Flux.1 schnell",
+            "flux-fill": "Flux.1 Fill",
+            "flux-control": "Flux.1 Canny or Depth",
+            "flux": "Flux.1",
+            "flux2": "Flux.2",
+            "chroma": "Chroma",
+        }
+    )
+    groups = MappingProxyType({"flux": ("flux-dev", "flux-schnell", "flux-fill", "flux-control")})
+    written = (("chroma", "chroma"), ("flux", "flux"))
+    t5 = "text_encoder_2"
+
+    def network(self, shapes: Shapes) -> Network | None:
+        return _flux(shapes) or _diffusers_flux(shapes)
+
+    def lora(self, flat: Shapes) -> str | None:
+        def has(part: str) -> bool:
+            return any(part in name for name in flat)
+
+        if has("distilled_guidance_layer_"):
+            return "chroma"
+        if has("_attn_to_qkv_mlp_proj") or _gated(flat):
+            return "flux2"
+        if has("double_blocks_") or has("single_blocks_") or has("single_transformer_blocks_"):
+            return "flux"
+        return "flux" if not has("_attn2_") and joint_width(flat) == 3072 else None
+
+
+def _gated(flat: Shapes) -> bool:
+    """Whether single-stream blocks begin as Flux.2's: 3 widths of queries, keys and values, 6 of a gated MLP."""
+    layer = r"single_blocks_\d+_linear1"
+    rows, width = up_rows(flat, layer), down_width(flat, layer)
+    return rows is not None and width is not None and rows == 9 * width
+
+
+def _flux(shapes: Shapes) -> Network | None:
+    if "single_stream_modulation.lin.weight" in shapes:
+        return Network("flux2", "single-file", "transformer", "")
+    if "double_blocks.0.img_attn.norm.key_norm.scale" not in shapes:
+        return None
+    if any(name.startswith("distilled_guidance_layer.") for name in shapes):
+        return Network("chroma", "single-file", "transformer", "")
+    guided = "guidance_in.in_layer.weight" in shapes
+    return Network(_flux_family(guided, dim(shapes, "img_in.weight", 1)), "single-file", "transformer", "")
+
+
+def _diffusers_flux(shapes: Shapes) -> Network | None:
+    if "single_transformer_blocks.0.attn.to_q.weight" not in shapes:
+        return None
+    guided = any(name.startswith("time_text_embed.guidance_embedder.") for name in shapes)
+    family = _flux_family(guided, dim(shapes, "x_embedder.weight", 1))
+    return Network(family, "diffusers", "transformer", "")
+
+
+def _flux_family(guided: bool, inputs: int | None) -> str:
+    if inputs in (128, 384):
+        return {128: "flux-control", 384: "flux-fill"}[inputs]
+    return "flux-dev" if guided else "flux-schnell"

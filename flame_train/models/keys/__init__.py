@@ -1,1 +1,0 @@
-"""Name tables between published checkpoint layouts and the models' own names, one family a file."""

@@ -1,0 +1,1 @@
+"""SD3's network, its names in files, and how both are found."""
