@@ -62,9 +62,10 @@ def show(result: Mapping[str, Any], as_json: bool, text: str | None = None) -> N
 
 
 def _strict(value: Any) -> Any:
-    """NaN and infinity, which JSON has not, as null."""
+    """NaN and infinity, which JSON has not, as null; as names, in words."""
     if isinstance(value, Mapping):
-        return {name: _strict(item) for name, item in value.items()}
+        unsaid = {name: str(name) for name in value if isinstance(name, float) and not math.isfinite(name)}
+        return {unsaid.get(name, name): _strict(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_strict(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from flame_train.adapters.factors import Array, LoraFactors, LoraState
+from flame_train.errors import NonFiniteError
 
 ALPHA_KEY: Final = "flame_train.folded_alpha"
 
@@ -29,6 +30,8 @@ def fold(factors: LoraFactors) -> Array:
         own = exact.astype(factors.up.dtype)
     if np.array_equal(own.astype(np.float64), exact):
         return own
+    if not (np.abs(exact) <= np.finfo(np.float32).max).all():
+        raise NonFiniteError(f"alpha / rank of {factors.scale:g} takes a LoRA's values beyond what a file can hold")
     return own if factors.up.dtype.itemsize >= 4 else exact.astype(np.float32)
 
 
@@ -88,6 +91,6 @@ def recorded_alphas(metadata: Mapping[str, str], modules: Mapping[str, list[str]
             values = value if isinstance(value, list) else [value] * len(names)
             for name, alpha in zip(sorted(names), values, strict=True):
                 found[component, name] = float(alpha)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return {}
     return found if all(np.isfinite(alpha) and alpha > 0 for alpha in found.values()) else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -16,6 +17,7 @@ from flame_train.adapters.kinds import ADAPTERS, AdapterKind, Factors
 from flame_train.adapters.peft_config import peft_scales
 from flame_train.errors import ModelFileError
 from flame_train.io.adapter_kinds import other_kind
+from flame_train.io.dtypes import FLOAT_TAGS
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile
 
@@ -23,6 +25,9 @@ FORMATS: Final = ("kohya", "diffusers")
 """What LoRA files are written as; where both are asked for, the first is the one called lora.safetensors."""
 
 _LOG = logging.getLogger(__name__)
+_LONGEST: Final = 200  # characters of a name that is told, or compared with others
+_NEAR: Final = 40
+_NO_NUMBERS: Final = ("BOOL", "C64")
 _BESIDE = "bundle_emb."  # trained words, which OneTrainer keeps in the same file
 _Slots = dict[str, Array]
 _Key = tuple[str, str, str]  # component, module, path in diffusers if it stands for a part of the module
@@ -105,7 +110,7 @@ def _collect(file: SafetensorsFile, table: Mapping[str, Place]) -> tuple[_Places
         slots = places.setdefault((place.component, place.module, place.path), {})
         if found[1] in slots:
             raise ModelFileError(f"{file.path}: {key!r} is there twice, under two spellings of one module")
-        slots[found[1]] = file.read(key)
+        slots[found[1]] = _real(file, key)
         dialects.add(place.dialect)
     if lost:
         raise ModelFileError(_lost_message(file.path, lost, table))
@@ -114,15 +119,40 @@ def _collect(file: SafetensorsFile, table: Mapping[str, Place]) -> tuple[_Places
     return places, tuple(sorted(dialects))
 
 
+def _real(file: SafetensorsFile, key: str) -> Array:
+    """The tensor `key`. Raises ModelFileError where its values are no real numbers."""
+    tag = file.info(key).dtype
+    if tag not in FLOAT_TAGS and (tag in _NO_NUMBERS or not key.endswith(".alpha")):
+        raise ModelFileError(f"{file.path}: {_cut(key)} has dtype {tag}; a LoRA's matrices are floats")
+    return file.read(key)
+
+
 def _lost_message(path: Path, lost: Sequence[str], table: Mapping[str, Place]) -> str:
     if kind := other_kind(lost):
         return f"{path}: is {kind}, not a plain LoRA; only plain LoRA files can be read here"
     lines = [f"{path}: {len(lost)} of its tensors belong to no module of this family, so it is not used:"]
     for key in lost[:5]:
         found = split_key(key)
-        near = get_close_matches(found[0], table, n=1) if found else []
-        lines.append(f"  {key}" + (f" (nearest known: {near[0]})" if near else ""))
+        near = _nearest(found[0], table) if found else []
+        lines.append(f"  {_cut(key)}" + (f" (nearest known: {near[0]})" if near else ""))
     return "\n".join(lines)
+
+
+def _nearest(name: str, table: Mapping[str, Place]) -> list[str]:
+    """The known name most like this one, if any is. Compared are those that begin or end as it does.
+
+    Comparing it with all takes seconds, and minutes where a name is long.
+    """
+    if len(name) > _LONGEST:
+        return []
+    begin, end = sorted(table), sorted(known[::-1] for known in table)
+    i, j = bisect(begin, name), bisect(end, name[::-1])
+    near = [*begin[max(0, i - _NEAR) : i + _NEAR], *(known[::-1] for known in end[max(0, j - _NEAR) : j + _NEAR])]
+    return get_close_matches(name, dict.fromkeys(near), n=1)
+
+
+def _cut(key: str) -> str:
+    return key if len(key) <= _LONGEST else f"{key[:_LONGEST]}... ({len(key)} characters)"
 
 
 def _kind(slots: _Slots) -> AdapterKind:

@@ -14,8 +14,11 @@ from typing import Any, Final
 
 METADATA_KEY: Final = "lora_adapter_metadata"
 
+_LARGEST: Final = 3.4e38  # what fp32 can hold
 _LONGEST: Final = 300
 _MOST_REPETITIONS: Final = 3
+_MOST_PATTERNS: Final = 100  # beside plain paths, of which PEFT writes one for each module
+_PLAIN: Final = re.compile(r"(?=.{1,300}\Z)\w+(\.\w+)*")
 _REPETITION: Final = re.compile(r"(?<!\\)[*+{?]")
 _REPEATED_GROUP: Final = re.compile(r"(?<!\\)\)[*+{?]")
 
@@ -28,19 +31,39 @@ def peft_scales(metadata: Mapping[str, str]) -> Callable[[str, str, int], float]
     """
     config = _config(metadata)
     patterns = {
-        component: [(_pattern(text), alpha) for text, alpha in found.items()]
+        component: _Patterns(found)
         for name, found in config.items()
         if isinstance(found, dict) and (component := name.removesuffix(".alpha_pattern")) != name
     }
 
     def scale(component: str, path: str, rank: int) -> float:
-        fitting = (alpha for pattern, alpha in patterns.get(component, ()) if pattern.match(path))
-        alpha = next(fitting, config.get(f"{component}.lora_alpha"))
-        if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        usual = config.get(f"{component}.lora_alpha")
+        alpha = patterns[component].first(path, usual) if component in patterns else usual
+        if not isinstance(alpha, int | float) or not abs(alpha) <= _LARGEST:
             return 1.0
         return float(alpha) / (math.sqrt(rank) if config.get(f"{component}.use_rslora") else rank)
 
     return scale
+
+
+class _Patterns:
+    """The patterns of one component in their order. Plain paths are looked up: there may be one for each module."""
+
+    def __init__(self, found: Mapping[str, Any]) -> None:
+        self._values = list(found.values())
+        self._plain = {text: i for i, text in enumerate(found) if _PLAIN.fullmatch(text)}
+        others = [(i, text) for i, text in enumerate(found) if text not in self._plain]
+        if len(others) > _MOST_PATTERNS:
+            raise ValueError(f"{METADATA_KEY} has {len(others)} patterns; at most {_MOST_PATTERNS} are tried")
+        self._others = [(i, _pattern(text)) for i, text in others]
+
+    def first(self, path: str, usual: Any) -> Any:
+        """The value of the first pattern that fits `path` or what follows one of its dots, else `usual`."""
+        parts = path.split(".")
+        ends = (".".join(parts[i:]) for i in range(len(parts)))
+        fitting = [self._plain[end] for end in ends if end in self._plain]
+        fitting += [i for i, pattern in self._others if pattern.match(path)]
+        return self._values[min(fitting)] if fitting else usual
 
 
 def _config(metadata: Mapping[str, str]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from flame_train.io.dtypes import DTYPE_OF_TAG, RANK_OF_TAG
 
 MAX_HEADER_BYTES: Final = 100_000_000
 MAX_TENSORS: Final = 200_000
+MAX_NAME: Final = 1000  # characters; the longest of published models have some 150
 MAX_RANK: Final = 64  # what NumPy can hold
 MAX_ENTRY_BYTES: Final = 4096
 MAX_COUNT: Final = 2**63 - 1
@@ -27,6 +28,7 @@ _TOKENS: Final = {
     token: re.compile(rb"[ \t\n\r]*+" + re.escape(token) + rb"[ \t\n\r]*+") for token in (b"{", b"}", b":", b",")
 }
 _STRING: Final = re.compile(rb'"(?:[^"\\\x00-\x1f]++|\\.)*+"', re.DOTALL)
+_MINUS_ZERO: Final = re.compile(rb"[\[,\s]-0[\],\s]")  # whole numbers to Python, none to the format's reference reader
 _FLAT_OBJECT: Final = re.compile(rb"\{[^{}]*+\}")
 _PAIRS: Final = json.JSONDecoder(object_pairs_hook=list)
 
@@ -68,6 +70,10 @@ def parse_header(buffer: Any, begin: int, end: int) -> Header:
                 raise HeaderError("the header holds __metadata__ twice")
             metadata = _parse_metadata(cursor)
             continue
+        if len(key) > MAX_NAME:
+            raise HeaderError(
+                f"tensor {_shortened(key)} has a name of {len(key)} characters; at most {MAX_NAME} are read"
+            )
         if key in tensors:
             raise HeaderError(f"tensor {key!r} is listed twice")
         if len(tensors) == MAX_TENSORS:
@@ -133,6 +139,8 @@ class _Cursor:
         if match is None:
             raise HeaderError(f"{where}: expected a short {{...}}, found {self.excerpt()}")
         self.position = match.end()
+        if _MINUS_ZERO.search(match.group()):
+            raise HeaderError(f"{where}: -0 is no size and no place")
         try:
             pairs: list[tuple[str, Any]] = _PAIRS.decode(match.group().decode("utf-8"))
         except (ValueError, RecursionError) as error:

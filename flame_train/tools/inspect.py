@@ -13,11 +13,12 @@ from typing import Any, Final
 from flame_train.adapters.dialects import split_key
 from flame_train.adapters.kinds.lora import ALPHA, DOWN
 from flame_train.errors import shown
+from flame_train.io.dtypes import Array
 from flame_train.io.weights import Weights, open_weights
 from flame_train.models.common.identify import Identity, identify
 from flame_train.tools.families import components_of
 
-_BEFORE_TARGET: Final = re.compile(r".*(blocks?|layers)[._]\d+[._](\d+[._])?")
+_BEFORE_TARGET: Final = re.compile(r"\A.*(blocks?|layers)[._]\d+[._](\d+[._])?", re.DOTALL)
 _COMPONENTS: Final = (
     (re.compile(r"lora_te2_|text_encoder_2\.|text_encoders\.clip_g\."), "text_encoder_2"),
     (re.compile(r"lora_te3_|text_encoder_3\.|text_encoders\.t5xxl\."), "text_encoder_3"),
@@ -125,13 +126,18 @@ def _lora(weights: Weights, identity: Identity) -> LoraSummary:
             targets[_target(module)] += 1
             ranks[shape[0]] += 1
         elif slot == ALPHA and math.prod(shape) == 1:
-            alphas[float(weights.read(name).reshape(()))] += 1
+            alphas[_number(weights.read(name))] += 1
     return LoraSummary(
         modules=dict(modules.most_common()),
         ranks=dict(ranks.most_common()),
         alphas=dict(alphas.most_common()),
         targets=dict(targets.most_common()),
     )
+
+
+def _number(alpha: Array) -> float:
+    """NaN for what is no real number."""
+    return math.nan if alpha.dtype.kind == "c" else float(alpha.reshape(()))
 
 
 def _component(module: str, usual: str) -> str:

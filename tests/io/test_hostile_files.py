@@ -149,6 +149,16 @@ def many_tensors():
     return b"{" + b",".join(b'"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % i for i in range(300_000))
 
 
+@pytest.mark.parametrize("entry", ['"shape":[-0],"data_offsets":[0,0]', '"shape":[0],"data_offsets":[-0,0]'])
+def test_minus_nought_is_refused_here_as_by_the_package(tmp_path, entry):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(packed(b'{"a":{"dtype":"F32",' + entry.encode() + b"}}"))
+    with pytest.raises(safetensors.SafetensorError):
+        safetensors.safe_open(path, "np").__enter__()
+    with pytest.raises(ModelFileError, match="-0 is no size and no place"):
+        SafetensorsFile(path)
+
+
 HEADER_BOMBS = {
     "deep nesting": lambda: b'{"a":' + b"[" * 90_000_000,
     "long shape": lambda: b'{"a":{"dtype":"U8","shape":[' + b"0," * 45_000_000,

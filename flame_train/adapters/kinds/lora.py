@@ -23,6 +23,7 @@ from .kind import AdapterKind, HostArray, Layer, Make
 DOWN: Final = "down"
 UP: Final = "up"
 ALPHA: Final = "alpha"
+_LARGEST: Final = float(np.finfo(np.float32).max)
 
 _ENDS: Final = MappingProxyType(
     {
@@ -89,7 +90,7 @@ class Lora(AdapterKind):
             return f"has shapes {down} and {up}"
         if down[0] != up[1] or down[0] == 0:
             return f"has rank {down[0]} in its down matrix and {up[1]} in its up matrix"
-        if ALPHA in slots and not (slots[ALPHA].size == 1 and np.isfinite(float(slots[ALPHA].reshape(())))):
+        if ALPHA in slots and not (slots[ALPHA].size == 1 and abs(float(slots[ALPHA].reshape(()))) <= _LARGEST):
             return "has an alpha that is not one finite number"
         return ""
 

@@ -12,7 +12,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -66,7 +67,8 @@ class T5Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids without the end token, of any length."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        with _damage_told(self.path):
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def row(self, text: str, length: int) -> Row:
@@ -101,10 +103,7 @@ class T5Tokenizer:
         vocabulary = self.vocabulary
         tokenizer = Tokenizer(models.Unigram(list(vocabulary.pieces), UNK, False))
         if vocabulary.charsmap:
-            try:
-                tokenizer.normalizer = normalizers.Precompiled(vocabulary.charsmap)
-            except Exception as error:  # the library has no class of its own for it
-                raise ModelFileError(f"{self.path}: {error}; the file is damaged, fetch it again") from error
+            tokenizer.normalizer = normalizers.Precompiled(vocabulary.charsmap)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")]
         )
@@ -112,6 +111,23 @@ class T5Tokenizer:
             [AddedToken(token, special=True, normalized=False) for token in (*_FIRST, *vocabulary.whole)]
         )
         return tokenizer
+
+
+@contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
+    """What the library meets in a damaged vocabulary, as a ModelFileError.
+
+    It has no class of its own for errors; and where it panics, as at a table that leads beyond its end, what comes is
+    no `Exception`.
+    """
+    try:
+        yield
+    except ModelFileError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ModelFileError(f"{path}: {error}; the file is damaged, fetch it again") from error
 
 
 def find_vocabulary(places: Iterable[str | Path], option: str) -> Path:
@@ -148,6 +164,8 @@ def read_vocabulary(path: Path) -> Vocabulary:
     if os.path.isdir(path):
         path = next((path / name for name in _FILES if (path / name).is_file()), path / "spiece.model")
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("no plain file")
         if path.stat().st_size > _MAX_BYTES:
             raise ValueError(f"over {_MAX_BYTES} bytes, too large for a vocabulary")
         data = path.read_bytes()
@@ -156,7 +174,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
         raise ModelFileError(
             f"{path}: cannot be read ({error.strerror or error}); expected T5's spiece.model or tokenizer.json"
         ) from error
-    except (ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise ModelFileError(f"{path}: not T5's vocabulary ({error}); fetch spiece.model again") from error
     return found
 

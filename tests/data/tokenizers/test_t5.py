@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import re
 import struct
@@ -174,6 +175,40 @@ def test_a_damaged_normalisation_is_refused(tmp_path: Path) -> None:
     (tmp_path / "spiece.model").write_bytes(spiece_of(PIECES[:-1]) + field(3, field(2, b"abc")))
     with pytest.raises(ModelFileError, match="damaged, fetch it again"):
         T5Tokenizer(tmp_path).encode("x")
+
+
+@given(units=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=16), rest=st.binary(max_size=20), text=st.text())
+@settings(max_examples=200, deadline=None)
+def test_any_normalisation_works_or_is_damage(
+    tmp_path_factory: pytest.TempPathFactory, units: list[int], rest: bytes, text: str
+) -> None:
+    """The library panics where its table leads beyond its end, which is no `Exception` in Python."""
+    path = tmp_path_factory.getbasetemp() / "mutated" / "spiece.model"
+    path.parent.mkdir(exist_ok=True)
+    table = struct.pack(f"<{len(units)}I", *units)
+    path.write_bytes(spiece_of(PIECES[:-1]) + field(3, field(2, struct.pack("<I", len(table)) + table + rest)))
+    with contextlib.suppress(ModelFileError):
+        T5Tokenizer(path).encode(text)
+
+
+def test_a_table_that_leads_beyond_its_end_is_damage(tmp_path: Path) -> None:
+    table = struct.pack("<4I", *[897960687] * 4)
+    (tmp_path / "spiece.model").write_bytes(
+        spiece_of(PIECES[:-1]) + field(3, field(2, struct.pack("<I", len(table)) + table))
+    )
+    with pytest.raises(ModelFileError, match=r"index out of bounds.*the file is damaged, fetch it again"):
+        T5Tokenizer(tmp_path).encode("a cat")
+
+
+def test_a_vocabulary_that_is_a_pipe_is_waited_for_by_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "t5.model")
+    with pytest.raises(ModelFileError, match="no plain file"):
+        T5Tokenizer(tmp_path / "t5.model").encode("x")
+
+
+def test_a_score_beyond_any_number_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="not T5's vocabulary"):
+        T5Tokenizer(tokenizer_json(tmp_path, pieces=[["<pad>", 10**400]])).encode("x")
 
 
 @given(data=st.binary(max_size=60))
