@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from flame_train.io.adapter_kinds import other_kind
@@ -71,13 +72,19 @@ class Identity:
 
 def identify(shapes: Shapes, metadata: Mapping[str, str] | None = None) -> Identity:
     """What a file with these tensors is. `shapes`: name -> shape, as `open_weights(path).shapes`."""
+    return _identified(tuple(shapes.items()), tuple((metadata or {}).items()))
+
+
+@lru_cache(maxsize=8)  # a plan asks for the same files again and again
+def _identified(tensors: tuple[tuple[str, Shape], ...], notes: tuple[tuple[str, str], ...]) -> Identity:
+    shapes, metadata = dict(tensors), dict(notes)
     if shapes and all(name.startswith(STATE_PREFIXES) for name in shapes):
         words = (
             "what a flame-train run is continued from: exact values and the optimizer's state; the LoRA lies beside it"
         )
         return Identity("state", "unknown", "", words)
     if is_adapter(shapes):
-        return _adapter(shapes, metadata or {})
+        return _adapter(shapes, metadata)
     packed = next(((name, how) for sign, how in _QUANTISED for name in shapes if sign in name), None)
     if packed:
         words = f"a model whose weights are packed in {packed[1]} ({packed[0]}), from which no training starts here; "
