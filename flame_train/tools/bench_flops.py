@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flame_train.engine import Tensor, grad, no_grad
-from flame_train.engine.check import generator
 from flame_train.engine.dtype import DType, is_float
+from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import Op, Sample
-from flame_train.engine.sample import materialise, tensor_arguments
+from flame_train.engine.op_samples import materialise, tensor_arguments
 from flame_train.engine.shape_run import shape_run
 
 

@@ -11,8 +11,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from flame_train.engine.check import generator
-from flame_train.engine.sample import materialise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -21,7 +19,9 @@ import flame_train.engine as flame
 from flame_train.engine.backend import backend_of
 from flame_train.engine.backend.shapes.namespace import ShapeNamespace
 from flame_train.engine.backend.shapes.pool import Pool
+from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY
+from flame_train.engine.op_samples import materialise
 from flame_train.engine.shape_run import H100, RTX_3090, Gpu, shape_run
 from tests.engine.backend.test_rehearsal import moved, run
 
