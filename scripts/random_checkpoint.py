@@ -1,10 +1,11 @@
 """Writes a checkpoint of full size with random weights, in the published single-file layout, all encoders inside.
 
-    python scripts/random_checkpoint.py FOLDER [--model sdxl] [--without-t5] [--device cuda]
+    python scripts/random_checkpoint.py FOLDER [--model sdxl] [--without-t5] [--empty] [--device cuda]
 
 `base.safetensors` in fp16: sdxl 7 GB, sd35-medium 16, sd35-large 28, flux-dev 34, of the last three 9.5 for T5, beside
 which a small `tokenizer.json` is put. It draws nothing anyone would want, but everything about it besides the values is
 as in the real one: names, shapes, dtypes. For trying the whole program at full size where the real file cannot be had.
+With `--empty` all weights are 0 and take no room on a disk that knows sparse files: enough for headers and for memory.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from flame_train.engine import nn
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
+from flame_train.io.header import build_header
 from flame_train.io.safetensors import describe, save_stream
 from flame_train.models.common.clip import ClipArch, ClipTextEncoder
 from flame_train.models.common.keys_clip import clip_from_openclip
@@ -32,10 +34,13 @@ from flame_train.tools.bench import randomise
 
 
 class _Arrays:
-    """A network's weights on the host, as the name tables read them."""
+    """A network's weights on the host, as the name tables read them; zeros without memory for one that has none."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.arrays = {name: np.array(t.numpy(), order="C") for name, t in module.weights()}
+    def __init__(self, module: nn.Module, empty: bool) -> None:
+        if empty:
+            self.arrays = {name: np.broadcast_to(np.float16(0), shape) for name, shape in module.shapes().items()}
+        else:
+            self.arrays = {name: np.array(t.numpy(), order="C") for name, t in module.weights()}
 
     def read(self, name: str) -> np.ndarray[Any, Any]:
         return self.arrays[name]
@@ -60,12 +65,12 @@ def parts_of(model: str, t5: bool) -> list[tuple[str, nn.Module]]:
 
 
 def tensors(parts: Sequence[tuple[str, nn.Module]], device: str) -> Mapping[str, np.ndarray[Any, Any]]:
-    """Every tensor of the checkpoint by its published name."""
-    backend, half = get_backend(device), as_dtype("fp16")
+    """Every tensor of the checkpoint by its published name; zeros without memory for no `device`."""
     found: dict[str, np.ndarray[Any, Any]] = {}
     for prefix, module in parts:
-        randomise(module, half, backend)
-        weights = _Arrays(module)
+        if device:
+            randomise(module, as_dtype("fp16"), get_backend(device))
+        weights = _Arrays(module, not device)
         module.unload()
         if prefix.endswith("model.") and "embedders.1" in prefix:
             sources = clip_from_openclip().inverse.pull(weights.arrays).sources
@@ -75,17 +80,29 @@ def tensors(parts: Sequence[tuple[str, nn.Module]], device: str) -> Mapping[str,
     return found
 
 
+def write_empty(output: Path, made: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """A file with these tensors' header, and zeros that were never written."""
+    header, placed = build_header([describe(n, a) for n, a in made.items()], {})
+    with open(output, "wb") as file:
+        file.write(header)
+        file.truncate(len(header) + sum(info.nbytes for info in placed))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="sdxl", choices=("sdxl", "sd35-medium", "sd35-large", "flux-dev"))
     parser.add_argument("--without-t5", action="store_true")
+    parser.add_argument("--empty", action="store_true")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     output = args.folder / "base.safetensors"
-    made = tensors(parts_of(args.model, not args.without_t5), args.device)
-    save_stream(output, [describe(n, a) for n, a in made.items()], made.__getitem__, {})
+    made = tensors(parts_of(args.model, not args.without_t5), "" if args.empty else args.device)
+    if args.empty:
+        write_empty(output, made)
+    else:
+        save_stream(output, [describe(n, a) for n, a in made.items()], made.__getitem__, {})
     write_vocabulary(args.folder)
     print(f"{output}: {len(made)} tensors, {sum(a.nbytes for a in made.values()) / 2**30:.2f} GiB")
 

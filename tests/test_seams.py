@@ -51,9 +51,6 @@ class Signum(OptimizerKind):
 
     def rule(self):
         return SignumRule(self.beta)
-
-    def bytes_per_parameter(self):
-        return 4.0
 '''
 HALVES = '''
 """Half the rate in the second half."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from .backend import Backend
 from .dtype import Array, DType
 from .hooks import Hooks
-from .mode import no_grad
+from .mode import rematerializing
 from .op import VJP
 from .versions import SEQUENCE
 
@@ -156,7 +156,7 @@ class Remat:
 
     def materialize(self) -> Array:
         """The value, bit for bit as it was."""
-        with no_grad():
+        with rematerializing():
             return self._tensor().data
 
     def _tensor(self) -> GraphTensor:

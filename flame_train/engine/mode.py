@@ -40,7 +40,7 @@ class Mode:
     - `device`: where new tensors are made, "cpu" or "cuda".
     - `deterministic`: kernels must give the same bits every run.
     - `capturing`: a step is being captured, so nothing may be read back to the host.
-    - `recomputing`: a checkpoint is running its function a second time.
+    - `recomputing`: what was computed before is computed a second time, for a gradient.
     - `hooks`: the observers of every op.
     - `forced`: the implementation an op must use, by the op's name.
     """
@@ -121,6 +121,13 @@ def capturing() -> Iterator[None]:
 def recomputing() -> Iterator[None]:
     """Records a graph for a function's second run: its side effects, such as running statistics, have happened."""
     with _changed(replace(mode(), grad=True, recomputing=True)):
+        yield
+
+
+@contextmanager
+def rematerializing() -> Iterator[None]:
+    """As `recomputing`, for a single value of which no graph is wanted."""
+    with _changed(replace(mode(), grad=False, recomputing=True)):
         yield
 
 

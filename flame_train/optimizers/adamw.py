@@ -27,6 +27,3 @@ class AdamW(OptimizerKind):
 
     def rule(self) -> AdamWRule:
         return AdamWRule(self.betas, self.eps, self.weight_decay)
-
-    def bytes_per_parameter(self) -> float:
-        return 8.0

@@ -12,7 +12,3 @@ class OptimizerKind(Entry):
     def rule(self) -> Rule:
         """The last transform of the chain, which makes the update from the gradient."""
         raise NotImplementedError
-
-    def bytes_per_parameter(self) -> float:
-        """Bytes of the rule's state for each trained value."""
-        raise NotImplementedError

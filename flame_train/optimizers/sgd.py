@@ -16,6 +16,3 @@ class Sgd(OptimizerKind):
 
     def rule(self) -> SGDRule:
         return SGDRule(momentum=self.momentum, weight_decay=self.weight_decay)
-
-    def bytes_per_parameter(self) -> float:
-        return 4.0 if self.momentum else 0.0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -132,7 +134,11 @@ class Family(ABC):
     def declared(self, networks: Networks, opening: Opening) -> Model:
         """The model of networks that are in no file: for measurements and predictions."""
         return self.assemble(
-            {name: Part(name, Path(name), network, _in_no_file, {}, {}) for name, network in networks.items()}, opening
+            {
+                name: Part(name, Path(name), network, partial(deepcopy, network), {}, {})
+                for name, network in networks.items()
+            },
+            opening,
         )
 
     def write_small_base(self, folder: Path, seed: int) -> None:
@@ -145,10 +151,6 @@ class Family(ABC):
 def no_network(base: Path, key: str) -> str:
     """The message for a network that has no file of its own and that the checkpoint does not hold."""
     return f"{key}: {base} holds no such network; name its file, as published beside the checkpoint"
-
-
-def _in_no_file() -> nn.Module:
-    raise AssertionError("a network that was only declared has no weights to load")
 
 
 NOTHING_NAMED: Final = Opening(Path(), ModelSection(), TextEncodersSection(), 75)

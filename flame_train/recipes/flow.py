@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,10 +16,8 @@ from flame_train.diffusion.flow import FlowObjective, Shift, constant_shift, flo
 from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
-from flame_train.models.common.blocks import Checkpointing
 from flame_train.models.common.part import Part
 from flame_train.text_encoders.t5 import T5, T5Keys
-from flame_train.training.memory import MemoryQuery
 from flame_train.training.model import Model, Sampler
 
 from .family import Opening
@@ -43,11 +40,6 @@ class FlowModel(Model):
     @abstractmethod
     def sigmas(self, steps: int, tokens: int) -> np.ndarray[Any, Any]:
         """The noise levels of sampling, for an image of so many tokens."""
-
-    @property
-    @abstractmethod
-    def text_tokens(self) -> int:
-        """The tokens of text that the transformer sees beside the image's."""
 
     @property
     def side_multiple(self) -> int:
@@ -77,31 +69,3 @@ def opened_t5(part: Part, opening: Opening, usual_length: int) -> T5:
 
 def _folder_of(part: Part, base: Path) -> Path:
     return part.path if part.path != Path(part.component) else base
-
-
-def joint_activations(query: MemoryQuery, kept: float, passing: float, width: int, head_dim: int, tokens: int) -> int:
-    """What a step takes beside weights and optimizer, predicted for a transformer with joint attention.
-
-    `kept` is what all blocks save for the backward pass, in numbers a token over the model's width, and `passing` what
-    comes and goes with the gradients of one block. On the host it is what waits for offloaded blocks.
-    """
-    unit = tokens * width * query.batch * query.itemsize
-    return round((kept + passing) * unit) + query.scores(width // head_dim, head_dim, tokens)
-
-
-DOUBLE_KEEPS: Mapping[Checkpointing, int] = {"off": 13, "mlp": 9, "full": 1, "offload": 0}
-"""Saved by a block with a stream each for image and text, over the model's width, a token: the stream before and after
-attention, queries, keys and values before their norms and after, the attention's output, and the MLP's 4. The inputs of
-linear layers are rematerialized."""
-
-
-GATES_KEEP: Mapping[Checkpointing, int] = {"off": 2, "mlp": 1, "full": 0, "offload": 0}
-"""Saved by such a block for its gates' gradients: the outputs of attention and MLP."""
-
-
-def gates_learn(query: MemoryQuery, maker: str, told: tuple[str, ...]) -> bool:
-    """True if `maker`, or any layer that feeds it, has a LoRA, so that its gates need gradients.
-
-    The names of the layers that feed it begin as in `told`.
-    """
-    return maker in query.adapted or any(name.startswith(told) for name in query.adapted)

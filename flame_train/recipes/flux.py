@@ -13,20 +13,18 @@ from flame_train.adapters.targets import Presets
 from flame_train.diffusion.flow import NO_SHIFT, Shift, dynamic_sigmas, resolution_shift
 from flame_train.engine import Tensor, nn
 from flame_train.io.lora_names import LoraFamily
-from flame_train.models.common.blocks import Block, Checkpointing, whole_blocks
 from flame_train.models.common.clip import ClipArch, ClipTextEncoder
 from flame_train.models.common.part import Part
 from flame_train.models.common.t5 import T5Arch, T5Encoder
 from flame_train.models.common.vae import Vae, VaeArch
 from flame_train.models.flux import keys
 from flame_train.models.flux.files import FLUX_FILES
-from flame_train.models.flux.transformer import DoubleBlock, Flux, FluxArch
+from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.text_encoders.clip import ClipL, ClipLKeys
-from flame_train.training.memory import MemoryQuery
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
 from .family import Family, Networks, Opening
-from .flow import DOUBLE_KEEPS, GATES_KEEP, FlowModel, gates_learn, joint_activations, opened_t5
+from .flow import FlowModel, opened_t5
 from .lesson import Lesson
 
 _SHIFT = resolution_shift()
@@ -74,42 +72,10 @@ class FluxModel(FlowModel):
         """dev's follow the resolution, schnell's are not shifted."""
         return dynamic_sigmas(steps, (_SHIFT if self.guidance_distilled else NO_SHIFT)(tokens))
 
-    @property
-    def text_tokens(self) -> int:
-        return self.caption_shapes()["t5"][0]
-
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
         told = guidance.expand(x.shape[0]) if self.guidance_distilled else None
         out: Tensor = network(x, t * 1000.0, cond["t5"], cond["pooled"], told)
         return out
-
-    def activation_bytes(self, query: MemoryQuery) -> int:
-        return _activations(self.transformer, self.text_tokens, query)
-
-
-_TOLD = ("time_in.", "vector_in.", "guidance_in.")
-_SINGLE_KEEPS: Mapping[Checkpointing, int] = {"off": 11, "mlp": 11, "full": 1, "offload": 0}
-
-
-def _activations(transformer: Flux, text: int, query: MemoryQuery) -> int:
-    """A single block's first layer is 7 times as wide as the stream: what passes by is mostly its gradients."""
-    arch, tokens = transformer.arch, query.bucket[0] * query.bucket[1] // 256 + text
-    of_text = text / tokens
-
-    def learns(maker: str) -> bool:
-        return gates_learn(query, maker, _TOLD)
-
-    def keeps(name: str, block: Block, how: Checkpointing) -> float:
-        if isinstance(block, DoubleBlock):
-            gates = (1 - of_text) * learns(f"{name}.img_mod.lin") + of_text * learns(f"{name}.txt_mod.lin")
-            return DOUBLE_KEEPS[how] + GATES_KEEP[how] * gates
-        return _SINGLE_KEEPS[how] + (not whole_blocks(how)) * learns(f"{name}.modulation.lin")
-
-    blocks = transformer.blocks().items()
-    kept = sum(keeps(name, block, query.of(name)) for name, block in blocks)
-    whole = sum(keeps(name, block, "off") for name, block in blocks)
-    passing = 30 + query.made_again(11, whole - kept)
-    return joint_activations(query, kept, passing, arch.width, arch.head_dim, tokens)
 
 
 def _networks(arch: FluxArch, clip_l: ClipArch, t5: T5Arch, vae: VaeArch) -> Networks:

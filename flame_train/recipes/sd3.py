@@ -10,12 +10,10 @@ from typing import Any, Final
 import numpy as np
 
 from flame_train.adapters.targets import Presets
-from flame_train.data.tokenizers.clip import WINDOW
 from flame_train.diffusion.flow import NO_SHIFT, Shift, static_sigmas
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
 from flame_train.io.lora_names import LoraFamily
-from flame_train.models.common.blocks import Block, Checkpointing, whole_blocks
 from flame_train.models.common.clip import ClipArch, ClipTextEncoder
 from flame_train.models.common.part import Part
 from flame_train.models.common.t5 import T5Arch, T5Encoder
@@ -25,11 +23,10 @@ from flame_train.models.sd3.context import joined_context
 from flame_train.models.sd3.files import SD3_FILES
 from flame_train.models.sd3.mmdit import Mmdit, MmditArch
 from flame_train.text_encoders.clip import ClipG, ClipGKeys, ClipL, ClipLKeys
-from flame_train.training.memory import MemoryQuery
 from flame_train.training.model import Autoencoder, SamplingDefaults
 
 from .family import Family, Networks, Opening
-from .flow import DOUBLE_KEEPS, GATES_KEEP, FlowModel, gates_learn, joint_activations, opened_t5
+from .flow import FlowModel, opened_t5
 from .lesson import Lesson
 
 _T5_TOKENS = 256
@@ -77,40 +74,11 @@ class Sd3Model(FlowModel):
     def sigmas(self, steps: int, tokens: int) -> np.ndarray[Any, Any]:
         return static_sigmas(steps, _SHIFT)
 
-    @property
-    def text_tokens(self) -> int:
-        return WINDOW + self.caption_shapes()["t5"][0]
-
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
         context = joined_context(cond["clip_l"], cond["clip_g"], cond["t5"])
         pooled = F.cat([cond["pooled_l"], cond["pooled_g"]], dim=-1)
         out: Tensor = network(x, t * 1000.0, context, pooled)
         return out
-
-    def activation_bytes(self, query: MemoryQuery) -> int:
-        return _activations(self.transformer, self.text_tokens, query)
-
-
-_TOLD = ("t_embedder.", "y_embedder.")
-_DUAL_KEEPS = 6  # an attention of its own more: queries, keys and values, the first two normed, and what it found
-
-
-def _activations(transformer: Mmdit, text: int, query: MemoryQuery) -> int:
-    arch, image = transformer.arch, query.bucket[0] * query.bucket[1] // 256
-    of_image = image / (image + text)
-
-    def keeps(name: str, block: Block, how: Checkpointing) -> float:
-        drawn = of_image * gates_learn(query, f"{name}.x_block.adaLN_modulation.1", _TOLD)
-        read = (1 - of_image) * gates_learn(query, f"{name}.context_block.adaLN_modulation.1", _TOLD)
-        gates = drawn + read * block.context_block.goes_on
-        of_dual = block.x_block.dual * (_DUAL_KEEPS * of_image + drawn)
-        return DOUBLE_KEEPS[how] + GATES_KEEP[how] * gates + (0 if whole_blocks(how) else of_dual)
-
-    blocks = transformer.blocks().items()
-    kept = sum(keeps(name, block, query.of(name)) for name, block in blocks)
-    whole = sum(keeps(name, block, "off") for name, block in blocks)
-    passing = 15 + query.made_again(13, whole - kept)
-    return joint_activations(query, kept, passing, arch.width, arch.head_dim, image + text)
 
 
 def _networks(arch: MmditArch, clip_l: ClipArch, clip_g: ClipArch, t5: T5Arch, vae: VaeArch) -> Networks:

@@ -30,12 +30,10 @@ from flame_train.models.sdxl import keys
 from flame_train.models.sdxl.files import SDXL_FILES, stated_prediction
 from flame_train.models.sdxl.unet import UNet, UNetArch, vector_conditioning
 from flame_train.text_encoders.clip import ClipG, ClipGKeys, ClipL, ClipLKeys
-from flame_train.training.memory import MemoryQuery
 from flame_train.training.model import Autoencoder, Example, Model, Sampler, SamplingDefaults
 
 from .family import Family, Networks, Opening
 from .lesson import Lesson
-from .memory_sdxl import activation_bytes
 from .small import copy_small_sdxl
 
 
@@ -82,9 +80,6 @@ class SdxlModel(Model):
 
     def size_conditioning(self, placement: Placement) -> Example:
         return {"time_ids": np.asarray(placement.time_ids, np.int32)}
-
-    def activation_bytes(self, query: MemoryQuery) -> int:
-        return activation_bytes(self.unet, query)
 
 
 def noise_schedule(loss: LossSection) -> NoiseSchedule:

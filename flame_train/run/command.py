@@ -15,6 +15,7 @@ from flame_train.data.placed import Placed
 from flame_train.engine import nn
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
+from flame_train.engine.shape_run import gpu_of
 from flame_train.errors import OutputError
 from flame_train.io.commit import Found, count
 from flame_train.io.durable import write_durably
@@ -27,9 +28,11 @@ from flame_train.training.result import Sources, check_sources, knows_sources
 from flame_train.training.stop import StopRequest
 
 from .check import check, fp8_of
+from .describe import describe
 from .encode import Keys, could_cache, encode
 from .finish import report
-from .plan import Plan, describe, make_plan, warpgroups_of
+from .memory import predicted_memory
+from .plan import Plan, make_plan
 from .train import train_run
 
 _LOG = logging.getLogger(__name__)
@@ -49,7 +52,7 @@ def train(source: str, overrides: list[str], device: str, dry_run: bool, family:
         plan = make_plan(check(asked, FAMILIES[family] if family else None), stop)
         if dry_run:
             preflighted(plan, run_folder(plan))
-            return describe(plan, device) | {"files": plan.placed.to_json()}
+            return describe(plan, predicted_memory(plan, gpu_of(device))) | {"files": plan.placed.to_json()}
         return train_plan(plan, device, stop)
 
 
@@ -138,7 +141,7 @@ def _notice_copies(plan: Plan) -> None:
 
 def _notice_memory(plan: Plan, device: str) -> None:
     """Says so where more is predicted than there is: it may go well, for a prediction errs by some per cent."""
-    predicted, there = plan.predicted_memory(warpgroups_of(device)), get_backend(device).memory().total
+    predicted, there = predicted_memory(plan, gpu_of(device)).peak, get_backend(device).memory().total
     if predicted > there:
         _LOG.warning(
             "%.1f GiB are predicted and %s has %.1f: if memory runs out, try data.batch_size=1, "

@@ -20,6 +20,7 @@ from flame_train.data.cache import DiskCache, Shapes, cache_key
 from flame_train.data.images import load_image
 from flame_train.data.placed import Placed
 from flame_train.engine import nn, no_grad
+from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import is_float
 from flame_train.errors import DataError, NonFiniteError, OutputError, shown
 from flame_train.io.failpoint import hit
@@ -227,12 +228,14 @@ def encode(
             encoders = encoding.encoders(device)
             _fill(cache, "caption", captions, _quoted, encoders.caption, stop)
             del encoders
+            get_backend(device).empty_cache()
         if images:
             vae = encoding.vae.load(encoding.vae_precision, device)
             items = placed.dataset.items
             _fill(
                 cache, "image", images, lambda i: shown(items[i].path), lambda i: vae.encode(_pixels(placed, i)), stop
             )
+            get_backend(device).empty_cache()
     return encoded
 
 

@@ -1,72 +1,103 @@
-"""The memory that a run is predicted to take, from its plan."""
+"""The memory that a run will take: the run itself, on shapes alone, for a GPU that is only described.
+
+Encoding, training and sampling go through the code that they will go through on the device (`engine/shape_run.py`), so
+what is added up is what the program does. A family, an adapter kind or an optimizer that is new needs nothing here. Of
+the buckets the largest is met: all captured steps share one memory.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from flame_train.data.buckets import Size
-from flame_train.engine.dtype import as_dtype, float32
-from flame_train.optimizers import OPTIMIZERS
-from flame_train.training.memory import MemoryQuery
+import numpy as np
 
-from .check import Checked, fp8_of
-from .encode import Encoding
-from .sampling import image_size
+from flame_train.data.buckets import Placement
+from flame_train.engine import capture, no_grad
+from flame_train.engine.backend import get_backend
+from flame_train.engine.mode import deterministic
+from flame_train.engine.shape_run import Gpu, shape_run
+from flame_train.training.batch import Batch, HostBatch, sender
+from flame_train.training.model import Example
+from flame_train.training.step import State, micro, update
+from flame_train.training.stop import StopRequest
 
+from .plan import Plan
+from .train import grid_drawer, loaded
 
-def encoding_memory(encoding: Encoding, buckets: Collection[Size]) -> int:
-    """Bytes on the device while captions are encoded, or images: the one follows the other.
-
-    A caption passes by in a hundredth of what the text encoders weigh.
-    """
-    vae = encoding.vae.network
-    item = as_dtype(encoding.vae_precision).itemsize
-    pixels = max(h * w for h, w in buckets)
-    images = (vae.num_weights() + pixels * vae.encoding()) * item
-    room = (encoding.vae_precision == "fp32") * pixels * vae.workspace() * item
-    text = sum(encoder.weight_bytes(encoding.precision, encoding.text_precision) for encoder in encoding.text)
-    return max(text, images + room)
+_DEVICE = "cuda"  # of the shape run
+_DRAWN = 1  # step of a sampler: the others take what this one takes
 
 
-def training_memory(checked: Checked, buckets: Collection[Size], parameters: int, warpgroups: int) -> int:
-    """Bytes on the device in training: weights, adapters with gradients and moments, and what a step keeps.
+@dataclass(frozen=True, slots=True)
+class PredictedMemory:
+    """Bytes on the device when they are most: while images and captions are encoded, and in training."""
 
-    Where grids are drawn their decoder is there all the time, and what a step takes is not given back for an image to
-    be decoded, but for the workspace that large kernels share.
-    """
-    c, model = checked.config, checked.model
-    vae, item = model.vae.network, as_dtype(c.train.precision).itemsize
-    queries = [
-        MemoryQuery(
-            bucket,
-            c.data.batch_size,
-            item,
-            c.gradient.checkpointing,
-            c.train.deterministic,
-            checked.checkpointed,
-            warpgroups,
-            frozenset(checked.targets),
-        )
-        for bucket in set(buckets)
-    ]
-    draws = bool(c.sample.every and c.sample.prompts)
-    pixels = math.prod(image_size(c.sample, c.data.resolution, model))
-    numbers = vae.num_weights() + pixels * vae.decoding()
-    decoder = draws * numbers * as_dtype(c.model.vae_precision).itemsize
-    step = max(model.activation_bytes(replace(query, deterministic=False)) for query in queries)
-    scores = max(map(model.activation_bytes, queries)) - step
-    wide = draws and c.model.vae_precision == "fp32"
-    room = max(scores, wide * pixels * vae.workspace() * float32.itemsize)
-    weights = model.network.weight_bytes(item, fp8_of(c.model.quantize, c.model.arithmetic))
-    state = state_bytes(parameters, OPTIMIZERS.chosen(c.optimizer).bytes_per_parameter(), c.train.ema_decay > 0)
-    return weights + state + decoder + step + room
+    encoding: int
+    training: int
+
+    @property
+    def peak(self) -> int:
+        """Of the whole run. Whether the cache is filled is not asked: only all networks' digests tell."""
+        return max(self.encoding, self.training)
 
 
-def state_bytes(parameters: int, optimizer: float, averaged: bool = False) -> int:
-    """The bytes of trained values, their gradients and compute copies, the optimizer's state, and their average.
+def predicted_memory(plan: Plan, gpu: Gpu) -> PredictedMemory:
+    """What the plan's run takes on `gpu`. Raises EnvironmentFault where it cannot run there."""
+    with shape_run(gpu) as run:
+        largest = max(plan.placed.placements, key=lambda p: (math.prod(p.bucket), p.bucket))
+        _encode(plan, largest)
+        run.backend.empty_cache()
+        encoding = run.peak_bytes
+        run.backend.reset_peak()
+        with deterministic(plan.config.train.deterministic):
+            _train(plan, largest)
+        return PredictedMemory(encoding, run.peak_bytes)
 
-    `optimizer` is the state's bytes for each trained value.
-    """
-    return round(parameters * (8 + optimizer + 4 * averaged))
+
+def _encode(plan: Plan, largest: Placement) -> None:
+    """As `encode` does: a caption, then an image."""
+    encoding = plan.encoding
+    with no_grad():
+        encoding.encoders(_DEVICE).caption("")
+        get_backend(_DEVICE).empty_cache()
+        encoding.vae.load(encoding.vae_precision, _DEVICE).encode(np.zeros((*largest.bucket, 3), np.uint8))
+
+
+def _train(plan: Plan, largest: Placement) -> None:
+    """As `train_run` does: a grid, two steps, the second of which is captured, and another grid."""
+    denoiser, _, state = loaded(plan, _DEVICE)
+    host = _batch(plan, largest)
+    backend = get_backend(_DEVICE)
+    send = sender(backend, state.dtype)
+    sent = [send(host), send(host)]  # one is trained on, one is ahead
+    few = plan.config.sample.model_copy(update={"steps": min(_DRAWN, plan.config.sample.steps)})
+    drawn = grid_drawer(plan, few, lambda _: _caption(plan), denoiser, _DEVICE, StopRequest())
+    _draw(drawn, state)
+    batch = Batch(host, backend, state.dtype)
+    steps = capture(lambda: micro(state, batch), _DEVICE), capture(lambda: update(state), _DEVICE)
+    for ahead in sent:
+        batch.fill(ahead)
+        for step in steps:
+            step()
+        backend.memory()  # as the log does at each step: it counts what graphs keep
+    _draw(drawn, state)
+
+
+def _draw(drawn: Callable[[], object] | None, state: State) -> None:
+    if drawn is not None:
+        with state.optimizer.averaged():
+            drawn()
+
+
+def _batch(plan: Plan, largest: Placement) -> HostBatch:
+    """A batch of the largest bucket, all zeros."""
+    latent = np.zeros(plan.model.vae.latent_shape(largest.bucket), np.float32)
+    example = {"mean": latent, "logvar": latent} | _caption(plan) | plan.model.size_conditioning(largest)
+    size = plan.config.data.batch_size
+    return HostBatch({name: np.stack([array] * size) for name, array in example.items()}, 0, np.arange(size), ())
+
+
+def _caption(plan: Plan) -> Example:
+    return {name: np.zeros(shape, np.float32) for name, shape in plan.model.caption_shapes().items()}

@@ -1,11 +1,10 @@
-"""Stage 2, plan: the dataset in its buckets, the order of samples, and the memory that the run will take."""
+"""Stage 2, plan: the dataset in its buckets, and the order of samples."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import layer_shapes
@@ -14,16 +13,13 @@ from flame_train.data.buckets import BucketRule
 from flame_train.data.dataset import Dataset
 from flame_train.data.order import Order
 from flame_train.data.placed import Placed, place
-from flame_train.engine.backend import get_backend
-from flame_train.errors import ConfigError, EnvironmentFault
+from flame_train.errors import ConfigError
 from flame_train.text_encoders import too_long
-from flame_train.training.memory import H100
 from flame_train.training.model import Model
 from flame_train.training.stop import StopRequest
 
 from .check import Checked
 from .encode import Encoding, cache_folder
-from .memory import encoding_memory, training_memory
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_EPOCH = 10_000_000  # samples
@@ -77,17 +73,6 @@ class Plan:
         shapes, lora = layer_shapes(self.model.network), self.config.lora
         kind = ADAPTERS.chosen(lora)
         return sum(kind.count(shapes[name], lora.rank) for name in self.checked.targets)
-
-    def predicted_memory(self, warpgroups: int = H100) -> int:
-        """Bytes on the device when they are most: in training, or before it, while the cache is filled.
-
-        `warpgroups` as in `MemoryQuery`. Whether the cache is filled is not asked: only all networks' digests tell.
-        """
-        return max(encoding_memory(self.encoding, self.placed.buckets), self.training_memory(warpgroups))
-
-    def training_memory(self, warpgroups: int = H100) -> int:
-        """Bytes on the device in training."""
-        return training_memory(self.checked, self.placed.buckets, self.parameters, warpgroups)
 
 
 def make_plan(checked: Checked, stop: StopRequest) -> Plan:
@@ -145,35 +130,3 @@ def _check_sides(placed: Placed, longest_side: int) -> None:
             f"data.max_bucket: images go to a bucket with a side of {longest}, and this model has positions for "
             f"{longest_side}; set data.max_bucket = {longest_side} or a lower data.resolution"
         )
-
-
-def warpgroups_of(device: str) -> int:
-    """The `warpgroups` of a `MemoryQuery` on this machine's GPU; an H100's where there is none, or on the CPU."""
-    if device == "cpu":
-        return H100
-    try:
-        k = get_backend("cuda").kernels
-    except EnvironmentFault:
-        return H100
-    return int(k.multiprocessors) if k.compute_capability == 90 else 0
-
-
-def describe(plan: Plan, device: str) -> dict[str, Any]:
-    """The plan as a user reads it, for this machine's GPU, or one of compute capability 9.0 where there is none."""
-    c, order, warpgroups = plan.config, plan.order, warpgroups_of(device)
-    return {
-        "family": plan.model.name,
-        "images": len(plan.placed.placements),
-        "buckets": plan.placed.bucket_rows(),
-        "steps": c.train.steps,
-        "batches per epoch": order.batches_per_epoch,
-        "repeated to fill batches, per epoch": order.filled_per_epoch,
-        "epochs": round(c.train.steps * c.gradient.accumulation / order.batches_per_epoch, 2),
-        "adapted layers": len(plan.checked.targets),
-        "trainable parameters": plan.parameters,
-        "base parameters": plan.model.network.num_weights(),
-        "checkpointed blocks": f"{len(plan.checked.checkpointed)} of {len(plan.model.network.blocks())}",
-        "predicted memory GiB": round(plan.predicted_memory(warpgroups) / 2**30, 2),
-        "predicted memory GiB in training": round(plan.training_memory(warpgroups) / 2**30, 2),
-        "output": c.output.dir,
-    }

@@ -10,10 +10,8 @@ from flame_train.engine.dtype import as_dtype
 from flame_train.engine.mode import deterministic
 from flame_train.errors import ConfigError
 from flame_train.training.model import Denoiser, Example, LoadedVae, Model
-from flame_train.training.preview import Drawing, draw, grid, png
+from flame_train.training.preview import Drawing, Pixels, draw, grid
 from flame_train.training.stop import StopRequest
-
-from .encode import Encoded
 
 
 def with_defaults(sample: SampleSection, model: Model) -> SampleSection:
@@ -74,39 +72,36 @@ def drawing(
     )
 
 
-def preview_of(
+def grid_of(
     sample: SampleSection,
     how: Drawing,
     size: Size,
-    encoded: Encoded,
+    captions: Callable[[str], Example],
     denoiser: Denoiser,
     vae: Callable[[], LoadedVae],
-    write: Callable[[int, bytes], None],
     stop: StopRequest,
-) -> Callable[[int], None]:
-    """A function that draws the grid of a step and has `write` take it, a PNG; without prompts it does nothing.
+) -> Callable[[], Pixels] | None:
+    """A function that draws the grid with the network as it is then; None where no grids are asked for.
 
     Args:
         sample: the section, defaults filled in.
         how: as `drawing` gives it.
         size: (height, width) of an image.
-        encoded: has the arrays of all prompts.
+        captions: the arrays of a prompt.
         denoiser: is told the guidance of sampling.
         vae: loads the decoder.
-        write: takes a step's grid.
         stop: is asked between steps.
     """
     if not sample.prompts or not sample.every:
-        return lambda step: None
+        return None
     sizes = uncropped(denoiser.model, size)
-    prompts = [encoded.caption(prompt) | sizes for prompt in sample.prompts]
-    negative = encoded.caption(sample.negative) | sizes
+    prompts = [captions(prompt) | sizes for prompt in sample.prompts]
+    negative = captions(sample.negative) | sizes
     decoder = vae()
 
-    def preview(step: int) -> None:
+    def drawn() -> Pixels:
         # Choices are measured for what recurs thousands of times, and what training may vary in must not show here.
         with deterministic(True):
-            images = draw(how, denoiser.denoise, decoder.decode, prompts, negative, stop)
-        write(step, png(grid(images)))
+            return grid(draw(how, denoiser.denoise, decoder.decode, prompts, negative, stop))
 
-    return preview
+    return drawn

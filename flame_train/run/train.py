@@ -10,7 +10,7 @@ import numpy as np
 
 from flame_train.adapters.attach import Attached, attach
 from flame_train.adapters.kinds import ADAPTERS
-from flame_train.config.schema import GradientSection, OptimizerSection, ScheduleSection, TrainSection
+from flame_train.config.schema import GradientSection, OptimizerSection, SampleSection, ScheduleSection, TrainSection
 from flame_train.engine import Tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
@@ -19,8 +19,9 @@ from flame_train.io.runfolder import RunFolder
 from flame_train.training.batch import sender
 from flame_train.training.loader import Loader
 from flame_train.training.loop import Run, best_effort, train
-from flame_train.training.model import Denoiser
+from flame_train.training.model import Denoiser, Example
 from flame_train.training.optimizer import build_optimizer
+from flame_train.training.preview import Pixels, png
 from flame_train.training.result import Sources, restore
 from flame_train.training.step import FIGURES, Objective, State
 from flame_train.training.stop import StopRequest
@@ -29,7 +30,7 @@ from .check import fp8_of
 from .encode import Encoded
 from .finish import lora_writer
 from .plan import Plan
-from .sampling import drawing, image_size, preview_of
+from .sampling import drawing, grid_of, image_size
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,14 +40,8 @@ def train_run(
     stop: StopRequest,
 ) -> dict[str, Any]:  # fmt: skip
     """Runs the steps that are left and returns the last step's figures; none if no step was left."""
-    c, model = plan.config, plan.model
-    denoiser = load_denoiser(plan, device)
-    attached = attach(
-        denoiser.network, plan.checked.targets, rank=c.lora.rank, alpha=c.lora.alpha, seed=c.train.seed,
-        kind=ADAPTERS.chosen(c.lora),
-    )  # fmt: skip
-    objective = model.objective(c.model, c.loss, device)
-    state = make_state(denoiser, attached, objective, c.train, c.optimizer, c.schedule, c.gradient, device)
+    c = plan.config
+    denoiser, attached, state = loaded(plan, device)
     first = 0 if found is None else restore(found, state.optimizer)
     if first >= c.train.steps:
         _LOG.info("all %d steps are done already", c.train.steps)
@@ -62,12 +57,25 @@ def train_run(
             state=state,
             loader=loader,
             sources=sources,
-            lora=lora_writer(c, model, attached),
+            lora=lora_writer(c, plan.model, attached),
             first=first,
             preview=best_effort(_preview(plan, encoded, denoiser, folder, device, stop)),
             stop=stop,
         )
         return train(run)
+
+
+def loaded(plan: Plan, device: str) -> tuple[Denoiser, Attached, State]:
+    """The network with its adapters, and the state of a fresh run."""
+    c, model = plan.config, plan.model
+    denoiser = load_denoiser(plan, device)
+    attached = attach(
+        denoiser.network, plan.checked.targets, rank=c.lora.rank, alpha=c.lora.alpha, seed=c.train.seed,
+        kind=ADAPTERS.chosen(c.lora),
+    )  # fmt: skip
+    objective = model.objective(c.model, c.loss, device)
+    state = make_state(denoiser, attached, objective, c.train, c.optimizer, c.schedule, c.gradient, device)
+    return denoiser, attached, state
 
 
 def load_denoiser(plan: Plan, device: str) -> Denoiser:
@@ -118,16 +126,28 @@ def _loader(plan: Plan, encoded: Encoded, first: int, state: State, device: str)
 def _preview(
     plan: Plan, encoded: Encoded, denoiser: Denoiser, folder: RunFolder, device: str, stop: StopRequest
 ) -> Callable[[int], None]:
-    """Draws a step's grid with the network as it is then."""
+    """Writes a step's grid, drawn with the network as it is then; does nothing where none are asked for."""
+    drawn = grid_drawer(plan, plan.config.sample, encoded.caption, denoiser, device, stop)
+    return (lambda step: None) if drawn is None else (lambda step: folder.write_sample(step, png(drawn())))
+
+
+def grid_drawer(
+    plan: Plan,
+    sample: SampleSection,
+    captions: Callable[[str], Example],
+    denoiser: Denoiser,
+    device: str,
+    stop: StopRequest,
+) -> Callable[[], Pixels] | None:
+    """What draws the grid as `sample` says, with the network as it is then; None where none are asked for."""
     c, model = plan.config, plan.model
-    size = image_size(c.sample, c.data.resolution, model)
-    return preview_of(
-        c.sample,
-        drawing(c.sample, size, c.model, c.loss, model, device=device, dtype=c.train.precision),
+    size = image_size(sample, c.data.resolution, model)
+    return grid_of(
+        sample,
+        drawing(sample, size, c.model, c.loss, model, device=device, dtype=c.train.precision),
         size,
-        encoded,
-        Denoiser.of(model, denoiser.network, device, c.sample.guidance_scale),
+        captions,
+        Denoiser.of(model, denoiser.network, device, sample.guidance_scale),
         lambda: model.vae.load(c.model.vae_precision, device),
-        folder.write_sample,
         stop,
     )

@@ -80,10 +80,6 @@ class TextEncoder(ABC):
         )
         return network
 
-    def weight_bytes(self, dtype: DType | str, precision: str) -> int:
-        """The bytes that the loaded network takes."""
-        return self.part.network.weight_bytes(self._dtype(dtype, precision).itemsize, self._fp8(precision))
-
     def _dtype(self, dtype: DType | str, precision: str) -> DType:
         return as_dtype(dtype if precision in ("auto", "fp8") else precision)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,22 +19,20 @@ from flame_train.engine.backend import Backend, get_backend
 from flame_train.engine.dtype import DType, as_dtype
 from flame_train.engine.mode import deterministic
 from flame_train.engine.random import bits, uniform_of
+from flame_train.engine.shape_run import gpu_of, shape_run
 from flame_train.errors import ConfigError, out_of_memory
 from flame_train.models.common.blocks import BlockNetwork, Checkpointing, whole_blocks
 from flame_train.run.check import fp8_of
 from flame_train.run.checkpointing import blocks_named
-from flame_train.run.memory import state_bytes
-from flame_train.run.plan import warpgroups_of
 from flame_train.run.train import make_state
 from flame_train.training.batch import Batch, HostBatch
-from flame_train.training.memory import MemoryQuery
 from flame_train.training.model import Denoiser, Model
 from flame_train.training.step import FIGURES, State, micro, update
 
 from . import bench_torch_step
 from .bench_ceilings import ceilings
 from .bench_kernels import ABOUT_THE_REST, breakdown, census
-from .bench_models import conditioning, find, normal, work
+from .bench_models import conditioning, find, normal
 from .bench_torch_models import yardstick
 
 _WARM, _TIMED = 3, 10
@@ -198,26 +196,24 @@ def _step(trial: Trial, by_kind: bool) -> dict[str, Any]:
         "first_step_s": round(first, 2),
         "eager_ms": eager[0],
         "eager_host_ms": eager[1],
-        "weights_gib": round(p.frozen_bytes / 2**30, 2),
-        "before_step_gib": round(p.ready / 2**30, 2),
-        "predicted_gib": round(_predicted(p, trial) / 2**30, 2),
+        "weights_gib": _gib(p.frozen_bytes),
+        "before_step_gib": _gib(p.ready),
         "peak_gib": _peak_gib(p.backend),
     }
     if trial.device == "cuda":
-        return result | _on_gpu(p, trial, by_kind)
+        foretold = predicted(trial)
+        return result | {"predicted_gib": _gib(foretold.peak)} | _on_gpu(p, foretold.flops, by_kind)
     return result | {"figures": _figures(p)}
 
 
-def _on_gpu(p: Prepared, trial: Trial, by_kind: bool) -> dict[str, Any]:
-    """What is measured of the captured step."""
+def _on_gpu(p: Prepared, flops_of: Mapping[str, int], by_kind: bool) -> dict[str, Any]:
+    """What is measured of the captured step. `flops_of` is its arithmetic, by kind of kernel."""
     counted = census(p.step, p.backend) if by_kind else {}
     replay = p.captured()
     p.backend.reset_peak()
     ms, host_ms = _time(replay, p.backend)
     peak = _peak_gib(p.backend)
     limits = ceilings(p.backend, p.state.dtype)
-    of_one = work(p.model, trial.resolution).step()
-    flops_of = {kind: trial.batch * flops for kind, flops in of_one.items()}
     result: dict[str, Any] = {"captured_ms": ms, "captured_host_ms": host_ms, "captured_gib": peak}
     result |= _share(sum(flops_of.values()), ms, limits.flops) | {"figures": _figures(p)}
     if by_kind:  # last, for it leaves no step that means something
@@ -229,7 +225,11 @@ def _on_gpu(p: Prepared, trial: Trial, by_kind: bool) -> dict[str, Any]:
 
 def _peak_gib(backend: Backend) -> float | None:
     peak = backend.memory().peak
-    return None if peak is None else round(peak / 2**30, 2)
+    return None if peak is None else _gib(peak)
+
+
+def _gib(size: int) -> float:
+    return round(size / 2**30, 2)
 
 
 def _figures(p: Prepared) -> dict[str, float]:
@@ -237,15 +237,26 @@ def _figures(p: Prepared) -> dict[str, float]:
     return dict(zip(FIGURES, p.backend.to_host(p.state.figures).tolist(), strict=True))
 
 
-def _predicted(p: Prepared, trial: Trial) -> int:
-    """The peak as `--dry-run` would predict it."""
-    itemsize = p.state.dtype.itemsize
-    query = MemoryQuery(
-        (trial.resolution, trial.resolution), trial.batch, itemsize, trial.checkpointing, trial.deterministic,
-        _checkpointed(p.network, trial), warpgroups_of(trial.device),
-    )  # fmt: skip
-    state = state_bytes(p.state.optimizer.arena.count, 8)
-    return int(p.network.weight_bytes(itemsize, trial.fp8)) + state + p.model.activation_bytes(query)
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """A captured step, run on shapes: the most bytes on the GPU, and what it multiplies, by kind of kernel.
+
+    What is multiplied a second time, for the backward pass, is left out: the floor is a step's that keeps everything.
+    """
+
+    peak: int
+    flops: Mapping[str, int]
+
+
+def predicted(trial: Trial) -> Predicted:
+    """The step of a trial, run on shapes for this machine's GPU, or an H100 where there is none."""
+    with shape_run(gpu_of(trial.device)) as run, deterministic(trial.deterministic):
+        p = prepare(replace(trial, device="cuda"))
+        run.backend.reset_peak()
+        replay = capture(p.step, "cuda")
+        flops = run.multiplied(replay)
+        replay()
+        return Predicted(run.peak_bytes, flops)
 
 
 def _share(work: float, ms: float, ceiling: float) -> dict[str, Any]:

@@ -8,14 +8,8 @@ import numpy as np
 
 from flame_train.data.buckets import Placement
 from flame_train.errors import ConfigError
-from flame_train.models.flux.transformer import Flux
-from flame_train.models.sd3.mmdit import Mmdit
-from flame_train.models.sdxl.unet import UNet
 from flame_train.recipes import FAMILIES, NOTHING_NAMED, Family
-from flame_train.recipes.flow import FlowModel
 from flame_train.training.model import Model
-
-from .bench_flops import Work, flux_work, mmdit_work, unet_work
 
 SIZE_CONDITIONING: Final = 6 * 256
 """Of the UNet's vector, the part that tells sizes and crops."""
@@ -47,15 +41,3 @@ def conditioning(model: Model, resolution: int, size: int) -> Arrays:
     whole = (resolution, resolution)
     sizes = model.size_conditioning(Placement(whole, whole, whole, 0, 0))
     return captions | {name: np.stack([array] * size) for name, array in sizes.items()}
-
-
-def work(model: Model, resolution: int) -> Work:
-    """The arithmetic of one image's way through the network."""
-    network = model.network
-    if isinstance(network, UNet):
-        return unet_work(network, resolution)
-    assert isinstance(model, FlowModel)
-    if isinstance(network, Flux):
-        return flux_work(network, resolution, model.text_tokens)
-    assert isinstance(network, Mmdit)
-    return mmdit_work(network, resolution, model.text_tokens)

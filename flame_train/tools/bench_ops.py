@@ -26,8 +26,15 @@ from flame_train.errors import ConfigError, EnvironmentFault
 from flame_train.tools import bench_sizes
 from flame_train.tools.bench_ceilings import Ceilings, ceilings
 from flame_train.tools.bench_clock import seconds, turns
-from flame_train.tools.bench_flops import FROZEN, op_flops
+from flame_train.tools.bench_flops import op_flops
 from flame_train.tools.bench_torch import torch_seconds
+
+FROZEN: Mapping[str, tuple[str, ...]] = {
+    "linear": ("weight", "bias"),
+    "conv2d": ("weight", "bias"),
+    "lora_linear": ("weight", "bias"),
+}
+"""The base weights, which a LoRA step does not differentiate, by op."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +120,7 @@ def _rows(op: Op, s: Sample, backend: Backend, dtype: DType, limits: Ceilings, a
         with no_grad():
             return op(**bound)
 
-    there, back = op_flops(op.name, sets[0])
+    there, back = op_flops(op, s, dtype, wanted)
     yield row("forward", [partial(forward, bound) for bound in sets], there, _bytes(op, sets[0], result))
     if calls := [c for bound in sets if (c := _backward(op, bound, wanted))]:
         yield row("backward", [c for c, _ in calls], back, calls[0][1])

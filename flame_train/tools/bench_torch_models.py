@@ -12,9 +12,9 @@ from flame_train.models.sd3.mmdit import Mmdit, MmditArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
 from flame_train.training.model import Model
 
-from .bench_flops import UNET_TEXT
 from .bench_models import SIZE_CONDITIONING
 
+_UNET_TEXT = 77  # positions of the text
 _ATTENTION = ["to_q", "to_k", "to_v", "to_out.0"]
 _JOINT = [*_ATTENTION, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
 _FLUX = (
@@ -97,7 +97,7 @@ def _unet(arch: UNetArch) -> Callable[[Any, int, int, dict[str, Any]], Loss]:
     def prepare(torch: Any, size: int, resolution: int, like: dict[str, Any]) -> Loss:
         side = resolution // 8
         latents = torch.randn(size, arch.in_channels, side, side, **like).to(memory_format=torch.channels_last)
-        context = torch.randn(size, UNET_TEXT, arch.context_dim, **like)
+        context = torch.randn(size, _UNET_TEXT, arch.context_dim, **like)
         extra = {
             "text_embeds": torch.randn(size, arch.adm_in_channels - SIZE_CONDITIONING, **like),
             "time_ids": torch.tensor([[resolution, resolution, 0, 0, resolution, resolution]] * size, **like),

@@ -23,7 +23,6 @@ from flame_train.models.common.part import Part
 from flame_train.models.common.vae import Vae, VaeArch, sample_latents
 from flame_train.text_encoders import TextEncoder
 
-from .memory import MemoryQuery
 from .step import Objective
 
 Sampler = Callable[[Callable[[Tensor, Tensor, Any], Tensor], Tensor, Any], Tensor]
@@ -166,10 +165,6 @@ class Model(ABC):
     def size_conditioning(self, placement: Placement) -> Example:
         """Conditioning that follows from an image's size and crop alone."""
         return {}
-
-    @abstractmethod
-    def activation_bytes(self, query: MemoryQuery) -> int:
-        """A prediction of the memory that a step takes beside weights and optimizer."""
 
     # ---- what all families share --------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shutil
 import tomllib
@@ -15,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flame_train.engine.report import memory_report
 
 from flame_train.adapters.formats import from_file
 from flame_train.config.schema import (
@@ -28,12 +26,10 @@ from flame_train.config.schema import (
     TrainSection,
 )
 from flame_train.engine import functional as F
-from flame_train.engine import nn, no_grad, tensor
+from flame_train.engine import nn, tensor
 from flame_train.engine.mode import mode
 from flame_train.io.weights import open_weights
 from flame_train.models.common.blocks import BlockNetwork
-from flame_train.models.common.t5 import T5Arch, T5Encoder
-from flame_train.models.common.vae import Vae, VaeArch
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.sd3.mmdit import Mmdit, MmditArch
 from flame_train.recipes import FAMILIES, NOTHING_NAMED
@@ -42,7 +38,6 @@ from flame_train.recipes.sd3 import Sd3Model
 from flame_train.recipes.small import write_small
 from flame_train.run.check import check
 from flame_train.run.encode import encode
-from flame_train.run.memory import encoding_memory
 from flame_train.run.plan import Plan, make_plan
 from flame_train.run.sampling import with_defaults
 from flame_train.run.train import load_denoiser
@@ -115,20 +110,6 @@ def test_a_base_in_8_bits_trains_and_continues_to_the_byte(
     assert 0 < abs(losses[0] - losses[1]) < 0.1 * losses[1]
 
 
-def test_the_predicted_memory_of_a_base_in_8_bits_is_what_it_takes(base: Path, family: str, drawn: Path) -> None:
-    def plan(quantize: Any) -> Plan:
-        model = ModelSection(checkpoint=str(base), quantize=quantize)
-        data = DataSection(path=str(drawn), resolution=64, bucket_step=32)
-        return planned(family, Config(model=model, data=data, output=OutputSection(dir=f"{drawn}-run")))
-
-    exact, packed = plan("off"), plan("fp8")
-    network = load_denoiser(packed, "cpu").network
-    taken = sum(w.nbytes for _, w in network.weights())
-    largest = max(math.prod(w.shape) for _, w in network.weights() if isinstance(w, nn.Fp8Weight))
-    saved = exact.training_memory() - packed.training_memory()
-    assert saved == 2 * network.num_weights() - taken - 2 * largest > 0
-
-
 def test_both_formats_are_the_same_lora(
     train: Train, tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,74 +142,6 @@ def test_a_dropped_encoders_arrays_are_zeros(base: Path, family: str, drawn: Pat
         without = encoded.example(0, False, {encoder})
         assert {n for n in whole if not np.array_equal(whole[n], without[n])} == set(arrays)
         assert not any(without[n].any() for n in arrays)
-
-
-def vae_in(base: Path) -> Vae:
-    with open_weights(base) as weights:
-        names = [n for n in weights.names if n.startswith("first_stage_model.")]
-        return Vae(VaeArch.from_shapes({n.removeprefix("first_stage_model."): weights.info(n).shape for n in names}))
-
-
-def test_the_predicted_memory_has_the_decoder_where_grids_are_drawn(base: Path, family: str, drawn: Path) -> None:
-    """Its weights, and what it makes at once, counted while it decodes an image of that size."""
-
-    def predicted(*prompts: str) -> int:
-        config = Config(
-            model=ModelSection(checkpoint=str(base), vae_precision="bf16"), sample=SampleSection(prompts=prompts),
-            data=DataSection(path=str(drawn), resolution=64, bucket_step=32),
-            output=OutputSection(dir=f"{drawn}-run"),
-        )  # fmt: skip
-        return planned(family, config).training_memory()
-
-    vae = vae_in(base)
-    vae.init(np.random.default_rng(0))
-    with no_grad(), memory_report() as report:
-        vae.decode(tensor(np.zeros((1, 64 // vae.arch.downscale, 64 // vae.arch.downscale, 16), np.float32)))
-    more = predicted("a disc") - predicted() - 2 * vae.num_weights()
-    assert more == pytest.approx(report.peak / 2, rel=0.1)
-
-
-def test_the_predicted_memory_is_that_of_the_text_encoders_where_they_are_the_largest(
-    family: str, networks: dict[str, nn.Module], drawn: Path, tmp_path: Path
-) -> None:
-    """All of them are loaded while captions are encoded; here T5 outweighs what training takes, as in SD3 medium."""
-    wide = T5Encoder(T5Arch(width=64, layers=2, heads=4, head_dim=16, hidden=60_000, vocabulary=32128, buckets=32))
-    networks["text_encoders.t5xxl.transformer."] = wide
-    base = write_small(networks, tmp_path, 0)
-    config = Config(
-        model=ModelSection(checkpoint=str(base)), sample=SampleSection(every=0),
-        data=DataSection(path=str(drawn), resolution=64, bucket_step=32), train=TrainSection(precision="bf16"),
-        output=OutputSection(dir=f"{drawn}-run"),
-    )  # fmt: skip
-    plan = planned(family, config)
-    with open_weights(base) as weights:
-        text = sum(math.prod(weights.info(n).shape) for n in weights.names if n.startswith("text_encoders."))
-    assert plan.predicted_memory() == 2 * text > plan.training_memory()
-    packed = planned(family, config.model_copy(update={"text_encoders": TextEncodersSection(precision="fp8")}))
-    less = encoding_memory(packed.encoding, packed.placed.buckets)
-    stored = 2 * (3 * 60_000 * 64 + 4 * 64 * 64)  # numbers of two layers, a byte less each, but for the rows' factors
-    assert 2 * text - less == stored - 4 * 2 * (2 * 60_000 + 5 * 64) - 2 * 60_000 * 64, "and the largest given back"
-
-
-def test_decoding_and_attention_work_in_one_room(base: Path, family: str, drawn: Path) -> None:
-    """Of attention's scores only that counts in which decoding, in fp32, does not work already."""
-
-    def predicted(drawing: bool, exact: bool) -> int:
-        config = Config(
-            model=ModelSection(checkpoint=str(base)), sample=SampleSection(prompts=("a disc",) if drawing else ()),
-            data=DataSection(path=str(drawn), resolution=64, bucket_step=32), train=TrainSection(deterministic=exact),
-            output=OutputSection(dir=f"{drawn}-run"),
-        )  # fmt: skip
-        return planned(family, config).training_memory()
-
-    scores = predicted(drawing=False, exact=True) - predicted(drawing=False, exact=False)
-    shared = 4 * 64 * 64 * vae_in(base).workspace()
-    assert min(scores, shared) > 0
-    assert predicted(drawing=True, exact=True) - predicted(drawing=True, exact=False) == max(0, scores - shared)
-
-
-def test_what_decoding_in_fp32_works_in_is_what_cudnn_asked_for_on_an_h200() -> None:
-    assert 4 * 1024 * 1024 * Vae(VaeArch.sd3()).workspace() == pytest.approx(2.002 * 2**30, rel=0.01)
 
 
 def test_only_the_denoisers_adapters_are_in_the_file_and_by_kohyas_names(

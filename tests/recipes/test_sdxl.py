@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from flame_train.engine.shape_run import H100
 from flame_train.errors import ConfigError
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.recipes import FAMILIES
 from flame_train.run.check import check
-from flame_train.run.plan import describe, make_plan
+from flame_train.run.describe import describe
+from flame_train.run.memory import predicted_memory
+from flame_train.run.plan import make_plan
 from flame_train.run.train import load_denoiser
 from flame_train.training.stop import StopRequest
 
@@ -36,11 +39,13 @@ def test_the_blocks_that_a_config_chooses_are_checkpointed(small_config):
 
     some = {"checkpointing": "full", "checkpoint_blocks": ("output_blocks.*",)}
     plans = [plan(), plan(**some), plan(checkpointing="full")]
-    none, few, every = (describe(p, "cpu")["checkpointed blocks"].split(" of ") for p in plans)
+    memory = [predicted_memory(p, H100) for p in plans]
+    told = [describe(p, m) for p, m in zip(plans, memory, strict=True)]
+    none, few, every = (t["checkpointed blocks"].split(" of ") for t in told)
     assert (none[0], every[0]) == ("0", every[1])
     assert 0 < int(few[0]) < int(every[0])
-    memory = [p.training_memory() for p in plans]
-    assert memory == sorted(set(memory), reverse=True)
+    training = [m.training for m in memory]
+    assert training == sorted(set(training), reverse=True)
     blocks = load_denoiser(plans[1], "cpu").network.blocks()
     checkpointed = {name for name, block in blocks.items() if block.checkpointing == "full"}
     assert checkpointed == {name for name in blocks if name.startswith("output_blocks.")}

@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from flame_train.engine.report import saved_by_op
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from flame_train.errors import ConfigError
 from flame_train.models.common.blocks import Checkpointing
 from flame_train.run.checkpointing import blocks_named
 from flame_train.tools.bench import Prepared, Trial, prepare
-from flame_train.tools.bench_models import find, names
-from flame_train.training.memory import MemoryQuery
+from flame_train.tools.bench_models import find
 from flame_train.training.step import batch_loss
 
 KINDS: tuple[Checkpointing, ...] = ("mlp", "full", "offload")
@@ -126,32 +123,3 @@ def test_a_pattern_that_means_no_block_is_refused(
         blocks_named(find(model)[1].network, what, globs, "gradient.checkpoint_blocks")
     assert str(refused.value).startswith("gradient.checkpoint_blocks: no block of the model that ")
     assert message in str(refused.value)
-
-
-@pytest.mark.parametrize("checkpointing", KINDS)
-@pytest.mark.parametrize("model", names())
-@settings(max_examples=12, deadline=None)
-@given(data=st.data())
-def test_the_prediction_never_grows_with_the_blocks(
-    model: str, checkpointing: Checkpointing, data: st.DataObject
-) -> None:
-    """One block more at a time, in any order: from what nothing recomputed takes to what all of them do."""
-    _, declared = find(model)
-    order = data.draw(st.permutations(list(declared.network.blocks(checkpointing))))
-    batch, item = data.draw(st.sampled_from((1, 4, 16))), data.draw(st.sampled_from((2, 4)))
-    deterministic, bucket = data.draw(st.booleans()), data.draw(st.sampled_from(((1024, 1024), (64, 128))))
-
-    def predicted(how: Checkpointing, blocks: Sequence[str] | None = None) -> int:
-        return declared.activation_bytes(MemoryQuery(bucket, batch, item, how, deterministic, blocks))
-
-    figures = [predicted(checkpointing, order[:n]) for n in range(len(order) + 1)]
-    assert figures == sorted(figures, reverse=True)
-    assert figures[0] == predicted("off")
-    assert figures[-1] == predicted(checkpointing)
-
-
-def test_all_blocks_take_their_inputs_and_what_passes_of_one() -> None:
-    """Flux dev at 1024 x 1024, in images: each block's input, what one makes, and what passes with its gradients."""
-    _, declared = find("flux-dev")
-    query = MemoryQuery((1024, 1024), 1, 2, "full", False, declared.network.blocks())
-    assert declared.activation_bytes(query) == (19 + 38 + 11 + 30) * (64 * 64 + 512) * 3072 * 2

@@ -8,6 +8,7 @@ from ..dtype import Array
 from .base import Backend, Memory, Upload, extent, owner, same_place
 from .cpu import CpuBackend
 from .cuda import cuda_backend
+from .shapes.array import ShapeArray
 
 __all__ = [
     "Backend", "Memory", "Upload", "backend_of", "extent", "get_backend", "owner", "same_place",
@@ -30,6 +31,9 @@ def backend_of(array: Array) -> Backend:
     """The backend an array lives on. Raises `TypeError` for anything but a NumPy or CuPy array."""
     if isinstance(array, (np.ndarray, np.generic)):
         return _CPU
+    if isinstance(array, ShapeArray):
+        found: Backend = array.xp.backend
+        return found
     if not hasattr(type(array), "__cuda_array_interface__"):
         raise TypeError(f"a tensor's data is an array, this is a {type(array).__name__}; engine.tensor() makes tensors")
     return get_backend("cuda")

@@ -92,6 +92,10 @@ class Backend(Protocol):
         """What kernel launchers get as `k`; None on a backend that has only references."""
 
     @property
+    def described(self) -> bool:
+        """Whether its arrays have shapes and no values: those of a GPU that is not there (`shape_run.py`)."""
+
+    @property
     def asynchronous(self) -> bool:
         """Whether calls return before the device has done what they ask for."""
 
@@ -130,7 +134,7 @@ class Backend(Protocol):
         """Makes the memory in use now the peak."""
 
     def empty_cache(self) -> None:
-        """Gives the memory of freed arrays back to the device, for others to take."""
+        """Gives the memory of freed arrays back to the device: one kind of work is over, and another begins."""
 
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
         """`fn` as one replayable device program, or `fn` itself where there is none."""

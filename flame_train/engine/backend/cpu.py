@@ -60,6 +60,7 @@ class CpuBackend:
     xp: ModuleType = np
     references: ModuleType = np
     kernels = None
+    described = False
     asynchronous = False
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from .layers import (
     RMSNorm,
     grouped_linear,
 )
-from .module import Module, ModuleList, ParamSpec, WeightSource, check_shapes, compute_copy, load, param
+from .module import Module, ModuleList, ParamSpec, WeightSource, allocate, check_shapes, compute_copy, load, param
 
 __all__ = [
     "Conv2d",
@@ -33,6 +33,7 @@ __all__ = [
     "ParamSpec",
     "RMSNorm",
     "WeightSource",
+    "allocate",
     "check_fp8",
     "check_shapes",
     "compute_copy",

@@ -114,15 +114,6 @@ class Module:
         """The number of elements in all declared weights."""
         return sum(spec.size for _, _, _, spec in self.named_specs())
 
-    def weight_bytes(self, itemsize: int, fp8: Fp8 = "off") -> int:
-        """The memory of all declared weights: `itemsize` bytes a number, or with `fp8` one, and four for each row.
-
-        The largest of the 8-bit weights counts a second time, with `itemsize`, for its decoded copy in a product.
-        """
-        stored = [(layer.out_features, layer.in_features) for layer in self.quantizable()] if fp8 != "off" else []
-        numbers, largest = (how([out * width for out, width in stored] or [0]) for how in (sum, max))
-        return (self.num_weights() - numbers + largest) * itemsize + numbers + 4 * sum(out for out, _ in stored)
-
     def fusable_groups(self) -> Sequence[Sequence[Any]]:
         """Groups of `Linear` layers of one shape that always see the same input, such as queries, keys and values."""
         return ()
@@ -282,6 +273,20 @@ def load(
             f"{what}: {len(names)} tensor(s) hold NaN or infinity{beyond} ({', '.join(names[:5])}); "
             f"the file is damaged or was saved from a broken run: get another copy{', or take bf16' if beyond else ''}"
         )
+
+
+def allocate(module: Module, *, dtype: DType | str, device: str, fp8: Fp8 = "off") -> None:
+    """Gives every declared weight the memory that `load` would, whatever it holds."""
+    backend = get_backend(device)
+    packed = module.quantizable() if fp8 != "off" else {}
+    for _, part, attr, spec in list(module.named_specs()):
+        four = len(spec.shape) == 4
+        made = backend.empty([spec.shape[i] for i in (0, 2, 3, 1)] if four else spec.shape, as_dtype(dtype))
+        _place(part, attr, made.transpose(0, 3, 1, 2) if four else made)
+        if attr == "weight" and part in packed:
+            part.quantize(fp8 == "dynamic" and packed[part])
+    if backend.kernels is not None:
+        module.pack_contiguous()
 
 
 def _read(source: WeightSource, name: str, what: str) -> np.ndarray[Any, Any]:

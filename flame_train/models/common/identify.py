@@ -9,12 +9,13 @@ import importlib
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, TypeGuard
 
 from flame_train.families import FAMILY_TITLES
 from flame_train.io.adapter_kinds import other_kind
 from flame_train.models.common.identify_lora import is_adapter, lora_family_of
-from flame_train.models.common.signs import Network, Shapes, Signs
+from flame_train.models.common.signs import Network, Shape, Shapes, Signs
 
 STATE_PREFIXES: Final = ("values.", "optimizer.")
 """How the names in a checkpoint's optimizer file begin: exact values, and what the optimizer knows of them."""
@@ -72,13 +73,19 @@ class Identity:
 
 def identify(shapes: Shapes, metadata: Mapping[str, str] | None = None) -> Identity:
     """What a file with these tensors is. `shapes`: name -> shape, as `open_weights(path).shapes`."""
+    return _identified(tuple(shapes.items()), tuple((metadata or {}).items()))
+
+
+@lru_cache(maxsize=8)  # a plan asks for the same files again and again
+def _identified(tensors: tuple[tuple[str, Shape], ...], notes: tuple[tuple[str, str], ...]) -> Identity:
+    shapes, metadata = dict(tensors), dict(notes)
     if shapes and all(name.startswith(STATE_PREFIXES) for name in shapes):
         words = (
             "what a flame-train run is continued from: exact values and the optimizer's state; the LoRA lies beside it"
         )
         return Identity("state", "unknown", "", words)
     if is_adapter(shapes):
-        return _adapter(shapes, metadata or {})
+        return _adapter(shapes, metadata)
     packed = next(((name, how) for sign, how in _QUANTISED for name in shapes if sign in name), None)
     if packed:
         words = f"a model whose weights are packed in {packed[1]} ({packed[0]}), from which no training starts here; "

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from flame_train.engine import nn
+from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import DType
 from flame_train.errors import ModelFileError
 from flame_train.io.keymap import Shape, Source
@@ -43,10 +44,15 @@ class Part:
     def load(self, *, device: str, dtype: DType | str, fp8: nn.Fp8 = "off", check_finite: bool = True) -> Any:
         """A network with its weights, of the class that `build` makes. Tensors go to the device one by one.
 
+        On a GPU that is only described nothing is read.
+
         Raises:
             ModelFileError: a tensor holds NaN or infinity, or the file was changed since it was opened.
         """
         network = self.build()
+        if get_backend(device).described:
+            nn.allocate(network, dtype=dtype, device=device, fp8=fp8)
+            return network
         with open_weights(self.path) as weights:
             source = _Unchanged(weights, self.sources, self.shapes)
             what = f"{self.path}: {self.component.replace('_', ' ')}"

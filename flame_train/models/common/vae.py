@@ -255,25 +255,6 @@ class Vae(nn.Module):
         mean, logvar = F.chunk(self.quant_conv(moments) if self.arch.quant_convs else moments, 2, dim=-1)
         return mean, logvar.clamp(-30.0, 20.0)
 
-    def encoding(self) -> int:
-        """The numbers that are there at once, for each pixel, while a picture is encoded: `decoding` of the encoder."""
-        first = self.encoder.down[0].block[0].conv1
-        return first.in_channels + 4 * first.out_channels
-
-    def decoding(self) -> int:
-        """The numbers that are there at once, for each pixel, while a picture is decoded.
-
-        That is in the finest level's first block: what it is given, and four times what it makes.
-        """
-        first = self.decoder.up[0].block[0].conv1
-        return first.in_channels + 4 * first.out_channels
-
-    def workspace(self) -> int:
-        """The numbers for each pixel that cuDNN works in beside them, in fp32: a copy of what the widest layer of the
-        finest level reads and one of what it writes. In 16 bits there are none.
-        """
-        return 2 * self.decoder.up[0].block[0].conv1.in_channels
-
     def sample_latents(self, moments: tuple[Tensor, Tensor], noise_BHWZ: Tensor) -> Tensor:
         """Latents as the diffusion model sees them; see `sample_latents`."""
         return sample_latents(self.arch, moments, noise_BHWZ)

@@ -14,7 +14,7 @@ import pytest
 
 from flame_train.engine import backend as backends
 from flame_train.engine.backend import cuda
-from flame_train.engine.backend.cuda import capture, device, nvrtc, tensor_map
+from flame_train.engine.backend.cuda import device, nvrtc, tensor_map
 from flame_train.engine.ops.attention import short_kv, wgmma
 from flame_train.engine.ops.linear import skinny_gemm
 from tests.engine.backend.stand_in import H100, Card, Cubins, Graph, NoPairs, OnDevice, Plans, Products, StandIn
@@ -34,7 +34,7 @@ def gpu(card: Card, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(device, "_import_cupy", lambda: cupy)
     monkeypatch.setattr(nvrtc, "header_directory", lambda: "")
-    monkeypatch.setattr(capture, "Graph", Graph)
+    monkeypatch.setattr(device, "Graph", Graph)
     monkeypatch.setattr(cuda, "_STATE", [])
     made = backends.get_backend("cuda")
     made.kernels.cublaslt, made.kernels.cudnn, made.kernels.dual_gemms = Products(), Plans(), NoPairs()

@@ -88,3 +88,11 @@ def test_a_capture_begins_with_room_for_what_was_asked_before(workspace: Workspa
     workspace.release()
     with capturing():
         assert workspace.reserve().nbytes == 2 * LARGE
+
+
+def test_other_work_begins_without_it(workspace: Workspace, made: list[Any]) -> None:
+    workspace.get(2 * LARGE)
+    workspace.forget()
+    assert held(made) == []
+    with capturing():
+        assert workspace.reserve() is None

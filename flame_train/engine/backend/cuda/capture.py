@@ -21,7 +21,6 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from ...mode import capturing
-from .graph import Graph
 from .launcher import Launcher
 
 
@@ -36,7 +35,8 @@ class CapturingDevice(Protocol):
 
     def peak_during(self, fn: Callable[[], None]) -> int: ...
     def graph_memory(self) -> AbstractContextManager[None]: ...
-    def empty_cache(self) -> None: ...
+    def free_unused(self) -> None: ...
+    def recorded(self) -> Any: ...
     def synchronize(self) -> None: ...
 
 
@@ -84,7 +84,7 @@ class _Captured:
 
     def _record(self) -> None:
         stream = self._backend.stream
-        self._backend.empty_cache()  # frees what the eager run took, for the graph
+        self._backend.free_unused()  # frees what the eager run took, for the graph
         self._preallocate()
         with self._backend.graph_memory(), capturing():
             self._backend.kernels.workspace.reserve()  # first, so that it lies at one end of the memory
@@ -94,7 +94,7 @@ class _Captured:
             except BaseException:
                 self._abandon(stream)
                 raise
-            self._graph = Graph(self._backend.xp, stream)
+            self._graph = self._backend.recorded()
         self._backend.graphs.add(self)
 
     def _preallocate(self) -> None:

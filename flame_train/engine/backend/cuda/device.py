@@ -16,6 +16,7 @@ from ...mode import mode
 from ..base import Memory
 from .capturable_namespace import CapturableNamespace
 from .capture import capture
+from .graph import Graph
 from .launcher import Launcher
 from .prefetch import CudaUploader
 
@@ -27,9 +28,11 @@ class CudaBackend:
 
     name = "cuda"
     asynchronous = True
+    described = False
 
-    def __init__(self) -> None:
-        cupy = _import_cupy()
+    def __init__(self, cupy: Any = None, launcher: type[Launcher] = Launcher) -> None:
+        """`cupy` and `launcher` are of a described GPU where that is run on shapes alone (`described.py`)."""
+        cupy = cupy or _import_cupy()
         self.xp: ModuleType = cupy
         # A blocking stream: CuPy makes some copies on the null stream, and only with such a stream are they in order.
         self.stream = cupy.cuda.Stream()
@@ -41,7 +44,7 @@ class CudaBackend:
         self._peak = self._in_graphs = 0
         cupy.cuda.set_allocator(self._malloc)
         self.enter_thread()
-        self.kernels = Launcher(cupy, self.stream)
+        self.kernels = launcher(cupy, self.stream)
         self.references = CapturableNamespace(self.kernels)
 
     def enter_thread(self) -> None:
@@ -68,7 +71,7 @@ class CudaBackend:
         except self.xp.cuda.memory.OutOfMemoryError:
             if mode().capturing:  # nothing can be given back now
                 raise
-        self.empty_cache()
+        self.free_unused()
         return pool.malloc(size)
 
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
@@ -156,6 +159,12 @@ class CudaBackend:
         return most - before
 
     def empty_cache(self) -> None:
+        """As `free_unused`; where no graph is alive, the next one gets no room for what earlier work worked in."""
+        if not self.graphs:
+            self.kernels.workspace.forget()
+        self.free_unused()
+
+    def free_unused(self) -> None:
         """Gives the memory of freed tensors back to the device; the graphs' pool, too, if no graph is alive."""
         self.synchronize()
         if not self.graphs:
@@ -173,6 +182,10 @@ class CudaBackend:
                 yield
             finally:
                 self._apart = False
+
+    def recorded(self) -> Any:
+        """What the stream captured, as a graph to launch."""
+        return Graph(self.xp, self.stream)
 
     def capture(self, fn: Callable[[], None]) -> Callable[[], None]:
         return capture(self, fn)

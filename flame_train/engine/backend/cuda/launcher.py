@@ -41,11 +41,11 @@ class Launcher:
     - `elementwise`, `rows`, `row_sums`, `columns`, `moments`, `scalars`: generators of kernels, see their modules.
     """
 
-    def __init__(self, cupy: Any, stream: Any) -> None:
+    def __init__(self, cupy: Any, stream: Any, modules: Any = None) -> None:
         self.xp, self._stream = cupy, stream
         self.launch_hooks = LaunchHooks()
         self.side_stream, self.workspace = SideStream(cupy, stream), Workspace(cupy)
-        self._modules = KernelModules(cupy, self.launch_hooks)
+        self._modules = modules or KernelModules(cupy, self.launch_hooks)
         self._erf = cupy.ElementwiseKernel("T x", "T y", "y = erf(x)", "flame_erf")
         device = cupy.cuda.Device()
         self.multiprocessors = int(device.attributes["MultiProcessorCount"])
@@ -232,8 +232,8 @@ class Launcher:
         if 0 in (*out.shape, a.shape[-1]):
             out[...] = 0 if plus is None else plus
             return out
-        a3, b3, o3 = (_three(x, lead) for x in (a, b, out))
-        p3 = o3 if plus is out else None if plus is None else _three(self.contiguous(plus), lead)
+        a3, b3, o3 = (_three(self.xp, x, lead) for x in (a, b, out))
+        p3 = o3 if plus is out else None if plus is None else _three(self.xp, self.contiguous(plus), lead)
         self.cublaslt.product(a3, b3, o3, bias=bias, alpha=alpha, plus=p3, gelu=gelu)
         return out
 
@@ -355,14 +355,12 @@ def _place(cupy: Any) -> str:
     return f"{found['name'].decode()}, {found['multiProcessorCount']} multiprocessors, driver {driver_version()}"
 
 
-def _three(x: Array, lead: tuple[int, ...]) -> Array:
+def _three(xp: Any, x: Array, lead: tuple[int, ...]) -> Array:
     """`x` with its leading dims as one batch; a view unless its strides forbid it."""
     if not lead or (x.ndim == 3 and x.shape[:1] == lead):
         return x
-    import cupy
-
-    full = cupy.broadcast_to(x, (*lead, *x.shape[-2:]))
+    full = xp.broadcast_to(x, (*lead, *x.shape[-2:]))
     if math.prod(x.shape[:-2]) == 1:
         base = x.reshape(1, *x.shape[-2:])
-        return cupy.broadcast_to(base, (math.prod(lead), *x.shape[-2:]))
+        return xp.broadcast_to(base, (math.prod(lead), *x.shape[-2:]))
     return full.reshape(-1, *x.shape[-2:])

@@ -10,6 +10,7 @@ import numpy as np
 
 from ....errors import DeviceFault
 from ...dtype import Array, DType, bfloat16, float16
+from ..shapes.array import ShapeArray
 
 _BYTES, _ALIGNMENT = 128, 64
 _TYPE: dict[DType, int] = {float16: 6, bfloat16: 9}  # CUtensorMapDataType
@@ -18,12 +19,17 @@ _SWIZZLE = {16: 1, 64: 3}  # CUtensorMapSwizzle: by 32 and by 128 bytes, as long
 STRUCT = np.dtype([("words", "u8", _BYTES // 8)])
 """A tensor map as a kernel takes it: an array of one is passed by value."""
 
+_OF_NOTHING = np.zeros(1, STRUCT)
+"""What stands for the map of an array of a described GPU, which has no memory."""
+
 
 def tensor_map(x: Array, tile: tuple[int, int]) -> np.ndarray[Any, Any]:
     """The map of `x` (..., R, C), 16-bit floats with a dense last dim, in tiles (rows, 16 or 64 columns); a STRUCT.
 
     Raises DeviceFault if the driver refuses it.
     """
+    if isinstance(x, ShapeArray):
+        return _OF_NOTHING
     return _encoded(x.data.ptr, x.dtype, x.shape, x.strides[:-1], tile)
 
 

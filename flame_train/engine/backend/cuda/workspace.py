@@ -43,3 +43,8 @@ class Workspace:
         """Frees all buffers. No graph may be alive."""
         self.buffer = None
         self._known.clear()
+
+    def forget(self) -> None:
+        """Also forgets how large the largest workspace was: other work begins, such as training after encoding."""
+        self.release()
+        self._most = 0

@@ -23,6 +23,7 @@ from ...op_samples import booleans, integers
 from ...random import DROPOUT, Rng, blocks_of_bits, check_rng, uniform_of
 from ..common import conditions
 from . import short_kv, wgmma
+from .flops import backward_flops, forward_flops
 from .head_split import head_parts
 from .layout import gradient_memory, in_packets, like_rows, unit
 from .tiled import Problem, backward_tiles, forward_tiles, nowhere
@@ -357,6 +358,7 @@ def _(
 ) -> tuple[Array, Array]:  # fmt: skip
     check_attention(query, key, value, enable_gqa)
     problem = Problem(k, query, key, value, attn_mask, is_causal, _factor(scale, query))
+    k.launch_hooks.multiplied("attention", forward_flops(query, key, value))
     lse = k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
     out = k.empty((*query.shape[:-1], value.shape[-1]), query.dtype)
     return problem.run("attention_forward", nowhere(), lse, nowhere(), out), lse
@@ -368,6 +370,7 @@ def _(
     is_causal: bool, scale: float | None, needs: frozenset[str],
 ) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
     problem = Problem(k, query, key, value, attn_mask, is_causal, _factor(scale, query), g, out)
+    k.launch_hooks.multiplied("attention", backward_flops(query, key, value))
     g, out = problem.others
     delta = problem.delta(g, out)
     wanted = (("query", query), ("key", key), ("value", value))

@@ -11,6 +11,7 @@ from ...backend.cuda.nvrtc import included
 from ...backend.cuda.tensor_map import tensor_map
 from ...backend.cuda.wgmma import warpgroup_product
 from ...dtype import Array, DType
+from .flops import backward_flops, forward_flops
 from .layout import in_packets
 from .wgmma import SIZES, rows_of
 
@@ -38,6 +39,7 @@ def forward(k: Any, query: Array, key: Array, value: Array, out: Array, lse: Arr
     """Fills `out` and the rows' log-sum-exp for (B, H, L, E) query and (B, H, S, E) key and value."""
     (b, heads, length, _), keys = query.shape, key.shape[2]
     query, key, value = (in_packets(k, x) for x in (query, key, value))
+    k.launch_hooks.multiplied("attention", forward_flops(query, key, value))
     of_head = max(1, min(-(-length // _TILE), _FORWARD_BLOCKS * k.multiprocessors // (b * heads)))
     k.launch_sm90(
         _forward_text(query.dtype), "few_keys_forward", query.dtype, (b * heads, of_head), _THREADS,
@@ -54,6 +56,7 @@ def gradients(
     (b, heads, length, _), keys = query.shape, key.shape[2]
     g, query, key, value = (in_packets(k, x) for x in (g, query, key, value))
     dq, dk, dv = into
+    k.launch_hooks.multiplied("attention", backward_flops(query, key, value))
     share = shares(b * heads, -(-length // _TILE), k.multiprocessors)
     k.launch_sm90(
         _gradients_text(g.dtype, share), "few_keys_gradients", g.dtype, (b * heads, share), _THREADS,

@@ -13,6 +13,7 @@ from ...backend.cuda.tensor_map import tensor_map
 from ...backend.cuda.wgmma import warpgroup_product
 from ...dtype import Array, DType
 from ...mode import mode
+from .flops import backward_flops, forward_flops
 from .layout import placed
 
 _HEAD, _TILE = 64, 64  # as in those files
@@ -71,6 +72,7 @@ def forward(k: Any, query: Array, key: Array, value: Array, out: Array, lse: Arr
     All but the log-sum-exp must lie in packets, see `attention_memory.lies_in_packets`.
     """
     (b, heads, length, _), keys = query.shape, key.shape[2]
+    k.launch_hooks.multiplied("attention", forward_flops(query, key, value))
     items = b * heads * -(-length // _FORWARD_ROWS)
     _launch(
         k, "attention_forward", _forward_text(query.dtype), items, _FORWARD_GROUPS, (query, key, value),
@@ -94,6 +96,7 @@ def gradients(
         "ops/attention/wgmma_factors.cu", "attention_factors", g.dtype, (-(-b * heads * tiles * _TILE // 32),), 256,
         (*placed((g, out)), lse, factors, *numbers),
     )  # fmt: skip
+    k.launch_hooks.multiplied("attention", backward_flops(query, key, value))
     items = b * heads * (-(-keys // _ROWS) + -(-length // _ROWS))
     _launch(
         k, "attention_gradients", _gradients_text(g.dtype), items, _GROUPS, (query, key, value, g),

@@ -75,6 +75,7 @@ def both(k: Any, t: Thin, targets: Mapping[str, Any], final: bool) -> dict[str, 
         (made["down"].data.ptr, 0, width, 1, targets["down"] is not None),
         (made["up"].data.ptr, out * rank, out, n, targets["up"] is not None),
     )
+    k.launch_hooks.multiplied("LoRA factor gradients", 2 * m * rank * n * (width + out))
     launch = partial(
         k.launch_sm90, _text(t.x.dtype, *bands, share, wide, stages), "lora_gradients", t.x.dtype,
         (_tiles(n, out, width, wide), share), _THREADS,

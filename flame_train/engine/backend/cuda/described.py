@@ -1,0 +1,68 @@
+"""The CUDA backend for a described GPU: its own code from the choice of a kernel to its launch, which does nothing."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from ..shapes.gpu import Gpu
+from ..shapes.namespace import ShapeNamespace
+from .autotune_cache import AutotuneCache
+from .described_libraries import Modules, Pairs, Plans, Products
+from .device import CudaBackend
+from .launch_hooks import Flops
+from .launcher import Launcher
+
+
+class ShapeLauncher(Launcher):
+    """`Launcher` whose launches do nothing, but for what they say that they multiply."""
+
+    def __init__(self, cupy: Any, stream: Any) -> None:
+        super().__init__(cupy, stream, Modules())
+        self.launch_hooks.flops = Flops()
+
+    @cached_property
+    def cublaslt(self) -> Any:
+        return Products(self.xp, self.launch_hooks)
+
+    @cached_property
+    def cudnn(self) -> Any:
+        return Plans(self.workspace, self.launch_hooks)
+
+    @cached_property
+    def dual_gemms(self) -> Pairs:
+        nowhere = AutotuneCache(None, "")
+        return Pairs(
+            self.xp,
+            self._stream,
+            nowhere,
+            self.launch_hooks,
+            self._cubins,
+            self.multiprocessors,
+            self.compute_capability,
+        )
+
+    @cached_property
+    def _cubins(self) -> Any:
+        return Modules()
+
+
+class _Replay:
+    """A captured graph, which takes no memory of its own."""
+
+    def launch(self, stream: Any) -> None:
+        """Does nothing."""
+
+
+class ShapeBackend(CudaBackend):
+    """One described GPU. Its pools give out addresses, so its peak is what the real one's would be."""
+
+    described = True
+
+    def __init__(self, gpu: Gpu) -> None:
+        cupy: Any = ShapeNamespace(gpu)
+        super().__init__(cupy, ShapeLauncher)
+        cupy.backend = self
+
+    def recorded(self) -> Any:
+        return _Replay()

@@ -1,0 +1,103 @@
+"""The libraries of a described GPU: they multiply nothing, and take the memory that they would take.
+
+How much a plan of cuDNN's works in is known on the card alone. What was seen there (docs/log.md) fits these rules:
+
+- a convolution in fp32 copies its images to another order of dims: as many bytes as it reads and writes of them;
+- a convolution in 16 bits takes nothing worth counting;
+- attention's gradients in a fixed order write down all scores, in the operands' dtype;
+- its gradients by atomics add up the queries' in fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ...dtype import Array, DType, float32
+from ...mode import mode
+from .cublaslt import _WORKSPACE_BYTES as PRODUCTS_BYTES
+from .cublaslt import Gelu
+from .cudnn import CuDnn
+from .dual_gemm import DualGemm, Operands, Tile
+from .launch_hooks import LaunchHooks
+from .workspace import Workspace
+
+PRODUCTS = "matrix products"
+
+
+class Modules:
+    """Kernels that do nothing: none is compiled or even read."""
+
+    def get(self, *_: Any) -> Callable[..., None]:
+        return _nothing
+
+    def generated(self, *_: Any) -> Callable[..., None]:
+        return _nothing
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+class Products:
+    """In cuBLASLt's place: one workspace for all products."""
+
+    def __init__(self, cupy: Any, launch_hooks: LaunchHooks) -> None:
+        self._launch_hooks, self._workspace = launch_hooks, cupy.cuda.alloc(PRODUCTS_BYTES)
+
+    def product(
+        self, a: Array, b: Array, out: Array, *, bias: Array | None = None, alpha: float = 1.0,
+        plus: Array | None = None, gelu: Gelu | None = None, scales: tuple[Array, Array] | None = None,
+    ) -> None:  # fmt: skip
+        """Counts 2 M N K for each matrix."""
+        self._launch_hooks.multiplied(PRODUCTS, 2 * out.size * a.shape[-1])
+
+
+class Pairs(DualGemm):
+    """The kernel of our own for two products, where the rule takes it: nothing is timed."""
+
+    def run(self, tile: Tile, x: Operands) -> None:
+        (m, k), n, rank = x.a.shape, x.out.shape[1], x.b2.shape[0]
+        self._launch_hooks.multiplied(PRODUCTS, 2 * m * n * (k + rank))
+        if x.thin is not None:
+            self._launch_hooks.multiplied(PRODUCTS, 2 * m * k * x.thin.shape[1])
+
+    def _choose(self, problem: Any, x: Operands, otherwise: Any) -> Tile | None:
+        return super()._choose(problem._replace(measured=False), x, otherwise)
+
+
+class Plans(CuDnn):
+    """In cuDNN's place: counts, and works in what the rules above say."""
+
+    def __init__(self, workspace: Workspace, launch_hooks: LaunchHooks) -> None:
+        self._workspace, self._launch_hooks = workspace, launch_hooks
+
+    def _run(self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None], arrays: dict[str, Array]) -> None:
+        self._workspace.get(workspace_bytes(key[0], dtype, arrays))
+        kind = "attention" if key[0].startswith("sdpa") else "convolution"
+        self._launch_hooks.multiplied(kind, _flops(key[0], arrays))
+
+
+def workspace_bytes(kind: str, dtype: DType, arrays: dict[str, Array]) -> int:
+    """Bytes that a plan of cuDNN's works in."""
+    if kind == "sdpa":
+        return 0
+    if kind == "sdpa_backward":
+        queries, keys = arrays["q"], arrays["k"]
+        if mode().deterministic:
+            return math.prod(queries.shape[:-1]) * int(keys.shape[-2]) * dtype.itemsize
+        return int(queries.size) * float32.itemsize
+    images = [a for name, a in arrays.items() if name in ("x", "y", "g", "dx")]
+    return sum(int(a.nbytes) for a in images) if dtype == float32 else 0
+
+
+def _flops(kind: str, arrays: dict[str, Array]) -> int:
+    """Attention is two products, one of them with keys, and its gradients five, three of them with keys."""
+    if kind.startswith("sdpa"):
+        queries, keys, values = arrays["q"], arrays["k"], arrays["v"]
+        scores = math.prod(queries.shape[:-1]) * int(keys.shape[-2])
+        with_keys, others = (1, 1) if kind == "sdpa" else (3, 2)
+        return 2 * scores * (with_keys * int(queries.shape[-1]) + others * int(values.shape[-1]))
+    weight = arrays["w" if "w" in arrays else "dw"]
+    return 2 * int(arrays["y" if "y" in arrays else "g"].size) * int(weight.size) // int(weight.shape[0])

@@ -1,0 +1,82 @@
+"""`cupy.cuda` for a described GPU: streams to which nothing is added, and the allocator that arrays take from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from .gpu import Gpu
+from .pool import Pointer, Pool
+
+
+class Stream:
+    """A queue to which nothing is added."""
+
+    ptr = 0
+
+    def use(self) -> None: ...
+    def synchronize(self) -> None: ...
+    def wait_event(self, event: Any) -> None: ...
+    def begin_capture(self) -> None: ...
+    def end_capture(self) -> None: ...
+
+    def record(self) -> Event:
+        return Event()
+
+
+class Event:
+    """A moment that has come already."""
+
+    def __init__(self, **_: Any) -> None: ...
+    def record(self, stream: Any = None) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+class Cuda:
+    """`cupy.cuda` for a described GPU."""
+
+    Event, MemoryPool = Event, Pool
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._stream = Stream()
+        self._allocator: Callable[[int], Pointer] = Pool().malloc
+        attributes = {"MultiProcessorCount": gpu.multiprocessors, "MaxSharedMemoryPerBlockOptin": gpu.shared_bytes}
+        self._device = SimpleNamespace(attributes=attributes, compute_capability=gpu.capability, id=0)
+        self.memory = SimpleNamespace(OutOfMemoryError=MemoryError)
+        self.runtime = SimpleNamespace(
+            memGetInfo=lambda: (gpu.memory, gpu.memory), CUDARuntimeError=OSError, memcpyDeviceToHost=2,
+            memcpyHostToDevice=1, memcpyAsync=lambda *_: None,
+        )  # fmt: skip
+
+    def Stream(self, non_blocking: bool = False) -> Any:  # noqa: N802  # CuPy's name
+        return Stream() if non_blocking else self._stream
+
+    def Device(self) -> Any:  # noqa: N802
+        return self._device
+
+    def PinnedMemoryPool(self) -> Any:  # noqa: N802
+        return SimpleNamespace(malloc=lambda size: Pointer(None, 0))
+
+    def get_current_stream(self) -> Any:
+        return self._stream
+
+    def alloc(self, size: int) -> Pointer:
+        return self._allocator(size)
+
+    def alloc_pinned_memory(self, size: int) -> Any:
+        return np.empty(max(1, size), np.uint8).data
+
+    def set_allocator(self, allocator: Callable[[int], Pointer]) -> None:
+        self._allocator = allocator
+
+    @contextmanager
+    def using_allocator(self, allocator: Callable[[int], Pointer]) -> Iterator[None]:
+        before, self._allocator = self._allocator, allocator
+        try:
+            yield
+        finally:
+            self._allocator = before

@@ -1,0 +1,29 @@
+"""What `--dry-run` says: the plan as a user reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .memory import PredictedMemory
+from .plan import Plan
+
+
+def describe(plan: Plan, memory: PredictedMemory) -> dict[str, Any]:
+    """The plan as a user reads it."""
+    c, order = plan.config, plan.order
+    return {
+        "family": plan.model.name,
+        "images": len(plan.placed.placements),
+        "buckets": plan.placed.bucket_rows(),
+        "steps": c.train.steps,
+        "batches per epoch": order.batches_per_epoch,
+        "repeated to fill batches, per epoch": order.filled_per_epoch,
+        "epochs": round(c.train.steps * c.gradient.accumulation / order.batches_per_epoch, 2),
+        "adapted layers": len(plan.checked.targets),
+        "trainable parameters": plan.parameters,
+        "base parameters": plan.model.network.num_weights(),
+        "checkpointed blocks": f"{len(plan.checked.checkpointed)} of {len(plan.model.network.blocks())}",
+        "predicted memory GiB": round(memory.peak / 2**30, 2),
+        "predicted memory GiB in training": round(memory.training / 2**30, 2),
+        "output": c.output.dir,
+    }
