@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(256) squares(const float* g, const 
 }
 
 // What all rules have in common, for four elements from i. The kernel of a rule is generated (fused.py).
-struct Arena {
+struct FlatParameters {
   const float* grads;
   float *values, *mean;
   T* low;
