@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import flame_train.engine as flame
 from flame_train.engine import Tensor
 from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
+from flame_train.engine.backend.cuda.tuning import SM_90
 from flame_train.engine.dtype import as_dtype
 from flame_train.engine.mode import deterministic, use
 from flame_train.engine.ops.attention import head_split, short_kv, wgmma
@@ -51,8 +54,7 @@ def test_however_many_blocks_share_a_head(share: int, keys: int, monkeypatch: py
 @pytest.fixture
 def preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     """Warpgroups forward, however well cuDNN's tiles would be filled."""
-    monkeypatch.setattr(wgmma, "_PACE", 1e9)
-    monkeypatch.setattr(wgmma, "_PACE_OF_PARTS", 1e9)
+    monkeypatch.setattr(wgmma, "SM_90", replace(SM_90, cudnn_forward=1e9, cudnn_forward_partial=1e9))
 
 
 @pytest.mark.usefixtures("preferred")
@@ -116,7 +118,7 @@ def test_heads_in_two_parts_have_the_gradients_of_all_at_once(batch: int, monkey
     leaves = [drawn(rng, batch, heads, 1024, 128) for _ in range(4)]
     found = []
     for least in (1 << 40, 0):
-        monkeypatch.setattr(head_split, "_LARGE", least)
+        monkeypatch.setattr(head_split, "SM_90", replace(SM_90, head_split_bytes=least))
         found.append(gradients_at(*(x.requires_grad_() for x in leaves[:3]), leaves[3].detach()))
     assert head_split.larger_part(batch, heads, 1024, 1024, 2, multiprocessors) < heads
     for a, b in zip(*found, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -10,6 +11,7 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.engine import functional as F
+from flame_train.engine.backend.cuda.tuning import SM_90
 from flame_train.engine.ops.fused import feed_forward
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -33,7 +35,7 @@ def found(device: str, biases: bool) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("biases", [True, False])
 def test_as_its_parts(gpu: Any, monkeypatch: pytest.MonkeyPatch, biases: bool) -> None:
-    monkeypatch.setattr(feed_forward, "_LEAST", 0)
+    monkeypatch.setattr(feed_forward, "tuning_of", lambda _: replace(SM_90, gelu_epilogue_elements=0))
     products = list[Any]()
     product = gpu.kernels.cublaslt.product
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -12,6 +13,7 @@ import flame_train.engine as flame
 from flame_train.engine import functional as F
 from flame_train.engine import nn
 from flame_train.engine.backend.cuda.cublaslt import NoAlgorithm
+from flame_train.engine.backend.cuda.tuning import SM_90
 from flame_train.engine.dispatch import explain
 from flame_train.engine.op import REGISTRY
 from flame_train.engine.ops.fused import feed_forward
@@ -114,7 +116,7 @@ def test_a_feed_forward_network_is_two_products_each_way(
     gpu: Any, dynamic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the GELU in them, or in what encodes their rows; what a kernel makes is for tests/gpu."""
-    monkeypatch.setattr(feed_forward, "_LEAST", 1)
+    monkeypatch.setattr(feed_forward, "tuning_of", lambda _: replace(SM_90, gelu_epilogue_elements=1))
     rng, asked = np.random.default_rng(0), []
     product = gpu.kernels.cublaslt.product
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flame_train.engine.backend.cuda.tuning import SM_90
 from flame_train.engine.mode import deterministic
 from flame_train.engine.ops.attention import head_split
 from flame_train.engine.ops.attention.head_split import head_parts, larger_part
@@ -54,5 +56,5 @@ def test_one_part_where_sums_may_be_in_any_order_or_rounds_are_not_known() -> No
 
 
 def test_one_part_where_scores_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_split, "_LARGE", 1 << 40)
+    monkeypatch.setattr(head_split, "SM_90", replace(SM_90, head_split_bytes=1 << 40))
     assert parts("90") == [range(24)]

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .tuning import SM_90, Tuning
+
 _ROUNDS = 7
-_FLUSH_BYTES, _FLUSH_SECONDS = 128 << 20, 30e-6  # a fill, and somewhat less than the time an H200 takes for it
+_FLUSH_BYTES = 128 << 20  # a fill
 _WORTH = 0.97  # of the first candidate's time, which the library suggests: a smaller gain may be noise
 _HOPELESS, _CERTAIN_MS = 4, 1.0  # candidates that take this many times the shortest, and this long, are timed only once
 
@@ -16,7 +18,8 @@ _HOPELESS, _CERTAIN_MS = 4, 1.0  # candidates that take this many times the shor
 class Autotuner:
     """Times work on the device's stream, with caches that hold nothing of a call's operands."""
 
-    def __init__(self, cupy: Any, stream: Any) -> None:
+    def __init__(self, cupy: Any, stream: Any, tuning: Tuning = SM_90) -> None:
+        self._flush_seconds = tuning.flush_seconds
         self._cupy, self._stream = cupy, stream
 
     def fastest(self, candidates: Sequence[Callable[[], None]]) -> int:
@@ -48,7 +51,7 @@ class Autotuner:
         turns = []
         for _ in range(_ROUNDS):
             for i in hopeful:
-                for _ in range(1 + int(2 * queued[i] / _FLUSH_SECONDS)):
+                for _ in range(1 + int(2 * queued[i] / self._flush_seconds)):
                     flush.fill(0)
                 turns.append((i, self._marked(candidates[i])[1]))
         self._stream.synchronize()

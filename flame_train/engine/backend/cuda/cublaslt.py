@@ -23,6 +23,7 @@ from .autotune_cache import AutotuneCache
 from .autotuner import Autotuner
 from .launch_hooks import LaunchHooks
 from .libraries import load
+from .tuning import tuning_for
 
 _LOG = logging.getLogger(__name__)
 _TYPE = {float32: 0, float64: 1, float16: 2, bfloat16: 14, uint8: 28}  # cudaDataType_t; uint8 holds codes of e4m3
@@ -120,7 +121,7 @@ class CublasLt:
 
     def __init__(self, cupy: Any, stream: Any, cache: AutotuneCache, launch_hooks: LaunchHooks) -> None:
         self._cupy, self._stream, self._cache, self._launch_hooks = cupy, stream, cache, launch_hooks
-        self._autotuner = Autotuner(cupy, stream)
+        self._autotuner = Autotuner(cupy, stream, tuning_for(int(cupy.cuda.Device().compute_capability)))
         self._lib = _declare(load("cublasLt"))
         self._version = int(self._lib.cublasLtGetVersion())
         handle = ctypes.c_void_p()

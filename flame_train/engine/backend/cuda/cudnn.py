@@ -23,6 +23,7 @@ from .autotuner import Autotuner
 from .codegen.broadcast_plan import dense_strides
 from .launch_hooks import LaunchHooks
 from .libraries import load
+from .tuning import tuning_for
 from .workspace import Workspace
 
 _LOG = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class CuDnn:
         self._cudnn, self._cupy, self._cache, self._launch_hooks = cudnn, cupy, cache, launch_hooks
         self._workspace = workspace
         self._stream, self._aside = stream, cupy.cuda.Stream(non_blocking=True)
-        self._autotuner = Autotuner(cupy, stream)
+        self._autotuner = Autotuner(cupy, stream, tuning_for(int(cupy.cuda.Device().compute_capability)))
         self._version = f"cuDNN {cudnn.backend_version()} through {cudnn.__version__}"
         self._types = {
             float32: cudnn.data_type.FLOAT,

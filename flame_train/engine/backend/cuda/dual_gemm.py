@@ -25,6 +25,7 @@ from .cubin import Cubins
 from .launch_hooks import LaunchHooks
 from .nvrtc import included
 from .tensor_map import tensor_map
+from .tuning import SM_90, tuning_for
 from .wgmma import KIND, warpgroup_product
 
 _DEPTH = _BLOCK = 64  # columns of a in a stage; rows and columns of the part of a result that a buffer holds
@@ -45,7 +46,7 @@ class Tile:
 
     It has `columns` columns, and 64 * `high` rows for each of the `consumers`, the warpgroups that multiply. Each of
     these writes its results through `buffers` buffers of 64 x 64 elements; the rest of shared memory holds `stages` of
-    operands. `pace` is the time for an element relative to the first tile's, measured on an H200. `thin` is the number
+    operands. `relative_cost` is the time for an element relative to the first tile's. `thin` is the number
     of columns of a2 that are computed as well.
     """
 
@@ -53,7 +54,7 @@ class Tile:
     high: int
     columns: int
     buffers: int
-    pace: float = 1.0
+    relative_cost: float = 1.0
     thin: int = 0
 
     @property
@@ -83,12 +84,13 @@ class Tile:
         return -(-(-(-m // (2 * self.rows)) * -(-n // self.columns)) // (multiprocessors // 2))
 
     def used(self, m: int, n: int, multiprocessors: int) -> float:
-        """The efficiency, at most 1: the time of full rounds at the first tile's pace, by that of the actual rounds."""
+        """The efficiency, at most 1: the time of full rounds at the first tile's cost, by that of the actual rounds."""
         made = self.rounds(m, n, multiprocessors) * 2 * self.rows * self.columns * (multiprocessors // 2)
-        return m * n / (made * self.pace)
+        return m * n / (made * self.relative_cost)
 
 
-_TILES = (Tile(2, 1, 256, 2), Tile(2, 1, 128, 2, 1.05), Tile(3, 1, 192, 1, 1.02), Tile(1, 1, 192, 2, 1.18))
+_SHAPES = ((2, 1, 256, 2), (2, 1, 128, 2), (3, 1, 192, 1), (1, 1, 192, 2))
+_TILES = tuple(Tile(*shape, cost) for shape, cost in zip(_SHAPES, SM_90.dual_gemm_costs, strict=True))
 _MAKING = (Tile(2, 1, 256, 1), *_TILES[1:])
 """The tiles where a2 is computed too. The first has a buffer less, as the thin operand would cost it its last stage."""
 
@@ -183,7 +185,7 @@ class DualGemm:
         compute_capability: int,
     ) -> None:
         self._cupy, self._cache, self._launch_hooks, self._cubins = cupy, cache, launch_hooks, cubins
-        self._autotuner = Autotuner(cupy, stream)
+        self._autotuner = Autotuner(cupy, stream, tuning_for(int(cupy.cuda.Device().compute_capability)))
         self._multiprocessors, self._here = multiprocessors, compute_capability == 90
         self._chosen: dict[_Problem, Tile | None] = {}
         self._ahead: set[tuple[int, DType]] = set()
@@ -276,32 +278,18 @@ def fits(tile: Tile, part: int, parts: int) -> bool:
     return parts == 1 or part % tile.columns == 0
 
 
-_CONTENDS = 0.75
-
-
 def candidate_tiles(tiles: Sequence[Tile], m: int, n: int, multiprocessors: int) -> list[Tile]:
     """The tiles worth timing: those whose efficiency is not far below the best one's."""
     used = [t.used(m, n, multiprocessors) for t in tiles]
-    return [t for t, share in zip(tiles, used, strict=True) if share >= _CONTENDS * max(used)]
-
-
-_ALONE, _PASS = 1.04, 490.0
-"""Measured: the kernel's time relative to cuBLASLt's first product, at full efficiency; and what cuBLASLt's second
-product adds to its first, in the same unit, times K."""
+    return [t for t, share in zip(tiles, used, strict=True) if share >= SM_90.tiles_timed * max(used)]
 
 
 def by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int) -> Tile | None:
     """The most efficient tile, if saving a pass over the result gains more than its inefficiency costs; else None."""
     best = max(tiles, key=lambda t: t.used(m, n, multiprocessors), default=None)
-    if best is None or _ALONE / best.used(m, n, multiprocessors) > 1 + _PASS / k:
+    if best is None or SM_90.dual_gemm_time / best.used(m, n, multiprocessors) > 1 + SM_90.second_product_time / k:
         return None
     return best
-
-
-_SPEED, _BANDWIDTH = 640e12, 3.4e12
-_LAUNCH, _THIN = 5e-6, 1.13
-"""Measured on an H200: FLOP/s of large products, bytes/s of thin ones, seconds of a launch, and a tile's time where it
-computes a2 relative to that where it does not."""
 
 
 def making_by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int) -> Tile | None:
@@ -309,9 +297,11 @@ def making_by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessor
     best = max(tiles, key=lambda t: t.used(m, n, multiprocessors), default=None)
     if best is None:
         return None
-    alone, used = 2.0 * m * n * k / _SPEED, best.used(m, n, multiprocessors)
-    first = _LAUNCH + 2.0 * m * k / _BANDWIDTH + alone * min(_ALONE / used, 1 + _PASS / k)
-    return best if alone * _ALONE * _THIN / used < first else None
+    t, used = SM_90, best.used(m, n, multiprocessors)
+    alone = 2.0 * m * n * k / t.matmul_flops
+    second = min(t.dual_gemm_time / used, 1 + t.second_product_time / k)
+    apart = t.launch_seconds + 2.0 * m * k / t.thin_bytes + alone * second
+    return best if alone * t.dual_gemm_time * t.lora_hidden_time / used < apart else None
 
 
 @lru_cache(maxsize=64)  # asked at every launch

@@ -27,6 +27,7 @@ from .launch_hooks import LaunchHooks
 from .libraries import driver_version
 from .nvrtc import ELEMENT_TYPES, KernelModules, begin, element_name
 from .side_stream import SideStream
+from .tuning import tuning_for
 from .workspace import Workspace
 
 _COPIED = 8  # arrays that one launch copies
@@ -55,9 +56,10 @@ class Launcher:
         self._biased_apart: set[tuple[int, ...]] = set()  # shapes of 8-bit products without an algorithm for a bias
         self.ones = cupy.ones(_WIDEST, np.float32).view(np.uint32)
         self.compute_capability = int(device.compute_capability)
+        self.tuning = tuning_for(self.compute_capability)
         self.elementwise = Elementwise(cupy, self._modules)
         self.scalars = Scalars(self._modules)
-        self.rows = Rows(cupy, self._modules)
+        self.rows = Rows(cupy, self._modules, self.tuning)
         self.columns = Columns(cupy, self._modules, self.rows, self.multiprocessors)
         self.row_sums = RowSums(cupy, self._modules, self.rows, self.columns, self.multiprocessors)
         self.moments = Moments(cupy, self._modules, self.columns, self.multiprocessors)

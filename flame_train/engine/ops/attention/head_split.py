@@ -6,11 +6,11 @@ there are multiprocessors. Where the heads in two parts take no round more, they
 
 from __future__ import annotations
 
+from ...backend.cuda.tuning import SM_90
 from ...dtype import Array
 from ...mode import mode
 
 _TILE = 128  # keys
-_LARGE = 512 << 20  # bytes of scores below which nothing is gained by less
 
 
 def head_parts(query: Array, key: Array, multiprocessors: int) -> list[slice]:
@@ -24,7 +24,7 @@ def head_parts(query: Array, key: Array, multiprocessors: int) -> list[slice]:
 
 def larger_part(batch: int, heads: int, queries: int, keys: int, itemsize: int, multiprocessors: int) -> int:
     """How many heads are asked for at once: the fewest from half of them on that cost no round, or all."""
-    if batch * heads * queries * keys * itemsize < _LARGE:
+    if batch * heads * queries * keys * itemsize < SM_90.head_split_bytes:
         return heads
 
     def rounds(count: int) -> int:

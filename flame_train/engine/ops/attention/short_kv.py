@@ -9,6 +9,7 @@ import numpy as np
 
 from ...backend.cuda.nvrtc import included
 from ...backend.cuda.tensor_map import tensor_map
+from ...backend.cuda.tuning import SM_90
 from ...backend.cuda.wgmma import warpgroup_product
 from ...dtype import Array, DType
 from .flops import backward_flops, forward_flops
@@ -21,7 +22,7 @@ _ALIGNMENT = 1024
 _FORWARD_BYTES = _ALIGNMENT + 2 * _KEY_BYTES + _STAGES * _TILE_BYTES
 _SHARED_BYTES = _ALIGNMENT + 2 * _KEY_BYTES + (2 * _STAGES + 2) * _TILE_BYTES + 2 * 2 * _TILE * _KEYS
 _FORWARD_BLOCKS = 4  # blocks that a multiprocessor holds at once
-_SHARES, _CROWD = (5, 4, 3, 2), 1.6  # blocks of a cluster; blocks a multiprocessor, beyond which clusters wait for room
+_SHARES = (5, 4, 3, 2)  # blocks of a cluster
 _MOST = 8  # blocks of a cluster that any card has room for, if with one a multiprocessor
 
 
@@ -72,7 +73,7 @@ def shares(heads: int, tiles: int, multiprocessors: int) -> int:
     """How many blocks, a cluster, share a head."""
     if heads * _MOST <= multiprocessors and tiles >= _MOST:
         return _MOST
-    return next((s for s in _SHARES if s <= tiles and heads * s <= _CROWD * multiprocessors), 1)
+    return next((s for s in _SHARES if s <= tiles and heads * s <= SM_90.cluster_crowding * multiprocessors), 1)
 
 
 def _rows(x: Array) -> np.ndarray[Any, Any]:

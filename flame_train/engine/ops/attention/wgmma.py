@@ -10,6 +10,7 @@ import numpy as np
 from ...backend import get_backend
 from ...backend.cuda.nvrtc import included
 from ...backend.cuda.tensor_map import tensor_map
+from ...backend.cuda.tuning import SM_90
 from ...backend.cuda.wgmma import warpgroup_product
 from ...dtype import Array, DType
 from ...mode import mode
@@ -25,8 +26,6 @@ _ALIGNMENT = 1024
 _SHARED_BYTES = _ALIGNMENT + 2 * (_GROUPS + _STAGES) * _TILE_BYTES + _STAGES * 2 * _TILE * 4
 _FORWARD_BYTES = _ALIGNMENT + (_OWNS * _FORWARD_GROUPS + 2 * _WIDE * _STAGES) * _TILE_BYTES
 _WHOLE = 128  # rows of cuDNN's tiles, of queries and of keys
-_PACE, _PACE_OF_PARTS = 1.1, 1.25  # cuDNN's time relative to ours with full tiles of keys, and with a partial last one
-_LONG, _MANY_ROWS = 2048, 100_000  # from here on cuDNN's 5 products, with sums in any order, are faster than our 7
 _PLACED = np.dtype([("at", "u8"), ("batch", "i8"), ("head", "i8"), ("row", "i8")])
 SIZES = np.dtype([("batches", "i4"), ("heads", "i4"), ("queries", "i4"), ("keys", "i4"), ("scale", "f4")])
 
@@ -39,7 +38,7 @@ def forward_unfit(query: Array, key: Array, is_causal: bool, scale: float | None
         return reason
     (b, heads, length, _), keys, blocks = query.shape, key.shape[-2], get_backend("cuda").kernels.multiprocessors
     ours, theirs = (_used(b * heads, length, rows, blocks) for rows in (_FORWARD_ROWS, _WHOLE))
-    if ours * (_PACE if keys % _WHOLE == 0 else _PACE_OF_PARTS) < theirs:
+    if ours * (SM_90.cudnn_forward if keys % _WHOLE == 0 else SM_90.cudnn_forward_partial) < theirs:
         return f"{length} queries of {b * heads} heads fill cuDNN's tiles better: {ours:.0%} of ours are used"
     return ""
 
@@ -49,7 +48,8 @@ def gradients_unfit(query: Array, key: Array, is_causal: bool, scale: float | No
     if reason := _unfit(query, is_causal):
         return reason
     rows = query.shape[0] * query.shape[1] * query.shape[-2]
-    if not mode().deterministic and rows >= _MANY_ROWS and min(query.shape[-2], key.shape[-2]) >= _LONG:
+    many = rows >= SM_90.cudnn_backward_rows
+    if not mode().deterministic and many and min(query.shape[-2], key.shape[-2]) >= SM_90.cudnn_backward_length:
         return "" if key.shape[-2] % _TILE else f"{rows} queries: cuDNN's sums in any order are faster"
     return ""
 
@@ -69,7 +69,7 @@ def _used(heads: int, length: int, rows: int, blocks: int) -> float:
 def forward(k: Any, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float) -> None:
     """Fills `out` and the rows' log-sum-exp for (B, H, L, 64) query and (B, H, S, 64) key and value.
 
-    All but the log-sum-exp must lie in packets, see `attention_memory.lies_in_packets`.
+    All but the log-sum-exp must lie in packets, see `layout.lies_in_packets`.
     """
     (b, heads, length, _), keys = query.shape, key.shape[2]
     k.launch_hooks.multiplied("attention", forward_flops(query, key, value))
@@ -86,7 +86,7 @@ def gradients(
 ) -> None:  # fmt: skip
     """Fills `into` with the gradients of (B, H, L, 64) query and (B, H, S, 64) key and value.
 
-    All but the log-sum-exp must lie in packets, see `attention_memory.lies_in_packets`.
+    All but the log-sum-exp must lie in packets, see `layout.lies_in_packets`.
     """
     (b, heads, length, _), keys = query.shape, key.shape[2]
     tiles = -(-length // _TILE)

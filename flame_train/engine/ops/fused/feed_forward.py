@@ -7,6 +7,7 @@ from typing import Any
 
 from ....errors import ShapeError
 from ...backend.cuda.cublaslt import Gelu
+from ...backend.cuda.tuning import tuning_of
 from ...dtype import Array
 from ...grad_target import GradTargets
 from ...op import ErrorSample, Sample, composite, sample
@@ -39,9 +40,6 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 4), (6, 4), None, (3, 5)), ShapeError, r"last dim 6 but weight is \(3, 5\)")
 
 
-_LEAST = 1 << 24  # hidden values; with fewer, an epilogue takes as long as an elementwise kernel
-
-
 def _in_epilogues(
     input: Array, weight1: Array, bias1: Array | None, weight2: Array, bias2: Array | None
 ) -> str:  # fmt: skip
@@ -54,8 +52,9 @@ def too_few(input: Array, weight1: Array) -> str:
         return "a vector operand, or none"
     if weight1.shape[0] % 8:
         return f"{weight1.shape[0]} hidden values a row: rows of 16 bytes begin at odd places"
-    if (between := input.size // input.shape[-1] * weight1.shape[0]) < _LEAST:
-        return f"{between} values between the products: expected at least {_LEAST}"
+    between, least = input.size // input.shape[-1] * weight1.shape[0], tuning_of(input).gelu_epilogue_elements
+    if between < least:
+        return f"{between} values between the products: expected at least {least}"
     return ""
 
 

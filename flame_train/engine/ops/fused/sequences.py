@@ -165,7 +165,7 @@ def _(
     program = gradient_program("g * (1.f + scale)", added) if "input" in targets else Program(())
     wanted = {n: x for n, x in (("scale", scale), ("shift", shift)) if n in targets}
     groups = {table(k, x, input.shape).count for x in wanted.values()} or {1}
-    if len(groups) == 1 and max(groups) <= _GROUPS:
+    if len(groups) == 1 and max(groups) <= k.tuning.modulate_groups:
         sums = [_SUMS[n] for n in wanted]
         made, totals = row_program_with_sums(
             k, program, sums, operands, input, out=out, groups=groups.pop(), summed=scale.dtype
@@ -181,7 +181,6 @@ def _(
     return made, found.get("scale"), found.get("shift")
 
 
-_GROUPS = 64  # of rows that share scale and shift; with more of them each is too short to be worth a pass with sums
 _SUMS = {"scale": SUMS["weight"], "shift": SUMS["bias"]}
 
 

@@ -12,7 +12,7 @@ from ...dtype import Array, DType, float32, int32, int64
 from ..common.conditions import AT_MOST_FP32, same
 
 _HEADER, _TILE, _GROUP, _ACROSS, _LANES, _AHEAD = "ops/indexing/index_rows.cuh", 2048, 64, 64, 8, 2  # as in that header
-_FEW = 1024  # up to so many indices are compared with each other; more are sorted
+_FEW = 1024  # as there: up to so many indices are compared with each other; more are sorted
 
 
 def no_rows_by_index(x: Array, index: Array) -> str:

@@ -17,7 +17,6 @@ from ..common import conditions
 
 _DEPTH, _BLOCK, _BAND, _THREADS = 64, 64, 16, 160  # as there
 _ALIGNMENT = 1024
-_LEAST_ROWS = 512  # below, cuBLASLt's kernels do as well
 _ROOM = (62 << 10, 75 << 10)  # bytes of shared memory for a block, by how many times _BLOCK columns it makes
 _SIDE = np.dtype([("c", "u8"), ("c_step", "i8"), ("width", "i4"), ("count", "i4"), ("adds", "i4")], align=True)
 
@@ -51,7 +50,7 @@ def fit(k: Any, t: Thin) -> bool:
         and not conditions.same(conditions.LOW, *arrays)
         and t.rank % _BAND == 0
         and n * t.rank <= 64
-        and m >= _LEAST_ROWS
+        and m >= k.tuning.skinny_gemm_rows
         and not (t.x.shape[1] % 8 or out % 8)
         and all(a.strides[-1] == a.itemsize and a.data.ptr % 16 == 0 for a in arrays)
         and all(s % 16 == 0 for a in arrays for s in a.strides[:-1])

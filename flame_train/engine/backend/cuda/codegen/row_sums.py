@@ -60,5 +60,5 @@ class RowSums:
         self, program: Program, totals: tuple[str, ...], s: Signature, columns: int, step: int
     ) -> tuple[Any, RowSumsTiling]:
         width, loads, vectors = demands(program, s, step)
-        cut = totals_cut(columns, width, loads, len(totals), vectors)
+        cut = totals_cut(columns, width, loads, len(totals), vectors, self._rows.tuning)
         return self._modules.generated(RowTotalsText(program, totals, s, cut, columns).source(), "rows"), cut

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..tuning import SM_90, Tuning
+
 _WARP = 32
 _SHORT = 128  # threads to a block whose rows take a warp or less each
-_WHOLE = {1: 5, 2: 2, 3: 2}
-"""Packets of each operand to a thread, by operands, where all threads have as many. Measured on an H200."""
-_LOADS = 6  # packets of 16 bytes that a thread has on their way, before a row gets more threads
-_HELD = 24  # packets in a thread's registers
-_FOR_A_TOTAL = 24  # of an operand's elements that a thread has, for each total that it keeps of them; on an H200
 _BLOCK = 256  # threads to a block that goes through many rows
 _OTHERS, _PACKET = 32, 12  # registers of a thread beside totals, and for 16 bytes that it loads: as loaded, and in fp32
 _REGISTERS, _MOST, _SHARED = 1 << 16, 2048, 40 << 10  # registers and threads of a multiprocessor, bytes of a block
@@ -47,7 +44,7 @@ class Cut:
         return self.width * self.threads * self.packets
 
 
-def cut_of(columns: int, width: int, loads: int, held: int) -> Cut:
+def cut_of(columns: int, width: int, loads: int, held: int, tuning: Tuning = SM_90) -> Cut:
     """The cut for rows of `columns` elements in packets of `width`.
 
     For each packet of a row a thread loads `loads` packets of 16 bytes and holds `held` in registers. Only few
@@ -56,11 +53,11 @@ def cut_of(columns: int, width: int, loads: int, held: int) -> Cut:
     packets = columns // width
     if packets <= _WARP:
         return Cut(width, 1 << (packets - 1).bit_length(), 1)
-    most = min(_WHOLE.get(loads, 1), max(1, _HELD // held))
+    most = min(tuning.whole_packets.get(loads, 1), max(1, tuning.packets_held // held))
     for threads in (8, 16, *range(_WARP, 513, _WARP)):
         if packets % threads == 0 and packets // threads <= most:
             return Cut(width, threads, packets // threads)
-    limit = max(1, min(_LOADS // loads, _HELD // held))
+    limit = max(1, min(tuning.packets_in_flight // loads, tuning.packets_held // held))
     for threads in (32, 64, 128, 256, 512):
         if -(-packets // threads) <= limit:
             return Cut(width, threads, -(-packets // threads))
@@ -83,14 +80,16 @@ class RowSumsTiling(Cut):
         return self.together
 
 
-def totals_cut(columns: int, width: int, loads: int, totals: int, vectors: int) -> RowSumsTiling:
+def totals_cut(
+    columns: int, width: int, loads: int, totals: int, vectors: int, tuning: Tuning = SM_90
+) -> RowSumsTiling:
     """The cut for rows of `columns` elements in packets of `width`, with so many `totals` of each column.
 
     For each packet of a row a thread loads `loads` packets of 16 bytes and keeps `vectors` further numbers of each
     element. Few threads with many packets are best: their sums take fewer steps, and the kernel waits for those.
     """
     packets = columns // width
-    most = max(1, _FOR_A_TOTAL * totals // (width * (1 + vectors)))
+    most = max(1, tuning.elements_per_total * totals // (width * (1 + vectors)))
     sizes = [t for t in (8, 16, *range(_WARP, 1025, _WARP)) if -(-packets // t) <= most]
     whole = [t for t in sizes if packets % t == 0 and 2 * t <= 3 * sizes[0]]
     threads = 1 << (packets - 1).bit_length() if packets <= _WARP else (whole or sizes or [1024])[0]

@@ -26,6 +26,7 @@ import numpy as np
 
 from ....dtype import Array, DType
 from ..nvrtc import KernelModules
+from ..tuning import SM_90, Tuning
 from .broadcast_plan import Shape, Strides, merged
 from .kernel_ir import Operands, Program, Table
 from .row_codegen import Names, RowText, Signature
@@ -52,8 +53,8 @@ class Call:
 class Rows:
     """Compiles and launches row programs."""
 
-    def __init__(self, cupy: Any, modules: KernelModules) -> None:
-        self._xp, self._modules = cupy, modules
+    def __init__(self, cupy: Any, modules: KernelModules, tuning: Tuning = SM_90) -> None:
+        self._xp, self._modules, self.tuning = cupy, modules, tuning
         self._function = lru_cache(maxsize=1024)(self._compiled)
 
     def __call__(
@@ -98,7 +99,7 @@ class Rows:
         # Eight rows of bytes may be no packets of 16.
         whole = dense and min(d.itemsize for d in _stored(program, s)) > 1
         cut = (staged_cut(columns, width, passing) if whole else None) or cut_of(
-            columns, width, wide, wide + vectors * max(1, width // 4)
+            columns, width, wide, wide + vectors * max(1, width // 4), self.tuning
         )
         return self._modules.generated(RowText(program, s, cut, columns).source(), "rows"), cut
 
