@@ -34,7 +34,7 @@ def test_many_buckets_neither_grow_nor_are_captured_again(model: str, rule: Buck
     after = capture(lambda: update(p.state), "cuda")
     steps: list[Callable[[], None]] = []
     for bucket in sorted(rule.buckets, key=math.prod, reverse=True)[:most]:
-        here = bench.random_batch(p.subject, p.network, trial, bucket)
+        here = bench.random_batch(p.model, trial, bucket)
         batch = Batch(here, p.backend, p.state.dtype)
         batch.fill(here)
 

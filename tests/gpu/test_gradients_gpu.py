@@ -11,7 +11,7 @@ import pytest
 
 import flame_train.engine as flame
 from flame_train.adapters.attach import attach
-from flame_train.adapters.targets import resolve
+from flame_train.adapters.targets import UNET_PRESETS, resolve
 from flame_train.engine import Tensor
 from flame_train.engine import functional as F
 from flame_train.engine.backend import get_backend
@@ -21,7 +21,7 @@ from flame_train.engine.optim import FlatParameters
 from flame_train.models.flux.transformer import Flux, FluxArch
 from flame_train.models.sd3.mmdit import Mmdit, MmditArch
 from flame_train.models.sdxl.unet import UNet, UNetArch
-from flame_train.recipes import FAMILIES
+from flame_train.recipes import flux, sd3
 
 pytestmark = pytest.mark.gpu
 
@@ -153,7 +153,7 @@ def lora_gradients(device: str, dtype: object, checkpointing: str) -> tuple[dict
     if device == "cuda":
         unet.pack_contiguous()
     unet.checkpointing = checkpointing
-    attached = attach(unet, resolve(unet, ("attention",), FAMILIES["sdxl"].presets), rank=8, alpha=8.0, seed=0)
+    attached = attach(unet, resolve(unet, ("attention",), UNET_PRESETS), rank=8, alpha=8.0, seed=0)
     rng = np.random.default_rng(1)
     for adapter in attached.adapters.values():
         adapter.up.data[...] = get_backend(device).to_device(
@@ -223,7 +223,13 @@ def flow_gradients(name: str, device: str, drawn: Any, dtype: Any, checkpointing
     for _, module, attr, _ in network.named_specs():
         setattr(module, attr, flame.Frozen(get_backend(device).to_device(getattr(module, attr).numpy().astype(dtype))))
     network.checkpointing = checkpointing
-    attached = attach(network, resolve(network, (targets,), FAMILIES[name].presets), rank=16, alpha=16.0, seed=0)
+    attached = attach(
+        network,
+        resolve(network, (targets,), {"flux": flux.PRESETS, "sd3": sd3.PRESETS}[name]),
+        rank=16,
+        alpha=16.0,
+        seed=0,
+    )
     rng = np.random.default_rng(1)
     for adapter in attached.adapters.values():
         for p in (adapter.down, adapter.up):
