@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(256) {name}(
     const unsigned char* filled, const float* now, const long long* count, long long seed, long long n{parameters}) {{
   const long long i = 4 * (blockIdx.x * (long long)blockDim.x + threadIdx.x);
   if (i >= n || now[TAKE] == 0.f) return;
-  const Arena arena = {{grads, values, mean, low, lr_scale, filled, now, count, seed}};
+  const FlatParameters arena = {{grads, values, mean, low, lr_scale, filled, now, count, seed}};
   const Four g = arena.gradient(i), p = four(values, i);
 {decay}{states}  Four step;
 #pragma unroll
