@@ -48,8 +48,6 @@ has it."""
 class FluxModel(FlowModel):
     """Times are noise levels in (0, 1). dev is told its guidance; schnell was distilled to four steps without any."""
 
-    may_be_distilled = True
-
     @property
     def transformer(self) -> Flux:
         """The network with its weights declared, none loaded."""

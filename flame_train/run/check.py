@@ -5,13 +5,13 @@ Model files are opened here, once, for their headers; the later stages hold what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from flame_train.adapters.targets import resolve
 from flame_train.config.load import Gathered, Located
-from flame_train.config.schema import Config
+from flame_train.config.schema import Config, LossSection
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.engine import nn
@@ -67,11 +67,10 @@ def check(asked: Config | Located, family: Family | None = None) -> Checked:
     if model is None:
         wrong.tell()
     assert model is not None
+    assert family is not None
     config = config.model_copy(update={"sample": with_defaults(config.sample, model)})
     with wrong:
-        model.check_loss(
-            config.loss, type(WEIGHTINGS.chosen(config.loss)), type(TIMESTEP_SAMPLINGS.chosen(config.loss))
-        )
+        _check_loss(config.loss, model, family.unsupported_keys())
     with wrong:
         _check_grid(config.data.bucket_step, model)
     if config.sample.every and config.sample.prompts:
@@ -94,6 +93,14 @@ def fp8_of(quantize: str, arithmetic: str) -> nn.Fp8:
     if quantize == "off":
         return "off"
     return "dynamic" if arithmetic == "fp8" else "weights"
+
+
+def _check_loss(loss: LossSection, model: Model, refused: Collection[str]) -> None:
+    """Raises ConfigError for what the model cannot be trained with, but for keys that its family `refused` already."""
+    problems = model.loss_problems(loss, type(WEIGHTINGS.chosen(loss)), type(TIMESTEP_SAMPLINGS.chosen(loss)))
+    told = [f"{key}: {problem}" for key, problem in problems.items() if key not in refused]
+    if told:
+        raise ConfigError("\n".join(told))
 
 
 def _check_grid(step: int, model: Model) -> None:

@@ -16,7 +16,6 @@ from flame_train.diffusion.timestep_sampling import TimestepSampling
 from flame_train.diffusion.weightings import Weighting
 from flame_train.engine import Tensor, nn, tensor
 from flame_train.engine.dtype import DType
-from flame_train.errors import ConfigError
 from flame_train.io.lora_names import LoraFamily
 from flame_train.models.common.blocks import BlockNetwork
 from flame_train.models.common.part import Part
@@ -103,8 +102,6 @@ class Model(ABC):
 
     flow: ClassVar[bool]
     """Whether it predicts the velocity of a flow; else noise or v."""
-    may_be_distilled: ClassVar[bool] = False
-    """Whether the family has guidance-distilled models. Others do not know the key `loss.guidance_scale` at all."""
 
     name: str
     title: str
@@ -172,17 +169,18 @@ class Model(ABC):
         """Latents (B, h, w, Z) fp32 in the denoiser's scale, of the VAE's mean and log variance, and noise."""
         return sample_latents(self.vae.published, moments, noise)
 
-    def check_loss(self, loss: LossSection, weighting: type[Weighting], sampling: type[TimestepSampling]) -> None:
-        """Raises ConfigError for a weighting, timestep sampling or guidance that this model cannot be trained with."""
-        wrong = []
+    def loss_problems(
+        self, loss: LossSection, weighting: type[Weighting], sampling: type[TimestepSampling]
+    ) -> Mapping[str, str]:
+        """What this model cannot be trained with, by key: a weighting, a timestep sampling, or a guidance."""
+        wrong = {}
         if not weighting.serves(self.flow):
-            wrong.append(f'loss.weighting: "{weighting.name}" has no formula for {self.title}; remove it')
+            wrong["loss.weighting"] = f'"{weighting.name}" has no formula for {self.title}; remove it'
         if not sampling.serves(self.flow):
-            wrong.append(f'loss.timestep_sampling: "{sampling.name}" means nothing for {self.title}; remove it')
-        if loss.guidance_scale != 1.0 and self.may_be_distilled and not self.guidance_distilled:
-            wrong.append(f"loss.guidance_scale: this model is told none, got {loss.guidance_scale}; remove it")
-        if wrong:
-            raise ConfigError("\n".join(wrong))
+            wrong["loss.timestep_sampling"] = f'"{sampling.name}" means nothing for {self.title}; remove it'
+        if loss.guidance_scale != 1.0 and not self.guidance_distilled:
+            wrong["loss.guidance_scale"] = f"this model is told none, got {loss.guidance_scale}; remove it"
+        return wrong
 
     def classifier_free_guidance(self, guidance_scale: float) -> float:
         """The scale of classifier-free guidance in sampling: 1, which is none, for a guidance-distilled model."""

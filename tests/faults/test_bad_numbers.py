@@ -12,7 +12,7 @@ from flame_train.io.safetensors import SafetensorsFile
 
 
 def plant(job, value: float) -> None:
-    """Puts `value` into every cached picture, through the cache's own hands, so that the checksums are right."""
+    """Puts `value` into every cached image, through the cache's own hands, so that the checksums are right."""
     cache = DiskCache(job.cache)
     for path in job.cache.rglob("*.safetensors"):
         arrays = cache.get(path.stem)
@@ -119,7 +119,7 @@ def test_overflow_at_every_step_in_fp16_stops_at_the_smallest_scale(job):
 
 
 def test_a_model_that_overflows_in_fp16_by_itself(job):
-    """No fault is planted in the program here: pictures a million times too bright do it."""
+    """No fault is planted in the program here: images a million times too bright do it."""
     job.fill_cache(train__precision="fp16")
     plant(job, 1e8)
     changes = {"train__precision": "fp16", "train__steps": 40, "gradient__accumulation": 1}

@@ -64,7 +64,7 @@ def test_only_what_changed_is_encoded_again(own):
 
 def test_training_says_how_much_it_encodes(own):
     (own.folder / "drawings" / "3.txt").write_text("something else")
-    assert "cache: 0 of 6 pictures and 1 of 7 captions to encode" in own.train(failpoint="train.in_step").stderr
+    assert "cache: 0 of 6 images and 1 of 7 captions to encode" in own.train(failpoint="train.in_step").stderr
 
 
 def test_an_edited_caption_is_what_is_trained_on(own, whole):
@@ -75,7 +75,7 @@ def test_an_edited_caption_is_what_is_trained_on(own, whole):
 
 CHANGES = {
     "caption": lambda folder: (folder / "0.txt").write_text("something else"),
-    "picture": lambda folder: repaint(folder / "0.png"),
+    "image": lambda folder: repaint(folder / "0.png"),
     "removed": lambda folder: ((folder / "5.png").unlink(), (folder / "5.txt").unlink()),
     "added": lambda folder: (shutil.copy(folder / "1.png", folder / "6.png"), (folder / "6.txt").write_text("x")),
     "renamed": lambda folder: [(folder / f"5{end}").rename(folder / f"_5{end}") for end in (".png", ".txt")],
@@ -90,7 +90,7 @@ def test_a_run_is_not_continued_on_other_data(own, change):
     CHANGES[change](own.folder / "drawings")
     ended = own.train()
     assert ended.code == 6
-    assert "other pictures or captions" in ended.complaint
+    assert "other images or captions" in ended.complaint
     assert "output.dir" in ended.complaint
     assert len(list(own.cache.rglob("*.safetensors"))) == entries  # refused before anything was encoded
     assert own.steps() == [2]
@@ -229,7 +229,7 @@ def test_a_run_is_not_continued_with_other_settings(job, whole):
 def test_a_run_that_ran_out_of_memory_is_continued_with_checkpointing(job, whole):
     """Which is what it is told to try; the bits are those of a run that never stopped."""
     job.train(failpoint="train.after_step:3")
-    assert job.finish(gradient__checkpointing=True, gradient__recompute="blocks_offloaded") == whole
+    assert job.finish(gradient__checkpointing="offload") == whole
 
 
 def test_two_programs_in_one_folder(job, program, whole):
@@ -303,7 +303,7 @@ def test_no_whole_checkpoint_is_a_refusal_and_not_a_new_run(job):
 
 @pytest.mark.parametrize("fault", ["gone", "bit"])
 def test_a_cache_entry_that_goes_bad_while_training(job, whole, fault):
-    """It cannot be guessed: the run ends, naming picture and entry, and the next one makes it anew."""
+    """It cannot be guessed: the run ends, naming image and entry, and the next one makes it anew."""
     job.train(failpoint="train.after_step:3")
     script = (
         "import sys\n"
@@ -334,8 +334,8 @@ def test_a_cache_entry_of_another_key_is_not_believed(job, whole):
     """A file put under the wrong name by hand, whole in itself."""
     entries = sorted(job.cache.rglob("*.safetensors"))
     cache = DiskCache(job.cache)
-    pictures = [path for path in entries if "mean" in cache.get(path.stem)]
-    shutil.copy(pictures[0], pictures[1])
+    images = [path for path in entries if "mean" in cache.get(path.stem)]
+    shutil.copy(images[0], images[1])
     assert job.finish() == whole
 
 

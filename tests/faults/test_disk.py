@@ -153,7 +153,7 @@ def test_a_cache_that_cannot_be_written_names_the_setting(new_job):
     new_job.cache.write_text("a file of the user's")
     for ended in (new_job.plan(), new_job.plan("cache"), new_job.fill_cache(), new_job.train()):
         assert ended.code == 6
-        assert "data.cache says where encoded pictures are kept" in ended.complaint
+        assert "data.cache says where encoded images are kept" in ended.complaint
         assert "output.dir" not in ended.complaint
 
 

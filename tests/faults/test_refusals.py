@@ -141,7 +141,7 @@ def png(width: int, height: int, body: bytes) -> bytes:
 
 PICTURES = {
     "empty": lambda whole: b"",
-    "text": lambda whole: b"not a picture",
+    "text": lambda whole: b"not an image",
     "half": lambda whole: whole[: len(whole) // 2],
     "cut tail": lambda whole: whole[:-20],
     "bad checksum": lambda whole: whole[:60] + bytes([whole[60] ^ 1]) + whole[61:],
@@ -157,7 +157,7 @@ def own(job, world):
     return job
 
 
-def test_every_bad_picture_is_named_at_once_before_anything_is_trained(own):
+def test_every_bad_image_is_named_at_once_before_anything_is_trained(own):
     folder = own.folder / "drawings"
     whole = (folder / "0.png").read_bytes()
     for name, spoil in PICTURES.items():
@@ -174,8 +174,8 @@ def test_every_bad_picture_is_named_at_once_before_anything_is_trained(own):
     assert not own.out.exists()
 
 
-def test_bad_pictures_can_be_left_out_with_a_warning(own):
-    (own.folder / "drawings" / "5.png").write_bytes(b"not a picture")
+def test_bad_images_can_be_left_out_with_a_warning(own):
+    (own.folder / "drawings" / "5.png").write_bytes(b"not an image")
     ended = own.train(data__on_bad_image="skip", train__steps=1, schedule__warmup_steps=0)
     assert ended.code == 0, ended.stderr
     assert "left out: 5.png" in ended.stderr
@@ -185,8 +185,8 @@ def saved(image: Image.Image, path: Path, **options) -> None:
     image.save(path, **options)
 
 
-def test_pictures_of_every_kind_look_the_same_to_the_model(own):
-    """16 bit, palette, grey with alpha, rotated by EXIF: the cache holds what the plain picture gives."""
+def test_images_of_every_kind_look_the_same_to_the_model(own):
+    """16 bit, palette, grey with alpha, rotated by EXIF: the cache holds what the plain image gives."""
     folder = own.folder / "drawings"
     for path in folder.iterdir():
         path.unlink()
@@ -250,17 +250,17 @@ def test_all_that_does_not_fit_the_model_is_told_at_once_with_its_line(job):
     """What only the family and the model's headers tell, as what the schema tells."""
     wrong = {
         "loss.shift": 3.0, "text_encoders.t5_dropout": 0.5, "data.bucket_step": 8, "sample.every": 1,
-        "sample.prompts": ["x"],
-        "sample.width": 40, "lora.targets": ["nothing"], "output.dir": f"{job.settings['data.path']}/out",
+        "sample.prompts": ["x"], "sample.width": 40, "lora.targets": ["nothing"],
+        "output.dir": f"{job.settings['data.path']}/out",
     }  # fmt: skip
     job.settings.update(wrong)
     line = job.arguments("sdxl-lora")
-    ended = job.program(*line, "--set", "loss.timesteps=uniform")
+    ended = job.program(*line, "--set", "loss.timestep_sampling=uniform")
     assert ended.code == 2
     number = {key: i for i, key in enumerate(job.settings, 1)}
     told = [text for text in ended.complaint.removeprefix("error: ").splitlines() if not text.startswith(("  ", "Use"))]
     expected = {f"{line[2]}:{number[key]}: {key}" for key in wrong if key not in ("sample.every", "sample.prompts")}
-    assert {": ".join(text.split(": ")[:2]) for text in told} == expected | {"--set: loss.timesteps"}
+    assert {": ".join(text.split(": ")[:2]) for text in told} == expected | {"--set: loss.timestep_sampling"}
 
 
 def test_layers_that_lora_files_have_no_name_for_are_refused_before_training(job, world):
@@ -278,7 +278,7 @@ def test_layers_that_lora_files_have_no_name_for_are_refused_before_training(job
 
 
 @pytest.mark.parametrize("inside", ["run", "."])
-def test_a_run_folder_among_the_pictures_is_refused(own, inside):
+def test_a_run_folder_among_the_images_is_refused(own, inside):
     ended = own.train(output__dir=str(own.folder / "drawings" / inside))
     assert ended.code == 2
     assert "output.dir" in ended.complaint

@@ -56,3 +56,13 @@ def test_a_choice_of_blocks_that_are_not_there_is_refused(small_config):
     config = small_config(gradient={"checkpointing": "full", "checkpoint_blocks": ("mid_block.*",)})
     with pytest.raises(ConfigError, match=r"gradient\.checkpoint_blocks: .*\n  'mid_block\.\*'; near it: middle_block"):
         check(config, FAMILIES["sdxl"])
+
+
+@pytest.mark.parametrize(
+    "loss", [{"timestep_sampling": "logit_normal"}, {"timestep_sampling": "mode"}, {"guidance_scale": 3.0}]
+)
+def test_what_no_sdxl_is_trained_with_is_refused_once(small_config, loss):
+    (key,) = loss
+    with pytest.raises(ConfigError) as refused:
+        check(small_config(loss=loss), FAMILIES["sdxl"])
+    assert str(refused.value).count(f"loss.{key}: ") == 1
