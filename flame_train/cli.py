@@ -35,7 +35,7 @@ from flame_train.arguments import (
 from flame_train.bench_cli import bench_app
 from flame_train.errors import OutputError
 from flame_train.families import FAMILY_TITLES
-from flame_train.output import Printable, complain, complain_of, open_streams, show, without_files
+from flame_train.output import Printable, complain, complain_of, could_show, open_streams, show, without_files
 
 app = typer.Typer(
     name="flame-train",
@@ -85,6 +85,7 @@ def run(arguments: list[str]) -> int:
         complain("the folder that this was started in is gone; change to one that exists and start again")
         return OutputError.exit_code
     try:
+        could_show()
         code = command()(arguments, prog_name="flame-train", standalone_mode=False)
         sys.stdout.flush()
         if code == _INTERRUPTED:  # the parser's answer to Ctrl-C, which a command that may be stopped has not heard

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 def kind_of(value: object) -> str:
@@ -111,7 +111,26 @@ def exit_status(error: BaseException) -> int:
         return DeviceFault.exit_code
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutputError.exit_code
+    if of_environment(error):
+        return EnvironmentFault.exit_code
     return 1
+
+
+_REFUSED: Final = (
+    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENAMETOOLONG, errno.EIO, errno.ESTALE, errno.EBADF
+)  # fmt: skip
+
+
+def of_environment(error: BaseException) -> str:
+    """What the machine or its limits refused, for a message; "" for an error of another kind."""
+    if isinstance(error, OSError) and error.errno in _REFUSED:
+        named = f"{shown(error.filename)}: " if error.filename else ""
+        return f"{named}the system refused: {error.strerror}"
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return "the system refused another thread"
+    if isinstance(error, ImportError):
+        return f"a library cannot be loaded: {error}"
+    return ""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

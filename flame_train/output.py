@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import math
@@ -17,11 +18,13 @@ import typer
 
 from flame_train import __version__
 from flame_train.errors import (
+    EnvironmentFault,
     FlameError,
     exit_status,
     is_device_failure,
     is_out_of_memory,
     lines_shown,
+    of_environment,
     shown,
     without_memory,
 )
@@ -40,6 +43,14 @@ def open_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # open to the end
+
+
+def could_show() -> None:
+    """Raises EnvironmentFault where standard output is open for reading only: a result would be lost at the end."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # not a descriptor's
+        mode = fcntl.fcntl(sys.stdout.fileno(), fcntl.F_GETFL) & os.O_ACCMODE
+        if mode == os.O_RDONLY:
+            raise EnvironmentFault("standard output is open for reading only; start again with one that can be written")
 
 
 def show(result: Mapping[str, Any], as_json: bool, text: str | None = None) -> None:
@@ -125,6 +136,8 @@ def complain_of(error: Exception, debug: bool) -> int:
             "start again: a run continues from its last checkpoint; if it comes back, it may be a bug in flame-train"
         )
         complain(f"the GPU failed: {error}; {again}{'' if debug else _saved_trace()}")
+    elif refused := of_environment(error):
+        complain(f"{refused}; look at this machine's limits (ulimit -a) and libraries (flame-train doctor)")
     elif isinstance(error, OSError) and status != 1:
         complain(f"{error.filename or 'output'}: the disk is full; free some space and start again")
     else:

@@ -19,8 +19,8 @@ def commented(config: Config, title: str, leave_out: Collection[str] = ()) -> st
     lines = [f"# {title}", "", f"format = {FORMAT}"]
     values = flat(config)
     for section, model in sections().items():
-        heading = (model.__doc__ or "").strip().splitlines()[0]
-        lines += ["", f"# {heading}", f"[{section}]"]
+        heading = (model.__doc__ or "").strip().splitlines()[:1]  # none where Python was told to leave docstrings out
+        lines += ["", *(f"# {line}" for line in heading), f"[{section}]"]
         for key in keys().values():
             if key.section == section and key.path in values and key.path not in leave_out:
                 setting = f"{key.name} = {toml_value(values[key.path])}"

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from flame_train.errors import ModelFileError, OutputError
+from flame_train.errors import EnvironmentFault, ModelFileError, OutputError, of_environment
 from flame_train.io.dtypes import DTYPE_OF_TAG, Array, tag_of
 from flame_train.io.durable import write_durably
 from flame_train.io.header import (
@@ -190,6 +190,10 @@ def _map_file(path: Path) -> mmap.mmap:
     except FileNotFoundError:
         raise ModelFileError(f"{path}: no such file; check the path") from None
     except OSError as error:
+        if of_environment(error):
+            raise EnvironmentFault(
+                f"{path}: cannot be read now: {error.strerror}; see to that and start again"
+            ) from error
         raise ModelFileError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 

@@ -15,7 +15,7 @@ from flame_train.adapters.formats import FORMATS, to_diffusers, to_kohya
 from flame_train.adapters.kinds import Factors
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
 from flame_train.engine.optim import Optimizer
-from flame_train.errors import ModelFileError, NonFiniteError, OutputError
+from flame_train.errors import EnvironmentFault, ModelFileError, NonFiniteError, OutputError
 from flame_train.io.commit import Content, Found
 from flame_train.io.files import reading
 from flame_train.io.held import Place
@@ -141,7 +141,7 @@ def restore(found: Found, optimizer: Optimizer) -> int:
     try:
         with SafetensorsFile(found.path / "optimizer.safetensors") as file:
             entries = {name: np.array(file.read(name)) for name in file.names}
-    except ModelFileError as error:  # its hash fitted a moment ago: it is out of reach now
+    except (ModelFileError, EnvironmentFault) as error:  # its hash fitted a moment ago: it is out of reach now
         raise OutputError(str(error)) from error
     optimizer.arena.load_state(_below(entries, _VALUES))
     optimizer.load_state_dict(_below(entries, _OPTIMIZER))

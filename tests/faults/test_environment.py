@@ -1,0 +1,85 @@
+"""A machine that refuses something: told as that, never as a bug of the program; or it does not matter at all."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from flame_train import cli
+from flame_train.config.load import load
+
+
+def test_standard_output_that_can_only_be_read_is_told_before_anything_is_done(job):
+    script = (
+        "import os, sys\n"
+        "os.dup2(os.open(os.devnull, os.O_RDONLY), 1)\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'flame_train', *sys.argv[1:]])\n"
+    )
+    process = job.program.start_python("-c", script, *job.arguments("sdxl-lora"))
+    _, errors = process.communicate()
+    assert process.returncode == 4
+    assert "standard output is open for reading only" in errors
+    assert not job.out.exists()
+
+
+def test_a_python_without_docstrings_writes_a_config_that_says_the_same(program, tmp_path):
+    for name, env in (("bare", {"PYTHONOPTIMIZE": "2"}), ("usual", {})):
+        ended = program.cold("init", "sdxl", "-o", str(tmp_path / f"{name}.toml"), env=env)
+        assert ended.code == 0, ended.stderr
+    bare, usual = ((tmp_path / f"{name}.toml").read_text().splitlines() for name in ("bare", "usual"))
+    assert [line for line in bare if line[:1] != "#"] == [line for line in usual if line[:1] != "#"]
+
+
+def test_a_whole_run_in_a_python_without_docstrings_and_assertions(job, whole):
+    ended = job.program.cold(*job.arguments("sdxl-lora"), env={"PYTHONOPTIMIZE": "2"})
+    assert ended.code == 0, ended.stderr
+    assert job.result() == whole
+
+
+def test_no_thread_to_be_had(job, monkeypatch, capsys):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert cli.run([*job.arguments("sdxl-lora"), "--dry-run"]) == 4
+    assert "the system refused another thread" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mebibytes", [150, 250, 400, 600])
+def test_very_little_memory(job, mebibytes):
+    """In a new interpreter, whose libraries want more than there is, or whose run does."""
+    script = (
+        "import os, resource, sys\n"
+        f"resource.setrlimit(resource.RLIMIT_AS, ({mebibytes << 20}, {mebibytes << 20}))\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'flame_train', *sys.argv[1:]])\n"
+    )
+    process = job.program.start_python("-c", script, *job.arguments("sdxl-lora"))
+    _, errors = process.communicate()
+    assert process.returncode in (0, 4, 5), errors
+    assert "bug in flame-train" not in errors
+
+
+@pytest.mark.parametrize("key", ["data.path", "data.cache", "output.dir"])
+def test_a_path_almost_as_long_as_the_system_takes(job, key):
+    place = str(job.folder)
+    while len(place) < 4070:
+        place += "/" + "d" * min(200, 4070 - len(place))
+    here = os.open("/", os.O_RDONLY)
+    for part in place.strip("/").split("/"):  # deeper than one call may name
+        if part.startswith("d" * 10):
+            os.mkdir(part, dir_fd=here)
+        here = os.open(part, os.O_RDONLY, dir_fd=here)
+    job.settings[key] = place
+    ended = job.train()
+    assert ended.code in (0, 3, 4, 6), ended.stderr
+    assert "bug in flame-train" not in ended.stderr
+
+
+def test_an_optimised_python_reads_the_config_that_it_wrote(program, tmp_path):
+    path = tmp_path / "x.toml"
+    program.cold("init", "sdxl", "-o", str(path), env={"PYTHONOPTIMIZE": "2"})
+    text = path.read_text().replace('checkpoint = ""', 'checkpoint = "b"').replace('path = ""', 'path = "p"')
+    path.write_text(text.replace('dir = ""', 'dir = "o"'))
+    assert load(str(path)).output.dir == "o"
