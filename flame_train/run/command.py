@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from .check import check, fp8_of
 from .describe import describe
 from .encode import Keys, could_cache, encode
 from .finish import report
-from .memory import predicted_memory
+from .memory import PredictedMemory, predicted_memory
 from .plan import Plan, make_plan
 from .train import train_run
 
@@ -76,15 +78,18 @@ def train_plan(plan: Plan, device: str, stop: StopRequest) -> dict[str, Any]:
     """Opens the run folder, encodes what is missing, trains or continues, and returns where everything is."""
     closed = run_folder(plan)
     found = preflighted(plan, closed)
-    keys = plan.encoding.keys(plan.placed, plan.prompts)
-    sources = sources_of(plan, keys)
+    with ThreadPoolExecutor(1) as beside:  # while files are hashed, which leaves Python free
+        memory = None if device == "cpu" else beside.submit(predicted_memory, plan, gpu_of(device))
+        keys = plan.encoding.keys(plan.placed, plan.prompts)
+        sources = sources_of(plan, keys)
     if found is not None:
         check_sources(found, sources)
     with closed as folder:
         found = _resume(folder, sources)
         _write_report(plan, folder)
         _notice_copies(plan)
-        _notice_memory(plan, device)
+        if memory is not None:
+            _notice_memory(memory.result, get_backend(device).memory().total)
         encoded = encode(plan.encoding, plan.placed, keys, plan.model.size_conditioning, device, stop)
         with deterministic(plan.config.train.deterministic):
             last = train_run(plan, encoded, folder, found, sources, device, stop) or folder.last()
@@ -139,16 +144,22 @@ def _notice_copies(plan: Plan) -> None:
         )
 
 
-def _notice_memory(plan: Plan, device: str) -> None:
-    """Says so where more is predicted than there is: it may go well, for a prediction errs by some per cent."""
-    predicted, there = predicted_memory(plan, gpu_of(device)).peak, get_backend(device).memory().total
-    if predicted > there:
+def _notice_memory(predicted: Callable[[], PredictedMemory], total: int) -> None:
+    """Says so where more is predicted than there is: it may go well, for a prediction errs by some per cent.
+
+    A prediction that fails is told as well, and costs no run.
+    """
+    try:
+        peak = predicted().peak
+    except Exception as e:
+        _LOG.warning("the memory of this run could not be predicted: %s: %s", type(e).__name__, e)
+        return
+    if peak > total:
         _LOG.warning(
-            "%.1f GiB are predicted and %s has %.1f: if memory runs out, try data.batch_size=1, "
+            "%.1f GiB are predicted and the GPU has %.1f: if memory runs out, try data.batch_size=1, "
             "gradient.checkpointing=full, model.quantize=fp8 or a lower data.resolution",
-            predicted / 2**30,
-            "this machine" if device == "cpu" else "the GPU",
-            there / 2**30,
+            peak / 2**30,
+            total / 2**30,
         )
 
 

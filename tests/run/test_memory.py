@@ -17,7 +17,6 @@ from flame_train.data.buckets import BucketRule
 from flame_train.data.dataset import Dataset
 from flame_train.data.placed import place
 from flame_train.engine.shape_run import H100, RTX_3090
-from flame_train.errors import EnvironmentFault
 from flame_train.models.common.vae import Vae
 from flame_train.recipes import FAMILIES
 from flame_train.recipes.family import Opening
@@ -189,13 +188,7 @@ def test_encoding_is_most_where_text_encoders_are(predict: Predict, plan_of: Cal
     assert weights < found.encoding < 1.02 * weights
     less = predict("sd35-medium", text_encoders={"precision": "fp8"}, **small).encoding
     t5 = text[-1].part.network
-    assert weights - less == pytest.approx(sum(p.out_features * p.in_features for p in t5.packable()), rel=0.05)
-
-
-def test_what_a_gpu_lacks_is_told(plan_of: Callable[..., Plan]) -> None:
-    plan = plan_of("sdxl", model={"quantize": "fp8", "arithmetic": "fp8"})
-    with pytest.raises(EnvironmentFault, match=r"compute capability 9.0, .* found 8.6"):
-        predicted_memory(plan, RTX_3090)
+    assert weights - less == pytest.approx(sum(p.out_features * p.in_features for p in t5.quantizable()), rel=0.05)
 
 
 def test_an_older_card_takes_more_for_attention_in_a_fixed_order(plan_of: Callable[..., Plan]) -> None:
