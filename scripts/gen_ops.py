@@ -82,7 +82,7 @@ def formula(op: Op) -> str:
 
 def dtypes(op: Op) -> str:
     """What the op takes, and how bf16 and fp16 are computed."""
-    return "by parts" if op.composite else "any" if op.moves else "floats" if op.raised else "numbers"
+    return "by parts" if op.composite else "any" if op.data_movement else "floats" if op.promoted else "numbers"
 
 
 def implementations(op: Op) -> list[str]:

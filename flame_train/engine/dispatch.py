@@ -47,7 +47,7 @@ def run(op: Op, values: dict[str, Any]) -> Any:
     arrays, used = _unwrap(op, values)
     backend = _backend(op, used, m)
     arrays = _fit(op, arrays, backend)
-    wanted = [u for u in used if u[2].requires_grad and u[0] not in op.undifferentiable] if m.grad else []
+    wanted = [u for u in used if u[2].requires_grad and u[0] not in op.non_differentiable_names] if m.grad else []
     kernel = _choose(op, arrays, backend, m)
     if op.composite and (kernel is None or not _covers(op, wanted)):
         return _observed(op, m, values)
@@ -94,11 +94,11 @@ def _unwrap(op: Op, values: dict[str, Any]) -> tuple[dict[str, Any], list[Used]]
         elif name not in op.number_names or not isinstance(v, (bool, int, float)):
             arrays[name] = _expect_number(op, name, v)
     for name, _, t in used:
-        if t.data.dtype not in FLOATS and name in op.raised:
-            _raise_whole(op, arrays, used)
+        if t.data.dtype not in FLOATS and name in op.promoted:
+            _promote_integers(op, arrays, used)
             break
-    if op.rounds:
-        _round_numbers(op, arrays, used)
+    if op.rounds_scalars:
+        _round_scalars(op, arrays, used)
     return arrays, used
 
 
@@ -109,10 +109,10 @@ def _fit(op: Op, arrays: dict[str, Any], backend: Backend) -> dict[str, Any]:
     return {n: backend.kernels.aligned(v) if n in op.tensor_names else v for n, v in arrays.items()}
 
 
-def _raise_whole(op: Op, arrays: dict[str, Any], used: list[Used]) -> None:
+def _promote_integers(op: Op, arrays: dict[str, Any], used: list[Used]) -> None:
     """Casts integer and boolean arguments to floats, except those the op takes as they are."""
     work = result_type([t.data for _, _, t in used]) or float32
-    for name in op.raised.intersection([name for name, _, _ in used]):
+    for name in op.promoted.intersection([name for name, _, _ in used]):
         v = arrays[name]
         arrays[name] = [_as_float(a, work) for a in v] if name in op.list_names else _as_float(v, work)
 
@@ -121,7 +121,7 @@ def _as_float(array: Array, dtype: DType) -> Array:
     return array if is_float(array.dtype) else array.astype(dtype)
 
 
-def _round_numbers(op: Op, arrays: dict[str, Any], used: list[Used]) -> None:
+def _round_scalars(op: Op, arrays: dict[str, Any], used: list[Used]) -> None:
     """Rounds numbers and 0-d tensors to the dtype of the tensors they are compared with, as PyTorch does."""
     dtype = result_type([t.data for _, _, t in used])
     for name in op.tensor_names:
@@ -226,12 +226,12 @@ def _reference(
     op: Op, arrays: dict[str, Any], used: list[Used], backend: Backend
 ) -> tuple[list[Array], dict[str, Array]]:
     """The reference's outputs and `aux` values: computed in fp32 or fp64, the outputs rounded to the inputs' dtype."""
-    if op.moves:
+    if op.data_movement:
         return _split(op, op.fn(backend.references, **arrays))
     dtypes = {t.data.dtype for _, _, t in used}
     result = promote(dtypes) if len(dtypes) < 2 else result_type([t.data for _, _, t in used])
     if result is None:  # integers and booleans only
-        if len(dtypes) > 1 and not op.rounds:
+        if len(dtypes) > 1 and not op.rounds_scalars:
             arrays = arrays | narrowed({n: t.data for n, i, t in used if i is None})
         outputs, aux = _split(op, op.fn(backend.references, **arrays))
         return [o.astype(_FROM_INTEGERS.get(o.dtype, o.dtype), copy=False) for o in outputs], aux

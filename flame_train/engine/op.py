@@ -11,9 +11,10 @@ Seven rules hold everywhere, so that no op has to implement them:
 - A formula's parameter names say what is saved for it: inputs, attributes, `aux` values, `out`, and
   `<input>_shape` where the shape alone will do. A formula that is not needed saves nothing.
 - References see fp32 or fp64: narrower floats are raised before and rounded once after. Ops that only move
-  data (`moves=True`) opt out.
+  data (`data_movement=True`) opt out.
 - Integers and booleans are raised to the dtype of the floats beside them, or to fp32, unless the op or the argument is
-  declared to take them as they are (`whole`), or the argument has no gradient by nature (`nograd`).
+  declared to take them as they are (`accepts_integers`), or the argument has no gradient by nature
+  (`non_differentiable`).
 - Gradients are summed down to a broadcast input's shape, and cast to its dtype, in the backward pass.
 - A formula may ask for more than what was saved, by a parameter's name. `needs`: the names of the arguments whose
   gradients are wanted. `targets`: where these go (`grad_target.GradTargets`): a gradient that has arrived there already
@@ -140,7 +141,7 @@ class Op:
     """A named operation. Calling it runs it on Tensors; see the module's docstring.
 
     `params` are all parameters in order, `names` their names, `positional` those that may be given by position and
-    `tensor_names` those that are tensors or lists of them. Of the latter, `raised` are cast from integers to floats,
+    `tensor_names` those that are tensors or lists of them. Of the latter, `promoted` are cast from integers to floats,
     `list_names` are lists, `number_names` may be Python numbers and `optional_names` None.
     """
 
@@ -148,26 +149,37 @@ class Op:
     """Set by dispatch.py, which imports this module. To import it here at every call would take microseconds."""
 
     def __init__(
-        self, fn: Callable[..., Any], *, composite: bool, torch: str | None, aux: tuple[str, ...], moves: bool,
-        multiple: bool, views: bool = False, mutates: tuple[str, ...] = (), whole: bool | tuple[str, ...] = (),
-        rounds: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        fn: Callable[..., Any],
+        *,
+        composite: bool,
+        torch: str | None,
+        aux: tuple[str, ...],
+        data_movement: bool,
+        multiple: bool,
+        views: bool = False,
+        mutates: tuple[str, ...] = (),
+        accepts_integers: bool | tuple[str, ...] = (),
+        rounds_scalars: bool = False,
+    ) -> None:
         self.name = fn.__name__
         self.fn = fn
         self.composite = composite
         self.torch = torch
         self.aux = aux
-        self.moves = moves
+        self.data_movement = data_movement
         self.views = views
         self.multiple = multiple
         self.mutates = mutates
-        self.rounds = rounds
+        self.rounds_scalars = rounds_scalars
         self.params = _parameters(fn, skip_first=not composite)
         self.names = tuple(p.name for p in self.params)
         self.positional = tuple(p.name for p in self.params if not p.named)
         self.tensor_names = tuple(p.name for p in self.params if p.kind != "attr")
-        exempt = self.tensor_names if composite or self.moves or whole is True else whole or ()
-        self.raised = frozenset(self.tensor_names) - frozenset(exempt)
+        exempt: tuple[str, ...] = () if isinstance(accepts_integers, bool) else accepts_integers
+        if composite or data_movement or accepts_integers is True:
+            exempt = self.tensor_names
+        self.promoted = frozenset(self.tensor_names) - frozenset(exempt)
         self.list_names = frozenset(p.name for p in self.params if p.kind == "list")
         self.number_names = frozenset(p.name for p in self.params if "float" in p.also)
         self.optional_names = frozenset(p.name for p in self.params if "None" in p.also)
@@ -179,8 +191,8 @@ class Op:
         self.kernel_formulas: list[VJP] = []
         self.kernels: list[Kernel] = []
         self._guards: dict[When, Guard] = {}
-        self.undifferentiable: set[str] = set()
-        self.refused: set[str] = set()
+        self.non_differentiable_names: set[str] = set()
+        self.unsupported_grads: set[str] = set()
         self._samples: Callable[[], Iterator[Sample]] | None = None
         self._large: Callable[[], Iterator[Sample]] | None = None
         self._errors: Callable[[], Iterator[ErrorSample]] | None = None
@@ -211,26 +223,26 @@ class Op:
 
         return declare
 
-    def nograd(self, *args: str) -> None:
+    def non_differentiable(self, *args: str) -> None:
         """Declares that `args` have no gradient by nature: indices, masks."""
         for a in args:
-            self._check_names("nograd", [a])
-        self.undifferentiable.update(args)
-        self.raised -= frozenset(args)
+            self._check_names("non_differentiable", [a])
+        self.non_differentiable_names.update(args)
+        self.promoted -= frozenset(args)
 
-    def refuses_grad(self, *args: str) -> None:
+    def grad_unsupported(self, *args: str) -> None:
         """Declares that `args` have no gradient although one would make sense, because PyTorch has none either.
 
         A call in which one of them requires grad raises `Unsupported`.
         """
-        self._check_names("refuses_grad", args)
-        self.refused.update(args)
+        self._check_names("grad_unsupported", args)
+        self.unsupported_grads.update(args)
 
     def samples(self, fn: Callable[[], Iterator[Sample]]) -> None:
         """Declares the samples on which the generated tests run the op."""
         self._samples = fn
 
-    def large_samples(self, fn: Callable[[], Iterator[Sample]]) -> None:
+    def perf_samples(self, fn: Callable[[], Iterator[Sample]]) -> None:
         """Declares samples of the sizes kernels are made for: checked against the reference, and timed."""
         self._large = fn
 
@@ -278,7 +290,7 @@ class Op:
             takes,
             impl,
             self._guard(when),
-            promotes=impl == "reference" and not self.moves,
+            promotes=impl == "reference" and not self.data_movement,
             accumulates=accumulates and "targets" in takes,
         )
 
@@ -334,7 +346,7 @@ class Op:
             raise LookupError(f"op {self.name} has no samples")
         return self._samples()
 
-    def iter_large_samples(self) -> Iterator[Sample]:
+    def iter_perf_samples(self) -> Iterator[Sample]:
         """The declared large samples, none if the op has no kernel that needs them."""
         return self._large() if self._large else iter(())
 
@@ -346,7 +358,7 @@ class Op:
     def differentiable(self) -> tuple[str, ...]:
         """The tensor inputs that have a gradient."""
         if self.composite:
-            return tuple(n for n in self.tensor_names if n not in self.undifferentiable)
+            return tuple(n for n in self.tensor_names if n not in self.non_differentiable_names)
         covered = {a for f in self.formulas for a in f.args}
         return tuple(n for n in self.tensor_names if n in covered)
 
@@ -359,25 +371,38 @@ class Op:
 
 
 def primitive(
-    *, torch: str | None = None, aux: tuple[str, ...] = (), moves: bool = False, multiple: bool = False,
-    views: bool = False, whole: bool | tuple[str, ...] = (), rounds: bool = False,
-) -> Callable[[Callable[..., Any]], Op]:  # fmt: skip
+    *,
+    torch: str | None = None,
+    aux: tuple[str, ...] = (),
+    data_movement: bool = False,
+    multiple: bool = False,
+    views: bool = False,
+    accepts_integers: bool | tuple[str, ...] = (),
+    rounds_scalars: bool = False,
+) -> Callable[[Callable[..., Any]], Op]:
     """Declares an op by its reference `f(xp, ...)`.
 
     - `torch`: its PyTorch counterpart, "add", "nn.functional.pad" or "Tensor.view".
     - `aux`: names of the values it returns after the result, for its formulas.
-    - `moves`: it only moves data, so every dtype is taken as it is.
+    - `data_movement`: it only moves data, so every dtype is taken as it is.
     - `multiple`: its result is a tuple of tensors.
-    - `views`: its results are views that hold each element of its one input exactly once; implies `moves`.
-    - `whole`: it takes integers and booleans as they are: True for all arguments, or the names of some.
-    - `rounds`: Python numbers are first rounded to the tensors' dtype, as a comparison with tensors requires.
+    - `views`: its results are views that hold each element of its one input exactly once; implies `data_movement`.
+    - `accepts_integers`: it takes integers and booleans as they are: True for all arguments, or the names of some.
+    - `rounds_scalars`: Python numbers are first rounded to the tensors' dtype, as a comparison with tensors requires.
 
     Raises `ValueError` for a name that is taken.
     """
     return lambda fn: Op(
-        fn, composite=False, torch=torch, aux=aux, moves=moves or views, multiple=multiple, views=views, whole=whole,
-        rounds=rounds,
-    )  # fmt: skip
+        fn,
+        composite=False,
+        torch=torch,
+        aux=aux,
+        data_movement=data_movement or views,
+        multiple=multiple,
+        views=views,
+        accepts_integers=accepts_integers,
+        rounds_scalars=rounds_scalars,
+    )
 
 
 def composite(
@@ -388,7 +413,9 @@ def composite(
     `torch` and `multiple` are as in `primitive`. `mutates` names the inputs it writes into, as PyTorch's counterpart
     does: running statistics.
     """
-    return lambda fn: Op(fn, composite=True, torch=torch, aux=aux, moves=False, multiple=multiple, mutates=mutates)
+    return lambda fn: Op(
+        fn, composite=True, torch=torch, aux=aux, data_movement=False, multiple=multiple, mutates=mutates
+    )
 
 
 def _parameters(fn: Callable[..., Any], skip_first: bool) -> tuple[Parameter, ...]:

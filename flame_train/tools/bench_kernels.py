@@ -18,7 +18,7 @@ from flame_train.engine import capture
 from flame_train.engine.backend import Backend
 
 KINDS: Final = (
-    ("attention", r"^attention|^few_keys|sdpa|flash|fmha"),
+    ("attention", r"^attention|^short_kv|sdpa|flash|fmha"),
     ("convolution", r"conv|fprop|dgrad|wgrad|implicit"),
     ("matrix products", r"^matrix product$|^paired_product|gemm|nvjet|cutlass|splitK|cublas"),
     ("LoRA factor gradients", r"^lora_gradients"),

@@ -93,7 +93,7 @@ def _chosen(names: list[str]) -> Iterator[tuple[Op, Sample]]:
     for name in every if names == ["all"] else names or sorted(step):
         op = REGISTRY[name]
         sizes = more.get(name) or step.get(name) if names else step[name]
-        for s in sizes or [*op.iter_large_samples()] or [*op.iter_samples()]:
+        for s in sizes or [*op.iter_perf_samples()] or [*op.iter_samples()]:
             yield op, s
 
 

@@ -46,8 +46,8 @@ def test_is_complete(name: str) -> None:
 def test_every_tensor_input_is_accounted_for(name: str) -> None:
     """An input either has a gradient or is declared to have none; no formula is left untested by the samples."""
     op = REGISTRY[name]
-    assert set(op.tensor_names) == set(op.differentiable) | op.undifferentiable | op.refused
-    assert not op.refused & (set(op.differentiable) | op.undifferentiable)
+    assert set(op.tensor_names) == set(op.differentiable) | op.non_differentiable_names | op.unsupported_grads
+    assert not op.unsupported_grads & (set(op.differentiable) | op.non_differentiable_names)
     exercised = {a for s in op.iter_samples() for a, _, _ in tensor_arguments(op, draw(op, 0, s))}
     assert exercised == set(op.tensor_names)
 
@@ -148,11 +148,11 @@ def test_precision_is_one_rounding_of_the_working_precision(name: str, index: in
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.bool_], ids=lambda d: d.__name__)
-@pytest.mark.parametrize(("name", "index", "s"), [c for c in CASES if REGISTRY[c.values[0]].raised])
+@pytest.mark.parametrize(("name", "index", "s"), [c for c in CASES if REGISTRY[c.values[0]].promoted])
 def test_whole_numbers_where_floats_are_meant_are_their_fp32(name: str, index: int, s: Sample, dtype: Any) -> None:
     """Each such argument by itself, so that whole numbers meet floats, and all of them together."""
     op = REGISTRY[name]
-    for args in [*[{a} for a in op.raised], op.raised]:
+    for args in [*[{a} for a in op.promoted], op.promoted]:
         whole, real = draw(op, index, s, float32), draw(op, index, s, float32)
         for (arg, _, t), (_, _, r) in zip(tensor_arguments(op, whole), tensor_arguments(op, real), strict=True):
             if arg in args and is_float(t.dtype):

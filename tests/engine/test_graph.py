@@ -50,7 +50,7 @@ def test_a_number_gets_the_sum_of_all_its_uses(uses: int, inner: bool) -> None:
     assert x.grad.item() == 2 * uses + 1
 
 
-def test_a_number_that_is_computed_gets_every_slope() -> None:
+def test_a_number_that_is_computed_gets_every_derivative() -> None:
     v = leaf(5)
     mean = (v * v).mean()
     (mean + mean.sqrt() + mean.log() + 0.5 * mean).backward()

@@ -39,7 +39,7 @@ def found_and_gradients(length: int, keys: int, rounded: str, dtype: str, device
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("length", "keys"), [(1, 1), (63, 80), (64, 77), (65, 8), (700, 77)])
-def test_few_keys(length: int, keys: int, dtype: str) -> None:
+def test_short_kv(length: int, keys: int, dtype: str) -> None:
     check(length, keys, dtype)
 
 

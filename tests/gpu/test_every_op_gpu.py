@@ -32,7 +32,7 @@ OPS = sorted(REGISTRY)
 CASES = [
     pytest.param(n, f"{kind}{i}", s, id=f"{n}-{kind}{i}")
     for n in OPS
-    for kind, found in (("s", REGISTRY[n].iter_samples()), ("l", REGISTRY[n].iter_large_samples()))
+    for kind, found in (("s", REGISTRY[n].iter_samples()), ("l", REGISTRY[n].iter_perf_samples()))
     for i, s in enumerate(found)
 ]
 DTYPES = [float32, bfloat16, float16]  # fp64 is gradcheck's
@@ -235,7 +235,7 @@ def test_two_runs_are_bit_equal(name: str, label: str, s: Sample, dtype: Any) ->
 )
 def test_every_kernel_is_reached_by_some_sample(name: str, impl: str) -> None:
     op = REGISTRY[name]
-    for s in [*op.iter_samples(), *op.iter_large_samples()]:
+    for s in [*op.iter_samples(), *op.iter_perf_samples()]:
         for dtype in DTYPES:
             moved = on(materialise(op, s, generator(name, 0)), op, "cuda", dtype)
             if (impl, "chosen") in explain(op, **moved):

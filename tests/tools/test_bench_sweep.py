@@ -145,5 +145,5 @@ def test_a_sweep_is_not_held_against_anything(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("largest", "top"), [(31.9, 40.0), (54.8, 80.0), (100.0, 100.0), (0.013, 0.02), (1040.0, 2000.0)]
 )
-def test_axes_end_at_round_numbers(largest: float, top: float) -> None:
+def test_axes_end_at_round_scalars(largest: float, top: float) -> None:
     assert bench_sweep._round_up(largest) == pytest.approx(top)

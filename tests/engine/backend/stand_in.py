@@ -226,7 +226,7 @@ class Products:
         def of(x: Any) -> Any:
             return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
-        if gelu.slope:
+        if gelu.derivative:
             hidden = gelu.hidden.astype(np.float64)
             return y * (of(hidden + 1e-5) - of(hidden - 1e-5)) / 2e-5
         gelu.hidden[...] = y

@@ -40,7 +40,7 @@ def test_as_its_parts(gpu: Any, monkeypatch: pytest.MonkeyPatch, biases: bool) -
     product = gpu.kernels.cublaslt.product
 
     def seen(*args: Any, gelu: Any = None, **kwargs: Any) -> None:
-        products.append(None if gelu is None else gelu.slope)
+        products.append(None if gelu is None else gelu.derivative)
         product(*args, gelu=gelu, **kwargs)
 
     monkeypatch.setattr(gpu.kernels.cublaslt, "product", seen)

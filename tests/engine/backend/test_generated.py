@@ -19,7 +19,7 @@ from flame_train.engine.dtype import is_float
 from flame_train.engine.gradcheck import generator
 from flame_train.engine.op import REGISTRY, Op, Sample, sample
 from flame_train.engine.op_samples import materialise, tensor_arguments
-from flame_train.engine.ops.linear.fp8 import turned
+from flame_train.engine.ops.linear.fp8 import transposed
 from flame_train.engine.ops.norm import group_norm_launch
 from flame_train.engine.ops.reduction.finite import NonFiniteFlags
 
@@ -97,7 +97,7 @@ def cases(dtype: Any) -> list[tuple[str, int, Op, dict[str, Any]]]:
     found = []
     for name in OPS:
         op = REGISTRY[name]
-        for i, s in enumerate([*op.iter_samples(), *op.iter_large_samples(), *LENGTHS.get(name, [])]):
+        for i, s in enumerate([*op.iter_samples(), *op.iter_perf_samples(), *LENGTHS.get(name, [])]):
             bound = materialise(op, s, generator(name, i), dtype)
             if "dtype" in bound:
                 bound["dtype"] = dtype
@@ -137,7 +137,7 @@ def test_attention_tile_by_tile(computing: Any) -> None:
     op, launched, dtype = REGISTRY["scaled_dot_product_attention"], list[str](), np.dtype(np.float32)
     get = computing.kernels._modules.get
     computing.kernels._modules.get = lambda *asked: launched.append(asked[0]) or get(*asked)
-    for i, s in enumerate([*op.iter_samples(), *op.iter_large_samples()]):
+    for i, s in enumerate([*op.iter_samples(), *op.iter_perf_samples()]):
         bound = materialise(op, s, generator(op.name, i), dtype)
         tensors = sum(t.size for _, _, t in tensor_arguments(op, bound))
         if bound.get("dropout_p") or tensors > 130_000:  # dropout is matrix products and generated kernels
@@ -331,9 +331,9 @@ def test_pairs_at_odd_distances(gpu: Any, compiled: Any, monkeypatch: pytest.Mon
 def test_codes_are_turned(gpu: Any, shape: tuple[int, int], compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
     monkeypatch.setattr(gpu.kernels._modules, "generated", compiled.generated)
-    turned(gpu.kernels, gpu.to_device(drawn))
+    transposed(gpu.kernels, gpu.to_device(drawn))
     compiled.build()
-    np.testing.assert_array_equal(turned(gpu.kernels, gpu.to_device(drawn)).get(), drawn.T)
+    np.testing.assert_array_equal(transposed(gpu.kernels, gpu.to_device(drawn)).get(), drawn.T)
 
 
 def test_a_reduction_has_more_outputs_than_a_grid_has_places_in_y(gpu: Any) -> None:

@@ -25,7 +25,7 @@ OPS = sorted(n for n, op in REGISTRY.items() if op.kernels or op.kernel_formulas
 
 
 def samples(op: Op) -> list[Sample]:
-    found = [*op.iter_samples(), *op.iter_large_samples()]
+    found = [*op.iter_samples(), *op.iter_perf_samples()]
     if "dtype" in op.names:  # an output dtype of its own: one that kernels have
         found += [Sample(s.args[: op.names.index("dtype")], {**s.kwargs, "dtype": np.dtype(np.float16)}) for s in found]
     return found

@@ -29,16 +29,16 @@ def attend(batch: int, heads: int, length: int, keys: int, **more: Any) -> None:
 def test_what_the_kernels_are_told(launched: Any) -> None:
     attend(4, 20, 1000, 77, scale=0.5)
     queries, keys = ((4, 20, 1000, 64), (64, 64)), ((4, 20, 77, 64), (80, 64))
-    (heads, of_head), threads, args, shared = launched.by_name["few_keys_forward"]
+    (heads, of_head), threads, args, shared = launched.by_name["short_kv_forward"]
     assert (heads, threads) == (80, 128)
     assert 80 * of_head <= 4 * 132
     assert args[:4] == (queries, keys, keys, queries)
     assert args[-1][0].item() == (4, 20, 1000, 77, 0.5)
     assert 4 * (shared + OF_A_BLOCK) <= MULTIPROCESSOR_BYTES
-    grid, threads, args, shared = launched.by_name["few_keys_gradients"]
+    grid, threads, args, shared = launched.by_name["short_kv_gradients"]
     assert (grid, threads) == ((80, 2), 128)
     assert args[:5] == (queries, keys, keys, queries, queries)
-    assert launched.texts["few_keys_gradients"].startswith("#define SHARE 2\n")
+    assert launched.texts["short_kv_gradients"].startswith("#define SHARE 2\n")
     assert 2 * (shared + OF_A_BLOCK) <= MULTIPROCESSOR_BYTES
 
 
@@ -47,7 +47,7 @@ def test_other_cards_have_no_such_products(launched: Any, capability: str, monke
     q = flame.tensor(np.zeros((1, 1), bfloat16), device="cuda")
     monkeypatch.setattr(type(q.data).device, "compute_capability", capability)
     query, key = (np.zeros((1, 1, n, 64), bfloat16).view(type(q.data)) for n in (100, 77))
-    assert "9.0's alone" in short_kv.unfit(query, key, False, None)
+    assert "9.0's alone" in short_kv.why_not(query, key, False, None)
 
 
 def test_as_many_blocks_share_a_head_as_was_fastest_on_an_h200() -> None:

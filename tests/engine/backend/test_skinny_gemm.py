@@ -10,13 +10,15 @@ import pytest
 from flame_train.engine.backend.cuda import tensor_map
 from flame_train.engine.dtype import bfloat16, float32
 from flame_train.engine.ops.linear import skinny_gemm
-from flame_train.engine.ops.linear.skinny_gemm import Thin, both, cut, fit
+from flame_train.engine.ops.linear.skinny_gemm import SkinnyOperands, both, cut, fit
 
 
-def thin(gpu: Any, rows: int = 1024, width: int = 640, out: int = 1280, layers: int = 3, rank: int = 16) -> Thin:
+def thin(
+    gpu: Any, rows: int = 1024, width: int = 640, out: int = 1280, layers: int = 3, rank: int = 16
+) -> SkinnyOperands:
     empty = gpu.kernels.empty
     shapes = (rows, width), (rows, layers, out), (rows, layers * rank), (rows, layers * rank)
-    return Thin(*(empty(shape, bfloat16) for shape in shapes), rank)
+    return SkinnyOperands(*(empty(shape, bfloat16) for shape in shapes), rank)
 
 
 def test_what_the_kernel_is_told(gpu: Any, launched: Any) -> None:

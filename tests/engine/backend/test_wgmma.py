@@ -27,7 +27,7 @@ def calls(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     )
     monkeypatch.setattr(gpu.kernels, "cudnn", cudnn)
     for name in ("forward", "gradients"):
-        monkeypatch.setattr(wgmma, name, lambda *_: made.append("warpgroups"))
+        monkeypatch.setattr(wgmma, name, lambda *_: made.append("wgmma"))
     return made
 
 
@@ -43,14 +43,14 @@ def attend(shape: Shape, keys: int, **more: Any) -> None:
 @pytest.mark.parametrize(
     ("shape", "keys", "exact", "asked"),
     [
-        ((1, 20, 1024, 64), 1024, True, ["warpgroups", "warpgroups"]),
-        ((1, 20, 1024, 64), 1024, False, ["warpgroups", "warpgroups"]),
-        ((1, 38, 429, 64), 4429, False, ["warpgroups", "warpgroups"]),
-        ((4, 20, 1024, 64), 1024, True, ["cudnn", "warpgroups"]),  # 81 % of the forward kernel's tiles, 97 of cuDNN's
-        ((4, 20, 1024, 64), 1000, True, ["warpgroups", "warpgroups"]),  # whose last tile of keys is not full
-        ((4, 10, 4096, 64), 4096, True, ["warpgroups", "warpgroups"]),
-        ((4, 10, 4096, 64), 4096, False, ["warpgroups", "cudnn"]),  # five products for seven
-        ((4, 10, 4096, 64), 4000, False, ["warpgroups", "warpgroups"]),
+        ((1, 20, 1024, 64), 1024, True, ["wgmma", "wgmma"]),
+        ((1, 20, 1024, 64), 1024, False, ["wgmma", "wgmma"]),
+        ((1, 38, 429, 64), 4429, False, ["wgmma", "wgmma"]),
+        ((4, 20, 1024, 64), 1024, True, ["cudnn", "wgmma"]),  # 81 % of the forward kernel's tiles, 97 of cuDNN's
+        ((4, 20, 1024, 64), 1000, True, ["wgmma", "wgmma"]),  # whose last tile of keys is not full
+        ((4, 10, 4096, 64), 4096, True, ["wgmma", "wgmma"]),
+        ((4, 10, 4096, 64), 4096, False, ["wgmma", "cudnn"]),  # five products for seven
+        ((4, 10, 4096, 64), 4000, False, ["wgmma", "wgmma"]),
         ((1, 20, 1024, 128), 1024, True, ["cudnn", "cudnn"]),
     ],
 )
@@ -65,7 +65,7 @@ def test_what_the_kernels_do_not_do_is_left_to_cudnn(calls: list[str]) -> None:
     assert calls == ["cudnn", "cudnn"]
     calls.clear()
     attend((1, 20, 1024, 64), 1024, scale=-1.0)
-    assert calls == ["cudnn", "warpgroups"]
+    assert calls == ["cudnn", "wgmma"]
 
 
 @pytest.mark.parametrize("capability", ["89", "100"])

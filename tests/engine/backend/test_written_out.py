@@ -21,7 +21,7 @@ from flame_train.engine.backend.cuda.dual_gemm import Operands, Tile
 from flame_train.engine.dtype import Array, DType, bfloat16, float16, float32, float64
 from flame_train.engine.ops.attention import short_kv, wgmma
 from flame_train.engine.ops.linear import skinny_gemm
-from flame_train.engine.ops.linear.skinny_gemm import Thin
+from flame_train.engine.ops.linear.skinny_gemm import SkinnyOperands
 
 pytestmark = pytest.mark.slow
 
@@ -97,7 +97,7 @@ def test_gradients_of_lora_factors(
     monkeypatch.setattr(computing.kernels, "multiprocessors", multiprocessors)
     k, shapes = computing.kernels, ((rows, width), (rows, layers, out), (rows, layers * rank), (rows, layers * rank))
     x, g, inner, low = (rounded(shape, i, bfloat16) for i, shape in enumerate(shapes))
-    t = Thin(*(flame.tensor(a, bfloat16, "cuda").data for a in (x, g, inner, low)), rank)
+    t = SkinnyOperands(*(flame.tensor(a, bfloat16, "cuda").data for a in (x, g, inner, low)), rank)
     before = {n: rounded(t.shape(n), 7, float32) if held else np.zeros(t.shape(n)) for n in ("down", "up")}
     targets = {n: flame.tensor(b, float32, "cuda").data if held else None for n, b in before.items()}
     assert skinny_gemm.fit(k, t)

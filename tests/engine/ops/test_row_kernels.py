@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flame_train.engine.dtype import bfloat16
-from flame_train.engine.ops.common.row_kernels import extent, no_reduction, no_rows, shared
+from flame_train.engine.ops.common.row_kernels import extent, shared, why_not_reduction, why_not_rows
 
 SHAPE = (2, 3, 4, 5)
 
@@ -41,11 +41,11 @@ def test_the_extent_of_a_reduction_takes_its_elements_together(dims: tuple[int, 
 
 
 def test_what_the_kernels_cannot_take_is_said() -> None:
-    assert no_rows(np.zeros((2, 3)), 1) == "no kernel for float64"
-    assert "nothing to compute with" in no_rows(np.zeros((0, 3), np.float32), 1)
-    assert no_rows(np.zeros((2, 1), bfloat16), 1) == "rows of one element"
-    assert "longer than" in no_rows(np.zeros((1, 1 << 17), bfloat16), 1)
-    assert no_rows(np.zeros((2, 640), bfloat16), 1) == ""
-    assert no_reduction(np.zeros((2, 3)), (0,)) == "no kernel for float64"
-    assert no_reduction(np.zeros((0, 3), np.float32), (0,)) == "nothing to compute with"
-    assert no_reduction(np.zeros((2, 3, 4), np.float32), (0, 2)) == "the dims are not neighbours"
+    assert why_not_rows(np.zeros((2, 3)), 1) == "no kernel for float64"
+    assert "nothing to compute with" in why_not_rows(np.zeros((0, 3), np.float32), 1)
+    assert why_not_rows(np.zeros((2, 1), bfloat16), 1) == "rows of one element"
+    assert "longer than" in why_not_rows(np.zeros((1, 1 << 17), bfloat16), 1)
+    assert why_not_rows(np.zeros((2, 640), bfloat16), 1) == ""
+    assert why_not_reduction(np.zeros((2, 3)), (0,)) == "no kernel for float64"
+    assert why_not_reduction(np.zeros((0, 3), np.float32), (0,)) == "nothing to compute with"
+    assert why_not_reduction(np.zeros((2, 3, 4), np.float32), (0, 2)) == "the dims are not neighbours"

@@ -54,7 +54,7 @@ class Gelu(NamedTuple):
     """
 
     hidden: Array
-    slope: bool = False
+    derivative: bool = False
 
 
 class NoAlgorithm(DeviceFault):
@@ -323,7 +323,7 @@ def _epilogue(bias: Array | None, gelu: Gelu | None) -> tuple[int, int]:
     """The code of the epilogue, and the distance between the rows of `gelu.hidden` in elements, 0 without one."""
     if gelu is None:
         return (0 if bias is None else _BIAS), 0
-    kind = _GELU_SLOPE if gelu.slope else _GELU
+    kind = _GELU_SLOPE if gelu.derivative else _GELU
     return kind | (0 if bias is None else _BIAS), gelu.hidden.strides[-2] // gelu.hidden.itemsize
 
 

@@ -66,7 +66,7 @@ def _kept(xp: Any, scores: Array, heads: int, length: int, rows: slice, p: float
     return (kept * scores.dtype.type(0.0 if p == 1.0 else 1.0 / (1.0 - p))).reshape(scores.shape)
 
 
-@primitive(torch="nn.functional.scaled_dot_product_attention", aux=("lse",), whole=("attn_mask",))
+@primitive(torch="nn.functional.scaled_dot_product_attention", aux=("lse",), accepts_integers=("attn_mask",))
 def scaled_dot_product_attention(
     xp: Any, query: Array, key: Array, value: Array, attn_mask: Array | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False, rng: Rng | None = None,
@@ -269,11 +269,11 @@ def _and(worth: Callable[[Array, Array, bool, float | None], str]) -> Callable[.
     return reason
 
 
-_few_keys = _and(short_kv.unfit)
-_warpgroups, _warpgroups_back = _and(wgmma.forward_unfit), _and(wgmma.gradients_unfit)
+_short_kv = _and(short_kv.why_not)
+_warpgroups, _warpgroups_back = _and(wgmma.why_not_forward), _and(wgmma.why_not_gradients)
 
 
-@scaled_dot_product_attention.cuda("few_keys", when=_few_keys)
+@scaled_dot_product_attention.cuda("short_kv", when=_short_kv)
 def _(
     k: Any, query: Array, key: Array, value: Array, attn_mask: None, dropout_p: float, is_causal: bool,
     scale: float | None, enable_gqa: bool, rng: None, stream: int,
@@ -284,7 +284,7 @@ def _(
     return out, lse
 
 
-@scaled_dot_product_attention.cuda("warpgroups", when=_warpgroups)
+@scaled_dot_product_attention.cuda("wgmma", when=_warpgroups)
 def _(
     k: Any, query: Array, key: Array, value: Array, attn_mask: None, dropout_p: float, is_causal: bool,
     scale: float | None, enable_gqa: bool, rng: None, stream: int,
@@ -308,7 +308,7 @@ def _(
     return out, lse
 
 
-@scaled_dot_product_attention.cuda_vjp("few_keys", "query", "key", "value", when=_few_keys)
+@scaled_dot_product_attention.cuda_vjp("short_kv", "query", "key", "value", when=_short_kv)
 def _(
     k: Any, g: Array, query: Array, key: Array, value: Array, lse: Array, scale: float | None
 ) -> tuple[Array, Array, Array]:  # fmt: skip
@@ -317,7 +317,7 @@ def _(
     return dq, dk, dv
 
 
-@scaled_dot_product_attention.cuda_vjp("warpgroups", "query", "key", "value", when=_warpgroups_back, accumulates=False)
+@scaled_dot_product_attention.cuda_vjp("wgmma", "query", "key", "value", when=_warpgroups_back, accumulates=False)
 def _(
     k: Any,
     g: Array,
@@ -381,7 +381,7 @@ def _(
     return dq, dk, dv
 
 
-@scaled_dot_product_attention.large_samples
+@scaled_dot_product_attention.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 4, 256, 64), (2, 4, 256, 64), (2, 4, 256, 64))
     yield sample((1, 2, 300, 64), (1, 2, 2125, 64), (1, 2, 2125, 64))

@@ -26,7 +26,7 @@ _SHARES = (5, 4, 3, 2)  # blocks of a cluster
 _MOST = 8  # blocks of a cluster that any card has room for, if with one a multiprocessor
 
 
-def unfit(query: Array, key: Array, is_causal: bool, scale: float | None) -> str:
+def why_not(query: Array, key: Array, is_causal: bool, scale: float | None) -> str:
     """Why the kernels do not replace cuDNN's; "" if they do."""
     keys = key.shape[-2]
     if query.shape[-1] != _HEAD or keys > _KEYS:
@@ -43,7 +43,7 @@ def forward(k: Any, query: Array, key: Array, value: Array, out: Array, lse: Arr
     k.launch_hooks.multiplied("attention", forward_flops(query, key, value))
     of_head = max(1, min(-(-length // _TILE), _FORWARD_BLOCKS * k.multiprocessors // (b * heads)))
     k.launch_sm90(
-        _forward_text(query.dtype), "few_keys_forward", query.dtype, (b * heads, of_head), _THREADS,
+        _forward_text(query.dtype), "short_kv_forward", query.dtype, (b * heads, of_head), _THREADS,
         (_rows(query), _keys(key), _keys(value), _rows(out), lse, _sizes(b, heads, length, keys, scale)),
         _FORWARD_BYTES,
     )  # fmt: skip
@@ -60,7 +60,7 @@ def gradients(
     k.launch_hooks.multiplied("attention", backward_flops(query, key, value))
     share = shares(b * heads, -(-length // _TILE), k.multiprocessors)
     k.launch_sm90(
-        _gradients_text(g.dtype, share), "few_keys_gradients", g.dtype, (b * heads, share), _THREADS,
+        _gradients_text(g.dtype, share), "short_kv_gradients", g.dtype, (b * heads, share), _THREADS,
         (
             _rows(query), _keys(key), _keys(value), _rows(g), _rows(dq), lse, rows_of(dk), rows_of(dv),
             _sizes(b, heads, length, keys, scale),

@@ -35,7 +35,7 @@ __device__ __forceinline__ void softmax(
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4) few_keys_forward(
+extern "C" __global__ void __launch_bounds__(THREADS, 4) short_kv_forward(
     const __grid_constant__ TensorMap query, const __grid_constant__ TensorMap key, const __grid_constant__ TensorMap value,
     const __grid_constant__ TensorMap out, float* lse, const Sizes s
 ) {

@@ -185,7 +185,7 @@ struct Block {
   }
 };
 
-extern "C" __cluster_dims__(1, SHARE, 1) __global__ void __launch_bounds__(THREADS, 2) few_keys_gradients(
+extern "C" __cluster_dims__(1, SHARE, 1) __global__ void __launch_bounds__(THREADS, 2) short_kv_gradients(
     const __grid_constant__ TensorMap query, const __grid_constant__ TensorMap key, const __grid_constant__ TensorMap value,
     const __grid_constant__ TensorMap g, const __grid_constant__ TensorMap dq, const float* lse, const Rows dk, const Rows dv,
     const Sizes s

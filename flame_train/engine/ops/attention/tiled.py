@@ -18,7 +18,7 @@ def forward_tiles(
     query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool
 ) -> str:  # fmt: skip
     """Why our forward kernel is not used; "" if it is. Its head sizes follow from measurements, see docs/log.md."""
-    if reason := _unfit(query, key, value, attn_mask, dropout_p):
+    if reason := _why_not(query, key, value, attn_mask, dropout_p):
         return reason
     width = max(query.shape[-1], value.shape[-1])
     if width > 512 or (width > 256 and not is_causal):
@@ -30,7 +30,7 @@ def backward_tiles(
     query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool
 ) -> str:  # fmt: skip
     """Why our gradient kernels are not used; "" if they are. Those of key and value have tiles of keys."""
-    if reason := _unfit(query, key, value, attn_mask, dropout_p):
+    if reason := _why_not(query, key, value, attn_mask, dropout_p):
         return reason
     width = max(query.shape[-1], value.shape[-1])
     if width > 256 or (width > 128 and not is_causal):
@@ -39,7 +39,7 @@ def backward_tiles(
     return _idle(query, key.shape[-2] * width) or _idle(key, queries * width)
 
 
-def _unfit(query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float) -> str:
+def _why_not(query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float) -> str:
     """Why tiled.cuh cannot take these arguments; "" if it can."""
     if dropout_p:
         return "dropout takes the reference"

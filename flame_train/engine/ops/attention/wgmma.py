@@ -30,11 +30,11 @@ _PLACED = np.dtype([("at", "u8"), ("batch", "i8"), ("head", "i8"), ("row", "i8")
 SIZES = np.dtype([("batches", "i4"), ("heads", "i4"), ("queries", "i4"), ("keys", "i4"), ("scale", "f4")])
 
 
-def forward_unfit(query: Array, key: Array, is_causal: bool, scale: float | None) -> str:
+def why_not_forward(query: Array, key: Array, is_causal: bool, scale: float | None) -> str:
     """Why the forward kernel does not replace cuDNN's; "" if it does."""
     if scale is not None and scale <= 0:
         return f"a scale of {scale}: expected one above 0, which keeps the largest score the largest"
-    if reason := _unfit(query, is_causal):
+    if reason := _why_not(query, is_causal):
         return reason
     (b, heads, length, _), keys, blocks = query.shape, key.shape[-2], get_backend("cuda").kernels.multiprocessors
     ours, theirs = (_used(b * heads, length, rows, blocks) for rows in (_FORWARD_ROWS, _WHOLE))
@@ -43,9 +43,9 @@ def forward_unfit(query: Array, key: Array, is_causal: bool, scale: float | None
     return ""
 
 
-def gradients_unfit(query: Array, key: Array, is_causal: bool, scale: float | None) -> str:
+def why_not_gradients(query: Array, key: Array, is_causal: bool, scale: float | None) -> str:
     """Why the gradient kernel does not replace cuDNN's; "" if it does: for determinism, wherever it can."""
-    if reason := _unfit(query, is_causal):
+    if reason := _why_not(query, is_causal):
         return reason
     rows = query.shape[0] * query.shape[1] * query.shape[-2]
     many = rows >= SM_90.cudnn_backward_rows
@@ -54,7 +54,7 @@ def gradients_unfit(query: Array, key: Array, is_causal: bool, scale: float | No
     return ""
 
 
-def _unfit(query: Array, is_causal: bool) -> str:
+def _why_not(query: Array, is_causal: bool) -> str:
     if query.shape[-1] != _HEAD or is_causal:
         return f"heads of {query.shape[-1]}{' and a causal mask' * is_causal}: expected {_HEAD} and no mask"
     return "" if int(query.device.compute_capability) == 90 else "its products are compute capability 9.0's alone"

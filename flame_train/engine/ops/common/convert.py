@@ -14,7 +14,7 @@ from .conditions import AT_MOST_FP32, floating
 from .dims import Shape
 
 
-@primitive(torch=None, moves=True)
+@primitive(torch=None, data_movement=True)
 def cast(xp: Any, input: Array, dtype: DType) -> Array:
     """input in another dtype (torch's Tensor.to(dtype)); the gradient is cast back"""
     return input.astype(dtype)
@@ -44,12 +44,12 @@ def _() -> Iterator[Sample]:
     yield sample((3, 4), np.dtype(np.float64))
 
 
-@cast.large_samples
+@cast.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((4097, 33), bfloat16)
 
 
-@primitive(torch="clone", moves=True)
+@primitive(torch="clone", data_movement=True)
 def clone(xp: Any, input: Array) -> Array:
     """A copy of input in row-major memory"""
     return xp.array(input, order="C", copy=True)

@@ -21,7 +21,7 @@ from .dims import Shape
 from .row_kernels import extent, reduce
 
 
-def generated(
+def elementwise_kernel(
     op: Op, forward: str, *, when: Callable[..., bool | str] | None = None, result: DType | None = None,
     missing: Mapping[str, float] | None = None, **gradients: str,
 ) -> None:  # fmt: skip
@@ -85,12 +85,14 @@ def _gradient(op: Op, arg: str, expression: str, missing: Mapping[str, float]) -
     def launch(k: Any, g: Array, *values: Any, targets: GradTargets) -> Array:
         operands = {n: missing[n] if v is None else v for n, v in zip(used, values, strict=False)}
         text = expression.removeprefix("alpha * ") if operands.get("alpha") == 1 else expression
-        return carried(k, text, {"g": g, **operands}, values[-1], targets[arg])
+        return broadcast_grad(k, text, {"g": g, **operands}, values[-1], targets[arg])
 
     return named(launch, ["k", "g", *used, f"{arg}_shape", "targets"])
 
 
-def carried(k: Any, expression: str, operands: Mapping[str, Any], shape: Shape, target: GradTarget = FRESH) -> Array:
+def broadcast_grad(
+    k: Any, expression: str, operands: Mapping[str, Any], shape: Shape, target: GradTarget = FRESH
+) -> Array:
     """The gradient of an argument of `shape`: `expression` over `g` and other operands, summed down to that shape.
 
     What has arrived at `target` is added. The target's buffer is used if nothing has arrived and nothing is summed.

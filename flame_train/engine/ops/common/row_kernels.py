@@ -33,7 +33,7 @@ def _as_rows(x: Array, dims: int) -> Array:
 def _dense_rows(x: Array, dims: int) -> bool:
     lead = [s for n, s in zip(x.shape[:-dims], x.strides[:-dims], strict=True) if n > 1]
     if math.prod(x.shape[-dims:]) % 2 == 0 and any(at // x.itemsize % 2 for at in (x.data.ptr, *lead)):
-        return False  # `turned` needs both elements of a pair in one packet
+        return False  # `rotate_half` needs both elements of a pair in one packet
     step: int = x.itemsize
     for n, stride in zip(x.shape[: -dims - 1 : -1], x.strides[: -dims - 1 : -1], strict=True):
         if n > 1 and stride != step:
@@ -72,7 +72,7 @@ def row_program_with_sums(
     return (out if given else made[0].reshape(like.shape)) if made else None, totals
 
 
-def no_rows(x: Array, dims: int, *others: Array | None) -> str:
+def why_not_rows(x: Array, dims: int, *others: Array | None) -> str:
     """Why row kernels cannot take `x` as rows of its last `dims` dims, together with `others`; "" if they can."""
     reason = floating(x, *others)
     if reason:
@@ -131,7 +131,7 @@ def extent(shape: Shape, dims: Sequence[int]) -> Extent | None:
     return Extent(math.prod(shape[:first]), math.prod(shape[first : last + 1]), math.prod(shape[last + 1 :]))
 
 
-def no_reduction(x: Array, dims: Sequence[int]) -> str:
+def why_not_reduction(x: Array, dims: Sequence[int]) -> str:
     """Why the reduction kernels cannot take `x` over `dims`; "" if they can."""
     if reason := floating(x):
         return reason
@@ -143,7 +143,7 @@ def no_reduction(x: Array, dims: Sequence[int]) -> str:
 def reduced_rows(k: Any, x: Array, dims: Sequence[int]) -> Array | None:
     """`x` as dense rows, each reduced to one number over `dims`; None if row kernels cannot take them."""
     e = extent(x.shape, dims)
-    if e is None or e.inner != 1 or no_rows(x, x.ndim - min(dims)):
+    if e is None or e.inner != 1 or why_not_rows(x, x.ndim - min(dims)):
         return None
     rows: Array = k.contiguous(x).reshape(e.outer, e.reduced)
     return rows

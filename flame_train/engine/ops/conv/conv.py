@@ -344,7 +344,7 @@ def _(
     return dw[:out_ch, :in_ch]
 
 
-@conv2d.large_samples
+@conv2d.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 16, 16, 64), (96, 64, 3, 3), (96,), 1, 1, layout="NHWC")
     yield sample((1, 32, 24, 4), (64, 4, 3, 3), (64,), 1, 1, layout="NHWC")

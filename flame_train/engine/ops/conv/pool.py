@@ -349,13 +349,13 @@ def _(k: Any, g: Array, input_shape: Shape, output_size: int | tuple[int | None,
 
 for _op in (max_pool2d_with_indices, avg_pool2d):
 
-    @_op.large_samples
+    @_op.perf_samples
     def _() -> Iterator[Sample]:
         yield sample((2, 9, 11, 24), 3, 2, 1, layout="NHWC")
         yield sample((3, 5, 31, 40), 3, 2, 1)
 
 
-@adaptive_avg_pool2d.large_samples
+@adaptive_avg_pool2d.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 9, 11, 24), (4, 3), layout="NHWC")
     yield sample((2, 3, 70, 50), 1)

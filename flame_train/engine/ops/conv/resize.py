@@ -19,7 +19,7 @@ Sizes = int | Sequence[int]
 Factors = float | Sequence[float]
 
 
-@primitive(torch=None, moves=True)
+@primitive(torch=None, data_movement=True)
 def upsample_nearest(xp: Any, input: Array, scale_factor: int = 2, layout: str = "NCHW") -> Array:
     """Each pixel repeated scale_factor times in both directions (torch's interpolate, mode="nearest")"""
     if input.ndim != 4:
@@ -71,7 +71,7 @@ def _() -> Iterator[Sample]:
     yield sample((2, 3, 2, 5), layout="NHWC")
 
 
-@upsample_nearest.large_samples
+@upsample_nearest.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 9, 7, 64), layout="NHWC")
 

@@ -12,8 +12,8 @@ from ....errors import ShapeError
 from ...dtype import Array, DType, as_dtype
 from ...op import ErrorSample, Sample, primitive, sample
 from ...op_samples import Values
-from ..common.elementwise_codegen import generated
-from ..pointwise.activations import gated, gated_gradient, gelu_value, gelu_value_and_slope, halved, halves
+from ..common.elementwise_codegen import elementwise_kernel
+from ..pointwise.activations import gated, gated_gradient, gelu_value, gelu_value_and_derivative, halved, halves
 
 
 @primitive(torch=None)
@@ -26,7 +26,7 @@ def geglu(xp: Any, input: Array) -> Array:
 @geglu.vjp("input")
 def _(xp: Any, g: Array, input: Array) -> Array:
     value, gate = halves(input, "geglu")
-    gelu, slope = gelu_value_and_slope(xp, gate)
+    gelu, slope = gelu_value_and_derivative(xp, gate)
     return xp.concatenate([g * gelu, g * value * slope], axis=-1)
 
 
@@ -49,16 +49,16 @@ def _(k: Any, input: Array) -> Array:
 
 @geglu.cuda_vjp("generated", "input", when=halved)
 def _(k: Any, g: Array, input: Array) -> Array:
-    return gated_gradient(k, g, input, "g * gelu(gate)", "g * value * gelu_slope(gate)")
+    return gated_gradient(k, g, input, "g * gelu(gate)", "g * value * gelu_derivative(gate)")
 
 
-@geglu.large_samples
+@geglu.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((3, 77, 2560))
     yield sample((5, 16))
 
 
-@primitive(torch=None, moves=True)
+@primitive(torch=None, data_movement=True)
 def timestep_embedding(
     xp: Any, timesteps: Array, dim: int, max_period: float = 10000.0, dtype: DType | str = "float32"
 ) -> Array:
@@ -77,7 +77,7 @@ def timestep_embedding(
     return xp.concatenate([xp.cos(args), xp.sin(args)], axis=-1).astype(as_dtype(dtype))
 
 
-timestep_embedding.nograd("timesteps")
+timestep_embedding.non_differentiable("timesteps")
 
 
 @timestep_embedding.errors
@@ -111,7 +111,7 @@ def _(xp: Any, g: Array, gate: Array) -> Array:
     return g * gate
 
 
-generated(gated_add, "input + gate * update", input="g", gate="g * update", update="g * gate")
+elementwise_kernel(gated_add, "input + gate * update", input="g", gate="g * update", update="g * gate")
 
 
 @gated_add.errors
@@ -124,6 +124,6 @@ def _() -> Iterator[Sample]:
     yield sample((2, 3, 4), (2, 1, 4), (2, 3, 4))
 
 
-@gated_add.large_samples
+@gated_add.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 300, 640), (2, 1, 640), (2, 300, 640))

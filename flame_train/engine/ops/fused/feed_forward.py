@@ -84,11 +84,11 @@ def _(k: Any, g: Array, weight1: Array, weight2: Array, hidden: Array, targets: 
 
 def backward(k: Any, g: Array, weight1: Array, weight2: Array, hidden: Array, targets: GradTargets) -> Array:
     """The input's gradient; `hidden` as `forward` returned it."""
-    carried = k.matmul(g, weight2, gelu=Gelu(hidden, slope=True))
+    carried = k.matmul(g, weight2, gelu=Gelu(hidden, derivative=True))
     return product_to(k, targets["input"], carried, weight1)
 
 
-@feed_forward.large_samples
+@feed_forward.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 77, 640), (2560, 640), (2560,), (640, 2560), (640,))
     yield sample((2, 1030, 32), (8192, 32), (8192,), (24, 8192), (24,))

@@ -11,7 +11,7 @@ from ...grad_target import FRESH, GradTargets
 from ...op import ErrorSample, Sample, composite, sample
 from ...tensor import Tensor
 from ..common import conditions
-from ..linear.fp8 import carried_product, decode, encode, fits, fp8_linear, products, storage, stored
+from ..linear.fp8 import decode, encode, fits, fp8_linear, fp8_product_to, products, storage, stored
 from ..pointwise.activations import gelu
 from . import feed_forward
 
@@ -29,7 +29,7 @@ def fp8_feed_forward(
     return fp8_linear(gelu(hidden, approximate="tanh"), codes2, scales2, bias2, dynamic=dynamic)
 
 
-fp8_feed_forward.nograd("codes1", "scales1", "codes2", "scales2")
+fp8_feed_forward.non_differentiable("codes1", "scales1", "codes2", "scales2")
 
 
 @fp8_feed_forward.samples
@@ -46,7 +46,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(bad, ShapeError, r"last dim 6 but weight is \(3, 5\)")
 
 
-@fp8_feed_forward.large_samples
+@fp8_feed_forward.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((32, 1030, 32), *stored(512, 32), (512,), *stored(48, 512), (48,))
     yield sample((2, 77, 640), *stored(2560, 640), (2560,), *stored(640, 2560), (640,), dynamic=True)
@@ -113,6 +113,6 @@ def _(
     k: Any, g: Array, codes1: Array, scales1: Array, codes2: Array, scales2: Array, hidden: Array,
     targets: GradTargets,
 ) -> Array:  # fmt: skip
-    carried = carried_product(k, g, codes2, scales2, FRESH)
-    value = "x * gelu_tanh_slope(beside)"
-    return carried_product(k, carried, codes1, scales1, targets["input"], value=value, beside=hidden)
+    carried = fp8_product_to(k, g, codes2, scales2, FRESH)
+    value = "x * gelu_tanh_derivative(beside)"
+    return fp8_product_to(k, carried, codes1, scales1, targets["input"], value=value, beside=hidden)

@@ -13,7 +13,7 @@ from ...grad_target import FRESH, GradTargets
 from ...op import ErrorSample, Sample, composite, sample
 from ...tensor import Tensor
 from ..common.dims import Shape, size_along
-from ..common.row_kernels import no_rows, shared
+from ..common.row_kernels import shared, why_not_rows
 from ..norm.rms_norm import Angles, angle_rows, norm_gradient_rows, norm_rows, rms_norm, rope
 from ..shape.concat import cat
 
@@ -57,7 +57,7 @@ def _() -> Iterator[Sample]:
     yield sample([(3, 2, 4)], [(4,)], (1, 4), (1, 4))
 
 
-@cat_rms_norm.large_samples
+@cat_rms_norm.perf_samples
 def _() -> Iterator[Sample]:
     yield sample([(2, 77, 3, 64), (2, 300, 3, 64)], [(64,), (64,)])
     yield sample([(1, 33, 4, 128), (1, 65, 4, 128)], [(128,), (128,)], (98, 1, 128), (98, 1, 128))
@@ -93,7 +93,7 @@ def _alike(tensors: Sequence[Array], weights: Sequence[Array], cos: Maybe, sin: 
     turned = [a for a in (cos, sin) if a is not None]
     size = sum(x.shape[dim] for x in tensors)
     for x, part in zip(tensors, _parts(tensors, dim), strict=True):
-        if reason := no_rows(x, 1, *weights, *turned):
+        if reason := why_not_rows(x, 1, *weights, *turned):
             return reason
         if any(shared(_part(a, part, size), x.shape) is None for a in turned):
             return "cos or sin broadcast in another way than by rows"

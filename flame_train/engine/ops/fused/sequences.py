@@ -14,9 +14,8 @@ from ...op import ErrorSample, Sample, composite, sample
 from ...tensor import Tensor
 from ..common.conditions import floating
 from ..common.dims import Shape, size_along
-from ..common.elementwise_codegen import carried
+from ..common.elementwise_codegen import broadcast_grad
 from ..common.row_kernels import (
-    no_rows,
     row_program,
     row_program_with_sums,
     rows_at,
@@ -24,6 +23,7 @@ from ..common.row_kernels import (
     shared,
     table,
     target_rows,
+    why_not_rows,
 )
 from ..linear.matmul import linear
 from ..norm.layer_norm import CENTRED, SUMS, gradient_program, layer_norm
@@ -74,7 +74,7 @@ def _() -> Iterator[Sample]:
     yield sample((3, 5), (3, 2), approximate="tanh")
 
 
-@cat_gelu.large_samples
+@cat_gelu.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((1, 77, 640), (1, 77, 2560), approximate="tanh")
 
@@ -107,9 +107,9 @@ def _(k: Any, g: Array, input_shape: Shape) -> Array:
 @cat_gelu.cuda_vjp("generated", "hidden", when=_side_by_side)
 def _(k: Any, g: Array, hidden: Array, approximate: str, targets: GradTargets) -> Array:
     behind = g[..., g.shape[-1] - hidden.shape[-1] :]
-    slope = f"g * {_GELU[approximate]}_slope(hidden)"
+    slope = f"g * {_GELU[approximate]}_derivative(hidden)"
     operands = {"g": behind, "hidden": hidden}
-    return carried(k, slope, operands, hidden.shape, targets["hidden"])
+    return broadcast_grad(k, slope, operands, hidden.shape, targets["hidden"])
 
 
 @composite(aux=("mean", "rstd"))
@@ -139,7 +139,7 @@ def _modulated(input: Array, scale: Array, shift: Array) -> str:
         found = shared(x, input.shape) if input.ndim else None
         if found is None or found[0] * found[1] * input.shape[-1] != input.size:
             return "scale or shift broadcast in another way than one row for each run of rows"
-    return no_rows(input, 1, scale, shift)
+    return why_not_rows(input, 1, scale, shift)
 
 
 @layer_norm_modulate.cuda("rows", when=_modulated)
@@ -175,7 +175,7 @@ def _(
         dense = Operands({"g": rows_of(k, g), "input": rows_of(k, input)}, {}, numbers)
         totals = [_to_shared(k, _SUMS[n], dense, x, input.shape) for n, x in wanted.items()]
     found = {
-        n: carried(k, "g", {"g": t.reshape(x.shape)}, x.shape, targets[n])
+        n: broadcast_grad(k, "g", {"g": t.reshape(x.shape)}, x.shape, targets[n])
         for (n, x), t in zip(wanted.items(), totals, strict=True)
     }
     return made, found.get("scale"), found.get("shift")
@@ -193,7 +193,7 @@ def _to_shared(k: Any, each: str, operands: Operands, x: Array, shape: Shape) ->
     return total
 
 
-@layer_norm_modulate.large_samples
+@layer_norm_modulate.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 77, 640), (2, 1, 640), (2, 1, 640))
     yield sample((300, 3072), (3072,), (3072,))

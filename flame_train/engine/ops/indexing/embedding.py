@@ -13,7 +13,7 @@ from ...dtype import Array, bool_, compute_dtype, float32, int32, int64, is_floa
 from ...op import ErrorSample, Sample, primitive, sample
 from ...op_samples import booleans, integers
 from ..common.dims import Shape, axis
-from ..common.elementwise_codegen import generated
+from ..common.elementwise_codegen import elementwise_kernel
 from .index_rows import no_rows_by_index, summed, taken
 
 
@@ -38,7 +38,7 @@ def check_within(xp: Any, op: str, index: Array, size: int, least: int = 0) -> N
         raise IndexError(f"{op}: expected whole numbers in [{least}, {size}), got {index.min()} to {index.max()}")
 
 
-@primitive(torch="nn.functional.embedding", moves=True)
+@primitive(torch="nn.functional.embedding", data_movement=True)
 def embedding(xp: Any, input: Array, weight: Array, padding_idx: int | None = None) -> Array:
     """weight[input]: rows of weight by index; the row padding_idx gets no gradient"""
     if input.dtype.kind not in "iu":
@@ -50,7 +50,7 @@ def embedding(xp: Any, input: Array, weight: Array, padding_idx: int | None = No
     return weight[input]
 
 
-embedding.nograd("input")
+embedding.non_differentiable("input")
 
 
 @embedding.vjp("weight")
@@ -79,7 +79,7 @@ def _(k: Any, g: Array, input: Array, weight_shape: Shape, padding_idx: int | No
     return dw
 
 
-@embedding.large_samples
+@embedding.perf_samples
 def _() -> Iterator[Sample]:
     yield sample(integers(70, 5, 77), (70, 64), 3)
     yield sample(integers(3, 2500), (9, 12))
@@ -101,7 +101,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample(integers(5, 2), (5, 4), 5), IndexError, r"padding_idx in \[-5, 5\), got 5")
 
 
-@primitive(torch="index_select", moves=True)
+@primitive(torch="index_select", data_movement=True)
 def index_select(xp: Any, input: Array, dim: int, index: Array) -> Array:
     """The slices of input along dim that index (1-D) names"""
     if index.ndim > 1 or index.dtype.kind not in "iu":
@@ -115,7 +115,7 @@ def _selected(shape: Shape, dim: int, count: int) -> Shape:
     return tuple(count if d == dim % len(shape) else n for d, n in enumerate(shape)) if shape else ()
 
 
-index_select.nograd("index")
+index_select.non_differentiable("index")
 
 
 @index_select.vjp("input")
@@ -147,7 +147,7 @@ def _(k: Any, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
     return k.xp.moveaxis(total.reshape(input_shape[dim], *moved.shape[1:]), 0, dim)
 
 
-@index_select.large_samples
+@index_select.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((7, 33, 40), 1, integers(33, 90))
     yield sample((50, 24), 0, integers(50, 300))
@@ -165,7 +165,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((4, 3), 1, np.array([2, -1])), IndexError, r"in \[0, 3\), got -1 to 2")
 
 
-@primitive(torch="masked_fill", whole=True)
+@primitive(torch="masked_fill", accepts_integers=True)
 def masked_fill(xp: Any, input: Array, mask: Array, value: Array | float) -> Array:
     """value where mask holds, else input"""
     if mask.dtype != bool:
@@ -177,7 +177,7 @@ def masked_fill(xp: Any, input: Array, mask: Array, value: Array | float) -> Arr
     return xp.where(mask, value, input).astype(input.dtype)
 
 
-masked_fill.nograd("mask")
+masked_fill.non_differentiable("mask")
 
 
 @masked_fill.vjp("input")
@@ -194,7 +194,7 @@ def _no_mask(mask: Array) -> str:
     return "" if mask.dtype == bool_ else "a mask that is refused"
 
 
-generated(
+elementwise_kernel(
     masked_fill, "mask != 0.f ? value : input", when=_no_mask,
     input="mask != 0.f ? 0.f : g", value="mask != 0.f ? g : 0.f",
 )  # fmt: skip
@@ -212,7 +212,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample(integers(3, 2), booleans(2), 0.5), ShapeError, "int64 cannot hold 0.5")
 
 
-@primitive(torch="nn.functional.one_hot", moves=True)
+@primitive(torch="nn.functional.one_hot", data_movement=True)
 def one_hot(xp: Any, input: Array, num_classes: int = -1) -> Array:
     """1 at each index along a new last dim of num_classes, else 0 (int64); -1 takes the largest index plus one"""
     if input.dtype.kind not in "iu":
@@ -224,7 +224,7 @@ def one_hot(xp: Any, input: Array, num_classes: int = -1) -> Array:
     return (input[..., None] == xp.arange(count)).astype(np.int64)
 
 
-one_hot.nograd("input")
+one_hot.non_differentiable("input")
 
 
 def _no_classes(input: Array, num_classes: int) -> str:

@@ -49,7 +49,7 @@ def _check_places(xp: Any, op: str, input: Array, dim: int, index: Array, src: A
     check_within(xp, op, index, input.shape[along] if input.ndim else 1)
 
 
-@primitive(torch="take_along_dim", moves=True)
+@primitive(torch="take_along_dim", data_movement=True)
 def take_along_dim(xp: Any, input: Array, indices: Array, dim: int | None = None) -> Array:
     """input[..., indices[..., i, ...], ...] along dim, where -1 is the last; without dim both are flattened"""
     if dim is None:
@@ -64,7 +64,7 @@ def take_along_dim(xp: Any, input: Array, indices: Array, dim: int | None = None
     return xp.take_along_axis(input, indices, axis=along)
 
 
-take_along_dim.nograd("indices")
+take_along_dim.non_differentiable("indices")
 
 
 @take_along_dim.vjp("input")
@@ -106,14 +106,14 @@ def _() -> Iterator[Sample]:
     yield sample((1, 5), integers(5, 3, 2), 1)
 
 
-@primitive(torch="gather", moves=True)
+@primitive(torch="gather", data_movement=True)
 def gather(xp: Any, input: Array, dim: int, index: Array) -> Array:
     """input[..., index[..., i, ...], ...] along dim; index may be smaller than input along the other dims"""
     _check_places(xp, "gather", input, dim, index)
     return input[_places(xp, index, dim, input.shape)]
 
 
-gather.nograd("index")
+gather.non_differentiable("index")
 
 
 @gather.vjp("input")
@@ -135,7 +135,7 @@ def _(k: Any, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
     return element_sums(k, g, dim, index, input_shape)
 
 
-@gather.large_samples
+@gather.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((37, 300), 1, integers(300, 37, 11))
     yield sample((6, 30, 40), 1, integers(30, 6, 50, 40))
@@ -152,7 +152,7 @@ def _() -> Iterator[Sample]:
     yield sample((3, 5), -1, integers(5, 2, 7))
 
 
-@primitive(torch="scatter", moves=True)
+@primitive(torch="scatter", data_movement=True)
 def scatter(xp: Any, input: Array, dim: int, index: Array, src: Array | float) -> Array:
     """input with src put at index along dim: the place gather would read; of several at one place, any"""
     _check_places(xp, "scatter", input, dim, index, None if isinstance(src, (int, float)) else src)
@@ -161,7 +161,7 @@ def scatter(xp: Any, input: Array, dim: int, index: Array, src: Array | float) -
     return out
 
 
-scatter.nograd("index")
+scatter.non_differentiable("index")
 
 
 def _corner(shape: Shape) -> tuple[slice, ...]:
@@ -197,7 +197,7 @@ def _() -> Iterator[Sample]:
     yield sample((3, 5), 1, _ONCE, 0.7)
 
 
-@primitive(torch="scatter_add", moves=True)
+@primitive(torch="scatter_add", data_movement=True)
 def scatter_add(xp: Any, input: Array, dim: int, index: Array, src: Array) -> Array:
     """input with src added at index along dim, repeated places added up"""
     _check_places(xp, "scatter_add", input, dim, index, src)
@@ -208,7 +208,7 @@ def scatter_add(xp: Any, input: Array, dim: int, index: Array, src: Array) -> Ar
     return out.astype(input.dtype)
 
 
-scatter_add.nograd("index")
+scatter_add.non_differentiable("index")
 
 
 @scatter_add.vjp("input")
@@ -237,7 +237,7 @@ def _(k: Any, g: Array, dim: int, index: Array) -> Array:
     return elements(k, g, dim, index)
 
 
-@scatter_add.large_samples
+@scatter_add.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((37, 300), 1, integers(300, 37, 11), (37, 11))
     yield sample((6, 30, 40), 1, integers(30, 6, 50, 40), (6, 50, 40))

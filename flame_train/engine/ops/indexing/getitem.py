@@ -16,7 +16,7 @@ from ..common.dims import Shape, size_along
 from .embedding import added_at
 
 
-@primitive(torch="Tensor.__getitem__", moves=True)
+@primitive(torch="Tensor.__getitem__", data_movement=True)
 def getitem(xp: Any, input: Array, index: Any) -> Array:
     """input[index], for whole numbers, slices, None, ..., and tensors or lists of whole numbers or truth values"""
     first, rest = _steps(xp, index, input.shape)
@@ -66,7 +66,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((3, 0), (slice(None), Tensor(np.array([0])))), IndexError, "a dim of size 0")
 
 
-@primitive(torch="narrow", moves=True)
+@primitive(torch="narrow", data_movement=True)
 def narrow(xp: Any, input: Array, dim: int, start: int, length: int) -> Array:
     """length entries of dim, from start"""
     return input[_window(input.shape, dim, start, length)]

@@ -11,7 +11,7 @@ from ...dtype import Array
 from ...op import ErrorSample, Sample, primitive, sample
 
 
-@primitive(torch="einsum", whole=True)
+@primitive(torch="einsum", accepts_integers=True)
 def einsum(xp: Any, equation: str, operands: Sequence[Array]) -> Array:
     """The sum over the dims that the equation names on the left only: "bij,bjk->bik" is a matrix product"""
     inputs, output = _parsed(equation, [x.shape for x in operands])

@@ -33,7 +33,7 @@ def fp8_quantize(xp: Any, input: Array) -> tuple[Array, Array]:
     return encoded(xp, input)
 
 
-fp8_quantize.nograd("input")
+fp8_quantize.non_differentiable("input")
 
 
 @fp8_quantize.samples
@@ -43,7 +43,7 @@ def _() -> Iterator[Sample]:
     yield sample((0, 4))
 
 
-@fp8_quantize.large_samples
+@fp8_quantize.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((3, 77, 640))
     yield sample((5, 5120))
@@ -55,7 +55,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample(()), ShapeError, "at least 1 dim")
 
 
-@primitive(moves=True)
+@primitive(data_movement=True)
 def fp8_dequantize(xp: Any, codes: Array, scales: Array, dtype: DType) -> Array:
     """The numbers (..., C) that `fp8_quantize` stored, in dtype"""
     _check_stored(codes, scales, "fp8_dequantize")
@@ -63,7 +63,7 @@ def fp8_dequantize(xp: Any, codes: Array, scales: Array, dtype: DType) -> Array:
     return weight_of(xp, codes, scales, compute_dtype(dtype)).astype(dtype)
 
 
-fp8_dequantize.nograd("codes", "scales")
+fp8_dequantize.non_differentiable("codes", "scales")
 
 
 def stored(*shape: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -77,7 +77,7 @@ def _() -> Iterator[Sample]:
     yield sample(*stored(2, 3, 5), np.dtype(np.float64))
 
 
-@fp8_dequantize.large_samples
+@fp8_dequantize.perf_samples
 def _() -> Iterator[Sample]:
     yield sample(*stored(77, 640), bfloat16)
 
@@ -108,7 +108,7 @@ def fp8_linear(
     return y
 
 
-fp8_linear.nograd("codes", "scales")
+fp8_linear.non_differentiable("codes", "scales")
 
 
 def check_layer(input: Array, codes: Array, scales: Array, residual: Array | None, op: str) -> None:
@@ -123,7 +123,7 @@ def weight_of(xp: Any, codes: Array, scales: Array, dtype: DType) -> Array:
     return decoded(xp, codes, dtype) * factors(scales, dtype)[..., None]
 
 
-def carried(xp: Any, g: Array, codes: Array, scales: Array, dynamic: bool) -> Array:
+def broadcast_grad(xp: Any, g: Array, codes: Array, scales: Array, dynamic: bool) -> Array:
     """g @ weight, the gradient of a layer's input; with `dynamic` its rows are rounded.
 
     Each row of the weight meets one column of g, so its factor is multiplied into that column before the rounding.
@@ -135,7 +135,7 @@ def carried(xp: Any, g: Array, codes: Array, scales: Array, dynamic: bool) -> Ar
 
 @fp8_linear.vjp("input")
 def _(xp: Any, g: Array, codes: Array, scales: Array, dynamic: bool) -> Array:
-    return carried(xp, g, codes, scales, dynamic)
+    return broadcast_grad(xp, g, codes, scales, dynamic)
 
 
 @fp8_linear.vjp("bias")
@@ -155,7 +155,7 @@ def _() -> Iterator[Sample]:
     yield sample((2, 3, 4), *stored(5, 4), (5,), (2, 3, 5))
 
 
-@fp8_linear.large_samples
+@fp8_linear.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 77, 640), *stored(1280, 640), (1280,), (2, 77, 1280))
     yield sample((333, 256), *stored(144, 256))
@@ -224,7 +224,7 @@ def decode(k: Any, codes: Array, scales: Array, dtype: DType) -> Array:
     return k.elementwise(("codes * factor",), {"codes": codes, "factor": factor}, (dtype,))[0]
 
 
-def turned(k: Any, codes: Array) -> Array:
+def transposed(k: Any, codes: Array) -> Array:
     """The transpose (C, R) of codes (R, C), both multiples of 16, in memory: 8-bit products only go along rows."""
     rows, width = codes.shape
     made = k.empty((width, rows), uint8)
@@ -302,10 +302,10 @@ def _(
 
 @fp8_linear.cuda_vjp("fp8", "input", when=_by_products)
 def _(k: Any, g: Array, codes: Array, scales: Array, targets: GradTargets) -> Array:
-    return carried_product(k, g, codes, scales, targets["input"])
+    return fp8_product_to(k, g, codes, scales, targets["input"])
 
 
-def carried_product(
+def fp8_product_to(
     k: Any,
     g: Array,
     codes: Array,
@@ -319,10 +319,10 @@ def carried_product(
     `value` and `beside`, as in `encode`, replace g by an expression over it.
     """
     if target.addend is not None and target.addend.dtype != g.dtype:
-        return target.addend + carried_product(k, g, codes, scales, FRESH, value, beside)
+        return target.addend + fp8_product_to(k, g, codes, scales, FRESH, value, beside)
     shape = (*g.shape[:-1], codes.shape[1])
     buffer = target.buffer
     made = buffer if buffer is not None and buffer.flags.c_contiguous else k.empty(shape, g.dtype)
-    columns, ones = turned(k, k.contiguous(codes)), k.ones[: codes.shape[1]]
+    columns, ones = transposed(k, k.contiguous(codes)), k.ones[: codes.shape[1]]
     k.scaled_product(*encode(k, g, scales, value, beside), columns, ones, out=made, plus=target.addend)
     return made

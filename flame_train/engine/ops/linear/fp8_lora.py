@@ -13,11 +13,11 @@ from ...grad_target import GradTargets
 from ...op import ErrorSample, Sample, primitive, sample
 from ..common import conditions
 from .e4m3 import rounded
-from .fp8 import carried, carried_product, check_layer, decode, encode, products, storage, stored, weight_of
-from .lora import carried_back, check_factors, stacked_gradients, stacked_products
+from .fp8 import broadcast_grad, check_layer, decode, encode, fp8_product_to, products, storage, stored, weight_of
+from .lora import check_factors, lora_hidden_grad, stacked_gradients, stacked_products
 from .lora_gradients import factor_gradients, listed, side_by_side
 from .matmul import rows_product
-from .skinny_gemm import Thin
+from .skinny_gemm import SkinnyOperands
 
 
 @primitive(aux=("low",), multiple=True)
@@ -42,7 +42,7 @@ def fp8_lora_linears(
     return made, xp.concatenate(lows, axis=-1).reshape(-1, sum(len(d) for d in downs))
 
 
-fp8_lora_linears.nograd("codes", "scales")
+fp8_lora_linears.non_differentiable("codes", "scales")
 
 
 def _check(
@@ -72,7 +72,7 @@ def _(
     dx = None
     if "input" in needs:
         whole = xp.concatenate(rows, axis=-1), xp.concatenate(codes), xp.concatenate(scales)
-        dx = carried(xp, *whole, dynamic) + sum(xp.matmul(i, d) for i, d in zip(inner, downs, strict=True))
+        dx = broadcast_grad(xp, *whole, dynamic) + sum(xp.matmul(i, d) for i, d in zip(inner, downs, strict=True))
         dx = dx.reshape(input.shape)
     ends = np.cumsum([len(d) for d in downs])[:-1]
     d_downs = [xp.matmul(i.T, x) for i in inner] if "downs" in needs else None
@@ -102,7 +102,7 @@ def _() -> Iterator[Sample]:
     yield sample((2, 8), *_stored(1, 6, 8), [(2, 8)], [(6, 2)], 0.5)
 
 
-@fp8_lora_linears.large_samples
+@fp8_lora_linears.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 77, 320), *_stored(3, 640, 320), [(16, 320)] * 3, [(640, 16)] * 3, 0.5)
     yield sample((1, 521, 144), *_stored(1, 80, 144), [(16, 144)], [(80, 16)], 0.5, (80,), (1, 521, 80))
@@ -202,11 +202,11 @@ def _(
     stack, factors, down, up = (k.stacked(what) for what in (codes, scales, downs, ups))
     (n, out, width), rank = stack.shape, down.shape[1]
     x, rows = k.contiguous(input).reshape(-1, width), side_by_side(k, g)
-    inner, dx = carried_back(k, rows, up, scale), None
+    inner, dx = lora_hidden_grad(k, rows, up, scale), None
     if "input" in targets:
         flat = k.contiguous(rows).reshape(*input.shape[:-1], n * out)
         weight = stack.reshape(-1, width), factors.reshape(-1)
-        dx = carried_product(k, flat, *weight, targets["input"])
+        dx = fp8_product_to(k, flat, *weight, targets["input"])
         k.matmul(inner, down.reshape(-1, width), out=dx.reshape(-1, width), plus=dx.reshape(-1, width))
-    made = factor_gradients(k, Thin(x, rows, inner, low, rank), listed(targets, n))
+    made = factor_gradients(k, SkinnyOperands(x, rows, inner, low, rank), listed(targets, n))
     return dx, made.get("down"), made.get("up")

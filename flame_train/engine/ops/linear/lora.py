@@ -17,7 +17,7 @@ from ..common import conditions
 from ..conv.conv import Pair, conv2d
 from .lora_gradients import factor_gradients, listed, side_by_side
 from .matmul import check_linear, check_residual, linear_condition, product_target, rows_product
-from .skinny_gemm import Thin
+from .skinny_gemm import SkinnyOperands
 
 
 @primitive(aux=("low",))
@@ -125,7 +125,7 @@ def _(
     else:
         dx, inner = None, k.matmul(rows, up, alpha=scale)
     wanted = {n: [targets[n]] for n in ("down", "up") if n in targets}
-    made = factor_gradients(k, Thin(x, rows[:, None], inner, low.reshape(len(x), -1), len(down)), wanted)
+    made = factor_gradients(k, SkinnyOperands(x, rows[:, None], inner, low.reshape(len(x), -1), len(down)), wanted)
     return dx, made["down"][0] if "down" in made else None, made["up"][0] if "up" in made else None
 
 
@@ -218,12 +218,12 @@ def stacked_gradients(
         matrices = weight.reshape(-1, width), up.reshape(-1, rank), down.reshape(-1, width)
         dx, inner = k.lora_gemm(flat, *matrices, scale, splits=n, **product_target(targets["input"]))
     else:
-        dx, inner = None, carried_back(k, rows, up, scale)
-    made = factor_gradients(k, Thin(x, rows, inner, low, rank), listed(targets, n))
+        dx, inner = None, lora_hidden_grad(k, rows, up, scale)
+    made = factor_gradients(k, SkinnyOperands(x, rows, inner, low, rank), listed(targets, n))
     return dx, made.get("down"), made.get("up")
 
 
-def carried_back(k: Any, rows: Array, up: Array, scale: float) -> Array:
+def lora_hidden_grad(k: Any, rows: Array, up: Array, scale: float) -> Array:
     """(M, n rank): the gradients of the low-rank activations, scale * rows (M, n, out) @ up (n, out, rank)."""
     n, _, rank = up.shape
     inner = k.empty((len(rows), n * rank), rows.dtype)
@@ -231,7 +231,7 @@ def carried_back(k: Any, rows: Array, up: Array, scale: float) -> Array:
     return inner
 
 
-@lora_linears.large_samples
+@lora_linears.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 77, 320), [(640, 320)] * 3, [(16, 320)] * 3, [(640, 16)] * 3, 0.5)
     yield sample((100, 96), [(64, 96)] * 2, [(4, 96)] * 2, [(64, 4)] * 2, 1.0)
@@ -265,7 +265,7 @@ def _() -> Iterator[Sample]:
     yield sample((1, 3, 4, 4), (5, 3, 1, 1), None, (2, 3, 1, 1), (5, 2, 1, 1), 1.5)
 
 
-@lora_linear.large_samples
+@lora_linear.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 77, 320), (640, 320), (640,), (16, 320), (640, 16), 0.5)
     yield sample((100, 96), (64, 96), None, (4, 96), (64, 4), 1.0)

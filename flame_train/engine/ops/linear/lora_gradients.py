@@ -8,7 +8,7 @@ from typing import Any
 from ...dtype import Array, compute_dtype, float32
 from ...grad_target import FRESH, GradTarget, GradTargets
 from . import skinny_gemm
-from .skinny_gemm import Thin
+from .skinny_gemm import SkinnyOperands
 
 
 def side_by_side(k: Any, arrays: Sequence[Array]) -> Array:
@@ -26,7 +26,7 @@ def listed(targets: GradTargets, n: int) -> Wanted:
     return {a: [targets[f"{a}s"].get(i, FRESH) for i in range(n)] for a in ("down", "up") if f"{a}s" in targets}
 
 
-def factor_gradients(k: Any, t: Thin, wanted: Wanted) -> dict[str, list[Array]]:
+def factor_gradients(k: Any, t: SkinnyOperands, wanted: Wanted) -> dict[str, list[Array]]:
     """The factors' gradients in fp32 or fp64, a list for each name, added to what has arrived at their targets."""
     blocks = {n: _block(k, targets) for n, targets in wanted.items()}
     in_place = all(

@@ -18,7 +18,7 @@ def _t(x: Array) -> Array:
     return x.swapaxes(-1, -2)
 
 
-@primitive(torch="matmul", whole=True)
+@primitive(torch="matmul", accepts_integers=True)
 def matmul(xp: Any, input: Array, other: Array) -> Array:
     """input @ other over the last two dims, the others broadcast; a 1-D operand is a vector"""
     if 0 in (input.ndim, other.ndim):
@@ -66,7 +66,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((), (4, 2)), ShapeError, "at least 1 dim each")
 
 
-@primitive(torch="nn.functional.linear", whole=True)
+@primitive(torch="nn.functional.linear", accepts_integers=True)
 def linear(xp: Any, input: Array, weight: Array, bias: Array | None = None) -> Array:
     """input @ weight^T + bias, over the last dim"""
     check_linear(input, weight)
@@ -284,19 +284,19 @@ def _(k: Any, g: Array) -> Array:
     return g
 
 
-@matmul.large_samples
+@matmul.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((4, 8, 96, 64), (4, 8, 64, 80))
     yield sample((300, 200), (200, 100))
 
 
-@linear_add.large_samples
+@linear_add.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 77, 640), (1280, 640), (1280,), (2, 77, 1280))
     yield sample((333, 250), (130, 250), None, (333, 130))
 
 
-@linear.large_samples
+@linear.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 77, 640), (1280, 640), (1280,))
     yield sample((333, 250), (130, 250))

@@ -22,7 +22,7 @@ _SIDE = np.dtype([("c", "u8"), ("c_step", "i8"), ("width", "i4"), ("count", "i4"
 
 
 @dataclass(frozen=True, slots=True)
-class Thin:
+class SkinnyOperands:
     """The operands of the factors' gradients for n layers of one input: `inner`^T x for down, `rows`^T low for up.
 
     x (M, K) is the input, rows (M, n, N) the outputs' gradients, inner (M, n rank) the gradients of the low-rank
@@ -41,7 +41,7 @@ class Thin:
         return (n, self.rank, self.x.shape[1]) if name == "down" else (n, out, self.rank)
 
 
-def fit(k: Any, t: Thin) -> bool:
+def fit(k: Any, t: SkinnyOperands) -> bool:
     """Whether the kernel makes both products in one launch: with thin factors, launching costs more than computing."""
     m, (n, out) = len(t.x), t.rows.shape[1:]
     arrays = (t.x, t.rows, t.inner, t.low)
@@ -57,7 +57,7 @@ def fit(k: Any, t: Thin) -> bool:
     )
 
 
-def both(k: Any, t: Thin, targets: Mapping[str, Any], final: bool) -> dict[str, list[Array]]:
+def both(k: Any, t: SkinnyOperands, targets: Mapping[str, Any], final: bool) -> dict[str, list[Array]]:
     """Both gradients in one launch, added to the targets where there are some, beside other work if all are `final`."""
     made = {n: k.empty(t.shape(n), float32) if target is None else target for n, target in targets.items()}
     (n, out), (m, width), rank = t.rows.shape[1:], t.x.shape, t.rank

@@ -51,7 +51,7 @@ def _(xp: Any, g: Array, input: Array, weight: Array | None, reduction: str) -> 
     return share(g, input.size, reduction) * (slope if weight is None else slope * weight)
 
 
-binary_cross_entropy.refuses_grad("weight")
+binary_cross_entropy.grad_unsupported("weight")
 
 
 @binary_cross_entropy.errors
@@ -97,7 +97,7 @@ def _(xp: Any, g: Array, input: Array, weight: Array | None, pos_weight: Array |
     return share(g, input.size, reduction) * (slope if weight is None else slope * weight)
 
 
-binary_cross_entropy_with_logits.refuses_grad("weight", "pos_weight")
+binary_cross_entropy_with_logits.grad_unsupported("weight", "pos_weight")
 
 
 @binary_cross_entropy_with_logits.samples

@@ -66,8 +66,8 @@ def _divisor(xp: Any, total: Array, target: Array, ignore_index: int) -> Array:
     return xp.where(xp.all(target == ignore_index), 1.0, total)
 
 
-nll_loss.nograd("target")
-nll_loss.refuses_grad("weight")
+nll_loss.non_differentiable("target")
+nll_loss.grad_unsupported("weight")
 
 
 @nll_loss.vjp("input")
@@ -100,7 +100,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((4, 3), (4,)), ShapeError, "expected whole-number classes, got float64")
 
 
-@primitive(torch="nn.functional.cross_entropy", aux=("peak", "rest", "mass", "total"), whole=("target",))
+@primitive(torch="nn.functional.cross_entropy", aux=("peak", "rest", "mass", "total"), accepts_integers=("target",))
 def cross_entropy(
     xp: Any, input: Array, target: Array, weight: Array | None = None, *, ignore_index: int = -100,
     reduction: str = "mean", label_smoothing: float = 0.0,
@@ -154,7 +154,7 @@ def _each(xp: Any, g: Array, dim: int, total: Any, reduction: str) -> Array:
     return g / total if reduction == "mean" else g if reduction == "sum" else xp.expand_dims(g, dim)
 
 
-cross_entropy.refuses_grad("weight")
+cross_entropy.grad_unsupported("weight")
 
 
 @cross_entropy.vjp("input")
@@ -296,7 +296,7 @@ def _(
     return k.elementwise((value,), operands, (target.dtype,), x.x.shape)[0].reshape(x.shape)
 
 
-@cross_entropy.large_samples
+@cross_entropy.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((11, 3001), integers(3001, 11), ignore_index=7, label_smoothing=0.1)
     yield sample((5, 4096), integers(4096, 5), positive(4096), reduction="none")
@@ -305,7 +305,7 @@ def _() -> Iterator[Sample]:
     yield sample((1, 2, 17000), integers(2, 1, 17000), positive(2))
 
 
-@nll_loss.large_samples
+@nll_loss.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 21, 24, 32), integers(21, 2, 24, 32), positive(21), ignore_index=20)
     yield sample((1, 2, 17000), integers(2, 1, 17000))

@@ -14,7 +14,7 @@ from ...tensor import Tensor
 from ..common.conditions import floating
 from ..common.dims import axis
 from ..common.elementwise_codegen import named
-from ..common.row_kernels import no_reduction, reduce
+from ..common.row_kernels import reduce, why_not_reduction
 
 
 def reduced(xp: Any, loss: Array, reduction: str) -> Array:
@@ -119,7 +119,7 @@ def _kernels(op: Op, value: str, slope: str) -> None:
     def possible(input: Array, target: Array, reduction: str, *numbers: float) -> str:
         if input.shape != target.shape or reduction not in ("mean", "sum", "none") or any(n <= 0 for n in numbers):
             return "arguments that are refused"
-        return no_reduction(input, range(input.ndim)) or floating(target)
+        return why_not_reduction(input, range(input.ndim)) or floating(target)
 
     def forward(k: Any, input: Array, target: Array, reduction: str, **numbers: float) -> Array:
         dtype: Any = promote([input.dtype, target.dtype])
@@ -153,7 +153,7 @@ _kernels(
 )
 for _op in (mse_loss, l1_loss, huber_loss):
 
-    @_op.large_samples
+    @_op.perf_samples
     def _() -> Iterator[Sample]:
         yield sample((4, 4, 128, 128), (4, 4, 128, 128))
         yield sample((3, 3, 77), (3, 3, 77), reduction="sum")

@@ -69,7 +69,7 @@ def batch_norm_inference(
     return _scaled((input - mean) / xp.sqrt(var + eps), weight, bias, layout)
 
 
-batch_norm_inference.nograd("running_mean", "running_var")
+batch_norm_inference.non_differentiable("running_mean", "running_var")
 
 
 def _running(mean: Array, var: Array, shape: Shape, layout: str) -> tuple[Array, Array]:
@@ -182,7 +182,7 @@ def _moments(input: Tensor, axes: tuple[int, ...], count: int) -> tuple[Array, A
     return accurate_sum(xp.mean, x, axes), accurate_sum(xp.mean, centred * centred, axes) * (count / (count - 1.0))
 
 
-batch_norm.nograd("running_mean", "running_var")
+batch_norm.non_differentiable("running_mean", "running_var")
 
 
 @batch_norm.samples
@@ -219,7 +219,7 @@ def instance_norm(
     return group_norm(input, channels, weight, bias, eps, layout)
 
 
-instance_norm.nograd("running_mean", "running_var")
+instance_norm.non_differentiable("running_mean", "running_var")
 
 
 @instance_norm.samples
@@ -336,14 +336,14 @@ def _(
     return k.elementwise(("b / sqrtf(var + eps)",), {"b": b, "var": running_var, "eps": eps}, (float32,))[0], a
 
 
-@batch_norm_train.large_samples
+@batch_norm_train.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 5, 100, 99), (5,), (5,))
     yield sample((2, 3, 64, 80), (3,), (3,))
     yield sample((5, 11, 13, 40), (40,), (40,), layout="NHWC")
 
 
-@batch_norm_inference.large_samples
+@batch_norm_inference.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 3, 64, 80), (3,), positive(3), (3,), (3,))
     yield sample((5, 11, 13, 40), (40,), positive(40), (40,), (40,), layout="NHWC")

@@ -236,7 +236,7 @@ def _(
     return tuple(made.get(name) for name in ("input", "other", "weight", "bias"))
 
 
-@cat_group_norm_silu.large_samples
+@cat_group_norm_silu.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 32, 32, 640), (2, 32, 32, 320), 32, (960,), (960,))
     yield sample((3, 17, 9, 320), None, 32, (320,), (320,), (3, 320))
@@ -245,7 +245,7 @@ def _() -> Iterator[Sample]:
 
 for _norm in (group_norm, group_norm_silu):
 
-    @_norm.large_samples
+    @_norm.perf_samples
     def _() -> Iterator[Sample]:
         yield sample((2, 32, 32, 320), 32, (320,), (320,), layout="NHWC")
         yield sample((1, 17, 9, 1920), 32, (1920,), (1920,), 1e-6, layout="NHWC")

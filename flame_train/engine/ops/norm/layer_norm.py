@@ -10,8 +10,8 @@ from ...backend.cuda.codegen.kernel_ir import Operands, Program
 from ...dtype import Array, float32, promote
 from ...grad_target import FRESH, GradTargets
 from ...op import ErrorSample, Sample, primitive, sample
-from ..common.elementwise_codegen import carried
-from ..common.row_kernels import no_rows, one_row, row_program_with_sums, rows_at, target_rows
+from ..common.elementwise_codegen import broadcast_grad
+from ..common.row_kernels import one_row, row_program_with_sums, rows_at, target_rows, why_not_rows
 
 
 @primitive(torch="nn.functional.layer_norm", aux=("mean", "rstd"))
@@ -86,10 +86,10 @@ def _() -> Iterator[ErrorSample]:
 
 
 def _layer_condition(input: Array, normalized_shape: Sequence[int], weight: Array | None, bias: Array | None) -> str:
-    return unfit(input, normalized_shape, weight, bias) or no_rows(input, len(normalized_shape), weight, bias)
+    return why_not(input, normalized_shape, weight, bias) or why_not_rows(input, len(normalized_shape), weight, bias)
 
 
-def unfit(input: Array, normalized_shape: Sequence[int], *weights: Array | None) -> str:
+def why_not(input: Array, normalized_shape: Sequence[int], *weights: Array | None) -> str:
     """What `check_normalized` refuses."""
     n, shape = len(normalized_shape), tuple(normalized_shape)
     fits = n and tuple(input.shape[-n:]) == shape and all(w is None or tuple(w.shape) == shape for w in weights)
@@ -138,7 +138,7 @@ def _(
 
 def summed(k: Any, totals: Mapping[str, Array], shape: Sequence[int], targets: GradTargets) -> dict[str, Array]:
     """Gradients of arguments of `shape`, each added to what has already arrived."""
-    return {n: carried(k, "g", {"g": t.reshape(shape)}, tuple(shape), targets[n]) for n, t in totals.items()}
+    return {n: broadcast_grad(k, "g", {"g": t.reshape(shape)}, tuple(shape), targets[n]) for n, t in totals.items()}
 
 
 SUMS = {"weight": "g * (input - mean) * rstd", "bias": "g"}
@@ -156,7 +156,7 @@ def gradient_program(slope: str, added: str) -> Program:
     return Program(steps, (f"rstd * ({slope} - m - (input - mean) * t){added}",))
 
 
-@layer_norm.large_samples
+@layer_norm.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 77, 1280), (1280,), (1280,), (1280,))
     yield sample((1023, 640), (640,), (640,), (640,))

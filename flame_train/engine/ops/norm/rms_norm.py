@@ -15,9 +15,8 @@ from ...op import ErrorSample, Sample, composite, primitive, sample
 from ...tensor import Tensor
 from ..common.conditions import floating
 from ..common.dims import Shape, size_along
-from ..common.elementwise_codegen import carried
+from ..common.elementwise_codegen import broadcast_grad
 from ..common.row_kernels import (
-    no_rows,
     one_row,
     row_program,
     row_program_with_sums,
@@ -25,8 +24,9 @@ from ..common.row_kernels import (
     shared,
     table,
     target_rows,
+    why_not_rows,
 )
-from .layer_norm import check_normalized, summed, unfit
+from .layer_norm import check_normalized, summed, why_not
 
 
 @primitive(torch="nn.functional.rms_norm", aux=("rstd",))
@@ -58,7 +58,7 @@ def _(xp: Any, g: Array, input: Array, rstd: Array) -> Array:
 
 
 def _whole_rows(input: Array, normalized_shape: Sequence[int], weight: Array | None) -> str:
-    return unfit(input, normalized_shape, weight) or no_rows(input, len(normalized_shape), weight)
+    return why_not(input, normalized_shape, weight) or why_not_rows(input, len(normalized_shape), weight)
 
 
 def _weighted(k: Any, weight: Array | None) -> tuple[dict[str, Table], str]:
@@ -67,16 +67,16 @@ def _weighted(k: Any, weight: Array | None) -> tuple[dict[str, Table], str]:
 
 
 Angles = dict[str, Table]
-"""Cosines and sines as shared rows; none where nothing is turned."""
+"""Cosines and sines as shared rows; none where nothing is rotated."""
 
 
 def norm_rows(
     k: Any, input: Array, weight: Array | None, eps: float, angles: Angles, dims: int = 1, out: Sequence[Array] = ()
 ) -> tuple[Array, Array]:
-    """Rows (..., C) of the last `dims` dims, normalised and then turned, and their rstd (R,); or `out` with both."""
+    """Rows (..., C) of the last `dims` dims, normalised and then rotated, and their rstd (R,); or `out` with both."""
     tables, by = _weighted(k, weight)
     turned = (f"row x = input * rstd{by}",) if angles else ()
-    value = "x * cosine + turned(x) * sine" if angles else f"input * rstd{by}"
+    value = "x * cosine + rotate_half(x) * sine" if angles else f"input * rstd{by}"
     steps = ("sum s = input * input", "let rstd = rsqrtf(s / n + eps)", *turned)
     dtype = input.dtype if weight is None else promote([input.dtype, weight.dtype])
     operands = Operands({"input": rows_at(k, input, dims)}, tables | angles, {}, {"eps": eps})
@@ -104,7 +104,7 @@ def norm_gradients(
     within, beside = (
         ("", by) if "weight" in targets or not angles else (by, "")
     )  # kept once weighted where that will do
-    steps = ["row t = g * sine", f"row d = (g * cosine - turned(t)){within}"] if angles else []
+    steps = ["row t = g * sine", f"row d = (g * cosine - rotate_half(t)){within}"] if angles else []
     d, outputs = "d" if angles else "g", []
     if "input" in targets:
         steps += [f"sum s = {d}{beside} * input", "let q = s * rstd * rstd / n"]
@@ -136,7 +136,7 @@ def _(
     return norm_gradients(k, g, input, weight, rstd, {}, targets, len(normalized_shape))
 
 
-@rms_norm.large_samples
+@rms_norm.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((3, 77, 640), (640,), (640,), 1e-6)
     yield sample((200, 24, 128), (128,), (128,))
@@ -157,12 +157,12 @@ def _() -> Iterator[ErrorSample]:
 
 @primitive()
 def rope(xp: Any, input: Array, cos: Array, sin: Array, interleaved: bool = True) -> Array:
-    """input * cos + turned(input) * sin along the last dim: pairs of numbers turned by an angle (arXiv 2104.09864)
+    """input * cos + rotate_half(input) * sin along the last dim: pairs of numbers turned by an angle (arXiv 2104.09864)
 
     A pair is two neighbours (Flux), or with interleaved=False two elements half the dim apart (LLaMA). cos and sin
     have an entry for each element, in an order of the same kind, and broadcast over the other dims.
     """
-    return input * cos + _turned(xp, _even(input), interleaved) * sin
+    return input * cos + _rotate_half(xp, _even(input), interleaved) * sin
 
 
 def _even(x: Array) -> Array:
@@ -171,7 +171,7 @@ def _even(x: Array) -> Array:
     return x
 
 
-def _turned(xp: Any, x: Array, interleaved: bool) -> Array:
+def _rotate_half(xp: Any, x: Array, interleaved: bool) -> Array:
     """Each pair (a, b) as (-b, a)."""
     if interleaved:
         return xp.stack([-x[..., 1::2], x[..., 0::2]], axis=-1).reshape(x.shape)
@@ -181,7 +181,7 @@ def _turned(xp: Any, x: Array, interleaved: bool) -> Array:
 
 @rope.vjp("input")
 def _(xp: Any, g: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
-    return g * cos - _turned(xp, g * sin, interleaved)
+    return g * cos - _rotate_half(xp, g * sin, interleaved)
 
 
 @rope.vjp("cos")
@@ -191,7 +191,7 @@ def _(xp: Any, g: Array, input: Array) -> Array:
 
 @rope.vjp("sin")
 def _(xp: Any, g: Array, input: Array, interleaved: bool) -> Array:
-    return g * _turned(xp, input, interleaved)
+    return g * _rotate_half(xp, input, interleaved)
 
 
 def _pairs(input: Array, cos: Array, sin: Array, interleaved: bool) -> str:
@@ -199,7 +199,7 @@ def _pairs(input: Array, cos: Array, sin: Array, interleaved: bool) -> str:
         return "only neighbouring pairs"
     if shared(cos, input.shape) is None or shared(sin, input.shape) is None:
         return "cos or sin broadcast in another way than by rows"
-    return no_rows(input, 1, cos, sin)
+    return why_not_rows(input, 1, cos, sin)
 
 
 def angle_rows(k: Any, cos: Array, sin: Array, shape: Shape) -> Angles:
@@ -209,7 +209,7 @@ def angle_rows(k: Any, cos: Array, sin: Array, shape: Shape) -> Angles:
 
 @rope.cuda("rows", when=_pairs)
 def _(k: Any, input: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
-    program = Program(("row x = input",), ("x * cosine + turned(x) * sine",))
+    program = Program(("row x = input",), ("x * cosine + rotate_half(x) * sine",))
     operands = Operands({"input": rows_at(k, input)}, angle_rows(k, cos, sin, input.shape))
     dtype = promote([input.dtype, cos.dtype, sin.dtype])
     return k.rows(program, operands, (dtype,))[0].reshape(input.shape)
@@ -217,24 +217,24 @@ def _(k: Any, input: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
 
 @rope.cuda_vjp("rows", "input", when=_pairs, accumulates=False)
 def _(k: Any, g: Array, input: Array, cos: Array, sin: Array, targets: GradTargets) -> Array:
-    program = Program(("row t = g * sine",), ("g * cosine - turned(t)",))
+    program = Program(("row t = g * sine",), ("g * cosine - rotate_half(t)",))
     operands = Operands({"g": rows_at(k, g)}, angle_rows(k, cos, sin, g.shape))
     return row_program(k, program, operands, input.dtype, g.shape, out=targets["input"].buffer)
 
 
 @rope.cuda_vjp("rows", "cos", when=_pairs)
 def _(k: Any, g: Array, input: Array, cos_shape: Shape) -> Array:
-    return carried(k, "g * input", {"g": g, "input": input}, cos_shape)
+    return broadcast_grad(k, "g * input", {"g": g, "input": input}, cos_shape)
 
 
 @rope.cuda_vjp("rows", "sin", when=_pairs)
 def _(k: Any, g: Array, input: Array, sin_shape: Shape) -> Array:
-    program = Program(("row x = input",), ("g * turned(x)",))
+    program = Program(("row x = input",), ("g * rotate_half(x)",))
     each = row_program(k, program, Operands({"g": rows_at(k, g), "input": rows_at(k, input)}), float32, g.shape)
-    return carried(k, "g", {"g": each}, sin_shape)
+    return broadcast_grad(k, "g", {"g": each}, sin_shape)
 
 
-@rope.large_samples
+@rope.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 3, 300, 128), (300, 128), (300, 128))
     yield sample((2, 300, 3, 64), (300, 1, 64), (300, 1, 64))
@@ -298,7 +298,7 @@ def _(
     return norm_gradients(k, g, input, weight, rstd, angles, targets)
 
 
-@rms_norm_rope.large_samples
+@rms_norm_rope.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((2, 3, 300, 128), (128,), (300, 128), (300, 128))
     yield sample((2, 300, 3, 64), None, (300, 1, 64), (300, 1, 64))

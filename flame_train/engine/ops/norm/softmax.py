@@ -14,7 +14,7 @@ from ...op_samples import no_such_dim
 from ...sums import accurate_sum
 from ...tensor import Tensor
 from ..common.dims import Dims, axes, spread
-from ..common.row_kernels import no_rows, row_program, rows_at
+from ..common.row_kernels import row_program, rows_at, why_not_rows
 
 
 @primitive(torch="nn.functional.softmax")
@@ -58,7 +58,7 @@ def _last(input: Array, dim: int) -> str:
         return "no such dim"
     if dim % input.ndim != input.ndim - 1:
         return "only along the last dim"
-    return no_rows(input, 1)
+    return why_not_rows(input, 1)
 
 
 _SHIFTED = ("max m = input", "row e = e_to(input - m)", "sum s = e")
@@ -77,7 +77,7 @@ def _along_rows(op: Op, value: Program, slope: Program) -> None:
     def _(k: Any, g: Array, out: Array) -> Array:
         return row_program(k, slope, Operands({"g": rows_at(k, g), "out": rows_at(k, out)}), g.dtype, g.shape)
 
-    @op.large_samples
+    @op.perf_samples
     def _() -> Iterator[Sample]:
         yield sample((3, 4096), -1)
         yield sample((5, 7, 640), -1)
@@ -124,7 +124,7 @@ def _last_dims(input: Array, dim: Dims) -> str:
     dims = axes(dim, input.ndim, "logsumexp")
     if sorted(dims) != list(range(input.ndim - len(dims), input.ndim)):
         return "only along the last dims"
-    return no_rows(input, len(dims))
+    return why_not_rows(input, len(dims))
 
 
 @logsumexp.cuda("rows", when=_last_dims)
@@ -148,7 +148,7 @@ def _(k: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> A
     return k.elementwise((expression,), {"input": input, "g": g, "out": out}, (input.dtype,))[0]
 
 
-@logsumexp.large_samples
+@logsumexp.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((3, 5000), -1)
     yield sample((5, 7, 640), (-1, -2), keepdim=True)

@@ -13,11 +13,11 @@ from ...op_samples import Values, apart, of_one
 from ..common import special
 from ..common.conditions import floating
 from ..common.dims import size_along
-from ..common.elementwise_codegen import generated
+from ..common.elementwise_codegen import elementwise_kernel
 from .unary import sigmoid_value
 
 
-@primitive(torch="nn.functional.relu", whole=True)
+@primitive(torch="nn.functional.relu", accepts_integers=True)
 def relu(xp: Any, input: Array) -> Array:
     """max(input, 0); the gradient at zero is zero"""
     return xp.maximum(input, 0)
@@ -28,7 +28,7 @@ def _(xp: Any, g: Array, out: Array) -> Array:
     return xp.where(out <= 0, 0.0, g)  # so that the gradient at NaN is not hidden
 
 
-generated(relu, "larger(input, 0.f)", input="out <= 0.f ? 0.f : g")
+elementwise_kernel(relu, "larger(input, 0.f)", input="out <= 0.f ? 0.f : g")
 
 
 @primitive(torch="nn.functional.silu")
@@ -43,7 +43,7 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     return g * s * (1.0 + input * (1.0 - s))
 
 
-generated(silu, "silu(input)", input="g * silu_slope(input)")
+elementwise_kernel(silu, "silu(input)", input="g * silu_derivative(input)")
 
 
 @primitive(torch=None)
@@ -58,7 +58,7 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     return g * s * (1.0 + 1.702 * input * (1.0 - s))
 
 
-generated(
+elementwise_kernel(
     quick_gelu, "input * sigmoid(1.702f * input)",
     input="Logistic l(1.702f * input); g * (l.s + 1.702f * input * l.s * l.rest)",
 )  # fmt: skip
@@ -76,15 +76,15 @@ def gelu(xp: Any, input: Array, *, approximate: str = "none") -> Array:
 
 @gelu.vjp("input")
 def _(xp: Any, g: Array, input: Array, approximate: str) -> Array:
-    return g * gelu_slope(xp, input, approximate)
+    return g * gelu_derivative(xp, input, approximate)
 
 
-generated(
-    gelu, "gelu(input)", input="g * gelu_slope(input)",
+elementwise_kernel(
+    gelu, "gelu(input)", input="g * gelu_derivative(input)",
     when=lambda approximate: approximate == "none" or "approximate asks for another formula",
 )  # fmt: skip
-generated(
-    gelu, "gelu_tanh(input)", input="g * gelu_tanh_slope(input)",
+elementwise_kernel(
+    gelu, "gelu_tanh(input)", input="g * gelu_tanh_derivative(input)",
     when=lambda approximate: approximate == "tanh" or "approximate asks for another formula",
 )  # fmt: skip
 
@@ -114,16 +114,16 @@ def _phi(xp: Any, x: Array, approximate: str) -> Array:
     return 0.5 * (1.0 + special.erf(xp, x * _INV_SQRT2))
 
 
-def gelu_slope(xp: Any, x: Array, approximate: str) -> Array:
+def gelu_derivative(xp: Any, x: Array, approximate: str) -> Array:
     """d gelu(x) / dx"""
     if approximate == "tanh":
         t = xp.tanh(_tanh_argument(x))
         inner = math.sqrt(2.0 / math.pi) * (1.0 + 3.0 * 0.044715 * x * x)
         return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner
-    return gelu_value_and_slope(xp, x)[1]
+    return gelu_value_and_derivative(xp, x)[1]
 
 
-def gelu_value_and_slope(xp: Any, x: Array) -> tuple[Array, Array]:
+def gelu_value_and_derivative(xp: Any, x: Array) -> tuple[Array, Array]:
     """The exact gelu and its derivative, which share the error function."""
     phi = _phi(xp, x, "none")
     return x * phi, phi + x * _INV_SQRT_2PI * xp.exp(-0.5 * x * x)
@@ -145,7 +145,9 @@ def _(xp: Any, g: Array, input: Array, negative_slope: float) -> Array:
     return xp.where(input > 0, g, negative_slope * g)
 
 
-generated(leaky_relu, "input > 0.f ? input : negative_slope * input", input="input > 0.f ? g : negative_slope * g")
+elementwise_kernel(
+    leaky_relu, "input > 0.f ? input : negative_slope * input", input="input > 0.f ? g : negative_slope * g"
+)
 
 
 @leaky_relu.samples
@@ -166,7 +168,9 @@ def _(xp: Any, g: Array, input: Array, alpha: float) -> Array:
     return g * xp.where(input > 0, 1.0, alpha * xp.exp(xp.minimum(input, 0.0)))
 
 
-generated(elu, "input > 0.f ? input : alpha * expm1f(input)", input="input > 0.f ? g : g * alpha * e_to(input)")
+elementwise_kernel(
+    elu, "input > 0.f ? input : alpha * expm1f(input)", input="input > 0.f ? g : g * alpha * e_to(input)"
+)
 
 
 @elu.samples
@@ -194,7 +198,7 @@ def _(xp: Any, g: Array, input: Array, beta: float, threshold: float) -> Array:
     return xp.where(x > threshold, g, g * sigmoid_value(xp, x))
 
 
-generated(
+elementwise_kernel(
     softplus, "float x = beta * input; x > threshold ? input : softplus(x) / beta",
     input="float x = beta * input; x > threshold ? g : g * sigmoid(x)",
 )  # fmt: skip
@@ -219,7 +223,7 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     return g * (t + input * (1.0 - t * t) * sigmoid_value(xp, input))
 
 
-generated(
+elementwise_kernel(
     mish, "input * mish_gate(input)",
     input="float t = mish_gate(input); g * (t + input * (1.f - t * t) * sigmoid(input))",
 )  # fmt: skip
@@ -236,13 +240,13 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     return xp.where(input <= -3.0, 0.0, xp.where(input >= 3.0, g, g * (input / 3.0 + 0.5)))
 
 
-generated(
+elementwise_kernel(
     hardswish, "input * fminf(fmaxf(input + 3.f, 0.f), 6.f) / 6.f",
     input="input <= -3.f ? 0.f : input >= 3.f ? g : g * (input / 3.f + 0.5f)",
 )  # fmt: skip
 
 
-@silu.large_samples
+@silu.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((4097, 1283))
 
@@ -307,7 +311,7 @@ def _(k: Any, input: Array) -> Array:
 
 @swiglu.cuda_vjp("generated", "input", when=halved)
 def _(k: Any, g: Array, input: Array) -> Array:
-    return gated_gradient(k, g, input, "g * silu(gate)", "g * value * silu_slope(gate)")
+    return gated_gradient(k, g, input, "g * silu(gate)", "g * value * silu_derivative(gate)")
 
 
 @swiglu.samples
@@ -323,6 +327,6 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample(()), ShapeError, "swiglu: expected a tensor of at least 1 dim")
 
 
-@swiglu.large_samples
+@swiglu.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((3, 77, 2560))

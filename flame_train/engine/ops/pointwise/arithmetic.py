@@ -14,10 +14,10 @@ from ...op import ErrorSample, Sample, primitive, sample
 from ...op_samples import Values, apart, integers, not_broadcast, of_one, of_two, positive
 from ..common.conditions import floating
 from ..common.dims import Shape
-from ..common.elementwise_codegen import carried, generated
+from ..common.elementwise_codegen import broadcast_grad, elementwise_kernel
 
 
-@primitive(torch="add", whole=True)
+@primitive(torch="add", accepts_integers=True)
 def add(xp: Any, input: Array, other: Array | float, *, alpha: float = 1.0) -> Array:
     """input + alpha * other"""
     return input + other if alpha == 1.0 else input + alpha * other
@@ -33,7 +33,7 @@ def _(xp: Any, g: Array, alpha: float) -> Array:
     return g if alpha == 1.0 else alpha * g
 
 
-@primitive(torch="sub", whole=True)
+@primitive(torch="sub", accepts_integers=True)
 def sub(xp: Any, input: Array, other: Array | float, *, alpha: float = 1.0) -> Array:
     """input - alpha * other"""
     return input - other if alpha == 1.0 else input - alpha * other
@@ -49,11 +49,11 @@ def _(xp: Any, g: Array, alpha: float) -> Array:
     return -alpha * g
 
 
-generated(add, "input + alpha * other", input="g", other="alpha * g")
-generated(sub, "input - alpha * other", input="g", other="-alpha * g")
+elementwise_kernel(add, "input + alpha * other", input="g", other="alpha * g")
+elementwise_kernel(sub, "input - alpha * other", input="g", other="-alpha * g")
 
 
-@primitive(torch="rsub", whole=True)
+@primitive(torch="rsub", accepts_integers=True)
 def rsub(xp: Any, input: Array, other: Array | float, *, alpha: float = 1.0) -> Array:
     """other - alpha * input"""
     return other - (input if alpha == 1.0 else alpha * input)
@@ -69,10 +69,10 @@ def _(xp: Any, g: Array) -> Array:
     return g
 
 
-generated(rsub, "other - alpha * input", input="-alpha * g", other="g")
+elementwise_kernel(rsub, "other - alpha * input", input="-alpha * g", other="g")
 
 
-@primitive(torch="mul", whole=True)
+@primitive(torch="mul", accepts_integers=True)
 def mul(xp: Any, input: Array, other: Array | float) -> Array:
     """input * other"""
     return input * other
@@ -88,10 +88,10 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     return g * input
 
 
-generated(mul, "input * other", input="g * other", other="g * input")
+elementwise_kernel(mul, "input * other", input="g * other", other="g * input")
 
 
-@primitive(torch="div", whole=True)
+@primitive(torch="div", accepts_integers=True)
 def div(xp: Any, input: Array, other: Array | float, *, rounding_mode: str | None = None) -> Array:
     """input / other; rounded down with rounding_mode="floor", towards zero with "trunc" """
     if rounding_mode not in (None, "floor", "trunc"):
@@ -119,7 +119,7 @@ def _(xp: Any, g: Array, input: Array, other: Array, rounding_mode: str | None) 
     return -g * (input / other) / other if rounding_mode is None else xp.zeros_like(g)
 
 
-generated(
+elementwise_kernel(
     div, "input / other", when=lambda rounding_mode: rounding_mode is None or "only the plain quotient",
     input="g / other", other="-g * (input / other) / other",
 )  # fmt: skip
@@ -153,7 +153,7 @@ def _() -> Iterator[Sample]:
     yield sample(Values((5, 3), -9, 9, kind="int"), apart(3), rounding_mode="trunc")
 
 
-@primitive(torch="pow", whole=True)
+@primitive(torch="pow", accepts_integers=True)
 def pow(xp: Any, input: Array | float, exponent: Array | float) -> Array:
     """input ** exponent"""
     return _whole(input, exponent) ** _whole(exponent, input)
@@ -185,8 +185,8 @@ def _square(exponent: Any) -> bool | str:
     return (not hasattr(exponent, "dtype") and exponent == 2.0) or "the exponent is not 2"
 
 
-generated(pow, "input * input", when=_square, input="2.f * g * input")
-generated(
+elementwise_kernel(pow, "input * input", when=_square, input="2.f * g * input")
+elementwise_kernel(
     pow, "powf(input, exponent)",
     input="exponent == 0.f ? 0.f : g * exponent * powf(input, exponent - 1.f)",
     exponent="input == 0.f && exponent >= 0.f ? 0.f : g * out * logf(input)",
@@ -204,7 +204,7 @@ def _() -> Iterator[Sample]:
     yield sample(1.7, (2, 3))
 
 
-@primitive(torch="neg", whole=True)
+@primitive(torch="neg", accepts_integers=True)
 def neg(xp: Any, input: Array) -> Array:
     """-input"""
     return -input
@@ -215,10 +215,10 @@ def _(xp: Any, g: Array) -> Array:
     return -g
 
 
-generated(neg, "-input", input="-g")
+elementwise_kernel(neg, "-input", input="-g")
 
 
-@primitive(torch="abs", whole=True)
+@primitive(torch="abs", accepts_integers=True)
 def abs(xp: Any, input: Array) -> Array:
     """|input|; the gradient at zero is zero"""
     return xp.abs(input)
@@ -229,10 +229,10 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     return g * xp.sign(input)
 
 
-generated(abs, "fabsf(input)", input="g * sign(input)")
+elementwise_kernel(abs, "fabsf(input)", input="g * sign(input)")
 
 
-@primitive(torch="square", whole=True)
+@primitive(torch="square", accepts_integers=True)
 def square(xp: Any, input: Array) -> Array:
     """input * input"""
     return _whole(input) * _whole(input)
@@ -243,10 +243,10 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     return 2.0 * g * input
 
 
-generated(square, "input * input", input="2.f * g * input")
+elementwise_kernel(square, "input * input", input="2.f * g * input")
 
 
-@primitive(torch="sign", whole=True)
+@primitive(torch="sign", accepts_integers=True)
 def sign(xp: Any, input: Array) -> Array:
     """-1, 0 or 1; the gradient is zero"""
     return input.copy() if input.dtype == bool else xp.sign(input)
@@ -257,7 +257,7 @@ def _(xp: Any, g: Array) -> Array:
     return xp.zeros_like(g)
 
 
-generated(sign, "sign(input)", input="0.f")
+elementwise_kernel(sign, "sign(input)", input="0.f")
 
 
 @primitive(torch="lerp")
@@ -293,10 +293,10 @@ def _number(weight: Array | float) -> bool | str:
 
 @lerp.cuda_vjp("generated", "input", when=lambda input, end, weight: floating(input, end) or _number(weight))
 def _(k: Any, g: Array, weight: float, input_shape: Shape) -> Array:
-    return carried(k, "g * rest", {"g": g, "rest": 1.0 - weight}, input_shape)  # 1 - weight, rounded once
+    return broadcast_grad(k, "g * rest", {"g": g, "rest": 1.0 - weight}, input_shape)  # 1 - weight, rounded once
 
 
-generated(lerp, _LERP, input="g * (1.f - weight)", end="g * weight", weight="g * (end - input)")
+elementwise_kernel(lerp, _LERP, input="g * (1.f - weight)", end="g * weight", weight="g * (end - input)")
 
 
 @lerp.errors
@@ -325,7 +325,7 @@ def _(xp: Any, g: Array, out: Array) -> Array:
     return -g * out * out
 
 
-@add.large_samples
+@add.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((4097, 1283), (4097, 1283))
     yield sample((3, 70, 640), (640,), alpha=0.5)
@@ -333,7 +333,7 @@ def _() -> Iterator[Sample]:
     yield sample((61, 33, 77), (61, 1, 77))
 
 
-generated(reciprocal, "1.f / input", input="-g * out * out")
+elementwise_kernel(reciprocal, "1.f / input", input="-g * out * out")
 for _op in (neg, square):
     _op.samples(of_one())
 for _op in (abs, reciprocal, sign):

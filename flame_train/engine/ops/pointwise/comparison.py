@@ -8,53 +8,53 @@ from typing import Any
 from ...dtype import Array, bool_
 from ...op import Sample, primitive, sample
 from ...op_samples import booleans, not_broadcast, of_one, of_two
-from ..common.elementwise_codegen import generated
+from ..common.elementwise_codegen import elementwise_kernel
 
 
-@primitive(torch="lt", rounds=True)
+@primitive(torch="lt", rounds_scalars=True)
 def lt(xp: Any, input: Array, other: Array | float) -> Array:
     """input < other"""
     return input < other
 
 
-@primitive(torch="le", rounds=True)
+@primitive(torch="le", rounds_scalars=True)
 def le(xp: Any, input: Array, other: Array | float) -> Array:
     """input <= other"""
     return input <= other
 
 
-@primitive(torch="gt", rounds=True)
+@primitive(torch="gt", rounds_scalars=True)
 def gt(xp: Any, input: Array, other: Array | float) -> Array:
     """input > other"""
     return input > other
 
 
-@primitive(torch="ge", rounds=True)
+@primitive(torch="ge", rounds_scalars=True)
 def ge(xp: Any, input: Array, other: Array | float) -> Array:
     """input >= other"""
     return input >= other
 
 
-@primitive(torch="eq", rounds=True)
+@primitive(torch="eq", rounds_scalars=True)
 def eq(xp: Any, input: Array, other: Array | float) -> Array:
     """input == other"""
     return input == other
 
 
-@primitive(torch="ne", rounds=True)
+@primitive(torch="ne", rounds_scalars=True)
 def ne(xp: Any, input: Array, other: Array | float) -> Array:
     """input != other"""
     return input != other
 
 
 for _op in (lt, le, gt, ge, eq, ne):
-    _op.nograd("input", "other")
+    _op.non_differentiable("input", "other")
     _op.samples(of_two)
     _op.errors(not_broadcast)
 
 
 for _op, _sign in ((lt, "<"), (le, "<="), (gt, ">"), (ge, ">="), (eq, "=="), (ne, "!=")):
-    generated(_op, f"input {_sign} other", result=bool_)
+    elementwise_kernel(_op, f"input {_sign} other", result=bool_)
 
 
 @primitive(torch="logical_and")
@@ -76,7 +76,7 @@ def logical_xor(xp: Any, input: Array, other: Array) -> Array:
 
 
 for _op in (logical_and, logical_or, logical_xor):
-    _op.nograd("input", "other")
+    _op.non_differentiable("input", "other")
     _op.errors(not_broadcast)
 
     @_op.samples
@@ -97,8 +97,8 @@ def isfinite(xp: Any, input: Array) -> Array:
     return xp.isfinite(input)
 
 
-generated(logical_not, "input == 0.f", result=bool_)
-generated(isfinite, "fabsf(input) < INFINITE", result=bool_)
+elementwise_kernel(logical_not, "input == 0.f", result=bool_)
+elementwise_kernel(isfinite, "fabsf(input) < INFINITE", result=bool_)
 for _op in (logical_not, isfinite):
-    _op.nograd("input")
+    _op.non_differentiable("input")
     _op.samples(of_one())

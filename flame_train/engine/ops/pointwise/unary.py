@@ -10,7 +10,7 @@ from ...dtype import Array, is_float
 from ...op import Sample, primitive, sample
 from ...op_samples import of_one, positive
 from ..common import special
-from ..common.elementwise_codegen import generated
+from ..common.elementwise_codegen import elementwise_kernel
 
 
 @primitive(torch="exp")
@@ -24,7 +24,7 @@ def _(xp: Any, g: Array, out: Array) -> Array:
     return g * out
 
 
-generated(exp, "e_to(input)", input="g * out")
+elementwise_kernel(exp, "e_to(input)", input="g * out")
 
 
 @primitive(torch="expm1")
@@ -38,7 +38,7 @@ def _(xp: Any, g: Array, out: Array) -> Array:
     return g * (out + 1.0)
 
 
-generated(expm1, "expm1f(input)", input="g * (out + 1.f)")
+elementwise_kernel(expm1, "expm1f(input)", input="g * (out + 1.f)")
 
 
 @primitive(torch="log")
@@ -52,7 +52,7 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     return g / input
 
 
-generated(log, "logf(input)", input="g / input")
+elementwise_kernel(log, "logf(input)", input="g / input")
 
 
 @primitive(torch="log1p")
@@ -66,7 +66,7 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     return g / (input + 1.0)
 
 
-generated(log1p, "log1pf(input)", input="g / (input + 1.f)")
+elementwise_kernel(log1p, "log1pf(input)", input="g / (input + 1.f)")
 
 
 @primitive(torch="sqrt")
@@ -80,7 +80,7 @@ def _(xp: Any, g: Array, out: Array) -> Array:
     return g / (2.0 * out)
 
 
-generated(sqrt, "sqrtf(input)", input="g / (2.f * out)")
+elementwise_kernel(sqrt, "sqrtf(input)", input="g / (2.f * out)")
 
 
 @primitive(torch="rsqrt")
@@ -94,7 +94,7 @@ def _(xp: Any, g: Array, out: Array) -> Array:
     return -0.5 * g * out * out * out
 
 
-generated(rsqrt, "rsqrtf(input)", input="-0.5f * g * out * out * out")
+elementwise_kernel(rsqrt, "rsqrtf(input)", input="-0.5f * g * out * out * out")
 
 
 @primitive(torch="sin")
@@ -108,7 +108,7 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     return g * xp.cos(input)
 
 
-generated(sin, "sinf(input)", input="g * cosf(input)")
+elementwise_kernel(sin, "sinf(input)", input="g * cosf(input)")
 
 
 @primitive(torch="cos")
@@ -122,7 +122,7 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     return -g * xp.sin(input)
 
 
-generated(cos, "cosf(input)", input="-g * sinf(input)")
+elementwise_kernel(cos, "cosf(input)", input="-g * sinf(input)")
 
 
 @primitive(torch="tanh")
@@ -136,7 +136,7 @@ def _(xp: Any, g: Array, out: Array) -> Array:
     return g * (1.0 - out * out)
 
 
-generated(tanh, "tanhf(input)", input="g * (1.f - out * out)")
+elementwise_kernel(tanh, "tanhf(input)", input="g * (1.f - out * out)")
 
 
 def sigmoid_value(xp: Any, x: Array) -> Array:
@@ -155,7 +155,7 @@ def _(xp: Any, g: Array, out: Array) -> Array:
     return g * out * (1.0 - out)
 
 
-generated(sigmoid, "sigmoid(input)", input="g * out * (1.f - out)")
+elementwise_kernel(sigmoid, "sigmoid(input)", input="g * out * (1.f - out)")
 
 
 @primitive(torch="erf")
@@ -169,28 +169,28 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     return g * (2.0 / math.sqrt(math.pi)) * xp.exp(-input * input)
 
 
-generated(erf, "erff(input)", input="g * 1.1283791670955126f * e_to(-input * input)")
+elementwise_kernel(erf, "erff(input)", input="g * 1.1283791670955126f * e_to(-input * input)")
 
 
-@primitive(torch="floor", whole=True)
+@primitive(torch="floor", accepts_integers=True)
 def floor(xp: Any, input: Array) -> Array:
     """The largest whole number not above input; the gradient is zero"""
     return xp.floor(input)
 
 
-@primitive(torch="ceil", whole=True)
+@primitive(torch="ceil", accepts_integers=True)
 def ceil(xp: Any, input: Array) -> Array:
     """The smallest whole number not below input; the gradient is zero"""
     return xp.ceil(input)
 
 
-@primitive(torch="trunc", whole=True)
+@primitive(torch="trunc", accepts_integers=True)
 def trunc(xp: Any, input: Array) -> Array:
     """input without its fraction; the gradient is zero"""
     return xp.trunc(input)
 
 
-@primitive(torch="round", whole=True)
+@primitive(torch="round", accepts_integers=True)
 def round(xp: Any, input: Array, *, decimals: int = 0) -> Array:
     """The nearest number of so many decimals, of two equally near the even one; the gradient is zero"""
     if decimals == 0:
@@ -206,10 +206,10 @@ for _op in (floor, ceil, trunc, round):
         return xp.zeros_like(g)
 
 
-generated(floor, "floorf(input)", input="0.f")
-generated(ceil, "ceilf(input)", input="0.f")
-generated(trunc, "truncf(input)", input="0.f")
-generated(round, "rintf(input)", input="0.f", when=lambda decimals: decimals == 0 or "only whole numbers")
+elementwise_kernel(floor, "floorf(input)", input="0.f")
+elementwise_kernel(ceil, "ceilf(input)", input="0.f")
+elementwise_kernel(trunc, "truncf(input)", input="0.f")
+elementwise_kernel(round, "rintf(input)", input="0.f", when=lambda decimals: decimals == 0 or "only whole numbers")
 for _op in (exp, expm1, sin, cos, tanh, sigmoid, erf, floor, ceil, trunc):
     _op.samples(of_one())
 for _op in (log, log1p, sqrt, rsqrt):

@@ -10,10 +10,10 @@ from ....errors import ShapeError
 from ...dtype import Array
 from ...op import ErrorSample, Sample, primitive, sample
 from ...op_samples import Values, booleans, not_broadcast
-from ..common.elementwise_codegen import generated
+from ..common.elementwise_codegen import elementwise_kernel
 
 
-@primitive(torch="clamp", whole=True, rounds=True)
+@primitive(torch="clamp", accepts_integers=True, rounds_scalars=True)
 def clamp(xp: Any, input: Array, min: Array | float | None = None, max: Array | float | None = None) -> Array:
     """input limited to [min, max]; the gradient passes where input lies inside, bounds included"""
     if min is None and max is None:
@@ -62,7 +62,7 @@ def _limited(min: Array | float | None, max: Array | float | None) -> bool | str
     return min is not None or max is not None or "neither min nor max"
 
 
-generated(
+elementwise_kernel(
     clamp, "smaller(larger(input, min), max)", when=_limited, missing={"min": -math.inf, "max": math.inf},
     input="input >= min && input <= max ? g : 0.f",
     min="input < min && min < max ? g : 0.f",
@@ -75,7 +75,7 @@ def _won(xp: Any, g: Array, tie: Array, lost: Array) -> Array:
     return xp.where(tie, 0.5 * g, xp.where(lost, 0.0, g))
 
 
-@primitive(torch="maximum", whole=True)
+@primitive(torch="maximum", accepts_integers=True)
 def maximum(xp: Any, input: Array, other: Array) -> Array:
     """The larger of each pair; a tie shares the gradient evenly"""
     return xp.maximum(input, other)
@@ -91,7 +91,7 @@ def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
     return _won(xp, g, input == other, other < input)
 
 
-@primitive(torch="minimum", whole=True)
+@primitive(torch="minimum", accepts_integers=True)
 def minimum(xp: Any, input: Array, other: Array) -> Array:
     """The smaller of each pair; a tie shares the gradient evenly"""
     return xp.minimum(input, other)
@@ -107,12 +107,12 @@ def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
     return _won(xp, g, input == other, other > input)
 
 
-generated(
+elementwise_kernel(
     maximum, "larger(input, other)",
     input="input == other ? 0.5f * g : input < other ? 0.f : g",
     other="input == other ? 0.5f * g : other < input ? 0.f : g",
 )  # fmt: skip
-generated(
+elementwise_kernel(
     minimum, "smaller(input, other)",
     input="input == other ? 0.5f * g : input > other ? 0.f : g",
     other="input == other ? 0.5f * g : other > input ? 0.f : g",
@@ -126,7 +126,7 @@ for _op in (maximum, minimum):
         yield sample((2, 1, 4), (3, 1))
 
 
-@primitive(torch="where", whole=True)
+@primitive(torch="where", accepts_integers=True)
 def where(xp: Any, condition: Array, input: Array | float, other: Array | float) -> Array:
     """input where condition holds, else other"""
     if condition.dtype != bool:
@@ -134,7 +134,7 @@ def where(xp: Any, condition: Array, input: Array | float, other: Array | float)
     return xp.where(condition, input, other)
 
 
-where.nograd("condition")
+where.non_differentiable("condition")
 
 
 @where.vjp("input")
@@ -147,7 +147,7 @@ def _(xp: Any, g: Array, condition: Array) -> Array:
     return xp.where(condition, 0.0, g)
 
 
-generated(
+elementwise_kernel(
     where, "condition != 0.f ? input : other", when=lambda condition: condition.dtype == bool or "it is refused",
     input="condition != 0.f ? g : 0.f", other="condition != 0.f ? 0.f : g",
 )  # fmt: skip

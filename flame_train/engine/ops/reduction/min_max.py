@@ -25,13 +25,13 @@ def _refused() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 0), 1), ShapeError, r"at least one value over dims \(1,\) of \(2, 0\)")
 
 
-@primitive(torch="amax", whole=True)
+@primitive(torch="amax", accepts_integers=True)
 def amax(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """The largest value over dim; ties share the gradient evenly"""
     return xp.max(input, axis=_some(input, dim, "amax"), keepdims=keepdim)
 
 
-@primitive(torch="amin", whole=True)
+@primitive(torch="amin", accepts_integers=True)
 def amin(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """The smallest value over dim; ties share the gradient evenly"""
     return xp.min(input, axis=_some(input, dim, "amin"), keepdims=keepdim)
@@ -83,7 +83,7 @@ for _op in (amax, amin):
         each = {"input": input, "g": g, "out": out, "ties": ties}
         return k.elementwise((f"{here} ? g / ties : 0.f",), each, (input.dtype,))[0]
 
-    @_op.large_samples
+    @_op.perf_samples
     def _() -> Iterator[Sample]:
         yield sample((3, 70, 640), -1)
         yield sample((3, 700, 40), 1, keepdim=True)
@@ -113,7 +113,7 @@ def argmin(xp: Any, input: Array, dim: int | None = None, keepdim: bool = False)
 
 
 for _op in (argmax, argmin):
-    _op.nograd("input")
+    _op.non_differentiable("input")
     _op.errors(_refused)
 
     @_op.samples
@@ -136,13 +136,13 @@ def _along(xp: Any, input: Array, dim: int, keepdim: bool, find: Any) -> tuple[P
     return (values if keepdim else xp.squeeze(values, dim), index), index
 
 
-@primitive(multiple=True, aux=("index",), whole=True)
+@primitive(multiple=True, aux=("index",), accepts_integers=True)
 def max_dim(xp: Any, input: Array, dim: int, keepdim: bool = False) -> tuple[Pair, Array]:
     """The largest value along dim and its index: max(input, dim)"""
     return _along(xp, input, dim, keepdim, xp.argmax)
 
 
-@primitive(multiple=True, aux=("index",), whole=True)
+@primitive(multiple=True, aux=("index",), accepts_integers=True)
 def min_dim(xp: Any, input: Array, dim: int, keepdim: bool = False) -> tuple[Pair, Array]:
     """The smallest value along dim and its index: min(input, dim)"""
     return _along(xp, input, dim, keepdim, xp.argmin)

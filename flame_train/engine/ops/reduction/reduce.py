@@ -15,10 +15,10 @@ from ...op import ErrorSample, Op, Sample, primitive, sample
 from ...op_samples import apart, no_such_dim
 from ...sums import accurate_sum
 from ..common.dims import Dims, Shape, axes, axis, spread
-from ..common.row_kernels import extent, no_reduction, reduce, reduced_rows
+from ..common.row_kernels import extent, reduce, reduced_rows, why_not_reduction
 
 
-@primitive(torch="sum", whole=True)
+@primitive(torch="sum", accepts_integers=True)
 def sum(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """The sum over dim"""
     return accurate_sum(xp.sum, input, axes(dim, input.ndim, "sum"), keepdim)
@@ -65,7 +65,7 @@ def _variance(xp: Any, x: Array, dims: tuple[int, ...], correction: float, keepd
     return accurate_sum(xp.sum, centred * centred, dims, keepdim) / max(_count(x.shape, dims) - correction, 0), mean
 
 
-def _variance_slope(x: Array, mean: Array, dims: tuple[int, ...], correction: float) -> Array:
+def _variance_derivative(x: Array, mean: Array, dims: tuple[int, ...], correction: float) -> Array:
     """d variance / d x"""
     return (x - mean) * _freedom(x.shape, dims, correction)
 
@@ -78,7 +78,7 @@ def _freedom(shape: Shape, dims: tuple[int, ...], correction: float) -> float:
 @var.vjp("input")
 def _(xp: Any, g: Array, input: Array, mean: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
     dims = axes(dim, input.ndim, "var")
-    return spread(xp, g, input.shape, dims, keepdim) * _variance_slope(input, mean, dims, _given(correction))
+    return spread(xp, g, input.shape, dims, keepdim) * _variance_derivative(input, mean, dims, _given(correction))
 
 
 @primitive(torch="std", aux=("mean",))
@@ -96,7 +96,7 @@ def _(
 ) -> Array:
     dims = axes(dim, input.ndim, "std")
     half = xp.where(out == 0, 0.0, g / (2.0 * xp.where(out == 0, 1.0, out)))
-    return spread(xp, half, input.shape, dims, keepdim) * _variance_slope(input, mean, dims, _given(correction))
+    return spread(xp, half, input.shape, dims, keepdim) * _variance_derivative(input, mean, dims, _given(correction))
 
 
 def neighbours(input: Array, dim: Dims) -> str:
@@ -104,7 +104,7 @@ def neighbours(input: Array, dim: Dims) -> str:
     if not input.ndim:
         return "a single number"
     try:
-        return no_reduction(input, _dims(input, dim))
+        return why_not_reduction(input, _dims(input, dim))
     except ShapeError:
         return "arguments that are refused"
 
@@ -205,7 +205,7 @@ def _(
 
 for _op in (sum, mean, var, std):
 
-    @_op.large_samples
+    @_op.perf_samples
     def _() -> Iterator[Sample]:
         yield sample((3, 70, 640), -1)
         yield sample((3, 700, 40), 1)
@@ -232,7 +232,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (0, -2)), ShapeError, r"a dim appears twice in \(0, -2\)")
 
 
-@primitive(torch="prod", whole=True)
+@primitive(torch="prod", accepts_integers=True)
 def prod(xp: Any, input: Array, dim: int | None = None, keepdim: bool = False) -> Array:
     """The product over dim, which is one dim or all; exact gradients where factors are zero"""
     return xp.prod(input, axis=axes(dim, input.ndim, "prod"), keepdims=keepdim)
@@ -332,7 +332,7 @@ def _(k: Any, g: Array, input: Array, out: Array, p: float | str | None, dim: Di
     return k.elementwise((expression,), {"input": input, "g": g, "n": n}, (input.dtype,), input.shape)[0]
 
 
-@norm.large_samples
+@norm.perf_samples
 def _() -> Iterator[Sample]:
     yield sample((3, 700, 40), 2, 1)
     yield sample((3, 70, 640))
@@ -359,7 +359,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 0), math.inf, 1), ShapeError, "at least one value over dims")
 
 
-@primitive(torch="cumsum", whole=True)
+@primitive(torch="cumsum", accepts_integers=True)
 def cumsum(xp: Any, input: Array, dim: int) -> Array:
     """The sums of the first, the first two, the first three, ... along dim"""
     along = axis(dim, input.ndim, "cumsum")

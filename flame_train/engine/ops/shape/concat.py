@@ -16,7 +16,7 @@ from ..common.conditions import floating
 from ..common.dims import Shape, axis, size_along
 
 
-@primitive(torch="cat", moves=True)
+@primitive(torch="cat", data_movement=True)
 def cat(xp: Any, tensors: Sequence[Array], dim: int = 0) -> Array:
     """The tensors one after another along dim"""
     check_alike(tensors, dim)
@@ -62,7 +62,7 @@ def _() -> Iterator[Sample]:
     yield sample([(2, 3), (2, 5)], -1)
 
 
-@cat.large_samples
+@cat.perf_samples
 def _() -> Iterator[Sample]:
     yield sample([(2, 9, 7, 64), (2, 9, 7, 40)], -1)
     yield sample([(2, 3, 65), (2, 4, 65), (2, 1, 65)], 1)
@@ -75,7 +75,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample([(), ()]), ShapeError, "use stack")
 
 
-@primitive(torch="stack", moves=True)
+@primitive(torch="stack", data_movement=True)
 def stack(xp: Any, tensors: Sequence[Array], dim: int = 0) -> Array:
     """The tensors side by side along a new dim"""
     if len({t.shape for t in tensors}) != 1:

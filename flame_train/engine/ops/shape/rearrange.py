@@ -13,7 +13,7 @@ from ..common.dims import Shape, at_least, axes
 from ..indexing.embedding import added_at
 
 
-@primitive(torch="flip", moves=True)
+@primitive(torch="flip", data_movement=True)
 def flip(xp: Any, input: Array, dims: Sequence[int]) -> Array:
     """input in reverse order along dims"""
     return _flipped(xp, input, dims).copy()
@@ -42,7 +42,7 @@ def _() -> Iterator[Sample]:
     yield sample((2, 3), ())
 
 
-@primitive(torch="roll", moves=True)
+@primitive(torch="roll", data_movement=True)
 def roll(xp: Any, input: Array, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Array:
     """input moved along dims by shifts, what falls off one end coming in at the other; without dims, flattened"""
     counts = [len(n) if isinstance(n, Sequence) else 1 for n in (shifts, dims)]
@@ -69,7 +69,7 @@ def _() -> Iterator[Sample]:
     yield sample((3, 4), (1, -2), (0, 1))
 
 
-@primitive(torch="Tensor.repeat", moves=True)
+@primitive(torch="Tensor.repeat", data_movement=True)
 def repeat(xp: Any, input: Array, repeats: Sequence[int]) -> Array:
     """input set side by side so many times along each dim; more repeats than dims add dims in front"""
     if len(repeats) < input.ndim:
@@ -97,7 +97,7 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), (2,)), ShapeError, "a number for each of 2 dims")
 
 
-@primitive(torch="nn.functional.pad", moves=True)
+@primitive(torch="nn.functional.pad", data_movement=True)
 def pad(xp: Any, input: Array, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Array:
     """input with something around it; pad = (last dim before, after, next to last before, after, ...)
 
@@ -172,13 +172,13 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((1, 2, 3), (1, 0), "mirror"), ValueError, "got 'mirror'")
 
 
-@primitive(torch="triu", whole=True)
+@primitive(torch="triu", accepts_integers=True)
 def triu(xp: Any, input: Array, diagonal: int = 0) -> Array:
     """The entries on and above the diagonal of the last two dims, zeros below"""
     return xp.where(_above(xp, input.shape, diagonal), input, xp.zeros((), input.dtype))
 
 
-@primitive(torch="tril", whole=True)
+@primitive(torch="tril", accepts_integers=True)
 def tril(xp: Any, input: Array, diagonal: int = 0) -> Array:
     """The entries on and below the diagonal of the last two dims, zeros above"""
     return xp.where(_above(xp, input.shape, diagonal + 1), xp.zeros((), input.dtype), input)
@@ -215,7 +215,7 @@ for _op in (triu, tril):
         yield ErrorSample(sample((3,)), ShapeError, "at least 2 dims")
 
 
-@primitive(torch="nn.functional.pixel_shuffle", moves=True)
+@primitive(torch="nn.functional.pixel_shuffle", data_movement=True)
 def pixel_shuffle(xp: Any, input: Array, upscale_factor: int, layout: str = "NCHW") -> Array:
     """Channels in groups of r * r spread over r x r pixels each, r = upscale_factor (arXiv 1609.05158)"""
     r = _factor("pixel_shuffle", input, upscale_factor)
@@ -246,7 +246,7 @@ def _channels_third(shape: Shape) -> Shape:
     return (*shape[:-3], shape[-1], shape[-3], shape[-2])
 
 
-@primitive(torch="nn.functional.pixel_unshuffle", moves=True)
+@primitive(torch="nn.functional.pixel_unshuffle", data_movement=True)
 def pixel_unshuffle(xp: Any, input: Array, downscale_factor: int, layout: str = "NCHW") -> Array:
     """The r x r pixels of each block as channels, r = downscale_factor: pixel_shuffle undone"""
     r = _factor("pixel_unshuffle", input, downscale_factor)

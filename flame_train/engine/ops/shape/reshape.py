@@ -211,7 +211,7 @@ def _() -> Iterator[Sample]:
     yield sample((2, 3), -1)
 
 
-@primitive(torch="Tensor.expand", moves=True)
+@primitive(torch="Tensor.expand", data_movement=True)
 def expand(xp: Any, input: Array, shape: Sequence[int]) -> Array:
     """input repeated along its dims of size 1 to shape; -1 keeps a size"""
     lead = len(shape) - input.ndim

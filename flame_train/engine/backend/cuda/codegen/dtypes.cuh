@@ -56,7 +56,7 @@ struct Logistic {
     rest = e * s;
   }
 };
-__device__ __forceinline__ float silu_slope(float x) {
+__device__ __forceinline__ float silu_derivative(float x) {
   Logistic l(x);
   return l.s + x * l.s * l.rest;
 }
@@ -70,14 +70,14 @@ __device__ __forceinline__ float phi(float x, float e) {
   return x < 0.f ? tail : 1.f - tail;
 }
 __device__ __forceinline__ float gelu(float x) { return x * phi(x, FAST ? e_to(-0.5f * x * x) : 0.f); }
-__device__ __forceinline__ float gelu_slope(float x) {
+__device__ __forceinline__ float gelu_derivative(float x) {
   float e = e_to(-0.5f * x * x);
   return phi(x, e) + x * 0.39894228040143268f * e;
 }
 // Hendrycks and Gimpel's formula: 0.5 (1 + tanh(u)) is sigmoid(2 u)
 __device__ __forceinline__ float tanh_argument(float x) { return 1.5957691216057308f * (x + 0.044715f * x * x * x); }
 __device__ __forceinline__ float gelu_tanh(float x) { return x * sigmoid(tanh_argument(x)); }
-__device__ __forceinline__ float gelu_tanh_slope(float x) {
+__device__ __forceinline__ float gelu_tanh_derivative(float x) {
   Logistic l(tanh_argument(x));
   return l.s + x * l.s * l.rest * 1.5957691216057308f * (1.f + 0.134145f * x * x);
 }

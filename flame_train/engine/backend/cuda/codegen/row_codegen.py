@@ -166,7 +166,7 @@ class RowText:
         return self._packets(tables + before + loop + after)
 
     def _expression(self, text: str) -> str:
-        return re.sub(r"turned\((\w+)\)", r"(i & 1 ? v_\1[k][i ^ 1] : -v_\1[k][i ^ 1])", text)
+        return re.sub(r"rotate_half\((\w+)\)", r"(i & 1 ? v_\1[k][i ^ 1] : -v_\1[k][i ^ 1])", text)
 
     def _step(self, steps: Sequence[_Step]) -> str:
         what, name, text = steps[0]

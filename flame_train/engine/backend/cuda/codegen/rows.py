@@ -4,7 +4,7 @@ A program is a list of steps over a row's elements, in order:
 
 - "sum NAME = EXPRESSION", "max ..." and "min ...": one number for a row, reduced from an expression over each element;
 - "let NAME = EXPRESSION": one number for a row, computed from other such numbers;
-- "row NAME = EXPRESSION": one value for each element, kept in registers. `turned(NAME)` is then a rotation by 90
+- "row NAME = EXPRESSION": one value for each element, kept in registers. `rotate_half(NAME)` is then a rotation by 90
   degrees of each pair of neighbours: (a, b) becomes (-b, a).
 
 Expressions are C over the operands' names, those of earlier steps, `n` (the row's length) and what `dtypes.cuh`
