@@ -48,7 +48,7 @@ _KINDS: dict[str, Kind] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class Argument:
     """One parameter of an op's reference.
 
     `named` ones are keyword-only. `also` holds the alternatives of the annotation, such as "float" and "None".
@@ -193,9 +193,9 @@ class Op:
         self._guards: dict[When, Guard] = {}
         self.non_differentiable_names: set[str] = set()
         self.unsupported_grads: set[str] = set()
-        self._samples: Callable[[], Iterator[Sample]] | None = None
-        self._large: Callable[[], Iterator[Sample]] | None = None
-        self._errors: Callable[[], Iterator[ErrorSample]] | None = None
+        self._samples: tuple[Sample, ...] = ()
+        self._perf_samples: tuple[Sample, ...] = ()
+        self._errors: tuple[ErrorSample, ...] = ()
         self.__doc__ = fn.__doc__
         self.__name__ = self.name
         self.__signature__ = _public_signature(fn, skip_first=not composite)
@@ -238,17 +238,17 @@ class Op:
         self._check_names("grad_unsupported", args)
         self.unsupported_grads.update(args)
 
-    def samples(self, fn: Callable[[], Iterator[Sample]]) -> None:
+    def samples(self, *given: Sample) -> None:
         """Declares the samples on which the generated tests run the op."""
-        self._samples = fn
+        self._samples = given
 
-    def perf_samples(self, fn: Callable[[], Iterator[Sample]]) -> None:
+    def perf_samples(self, *given: Sample) -> None:
         """Declares samples of the sizes kernels are made for: checked against the reference, and timed."""
-        self._large = fn
+        self._perf_samples = given
 
-    def errors(self, fn: Callable[[], Iterator[ErrorSample]]) -> None:
+    def errors(self, *given: ErrorSample) -> None:
         """Declares inputs that must be refused, with the error and message they must raise."""
-        self._errors = fn
+        self._errors = given
 
     def cuda(self, impl: str, *, when: When | None = None) -> Callable[[Callable[..., Any]], None]:
         """Declares a forward kernel `f(k, <all inputs and attributes>)` returning what the reference returns.
@@ -342,17 +342,17 @@ class Op:
 
     def iter_samples(self) -> Iterator[Sample]:
         """The declared samples. Raises `LookupError` if there are none."""
-        if self._samples is None:
+        if not self._samples:
             raise LookupError(f"op {self.name} has no samples")
-        return self._samples()
+        return iter(self._samples)
 
     def iter_perf_samples(self) -> Iterator[Sample]:
         """The declared large samples, none if the op has no kernel that needs them."""
-        return self._large() if self._large else iter(())
+        return iter(self._perf_samples)
 
     def iter_errors(self) -> Iterator[ErrorSample]:
         """The declared bad inputs, none if the op declares none."""
-        return self._errors() if self._errors else iter(())
+        return iter(self._errors)
 
     @property
     def differentiable(self) -> tuple[str, ...]:
@@ -418,10 +418,10 @@ def composite(
     )
 
 
-def _parameters(fn: Callable[..., Any], skip_first: bool) -> tuple[Parameter, ...]:
+def _parameters(fn: Callable[..., Any], skip_first: bool) -> tuple[Argument, ...]:
     found = list(inspect.signature(fn).parameters.values())[1 if skip_first else 0 :]
     return tuple(
-        Parameter(
+        Argument(
             p.name, _kind(str(p.annotation)), p.default, p.kind is inspect.Parameter.KEYWORD_ONLY,
             frozenset(str(p.annotation).split(" | ")),
         )

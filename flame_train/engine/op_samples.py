@@ -54,35 +54,28 @@ def booleans(*shape: int) -> Values:
     return Values(shape, kind="bool")
 
 
-def of_one(make: Callable[..., Any] = lambda *shape: shape) -> Callable[[], Iterator[Sample]]:
+def of_one(make: Callable[..., Any] = lambda *shape: shape) -> list[Sample]:
     """Samples for a function of one tensor with several elements, one and none; `make` gives it its values."""
-
-    def samples() -> Iterator[Sample]:
-        yield sample(make(3, 5))
-        yield sample(make(1))
-        yield sample(make(0, 2))
-
-    return samples
+    return [sample(make(3, 5)), sample(make(1)), sample(make(0, 2))]
 
 
-def of_two() -> Iterator[Sample]:
-    """Samples for a function of two tensors or a tensor and a number; the second stays away from zero."""
-    yield sample((2, 3), apart(2, 3))
-    yield sample((4, 1, 3), apart(5, 1))
-    yield sample((3,), 1.7)
-    yield sample((0, 3), apart(0, 3))
+OF_TWO = [
+    sample((2, 3), apart(2, 3)),
+    sample((4, 1, 3), apart(5, 1)),
+    sample((3,), 1.7),
+    sample((0, 3), apart(0, 3)),
+]
+"""Samples for a function of two tensors or a tensor and a number; the second stays away from zero."""
+
+NOT_BROADCAST = ErrorSample(
+    sample((2, 3), (4,)), ShapeError, r"the shapes of .* \(2, 3\), .* \(4,\) do not broadcast together"
+)
+"""Two tensors whose shapes do not broadcast together."""
 
 
-def not_broadcast() -> Iterator[ErrorSample]:
-    """Two tensors whose shapes do not broadcast together."""
-    match = r"the shapes of .* \(2, 3\), .* \(4,\) do not broadcast together"
-    yield ErrorSample(sample((2, 3), (4,)), ShapeError, match)
-
-
-def no_such_dim(*rest: Any) -> Callable[[], Iterator[ErrorSample]]:
+def no_such_dim(*rest: Any) -> ErrorSample:
     """A dim that a matrix does not have; `rest` are further arguments."""
-    match = "dim 2 is outside a tensor of 2 dims"
-    return lambda: iter([ErrorSample(sample((2, 3), 2, *rest), ShapeError, match)])
+    return ErrorSample(sample((2, 3), 2, *rest), ShapeError, "dim 2 is outside a tensor of 2 dims")
 
 
 def materialise(

@@ -216,7 +216,7 @@ def plant() -> Iterator[Callable[..., Op]]:
     planted: list[str] = []
 
     def declare(op: Op, samples: Callable[[], Iterator[Sample]]) -> Op:
-        op.samples(samples)
+        op.samples(*samples())
         planted.append(op.name)
         return op
 

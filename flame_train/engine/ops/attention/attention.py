@@ -18,7 +18,7 @@ import numpy as np
 from ....errors import ShapeError
 from ...dtype import Array
 from ...grad_target import GradTargets
-from ...op import ErrorSample, Sample, primitive, sample
+from ...op import ErrorSample, primitive, sample
 from ...op_samples import booleans, integers
 from ...random import DROPOUT, Rng, blocks_of_bits, check_rng, uniform_of
 from ..common import conditions
@@ -209,34 +209,32 @@ def _rng(samples: int) -> Rng:
     return Rng(np, 7, 3, np.arange(samples))
 
 
-@scaled_dot_product_attention.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 2, 5, 4), (2, 2, 3, 4), (2, 2, 3, 4))
-    yield sample((1, 2, 4, 3), (1, 2, 4, 3), (1, 2, 4, 2), is_causal=True)
-    yield sample((3, 4), (5, 4), (5, 4), scale=0.3)
-    yield sample((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 4), (2, 1, 1, 5))
-    yield sample((1, 1, 2, 4), (1, 1, 3, 4), (1, 1, 3, 4), np.array([[True, False, True], [True, True, False]]))
-    yield sample((2, 4, 3, 2), (2, 2, 5, 2), (2, 2, 5, 3), enable_gqa=True)
-    yield sample((1, 4, 3, 2), (1, 1, 3, 2), (1, 1, 3, 2), (1, 4, 3, 3), enable_gqa=True)
-    yield sample((1, 4, 3, 2), (1, 2, 3, 2), (1, 2, 3, 2), is_causal=True, enable_gqa=True)
-    yield sample((1, 1, 2, 4), (1, 1, 2, 4), (1, 1, 2, 4), np.array([[True, False], [False, False]]))
-    yield sample((2, 2, 3, 4), (2, 1, 5, 4), (2, 1, 5, 4), (5,), enable_gqa=True)
-    yield sample((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 3), None, 0.4, rng=_rng(2))
-    yield sample((1, 4, 3, 2), (1, 2, 3, 2), (1, 2, 3, 2), (3, 3), 0.3, True, enable_gqa=True, rng=_rng(1), stream=20)
-    yield sample((3, 4), (5, 4), (5, 4), None, 1.0, rng=_rng(1))
-
-
-@scaled_dot_product_attention.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 4), (3, 5), (3, 5)), ShapeError, r"got \(2, 4\), \(3, 5\), \(3, 5\)")
-    yield ErrorSample(sample((4,), (3, 4), (3, 4)), ShapeError, r"got \(4,\), \(3, 4\)")
-    yield ErrorSample(sample((3, 2, 4), (2, 2, 4), (2, 2, 4), enable_gqa=True), ShapeError, r"got \(3, 2, 4\)")
-    yield ErrorSample(sample((2, 4), (2, 4), (2, 4), dropout_p=0.1), ValueError, "dropout_p needs rng")
-    yield ErrorSample(sample((2, 4), (2, 4), (2, 4), dropout_p=1.5), ValueError, r"in \[0, 1\], got 1.5")
-    yield ErrorSample(sample((2, 4), (2, 4), (2, 4), integers(2, 2, 2)), ShapeError, "a mask of truth .*, got int64")
-    yield ErrorSample(
+scaled_dot_product_attention.samples(
+    sample((2, 2, 5, 4), (2, 2, 3, 4), (2, 2, 3, 4)),
+    sample((1, 2, 4, 3), (1, 2, 4, 3), (1, 2, 4, 2), is_causal=True),
+    sample((3, 4), (5, 4), (5, 4), scale=0.3),
+    sample((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 4), (2, 1, 1, 5)),
+    sample((1, 1, 2, 4), (1, 1, 3, 4), (1, 1, 3, 4), np.array([[True, False, True], [True, True, False]])),
+    sample((2, 4, 3, 2), (2, 2, 5, 2), (2, 2, 5, 3), enable_gqa=True),
+    sample((1, 4, 3, 2), (1, 1, 3, 2), (1, 1, 3, 2), (1, 4, 3, 3), enable_gqa=True),
+    sample((1, 4, 3, 2), (1, 2, 3, 2), (1, 2, 3, 2), is_causal=True, enable_gqa=True),
+    sample((1, 1, 2, 4), (1, 1, 2, 4), (1, 1, 2, 4), np.array([[True, False], [False, False]])),
+    sample((2, 2, 3, 4), (2, 1, 5, 4), (2, 1, 5, 4), (5,), enable_gqa=True),
+    sample((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 3), None, 0.4, rng=_rng(2)),
+    sample((1, 4, 3, 2), (1, 2, 3, 2), (1, 2, 3, 2), (3, 3), 0.3, True, enable_gqa=True, rng=_rng(1), stream=20),
+    sample((3, 4), (5, 4), (5, 4), None, 1.0, rng=_rng(1)),
+)
+scaled_dot_product_attention.errors(
+    ErrorSample(sample((2, 4), (3, 5), (3, 5)), ShapeError, r"got \(2, 4\), \(3, 5\), \(3, 5\)"),
+    ErrorSample(sample((4,), (3, 4), (3, 4)), ShapeError, r"got \(4,\), \(3, 4\)"),
+    ErrorSample(sample((3, 2, 4), (2, 2, 4), (2, 2, 4), enable_gqa=True), ShapeError, r"got \(3, 2, 4\)"),
+    ErrorSample(sample((2, 4), (2, 4), (2, 4), dropout_p=0.1), ValueError, "dropout_p needs rng"),
+    ErrorSample(sample((2, 4), (2, 4), (2, 4), dropout_p=1.5), ValueError, r"in \[0, 1\], got 1.5"),
+    ErrorSample(sample((2, 4), (2, 4), (2, 4), integers(2, 2, 2)), ShapeError, "a mask of truth .*, got int64"),
+    ErrorSample(
         sample((3, 1, 2, 4), (3, 1, 2, 4), (3, 1, 2, 4), dropout_p=0.1, rng=_rng(2)), ShapeError, "rng has 2 samples"
-    )
+    ),
+)
 
 
 # ---- cuDNN ---------------------------------------------------------------------------------------------
@@ -381,24 +379,24 @@ def _(
     return dq, dk, dv
 
 
-@scaled_dot_product_attention.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 4, 256, 64), (2, 4, 256, 64), (2, 4, 256, 64))
-    yield sample((1, 2, 300, 64), (1, 2, 2125, 64), (1, 2, 2125, 64))
-    yield sample((1, 1, 64, 64), (1, 1, 2049, 64), (1, 1, 2049, 64), scale=0.3)
-    yield sample((1, 22, 1024, 64), (1, 22, 130, 64), (1, 22, 130, 64))
-    yield sample((2, 4, 200, 64), (2, 4, 77, 64), (2, 4, 77, 64))
-    yield sample((1, 2, 333, 64), (1, 2, 80, 64), (1, 2, 80, 64), scale=0.2)
-    yield sample((2, 70, 9, 64), (2, 70, 3, 64), (2, 70, 3, 64))
-    yield sample((1, 80, 130, 64), (1, 80, 77, 64), (1, 80, 77, 64))
-    yield sample((1, 2, 77, 64), (1, 2, 77, 64), (1, 2, 77, 64), is_causal=True)
-    yield sample((1, 1, 300, 512), (1, 1, 300, 512), (1, 1, 300, 512))
-    yield sample((2, 2, 64, 12), (2, 2, 77, 12), (2, 2, 77, 12))
-    yield sample((1, 2, 100, 64), (1, 2, 77, 64), (1, 2, 77, 64), (1, 1, 1, 77))
-    yield sample((2, 2, 65, 40), (2, 2, 130, 40), (2, 2, 130, 40), booleans(2, 1, 65, 130))
-    yield sample((2, 6, 70, 80), (2, 2, 90, 80), (2, 2, 90, 80), is_causal=True, enable_gqa=True)
-    yield sample((1, 4, 66, 33), (1, 2, 129, 33), (1, 2, 129, 17), booleans(66, 129), enable_gqa=True)
-    yield sample((2, 70, 160), (2, 80, 160), (2, 80, 160), is_causal=True)
-    yield sample((1, 2, 70, 200), (1, 2, 130, 200), (1, 2, 130, 100), booleans(1, 2, 70, 130))
-    yield sample((1, 1, 67, 512), (1, 1, 60, 512), (1, 1, 60, 300), (67, 60), is_causal=True)
-    yield sample((64, 1, 70, 260), (64, 1, 130, 260), (64, 1, 130, 260), is_causal=True)
+scaled_dot_product_attention.perf_samples(
+    sample((2, 4, 256, 64), (2, 4, 256, 64), (2, 4, 256, 64)),
+    sample((1, 2, 300, 64), (1, 2, 2125, 64), (1, 2, 2125, 64)),
+    sample((1, 1, 64, 64), (1, 1, 2049, 64), (1, 1, 2049, 64), scale=0.3),
+    sample((1, 22, 1024, 64), (1, 22, 130, 64), (1, 22, 130, 64)),
+    sample((2, 4, 200, 64), (2, 4, 77, 64), (2, 4, 77, 64)),
+    sample((1, 2, 333, 64), (1, 2, 80, 64), (1, 2, 80, 64), scale=0.2),
+    sample((2, 70, 9, 64), (2, 70, 3, 64), (2, 70, 3, 64)),
+    sample((1, 80, 130, 64), (1, 80, 77, 64), (1, 80, 77, 64)),
+    sample((1, 2, 77, 64), (1, 2, 77, 64), (1, 2, 77, 64), is_causal=True),
+    sample((1, 1, 300, 512), (1, 1, 300, 512), (1, 1, 300, 512)),
+    sample((2, 2, 64, 12), (2, 2, 77, 12), (2, 2, 77, 12)),
+    sample((1, 2, 100, 64), (1, 2, 77, 64), (1, 2, 77, 64), (1, 1, 1, 77)),
+    sample((2, 2, 65, 40), (2, 2, 130, 40), (2, 2, 130, 40), booleans(2, 1, 65, 130)),
+    sample((2, 6, 70, 80), (2, 2, 90, 80), (2, 2, 90, 80), is_causal=True, enable_gqa=True),
+    sample((1, 4, 66, 33), (1, 2, 129, 33), (1, 2, 129, 17), booleans(66, 129), enable_gqa=True),
+    sample((2, 70, 160), (2, 80, 160), (2, 80, 160), is_causal=True),
+    sample((1, 2, 70, 200), (1, 2, 130, 200), (1, 2, 130, 100), booleans(1, 2, 70, 130)),
+    sample((1, 1, 67, 512), (1, 1, 60, 512), (1, 1, 60, 300), (67, 60), is_causal=True),
+    sample((64, 1, 70, 260), (64, 1, 130, 260), (64, 1, 130, 260), is_causal=True),
+)

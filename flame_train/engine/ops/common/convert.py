@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ...dtype import Array, DType, bfloat16
-from ...op import Sample, primitive, sample
+from ...op import primitive, sample
 from ...op_samples import of_one
 from .conditions import AT_MOST_FP32, floating
 from .dims import Shape
@@ -20,9 +19,7 @@ def cast(xp: Any, input: Array, dtype: DType) -> Array:
     return input.astype(dtype)
 
 
-@cast.vjp("input")
-def _(xp: Any, g: Array) -> Array:
-    return g
+cast.vjp("input")(lambda xp, g: g)
 
 
 def _castable(input: Array, dtype: DType) -> str:
@@ -39,14 +36,8 @@ def _(k: Any, g: Array, input_shape: Shape) -> Array:
     return g
 
 
-@cast.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 4), np.dtype(np.float64))
-
-
-@cast.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((4097, 33), bfloat16)
+cast.samples(sample((3, 4), np.dtype(np.float64)))
+cast.perf_samples(sample((4097, 33), bfloat16))
 
 
 @primitive(torch="clone", data_movement=True)
@@ -55,9 +46,7 @@ def clone(xp: Any, input: Array) -> Array:
     return xp.array(input, order="C", copy=True)
 
 
-@clone.vjp("input")
-def _(xp: Any, g: Array) -> Array:
-    return g
+clone.vjp("input")(lambda xp, g: g)
 
 
-clone.samples(of_one())
+clone.samples(*of_one())

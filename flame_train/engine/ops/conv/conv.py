@@ -9,7 +9,7 @@ import numpy as np
 
 from ....errors import ShapeError
 from ...dtype import Array
-from ...op import ErrorSample, Sample, primitive, sample
+from ...op import ErrorSample, primitive, sample
 from ..common import conditions
 from ..common.dims import Shape, sum_to_channels
 
@@ -236,29 +236,27 @@ conv2d.vjp("weight")(weight_gradient)
 conv2d.vjp("bias")(sum_to_channels)
 
 
-@conv2d.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 5, 4), (4, 3, 3, 3), (4,), padding=1)
-    yield sample((1, 3, 6, 5), (2, 3, 3, 3), None, 2, 1)
-    yield sample((1, 4, 5, 5), (6, 2, 3, 2), (6,), (1, 2), (1, 0), (2, 1), 2)
-    yield sample((2, 5, 4, 3), (4, 3, 1, 1), (4,), layout="NHWC")
-    yield sample((1, 2, 5, 6), (3, 2, 3, 1), None, padding="same", dilation=(2, 1))
-    yield sample((1, 2, 5, 6), (3, 2, 2, 3), (3,), 2, "valid")
-    yield sample((1, 5, 4, 3), (4, 3, 3, 3), (4,), 2, 1, layout="NHWC")
-
-
-@conv2d.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((1, 3, 4, 4), (2, 4, 3, 3)), ShapeError, "has 3 channels but weight .* takes 4")
-    yield ErrorSample(sample((3, 4, 4), (2, 3, 3, 3)), ShapeError, "expected 4-D input and weight")
-    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3), (1,)), ShapeError, r"a bias of shape \(2,\), got \(1,\)")
-    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3), stride=0), ShapeError, "at least 1, got 0 and 1")
-    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3), groups=0), ShapeError, "at least one group, got 0")
-    yield ErrorSample(sample((1, 3, 2, 4), (2, 3, 3, 3)), ShapeError, "kernel of 3 x 3 does not fit")
-    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 2, 2), None, 1, "same"), ShapeError, "a kernel that has a middle")
-    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 2, 2), None, 1.5), ShapeError, "a whole number, or two .* got 1.5")
-    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 2, 2), None, (1, 2, 3)), ShapeError, r"got \(1, 2, 3\)")
-    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 2, 2), None, ()), ShapeError, r"got \(\)")
+conv2d.samples(
+    sample((2, 3, 5, 4), (4, 3, 3, 3), (4,), padding=1),
+    sample((1, 3, 6, 5), (2, 3, 3, 3), None, 2, 1),
+    sample((1, 4, 5, 5), (6, 2, 3, 2), (6,), (1, 2), (1, 0), (2, 1), 2),
+    sample((2, 5, 4, 3), (4, 3, 1, 1), (4,), layout="NHWC"),
+    sample((1, 2, 5, 6), (3, 2, 3, 1), None, padding="same", dilation=(2, 1)),
+    sample((1, 2, 5, 6), (3, 2, 2, 3), (3,), 2, "valid"),
+    sample((1, 5, 4, 3), (4, 3, 3, 3), (4,), 2, 1, layout="NHWC"),
+)
+conv2d.errors(
+    ErrorSample(sample((1, 3, 4, 4), (2, 4, 3, 3)), ShapeError, "has 3 channels but weight .* takes 4"),
+    ErrorSample(sample((3, 4, 4), (2, 3, 3, 3)), ShapeError, "expected 4-D input and weight"),
+    ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3), (1,)), ShapeError, r"a bias of shape \(2,\), got \(1,\)"),
+    ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3), stride=0), ShapeError, "at least 1, got 0 and 1"),
+    ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3), groups=0), ShapeError, "at least one group, got 0"),
+    ErrorSample(sample((1, 3, 2, 4), (2, 3, 3, 3)), ShapeError, "kernel of 3 x 3 does not fit"),
+    ErrorSample(sample((1, 3, 4, 4), (2, 3, 2, 2), None, 1, "same"), ShapeError, "a kernel that has a middle"),
+    ErrorSample(sample((1, 3, 4, 4), (2, 3, 2, 2), None, 1.5), ShapeError, "a whole number, or two .* got 1.5"),
+    ErrorSample(sample((1, 3, 4, 4), (2, 3, 2, 2), None, (1, 2, 3)), ShapeError, r"got \(1, 2, 3\)"),
+    ErrorSample(sample((1, 3, 4, 4), (2, 3, 2, 2), None, ()), ShapeError, r"got \(\)"),
+)
 
 
 # ---- cuDNN ---------------------------------------------------------------------------------------------
@@ -344,10 +342,10 @@ def _(
     return dw[:out_ch, :in_ch]
 
 
-@conv2d.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 16, 16, 64), (96, 64, 3, 3), (96,), 1, 1, layout="NHWC")
-    yield sample((1, 32, 24, 4), (64, 4, 3, 3), (64,), 1, 1, layout="NHWC")
-    yield sample((1, 32, 24, 64), (4, 64, 3, 3), (4,), 1, 1, layout="NHWC")
-    yield sample((2, 17, 16, 64), (64, 64, 3, 3), (64,), 2, 1, layout="NHWC")
-    yield sample((2, 64, 9, 8), (32, 64, 1, 1), None)
+conv2d.perf_samples(
+    sample((2, 16, 16, 64), (96, 64, 3, 3), (96,), 1, 1, layout="NHWC"),
+    sample((1, 32, 24, 4), (64, 4, 3, 3), (64,), 1, 1, layout="NHWC"),
+    sample((1, 32, 24, 64), (4, 64, 3, 3), (4,), 1, 1, layout="NHWC"),
+    sample((2, 17, 16, 64), (64, 64, 3, 3), (64,), 2, 1, layout="NHWC"),
+    sample((2, 64, 9, 8), (32, 64, 1, 1), None),
+)

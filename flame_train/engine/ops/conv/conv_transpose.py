@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from ....errors import ShapeError
 from ...dtype import Array
-from ...op import ErrorSample, Sample, composite, primitive, sample
+from ...op import ErrorSample, composite, primitive, sample
 from ...tensor import Tensor
 from ..common.dims import sum_to_channels
 from .conv import Pair, check_bias, conv2d, input_gradient, pair, steps, weight_gradient
@@ -76,28 +75,24 @@ def _(
 conv_transpose2d.vjp("bias")(sum_to_channels)
 
 
-@conv_transpose2d.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 4, 3), (3, 2, 3, 3), (2,))
-    yield sample((1, 3, 3, 4), (3, 2, 3, 2), None, 2, 1, 1)
-    yield sample((1, 4, 3, 3), (4, 2, 2, 3), (4,), (2, 1), (0, 1), (1, 0), 2, (1, 2))
-    yield sample((1, 3, 4, 4), (4, 3, 3, 3), (3,), 2, 1, 1, layout="NHWC")
-    yield sample((2, 3, 2, 3), (3, 2, 1, 1), (2,), 1, 0, 1, 1, 2)
-
-
-@conv_transpose2d.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3)), ShapeError, "does not fit weight")
-    yield ErrorSample(sample((1, 3, 4, 4), (3, 2, 3, 3), None, 2, 0, 2), ShapeError, "must be below stride")
-    yield ErrorSample(sample((1, 3, 1, 4), (3, 2, 1, 3), None, 1, 1), ShapeError, r"would become \[-1, 4\]")
-    yield ErrorSample(sample((1, 3, 4, 4), (3, 2, 3, 3), None, 0), ShapeError, "stride and dilation of at least 1")
-    yield ErrorSample(
-        sample((1, 3, 4, 4), (3, 2, 3, 3), None, 1, -1), ShapeError, "padding of at least 0, got .-1, -1."
-    )
-    yield ErrorSample(
+conv_transpose2d.samples(
+    sample((2, 3, 4, 3), (3, 2, 3, 3), (2,)),
+    sample((1, 3, 3, 4), (3, 2, 3, 2), None, 2, 1, 1),
+    sample((1, 4, 3, 3), (4, 2, 2, 3), (4,), (2, 1), (0, 1), (1, 0), 2, (1, 2)),
+    sample((1, 3, 4, 4), (4, 3, 3, 3), (3,), 2, 1, 1, layout="NHWC"),
+    sample((2, 3, 2, 3), (3, 2, 1, 1), (2,), 1, 0, 1, 1, 2),
+)
+conv_transpose2d.errors(
+    ErrorSample(sample((1, 3, 4, 4), (2, 3, 3, 3)), ShapeError, "does not fit weight"),
+    ErrorSample(sample((1, 3, 4, 4), (3, 2, 3, 3), None, 2, 0, 2), ShapeError, "must be below stride"),
+    ErrorSample(sample((1, 3, 1, 4), (3, 2, 1, 3), None, 1, 1), ShapeError, r"would become \[-1, 4\]"),
+    ErrorSample(sample((1, 3, 4, 4), (3, 2, 3, 3), None, 0), ShapeError, "stride and dilation of at least 1"),
+    ErrorSample(sample((1, 3, 4, 4), (3, 2, 3, 3), None, 1, -1), ShapeError, "padding of at least 0, got .-1, -1."),
+    ErrorSample(
         sample((1, 3, 4, 4), (3, 2, 3, 3), None, 1, "same"), ShapeError, "a whole number, or two .* got 'same'"
-    )
-    yield ErrorSample(sample((1, 3, 4, 4), (3, 2, 3, 3), (1,)), ShapeError, r"a bias of shape \(2,\), got \(1,\)")
+    ),
+    ErrorSample(sample((1, 3, 4, 4), (3, 2, 3, 3), (1,)), ShapeError, r"a bias of shape \(2,\), got \(1,\)"),
+)
 
 
 @composite(torch="nn.functional.conv1d")
@@ -125,16 +120,14 @@ def _along(name: str, value: int | tuple[int]) -> int:
     return given[0]
 
 
-@conv1d.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 6), (4, 3, 3), (4,), padding=1)
-    yield sample((1, 4, 7), (6, 2, 2), None, 2, 1, 2, 2)
-    yield sample((1, 2, 5), (3, 2, 3), (3,), padding="same")
-
-
-@conv1d.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((3, 6), (4, 3, 3)), ShapeError, r"expected input \(B, in, L\)")
-    yield ErrorSample(sample((1, 3, 6), (4, 2, 3)), ShapeError, "has 3 channels but weight .* takes 2")
-    yield ErrorSample(sample((1, 3, 6), (4, 3, 3), None, (1, 2)), ShapeError, r"number for stride, got \(1, 2\)")
-    yield ErrorSample(sample((1, 3, 6), (4, 3, 3), None, 1, -1), ShapeError, "conv1d: expected padding of at least 0")
+conv1d.samples(
+    sample((2, 3, 6), (4, 3, 3), (4,), padding=1),
+    sample((1, 4, 7), (6, 2, 2), None, 2, 1, 2, 2),
+    sample((1, 2, 5), (3, 2, 3), (3,), padding="same"),
+)
+conv1d.errors(
+    ErrorSample(sample((3, 6), (4, 3, 3)), ShapeError, r"expected input \(B, in, L\)"),
+    ErrorSample(sample((1, 3, 6), (4, 2, 3)), ShapeError, "has 3 channels but weight .* takes 2"),
+    ErrorSample(sample((1, 3, 6), (4, 3, 3), None, (1, 2)), ShapeError, r"number for stride, got \(1, 2\)"),
+    ErrorSample(sample((1, 3, 6), (4, 3, 3), None, 1, -1), ShapeError, "conv1d: expected padding of at least 0"),
+)

@@ -12,7 +12,7 @@ import numpy as np
 from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Reduction
 from ...dtype import Array, int64
-from ...op import ErrorSample, Sample, composite, primitive, sample
+from ...op import ErrorSample, composite, primitive, sample
 from ...tensor import Tensor
 from ..common.conditions import AT_MOST_FP32, same
 from ..common.dims import Shape
@@ -54,19 +54,17 @@ def _(
     return from_nhwc(xp, window.inner(dx), layout)
 
 
-@max_pool2d_with_indices.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 4, 6), 2)
-    yield sample((1, 2, 5, 5), 3, 2, 1)
-    yield sample((1, 2, 5, 6), (2, 3), (2, 1), (1, 0), (2, 1), True)
-    yield sample((2, 5, 4, 3), 2, 2, ceil_mode=True, layout="NHWC")
-
-
-@max_pool2d_with_indices.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((1, 2, 4, 4), 2, 2, 2), ShapeError, "at most half of the kernel")
-    yield ErrorSample(sample((1, 2, 4, 4), 5), ShapeError, "does not fit into")
-    yield ErrorSample(sample((2, 4, 4), 2), ShapeError, "expected a 4-D input")
+max_pool2d_with_indices.samples(
+    sample((2, 3, 4, 6), 2),
+    sample((1, 2, 5, 5), 3, 2, 1),
+    sample((1, 2, 5, 6), (2, 3), (2, 1), (1, 0), (2, 1), True),
+    sample((2, 5, 4, 3), 2, 2, ceil_mode=True, layout="NHWC"),
+)
+max_pool2d_with_indices.errors(
+    ErrorSample(sample((1, 2, 4, 4), 2, 2, 2), ShapeError, "at most half of the kernel"),
+    ErrorSample(sample((1, 2, 4, 4), 5), ShapeError, "does not fit into"),
+    ErrorSample(sample((2, 4, 4), 2), ShapeError, "expected a 4-D input"),
+)
 
 
 @composite(torch="nn.functional.max_pool2d")
@@ -79,15 +77,8 @@ def max_pool2d(
     return both if return_indices else both[0]
 
 
-@max_pool2d.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 4, 4), 2), ShapeError, "max_pool2d: expected a 4-D input")
-
-
-@max_pool2d.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 4, 6), 2)
-    yield sample((1, 5, 5, 2), 3, 2, 1, return_indices=True, layout="NHWC")
+max_pool2d.errors(ErrorSample(sample((2, 4, 4), 2), ShapeError, "max_pool2d: expected a 4-D input"))
+max_pool2d.samples(sample((2, 3, 4, 6), 2), sample((1, 5, 5, 2), 3, 2, 1, return_indices=True, layout="NHWC"))
 
 
 @primitive(torch="nn.functional.avg_pool2d")
@@ -137,22 +128,20 @@ def _(
     return from_nhwc(xp, window.inner(dx), layout)
 
 
-@avg_pool2d.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 4, 6), 2)
-    yield sample((1, 2, 5, 5), 3, 2, 1)
-    yield sample((1, 2, 5, 6), (2, 3), (2, 2), (1, 0), True, False)
-    yield sample((1, 2, 4, 5), 2, 2, 1, True)
-    yield sample((1, 2, 4, 4), 2, divisor_override=3)
-    yield sample((2, 5, 4, 3), 2, 2, ceil_mode=True, layout="NHWC")
-
-
-@avg_pool2d.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((1, 2, 4, 4), 2, 2, 2), ShapeError, "avg_pool2d: padding .* at most half of the kernel")
-    yield ErrorSample(sample((1, 2, 4, 4), 2, 0), ShapeError, "of at least 1, got .2, 2., .0, 0., 1")
-    yield ErrorSample(sample((1, 2, 4, 4), 2, divisor_override=0), ShapeError, "other than 0")
-    yield ErrorSample(sample((1, 2, 4, 4), 2, 1, -1), ShapeError, "padding .-1, -1. must be at least 0")
+avg_pool2d.samples(
+    sample((2, 3, 4, 6), 2),
+    sample((1, 2, 5, 5), 3, 2, 1),
+    sample((1, 2, 5, 6), (2, 3), (2, 2), (1, 0), True, False),
+    sample((1, 2, 4, 5), 2, 2, 1, True),
+    sample((1, 2, 4, 4), 2, divisor_override=3),
+    sample((2, 5, 4, 3), 2, 2, ceil_mode=True, layout="NHWC"),
+)
+avg_pool2d.errors(
+    ErrorSample(sample((1, 2, 4, 4), 2, 2, 2), ShapeError, "avg_pool2d: padding .* at most half of the kernel"),
+    ErrorSample(sample((1, 2, 4, 4), 2, 0), ShapeError, "of at least 1, got .2, 2., .0, 0., 1"),
+    ErrorSample(sample((1, 2, 4, 4), 2, divisor_override=0), ShapeError, "other than 0"),
+    ErrorSample(sample((1, 2, 4, 4), 2, 1, -1), ShapeError, "padding .-1, -1. must be at least 0"),
+)
 
 
 @primitive(torch="nn.functional.adaptive_avg_pool2d")
@@ -202,19 +191,21 @@ def _(xp: Any, g: Array, input_shape: Shape, output_size: int | tuple[int | None
     return from_nhwc(xp, g, layout)
 
 
-@adaptive_avg_pool2d.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 4, 6), 1)
-    yield sample((1, 2, 5, 7), (3, 4))
-    yield sample((1, 2, 3, 4), (5, None))
-    yield sample((2, 5, 4, 3), (2, 3), layout="NHWC")
+adaptive_avg_pool2d.samples(
+    sample((2, 3, 4, 6), 1),
+    sample((1, 2, 5, 7), (3, 4)),
+    sample((1, 2, 3, 4), (5, None)),
+    sample((2, 5, 4, 3), (2, 3), layout="NHWC"),
+)
 
 
-@adaptive_avg_pool2d.errors
-def _() -> Iterator[ErrorSample]:
+def _adaptive_avg_pool2d_errors() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 4, 4), 2), ShapeError, "expected a 4-D input")
     for refused in (-1, (2,), (1, 2, 3), 2.5):
         yield ErrorSample(sample((1, 2, 4, 4), refused), ShapeError, "one size of at least 0 or two, got")
+
+
+adaptive_avg_pool2d.errors(*_adaptive_avg_pool2d_errors())
 
 
 # ---- kernels ------------------------------------------------------------------------------------------------------
@@ -348,15 +339,7 @@ def _(k: Any, g: Array, input_shape: Shape, output_size: int | tuple[int | None,
 
 
 for _op in (max_pool2d_with_indices, avg_pool2d):
-
-    @_op.perf_samples
-    def _() -> Iterator[Sample]:
-        yield sample((2, 9, 11, 24), 3, 2, 1, layout="NHWC")
-        yield sample((3, 5, 31, 40), 3, 2, 1)
-
-
-@adaptive_avg_pool2d.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 9, 11, 24), (4, 3), layout="NHWC")
-    yield sample((2, 3, 70, 50), 1)
-    yield sample((9, 21, 7, 7), 1)
+    _op.perf_samples(sample((2, 9, 11, 24), 3, 2, 1, layout="NHWC"), sample((3, 5, 31, 40), 3, 2, 1))
+adaptive_avg_pool2d.perf_samples(
+    sample((2, 9, 11, 24), (4, 3), layout="NHWC"), sample((2, 3, 70, 50), 1), sample((9, 21, 7, 7), 1)
+)

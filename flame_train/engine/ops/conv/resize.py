@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ....errors import ShapeError
 from ...dtype import Array, compute_dtype
-from ...op import ErrorSample, Sample, primitive, sample
+from ...op import ErrorSample, primitive, sample
 from ..common import conditions
 from ..common.dims import Shape
 
@@ -59,21 +59,11 @@ def _(k: Any, g: Array) -> Array:
     return k.elementwise((" + ".join(four),), four, (g.dtype,))[0]
 
 
-@upsample_nearest.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3, 4)), ShapeError, "upsample_nearest: expected a 4-D input")
-
-
-@upsample_nearest.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 2, 3))
-    yield sample((1, 2, 3, 4), 3, layout="NHWC")
-    yield sample((2, 3, 2, 5), layout="NHWC")
-
-
-@upsample_nearest.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 9, 7, 64), layout="NHWC")
+upsample_nearest.errors(ErrorSample(sample((2, 3, 4)), ShapeError, "upsample_nearest: expected a 4-D input"))
+upsample_nearest.samples(
+    sample((2, 3, 2, 3)), sample((1, 2, 3, 4), 3, layout="NHWC"), sample((2, 3, 2, 5), layout="NHWC")
+)
+upsample_nearest.perf_samples(sample((2, 9, 7, 64), layout="NHWC"))
 
 
 @primitive(torch="nn.functional.interpolate")
@@ -192,26 +182,24 @@ def _(
     return g
 
 
-@interpolate.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 2, 3), (5, 4))
-    yield sample((1, 2, 3, 4), None, 2, "nearest")
-    yield sample((1, 2, 5), None, 2, "nearest")
-    yield sample((1, 2, 5, 4), (3, 7), None, "nearest-exact")
-    yield sample((1, 2, 3, 4), (5, 7), None, "bilinear")
-    yield sample((1, 2, 3, 4), None, (1.5, 0.6), "bilinear")
-    yield sample((1, 2, 3, 4), (5, 1), None, "bilinear", True)
-    yield sample((1, 2, 3), None, 1.7, "linear", recompute_scale_factor=True)
-    yield sample((1, 3, 4, 2), None, 2, "bilinear", layout="NHWC")
-
-
-@interpolate.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((1, 2, 3, 4), 5, None, "bicubic"), ValueError, "mode 'bicubic' is not known")
-    yield ErrorSample(sample((1, 2, 3, 4)), ValueError, "one of size and scale_factor")
-    yield ErrorSample(sample((1, 2, 3, 4), 5, None, "nearest", True), ValueError, "align_corners is for")
-    yield ErrorSample(sample((1, 2, 3, 4), (5,)), ShapeError, "expected 2 numbers")
-    yield ErrorSample(sample((1, 2, 3, 4), 0), ShapeError, "sizes and factors above 0, got 0")
-    yield ErrorSample(sample((1, 2, 3, 4), None, 0.3), ShapeError, "at least 1, got 3 to 0 along dim 2")
-    yield ErrorSample(sample((1, 2, 3, 4), None, math.nan), ShapeError, "sizes and factors above 0, got nan")
-    yield ErrorSample(sample((1, 2, 3, 4), 2.5), ShapeError, "whole numbers for size, got 2.5")
+interpolate.samples(
+    sample((2, 3, 2, 3), (5, 4)),
+    sample((1, 2, 3, 4), None, 2, "nearest"),
+    sample((1, 2, 5), None, 2, "nearest"),
+    sample((1, 2, 5, 4), (3, 7), None, "nearest-exact"),
+    sample((1, 2, 3, 4), (5, 7), None, "bilinear"),
+    sample((1, 2, 3, 4), None, (1.5, 0.6), "bilinear"),
+    sample((1, 2, 3, 4), (5, 1), None, "bilinear", True),
+    sample((1, 2, 3), None, 1.7, "linear", recompute_scale_factor=True),
+    sample((1, 3, 4, 2), None, 2, "bilinear", layout="NHWC"),
+)
+interpolate.errors(
+    ErrorSample(sample((1, 2, 3, 4), 5, None, "bicubic"), ValueError, "mode 'bicubic' is not known"),
+    ErrorSample(sample((1, 2, 3, 4)), ValueError, "one of size and scale_factor"),
+    ErrorSample(sample((1, 2, 3, 4), 5, None, "nearest", True), ValueError, "align_corners is for"),
+    ErrorSample(sample((1, 2, 3, 4), (5,)), ShapeError, "expected 2 numbers"),
+    ErrorSample(sample((1, 2, 3, 4), 0), ShapeError, "sizes and factors above 0, got 0"),
+    ErrorSample(sample((1, 2, 3, 4), None, 0.3), ShapeError, "at least 1, got 3 to 0 along dim 2"),
+    ErrorSample(sample((1, 2, 3, 4), None, math.nan), ShapeError, "sizes and factors above 0, got nan"),
+    ErrorSample(sample((1, 2, 3, 4), 2.5), ShapeError, "whole numbers for size, got 2.5"),
+)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from ....errors import ShapeError
 from ...dtype import Array
-from ...op import ErrorSample, Sample, primitive, sample
+from ...op import ErrorSample, primitive, sample
 from ..common.dims import Shape
 from .conv import Pair, out_size, pair, taps
 
@@ -88,28 +87,15 @@ def _(xp: Any, g: Array, kernel_size: Pair, dilation: Pair, padding: Pair, strid
     return _columns(xp, g, _window(kernel_size, dilation, padding, stride))
 
 
-@unfold.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 4, 5), 2)
-    yield sample((0, 3, 4, 5), 2)
-    yield sample((1, 2, 5, 4), (3, 2), (1, 2), (1, 0), (2, 1))
-
-
-@fold.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 12, 12), (4, 5), 2)
-    yield sample((1, 12, 6), (5, 4), (3, 2), (1, 2), (1, 0), (2, 1))
-
-
-@unfold.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3, 4), 2), ShapeError, r"expected input \(B, C, H, W\)")
-    yield ErrorSample(sample((1, 3, 4, 4), 5), ShapeError, "does not fit into")
-    yield ErrorSample(sample((1, 3, 4, 4), 2, stride=0), ShapeError, r"of at least 1 and padding .* \(0, 0\) and")
-    yield ErrorSample(sample((1, 3, 4, 4), 2, padding=-1), ShapeError, r"padding of at least 0, .* and \(-1, -1\)")
-
-
-@fold.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 12, 11), (4, 5), 2), ShapeError, r"expected \(B, C \* 4, 12\)")
-    yield ErrorSample(sample((2, 12, 11), (4, 5), 0), ShapeError, "expected kernel_size, .* of at least 1")
+unfold.samples(sample((2, 3, 4, 5), 2), sample((0, 3, 4, 5), 2), sample((1, 2, 5, 4), (3, 2), (1, 2), (1, 0), (2, 1)))
+fold.samples(sample((2, 12, 12), (4, 5), 2), sample((1, 12, 6), (5, 4), (3, 2), (1, 2), (1, 0), (2, 1)))
+unfold.errors(
+    ErrorSample(sample((2, 3, 4), 2), ShapeError, r"expected input \(B, C, H, W\)"),
+    ErrorSample(sample((1, 3, 4, 4), 5), ShapeError, "does not fit into"),
+    ErrorSample(sample((1, 3, 4, 4), 2, stride=0), ShapeError, r"of at least 1 and padding .* \(0, 0\) and"),
+    ErrorSample(sample((1, 3, 4, 4), 2, padding=-1), ShapeError, r"padding of at least 0, .* and \(-1, -1\)"),
+)
+fold.errors(
+    ErrorSample(sample((2, 12, 11), (4, 5), 2), ShapeError, r"expected \(B, C \* 4, 12\)"),
+    ErrorSample(sample((2, 12, 11), (4, 5), 0), ShapeError, "expected kernel_size, .* of at least 1"),
+)

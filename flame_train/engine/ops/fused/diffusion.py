@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ....errors import ShapeError
 from ...dtype import Array, DType, as_dtype
-from ...op import ErrorSample, Sample, primitive, sample
+from ...op import ErrorSample, primitive, sample
 from ...op_samples import Values
 from ..common.elementwise_codegen import elementwise_kernel
 from ..pointwise.activations import gated, gated_gradient, gelu_value, gelu_value_and_derivative, halved, halves
@@ -30,16 +29,8 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     return xp.concatenate([g * gelu, g * value * slope], axis=-1)
 
 
-@geglu.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 8))
-    yield sample((5, 2))
-    yield sample((0, 4))
-
-
-@geglu.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3)), ShapeError, "expected an even last dim")
+geglu.samples(sample((2, 3, 8)), sample((5, 2)), sample((0, 4)))
+geglu.errors(ErrorSample(sample((2, 3)), ShapeError, "expected an even last dim"))
 
 
 @geglu.cuda("generated", when=halved)
@@ -52,10 +43,7 @@ def _(k: Any, g: Array, input: Array) -> Array:
     return gated_gradient(k, g, input, "g * gelu(gate)", "g * value * gelu_derivative(gate)")
 
 
-@geglu.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 77, 2560))
-    yield sample((5, 16))
+geglu.perf_samples(sample((3, 77, 2560)), sample((5, 16)))
 
 
 @primitive(torch=None, data_movement=True)
@@ -80,14 +68,8 @@ def timestep_embedding(
 timestep_embedding.non_differentiable("timesteps")
 
 
-@timestep_embedding.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((3,), 7), ShapeError, "expected an even dim, .* got 7")
-
-
-@timestep_embedding.samples
-def _() -> Iterator[Sample]:
-    yield sample(Values((3,), 0, 999), 8, dtype="float64")
+timestep_embedding.errors(ErrorSample(sample((3,), 7), ShapeError, "expected an even dim, .* got 7"))
+timestep_embedding.samples(sample(Values((3,), 0, 999), 8, dtype="float64"))
 
 
 @primitive(torch=None)
@@ -96,34 +78,14 @@ def gated_add(xp: Any, input: Array, gate: Array, update: Array) -> Array:
     return input + gate * update
 
 
-@gated_add.vjp("input")
-def _(xp: Any, g: Array) -> Array:
-    return g
-
-
-@gated_add.vjp("gate")
-def _(xp: Any, g: Array, update: Array) -> Array:
-    return g * update
-
-
-@gated_add.vjp("update")
-def _(xp: Any, g: Array, gate: Array) -> Array:
-    return g * gate
+gated_add.vjp("input")(lambda xp, g: g)
+gated_add.vjp("gate")(lambda xp, g, update: g * update)
+gated_add.vjp("update")(lambda xp, g, gate: g * gate)
 
 
 elementwise_kernel(gated_add, "input + gate * update", input="g", gate="g * update", update="g * gate")
-
-
-@gated_add.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (4,), (2, 3)), ShapeError, "gated_add: the shapes of .* do not broadcast together")
-
-
-@gated_add.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 4), (2, 1, 4), (2, 3, 4))
-
-
-@gated_add.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 300, 640), (2, 1, 640), (2, 300, 640))
+gated_add.errors(
+    ErrorSample(sample((2, 3), (4,), (2, 3)), ShapeError, "gated_add: the shapes of .* do not broadcast together")
+)
+gated_add.samples(sample((2, 3, 4), (2, 1, 4), (2, 3, 4)))
+gated_add.perf_samples(sample((2, 300, 640), (2, 1, 640), (2, 300, 640)))

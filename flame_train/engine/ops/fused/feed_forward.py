@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from ....errors import ShapeError
@@ -10,7 +9,7 @@ from ...backend.cuda.cublaslt import Gelu
 from ...backend.cuda.tuning import tuning_of
 from ...dtype import Array
 from ...grad_target import GradTargets
-from ...op import ErrorSample, Sample, composite, sample
+from ...op import ErrorSample, composite, sample
 from ...tensor import Tensor
 from ..common import conditions
 from ..linear.matmul import check_linear, linear, product_to
@@ -28,16 +27,11 @@ def feed_forward(
     return linear(gelu(linear(input, weight1, bias1), approximate="tanh"), weight2, bias2)
 
 
-@feed_forward.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 4), (6, 4), (6,), (5, 6), (5,))
-    yield sample((3, 4), (6, 4), None, (4, 6))
-
-
-@feed_forward.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (6, 4), None, (3, 6)), ShapeError, r"last dim 3 but weight is \(6, 4\)")
-    yield ErrorSample(sample((2, 4), (6, 4), None, (3, 5)), ShapeError, r"last dim 6 but weight is \(3, 5\)")
+feed_forward.samples(sample((2, 3, 4), (6, 4), (6,), (5, 6), (5,)), sample((3, 4), (6, 4), None, (4, 6)))
+feed_forward.errors(
+    ErrorSample(sample((2, 3), (6, 4), None, (3, 6)), ShapeError, r"last dim 3 but weight is \(6, 4\)"),
+    ErrorSample(sample((2, 4), (6, 4), None, (3, 5)), ShapeError, r"last dim 6 but weight is \(3, 5\)"),
+)
 
 
 def _in_epilogues(
@@ -88,7 +82,7 @@ def backward(k: Any, g: Array, weight1: Array, weight2: Array, hidden: Array, ta
     return product_to(k, targets["input"], carried, weight1)
 
 
-@feed_forward.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 77, 640), (2560, 640), (2560,), (640, 2560), (640,))
-    yield sample((2, 1030, 32), (8192, 32), (8192,), (24, 8192), (24,))
+feed_forward.perf_samples(
+    sample((2, 77, 640), (2560, 640), (2560,), (640, 2560), (640,)),
+    sample((2, 1030, 32), (8192, 32), (8192,), (24, 8192), (24,)),
+)

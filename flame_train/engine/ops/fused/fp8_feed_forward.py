@@ -8,7 +8,7 @@ from typing import Any
 from ....errors import ShapeError
 from ...dtype import Array
 from ...grad_target import FRESH, GradTargets
-from ...op import ErrorSample, Sample, composite, sample
+from ...op import ErrorSample, composite, sample
 from ...tensor import Tensor
 from ..common import conditions
 from ..linear.fp8 import decode, encode, fits, fp8_linear, fp8_product_to, products, storage, stored
@@ -32,24 +32,25 @@ def fp8_feed_forward(
 fp8_feed_forward.non_differentiable("codes1", "scales1", "codes2", "scales2")
 
 
-@fp8_feed_forward.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 4), *stored(6, 4), (6,), *stored(5, 6), (5,))
-    yield sample((3, 4), *stored(6, 4), None, *stored(4, 6))
+fp8_feed_forward.samples(
+    sample((2, 3, 4), *stored(6, 4), (6,), *stored(5, 6), (5,)), sample((3, 4), *stored(6, 4), None, *stored(4, 6))
+)
 
 
-@fp8_feed_forward.errors
-def _() -> Iterator[ErrorSample]:
+def _fp8_feed_forward_errors() -> Iterator[ErrorSample]:
     bad = sample((2, 3), *stored(6, 4), None, *stored(3, 6))
     yield ErrorSample(bad, ShapeError, r"last dim 3 but weight is \(6, 4\)")
     bad = sample((2, 4), *stored(6, 4), None, *stored(3, 5))
     yield ErrorSample(bad, ShapeError, r"last dim 6 but weight is \(3, 5\)")
 
 
-@fp8_feed_forward.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((32, 1030, 32), *stored(512, 32), (512,), *stored(48, 512), (48,))
-    yield sample((2, 77, 640), *stored(2560, 640), (2560,), *stored(640, 2560), (640,), dynamic=True)
+fp8_feed_forward.errors(*_fp8_feed_forward_errors())
+
+
+fp8_feed_forward.perf_samples(
+    sample((32, 1030, 32), *stored(512, 32), (512,), *stored(48, 512), (48,)),
+    sample((2, 77, 640), *stored(2560, 640), (2560,), *stored(640, 2560), (640,), dynamic=True),
+)
 
 
 def _misfit(

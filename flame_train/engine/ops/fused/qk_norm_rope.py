@@ -10,7 +10,7 @@ from typing import Any
 from ....errors import ShapeError
 from ...dtype import Array, float32, promote
 from ...grad_target import FRESH, GradTargets
-from ...op import ErrorSample, Sample, composite, sample
+from ...op import ErrorSample, composite, sample
 from ...tensor import Tensor
 from ..common.dims import Shape, size_along
 from ..common.row_kernels import shared, why_not_rows
@@ -41,8 +41,7 @@ def cat_rms_norm(
     return normed if cos is None else rope(normed, cos, sin).to(normed.dtype)
 
 
-@cat_rms_norm.errors
-def _() -> Iterator[ErrorSample]:
+def _cat_rms_norm_errors() -> Iterator[ErrorSample]:
     pair = [(2, 3, 1, 4), (2, 5, 1, 4)]
     yield ErrorSample(sample(pair, [(4,)]), ShapeError, "2 tensors and 1 weights do not pair up")
     yield ErrorSample(sample([(), ()], [(4,), (4,)]), ShapeError, "cat_rms_norm: expected a tensor of at least 1 dim")
@@ -50,18 +49,19 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(sample([(2, 3, 1, 4), (1, 5, 1, 4)], [(4,), (4,)]), ShapeError, "equal but for dim -3")
 
 
-@cat_rms_norm.samples
-def _() -> Iterator[Sample]:
-    yield sample([(2, 3, 2, 4), (2, 5, 2, 4)], [(4,), (4,)], (8, 1, 4), (8, 1, 4))
-    yield sample([(2, 3, 2, 6), (2, 1, 2, 6)], [(6,), (6,)], dim=1, eps=1e-3)
-    yield sample([(3, 2, 4)], [(4,)], (1, 4), (1, 4))
+cat_rms_norm.errors(*_cat_rms_norm_errors())
 
 
-@cat_rms_norm.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample([(2, 77, 3, 64), (2, 300, 3, 64)], [(64,), (64,)])
-    yield sample([(1, 33, 4, 128), (1, 65, 4, 128)], [(128,), (128,)], (98, 1, 128), (98, 1, 128))
-    yield sample([(2, 33, 4, 128), (2, 65, 4, 128)], [(128,), (128,)], (98, 1, 128), (98, 1, 128))
+cat_rms_norm.samples(
+    sample([(2, 3, 2, 4), (2, 5, 2, 4)], [(4,), (4,)], (8, 1, 4), (8, 1, 4)),
+    sample([(2, 3, 2, 6), (2, 1, 2, 6)], [(6,), (6,)], dim=1, eps=1e-3),
+    sample([(3, 2, 4)], [(4,)], (1, 4), (1, 4)),
+)
+cat_rms_norm.perf_samples(
+    sample([(2, 77, 3, 64), (2, 300, 3, 64)], [(64,), (64,)]),
+    sample([(1, 33, 4, 128), (1, 65, 4, 128)], [(128,), (128,)], (98, 1, 128), (98, 1, 128)),
+    sample([(2, 33, 4, 128), (2, 65, 4, 128)], [(128,), (128,)], (98, 1, 128), (98, 1, 128)),
+)
 
 
 Place = tuple[Any, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Extent, Operands, Program, Reduction
 from ...dtype import Array, float32, promote
 from ...grad_target import FRESH, GradTargets
-from ...op import ErrorSample, Sample, composite, sample
+from ...op import ErrorSample, composite, sample
 from ...tensor import Tensor
 from ..common.conditions import floating
 from ..common.dims import Shape, size_along
@@ -50,16 +50,12 @@ def linear_activation(input: Tensor, weight: Tensor, bias: Tensor | None = None,
     return _ACTIVATIONS[activation](linear(input, weight, bias))
 
 
-@linear_activation.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 4), (5, 4), (5,))
-    yield sample((2, 3, 4), (5, 4), None, "silu")
-    yield sample((3, 4), (5, 4), (5,), "gelu_tanh")
-
-
-@linear_activation.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((3, 4), (5, 4), None, "swish"), ValueError, "expected one of gelu, .* got 'swish'")
+linear_activation.samples(
+    sample((3, 4), (5, 4), (5,)), sample((2, 3, 4), (5, 4), None, "silu"), sample((3, 4), (5, 4), (5,), "gelu_tanh")
+)
+linear_activation.errors(
+    ErrorSample(sample((3, 4), (5, 4), None, "swish"), ValueError, "expected one of gelu, .* got 'swish'")
+)
 
 
 @composite()
@@ -68,21 +64,12 @@ def cat_gelu(input: Tensor, hidden: Tensor, *, approximate: str = "none") -> Ten
     return cat([input, gelu(hidden, approximate=approximate)], -1)
 
 
-@cat_gelu.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 4), (2, 3, 8))
-    yield sample((3, 5), (3, 2), approximate="tanh")
-
-
-@cat_gelu.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((1, 77, 640), (1, 77, 2560), approximate="tanh")
-
-
-@cat_gelu.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (4, 3)), ShapeError, "equal but for dim -1")
-    yield ErrorSample(sample((2, 3), (2, 3), approximate="fast"), ValueError, "'none' or 'tanh', got 'fast'")
+cat_gelu.samples(sample((2, 3, 4), (2, 3, 8)), sample((3, 5), (3, 2), approximate="tanh"))
+cat_gelu.perf_samples(sample((1, 77, 640), (1, 77, 2560), approximate="tanh"))
+cat_gelu.errors(
+    ErrorSample(sample((2, 3), (4, 3)), ShapeError, "equal but for dim -1"),
+    ErrorSample(sample((2, 3), (2, 3), approximate="fast"), ValueError, "'none' or 'tanh', got 'fast'"),
+)
 
 
 _GELU = {"none": "gelu", "tanh": "gelu_tanh"}
@@ -122,16 +109,11 @@ def layer_norm_modulate(input: Tensor, scale: Tensor, shift: Tensor, eps: float 
     return normed * (scale + 1.0) + shift
 
 
-@layer_norm_modulate.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((), (4,), (4,)), ShapeError, "layer_norm_modulate: expected a tensor of at least 1 dim")
-    yield ErrorSample(sample((2, 4), (3,), (4,)), ShapeError, r"\(2, 4\), other \(3,\) do not broadcast together")
-
-
-@layer_norm_modulate.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 4), (2, 1, 4), (2, 1, 4))
-    yield sample((3, 5), (5,), (3, 5), 1e-3)
+layer_norm_modulate.errors(
+    ErrorSample(sample((), (4,), (4,)), ShapeError, "layer_norm_modulate: expected a tensor of at least 1 dim"),
+    ErrorSample(sample((2, 4), (3,), (4,)), ShapeError, r"\(2, 4\), other \(3,\) do not broadcast together"),
+)
+layer_norm_modulate.samples(sample((2, 3, 4), (2, 1, 4), (2, 1, 4)), sample((3, 5), (5,), (3, 5), 1e-3))
 
 
 def _modulated(input: Array, scale: Array, shift: Array) -> str:
@@ -193,7 +175,4 @@ def _to_shared(k: Any, each: str, operands: Operands, x: Array, shape: Shape) ->
     return total
 
 
-@layer_norm_modulate.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 77, 640), (2, 1, 640), (2, 1, 640))
-    yield sample((300, 3072), (3072,), (3072,))
+layer_norm_modulate.perf_samples(sample((2, 77, 640), (2, 1, 640), (2, 1, 640)), sample((300, 3072), (3072,), (3072,)))

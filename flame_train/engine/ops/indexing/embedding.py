@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ....errors import ShapeError
 from ...dtype import Array, bool_, compute_dtype, float32, int32, int64, is_float
-from ...op import ErrorSample, Sample, primitive, sample
+from ...op import ErrorSample, primitive, sample
 from ...op_samples import booleans, integers
 from ..common.dims import Shape, axis
 from ..common.elementwise_codegen import elementwise_kernel
@@ -79,26 +78,19 @@ def _(k: Any, g: Array, input: Array, weight_shape: Shape, padding_idx: int | No
     return dw
 
 
-@embedding.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample(integers(70, 5, 77), (70, 64), 3)
-    yield sample(integers(3, 2500), (9, 12))
-    yield sample(integers(2000, 300), (2000, 5))
-    yield sample(integers(1, 1000), (7, 72))
-    yield sample(integers(3000, 2, 1100), (3000, 40))
-
-
-@embedding.samples
-def _() -> Iterator[Sample]:
-    yield sample(integers(5, 2, 3), (5, 4))
-    yield sample(integers(5, 7), (5, 1))
-
-
-@embedding.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (5, 4)), ShapeError, "expected whole-number indices, got float64")
-    yield ErrorSample(sample(np.array([0, -1]), (5, 4)), IndexError, r"in \[0, 5\), got -1 to 0")
-    yield ErrorSample(sample(integers(5, 2), (5, 4), 5), IndexError, r"padding_idx in \[-5, 5\), got 5")
+embedding.perf_samples(
+    sample(integers(70, 5, 77), (70, 64), 3),
+    sample(integers(3, 2500), (9, 12)),
+    sample(integers(2000, 300), (2000, 5)),
+    sample(integers(1, 1000), (7, 72)),
+    sample(integers(3000, 2, 1100), (3000, 40)),
+)
+embedding.samples(sample(integers(5, 2, 3), (5, 4)), sample(integers(5, 7), (5, 1)))
+embedding.errors(
+    ErrorSample(sample((2, 3), (5, 4)), ShapeError, "expected whole-number indices, got float64"),
+    ErrorSample(sample(np.array([0, -1]), (5, 4)), IndexError, r"in \[0, 5\), got -1 to 0"),
+    ErrorSample(sample(integers(5, 2), (5, 4), 5), IndexError, r"padding_idx in \[-5, 5\), got 5"),
+)
 
 
 @primitive(torch="index_select", data_movement=True)
@@ -147,22 +139,12 @@ def _(k: Any, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
     return k.xp.moveaxis(total.reshape(input_shape[dim], *moved.shape[1:]), 0, dim)
 
 
-@index_select.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((7, 33, 40), 1, integers(33, 90))
-    yield sample((50, 24), 0, integers(50, 300))
-
-
-@index_select.samples
-def _() -> Iterator[Sample]:
-    yield sample((4, 3), 0, integers(4, 6))
-    yield sample((2, 3, 4), -2, integers(3, 2))
-
-
-@index_select.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((4, 3), 0, integers(4, 2, 2)), ShapeError, "expected 1-D whole-number indices")
-    yield ErrorSample(sample((4, 3), 1, np.array([2, -1])), IndexError, r"in \[0, 3\), got -1 to 2")
+index_select.perf_samples(sample((7, 33, 40), 1, integers(33, 90)), sample((50, 24), 0, integers(50, 300)))
+index_select.samples(sample((4, 3), 0, integers(4, 6)), sample((2, 3, 4), -2, integers(3, 2)))
+index_select.errors(
+    ErrorSample(sample((4, 3), 0, integers(4, 2, 2)), ShapeError, "expected 1-D whole-number indices"),
+    ErrorSample(sample((4, 3), 1, np.array([2, -1])), IndexError, r"in \[0, 3\), got -1 to 2"),
+)
 
 
 @primitive(torch="masked_fill", accepts_integers=True)
@@ -180,14 +162,8 @@ def masked_fill(xp: Any, input: Array, mask: Array, value: Array | float) -> Arr
 masked_fill.non_differentiable("mask")
 
 
-@masked_fill.vjp("input")
-def _(xp: Any, g: Array, mask: Array) -> Array:
-    return xp.where(mask, 0.0, g)
-
-
-@masked_fill.vjp("value")
-def _(xp: Any, g: Array, mask: Array) -> Array:
-    return xp.where(mask, g, 0.0)
+masked_fill.vjp("input")(lambda xp, g, mask: xp.where(mask, 0.0, g))
+masked_fill.vjp("value")(lambda xp, g, mask: xp.where(mask, g, 0.0))
 
 
 def _no_mask(mask: Array) -> str:
@@ -200,16 +176,11 @@ elementwise_kernel(
 )  # fmt: skip
 
 
-@masked_fill.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 4), booleans(3, 4), -1.5)
-    yield sample((2, 3, 4), booleans(4), ())
-
-
-@masked_fill.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((3,), (3,), 0.0), ShapeError, "expected a boolean mask, got float64")
-    yield ErrorSample(sample(integers(3, 2), booleans(2), 0.5), ShapeError, "int64 cannot hold 0.5")
+masked_fill.samples(sample((3, 4), booleans(3, 4), -1.5), sample((2, 3, 4), booleans(4), ()))
+masked_fill.errors(
+    ErrorSample(sample((3,), (3,), 0.0), ShapeError, "expected a boolean mask, got float64"),
+    ErrorSample(sample(integers(3, 2), booleans(2), 0.5), ShapeError, "int64 cannot hold 0.5"),
+)
 
 
 @primitive(torch="nn.functional.one_hot", data_movement=True)
@@ -239,15 +210,10 @@ def _(k: Any, input: Array, num_classes: int) -> Array:
     return k.elementwise(("input == at ? 1.f : 0.f",), operands, (int64,))[0]
 
 
-@one_hot.samples
-def _() -> Iterator[Sample]:
-    yield sample(integers(5, 2, 3), 5)
-    yield sample(integers(4, 6))
-
-
-@one_hot.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((3,), 4), ShapeError, "expected whole-number classes, got float64")
-    yield ErrorSample(sample(np.array([0, -1])), IndexError, r"in \[0, 1\), got -1 to 0")
-    yield ErrorSample(sample(np.array([0, 4]), 4), IndexError, r"in \[0, 4\), got 0 to 4")
-    yield ErrorSample(sample(integers(3, 0)), ShapeError, "expected num_classes")
+one_hot.samples(sample(integers(5, 2, 3), 5), sample(integers(4, 6)))
+one_hot.errors(
+    ErrorSample(sample((3,), 4), ShapeError, "expected whole-number classes, got float64"),
+    ErrorSample(sample(np.array([0, -1])), IndexError, r"in \[0, 1\), got -1 to 0"),
+    ErrorSample(sample(np.array([0, 4]), 4), IndexError, r"in \[0, 4\), got 0 to 4"),
+    ErrorSample(sample(integers(3, 0)), ShapeError, "expected num_classes"),
+)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ....errors import ShapeError
 from ...dtype import Array, compute_dtype
-from ...op import ErrorSample, Sample, primitive, sample
+from ...op import ErrorSample, primitive, sample
 from ...op_samples import Values, integers
 from ..common.dims import Shape, axis
 from .embedding import added_at, check_within
@@ -88,22 +88,20 @@ def _(k: Any, g: Array, input_shape: Shape, indices: Array, dim: int) -> Array:
     return element_sums(k, g, dim, indices, input_shape)
 
 
-@take_along_dim.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((3, 5), integers(5, 3), 1), ShapeError, "take_along_dim: .* must have as many dims")
-    yield ErrorSample(sample((3, 5), (3, 2), 1), ShapeError, "expected whole-number indices, got float64")
-    yield ErrorSample(sample((3, 5), np.array([0, -1])), IndexError, r"in \[0, 15\), got -1 to 0")
-    yield ErrorSample(sample((3, 5), integers(5, 2, 5), 1), ShapeError, "do not broadcast together")
-    yield ErrorSample(sample((3, 5), np.full((3, 1), -6), 1), IndexError, r"in \[-5, 5\), got -6 to -6")
-
-
-@take_along_dim.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 5), integers(5, 3, 2), 1)
-    yield sample((3, 5, 2), integers(3, 4, 5, 2), 0)
-    yield sample((3, 5), integers(15, 4))
-    yield sample((3, 5), Values((3, 2), -5, 5, kind="int"), 1)
-    yield sample((1, 5), integers(5, 3, 2), 1)
+take_along_dim.errors(
+    ErrorSample(sample((3, 5), integers(5, 3), 1), ShapeError, "take_along_dim: .* must have as many dims"),
+    ErrorSample(sample((3, 5), (3, 2), 1), ShapeError, "expected whole-number indices, got float64"),
+    ErrorSample(sample((3, 5), np.array([0, -1])), IndexError, r"in \[0, 15\), got -1 to 0"),
+    ErrorSample(sample((3, 5), integers(5, 2, 5), 1), ShapeError, "do not broadcast together"),
+    ErrorSample(sample((3, 5), np.full((3, 1), -6), 1), IndexError, r"in \[-5, 5\), got -6 to -6"),
+)
+take_along_dim.samples(
+    sample((3, 5), integers(5, 3, 2), 1),
+    sample((3, 5, 2), integers(3, 4, 5, 2), 0),
+    sample((3, 5), integers(15, 4)),
+    sample((3, 5), Values((3, 2), -5, 5, kind="int"), 1),
+    sample((1, 5), integers(5, 3, 2), 1),
+)
 
 
 @primitive(torch="gather", data_movement=True)
@@ -135,21 +133,19 @@ def _(k: Any, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
     return element_sums(k, g, dim, index, input_shape)
 
 
-@gather.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((37, 300), 1, integers(300, 37, 11))
-    yield sample((6, 30, 40), 1, integers(30, 6, 50, 40))
-    yield sample((5, 900), 1, integers(900, 5, 700))
-    yield sample((300, 77), 1, integers(77, 300, 1))
-    yield sample((60, 3, 19), 0, integers(60, 37, 3, 19))
-    yield sample((7, 130), 1, integers(1, 7, 130))
-
-
-@gather.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 5), 1, integers(5, 3, 2))
-    yield sample((3, 5, 2), 0, integers(3, 4, 3, 2))
-    yield sample((3, 5), -1, integers(5, 2, 7))
+gather.perf_samples(
+    sample((37, 300), 1, integers(300, 37, 11)),
+    sample((6, 30, 40), 1, integers(30, 6, 50, 40)),
+    sample((5, 900), 1, integers(900, 5, 700)),
+    sample((300, 77), 1, integers(77, 300, 1)),
+    sample((60, 3, 19), 0, integers(60, 37, 3, 19)),
+    sample((7, 130), 1, integers(1, 7, 130)),
+)
+gather.samples(
+    sample((3, 5), 1, integers(5, 3, 2)),
+    sample((3, 5, 2), 0, integers(3, 4, 3, 2)),
+    sample((3, 5), -1, integers(5, 2, 7)),
+)
 
 
 @primitive(torch="scatter", data_movement=True)
@@ -182,19 +178,13 @@ def _(xp: Any, g: Array, dim: int, index: Array) -> Array:
     return g
 
 
-@scatter.vjp("src")
-def _(xp: Any, g: Array, src_shape: Shape, dim: int, index: Array) -> Array:
-    return _taken(xp, g, src_shape, index, dim)
+scatter.vjp("src")(lambda xp, g, src_shape, dim, index: _taken(xp, g, src_shape, index, dim))
 
 
 _ONCE = np.array([[3, 0], [1, 2], [0, 4]])  # no position twice in a row: with repeats scatter's result is not unique
 
 
-@scatter.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 5), 1, _ONCE, (3, 2))
-    yield sample((4, 5), -1, _ONCE, (4, 3))
-    yield sample((3, 5), 1, _ONCE, 0.7)
+scatter.samples(sample((3, 5), 1, _ONCE, (3, 2)), sample((4, 5), -1, _ONCE, (4, 3)), sample((3, 5), 1, _ONCE, 0.7))
 
 
 @primitive(torch="scatter_add", data_movement=True)
@@ -211,14 +201,8 @@ def scatter_add(xp: Any, input: Array, dim: int, index: Array, src: Array) -> Ar
 scatter_add.non_differentiable("index")
 
 
-@scatter_add.vjp("input")
-def _(xp: Any, g: Array) -> Array:
-    return g
-
-
-@scatter_add.vjp("src")
-def _(xp: Any, g: Array, src_shape: Shape, dim: int, index: Array) -> Array:
-    return _taken(xp, g, src_shape, index, dim)
+scatter_add.vjp("input")(lambda xp, g: g)
+scatter_add.vjp("src")(lambda xp, g, src_shape, dim, index: _taken(xp, g, src_shape, index, dim))
 
 
 def _no_sources(input: Array, dim: int, index: Array, src: Array) -> str:
@@ -237,25 +221,19 @@ def _(k: Any, g: Array, dim: int, index: Array) -> Array:
     return elements(k, g, dim, index)
 
 
-@scatter_add.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((37, 300), 1, integers(300, 37, 11), (37, 11))
-    yield sample((6, 30, 40), 1, integers(30, 6, 50, 40), (6, 50, 40))
-    yield sample((5, 900), 1, integers(900, 5, 700), (5, 700))
-    yield sample((60, 3, 19), 0, integers(60, 37, 3, 19), (37, 3, 19))
-    yield sample((7, 130), 1, integers(1, 7, 130), (7, 130))
-
-
-@scatter_add.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 5), 1, integers(5, 3, 4), (3, 4))
-    yield sample((3, 5), 0, integers(3, 2, 4), (4, 5))
+scatter_add.perf_samples(
+    sample((37, 300), 1, integers(300, 37, 11), (37, 11)),
+    sample((6, 30, 40), 1, integers(30, 6, 50, 40), (6, 50, 40)),
+    sample((5, 900), 1, integers(900, 5, 700), (5, 700)),
+    sample((60, 3, 19), 0, integers(60, 37, 3, 19), (37, 3, 19)),
+    sample((7, 130), 1, integers(1, 7, 130), (7, 130)),
+)
+scatter_add.samples(sample((3, 5), 1, integers(5, 3, 4), (3, 4)), sample((3, 5), 0, integers(3, 2, 4), (4, 5)))
 
 
 for _op in (gather, scatter, scatter_add):
 
-    @_op.errors
-    def _(op: Any = _op) -> Iterator[ErrorSample]:
+    def _op_errors(op: Any = _op) -> Iterator[ErrorSample]:
         rest = () if op is gather else ((2, 3),)
         yield ErrorSample(sample((2, 3), 0, (2, 3), *rest), ShapeError, "expected whole-number indices, got float64")
         yield ErrorSample(sample((2, 3), 0, integers(2, 3), *rest), ShapeError, "must have as many dims")
@@ -264,3 +242,5 @@ for _op in (gather, scatter, scatter_add):
         yield ErrorSample(sample((2, 3), -2, np.array([[0, 2]]), *rest), IndexError, r"in \[0, 2\), got 0 to 2")
         if op is not gather:
             yield ErrorSample(sample((2, 3), 0, integers(2, 2, 3), (2, 2)), ShapeError, "nor than its source, got")
+
+    _op.errors(*_op_errors())

@@ -10,7 +10,7 @@ import numpy as np
 from ....errors import ShapeError
 from ...dtype import Array
 from ...indexing import Places, steps
-from ...op import ErrorSample, Sample, primitive, sample
+from ...op import ErrorSample, primitive, sample
 from ...tensor import Tensor
 from ..common.dims import Shape, size_along
 from .embedding import added_at
@@ -38,32 +38,34 @@ def _steps(xp: Any, index: Any, shape: Shape) -> tuple[Places, Places]:
     return steps(xp, tuple([p.data if isinstance(p, Tensor) else p for p in parts]), shape)
 
 
-@getitem.samples
-def _() -> Iterator[Sample]:
-    yield sample((4, 3), 1)
-    yield sample((4, 3, 2), (slice(None), slice(0, 2), None))
-    yield sample((4, 3), (..., slice(None, None, 2)))
-    yield sample((4, 3), [0, 2, 0])
-    yield sample((4, 3, 2), Tensor(np.array([[0, 3], [1, 0]])))
-    yield sample((4, 3, 2), (slice(None), Tensor(np.array([0, 2])), Tensor(np.array([1, 1]))))
-    yield sample((4, 3, 2), (Tensor(np.array([0, 3, 3])), slice(1, 3), 0))
-    yield sample((2, 3), Tensor(np.array([[True, False, True], [False, False, True]])))
-    yield sample((2, 3, 2), (slice(None), Tensor(np.array([True, False, True]))))
-    yield sample((2, 3, 4), (0, slice(None), [0, 2]))
-    yield sample((2, 3, 4, 2), (-1, None, slice(1, 3), Tensor(np.array([[3, 0], [1, 1]]))))
-    yield sample((4, 2, 3), (Tensor(np.array([0, 3, 3])), ..., Tensor(np.array(1))))
-    yield sample((2, 3, 4), (slice(None), Tensor(np.array(2)), [0, 0, 3]))
-    yield sample((2, 3), (slice(None), []))
+getitem.samples(
+    sample((4, 3), 1),
+    sample((4, 3, 2), (slice(None), slice(0, 2), None)),
+    sample((4, 3), (..., slice(None, None, 2))),
+    sample((4, 3), [0, 2, 0]),
+    sample((4, 3, 2), Tensor(np.array([[0, 3], [1, 0]]))),
+    sample((4, 3, 2), (slice(None), Tensor(np.array([0, 2])), Tensor(np.array([1, 1])))),
+    sample((4, 3, 2), (Tensor(np.array([0, 3, 3])), slice(1, 3), 0)),
+    sample((2, 3), Tensor(np.array([[True, False, True], [False, False, True]]))),
+    sample((2, 3, 2), (slice(None), Tensor(np.array([True, False, True])))),
+    sample((2, 3, 4), (0, slice(None), [0, 2])),
+    sample((2, 3, 4, 2), (-1, None, slice(1, 3), Tensor(np.array([[3, 0], [1, 1]])))),
+    sample((4, 2, 3), (Tensor(np.array([0, 3, 3])), ..., Tensor(np.array(1)))),
+    sample((2, 3, 4), (slice(None), Tensor(np.array(2)), [0, 0, 3])),
+    sample((2, 3), (slice(None), [])),
+)
 
 
-@getitem.errors
-def _() -> Iterator[ErrorSample]:
+def _getitem_errors() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 3), Tensor(np.array([0.5]))), ShapeError, "whole numbers or truth values")
     for single in (True, Tensor(np.array(True))):
         yield ErrorSample(sample((2, 3), single), ShapeError, "a single True or False")
     for wrong in ((4,), (1,), (2, 2)):  # must be refused by shape, as a GPU checks no positions
         yield ErrorSample(sample((2, 3), Tensor(np.ones(wrong, bool))), ShapeError, "expected a mask of shape")
     yield ErrorSample(sample((3, 0), (slice(None), Tensor(np.array([0])))), IndexError, "a dim of size 0")
+
+
+getitem.errors(*_getitem_errors())
 
 
 @primitive(torch="narrow", data_movement=True)
@@ -89,15 +91,9 @@ def _(xp: Any, g: Array, input_shape: Shape, dim: int, start: int, length: int) 
     return out
 
 
-@narrow.samples
-def _() -> Iterator[Sample]:
-    yield sample((4, 5), 1, 1, 3)
-    yield sample((4, 5), 0, 0, 4)
-    yield sample((4, 5), 1, -3, 2)
-
-
-@narrow.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((4, 5), 1, 3, 3), ShapeError, "is outside dim 1 of size 5")
-    yield ErrorSample(sample((4, 5), 1, -6, 1), ShapeError, "is outside dim 1 of size 5")
-    yield ErrorSample(sample((), 0, 0, 1), ShapeError, "narrow: expected a tensor of at least 1 dim")
+narrow.samples(sample((4, 5), 1, 1, 3), sample((4, 5), 0, 0, 4), sample((4, 5), 1, -3, 2))
+narrow.errors(
+    ErrorSample(sample((4, 5), 1, 3, 3), ShapeError, "is outside dim 1 of size 5"),
+    ErrorSample(sample((4, 5), 1, -6, 1), ShapeError, "is outside dim 1 of size 5"),
+    ErrorSample(sample((), 0, 0, 1), ShapeError, "narrow: expected a tensor of at least 1 dim"),
+)

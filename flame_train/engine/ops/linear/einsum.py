@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ....errors import ShapeError
 from ...dtype import Array
-from ...op import ErrorSample, Sample, primitive, sample
+from ...op import ErrorSample, primitive, sample
 
 
 @primitive(torch="einsum", accepts_integers=True)
@@ -97,23 +97,21 @@ def _gradient(xp: Any, g: Array, inputs: list[str], output: str, operands: list[
     return xp.broadcast_to(found, whole)
 
 
-@einsum.samples
-def _() -> Iterator[Sample]:
-    yield sample("ij,jk->ik", [(2, 3), (3, 4)])
-    yield sample("bhqd,bhkd->bhqk", [(2, 2, 3, 4), (2, 2, 5, 4)])
-    yield sample("...ij,...jk", [(2, 1, 2, 3), (3, 3, 2)])
-    yield sample("i,j,k->kji", [(2,), (3,), (2,)])
-    yield sample("ii->i", [(3, 3)])
-    yield sample("iij,j", [(3, 3, 2), (2,)])
-    yield sample("ij->j", [(2, 3)])
-    yield sample("ij,ij->", [(2, 3), (2, 3)])
-    yield sample("ij,jk->ik", [(2, 1), (3, 4)])
-    yield sample("...i,...j->...ij", [(2, 0, 1), (2, 1, 3)])
-    yield sample("bi,oij,bj->bo", [(2, 3), (2, 3, 2), (2, 2)])
-
-
-@einsum.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample("ij,jk->ik", [(2, 3)]), ShapeError, "names 2 operands, got 1")
-    yield ErrorSample(sample("ij,jk->ik", [(2, 3), (4, 2)]), ShapeError, "'j' in .* is both 3 and 4")
-    yield ErrorSample(sample("ij->i", [(2, 3, 4)]), ShapeError, "does not name the 3 dims")
+einsum.samples(
+    sample("ij,jk->ik", [(2, 3), (3, 4)]),
+    sample("bhqd,bhkd->bhqk", [(2, 2, 3, 4), (2, 2, 5, 4)]),
+    sample("...ij,...jk", [(2, 1, 2, 3), (3, 3, 2)]),
+    sample("i,j,k->kji", [(2,), (3,), (2,)]),
+    sample("ii->i", [(3, 3)]),
+    sample("iij,j", [(3, 3, 2), (2,)]),
+    sample("ij->j", [(2, 3)]),
+    sample("ij,ij->", [(2, 3), (2, 3)]),
+    sample("ij,jk->ik", [(2, 1), (3, 4)]),
+    sample("...i,...j->...ij", [(2, 0, 1), (2, 1, 3)]),
+    sample("bi,oij,bj->bo", [(2, 3), (2, 3, 2), (2, 2)]),
+)
+einsum.errors(
+    ErrorSample(sample("ij,jk->ik", [(2, 3)]), ShapeError, "names 2 operands, got 1"),
+    ErrorSample(sample("ij,jk->ik", [(2, 3), (4, 2)]), ShapeError, "'j' in .* is both 3 and 4"),
+    ErrorSample(sample("ij->i", [(2, 3, 4)]), ShapeError, "does not name the 3 dims"),
+)

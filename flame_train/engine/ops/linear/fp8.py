@@ -16,7 +16,7 @@ from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Table
 from ...dtype import Array, DType, as_dtype, bfloat16, compute_dtype, float32, uint8, uint32
 from ...grad_target import FRESH, GradTarget, GradTargets
-from ...op import ErrorSample, Sample, primitive, sample
+from ...op import ErrorSample, primitive, sample
 from ..common import conditions
 from ..common.dims import at_least
 from .e4m3 import decoded, encoded, factors, rounded
@@ -36,23 +36,9 @@ def fp8_quantize(xp: Any, input: Array) -> tuple[Array, Array]:
 fp8_quantize.non_differentiable("input")
 
 
-@fp8_quantize.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 16))
-    yield sample((2, 3, 5))
-    yield sample((0, 4))
-
-
-@fp8_quantize.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 77, 640))
-    yield sample((5, 5120))
-    yield sample((70, 131))
-
-
-@fp8_quantize.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample(()), ShapeError, "at least 1 dim")
+fp8_quantize.samples(sample((3, 16)), sample((2, 3, 5)), sample((0, 4)))
+fp8_quantize.perf_samples(sample((3, 77, 640)), sample((5, 5120)), sample((70, 131)))
+fp8_quantize.errors(ErrorSample(sample(()), ShapeError, "at least 1 dim"))
 
 
 @primitive(data_movement=True)
@@ -71,21 +57,16 @@ def stored(*shape: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     return encoded(np, np.random.default_rng(shape).standard_normal(shape).astype(np.float32))
 
 
-@fp8_dequantize.samples
-def _() -> Iterator[Sample]:
-    yield sample(*stored(5, 16), np.dtype(np.float64))
-    yield sample(*stored(2, 3, 5), np.dtype(np.float64))
+fp8_dequantize.samples(sample(*stored(5, 16), np.dtype(np.float64)), sample(*stored(2, 3, 5), np.dtype(np.float64)))
+fp8_dequantize.perf_samples(sample(*stored(77, 640), bfloat16))
 
 
-@fp8_dequantize.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample(*stored(77, 640), bfloat16)
-
-
-@fp8_dequantize.errors
-def _() -> Iterator[ErrorSample]:
+def _fp8_dequantize_errors() -> Iterator[ErrorSample]:
     codes, scales = stored(5, 16)
     yield ErrorSample(sample(codes, scales[:4], float32), ShapeError, r"expected scales of shape \(5,\), got \(4,\)")
+
+
+fp8_dequantize.errors(*_fp8_dequantize_errors())
 
 
 def _check_stored(codes: Array, scales: Array, op: str) -> None:
@@ -133,44 +114,32 @@ def broadcast_grad(xp: Any, g: Array, codes: Array, scales: Array, dynamic: bool
     return rows_product(xp, rounded(xp, g * factors(scales, g.dtype)), decoded(xp, codes, g.dtype))
 
 
-@fp8_linear.vjp("input")
-def _(xp: Any, g: Array, codes: Array, scales: Array, dynamic: bool) -> Array:
-    return broadcast_grad(xp, g, codes, scales, dynamic)
+fp8_linear.vjp("input")(lambda xp, g, codes, scales, dynamic: broadcast_grad(xp, g, codes, scales, dynamic))
+fp8_linear.vjp("bias")(lambda xp, g: g)
+fp8_linear.vjp("residual")(lambda xp, g: g)
+fp8_linear.samples(
+    sample((3, 4), *stored(5, 4), (5,)),
+    sample((2, 3, 4), *stored(5, 4), None, (2, 3, 5)),
+    sample((2, 3, 4), *stored(5, 4), (5,), (2, 3, 5)),
+)
+fp8_linear.perf_samples(
+    sample((2, 77, 640), *stored(1280, 640), (1280,), (2, 77, 1280)),
+    sample((333, 256), *stored(144, 256)),
+    sample((2, 77, 640), *stored(1280, 640), (1280,), (2, 77, 1280), dynamic=True),
+    sample((333, 256), *stored(144, 256), dynamic=True),
+    sample((333, 9728), *stored(256, 9728), (256,), dynamic=True),
+)
 
 
-@fp8_linear.vjp("bias")
-def _(xp: Any, g: Array) -> Array:
-    return g
-
-
-@fp8_linear.vjp("residual")
-def _(xp: Any, g: Array) -> Array:
-    return g
-
-
-@fp8_linear.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 4), *stored(5, 4), (5,))
-    yield sample((2, 3, 4), *stored(5, 4), None, (2, 3, 5))
-    yield sample((2, 3, 4), *stored(5, 4), (5,), (2, 3, 5))
-
-
-@fp8_linear.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 77, 640), *stored(1280, 640), (1280,), (2, 77, 1280))
-    yield sample((333, 256), *stored(144, 256))
-    yield sample((2, 77, 640), *stored(1280, 640), (1280,), (2, 77, 1280), dynamic=True)
-    yield sample((333, 256), *stored(144, 256), dynamic=True)
-    yield sample((333, 9728), *stored(256, 9728), (256,), dynamic=True)
-
-
-@fp8_linear.errors
-def _() -> Iterator[ErrorSample]:
+def _fp8_linear_errors() -> Iterator[ErrorSample]:
     codes, scales = stored(5, 4)
     yield ErrorSample(sample((2, 3), codes, scales), ShapeError, r"last dim 3 but weight is \(5, 4\)")
     yield ErrorSample(sample((2, 4), codes, scales[:3]), ShapeError, r"scales of shape \(5,\), got \(3,\)")
     yield ErrorSample(sample((2, 4), codes, scales, None, (5,)), ShapeError, r"the result's shape, got \(5,\)")
     yield ErrorSample(sample((2, 4), codes.astype(np.int64), scales), TypeError, "codes in uint8 .*, got int64")
+
+
+fp8_linear.errors(*_fp8_linear_errors())
 
 
 # ---- kernels -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 from ....errors import ShapeError
 from ...dtype import Array
 from ...grad_target import GradTargets
-from ...op import ErrorSample, Sample, primitive, sample
+from ...op import ErrorSample, primitive, sample
 from ..common import conditions
 from .e4m3 import rounded
 from .fp8 import broadcast_grad, check_layer, decode, encode, fp8_product_to, products, storage, stored, weight_of
@@ -80,14 +80,8 @@ def _(
     return dx, d_downs, [xp.matmul(r.T, t) for r, t in zip(rows, lows, strict=True)] if "ups" in needs else None
 
 
-@fp8_lora_linears.vjp("bias")
-def _(xp: Any, g: Sequence[Array]) -> Array:
-    return g[0]
-
-
-@fp8_lora_linears.vjp("residual")
-def _(xp: Any, g: Sequence[Array]) -> Array:
-    return g[0]
+fp8_lora_linears.vjp("bias")(lambda xp, g: g[0])
+fp8_lora_linears.vjp("residual")(lambda xp, g: g[0])
 
 
 def _stored(n: int, *shape: int) -> tuple[list[Array], list[Array]]:
@@ -95,28 +89,28 @@ def _stored(n: int, *shape: int) -> tuple[list[Array], list[Array]]:
     return [codes for codes, _ in made], [scales for _, scales in made]
 
 
-@fp8_lora_linears.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 8), *_stored(2, 6, 8), [(2, 8), (2, 8)], [(6, 2), (6, 2)], 0.5)
-    yield sample((4, 8), *_stored(1, 6, 8), [(1, 8)], [(6, 1)], 2.0, (6,), (4, 6))
-    yield sample((2, 8), *_stored(1, 6, 8), [(2, 8)], [(6, 2)], 0.5)
+fp8_lora_linears.samples(
+    sample((2, 3, 8), *_stored(2, 6, 8), [(2, 8), (2, 8)], [(6, 2), (6, 2)], 0.5),
+    sample((4, 8), *_stored(1, 6, 8), [(1, 8)], [(6, 1)], 2.0, (6,), (4, 6)),
+    sample((2, 8), *_stored(1, 6, 8), [(2, 8)], [(6, 2)], 0.5),
+)
+fp8_lora_linears.perf_samples(
+    sample((2, 77, 320), *_stored(3, 640, 320), [(16, 320)] * 3, [(640, 16)] * 3, 0.5),
+    sample((1, 521, 144), *_stored(1, 80, 144), [(16, 144)], [(80, 16)], 0.5, (80,), (1, 521, 80)),
+    sample((2, 77, 320), *_stored(3, 640, 320), [(16, 320)] * 3, [(640, 16)] * 3, 0.5, dynamic=True),
+    sample((1, 521, 144), *_stored(1, 80, 144), [(16, 144)], [(80, 16)], 0.5, (80,), (1, 521, 80), dynamic=True),
+)
 
 
-@fp8_lora_linears.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 77, 320), *_stored(3, 640, 320), [(16, 320)] * 3, [(640, 16)] * 3, 0.5)
-    yield sample((1, 521, 144), *_stored(1, 80, 144), [(16, 144)], [(80, 16)], 0.5, (80,), (1, 521, 80))
-    yield sample((2, 77, 320), *_stored(3, 640, 320), [(16, 320)] * 3, [(640, 16)] * 3, 0.5, dynamic=True)
-    yield sample((1, 521, 144), *_stored(1, 80, 144), [(16, 144)], [(80, 16)], 0.5, (80,), (1, 521, 80), dynamic=True)
-
-
-@fp8_lora_linears.errors
-def _() -> Iterator[ErrorSample]:
+def _fp8_lora_linears_errors() -> Iterator[ErrorSample]:
     one, two = _stored(1, 6, 8), _stored(2, 6, 8)
     yield ErrorSample(sample((2, 8), *two, [(2, 8)], [(6, 2)], 0.5), ShapeError, "2 codes, 2 scales, 1 downs and 1 ups")
     pair = [(2, 8)] * 2, [(6, 2)] * 2
     yield ErrorSample(sample((2, 8), *two, *pair, 0.5, (6,)), ShapeError, "no bias and no residual for 2 layers")
     yield ErrorSample(sample((2, 7), *one, [(2, 7)], [(6, 2)], 0.5), ShapeError, r"last dim 7 but weight is \(6, 8\)")
+
+
+fp8_lora_linears.errors(*_fp8_lora_linears_errors())
 
 
 # ---- kernels -----------------------------------------------------------------------------------------------

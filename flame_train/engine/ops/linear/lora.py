@@ -11,7 +11,7 @@ from typing import Any
 from ....errors import ShapeError
 from ...dtype import Array
 from ...grad_target import GradTargets
-from ...op import ErrorSample, Sample, composite, primitive, sample
+from ...op import ErrorSample, composite, primitive, sample
 from ...tensor import Tensor
 from ..common import conditions
 from ..conv.conv import Pair, conv2d
@@ -69,18 +69,11 @@ def _(xp: Any, g: Array, input: Array) -> Array:
     return xp.matmul(g.reshape(-1, g.shape[-1]).T, input.reshape(-1, input.shape[-1]))
 
 
-@lora_linear.vjp("bias")
-def _(xp: Any, g: Array) -> Array:
-    return g
+lora_linear.vjp("bias")(lambda xp, g: g)
+lora_linear.vjp("residual")(lambda xp, g: g)
 
 
-@lora_linear.vjp("residual")
-def _(xp: Any, g: Array) -> Array:
-    return g
-
-
-@lora_linear.errors
-def _() -> Iterator[ErrorSample]:
+def _lora_linear_errors() -> Iterator[ErrorSample]:
     yield ErrorSample(sample((2, 7), (6, 8), None, (2, 8), (6, 2), 0.5), ShapeError, "last dim 7 but weight is")
     for down, up in (((2, 7), (6, 2)), ((2, 8), (5, 2)), ((2, 8), (6, 3)), ((8,), (6, 2)), ((2, 8), ())):
         factors = sample((2, 8), (6, 8), None, down, up, 0.5)
@@ -89,11 +82,14 @@ def _() -> Iterator[ErrorSample]:
     yield ErrorSample(bad, ShapeError, r"a residual of the result's shape, got \(6,\)")
 
 
-@lora_linear.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 8), (6, 8), (6,), (2, 8), (6, 2), 0.5)
-    yield sample((4, 8), (6, 8), None, (1, 8), (6, 1), 2.0)
-    yield sample((2, 3, 8), (6, 8), (6,), (2, 8), (6, 2), 0.5, (2, 3, 6))
+lora_linear.errors(*_lora_linear_errors())
+
+
+lora_linear.samples(
+    sample((2, 3, 8), (6, 8), (6,), (2, 8), (6, 2), 0.5),
+    sample((4, 8), (6, 8), None, (1, 8), (6, 1), 2.0),
+    sample((2, 3, 8), (6, 8), (6,), (2, 8), (6, 2), 0.5, (2, 3, 6)),
+)
 
 
 def _lora_condition(
@@ -148,17 +144,19 @@ def lora_linears(
     return tuple(lora_linear(input, w, None, d, u, scale) for w, d, u in parts)
 
 
-@lora_linears.errors
-def _() -> Iterator[ErrorSample]:
+def _lora_linears_errors() -> Iterator[ErrorSample]:
     pair = [(6, 8), (6, 8)]
     yield ErrorSample(sample((2, 8), pair, [(2, 8)], [(6, 2)], 0.5), ShapeError, "2 weights, 1 downs and 1 ups")
 
 
-@lora_linears.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 8), [(6, 8), (6, 8)], [(2, 8), (2, 8)], [(6, 2), (6, 2)], 0.5)
-    yield sample((4, 8), [(6, 8)], [(1, 8)], [(6, 1)], 2.0)
-    yield sample((2, 8), [(6, 8), (4, 8)], [(2, 8), (1, 8)], [(6, 2), (4, 1)], 0.5)
+lora_linears.errors(*_lora_linears_errors())
+
+
+lora_linears.samples(
+    sample((2, 3, 8), [(6, 8), (6, 8)], [(2, 8), (2, 8)], [(6, 2), (6, 2)], 0.5),
+    sample((4, 8), [(6, 8)], [(1, 8)], [(6, 1)], 2.0),
+    sample((2, 8), [(6, 8), (4, 8)], [(2, 8), (1, 8)], [(6, 2), (4, 1)], 0.5),
+)
 
 
 def _stack_condition(input: Array, weights: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array]) -> str:
@@ -231,12 +229,12 @@ def lora_hidden_grad(k: Any, rows: Array, up: Array, scale: float) -> Array:
     return inner
 
 
-@lora_linears.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 77, 320), [(640, 320)] * 3, [(16, 320)] * 3, [(640, 16)] * 3, 0.5)
-    yield sample((100, 96), [(64, 96)] * 2, [(4, 96)] * 2, [(64, 4)] * 2, 1.0)
-    yield sample((2, 300, 64), [(72, 64)] * 2, [(32, 64)] * 2, [(72, 32)] * 2, 1.0)
-    yield sample((1, 700, 136), [(200, 136)] * 3, [(16, 136)] * 3, [(200, 16)] * 3, 0.5)
+lora_linears.perf_samples(
+    sample((2, 77, 320), [(640, 320)] * 3, [(16, 320)] * 3, [(640, 16)] * 3, 0.5),
+    sample((100, 96), [(64, 96)] * 2, [(4, 96)] * 2, [(64, 4)] * 2, 1.0),
+    sample((2, 300, 64), [(72, 64)] * 2, [(32, 64)] * 2, [(72, 32)] * 2, 1.0),
+    sample((1, 700, 136), [(200, 136)] * 3, [(16, 136)] * 3, [(200, 16)] * 3, 0.5),
+)
 
 
 # ---- convolutions ------------------------------------------------------------------------------------------
@@ -253,22 +251,22 @@ def lora_conv2d(
     return conv2d(input, weight, bias, stride, padding, layout=layout) + update
 
 
-@lora_conv2d.errors
-def _() -> Iterator[ErrorSample]:
+def _lora_conv2d_errors() -> Iterator[ErrorSample]:
     bad = sample((1, 4, 4, 4), (5, 3, 1, 1), None, (2, 3, 1, 1), (5, 2, 1, 1), 1.5)
     yield ErrorSample(bad, ShapeError, "has 4 channels but weight .* takes 3")
 
 
-@lora_conv2d.samples
-def _() -> Iterator[Sample]:
-    yield sample((1, 4, 3, 3), (5, 3, 3, 3), (5,), (2, 3, 3, 3), (5, 2, 1, 1), 0.5, 1, 1, "NHWC")
-    yield sample((1, 3, 4, 4), (5, 3, 1, 1), None, (2, 3, 1, 1), (5, 2, 1, 1), 1.5)
+lora_conv2d.errors(*_lora_conv2d_errors())
 
 
-@lora_linear.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 77, 320), (640, 320), (640,), (16, 320), (640, 16), 0.5)
-    yield sample((100, 96), (64, 96), None, (4, 96), (64, 4), 1.0)
-    yield sample((1, 521, 136), (72, 136), (72,), (16, 136), (72, 16), 0.5)
-    yield sample((2, 1300, 64), (128, 64), None, (48, 64), (128, 48), 1.5)
-    yield sample((2, 77, 320), (640, 320), (640,), (16, 320), (640, 16), 0.5, (2, 77, 640))
+lora_conv2d.samples(
+    sample((1, 4, 3, 3), (5, 3, 3, 3), (5,), (2, 3, 3, 3), (5, 2, 1, 1), 0.5, 1, 1, "NHWC"),
+    sample((1, 3, 4, 4), (5, 3, 1, 1), None, (2, 3, 1, 1), (5, 2, 1, 1), 1.5),
+)
+lora_linear.perf_samples(
+    sample((2, 77, 320), (640, 320), (640,), (16, 320), (640, 16), 0.5),
+    sample((100, 96), (64, 96), None, (4, 96), (64, 4), 1.0),
+    sample((1, 521, 136), (72, 136), (72,), (16, 136), (72, 16), 0.5),
+    sample((2, 1300, 64), (128, 64), None, (48, 64), (128, 48), 1.5),
+    sample((2, 77, 320), (640, 320), (640,), (16, 320), (640, 16), 0.5, (2, 77, 640)),
+)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from ....errors import ShapeError
 from ...dtype import Array
 from ...grad_target import GradTarget, GradTargets
-from ...op import ErrorSample, Sample, composite, primitive, sample
+from ...op import ErrorSample, composite, primitive, sample
 from ...tensor import Tensor
 from ..common import conditions
 
@@ -49,21 +48,19 @@ def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
     return xp.matmul(_t(input), g)
 
 
-@matmul.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 4), (4, 2))
-    yield sample((2, 3, 4), (4, 5))
-    yield sample((2, 1, 3, 4), (3, 4, 2))
-    yield sample((4,), (4, 2))
-    yield sample((2, 3, 4), (4,))
-    yield sample((4,), (4,))
-    yield sample((0, 4), (4, 2))
-
-
-@matmul.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (4, 2)), ShapeError, "inner sizes 3 and 4 differ")
-    yield ErrorSample(sample((), (4, 2)), ShapeError, "at least 1 dim each")
+matmul.samples(
+    sample((3, 4), (4, 2)),
+    sample((2, 3, 4), (4, 5)),
+    sample((2, 1, 3, 4), (3, 4, 2)),
+    sample((4,), (4, 2)),
+    sample((2, 3, 4), (4,)),
+    sample((4,), (4,)),
+    sample((0, 4), (4, 2)),
+)
+matmul.errors(
+    ErrorSample(sample((2, 3), (4, 2)), ShapeError, "inner sizes 3 and 4 differ"),
+    ErrorSample(sample((), (4, 2)), ShapeError, "at least 1 dim each"),
+)
 
 
 @primitive(torch="nn.functional.linear", accepts_integers=True)
@@ -108,14 +105,8 @@ def residual_fits(input: Array | Tensor, weight: Array | Tensor, residual: Array
     return residual is None or (weight.ndim > 0 and tuple(residual.shape) == (*input.shape[:-1], weight.shape[0]))
 
 
-@linear.vjp("input")
-def _(xp: Any, g: Array, weight: Array) -> Array:
-    return rows_product(xp, g, weight)
-
-
-@linear.vjp("weight")
-def _(xp: Any, g: Array, input: Array) -> Array:
-    return xp.matmul(_rows(g).T, _rows(input))
+linear.vjp("input")(lambda xp, g, weight: rows_product(xp, g, weight))
+linear.vjp("weight")(lambda xp, g, input: xp.matmul(_rows(g).T, _rows(input)))
 
 
 @linear.vjp("bias")
@@ -123,20 +114,18 @@ def _(xp: Any, g: Array) -> Array:
     return g  # summed down to the bias's shape in the backward pass, like every gradient
 
 
-@linear.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 4), (5, 4), (5,))
-    yield sample((2, 3, 4), (5, 4))
-    yield sample((4,), (1, 4), (1,))
-    yield sample((0, 4), (5, 4), (5,))
-    yield sample((2, 3, 0), (5, 0), (5,))
-    yield sample((2, 3, 4), (0, 4), (0,))
-
-
-@linear.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (4, 5)), ShapeError, r"last dim 3 but weight is \(4, 5\)")
-    yield ErrorSample(sample((2, 3), (3,)), ShapeError, r"weight \(out, in\), got \(2, 3\), \(3,\)")
+linear.samples(
+    sample((3, 4), (5, 4), (5,)),
+    sample((2, 3, 4), (5, 4)),
+    sample((4,), (1, 4), (1,)),
+    sample((0, 4), (5, 4), (5,)),
+    sample((2, 3, 0), (5, 0), (5,)),
+    sample((2, 3, 4), (0, 4), (0,)),
+)
+linear.errors(
+    ErrorSample(sample((2, 3), (4, 5)), ShapeError, r"last dim 3 but weight is \(4, 5\)"),
+    ErrorSample(sample((2, 3), (3,)), ShapeError, r"weight \(out, in\), got \(2, 3\), \(3,\)"),
+)
 
 
 @composite(torch="bmm")
@@ -147,16 +136,11 @@ def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     return matmul(input, mat2)
 
 
-@bmm.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 4), (2, 4, 5))
-    yield sample((0, 3, 4), (0, 4, 5))
-
-
-@bmm.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3, 4), (4, 5)), ShapeError, r"expected \(B, n, m\) and \(B, m, p\)")
-    yield ErrorSample(sample((2, 3, 4), (2, 3, 5)), ShapeError, "inner sizes 4 and 3 differ")
+bmm.samples(sample((2, 3, 4), (2, 4, 5)), sample((0, 3, 4), (0, 4, 5)))
+bmm.errors(
+    ErrorSample(sample((2, 3, 4), (4, 5)), ShapeError, r"expected \(B, n, m\) and \(B, m, p\)"),
+    ErrorSample(sample((2, 3, 4), (2, 3, 5)), ShapeError, "inner sizes 4 and 3 differ"),
+)
 
 
 @composite(torch="outer")
@@ -167,14 +151,8 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:
     return input.unsqueeze(1) * vec2
 
 
-@outer.samples
-def _() -> Iterator[Sample]:
-    yield sample((3,), (4,))
-
-
-@outer.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((3,), (1, 4)), ShapeError, "expected two vectors")
+outer.samples(sample((3,), (4,)))
+outer.errors(ErrorSample(sample((3,), (1, 4)), ShapeError, "expected two vectors"))
 
 
 # ---- cuBLASLt ------------------------------------------------------------------------------------------
@@ -238,16 +216,11 @@ def linear_add(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Ten
     return linear(input, weight, bias) + residual
 
 
-@linear_add.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 4), (5, 4), (5,), (2, 3, 5))
-    yield sample((3, 4), (5, 4), None, (3, 5))
-
-
-@linear_add.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (3,), (3,), (2, 3)), ShapeError, r"weight \(out, in\)")
-    yield ErrorSample(sample((2, 3), (4, 3), (4,), (4,)), ShapeError, "a residual of the result's shape")
+linear_add.samples(sample((2, 3, 4), (5, 4), (5,), (2, 3, 5)), sample((3, 4), (5, 4), None, (3, 5)))
+linear_add.errors(
+    ErrorSample(sample((2, 3), (3,), (3,), (2, 3)), ShapeError, r"weight \(out, in\)"),
+    ErrorSample(sample((2, 3), (4, 3), (4,), (4,)), ShapeError, "a residual of the result's shape"),
+)
 
 
 def added_condition(input: Array, weight: Array, bias: Array | None, residual: Array) -> str:
@@ -284,19 +257,8 @@ def _(k: Any, g: Array) -> Array:
     return g
 
 
-@matmul.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((4, 8, 96, 64), (4, 8, 64, 80))
-    yield sample((300, 200), (200, 100))
-
-
-@linear_add.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 77, 640), (1280, 640), (1280,), (2, 77, 1280))
-    yield sample((333, 250), (130, 250), None, (333, 130))
-
-
-@linear.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 77, 640), (1280, 640), (1280,))
-    yield sample((333, 250), (130, 250))
+matmul.perf_samples(sample((4, 8, 96, 64), (4, 8, 64, 80)), sample((300, 200), (200, 100)))
+linear_add.perf_samples(
+    sample((2, 77, 640), (1280, 640), (1280,), (2, 77, 1280)), sample((333, 250), (130, 250), None, (333, 130))
+)
+linear.perf_samples(sample((2, 77, 640), (1280, 640), (1280,)), sample((333, 250), (130, 250)))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ....errors import ShapeError
 from ...dtype import Array
-from ...op import ErrorSample, Sample, primitive, sample
+from ...op import ErrorSample, primitive, sample
 from ...op_samples import Values, positive
 from ..pointwise.activations import softplus_value
 from ..pointwise.unary import sigmoid_value
@@ -54,17 +53,15 @@ def _(xp: Any, g: Array, input: Array, weight: Array | None, reduction: str) -> 
 binary_cross_entropy.grad_unsupported("weight")
 
 
-@binary_cross_entropy.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (3,)), ShapeError, "must have one shape")
-    yield ErrorSample(sample(Values((2,), 1.5, 2.0), (2,)), ValueError, "expected probabilities")
-
-
-@binary_cross_entropy.samples
-def _() -> Iterator[Sample]:
-    yield sample(Values((2, 3), 0.1, 0.9), Values((2, 3), 0.0, 1.0))
-    yield sample(Values((2, 3), 0.1, 0.9), Values((2, 3), 0.0, 1.0), positive(3), reduction="sum")
-    yield sample(Values((2, 3), 0.1, 0.9), Values((2, 3), 0.0, 1.0), reduction="none")
+binary_cross_entropy.errors(
+    ErrorSample(sample((2, 3), (3,)), ShapeError, "must have one shape"),
+    ErrorSample(sample(Values((2,), 1.5, 2.0), (2,)), ValueError, "expected probabilities"),
+)
+binary_cross_entropy.samples(
+    sample(Values((2, 3), 0.1, 0.9), Values((2, 3), 0.0, 1.0)),
+    sample(Values((2, 3), 0.1, 0.9), Values((2, 3), 0.0, 1.0), positive(3), reduction="sum"),
+    sample(Values((2, 3), 0.1, 0.9), Values((2, 3), 0.0, 1.0), reduction="none"),
+)
 
 
 @primitive(torch="nn.functional.binary_cross_entropy_with_logits")
@@ -100,16 +97,12 @@ def _(xp: Any, g: Array, input: Array, weight: Array | None, pos_weight: Array |
 binary_cross_entropy_with_logits.grad_unsupported("weight", "pos_weight")
 
 
-@binary_cross_entropy_with_logits.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3), Values((2, 3), 0.0, 1.0))
-    yield sample((2, 3), Values((2, 3), 0.0, 1.0), positive(2, 3), reduction="sum", pos_weight=positive(3))
-    yield sample((2, 3), Values((2, 3), 0.0, 1.0), reduction="none")
-
-
-@binary_cross_entropy_with_logits.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (3,)), ShapeError, "must have one shape")
+binary_cross_entropy_with_logits.samples(
+    sample((2, 3), Values((2, 3), 0.0, 1.0)),
+    sample((2, 3), Values((2, 3), 0.0, 1.0), positive(2, 3), reduction="sum", pos_weight=positive(3)),
+    sample((2, 3), Values((2, 3), 0.0, 1.0), reduction="none"),
+)
+binary_cross_entropy_with_logits.errors(ErrorSample(sample((2, 3), (3,)), ShapeError, "must have one shape"))
 
 
 @primitive(torch="nn.functional.kl_div")
@@ -147,15 +140,11 @@ def _(xp: Any, g: Array, input: Array, target: Array, reduction: str, log_target
     return _kl_share(g, input, reduction) * xp.where(target > 0, slope, 0.0)
 
 
-@kl_div.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3), positive(2, 3))
-    yield sample((2, 3), positive(2, 3), reduction="batchmean")
-    yield sample((), positive(), reduction="batchmean")
-    yield sample((2, 3), positive(2, 3), reduction="sum")
-    yield sample((2, 3), (2, 3), reduction="none", log_target=True)
-
-
-@kl_div.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (3,)), ShapeError, "must have one shape")
+kl_div.samples(
+    sample((2, 3), positive(2, 3)),
+    sample((2, 3), positive(2, 3), reduction="batchmean"),
+    sample((), positive(), reduction="batchmean"),
+    sample((2, 3), positive(2, 3), reduction="sum"),
+    sample((2, 3), (2, 3), reduction="none", log_target=True),
+)
+kl_div.errors(ErrorSample(sample((2, 3), (3,)), ShapeError, "must have one shape"))

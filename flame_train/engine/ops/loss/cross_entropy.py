@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ....errors import ShapeError
 from ...dtype import Array, int32, int64, is_float
-from ...op import ErrorSample, Sample, primitive, sample
+from ...op import ErrorSample, primitive, sample
 from ...op_samples import integers, positive
 from ..common.conditions import AT_MOST_FP32, same
 from ..common.dims import Shape, class_dim, size_along
@@ -82,22 +81,20 @@ def _(
     return xp.where(classes == xp.expand_dims(target, dim), xp.expand_dims(each, dim), 0.0)
 
 
-@nll_loss.samples
-def _() -> Iterator[Sample]:
-    yield sample((4, 3), integers(3, 4))
-    yield sample((2, 3, 4), integers(3, 2, 4), positive(3), reduction="sum")
-    yield sample((4, 3), integers(3, 4), positive(3), ignore_index=1)
-    yield sample((4, 3), integers(3, 4), ignore_index=1, reduction="none")
-    yield sample((3,), integers(3))
-
-
-@nll_loss.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((4, 3), integers(3, 3)), ShapeError, r"got \(4, 3\), \(3,\)")
-    yield ErrorSample(sample((4, 3), integers(3, 4), positive(4)), ShapeError, r"expected 3 weights.*got shape \(4,\)")
-    yield ErrorSample(sample((2, 3), np.array([3, 0])), IndexError, r"in \[0, 3\), got 0 to 3")
-    yield ErrorSample(sample((2, 3), np.array([-1, -100])), IndexError, r"in \[0, 3\), got -1 to -1")
-    yield ErrorSample(sample((4, 3), (4,)), ShapeError, "expected whole-number classes, got float64")
+nll_loss.samples(
+    sample((4, 3), integers(3, 4)),
+    sample((2, 3, 4), integers(3, 2, 4), positive(3), reduction="sum"),
+    sample((4, 3), integers(3, 4), positive(3), ignore_index=1),
+    sample((4, 3), integers(3, 4), ignore_index=1, reduction="none"),
+    sample((3,), integers(3)),
+)
+nll_loss.errors(
+    ErrorSample(sample((4, 3), integers(3, 3)), ShapeError, r"got \(4, 3\), \(3,\)"),
+    ErrorSample(sample((4, 3), integers(3, 4), positive(4)), ShapeError, r"expected 3 weights.*got shape \(4,\)"),
+    ErrorSample(sample((2, 3), np.array([3, 0])), IndexError, r"in \[0, 3\), got 0 to 3"),
+    ErrorSample(sample((2, 3), np.array([-1, -100])), IndexError, r"in \[0, 3\), got -1 to -1"),
+    ErrorSample(sample((4, 3), (4,)), ShapeError, "expected whole-number classes, got float64"),
+)
 
 
 @primitive(torch="nn.functional.cross_entropy", aux=("peak", "rest", "mass", "total"), accepts_integers=("target",))
@@ -180,28 +177,26 @@ def _(
     return -_each(xp, g, dim, total, reduction) * (1.0 - label_smoothing) * by_class * (input - peak - rest)
 
 
-@cross_entropy.samples
-def _() -> Iterator[Sample]:
-    yield sample((4, 3), integers(3, 4))
-    yield sample((2, 3, 4), integers(3, 2, 4), positive(3), reduction="sum")
-    yield sample((4, 3), integers(3, 4), positive(3), ignore_index=1, label_smoothing=0.1)
-    yield sample((4, 3), integers(3, 4), ignore_index=1, reduction="none", label_smoothing=0.2)
-    yield sample((4, 3), positive(4, 3), positive(3), label_smoothing=0.1)
-    yield sample((2, 3, 2), positive(2, 3, 2), reduction="none")
-    yield sample((3,), integers(3))
-
-
-@cross_entropy.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((4, 3), integers(3, 3)), ShapeError, r"got \(4, 3\), \(3,\)")
-    yield ErrorSample(sample((4, 3), integers(3, 4), positive(4)), ShapeError, r"expected 3 weights.*got shape \(4,\)")
-    yield ErrorSample(sample((2, 3), np.array([3, 0])), IndexError, r"in \[0, 3\), got 0 to 3")
-    yield ErrorSample(sample((2, 3), np.array([-1, -100])), IndexError, r"in \[0, 3\), got -1 to -1")
-    yield ErrorSample(sample((4, 0), integers(3, 4), label_smoothing=0.1), ShapeError, "at least one class, got")
-    yield ErrorSample(sample((4, 3), (4, 2)), ShapeError, "cross_entropy: .* must have one shape")
-    yield ErrorSample(sample((4, 3), positive(4, 3), positive(1)), ShapeError, "expected 3 weights")
-    yield ErrorSample(sample((4, 3), integers(3, 4), label_smoothing=2.0), ValueError, r"in \[0, 1\], got 2.0")
-    yield ErrorSample(sample((4, 3), integers(3, 4), reduction="max"), ValueError, "got 'max'")
+cross_entropy.samples(
+    sample((4, 3), integers(3, 4)),
+    sample((2, 3, 4), integers(3, 2, 4), positive(3), reduction="sum"),
+    sample((4, 3), integers(3, 4), positive(3), ignore_index=1, label_smoothing=0.1),
+    sample((4, 3), integers(3, 4), ignore_index=1, reduction="none", label_smoothing=0.2),
+    sample((4, 3), positive(4, 3), positive(3), label_smoothing=0.1),
+    sample((2, 3, 2), positive(2, 3, 2), reduction="none"),
+    sample((3,), integers(3)),
+)
+cross_entropy.errors(
+    ErrorSample(sample((4, 3), integers(3, 3)), ShapeError, r"got \(4, 3\), \(3,\)"),
+    ErrorSample(sample((4, 3), integers(3, 4), positive(4)), ShapeError, r"expected 3 weights.*got shape \(4,\)"),
+    ErrorSample(sample((2, 3), np.array([3, 0])), IndexError, r"in \[0, 3\), got 0 to 3"),
+    ErrorSample(sample((2, 3), np.array([-1, -100])), IndexError, r"in \[0, 3\), got -1 to -1"),
+    ErrorSample(sample((4, 0), integers(3, 4), label_smoothing=0.1), ShapeError, "at least one class, got"),
+    ErrorSample(sample((4, 3), (4, 2)), ShapeError, "cross_entropy: .* must have one shape"),
+    ErrorSample(sample((4, 3), positive(4, 3), positive(1)), ShapeError, "expected 3 weights"),
+    ErrorSample(sample((4, 3), integers(3, 4), label_smoothing=2.0), ValueError, r"in \[0, 1\], got 2.0"),
+    ErrorSample(sample((4, 3), integers(3, 4), reduction="max"), ValueError, "got 'max'"),
+)
 
 
 # ---- kernels ------------------------------------------------------------------------------------------------------
@@ -296,16 +291,14 @@ def _(
     return k.elementwise((value,), operands, (target.dtype,), x.x.shape)[0].reshape(x.shape)
 
 
-@cross_entropy.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((11, 3001), integers(3001, 11), ignore_index=7, label_smoothing=0.1)
-    yield sample((5, 4096), integers(4096, 5), positive(4096), reduction="none")
-    yield sample((2, 21, 24, 32), integers(21, 2, 24, 32), ignore_index=20)
-    yield sample((3, 9, 7), positive(3, 9, 7), positive(9))
-    yield sample((1, 2, 17000), integers(2, 1, 17000), positive(2))
-
-
-@nll_loss.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 21, 24, 32), integers(21, 2, 24, 32), positive(21), ignore_index=20)
-    yield sample((1, 2, 17000), integers(2, 1, 17000))
+cross_entropy.perf_samples(
+    sample((11, 3001), integers(3001, 11), ignore_index=7, label_smoothing=0.1),
+    sample((5, 4096), integers(4096, 5), positive(4096), reduction="none"),
+    sample((2, 21, 24, 32), integers(21, 2, 24, 32), ignore_index=20),
+    sample((3, 9, 7), positive(3, 9, 7), positive(9)),
+    sample((1, 2, 17000), integers(2, 1, 17000), positive(2)),
+)
+nll_loss.perf_samples(
+    sample((2, 21, 24, 32), integers(21, 2, 24, 32), positive(21), ignore_index=20),
+    sample((1, 2, 17000), integers(2, 1, 17000)),
+)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Reduction
 from ...dtype import Array, promote
-from ...op import ErrorSample, Op, Sample, composite, primitive, sample
+from ...op import ErrorSample, Op, composite, primitive, sample
 from ...op_samples import Values
 from ...tensor import Tensor
 from ..common.conditions import floating
@@ -72,12 +71,9 @@ def _(xp: Any, g: Array, input: Array, target: Array, reduction: str) -> Array:
 
 
 for _op in (mse_loss, l1_loss):
-
-    @_op.samples
-    def _() -> Iterator[Sample]:
-        yield sample((2, 3), (2, 3))
-        yield sample((2, 3), (2, 3), reduction="sum")
-        yield sample((2, 3), (2, 3), reduction="none")
+    _op.samples(
+        sample((2, 3), (2, 3)), sample((2, 3), (2, 3), reduction="sum"), sample((2, 3), (2, 3), reduction="none")
+    )
 
 
 @primitive(torch="nn.functional.huber_loss")
@@ -100,16 +96,8 @@ def _(xp: Any, g: Array, input: Array, target: Array, reduction: str, delta: flo
     return share(g, input.size, reduction) * xp.clip(target - input, -delta, delta)
 
 
-@huber_loss.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3), (2, 3))
-    yield sample((2, 3), (2, 3), "sum", 0.5)
-    yield sample((2, 3), (2, 3), "none", 2.0)
-
-
-@huber_loss.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2,), (2,), delta=0.0), ValueError, "delta above 0, got 0.0")
+huber_loss.samples(sample((2, 3), (2, 3)), sample((2, 3), (2, 3), "sum", 0.5), sample((2, 3), (2, 3), "none", 2.0))
+huber_loss.errors(ErrorSample(sample((2,), (2,), delta=0.0), ValueError, "delta above 0, got 0.0"))
 
 
 def _kernels(op: Op, value: str, slope: str) -> None:
@@ -152,11 +140,7 @@ _kernels(
     "fminf(fmaxf(input - target, -delta), delta)",
 )
 for _op in (mse_loss, l1_loss, huber_loss):
-
-    @_op.perf_samples
-    def _() -> Iterator[Sample]:
-        yield sample((4, 4, 128, 128), (4, 4, 128, 128))
-        yield sample((3, 3, 77), (3, 3, 77), reduction="sum")
+    _op.perf_samples(sample((4, 4, 128, 128), (4, 4, 128, 128)), sample((3, 3, 77), (3, 3, 77), reduction="sum"))
 
 
 @composite(torch="nn.functional.smooth_l1_loss")
@@ -171,25 +155,20 @@ def smooth_l1_loss(input: Tensor, target: Tensor, *, reduction: str = "mean", be
 
 
 for _op in (mse_loss, l1_loss):
-
-    @_op.errors
-    def _() -> Iterator[ErrorSample]:
-        yield ErrorSample(sample((2, 3), (2, 1)), ShapeError, "must have one shape")
-        yield ErrorSample(sample((2,), (2,), reduction="max"), ValueError, "'mean', 'sum' or 'none', got 'max'")
-
-
-@smooth_l1_loss.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (2, 1)), ShapeError, "^smooth_l1_loss: input")
-    yield ErrorSample(sample((2,), (2,), reduction="max"), ValueError, "'mean', 'sum' or 'none', got 'max'")
-    yield ErrorSample(sample((2,), (2,), beta=-1.0), ValueError, "smooth_l1_loss: expected beta of at least 0")
-
-
-@smooth_l1_loss.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3), (2, 3))
-    yield sample((2, 3), (2, 3), reduction="sum", beta=0.5)
-    yield sample((2, 3), (2, 3), reduction="none", beta=0.0)
+    _op.errors(
+        ErrorSample(sample((2, 3), (2, 1)), ShapeError, "must have one shape"),
+        ErrorSample(sample((2,), (2,), reduction="max"), ValueError, "'mean', 'sum' or 'none', got 'max'"),
+    )
+smooth_l1_loss.errors(
+    ErrorSample(sample((2, 3), (2, 1)), ShapeError, "^smooth_l1_loss: input"),
+    ErrorSample(sample((2,), (2,), reduction="max"), ValueError, "'mean', 'sum' or 'none', got 'max'"),
+    ErrorSample(sample((2,), (2,), beta=-1.0), ValueError, "smooth_l1_loss: expected beta of at least 0"),
+)
+smooth_l1_loss.samples(
+    sample((2, 3), (2, 3)),
+    sample((2, 3), (2, 3), reduction="sum", beta=0.5),
+    sample((2, 3), (2, 3), reduction="none", beta=0.0),
+)
 
 
 @primitive(torch="nn.functional.cosine_similarity")
@@ -215,15 +194,13 @@ def _(xp: Any, g: Array, x1: Array, x2: Array, dim: int, eps: float) -> tuple[Ar
     return g * (b - turn1 * a) / n1, g * (a - turn2 * b) / n2
 
 
-@cosine_similarity.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (2, 4)), ShapeError, r"of x1 \(2, 3\), x2 \(2, 4\) do not broadcast together")
-    yield ErrorSample(sample((2, 3), (2, 3), 2), ShapeError, "dim 2 is outside a tensor of 2 dims")
-
-
-@cosine_similarity.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 4), (3, 4))
-    yield sample((2, 3, 4), (3, 1), dim=-2)
-    yield sample(Values((2, 5), 0.5, 2.0), (2, 5), 1, 1e-3)
-    yield sample(Values((2, 5), -0.1, 0.1), Values((2, 5), 0.5, 2.0), 1, 0.5)
+cosine_similarity.errors(
+    ErrorSample(sample((2, 3), (2, 4)), ShapeError, r"of x1 \(2, 3\), x2 \(2, 4\) do not broadcast together"),
+    ErrorSample(sample((2, 3), (2, 3), 2), ShapeError, "dim 2 is outside a tensor of 2 dims"),
+)
+cosine_similarity.samples(
+    sample((3, 4), (3, 4)),
+    sample((2, 3, 4), (3, 1), dim=-2),
+    sample(Values((2, 5), 0.5, 2.0), (2, 5), 1, 1e-3),
+    sample(Values((2, 5), -0.1, 0.1), Values((2, 5), 0.5, 2.0), 1, 0.5),
+)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from ....errors import ShapeError
 from ...dtype import Array, compute_dtype, float32, promote
 from ...mode import mode
-from ...op import ErrorSample, Sample, composite, primitive, sample
+from ...op import ErrorSample, composite, primitive, sample
 from ...op_samples import positive
 from ...sums import accurate_sum
 from ...tensor import Tensor
@@ -93,35 +92,20 @@ def _(xp: Any, g: Array, input: Array, running_mean: Array, running_var: Array, 
 
 
 for _op in (batch_norm_train, batch_norm_inference):
-
-    @_op.vjp("bias")
-    def _(xp: Any, g: Array, layout: str) -> Array:
-        return accurate_sum(xp.sum, g, _others(g.shape, layout))
-
-
-@batch_norm_train.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 2, 2, 3), (2,), (2,))
-    yield sample((4, 3))
-    yield sample((2, 3, 2, 4), (4,), (4,), 1e-3, "NHWC")
-
-
-@batch_norm_inference.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((4, 3), (2,), positive(2)), ShapeError, r"expected 3 values, .*, got \(2,\)")
-    yield ErrorSample(sample((), (2,), positive(2)), ShapeError, "at least 2 dims")
-
-
-@batch_norm_inference.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 2, 2, 3), (2,), positive(2), (2,), (2,))
-    yield sample((4, 3), (3,), positive(3))
-    yield sample((2, 3, 2, 4), (4,), positive(4), (4,), (4,), 1e-3, "NHWC")
-
-
-@batch_norm_train.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((4,)), ShapeError, r"at least 2 dims, got one of shape \(4,\)")
+    _op.vjp("bias")(lambda xp, g, layout: accurate_sum(xp.sum, g, _others(g.shape, layout)))
+batch_norm_train.samples(
+    sample((3, 2, 2, 3), (2,), (2,)), sample((4, 3)), sample((2, 3, 2, 4), (4,), (4,), 1e-3, "NHWC")
+)
+batch_norm_inference.errors(
+    ErrorSample(sample((4, 3), (2,), positive(2)), ShapeError, r"expected 3 values, .*, got \(2,\)"),
+    ErrorSample(sample((), (2,), positive(2)), ShapeError, "at least 2 dims"),
+)
+batch_norm_inference.samples(
+    sample((3, 2, 2, 3), (2,), positive(2), (2,), (2,)),
+    sample((4, 3), (3,), positive(3)),
+    sample((2, 3, 2, 4), (4,), positive(4), (4,), (4,), 1e-3, "NHWC"),
+)
+batch_norm_train.errors(ErrorSample(sample((4,)), ShapeError, r"at least 2 dims, got one of shape \(4,\)"))
 
 
 @composite(torch="nn.functional.batch_norm", mutates=("running_mean", "running_var"))
@@ -185,19 +169,17 @@ def _moments(input: Tensor, axes: tuple[int, ...], count: int) -> tuple[Array, A
 batch_norm.non_differentiable("running_mean", "running_var")
 
 
-@batch_norm.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 2, 2, 3), (2,), positive(2), (2,), (2,))
-    yield sample((3, 2, 4), (2,), positive(2), (2,), None, True, 0.3)
-    yield sample((4, 3), None, None, training=True)
-    yield sample((2, 3, 2, 4), (4,), positive(4), (4,), (4,), True, layout="NHWC")
-
-
-@batch_norm.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((3, 2), None, None), ValueError, "expected running_mean and running_var")
-    yield ErrorSample(sample((1, 2), None, None, training=True), ShapeError, "more than one value per channel")
-    yield ErrorSample(sample((4, 3), (1,), None, training=True), ShapeError, "expected 3 values, one a channel")
+batch_norm.samples(
+    sample((3, 2, 2, 3), (2,), positive(2), (2,), (2,)),
+    sample((3, 2, 4), (2,), positive(2), (2,), None, True, 0.3),
+    sample((4, 3), None, None, training=True),
+    sample((2, 3, 2, 4), (4,), positive(4), (4,), (4,), True, layout="NHWC"),
+)
+batch_norm.errors(
+    ErrorSample(sample((3, 2), None, None), ValueError, "expected running_mean and running_var"),
+    ErrorSample(sample((1, 2), None, None, training=True), ShapeError, "more than one value per channel"),
+    ErrorSample(sample((4, 3), (1,), None, training=True), ShapeError, "expected 3 values, one a channel"),
+)
 
 
 @composite(torch="nn.functional.instance_norm", mutates=("running_mean", "running_var"))
@@ -222,18 +204,16 @@ def instance_norm(
 instance_norm.non_differentiable("running_mean", "running_var")
 
 
-@instance_norm.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 2, 3), None, None, (3,), (3,))
-    yield sample((2, 3, 4), (3,), positive(3), momentum=0.3)
-    yield sample((2, 3, 4), (3,), positive(3), (3,), None, False)
-    yield sample((2, 3, 2, 4), layout="NHWC")
-
-
-@instance_norm.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3, 1)), ShapeError, "instance_norm: expected more than one value per channel")
-    yield ErrorSample(sample((2, 3, 2), use_input_stats=False), ValueError, "expected running_mean and running_var")
+instance_norm.samples(
+    sample((2, 3, 2, 3), None, None, (3,), (3,)),
+    sample((2, 3, 4), (3,), positive(3), momentum=0.3),
+    sample((2, 3, 4), (3,), positive(3), (3,), None, False),
+    sample((2, 3, 2, 4), layout="NHWC"),
+)
+instance_norm.errors(
+    ErrorSample(sample((2, 3, 1)), ShapeError, "instance_norm: expected more than one value per channel"),
+    ErrorSample(sample((2, 3, 2), use_input_stats=False), ValueError, "expected running_mean and running_var"),
+)
 
 
 # ---- kernels ------------------------------------------------------------------------------------------------------
@@ -336,14 +316,12 @@ def _(
     return k.elementwise(("b / sqrtf(var + eps)",), {"b": b, "var": running_var, "eps": eps}, (float32,))[0], a
 
 
-@batch_norm_train.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 5, 100, 99), (5,), (5,))
-    yield sample((2, 3, 64, 80), (3,), (3,))
-    yield sample((5, 11, 13, 40), (40,), (40,), layout="NHWC")
-
-
-@batch_norm_inference.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 64, 80), (3,), positive(3), (3,), (3,))
-    yield sample((5, 11, 13, 40), (40,), positive(40), (40,), (40,), layout="NHWC")
+batch_norm_train.perf_samples(
+    sample((2, 5, 100, 99), (5,), (5,)),
+    sample((2, 3, 64, 80), (3,), (3,)),
+    sample((5, 11, 13, 40), (40,), (40,), layout="NHWC"),
+)
+batch_norm_inference.perf_samples(
+    sample((2, 3, 64, 80), (3,), positive(3), (3,), (3,)),
+    sample((5, 11, 13, 40), (40,), positive(40), (40,), (40,), layout="NHWC"),
+)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from ....errors import ShapeError
 from ...dtype import Array
 from ...grad_target import GradTargets
-from ...op import ErrorSample, Op, Sample, composite, primitive, sample
+from ...op import ErrorSample, Op, composite, primitive, sample
 from ...tensor import Tensor
 from ..common import conditions
 from ..common.dims import Shape, at_least, sum_to_channels
@@ -89,20 +88,18 @@ def _(xp: Any, g: Array, input: Array, num_groups: int, mean: Array, rstd: Array
 group_norm.vjp("bias")(sum_to_channels)
 
 
-@group_norm.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 6, 3, 2), 3, (6,), (6,))
-    yield sample((2, 4, 5), 2)
-    yield sample((2, 3, 2, 6), 2, (6,), (6,), 1e-3, layout="NHWC")
-    yield sample((1, 5, 4), 4, (4,), None, layout="NHWC")
-
-
-@group_norm.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((1, 6, 2, 2), 4), ShapeError, "6 channels do not divide into 4 groups")
-    yield ErrorSample(sample((1, 6, 2, 2), 0), ShapeError, "at least one group, got 0")
-    yield ErrorSample(sample((6,), 2), ShapeError, "group_norm: expected a tensor of at least 2 dims")
-    yield ErrorSample(sample((1, 6, 2, 2), 2, (1,)), ShapeError, "expected 6 values, one a channel .*, got .1,")
+group_norm.samples(
+    sample((2, 6, 3, 2), 3, (6,), (6,)),
+    sample((2, 4, 5), 2),
+    sample((2, 3, 2, 6), 2, (6,), (6,), 1e-3, layout="NHWC"),
+    sample((1, 5, 4), 4, (4,), None, layout="NHWC"),
+)
+group_norm.errors(
+    ErrorSample(sample((1, 6, 2, 2), 4), ShapeError, "6 channels do not divide into 4 groups"),
+    ErrorSample(sample((1, 6, 2, 2), 0), ShapeError, "at least one group, got 0"),
+    ErrorSample(sample((6,), 2), ShapeError, "group_norm: expected a tensor of at least 2 dims"),
+    ErrorSample(sample((1, 6, 2, 2), 2, (1,)), ShapeError, "expected 6 values, one a channel .*, got .1,"),
+)
 
 
 @composite(aux=("mean", "rstd"))
@@ -114,15 +111,8 @@ def group_norm_silu(
     return silu(group_norm(input, num_groups, weight, bias, eps, layout))
 
 
-@group_norm_silu.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((1, 6, 2, 2), 4), ShapeError, "6 channels do not divide into 4 groups")
-
-
-@group_norm_silu.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 6, 3, 2), 3, (6,), (6,))
-    yield sample((2, 3, 2, 6), 2, (6,), (6,), 1e-3, layout="NHWC")
+group_norm_silu.errors(ErrorSample(sample((1, 6, 2, 2), 4), ShapeError, "6 channels do not divide into 4 groups"))
+group_norm_silu.samples(sample((2, 6, 3, 2), 3, (6,), (6,)), sample((2, 3, 2, 6), 2, (6,), (6,), 1e-3, layout="NHWC"))
 
 
 @composite(aux=("mean", "rstd"))
@@ -146,19 +136,17 @@ def cat_group_norm_silu(
     return made
 
 
-@cat_group_norm_silu.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 2, 4), (2, 3, 2, 2), 3, (6,), (6,), (2, 6))
-    yield sample((2, 3, 2, 6), None, 2, (6,), (6,), (2, 6), 1e-3)
-    yield sample((1, 5, 4), (1, 5, 2), 2, (6,), (6,))
-
-
-@cat_group_norm_silu.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((1, 2, 2, 4), (1, 2, 2, 2), 4, (6,), (6,)), ShapeError, "6 channels do not divide")
-    yield ErrorSample(sample((1, 2, 2, 4), (1, 2, 3, 4), 2, (8,), (8,)), ShapeError, "must be equal but for dim -1")
-    yield ErrorSample(sample((4,), None, 2, (4,), (4,), (4,)), ShapeError, "at least 2 dims")
-    yield ErrorSample(sample((2, 2, 4), None, 2, (4,), (4,), (4,)), ShapeError, r"shape \(2, 4\), got \(4,\)")
+cat_group_norm_silu.samples(
+    sample((2, 3, 2, 4), (2, 3, 2, 2), 3, (6,), (6,), (2, 6)),
+    sample((2, 3, 2, 6), None, 2, (6,), (6,), (2, 6), 1e-3),
+    sample((1, 5, 4), (1, 5, 2), 2, (6,), (6,)),
+)
+cat_group_norm_silu.errors(
+    ErrorSample(sample((1, 2, 2, 4), (1, 2, 2, 2), 4, (6,), (6,)), ShapeError, "6 channels do not divide"),
+    ErrorSample(sample((1, 2, 2, 4), (1, 2, 3, 4), 2, (8,), (8,)), ShapeError, "must be equal but for dim -1"),
+    ErrorSample(sample((4,), None, 2, (4,), (4,), (4,)), ShapeError, "at least 2 dims"),
+    ErrorSample(sample((2, 2, 4), None, 2, (4,), (4,), (4,)), ShapeError, r"shape \(2, 4\), got \(4,\)"),
+)
 
 
 # ---- our kernels (group_norm.cu) -----------------------------------------------------------------------------
@@ -236,17 +224,16 @@ def _(
     return tuple(made.get(name) for name in ("input", "other", "weight", "bias"))
 
 
-@cat_group_norm_silu.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 32, 32, 640), (2, 32, 32, 320), 32, (960,), (960,))
-    yield sample((3, 17, 9, 320), None, 32, (320,), (320,), (3, 320))
-    yield sample((1, 16, 16, 1280), (1, 16, 16, 640), 32, (1920,), (1920,), (1, 1920), 1e-6)
+cat_group_norm_silu.perf_samples(
+    sample((2, 32, 32, 640), (2, 32, 32, 320), 32, (960,), (960,)),
+    sample((3, 17, 9, 320), None, 32, (320,), (320,), (3, 320)),
+    sample((1, 16, 16, 1280), (1, 16, 16, 640), 32, (1920,), (1920,), (1, 1920), 1e-6),
+)
 
 
 for _norm in (group_norm, group_norm_silu):
-
-    @_norm.perf_samples
-    def _() -> Iterator[Sample]:
-        yield sample((2, 32, 32, 320), 32, (320,), (320,), layout="NHWC")
-        yield sample((1, 17, 9, 1920), 32, (1920,), (1920,), 1e-6, layout="NHWC")
-        yield sample((3, 5, 7, 2560), 32, (2560,), (2560,), layout="NHWC")
+    _norm.perf_samples(
+        sample((2, 32, 32, 320), 32, (320,), (320,), layout="NHWC"),
+        sample((1, 17, 9, 1920), 32, (1920,), (1920,), 1e-6, layout="NHWC"),
+        sample((3, 5, 7, 2560), 32, (2560,), (2560,), layout="NHWC"),
+    )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program
 from ...dtype import Array, float32, promote
 from ...grad_target import FRESH, GradTargets
-from ...op import ErrorSample, Sample, primitive, sample
+from ...op import ErrorSample, primitive, sample
 from ..common.elementwise_codegen import broadcast_grad
 from ..common.row_kernels import one_row, row_program_with_sums, rows_at, target_rows, why_not_rows
 
@@ -58,28 +58,16 @@ def _(
     return rstd * (gw - xp.mean(gw, axis=axes, keepdims=True) - xhat * slope)
 
 
-@layer_norm.vjp("weight")
-def _(xp: Any, g: Array, input: Array, mean: Array, rstd: Array) -> Array:
-    return g * (input - mean) * rstd
-
-
-@layer_norm.vjp("bias")
-def _(xp: Any, g: Array) -> Array:
-    return g
-
-
-@layer_norm.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 8), (8,), (8,), (8,))
-    yield sample((3, 5), (5,), None, None, 1e-2)
-    yield sample((2, 3, 4), (3, 4), (3, 4), None)
-
-
-@layer_norm.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (4,)), ShapeError, r"ending in \(4,\), got \(2, 3\)")
-    yield ErrorSample(sample((2, 3), ()), ShapeError, "ending in one dim or more")
-    yield ErrorSample(sample((2, 3), (3,), (1,)), ShapeError, r"weights of shape \(3,\), got \(1,\)")
+layer_norm.vjp("weight")(lambda xp, g, input, mean, rstd: g * (input - mean) * rstd)
+layer_norm.vjp("bias")(lambda xp, g: g)
+layer_norm.samples(
+    sample((2, 3, 8), (8,), (8,), (8,)), sample((3, 5), (5,), None, None, 1e-2), sample((2, 3, 4), (3, 4), (3, 4), None)
+)
+layer_norm.errors(
+    ErrorSample(sample((2, 3), (4,)), ShapeError, r"ending in \(4,\), got \(2, 3\)"),
+    ErrorSample(sample((2, 3), ()), ShapeError, "ending in one dim or more"),
+    ErrorSample(sample((2, 3), (3,), (1,)), ShapeError, r"weights of shape \(3,\), got \(1,\)"),
+)
 
 
 # ---- our kernels -------------------------------------------------------------------------------------------------
@@ -156,10 +144,10 @@ def gradient_program(slope: str, added: str) -> Program:
     return Program(steps, (f"rstd * ({slope} - m - (input - mean) * t){added}",))
 
 
-@layer_norm.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 77, 1280), (1280,), (1280,), (1280,))
-    yield sample((1023, 640), (640,), (640,), (640,))
-    yield sample((5, 8), (8,), (8,), (8,))
-    yield sample((300, 3072), (3072,))
-    yield sample((77, 130), (130,), (130,))
+layer_norm.perf_samples(
+    sample((2, 77, 1280), (1280,), (1280,), (1280,)),
+    sample((1023, 640), (640,), (640,), (640,)),
+    sample((5, 8), (8,), (8,), (8,)),
+    sample((300, 3072), (3072,)),
+    sample((77, 130), (130,), (130,)),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Table
 from ...dtype import Array, float32, promote
 from ...grad_target import FRESH, GradTarget, GradTargets
-from ...op import ErrorSample, Sample, composite, primitive, sample
+from ...op import ErrorSample, composite, primitive, sample
 from ...tensor import Tensor
 from ..common.conditions import floating
 from ..common.dims import Shape, size_along
@@ -52,9 +52,7 @@ def _(xp: Any, g: Array, input: Array, weight: Array | None, rstd: Array, normal
     return rstd * (gw - xhat * xp.mean(gw * xhat, axis=axes, keepdims=True))
 
 
-@rms_norm.vjp("weight")
-def _(xp: Any, g: Array, input: Array, rstd: Array) -> Array:
-    return g * input * rstd
+rms_norm.vjp("weight")(lambda xp, g, input, rstd: g * input * rstd)
 
 
 def _whole_rows(input: Array, normalized_shape: Sequence[int], weight: Array | None) -> str:
@@ -136,23 +134,11 @@ def _(
     return norm_gradients(k, g, input, weight, rstd, {}, targets, len(normalized_shape))
 
 
-@rms_norm.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 77, 640), (640,), (640,), 1e-6)
-    yield sample((200, 24, 128), (128,), (128,))
-    yield sample((9, 3072), (3072,))
-
-
-@rms_norm.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 8), (8,), (8,), 1e-6)
-    yield sample((3, 5), (5,))
-    yield sample((2, 3, 4), (3, 4), (3, 4), 1e-2)
-
-
-@rms_norm.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (4,)), ShapeError, r"ending in \(4,\), got \(2, 3\)")
+rms_norm.perf_samples(
+    sample((3, 77, 640), (640,), (640,), 1e-6), sample((200, 24, 128), (128,), (128,)), sample((9, 3072), (3072,))
+)
+rms_norm.samples(sample((2, 3, 8), (8,), (8,), 1e-6), sample((3, 5), (5,)), sample((2, 3, 4), (3, 4), (3, 4), 1e-2))
+rms_norm.errors(ErrorSample(sample((2, 3), (4,)), ShapeError, r"ending in \(4,\), got \(2, 3\)"))
 
 
 @primitive()
@@ -179,19 +165,9 @@ def _rotate_half(xp: Any, x: Array, interleaved: bool) -> Array:
     return xp.concatenate([-x[..., half:], x[..., :half]], axis=-1)
 
 
-@rope.vjp("input")
-def _(xp: Any, g: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
-    return g * cos - _rotate_half(xp, g * sin, interleaved)
-
-
-@rope.vjp("cos")
-def _(xp: Any, g: Array, input: Array) -> Array:
-    return g * input
-
-
-@rope.vjp("sin")
-def _(xp: Any, g: Array, input: Array, interleaved: bool) -> Array:
-    return g * _rotate_half(xp, input, interleaved)
+rope.vjp("input")(lambda xp, g, cos, sin, interleaved: g * cos - _rotate_half(xp, g * sin, interleaved))
+rope.vjp("cos")(lambda xp, g, input: g * input)
+rope.vjp("sin")(lambda xp, g, input, interleaved: g * _rotate_half(xp, input, interleaved))
 
 
 def _pairs(input: Array, cos: Array, sin: Array, interleaved: bool) -> str:
@@ -234,21 +210,9 @@ def _(k: Any, g: Array, input: Array, sin_shape: Shape) -> Array:
     return broadcast_grad(k, "g", {"g": each}, sin_shape)
 
 
-@rope.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 300, 128), (300, 128), (300, 128))
-    yield sample((2, 300, 3, 64), (300, 1, 64), (300, 1, 64))
-
-
-@rope.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 2, 3, 4), (3, 4), (3, 4))
-    yield sample((2, 3, 6), (3, 6), (3, 6), False)
-
-
-@rope.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (3,), (3,)), ShapeError, "rope: expected an even last dim")
+rope.perf_samples(sample((2, 3, 300, 128), (300, 128), (300, 128)), sample((2, 300, 3, 64), (300, 1, 64), (300, 1, 64)))
+rope.samples(sample((2, 2, 3, 4), (3, 4), (3, 4)), sample((2, 3, 6), (3, 6), (3, 6), False))
+rope.errors(ErrorSample(sample((2, 3), (3,), (3,)), ShapeError, "rope: expected an even last dim"))
 
 
 @composite(aux=("rstd",))
@@ -263,16 +227,11 @@ def rms_norm_rope(
     return rope(normed, cos, sin, interleaved).to(normed.dtype)
 
 
-@rms_norm_rope.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), None, (3,), (3,)), ShapeError, "rope: expected an even last dim")
-    yield ErrorSample(sample((), None, (), ()), ShapeError, "rms_norm_rope: expected a tensor of at least 1 dim")
-
-
-@rms_norm_rope.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 2, 3, 4), (4,), (3, 4), (3, 4))
-    yield sample((2, 3, 6), None, (3, 6), (3, 6), 1e-3, False)
+rms_norm_rope.errors(
+    ErrorSample(sample((2, 3), None, (3,), (3,)), ShapeError, "rope: expected an even last dim"),
+    ErrorSample(sample((), None, (), ()), ShapeError, "rms_norm_rope: expected a tensor of at least 1 dim"),
+)
+rms_norm_rope.samples(sample((2, 2, 3, 4), (4,), (3, 4), (3, 4)), sample((2, 3, 6), None, (3, 6), (3, 6), 1e-3, False))
 
 
 def _pairs_of_norm(input: Array, weight: Array | None, cos: Array, sin: Array, interleaved: bool) -> str:
@@ -298,7 +257,6 @@ def _(
     return norm_gradients(k, g, input, weight, rstd, angles, targets)
 
 
-@rms_norm_rope.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 300, 128), (128,), (300, 128), (300, 128))
-    yield sample((2, 300, 3, 64), None, (300, 1, 64), (300, 1, 64))
+rms_norm_rope.perf_samples(
+    sample((2, 3, 300, 128), (128,), (300, 128), (300, 128)), sample((2, 300, 3, 64), None, (300, 1, 64), (300, 1, 64))
+)

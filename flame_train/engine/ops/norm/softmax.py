@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program
 from ...dtype import Array
-from ...op import ErrorSample, Op, Sample, composite, primitive, sample
+from ...op import ErrorSample, Op, composite, primitive, sample
 from ...op_samples import no_such_dim
 from ...sums import accurate_sum
 from ...tensor import Tensor
@@ -77,27 +76,14 @@ def _along_rows(op: Op, value: Program, slope: Program) -> None:
     def _(k: Any, g: Array, out: Array) -> Array:
         return row_program(k, slope, Operands({"g": rows_at(k, g), "out": rows_at(k, out)}), g.dtype, g.shape)
 
-    @op.perf_samples
-    def _() -> Iterator[Sample]:
-        yield sample((3, 4096), -1)
-        yield sample((5, 7, 640), -1)
-        yield sample((200, 77), -1)
+    op.perf_samples(sample((3, 4096), -1), sample((5, 7, 640), -1), sample((200, 77), -1))
 
 
 _along_rows(softmax, _SOFTMAX, _SOFTMAX_GRADIENT)
 _along_rows(log_softmax, _LOG_SOFTMAX, _LOG_SOFTMAX_GRADIENT)
 for _op in (softmax, softmin, log_softmax):
-
-    @_op.samples
-    def _() -> Iterator[Sample]:
-        yield sample((2, 3, 5), -1)
-        yield sample((4, 3), 0)
-        yield sample((3, 1), 1)
-        yield sample((0, 2), -1)
-
-    @_op.errors
-    def _() -> Iterator[ErrorSample]:
-        yield ErrorSample(sample((2, 3), 2), ShapeError, "softmax: dim 2 is outside a tensor of 2 dims")
+    _op.samples(sample((2, 3, 5), -1), sample((4, 3), 0), sample((3, 1), 1), sample((0, 2), -1))
+    _op.errors(ErrorSample(sample((2, 3), 2), ShapeError, "softmax: dim 2 is outside a tensor of 2 dims"))
 
 
 @primitive(torch="logsumexp")
@@ -148,18 +134,10 @@ def _(k: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> A
     return k.elementwise((expression,), {"input": input, "g": g, "out": out}, (input.dtype,))[0]
 
 
-@logsumexp.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 5000), -1)
-    yield sample((5, 7, 640), (-1, -2), keepdim=True)
+logsumexp.perf_samples(sample((3, 5000), -1), sample((5, 7, 640), (-1, -2), keepdim=True))
 
 
 logsumexp.errors(no_such_dim())
 
 
-@logsumexp.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 5), -1)
-    yield sample((4, 3), (0, 1), keepdim=True)
-    yield sample((3, 1), 1)
-    yield sample((0, 3), 1)
+logsumexp.samples(sample((2, 3, 5), -1), sample((4, 3), (0, 1), keepdim=True), sample((3, 1), 1), sample((0, 3), 1))

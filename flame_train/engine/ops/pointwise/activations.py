@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from ....errors import ShapeError
 from ...dtype import Array
-from ...op import ErrorSample, Sample, primitive, sample
+from ...op import ErrorSample, primitive, sample
 from ...op_samples import Values, apart, of_one
 from ..common import special
 from ..common.conditions import floating
@@ -74,9 +73,7 @@ def gelu(xp: Any, input: Array, *, approximate: str = "none") -> Array:
     return input * _phi(xp, input, approximate)
 
 
-@gelu.vjp("input")
-def _(xp: Any, g: Array, input: Array, approximate: str) -> Array:
-    return g * gelu_derivative(xp, input, approximate)
+gelu.vjp("input")(lambda xp, g, input, approximate: g * gelu_derivative(xp, input, approximate))
 
 
 elementwise_kernel(
@@ -89,16 +86,8 @@ elementwise_kernel(
 )  # fmt: skip
 
 
-@gelu.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 5))
-    yield sample((3, 5), approximate="tanh")
-    yield sample((0,))
-
-
-@gelu.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2,), approximate="fast"), ValueError, "'none' or 'tanh', got 'fast'")
+gelu.samples(sample((3, 5)), sample((3, 5), approximate="tanh"), sample((0,)))
+gelu.errors(ErrorSample(sample((2,), approximate="fast"), ValueError, "'none' or 'tanh', got 'fast'"))
 
 
 def _tanh_argument(x: Array) -> Array:
@@ -140,9 +129,7 @@ def leaky_relu(xp: Any, input: Array, negative_slope: float = 0.01) -> Array:
     return xp.where(input > 0, input, negative_slope * input)
 
 
-@leaky_relu.vjp("input")
-def _(xp: Any, g: Array, input: Array, negative_slope: float) -> Array:
-    return xp.where(input > 0, g, negative_slope * g)
+leaky_relu.vjp("input")(lambda xp, g, input, negative_slope: xp.where(input > 0, g, negative_slope * g))
 
 
 elementwise_kernel(
@@ -150,11 +137,7 @@ elementwise_kernel(
 )
 
 
-@leaky_relu.samples
-def _() -> Iterator[Sample]:
-    yield sample(apart(3, 5))
-    yield sample(apart(4), 0.2)
-    yield sample((0, 2))
+leaky_relu.samples(sample(apart(3, 5)), sample(apart(4), 0.2), sample((0, 2)))
 
 
 @primitive(torch="nn.functional.elu")
@@ -163,9 +146,7 @@ def elu(xp: Any, input: Array, alpha: float = 1.0) -> Array:
     return xp.where(input > 0, input, alpha * xp.expm1(xp.minimum(input, 0.0)))
 
 
-@elu.vjp("input")
-def _(xp: Any, g: Array, input: Array, alpha: float) -> Array:
-    return g * xp.where(input > 0, 1.0, alpha * xp.exp(xp.minimum(input, 0.0)))
+elu.vjp("input")(lambda xp, g, input, alpha: g * xp.where(input > 0, 1.0, alpha * xp.exp(xp.minimum(input, 0.0))))
 
 
 elementwise_kernel(
@@ -173,11 +154,7 @@ elementwise_kernel(
 )
 
 
-@elu.samples
-def _() -> Iterator[Sample]:
-    yield sample(apart(3, 5))
-    yield sample(apart(4), 0.7)
-    yield sample((0, 2))
+elu.samples(sample(apart(3, 5)), sample(apart(4), 0.7), sample((0, 2)))
 
 
 @primitive(torch="nn.functional.softplus")
@@ -204,11 +181,7 @@ elementwise_kernel(
 )  # fmt: skip
 
 
-@softplus.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 5))
-    yield sample((6,), 2.0, 1.0)
-    yield sample((0, 2))
+softplus.samples(sample((3, 5)), sample((6,), 2.0, 1.0), sample((0, 2)))
 
 
 @primitive(torch="nn.functional.mish")
@@ -246,20 +219,15 @@ elementwise_kernel(
 )  # fmt: skip
 
 
-@silu.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((4097, 1283))
+silu.perf_samples(sample((4097, 1283)))
 
 
 for _op in (silu, quick_gelu, mish):
-    _op.samples(of_one())
-relu.samples(of_one(apart))
+    _op.samples(*of_one())
+relu.samples(*of_one(apart))
 
 
-@hardswish.samples
-def _() -> Iterator[Sample]:
-    yield sample(Values((4, 5), -5.0, 5.0))
-    yield sample((0, 2))
+hardswish.samples(sample(Values((4, 5), -5.0, 5.0)), sample((0, 2)))
 
 
 @primitive(torch=None)
@@ -314,19 +282,9 @@ def _(k: Any, g: Array, input: Array) -> Array:
     return gated_gradient(k, g, input, "g * silu(gate)", "g * value * silu_derivative(gate)")
 
 
-@swiglu.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 8))
-    yield sample((5, 2))
-    yield sample((0, 4))
-
-
-@swiglu.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3)), ShapeError, "swiglu: expected an even last dim")
-    yield ErrorSample(sample(()), ShapeError, "swiglu: expected a tensor of at least 1 dim")
-
-
-@swiglu.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 77, 2560))
+swiglu.samples(sample((2, 3, 8)), sample((5, 2)), sample((0, 4)))
+swiglu.errors(
+    ErrorSample(sample((2, 3)), ShapeError, "swiglu: expected an even last dim"),
+    ErrorSample(sample(()), ShapeError, "swiglu: expected a tensor of at least 1 dim"),
+)
+swiglu.perf_samples(sample((3, 77, 2560)))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ....errors import ShapeError
 from ...dtype import Array, is_float
-from ...op import ErrorSample, Sample, primitive, sample
-from ...op_samples import Values, apart, integers, not_broadcast, of_one, of_two, positive
+from ...op import ErrorSample, primitive, sample
+from ...op_samples import NOT_BROADCAST, OF_TWO, Values, apart, integers, of_one, positive
 from ..common.conditions import floating
 from ..common.dims import Shape
 from ..common.elementwise_codegen import broadcast_grad, elementwise_kernel
@@ -23,14 +22,8 @@ def add(xp: Any, input: Array, other: Array | float, *, alpha: float = 1.0) -> A
     return input + other if alpha == 1.0 else input + alpha * other
 
 
-@add.vjp("input")
-def _(xp: Any, g: Array) -> Array:
-    return g
-
-
-@add.vjp("other")
-def _(xp: Any, g: Array, alpha: float) -> Array:
-    return g if alpha == 1.0 else alpha * g
+add.vjp("input")(lambda xp, g: g)
+add.vjp("other")(lambda xp, g, alpha: g if alpha == 1.0 else alpha * g)
 
 
 @primitive(torch="sub", accepts_integers=True)
@@ -39,14 +32,8 @@ def sub(xp: Any, input: Array, other: Array | float, *, alpha: float = 1.0) -> A
     return input - other if alpha == 1.0 else input - alpha * other
 
 
-@sub.vjp("input")
-def _(xp: Any, g: Array) -> Array:
-    return g
-
-
-@sub.vjp("other")
-def _(xp: Any, g: Array, alpha: float) -> Array:
-    return -alpha * g
+sub.vjp("input")(lambda xp, g: g)
+sub.vjp("other")(lambda xp, g, alpha: -alpha * g)
 
 
 elementwise_kernel(add, "input + alpha * other", input="g", other="alpha * g")
@@ -59,14 +46,8 @@ def rsub(xp: Any, input: Array, other: Array | float, *, alpha: float = 1.0) -> 
     return other - (input if alpha == 1.0 else alpha * input)
 
 
-@rsub.vjp("input")
-def _(xp: Any, g: Array, alpha: float) -> Array:
-    return -alpha * g
-
-
-@rsub.vjp("other")
-def _(xp: Any, g: Array) -> Array:
-    return g
+rsub.vjp("input")(lambda xp, g, alpha: -alpha * g)
+rsub.vjp("other")(lambda xp, g: g)
 
 
 elementwise_kernel(rsub, "other - alpha * input", input="-alpha * g", other="g")
@@ -78,14 +59,8 @@ def mul(xp: Any, input: Array, other: Array | float) -> Array:
     return input * other
 
 
-@mul.vjp("input")
-def _(xp: Any, g: Array, other: Array) -> Array:
-    return g * other
-
-
-@mul.vjp("other")
-def _(xp: Any, g: Array, input: Array) -> Array:
-    return g * input
+mul.vjp("input")(lambda xp, g, other: g * other)
+mul.vjp("other")(lambda xp, g, input: g * input)
 
 
 elementwise_kernel(mul, "input * other", input="g * other", other="g * input")
@@ -109,9 +84,7 @@ def div(xp: Any, input: Array, other: Array | float, *, rounding_mode: str | Non
     return quotient + ((quotient < 0) & (quotient * other != input)) if rounding_mode == "trunc" else quotient
 
 
-@div.vjp("input")
-def _(xp: Any, g: Array, other: Array, rounding_mode: str | None) -> Array:
-    return g / other if rounding_mode is None else xp.zeros_like(g)
+div.vjp("input")(lambda xp, g, other, rounding_mode: g / other if rounding_mode is None else xp.zeros_like(g))
 
 
 @div.vjp("other")
@@ -125,32 +98,24 @@ elementwise_kernel(
 )  # fmt: skip
 
 
-@div.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2,), (2,), rounding_mode="up"), ValueError, "'floor' or 'trunc', got 'up'")
-    yield ErrorSample(
-        sample(integers(3, 2), 0, rounding_mode="floor"), ZeroDivisionError, "whole numbers divided by zero"
-    )
+div.errors(
+    ErrorSample(sample((2,), (2,), rounding_mode="up"), ValueError, "'floor' or 'trunc', got 'up'"),
+    ErrorSample(sample(integers(3, 2), 0, rounding_mode="floor"), ZeroDivisionError, "whole numbers divided by zero"),
+)
 
 
-mul.samples(of_two)
+mul.samples(*OF_TWO)
 for _op in (add, sub, rsub, mul):
-    _op.errors(not_broadcast)
+    _op.errors(NOT_BROADCAST)
 for _op in (add, sub, rsub):
-
-    @_op.samples
-    def _() -> Iterator[Sample]:
-        yield from of_two()
-        yield sample((2, 3), (3,), alpha=0.5)
-
-
-@div.samples
-def _() -> Iterator[Sample]:
-    yield from of_two()
-    yield sample((4, 3), apart(3), rounding_mode="floor")
-    yield sample((4, 3), apart(3), rounding_mode="trunc")
-    yield sample(Values((5, 3), -9, 9, kind="int"), Values((3,), -5, 0, kind="int"), rounding_mode="trunc")
-    yield sample(Values((5, 3), -9, 9, kind="int"), apart(3), rounding_mode="trunc")
+    _op.samples(*OF_TWO, sample((2, 3), (3,), alpha=0.5))
+div.samples(
+    *OF_TWO,
+    sample((4, 3), apart(3), rounding_mode="floor"),
+    sample((4, 3), apart(3), rounding_mode="trunc"),
+    sample(Values((5, 3), -9, 9, kind="int"), Values((3,), -5, 0, kind="int"), rounding_mode="trunc"),
+    sample(Values((5, 3), -9, 9, kind="int"), apart(3), rounding_mode="trunc"),
+)
 
 
 @primitive(torch="pow", accepts_integers=True)
@@ -191,17 +156,17 @@ elementwise_kernel(
     input="exponent == 0.f ? 0.f : g * exponent * powf(input, exponent - 1.f)",
     exponent="input == 0.f && exponent >= 0.f ? 0.f : g * out * logf(input)",
 )  # fmt: skip
-pow.errors(not_broadcast)
+pow.errors(NOT_BROADCAST)
 
 
-@pow.samples
-def _() -> Iterator[Sample]:
-    yield sample(positive(2, 3), 1.5)
-    yield sample((2, 3), 2)
-    yield sample((4,), 3)
-    yield sample((4,), 0)
-    yield sample(positive(2, 3), (3,))
-    yield sample(1.7, (2, 3))
+pow.samples(
+    sample(positive(2, 3), 1.5),
+    sample((2, 3), 2),
+    sample((4,), 3),
+    sample((4,), 0),
+    sample(positive(2, 3), (3,)),
+    sample(1.7, (2, 3)),
+)
 
 
 @primitive(torch="neg", accepts_integers=True)
@@ -210,9 +175,7 @@ def neg(xp: Any, input: Array) -> Array:
     return -input
 
 
-@neg.vjp("input")
-def _(xp: Any, g: Array) -> Array:
-    return -g
+neg.vjp("input")(lambda xp, g: -g)
 
 
 elementwise_kernel(neg, "-input", input="-g")
@@ -224,9 +187,7 @@ def abs(xp: Any, input: Array) -> Array:
     return xp.abs(input)
 
 
-@abs.vjp("input")
-def _(xp: Any, g: Array, input: Array) -> Array:
-    return g * xp.sign(input)
+abs.vjp("input")(lambda xp, g, input: g * xp.sign(input))
 
 
 elementwise_kernel(abs, "fabsf(input)", input="g * sign(input)")
@@ -238,9 +199,7 @@ def square(xp: Any, input: Array) -> Array:
     return _whole(input) * _whole(input)
 
 
-@square.vjp("input")
-def _(xp: Any, g: Array, input: Array) -> Array:
-    return 2.0 * g * input
+square.vjp("input")(lambda xp, g, input: 2.0 * g * input)
 
 
 elementwise_kernel(square, "input * input", input="2.f * g * input")
@@ -252,9 +211,7 @@ def sign(xp: Any, input: Array) -> Array:
     return input.copy() if input.dtype == bool else xp.sign(input)
 
 
-@sign.vjp("input")
-def _(xp: Any, g: Array) -> Array:
-    return xp.zeros_like(g)
+sign.vjp("input")(lambda xp, g: xp.zeros_like(g))
 
 
 elementwise_kernel(sign, "sign(input)", input="0.f")
@@ -269,19 +226,9 @@ def lerp(xp: Any, input: Array, end: Array, weight: Array | float) -> Array:
     return xp.where(xp.abs(weight) < 0.5, input + weight * rest, end - rest * (1.0 - weight))
 
 
-@lerp.vjp("input")
-def _(xp: Any, g: Array, weight: Array | float) -> Array:
-    return g * (1.0 - weight)
-
-
-@lerp.vjp("end")
-def _(xp: Any, g: Array, weight: Array | float) -> Array:
-    return g * weight
-
-
-@lerp.vjp("weight")
-def _(xp: Any, g: Array, input: Array, end: Array) -> Array:
-    return g * (end - input)
+lerp.vjp("input")(lambda xp, g, weight: g * (1.0 - weight))
+lerp.vjp("end")(lambda xp, g, weight: g * weight)
+lerp.vjp("weight")(lambda xp, g, input, end: g * (end - input))
 
 
 _LERP = "fabsf(weight) < 0.5f ? input + weight * (end - input) : end - (end - input) * (1.f - weight)"
@@ -297,21 +244,17 @@ def _(k: Any, g: Array, weight: float, input_shape: Shape) -> Array:
 
 
 elementwise_kernel(lerp, _LERP, input="g * (1.f - weight)", end="g * weight", weight="g * (end - input)")
-
-
-@lerp.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (4,), 0.5), ShapeError, r"lerp: the shapes of input \(2, 3\), end \(4,\) do not")
-
-
-@lerp.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 4), (3, 4), 0.3)
-    yield sample((3, 4), (4,), 1.2)
-    yield sample((3, 1), (4,), (3, 4))
-    yield sample((3, 1), (3, 4), 0.25)
-    yield sample((4,), (3, 4), 0.25)
-    yield sample((), (1, 3), 0.25)
+lerp.errors(
+    ErrorSample(sample((2, 3), (4,), 0.5), ShapeError, r"lerp: the shapes of input \(2, 3\), end \(4,\) do not")
+)
+lerp.samples(
+    sample((3, 4), (3, 4), 0.3),
+    sample((3, 4), (4,), 1.2),
+    sample((3, 1), (4,), (3, 4)),
+    sample((3, 1), (3, 4), 0.25),
+    sample((4,), (3, 4), 0.25),
+    sample((), (1, 3), 0.25),
+)
 
 
 @primitive(torch="reciprocal")
@@ -320,21 +263,17 @@ def reciprocal(xp: Any, input: Array) -> Array:
     return 1.0 / input
 
 
-@reciprocal.vjp("input")
-def _(xp: Any, g: Array, out: Array) -> Array:
-    return -g * out * out
-
-
-@add.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((4097, 1283), (4097, 1283))
-    yield sample((3, 70, 640), (640,), alpha=0.5)
-    yield sample((70, 640), (70, 1))
-    yield sample((61, 33, 77), (61, 1, 77))
+reciprocal.vjp("input")(lambda xp, g, out: -g * out * out)
+add.perf_samples(
+    sample((4097, 1283), (4097, 1283)),
+    sample((3, 70, 640), (640,), alpha=0.5),
+    sample((70, 640), (70, 1)),
+    sample((61, 33, 77), (61, 1, 77)),
+)
 
 
 elementwise_kernel(reciprocal, "1.f / input", input="-g * out * out")
 for _op in (neg, square):
-    _op.samples(of_one())
+    _op.samples(*of_one())
 for _op in (abs, reciprocal, sign):
-    _op.samples(of_one(apart))
+    _op.samples(*of_one(apart))

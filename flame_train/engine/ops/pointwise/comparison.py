@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from ...dtype import Array, bool_
-from ...op import Sample, primitive, sample
-from ...op_samples import booleans, not_broadcast, of_one, of_two
+from ...op import primitive, sample
+from ...op_samples import NOT_BROADCAST, OF_TWO, booleans, of_one
 from ..common.elementwise_codegen import elementwise_kernel
 
 
@@ -49,8 +48,8 @@ def ne(xp: Any, input: Array, other: Array | float) -> Array:
 
 for _op in (lt, le, gt, ge, eq, ne):
     _op.non_differentiable("input", "other")
-    _op.samples(of_two)
-    _op.errors(not_broadcast)
+    _op.samples(*OF_TWO)
+    _op.errors(NOT_BROADCAST)
 
 
 for _op, _sign in ((lt, "<"), (le, "<="), (gt, ">"), (ge, ">="), (eq, "=="), (ne, "!=")):
@@ -77,12 +76,9 @@ def logical_xor(xp: Any, input: Array, other: Array) -> Array:
 
 for _op in (logical_and, logical_or, logical_xor):
     _op.non_differentiable("input", "other")
-    _op.errors(not_broadcast)
+    _op.errors(NOT_BROADCAST)
 
-    @_op.samples
-    def _() -> Iterator[Sample]:
-        yield sample(booleans(3, 4), booleans(3, 4))
-        yield sample(booleans(3, 4), (4,))
+    _op.samples(sample(booleans(3, 4), booleans(3, 4)), sample(booleans(3, 4), (4,)))
 
 
 @primitive(torch="logical_not")
@@ -101,4 +97,4 @@ elementwise_kernel(logical_not, "input == 0.f", result=bool_)
 elementwise_kernel(isfinite, "fabsf(input) < INFINITE", result=bool_)
 for _op in (logical_not, isfinite):
     _op.non_differentiable("input")
-    _op.samples(of_one())
+    _op.samples(*of_one())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ....errors import ShapeError
 from ...dtype import Array
-from ...op import ErrorSample, Sample, primitive, sample
+from ...op import ErrorSample, primitive, sample
 from ...random import DROPOUT, Rng, bits, check_rng, uniform_of
 from ..common.dims import Shape
 
@@ -52,16 +51,14 @@ def _rng(samples: int) -> Rng:
     return Rng(np, 7, 3, np.arange(samples))
 
 
-@dropout.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 4), 0.4, rng=_rng(3))
-    yield sample((2, 3, 4), 0.5, rng=_rng(2), stream=21)
-    yield sample((3, 4), 0.4, False)
-    yield sample((3, 4), 1.0, rng=_rng(3))
-
-
-@dropout.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((3, 4)), ValueError, "training needs rng")
-    yield ErrorSample(sample((3, 4), 1.5), ValueError, r"in \[0, 1\], got 1.5")
-    yield ErrorSample(sample((3, 4), rng=_rng(2)), ShapeError, "rng has 2 samples")
+dropout.samples(
+    sample((3, 4), 0.4, rng=_rng(3)),
+    sample((2, 3, 4), 0.5, rng=_rng(2), stream=21),
+    sample((3, 4), 0.4, False),
+    sample((3, 4), 1.0, rng=_rng(3)),
+)
+dropout.errors(
+    ErrorSample(sample((3, 4)), ValueError, "training needs rng"),
+    ErrorSample(sample((3, 4), 1.5), ValueError, r"in \[0, 1\], got 1.5"),
+    ErrorSample(sample((3, 4), rng=_rng(2)), ShapeError, "rng has 2 samples"),
+)

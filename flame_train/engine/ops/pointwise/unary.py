@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from ...dtype import Array, is_float
-from ...op import Sample, primitive, sample
+from ...op import primitive, sample
 from ...op_samples import of_one, positive
 from ..common import special
 from ..common.elementwise_codegen import elementwise_kernel
@@ -19,9 +18,7 @@ def exp(xp: Any, input: Array) -> Array:
     return xp.exp(input)
 
 
-@exp.vjp("input")
-def _(xp: Any, g: Array, out: Array) -> Array:
-    return g * out
+exp.vjp("input")(lambda xp, g, out: g * out)
 
 
 elementwise_kernel(exp, "e_to(input)", input="g * out")
@@ -33,9 +30,7 @@ def expm1(xp: Any, input: Array) -> Array:
     return xp.expm1(input)
 
 
-@expm1.vjp("input")
-def _(xp: Any, g: Array, out: Array) -> Array:
-    return g * (out + 1.0)
+expm1.vjp("input")(lambda xp, g, out: g * (out + 1.0))
 
 
 elementwise_kernel(expm1, "expm1f(input)", input="g * (out + 1.f)")
@@ -47,9 +42,7 @@ def log(xp: Any, input: Array) -> Array:
     return xp.log(input)
 
 
-@log.vjp("input")
-def _(xp: Any, g: Array, input: Array) -> Array:
-    return g / input
+log.vjp("input")(lambda xp, g, input: g / input)
 
 
 elementwise_kernel(log, "logf(input)", input="g / input")
@@ -61,9 +54,7 @@ def log1p(xp: Any, input: Array) -> Array:
     return xp.log1p(input)
 
 
-@log1p.vjp("input")
-def _(xp: Any, g: Array, input: Array) -> Array:
-    return g / (input + 1.0)
+log1p.vjp("input")(lambda xp, g, input: g / (input + 1.0))
 
 
 elementwise_kernel(log1p, "log1pf(input)", input="g / (input + 1.f)")
@@ -75,9 +66,7 @@ def sqrt(xp: Any, input: Array) -> Array:
     return xp.sqrt(input)
 
 
-@sqrt.vjp("input")
-def _(xp: Any, g: Array, out: Array) -> Array:
-    return g / (2.0 * out)
+sqrt.vjp("input")(lambda xp, g, out: g / (2.0 * out))
 
 
 elementwise_kernel(sqrt, "sqrtf(input)", input="g / (2.f * out)")
@@ -89,9 +78,7 @@ def rsqrt(xp: Any, input: Array) -> Array:
     return 1.0 / xp.sqrt(input)
 
 
-@rsqrt.vjp("input")
-def _(xp: Any, g: Array, out: Array) -> Array:
-    return -0.5 * g * out * out * out
+rsqrt.vjp("input")(lambda xp, g, out: -0.5 * g * out * out * out)
 
 
 elementwise_kernel(rsqrt, "rsqrtf(input)", input="-0.5f * g * out * out * out")
@@ -103,9 +90,7 @@ def sin(xp: Any, input: Array) -> Array:
     return xp.sin(input)
 
 
-@sin.vjp("input")
-def _(xp: Any, g: Array, input: Array) -> Array:
-    return g * xp.cos(input)
+sin.vjp("input")(lambda xp, g, input: g * xp.cos(input))
 
 
 elementwise_kernel(sin, "sinf(input)", input="g * cosf(input)")
@@ -117,9 +102,7 @@ def cos(xp: Any, input: Array) -> Array:
     return xp.cos(input)
 
 
-@cos.vjp("input")
-def _(xp: Any, g: Array, input: Array) -> Array:
-    return -g * xp.sin(input)
+cos.vjp("input")(lambda xp, g, input: -g * xp.sin(input))
 
 
 elementwise_kernel(cos, "cosf(input)", input="-g * sinf(input)")
@@ -131,9 +114,7 @@ def tanh(xp: Any, input: Array) -> Array:
     return xp.tanh(input)
 
 
-@tanh.vjp("input")
-def _(xp: Any, g: Array, out: Array) -> Array:
-    return g * (1.0 - out * out)
+tanh.vjp("input")(lambda xp, g, out: g * (1.0 - out * out))
 
 
 elementwise_kernel(tanh, "tanhf(input)", input="g * (1.f - out * out)")
@@ -150,9 +131,7 @@ def sigmoid(xp: Any, input: Array) -> Array:
     return sigmoid_value(xp, input)
 
 
-@sigmoid.vjp("input")
-def _(xp: Any, g: Array, out: Array) -> Array:
-    return g * out * (1.0 - out)
+sigmoid.vjp("input")(lambda xp, g, out: g * out * (1.0 - out))
 
 
 elementwise_kernel(sigmoid, "sigmoid(input)", input="g * out * (1.f - out)")
@@ -164,9 +143,7 @@ def erf(xp: Any, input: Array) -> Array:
     return special.erf(xp, input)
 
 
-@erf.vjp("input")
-def _(xp: Any, g: Array, input: Array) -> Array:
-    return g * (2.0 / math.sqrt(math.pi)) * xp.exp(-input * input)
+erf.vjp("input")(lambda xp, g, input: g * (2.0 / math.sqrt(math.pi)) * xp.exp(-input * input))
 
 
 elementwise_kernel(erf, "erff(input)", input="g * 1.1283791670955126f * e_to(-input * input)")
@@ -200,10 +177,7 @@ def round(xp: Any, input: Array, *, decimals: int = 0) -> Array:
 
 
 for _op in (floor, ceil, trunc, round):
-
-    @_op.vjp("input")
-    def _(xp: Any, g: Array) -> Array:
-        return xp.zeros_like(g)
+    _op.vjp("input")(lambda xp, g: xp.zeros_like(g))
 
 
 elementwise_kernel(floor, "floorf(input)", input="0.f")
@@ -211,13 +185,9 @@ elementwise_kernel(ceil, "ceilf(input)", input="0.f")
 elementwise_kernel(trunc, "truncf(input)", input="0.f")
 elementwise_kernel(round, "rintf(input)", input="0.f", when=lambda decimals: decimals == 0 or "only whole numbers")
 for _op in (exp, expm1, sin, cos, tanh, sigmoid, erf, floor, ceil, trunc):
-    _op.samples(of_one())
+    _op.samples(*of_one())
 for _op in (log, log1p, sqrt, rsqrt):
-    _op.samples(of_one(positive))
+    _op.samples(*of_one(positive))
 
 
-@round.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 5))
-    yield sample((7,), decimals=2)
-    yield sample((7,), decimals=-1)
+round.samples(sample((3, 5)), sample((7,), decimals=2), sample((7,), decimals=-1))

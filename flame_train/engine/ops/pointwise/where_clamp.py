@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from ....errors import ShapeError
 from ...dtype import Array
-from ...op import ErrorSample, Sample, primitive, sample
-from ...op_samples import Values, booleans, not_broadcast
+from ...op import ErrorSample, primitive, sample
+from ...op_samples import NOT_BROADCAST, Values, booleans
 from ..common.elementwise_codegen import elementwise_kernel
 
 
@@ -43,19 +42,15 @@ def _(xp: Any, g: Array, input: Array, min: Array | float | None, max: Array) ->
     return xp.where(above if min is None else above | (max < min), g, 0.0)
 
 
-@clamp.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 4), -0.5, 0.7)
-    yield sample((3, 4), min=0.3)
-    yield sample((5,), max=-0.2)
-    yield sample((3, 4), Values((4,), -1.0, 0.0), Values((3, 1), 0.0, 1.0))
-    yield sample((3, 1), (3, 4))
-    yield sample((3, 4), None, (3, 4))
-
-
-@clamp.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2,)), ValueError, "expected min, max or both")
+clamp.samples(
+    sample((3, 4), -0.5, 0.7),
+    sample((3, 4), min=0.3),
+    sample((5,), max=-0.2),
+    sample((3, 4), Values((4,), -1.0, 0.0), Values((3, 1), 0.0, 1.0)),
+    sample((3, 1), (3, 4)),
+    sample((3, 4), None, (3, 4)),
+)
+clamp.errors(ErrorSample(sample((2,)), ValueError, "expected min, max or both"))
 
 
 def _limited(min: Array | float | None, max: Array | float | None) -> bool | str:
@@ -81,14 +76,8 @@ def maximum(xp: Any, input: Array, other: Array) -> Array:
     return xp.maximum(input, other)
 
 
-@maximum.vjp("input")
-def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
-    return _won(xp, g, input == other, input < other)
-
-
-@maximum.vjp("other")
-def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
-    return _won(xp, g, input == other, other < input)
+maximum.vjp("input")(lambda xp, g, input, other: _won(xp, g, input == other, input < other))
+maximum.vjp("other")(lambda xp, g, input, other: _won(xp, g, input == other, other < input))
 
 
 @primitive(torch="minimum", accepts_integers=True)
@@ -97,14 +86,8 @@ def minimum(xp: Any, input: Array, other: Array) -> Array:
     return xp.minimum(input, other)
 
 
-@minimum.vjp("input")
-def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
-    return _won(xp, g, input == other, input > other)
-
-
-@minimum.vjp("other")
-def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
-    return _won(xp, g, input == other, other > input)
+minimum.vjp("input")(lambda xp, g, input, other: _won(xp, g, input == other, input > other))
+minimum.vjp("other")(lambda xp, g, input, other: _won(xp, g, input == other, other > input))
 
 
 elementwise_kernel(
@@ -118,12 +101,9 @@ elementwise_kernel(
     other="input == other ? 0.5f * g : other > input ? 0.f : g",
 )  # fmt: skip
 for _op in (maximum, minimum):
-    _op.errors(not_broadcast)
+    _op.errors(NOT_BROADCAST)
 
-    @_op.samples
-    def _() -> Iterator[Sample]:
-        yield sample((3, 4), (3, 4))
-        yield sample((2, 1, 4), (3, 1))
+    _op.samples(sample((3, 4), (3, 4)), sample((2, 1, 4), (3, 1)))
 
 
 @primitive(torch="where", accepts_integers=True)
@@ -137,14 +117,8 @@ def where(xp: Any, condition: Array, input: Array | float, other: Array | float)
 where.non_differentiable("condition")
 
 
-@where.vjp("input")
-def _(xp: Any, g: Array, condition: Array) -> Array:
-    return xp.where(condition, g, 0.0)
-
-
-@where.vjp("other")
-def _(xp: Any, g: Array, condition: Array) -> Array:
-    return xp.where(condition, 0.0, g)
+where.vjp("input")(lambda xp, g, condition: xp.where(condition, g, 0.0))
+where.vjp("other")(lambda xp, g, condition: xp.where(condition, 0.0, g))
 
 
 elementwise_kernel(
@@ -153,14 +127,10 @@ elementwise_kernel(
 )  # fmt: skip
 
 
-@where.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample(booleans(2), (3,), 0.0), ShapeError, r"of condition \(2,\), input \(3,\) do not broadcast")
-    yield ErrorSample(sample((2,), (2,), 0.0), ShapeError, "expected a boolean condition, got float64")
-
-
-@where.samples
-def _() -> Iterator[Sample]:
-    yield sample(booleans(3, 4), (3, 4), (3, 4))
-    yield sample(booleans(4), (3, 4), 0.0)
-    yield sample(booleans(3, 4), (1, 4), (3, 1))
+where.errors(
+    ErrorSample(sample(booleans(2), (3,), 0.0), ShapeError, r"of condition \(2,\), input \(3,\) do not broadcast"),
+    ErrorSample(sample((2,), (2,), 0.0), ShapeError, "expected a boolean condition, got float64"),
+)
+where.samples(
+    sample(booleans(3, 4), (3, 4), (3, 4)), sample(booleans(4), (3, 4), 0.0), sample(booleans(3, 4), (1, 4), (3, 1))
+)

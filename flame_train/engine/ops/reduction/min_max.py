@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Reduction
 from ...dtype import Array, float32
-from ...op import ErrorSample, Sample, composite, primitive, sample
+from ...op import ErrorSample, composite, primitive, sample
 from ...op_samples import no_such_dim
 from ...tensor import Tensor
 from ..common.dims import Dims, Shape, axes, axis, spread
@@ -19,10 +18,11 @@ from .reduce import neighbours, reducing
 Pair = tuple[Array, Array]
 
 
-def _refused() -> Iterator[ErrorSample]:
-    yield from no_such_dim()()
-    yield ErrorSample(sample((), 1), ShapeError, "dim 1 is outside a tensor of 0 dims")
-    yield ErrorSample(sample((2, 0), 1), ShapeError, r"at least one value over dims \(1,\) of \(2, 0\)")
+_REFUSED = [
+    no_such_dim(),
+    ErrorSample(sample((), 1), ShapeError, "dim 1 is outside a tensor of 0 dims"),
+    ErrorSample(sample((2, 0), 1), ShapeError, r"at least one value over dims \(1,\) of \(2, 0\)"),
+]
 
 
 @primitive(torch="amax", accepts_integers=True)
@@ -46,7 +46,7 @@ def _some(input: Array, dim: Dims, op: str) -> tuple[int, ...]:
 
 
 for _op in (amax, amin):
-    _op.errors(_refused)
+    _op.errors(*_REFUSED)
 
     @_op.vjp("input")
     def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
@@ -55,13 +55,13 @@ for _op in (amax, amin):
         share = spread(xp, g, input.shape, dims, keepdim) / xp.sum(here, axis=dims, keepdims=True)
         return xp.where(here, share, 0.0)
 
-    @_op.samples
-    def _() -> Iterator[Sample]:
-        yield sample((2, 3, 4))
-        yield sample((2, 3, 4), 1)
-        yield sample((2, 3, 4), (0, 2), keepdim=True)
-        yield sample((2, 3, 4), -1, keepdim=True)
-        yield sample((), 0)
+    _op.samples(
+        sample((2, 3, 4)),
+        sample((2, 3, 4), 1),
+        sample((2, 3, 4), (0, 2), keepdim=True),
+        sample((2, 3, 4), -1, keepdim=True),
+        sample((), 0),
+    )
 
 
 reducing(amax, Reduction("max", "input"))
@@ -83,11 +83,7 @@ for _op in (amax, amin):
         each = {"input": input, "g": g, "out": out, "ties": ties}
         return k.elementwise((f"{here} ? g / ties : 0.f",), each, (input.dtype,))[0]
 
-    @_op.perf_samples
-    def _() -> Iterator[Sample]:
-        yield sample((3, 70, 640), -1)
-        yield sample((3, 700, 40), 1, keepdim=True)
-        yield sample((77, 2048))
+    _op.perf_samples(sample((3, 70, 640), -1), sample((3, 700, 40), 1, keepdim=True), sample((77, 2048)))
 
 
 def _positions(xp: Any, input: Array, dim: int | None, keepdim: bool, find: Any) -> Array:
@@ -114,14 +110,9 @@ def argmin(xp: Any, input: Array, dim: int | None = None, keepdim: bool = False)
 
 for _op in (argmax, argmin):
     _op.non_differentiable("input")
-    _op.errors(_refused)
+    _op.errors(*_REFUSED)
 
-    @_op.samples
-    def _() -> Iterator[Sample]:
-        yield sample((2, 3, 4))
-        yield sample((2, 3, 4), 1)
-        yield sample((2, 3, 4), -1, keepdim=True)
-        yield sample((), 0)
+    _op.samples(sample((2, 3, 4)), sample((2, 3, 4), 1), sample((2, 3, 4), -1, keepdim=True), sample((), 0))
 
 
 def _along(xp: Any, input: Array, dim: int, keepdim: bool, find: Any) -> tuple[Pair, Array]:
@@ -149,7 +140,7 @@ def min_dim(xp: Any, input: Array, dim: int, keepdim: bool = False) -> tuple[Pai
 
 
 for _op in (max_dim, min_dim):
-    _op.errors(_refused)
+    _op.errors(*_REFUSED)
 
     @_op.vjp("input")
     def _(xp: Any, g: Pair, input_shape: Shape, index: Array, dim: int, keepdim: bool) -> Array:
@@ -161,11 +152,7 @@ for _op in (max_dim, min_dim):
         here = xp.arange(input_shape[dim]).reshape(along) == at
         return xp.where(here, g[0] if keepdim else xp.expand_dims(g[0], dim), 0.0)
 
-    @_op.samples
-    def _() -> Iterator[Sample]:
-        yield sample((2, 3, 4), 1)
-        yield sample((3, 4), -1, keepdim=True)
-        yield sample((), 0)
+    _op.samples(sample((2, 3, 4), 1), sample((3, 4), -1, keepdim=True), sample((), 0))
 
 
 @composite(torch="max")
@@ -185,10 +172,6 @@ def min(input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -
 
 
 for _op in (max, min):
-    _op.errors(_refused)
+    _op.errors(*_REFUSED)
 
-    @_op.samples
-    def _() -> Iterator[Sample]:
-        yield sample((3, 4))
-        yield sample((2, 3, 4), 1)
-        yield sample((3, 4), 0, True)
+    _op.samples(sample((3, 4)), sample((2, 3, 4), 1), sample((3, 4), 0, True))

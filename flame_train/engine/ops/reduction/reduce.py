@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Reduction
 from ...dtype import Array, float32, float64
-from ...op import ErrorSample, Op, Sample, primitive, sample
+from ...op import ErrorSample, Op, primitive, sample
 from ...op_samples import apart, no_such_dim
 from ...sums import accurate_sum
 from ..common.dims import Dims, Shape, axes, axis, spread
@@ -204,32 +203,28 @@ def _(
 
 
 for _op in (sum, mean, var, std):
-
-    @_op.perf_samples
-    def _() -> Iterator[Sample]:
-        yield sample((3, 70, 640), -1)
-        yield sample((3, 700, 40), 1)
-        yield sample((3, 70, 641), (0, 1), keepdim=True)
-        yield sample((5, 20001), -1)
-        yield sample((77, 2048))
+    _op.perf_samples(
+        sample((3, 70, 640), -1),
+        sample((3, 700, 40), 1),
+        sample((3, 70, 641), (0, 1), keepdim=True),
+        sample((5, 20001), -1),
+        sample((77, 2048)),
+    )
 
 
 for _op in (mean, var, std):
     _op.errors(no_such_dim())
 for _op in (sum, mean, var, std):
-
-    @_op.samples
-    def _() -> Iterator[Sample]:
-        yield sample((2, 3, 4))
-        yield sample((2, 3, 4), 1)
-        yield sample((2, 3, 4), (0, 2), keepdim=True)
-        yield sample((2, 3, 4), -1, keepdim=True)
-
-
-@sum.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), 2), ShapeError, "sum: dim 2 is outside a tensor of 2 dims")
-    yield ErrorSample(sample((2, 3), (0, -2)), ShapeError, r"a dim appears twice in \(0, -2\)")
+    _op.samples(
+        sample((2, 3, 4)),
+        sample((2, 3, 4), 1),
+        sample((2, 3, 4), (0, 2), keepdim=True),
+        sample((2, 3, 4), -1, keepdim=True),
+    )
+sum.errors(
+    ErrorSample(sample((2, 3), 2), ShapeError, "sum: dim 2 is outside a tensor of 2 dims"),
+    ErrorSample(sample((2, 3), (0, -2)), ShapeError, r"a dim appears twice in \(0, -2\)"),
+)
 
 
 @primitive(torch="prod", accepts_integers=True)
@@ -255,12 +250,7 @@ def _(xp: Any, g: Array, input: Array, dim: int | None, keepdim: bool) -> Array:
 prod.errors(no_such_dim())
 
 
-@prod.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3))
-    yield sample((2, 3, 4), 1)
-    yield sample((2, 3, 4), -1, keepdim=True)
-    yield sample((), 0)
+prod.samples(sample((2, 3)), sample((2, 3, 4), 1), sample((2, 3, 4), -1, keepdim=True), sample((), 0))
 
 
 @primitive(torch="norm")
@@ -332,31 +322,24 @@ def _(k: Any, g: Array, input: Array, out: Array, p: float | str | None, dim: Di
     return k.elementwise((expression,), {"input": input, "g": g, "n": n}, (input.dtype,), input.shape)[0]
 
 
-@norm.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 700, 40), 2, 1)
-    yield sample((3, 70, 640))
-    yield sample((300, 77), 1, -1)
-    yield sample((3, 700, 40), math.inf, (0, 1))
-
-
-@norm.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 4))
-    yield sample((2, 3, 4), 2, -1)
-    yield sample((2, 3, 4), None, (0, 1))
-    yield sample(apart(2, 3, 4), 1, (0, 2), keepdim=True)
-    yield sample(apart(2, 3), 3.5, 1)
-    yield sample(apart(2, 3), 0.7, 0)
-    yield sample((2, 3), float("inf"), 0)
-    yield sample(apart(2, 3), float("-inf"))
-    yield sample((2, 3), 0, 1)
-
-
-@norm.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), "nuc"), ValueError, "a number or 'fro', got 'nuc'")
-    yield ErrorSample(sample((2, 0), math.inf, 1), ShapeError, "at least one value over dims")
+norm.perf_samples(
+    sample((3, 700, 40), 2, 1), sample((3, 70, 640)), sample((300, 77), 1, -1), sample((3, 700, 40), math.inf, (0, 1))
+)
+norm.samples(
+    sample((2, 3, 4)),
+    sample((2, 3, 4), 2, -1),
+    sample((2, 3, 4), None, (0, 1)),
+    sample(apart(2, 3, 4), 1, (0, 2), keepdim=True),
+    sample(apart(2, 3), 3.5, 1),
+    sample(apart(2, 3), 0.7, 0),
+    sample((2, 3), float("inf"), 0),
+    sample(apart(2, 3), float("-inf")),
+    sample((2, 3), 0, 1),
+)
+norm.errors(
+    ErrorSample(sample((2, 3), "nuc"), ValueError, "a number or 'fro', got 'nuc'"),
+    ErrorSample(sample((2, 0), math.inf, 1), ShapeError, "at least one value over dims"),
+)
 
 
 @primitive(torch="cumsum", accepts_integers=True)
@@ -383,9 +366,4 @@ def _(xp: Any, g: Array, dim: int) -> Array:
 cumsum.errors(no_such_dim())
 
 
-@cumsum.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 4), 0)
-    yield sample((2, 3, 4), -2)
-    yield sample((0, 3), 1)
-    yield sample((), 0)
+cumsum.samples(sample((3, 4), 0), sample((2, 3, 4), -2), sample((0, 3), 1), sample((), 0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from ....errors import ShapeError
 from ...dtype import Array, promote
 from ...grad_target import GradTargets
-from ...op import ErrorSample, Sample, composite, primitive, sample
+from ...op import ErrorSample, composite, primitive, sample
 from ...tensor import Tensor
 from ..common.conditions import floating
 from ..common.dims import Shape, axis, size_along
@@ -56,23 +56,13 @@ def check_alike(tensors: Sequence[Array], dim: int) -> None:
         raise ShapeError(f"cat: shapes must be equal but for dim {dim}, got {[tuple(t.shape) for t in tensors]}")
 
 
-@cat.samples
-def _() -> Iterator[Sample]:
-    yield sample([(2, 3), (1, 3), (4, 3)])
-    yield sample([(2, 3), (2, 5)], -1)
-
-
-@cat.perf_samples
-def _() -> Iterator[Sample]:
-    yield sample([(2, 9, 7, 64), (2, 9, 7, 40)], -1)
-    yield sample([(2, 3, 65), (2, 4, 65), (2, 1, 65)], 1)
-
-
-@cat.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample([(2, 3), (3, 2)]), ShapeError, "equal but for dim 0")
-    yield ErrorSample(sample([(2, 3), (2, 3)], 2), ShapeError, "dim 2 is outside a tensor of 2 dims")
-    yield ErrorSample(sample([(), ()]), ShapeError, "use stack")
+cat.samples(sample([(2, 3), (1, 3), (4, 3)]), sample([(2, 3), (2, 5)], -1))
+cat.perf_samples(sample([(2, 9, 7, 64), (2, 9, 7, 40)], -1), sample([(2, 3, 65), (2, 4, 65), (2, 1, 65)], 1))
+cat.errors(
+    ErrorSample(sample([(2, 3), (3, 2)]), ShapeError, "equal but for dim 0"),
+    ErrorSample(sample([(2, 3), (2, 3)], 2), ShapeError, "dim 2 is outside a tensor of 2 dims"),
+    ErrorSample(sample([(), ()]), ShapeError, "use stack"),
+)
 
 
 @primitive(torch="stack", data_movement=True)
@@ -83,21 +73,12 @@ def stack(xp: Any, tensors: Sequence[Array], dim: int = 0) -> Array:
     return xp.stack(_of_one_dtype(tensors), axis=axis(dim, tensors[0].ndim + 1, "stack"))
 
 
-@stack.vjp("tensors")
-def _(xp: Any, g: Array, dim: int) -> list[Array]:
-    return [xp.take(g, i, axis=dim) for i in range(g.shape[dim])]
-
-
-@stack.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample([(2, 3), (3, 2)]), ShapeError, r"stack: expected equal shapes, got .*\(3, 2\)")
-    yield ErrorSample(sample([(2, 3), (2, 3)], 3), ShapeError, "stack: dim 3 is outside a tensor of 3 dims")
-
-
-@stack.samples
-def _() -> Iterator[Sample]:
-    yield sample([(2, 3), (2, 3)])
-    yield sample([(2, 3), (2, 3), (2, 3)], 1)
+stack.vjp("tensors")(lambda xp, g, dim: [xp.take(g, i, axis=dim) for i in range(g.shape[dim])])
+stack.errors(
+    ErrorSample(sample([(2, 3), (3, 2)]), ShapeError, r"stack: expected equal shapes, got .*\(3, 2\)"),
+    ErrorSample(sample([(2, 3), (2, 3)], 3), ShapeError, "stack: dim 3 is outside a tensor of 3 dims"),
+)
+stack.samples(sample([(2, 3), (2, 3)]), sample([(2, 3), (2, 3), (2, 3)], 1))
 
 
 @primitive(torch="split", views=True, multiple=True)
@@ -119,9 +100,7 @@ def split(xp: Any, tensor: Array, split_size_or_sections: int | Sequence[int], d
     return tuple(xp.split(tensor, ends, axis=dim))
 
 
-@split.vjp("tensor")
-def _(xp: Any, g: tuple[Array, ...], dim: int) -> Array:
-    return xp.concatenate(g, axis=dim)
+split.vjp("tensor")(lambda xp, g, dim: xp.concatenate(g, axis=dim))
 
 
 @split.cuda_vjp("copies", "tensor", when=lambda tensor: floating(tensor), accumulates=False)
@@ -129,18 +108,13 @@ def _(k: Any, g: tuple[Array, ...], dim: int, targets: GradTargets) -> Array:
     return k.concatenated(g, axis(dim, g[0].ndim, "split"), g[0].dtype, out=targets["tensor"].buffer)
 
 
-@split.samples
-def _() -> Iterator[Sample]:
-    yield sample((5, 3), 2)
-    yield sample((2, 6), (1, 2, 3), 1)
-
-
-@split.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((5, 3), (2, 2)), ShapeError, "do not add up to 5")
-    yield ErrorSample(sample((5, 3), (-1, 6)), ShapeError, "sections of 0 or more, got .-1, 6.")
-    yield ErrorSample(sample((5, 3), 0), ShapeError, "pieces of at least 1, got 0")
-    yield ErrorSample(sample((), 1), ShapeError, "at least 1 dim, got one of shape ()")
+split.samples(sample((5, 3), 2), sample((2, 6), (1, 2, 3), 1))
+split.errors(
+    ErrorSample(sample((5, 3), (2, 2)), ShapeError, "do not add up to 5"),
+    ErrorSample(sample((5, 3), (-1, 6)), ShapeError, "sections of 0 or more, got .-1, 6."),
+    ErrorSample(sample((5, 3), 0), ShapeError, "pieces of at least 1, got 0"),
+    ErrorSample(sample((), 1), ShapeError, "at least 1 dim, got one of shape ()"),
+)
 
 
 @composite(torch="chunk")
@@ -152,13 +126,5 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     return split(input, -(-n // chunks) if n else [0] * chunks, dim)
 
 
-@chunk.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), 0), ValueError, "at least one chunk, got 0")
-
-
-@chunk.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 6), 2, -1)
-    yield sample((5, 2), 3)
-    yield sample((2, 0), 2, 1)
+chunk.errors(ErrorSample(sample((2, 3), 0), ValueError, "at least one chunk, got 0"))
+chunk.samples(sample((2, 6), 2, -1), sample((5, 2), 3), sample((2, 0), 2, 1))

@@ -7,7 +7,7 @@ from typing import Any
 
 from ....errors import ShapeError
 from ...dtype import Array, compute_dtype
-from ...op import ErrorSample, Sample, primitive, sample
+from ...op import ErrorSample, primitive, sample
 from ...op_samples import booleans, integers
 from ..common.dims import Shape, at_least, axes
 from ..indexing.embedding import added_at
@@ -23,23 +23,12 @@ def _flipped(xp: Any, x: Array, dims: Sequence[int]) -> Array:
     return xp.flip(x, axes(dims, x.ndim, "flip")) if dims else x
 
 
-@flip.vjp("input")
-def _(xp: Any, g: Array, dims: Sequence[int]) -> Array:
-    return _flipped(xp, g, dims)
-
-
-@flip.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (2,)), ShapeError, "flip: dim 2 is outside a tensor of 2 dims")
-    yield ErrorSample(sample((2, 3), (0, -2)), ShapeError, "flip: a dim appears twice")
-
-
-@flip.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3), (0,))
-    yield sample((2, 3, 2), (0, 2))
-    yield sample((), (-1,))
-    yield sample((2, 3), ())
+flip.vjp("input")(lambda xp, g, dims: _flipped(xp, g, dims))
+flip.errors(
+    ErrorSample(sample((2, 3), (2,)), ShapeError, "flip: dim 2 is outside a tensor of 2 dims"),
+    ErrorSample(sample((2, 3), (0, -2)), ShapeError, "flip: a dim appears twice"),
+)
+flip.samples(sample((2, 3), (0,)), sample((2, 3, 2), (0, 2)), sample((), (-1,)), sample((2, 3), ()))
 
 
 @primitive(torch="roll", data_movement=True)
@@ -56,17 +45,11 @@ def _(xp: Any, g: Array, shifts: int | Sequence[int], dims: int | Sequence[int] 
     return xp.roll(g, -shifts if isinstance(shifts, int) else tuple(-n for n in shifts), dims)
 
 
-@roll.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), 1, 2), ShapeError, "roll: dim 2 is outside a tensor of 2 dims")
-    yield ErrorSample(sample((2, 3), (1, 2)), ShapeError, r"as many dims as shifts, got \(1, 2\) along None")
-
-
-@roll.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3), 2)
-    yield sample((2, 5), -1, 1)
-    yield sample((3, 4), (1, -2), (0, 1))
+roll.errors(
+    ErrorSample(sample((2, 3), 1, 2), ShapeError, "roll: dim 2 is outside a tensor of 2 dims"),
+    ErrorSample(sample((2, 3), (1, 2)), ShapeError, r"as many dims as shifts, got \(1, 2\) along None"),
+)
+roll.samples(sample((2, 3), 2), sample((2, 5), -1, 1), sample((3, 4), (1, -2), (0, 1)))
 
 
 @primitive(torch="Tensor.repeat", data_movement=True)
@@ -85,16 +68,8 @@ def _(xp: Any, g: Array, input_shape: Shape, repeats: Sequence[int]) -> Array:
     return total.reshape(input_shape)
 
 
-@repeat.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3), (2, 1))
-    yield sample((2, 3), (2, 1, 3))
-    yield sample((2,), (0,))
-
-
-@repeat.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (2,)), ShapeError, "a number for each of 2 dims")
+repeat.samples(sample((2, 3), (2, 1)), sample((2, 3), (2, 1, 3)), sample((2,), (0,)))
+repeat.errors(ErrorSample(sample((2, 3), (2,)), ShapeError, "a number for each of 2 dims"))
 
 
 @primitive(torch="nn.functional.pad", data_movement=True)
@@ -152,24 +127,22 @@ def _(xp: Any, g: Array, input_shape: Shape, pad: Sequence[int], mode: str) -> A
     return xp.pad(inner, [(max(-a, 0), max(-b, 0)) for a, b in widths])
 
 
-@pad.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3), (1, 2))
-    yield sample((2, 3, 4), (0, 1, 2, 0))
-    yield sample((2, 3), (-1, 2), value=1.5)
-    yield sample((1, 2, 3, 4), (2, 1, 1, 2), "reflect")
-    yield sample((1, 2, 3, 4), (2, 1, 0, 3), "replicate")
-    yield sample((1, 3, 4), (2, 4), "circular")
-    yield sample((1, 3, 4), (2, -1), "reflect")
-    yield sample((1, 3, 4), (-1, 2), "circular")
-
-
-@pad.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (1,)), ShapeError, "two numbers for each")
-    yield ErrorSample(sample((2, 3), (-2, -2)), ShapeError, r"\(-2, -2\) cuts more off \(2, 3\) than there is")
-    yield ErrorSample(sample((1, 2, 3), (3, 0), "reflect"), ShapeError, "must be at most 2, got")
-    yield ErrorSample(sample((1, 2, 3), (1, 0), "mirror"), ValueError, "got 'mirror'")
+pad.samples(
+    sample((2, 3), (1, 2)),
+    sample((2, 3, 4), (0, 1, 2, 0)),
+    sample((2, 3), (-1, 2), value=1.5),
+    sample((1, 2, 3, 4), (2, 1, 1, 2), "reflect"),
+    sample((1, 2, 3, 4), (2, 1, 0, 3), "replicate"),
+    sample((1, 3, 4), (2, 4), "circular"),
+    sample((1, 3, 4), (2, -1), "reflect"),
+    sample((1, 3, 4), (-1, 2), "circular"),
+)
+pad.errors(
+    ErrorSample(sample((2, 3), (1,)), ShapeError, "two numbers for each"),
+    ErrorSample(sample((2, 3), (-2, -2)), ShapeError, r"\(-2, -2\) cuts more off \(2, 3\) than there is"),
+    ErrorSample(sample((1, 2, 3), (3, 0), "reflect"), ShapeError, "must be at most 2, got"),
+    ErrorSample(sample((1, 2, 3), (1, 0), "mirror"), ValueError, "got 'mirror'"),
+)
 
 
 @primitive(torch="triu", accepts_integers=True)
@@ -190,29 +163,15 @@ def _above(xp: Any, shape: Shape, diagonal: int) -> Array:
     return xp.arange(shape[-1])[None, :] - xp.arange(shape[-2])[:, None] >= diagonal
 
 
-@triu.vjp("input")
-def _(xp: Any, g: Array, diagonal: int) -> Array:
-    return xp.where(_above(xp, g.shape, diagonal), g, 0)
-
-
-@tril.vjp("input")
-def _(xp: Any, g: Array, diagonal: int) -> Array:
-    return xp.where(_above(xp, g.shape, diagonal + 1), 0, g)
+triu.vjp("input")(lambda xp, g, diagonal: xp.where(_above(xp, g.shape, diagonal), g, 0))
+tril.vjp("input")(lambda xp, g, diagonal: xp.where(_above(xp, g.shape, diagonal + 1), 0, g))
 
 
 for _op in (triu, tril):
-
-    @_op.samples
-    def _() -> Iterator[Sample]:
-        yield sample((3, 4))
-        yield sample((2, 4, 3), 1)
-        yield sample((4, 4), -2)
-        yield sample(booleans(3, 4), 1)
-        yield sample(integers(9, 4, 3))
-
-    @_op.errors
-    def _() -> Iterator[ErrorSample]:
-        yield ErrorSample(sample((3,)), ShapeError, "at least 2 dims")
+    _op.samples(
+        sample((3, 4)), sample((2, 4, 3), 1), sample((4, 4), -2), sample(booleans(3, 4), 1), sample(integers(9, 4, 3))
+    )
+    _op.errors(ErrorSample(sample((3,)), ShapeError, "at least 2 dims"))
 
 
 @primitive(torch="nn.functional.pixel_shuffle", data_movement=True)
@@ -261,9 +220,7 @@ def pixel_unshuffle(xp: Any, input: Array, downscale_factor: int, layout: str = 
     return _moved(xp, input, y, *lead, c * r * r, h // r, w // r)
 
 
-@pixel_shuffle.vjp("input")
-def _(xp: Any, g: Array, upscale_factor: int, layout: str) -> Array:
-    return pixel_unshuffle.fn(xp, g, upscale_factor, layout)
+pixel_shuffle.vjp("input")(lambda xp, g, upscale_factor, layout: pixel_unshuffle.fn(xp, g, upscale_factor, layout))
 
 
 @pixel_unshuffle.vjp("input")
@@ -271,27 +228,13 @@ def _(xp: Any, g: Array, downscale_factor: int, layout: str) -> Array:
     return pixel_shuffle.fn(xp, g, downscale_factor, layout)
 
 
-@pixel_shuffle.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 8, 2, 3), 2)
-    yield sample((9, 2, 1), 3)
-    yield sample((2, 2, 3, 8), 2, layout="NHWC")
-
-
-@pixel_unshuffle.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 2, 4, 6), 2)
-    yield sample((1, 3, 6), 3)
-    yield sample((2, 4, 6, 2), 2, layout="NHWC")
-
-
-@pixel_shuffle.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((1, 6, 2, 2), 2), ShapeError, "6 channels do not divide by 2")
-    yield ErrorSample(sample((2, 2), 2), ShapeError, "at least 3 dims")
-
-
-@pixel_unshuffle.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((1, 1, 3, 4), 2), ShapeError, "3 x 4 pixels do not divide")
-    yield ErrorSample(sample((1, 3, 4), -1), ShapeError, "a factor of at least 1, got .1, 3, 4. and -1")
+pixel_shuffle.samples(sample((2, 8, 2, 3), 2), sample((9, 2, 1), 3), sample((2, 2, 3, 8), 2, layout="NHWC"))
+pixel_unshuffle.samples(sample((2, 2, 4, 6), 2), sample((1, 3, 6), 3), sample((2, 4, 6, 2), 2, layout="NHWC"))
+pixel_shuffle.errors(
+    ErrorSample(sample((1, 6, 2, 2), 2), ShapeError, "6 channels do not divide by 2"),
+    ErrorSample(sample((2, 2), 2), ShapeError, "at least 3 dims"),
+)
+pixel_unshuffle.errors(
+    ErrorSample(sample((1, 1, 3, 4), 2), ShapeError, "3 x 4 pixels do not divide"),
+    ErrorSample(sample((1, 3, 4), -1), ShapeError, "a factor of at least 1, got .1, 3, 4. and -1"),
+)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ....errors import ShapeError
 from ...dtype import Array
-from ...op import ErrorSample, Sample, composite, primitive, sample
+from ...op import ErrorSample, composite, primitive, sample
 from ...op_samples import no_such_dim
 from ...tensor import Tensor
-from ..common.dims import Shape, axes, axis
+from ..common.dims import axes, axis
 
 
 @primitive(torch="reshape", views=True)
@@ -30,23 +30,13 @@ def reshape(xp: Any, input: Array, shape: Sequence[int]) -> Array:
     return input.reshape(tuple(shape))
 
 
-@reshape.vjp("input")
-def _(xp: Any, g: Array, input_shape: Shape) -> Array:
-    return g.reshape(input_shape)
-
-
-@reshape.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 6), (3, 4))
-    yield sample((2, 3, 4), (6, -1))
-    yield sample((0, 3), (3, 0))
-
-
-@reshape.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (4, 2)), ShapeError, r"has 6 elements, which do not fit \(4, 2\)")
-    yield ErrorSample(sample((2, 3), (-1, -1)), ShapeError, r"at most one -1, got \(-1, -1\)")
-    yield ErrorSample(sample((0, 3), (0, -1)), ShapeError, "cannot be told from 0 elements")
+reshape.vjp("input")(lambda xp, g, input_shape: g.reshape(input_shape))
+reshape.samples(sample((2, 6), (3, 4)), sample((2, 3, 4), (6, -1)), sample((0, 3), (3, 0)))
+reshape.errors(
+    ErrorSample(sample((2, 3), (4, 2)), ShapeError, r"has 6 elements, which do not fit \(4, 2\)"),
+    ErrorSample(sample((2, 3), (-1, -1)), ShapeError, r"at most one -1, got \(-1, -1\)"),
+    ErrorSample(sample((0, 3), (0, -1)), ShapeError, "cannot be told from 0 elements"),
+)
 
 
 @composite(torch="Tensor.view")
@@ -55,14 +45,8 @@ def view(input: Tensor, shape: Sequence[int]) -> Tensor:
     return input.reshape(shape)
 
 
-@view.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (4, 2)), ShapeError, r"has 6 elements, which do not fit \(4, 2\)")
-
-
-@view.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 6), (3, -1))
+view.errors(ErrorSample(sample((2, 3), (4, 2)), ShapeError, r"has 6 elements, which do not fit \(4, 2\)"))
+view.samples(sample((2, 6), (3, -1)))
 
 
 @composite(torch="flatten")
@@ -77,16 +61,8 @@ def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     return input.reshape(*input.shape[:first], middle, *input.shape[last + 1 :])
 
 
-@flatten.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 4))
-    yield sample((2, 3, 4), 1)
-    yield sample((0, 4, 3), 1)
-
-
-@flatten.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), 1, 0), ShapeError, "start_dim 1 comes after end_dim 0")
+flatten.samples(sample((2, 3, 4)), sample((2, 3, 4), 1), sample((0, 4, 3), 1))
+flatten.errors(ErrorSample(sample((2, 3), 1, 0), ShapeError, "start_dim 1 comes after end_dim 0"))
 
 
 @primitive(torch="permute", views=True)
@@ -97,20 +73,9 @@ def permute(xp: Any, input: Array, dims: Sequence[int]) -> Array:
     return xp.transpose(input, tuple(dims))
 
 
-@permute.vjp("input")
-def _(xp: Any, g: Array, dims: Sequence[int]) -> Array:
-    return xp.transpose(g, tuple(np.argsort([d % len(dims) for d in dims]).tolist()))
-
-
-@permute.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 4), (2, 0, 1))
-    yield sample((2, 3, 4), (0, -1, 1))
-
-
-@permute.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (0, 0)), ShapeError, "does not name each of 2 dims once")
+permute.vjp("input")(lambda xp, g, dims: xp.transpose(g, tuple(np.argsort([d % len(dims) for d in dims]).tolist())))
+permute.samples(sample((2, 3, 4), (2, 0, 1)), sample((2, 3, 4), (0, -1, 1)))
+permute.errors(ErrorSample(sample((2, 3), (0, 0)), ShapeError, "does not name each of 2 dims once"))
 
 
 @primitive(torch="transpose", views=True)
@@ -124,19 +89,9 @@ def _exchanged(xp: Any, x: Array, dim0: int, dim1: int) -> Array:
     return xp.swapaxes(x, first, second) if x.ndim else x
 
 
-@transpose.vjp("input")
-def _(xp: Any, g: Array, dim0: int, dim1: int) -> Array:
-    return _exchanged(xp, g, dim0, dim1)
-
-
-@transpose.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 4), 0, -1)
-
-
-@transpose.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), 0, 2), ShapeError, "transpose: dim 2 is outside a tensor of 2 dims")
+transpose.vjp("input")(lambda xp, g, dim0, dim1: _exchanged(xp, g, dim0, dim1))
+transpose.samples(sample((2, 3, 4), 0, -1))
+transpose.errors(ErrorSample(sample((2, 3), 0, 2), ShapeError, "transpose: dim 2 is outside a tensor of 2 dims"))
 
 
 @primitive(torch="movedim", views=True)
@@ -149,19 +104,13 @@ def _moved(xp: Any, x: Array, source: int | Sequence[int], destination: int | Se
     return xp.moveaxis(x, axes(source, x.ndim, "movedim"), axes(destination, x.ndim, "movedim"))
 
 
-@movedim.vjp("input")
-def _(xp: Any, g: Array, source: int | Sequence[int], destination: int | Sequence[int]) -> Array:
-    return _moved(xp, g, destination, source)
+movedim.vjp("input")(lambda xp, g, source, destination: _moved(xp, g, destination, source))
 
 
 movedim.errors(no_such_dim(0))
 
 
-@movedim.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3, 4), 0, 2)
-    yield sample((2, 3, 4), (0, -1), (1, 0))
-    yield sample((), 0, -1)
+movedim.samples(sample((2, 3, 4), 0, 2), sample((2, 3, 4), (0, -1), (1, 0)), sample((), 0, -1))
 
 
 @primitive(torch="squeeze", views=True)
@@ -171,22 +120,9 @@ def squeeze(xp: Any, input: Array, dim: int | Sequence[int] | None = None) -> Ar
     return xp.squeeze(input, tuple(d for d in dims if input.shape[d] == 1))
 
 
-@squeeze.vjp("input")
-def _(xp: Any, g: Array, input_shape: Shape) -> Array:
-    return g.reshape(input_shape)
-
-
-@squeeze.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 1, 3), 1)
-    yield sample((2, 1, 3), 0)
-    yield sample((1, 2, 1))
-    yield sample((1, 2, 1), (0, 1))
-
-
-@squeeze.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 1), 2), ShapeError, "squeeze: dim 2 is outside a tensor of 2 dims")
+squeeze.vjp("input")(lambda xp, g, input_shape: g.reshape(input_shape))
+squeeze.samples(sample((2, 1, 3), 1), sample((2, 1, 3), 0), sample((1, 2, 1)), sample((1, 2, 1), (0, 1)))
+squeeze.errors(ErrorSample(sample((2, 1), 2), ShapeError, "squeeze: dim 2 is outside a tensor of 2 dims"))
 
 
 @primitive(torch="unsqueeze", views=True)
@@ -195,20 +131,9 @@ def unsqueeze(xp: Any, input: Array, dim: int) -> Array:
     return xp.expand_dims(input, axis(dim, input.ndim + 1, "unsqueeze"))
 
 
-@unsqueeze.vjp("input")
-def _(xp: Any, g: Array, input_shape: Shape) -> Array:
-    return g.reshape(input_shape)
-
-
-@unsqueeze.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), 3), ShapeError, "unsqueeze: dim 3 is outside a tensor of 3 dims")
-
-
-@unsqueeze.samples
-def _() -> Iterator[Sample]:
-    yield sample((2, 3), 1)
-    yield sample((2, 3), -1)
+unsqueeze.vjp("input")(lambda xp, g, input_shape: g.reshape(input_shape))
+unsqueeze.errors(ErrorSample(sample((2, 3), 3), ShapeError, "unsqueeze: dim 3 is outside a tensor of 3 dims"))
+unsqueeze.samples(sample((2, 3), 1), sample((2, 3), -1))
 
 
 @primitive(torch="Tensor.expand", data_movement=True)
@@ -227,14 +152,9 @@ def _(xp: Any, g: Array) -> Array:
     return g  # summed down to the input's shape in graph.py, like every gradient
 
 
-@expand.samples
-def _() -> Iterator[Sample]:
-    yield sample((3, 1), (2, 3, 4))
-    yield sample((1, 4), (3, -1))
-
-
-@expand.errors
-def _() -> Iterator[ErrorSample]:
-    yield ErrorSample(sample((2, 3), (4, 3)), ShapeError, r"\(2, 3\) does not expand to \(4, 3\)")
-    yield ErrorSample(sample((2, 3), (-1, 2, 3)), ShapeError, r"\(2, 3\) does not expand to \(-1, 2, 3\)")
-    yield ErrorSample(sample((2, 3), (3,)), ShapeError, r"\(2, 3\) does not expand to \(3,\)")
+expand.samples(sample((3, 1), (2, 3, 4)), sample((1, 4), (3, -1)))
+expand.errors(
+    ErrorSample(sample((2, 3), (4, 3)), ShapeError, r"\(2, 3\) does not expand to \(4, 3\)"),
+    ErrorSample(sample((2, 3), (-1, 2, 3)), ShapeError, r"\(2, 3\) does not expand to \(-1, 2, 3\)"),
+    ErrorSample(sample((2, 3), (3,)), ShapeError, r"\(2, 3\) does not expand to \(3,\)"),
+)
