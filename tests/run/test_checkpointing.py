@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flame_train.engine.report import saved_by_op
 
+from flame_train.engine.memory_report import saved_by_op
 from flame_train.errors import ConfigError
 from flame_train.models.common.blocks import Checkpointing
 from flame_train.run.checkpointing import blocks_named
@@ -42,7 +42,7 @@ def stepped(p: Prepared) -> tuple[int, bytes, np.ndarray[Any, Any]]:
     kept = sum(saved_by_op(loss).values())
     loss.backward()
     arena = p.state.optimizer.arena
-    arena.gather()
+    arena.collect_grads()
     return kept, loss.numpy().tobytes(), arena.grads.copy()
 
 

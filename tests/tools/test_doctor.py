@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flame_train.engine.backend.cuda.autotune_cache import Shelf, default_folder
+from flame_train.engine.backend.cuda.autotune_cache import AutotuneCache, default_folder
 from flame_train.tools.doctor import Report, examine, render
 from flame_train.tools.probe import Gpu, Machine, look
 
@@ -173,5 +173,5 @@ def test_where_choices_are_kept_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert told() == str(tmp_path / "flame-train" / "choices")
-    Shelf(default_folder(), "a card").put("which?", b"this")
+    AutotuneCache(default_folder(), "a card").put("which?", b"this")
     assert told() == f"{tmp_path / 'flame-train' / 'choices'}, 1 files"
