@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flame_train.engine.report import saved_by_op
+from flame_train.engine.memory_report import saved_by_op
 
 from flame_train.errors import ConfigError
 from flame_train.models.common.blocks import Checkpointing
