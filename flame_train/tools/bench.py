@@ -253,9 +253,8 @@ def predicted(trial: Trial) -> Predicted:
     with shape_run(gpu_of(trial.device)) as run, deterministic(trial.deterministic):
         p = prepare(replace(trial, device="cuda"))
         run.backend.reset_peak()
-        replay = capture(p.step, "cuda")
-        flops = run.multiplied(replay)
-        replay()
+        flops = run.multiplied(p.step)
+        p.captured()
         return Predicted(run.peak_bytes, flops)
 
 

@@ -129,7 +129,7 @@ def test_other_gpus_choose_other_kernels() -> None:
             q = zeros(1, 20, 1024, 64).to("bfloat16")
             return next(i for i, why in flame.explain(F.scaled_dot_product_attention, q, q, q) if why == "chosen")
 
-    assert (chosen(H100), chosen(RTX_3090)) == ("warpgroups", "cudnn")
+    assert (chosen(H100), chosen(RTX_3090)) == ("wgmma", "cudnn")
 
 
 @pytest.mark.parametrize("gpu", [H100, RTX_3090], ids=["H100", "RTX 3090"])

@@ -14,18 +14,15 @@ import pytest
 
 from flame_train import cli
 from flame_train.adapters.targets import resolve
-from flame_train.engine import no_grad, tensor
-from flame_train.engine.backend import get_backend
-from flame_train.engine.dtype import as_dtype
-from flame_train.engine.shape_run import gpu_of, shape_run
+from flame_train.engine import Tensor, nn, no_grad, tensor
+from flame_train.engine.shape_run import shape_run
 from flame_train.errors import EnvironmentFault
 from flame_train.models.sd3.mmdit import Mmdit
-from flame_train.models.sdxl.unet import UNet
 from flame_train.tools import bench, bench_torch_step
 from flame_train.tools.bench_models import find
 from flame_train.tools.bench_torch_models import Yardstick, yardstick
 from flame_train.training.batch import Batch
-from flame_train.training.model import Denoiser
+from flame_train.training.model import Denoiser, Model
 
 
 @pytest.fixture
@@ -61,26 +58,23 @@ def test_the_yardstick_is_the_same_network_and_counts_the_same_arithmetic(name: 
     written_out = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)  # the fused one is not counted
     with FlopCounterMode(display=False) as counter, torch.no_grad(), written_out:
         loss(torch, plain)
-    assert _forward_flops(name, resolution) - _padded(ours, resolution) == counter.get_total_flops()
+    assert forward_flops(declared, resolution) == counter.get_total_flops()
 
 
-def _forward_flops(name: str, resolution: int) -> int:
-    """What our network multiplies for one image, run on shapes."""
-    with shape_run(gpu_of("cpu")) as run, no_grad():
-        backend, dtype, (_, declared) = get_backend("cuda"), as_dtype("bf16"), find(name)
-        bench.randomise(declared.network, dtype, backend)
-        denoiser = Denoiser.of(declared, declared.network, "cuda", 1.0)
-        host = bench.random_batch(declared, bench.Trial(name, resolution))
-        batch = Batch(host, backend, dtype)
-        batch.fill(host)
-        x, t = batch.latents()[0].to(dtype), tensor(np.full(1, 0.5, np.float32), device="cuda")
-        return sum(run.multiplied(lambda: denoiser.denoise(x, t, batch.conditioning())).values())
+def forward_flops(model: Model, resolution: int) -> int:
+    """What the network multiplies for one image, without adapters, by a run on shapes."""
+    with shape_run() as run, no_grad():
+        nn.allocate(model.network, dtype="fp32", device="cuda")
+        denoiser = Denoiser.of(model, model.network, "cuda", 1.0)
+        host = bench.random_batch(model, bench.Trial(resolution=resolution))
+        batch = Batch(host, run.backend, "fp32")
+        mean, _ = batch.latents()
+        made = run.multiplied(lambda: denoiser.denoise(mean, zeros(1).to("cuda"), batch.conditioning()))
+        return sum(made.values())
 
 
-def _padded(network: object, resolution: int) -> int:
-    """The first and the last convolution of a UNet are given eight channels where latents have four."""
-    ends = ("input_blocks.0.0.weight", "out.2.weight") if isinstance(network, UNet) else ()
-    return sum(2 * math.prod(network.shapes()[end]) * (resolution // 8) ** 2 for end in ends)
+def zeros(*shape: int) -> Tensor:
+    return tensor(np.zeros(shape, np.float32))
 
 
 def _positions(network: object) -> int:

@@ -13,13 +13,15 @@ import re
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
 
 from flame_train.engine.backend.cuda.cublaslt import is_plain
 from flame_train.engine.backend.cuda.cudnn import CuDnn
+from flame_train.engine.backend.shapes.gpu import H100, RTX_3090  # noqa: F401  # tests take it from here
+from flame_train.engine.backend.shapes.gpu import Gpu as Card
 
 NUMBERS = {"int": np.int32, "unsigned": np.uint32, "long long": np.int64, "float": np.float32}
 ELEMENTS = {
@@ -28,18 +30,6 @@ ELEMENTS = {
     "__nv_bfloat16": np.dtype(ml_dtypes.bfloat16), "int": np.dtype(np.int32), "long long": np.dtype(np.int64),
     "unsigned": np.dtype(np.uint32), "unsigned char": np.dtype(np.uint8), "e4m3": np.dtype(np.uint8),
 }  # fmt: skip
-
-
-class Card(NamedTuple):
-    """What is asked of a GPU; `shared_bytes` is the most that one block may have."""
-
-    capability: str
-    multiprocessors: int
-    shared_bytes: int
-
-
-H100 = Card("90", 132, 227 << 10)
-RTX_3090 = Card("86", 82, 99 << 10)
 
 
 class OnDevice(np.ndarray):

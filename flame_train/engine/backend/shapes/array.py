@@ -211,7 +211,7 @@ class ShapeArray:
         return self._reduced("argmin", axis, None, keepdims)
 
     def clip(self, low: Any = None, high: Any = None) -> ShapeArray:
-        return self.xp.elementwise(np.minimum, self, self.dtype.type(0) if high is None else high)
+        return self.xp.clip(self, low, high)
 
     def repeat(self, repeats: int, axis: int | None = None) -> ShapeArray:
         return self.xp.repeat(self, repeats, axis)

@@ -57,7 +57,7 @@ class ShapeNamespace:
         made: Any
         if isinstance(found, np.ufunc):
             made = _Ufunc(self, found)
-        elif isinstance(found, type) or name in ("float32", "broadcast_shapes", "result_type", "dtype"):
+        elif isinstance(found, type) or name in ("broadcast_shapes", "result_type"):
             made = found
         else:
             raise AttributeError(f"a shape run has no function {name!r}")
@@ -189,7 +189,7 @@ class ShapeNamespace:
         return made
 
     def clip(self, x: ShapeArray, low: Any = None, high: Any = None) -> ShapeArray:
-        made: ShapeArray = self.elementwise(np.add, x, *[v for v in (low, high) if v is not None][:1])
+        made: ShapeArray = self.elementwise(np.minimum, x, high if low is None else low)
         return made
 
     def matmul(self, a: ShapeArray, b: ShapeArray) -> ShapeArray:
