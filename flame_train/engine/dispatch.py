@@ -27,6 +27,7 @@ from .dtype import (
 )
 from .graph import Edge, Node, Remat, arrays_in
 from .mode import Mode, mode
+from .namespace import Namespace
 from .op import VJP, Guard, Kernel, Op
 from .tensor import Tensor
 
@@ -210,7 +211,7 @@ def _computed(
     """The outputs and the `aux` values. The array library's errors about shapes become errors in the op's terms."""
     try:
         if kernel is not None:
-            return _split(op, kernel.fn(backend.kernels, **arrays))
+            return _split(op, kernel.fn(backend.kernels, **{n: arrays[n] for n in kernel.names}))
         return _reference(op, arrays, used, backend)
     except AxisError as e:
         raise ShapeError(f"{op.name}: dim {e.axis} is outside a tensor of {e.ndim} dims") from e
@@ -258,9 +259,16 @@ def _split(op: Op, result: Any) -> tuple[list[Array], dict[str, Array]]:
 
 
 def _record(
-    op: Op, kernel: Kernel | None, wanted: list[Used], arrays: dict[str, Any], used: list[Used],
-    outputs: list[Array], aux: dict[str, Array], backend: Backend, m: Mode,
-) -> Node:  # fmt: skip
+    op: Op,
+    kernel: Kernel | None,
+    wanted: list[Used],
+    arrays: dict[str, Any],
+    used: list[Used],
+    outputs: list[Array],
+    aux: dict[str, Array],
+    backend: Backend,
+    m: Mode,
+) -> Node:
     """The graph node: the formulas that will run, the values they name and no others, and an edge to each input."""
     formulas = _plan(op, kernel, dict.fromkeys([name for name, _, _ in wanted]), arrays, backend, m)
     known = {**arrays, **aux, "out": outputs if op.multiple else outputs[0]}
@@ -274,7 +282,7 @@ def _record(
     return Node(op.name, tuple(formulas), saved, edges, shapes, backend, multiple=op.multiple, split_views=views)
 
 
-def _split_views(op: Op, xp: Any, attributes: dict[str, Any], whole: Array) -> list[Array]:
+def _split_views(op: Op, xp: Namespace, attributes: dict[str, Any], whole: Array) -> list[Array]:
     """The views of `whole`, an array of the input's shape, that correspond to the outputs of a `views` op."""
     return _split(op, op.fn(xp, whole, **attributes))[0]
 

@@ -79,6 +79,13 @@ def promote(dtypes: Iterable[DType]) -> DType | None:
     return result
 
 
+def promote_floats(dtypes: Iterable[DType]) -> DType:
+    """`promote` where one of `dtypes` is floating at least."""
+    result = promote(dtypes)
+    assert result is not None
+    return result
+
+
 def result_type(arrays: Iterable[Array]) -> DType | None:
     """The floating dtype `arrays` promote to; None if none is floating. As torch.result_type.
 

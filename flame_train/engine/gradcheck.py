@@ -52,9 +52,7 @@ def gradcheck(op: Op, device: str = "cpu", dtype: DType = float64) -> Iterator[V
         yield from _check_sample(op, s, i, device, dtype)
 
 
-def gradcheck_all(
-    names: list[str] | None = None, device: str = "cpu", dtype: DType = float64
-) -> Iterator[Verdict]:  # fmt: skip
+def gradcheck_all(names: list[str] | None = None, device: str = "cpu", dtype: DType = float64) -> Iterator[Verdict]:
     """Checks the named ops, or every registered op. Raises KeyError for an unknown name."""
     for name in names or sorted(REGISTRY):
         yield from gradcheck(REGISTRY[name], device, dtype)

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from ..errors import ShapeError
+from .namespace import Namespace
 
 Places = tuple[Any, ...]
 """An index for NumPy or CuPy."""
 _SINGLE = "getitem: a single True or False is no index here; use unsqueeze or a mask"
 
 
-def steps(xp: Any, index: Any, shape: Sequence[int]) -> tuple[Places, Places]:
+def steps(xp: Namespace, index: Any, shape: Sequence[int]) -> tuple[Places, Places]:
     """Splits `index` of an array of `shape` into two: x[first] is a view, and x[first][rest] is PyTorch's x[index].
 
     Single integers go into `first` if there are arrays as well: NumPy would treat both as arrays, and put their dim
@@ -71,7 +72,7 @@ def _dims(entries: Sequence[Any], shape: tuple[int, ...]) -> list[tuple[int, ...
     return found
 
 
-def _read(xp: Any, entry: Any, dims: tuple[int, ...]) -> list[Any]:
+def _read(xp: Namespace, entry: Any, dims: tuple[int, ...]) -> list[Any]:
     """The entry, which indexes `dims`, as NumPy and CuPy take it.
 
     Positions in an empty dim are refused here, because CuPy wraps positions around instead of checking them.

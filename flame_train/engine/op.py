@@ -103,6 +103,8 @@ class Kernel:
     impl: str
     fn: Callable[..., Any]
     when: Guard | None
+    names: tuple[str, ...]
+    """The inputs and attributes that it reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,14 +253,17 @@ class Op:
         self._errors = given
 
     def cuda(self, impl: str, *, when: When | None = None) -> Callable[[Callable[..., Any]], None]:
-        """Declares a forward kernel `f(k, <all inputs and attributes>)` returning what the reference returns.
+        """Declares a forward kernel `f(k, <inputs and attributes>)` returning what the reference returns.
 
         `k` is `backend.cuda.launcher.Launcher`. `when` says of some arguments, by their names, whether the kernel takes
         them: True, or False or the reason why not. Kernels are tried in the order in which they are declared.
         """
 
         def declare(fn: Callable[..., Any]) -> None:
-            self.kernels.append(Kernel(impl, fn, self._guard(when)))
+            names = tuple(inspect.signature(fn).parameters)[1:]
+            if unknown := set(names).difference(self.names):
+                raise TypeError(f"{self.name}.cuda: no arguments named {', '.join(sorted(unknown))}")
+            self.kernels.append(Kernel(impl, fn, self._guard(when), names))
 
         return declare
 
@@ -422,11 +427,14 @@ def _parameters(fn: Callable[..., Any], skip_first: bool) -> tuple[Argument, ...
     found = list(inspect.signature(fn).parameters.values())[1 if skip_first else 0 :]
     return tuple(
         Argument(
-            p.name, _kind(str(p.annotation)), p.default, p.kind is inspect.Parameter.KEYWORD_ONLY,
+            p.name,
+            _kind(str(p.annotation)),
+            p.default,
+            p.kind is inspect.Parameter.KEYWORD_ONLY,
             frozenset(str(p.annotation).split(" | ")),
         )
         for p in found
-    )  # fmt: skip
+    )
 
 
 def _kind(annotation: str) -> Kind:

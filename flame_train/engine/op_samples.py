@@ -59,12 +59,7 @@ def of_one(make: Callable[..., Any] = lambda *shape: shape) -> list[Sample]:
     return [sample(make(3, 5)), sample(make(1)), sample(make(0, 2))]
 
 
-OF_TWO = [
-    sample((2, 3), apart(2, 3)),
-    sample((4, 1, 3), apart(5, 1)),
-    sample((3,), 1.7),
-    sample((0, 3), apart(0, 3)),
-]
+OF_TWO = [sample((2, 3), apart(2, 3)), sample((4, 1, 3), apart(5, 1)), sample((3,), 1.7), sample((0, 3), apart(0, 3))]
 """Samples for a function of two tensors or a tensor and a number; the second stays away from zero."""
 
 NOT_BROADCAST = ErrorSample(

@@ -24,6 +24,7 @@ import numpy as np
 from ..errors import kind_of
 from .backend import backend_of
 from .dtype import Array, float32
+from .namespace import Namespace
 
 GRADIENT_NOISE = 1
 """Stream of the optimizer's gradient noise. Streams below 16 are the engine's, the others its users'."""
@@ -56,7 +57,7 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
     return c0, c1, c2, c3
 
 
-def bits(xp: Any, seed: int, stream: int, step: Array | int, sample_index: Array, count: int) -> Array:
+def bits(xp: Namespace, seed: int, stream: int, step: Array | int, sample_index: Array, count: int) -> Array:
     """uint32 (B, count): `count` random words for each sample of `sample_index` (B,), a whole-number array.
 
     `seed` has 64 bits, `stream`, `step` and the indices 32. A sample's words do not depend on the other
@@ -66,7 +67,9 @@ def bits(xp: Any, seed: int, stream: int, step: Array | int, sample_index: Array
     return blocks_of_bits(xp, seed, stream, step, sample_index, block)[:, :count]
 
 
-def blocks_of_bits(xp: Any, seed: int, stream: int, step: Array | int, sample_index: Array, block: Array) -> Array:
+def blocks_of_bits(
+    xp: Namespace, seed: int, stream: int, step: Array | int, sample_index: Array, block: Array
+) -> Array:
     """uint32 (B, 4 n): words 4 b to 4 b + 3 of what `bits` draws, for each b of `block` (n,), uint64 below 2^32."""
     kernels = backend_of(sample_index).kernels
     if kernels is not None:
@@ -96,7 +99,7 @@ class Rng:
     no array of whole numbers.
     """
 
-    xp: Any
+    xp: Namespace
     seed: int
     step: Array | int
     samples: Array
@@ -140,7 +143,7 @@ def uniform_of(words: Array) -> Array:
     return odd.astype(np.float32) * np.float32(2.0**-24)
 
 
-def normal_of(xp: Any, words: Array) -> Array:
+def normal_of(xp: Namespace, words: Array) -> Array:
     """uint32 words to fp32 standard normals, through the fp64 inverse of the distribution function."""
     kernels = backend_of(words).kernels
     if kernels is not None:
@@ -151,30 +154,74 @@ def normal_of(xp: Any, words: Array) -> Array:
 # Wichura, "Algorithm AS 241: the percentage points of the normal distribution" (1988), PPND16: numerators and
 # denominators of three rational functions, highest power first; relative accuracy about 1e-16.
 _CENTRE = (
-    (2.5090809287301226727e3, 3.3430575583588128105e4, 6.7265770927008700853e4, 4.5921953931549871457e4,
-     1.3731693765509461125e4, 1.9715909503065514427e3, 1.3314166789178437745e2, 3.3871328727963666080e0),
-    (5.2264952788528545610e3, 2.8729085735721942674e4, 3.9307895800092710610e4, 2.1213794301586595867e4,
-     5.3941960214247511077e3, 6.8718700749205790830e2, 4.2313330701600911252e1, 1.0),
-)  # fmt: skip
+    (
+        2.5090809287301226727e3,
+        3.3430575583588128105e4,
+        6.7265770927008700853e4,
+        4.5921953931549871457e4,
+        1.3731693765509461125e4,
+        1.9715909503065514427e3,
+        1.3314166789178437745e2,
+        3.3871328727963666080e0,
+    ),
+    (
+        5.2264952788528545610e3,
+        2.8729085735721942674e4,
+        3.9307895800092710610e4,
+        2.1213794301586595867e4,
+        5.3941960214247511077e3,
+        6.8718700749205790830e2,
+        4.2313330701600911252e1,
+        1.0,
+    ),
+)
 _MIDDLE = (
-    (7.74545014278341407640e-4, 2.27238449892691845833e-2, 2.41780725177450611770e-1,
-     1.27045825245236838258e0, 3.64784832476320460504e0, 5.76949722146069140550e0,
-     4.63033784615654529590e0, 1.42343711074968357734e0),
-    (1.05075007164441684324e-9, 5.47593808499534494600e-4, 1.51986665636164571966e-2,
-     1.48103976427480074590e-1, 6.89767334985100004550e-1, 1.67638483018380384940e0,
-     2.05319162663775882187e0, 1.0),
-)  # fmt: skip
+    (
+        7.74545014278341407640e-4,
+        2.27238449892691845833e-2,
+        2.41780725177450611770e-1,
+        1.27045825245236838258e0,
+        3.64784832476320460504e0,
+        5.76949722146069140550e0,
+        4.63033784615654529590e0,
+        1.42343711074968357734e0,
+    ),
+    (
+        1.05075007164441684324e-9,
+        5.47593808499534494600e-4,
+        1.51986665636164571966e-2,
+        1.48103976427480074590e-1,
+        6.89767334985100004550e-1,
+        1.67638483018380384940e0,
+        2.05319162663775882187e0,
+        1.0,
+    ),
+)
 _TAIL = (
-    (2.01033439929228813265e-7, 2.71155556874348757815e-5, 1.24266094738807843860e-3,
-     2.65321895265761230930e-2, 2.96560571828504891230e-1, 1.78482653991729133580e0,
-     5.46378491116411436990e0, 6.65790464350110377720e0),
-    (2.04426310338993978564e-15, 1.42151175831644588870e-7, 1.84631831751005468180e-5,
-     7.86869131145613259100e-4, 1.48753612908506148525e-2, 1.36929880922735805310e-1,
-     5.99832206555887937690e-1, 1.0),
-)  # fmt: skip
+    (
+        2.01033439929228813265e-7,
+        2.71155556874348757815e-5,
+        1.24266094738807843860e-3,
+        2.65321895265761230930e-2,
+        2.96560571828504891230e-1,
+        1.78482653991729133580e0,
+        5.46378491116411436990e0,
+        6.65790464350110377720e0,
+    ),
+    (
+        2.04426310338993978564e-15,
+        1.42151175831644588870e-7,
+        1.84631831751005468180e-5,
+        7.86869131145613259100e-4,
+        1.48753612908506148525e-2,
+        1.36929880922735805310e-1,
+        5.99832206555887937690e-1,
+        1.0,
+    ),
+)
 
 
-def normal_quantile(xp: Any, p: Array) -> Array:
+def normal_quantile(xp: Namespace, p: Array) -> Array:
     """The z for which a standard normal is below z with probability p, for fp64 p in (0, 1)."""
     q = p - 0.5
     centre = q * _ratio(_CENTRE, 0.180625 - q * q)
@@ -199,7 +246,7 @@ _ATANH = tuple(1.0 / (2 * k + 1) for k in reversed(range(12)))
 """atanh(s) / s as a polynomial in s^2; for s^2 < 0.0295 what is left out is below 1e-18."""
 
 
-def exact_log(xp: Any, x: Array) -> Array:
+def exact_log(xp: Namespace, x: Array) -> Array:
     """The natural logarithm of fp64 x > 0 to about 1 ulp, from exact operations only.
 
     log(m 2^e) = 2 atanh((m - 1) / (m + 1)) + e log 2, with m in [sqrt(1/2), sqrt 2).
@@ -223,10 +270,12 @@ def tables() -> str:
     rationals = (("CENTRE", _CENTRE), ("MIDDLE", _MIDDLE), ("TAIL", _TAIL))
     rows = {f"{name}_{i}": part for name, parts in rationals for i, part in enumerate(parts)} | {"ATANH": _ATANH}
     numbers = {
-        "ROOT_HALF": f"{math.sqrt(0.5)!r}", "LOG_2": f"{math.log(2.0)!r}", "ROUNDS": f"{_ROUNDS}",
+        "ROOT_HALF": f"{math.sqrt(0.5)!r}",
+        "LOG_2": f"{math.log(2.0)!r}",
+        "ROUNDS": f"{_ROUNDS}",
         **{f"MULTIPLIER_{i}": f"{int(m)}ull" for i, m in enumerate(_MULTIPLIERS)},
         **{f"WEYL_{i}": f"{w}u" for i, w in enumerate(_WEYL)},
-    }  # fmt: skip
+    }
     lines = [f"#define {name} {value}" for name, value in numbers.items()]
     lines += [f"__constant__ double {n}[] = {{{', '.join(map(repr, t))}}};" for n, t in rows.items()]
     return "\n".join([*lines, ""])

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from ..errors import ShapeError
 from .dtype import Array, DType, as_array, compute_dtype, float32, float64
+from .namespace import Namespace
 
 _MANY = 1024  # from so many fp32 numbers on, NumPy's one-by-one summation is too inexact
 
 
-def unbroadcast(xp: Any, g: Array, shape: tuple[int, ...], dtype: DType) -> Array:
+def unbroadcast(xp: Namespace, g: Array, shape: tuple[int, ...], dtype: DType) -> Array:
     """`g` summed over the axes along which an input of `shape` was broadcast, in the input's dtype.
 
     Raises `ShapeError` if `shape` does not broadcast to that of `g`.

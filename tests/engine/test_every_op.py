@@ -353,10 +353,10 @@ def test_signatures_read_like_pytorch() -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in OPS if REGISTRY[n].kernels])
-def test_kernels_take_exactly_the_ops_arguments(name: str) -> None:
+def test_kernels_take_arguments_of_the_op(name: str) -> None:
     """Kernels cannot run here, but that they can be called at all is seen from their signatures."""
     op = REGISTRY[name]
     for kernel in op.kernels:
-        assert list(inspect.signature(kernel.fn).parameters)[1:] == list(op.names), kernel.impl
         known = set(op.names)
+        assert set(kernel.names) <= known, kernel.impl
         assert kernel.when is None or set(kernel.when.names) <= known, kernel.impl

@@ -10,9 +10,7 @@ from .cpu import CpuBackend
 from .cuda import cuda_backend
 from .shapes.array import ShapeArray
 
-__all__ = [
-    "Backend", "Memory", "Upload", "backend_of", "extent", "get_backend", "owner", "same_place",
-]  # fmt: skip
+__all__ = ["Backend", "Memory", "Upload", "backend_of", "extent", "get_backend", "owner", "same_place"]
 
 _CPU = CpuBackend()
 

@@ -27,9 +27,16 @@ class MultiheadAttention(Module):
     in_proj_bias: Tensor | None
 
     def __init__(
-        self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, *, kdim: int | None = None,
-        vdim: int | None = None, batch_first: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        *,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+    ) -> None:
         if embed_dim <= 0 or num_heads <= 0:
             raise ShapeError(
                 f"MultiheadAttention: embed_dim and num_heads must be greater than 0, got {embed_dim} and {num_heads}"
@@ -52,10 +59,20 @@ class MultiheadAttention(Module):
         self.out_proj = Linear(embed_dim, embed_dim, bias)
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
-        need_weights: bool = True, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
-        is_causal: bool = False, *, training: bool = True, rng: Rng | None = None, stream: int = DROPOUT,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        training: bool = True,
+        rng: Rng | None = None,
+        stream: int = DROPOUT,
+    ) -> tuple[Tensor, Tensor | None]:
         """The attended values and, if wanted, the weights, averaged over heads or (B, heads, L, S).
 
         query is (L, B, E), key and value (S, B, ·), with batch_first (B, L, E) and (B, S, ·), without a batch (L, E).
@@ -103,8 +120,10 @@ class MultiheadAttention(Module):
         L, S = query.shape[along], key.shape[along]
         batch = () if query.ndim == 2 else (query.shape[1 - along],)
         for name, t, length, width in (
-            ("query", query, L, self.embed_dim), ("key", key, S, self.kdim), ("value", value, S, self.vdim)
-        ):  # fmt: skip
+            ("query", query, L, self.embed_dim),
+            ("key", key, S, self.kdim),
+            ("value", value, S, self.vdim),
+        ):
             expected = (*batch, length, width) if along else (length, *batch, width)
             if t.shape != expected:
                 raise ShapeError(f"MultiheadAttention: expected a {name} of shape {expected}, got {t.shape}")

@@ -79,9 +79,17 @@ class Conv2d(Module):
     bias: Tensor | None
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Padding = 0,
-        dilation: Pair = 1, groups: int = 1, *, bias: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        stride: Pair = 1,
+        padding: Padding = 0,
+        dilation: Pair = 1,
+        groups: int = 1,
+        *,
+        bias: bool = True,
+    ) -> None:
         self.kernel_size = _kernel(self, in_channels, out_channels, kernel_size, groups)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
@@ -106,9 +114,18 @@ class ConvTranspose2d(Module):
     bias: Tensor | None
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0,
-        output_padding: Pair = 0, groups: int = 1, *, bias: bool = True, dilation: Pair = 1,
-    ) -> None:  # fmt: skip
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        stride: Pair = 1,
+        padding: Pair = 0,
+        output_padding: Pair = 0,
+        groups: int = 1,
+        *,
+        bias: bool = True,
+        dilation: Pair = 1,
+    ) -> None:
         self.kernel_size = _kernel(self, in_channels, out_channels, kernel_size, groups)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.stride, self.padding, self.output_padding = stride, padding, output_padding
@@ -186,9 +203,7 @@ class Embedding(Module):
         return F.embedding(indices, compute_copy(self.weight))
 
 
-def _kernel(
-    layer: Module, in_channels: int, out_channels: int, kernel_size: Pair, groups: int
-) -> tuple[int, int]:  # fmt: skip
+def _kernel(layer: Module, in_channels: int, out_channels: int, kernel_size: Pair, groups: int) -> tuple[int, int]:
     """A convolution's kernel as height and width, if all its sizes are sizes and fit each other."""
     kernel = kernel_size if isinstance(kernel_size, tuple) else (kernel_size, kernel_size)
     if len(kernel) != 2:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ..dtype import Array, float32
+from ..namespace import Namespace
 from .flat_parameters import FlatParameters
 from .transform import State
 
@@ -29,7 +29,7 @@ class EMA:
     def init(self, arena: FlatParameters) -> State:
         return {"values": arena.values.copy()}
 
-    def rate(self, xp: Any, take: Array, count: Array) -> Array:
+    def rate(self, xp: Namespace, take: Array, count: Array) -> Array:
         """1 - d for the update after `count` earlier ones: 0-d fp32, 0 unless `take`."""
         n = count.astype(np.float64)
         kept = xp.where(count == 0, 0.0, xp.minimum(self.decay, (1.0 + n) / (10.0 + n)))

@@ -74,9 +74,14 @@ class FlatParameters:
     """
 
     def __init__(
-        self, parameters: Named, backend: Backend | None = None, *, compute_dtype: DType | str = float32,
-        lr_scale: Mapping[str, float] | None = None, decay_scale: Mapping[str, float] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        parameters: Named,
+        backend: Backend | None = None,
+        *,
+        compute_dtype: DType | str = float32,
+        lr_scale: Mapping[str, float] | None = None,
+        decay_scale: Mapping[str, float] | None = None,
+    ) -> None:
         named = _checked(named_parameters(parameters))
         self.parameters = dict(named)
         self.backend = backend or named[0][1].backend

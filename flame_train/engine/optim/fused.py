@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..dtype import float32
+from ..namespace import Namespace
 from .flat_parameters import FlatParameters
 from .transform import Rule, State, Step
 
@@ -50,7 +51,7 @@ def kernel_text(rule: Rule, arena: FlatParameters, state: State, numbers: Sequen
     if arena.decay_scale is not None:
         operands["decay_scale"] = "d.e[k]"
 
-    def formula(xp: Any, given: dict[str, Any]) -> dict[str, Any]:
+    def formula(xp: Namespace, given: dict[str, Any]) -> dict[str, Any]:
         element: Any = _Element(given["p"], given.get("decay_scale"))
         step = Step(xp, element, None, numbers={name: given[f"number.{name}"] for name in numbers})
         direction, changed = rule.update(given["g"], {name: given[f"state.{name}"] for name in flat}, step)

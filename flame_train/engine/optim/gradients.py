@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
 from ..dtype import Array, DType, compute_dtype, float32
+from ..namespace import Namespace
 from ..random import GRADIENT_NOISE, bits, normal_of
 from ..tensor import Tensor
 from .transform import global_norm
@@ -185,7 +185,7 @@ def _total_norm(grads: list[Tensor], norm_type: float) -> Tensor:
         return Tensor(xp.asarray(_norm(xp, parts, norm_type)))
 
 
-def _norm(xp: Any, g: Array, norm_type: float) -> Array:
+def _norm(xp: Namespace, g: Array, norm_type: float) -> Array:
     if norm_type == 2.0:
         return global_norm(xp, g)
     if norm_type == 0.0:

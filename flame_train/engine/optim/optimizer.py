@@ -41,10 +41,17 @@ class Optimizer:
     """
 
     def __init__(
-        self, arena: FlatParameters, transforms: Sequence[Transform], *, lr: float, schedule: Schedule | None = None,
-        accumulation: int = 1, scaler: LossScaler | None = None, average: EMA | None = None,
+        self,
+        arena: FlatParameters,
+        transforms: Sequence[Transform],
+        *,
+        lr: float,
+        schedule: Schedule | None = None,
+        accumulation: int = 1,
+        scaler: LossScaler | None = None,
+        average: EMA | None = None,
         halt: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not isinstance(arena, FlatParameters):
             raise TypeError(
                 f"optimizer: expected FlatParameters, got {kind_of(arena)}; make them by optim.FlatParameters(...)"

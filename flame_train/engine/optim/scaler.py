@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ..dtype import Array
+from ..namespace import Namespace
 from .validation import check
 
 
@@ -31,11 +31,11 @@ class LossScaler:
         check("loss scaler", above=0.0, below=1.0, backoff=self.backoff)
         check("loss scaler", least=1, interval=self.interval)
 
-    def state(self, xp: Any) -> dict[str, Array]:
+    def state(self, xp: Namespace) -> dict[str, Array]:
         """`scale` (0-d fp32) and `clean`, the clean steps since the scale last changed (0-d int64)."""
         return {"scale": xp.full((), self.init, np.float32), "clean": xp.zeros((), np.int64)}
 
-    def update(self, xp: Any, state: dict[str, Array], finite: Array) -> tuple[dict[str, Array], Array]:
+    def update(self, xp: Namespace, state: dict[str, Array], finite: Array) -> tuple[dict[str, Array], Array]:
         """The state after a step that was `finite` (0-d bool) or not, and whether the scaler is exhausted."""
         scale, clean = state["scale"], state["clean"] + 1
         due = clean >= self.interval

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..dtype import Array
+from ..namespace import Namespace
 from .validation import check
 
 Name = Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial"]
@@ -48,7 +49,7 @@ class Schedule:
         if self.name != "constant" and self.total <= 0:
             raise ValueError(f"schedule {self.name!r}: expected the number of updates as total, got {self.total}")
 
-    def rate(self, xp: Any, count: Array, peak: Array) -> Array:
+    def rate(self, xp: Namespace, count: Array, peak: Array) -> Array:
         """The fp64 learning rate of update number `count` (0-d int64, from 0) for a 0-d fp64 `peak`."""
         done = count.astype(np.float64)
         floor = peak if self.name == "constant" else self.min_lr
@@ -57,7 +58,7 @@ class Schedule:
         decayed = floor + (peak - floor) * self._factor(xp, progress)
         return xp.where(done < self.warmup, peak * done / max(1, self.warmup), decayed)
 
-    def _factor(self, xp: Any, progress: Array) -> Array:
+    def _factor(self, xp: Namespace, progress: Array) -> Array:
         """1 at the start of the decay, 0 at its end."""
         if callable(self.name):
             return self.name(xp, progress)

@@ -7,11 +7,11 @@ operation, and on a GPU it is traced into one kernel (`backend/cuda/scalars.py`)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ..dtype import Array, float32
+from ..namespace import Namespace
 from .ema import EMA
 from .scaler import LossScaler
 from .schedule import Schedule
@@ -36,7 +36,7 @@ class StepControl:
     accumulation: int
     halt: bool
 
-    def state(self, xp: Any, lr: float) -> State:
+    def state(self, xp: Namespace, lr: float) -> State:
         """The state before the first step."""
         return {
             "lr": xp.full((), lr, np.float64),
@@ -55,7 +55,7 @@ class StepControl:
         """What the accumulated gradients are divided by, fp32."""
         return s["scale"] * np.float32(self.accumulation)
 
-    def of(self, xp: Any, s: State, norm: Array, loss: Array | None) -> tuple[State, State]:
+    def of(self, xp: Namespace, s: State, norm: Array, loss: Array | None) -> tuple[State, State]:
         """The numbers that the pass over the arena needs; and what to write: metrics, then the changed entries of `s`.
 
         `norm` is that of the divided gradients, fp32. Metrics are written first, as they show some numbers of before.
@@ -72,7 +72,7 @@ class StepControl:
         shown = s | after | {"lr": lr, "grad_norm": norm, "loss_scale": s["scale"], "finite": finite}
         return numbers, {f"metrics.{name}": shown[name] for name in METRICS} | after
 
-    def _after(self, xp: Any, s: State, finite: Array, take: Array) -> State:
+    def _after(self, xp: Namespace, s: State, finite: Array, take: Array) -> State:
         """The counters, the scaler's state and `healthy` after the step."""
         failed, changed = ~finite, {}
         if self.scaler is not None:

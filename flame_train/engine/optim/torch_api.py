@@ -23,9 +23,13 @@ class AdamW(Optimizer):
     """torch.optim.AdamW over fp32 leaves; groups may differ in `lr` and `weight_decay`."""
 
     def __init__(
-        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
         weight_decay: float = 1e-2,
-    ) -> None:  # fmt: skip
+    ) -> None:
         arena, lr, weight_decay = _pack(params, lr, weight_decay)
         super().__init__(arena, [AdamWRule(betas, eps, weight_decay)], lr=lr)
 
@@ -34,9 +38,14 @@ class SGD(Optimizer):
     """torch.optim.SGD over fp32 leaves; groups may differ in `lr` and `weight_decay`."""
 
     def __init__(
-        self, params: Params, lr: float = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
-        weight_decay: float = 0.0, nesterov: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
         arena, lr, weight_decay = _pack(params, lr, weight_decay)
         super().__init__(arena, [SGDRule(momentum, dampening, weight_decay, nesterov)], lr=lr)
 

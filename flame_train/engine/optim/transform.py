@@ -8,11 +8,12 @@ itself is the arena's buffer, or made by an earlier transform, and may be edited
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
 from ..dtype import Array, float32
+from ..namespace import Namespace
 from ..random import GRADIENT_NOISE, bits, normal_of
 from .flat_parameters import FlatParameters
 from .validation import check
@@ -28,7 +29,7 @@ class Step:
     the rule's, where they were computed already.
     """
 
-    xp: Any
+    xp: Namespace
     arena: FlatParameters
     count: Array
     norm: Array | None = None
@@ -69,7 +70,7 @@ class Rule(Transform, Protocol):
         """What `update` needs of single numbers, such as bias corrections: 0-d fp32, a function of the count."""
 
 
-def global_norm(xp: Any, g: Array) -> Array:
+def global_norm(xp: Namespace, g: Array) -> Array:
     """The 2-norm of a flat array, 0-d in its dtype, summed in fp64. Not finite if any entry is not."""
     return xp.sqrt(xp.sum(xp.square(g), dtype=np.float64)).astype(g.dtype)
 

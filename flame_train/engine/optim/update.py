@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from ..dtype import Array, float32
+from ..namespace import Namespace
 from ..random import GRADIENT_NOISE, signed, tables
 from .flat_parameters import FlatParameters
 from .fused import flat_states, fuses, kernel_text
@@ -18,8 +19,14 @@ from .transform import ClipNorm, ClipValue, GradientNoise, Rule, State, Step, Tr
 _BLOCKS, _THREADS = 1024, 256
 
 _SCALAR_DEFAULTS = {
-    "take": 0.0, "divisor": 1.0, "limit": math.inf, "clip": 1.0, "std": 0.0, "rate": 0.0, "average": 0.0,
-}  # fmt: skip
+    "take": 0.0,
+    "divisor": 1.0,
+    "limit": math.inf,
+    "clip": 1.0,
+    "std": 0.0,
+    "rate": 0.0,
+    "average": 0.0,
+}
 """The numbers that the kernels read, in order, with the value of each if no transform sets it; the rule's follow."""
 
 FUSABLE = ClipValue | ClipNorm | GradientNoise
@@ -135,10 +142,18 @@ class FusedUpdate:
         w, k = self._buffers, self._buffers.arena.backend.kernels
         loss = None if loss is None else k.contiguous(loss)
         limit = self._transforms[ClipValue][1]["limit"] if ClipValue in self._transforms else np.intp(0)
-        self._launch("squares", (_BLOCKS,), (
-            w.arena.grads, w.own["scale"], np.float32(w.control.accumulation), limit, *self._sums,
-            np.int64(w.arena.size),
-        ))  # fmt: skip
+        self._launch(
+            "squares",
+            (_BLOCKS,),
+            (
+                w.arena.grads,
+                w.own["scale"],
+                np.float32(w.control.accumulation),
+                limit,
+                *self._sums,
+                np.int64(w.arena.size),
+            ),
+        )
         given = self._given if loss is None else self._given | {"loss": loss}
         kind = None if loss is None else (loss.dtype, loss.ndim > 0)
         if kind not in self._programs:
@@ -146,7 +161,7 @@ class FusedUpdate:
         self._programs[kind](given, self._into)
         self._pass()
 
-    def _scalars(self, xp: Any, given: State) -> State:
+    def _scalars(self, xp: Namespace, given: State) -> State:
         """The control, and the numbers of all transforms: the formula that is traced into a kernel."""
         norm = _norm_of(xp, given["sums"])
         numbers, after = self._buffers.control.of(xp, given, norm, given.get("loss"))
@@ -165,9 +180,16 @@ class FusedUpdate:
         optional = (w.mean.get("values"), arena.compute_values, arena.lr_scale, arena.decay_scale)
         flat = [state[name] for name in flat_states(arena, state)]
         args = (
-            arena.grads, arena.values, *(none if a is None else a for a in optional), self._filled, self._now,
-            w.own["count"], self._seed, np.int64(arena.size), *flat,
-        )  # fmt: skip
+            arena.grads,
+            arena.values,
+            *(none if a is None else a for a in optional),
+            self._filled,
+            self._now,
+            w.own["count"],
+            self._seed,
+            np.int64(arena.size),
+            *flat,
+        )
         self._launch(self._rule.name, (-(-arena.size // (4 * _THREADS)),), args, self._text)
 
     def _launch(self, kernel: str, grid: tuple[int, ...], args: tuple[Any, ...], after: str = "") -> None:
@@ -180,11 +202,11 @@ def make_update(buffers: UpdateBuffers) -> Update:
     return FusedUpdate(buffers) if FusedUpdate.fits(buffers) else ReferenceUpdate(buffers)
 
 
-def _norm_of(xp: Any, sums: Array) -> Array:
+def _norm_of(xp: Namespace, sums: Array) -> Array:
     """`global_norm` of a gradient whose squares were summed in parts, fp64."""
     return xp.sqrt(xp.sum(sums)).astype(float32)
 
 
-def _select(xp: Any, take: Array, buffer: Array, new: Array) -> None:
+def _select(xp: Namespace, take: Array, buffer: Array, new: Array) -> None:
     """buffer = new if the step is taken. A select rather than a product, because inf * 0 is NaN."""
     buffer[...] = xp.where(take, new, buffer)

@@ -111,9 +111,12 @@ class _Result(ctypes.Structure):
     """cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = (
-        ("algorithm", _Algorithm), ("workspace", ctypes.c_size_t), ("status", ctypes.c_int32),
-        ("waves", ctypes.c_float), ("reserved", ctypes.c_int32 * 4),
-    )  # fmt: skip
+        ("algorithm", _Algorithm),
+        ("workspace", ctypes.c_size_t),
+        ("status", ctypes.c_int32),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int32 * 4),
+    )
 
 
 class CublasLt:
@@ -158,9 +161,18 @@ class CublasLt:
         added = out if plus is None else plus
         pointers = (a.data.ptr, b.data.ptr, out.data.ptr, added.data.ptr)
         problem = _Problem(
-            a.dtype, out.dtype, _operand(a), _operand(b), _rows(out), _rows(added), batch, *_epilogue(bias, gelu),
-            plus is not None, 16 if all(p % 16 == 0 for p in pointers) else a.itemsize, not mode().deterministic,
-        )  # fmt: skip
+            a.dtype,
+            out.dtype,
+            _operand(a),
+            _operand(b),
+            _rows(out),
+            _rows(added),
+            batch,
+            *_epilogue(bias, gelu),
+            plus is not None,
+            16 if all(p % 16 == 0 for p in pointers) else a.itemsize,
+            not mode().deterministic,
+        )
         scale = (_Doubles if a.dtype == float64 else _Floats)(alpha, 0.0 if plus is None else 1.0)
         with self._lock:
             plan = self._plans.get(problem) or self._make(problem, out.shape)
@@ -187,9 +199,23 @@ class CublasLt:
         alpha = ctypes.addressof(scale)
         beta = alpha + ctypes.sizeof(scale) // 2
         status = self._lib.cublasLtMatmul(
-            self._handle, plan.description, alpha, b, plan.b, a, plan.a, beta, added, plan.c,
-            out, plan.d, algorithm, self._workspace.ptr, _WORKSPACE_BYTES, self._stream.ptr,
-        )  # fmt: skip
+            self._handle,
+            plan.description,
+            alpha,
+            b,
+            plan.b,
+            a,
+            plan.a,
+            beta,
+            added,
+            plan.c,
+            out,
+            plan.d,
+            algorithm,
+            self._workspace.ptr,
+            _WORKSPACE_BYTES,
+            self._stream.ptr,
+        )
         if status:
             self._check(status, f"matmul, {plan.problem}")
 
@@ -278,9 +304,17 @@ class CublasLt:
         results = (_Result * most)()
         count = ctypes.c_int()
         status = self._lib.cublasLtMatmulAlgoGetHeuristic(
-            self._handle, plan.description, plan.b, plan.a, plan.c, plan.d, preference, most, results,
+            self._handle,
+            plan.description,
+            plan.b,
+            plan.a,
+            plan.c,
+            plan.d,
+            preference,
+            most,
+            results,
             ctypes.byref(count),
-        )  # fmt: skip
+        )
         found = [r.algorithm for r in results[: count.value] if r.status == 0]
         if status == _NOT_SUPPORTED or not (status or found):
             raise NoAlgorithm(f"cuBLASLt has no algorithm for {plan.problem}")

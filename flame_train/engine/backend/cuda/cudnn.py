@@ -70,9 +70,15 @@ class CuDnn:
     # ---- convolution ---------------------------------------------------------------------------------
 
     def conv_forward(
-        self, x: Array, w: Array, bias: Array | None, out: Array, stride: tuple[int, int], padding: tuple[int, int],
+        self,
+        x: Array,
+        w: Array,
+        bias: Array | None,
+        out: Array,
+        stride: tuple[int, int],
+        padding: tuple[int, int],
         dilation: tuple[int, int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """out = conv(x, w) + bias for NHWC x and out, and a weight of any strides."""
         lx, lw, lo = nhwc(x), strided(w), nhwc(out)
         key = ("fprop", x.dtype, *_flat(lx, lw, lo), stride, padding, dilation, bias is not None)
@@ -89,32 +95,38 @@ class CuDnn:
         self._run(key, x.dtype, build, arrays)
 
     def conv_input_gradient(
-        self, g_out: Array, w: Array, dx: Array, stride: tuple[int, int], padding: tuple[int, int],
+        self,
+        g_out: Array,
+        w: Array,
+        dx: Array,
+        stride: tuple[int, int],
+        padding: tuple[int, int],
         dilation: tuple[int, int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """dx of a convolution, from the gradient of its output (both NHWC)."""
         lg, lw, lx = nhwc(g_out), strided(w), nhwc(dx)
         key = ("dgrad", dx.dtype, *_flat(lg, lw, lx), stride, padding, dilation)
 
         def build(g: Any, t: Callable[..., Any]) -> None:
-            t("dx", lx, output=g.conv_dgrad(
-                loss=t("g", lg), filter=t("w", lw), **_geometry(stride, padding, dilation)
-            ))  # fmt: skip
+            t("dx", lx, output=g.conv_dgrad(loss=t("g", lg), filter=t("w", lw), **_geometry(stride, padding, dilation)))
 
         self._run(key, dx.dtype, build, {"g": g_out, "w": w, "dx": dx})
 
     def conv_weight_gradient(
-        self, x: Array, g_out: Array, dw: Array, stride: tuple[int, int], padding: tuple[int, int],
+        self,
+        x: Array,
+        g_out: Array,
+        dw: Array,
+        stride: tuple[int, int],
+        padding: tuple[int, int],
         dilation: tuple[int, int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """dw of a convolution, from its NHWC input and the gradient of its output."""
         lx, lg, lw = nhwc(x), nhwc(g_out), strided(dw)
         key = ("wgrad", x.dtype, *_flat(lx, lg, lw), stride, padding, dilation)
 
         def build(g: Any, t: Callable[..., Any]) -> None:
-            t("dw", lw, output=g.conv_wgrad(
-                image=t("x", lx), loss=t("g", lg), **_geometry(stride, padding, dilation)
-            ))  # fmt: skip
+            t("dw", lw, output=g.conv_wgrad(image=t("x", lx), loss=t("g", lg), **_geometry(stride, padding, dilation)))
 
         self._run(key, x.dtype, build, {"x": x, "g": g_out, "dw": dw})
 
@@ -129,18 +141,32 @@ class CuDnn:
 
         def build(g: Any, t: Callable[..., Any]) -> None:
             o, s = g.sdpa(
-                q=t("q", layouts[0]), k=t("k", layouts[1]), v=t("v", layouts[2]), attn_scale=scale,
-                generate_stats=True, use_causal_mask=causal,
-            )[:2]  # fmt: skip
+                q=t("q", layouts[0]),
+                k=t("k", layouts[1]),
+                v=t("v", layouts[2]),
+                attn_scale=scale,
+                generate_stats=True,
+                use_causal_mask=causal,
+            )[:2]
             t("o", layouts[3], output=o)
             t("s", layouts[4], output=s, dtype=float32)
 
         self._run(key, q.dtype, build, {"q": q, "k": k, "v": v, "o": out, "s": stats})
 
     def attention_backward(
-        self, q: Array, k: Array, v: Array, out: Array, stats: Array, g_out: Array, dq: Array, dk: Array, dv: Array,
-        scale: float, causal: bool,
-    ) -> None:  # fmt: skip
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        out: Array,
+        stats: Array,
+        g_out: Array,
+        dq: Array,
+        dk: Array,
+        dv: Array,
+        scale: float,
+        causal: bool,
+    ) -> None:
         """The gradients of attention; bit-equal between runs where the mode asks for determinism.
 
         `stats` must lie in row-major memory. Others may have any strides, with unit stride along D.
@@ -154,10 +180,16 @@ class CuDnn:
 
         def build(g: Any, t: Callable[..., Any]) -> None:
             made = g.sdpa_backward(
-                q=t("q", layouts["q"]), k=t("k", layouts["k"]), v=t("v", layouts["v"]), o=t("o", layouts["o"]),
-                dO=t("g", layouts["g"]), stats=t("s", layouts["s"], dtype=float32), attn_scale=scale,
-                use_causal_mask=causal, use_deterministic_algorithm=exact,
-            )  # fmt: skip
+                q=t("q", layouts["q"]),
+                k=t("k", layouts["k"]),
+                v=t("v", layouts["v"]),
+                o=t("o", layouts["o"]),
+                dO=t("g", layouts["g"]),
+                stats=t("s", layouts["s"], dtype=float32),
+                attn_scale=scale,
+                use_causal_mask=causal,
+                use_deterministic_algorithm=exact,
+            )
             for name, tensor in zip(results, made, strict=False):
                 t(name, layouts[name], output=tensor)
 
@@ -176,9 +208,7 @@ class CuDnn:
             if self._launch_hooks.should_launch("attention" if key[0].startswith("sdpa") else "convolution"):
                 plan.graph.execute(plan.pointers(arrays), workspace.data.ptr, handle=self._handle)
 
-    def _make(
-        self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None], arrays: dict[str, Array]
-    ) -> _Plan:  # fmt: skip
+    def _make(self, key: tuple[Any, ...], dtype: DType, build: Callable[..., None], arrays: dict[str, Array]) -> _Plan:
         """The plan kept on disk, or a new one; during a capture, in which nothing runs, a new one that is not timed."""
         question, capturing = f"{self._version} {key}", mode().capturing
         plan = None if capturing else self._restored(key, self._cache.get(question))

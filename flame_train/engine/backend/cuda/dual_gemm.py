@@ -152,10 +152,19 @@ class Operands:
         (m, k), n = self.a.shape, self.out.shape[1]
         rows = tuple(x.strides[0] for x in self.matrices)
         return _Problem(
-            self.out.dtype, m, n, k, self.b2.shape[0], self.parts, self.across, rows,
-            self.bias is not None, self.plus is not None, 0 if self.thin is None else self.splits,
+            self.out.dtype,
+            m,
+            n,
+            k,
+            self.b2.shape[0],
+            self.parts,
+            self.across,
+            rows,
+            self.bias is not None,
+            self.plus is not None,
+            0 if self.thin is None else self.splits,
             not mode().deterministic,
-        )  # fmt: skip
+        )
 
     def fit(self) -> bool:
         """Whether the kernel can take these dtypes, sizes, strides and addresses."""
@@ -214,9 +223,12 @@ class DualGemm:
         else:
             third = tensor_map(x.matrices[-1], (_DEPTH, _STRIP) if x.across else (tile.thin, _DEPTH))
         maps = [
-            tensor_map(a, (tile.rows, _DEPTH)), tensor_map(b, half), third, tensor_map(b2, half),
+            tensor_map(a, (tile.rows, _DEPTH)),
+            tensor_map(b, half),
+            third,
+            tensor_map(b2, half),
             tensor_map(out, (_BLOCK, _BLOCK)),
-        ]  # fmt: skip
+        ]
         plus = (0, 0) if x.plus is None else (x.plus.data.ptr, x.plus.strides[0] // x.plus.itemsize)
         bias, low = 0 if x.bias is None else x.bias.data.ptr, (a2.data.ptr, a2.strides[0] // a2.itemsize)
         added = np.array([(plus[0], bias, plus[1], *low, x.scale)], _ADDED)
@@ -308,10 +320,16 @@ def making_by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessor
 def source(tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1) -> str:
     """The kernel's source for a tile."""
     numbers = {
-        "CONSUMERS": tile.consumers, "HIGH": tile.high, "COLUMNS": tile.columns, "BUFFERS": tile.buffers,
-        "STAGES": tile.stages, "ACROSS": int(across), "RANK": rank, "MADE": int(tile.thin > 0),
+        "CONSUMERS": tile.consumers,
+        "HIGH": tile.high,
+        "COLUMNS": tile.columns,
+        "BUFFERS": tile.buffers,
+        "STAGES": tile.stages,
+        "ACROSS": int(across),
+        "RANK": rank,
+        "MADE": int(tile.thin > 0),
         "SPLITS": splits,
-    }  # fmt: skip
+    }
     parts = ["".join(f"#define {name} {value}\n" for name, value in numbers.items())]
     parts += [warpgroup_product("product", tile.columns, across, dtype)]
     if tile.thin:
@@ -320,7 +338,5 @@ def source(tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1) -
     return "".join([*parts, included('#include "backend/cuda/dual_gemm.cuh"\n')])
 
 
-def _asked(
-    tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1
-) -> tuple[str, str, DType, int]:  # fmt: skip
+def _asked(tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1) -> tuple[str, str, DType, int]:
     return source(tile, across, rank, dtype, splits), "paired_product", dtype, tile.shared_bytes

@@ -32,18 +32,26 @@ class _Memset(ctypes.Structure):
     """CUDA_MEMSET_NODE_PARAMS: `height` rows of `width` elements of `size` bytes."""
 
     _fields_ = (
-        ("to", ctypes.c_uint64), ("pitch", ctypes.c_size_t), ("value", ctypes.c_uint), ("size", ctypes.c_uint),
-        ("width", ctypes.c_size_t), ("height", ctypes.c_size_t),
-    )  # fmt: skip
+        ("to", ctypes.c_uint64),
+        ("pitch", ctypes.c_size_t),
+        ("value", ctypes.c_uint),
+        ("size", ctypes.c_uint),
+        ("width", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+    )
 
 
 class _Launch(ctypes.Structure):
     """CUDA_KERNEL_NODE_PARAMS."""
 
     _fields_ = (
-        ("function", ctypes.c_void_p), ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3),
-        ("shared", ctypes.c_uint), ("arguments", ctypes.c_void_p), ("extra", ctypes.c_void_p),
-    )  # fmt: skip
+        ("function", ctypes.c_void_p),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("arguments", ctypes.c_void_p),
+        ("extra", ctypes.c_void_p),
+    )
 
 
 class Graph:

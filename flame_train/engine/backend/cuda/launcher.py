@@ -86,9 +86,14 @@ class Launcher:
     def dual_gemms(self) -> DualGemm:
         """Made on first use."""
         return DualGemm(
-            self.xp, self._stream, self._cache, self.launch_hooks, self._cubins, self.multiprocessors,
+            self.xp,
+            self._stream,
+            self._cache,
+            self.launch_hooks,
+            self._cubins,
+            self.multiprocessors,
             self.compute_capability,
-        )  # fmt: skip
+        )
 
     # ---- memory --------------------------------------------------------------------------------------
 
@@ -136,9 +141,13 @@ class Launcher:
             self.elementwise(tuple(given), given, (first.dtype,) * len(some), first.shape, some)
 
     def concatenated(
-        self, arrays: Sequence[Array], axis: int, dtype: DType, expressions: Sequence[str] | None = None,
+        self,
+        arrays: Sequence[Array],
+        axis: int,
+        dtype: DType,
+        expressions: Sequence[str] | None = None,
         out: Array | None = None,
-    ) -> Array:  # fmt: skip
+    ) -> Array:
         """The arrays, of dtypes that generated kernels know, one after another along an axis; in `out` if given.
 
         `expressions`, one for each array, are applied to its elements `x`. Without them an array that already lies in
@@ -160,9 +169,16 @@ class Launcher:
     # ---- our own kernels -----------------------------------------------------------------------------
 
     def launch(
-        self, file: str, kernel: str, dtype: DType, grid: Sequence[int], block: int, args: Sequence[Any],
-        shared_bytes: int = 0, cooperative: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        file: str,
+        kernel: str,
+        dtype: DType,
+        grid: Sequence[int],
+        block: int,
+        args: Sequence[Any],
+        shared_bytes: int = 0,
+        cooperative: bool = False,
+    ) -> None:
         """Runs `kernel` of `file`, a path in `engine/`, compiled for elements of `dtype`.
 
         With `cooperative` all of its blocks run at the same time, so that they may wait for each other, or none does.
@@ -176,9 +192,16 @@ class Launcher:
             self._modules.generated(text, kernel)((-(-threads // block),), (block,), tuple(args))
 
     def launch_header(
-        self, header: str, kernel: str, names: Mapping[str, DType | int], grid: Sequence[int], block: int,
-        args: Sequence[Any], before: str = "", after: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        header: str,
+        kernel: str,
+        names: Mapping[str, DType | int],
+        grid: Sequence[int],
+        block: int,
+        args: Sequence[Any],
+        before: str = "",
+        after: str = "",
+    ) -> None:
         """Runs `kernel` of `header`, a path in `engine/`, which builds on dtypes.cuh.
 
         `names` are the types and constants that the header leaves open.
@@ -193,9 +216,15 @@ class Launcher:
         self._modules.generated(text, kernel)(tuple(grid), (block,), tuple(args))
 
     def launch_sm90(
-        self, text: str, kernel: str, dtype: DType, grid: Sequence[int], block: int, args: Sequence[Any],
+        self,
+        text: str,
+        kernel: str,
+        dtype: DType,
+        grid: Sequence[int],
+        block: int,
+        args: Sequence[Any],
         shared_bytes: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Runs the only `kernel` of `text`, written for compute capability 9.0 alone, for elements of `dtype`."""
         if self.launch_hooks.should_launch(kernel, args):
             function = self._cubins.get(text, kernel, dtype, shared_bytes)
@@ -208,9 +237,17 @@ class Launcher:
     # ---- matrix products -----------------------------------------------------------------------------
 
     def matmul(
-        self, a: Array, b: Array, *, bias: Array | None = None, out: Array | None = None, alpha: float = 1.0,
-        plus: Array | None = None, out_dtype: DType | None = None, gelu: Gelu | None = None,
-    ) -> Array:  # fmt: skip
+        self,
+        a: Array,
+        b: Array,
+        *,
+        bias: Array | None = None,
+        out: Array | None = None,
+        alpha: float = 1.0,
+        plus: Array | None = None,
+        out_dtype: DType | None = None,
+        gelu: Gelu | None = None,
+    ) -> Array:
         """alpha * a @ b (+ bias) (+ plus), for a (..., M, K) and b (K, N) or (..., K, N); `plus` may be `out`.
 
         With `gelu`, for b (K, N) and with its `hidden` (rows, N), what that makes of the product.
@@ -240,9 +277,16 @@ class Launcher:
         return out
 
     def scaled_product(
-        self, a: Array, a_scales: Array, b: Array, b_scales: Array, *, out: Array, bias: Array | None = None,
+        self,
+        a: Array,
+        a_scales: Array,
+        b: Array,
+        b_scales: Array,
+        *,
+        out: Array,
+        bias: Array | None = None,
         plus: Array | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """out (..., N) = a @ b^T (+ bias) (+ plus), for a (M, K) and b (N, K) in e4m3, with a factor for each row.
 
         See ops/fp8.py. M is the number of rows of `out`, which is dense; `plus` may be `out`.
@@ -261,9 +305,17 @@ class Launcher:
             self.elementwise(("x + bias",), {"x": flat, "bias": bias}, (flat.dtype,), out=(flat,))
 
     def dual_gemm(
-        self, a: Array, b: Array, a2: Array, b2: Array, *, parts: int = 1, bias: Array | None = None,
-        plus: Array | None = None, out: Array | None = None,
-    ) -> Array:  # fmt: skip
+        self,
+        a: Array,
+        b: Array,
+        a2: Array,
+        b2: Array,
+        *,
+        parts: int = 1,
+        bias: Array | None = None,
+        plus: Array | None = None,
+        out: Array | None = None,
+    ) -> Array:
         """a @ b + a2 @ b2 (+ bias) (+ plus), for a (..., K), b (K, N), a2 (M, parts R), b2 (R, N); `plus` may be `out`.
 
         M is the number of rows of a. The N columns are `parts` equal parts; the i-th uses columns i R to (i + 1) R of
@@ -276,9 +328,19 @@ class Launcher:
         return out
 
     def lora_gemm(
-        self, a: Array, b: Array, thin: Array, b2: Array, scale: float, *, parts: int = 1, splits: int = 1,
-        bias: Array | None = None, plus: Array | None = None, out: Array | None = None,
-    ) -> tuple[Array, Array]:  # fmt: skip
+        self,
+        a: Array,
+        b: Array,
+        thin: Array,
+        b2: Array,
+        scale: float,
+        *,
+        parts: int = 1,
+        splits: int = 1,
+        bias: Array | None = None,
+        plus: Array | None = None,
+        out: Array | None = None,
+    ) -> tuple[Array, Array]:
         """`dual_gemm` with a2 = scale * a @ thin, for thin (K, parts R); returns the result and a2 (M, parts R).
 
         With `splits` the columns of a, and the rows of thin (K, R), are that many equal parts. The product of the i-th
@@ -293,9 +355,7 @@ class Launcher:
             self._thin_first(x)
         return out, low
 
-    def _target(
-        self, a: Array, n: int, plus: Array | None, out: Array | None
-    ) -> tuple[Array, Array, Array | None]:  # fmt: skip
+    def _target(self, a: Array, n: int, plus: Array | None, out: Array | None) -> tuple[Array, Array, Array | None]:
         """The result (..., n) of a product with rows of `a`, new unless given; it and `plus` as matrices."""
         if out is None:
             out = self.empty((*a.shape[:-1], n), a.dtype if plus is None else plus.dtype)

@@ -66,9 +66,13 @@ class _Function:
             self._function.max_dynamic_shared_size_bytes = self._shared_bytes = shared_bytes
 
     def __call__(
-        self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int = 0,
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: tuple[Any, ...],
+        shared_mem: int = 0,
         cooperative: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not self._launch_hooks.should_launch(self._name, args):
             return
         if cooperative:  # RawKernel's own option for this would link CUDA's device runtime

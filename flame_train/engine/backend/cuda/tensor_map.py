@@ -43,10 +43,19 @@ def _encoded(
     rank, box = len(shape), (*(1,) * (len(shape) - 2), *tile)
     numbers, small = ctypes.c_uint64 * rank, ctypes.c_uint32 * rank
     status = _encode()(
-        made.ctypes.data, _TYPE[dtype], rank, pointer, numbers(*reversed(shape)),
-        (ctypes.c_uint64 * (rank - 1))(*reversed(strides)), small(*reversed(box)), small(*(1,) * rank),
-        _NOT_INTERLEAVED, _SWIZZLE[tile[1]], _PROMOTE_256, _ZEROS_OUTSIDE,
-    )  # fmt: skip
+        made.ctypes.data,
+        _TYPE[dtype],
+        rank,
+        pointer,
+        numbers(*reversed(shape)),
+        (ctypes.c_uint64 * (rank - 1))(*reversed(strides)),
+        small(*reversed(box)),
+        small(*(1,) * rank),
+        _NOT_INTERLEAVED,
+        _SWIZZLE[tile[1]],
+        _PROMOTE_256,
+        _ZEROS_OUTSIDE,
+    )
     if status:
         raise DeviceFault(f"the driver cannot describe {shape}, dims {strides} bytes apart, in tiles {tile}: {status}")
     return made.view(STRUCT)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
 from ....errors import ShapeError
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ...grad_target import GradTargets
+from ...namespace import NUMPY, Namespace
 from ...op import ErrorSample, primitive, sample
 from ...op_samples import booleans, integers
 from ...random import DROPOUT, Rng, blocks_of_bits, check_rng, uniform_of
@@ -39,7 +40,9 @@ def _blocks(query: Array, key: Array, dropped: bool) -> Iterator[slice]:
     return (slice(i, min(i + step, n)) for i in range(0, n, step))
 
 
-def _scores(xp: Any, query: Array, key: Array, mask: Array | None, causal: bool, scale: float, rows: slice) -> Array:
+def _scores(
+    xp: Namespace, query: Array, key: Array, mask: Array | None, causal: bool, scale: float, rows: slice
+) -> Array:
     """The scaled, masked scores of some query rows, (..., rows, keys)."""
     s = xp.matmul(query[..., rows, :], key.swapaxes(-1, -2)) * scale
     if causal:
@@ -51,7 +54,7 @@ def _scores(xp: Any, query: Array, key: Array, mask: Array | None, causal: bool,
     return s
 
 
-def _kept(xp: Any, scores: Array, heads: int, length: int, rows: slice, p: float, rng: Rng, stream: int) -> Array:
+def _kept(xp: Namespace, scores: Array, heads: int, length: int, rows: slice, p: float, rng: Rng, stream: int) -> Array:
     """What dropout multiplies these scores' probabilities by: 0 or 1 / (1 - p).
 
     A sample's numbers lie as (heads, L, S rounded up to blocks of four), so that any rows can be drawn alone.
@@ -68,10 +71,19 @@ def _kept(xp: Any, scores: Array, heads: int, length: int, rows: slice, p: float
 
 @primitive(torch="nn.functional.scaled_dot_product_attention", aux=("lse",), accepts_integers=("attn_mask",))
 def scaled_dot_product_attention(
-    xp: Any, query: Array, key: Array, value: Array, attn_mask: Array | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False, rng: Rng | None = None,
+    xp: Namespace,
+    query: Array,
+    key: Array,
+    value: Array,
+    attn_mask: Array | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    rng: Rng | None = None,
     stream: int = DROPOUT,
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Array, Array]:
     """softmax(query @ key^T * scale + mask) @ value, per head; scale is 1 / sqrt(head dim) unless given
 
     A boolean mask says where to look, any other is added to the scores; a query that may look nowhere gets zeros.
@@ -156,9 +168,21 @@ def _check_dropout(query: Array, p: float, rng: Rng | None) -> None:
 
 
 def _gradient(
-    xp: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, attn_mask: Array | None,
-    dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool, rng: Rng | None, stream: int,
-) -> tuple[Array, Array, Array]:  # fmt: skip
+    xp: Namespace,
+    g: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,
+    lse: Array,
+    attn_mask: Array | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    rng: Rng | None,
+    stream: int,
+) -> tuple[Array, Array, Array]:
     shapes, factor = (query.shape, key.shape, value.shape), _factor(scale, query)
     heads = math.prod(query.shape[1:-2])
     query, key, value, attn_mask = _by_group(query, key, value, attn_mask, enable_gqa)
@@ -184,9 +208,21 @@ scaled_dot_product_attention.vjp("query", "key", "value")(_gradient)
 
 @scaled_dot_product_attention.vjp("attn_mask")
 def _(
-    xp: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, attn_mask: Array,
-    dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool, rng: Rng | None, stream: int,
-) -> Array:  # fmt: skip
+    xp: Namespace,
+    g: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,
+    lse: Array,
+    attn_mask: Array,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    rng: Rng | None,
+    stream: int,
+) -> Array:
     """Takes memory for all scores at once, unlike the other gradients: for learnt biases of short sequences."""
     shape, factor = (*query.shape[:-1], key.shape[-2]), _factor(scale, query)
     heads = math.prod(query.shape[1:-2])
@@ -200,13 +236,13 @@ def _(
     return (p * (dp - xp.sum(g * out, axis=-1, keepdims=True))).reshape(shape)
 
 
-def _over_group(xp: Any, g: Array, grouped: bool) -> Array:
+def _over_group(xp: Namespace, g: Array, grouped: bool) -> Array:
     """The gradient of a key's head, summed over the queries' heads that share it."""
     return xp.sum(g, axis=-3, keepdims=True) if grouped else g
 
 
 def _rng(samples: int) -> Rng:
-    return Rng(np, 7, 3, np.arange(samples))
+    return Rng(NUMPY, 7, 3, np.arange(samples))
 
 
 scaled_dot_product_attention.samples(
@@ -259,9 +295,15 @@ def _and(worth: Callable[[Array, Array, bool, float | None], str]) -> Callable[.
     """The condition of a kernel that replaces cuDNN's: it can do what cuDNN can if `worth` has nothing against it."""
 
     def reason(
-        query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool,
-        scale: float | None, enable_gqa: bool,
-    ) -> str:  # fmt: skip
+        query: Array,
+        key: Array,
+        value: Array,
+        attn_mask: Array | None,
+        dropout_p: float,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> str:
         return _flash(query, key, value, attn_mask, dropout_p, enable_gqa) or worth(query, key, is_causal, scale)
 
     return reason
@@ -273,9 +315,8 @@ _warpgroups, _warpgroups_back = _and(wgmma.why_not_forward), _and(wgmma.why_not_
 
 @scaled_dot_product_attention.cuda("short_kv", when=_short_kv)
 def _(
-    k: Any, query: Array, key: Array, value: Array, attn_mask: None, dropout_p: float, is_causal: bool,
-    scale: float | None, enable_gqa: bool, rng: None, stream: int,
-) -> tuple[Array, Array]:  # fmt: skip
+    k: Launcher, query: Array, key: Array, value: Array, scale: float | None, enable_gqa: bool
+) -> tuple[Array, Array]:
     check_attention(query, key, value, enable_gqa)
     out, lse = like_rows(k, query), k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
     short_kv.forward(k, query, key, value, out, lse, _factor(scale, query))
@@ -284,9 +325,8 @@ def _(
 
 @scaled_dot_product_attention.cuda("wgmma", when=_warpgroups)
 def _(
-    k: Any, query: Array, key: Array, value: Array, attn_mask: None, dropout_p: float, is_causal: bool,
-    scale: float | None, enable_gqa: bool, rng: None, stream: int,
-) -> tuple[Array, Array]:  # fmt: skip
+    k: Launcher, query: Array, key: Array, value: Array, scale: float | None, enable_gqa: bool
+) -> tuple[Array, Array]:
     check_attention(query, key, value, enable_gqa)
     query, key, value = (in_packets(k, x) for x in (query, key, value))
     out, lse = like_rows(k, query), k.empty((*query.shape[:-1], 1), np.dtype(np.float32))
@@ -296,9 +336,8 @@ def _(
 
 @scaled_dot_product_attention.cuda("cudnn", when=_flash)
 def _(
-    k: Any, query: Array, key: Array, value: Array, attn_mask: None, dropout_p: float, is_causal: bool,
-    scale: float | None, enable_gqa: bool, rng: None, stream: int,
-) -> tuple[Array, Array]:  # fmt: skip
+    k: Launcher, query: Array, key: Array, value: Array, is_causal: bool, scale: float | None, enable_gqa: bool
+) -> tuple[Array, Array]:
     check_attention(query, key, value, enable_gqa)
     q, key, value = (unit(k, x) for x in (query, key, value))
     out, lse = like_rows(k, q), k.empty((*q.shape[:-1], 1), np.dtype(np.float32))
@@ -308,8 +347,8 @@ def _(
 
 @scaled_dot_product_attention.cuda_vjp("short_kv", "query", "key", "value", when=_short_kv)
 def _(
-    k: Any, g: Array, query: Array, key: Array, value: Array, lse: Array, scale: float | None
-) -> tuple[Array, Array, Array]:  # fmt: skip
+    k: Launcher, g: Array, query: Array, key: Array, value: Array, lse: Array, scale: float | None
+) -> tuple[Array, Array, Array]:
     dq, dk, dv = (like_rows(k, x) for x in (query, key, value))
     short_kv.gradients(k, g, query, key, value, lse, (dq, dk, dv), _factor(scale, query))
     return dq, dk, dv
@@ -317,7 +356,7 @@ def _(
 
 @scaled_dot_product_attention.cuda_vjp("wgmma", "query", "key", "value", when=_warpgroups_back, accumulates=False)
 def _(
-    k: Any,
+    k: Launcher,
     g: Array,
     query: Array,
     key: Array,
@@ -335,14 +374,23 @@ def _(
 
 @scaled_dot_product_attention.cuda_vjp("cudnn", "query", "key", "value", when=_flash, accumulates=False)
 def _(
-    k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, is_causal: bool,
-    scale: float | None, targets: GradTargets,
-) -> tuple[Array, Array, Array]:  # fmt: skip
+    k: Launcher,
+    g: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,
+    lse: Array,
+    is_causal: bool,
+    scale: float | None,
+    targets: GradTargets,
+) -> tuple[Array, Array, Array]:
     dq, dk, dv = gradient_memory(k, query, key, value, targets)
     q, key, value, g = (unit(k, x) for x in (query, key, value, g))
     for heads in head_parts(q, key, k.multiprocessors):
-        before, after = ([x[:, heads] for x in arrays] for arrays in ((q, key, value, out), (g, dq, dk, dv)))
-        k.cudnn.attention_backward(*before, k.contiguous(lse[:, heads]), *after, _factor(scale, q), is_causal)
+        some = [x[:, heads] for x in (q, key, value, out, lse, g, dq, dk, dv)]
+        some[4] = k.contiguous(some[4])
+        k.cudnn.attention_backward(*some, _factor(scale, q), is_causal)  # type: ignore[call-arg]
     return dq, dk, dv
 
 
@@ -351,9 +399,15 @@ def _(
 
 @scaled_dot_product_attention.cuda("flame", when=forward_tiles)
 def _(
-    k: Any, query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool,
-    scale: float | None, enable_gqa: bool, rng: None, stream: int,
-) -> tuple[Array, Array]:  # fmt: skip
+    k: Launcher,
+    query: Array,
+    key: Array,
+    value: Array,
+    attn_mask: Array | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> tuple[Array, Array]:
     check_attention(query, key, value, enable_gqa)
     problem = Problem(k, query, key, value, attn_mask, is_causal, _factor(scale, query))
     k.launch_hooks.multiplied("attention", forward_flops(query, key, value))
@@ -364,9 +418,18 @@ def _(
 
 @scaled_dot_product_attention.cuda_vjp("flame", "query", "key", "value", when=backward_tiles)
 def _(
-    k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, attn_mask: Array | None,
-    is_causal: bool, scale: float | None, needs: frozenset[str],
-) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
+    k: Launcher,
+    g: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,
+    lse: Array,
+    attn_mask: Array | None,
+    is_causal: bool,
+    scale: float | None,
+    needs: frozenset[str],
+) -> tuple[Array | None, Array | None, Array | None]:
     problem = Problem(k, query, key, value, attn_mask, is_causal, _factor(scale, query), g, out)
     k.launch_hooks.multiplied("attention", backward_flops(query, key, value))
     g, out = problem.others

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ...grad_target import GradTargets
 
 
-def unit(k: Any, x: Array) -> Array:
+def unit(k: Launcher, x: Array) -> Array:
     """`x` with a dense last dim, which is all that cuDNN demands of strides: itself, or a copy."""
     return x if x.strides[-1] == x.itemsize else k.contiguous(x)
 
@@ -21,7 +22,7 @@ def lies_in_packets(x: Array) -> bool:
     return x.strides[-1] == x.itemsize and not any(n % 16 for n in (x.data.ptr, *x.strides[:-1]))
 
 
-def in_packets(k: Any, x: Array) -> Array:
+def in_packets(k: Launcher, x: Array) -> Array:
     """`x` if it `lies_in_packets`, else a copy that does."""
     return x if lies_in_packets(x) else k.contiguous(x)
 
@@ -31,13 +32,13 @@ def placed(arrays: Iterable[Array]) -> list[Any]:
     return [given for x in arrays for given in (x, *(np.int64(s // x.itemsize) for s in x.strides[:3]))]
 
 
-def like_rows(k: Any, x: Array) -> Array:
+def like_rows(k: Launcher, x: Array) -> Array:
     """Memory for (B, H, L, E) laid out as (B, L, H, E), so that merging the heads copies nothing."""
     b, h, length, e = x.shape
     return k.empty((b, length, h, e), x.dtype).transpose(0, 2, 1, 3)
 
 
-def _rows_together(k: Any, *arrays: Array) -> list[Array]:
+def _rows_together(k: Launcher, *arrays: Array) -> list[Array]:
     """As `like_rows` for each. If all have one shape they share a block in which a position's rows lie side by side.
 
     A projection that made all three of one input can then read their gradients in one product.
@@ -49,7 +50,7 @@ def _rows_together(k: Any, *arrays: Array) -> list[Array]:
     return [block[:, :, i].transpose(0, 2, 1, 3) for i in range(len(arrays))]
 
 
-def gradient_memory(k: Any, query: Array, key: Array, value: Array, targets: GradTargets) -> list[Array]:
+def gradient_memory(k: Launcher, query: Array, key: Array, value: Array, targets: GradTargets) -> list[Array]:
     """Memory for the gradients of the three: the targets' where kernels can write to it, else new."""
     buffers = {n: t.buffer for n, t in targets.items() if t.buffer is not None}
     places = {n: buffer for n, buffer in buffers.items() if lies_in_packets(buffer)}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...backend.cuda.launcher import Launcher
 from ...backend.cuda.nvrtc import included
 from ...backend.cuda.tensor_map import tensor_map
 from ...backend.cuda.tuning import SM_90
@@ -36,23 +37,33 @@ def why_not(query: Array, key: Array, is_causal: bool, scale: float | None) -> s
     return "" if int(query.device.compute_capability) == 90 else "its products are compute capability 9.0's alone"
 
 
-def forward(k: Any, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float) -> None:
+def forward(k: Launcher, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float) -> None:
     """Fills `out` and the rows' log-sum-exp for (B, H, L, E) query and (B, H, S, E) key and value."""
     (b, heads, length, _), keys = query.shape, key.shape[2]
     query, key, value = (in_packets(k, x) for x in (query, key, value))
     k.launch_hooks.multiplied("attention", forward_flops(query, key, value))
     of_head = max(1, min(-(-length // _TILE), _FORWARD_BLOCKS * k.multiprocessors // (b * heads)))
     k.launch_sm90(
-        _forward_text(query.dtype), "short_kv_forward", query.dtype, (b * heads, of_head), _THREADS,
+        _forward_text(query.dtype),
+        "short_kv_forward",
+        query.dtype,
+        (b * heads, of_head),
+        _THREADS,
         (_rows(query), _keys(key), _keys(value), _rows(out), lse, _sizes(b, heads, length, keys, scale)),
         _FORWARD_BYTES,
-    )  # fmt: skip
+    )
 
 
 def gradients(
-    k: Any, g: Array, query: Array, key: Array, value: Array, lse: Array, into: tuple[Array, Array, Array],
+    k: Launcher,
+    g: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    lse: Array,
+    into: tuple[Array, Array, Array],
     scale: float,
-) -> None:  # fmt: skip
+) -> None:
     """Fills `into` with the gradients at (B, H, L, E) query and (B, H, S, E) key and value."""
     (b, heads, length, _), keys = query.shape, key.shape[2]
     g, query, key, value = (in_packets(k, x) for x in (g, query, key, value))
@@ -60,13 +71,24 @@ def gradients(
     k.launch_hooks.multiplied("attention", backward_flops(query, key, value))
     share = shares(b * heads, -(-length // _TILE), k.multiprocessors)
     k.launch_sm90(
-        _gradients_text(g.dtype, share), "short_kv_gradients", g.dtype, (b * heads, share), _THREADS,
+        _gradients_text(g.dtype, share),
+        "short_kv_gradients",
+        g.dtype,
+        (b * heads, share),
+        _THREADS,
         (
-            _rows(query), _keys(key), _keys(value), _rows(g), _rows(dq), lse, rows_of(dk), rows_of(dv),
+            _rows(query),
+            _keys(key),
+            _keys(value),
+            _rows(g),
+            _rows(dq),
+            lse,
+            rows_of(dk),
+            rows_of(dv),
             _sizes(b, heads, length, keys, scale),
         ),
         _SHARED_BYTES,
-    )  # fmt: skip
+    )
 
 
 def shares(heads: int, tiles: int, multiprocessors: int) -> int:
@@ -101,9 +123,11 @@ def _gradients_text(dtype: DType, share: int) -> str:
 
 
 def _products(dtype: DType) -> str:
-    return "".join((
-        warpgroup_product("along", _KEYS, False, dtype),
-        warpgroup_product("along_fresh", _KEYS, False, dtype, fresh=True),
-        warpgroup_product("across", _HEAD, True, dtype, held=True),
-        warpgroup_product("across_fresh", _HEAD, True, dtype, held=True, fresh=True),
-    ))  # fmt: skip
+    return "".join(
+        (
+            warpgroup_product("along", _KEYS, False, dtype),
+            warpgroup_product("along_fresh", _KEYS, False, dtype, fresh=True),
+            warpgroup_product("across", _HEAD, True, dtype, held=True),
+            warpgroup_product("across_fresh", _HEAD, True, dtype, held=True, fresh=True),
+        )
+    )

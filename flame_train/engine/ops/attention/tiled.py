@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ..common import conditions
 
@@ -16,7 +17,7 @@ _ROWS = 64  # rows of a tile
 
 def forward_tiles(
     query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool
-) -> str:  # fmt: skip
+) -> str:
     """Why our forward kernel is not used; "" if it is. Its head sizes follow from measurements, see docs/log.md."""
     if reason := _why_not(query, key, value, attn_mask, dropout_p):
         return reason
@@ -28,7 +29,7 @@ def forward_tiles(
 
 def backward_tiles(
     query: Array, key: Array, value: Array, attn_mask: Array | None, dropout_p: float, is_causal: bool
-) -> str:  # fmt: skip
+) -> str:
     """Why our gradient kernels are not used; "" if they are. Those of key and value have tiles of keys."""
     if reason := _why_not(query, key, value, attn_mask, dropout_p):
         return reason
@@ -60,9 +61,16 @@ class Problem:
     """The arguments of tiled.cuh's kernels for one call: dense arrays, and the numbers after them."""
 
     def __init__(
-        self, k: Any, query: Array, key: Array, value: Array, attn_mask: Array | None, is_causal: bool,
-        factor: float, *others: Array,
-    ) -> None:  # fmt: skip
+        self,
+        k: Launcher,
+        query: Array,
+        key: Array,
+        value: Array,
+        attn_mask: Array | None,
+        is_causal: bool,
+        factor: float,
+        *others: Array,
+    ) -> None:
         self.k, self.dtype = k, query.dtype
         self.q, self.key, self.value, *self.others = (k.contiguous(x) for x in (query, key, value, *others))
         self.heads = math.prod(query.shape[:-2]), math.prod(key.shape[:-2])

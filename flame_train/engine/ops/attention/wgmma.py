@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...backend import get_backend
+from ...backend.cuda.launcher import Launcher
 from ...backend.cuda.nvrtc import included
 from ...backend.cuda.tensor_map import tensor_map
 from ...backend.cuda.tuning import SM_90
@@ -66,7 +67,7 @@ def _used(heads: int, length: int, rows: int, blocks: int) -> float:
     return heads * length / (rounds * blocks * rows)
 
 
-def forward(k: Any, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float) -> None:
+def forward(k: Launcher, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float) -> None:
     """Fills `out` and the rows' log-sum-exp for (B, H, L, 64) query and (B, H, S, 64) key and value.
 
     All but the log-sum-exp must lie in packets, see `layout.lies_in_packets`.
@@ -75,15 +76,29 @@ def forward(k: Any, query: Array, key: Array, value: Array, out: Array, lse: Arr
     k.launch_hooks.multiplied("attention", forward_flops(query, key, value))
     items = b * heads * -(-length // _FORWARD_ROWS)
     _launch(
-        k, "attention_forward", _forward_text(query.dtype), items, _FORWARD_GROUPS, (query, key, value),
-        (rows_of(out), lse), (b, heads, length, keys, scale), _FORWARD_BYTES,
-    )  # fmt: skip
+        k,
+        "attention_forward",
+        _forward_text(query.dtype),
+        items,
+        _FORWARD_GROUPS,
+        (query, key, value),
+        (rows_of(out), lse),
+        (b, heads, length, keys, scale),
+        _FORWARD_BYTES,
+    )
 
 
 def gradients(
-    k: Any, g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, into: tuple[Array, Array, Array],
+    k: Launcher,
+    g: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,
+    lse: Array,
+    into: tuple[Array, Array, Array],
     scale: float,
-) -> None:  # fmt: skip
+) -> None:
     """Fills `into` with the gradients of (B, H, L, 64) query and (B, H, S, 64) key and value.
 
     All but the log-sum-exp must lie in packets, see `layout.lies_in_packets`.
@@ -93,26 +108,49 @@ def gradients(
     factors = k.empty((b * heads, tiles, 2, _TILE), np.dtype(np.float32))
     numbers = map(np.int32, (b, heads, length))
     k.launch(
-        "ops/attention/wgmma_factors.cu", "attention_factors", g.dtype, (-(-b * heads * tiles * _TILE // 32),), 256,
+        "ops/attention/wgmma_factors.cu",
+        "attention_factors",
+        g.dtype,
+        (-(-b * heads * tiles * _TILE // 32),),
+        256,
         (*placed((g, out)), lse, factors, *numbers),
-    )  # fmt: skip
+    )
     k.launch_hooks.multiplied("attention", backward_flops(query, key, value))
     items = b * heads * (-(-keys // _ROWS) + -(-length // _ROWS))
     _launch(
-        k, "attention_gradients", _gradients_text(g.dtype), items, _GROUPS, (query, key, value, g),
-        (factors, *map(rows_of, into)), (b, heads, length, keys, scale), _SHARED_BYTES,
-    )  # fmt: skip
+        k,
+        "attention_gradients",
+        _gradients_text(g.dtype),
+        items,
+        _GROUPS,
+        (query, key, value, g),
+        (factors, *map(rows_of, into)),
+        (b, heads, length, keys, scale),
+        _SHARED_BYTES,
+    )
 
 
 def _launch(
-    k: Any, kernel: str, text: str, items: int, groups: int, fetched: tuple[Array, ...], args: tuple[Any, ...],
-    sizes: tuple[float, ...], shared_bytes: int,
-) -> None:  # fmt: skip
+    k: Launcher,
+    kernel: str,
+    text: str,
+    items: int,
+    groups: int,
+    fetched: tuple[Array, ...],
+    args: tuple[Any, ...],
+    sizes: tuple[float, ...],
+    shared_bytes: int,
+) -> None:
     maps = (tensor_map(x, (_TILE, _HEAD)) for x in fetched)
     k.launch_sm90(
-        text, kernel, fetched[0].dtype, (min(items, k.multiprocessors),), 128 * (groups + 1),
-        (*maps, *args, np.array([sizes], SIZES)), shared_bytes,
-    )  # fmt: skip
+        text,
+        kernel,
+        fetched[0].dtype,
+        (min(items, k.multiprocessors),),
+        128 * (groups + 1),
+        (*maps, *args, np.array([sizes], SIZES)),
+        shared_bytes,
+    )
 
 
 @cache

@@ -7,9 +7,9 @@ and a second launch combines the rows' results.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from ...backend.cuda.codegen.kernel_ir import Extent, Operands, Program, Reduction, Table
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32
 from .dims import Shape
 
@@ -45,7 +45,7 @@ def no_planes(shape: Shape, itemsize: int) -> str:
     return "" if 0 < parts * outer <= _LONGEST else f"{outer} planes of {inner} elements do not divide into rows"
 
 
-def _rows(k: Any, program: Program, x: dict[str, Array], channels: dict[str, Array]) -> list[Array]:
+def _rows(k: Launcher, program: Program, x: dict[str, Array], channels: dict[str, Array]) -> list[Array]:
     """The numbers that `program` computes for each row of the planes, each as (channels, rows of a channel)."""
     outer, count, inner = next(iter(x.values())).shape
     parts = _parts(inner, max(a.itemsize for a in x.values()))
@@ -56,15 +56,17 @@ def _rows(k: Any, program: Program, x: dict[str, Array], channels: dict[str, Arr
     return [k.contiguous(a.reshape(shape).transpose(1, 0, 2)).reshape(count, -1) for a in made]
 
 
-_PLANE = Program(("sum s = input", "let mean = s / n", "sum square = (input - mean) * (input - mean)"), (),
-                 ("mean", "square"))  # fmt: skip
+_PLANE = Program(
+    ("sum s = input", "let mean = s / n", "sum square = (input - mean) * (input - mean)"), (), ("mean", "square")
+)
 _PLANES = Program(
-    ("sum s = mean", "let middle = s / n", "sum total = square + each * (mean - middle) * (mean - middle)"), (),
+    ("sum s = mean", "let middle = s / n", "sum total = square + each * (mean - middle) * (mean - middle)"),
+    (),
     ("middle", "total / (n * each)"),
-)  # fmt: skip
+)
 
 
-def statistics(k: Any, x: Array) -> tuple[Array, Array]:
+def statistics(k: Launcher, x: Array) -> tuple[Array, Array]:
     """Mean and variance of each channel of (outer, channels, inner), fp32, in one pass over `x`.
 
     What is summed are differences, from the mean of a column's first elements or of a row's own, so that little
@@ -91,7 +93,7 @@ def statistics(k: Any, x: Array) -> tuple[Array, Array]:
     return mean, var
 
 
-def slopes(k: Any, g: Array, x: Array, mean: Array) -> tuple[Array, Array]:
+def slopes(k: Launcher, g: Array, x: Array, mean: Array) -> tuple[Array, Array]:
     """For each channel the sums of g and of g * (x - mean), fp32."""
     values = {"a": "g", "b": "g * (input - mean)"}
     outer, channels, inner = x.shape

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, bfloat16
+from ...namespace import Namespace
 from ...op import primitive, sample
 from ...op_samples import of_one
 from .conditions import AT_MOST_FP32, floating
@@ -14,7 +14,7 @@ from .dims import Shape
 
 
 @primitive(torch=None, data_movement=True)
-def cast(xp: Any, input: Array, dtype: DType) -> Array:
+def cast(xp: Namespace, input: Array, dtype: DType) -> Array:
     """input in another dtype (torch's Tensor.to(dtype)); the gradient is cast back"""
     return input.astype(dtype)
 
@@ -27,12 +27,12 @@ def _castable(input: Array, dtype: DType) -> str:
 
 
 @cast.cuda("generated", when=_castable)
-def _(k: Any, input: Array, dtype: DType) -> Array:
+def _(k: Launcher, input: Array, dtype: DType) -> Array:
     return k.elementwise(("input",), {"input": input}, (np.dtype(dtype),))[0]
 
 
 @cast.cuda_vjp("generated", "input", when=_castable)
-def _(k: Any, g: Array, input_shape: Shape) -> Array:
+def _(k: Launcher, g: Array, input_shape: Shape) -> Array:
     return g
 
 
@@ -41,7 +41,7 @@ cast.perf_samples(sample((4097, 33), bfloat16))
 
 
 @primitive(torch="clone", data_movement=True)
-def clone(xp: Any, input: Array) -> Array:
+def clone(xp: Namespace, input: Array) -> Array:
     """A copy of input in row-major memory"""
     return xp.array(input, order="C", copy=True)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from ....errors import ShapeError
 from ...dtype import Array
+from ...namespace import Namespace
 from ...sums import leading_sum
 
 Dims = int | Sequence[int] | None
@@ -56,7 +56,7 @@ def class_dim(shape: Shape) -> int:
     return 0 if len(shape) == 1 else 1
 
 
-def spread(xp: Any, g: Array, shape: Shape, dims: tuple[int, ...], keepdim: bool) -> Array:
+def spread(xp: Namespace, g: Array, shape: Shape, dims: tuple[int, ...], keepdim: bool) -> Array:
     """The gradient of a reduction of `shape` over `dims`, broadcast back to that shape (a view, no copy)."""
     if not keepdim:
         for d in sorted(dims):
@@ -64,7 +64,7 @@ def spread(xp: Any, g: Array, shape: Shape, dims: tuple[int, ...], keepdim: bool
     return xp.broadcast_to(g, shape)
 
 
-def sum_to_channels(xp: Any, g: Array, layout: str) -> Array:
+def sum_to_channels(xp: Namespace, g: Array, layout: str) -> Array:
     """(C,): the sum of `g`, images in `layout`, over everything but the channels. It is the gradient of a bias."""
     if layout == "NHWC":
         return leading_sum(g, g.ndim - 1, g.dtype)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...backend.cuda.codegen.kernel_ir import Reduction
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, float32, result_type
 from ...grad_target import FRESH, GradTarget, GradTargets
 from ...op import Op
@@ -22,9 +23,14 @@ from .row_kernels import extent, reduce
 
 
 def elementwise_kernel(
-    op: Op, forward: str, *, when: Callable[..., bool | str] | None = None, result: DType | None = None,
-    missing: Mapping[str, float] | None = None, **gradients: str,
-) -> None:  # fmt: skip
+    op: Op,
+    forward: str,
+    *,
+    when: Callable[..., bool | str] | None = None,
+    result: DType | None = None,
+    missing: Mapping[str, float] | None = None,
+    **gradients: str,
+) -> None:
     """Declares a generated kernel for `op`, by the expression `forward`, and for the gradients named.
 
     - `when`: a further condition, a function of any of the op's arguments.
@@ -71,9 +77,10 @@ def _used(expression: str, names: tuple[str, ...]) -> tuple[str, ...]:
 def _forward(op: Op, expression: str, result: DType | None, missing: Mapping[str, float]) -> Callable[..., Array]:
     used = _used(expression, op.names)
 
-    def launch(k: Any, **values: Any) -> Array:
+    def launch(k: Launcher, **values: Any) -> Array:
         operands = {n: missing[n] if values[n] is None else values[n] for n in used}
         dtype = result or result_type([values[n] for n in op.tensor_names if hasattr(values[n], "dtype")])
+        assert dtype is not None  # the guard asks for a floating operand
         return k.elementwise((expression,), operands, (dtype,))[0]
 
     return named(launch, ["k", *op.names])
@@ -82,7 +89,7 @@ def _forward(op: Op, expression: str, result: DType | None, missing: Mapping[str
 def _gradient(op: Op, arg: str, expression: str, missing: Mapping[str, float]) -> Callable[..., Array]:
     used = _used(expression, (*op.names, *op.aux, "out"))
 
-    def launch(k: Any, g: Array, *values: Any, targets: GradTargets) -> Array:
+    def launch(k: Launcher, g: Array, *values: Any, targets: GradTargets) -> Array:
         operands = {n: missing[n] if v is None else v for n, v in zip(used, values, strict=False)}
         text = expression.removeprefix("alpha * ") if operands.get("alpha") == 1 else expression
         return broadcast_grad(k, text, {"g": g, **operands}, values[-1], targets[arg])
@@ -91,7 +98,7 @@ def _gradient(op: Op, arg: str, expression: str, missing: Mapping[str, float]) -
 
 
 def broadcast_grad(
-    k: Any, expression: str, operands: Mapping[str, Any], shape: Shape, target: GradTarget = FRESH
+    k: Launcher, expression: str, operands: Mapping[str, Any], shape: Shape, target: GradTarget = FRESH
 ) -> Array:
     """The gradient of an argument of `shape`: `expression` over `g` and other operands, summed down to that shape.
 
@@ -115,7 +122,7 @@ def broadcast_grad(
     ]
 
 
-def _summed(k: Any, expression: str, operands: Mapping[str, Any], shape: Shape) -> Array:
+def _summed(k: Launcher, expression: str, operands: Mapping[str, Any], shape: Shape) -> Array:
     """`expression` summed over the dims along which an argument of `shape` was broadcast; if possible in one pass.
 
     In two passes the first one's result is fp32, so that nothing is rounded before the sum.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from ...backend.cuda.codegen.kernel_ir import Extent, Operands, Program, Reduction, Table
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, bool_, float32
 from ...grad_target import GradTarget
 from .conditions import floating
@@ -15,12 +15,12 @@ from .dims import Shape
 _ELEMENTS = 16384  # the longest row whose operands fit into the registers of a block
 
 
-def rows_of(k: Any, x: Array, dims: int = 1) -> Array:
+def rows_of(k: Launcher, x: Array, dims: int = 1) -> Array:
     """`x` as dense rows (R, C) of its last `dims` dims."""
     return k.contiguous(x).reshape(-1, math.prod(x.shape[x.ndim - dims :]))
 
 
-def rows_at(k: Any, x: Array, dims: int = 1) -> Array:
+def rows_at(k: Launcher, x: Array, dims: int = 1) -> Array:
     """`x` as rows (..., C) of its last `dims` dims: a view, or a copy where rows are not dense."""
     return _as_rows(x if _dense_rows(x, dims) else k.contiguous(x), dims)
 
@@ -43,7 +43,13 @@ def _dense_rows(x: Array, dims: int) -> bool:
 
 
 def row_program(
-    k: Any, program: Program, operands: Operands, dtype: DType, shape: Shape, dims: int = 1, out: Array | None = None
+    k: Launcher,
+    program: Program,
+    operands: Operands,
+    dtype: DType,
+    shape: Shape,
+    dims: int = 1,
+    out: Array | None = None,
 ) -> Array:
     """The result of a program with one output, in `shape`, whose last `dims` dims are a row.
 
@@ -56,9 +62,16 @@ def row_program(
 
 
 def row_program_with_sums(
-    k: Any, program: Program, sums: Sequence[str], operands: Operands, like: Array, dims: int = 1,
-    out: Array | None = None, groups: int = 1, summed: DType = float32,
-) -> tuple[Array | None, list[Array]]:  # fmt: skip
+    k: Launcher,
+    program: Program,
+    sums: Sequence[str],
+    operands: Operands,
+    like: Array,
+    dims: int = 1,
+    out: Array | None = None,
+    groups: int = 1,
+    summed: DType = float32,
+) -> tuple[Array | None, list[Array]]:
     """`row_program` for a result like `like`, and sums (groups, C) of expressions over groups of rows.
 
     The result is None if the program has no output. Groups are of equal length and follow one another. Sums are of the
@@ -101,19 +114,19 @@ def shared(x: Array, shape: Shape) -> tuple[int, int] | None:
     return math.prod(lead[last + 1 :]), math.prod(lead[first : last + 1])
 
 
-def table(k: Any, x: Array, shape: Shape) -> Table:
+def table(k: Launcher, x: Array, shape: Shape) -> Table:
     """`x` as rows shared among those of `shape`; `shared` must not be None for these."""
     found = shared(x, shape)
     assert found is not None
     return Table(rows_of(k, x), *found)
 
 
-def one_row(k: Any, **given: Array | None) -> dict[str, Table]:
+def one_row(k: Launcher, **given: Array | None) -> dict[str, Table]:
     """The given arrays that are not None, each as one row that all rows share: a weight and a bias."""
     return {n: Table(k.contiguous(a).reshape(1, -1)) for n, a in given.items() if a is not None}
 
 
-def target_rows(k: Any, target: GradTarget, dims: int) -> tuple[dict[str, Array], str, Array | None]:
+def target_rows(k: Launcher, target: GradTarget, dims: int) -> tuple[dict[str, Array], str, Array | None]:
     """How a row kernel serves a target: an operand `addend`, the text that adds it, and memory for the result."""
     if target.addend is None:
         return {}, "", target.buffer
@@ -140,7 +153,7 @@ def why_not_reduction(x: Array, dims: Sequence[int]) -> str:
     return "" if extent(x.shape, dims) else "the dims are not neighbours"
 
 
-def reduced_rows(k: Any, x: Array, dims: Sequence[int]) -> Array | None:
+def reduced_rows(k: Launcher, x: Array, dims: Sequence[int]) -> Array | None:
     """`x` as dense rows, each reduced to one number over `dims`; None if row kernels cannot take them."""
     e = extent(x.shape, dims)
     if e is None or e.inner != 1 or why_not_rows(x, x.ndim - min(dims)):
@@ -150,9 +163,15 @@ def reduced_rows(k: Any, x: Array, dims: Sequence[int]) -> Array | None:
 
 
 def reduce(
-    k: Any, reduction: Reduction, operands: dict[str, Array], dims: Sequence[int], dtype: DType, *,
-    each: dict[str, Array] | None = None, numbers: dict[str, float] | None = None,
-) -> Array:  # fmt: skip
+    k: Launcher,
+    reduction: Reduction,
+    operands: dict[str, Array],
+    dims: Sequence[int],
+    dtype: DType,
+    *,
+    each: dict[str, Array] | None = None,
+    numbers: dict[str, float] | None = None,
+) -> Array:
     """`reduction` over `dims` of operands of one shape; those dims are kept with size 1.
 
     `each` are operands of the result's shape: every element is shared by what is reduced to one output.

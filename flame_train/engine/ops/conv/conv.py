@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from ....errors import ShapeError
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
+from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common import conditions
 from ..common.dims import Shape, sum_to_channels
@@ -63,7 +64,7 @@ def _nhwc_shape(shape: Shape, layout: str) -> Shape:
     return (shape[0], shape[2], shape[3], shape[1]) if layout == "NCHW" else shape
 
 
-def from_nhwc(xp: Any, y: Array, layout: str) -> Array:
+def from_nhwc(xp: Namespace, y: Array, layout: str) -> Array:
     """y (B, H, W, C) in `layout`, dense."""
     return xp.ascontiguousarray(y.transpose(0, 3, 1, 2)) if layout == "NCHW" else y
 
@@ -73,7 +74,7 @@ def out_size(n: int, kernel: int, stride: int, padding: int, dilation: int) -> i
     return (n + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
-def _framed(xp: Any, x: Array, p: tuple[int, int]) -> Array:
+def _framed(xp: Namespace, x: Array, p: tuple[int, int]) -> Array:
     """x (B, H, W, C) with rows and columns of zeros around it. NumPy's own pad takes as long as a small convolution."""
     b, h, w, channels = x.shape
     made = xp.zeros((b, h + 2 * p[0], w + 2 * p[1], channels), x.dtype)
@@ -89,7 +90,7 @@ def _row_blocks(batch: int, oh: int, ow: int, width: int, itemsize: int) -> Iter
 
 
 def _patches(
-    xp: Any,
+    xp: Namespace,
     padded: Array,
     r0: int,
     r1: int,
@@ -126,9 +127,16 @@ def _plain(weight_shape: Shape, stride: tuple[int, int], padding: tuple[int, int
 
 @primitive(torch="nn.functional.conv2d")
 def conv2d(
-    xp: Any, input: Array, weight: Array, bias: Array | None = None, stride: Pair = 1, padding: Padding = 0,
-    dilation: Pair = 1, groups: int = 1, layout: str = "NCHW",
-) -> Array:  # fmt: skip
+    xp: Namespace,
+    input: Array,
+    weight: Array,
+    bias: Array | None = None,
+    stride: Pair = 1,
+    padding: Padding = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+    layout: str = "NCHW",
+) -> Array:
     """Cross-correlation of input with weight (out, in / groups, kh, kw), plus bias"""
     check_conv2d(input, weight, groups, layout)
     check_bias("conv2d", bias, weight.shape[0])
@@ -152,7 +160,7 @@ def conv2d(
 
 def _out_sizes(
     nhwc: Shape, kernel: tuple[int, int], s: tuple[int, int], p: tuple[int, int], d: tuple[int, int]
-) -> tuple[int, int]:  # fmt: skip
+) -> tuple[int, int]:
     """The output's rows and columns. Raises ShapeError where there would be none."""
     oh, ow = (out_size(nhwc[1 + i], kernel[i], s[i], p[i], d[i]) for i in (0, 1))
     if min(oh, ow) < 1:
@@ -188,9 +196,16 @@ def check_bias(op: str, bias: Array | None, channels: int) -> None:
 
 
 def input_gradient(
-    xp: Any, g: Array, input_shape: Shape, weight: Array, stride: Pair, padding: Padding, dilation: Pair, groups: int,
+    xp: Namespace,
+    g: Array,
+    input_shape: Shape,
+    weight: Array,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair,
+    groups: int,
     layout: str,
-) -> Array:  # fmt: skip
+) -> Array:
     """The gradient of conv2d with respect to its input; also what conv_transpose2d computes."""
     g = to_nhwc(g, layout)
     s, p, d = steps(weight.shape, stride, padding, dilation)
@@ -213,9 +228,16 @@ def input_gradient(
 
 
 def weight_gradient(
-    xp: Any, g: Array, input: Array, weight_shape: Shape, stride: Pair, padding: Padding, dilation: Pair, groups: int,
+    xp: Namespace,
+    g: Array,
+    input: Array,
+    weight_shape: Shape,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair,
+    groups: int,
     layout: str,
-) -> Array:  # fmt: skip
+) -> Array:
     """The gradient of conv2d with respect to its weight."""
     g, x = to_nhwc(g, layout), to_nhwc(input, layout)
     s, p, d = steps(weight_shape, stride, padding, dilation)
@@ -271,22 +293,29 @@ def _cudnn(input: Array, weight: Array, groups: int) -> str:
     return conditions.same(conditions.AT_MOST_FP32, input, weight)
 
 
-def _padded(k: Any, x: Array, *axes: int) -> Array:
+def _padded(k: Launcher, x: Array, *axes: int) -> Array:
     """x padded with zeros to a multiple of 8 along the axes if it has 16 bits: the granularity of tensor cores."""
     widths = [(0, -x.shape[i] % 8 if i in axes and x.itemsize == 2 else 0) for i in range(x.ndim)]
     return k.xp.pad(x, widths) if any(b for _, b in widths) else x
 
 
-def _kernel_memory(k: Any, w: Array) -> Array:
+def _kernel_memory(k: Launcher, w: Array) -> Array:
     """The weight (out, in, kh, kw) in memory of the order (out, kh, kw, in), which cuDNN's fast kernels need."""
     return k.contiguous(w.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
 
 
 @conv2d.cuda("cudnn", when=_cudnn)
 def _(
-    k: Any, input: Array, weight: Array, bias: Array | None, stride: Pair, padding: Padding, dilation: Pair,
-    groups: int, layout: str,
-) -> Array:  # fmt: skip
+    k: Launcher,
+    input: Array,
+    weight: Array,
+    bias: Array | None,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair,
+    groups: int,
+    layout: str,
+) -> Array:
     check_conv2d(input, weight, groups, layout)
     check_bias("conv2d", bias, weight.shape[0])
     s, p, d = steps(weight.shape, stride, padding, dilation)
@@ -305,7 +334,7 @@ def _cudnn_low(input: Array, weight: Array, groups: int) -> str:
 
 @conv2d.cuda_vjp("cudnn", "input", when=_cudnn_low)
 def _(
-    k: Any,
+    k: Launcher,
     g: Array,
     input_shape: Shape,
     weight: Array,
@@ -324,7 +353,7 @@ def _(
 
 @conv2d.cuda_vjp("cudnn", "weight", when=_cudnn)
 def _(
-    k: Any,
+    k: Launcher,
     g: Array,
     input: Array,
     weight_shape: Shape,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ....errors import ShapeError
 from ...dtype import Array
+from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...tensor import Tensor
 from ..common.dims import sum_to_channels
@@ -14,9 +13,17 @@ from .conv import Pair, check_bias, conv2d, input_gradient, pair, steps, weight_
 
 @primitive(torch="nn.functional.conv_transpose2d")
 def conv_transpose2d(
-    xp: Any, input: Array, weight: Array, bias: Array | None = None, stride: Pair = 1, padding: Pair = 0,
-    output_padding: Pair = 0, groups: int = 1, dilation: Pair = 1, layout: str = "NCHW",
-) -> Array:  # fmt: skip
+    xp: Namespace,
+    input: Array,
+    weight: Array,
+    bias: Array | None = None,
+    stride: Pair = 1,
+    padding: Pair = 0,
+    output_padding: Pair = 0,
+    groups: int = 1,
+    dilation: Pair = 1,
+    layout: str = "NCHW",
+) -> Array:
     """conv2d's gradient with respect to its input, as an op; weight is (in, out / groups, kh, kw)"""
     shape = _out_shape(input, weight, stride, padding, output_padding, groups, dilation, layout)
     check_bias("conv_transpose2d", bias, weight.shape[1] * groups)
@@ -57,18 +64,32 @@ def _out_shape(
 
 @conv_transpose2d.vjp("input")
 def _(
-    xp: Any, g: Array, input_shape: tuple[int, ...], weight: Array, stride: Pair, padding: Pair, groups: int,
-    dilation: Pair, layout: str,
-) -> Array:  # fmt: skip
+    xp: Namespace,
+    g: Array,
+    input_shape: tuple[int, ...],
+    weight: Array,
+    stride: Pair,
+    padding: Pair,
+    groups: int,
+    dilation: Pair,
+    layout: str,
+) -> Array:
     dx = conv2d.fn(xp, g, weight, None, stride, padding, dilation, groups, layout)
     return dx[tuple(slice(n) for n in input_shape)]  # a large output_padding leaves room for further kernels
 
 
 @conv_transpose2d.vjp("weight")
 def _(
-    xp: Any, g: Array, input: Array, weight_shape: tuple[int, ...], stride: Pair, padding: Pair, groups: int,
-    dilation: Pair, layout: str,
-) -> Array:  # fmt: skip
+    xp: Namespace,
+    g: Array,
+    input: Array,
+    weight_shape: tuple[int, ...],
+    stride: Pair,
+    padding: Pair,
+    groups: int,
+    dilation: Pair,
+    layout: str,
+) -> Array:
     return weight_gradient(xp, input, g, weight_shape, stride, padding, dilation, groups, layout)
 
 
@@ -97,9 +118,14 @@ conv_transpose2d.errors(
 
 @composite(torch="nn.functional.conv1d")
 def conv1d(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int | tuple[int] = 1,
-    padding: int | tuple[int] | str = 0, dilation: int | tuple[int] = 1, groups: int = 1,
-) -> Tensor:  # fmt: skip
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | tuple[int] = 1,
+    padding: int | tuple[int] | str = 0,
+    dilation: int | tuple[int] = 1,
+    groups: int = 1,
+) -> Tensor:
     """Cross-correlation of input (B, in, L) with weight (out, in / groups, k), plus bias"""
     if input.ndim != 3 or weight.ndim != 3:
         raise ShapeError(

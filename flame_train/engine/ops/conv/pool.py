@@ -11,7 +11,9 @@ import numpy as np
 
 from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Reduction
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, int64
+from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...tensor import Tensor
 from ..common.conditions import AT_MOST_FP32, same
@@ -23,9 +25,15 @@ from .pool_window import Window
 
 @primitive(torch="nn.functional.max_pool2d_with_indices", multiple=True, aux=("index",))
 def max_pool2d_with_indices(
-    xp: Any, input: Array, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
-    ceil_mode: bool = False, layout: str = "NCHW",
-) -> tuple[tuple[Array, Array], Array]:  # fmt: skip
+    xp: Namespace,
+    input: Array,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    ceil_mode: bool = False,
+    layout: str = "NCHW",
+) -> tuple[tuple[Array, Array], Array]:
     """The largest value in each window, and its place in the image counted along rows"""
     window = Window.over("max_pool2d", input.shape, kernel_size, stride, padding, dilation, ceil_mode, layout)
     padded = window.padded(xp, to_nhwc(input, layout), -math.inf)
@@ -41,9 +49,17 @@ def max_pool2d_with_indices(
 
 @max_pool2d_with_indices.vjp("input")
 def _(
-    xp: Any, g: tuple[Array, Array], input_shape: Shape, index: Array, kernel_size: Pair, stride: Pair | None,
-    padding: Pair, dilation: Pair, ceil_mode: bool, layout: str,
-) -> Array:  # fmt: skip
+    xp: Namespace,
+    g: tuple[Array, Array],
+    input_shape: Shape,
+    index: Array,
+    kernel_size: Pair,
+    stride: Pair | None,
+    padding: Pair,
+    dilation: Pair,
+    ceil_mode: bool,
+    layout: str,
+) -> Array:
     window = Window.over("max_pool2d", input_shape, kernel_size, stride, padding, dilation, ceil_mode, layout)
     grad, at = to_nhwc(g[0], layout), to_nhwc(index, layout)
     (h, w), (p, q) = window.size, window.padding
@@ -69,9 +85,15 @@ max_pool2d_with_indices.errors(
 
 @composite(torch="nn.functional.max_pool2d")
 def max_pool2d(
-    input: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
-    ceil_mode: bool = False, return_indices: bool = False, layout: str = "NCHW",
-) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    input: Tensor,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    layout: str = "NCHW",
+) -> Tensor | tuple[Tensor, Tensor]:
     """The largest value in each window; with return_indices also its place in the image counted along rows"""
     both = max_pool2d_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode, layout)
     return both if return_indices else both[0]
@@ -83,9 +105,16 @@ max_pool2d.samples(sample((2, 3, 4, 6), 2), sample((1, 5, 5, 2), 3, 2, 1, return
 
 @primitive(torch="nn.functional.avg_pool2d")
 def avg_pool2d(
-    xp: Any, input: Array, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False,
-    count_include_pad: bool = True, divisor_override: int | None = None, layout: str = "NCHW",
-) -> Array:  # fmt: skip
+    xp: Namespace,
+    input: Array,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    layout: str = "NCHW",
+) -> Array:
     """The mean of each window; the zeros of the padding count unless count_include_pad is False"""
     _check_override(divisor_override)
     window = Window.over("avg_pool2d", input.shape, kernel_size, stride, padding, 1, ceil_mode, layout)
@@ -101,7 +130,7 @@ def _check_override(divisor: int | None) -> None:
         raise ShapeError("avg_pool2d: expected a divisor_override other than 0")
 
 
-def _divisor(xp: Any, window: Window, with_padding: bool, override: int | None, dtype: Any) -> Array:
+def _divisor(xp: Namespace, window: Window, with_padding: bool, override: int | None, dtype: Any) -> Array:
     """What each window's sum is divided by, (oh, ow, 1)."""
     if override is not None:
         return xp.full((1, 1, 1), override, dtype)
@@ -116,9 +145,17 @@ def _divisor(xp: Any, window: Window, with_padding: bool, override: int | None, 
 
 @avg_pool2d.vjp("input")
 def _(
-    xp: Any, g: Array, input_shape: Shape, kernel_size: Pair, stride: Pair | None, padding: Pair, ceil_mode: bool,
-    count_include_pad: bool, divisor_override: int | None, layout: str,
-) -> Array:  # fmt: skip
+    xp: Namespace,
+    g: Array,
+    input_shape: Shape,
+    kernel_size: Pair,
+    stride: Pair | None,
+    padding: Pair,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+    layout: str,
+) -> Array:
     window = Window.over("avg_pool2d", input_shape, kernel_size, stride, padding, 1, ceil_mode, layout)
     share = to_nhwc(g, layout) / _divisor(xp, window, count_include_pad, divisor_override, g.dtype)
     (h, w), (p, q) = window.size, window.padding
@@ -146,7 +183,7 @@ avg_pool2d.errors(
 
 @primitive(torch="nn.functional.adaptive_avg_pool2d")
 def adaptive_avg_pool2d(
-    xp: Any, input: Array, output_size: int | tuple[int | None, int | None], layout: str = "NCHW"
+    xp: Namespace, input: Array, output_size: int | tuple[int | None, int | None], layout: str = "NCHW"
 ) -> Array:
     """The means of output_size windows that cover the image evenly; None keeps a size"""
     x = to_nhwc(_four(input), layout)
@@ -179,7 +216,9 @@ def _bins(
 
 
 @adaptive_avg_pool2d.vjp("input")
-def _(xp: Any, g: Array, input_shape: Shape, output_size: int | tuple[int | None, int | None], layout: str) -> Array:
+def _(
+    xp: Namespace, g: Array, input_shape: Shape, output_size: int | tuple[int | None, int | None], layout: str
+) -> Array:
     g = to_nhwc(g, layout)
     size = input_shape[2:] if layout == "NCHW" else input_shape[1:3]
     for axis, bins in zip((1, 2), _bins(size, output_size), strict=True):
@@ -245,7 +284,7 @@ class _Pooling:
         n, c = self.shape[0], self.shape[1 if self.layout == "NCHW" else 3]
         return (n, c, *self.out) if self.layout == "NCHW" else (n, *self.out, c)
 
-    def launch(self, k: Any, kernel: str, arrays: tuple[Array, ...], made: tuple[Array, ...], *more: Any) -> None:
+    def launch(self, k: Launcher, kernel: str, arrays: tuple[Array, ...], made: tuple[Array, ...], *more: Any) -> None:
         """Runs `kernel`, which makes the first of `made`, of a dtype that all arrays but indices have."""
         inner = 1 if self.layout == "NCHW" else self.shape[3]
         dense = [k.contiguous(a) for a in arrays]
@@ -267,9 +306,15 @@ def _size(shape: Shape, layout: str) -> tuple[int, int]:
 
 @max_pool2d_with_indices.cuda("flame", when=_no_kernel)
 def _(
-    k: Any, input: Array, kernel_size: Pair, stride: Pair | None, padding: Pair, dilation: Pair, ceil_mode: bool,
+    k: Launcher,
+    input: Array,
+    kernel_size: Pair,
+    stride: Pair | None,
+    padding: Pair,
+    dilation: Pair,
+    ceil_mode: bool,
     layout: str,
-) -> tuple[tuple[Array, Array], Array]:  # fmt: skip
+) -> tuple[tuple[Array, Array], Array]:
     window = Window.over("max_pool2d", input.shape, kernel_size, stride, padding, dilation, ceil_mode, layout)
     pooling = _Pooling.sliding(window, input.shape, layout)
     made = k.empty(pooling.pooled, input.dtype), k.empty(pooling.pooled, int64)
@@ -279,9 +324,17 @@ def _(
 
 @max_pool2d_with_indices.cuda_vjp("flame", "input", when=_no_kernel)
 def _(
-    k: Any, g: tuple[Array, Array], input_shape: Shape, index: Array, kernel_size: Pair, stride: Pair | None,
-    padding: Pair, dilation: Pair, ceil_mode: bool, layout: str,
-) -> Array:  # fmt: skip
+    k: Launcher,
+    g: tuple[Array, Array],
+    input_shape: Shape,
+    index: Array,
+    kernel_size: Pair,
+    stride: Pair | None,
+    padding: Pair,
+    dilation: Pair,
+    ceil_mode: bool,
+    layout: str,
+) -> Array:
     window = Window.over("max_pool2d", input_shape, kernel_size, stride, padding, dilation, ceil_mode, layout)
     dx = k.empty(input_shape, g[0].dtype)
     _Pooling.sliding(window, input_shape, layout).launch(k, "max_pool_gradient", (g[0], index), (dx,))
@@ -290,9 +343,16 @@ def _(
 
 @avg_pool2d.cuda("flame", when=_no_kernel)
 def _(
-    k: Any, input: Array, kernel_size: Pair, stride: Pair | None, padding: Pair, ceil_mode: bool,
-    count_include_pad: bool, divisor_override: int | None, layout: str,
-) -> Array:  # fmt: skip
+    k: Launcher,
+    input: Array,
+    kernel_size: Pair,
+    stride: Pair | None,
+    padding: Pair,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+    layout: str,
+) -> Array:
     _check_override(divisor_override)
     window = Window.over("avg_pool2d", input.shape, kernel_size, stride, padding, 1, ceil_mode, layout)
     pooling = _Pooling.sliding(window, input.shape, layout, count_include_pad)
@@ -303,9 +363,17 @@ def _(
 
 @avg_pool2d.cuda_vjp("flame", "input", when=_no_kernel)
 def _(
-    k: Any, g: Array, input_shape: Shape, kernel_size: Pair, stride: Pair | None, padding: Pair, ceil_mode: bool,
-    count_include_pad: bool, divisor_override: int | None, layout: str,
-) -> Array:  # fmt: skip
+    k: Launcher,
+    g: Array,
+    input_shape: Shape,
+    kernel_size: Pair,
+    stride: Pair | None,
+    padding: Pair,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+    layout: str,
+) -> Array:
     window = Window.over("avg_pool2d", input_shape, kernel_size, stride, padding, 1, ceil_mode, layout)
     pooling, dx = _Pooling.sliding(window, input_shape, layout, count_include_pad), k.empty(input_shape, g.dtype)
     pooling.launch(k, "avg_pool_gradient", (g,), (dx,), np.float32(divisor_override or 0))
@@ -318,7 +386,7 @@ def _no_bins(input: Array, output_size: int | tuple[int | None, int | None]) -> 
 
 
 @adaptive_avg_pool2d.cuda("flame", when=_no_bins)
-def _(k: Any, input: Array, output_size: int | tuple[int | None, int | None], layout: str) -> Array:
+def _(k: Launcher, input: Array, output_size: int | tuple[int | None, int | None], layout: str) -> Array:
     pooling = _Pooling.even(output_size, _four(input).shape, layout)
     if pooling.out == (1, 1):
         whole = (2, 3) if layout == "NCHW" else (1, 2)
@@ -329,7 +397,9 @@ def _(k: Any, input: Array, output_size: int | tuple[int | None, int | None], la
 
 
 @adaptive_avg_pool2d.cuda_vjp("flame", "input", when=_no_bins)
-def _(k: Any, g: Array, input_shape: Shape, output_size: int | tuple[int | None, int | None], layout: str) -> Array:
+def _(
+    k: Launcher, g: Array, input_shape: Shape, output_size: int | tuple[int | None, int | None], layout: str
+) -> Array:
     dx, pooling = k.empty(input_shape, g.dtype), _Pooling.even(output_size, input_shape, layout)
     if pooling.out == (1, 1):
         k.elementwise(("g / count",), {"g": g, "count": dx.size // g.size}, (g.dtype,), input_shape, (dx,))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from ....errors import ShapeError
 from ...dtype import Array
+from ...namespace import Namespace
 from ..common.dims import Shape
 from .conv import Pair, pair, taps
 
@@ -25,9 +25,16 @@ class Window:
 
     @classmethod
     def over(
-        cls, op: str, shape: Shape, kernel: Pair, stride: Pair | None, padding: Pair, dilation: Pair, ceil: bool,
+        cls,
+        op: str,
+        shape: Shape,
+        kernel: Pair,
+        stride: Pair | None,
+        padding: Pair,
+        dilation: Pair,
+        ceil: bool,
         layout: str,
-    ) -> Window:  # fmt: skip
+    ) -> Window:
         """The window over an input of `shape`; raises ShapeError for one that does not fit."""
         if len(shape) != 4:
             raise ShapeError(f"{op}: expected a 4-D input in {layout}, got {tuple(shape)}")
@@ -54,7 +61,7 @@ class Window:
         beyond = (count - 1) * s >= n + p  # the last window would start in the padding at the end
         return count - 1 if self.ceil and beyond else count
 
-    def padded(self, xp: Any, x: Array, value: float) -> Array:
+    def padded(self, xp: Namespace, x: Array, value: float) -> Array:
         """x (B, H, W, C) with `value` around it, as far as windows reach."""
         widths = [(0, 0), *((self.padding[i], self.behind(i)) for i in (0, 1)), (0, 0)]
         return xp.pad(x, widths, constant_values=value)
@@ -68,7 +75,7 @@ class Window:
         """Each kernel element (i, j) with the padded rows and columns it meets."""
         return taps(self.kernel, self.out, self.stride, self.dilation)
 
-    def pixel(self, xp: Any, i: int, j: int) -> tuple[Array, Array]:
+    def pixel(self, xp: Namespace, i: int, j: int) -> tuple[Array, Array]:
         """The index, counted along rows, of the pixel under kernel element (i, j), and whether it lies in the image.
 
         Both are (oh, ow, 1).

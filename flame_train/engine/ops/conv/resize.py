@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from ....errors import ShapeError
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, compute_dtype
+from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common import conditions
 from ..common.dims import Shape
@@ -20,7 +22,7 @@ Factors = float | Sequence[float]
 
 
 @primitive(torch=None, data_movement=True)
-def upsample_nearest(xp: Any, input: Array, scale_factor: int = 2, layout: str = "NCHW") -> Array:
+def upsample_nearest(xp: Namespace, input: Array, scale_factor: int = 2, layout: str = "NCHW") -> Array:
     """Each pixel repeated scale_factor times in both directions (torch's interpolate, mode="nearest")"""
     if input.ndim != 4:
         raise ShapeError(f"upsample_nearest: expected a 4-D input, got {tuple(input.shape)}")
@@ -29,7 +31,7 @@ def upsample_nearest(xp: Any, input: Array, scale_factor: int = 2, layout: str =
 
 
 @upsample_nearest.vjp("input")
-def _(xp: Any, g: Array, scale_factor: int, layout: str) -> Array:
+def _(xp: Namespace, g: Array, scale_factor: int, layout: str) -> Array:
     n = scale_factor
     if layout == "NCHW":
         b, c, h, w = g.shape
@@ -46,7 +48,7 @@ def _doubled(input: Array, scale_factor: int, layout: str) -> str:
 
 
 @upsample_nearest.cuda("copies", when=_doubled)
-def _(k: Any, input: Array, scale_factor: int, layout: str) -> Array:
+def _(k: Launcher, input: Array) -> Array:
     b, h, w, c = input.shape
     made = k.empty((b, h, 2, w, 2, c), input.dtype)
     k.copy([made], [input[:, :, None, :, None]])
@@ -54,7 +56,7 @@ def _(k: Any, input: Array, scale_factor: int, layout: str) -> Array:
 
 
 @upsample_nearest.cuda_vjp("generated", "input", when=_doubled)
-def _(k: Any, g: Array) -> Array:
+def _(k: Launcher, g: Array) -> Array:
     four = {f"g{i}{j}": g[:, i::2, j::2] for i in range(2) for j in range(2)}
     return k.elementwise((" + ".join(four),), four, (g.dtype,))[0]
 
@@ -68,9 +70,15 @@ upsample_nearest.perf_samples(sample((2, 9, 7, 64), layout="NHWC"))
 
 @primitive(torch="nn.functional.interpolate")
 def interpolate(
-    xp: Any, input: Array, size: Sizes | None = None, scale_factor: Factors | None = None, mode: str = "nearest",
-    align_corners: bool | None = None, recompute_scale_factor: bool | None = None, layout: str = "NCHW",
-) -> Array:  # fmt: skip
+    xp: Namespace,
+    input: Array,
+    size: Sizes | None = None,
+    scale_factor: Factors | None = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    layout: str = "NCHW",
+) -> Array:
     """input resized to `size` or by `scale_factor`, to the nearest pixel or between the two around along each axis
 
     mode is "nearest", "nearest-exact", "linear" (B, C, L), "bilinear" or "trilinear". With align_corners the corner
@@ -104,7 +112,7 @@ class _Axis:
     align: bool
     image: bool
 
-    def sources(self, xp: Any) -> tuple[Array, Array, Array | None]:
+    def sources(self, xp: Namespace) -> tuple[Array, Array, Array | None]:
         """For each output pixel the two input pixels around it, and its position from 0 to 1; None for nearest."""
         place = xp.arange(self.after, dtype=np.float64)
         last = self.before - 1
@@ -115,7 +123,7 @@ class _Axis:
         low = xp.minimum(xp.floor(x), last)
         return low.astype(np.int64), xp.minimum(low + 1, last).astype(np.int64), xp.clip(x - low, 0.0, 1.0)
 
-    def _nearest(self, xp: Any, place: Array) -> Array:
+    def _nearest(self, xp: Namespace, place: Array) -> Array:
         """The nearest pixel, in fp32 as PyTorch computes it: in images of equal or double size by the exact ratio."""
         scale, place = np.float32(self.scale), place.astype(np.float32)
         if self.mode == "nearest-exact":
@@ -124,7 +132,7 @@ class _Axis:
             return xp.floor(place * np.float32(self.before / self.after))
         return xp.floor(place * scale)
 
-    def matrix(self, xp: Any, dtype: Any) -> Array:
+    def matrix(self, xp: Namespace, dtype: Any) -> Array:
         """The resizing as a matrix (after, before)."""
         low, high, part = self.sources(xp)
         pixel = xp.arange(self.before)
@@ -138,9 +146,14 @@ _LINEAR = {"linear": 3, "bilinear": 4, "trilinear": 5}
 
 
 def _plan(
-    shape: Shape, size: Sizes | None, factor: Factors | None, mode: str, align: bool | None, recompute: bool | None,
+    shape: Shape,
+    size: Sizes | None,
+    factor: Factors | None,
+    mode: str,
+    align: bool | None,
+    recompute: bool | None,
     layout: str,
-) -> list[_Axis]:  # fmt: skip
+) -> list[_Axis]:
     """How each spatial axis is resized. Raises ValueError or ShapeError for arguments that do not fit together."""
     if mode not in ("nearest", "nearest-exact", *_LINEAR) or _LINEAR.get(mode, len(shape)) != len(shape):
         raise ValueError(f"interpolate: mode {mode!r} is not known for an input of {len(shape)} dims")
@@ -173,9 +186,16 @@ def _plan(
 
 @interpolate.vjp("input")
 def _(
-    xp: Any, g: Array, input_shape: Shape, size: Sizes | None, scale_factor: Factors | None, mode: str,
-    align_corners: bool | None, recompute_scale_factor: bool | None, layout: str,
-) -> Array:  # fmt: skip
+    xp: Namespace,
+    g: Array,
+    input_shape: Shape,
+    size: Sizes | None,
+    scale_factor: Factors | None,
+    mode: str,
+    align_corners: bool | None,
+    recompute_scale_factor: bool | None,
+    layout: str,
+) -> Array:
     for axis in _plan(input_shape, size, scale_factor, mode, align_corners, recompute_scale_factor, layout):
         moved = xp.matmul(xp.moveaxis(g, axis.axis, -1), axis.matrix(xp, g.dtype))  # by the transposed matrix
         g = xp.moveaxis(moved, -1, axis.axis)

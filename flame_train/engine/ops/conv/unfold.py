@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ....errors import ShapeError
 from ...dtype import Array
+from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common.dims import Shape
 from .conv import Pair, out_size, pair, taps
@@ -15,16 +14,23 @@ Window = tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int
 
 
 @primitive(torch="nn.functional.unfold")
-def unfold(xp: Any, input: Array, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1) -> Array:
+def unfold(
+    xp: Namespace, input: Array, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1
+) -> Array:
     """The patches under a sliding kernel: (B, C, H, W) to (B, C * kh * kw, positions)"""
     return _columns(xp, input, _window(kernel_size, dilation, padding, stride))
 
 
 @primitive(torch="nn.functional.fold")
 def fold(
-    xp: Any, input: Array, output_size: Pair, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0,
+    xp: Namespace,
+    input: Array,
+    output_size: Pair,
+    kernel_size: Pair,
+    dilation: Pair = 1,
+    padding: Pair = 0,
     stride: Pair = 1,
-) -> Array:  # fmt: skip
+) -> Array:
     """Patches added up where they overlap: (B, C * kh * kw, positions) to (B, C, *output_size)"""
     return _image(xp, input, pair(output_size), _window(kernel_size, dilation, padding, stride))
 
@@ -48,7 +54,7 @@ def _positions(size: tuple[int, int], window: Window) -> tuple[int, int]:
     return oh, ow
 
 
-def _columns(xp: Any, x: Array, window: Window) -> Array:
+def _columns(xp: Namespace, x: Array, window: Window) -> Array:
     if x.ndim != 4:
         raise ShapeError(f"unfold: expected input (B, C, H, W), got {tuple(x.shape)}")
     (kh, kw), d, p, s = window
@@ -61,7 +67,7 @@ def _columns(xp: Any, x: Array, window: Window) -> Array:
     return out.reshape(b, c * kh * kw, oh * ow)
 
 
-def _image(xp: Any, columns: Array, size: tuple[int, int], window: Window) -> Array:
+def _image(xp: Namespace, columns: Array, size: tuple[int, int], window: Window) -> Array:
     (kh, kw), d, p, s = window
     oh, ow = _positions(size, window)
     if columns.ndim != 3 or columns.shape[1] % (kh * kw) or columns.shape[2] != oh * ow:
@@ -78,12 +84,14 @@ def _image(xp: Any, columns: Array, size: tuple[int, int], window: Window) -> Ar
 
 
 @unfold.vjp("input")
-def _(xp: Any, g: Array, input_shape: Shape, kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair) -> Array:
+def _(
+    xp: Namespace, g: Array, input_shape: Shape, kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair
+) -> Array:
     return _image(xp, g, (input_shape[2], input_shape[3]), _window(kernel_size, dilation, padding, stride))
 
 
 @fold.vjp("input")
-def _(xp: Any, g: Array, kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair) -> Array:
+def _(xp: Namespace, g: Array, kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair) -> Array:
     return _columns(xp, g, _window(kernel_size, dilation, padding, stride))
 
 

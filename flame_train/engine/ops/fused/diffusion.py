@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from ....errors import ShapeError
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, as_dtype
+from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ...op_samples import Values
 from ..common.elementwise_codegen import elementwise_kernel
@@ -16,14 +17,14 @@ from ..pointwise.activations import gated, gated_gradient, gelu_value, gelu_valu
 
 
 @primitive(torch=None)
-def geglu(xp: Any, input: Array) -> Array:
+def geglu(xp: Namespace, input: Array) -> Array:
     """value * gelu(gate) for input = [value, gate] along the last dim (arXiv 2002.05202), with the exact gelu"""
     value, gate = halves(input, "geglu")
     return value * gelu_value(xp, gate)
 
 
 @geglu.vjp("input")
-def _(xp: Any, g: Array, input: Array) -> Array:
+def _(xp: Namespace, g: Array, input: Array) -> Array:
     value, gate = halves(input, "geglu")
     gelu, slope = gelu_value_and_derivative(xp, gate)
     return xp.concatenate([g * gelu, g * value * slope], axis=-1)
@@ -34,12 +35,12 @@ geglu.errors(ErrorSample(sample((2, 3)), ShapeError, "expected an even last dim"
 
 
 @geglu.cuda("generated", when=halved)
-def _(k: Any, input: Array) -> Array:
+def _(k: Launcher, input: Array) -> Array:
     return gated(k, input, "value * gelu(gate)")
 
 
 @geglu.cuda_vjp("generated", "input", when=halved)
-def _(k: Any, g: Array, input: Array) -> Array:
+def _(k: Launcher, g: Array, input: Array) -> Array:
     return gated_gradient(k, g, input, "g * gelu(gate)", "g * value * gelu_derivative(gate)")
 
 
@@ -48,7 +49,7 @@ geglu.perf_samples(sample((3, 77, 2560)), sample((5, 16)))
 
 @primitive(torch=None, data_movement=True)
 def timestep_embedding(
-    xp: Any, timesteps: Array, dim: int, max_period: float = 10000.0, dtype: DType | str = "float32"
+    xp: Namespace, timesteps: Array, dim: int, max_period: float = 10000.0, dtype: DType | str = "float32"
 ) -> Array:
     """[cos(t * f), sin(t * f)] with f = max_period^(-i / (dim / 2)), for t of shape (B,) (LDM's timestep_embedding)
 
@@ -73,7 +74,7 @@ timestep_embedding.samples(sample(Values((3,), 0, 999), 8, dtype="float64"))
 
 
 @primitive(torch=None)
-def gated_add(xp: Any, input: Array, gate: Array, update: Array) -> Array:
+def gated_add(xp: Namespace, input: Array, gate: Array, update: Array) -> Array:
     """input + gate * update: the residual of a modulated transformer block"""
     return input + gate * update
 

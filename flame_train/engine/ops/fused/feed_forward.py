@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ....errors import ShapeError
 from ...backend.cuda.cublaslt import Gelu
+from ...backend.cuda.launcher import Launcher
 from ...backend.cuda.tuning import tuning_of
 from ...dtype import Array
 from ...grad_target import GradTargets
@@ -19,7 +18,7 @@ from ..pointwise.activations import gelu
 @composite(aux=("hidden",))
 def feed_forward(
     input: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None = None
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """linear(gelu(linear(input, weight1, bias1), approximate="tanh"), weight2, bias2), as in DiTs (arXiv 2212.09748)
 
     Its kernels are for frozen weights; where these require grad, the ops it consists of run one by one.
@@ -34,9 +33,7 @@ feed_forward.errors(
 )
 
 
-def _in_epilogues(
-    input: Array, weight1: Array, bias1: Array | None, weight2: Array, bias2: Array | None
-) -> str:  # fmt: skip
+def _in_epilogues(input: Array, weight1: Array, bias1: Array | None, weight2: Array, bias2: Array | None) -> str:
     return too_few(input, weight1) or conditions.same(conditions.LOW, input, weight1, bias1, weight2, bias2)
 
 
@@ -54,14 +51,14 @@ def too_few(input: Array, weight1: Array) -> str:
 
 @feed_forward.cuda("cublaslt", when=_in_epilogues)
 def _(
-    k: Any, input: Array, weight1: Array, bias1: Array | None, weight2: Array, bias2: Array | None
-) -> tuple[Array, Array]:  # fmt: skip
+    k: Launcher, input: Array, weight1: Array, bias1: Array | None, weight2: Array, bias2: Array | None
+) -> tuple[Array, Array]:
     return forward(k, input, weight1, bias1, weight2, bias2)
 
 
 def forward(
-    k: Any, input: Array, weight1: Array, bias1: Array | None, weight2: Array, bias2: Array | None
-) -> tuple[Array, Array]:  # fmt: skip
+    k: Launcher, input: Array, weight1: Array, bias1: Array | None, weight2: Array, bias2: Array | None
+) -> tuple[Array, Array]:
     """The result, and the hidden values before the GELU, (rows, hidden)."""
     check_linear(input, weight1)
     rows = k.mergeable_rows(input).reshape(-1, input.shape[-1])
@@ -72,11 +69,11 @@ def forward(
 
 
 @feed_forward.cuda_vjp("cublaslt", "input", when=_in_epilogues)
-def _(k: Any, g: Array, weight1: Array, weight2: Array, hidden: Array, targets: GradTargets) -> Array:
+def _(k: Launcher, g: Array, weight1: Array, weight2: Array, hidden: Array, targets: GradTargets) -> Array:
     return backward(k, g, weight1, weight2, hidden, targets)
 
 
-def backward(k: Any, g: Array, weight1: Array, weight2: Array, hidden: Array, targets: GradTargets) -> Array:
+def backward(k: Launcher, g: Array, weight1: Array, weight2: Array, hidden: Array, targets: GradTargets) -> Array:
     """The input's gradient; `hidden` as `forward` returned it."""
     carried = k.matmul(g, weight2, gelu=Gelu(hidden, derivative=True))
     return product_to(k, targets["input"], carried, weight1)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from ....errors import ShapeError
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ...grad_target import FRESH, GradTargets
 from ...op import ErrorSample, composite, sample
@@ -18,9 +18,15 @@ from . import feed_forward
 
 @composite(aux=("hidden",))
 def fp8_feed_forward(
-    input: Tensor, codes1: Tensor, scales1: Tensor, bias1: Tensor | None, codes2: Tensor, scales2: Tensor,
-    bias2: Tensor | None = None, dynamic: bool = False,
-) -> Tensor:  # fmt: skip
+    input: Tensor,
+    codes1: Tensor,
+    scales1: Tensor,
+    bias1: Tensor | None,
+    codes2: Tensor,
+    scales2: Tensor,
+    bias2: Tensor | None = None,
+    dynamic: bool = False,
+) -> Tensor:
     """fp8_linear(gelu(fp8_linear(input, codes1, scales1, bias1), approximate="tanh"), codes2, scales2, bias2)
 
     With `dynamic` both take rounded rows, see `fp8_linear`.
@@ -54,53 +60,88 @@ fp8_feed_forward.perf_samples(
 
 
 def _misfit(
-    input: Array, codes1: Array, scales1: Array, bias1: Array | None, codes2: Array, scales2: Array,
+    input: Array,
+    codes1: Array,
+    scales1: Array,
+    bias1: Array | None,
+    codes2: Array,
+    scales2: Array,
     bias2: Array | None,
-) -> str:  # fmt: skip
+) -> str:
     if not fits(input, codes1, scales1) or not fits(codes1.T, codes2, scales2):
         return "arguments that are refused"
     return conditions.same(conditions.LOW, input, bias1, bias2)
 
 
 def _by_storage(
-    input: Array, codes1: Array, scales1: Array, bias1: Array | None, codes2: Array, scales2: Array,
-    bias2: Array | None, dynamic: bool,
-) -> str:  # fmt: skip
+    input: Array,
+    codes1: Array,
+    scales1: Array,
+    bias1: Array | None,
+    codes2: Array,
+    scales2: Array,
+    bias2: Array | None,
+    dynamic: bool,
+) -> str:
     misfit = _misfit(input, codes1, scales1, bias1, codes2, scales2, bias2)
     return misfit or storage(input, codes1, dynamic) or feed_forward.too_few(input, codes1)
 
 
 def _by_products(
-    input: Array, codes1: Array, scales1: Array, bias1: Array | None, codes2: Array, scales2: Array,
-    bias2: Array | None, dynamic: bool,
-) -> str:  # fmt: skip
+    input: Array,
+    codes1: Array,
+    scales1: Array,
+    bias1: Array | None,
+    codes2: Array,
+    scales2: Array,
+    bias2: Array | None,
+    dynamic: bool,
+) -> str:
     misfit = _misfit(input, codes1, scales1, bias1, codes2, scales2, bias2)
     return misfit or products(input, codes1, dynamic) or products(input, codes2, dynamic)
 
 
 @fp8_feed_forward.cuda("cublaslt", when=_by_storage)
 def _(
-    k: Any, input: Array, codes1: Array, scales1: Array, bias1: Array | None, codes2: Array, scales2: Array,
-    bias2: Array | None, dynamic: bool,
-) -> tuple[Array, Array]:  # fmt: skip
+    k: Launcher,
+    input: Array,
+    codes1: Array,
+    scales1: Array,
+    bias1: Array | None,
+    codes2: Array,
+    scales2: Array,
+    bias2: Array | None,
+) -> tuple[Array, Array]:
     first, second = decode(k, codes1, scales1, input.dtype), decode(k, codes2, scales2, input.dtype)
     return feed_forward.forward(k, input, first, bias1, second, bias2)
 
 
 @fp8_feed_forward.cuda_vjp("cublaslt", "input", when=_by_storage)
 def _(
-    k: Any, g: Array, codes1: Array, scales1: Array, codes2: Array, scales2: Array, hidden: Array,
+    k: Launcher,
+    g: Array,
+    codes1: Array,
+    scales1: Array,
+    codes2: Array,
+    scales2: Array,
+    hidden: Array,
     targets: GradTargets,
-) -> Array:  # fmt: skip
+) -> Array:
     first, second = decode(k, codes1, scales1, g.dtype), decode(k, codes2, scales2, g.dtype)
     return feed_forward.backward(k, g, first, second, hidden, targets)
 
 
 @fp8_feed_forward.cuda("fp8", when=_by_products)
 def _(
-    k: Any, input: Array, codes1: Array, scales1: Array, bias1: Array | None, codes2: Array, scales2: Array,
-    bias2: Array | None, dynamic: bool,
-) -> tuple[Array, Array]:  # fmt: skip
+    k: Launcher,
+    input: Array,
+    codes1: Array,
+    scales1: Array,
+    bias1: Array | None,
+    codes2: Array,
+    scales2: Array,
+    bias2: Array | None,
+) -> tuple[Array, Array]:
     hidden = k.empty((*input.shape[:-1], len(codes1)), input.dtype)
     k.scaled_product(*encode(k, input), k.contiguous(codes1), scales1, out=hidden, bias=bias1)
     out = k.empty((*input.shape[:-1], len(codes2)), input.dtype)
@@ -111,9 +152,15 @@ def _(
 
 @fp8_feed_forward.cuda_vjp("fp8", "input", when=_by_products)
 def _(
-    k: Any, g: Array, codes1: Array, scales1: Array, codes2: Array, scales2: Array, hidden: Array,
+    k: Launcher,
+    g: Array,
+    codes1: Array,
+    scales1: Array,
+    codes2: Array,
+    scales2: Array,
+    hidden: Array,
     targets: GradTargets,
-) -> Array:  # fmt: skip
+) -> Array:
     carried = fp8_product_to(k, g, codes2, scales2, FRESH)
     value = "x * gelu_tanh_derivative(beside)"
     return fp8_product_to(k, carried, codes1, scales1, targets["input"], value=value, beside=hidden)

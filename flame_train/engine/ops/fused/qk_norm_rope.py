@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ....errors import ShapeError
-from ...dtype import Array, float32, promote
+from ...backend.cuda.launcher import Launcher
+from ...dtype import Array, float32, promote_floats
 from ...grad_target import FRESH, GradTargets
 from ...op import ErrorSample, composite, sample
 from ...tensor import Tensor
@@ -22,9 +23,13 @@ Maybe = Array | None
 
 @composite(aux=("rstd",))
 def cat_rms_norm(
-    tensors: Sequence[Tensor], weights: Sequence[Tensor], cos: Tensor | None = None, sin: Tensor | None = None,
-    dim: int = -3, eps: float = 1e-6,
-) -> Tensor:  # fmt: skip
+    tensors: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    dim: int = -3,
+    eps: float = 1e-6,
+) -> Tensor:
     """rope(cat([rms_norm(x, weight) for each], dim), cos, sin): queries or keys of joint attention (arXiv 2403.03206)
 
     Each is normalised over its last dim with the weight of its stream; without cos and sin nothing is rotated. Their
@@ -100,7 +105,7 @@ def _alike(tensors: Sequence[Array], weights: Sequence[Array], cos: Maybe, sin: 
     return ""
 
 
-def _angles(k: Any, cos: Maybe, sin: Maybe, part: Place, size: int, shape: Shape) -> Angles:
+def _angles(k: Launcher, cos: Maybe, sin: Maybe, part: Place, size: int, shape: Shape) -> Angles:
     if cos is None or sin is None:
         return {}
     return angle_rows(k, _part(cos, part, size), _part(sin, part, size), shape)
@@ -116,11 +121,11 @@ def _numbers(rstd: Array, tensors: Sequence[Array]) -> Iterator[Array]:
 
 @cat_rms_norm.cuda("rows", when=_alike)
 def _(
-    k: Any, tensors: Sequence[Array], weights: Sequence[Array], cos: Maybe, sin: Maybe, dim: int, eps: float
+    k: Launcher, tensors: Sequence[Array], weights: Sequence[Array], cos: Maybe, sin: Maybe, dim: int, eps: float
 ) -> tuple[Array, Array]:
     shape = list(tensors[0].shape)
     shape[dim] = size = sum(x.shape[dim] for x in tensors)
-    out = k.empty(shape, promote([tensors[0].dtype, weights[0].dtype]))
+    out = k.empty(shape, promote_floats([tensors[0].dtype, weights[0].dtype]))
     rstd = k.empty((math.prod(shape[:-1]),), float32)
     for x, w, part, numbers in zip(tensors, weights, _parts(tensors, dim), _numbers(rstd, tensors), strict=True):
         norm_rows(k, x, w, eps, _angles(k, cos, sin, part, size, x.shape), out=(out[part], numbers))
@@ -129,9 +134,16 @@ def _(
 
 @cat_rms_norm.cuda_vjp("rows", "tensors", when=_alike)
 def _(
-    k: Any, g: Array, tensors: Sequence[Array], weights: Sequence[Array], cos: Maybe, sin: Maybe, rstd: Array, dim: int,
+    k: Launcher,
+    g: Array,
+    tensors: Sequence[Array],
+    weights: Sequence[Array],
+    cos: Maybe,
+    sin: Maybe,
+    rstd: Array,
+    dim: int,
     targets: GradTargets,
-) -> list[Array]:  # fmt: skip
+) -> list[Array]:
     found = []
     parts = zip(tensors, weights, _parts(tensors, dim), _numbers(rstd, tensors), strict=True)
     for i, (x, w, part, numbers) in enumerate(parts):

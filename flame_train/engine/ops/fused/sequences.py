@@ -8,7 +8,8 @@ from typing import Any
 
 from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Extent, Operands, Program, Reduction
-from ...dtype import Array, float32, promote
+from ...backend.cuda.launcher import Launcher
+from ...dtype import Array, float32, promote_floats
 from ...grad_target import FRESH, GradTargets
 from ...op import ErrorSample, composite, sample
 from ...tensor import Tensor
@@ -82,17 +83,17 @@ def _side_by_side(input: Array, hidden: Array, approximate: str) -> str:
 
 
 @cat_gelu.cuda("generated", when=_side_by_side)
-def _(k: Any, input: Array, hidden: Array, approximate: str) -> Array:
+def _(k: Launcher, input: Array, hidden: Array, approximate: str) -> Array:
     return k.concatenated([input, hidden], input.ndim - 1, input.dtype, ["x", f"{_GELU[approximate]}(x)"])
 
 
 @cat_gelu.cuda_vjp("generated", "input", when=_side_by_side)
-def _(k: Any, g: Array, input_shape: Shape) -> Array:
+def _(k: Launcher, g: Array, input_shape: Shape) -> Array:
     return g[..., : input_shape[-1]]
 
 
 @cat_gelu.cuda_vjp("generated", "hidden", when=_side_by_side)
-def _(k: Any, g: Array, hidden: Array, approximate: str, targets: GradTargets) -> Array:
+def _(k: Launcher, g: Array, hidden: Array, approximate: str, targets: GradTargets) -> Array:
     behind = g[..., g.shape[-1] - hidden.shape[-1] :]
     slope = f"g * {_GELU[approximate]}_derivative(hidden)"
     operands = {"g": behind, "hidden": hidden}
@@ -125,10 +126,10 @@ def _modulated(input: Array, scale: Array, shift: Array) -> str:
 
 
 @layer_norm_modulate.cuda("rows", when=_modulated)
-def _(k: Any, input: Array, scale: Array, shift: Array, eps: float) -> tuple[Array, Array, Array]:
+def _(k: Launcher, input: Array, scale: Array, shift: Array, eps: float) -> tuple[Array, Array, Array]:
     program = Program(CENTRED, ("c * rstd * (1.f + scale) + shift",), ("mean", "rstd"))
     tables = {"scale": table(k, scale, input.shape), "shift": table(k, shift, input.shape)}
-    dtype = promote([a.dtype for a in (input, scale, shift)])
+    dtype = promote_floats([a.dtype for a in (input, scale, shift)])
     operands = Operands({"input": rows_at(k, input)}, tables, {}, {"eps": eps})
     y, mean, rstd = k.rows(program, operands, (dtype, float32, float32))
     kept = (*input.shape[:-1], 1)
@@ -137,9 +138,15 @@ def _(k: Any, input: Array, scale: Array, shift: Array, eps: float) -> tuple[Arr
 
 @layer_norm_modulate.cuda_vjp("rows", "input", "scale", "shift", when=_modulated)
 def _(
-    k: Any, g: Array, input: Array, scale: Array, shift: Array, mean: Array, rstd: Array,
+    k: Launcher,
+    g: Array,
+    input: Array,
+    scale: Array,
+    shift: Array,
+    mean: Array,
+    rstd: Array,
     targets: GradTargets,
-) -> tuple[Array | None, ...]:  # fmt: skip
+) -> tuple[Array | None, ...]:
     addend, added, out = target_rows(k, targets.get("input", FRESH), 1)
     rows = {"g": rows_at(k, g), "input": rows_at(k, input), **addend}
     numbers = {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)}
@@ -166,7 +173,7 @@ def _(
 _SUMS = {"scale": SUMS["weight"], "shift": SUMS["bias"]}
 
 
-def _to_shared(k: Any, each: str, operands: Operands, x: Array, shape: Shape) -> Array:
+def _to_shared(k: Launcher, each: str, operands: Operands, x: Array, shape: Shape) -> Array:
     """The gradient of rows shared like those of `x`, in fp32: sums of `each` over the rows that share one."""
     found = shared(x, shape)
     assert found is not None

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from ....errors import ShapeError
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, bool_, compute_dtype, float32, int32, int64, is_float
+from ...namespace import Namespace, is_numpy
 from ...op import ErrorSample, primitive, sample
 from ...op_samples import booleans, integers
 from ..common.dims import Shape, axis
@@ -16,7 +18,7 @@ from ..common.elementwise_codegen import elementwise_kernel
 from .index_rows import no_rows_by_index, summed, taken
 
 
-def added_at(xp: Any, shape: Shape, index: Any, values: Array) -> Array:
+def added_at(xp: Namespace, shape: Shape, index: Any, values: Array) -> Array:
     """Zeros of `shape` with values added at index; values at the same position add up, in fp32 or fp64.
 
     On a GPU the order of the additions, and so the last bit, may change from run to run.
@@ -26,19 +28,19 @@ def added_at(xp: Any, shape: Shape, index: Any, values: Array) -> Array:
     return out.astype(values.dtype)
 
 
-def check_within(xp: Any, op: str, index: Array, size: int, least: int = 0) -> None:
+def check_within(xp: Namespace, op: str, index: Array, size: int, least: int = 0) -> None:
     """Raises IndexError for an index outside [least, size), on the CPU only.
 
     On a GPU the check would have to wait for the device; there an index out of range wraps around.
     """
     if index.size and size == 0:  # there is nothing to wrap around to
         raise IndexError(f"{op}: expected no index where there are no places, got {index.size}")
-    if xp is np and index.size and not (index.min() >= least and index.max() < size):
+    if is_numpy(xp) and index.size and not (index.min() >= least and index.max() < size):
         raise IndexError(f"{op}: expected whole numbers in [{least}, {size}), got {index.min()} to {index.max()}")
 
 
 @primitive(torch="nn.functional.embedding", data_movement=True)
-def embedding(xp: Any, input: Array, weight: Array, padding_idx: int | None = None) -> Array:
+def embedding(xp: Namespace, input: Array, weight: Array, padding_idx: int | None = None) -> Array:
     """weight[input]: rows of weight by index; the row padding_idx gets no gradient"""
     if input.dtype.kind not in "iu":
         raise ShapeError(f"embedding: expected whole-number indices, got {input.dtype.name}")
@@ -53,7 +55,7 @@ embedding.non_differentiable("input")
 
 
 @embedding.vjp("weight")
-def _(xp: Any, g: Array, input: Array, weight_shape: Shape, padding_idx: int | None) -> Array:
+def _(xp: Namespace, g: Array, input: Array, weight_shape: Shape, padding_idx: int | None) -> Array:
     dw = added_at(xp, weight_shape, input, g)
     if padding_idx is not None:
         dw[padding_idx] = 0
@@ -65,12 +67,12 @@ def _no_table(input: Array, weight: Array) -> str:
 
 
 @embedding.cuda("flame", when=_no_table)
-def _(k: Any, input: Array, weight: Array, padding_idx: int | None) -> Array:
+def _(k: Launcher, input: Array, weight: Array) -> Array:
     return taken(k, weight.reshape(1, *weight.shape), input.reshape(-1)).reshape(*input.shape, weight.shape[1])
 
 
 @embedding.cuda_vjp("flame", "weight", when=_no_table)
-def _(k: Any, g: Array, input: Array, weight_shape: Shape, padding_idx: int | None) -> Array:
+def _(k: Launcher, g: Array, input: Array, weight_shape: Shape, padding_idx: int | None) -> Array:
     rows, length = weight_shape
     dw = summed(k, g.reshape(-1, length), input.reshape(-1), rows)
     if padding_idx is not None:
@@ -94,7 +96,7 @@ embedding.errors(
 
 
 @primitive(torch="index_select", data_movement=True)
-def index_select(xp: Any, input: Array, dim: int, index: Array) -> Array:
+def index_select(xp: Namespace, input: Array, dim: int, index: Array) -> Array:
     """The slices of input along dim that index (1-D) names"""
     if index.ndim > 1 or index.dtype.kind not in "iu":
         raise ShapeError(f"index_select: expected 1-D whole-number indices, got {index.dtype.name} {index.shape}")
@@ -111,7 +113,7 @@ index_select.non_differentiable("index")
 
 
 @index_select.vjp("input")
-def _(xp: Any, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
+def _(xp: Namespace, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
     if not input_shape:
         return g
     moved = xp.moveaxis(g, dim, 0)
@@ -125,7 +127,7 @@ def _no_slices(input: Array, dim: int, index: Array) -> str:
 
 
 @index_select.cuda("flame", when=_no_slices)
-def _(k: Any, input: Array, dim: int, index: Array) -> Array:
+def _(k: Launcher, input: Array, dim: int, index: Array) -> Array:
     dim = dim % input.ndim
     outer, inner = math.prod(input.shape[:dim]), math.prod(input.shape[dim + 1 :])
     found = taken(k, k.contiguous(input).reshape(outer, input.shape[dim], inner), index.reshape(-1))
@@ -133,7 +135,7 @@ def _(k: Any, input: Array, dim: int, index: Array) -> Array:
 
 
 @index_select.cuda_vjp("flame", "input", when=_no_slices)
-def _(k: Any, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
+def _(k: Launcher, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
     moved = k.xp.moveaxis(g, dim, 0)
     total = summed(k, k.contiguous(moved).reshape(len(moved), -1), index.reshape(-1), input_shape[dim])
     return k.xp.moveaxis(total.reshape(input_shape[dim], *moved.shape[1:]), 0, dim)
@@ -148,7 +150,7 @@ index_select.errors(
 
 
 @primitive(torch="masked_fill", accepts_integers=True)
-def masked_fill(xp: Any, input: Array, mask: Array, value: Array | float) -> Array:
+def masked_fill(xp: Namespace, input: Array, mask: Array, value: Array | float) -> Array:
     """value where mask holds, else input"""
     if mask.dtype != bool:
         raise ShapeError(f"masked_fill: expected a boolean mask, got {mask.dtype.name}")
@@ -171,9 +173,12 @@ def _no_mask(mask: Array) -> str:
 
 
 elementwise_kernel(
-    masked_fill, "mask != 0.f ? value : input", when=_no_mask,
-    input="mask != 0.f ? 0.f : g", value="mask != 0.f ? g : 0.f",
-)  # fmt: skip
+    masked_fill,
+    "mask != 0.f ? value : input",
+    when=_no_mask,
+    input="mask != 0.f ? 0.f : g",
+    value="mask != 0.f ? g : 0.f",
+)
 
 
 masked_fill.samples(sample((3, 4), booleans(3, 4), -1.5), sample((2, 3, 4), booleans(4), ()))
@@ -184,7 +189,7 @@ masked_fill.errors(
 
 
 @primitive(torch="nn.functional.one_hot", data_movement=True)
-def one_hot(xp: Any, input: Array, num_classes: int = -1) -> Array:
+def one_hot(xp: Namespace, input: Array, num_classes: int = -1) -> Array:
     """1 at each index along a new last dim of num_classes, else 0 (int64); -1 takes the largest index plus one"""
     if input.dtype.kind not in "iu":
         raise ShapeError(f"one_hot: expected whole-number classes, got {input.dtype.name}")
@@ -205,7 +210,7 @@ def _no_classes(input: Array, num_classes: int) -> str:
 
 
 @one_hot.cuda("generated", when=_no_classes)
-def _(k: Any, input: Array, num_classes: int) -> Array:
+def _(k: Launcher, input: Array, num_classes: int) -> Array:
     operands = {"input": input[..., None], "at": k.xp.arange(num_classes, dtype=float32)}
     return k.elementwise(("input == at ? 1.f : 0.f",), operands, (int64,))[0]
 

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from ....errors import ShapeError
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, compute_dtype
+from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ...op_samples import Values, integers
 from ..common.dims import Shape, axis
@@ -16,7 +18,7 @@ from .embedding import added_at, check_within
 from .index_elements import element_sums, elements, no_elements_by_index
 
 
-def _places(xp: Any, index: Array, dim: int, shape: Shape) -> tuple[Array, ...]:
+def _places(xp: Namespace, index: Array, dim: int, shape: Shape) -> tuple[Array, ...]:
     """An index of all dims of an array of `shape`: `index` along dim, each entry's own position along the others."""
     dim = axis(dim, index.ndim, "index")
     grids = []
@@ -36,7 +38,7 @@ def _check_index(op: str, input: Array, index: Array, src: Array | None = None) 
         raise ShapeError(f"{op}: input, index and source must have as many dims, got {shapes}")
 
 
-def _check_places(xp: Any, op: str, input: Array, dim: int, index: Array, src: Array | None = None) -> None:
+def _check_places(xp: Namespace, op: str, input: Array, dim: int, index: Array, src: Array | None = None) -> None:
     """Raises ShapeError unless index fits input and src, IndexError for a position outside of input."""
     _check_index(op, input, index, src)
     along, sizes = axis(dim, index.ndim, op), zip(index.shape, input.shape, strict=True)
@@ -50,7 +52,7 @@ def _check_places(xp: Any, op: str, input: Array, dim: int, index: Array, src: A
 
 
 @primitive(torch="take_along_dim", data_movement=True)
-def take_along_dim(xp: Any, input: Array, indices: Array, dim: int | None = None) -> Array:
+def take_along_dim(xp: Namespace, input: Array, indices: Array, dim: int | None = None) -> Array:
     """input[..., indices[..., i, ...], ...] along dim, where -1 is the last; without dim both are flattened"""
     if dim is None:
         check_within(xp, "take_along_dim", indices, input.size)
@@ -68,7 +70,7 @@ take_along_dim.non_differentiable("indices")
 
 
 @take_along_dim.vjp("input")
-def _(xp: Any, g: Array, input_shape: Shape, indices: Array, dim: int | None) -> Array:
+def _(xp: Namespace, g: Array, input_shape: Shape, indices: Array, dim: int | None) -> Array:
     if dim is None:
         return added_at(xp, (int(np.prod(input_shape)),), indices.reshape(-1), g).reshape(input_shape)
     return added_at(xp, input_shape, _places(xp, xp.broadcast_to(indices, g.shape), dim, input_shape), g)
@@ -79,12 +81,12 @@ def _no_elements_along(input: Array, indices: Array, dim: int | None) -> str:
 
 
 @take_along_dim.cuda("flame", when=_no_elements_along)
-def _(k: Any, input: Array, indices: Array, dim: int) -> Array:
+def _(k: Launcher, input: Array, indices: Array, dim: int) -> Array:
     return elements(k, input, dim, indices)
 
 
 @take_along_dim.cuda_vjp("flame", "input", when=_no_elements_along)
-def _(k: Any, g: Array, input_shape: Shape, indices: Array, dim: int) -> Array:
+def _(k: Launcher, g: Array, input_shape: Shape, indices: Array, dim: int) -> Array:
     return element_sums(k, g, dim, indices, input_shape)
 
 
@@ -105,7 +107,7 @@ take_along_dim.samples(
 
 
 @primitive(torch="gather", data_movement=True)
-def gather(xp: Any, input: Array, dim: int, index: Array) -> Array:
+def gather(xp: Namespace, input: Array, dim: int, index: Array) -> Array:
     """input[..., index[..., i, ...], ...] along dim; index may be smaller than input along the other dims"""
     _check_places(xp, "gather", input, dim, index)
     return input[_places(xp, index, dim, input.shape)]
@@ -115,7 +117,7 @@ gather.non_differentiable("index")
 
 
 @gather.vjp("input")
-def _(xp: Any, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
+def _(xp: Namespace, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
     return added_at(xp, input_shape, _places(xp, index, dim, input_shape), g)
 
 
@@ -124,12 +126,12 @@ def _no_elements(input: Array, dim: int, index: Array) -> str:
 
 
 @gather.cuda("flame", when=_no_elements)
-def _(k: Any, input: Array, dim: int, index: Array) -> Array:
+def _(k: Launcher, input: Array, dim: int, index: Array) -> Array:
     return elements(k, input, dim, index)
 
 
 @gather.cuda_vjp("flame", "input", when=_no_elements)
-def _(k: Any, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
+def _(k: Launcher, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
     return element_sums(k, g, dim, index, input_shape)
 
 
@@ -149,7 +151,7 @@ gather.samples(
 
 
 @primitive(torch="scatter", data_movement=True)
-def scatter(xp: Any, input: Array, dim: int, index: Array, src: Array | float) -> Array:
+def scatter(xp: Namespace, input: Array, dim: int, index: Array, src: Array | float) -> Array:
     """input with src put at index along dim: the place gather would read; of several at one place, any"""
     _check_places(xp, "scatter", input, dim, index, None if isinstance(src, (int, float)) else src)
     out = input.copy()
@@ -164,7 +166,7 @@ def _corner(shape: Shape) -> tuple[slice, ...]:
     return tuple(slice(n) for n in shape)
 
 
-def _taken(xp: Any, g: Array, src_shape: Shape, index: Array, dim: int) -> Array:
+def _taken(xp: Namespace, g: Array, src_shape: Shape, index: Array, dim: int) -> Array:
     """The gradient of src: that of the positions it was put at or added to, zeros for entries that were not used."""
     out = xp.zeros(src_shape, g.dtype)
     out[_corner(index.shape)] = g[_places(xp, index, dim, g.shape)]
@@ -172,7 +174,7 @@ def _taken(xp: Any, g: Array, src_shape: Shape, index: Array, dim: int) -> Array
 
 
 @scatter.vjp("input")
-def _(xp: Any, g: Array, dim: int, index: Array) -> Array:
+def _(xp: Namespace, g: Array, dim: int, index: Array) -> Array:
     g = g.copy()
     g[_places(xp, index, dim, g.shape)] = 0
     return g
@@ -188,7 +190,7 @@ scatter.samples(sample((3, 5), 1, _ONCE, (3, 2)), sample((4, 5), -1, _ONCE, (4, 
 
 
 @primitive(torch="scatter_add", data_movement=True)
-def scatter_add(xp: Any, input: Array, dim: int, index: Array, src: Array) -> Array:
+def scatter_add(xp: Namespace, input: Array, dim: int, index: Array, src: Array) -> Array:
     """input with src added at index along dim, repeated places added up"""
     _check_places(xp, "scatter_add", input, dim, index, src)
     work = compute_dtype(input.dtype)
@@ -212,12 +214,12 @@ def _no_sources(input: Array, dim: int, index: Array, src: Array) -> str:
 
 
 @scatter_add.cuda("flame", when=_no_sources)
-def _(k: Any, input: Array, dim: int, index: Array, src: Array) -> Array:
+def _(k: Launcher, input: Array, dim: int, index: Array, src: Array) -> Array:
     return element_sums(k, src, dim, index, input.shape, input)
 
 
 @scatter_add.cuda_vjp("flame", "src", when=_no_sources)
-def _(k: Any, g: Array, dim: int, index: Array) -> Array:
+def _(k: Launcher, g: Array, dim: int, index: Array) -> Array:
     return elements(k, g, dim, index)
 
 

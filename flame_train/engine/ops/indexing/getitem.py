@@ -10,6 +10,7 @@ import numpy as np
 from ....errors import ShapeError
 from ...dtype import Array
 from ...indexing import Places, steps
+from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ...tensor import Tensor
 from ..common.dims import Shape, size_along
@@ -17,14 +18,14 @@ from .embedding import added_at
 
 
 @primitive(torch="Tensor.__getitem__", data_movement=True)
-def getitem(xp: Any, input: Array, index: Any) -> Array:
+def getitem(xp: Namespace, input: Array, index: Any) -> Array:
     """input[index], for whole numbers, slices, None, ..., and tensors or lists of whole numbers or truth values"""
     first, rest = _steps(xp, index, input.shape)
     return input[first][rest] if rest else input[first]
 
 
 @getitem.vjp("input")
-def _(xp: Any, g: Array, input_shape: Shape, index: Any) -> Array:
+def _(xp: Namespace, g: Array, input_shape: Shape, index: Any) -> Array:
     first, rest = _steps(xp, index, input_shape)
     if rest and not first:
         return added_at(xp, input_shape, rest, g)
@@ -33,7 +34,7 @@ def _(xp: Any, g: Array, input_shape: Shape, index: Any) -> Array:
     return out
 
 
-def _steps(xp: Any, index: Any, shape: Shape) -> tuple[Places, Places]:
+def _steps(xp: Namespace, index: Any, shape: Shape) -> tuple[Places, Places]:
     parts = index if isinstance(index, tuple) else (index,)
     return steps(xp, tuple([p.data if isinstance(p, Tensor) else p for p in parts]), shape)
 
@@ -69,7 +70,7 @@ getitem.errors(*_getitem_errors())
 
 
 @primitive(torch="narrow", data_movement=True)
-def narrow(xp: Any, input: Array, dim: int, start: int, length: int) -> Array:
+def narrow(xp: Namespace, input: Array, dim: int, start: int, length: int) -> Array:
     """length entries of dim, from start"""
     return input[_window(input.shape, dim, start, length)]
 
@@ -85,7 +86,7 @@ def _window(shape: Shape, dim: int, start: int, length: int) -> tuple[slice, ...
 
 
 @narrow.vjp("input")
-def _(xp: Any, g: Array, input_shape: Shape, dim: int, start: int, length: int) -> Array:
+def _(xp: Namespace, g: Array, input_shape: Shape, dim: int, start: int, length: int) -> Array:
     out = xp.zeros(input_shape, g.dtype)
     out[_window(input_shape, dim, start, length)] = g
     return out

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, int32, int64
 from ..common.conditions import AT_MOST_FP32, same
 from ..common.dims import Shape
@@ -28,7 +28,7 @@ def no_elements_by_index(x: Array, dim: int, index: Array) -> str:
     return same(AT_MOST_FP32, x)
 
 
-def elements(k: Any, x: Array, dim: int, index: Array) -> Array:
+def elements(k: Launcher, x: Array, dim: int, index: Array) -> Array:
     """x[..., index[..., i, ...], ...] along `dim`, in the shape of `index`."""
     d, y = dim % x.ndim, k.empty(index.shape, x.dtype)
     sizes = (y.size, x.shape[d], index.shape[d], math.prod(x.shape[d + 1 :]))
@@ -38,7 +38,7 @@ def elements(k: Any, x: Array, dim: int, index: Array) -> Array:
     return y
 
 
-def element_sums(k: Any, values: Array, dim: int, index: Array, shape: Shape, base: Array | None = None) -> Array:
+def element_sums(k: Launcher, values: Array, dim: int, index: Array, shape: Shape, base: Array | None = None) -> Array:
     """An array of `shape`: `base` or zeros, with `values` added at `index` along `dim`, in the order of positions.
 
     For each line along `dim` either its elements search for the indices that name them, or its indices for equal ones,

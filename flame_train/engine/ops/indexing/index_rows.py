@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...backend.cuda.codegen.rows import divisor
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, float32, int32, int64
 from ..common.conditions import AT_MOST_FP32, same
 
@@ -29,7 +30,7 @@ def _names(dtype: DType, index: Array, length: int, *arrays: Array) -> dict[str,
     return {"T": dtype, "I": index.dtype, "WIDTH": width}
 
 
-def taken(k: Any, x: Array, index: Array) -> Array:
+def taken(k: Launcher, x: Array, index: Array) -> Array:
     """(outer, count, length): the rows of `x` (outer, rows, length) that `index` (count,) names."""
     x, index = k.contiguous(x), k.xp.ascontiguousarray(index)
     outer, rows, length = x.shape
@@ -41,7 +42,7 @@ def taken(k: Any, x: Array, index: Array) -> Array:
     return y
 
 
-def summed(k: Any, values: Array, index: Array, rows: int) -> Array:
+def summed(k: Launcher, values: Array, index: Array, rows: int) -> Array:
     """(rows, length): the sum of the rows of `values` (count, length) whose `index` (count,) is that row's.
 
     The order of the additions depends on `index` alone, so the bits are the same in every run.
@@ -59,7 +60,7 @@ def summed(k: Any, values: Array, index: Array, rows: int) -> Array:
     return out
 
 
-def _sum_sorted(k: Any, values: Array, index: Array, out: Array) -> None:
+def _sum_sorted(k: Launcher, values: Array, index: Array, out: Array) -> None:
     """`summed` into `out`, with the indices sorted first.
 
     Sorting takes time that grows with the square of count / 2048: beyond some hundred thousand indices, most of it.

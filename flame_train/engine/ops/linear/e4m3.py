@@ -8,12 +8,13 @@ dtype of a result.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import ml_dtypes
 import numpy as np
 
 from ...dtype import Array, DType, float32, uint8, uint32
+from ...namespace import Namespace
 
 _MOST: Final = 126  # the code of 448; 127 is NaN
 _LIMIT: Final = 100  # factors lie between 2^-100 and 2^100
@@ -21,7 +22,7 @@ _LIMIT: Final = 100  # factors lie between 2^-100 and 2^100
 _VALUES: Final = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 
 
-def decoded(xp: Any, codes: Array, dtype: DType) -> Array:
+def decoded(xp: Namespace, codes: Array, dtype: DType) -> Array:
     """The numbers that codes stand for, not yet multiplied by their rows' factors."""
     return xp.asarray(_VALUES.astype(dtype))[codes]
 
@@ -31,7 +32,7 @@ def factors(scales: Array, dtype: DType) -> Array:
     return scales.view(float32).astype(dtype)
 
 
-def encoded(xp: Any, x: Array) -> tuple[Array, Array]:
+def encoded(xp: Namespace, x: Array) -> tuple[Array, Array]:
     """x (..., C), fp32 or fp64, as codes (..., C), rounded to nearest, ties to even, and factors (...).
 
     The factor of a row that holds NaN or infinity is NaN.
@@ -45,7 +46,7 @@ def encoded(xp: Any, x: Array) -> tuple[Array, Array]:
     return codes.astype(uint8), scales.astype(float32).view(uint32)
 
 
-def _exponents(xp: Any, x: Array) -> tuple[Array, Array]:
+def _exponents(xp: Namespace, x: Array) -> tuple[Array, Array]:
     """The exponent of each row's factor, and whether all of the row is finite."""
     largest = xp.max(xp.abs(x), axis=-1) if x.shape[-1] else xp.zeros(x.shape[:-1], x.dtype)
     finite = xp.isfinite(largest)
@@ -54,7 +55,7 @@ def _exponents(xp: Any, x: Array) -> tuple[Array, Array]:
     return xp.clip(found, -_LIMIT, _LIMIT).astype(np.int32), finite
 
 
-def rounded(xp: Any, x: Array) -> Array:
+def rounded(xp: Namespace, x: Array) -> Array:
     """x rounded to e4m3 with a factor for each row, in its own dtype."""
     codes, scales = encoded(xp, x)
     return decoded(xp, codes, x.dtype) * factors(scales, x.dtype)[..., None]

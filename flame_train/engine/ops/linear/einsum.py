@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
-from typing import Any
 
 from ....errors import ShapeError
 from ...dtype import Array
+from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 
 
 @primitive(torch="einsum", accepts_integers=True)
-def einsum(xp: Any, equation: str, operands: Sequence[Array]) -> Array:
+def einsum(xp: Namespace, equation: str, operands: Sequence[Array]) -> Array:
     """The sum over the dims that the equation names on the left only: "bij,bjk->bik" is a matrix product"""
     inputs, output = _parsed(equation, [x.shape for x in operands])
     return xp.einsum(_joined(inputs, output), *operands, optimize=True)
@@ -62,12 +62,12 @@ def _check_sizes(equation: str, inputs: Sequence[str], shapes: Sequence[tuple[in
 
 
 @einsum.vjp("operands")
-def _(xp: Any, g: Array, equation: str, operands: list[Array]) -> list[Array]:
+def _(xp: Namespace, g: Array, equation: str, operands: list[Array]) -> list[Array]:
     inputs, output = _parsed(equation, [x.shape for x in operands])
     return [_gradient(xp, g, inputs, output, operands, i) for i in range(len(operands))]
 
 
-def _gradient(xp: Any, g: Array, inputs: list[str], output: str, operands: list[Array], which: int) -> Array:
+def _gradient(xp: Namespace, g: Array, inputs: list[str], output: str, operands: list[Array], which: int) -> Array:
     """d result / d operand `which`: the other operands and g, summed to that operand's letters.
 
     A letter the operand has alone was summed away: its gradient is spread over it. A letter it has twice took the

@@ -14,8 +14,10 @@ import numpy as np
 
 from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Table
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, as_dtype, bfloat16, compute_dtype, float32, uint8, uint32
 from ...grad_target import FRESH, GradTarget, GradTargets
+from ...namespace import NUMPY, Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common import conditions
 from ..common.dims import at_least
@@ -27,7 +29,7 @@ _LONGEST = 1 << 16  # elements of a row, which one block keeps in registers; `La
 
 
 @primitive(multiple=True)
-def fp8_quantize(xp: Any, input: Array) -> tuple[Array, Array]:
+def fp8_quantize(xp: Namespace, input: Array) -> tuple[Array, Array]:
     """input (..., C) in e4m3, uint8, and each row's factor (...), the bits of a float32: codes and scales"""
     at_least(1, input.shape, "fp8_quantize")
     return encoded(xp, input)
@@ -42,7 +44,7 @@ fp8_quantize.errors(ErrorSample(sample(()), ShapeError, "at least 1 dim"))
 
 
 @primitive(data_movement=True)
-def fp8_dequantize(xp: Any, codes: Array, scales: Array, dtype: DType) -> Array:
+def fp8_dequantize(xp: Namespace, codes: Array, scales: Array, dtype: DType) -> Array:
     """The numbers (..., C) that `fp8_quantize` stored, in dtype"""
     _check_stored(codes, scales, "fp8_dequantize")
     dtype = as_dtype(dtype)
@@ -54,7 +56,7 @@ fp8_dequantize.non_differentiable("codes", "scales")
 
 def stored(*shape: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Codes and scales of a normally distributed matrix, for samples."""
-    return encoded(np, np.random.default_rng(shape).standard_normal(shape).astype(np.float32))
+    return encoded(NUMPY, np.random.default_rng(shape).standard_normal(shape).astype(np.float32))
 
 
 fp8_dequantize.samples(sample(*stored(5, 16), np.dtype(np.float64)), sample(*stored(2, 3, 5), np.dtype(np.float64)))
@@ -78,9 +80,14 @@ def _check_stored(codes: Array, scales: Array, op: str) -> None:
 
 @primitive()
 def fp8_linear(
-    xp: Any, input: Array, codes: Array, scales: Array, bias: Array | None = None, residual: Array | None = None,
+    xp: Namespace,
+    input: Array,
+    codes: Array,
+    scales: Array,
+    bias: Array | None = None,
+    residual: Array | None = None,
     dynamic: bool = False,
-) -> Array:  # fmt: skip
+) -> Array:
     """linear(input, fp8_dequantize(codes, scales), bias) + residual; with dynamic of input's rows rounded to e4m3"""
     check_layer(input, codes, scales, residual, "fp8_linear")
     y = rows_product(xp, rounded(xp, input) if dynamic else input, weight_of(xp, codes, scales, input.dtype).T)
@@ -99,12 +106,12 @@ def check_layer(input: Array, codes: Array, scales: Array, residual: Array | Non
     check_residual(op, input, codes, residual)
 
 
-def weight_of(xp: Any, codes: Array, scales: Array, dtype: DType) -> Array:
+def weight_of(xp: Namespace, codes: Array, scales: Array, dtype: DType) -> Array:
     """The decoded weight."""
     return decoded(xp, codes, dtype) * factors(scales, dtype)[..., None]
 
 
-def broadcast_grad(xp: Any, g: Array, codes: Array, scales: Array, dynamic: bool) -> Array:
+def broadcast_grad(xp: Namespace, g: Array, codes: Array, scales: Array, dynamic: bool) -> Array:
     """g @ weight, the gradient of a layer's input; with `dynamic` its rows are rounded.
 
     Each row of the weight meets one column of g, so its factor is multiplied into that column before the rounding.
@@ -154,14 +161,14 @@ def _rows_to_encode(input: Array) -> str:
 
 
 @fp8_quantize.cuda("flame", when=_rows_to_encode)
-def _(k: Any, input: Array) -> tuple[Array, Array]:
+def _(k: Launcher, input: Array) -> tuple[Array, Array]:
     codes, scales = encode(k, input)
     return codes.reshape(input.shape), scales.reshape(input.shape[:-1])
 
 
 def encode(
-    k: Any, x: Array, by: Array | None = None, value: str = "x", beside: Array | None = None
-) -> tuple[Array, Array]:  # fmt: skip
+    k: Launcher, x: Array, by: Array | None = None, value: str = "x", beside: Array | None = None
+) -> tuple[Array, Array]:
     """Codes (M, C) and scales (M,) of the expression `value` over the elements of x (..., C) and of `beside`.
 
     With `by` (C,), stored factors, each column is first multiplied by its own.
@@ -183,17 +190,17 @@ def _codes_to_decode(codes: Array, scales: Array, dtype: DType) -> str:
 
 
 @fp8_dequantize.cuda("flame", when=_codes_to_decode)
-def _(k: Any, codes: Array, scales: Array, dtype: DType) -> Array:
+def _(k: Launcher, codes: Array, scales: Array, dtype: DType) -> Array:
     return decode(k, codes, scales, as_dtype(dtype))
 
 
-def decode(k: Any, codes: Array, scales: Array, dtype: DType) -> Array:
+def decode(k: Launcher, codes: Array, scales: Array, dtype: DType) -> Array:
     """The numbers that codes and scales store, in `dtype`."""
     factor = scales.view(float32)[..., None]
     return k.elementwise(("codes * factor",), {"codes": codes, "factor": factor}, (dtype,))[0]
 
 
-def transposed(k: Any, codes: Array) -> Array:
+def transposed(k: Launcher, codes: Array) -> Array:
     """The transpose (C, R) of codes (R, C), both multiples of 16, in memory: 8-bit products only go along rows."""
     rows, width = codes.shape
     made = k.empty((width, rows), uint8)
@@ -236,7 +243,7 @@ def _by(way: Callable[..., str]) -> Callable[..., str]:
 
     def condition(
         input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None, dynamic: bool
-    ) -> str:  # fmt: skip
+    ) -> str:
         if not fits(input, codes, scales, residual):
             return "arguments that are refused"
         return way(input, codes, dynamic, bias, residual)
@@ -248,34 +255,30 @@ _by_storage, _by_products = _by(storage), _by(products)
 
 
 @fp8_linear.cuda("cublaslt", when=_by_storage)
-def _(
-    k: Any, input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None, dynamic: bool
-) -> Array:  # fmt: skip
+def _(k: Launcher, input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None) -> Array:
     return k.matmul(input, decode(k, codes, scales, input.dtype).T, bias=bias, plus=residual)
 
 
 @fp8_linear.cuda_vjp("cublaslt", "input", when=_by_storage)
-def _(k: Any, g: Array, codes: Array, scales: Array, targets: GradTargets) -> Array:
+def _(k: Launcher, g: Array, codes: Array, scales: Array, targets: GradTargets) -> Array:
     weight = decode(k, codes, scales, g.dtype)
     return product_to(k, targets["input"], g, weight)
 
 
 @fp8_linear.cuda("fp8", when=_by_products)
-def _(
-    k: Any, input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None, dynamic: bool
-) -> Array:  # fmt: skip
+def _(k: Launcher, input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None) -> Array:
     out = k.empty((*input.shape[:-1], len(codes)), input.dtype)
     k.scaled_product(*encode(k, input), k.contiguous(codes), scales, out=out, bias=bias, plus=residual)
     return out
 
 
 @fp8_linear.cuda_vjp("fp8", "input", when=_by_products)
-def _(k: Any, g: Array, codes: Array, scales: Array, targets: GradTargets) -> Array:
+def _(k: Launcher, g: Array, codes: Array, scales: Array, targets: GradTargets) -> Array:
     return fp8_product_to(k, g, codes, scales, targets["input"])
 
 
 def fp8_product_to(
-    k: Any,
+    k: Launcher,
     g: Array,
     codes: Array,
     scales: Array,

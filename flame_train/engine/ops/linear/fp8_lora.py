@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from ....errors import ShapeError
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ...grad_target import GradTargets
+from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common import conditions
 from .e4m3 import rounded
@@ -22,10 +23,17 @@ from .skinny_gemm import SkinnyOperands
 
 @primitive(aux=("low",), multiple=True)
 def fp8_lora_linears(
-    xp: Any, input: Array, codes: Sequence[Array], scales: Sequence[Array], downs: Sequence[Array],
-    ups: Sequence[Array], scale: float, bias: Array | None = None, residual: Array | None = None,
+    xp: Namespace,
+    input: Array,
+    codes: Sequence[Array],
+    scales: Sequence[Array],
+    downs: Sequence[Array],
+    ups: Sequence[Array],
+    scale: float,
+    bias: Array | None = None,
+    residual: Array | None = None,
     dynamic: bool = False,
-) -> tuple[list[Array], Array]:  # fmt: skip
+) -> tuple[list[Array], Array]:
     """fp8_linear(input, codes[i], scales[i], bias, residual) + (scale * input @ downs[i]^T) @ ups[i]^T for each i
 
     bias and residual are for one layer alone. With `dynamic` the update still sees the input as it is.
@@ -46,9 +54,14 @@ fp8_lora_linears.non_differentiable("codes", "scales")
 
 
 def _check(
-    input: Array, codes: Sequence[Array], scales: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array],
-    bias: Array | None, residual: Array | None,
-) -> None:  # fmt: skip
+    input: Array,
+    codes: Sequence[Array],
+    scales: Sequence[Array],
+    downs: Sequence[Array],
+    ups: Sequence[Array],
+    bias: Array | None,
+    residual: Array | None,
+) -> None:
     counts = [len(what) for what in (codes, scales, downs, ups)]
     if len(set(counts)) > 1 or not counts[0]:
         words = "{} codes, {} scales, {} downs and {} ups".format(*counts)
@@ -63,9 +76,18 @@ def _check(
 
 @fp8_lora_linears.vjp("input", "downs", "ups")
 def _(
-    xp: Any, g: Sequence[Array], input: Array, codes: Sequence[Array], scales: Sequence[Array], downs: Sequence[Array],
-    ups: Sequence[Array], low: Array, scale: float, dynamic: bool, needs: frozenset[str],
-) -> tuple[Array | None, list[Array] | None, list[Array] | None]:  # fmt: skip
+    xp: Namespace,
+    g: Sequence[Array],
+    input: Array,
+    codes: Sequence[Array],
+    scales: Sequence[Array],
+    downs: Sequence[Array],
+    ups: Sequence[Array],
+    low: Array,
+    scale: float,
+    dynamic: bool,
+    needs: frozenset[str],
+) -> tuple[Array | None, list[Array] | None, list[Array] | None]:
     x = input.reshape(-1, input.shape[-1])
     rows = [part.reshape(-1, part.shape[-1]) for part in g]
     inner = [xp.matmul(r, up) * scale for r, up in zip(rows, ups, strict=True)]
@@ -117,9 +139,14 @@ fp8_lora_linears.errors(*_fp8_lora_linears_errors())
 
 
 def _alike(
-    input: Array, codes: Sequence[Array], scales: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array],
-    bias: Array | None, residual: Array | None,
-) -> str:  # fmt: skip
+    input: Array,
+    codes: Sequence[Array],
+    scales: Sequence[Array],
+    downs: Sequence[Array],
+    ups: Sequence[Array],
+    bias: Array | None,
+    residual: Array | None,
+) -> str:
     try:
         _check(input, codes, scales, downs, ups, bias, residual)
     except (ShapeError, TypeError):
@@ -134,9 +161,15 @@ def _by(way: Callable[..., str]) -> Callable[..., str]:
     """The condition of the kernels that `way`, which is `fp8.storage` or `fp8.products`, decides."""
 
     def condition(
-        input: Array, codes: Sequence[Array], scales: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array],
-        bias: Array | None, residual: Array | None, dynamic: bool,
-    ) -> str:  # fmt: skip
+        input: Array,
+        codes: Sequence[Array],
+        scales: Sequence[Array],
+        downs: Sequence[Array],
+        ups: Sequence[Array],
+        bias: Array | None,
+        residual: Array | None,
+        dynamic: bool,
+    ) -> str:
         return _alike(input, codes, scales, downs, ups, bias, residual) or way(input, codes[0], dynamic)
 
     return condition
@@ -145,25 +178,40 @@ def _by(way: Callable[..., str]) -> Callable[..., str]:
 _by_storage, _by_products = _by(storage), _by(products)
 
 
-def _decoded(k: Any, codes: Sequence[Array], scales: Sequence[Array], like: Array) -> Array:
+def _decoded(k: Launcher, codes: Sequence[Array], scales: Sequence[Array], like: Array) -> Array:
     """The layers' decoded weights (n, out, in) in the dtype of `like`."""
     return decode(k, k.stacked(codes), k.stacked(scales), like.dtype)
 
 
 @fp8_lora_linears.cuda("cublaslt", when=_by_storage)
 def _(
-    k: Any, input: Array, codes: Sequence[Array], scales: Sequence[Array], downs: Sequence[Array],
-    ups: Sequence[Array], scale: float, bias: Array | None, residual: Array | None, dynamic: bool,
-) -> tuple[list[Array], Array]:  # fmt: skip
+    k: Launcher,
+    input: Array,
+    codes: Sequence[Array],
+    scales: Sequence[Array],
+    downs: Sequence[Array],
+    ups: Sequence[Array],
+    scale: float,
+    bias: Array | None,
+    residual: Array | None,
+) -> tuple[list[Array], Array]:
     weight = _decoded(k, codes, scales, input)
     return stacked_products(k, input, weight, downs, ups, scale, bias, residual)
 
 
 @fp8_lora_linears.cuda_vjp("cublaslt", "input", "downs", "ups", when=_by_storage)
 def _(
-    k: Any, g: Sequence[Array], input: Array, codes: Sequence[Array], scales: Sequence[Array], downs: Sequence[Array],
-    ups: Sequence[Array], low: Array, scale: float, targets: GradTargets,
-) -> tuple[Array | None, list[Array] | None, list[Array] | None]:  # fmt: skip
+    k: Launcher,
+    g: Sequence[Array],
+    input: Array,
+    codes: Sequence[Array],
+    scales: Sequence[Array],
+    downs: Sequence[Array],
+    ups: Sequence[Array],
+    low: Array,
+    scale: float,
+    targets: GradTargets,
+) -> tuple[Array | None, list[Array] | None, list[Array] | None]:
     weight = (
         _decoded(k, codes, scales, input) if "input" in targets else k.stacked(codes)
     )  # else only its shape is read
@@ -172,9 +220,16 @@ def _(
 
 @fp8_lora_linears.cuda("fp8", when=_by_products)
 def _(
-    k: Any, input: Array, codes: Sequence[Array], scales: Sequence[Array], downs: Sequence[Array],
-    ups: Sequence[Array], scale: float, bias: Array | None, residual: Array | None, dynamic: bool,
-) -> tuple[list[Array], Array]:  # fmt: skip
+    k: Launcher,
+    input: Array,
+    codes: Sequence[Array],
+    scales: Sequence[Array],
+    downs: Sequence[Array],
+    ups: Sequence[Array],
+    scale: float,
+    bias: Array | None,
+    residual: Array | None,
+) -> tuple[list[Array], Array]:
     stack, factors, down, up = (k.contiguous(k.stacked(what)) for what in (codes, scales, downs, ups))
     n, out, width = stack.shape
     x = k.contiguous(input).reshape(-1, width)
@@ -190,9 +245,17 @@ def _(
 
 @fp8_lora_linears.cuda_vjp("fp8", "input", "downs", "ups", when=_by_products)
 def _(
-    k: Any, g: Sequence[Array], input: Array, codes: Sequence[Array], scales: Sequence[Array], downs: Sequence[Array],
-    ups: Sequence[Array], low: Array, scale: float, targets: GradTargets,
-) -> tuple[Array | None, list[Array] | None, list[Array] | None]:  # fmt: skip
+    k: Launcher,
+    g: Sequence[Array],
+    input: Array,
+    codes: Sequence[Array],
+    scales: Sequence[Array],
+    downs: Sequence[Array],
+    ups: Sequence[Array],
+    low: Array,
+    scale: float,
+    targets: GradTargets,
+) -> tuple[Array | None, list[Array] | None, list[Array] | None]:
     stack, factors, down, up = (k.stacked(what) for what in (codes, scales, downs, ups))
     (n, out, width), rank = stack.shape, down.shape[1]
     x, rows = k.contiguous(input).reshape(-1, width), side_by_side(k, g)

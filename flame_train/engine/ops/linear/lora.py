@@ -6,11 +6,12 @@ The factors have the activations' dtype. Their gradients are fp32 where they are
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from ....errors import ShapeError
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ...grad_target import GradTargets
+from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...tensor import Tensor
 from ..common import conditions
@@ -22,9 +23,15 @@ from .skinny_gemm import SkinnyOperands
 
 @primitive(aux=("low",))
 def lora_linear(
-    xp: Any, input: Array, weight: Array, bias: Array | None, down: Array, up: Array, scale: float,
+    xp: Namespace,
+    input: Array,
+    weight: Array,
+    bias: Array | None,
+    down: Array,
+    up: Array,
+    scale: float,
     residual: Array | None = None,
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Array, Array]:
     """linear(input, weight, bias) + (scale * input @ down^T) @ up^T, and the residual, of the same shape, if given"""
     check_linear(input, weight)
     check_factors("lora_linear", weight, down, up)
@@ -48,15 +55,25 @@ def check_factors(op: str, weight: Array, down: Array, up: Array) -> None:
 def factors_fit(weight: Array, down: Array, up: Array) -> bool:
     """Whether `check_factors` accepts these."""
     return down.ndim == up.ndim == 2 and (*up.shape, *down.shape) == (
-        weight.shape[0], down.shape[0], down.shape[0], weight.shape[1]
-    )  # fmt: skip
+        weight.shape[0],
+        down.shape[0],
+        down.shape[0],
+        weight.shape[1],
+    )
 
 
 @lora_linear.vjp("input", "down", "up")
 def _(
-    xp: Any, g: Array, input: Array, weight: Array, down: Array, up: Array, low: Array, scale: float,
+    xp: Namespace,
+    g: Array,
+    input: Array,
+    weight: Array,
+    down: Array,
+    up: Array,
+    low: Array,
+    scale: float,
     needs: frozenset[str],
-) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
+) -> tuple[Array | None, Array | None, Array | None]:
     rows, x = g.reshape(-1, g.shape[-1]), input.reshape(-1, input.shape[-1])
     inner = xp.matmul(rows, up) * scale
     dx = (xp.matmul(rows, weight) + xp.matmul(inner, down)).reshape(input.shape) if "input" in needs else None
@@ -65,7 +82,7 @@ def _(
 
 
 @lora_linear.vjp("weight")
-def _(xp: Any, g: Array, input: Array) -> Array:
+def _(xp: Namespace, g: Array, input: Array) -> Array:
     return xp.matmul(g.reshape(-1, g.shape[-1]).T, input.reshape(-1, input.shape[-1]))
 
 
@@ -94,15 +111,21 @@ lora_linear.samples(
 
 def _lora_condition(
     input: Array, weight: Array, bias: Array | None, down: Array, up: Array, residual: Array | None
-) -> str:  # fmt: skip
+) -> str:
     return linear_condition(input, weight, bias) or conditions.same(conditions.ANY_FLOAT, input, down, up, residual)
 
 
 @lora_linear.cuda("cublaslt", when=_lora_condition)
 def _(
-    k: Any, input: Array, weight: Array, bias: Array | None, down: Array, up: Array, scale: float,
+    k: Launcher,
+    input: Array,
+    weight: Array,
+    bias: Array | None,
+    down: Array,
+    up: Array,
+    scale: float,
     residual: Array | None,
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Array, Array]:
     check_linear(input, weight)
     check_factors("lora_linear", weight, down, up)
     check_residual("lora_linear", input, weight, residual)
@@ -111,9 +134,16 @@ def _(
 
 @lora_linear.cuda_vjp("cublaslt", "input", "down", "up", when=_lora_condition)
 def _(
-    k: Any, g: Array, input: Array, weight: Array, down: Array, up: Array, low: Array, scale: float,
+    k: Launcher,
+    g: Array,
+    input: Array,
+    weight: Array,
+    down: Array,
+    up: Array,
+    low: Array,
+    scale: float,
     targets: GradTargets,
-) -> tuple[Array | None, Array | None, Array | None]:  # fmt: skip
+) -> tuple[Array | None, Array | None, Array | None]:
     g, input = k.mergeable_rows(g), k.mergeable_rows(input)
     rows, x = (a.reshape(-1, a.shape[-1]) for a in (g, input))
     if "input" in targets:
@@ -126,7 +156,7 @@ def _(
 
 
 @lora_linear.cuda_vjp("cublaslt", "residual", when=_lora_condition)
-def _(k: Any, g: Array) -> Array:
+def _(k: Launcher, g: Array) -> Array:
     return g
 
 
@@ -172,15 +202,21 @@ def _stack_condition(input: Array, weights: Sequence[Array], downs: Sequence[Arr
 
 @lora_linears.cuda("cublaslt", when=_stack_condition)
 def _(
-    k: Any, input: Array, weights: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array], scale: float
+    k: Launcher, input: Array, weights: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array], scale: float
 ) -> tuple[list[Array], Array]:
     return stacked_products(k, input, k.stacked(weights), downs, ups, scale)
 
 
 def stacked_products(
-    k: Any, input: Array, weight: Array, downs: Sequence[Array], ups: Sequence[Array], scale: float,
-    bias: Array | None = None, plus: Array | None = None,
-) -> tuple[list[Array], Array]:  # fmt: skip
+    k: Launcher,
+    input: Array,
+    weight: Array,
+    downs: Sequence[Array],
+    ups: Sequence[Array],
+    scale: float,
+    bias: Array | None = None,
+    plus: Array | None = None,
+) -> tuple[list[Array], Array]:
     """The outputs of n layers of one input, weight (n, out, in), in one product, and the low-rank activations.
 
     `bias` and `plus`, which is added to the output, are for a single layer.
@@ -197,16 +233,30 @@ def stacked_products(
 
 @lora_linears.cuda_vjp("cublaslt", "input", "downs", "ups", when=_stack_condition)
 def _(
-    k: Any, g: Sequence[Array], input: Array, weights: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array],
-    low: Array, scale: float, targets: GradTargets,
-) -> tuple[Array | None, list[Array] | None, list[Array] | None]:  # fmt: skip
+    k: Launcher,
+    g: Sequence[Array],
+    input: Array,
+    weights: Sequence[Array],
+    downs: Sequence[Array],
+    ups: Sequence[Array],
+    low: Array,
+    scale: float,
+    targets: GradTargets,
+) -> tuple[Array | None, list[Array] | None, list[Array] | None]:
     return stacked_gradients(k, g, input, k.stacked(weights), downs, ups, low, scale, targets)
 
 
 def stacked_gradients(
-    k: Any, g: Sequence[Array], input: Array, weight: Array, downs: Sequence[Array], ups: Sequence[Array], low: Array,
-    scale: float, targets: GradTargets,
-) -> tuple[Array | None, list[Array] | None, list[Array] | None]:  # fmt: skip
+    k: Launcher,
+    g: Sequence[Array],
+    input: Array,
+    weight: Array,
+    downs: Sequence[Array],
+    ups: Sequence[Array],
+    low: Array,
+    scale: float,
+    targets: GradTargets,
+) -> tuple[Array | None, list[Array] | None, list[Array] | None]:
     """The gradients of input, downs and ups of `stacked_products`."""
     down, up = k.stacked(downs), k.stacked(ups)
     (n, out, width), rank = weight.shape, down.shape[1]
@@ -221,7 +271,7 @@ def stacked_gradients(
     return dx, made.get("down"), made.get("up")
 
 
-def lora_hidden_grad(k: Any, rows: Array, up: Array, scale: float) -> Array:
+def lora_hidden_grad(k: Launcher, rows: Array, up: Array, scale: float) -> Array:
     """(M, n rank): the gradients of the low-rank activations, scale * rows (M, n, out) @ up (n, out, rank)."""
     n, _, rank = up.shape
     inner = k.empty((len(rows), n * rank), rows.dtype)
@@ -242,9 +292,16 @@ lora_linears.perf_samples(
 
 @composite()
 def lora_conv2d(
-    input: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float, stride: Pair = 1,
-    padding: Pair = 0, layout: str = "NCHW",
-) -> Tensor:  # fmt: skip
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    down: Tensor,
+    up: Tensor,
+    scale: float,
+    stride: Pair = 1,
+    padding: Pair = 0,
+    layout: str = "NCHW",
+) -> Tensor:
     """conv2d(input, weight, bias) + conv1x1(scale * conv2d(input, down), up): down keeps the kernel, up is 1x1"""
     low = conv2d(input, down, None, stride, padding, layout=layout) * scale
     update = conv2d(low, up, layout=layout)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, compute_dtype, float32
 from ...grad_target import FRESH, GradTarget, GradTargets
 from . import skinny_gemm
 from .skinny_gemm import SkinnyOperands
 
 
-def side_by_side(k: Any, arrays: Sequence[Array]) -> Array:
+def side_by_side(k: Launcher, arrays: Sequence[Array]) -> Array:
     """n arrays (..., C) as (rows, n, C): no copy where they are slices of one buffer."""
     flat = k.stacked([a.reshape(-1, a.shape[-1]) for a in arrays])
     return flat.transpose(1, 0, 2)
@@ -26,7 +27,7 @@ def listed(targets: GradTargets, n: int) -> Wanted:
     return {a: [targets[f"{a}s"].get(i, FRESH) for i in range(n)] for a in ("down", "up") if f"{a}s" in targets}
 
 
-def factor_gradients(k: Any, t: SkinnyOperands, wanted: Wanted) -> dict[str, list[Array]]:
+def factor_gradients(k: Launcher, t: SkinnyOperands, wanted: Wanted) -> dict[str, list[Array]]:
     """The factors' gradients in fp32 or fp64, a list for each name, added to what has arrived at their targets."""
     blocks = {n: _block(k, targets) for n, targets in wanted.items()}
     in_place = all(
@@ -56,7 +57,7 @@ def factor_gradients(k: Any, t: SkinnyOperands, wanted: Wanted) -> dict[str, lis
     return found
 
 
-def _block(k: Any, targets: Sequence[GradTarget]) -> Any:
+def _block(k: Launcher, targets: Sequence[GradTarget]) -> Any:
     """What has arrived, as one dense array that may be written over; None if it does not lie so."""
     block = k.as_stacked_view([t.addend for t in targets]) if all(t.overwrites for t in targets) else None
     return block if block is not None and block.flags.c_contiguous else None

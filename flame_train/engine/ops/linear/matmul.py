@@ -6,8 +6,10 @@ import math
 from typing import Any
 
 from ....errors import ShapeError
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ...grad_target import GradTarget, GradTargets
+from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...tensor import Tensor
 from ..common import conditions
@@ -18,7 +20,7 @@ def _t(x: Array) -> Array:
 
 
 @primitive(torch="matmul", accepts_integers=True)
-def matmul(xp: Any, input: Array, other: Array) -> Array:
+def matmul(xp: Namespace, input: Array, other: Array) -> Array:
     """input @ other over the last two dims, the others broadcast; a 1-D operand is a vector"""
     if 0 in (input.ndim, other.ndim):
         raise ShapeError(f"matmul: expected at least 1 dim each, got {tuple(input.shape)} @ {tuple(other.shape)}")
@@ -31,7 +33,7 @@ def matmul(xp: Any, input: Array, other: Array) -> Array:
 
 
 @matmul.vjp("input")
-def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
+def _(xp: Namespace, g: Array, input: Array, other: Array) -> Array:
     if other.ndim == 1:
         return xp.expand_dims(g, -1) * other
     if input.ndim == 1:
@@ -40,7 +42,7 @@ def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
 
 
 @matmul.vjp("other")
-def _(xp: Any, g: Array, input: Array, other: Array) -> Array:
+def _(xp: Namespace, g: Array, input: Array, other: Array) -> Array:
     if input.ndim == 1:
         return xp.expand_dims(input, -1) * g[..., None, :] if other.ndim > 1 else g * input
     if other.ndim == 1:
@@ -64,14 +66,14 @@ matmul.errors(
 
 
 @primitive(torch="nn.functional.linear", accepts_integers=True)
-def linear(xp: Any, input: Array, weight: Array, bias: Array | None = None) -> Array:
+def linear(xp: Namespace, input: Array, weight: Array, bias: Array | None = None) -> Array:
     """input @ weight^T + bias, over the last dim"""
     check_linear(input, weight)
     y = rows_product(xp, input, weight.T)
     return y if bias is None else y + bias
 
 
-def rows_product(xp: Any, x: Array, matrix: Array) -> Array:
+def rows_product(xp: Namespace, x: Array, matrix: Array) -> Array:
     """x @ matrix with all leading dims of x as rows of one product; NumPy would make a product for each of them."""
     return xp.matmul(_rows(x), matrix).reshape(*x.shape[:-1], matrix.shape[-1])
 
@@ -110,7 +112,7 @@ linear.vjp("weight")(lambda xp, g, input: xp.matmul(_rows(g).T, _rows(input)))
 
 
 @linear.vjp("bias")
-def _(xp: Any, g: Array) -> Array:
+def _(xp: Namespace, g: Array) -> Array:
     return g  # summed down to the bias's shape in the backward pass, like every gradient
 
 
@@ -167,17 +169,17 @@ def _products(input: Array, other: Array) -> str:
 
 
 @matmul.cuda("cublaslt", when=_products)
-def _(k: Any, input: Array, other: Array) -> Array:
+def _(k: Launcher, input: Array, other: Array) -> Array:
     return k.matmul(input, other)
 
 
 @matmul.cuda_vjp("cublaslt", "input", when=_products)
-def _(k: Any, g: Array, other: Array) -> Array:
+def _(k: Launcher, g: Array, other: Array) -> Array:
     return k.matmul(g, _t(other))
 
 
 @matmul.cuda_vjp("cublaslt", "other", when=_products)
-def _(k: Any, g: Array, input: Array) -> Array:
+def _(k: Launcher, g: Array, input: Array) -> Array:
     return k.matmul(_t(input), g)
 
 
@@ -188,13 +190,13 @@ def linear_condition(input: Array, weight: Array, bias: Array | None) -> str:
     return conditions.same(conditions.ANY_FLOAT, input, weight, bias)
 
 
-def product_to(k: Any, target: GradTarget, a: Array, b: Array) -> Array:
+def product_to(k: Launcher, target: GradTarget, a: Array, b: Array) -> Array:
     """a @ b as the gradient at `target`: added to what has arrived there, in that dtype."""
     dtype = None if target.addend is None else target.addend.dtype
     return k.matmul(a, b, out_dtype=dtype, **product_target(target))
 
 
-def product_target(target: GradTarget) -> dict[str, Array | None]:
+def product_target(target: GradTarget) -> dict[str, Any]:
     """The arguments `out` and `plus` of a product that is a gradient: where it goes, and what it is added to."""
     buffer = target.buffer
     if target.addend is None and buffer is not None and not buffer.flags.c_contiguous:
@@ -203,7 +205,7 @@ def product_target(target: GradTarget) -> dict[str, Array | None]:
 
 
 @linear.cuda("cublaslt", when=linear_condition)
-def _(k: Any, input: Array, weight: Array, bias: Array | None) -> Array:
+def _(k: Launcher, input: Array, weight: Array, bias: Array | None) -> Array:
     check_linear(input, weight)
     return k.matmul(input, weight.T, bias=bias)
 
@@ -231,7 +233,7 @@ def added_condition(input: Array, weight: Array, bias: Array | None, residual: A
 
 
 @linear_add.cuda("cublaslt", when=added_condition)
-def _(k: Any, input: Array, weight: Array, bias: Array | None, residual: Array) -> Array:
+def _(k: Launcher, input: Array, weight: Array, bias: Array | None, residual: Array) -> Array:
     check_linear(input, weight)
     return k.matmul(input, weight.T, bias=bias, plus=residual)
 
@@ -239,21 +241,21 @@ def _(k: Any, input: Array, weight: Array, bias: Array | None, residual: Array) 
 for _op, _when in ((linear, linear_condition), (linear_add, added_condition)):
 
     @_op.cuda_vjp("cublaslt", "input", when=_when)
-    def _(k: Any, g: Array, weight: Array, targets: GradTargets) -> Array:
+    def _(k: Launcher, g: Array, weight: Array, targets: GradTargets) -> Array:
         return product_to(k, targets["input"], g, weight)
 
     @_op.cuda_vjp("cublaslt", "weight", when=_when)
-    def _(k: Any, g: Array, input: Array, targets: GradTargets) -> Array:
+    def _(k: Launcher, g: Array, input: Array, targets: GradTargets) -> Array:
         return product_to(k, targets["weight"], g.reshape(-1, g.shape[-1]).T, input.reshape(-1, input.shape[-1]))
 
 
 @linear_add.cuda_vjp("cublaslt", "bias", when=added_condition)
-def _(k: Any, g: Array) -> Array:
+def _(k: Launcher, g: Array) -> Array:
     return g
 
 
 @linear_add.cuda_vjp("cublaslt", "residual", when=added_condition)
-def _(k: Any, g: Array) -> Array:
+def _(k: Launcher, g: Array) -> Array:
     return g
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...backend.cuda.launcher import Launcher
 from ...backend.cuda.nvrtc import included
 from ...backend.cuda.tensor_map import tensor_map
 from ...backend.cuda.wgmma import warpgroup_product
@@ -41,7 +42,7 @@ class SkinnyOperands:
         return (n, self.rank, self.x.shape[1]) if name == "down" else (n, out, self.rank)
 
 
-def fit(k: Any, t: SkinnyOperands) -> bool:
+def fit(k: Launcher, t: SkinnyOperands) -> bool:
     """Whether the kernel makes both products in one launch: with thin factors, launching costs more than computing."""
     m, (n, out) = len(t.x), t.rows.shape[1:]
     arrays = (t.x, t.rows, t.inner, t.low)
@@ -57,7 +58,7 @@ def fit(k: Any, t: SkinnyOperands) -> bool:
     )
 
 
-def both(k: Any, t: SkinnyOperands, targets: Mapping[str, Any], final: bool) -> dict[str, list[Array]]:
+def both(k: Launcher, t: SkinnyOperands, targets: Mapping[str, Any], final: bool) -> dict[str, list[Array]]:
     """Both gradients in one launch, added to the targets where there are some, beside other work if all are `final`."""
     made = {n: k.empty(t.shape(n), float32) if target is None else target for n, target in targets.items()}
     (n, out), (m, width), rank = t.rows.shape[1:], t.x.shape, t.rank
@@ -67,20 +68,26 @@ def both(k: Any, t: SkinnyOperands, targets: Mapping[str, Any], final: bool) -> 
     stages = _ROOM[wide - 1] // stage_bytes
     span = -(-m // (share * _DEPTH)) * _DEPTH
     maps = (
-        tensor_map(t.inner, (_DEPTH, _BAND)), tensor_map(t.x[None], (_DEPTH, _BLOCK)),
-        tensor_map(t.low, (_DEPTH, _BAND)), tensor_map(t.rows.transpose(1, 0, 2), (_DEPTH, _BLOCK)),
-    )  # fmt: skip
+        tensor_map(t.inner, (_DEPTH, _BAND)),
+        tensor_map(t.x[None], (_DEPTH, _BLOCK)),
+        tensor_map(t.low, (_DEPTH, _BAND)),
+        tensor_map(t.rows.transpose(1, 0, 2), (_DEPTH, _BLOCK)),
+    )
     sides = (
         (made["down"].data.ptr, 0, width, 1, targets["down"] is not None),
         (made["up"].data.ptr, out * rank, out, n, targets["up"] is not None),
     )
     k.launch_hooks.multiplied("LoRA factor gradients", 2 * m * rank * n * (width + out))
     launch = partial(
-        k.launch_sm90, _text(t.x.dtype, *bands, share, wide, stages), "lora_gradients", t.x.dtype,
-        (_tiles(n, out, width, wide), share), _THREADS,
+        k.launch_sm90,
+        _text(t.x.dtype, *bands, share, wide, stages),
+        "lora_gradients",
+        t.x.dtype,
+        (_tiles(n, out, width, wide), share),
+        _THREADS,
         (*maps, *(np.array([side], _SIDE) for side in sides), np.int32(m), np.int32(span)),
         _ALIGNMENT + stages * stage_bytes,
-    )  # fmt: skip
+    )
     if final:
         k.side_stream.run(launch, t.x, t.rows, t.inner, t.low, *made.values())
     else:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ....errors import ShapeError
 from ...dtype import Array
+from ...namespace import Namespace, is_numpy
 from ...op import ErrorSample, primitive, sample
 from ...op_samples import Values, positive
 from ..pointwise.activations import softplus_value
@@ -17,35 +18,35 @@ from .regression import check_pair, reduced, share
 
 @primitive(torch="nn.functional.binary_cross_entropy")
 def binary_cross_entropy(
-    xp: Any, input: Array, target: Array, weight: Array | None = None, *, reduction: str = "mean"
+    xp: Namespace, input: Array, target: Array, weight: Array | None = None, *, reduction: str = "mean"
 ) -> Array:
     """-weight * (target * log(input) + (1 - target) * log(1 - input)), the logarithms not below -100"""
     check_pair("binary_cross_entropy", input, target)
-    if xp is np and not np.all((input >= 0) & (input <= 1)):
+    if is_numpy(xp) and not np.all((input >= 0) & (input <= 1)):
         raise ValueError("binary_cross_entropy: expected probabilities, in [0, 1]; logits have a loss of their own")
     loss = (target - 1.0) * _log_rest(xp, input) - target * _log(xp, input)
     return reduced(xp, loss if weight is None else loss * weight, reduction)
 
 
-def _log(xp: Any, x: Array) -> Array:
+def _log(xp: Namespace, x: Array) -> Array:
     """log(x), at least -100."""
     return xp.maximum(xp.log(xp.maximum(x, 1e-44)), -100.0)  # 1e-44: below e^-100, above zero in fp32 too
 
 
-def _log_rest(xp: Any, x: Array) -> Array:
+def _log_rest(xp: Namespace, x: Array) -> Array:
     """log(1 - x), -100 where x is 1: the next number below it has -37. Exact where x is next to nothing."""
     whole = x >= 1.0
     return xp.where(whole, -100.0, xp.log1p(-xp.where(whole, 0.0, x)))
 
 
 @binary_cross_entropy.vjp("input")
-def _(xp: Any, g: Array, input: Array, target: Array, weight: Array | None, reduction: str) -> Array:
+def _(xp: Namespace, g: Array, input: Array, target: Array, weight: Array | None, reduction: str) -> Array:
     slope = (input - target) / xp.maximum((1.0 - input) * input, 1e-12)
     return share(g, input.size, reduction) * (slope if weight is None else slope * weight)
 
 
 @binary_cross_entropy.vjp("target")
-def _(xp: Any, g: Array, input: Array, weight: Array | None, reduction: str) -> Array:
+def _(xp: Namespace, g: Array, input: Array, weight: Array | None, reduction: str) -> Array:
     slope = _log_rest(xp, input) - _log(xp, input)
     return share(g, input.size, reduction) * (slope if weight is None else slope * weight)
 
@@ -66,9 +67,14 @@ binary_cross_entropy.samples(
 
 @primitive(torch="nn.functional.binary_cross_entropy_with_logits")
 def binary_cross_entropy_with_logits(
-    xp: Any, input: Array, target: Array, weight: Array | None = None, *, reduction: str = "mean",
+    xp: Namespace,
+    input: Array,
+    target: Array,
+    weight: Array | None = None,
+    *,
+    reduction: str = "mean",
     pos_weight: Array | None = None,
-) -> Array:  # fmt: skip
+) -> Array:
     """-weight * (pos_weight * target * log(sigmoid(input)) + (1 - target) * log(1 - sigmoid(input))), stably"""
     check_pair("binary_cross_entropy_with_logits", input, target)
     loss = (1.0 - target) * input + _positive_part(target, pos_weight) * softplus_value(xp, -input)
@@ -81,7 +87,7 @@ def _positive_part(target: Array, pos_weight: Array | None) -> Any:
 
 @binary_cross_entropy_with_logits.vjp("input")
 def _(
-    xp: Any, g: Array, input: Array, target: Array, weight: Array | None, pos_weight: Array | None, reduction: str
+    xp: Namespace, g: Array, input: Array, target: Array, weight: Array | None, pos_weight: Array | None, reduction: str
 ) -> Array:
     positive = target if pos_weight is None else pos_weight * target
     slope = _positive_part(target, pos_weight) * sigmoid_value(xp, input) - positive
@@ -89,7 +95,7 @@ def _(
 
 
 @binary_cross_entropy_with_logits.vjp("target")
-def _(xp: Any, g: Array, input: Array, weight: Array | None, pos_weight: Array | None, reduction: str) -> Array:
+def _(xp: Namespace, g: Array, input: Array, weight: Array | None, pos_weight: Array | None, reduction: str) -> Array:
     slope = -input if pos_weight is None else (pos_weight - 1.0) * softplus_value(xp, -input) - input
     return share(g, input.size, reduction) * (slope if weight is None else slope * weight)
 
@@ -106,7 +112,7 @@ binary_cross_entropy_with_logits.errors(ErrorSample(sample((2, 3), (3,)), ShapeE
 
 
 @primitive(torch="nn.functional.kl_div")
-def kl_div(xp: Any, input: Array, target: Array, *, reduction: str = "mean", log_target: bool = False) -> Array:
+def kl_div(xp: Namespace, input: Array, target: Array, *, reduction: str = "mean", log_target: bool = False) -> Array:
     """target * (log(target) - input), for log-probabilities input; log_target says that target holds logarithms too
 
     reduction "batchmean" divides the sum by the size of dim 0, which is what the name promises; "mean" by all.
@@ -128,12 +134,12 @@ def _kl_share(g: Array, input: Array, reduction: str) -> Array:
 
 
 @kl_div.vjp("input")
-def _(xp: Any, g: Array, input: Array, target: Array, reduction: str, log_target: bool) -> Array:
+def _(xp: Namespace, g: Array, input: Array, target: Array, reduction: str, log_target: bool) -> Array:
     return -_kl_share(g, input, reduction) * (xp.exp(target) if log_target else target)
 
 
 @kl_div.vjp("target")
-def _(xp: Any, g: Array, input: Array, target: Array, reduction: str, log_target: bool) -> Array:
+def _(xp: Namespace, g: Array, input: Array, target: Array, reduction: str, log_target: bool) -> Array:
     if log_target:
         return _kl_share(g, input, reduction) * xp.exp(target) * (target - input + 1.0)
     slope = xp.log(xp.where(target > 0, target, 1.0)) + 1.0 - input

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from ....errors import ShapeError
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, int32, int64, is_float
+from ...namespace import Namespace, is_numpy
 from ...op import ErrorSample, primitive, sample
 from ...op_samples import integers, positive
 from ..common.conditions import AT_MOST_FP32, same
@@ -19,9 +21,14 @@ from .regression import check_pair, reduced
 
 @primitive(torch="nn.functional.nll_loss", aux=("total",))
 def nll_loss(
-    xp: Any, input: Array, target: Array, weight: Array | None = None, *, ignore_index: int = -100,
+    xp: Namespace,
+    input: Array,
+    target: Array,
+    weight: Array | None = None,
+    *,
+    ignore_index: int = -100,
     reduction: str = "mean",
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Array, Array]:
     """-weight[target] * input[target] along the class dim; the mean is over the weights, ignore_index counts nothing
 
     input holds log-probabilities, (C,) or (B, C, ...); target the classes, () or (B, ...).
@@ -35,7 +42,7 @@ def nll_loss(
     return (xp.sum(loss) / total if reduction == "mean" else reduced(xp, loss, reduction)), total
 
 
-def _class_weights(xp: Any, input: Array, target: Array, weight: Array | None, ignore_index: int) -> Array:
+def _class_weights(xp: Namespace, input: Array, target: Array, weight: Array | None, ignore_index: int) -> Array:
     """Each target's weight, zero where it is ignored. Raises where shapes do not fit or there is no such class."""
     dim = class_dim(input.shape)
     if input.ndim == 0 or tuple(target.shape) != (*input.shape[:dim], *input.shape[dim + 1 :]):
@@ -48,7 +55,7 @@ def _class_weights(xp: Any, input: Array, target: Array, weight: Array | None, i
     _check_weight(input, weight)
     ignored = target == ignore_index
     classes = xp.where(ignored, 0, target)
-    check_within(xp, "nll_loss", classes[~ignored] if xp is np else classes, input.shape[dim])
+    check_within(xp, "nll_loss", classes[~ignored] if is_numpy(xp) else classes, input.shape[dim])
     counted = (~ignored).astype(input.dtype)
     return counted if weight is None else counted * weight[classes]
 
@@ -60,7 +67,7 @@ def _check_weight(input: Array, weight: Array | None) -> None:
         raise ShapeError(f"nll_loss: expected {classes} weights, one a class, got shape {tuple(weight.shape)}")
 
 
-def _divisor(xp: Any, total: Array, target: Array, ignore_index: int) -> Array:
+def _divisor(xp: Namespace, total: Array, target: Array, ignore_index: int) -> Array:
     """What a mean's gradients are divided by: where all targets are ignored they are zero, though the mean is not."""
     return xp.where(xp.all(target == ignore_index), 1.0, total)
 
@@ -71,9 +78,16 @@ nll_loss.grad_unsupported("weight")
 
 @nll_loss.vjp("input")
 def _(
-    xp: Any, g: Array, input_shape: Shape, input: Array, target: Array, weight: Array | None, total: Array,
-    ignore_index: int, reduction: str,
-) -> Array:  # fmt: skip
+    xp: Namespace,
+    g: Array,
+    input_shape: Shape,
+    input: Array,
+    target: Array,
+    weight: Array | None,
+    total: Array,
+    ignore_index: int,
+    reduction: str,
+) -> Array:
     w = _class_weights(xp, input, target, weight, ignore_index)
     each = -g * (w / _divisor(xp, total, target, ignore_index) if reduction == "mean" else w)
     dim = class_dim(input_shape)
@@ -99,9 +113,15 @@ nll_loss.errors(
 
 @primitive(torch="nn.functional.cross_entropy", aux=("peak", "rest", "mass", "total"), accepts_integers=("target",))
 def cross_entropy(
-    xp: Any, input: Array, target: Array, weight: Array | None = None, *, ignore_index: int = -100,
-    reduction: str = "mean", label_smoothing: float = 0.0,
-) -> tuple[Array, Array, Array, Array, Array]:  # fmt: skip
+    xp: Namespace,
+    input: Array,
+    target: Array,
+    weight: Array | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> tuple[Array, Array, Array, Array, Array]:
     """-sum(target * log_softmax(input)) over the classes, dim 1 of input (B, C, ...) or dim 0 of (C,)
 
     target holds classes, (B, ...), or probabilities in input's shape. label_smoothing mixes in the uniform
@@ -119,7 +139,7 @@ def cross_entropy(
 
 
 def _parts(
-    xp: Any, input: Array, target: Array, weight: Array | None, ignore_index: int, smoothing: float
+    xp: Namespace, input: Array, target: Array, weight: Array | None, ignore_index: int, smoothing: float
 ) -> tuple[Array, Any]:
     """The factor of each class's log-probability, in input's shape, and what a mean divides by."""
     if not 0.0 <= smoothing <= 1.0:
@@ -146,7 +166,7 @@ def _places(input: Array) -> int:
     return input.size // max(input.shape[class_dim(input.shape)], 1)
 
 
-def _each(xp: Any, g: Array, dim: int, total: Any, reduction: str) -> Array:
+def _each(xp: Namespace, g: Array, dim: int, total: Any, reduction: str) -> Array:
     """The gradient of each entry's loss, ready to be spread over the classes."""
     return g / total if reduction == "mean" else g if reduction == "sum" else xp.expand_dims(g, dim)
 
@@ -156,9 +176,19 @@ cross_entropy.grad_unsupported("weight")
 
 @cross_entropy.vjp("input")
 def _(
-    xp: Any, g: Array, input: Array, target: Array, weight: Array | None, peak: Array, rest: Array, mass: Array,
-    total: Array, ignore_index: int, reduction: str, label_smoothing: float,
-) -> Array:  # fmt: skip
+    xp: Namespace,
+    g: Array,
+    input: Array,
+    target: Array,
+    weight: Array | None,
+    peak: Array,
+    rest: Array,
+    mass: Array,
+    total: Array,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> Array:
     dim = class_dim(input.shape)
     parts, _ = _parts(xp, input, target, weight, ignore_index, label_smoothing)
     slope = xp.exp(input - peak - rest) * mass - parts
@@ -169,9 +199,16 @@ def _(
 
 @cross_entropy.vjp("target")
 def _(
-    xp: Any, g: Array, input: Array, weight: Array | None, peak: Array, rest: Array, total: Array, reduction: str,
+    xp: Namespace,
+    g: Array,
+    input: Array,
+    weight: Array | None,
+    peak: Array,
+    rest: Array,
+    total: Array,
+    reduction: str,
     label_smoothing: float,
-) -> Array:  # fmt: skip
+) -> Array:
     dim = class_dim(input.shape)
     by_class = 1.0 if weight is None else weight.reshape([-1 if d == dim else 1 for d in range(input.ndim)])
     return -_each(xp, g, dim, total, reduction) * (1.0 - label_smoothing) * by_class * (input - peak - rest)
@@ -234,7 +271,7 @@ def _no_entropy(
 
 @nll_loss.cuda("flame", when=_no_losses)
 def _(
-    k: Any, input: Array, target: Array, weight: Array | None, ignore_index: int, reduction: str
+    k: Launcher, input: Array, target: Array, weight: Array | None, ignore_index: int, reduction: str
 ) -> tuple[Array, Array]:
     x = Logits.of(k, input)
     return totals(k, x, *chosen(k, x, target, weight, ignore_index), reduction)
@@ -242,9 +279,15 @@ def _(
 
 @nll_loss.cuda_vjp("flame", "input", when=_no_losses)
 def _(
-    k: Any, g: Array, input: Array, target: Array, weight: Array | None, total: Array, ignore_index: int,
+    k: Launcher,
+    g: Array,
+    input: Array,
+    target: Array,
+    weight: Array | None,
+    total: Array,
+    ignore_index: int,
     reduction: str,
-) -> Array:  # fmt: skip
+) -> Array:
     x = Logits.of(k, input)
     operands = slope_operands(k, x, g, target, weight, total, ignore_index, reduction)
     value = "target == at && target != ignored ? -weight * (g / total) : 0.f"
@@ -253,9 +296,14 @@ def _(
 
 @cross_entropy.cuda("flame", when=_no_entropy)
 def _(
-    k: Any, input: Array, target: Array, weight: Array | None, ignore_index: int, reduction: str,
+    k: Launcher,
+    input: Array,
+    target: Array,
+    weight: Array | None,
+    ignore_index: int,
+    reduction: str,
     label_smoothing: float,
-) -> tuple[Array, Array, Array, Array, Array]:  # fmt: skip
+) -> tuple[Array, Array, Array, Array, Array]:
     x = Logits.of(k, input)
     peak, rest, mass, loss, weigh = entropy(k, x, target, weight, ignore_index, label_smoothing)
     result, total = totals(k, x, loss, weigh, reduction)
@@ -265,9 +313,19 @@ def _(
 
 @cross_entropy.cuda_vjp("flame", "input", when=_no_entropy)
 def _(
-    k: Any, g: Array, input: Array, target: Array, weight: Array | None, peak: Array, rest: Array, mass: Array,
-    total: Array, ignore_index: int, reduction: str, label_smoothing: float,
-) -> Array:  # fmt: skip
+    k: Launcher,
+    g: Array,
+    input: Array,
+    target: Array,
+    weight: Array | None,
+    peak: Array,
+    rest: Array,
+    mass: Array,
+    total: Array,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> Array:
     x = Logits.of(k, input)
     operands = slope_operands(k, x, g, target, weight, total, ignore_index, reduction)
     operands |= {"peak": x.spread(peak), "rest": x.spread(rest), "mass": x.spread(mass)}
@@ -281,9 +339,18 @@ def _(
 
 @cross_entropy.cuda_vjp("flame", "target", when=_no_entropy)
 def _(
-    k: Any, g: Array, input: Array, target: Array, weight: Array | None, peak: Array, rest: Array, total: Array,
-    ignore_index: int, reduction: str, label_smoothing: float,
-) -> Array:  # fmt: skip
+    k: Launcher,
+    g: Array,
+    input: Array,
+    target: Array,
+    weight: Array | None,
+    peak: Array,
+    rest: Array,
+    total: Array,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> Array:
     x = Logits.of(k, input)
     operands = slope_operands(k, x, g, target, weight, total, ignore_index, reduction)
     operands |= {"input": x.x, "peak": x.spread(peak), "rest": x.spread(rest), "share": 1.0 - label_smoothing}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32, int64, is_float
 from ..common.dims import Shape, class_dim
 
@@ -27,7 +28,7 @@ class Logits:
     shape: Shape
 
     @classmethod
-    def of(cls, k: Any, input: Array) -> Logits:
+    def of(cls, k: Launcher, input: Array) -> Logits:
         dim = class_dim(input.shape)
         outer, inner = math.prod(input.shape[:dim]), math.prod(input.shape[dim + 1 :])
         return cls(k.contiguous(input).reshape(outer, input.shape[dim], inner), input.shape)
@@ -50,12 +51,12 @@ class Logits:
         return 1.0 if weight is None else weight.reshape(1, -1, 1)
 
 
-def _dense(k: Any, a: Array | None) -> Array:
+def _dense(k: Launcher, a: Array | None) -> Array:
     """An optional array as a kernel takes it: dense, or a null pointer."""
     return np.int64(0) if a is None else k.contiguous(a)
 
 
-def _cut(k: Any, x: Logits) -> tuple[str, dict[str, int], tuple[int, ...]]:
+def _cut(k: Launcher, x: Logits) -> tuple[str, dict[str, int], tuple[int, ...]]:
     """The name of the kernel for these logits, its WIDTH of packets and THREADS to a place, and its grid."""
     outer, classes, inner = x.x.shape
     limit = 1 if x.x.data.ptr % 16 else 16 // x.x.itemsize
@@ -68,19 +69,32 @@ def _cut(k: Any, x: Logits) -> tuple[str, dict[str, int], tuple[int, ...]]:
     return "entropy_columns", {"WIDTH": width, "THREADS": threads}, (outer * -(-inner // (threads * width)),)
 
 
-def chosen(k: Any, x: Logits, target: Array, weight: Array | None, ignore_index: int) -> tuple[Array, Array]:
+def chosen(k: Launcher, x: Logits, target: Array, weight: Array | None, ignore_index: int) -> tuple[Array, Array]:
     """Each place's loss and weight, fp32 (places,), for log-probabilities `x` and classes `target`."""
     loss, weigh = (k.empty((x.places,), float32) for _ in range(2))
     k.launch_header(
-        _HEADER, "chosen", {"T": x.x.dtype, "G": target.dtype, **_PLAIN}, (-(-x.places // _THREADS),), _THREADS,
-        (x.x, k.xp.ascontiguousarray(target), _dense(k, weight), loss, weigh,
-         np.int32(x.places), np.int32(x.x.shape[1]), np.int32(x.x.shape[2]), np.int64(ignore_index)),
-    )  # fmt: skip
+        _HEADER,
+        "chosen",
+        {"T": x.x.dtype, "G": target.dtype, **_PLAIN},
+        (-(-x.places // _THREADS),),
+        _THREADS,
+        (
+            x.x,
+            k.xp.ascontiguousarray(target),
+            _dense(k, weight),
+            loss,
+            weigh,
+            np.int32(x.places),
+            np.int32(x.x.shape[1]),
+            np.int32(x.x.shape[2]),
+            np.int64(ignore_index),
+        ),
+    )
     return loss, weigh
 
 
 def entropy(
-    k: Any, x: Logits, target: Array, weight: Array | None, ignore_index: int, label_smoothing: float
+    k: Launcher, x: Logits, target: Array, weight: Array | None, ignore_index: int, label_smoothing: float
 ) -> list[Array]:
     """Each place's peak, rest, mass (see `cross_entropy`), loss and weight, fp32 (places,)."""
     chances, nothing = is_float(target.dtype), np.int64(0)
@@ -91,15 +105,27 @@ def entropy(
     outer, classes, inner = x.x.shape
     target = k.xp.ascontiguousarray(target)
     k.launch_header(
-        _HEADER, kernel, types | cut | spread, grid, _THREADS,
-        (x.x, nothing if chances else target, target if chances else nothing, _dense(k, weight), *made,
-         np.int32(outer if inner == 1 else inner), np.int32(classes), np.float32(label_smoothing),
-         np.int64(ignore_index)),
-    )  # fmt: skip
+        _HEADER,
+        kernel,
+        types | cut | spread,
+        grid,
+        _THREADS,
+        (
+            x.x,
+            nothing if chances else target,
+            target if chances else nothing,
+            _dense(k, weight),
+            *made,
+            np.int32(outer if inner == 1 else inner),
+            np.int32(classes),
+            np.float32(label_smoothing),
+            np.int64(ignore_index),
+        ),
+    )
     return made
 
 
-def totals(k: Any, x: Logits, loss: Array, weigh: Array, reduction: str) -> tuple[Array, Array]:
+def totals(k: Launcher, x: Logits, loss: Array, weigh: Array, reduction: str) -> tuple[Array, Array]:
     """The losses reduced as `reduction` says, in the logits' dtype, and the sum of their weights.
 
     Blocks sum up stretches, and further launches the blocks' sums, until one is left.
@@ -113,15 +139,21 @@ def totals(k: Any, x: Logits, loss: Array, weigh: Array, reduction: str) -> tupl
         span = max(16384, -(-loss.size // 512))
         blocks = -(-loss.size // span)
         a, b = (k.empty((blocks,), float32) for _ in range(2))
-        k.launch_header(_HEADER, "totals", {"T": x.x.dtype, "G": int64, **_PLAIN}, (blocks,), 512,
-                       (loss, weigh, a, b, result, np.int32(loss.size), np.int32(span), mean))  # fmt: skip
+        k.launch_header(
+            _HEADER,
+            "totals",
+            {"T": x.x.dtype, "G": int64, **_PLAIN},
+            (blocks,),
+            512,
+            (loss, weigh, a, b, result, np.int32(loss.size), np.int32(span), mean),
+        )
         if blocks == 1:
             return result, b.reshape(())
         loss, weigh = a, b
 
 
 def slope_operands(
-    k: Any, x: Logits, g: Array, target: Array, weight: Array | None, total: Array, ignored: int, reduction: str
+    k: Launcher, x: Logits, g: Array, target: Array, weight: Array | None, total: Array, ignored: int, reduction: str
 ) -> dict[str, Any]:
     """The operands of the gradients' expressions.
 
@@ -131,6 +163,8 @@ def slope_operands(
     return {
         "target": target.reshape(x.x.shape) if chances else x.spread(target),
         "at": 0.0 if chances else k.xp.arange(x.x.shape[1], dtype=float32).reshape(1, -1, 1),
-        "weight": x.by_class(weight), "g": x.spread(g), "ignored": float(ignored),
+        "weight": x.by_class(weight),
+        "g": x.spread(g),
+        "ignored": float(ignored),
         "total": x.spread(total) if reduction == "mean" else 1.0,
-    }  # fmt: skip
+    }

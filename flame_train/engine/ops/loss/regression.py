@@ -6,7 +6,9 @@ from typing import Any
 
 from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Reduction
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, promote
+from ...namespace import Namespace
 from ...op import ErrorSample, Op, composite, primitive, sample
 from ...op_samples import Values
 from ...tensor import Tensor
@@ -16,7 +18,7 @@ from ..common.elementwise_codegen import named
 from ..common.row_kernels import reduce, why_not_reduction
 
 
-def reduced(xp: Any, loss: Array, reduction: str) -> Array:
+def reduced(xp: Namespace, loss: Array, reduction: str) -> Array:
     """The losses averaged, summed or as they are. Raises ValueError for another reduction."""
     if reduction == "none":
         return loss
@@ -37,36 +39,36 @@ def check_pair(op: str, input: Array | Tensor, target: Array | Tensor) -> None:
 
 
 @primitive(torch="nn.functional.mse_loss")
-def mse_loss(xp: Any, input: Array, target: Array, *, reduction: str = "mean") -> Array:
+def mse_loss(xp: Namespace, input: Array, target: Array, *, reduction: str = "mean") -> Array:
     """(input - target)^2"""
     check_pair("mse_loss", input, target)
     return reduced(xp, (input - target) ** 2, reduction)
 
 
 @mse_loss.vjp("input")
-def _(xp: Any, g: Array, input: Array, target: Array, reduction: str) -> Array:
+def _(xp: Namespace, g: Array, input: Array, target: Array, reduction: str) -> Array:
     return share(g, input.size, reduction) * 2.0 * (input - target)
 
 
 @mse_loss.vjp("target")
-def _(xp: Any, g: Array, input: Array, target: Array, reduction: str) -> Array:
+def _(xp: Namespace, g: Array, input: Array, target: Array, reduction: str) -> Array:
     return share(g, input.size, reduction) * 2.0 * (target - input)
 
 
 @primitive(torch="nn.functional.l1_loss")
-def l1_loss(xp: Any, input: Array, target: Array, *, reduction: str = "mean") -> Array:
+def l1_loss(xp: Namespace, input: Array, target: Array, *, reduction: str = "mean") -> Array:
     """|input - target|"""
     check_pair("l1_loss", input, target)
     return reduced(xp, xp.abs(input - target), reduction)
 
 
 @l1_loss.vjp("input")
-def _(xp: Any, g: Array, input: Array, target: Array, reduction: str) -> Array:
+def _(xp: Namespace, g: Array, input: Array, target: Array, reduction: str) -> Array:
     return share(g, input.size, reduction) * xp.sign(input - target)
 
 
 @l1_loss.vjp("target")
-def _(xp: Any, g: Array, input: Array, target: Array, reduction: str) -> Array:
+def _(xp: Namespace, g: Array, input: Array, target: Array, reduction: str) -> Array:
     return share(g, input.size, reduction) * xp.sign(target - input)
 
 
@@ -77,7 +79,7 @@ for _op in (mse_loss, l1_loss):
 
 
 @primitive(torch="nn.functional.huber_loss")
-def huber_loss(xp: Any, input: Array, target: Array, reduction: str = "mean", delta: float = 1.0) -> Array:
+def huber_loss(xp: Namespace, input: Array, target: Array, reduction: str = "mean", delta: float = 1.0) -> Array:
     """d^2 / 2 where |d| < delta, else delta * (|d| - delta / 2), for d = input - target"""
     check_pair("huber_loss", input, target)
     if delta <= 0:
@@ -87,12 +89,12 @@ def huber_loss(xp: Any, input: Array, target: Array, reduction: str = "mean", de
 
 
 @huber_loss.vjp("input")
-def _(xp: Any, g: Array, input: Array, target: Array, reduction: str, delta: float) -> Array:
+def _(xp: Namespace, g: Array, input: Array, target: Array, reduction: str, delta: float) -> Array:
     return share(g, input.size, reduction) * xp.clip(input - target, -delta, delta)
 
 
 @huber_loss.vjp("target")
-def _(xp: Any, g: Array, input: Array, target: Array, reduction: str, delta: float) -> Array:
+def _(xp: Namespace, g: Array, input: Array, target: Array, reduction: str, delta: float) -> Array:
     return share(g, input.size, reduction) * xp.clip(target - input, -delta, delta)
 
 
@@ -109,7 +111,7 @@ def _kernels(op: Op, value: str, slope: str) -> None:
             return "arguments that are refused"
         return why_not_reduction(input, range(input.ndim)) or floating(target)
 
-    def forward(k: Any, input: Array, target: Array, reduction: str, **numbers: float) -> Array:
+    def forward(k: Launcher, input: Array, target: Array, reduction: str, **numbers: float) -> Array:
         dtype: Any = promote([input.dtype, target.dtype])
         operands = {"input": input, "target": target}
         if reduction == "none":
@@ -122,7 +124,7 @@ def _kernels(op: Op, value: str, slope: str) -> None:
     for arg, sign in (("input", 1.0), ("target", -1.0)):
 
         def backward(
-            k: Any, g: Array, input: Array, target: Array, reduction: str, *numbers: float, sign: float = sign
+            k: Launcher, g: Array, input: Array, target: Array, reduction: str, *numbers: float, sign: float = sign
         ) -> Array:
             part = sign / input.size if reduction == "mean" else sign
             operands = {"g": g, "input": input, "target": target, "part": part, **dict(zip(more, numbers, strict=True))}
@@ -172,13 +174,13 @@ smooth_l1_loss.samples(
 
 
 @primitive(torch="nn.functional.cosine_similarity")
-def cosine_similarity(xp: Any, x1: Array, x2: Array, dim: int = 1, eps: float = 1e-8) -> Array:
+def cosine_similarity(xp: Namespace, x1: Array, x2: Array, dim: int = 1, eps: float = 1e-8) -> Array:
     """x1 . x2 / (max(|x1|, eps) * max(|x2|, eps)) along dim"""
     a, b, _, _ = _unit(xp, x1, x2, dim, eps)
     return xp.sum(a * b, axis=dim)
 
 
-def _unit(xp: Any, x1: Array, x2: Array, dim: int, eps: float) -> tuple[Array, Array, Array, Array]:
+def _unit(xp: Namespace, x1: Array, x2: Array, dim: int, eps: float) -> tuple[Array, Array, Array, Array]:
     """Both tensors divided by their norms along dim, and these norms, which are at least eps."""
     x1, x2 = xp.broadcast_arrays(x1, x2)
     dim = axis(dim, x1.ndim, "cosine_similarity")
@@ -187,7 +189,7 @@ def _unit(xp: Any, x1: Array, x2: Array, dim: int, eps: float) -> tuple[Array, A
 
 
 @cosine_similarity.vjp("x1", "x2")
-def _(xp: Any, g: Array, x1: Array, x2: Array, dim: int, eps: float) -> tuple[Array, Array]:
+def _(xp: Namespace, g: Array, x1: Array, x2: Array, dim: int, eps: float) -> tuple[Array, Array]:
     a, b, n1, n2 = _unit(xp, x1, x2, dim, eps)
     g, cosine = xp.expand_dims(g, dim), xp.sum(a * b, axis=dim, keepdims=True)
     turn1, turn2 = (xp.where(n > eps, cosine, 0.0) for n in (n1, n2))  # a norm held at eps does not follow its vector

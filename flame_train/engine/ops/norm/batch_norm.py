@@ -6,8 +6,10 @@ import math
 from typing import Any
 
 from ....errors import ShapeError
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, compute_dtype, float32, promote
 from ...mode import mode
+from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...op_samples import positive
 from ...sums import accurate_sum
@@ -21,9 +23,13 @@ from .group_norm import group_norm, per_channel
 
 @primitive(aux=("mean", "rstd"))
 def batch_norm_train(
-    xp: Any, input: Array, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5,
+    xp: Namespace,
+    input: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    eps: float = 1e-5,
     layout: str = "NCHW",
-) -> tuple[Array, Array, Array]:  # fmt: skip
+) -> tuple[Array, Array, Array]:
     """(input - mean) / sqrt(var + eps) * weight + bias per channel, over everything else (arXiv 1502.03167)"""
     axes = _others(input.shape, layout)
     mean = accurate_sum(xp.mean, input, axes, True)
@@ -46,7 +52,7 @@ def _scaled(x: Array, weight: Array | None, bias: Array | None, layout: str) -> 
 
 
 @batch_norm_train.vjp("input")
-def _(xp: Any, g: Array, input: Array, weight: Array | None, mean: Array, rstd: Array, layout: str) -> Array:
+def _(xp: Namespace, g: Array, input: Array, weight: Array | None, mean: Array, rstd: Array, layout: str) -> Array:
     axes = _others(input.shape, layout)
     gw, xhat = _scaled(g, weight, None, layout), (input - mean) * rstd
     slope = accurate_sum(xp.mean, gw * xhat, axes, True)
@@ -54,15 +60,21 @@ def _(xp: Any, g: Array, input: Array, weight: Array | None, mean: Array, rstd: 
 
 
 @batch_norm_train.vjp("weight")
-def _(xp: Any, g: Array, input: Array, mean: Array, rstd: Array, layout: str) -> Array:
+def _(xp: Namespace, g: Array, input: Array, mean: Array, rstd: Array, layout: str) -> Array:
     return accurate_sum(xp.sum, g * (input - mean) * rstd, _others(input.shape, layout))
 
 
 @primitive()
 def batch_norm_inference(
-    xp: Any, input: Array, running_mean: Array, running_var: Array, weight: Array | None = None,
-    bias: Array | None = None, eps: float = 1e-5, layout: str = "NCHW",
-) -> Array:  # fmt: skip
+    xp: Namespace,
+    input: Array,
+    running_mean: Array,
+    running_var: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    eps: float = 1e-5,
+    layout: str = "NCHW",
+) -> Array:
     """(input - running_mean) / sqrt(running_var + eps) * weight + bias per channel"""
     mean, var = _running(running_mean, running_var, input.shape, layout)
     return _scaled((input - mean) / xp.sqrt(var + eps), weight, bias, layout)
@@ -80,13 +92,13 @@ def _running(mean: Array, var: Array, shape: Shape, layout: str) -> tuple[Array,
 
 
 @batch_norm_inference.vjp("input")
-def _(xp: Any, g: Array, running_var: Array, weight: Array | None, eps: float, layout: str) -> Array:
+def _(xp: Namespace, g: Array, running_var: Array, weight: Array | None, eps: float, layout: str) -> Array:
     var = per_channel("batch_norm: running_var", running_var, g.shape, layout)
     return _scaled(g, weight, None, layout) / xp.sqrt(var + eps)
 
 
 @batch_norm_inference.vjp("weight")
-def _(xp: Any, g: Array, input: Array, running_mean: Array, running_var: Array, eps: float, layout: str) -> Array:
+def _(xp: Namespace, g: Array, input: Array, running_mean: Array, running_var: Array, eps: float, layout: str) -> Array:
     mean, var = _running(running_mean, running_var, input.shape, layout)
     return accurate_sum(xp.sum, g * (input - mean) / xp.sqrt(var + eps), _others(input.shape, layout))
 
@@ -110,10 +122,16 @@ batch_norm_train.errors(ErrorSample(sample((4,)), ShapeError, r"at least 2 dims,
 
 @composite(torch="nn.functional.batch_norm", mutates=("running_mean", "running_var"))
 def batch_norm(
-    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
-    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
     layout: str = "NCHW",
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """(input - mean) / sqrt(var + eps) * weight + bias per channel, with the batch's statistics or the running ones
 
     With training, the running statistics move towards the batch's in place, by `momentum`, the variance by its
@@ -133,9 +151,14 @@ def _given(op: str, mean: Tensor | None, var: Tensor | None) -> tuple[Tensor, Te
 
 
 def _track(
-    op: str, input: Tensor, axes: tuple[int, ...], layout: str, mean: Tensor | None, var: Tensor | None,
+    op: str,
+    input: Tensor,
+    axes: tuple[int, ...],
+    layout: str,
+    mean: Tensor | None,
+    var: Tensor | None,
     momentum: float,
-) -> None:  # fmt: skip
+) -> None:
     """Moves running statistics towards those of input over `axes`; where images remain, to the mean of these.
 
     Raises ShapeError for a single value per channel, which has no unbiased variance.
@@ -184,10 +207,16 @@ batch_norm.errors(
 
 @composite(torch="nn.functional.instance_norm", mutates=("running_mean", "running_var"))
 def instance_norm(
-    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
-    weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1,
-    eps: float = 1e-5, layout: str = "NCHW",
-) -> Tensor:  # fmt: skip
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    layout: str = "NCHW",
+) -> Tensor:
     """Each channel of each image normalised over itself: group_norm with a group a channel (arXiv 1607.08022)
 
     Running statistics, where given, move as in batch_norm towards the mean of the images' own.
@@ -239,7 +268,7 @@ def _no_running(
     return reason or _no_channels(input, running_mean, running_var, layout)
 
 
-def _seen(k: Any, x: Array, layout: str) -> Array:
+def _seen(k: Launcher, x: Array, layout: str) -> Array:
     """`x` as (outer, channels, inner)."""
     return k.contiguous(x).reshape(folded(x.shape, _others(x.shape, layout)))
 
@@ -249,12 +278,12 @@ def _meeting(a: Array | None, missing: float = 1.0) -> Any:
     return missing if a is None else a.reshape(1, -1, 1)
 
 
-def _applied(k: Any, x: Array, mean: Array, scale: Array, bias: Array | None, dtype: Any, shape: Shape) -> Array:
+def _applied(k: Launcher, x: Array, mean: Array, scale: Array, bias: Array | None, dtype: Any, shape: Shape) -> Array:
     operands = {"input": x, "mean": _meeting(mean), "scale": _meeting(scale), "bias": _meeting(bias, 0.0)}
     return k.elementwise(("(input - mean) * scale + bias",), operands, (dtype,), x.shape)[0].reshape(shape)
 
 
-def _scale(k: Any, var: Array, weight: Array | None, eps: float) -> tuple[Array, Array]:
+def _scale(k: Launcher, var: Array, weight: Array | None, eps: float) -> tuple[Array, Array]:
     """1 / sqrt(var + eps), and that times weight."""
     operands = {"var": var, "weight": 1.0 if weight is None else weight, "eps": eps}
     rstd, scale = k.elementwise(("1.f / sqrtf(var + eps)", "weight / sqrtf(var + eps)"), operands, (float32, float32))
@@ -263,7 +292,7 @@ def _scale(k: Any, var: Array, weight: Array | None, eps: float) -> tuple[Array,
 
 @batch_norm_train.cuda("channels", when=_no_channels)
 def _(
-    k: Any, input: Array, weight: Array | None, bias: Array | None, eps: float, layout: str
+    k: Launcher, input: Array, weight: Array | None, bias: Array | None, eps: float, layout: str
 ) -> tuple[Array, Array, Array]:
     x = _seen(k, input, layout)
     mean, var = statistics(k, x)
@@ -276,7 +305,14 @@ def _(
 
 @batch_norm_train.cuda_vjp("channels", "input", "weight", "bias", when=_no_channels)
 def _(
-    k: Any, g: Array, input: Array, weight: Array | None, mean: Array, rstd: Array, layout: str, needs: frozenset[str]
+    k: Launcher,
+    g: Array,
+    input: Array,
+    weight: Array | None,
+    mean: Array,
+    rstd: Array,
+    layout: str,
+    needs: frozenset[str],
 ) -> tuple[Array | None, Array, Array]:
     x, g = _seen(k, input, layout), _seen(k, g, layout)
     mean, rstd = mean.reshape(-1), rstd.reshape(-1)
@@ -294,23 +330,31 @@ def _(
 
 @batch_norm_inference.cuda("channels", when=_no_running)
 def _(
-    k: Any, input: Array, running_mean: Array, running_var: Array, weight: Array | None, bias: Array | None, eps: float,
+    k: Launcher,
+    input: Array,
+    running_mean: Array,
+    running_var: Array,
+    weight: Array | None,
+    bias: Array | None,
+    eps: float,
     layout: str,
-) -> Array:  # fmt: skip
+) -> Array:
     dtype = promote([a.dtype for a in (input, running_mean, running_var, weight, bias) if a is not None])
     _, scale = _scale(k, running_var, weight, eps)
     return _applied(k, _seen(k, input, layout), running_mean, scale, bias, dtype, input.shape)
 
 
 @batch_norm_inference.cuda_vjp("channels", "input", when=_no_running)
-def _(k: Any, g: Array, input_shape: Shape, running_var: Array, weight: Array | None, eps: float, layout: str) -> Array:
+def _(
+    k: Launcher, g: Array, input_shape: Shape, running_var: Array, weight: Array | None, eps: float, layout: str
+) -> Array:
     operands = {"g": _seen(k, g, layout), "scale": _meeting(_scale(k, running_var, weight, eps)[1])}
     return k.elementwise(("g * scale",), operands, (g.dtype,))[0].reshape(input_shape)
 
 
 @batch_norm_inference.cuda_vjp("channels", "weight", "bias", when=_no_running)
 def _(
-    k: Any, g: Array, input: Array, running_mean: Array, running_var: Array, eps: float, layout: str
+    k: Launcher, g: Array, input: Array, running_mean: Array, running_var: Array, eps: float, layout: str
 ) -> tuple[Array, Array]:
     a, b = slopes(k, _seen(k, g, layout), _seen(k, input, layout), running_mean)
     return k.elementwise(("b / sqrtf(var + eps)",), {"b": b, "var": running_var, "eps": eps}, (float32,))[0], a

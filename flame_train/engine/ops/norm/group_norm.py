@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from ....errors import ShapeError
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ...grad_target import GradTargets
+from ...namespace import Namespace
 from ...op import ErrorSample, Op, composite, primitive, sample
 from ...tensor import Tensor
 from ..common import conditions
@@ -19,9 +20,14 @@ from .group_norm_launch import Given, Saved, forward, gradients
 
 @primitive(torch="nn.functional.group_norm", aux=("mean", "rstd"))
 def group_norm(
-    xp: Any, input: Array, num_groups: int, weight: Array | None = None, bias: Array | None = None,
-    eps: float = 1e-5, layout: str = "NCHW",
-) -> tuple[Array, Array, Array]:  # fmt: skip
+    xp: Namespace,
+    input: Array,
+    num_groups: int,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    eps: float = 1e-5,
+    layout: str = "NCHW",
+) -> tuple[Array, Array, Array]:
     """Each group of channels normalised over itself and space, then scaled per channel (arXiv 1803.08494)"""
     grouped, axes = _grouped(input, num_groups, layout)
     mean = xp.mean(grouped, axis=axes, keepdims=True)
@@ -62,7 +68,7 @@ def per_channel(what: str, w: Array, shape: Shape, layout: str) -> Array:
 
 @group_norm.vjp("input")
 def _(
-    xp: Any,
+    xp: Namespace,
     g: Array,
     input: Array,
     num_groups: int,
@@ -80,7 +86,7 @@ def _(
 
 
 @group_norm.vjp("weight")
-def _(xp: Any, g: Array, input: Array, num_groups: int, mean: Array, rstd: Array, layout: str) -> Array:
+def _(xp: Namespace, g: Array, input: Array, num_groups: int, mean: Array, rstd: Array, layout: str) -> Array:
     grouped, _ = _grouped(input, num_groups, layout)
     return sum_to_channels(xp, g * ((grouped - mean) * rstd).reshape(input.shape), layout)
 
@@ -104,9 +110,13 @@ group_norm.errors(
 
 @composite(aux=("mean", "rstd"))
 def group_norm_silu(
-    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
     layout: str = "NCHW",
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """silu(group_norm(input)): the opening of every residual block of a diffusion UNet"""
     return silu(group_norm(input, num_groups, weight, bias, eps, layout))
 
@@ -117,9 +127,14 @@ group_norm_silu.samples(sample((2, 6, 3, 2), 3, (6,), (6,)), sample((2, 3, 2, 6)
 
 @composite(aux=("mean", "rstd"))
 def cat_group_norm_silu(
-    input: Tensor, other: Tensor | None, num_groups: int, weight: Tensor, bias: Tensor, shift: Tensor | None = None,
+    input: Tensor,
+    other: Tensor | None,
+    num_groups: int,
+    weight: Tensor,
+    bias: Tensor,
+    shift: Tensor | None = None,
     eps: float = 1e-5,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """group_norm_silu([input, other] + shift), channels last: both openings in a UNet's residual block, nothing copied
 
     other (..., C2) stands behind the channels of input (..., C1): what comes past lower resolutions. shift
@@ -160,7 +175,7 @@ def _group_condition(input: Array, num_groups: int, weight: Array | None, bias: 
 
 def _joined_condition(
     input: Array, other: Array | None, num_groups: int, weight: Array, bias: Array, shift: Array | None
-) -> str:  # fmt: skip
+) -> str:
     if input.ndim < 2:
         return "no channels of pixels"
     channels = input.shape[-1]
@@ -189,14 +204,14 @@ def _launched(op: Op, silu: bool) -> None:
 
     @op.cuda("ops/norm/group_norm.cu", when=_group_condition)
     def _(
-        k: Any, input: Array, num_groups: int, weight: Array, bias: Array, eps: float, layout: str
+        k: Launcher, input: Array, num_groups: int, weight: Array, bias: Array, eps: float
     ) -> tuple[Array, Array, Array]:
         return forward(k, Given(input), num_groups, weight, bias, eps, silu)
 
     @op.cuda_vjp("ops/norm/group_norm.cu", "input", "weight", "bias", when=_group_condition)
     def _(
-        k: Any, g: Array, input: Array, weight: Array, bias: Array, mean: Array, rstd: Array, targets: GradTargets,
-    ) -> tuple[Array | None, ...]:  # fmt: skip
+        k: Launcher, g: Array, input: Array, weight: Array, bias: Array, mean: Array, rstd: Array, targets: GradTargets
+    ) -> tuple[Array | None, ...]:
         saved = Saved(Given(input), weight, bias, mean, rstd, silu)
         made = gradients(k, g, saved, targets)
         return made.get("input"), made.get("weight"), made.get("bias")
@@ -208,17 +223,31 @@ _launched(group_norm_silu, True)
 
 @cat_group_norm_silu.cuda("ops/norm/group_norm.cu", when=_joined_condition)
 def _(
-    k: Any, input: Array, other: Array | None, num_groups: int, weight: Array, bias: Array, shift: Array | None,
+    k: Launcher,
+    input: Array,
+    other: Array | None,
+    num_groups: int,
+    weight: Array,
+    bias: Array,
+    shift: Array | None,
     eps: float,
-) -> tuple[Array, Array, Array]:  # fmt: skip
+) -> tuple[Array, Array, Array]:
     return forward(k, Given(input, other, shift), num_groups, weight, bias, eps, True)
 
 
 @cat_group_norm_silu.cuda_vjp("ops/norm/group_norm.cu", "input", "other", "weight", "bias", when=_joined_condition)
 def _(
-    k: Any, g: Array, input: Array, other: Array | None, weight: Array, bias: Array, shift: Array | None, mean: Array,
-    rstd: Array, targets: GradTargets,
-) -> tuple[Array | None, ...]:  # fmt: skip
+    k: Launcher,
+    g: Array,
+    input: Array,
+    other: Array | None,
+    weight: Array,
+    bias: Array,
+    shift: Array | None,
+    mean: Array,
+    rstd: Array,
+    targets: GradTargets,
+) -> tuple[Array | None, ...]:
     saved = Saved(Given(input, other, shift), weight, bias, mean, rstd, True)
     made = gradients(k, g, saved, targets)
     return tuple(made.get(name) for name in ("input", "other", "weight", "bias"))

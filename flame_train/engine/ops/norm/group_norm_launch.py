@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...backend.cuda.codegen.kernel_ir import Extent, Operands, Reduction
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, float32
 from ...grad_target import FRESH, GradTarget, GradTargets
 from ..common.dims import Shape
@@ -29,9 +30,7 @@ class Plan:
     gradient is added to another.
     """
 
-    def __init__(
-        self, k: Any, shape: Shape, itemsize: int, groups: int, arrays: int, adds: bool = False
-    ) -> None:  # fmt: skip
+    def __init__(self, k: Launcher, shape: Shape, itemsize: int, groups: int, arrays: int, adds: bool = False) -> None:
         batch, channels = shape[0], shape[-1]
         pixels, vec = math.prod(shape[1:-1]), channels // 8
         rows = max(1, min(_THREADS, k.shared_bytes // _EACH) // vec)
@@ -47,8 +46,8 @@ class Plan:
         self.cut = tuple(np.int32(n) for n in (groups, each * rows, most))
 
     def launch(
-        self, k: Any, kernel: str, dtype: DType, args: Sequence[Any], split: int, *numbers: np.generic
-    ) -> None:  # fmt: skip
+        self, k: Launcher, kernel: str, dtype: DType, args: Sequence[Any], split: int, *numbers: np.generic
+    ) -> None:
         sizes = (*self.sizes, np.int32(split), *self.cut)
         args = (*args, *self.room, *sizes, *numbers)
         resident = self.grid[0] > 1
@@ -69,7 +68,7 @@ class Given:
         beside = 0 if self.other is None else self.other.shape[-1]
         return *self.input.shape[:-1], self.input.shape[-1] + beside
 
-    def arrays(self, k: Any) -> tuple[Any, ...]:
+    def arrays(self, k: Launcher) -> tuple[Any, ...]:
         """All three as the kernels take them: dense, or null pointers."""
         return tuple(_NONE if a is None else k.contiguous(a) for a in (self.input, self.other, self.shift))
 
@@ -78,7 +77,7 @@ _NONE = np.intp(0)  # a null pointer
 
 
 def forward(
-    k: Any, given: Given, groups: int, weight: Array, bias: Array, eps: float, silu: bool
+    k: Launcher, given: Given, groups: int, weight: Array, bias: Array, eps: float, silu: bool
 ) -> tuple[Array, Array, Array]:
     """The normalised array (B, ..., C), through SiLU if `silu`; its groups' mean and rstd, fp32 (B, 1, groups, 1)."""
     shape, dtype = given.shape, given.input.dtype
@@ -90,7 +89,7 @@ def forward(
     return y, mean, rstd
 
 
-def _memory(k: Any, target: GradTarget, x: Array) -> tuple[Array, Array | np.intp]:
+def _memory(k: Launcher, target: GradTarget, x: Array) -> tuple[Array, Array | np.intp]:
     """Memory for an input's gradient, and the gradient it is added to, or a null pointer."""
     buffer = target.buffer
     out = buffer if buffer is not None and buffer.flags.c_contiguous else k.empty(x.shape, x.dtype)
@@ -109,7 +108,7 @@ class Saved:
     silu: bool
 
 
-def gradients(k: Any, g: Array, saved: Saved, targets: GradTargets) -> dict[str, Array]:
+def gradients(k: Launcher, g: Array, saved: Saved, targets: GradTargets) -> dict[str, Array]:
     """The gradients that are needed, by name. Those of weight and bias are by-products of the sums an input's needs."""
     given, groups = saved.given, saved.mean.shape[2]
     shape, dtype = given.shape, given.input.dtype
@@ -138,7 +137,7 @@ def gradients(k: Any, g: Array, saved: Saved, targets: GradTargets) -> dict[str,
     return made
 
 
-def _channel_sums(k: Any, channels: Array) -> tuple[Array, Array]:
+def _channel_sums(k: Launcher, channels: Array) -> tuple[Array, Array]:
     """The blocks' sums for each channel, of which there are two, added up."""
     whole = k.columns([Reduction("sum", "each")], Operands({"each": channels}), Extent(1, *channels.shape), float32)
     first, second = whole[0].reshape(2, -1)

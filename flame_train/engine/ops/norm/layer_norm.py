@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program
-from ...dtype import Array, float32, promote
+from ...backend.cuda.launcher import Launcher
+from ...dtype import Array, float32, promote_floats
 from ...grad_target import FRESH, GradTargets
+from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common.elementwise_codegen import broadcast_grad
 from ..common.row_kernels import one_row, row_program_with_sums, rows_at, target_rows, why_not_rows
@@ -16,9 +17,13 @@ from ..common.row_kernels import one_row, row_program_with_sums, rows_at, target
 
 @primitive(torch="nn.functional.layer_norm", aux=("mean", "rstd"))
 def layer_norm(
-    xp: Any, input: Array, normalized_shape: Sequence[int], weight: Array | None = None, bias: Array | None = None,
+    xp: Namespace,
+    input: Array,
+    normalized_shape: Sequence[int],
+    weight: Array | None = None,
+    bias: Array | None = None,
     eps: float = 1e-5,
-) -> tuple[Array, Array, Array]:  # fmt: skip
+) -> tuple[Array, Array, Array]:
     """(input - mean) / sqrt(var + eps) * weight + bias over the last dims (arXiv 1607.06450)"""
     check_normalized("layer_norm", input, normalized_shape, weight, bias)
     axes = tuple(range(-len(normalized_shape), 0))
@@ -43,7 +48,7 @@ def check_normalized(op: str, input: Array, normalized_shape: Sequence[int], *we
 
 @layer_norm.vjp("input")
 def _(
-    xp: Any,
+    xp: Namespace,
     g: Array,
     input: Array,
     weight: Array | None,
@@ -96,12 +101,12 @@ CENTRED = (
 
 @layer_norm.cuda("rows", when=_layer_condition)
 def _(
-    k: Any, input: Array, normalized_shape: Sequence[int], weight: Array | None, bias: Array | None, eps: float
+    k: Launcher, input: Array, normalized_shape: Sequence[int], weight: Array | None, bias: Array | None, eps: float
 ) -> tuple[Array, Array, Array]:
     tables, dims = one_row(k, weight=weight, bias=bias), len(normalized_shape)
     value = f"c * rstd{' * weight' if 'weight' in tables else ''}{' + bias' if 'bias' in tables else ''}"
     operands = Operands({"input": rows_at(k, input, dims)}, tables, {}, {"eps": eps})
-    dtype = promote([a.dtype for a in (input, weight, bias) if a is not None])
+    dtype = promote_floats([a.dtype for a in (input, weight, bias) if a is not None])
     y, mean, rstd = k.rows(Program(CENTRED, (value,), ("mean", "rstd")), operands, (dtype, float32, float32))
     kept = (*input.shape[: input.ndim - dims], *[1] * dims)
     return y.reshape(input.shape), mean.reshape(kept), rstd.reshape(kept)
@@ -109,9 +114,15 @@ def _(
 
 @layer_norm.cuda_vjp("rows", "input", "weight", "bias", when=_layer_condition)
 def _(
-    k: Any, g: Array, input: Array, normalized_shape: Sequence[int], weight: Array | None, mean: Array, rstd: Array,
+    k: Launcher,
+    g: Array,
+    input: Array,
+    normalized_shape: Sequence[int],
+    weight: Array | None,
+    mean: Array,
+    rstd: Array,
     targets: GradTargets,
-) -> tuple[Array | None, ...]:  # fmt: skip
+) -> tuple[Array | None, ...]:
     dims = len(normalized_shape)
     addend, added, out = target_rows(k, targets.get("input", FRESH), dims)
     rows = {"g": rows_at(k, g, dims), "input": rows_at(k, input, dims), **addend}
@@ -124,7 +135,7 @@ def _(
     return made, found.get("weight"), found.get("bias")
 
 
-def summed(k: Any, totals: Mapping[str, Array], shape: Sequence[int], targets: GradTargets) -> dict[str, Array]:
+def summed(k: Launcher, totals: Mapping[str, Array], shape: Sequence[int], targets: GradTargets) -> dict[str, Array]:
     """Gradients of arguments of `shape`, each added to what has already arrived."""
     return {n: broadcast_grad(k, "g", {"g": t.reshape(shape)}, tuple(shape), targets[n]) for n, t in totals.items()}
 

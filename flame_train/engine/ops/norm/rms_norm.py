@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Table
-from ...dtype import Array, float32, promote
+from ...backend.cuda.launcher import Launcher
+from ...dtype import Array, float32, promote_floats
 from ...grad_target import FRESH, GradTarget, GradTargets
+from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...tensor import Tensor
 from ..common.conditions import floating
@@ -31,7 +32,7 @@ from .layer_norm import check_normalized, summed, why_not
 
 @primitive(torch="nn.functional.rms_norm", aux=("rstd",))
 def rms_norm(
-    xp: Any, input: Array, normalized_shape: Sequence[int], weight: Array | None = None, eps: float | None = None
+    xp: Namespace, input: Array, normalized_shape: Sequence[int], weight: Array | None = None, eps: float | None = None
 ) -> tuple[Array, Array]:
     """input / sqrt(mean(input^2) + eps) * weight over the last dims (arXiv 1910.07467)
 
@@ -46,7 +47,9 @@ def rms_norm(
 
 
 @rms_norm.vjp("input")
-def _(xp: Any, g: Array, input: Array, weight: Array | None, rstd: Array, normalized_shape: Sequence[int]) -> Array:
+def _(
+    xp: Namespace, g: Array, input: Array, weight: Array | None, rstd: Array, normalized_shape: Sequence[int]
+) -> Array:
     axes = tuple(range(-len(normalized_shape), 0))
     gw, xhat = g if weight is None else g * weight, input * rstd
     return rstd * (gw - xhat * xp.mean(gw * xhat, axis=axes, keepdims=True))
@@ -59,7 +62,7 @@ def _whole_rows(input: Array, normalized_shape: Sequence[int], weight: Array | N
     return why_not(input, normalized_shape, weight) or why_not_rows(input, len(normalized_shape), weight)
 
 
-def _weighted(k: Any, weight: Array | None) -> tuple[dict[str, Table], str]:
+def _weighted(k: Launcher, weight: Array | None) -> tuple[dict[str, Table], str]:
     """The weight as a shared row, and what to multiply by."""
     return one_row(k, weight=weight), "" if weight is None else " * weight"
 
@@ -69,23 +72,35 @@ Angles = dict[str, Table]
 
 
 def norm_rows(
-    k: Any, input: Array, weight: Array | None, eps: float, angles: Angles, dims: int = 1, out: Sequence[Array] = ()
+    k: Launcher,
+    input: Array,
+    weight: Array | None,
+    eps: float,
+    angles: Angles,
+    dims: int = 1,
+    out: Sequence[Array] = (),
 ) -> tuple[Array, Array]:
     """Rows (..., C) of the last `dims` dims, normalised and then rotated, and their rstd (R,); or `out` with both."""
     tables, by = _weighted(k, weight)
     turned = (f"row x = input * rstd{by}",) if angles else ()
     value = "x * cosine + rotate_half(x) * sine" if angles else f"input * rstd{by}"
     steps = ("sum s = input * input", "let rstd = rsqrtf(s / n + eps)", *turned)
-    dtype = input.dtype if weight is None else promote([input.dtype, weight.dtype])
+    dtype = input.dtype if weight is None else promote_floats([input.dtype, weight.dtype])
     operands = Operands({"input": rows_at(k, input, dims)}, tables | angles, {}, {"eps": eps})
     y, rstd = k.rows(Program(steps, (value,), ("rstd",)), operands, (dtype, float32), out)
     return y, rstd
 
 
 def norm_gradient_rows(
-    k: Any, g: Array, input: Array, weight: Array | None, rstd: Array, angles: Angles, dims: int = 1,
+    k: Launcher,
+    g: Array,
+    input: Array,
+    weight: Array | None,
+    rstd: Array,
+    angles: Angles,
+    dims: int = 1,
     target: GradTarget = FRESH,
-) -> Array:  # fmt: skip
+) -> Array:
     """The gradient to what `norm_rows` was given, in its shape, at `target`."""
     made, _ = norm_gradients(k, g, input, weight, rstd, angles, {"input": target}, dims)
     assert made is not None
@@ -93,9 +108,15 @@ def norm_gradient_rows(
 
 
 def norm_gradients(
-    k: Any, g: Array, input: Array, weight: Array | None, rstd: Array, angles: Angles, targets: GradTargets,
+    k: Launcher,
+    g: Array,
+    input: Array,
+    weight: Array | None,
+    rstd: Array,
+    angles: Angles,
+    targets: GradTargets,
     dims: int = 1,
-) -> tuple[Array | None, Array | None]:  # fmt: skip
+) -> tuple[Array | None, Array | None]:
     """That gradient if "input" is among the targets, and the weight's if "weight" is."""
     tables, by = _weighted(k, weight)
     more, added, out = target_rows(k, targets.get("input", FRESH), dims)
@@ -119,7 +140,7 @@ def norm_gradients(
 
 @rms_norm.cuda("rows", when=_whole_rows)
 def _(
-    k: Any, input: Array, normalized_shape: Sequence[int], weight: Array | None, eps: float | None
+    k: Launcher, input: Array, normalized_shape: Sequence[int], weight: Array | None, eps: float | None
 ) -> tuple[Array, Array]:
     dims, small = len(normalized_shape), eps if eps is not None else float(np.finfo(np.float32).eps)
     y, rstd = norm_rows(k, input, weight, small, {}, dims)
@@ -128,9 +149,14 @@ def _(
 
 @rms_norm.cuda_vjp("rows", "input", "weight", when=_whole_rows)
 def _(
-    k: Any, g: Array, input: Array, weight: Array | None, rstd: Array, normalized_shape: Sequence[int],
+    k: Launcher,
+    g: Array,
+    input: Array,
+    weight: Array | None,
+    rstd: Array,
+    normalized_shape: Sequence[int],
     targets: GradTargets,
-) -> tuple[Array | None, ...]:  # fmt: skip
+) -> tuple[Array | None, ...]:
     return norm_gradients(k, g, input, weight, rstd, {}, targets, len(normalized_shape))
 
 
@@ -142,7 +168,7 @@ rms_norm.errors(ErrorSample(sample((2, 3), (4,)), ShapeError, r"ending in \(4,\)
 
 
 @primitive()
-def rope(xp: Any, input: Array, cos: Array, sin: Array, interleaved: bool = True) -> Array:
+def rope(xp: Namespace, input: Array, cos: Array, sin: Array, interleaved: bool = True) -> Array:
     """input * cos + rotate_half(input) * sin along the last dim: pairs of numbers turned by an angle (arXiv 2104.09864)
 
     A pair is two neighbours (Flux), or with interleaved=False two elements half the dim apart (LLaMA). cos and sin
@@ -157,7 +183,7 @@ def _even(x: Array) -> Array:
     return x
 
 
-def _rotate_half(xp: Any, x: Array, interleaved: bool) -> Array:
+def _rotate_half(xp: Namespace, x: Array, interleaved: bool) -> Array:
     """Each pair (a, b) as (-b, a)."""
     if interleaved:
         return xp.stack([-x[..., 1::2], x[..., 0::2]], axis=-1).reshape(x.shape)
@@ -178,33 +204,33 @@ def _pairs(input: Array, cos: Array, sin: Array, interleaved: bool) -> str:
     return why_not_rows(input, 1, cos, sin)
 
 
-def angle_rows(k: Any, cos: Array, sin: Array, shape: Shape) -> Angles:
+def angle_rows(k: Launcher, cos: Array, sin: Array, shape: Shape) -> Angles:
     """Cosines and sines as rows shared among those of `shape`."""
     return {"cosine": table(k, cos, shape), "sine": table(k, sin, shape)}
 
 
 @rope.cuda("rows", when=_pairs)
-def _(k: Any, input: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
+def _(k: Launcher, input: Array, cos: Array, sin: Array) -> Array:
     program = Program(("row x = input",), ("x * cosine + rotate_half(x) * sine",))
     operands = Operands({"input": rows_at(k, input)}, angle_rows(k, cos, sin, input.shape))
-    dtype = promote([input.dtype, cos.dtype, sin.dtype])
+    dtype = promote_floats([input.dtype, cos.dtype, sin.dtype])
     return k.rows(program, operands, (dtype,))[0].reshape(input.shape)
 
 
 @rope.cuda_vjp("rows", "input", when=_pairs, accumulates=False)
-def _(k: Any, g: Array, input: Array, cos: Array, sin: Array, targets: GradTargets) -> Array:
+def _(k: Launcher, g: Array, input: Array, cos: Array, sin: Array, targets: GradTargets) -> Array:
     program = Program(("row t = g * sine",), ("g * cosine - rotate_half(t)",))
     operands = Operands({"g": rows_at(k, g)}, angle_rows(k, cos, sin, g.shape))
     return row_program(k, program, operands, input.dtype, g.shape, out=targets["input"].buffer)
 
 
 @rope.cuda_vjp("rows", "cos", when=_pairs)
-def _(k: Any, g: Array, input: Array, cos_shape: Shape) -> Array:
+def _(k: Launcher, g: Array, input: Array, cos_shape: Shape) -> Array:
     return broadcast_grad(k, "g * input", {"g": g, "input": input}, cos_shape)
 
 
 @rope.cuda_vjp("rows", "sin", when=_pairs)
-def _(k: Any, g: Array, input: Array, sin_shape: Shape) -> Array:
+def _(k: Launcher, g: Array, input: Array, sin_shape: Shape) -> Array:
     program = Program(("row x = input",), ("g * rotate_half(x)",))
     each = row_program(k, program, Operands({"g": rows_at(k, g), "input": rows_at(k, input)}), float32, g.shape)
     return broadcast_grad(k, "g", {"g": each}, sin_shape)
@@ -241,18 +267,22 @@ def _pairs_of_norm(input: Array, weight: Array | None, cos: Array, sin: Array, i
 
 
 @rms_norm_rope.cuda("rows", when=_pairs_of_norm)
-def _(
-    k: Any, input: Array, weight: Array | None, cos: Array, sin: Array, eps: float, interleaved: bool
-) -> tuple[Array, Array]:
+def _(k: Launcher, input: Array, weight: Array | None, cos: Array, sin: Array, eps: float) -> tuple[Array, Array]:
     y, rstd = norm_rows(k, input, weight, eps, angle_rows(k, cos, sin, input.shape))
     return y.reshape(input.shape), rstd.reshape((*input.shape[:-1], 1))
 
 
 @rms_norm_rope.cuda_vjp("rows", "input", "weight", when=_pairs_of_norm)
 def _(
-    k: Any, g: Array, input: Array, weight: Array | None, cos: Array, sin: Array, rstd: Array,
+    k: Launcher,
+    g: Array,
+    input: Array,
+    weight: Array | None,
+    cos: Array,
+    sin: Array,
+    rstd: Array,
     targets: GradTargets,
-) -> tuple[Array | None, ...]:  # fmt: skip
+) -> tuple[Array | None, ...]:
     angles = angle_rows(k, cos, sin, input.shape)
     return norm_gradients(k, g, input, weight, rstd, angles, targets)
 

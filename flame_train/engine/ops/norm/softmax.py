@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
+from ...namespace import Namespace
 from ...op import ErrorSample, Op, composite, primitive, sample
 from ...op_samples import no_such_dim
 from ...sums import accurate_sum
@@ -17,20 +18,20 @@ from ..common.row_kernels import row_program, rows_at, why_not_rows
 
 
 @primitive(torch="nn.functional.softmax")
-def softmax(xp: Any, input: Array, dim: int) -> Array:
+def softmax(xp: Namespace, input: Array, dim: int) -> Array:
     """exp(input) / sum(exp(input)) along dim, computed from input - max(input)"""
     e = xp.exp(_shifted(xp, input, dim, "softmax"))
     return e / xp.sum(e, axis=axes(dim, input.ndim, "softmax"), keepdims=True)
 
 
-def _shifted(xp: Any, x: Array, dim: int, op: str) -> Array:
+def _shifted(xp: Namespace, x: Array, dim: int, op: str) -> Array:
     """x - max(x) along dim, so that no exponential overflows."""
     dims = axes(dim, x.ndim, op)
     return x - xp.max(x, axis=dims, keepdims=True) if x.size else x
 
 
 @softmax.vjp("input")
-def _(xp: Any, g: Array, out: Array, dim: int) -> Array:
+def _(xp: Namespace, g: Array, out: Array, dim: int) -> Array:
     return out * (g - xp.sum(g * out, axis=axes(dim, g.ndim, "softmax"), keepdims=True))
 
 
@@ -41,14 +42,14 @@ def softmin(input: Tensor, dim: int) -> Tensor:
 
 
 @primitive(torch="nn.functional.log_softmax")
-def log_softmax(xp: Any, input: Array, dim: int) -> Array:
+def log_softmax(xp: Namespace, input: Array, dim: int) -> Array:
     """input - log(sum(exp(input))) along dim, computed from input - max(input)"""
     shifted = _shifted(xp, input, dim, "log_softmax")
     return shifted - xp.log(xp.sum(xp.exp(shifted), axis=axes(dim, input.ndim, "log_softmax"), keepdims=True))
 
 
 @log_softmax.vjp("input")
-def _(xp: Any, g: Array, out: Array, dim: int) -> Array:
+def _(xp: Namespace, g: Array, out: Array, dim: int) -> Array:
     return g - xp.exp(out) * xp.sum(g, axis=axes(dim, g.ndim, "log_softmax"), keepdims=True)
 
 
@@ -69,11 +70,11 @@ _LOG_SOFTMAX_GRADIENT = Program(("sum d = g",), ("g - e_to(out) * d",))
 
 def _along_rows(op: Op, value: Program, slope: Program) -> None:
     @op.cuda("rows", when=_last)
-    def _(k: Any, input: Array, dim: int) -> Array:
+    def _(k: Launcher, input: Array) -> Array:
         return row_program(k, value, Operands({"input": rows_at(k, input)}), input.dtype, input.shape)
 
     @op.cuda_vjp("rows", "input", when=_last)
-    def _(k: Any, g: Array, out: Array) -> Array:
+    def _(k: Launcher, g: Array, out: Array) -> Array:
         return row_program(k, slope, Operands({"g": rows_at(k, g), "out": rows_at(k, out)}), g.dtype, g.shape)
 
     op.perf_samples(sample((3, 4096), -1), sample((5, 7, 640), -1), sample((200, 77), -1))
@@ -87,7 +88,7 @@ for _op in (softmax, softmin, log_softmax):
 
 
 @primitive(torch="logsumexp")
-def logsumexp(xp: Any, input: Array, dim: Dims, keepdim: bool = False) -> Array:
+def logsumexp(xp: Namespace, input: Array, dim: Dims, keepdim: bool = False) -> Array:
     """log(sum(exp(input))) over dim, computed from input - max(input)"""
     dims = axes(dim, input.ndim, "logsumexp")
     kept = [1 if i in dims else n for i, n in enumerate(input.shape)]
@@ -98,7 +99,7 @@ def logsumexp(xp: Any, input: Array, dim: Dims, keepdim: bool = False) -> Array:
 
 
 @logsumexp.vjp("input")
-def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
+def _(xp: Namespace, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
     dims = axes(dim, input.ndim, "logsumexp")
     g, out = (spread(xp, a, input.shape, dims, keepdim) for a in (g, out))
     return g * xp.exp(input - xp.where(out == -math.inf, 0.0, out))
@@ -114,7 +115,7 @@ def _last_dims(input: Array, dim: Dims) -> str:
 
 
 @logsumexp.cuda("rows", when=_last_dims)
-def _(k: Any, input: Array, dim: Dims, keepdim: bool) -> Array:
+def _(k: Launcher, input: Array, dim: Dims, keepdim: bool) -> Array:
     dims = axes(dim, input.ndim, "logsumexp")
     program = Program(
         ("max top = input", "let m = fabsf(top) < INFINITE ? top : 0.f", "sum s = e_to(input - m)"),
@@ -127,7 +128,7 @@ def _(k: Any, input: Array, dim: Dims, keepdim: bool) -> Array:
 
 
 @logsumexp.cuda_vjp("rows", "input", when=_last_dims)
-def _(k: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
+def _(k: Launcher, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
     dims = axes(dim, input.ndim, "logsumexp")
     g, out = (spread(k.xp, a, input.shape, dims, keepdim) for a in (g, out))
     expression = "g * e_to(input - (out == -INFINITE ? 0.f : out))"

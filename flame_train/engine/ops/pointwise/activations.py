@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from ....errors import ShapeError
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
+from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ...op_samples import Values, apart, of_one
 from ..common import special
@@ -17,13 +18,13 @@ from .unary import sigmoid_value
 
 
 @primitive(torch="nn.functional.relu", accepts_integers=True)
-def relu(xp: Any, input: Array) -> Array:
+def relu(xp: Namespace, input: Array) -> Array:
     """max(input, 0); the gradient at zero is zero"""
     return xp.maximum(input, 0)
 
 
 @relu.vjp("input")
-def _(xp: Any, g: Array, out: Array) -> Array:
+def _(xp: Namespace, g: Array, out: Array) -> Array:
     return xp.where(out <= 0, 0.0, g)  # so that the gradient at NaN is not hidden
 
 
@@ -31,13 +32,13 @@ elementwise_kernel(relu, "larger(input, 0.f)", input="out <= 0.f ? 0.f : g")
 
 
 @primitive(torch="nn.functional.silu")
-def silu(xp: Any, input: Array) -> Array:
+def silu(xp: Namespace, input: Array) -> Array:
     """input * sigmoid(input)"""
     return input * sigmoid_value(xp, input)
 
 
 @silu.vjp("input")
-def _(xp: Any, g: Array, input: Array) -> Array:
+def _(xp: Namespace, g: Array, input: Array) -> Array:
     s = sigmoid_value(xp, input)
     return g * s * (1.0 + input * (1.0 - s))
 
@@ -46,21 +47,22 @@ elementwise_kernel(silu, "silu(input)", input="g * silu_derivative(input)")
 
 
 @primitive(torch=None)
-def quick_gelu(xp: Any, input: Array) -> Array:
+def quick_gelu(xp: Namespace, input: Array) -> Array:
     """input * sigmoid(1.702 * input), the activation of OpenAI's CLIP (its `QuickGELU`)"""
     return input * sigmoid_value(xp, 1.702 * input)
 
 
 @quick_gelu.vjp("input")
-def _(xp: Any, g: Array, input: Array) -> Array:
+def _(xp: Namespace, g: Array, input: Array) -> Array:
     s = sigmoid_value(xp, 1.702 * input)
     return g * s * (1.0 + 1.702 * input * (1.0 - s))
 
 
 elementwise_kernel(
-    quick_gelu, "input * sigmoid(1.702f * input)",
+    quick_gelu,
+    "input * sigmoid(1.702f * input)",
     input="Logistic l(1.702f * input); g * (l.s + 1.702f * input * l.s * l.rest)",
-)  # fmt: skip
+)
 
 
 _INV_SQRT2 = 1.0 / math.sqrt(2.0)
@@ -68,7 +70,7 @@ _INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 
 
 @primitive(torch="nn.functional.gelu")
-def gelu(xp: Any, input: Array, *, approximate: str = "none") -> Array:
+def gelu(xp: Namespace, input: Array, *, approximate: str = "none") -> Array:
     """input * Phi(input); with approximate="tanh" Hendrycks and Gimpel's formula (arXiv 1606.08415)"""
     return input * _phi(xp, input, approximate)
 
@@ -77,13 +79,17 @@ gelu.vjp("input")(lambda xp, g, input, approximate: g * gelu_derivative(xp, inpu
 
 
 elementwise_kernel(
-    gelu, "gelu(input)", input="g * gelu_derivative(input)",
+    gelu,
+    "gelu(input)",
+    input="g * gelu_derivative(input)",
     when=lambda approximate: approximate == "none" or "approximate asks for another formula",
-)  # fmt: skip
+)
 elementwise_kernel(
-    gelu, "gelu_tanh(input)", input="g * gelu_tanh_derivative(input)",
+    gelu,
+    "gelu_tanh(input)",
+    input="g * gelu_tanh_derivative(input)",
     when=lambda approximate: approximate == "tanh" or "approximate asks for another formula",
-)  # fmt: skip
+)
 
 
 gelu.samples(sample((3, 5)), sample((3, 5), approximate="tanh"), sample((0,)))
@@ -94,7 +100,7 @@ def _tanh_argument(x: Array) -> Array:
     return math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)
 
 
-def _phi(xp: Any, x: Array, approximate: str) -> Array:
+def _phi(xp: Namespace, x: Array, approximate: str) -> Array:
     """The normal distribution function, exact or by tanh."""
     if approximate == "tanh":
         return 0.5 * (1.0 + xp.tanh(_tanh_argument(x)))
@@ -103,7 +109,7 @@ def _phi(xp: Any, x: Array, approximate: str) -> Array:
     return 0.5 * (1.0 + special.erf(xp, x * _INV_SQRT2))
 
 
-def gelu_derivative(xp: Any, x: Array, approximate: str) -> Array:
+def gelu_derivative(xp: Namespace, x: Array, approximate: str) -> Array:
     """d gelu(x) / dx"""
     if approximate == "tanh":
         t = xp.tanh(_tanh_argument(x))
@@ -112,19 +118,19 @@ def gelu_derivative(xp: Any, x: Array, approximate: str) -> Array:
     return gelu_value_and_derivative(xp, x)[1]
 
 
-def gelu_value_and_derivative(xp: Any, x: Array) -> tuple[Array, Array]:
+def gelu_value_and_derivative(xp: Namespace, x: Array) -> tuple[Array, Array]:
     """The exact gelu and its derivative, which share the error function."""
     phi = _phi(xp, x, "none")
     return x * phi, phi + x * _INV_SQRT_2PI * xp.exp(-0.5 * x * x)
 
 
-def gelu_value(xp: Any, x: Array) -> Array:
+def gelu_value(xp: Namespace, x: Array) -> Array:
     """The exact gelu of an array, for ops that contain it."""
     return x * _phi(xp, x, "none")
 
 
 @primitive(torch="nn.functional.leaky_relu")
-def leaky_relu(xp: Any, input: Array, negative_slope: float = 0.01) -> Array:
+def leaky_relu(xp: Namespace, input: Array, negative_slope: float = 0.01) -> Array:
     """input where it is positive, else negative_slope * input"""
     return xp.where(input > 0, input, negative_slope * input)
 
@@ -141,7 +147,7 @@ leaky_relu.samples(sample(apart(3, 5)), sample(apart(4), 0.2), sample((0, 2)))
 
 
 @primitive(torch="nn.functional.elu")
-def elu(xp: Any, input: Array, alpha: float = 1.0) -> Array:
+def elu(xp: Namespace, input: Array, alpha: float = 1.0) -> Array:
     """input where it is positive, else alpha * (exp(input) - 1) (arXiv 1511.07289)"""
     return xp.where(input > 0, input, alpha * xp.expm1(xp.minimum(input, 0.0)))
 
@@ -158,65 +164,68 @@ elu.samples(sample(apart(3, 5)), sample(apart(4), 0.7), sample((0, 2)))
 
 
 @primitive(torch="nn.functional.softplus")
-def softplus(xp: Any, input: Array, beta: float = 1.0, threshold: float = 20.0) -> Array:
+def softplus(xp: Namespace, input: Array, beta: float = 1.0, threshold: float = 20.0) -> Array:
     """log(1 + exp(beta * input)) / beta; input itself where beta * input exceeds threshold"""
     x = beta * input
     return xp.where(x > threshold, input, softplus_value(xp, x) / beta)
 
 
-def softplus_value(xp: Any, x: Array) -> Array:
+def softplus_value(xp: Namespace, x: Array) -> Array:
     """log(1 + e^x), computed without overflow and without losing small values."""
     return xp.maximum(x, 0.0) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
 @softplus.vjp("input")
-def _(xp: Any, g: Array, input: Array, beta: float, threshold: float) -> Array:
+def _(xp: Namespace, g: Array, input: Array, beta: float, threshold: float) -> Array:
     x = beta * input
     return xp.where(x > threshold, g, g * sigmoid_value(xp, x))
 
 
 elementwise_kernel(
-    softplus, "float x = beta * input; x > threshold ? input : softplus(x) / beta",
+    softplus,
+    "float x = beta * input; x > threshold ? input : softplus(x) / beta",
     input="float x = beta * input; x > threshold ? g : g * sigmoid(x)",
-)  # fmt: skip
+)
 
 
 softplus.samples(sample((3, 5)), sample((6,), 2.0, 1.0), sample((0, 2)))
 
 
 @primitive(torch="nn.functional.mish")
-def mish(xp: Any, input: Array) -> Array:
+def mish(xp: Namespace, input: Array) -> Array:
     """input * tanh(softplus(input)) (arXiv 1908.08681)"""
     return input * xp.tanh(softplus_value(xp, input))
 
 
 @mish.vjp("input")
-def _(xp: Any, g: Array, input: Array) -> Array:
+def _(xp: Namespace, g: Array, input: Array) -> Array:
     t = xp.tanh(softplus_value(xp, input))
     return g * (t + input * (1.0 - t * t) * sigmoid_value(xp, input))
 
 
 elementwise_kernel(
-    mish, "input * mish_gate(input)",
+    mish,
+    "input * mish_gate(input)",
     input="float t = mish_gate(input); g * (t + input * (1.f - t * t) * sigmoid(input))",
-)  # fmt: skip
+)
 
 
 @primitive(torch="nn.functional.hardswish")
-def hardswish(xp: Any, input: Array) -> Array:
+def hardswish(xp: Namespace, input: Array) -> Array:
     """input * min(max(input + 3, 0), 6) / 6 (arXiv 1905.02244)"""
     return input * xp.clip(input + 3.0, 0.0, 6.0) / 6.0
 
 
 @hardswish.vjp("input")
-def _(xp: Any, g: Array, input: Array) -> Array:
+def _(xp: Namespace, g: Array, input: Array) -> Array:
     return xp.where(input <= -3.0, 0.0, xp.where(input >= 3.0, g, g * (input / 3.0 + 0.5)))
 
 
 elementwise_kernel(
-    hardswish, "input * fminf(fmaxf(input + 3.f, 0.f), 6.f) / 6.f",
+    hardswish,
+    "input * fminf(fmaxf(input + 3.f, 0.f), 6.f) / 6.f",
     input="input <= -3.f ? 0.f : input >= 3.f ? g : g * (input / 3.f + 0.5f)",
-)  # fmt: skip
+)
 
 
 silu.perf_samples(sample((4097, 1283)))
@@ -231,7 +240,7 @@ hardswish.samples(sample(Values((4, 5), -5.0, 5.0)), sample((0, 2)))
 
 
 @primitive(torch=None)
-def swiglu(xp: Any, input: Array) -> Array:
+def swiglu(xp: Namespace, input: Array) -> Array:
     """value * silu(gate) for input = [value, gate] along the last dim (arXiv 2002.05202)"""
     value, gate = halves(input, "swiglu")
     return value * gate * sigmoid_value(xp, gate)
@@ -246,19 +255,19 @@ def halves(x: Array, op: str) -> tuple[Array, Array]:
 
 
 @swiglu.vjp("input")
-def _(xp: Any, g: Array, input: Array) -> Array:
+def _(xp: Namespace, g: Array, input: Array) -> Array:
     value, gate = halves(input, "swiglu")
     s = sigmoid_value(xp, gate)
     return xp.concatenate([g * gate * s, g * value * s * (1.0 + gate * (1.0 - s))], axis=-1)
 
 
-def gated(k: Any, input: Array, expression: str) -> Array:
+def gated(k: Launcher, input: Array, expression: str) -> Array:
     """A gated unit's value, from an expression over `value` and `gate`."""
     value, gate = halves(input, "gated unit")
     return k.elementwise((expression,), {"value": value, "gate": gate}, (input.dtype,))[0]
 
 
-def gated_gradient(k: Any, g: Array, input: Array, of_value: str, of_gate: str) -> Array:
+def gated_gradient(k: Launcher, g: Array, input: Array, of_value: str, of_gate: str) -> Array:
     """A gated unit's gradient with respect to both halves, from expressions over `g`, `value` and `gate`."""
     value, gate = halves(input, "gated unit")
     dinput = k.empty(input.shape, input.dtype)
@@ -273,12 +282,12 @@ def halved(input: Array) -> str:
 
 
 @swiglu.cuda("generated", when=halved)
-def _(k: Any, input: Array) -> Array:
+def _(k: Launcher, input: Array) -> Array:
     return gated(k, input, "value * silu(gate)")
 
 
 @swiglu.cuda_vjp("generated", "input", when=halved)
-def _(k: Any, g: Array, input: Array) -> Array:
+def _(k: Launcher, g: Array, input: Array) -> Array:
     return gated_gradient(k, g, input, "g * silu(gate)", "g * value * silu_derivative(gate)")
 
 

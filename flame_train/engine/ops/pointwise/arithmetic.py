@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from ....errors import ShapeError
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, is_float
+from ...namespace import Namespace, is_numpy
 from ...op import ErrorSample, primitive, sample
 from ...op_samples import NOT_BROADCAST, OF_TWO, Values, apart, integers, of_one, positive
 from ..common.conditions import floating
@@ -17,7 +19,7 @@ from ..common.elementwise_codegen import broadcast_grad, elementwise_kernel
 
 
 @primitive(torch="add", accepts_integers=True)
-def add(xp: Any, input: Array, other: Array | float, *, alpha: float = 1.0) -> Array:
+def add(xp: Namespace, input: Array, other: Array | float, *, alpha: float = 1.0) -> Array:
     """input + alpha * other"""
     return input + other if alpha == 1.0 else input + alpha * other
 
@@ -27,7 +29,7 @@ add.vjp("other")(lambda xp, g, alpha: g if alpha == 1.0 else alpha * g)
 
 
 @primitive(torch="sub", accepts_integers=True)
-def sub(xp: Any, input: Array, other: Array | float, *, alpha: float = 1.0) -> Array:
+def sub(xp: Namespace, input: Array, other: Array | float, *, alpha: float = 1.0) -> Array:
     """input - alpha * other"""
     return input - other if alpha == 1.0 else input - alpha * other
 
@@ -41,7 +43,7 @@ elementwise_kernel(sub, "input - alpha * other", input="g", other="-alpha * g")
 
 
 @primitive(torch="rsub", accepts_integers=True)
-def rsub(xp: Any, input: Array, other: Array | float, *, alpha: float = 1.0) -> Array:
+def rsub(xp: Namespace, input: Array, other: Array | float, *, alpha: float = 1.0) -> Array:
     """other - alpha * input"""
     return other - (input if alpha == 1.0 else alpha * input)
 
@@ -54,7 +56,7 @@ elementwise_kernel(rsub, "other - alpha * input", input="-alpha * g", other="g")
 
 
 @primitive(torch="mul", accepts_integers=True)
-def mul(xp: Any, input: Array, other: Array | float) -> Array:
+def mul(xp: Namespace, input: Array, other: Array | float) -> Array:
     """input * other"""
     return input * other
 
@@ -67,7 +69,7 @@ elementwise_kernel(mul, "input * other", input="g * other", other="g * input")
 
 
 @primitive(torch="div", accepts_integers=True)
-def div(xp: Any, input: Array, other: Array | float, *, rounding_mode: str | None = None) -> Array:
+def div(xp: Namespace, input: Array, other: Array | float, *, rounding_mode: str | None = None) -> Array:
     """input / other; rounded down with rounding_mode="floor", towards zero with "trunc" """
     if rounding_mode not in (None, "floor", "trunc"):
         raise ValueError(f"div: expected rounding_mode None, 'floor' or 'trunc', got {rounding_mode!r}")
@@ -76,7 +78,7 @@ def div(xp: Any, input: Array, other: Array | float, *, rounding_mode: str | Non
     whole = not is_float(input.dtype) and not (
         is_float(other.dtype) if hasattr(other, "dtype") else isinstance(other, float)
     )
-    if whole and xp is np and not np.all(other):
+    if whole and is_numpy(xp) and not np.all(other):
         raise ZeroDivisionError(f"div: whole numbers divided by zero with rounding_mode={rounding_mode!r}")
     if rounding_mode == "trunc" and not whole:
         return xp.trunc(input / other)
@@ -88,14 +90,17 @@ div.vjp("input")(lambda xp, g, other, rounding_mode: g / other if rounding_mode 
 
 
 @div.vjp("other")
-def _(xp: Any, g: Array, input: Array, other: Array, rounding_mode: str | None) -> Array:
+def _(xp: Namespace, g: Array, input: Array, other: Array, rounding_mode: str | None) -> Array:
     return -g * (input / other) / other if rounding_mode is None else xp.zeros_like(g)
 
 
 elementwise_kernel(
-    div, "input / other", when=lambda rounding_mode: rounding_mode is None or "only the plain quotient",
-    input="g / other", other="-g * (input / other) / other",
-)  # fmt: skip
+    div,
+    "input / other",
+    when=lambda rounding_mode: rounding_mode is None or "only the plain quotient",
+    input="g / other",
+    other="-g * (input / other) / other",
+)
 
 
 div.errors(
@@ -119,7 +124,7 @@ div.samples(
 
 
 @primitive(torch="pow", accepts_integers=True)
-def pow(xp: Any, input: Array | float, exponent: Array | float) -> Array:
+def pow(xp: Namespace, input: Array | float, exponent: Array | float) -> Array:
     """input ** exponent"""
     return _whole(input, exponent) ** _whole(exponent, input)
 
@@ -132,14 +137,14 @@ def _whole(x: Any, other: Any = None) -> Any:
 
 
 @pow.vjp("input")
-def _(xp: Any, g: Array, input: Array, exponent: Array | float) -> Array:
+def _(xp: Namespace, g: Array, input: Array, exponent: Array | float) -> Array:
     if hasattr(exponent, "dtype"):
         return xp.where(exponent == 0, 0.0, g * exponent * input ** xp.where(exponent == 0, 1.0, exponent - 1))
     return g * exponent * input ** (exponent - 1) if exponent != 0 else xp.zeros_like(g)
 
 
 @pow.vjp("exponent")
-def _(xp: Any, g: Array, input: Array | float, exponent: Array, out: Array) -> Array:
+def _(xp: Namespace, g: Array, input: Array | float, exponent: Array, out: Array) -> Array:
     if not hasattr(input, "dtype"):
         return g * out * (math.log(input) if input > 0 else math.nan) if input else xp.zeros_like(g)
     zero = (input == 0) & (exponent >= 0)
@@ -152,10 +157,11 @@ def _square(exponent: Any) -> bool | str:
 
 elementwise_kernel(pow, "input * input", when=_square, input="2.f * g * input")
 elementwise_kernel(
-    pow, "powf(input, exponent)",
+    pow,
+    "powf(input, exponent)",
     input="exponent == 0.f ? 0.f : g * exponent * powf(input, exponent - 1.f)",
     exponent="input == 0.f && exponent >= 0.f ? 0.f : g * out * logf(input)",
-)  # fmt: skip
+)
 pow.errors(NOT_BROADCAST)
 
 
@@ -170,7 +176,7 @@ pow.samples(
 
 
 @primitive(torch="neg", accepts_integers=True)
-def neg(xp: Any, input: Array) -> Array:
+def neg(xp: Namespace, input: Array) -> Array:
     """-input"""
     return -input
 
@@ -182,7 +188,7 @@ elementwise_kernel(neg, "-input", input="-g")
 
 
 @primitive(torch="abs", accepts_integers=True)
-def abs(xp: Any, input: Array) -> Array:
+def abs(xp: Namespace, input: Array) -> Array:
     """|input|; the gradient at zero is zero"""
     return xp.abs(input)
 
@@ -194,7 +200,7 @@ elementwise_kernel(abs, "fabsf(input)", input="g * sign(input)")
 
 
 @primitive(torch="square", accepts_integers=True)
-def square(xp: Any, input: Array) -> Array:
+def square(xp: Namespace, input: Array) -> Array:
     """input * input"""
     return _whole(input) * _whole(input)
 
@@ -206,7 +212,7 @@ elementwise_kernel(square, "input * input", input="2.f * g * input")
 
 
 @primitive(torch="sign", accepts_integers=True)
-def sign(xp: Any, input: Array) -> Array:
+def sign(xp: Namespace, input: Array) -> Array:
     """-1, 0 or 1; the gradient is zero"""
     return input.copy() if input.dtype == bool else xp.sign(input)
 
@@ -218,7 +224,7 @@ elementwise_kernel(sign, "sign(input)", input="0.f")
 
 
 @primitive(torch="lerp")
-def lerp(xp: Any, input: Array, end: Array, weight: Array | float) -> Array:
+def lerp(xp: Namespace, input: Array, end: Array, weight: Array | float) -> Array:
     """input + weight * (end - input), reckoned from the nearer end, so that weight 1 gives end exactly"""
     rest = end - input
     if not hasattr(weight, "dtype"):
@@ -239,7 +245,7 @@ def _number(weight: Array | float) -> bool | str:
 
 
 @lerp.cuda_vjp("generated", "input", when=lambda input, end, weight: floating(input, end) or _number(weight))
-def _(k: Any, g: Array, weight: float, input_shape: Shape) -> Array:
+def _(k: Launcher, g: Array, weight: float, input_shape: Shape) -> Array:
     return broadcast_grad(k, "g * rest", {"g": g, "rest": 1.0 - weight}, input_shape)  # 1 - weight, rounded once
 
 
@@ -258,7 +264,7 @@ lerp.samples(
 
 
 @primitive(torch="reciprocal")
-def reciprocal(xp: Any, input: Array) -> Array:
+def reciprocal(xp: Namespace, input: Array) -> Array:
     """1 / input"""
     return 1.0 / input
 

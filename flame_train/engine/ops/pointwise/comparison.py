@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...dtype import Array, bool_
+from ...namespace import Namespace
 from ...op import primitive, sample
 from ...op_samples import NOT_BROADCAST, OF_TWO, booleans, of_one
 from ..common.elementwise_codegen import elementwise_kernel
 
 
 @primitive(torch="lt", rounds_scalars=True)
-def lt(xp: Any, input: Array, other: Array | float) -> Array:
+def lt(xp: Namespace, input: Array, other: Array | float) -> Array:
     """input < other"""
     return input < other
 
 
 @primitive(torch="le", rounds_scalars=True)
-def le(xp: Any, input: Array, other: Array | float) -> Array:
+def le(xp: Namespace, input: Array, other: Array | float) -> Array:
     """input <= other"""
     return input <= other
 
 
 @primitive(torch="gt", rounds_scalars=True)
-def gt(xp: Any, input: Array, other: Array | float) -> Array:
+def gt(xp: Namespace, input: Array, other: Array | float) -> Array:
     """input > other"""
     return input > other
 
 
 @primitive(torch="ge", rounds_scalars=True)
-def ge(xp: Any, input: Array, other: Array | float) -> Array:
+def ge(xp: Namespace, input: Array, other: Array | float) -> Array:
     """input >= other"""
     return input >= other
 
 
 @primitive(torch="eq", rounds_scalars=True)
-def eq(xp: Any, input: Array, other: Array | float) -> Array:
+def eq(xp: Namespace, input: Array, other: Array | float) -> Array:
     """input == other"""
     return input == other
 
 
 @primitive(torch="ne", rounds_scalars=True)
-def ne(xp: Any, input: Array, other: Array | float) -> Array:
+def ne(xp: Namespace, input: Array, other: Array | float) -> Array:
     """input != other"""
     return input != other
 
@@ -57,19 +56,19 @@ for _op, _sign in ((lt, "<"), (le, "<="), (gt, ">"), (ge, ">="), (eq, "=="), (ne
 
 
 @primitive(torch="logical_and")
-def logical_and(xp: Any, input: Array, other: Array) -> Array:
+def logical_and(xp: Namespace, input: Array, other: Array) -> Array:
     """True where both are true; a number is true if it is not zero"""
     return xp.logical_and(input, other)
 
 
 @primitive(torch="logical_or")
-def logical_or(xp: Any, input: Array, other: Array) -> Array:
+def logical_or(xp: Namespace, input: Array, other: Array) -> Array:
     """True where one or both are true"""
     return xp.logical_or(input, other)
 
 
 @primitive(torch="logical_xor")
-def logical_xor(xp: Any, input: Array, other: Array) -> Array:
+def logical_xor(xp: Namespace, input: Array, other: Array) -> Array:
     """True where exactly one is true"""
     return xp.logical_xor(input, other)
 
@@ -82,13 +81,13 @@ for _op in (logical_and, logical_or, logical_xor):
 
 
 @primitive(torch="logical_not")
-def logical_not(xp: Any, input: Array) -> Array:
+def logical_not(xp: Namespace, input: Array) -> Array:
     """True where input is false or zero"""
     return xp.logical_not(input)
 
 
 @primitive(torch="isfinite")
-def isfinite(xp: Any, input: Array) -> Array:
+def isfinite(xp: Namespace, input: Array) -> Array:
     """True where input is neither infinite nor NaN"""
     return xp.isfinite(input)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ....errors import ShapeError
 from ...dtype import Array
+from ...namespace import NUMPY, Namespace
 from ...op import ErrorSample, primitive, sample
 from ...random import DROPOUT, Rng, bits, check_rng, uniform_of
 from ..common.dims import Shape
@@ -15,7 +14,7 @@ from ..common.dims import Shape
 
 @primitive(torch="nn.functional.dropout")
 def dropout(
-    xp: Any, input: Array, p: float = 0.5, training: bool = True, *, rng: Rng | None = None, stream: int = DROPOUT
+    xp: Namespace, input: Array, p: float = 0.5, training: bool = True, *, rng: Rng | None = None, stream: int = DROPOUT
 ) -> Array:
     """input with each element zeroed with probability p and the others divided by 1 - p (arXiv 1207.0580)
 
@@ -28,7 +27,7 @@ def dropout(
     return input if scale is None else input * scale.astype(input.dtype)
 
 
-def _scale(xp: Any, shape: Shape, p: float, training: bool, rng: Rng | None, stream: int) -> Array | None:
+def _scale(xp: Namespace, shape: Shape, p: float, training: bool, rng: Rng | None, stream: int) -> Array | None:
     """The factor of each element: 0 or 1 / (1 - p)."""
     if not training or p == 0.0:
         return None
@@ -42,13 +41,13 @@ def _scale(xp: Any, shape: Shape, p: float, training: bool, rng: Rng | None, str
 
 
 @dropout.vjp("input")
-def _(xp: Any, g: Array, input_shape: Shape, p: float, training: bool, rng: Rng | None, stream: int) -> Array:
+def _(xp: Namespace, g: Array, input_shape: Shape, p: float, training: bool, rng: Rng | None, stream: int) -> Array:
     scale = _scale(xp, input_shape, p, training, rng, stream)
     return g if scale is None else g * scale.astype(g.dtype)
 
 
 def _rng(samples: int) -> Rng:
-    return Rng(np, 7, 3, np.arange(samples))
+    return Rng(NUMPY, 7, 3, np.arange(samples))
 
 
 dropout.samples(

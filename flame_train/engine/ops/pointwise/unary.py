@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from ...dtype import Array, is_float
+from ...namespace import Namespace
 from ...op import primitive, sample
 from ...op_samples import of_one, positive
 from ..common import special
@@ -13,7 +13,7 @@ from ..common.elementwise_codegen import elementwise_kernel
 
 
 @primitive(torch="exp")
-def exp(xp: Any, input: Array) -> Array:
+def exp(xp: Namespace, input: Array) -> Array:
     """e ** input"""
     return xp.exp(input)
 
@@ -25,7 +25,7 @@ elementwise_kernel(exp, "e_to(input)", input="g * out")
 
 
 @primitive(torch="expm1")
-def expm1(xp: Any, input: Array) -> Array:
+def expm1(xp: Namespace, input: Array) -> Array:
     """e ** input - 1, exact near zero"""
     return xp.expm1(input)
 
@@ -37,7 +37,7 @@ elementwise_kernel(expm1, "expm1f(input)", input="g * (out + 1.f)")
 
 
 @primitive(torch="log")
-def log(xp: Any, input: Array) -> Array:
+def log(xp: Namespace, input: Array) -> Array:
     """The natural logarithm of input"""
     return xp.log(input)
 
@@ -49,7 +49,7 @@ elementwise_kernel(log, "logf(input)", input="g / input")
 
 
 @primitive(torch="log1p")
-def log1p(xp: Any, input: Array) -> Array:
+def log1p(xp: Namespace, input: Array) -> Array:
     """The natural logarithm of 1 + input, exact near zero"""
     return xp.log1p(input)
 
@@ -61,7 +61,7 @@ elementwise_kernel(log1p, "log1pf(input)", input="g / (input + 1.f)")
 
 
 @primitive(torch="sqrt")
-def sqrt(xp: Any, input: Array) -> Array:
+def sqrt(xp: Namespace, input: Array) -> Array:
     """The square root of input"""
     return xp.sqrt(input)
 
@@ -73,7 +73,7 @@ elementwise_kernel(sqrt, "sqrtf(input)", input="g / (2.f * out)")
 
 
 @primitive(torch="rsqrt")
-def rsqrt(xp: Any, input: Array) -> Array:
+def rsqrt(xp: Namespace, input: Array) -> Array:
     """1 / sqrt(input)"""
     return 1.0 / xp.sqrt(input)
 
@@ -85,7 +85,7 @@ elementwise_kernel(rsqrt, "rsqrtf(input)", input="-0.5f * g * out * out * out")
 
 
 @primitive(torch="sin")
-def sin(xp: Any, input: Array) -> Array:
+def sin(xp: Namespace, input: Array) -> Array:
     """The sine of input, in radians"""
     return xp.sin(input)
 
@@ -97,7 +97,7 @@ elementwise_kernel(sin, "sinf(input)", input="g * cosf(input)")
 
 
 @primitive(torch="cos")
-def cos(xp: Any, input: Array) -> Array:
+def cos(xp: Namespace, input: Array) -> Array:
     """The cosine of input, in radians"""
     return xp.cos(input)
 
@@ -109,7 +109,7 @@ elementwise_kernel(cos, "cosf(input)", input="-g * sinf(input)")
 
 
 @primitive(torch="tanh")
-def tanh(xp: Any, input: Array) -> Array:
+def tanh(xp: Namespace, input: Array) -> Array:
     """The hyperbolic tangent of input"""
     return xp.tanh(input)
 
@@ -120,13 +120,13 @@ tanh.vjp("input")(lambda xp, g, out: g * (1.0 - out * out))
 elementwise_kernel(tanh, "tanhf(input)", input="g * (1.f - out * out)")
 
 
-def sigmoid_value(xp: Any, x: Array) -> Array:
+def sigmoid_value(xp: Namespace, x: Array) -> Array:
     """1 / (1 + e^-x), as accurate near 0 as near 1, and 0 where e^-x overflows."""
     return 1.0 / (1.0 + xp.exp(-x))
 
 
 @primitive(torch="sigmoid")
-def sigmoid(xp: Any, input: Array) -> Array:
+def sigmoid(xp: Namespace, input: Array) -> Array:
     """1 / (1 + exp(-input))"""
     return sigmoid_value(xp, input)
 
@@ -138,7 +138,7 @@ elementwise_kernel(sigmoid, "sigmoid(input)", input="g * out * (1.f - out)")
 
 
 @primitive(torch="erf")
-def erf(xp: Any, input: Array) -> Array:
+def erf(xp: Namespace, input: Array) -> Array:
     """2 / sqrt(pi) * integral of exp(-t^2) from 0 to input"""
     return special.erf(xp, input)
 
@@ -150,25 +150,25 @@ elementwise_kernel(erf, "erff(input)", input="g * 1.1283791670955126f * e_to(-in
 
 
 @primitive(torch="floor", accepts_integers=True)
-def floor(xp: Any, input: Array) -> Array:
+def floor(xp: Namespace, input: Array) -> Array:
     """The largest whole number not above input; the gradient is zero"""
     return xp.floor(input)
 
 
 @primitive(torch="ceil", accepts_integers=True)
-def ceil(xp: Any, input: Array) -> Array:
+def ceil(xp: Namespace, input: Array) -> Array:
     """The smallest whole number not below input; the gradient is zero"""
     return xp.ceil(input)
 
 
 @primitive(torch="trunc", accepts_integers=True)
-def trunc(xp: Any, input: Array) -> Array:
+def trunc(xp: Namespace, input: Array) -> Array:
     """input without its fraction; the gradient is zero"""
     return xp.trunc(input)
 
 
 @primitive(torch="round", accepts_integers=True)
-def round(xp: Any, input: Array, *, decimals: int = 0) -> Array:
+def round(xp: Namespace, input: Array, *, decimals: int = 0) -> Array:
     """The nearest number of so many decimals, of two equally near the even one; the gradient is zero"""
     if decimals == 0:
         return xp.rint(input) if is_float(input.dtype) else input.copy()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from ....errors import ShapeError
 from ...dtype import Array
+from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ...op_samples import NOT_BROADCAST, Values, booleans
 from ..common.elementwise_codegen import elementwise_kernel
 
 
 @primitive(torch="clamp", accepts_integers=True, rounds_scalars=True)
-def clamp(xp: Any, input: Array, min: Array | float | None = None, max: Array | float | None = None) -> Array:
+def clamp(xp: Namespace, input: Array, min: Array | float | None = None, max: Array | float | None = None) -> Array:
     """input limited to [min, max]; the gradient passes where input lies inside, bounds included"""
     if min is None and max is None:
         raise ValueError("clamp: expected min, max or both, got neither")
@@ -21,7 +21,7 @@ def clamp(xp: Any, input: Array, min: Array | float | None = None, max: Array | 
 
 
 @clamp.vjp("input")
-def _(xp: Any, g: Array, input: Array, min: Array | float | None, max: Array | float | None) -> Array:
+def _(xp: Namespace, g: Array, input: Array, min: Array | float | None, max: Array | float | None) -> Array:
     inside = xp.ones(g.shape, bool)
     if min is not None:
         inside &= input >= min
@@ -31,13 +31,13 @@ def _(xp: Any, g: Array, input: Array, min: Array | float | None, max: Array | f
 
 
 @clamp.vjp("min")
-def _(xp: Any, g: Array, input: Array, min: Array, max: Array | float | None) -> Array:
+def _(xp: Namespace, g: Array, input: Array, min: Array, max: Array | float | None) -> Array:
     below = input < min
     return xp.where(below if max is None else below & (min < max), g, 0.0)
 
 
 @clamp.vjp("max")
-def _(xp: Any, g: Array, input: Array, min: Array | float | None, max: Array) -> Array:
+def _(xp: Namespace, g: Array, input: Array, min: Array | float | None, max: Array) -> Array:
     above = input > max
     return xp.where(above if min is None else above | (max < min), g, 0.0)
 
@@ -58,20 +58,23 @@ def _limited(min: Array | float | None, max: Array | float | None) -> bool | str
 
 
 elementwise_kernel(
-    clamp, "smaller(larger(input, min), max)", when=_limited, missing={"min": -math.inf, "max": math.inf},
+    clamp,
+    "smaller(larger(input, min), max)",
+    when=_limited,
+    missing={"min": -math.inf, "max": math.inf},
     input="input >= min && input <= max ? g : 0.f",
     min="input < min && min < max ? g : 0.f",
     max="input > max || max < min ? g : 0.f",
-)  # fmt: skip
+)
 
 
-def _won(xp: Any, g: Array, tie: Array, lost: Array) -> Array:
+def _won(xp: Namespace, g: Array, tie: Array, lost: Array) -> Array:
     """The gradient of one of a pair: half at a tie, none where it lost. A pair with NaN has no loser, so none hides."""
     return xp.where(tie, 0.5 * g, xp.where(lost, 0.0, g))
 
 
 @primitive(torch="maximum", accepts_integers=True)
-def maximum(xp: Any, input: Array, other: Array) -> Array:
+def maximum(xp: Namespace, input: Array, other: Array) -> Array:
     """The larger of each pair; a tie shares the gradient evenly"""
     return xp.maximum(input, other)
 
@@ -81,7 +84,7 @@ maximum.vjp("other")(lambda xp, g, input, other: _won(xp, g, input == other, oth
 
 
 @primitive(torch="minimum", accepts_integers=True)
-def minimum(xp: Any, input: Array, other: Array) -> Array:
+def minimum(xp: Namespace, input: Array, other: Array) -> Array:
     """The smaller of each pair; a tie shares the gradient evenly"""
     return xp.minimum(input, other)
 
@@ -91,15 +94,17 @@ minimum.vjp("other")(lambda xp, g, input, other: _won(xp, g, input == other, oth
 
 
 elementwise_kernel(
-    maximum, "larger(input, other)",
+    maximum,
+    "larger(input, other)",
     input="input == other ? 0.5f * g : input < other ? 0.f : g",
     other="input == other ? 0.5f * g : other < input ? 0.f : g",
-)  # fmt: skip
+)
 elementwise_kernel(
-    minimum, "smaller(input, other)",
+    minimum,
+    "smaller(input, other)",
     input="input == other ? 0.5f * g : input > other ? 0.f : g",
     other="input == other ? 0.5f * g : other > input ? 0.f : g",
-)  # fmt: skip
+)
 for _op in (maximum, minimum):
     _op.errors(NOT_BROADCAST)
 
@@ -107,7 +112,7 @@ for _op in (maximum, minimum):
 
 
 @primitive(torch="where", accepts_integers=True)
-def where(xp: Any, condition: Array, input: Array | float, other: Array | float) -> Array:
+def where(xp: Namespace, condition: Array, input: Array | float, other: Array | float) -> Array:
     """input where condition holds, else other"""
     if condition.dtype != bool:
         raise ShapeError(f"where: expected a boolean condition, got {condition.dtype.name}")
@@ -122,9 +127,12 @@ where.vjp("other")(lambda xp, g, condition: xp.where(condition, 0.0, g))
 
 
 elementwise_kernel(
-    where, "condition != 0.f ? input : other", when=lambda condition: condition.dtype == bool or "it is refused",
-    input="condition != 0.f ? g : 0.f", other="condition != 0.f ? 0.f : g",
-)  # fmt: skip
+    where,
+    "condition != 0.f ? input : other",
+    when=lambda condition: condition.dtype == bool or "it is refused",
+    input="condition != 0.f ? g : 0.f",
+    other="condition != 0.f ? 0.f : g",
+)
 
 
 where.errors(

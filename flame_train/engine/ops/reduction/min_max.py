@@ -6,7 +6,9 @@ from typing import Any
 
 from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Reduction
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32
+from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...op_samples import no_such_dim
 from ...tensor import Tensor
@@ -26,13 +28,13 @@ _REFUSED = [
 
 
 @primitive(torch="amax", accepts_integers=True)
-def amax(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
+def amax(xp: Namespace, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """The largest value over dim; ties share the gradient evenly"""
     return xp.max(input, axis=_some(input, dim, "amax"), keepdims=keepdim)
 
 
 @primitive(torch="amin", accepts_integers=True)
-def amin(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
+def amin(xp: Namespace, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """The smallest value over dim; ties share the gradient evenly"""
     return xp.min(input, axis=_some(input, dim, "amin"), keepdims=keepdim)
 
@@ -49,7 +51,7 @@ for _op in (amax, amin):
     _op.errors(*_REFUSED)
 
     @_op.vjp("input")
-    def _(xp: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
+    def _(xp: Namespace, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
         dims = axes(dim, input.ndim, "amax")
         here = (input == spread(xp, out, input.shape, dims, keepdim)) | (input != input)  # NaN is the largest there is
         share = spread(xp, g, input.shape, dims, keepdim) / xp.sum(here, axis=dims, keepdims=True)
@@ -69,7 +71,7 @@ reducing(amin, Reduction("min", "input"))
 for _op in (amax, amin):
 
     @_op.cuda_vjp("reduction", "input", when=neighbours)
-    def _(k: Any, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
+    def _(k: Launcher, g: Array, input: Array, out: Array, dim: Dims, keepdim: bool) -> Array:
         dims, here = axes(dim, input.ndim, "amax"), "input == out || input != input"
         if (rows := reduced_rows(k, input, dims)) is not None:
             program = Program((f"sum ties = {here}",), (f"{here} ? g / ties : 0.f",))
@@ -86,7 +88,7 @@ for _op in (amax, amin):
     _op.perf_samples(sample((3, 70, 640), -1), sample((3, 700, 40), 1, keepdim=True), sample((77, 2048)))
 
 
-def _positions(xp: Any, input: Array, dim: int | None, keepdim: bool, find: Any) -> Array:
+def _positions(xp: Namespace, input: Array, dim: int | None, keepdim: bool, find: Any) -> Array:
     """The indices that `find` (argmax or argmin) gives along dim, or in the flattened input."""
     _some(input, dim, "argmax")
     if dim is None or not input.ndim:
@@ -97,13 +99,13 @@ def _positions(xp: Any, input: Array, dim: int | None, keepdim: bool, find: Any)
 
 
 @primitive(torch="argmax")
-def argmax(xp: Any, input: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+def argmax(xp: Namespace, input: Array, dim: int | None = None, keepdim: bool = False) -> Array:
     """The index of the largest value along dim; without dim, in the flattened input"""
     return _positions(xp, input, dim, keepdim, xp.argmax)
 
 
 @primitive(torch="argmin")
-def argmin(xp: Any, input: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+def argmin(xp: Namespace, input: Array, dim: int | None = None, keepdim: bool = False) -> Array:
     """The index of the smallest value along dim; without dim, in the flattened input"""
     return _positions(xp, input, dim, keepdim, xp.argmin)
 
@@ -115,7 +117,7 @@ for _op in (argmax, argmin):
     _op.samples(sample((2, 3, 4)), sample((2, 3, 4), 1), sample((2, 3, 4), -1, keepdim=True), sample((), 0))
 
 
-def _along(xp: Any, input: Array, dim: int, keepdim: bool, find: Any) -> tuple[Pair, Array]:
+def _along(xp: Namespace, input: Array, dim: int, keepdim: bool, find: Any) -> tuple[Pair, Array]:
     """Values and indices along dim, and the indices once more for the gradient."""
     _some(input, dim, "max")
     if not input.ndim:
@@ -128,13 +130,13 @@ def _along(xp: Any, input: Array, dim: int, keepdim: bool, find: Any) -> tuple[P
 
 
 @primitive(multiple=True, aux=("index",), accepts_integers=True)
-def max_dim(xp: Any, input: Array, dim: int, keepdim: bool = False) -> tuple[Pair, Array]:
+def max_dim(xp: Namespace, input: Array, dim: int, keepdim: bool = False) -> tuple[Pair, Array]:
     """The largest value along dim and its index: max(input, dim)"""
     return _along(xp, input, dim, keepdim, xp.argmax)
 
 
 @primitive(multiple=True, aux=("index",), accepts_integers=True)
-def min_dim(xp: Any, input: Array, dim: int, keepdim: bool = False) -> tuple[Pair, Array]:
+def min_dim(xp: Namespace, input: Array, dim: int, keepdim: bool = False) -> tuple[Pair, Array]:
     """The smallest value along dim and its index: min(input, dim)"""
     return _along(xp, input, dim, keepdim, xp.argmin)
 
@@ -143,7 +145,7 @@ for _op in (max_dim, min_dim):
     _op.errors(*_REFUSED)
 
     @_op.vjp("input")
-    def _(xp: Any, g: Pair, input_shape: Shape, index: Array, dim: int, keepdim: bool) -> Array:
+    def _(xp: Namespace, g: Pair, input_shape: Shape, index: Array, dim: int, keepdim: bool) -> Array:
         if not input_shape:
             return g[0]
         at = index if keepdim else xp.expand_dims(index, dim)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
-
-import numpy as np
 
 from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Reduction
+from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32, float64
+from ...namespace import Namespace, is_numpy
 from ...op import ErrorSample, Op, primitive, sample
 from ...op_samples import apart, no_such_dim
 from ...sums import accurate_sum
@@ -18,24 +17,24 @@ from ..common.row_kernels import extent, reduce, reduced_rows, why_not_reduction
 
 
 @primitive(torch="sum", accepts_integers=True)
-def sum(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
+def sum(xp: Namespace, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """The sum over dim"""
     return accurate_sum(xp.sum, input, axes(dim, input.ndim, "sum"), keepdim)
 
 
 @sum.vjp("input")
-def _(xp: Any, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
+def _(xp: Namespace, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
     return spread(xp, g, input_shape, axes(dim, len(input_shape), "sum"), keepdim)
 
 
 @primitive(torch="mean")
-def mean(xp: Any, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
+def mean(xp: Namespace, input: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """The mean over dim"""
     return accurate_sum(xp.mean, input, axes(dim, input.ndim, "mean"), keepdim)
 
 
 @mean.vjp("input")
-def _(xp: Any, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
+def _(xp: Namespace, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
     dims = axes(dim, len(input_shape), "mean")
     return spread(xp, g / max(_count(input_shape, dims), 1), input_shape, dims, keepdim)
 
@@ -46,7 +45,7 @@ def _count(shape: Shape, dims: tuple[int, ...]) -> int:
 
 @primitive(torch="var", aux=("mean",))
 def var(
-    xp: Any, input: Array, dim: Dims = None, *, correction: float | None = 1, keepdim: bool = False
+    xp: Namespace, input: Array, dim: Dims = None, *, correction: float | None = 1, keepdim: bool = False
 ) -> tuple[Array, Array]:
     """sum((input - mean)^2) / (count - correction) over dim"""
     return _variance(xp, input, axes(dim, input.ndim, "var"), _given(correction), keepdim)
@@ -57,7 +56,7 @@ def _given(correction: float | None) -> float:
     return 1 if correction is None else correction
 
 
-def _variance(xp: Any, x: Array, dims: tuple[int, ...], correction: float, keepdim: bool) -> tuple[Array, Array]:
+def _variance(xp: Namespace, x: Array, dims: tuple[int, ...], correction: float, keepdim: bool) -> tuple[Array, Array]:
     """The variance, and the mean with the reduced dims kept as size 1."""
     mean = accurate_sum(xp.mean, x, dims, True)
     centred = x - mean
@@ -75,14 +74,14 @@ def _freedom(shape: Shape, dims: tuple[int, ...], correction: float) -> float:
 
 
 @var.vjp("input")
-def _(xp: Any, g: Array, input: Array, mean: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
+def _(xp: Namespace, g: Array, input: Array, mean: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
     dims = axes(dim, input.ndim, "var")
     return spread(xp, g, input.shape, dims, keepdim) * _variance_derivative(input, mean, dims, _given(correction))
 
 
 @primitive(torch="std", aux=("mean",))
 def std(
-    xp: Any, input: Array, dim: Dims = None, *, correction: float | None = 1, keepdim: bool = False
+    xp: Namespace, input: Array, dim: Dims = None, *, correction: float | None = 1, keepdim: bool = False
 ) -> tuple[Array, Array]:
     """sqrt(sum((input - mean)^2) / (count - correction)) over dim; the gradient at zero is zero"""
     variance, mean = _variance(xp, input, axes(dim, input.ndim, "std"), _given(correction), keepdim)
@@ -91,7 +90,7 @@ def std(
 
 @std.vjp("input")
 def _(
-    xp: Any, g: Array, input: Array, out: Array, mean: Array, dim: Dims, correction: float | None, keepdim: bool
+    xp: Namespace, g: Array, input: Array, out: Array, mean: Array, dim: Dims, correction: float | None, keepdim: bool
 ) -> Array:
     dims = axes(dim, input.ndim, "std")
     half = xp.where(out == 0, 0.0, g / (2.0 * xp.where(out == 0, 1.0, out)))
@@ -121,7 +120,7 @@ def reducing(op: Op, reduction: Reduction) -> None:
     """Declares the kernel of an op that reduces over neighbouring dims."""
 
     @op.cuda("reduction", when=neighbours)
-    def _(k: Any, input: Array, dim: Dims, keepdim: bool) -> Array:
+    def _(k: Launcher, input: Array, dim: Dims, keepdim: bool) -> Array:
         dims = _dims(input, dim)
         return _shaped(reduce(k, reduction, {"input": input}, dims, input.dtype), dims, keepdim)
 
@@ -131,18 +130,18 @@ reducing(mean, Reduction("sum", "input", "total / n"))
 
 
 @sum.cuda_vjp("reduction", "input")
-def _(k: Any, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
+def _(k: Launcher, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
     return spread(k.xp, g, input_shape, axes(dim, len(input_shape), "sum"), keepdim)
 
 
 @mean.cuda_vjp("reduction", "input", when=neighbours)
-def _(k: Any, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
+def _(k: Launcher, g: Array, input_shape: Shape, dim: Dims, keepdim: bool) -> Array:
     dims = axes(dim, len(input_shape), "mean")
     share = k.elementwise(("g / count",), {"g": g, "count": _count(input_shape, dims)}, (g.dtype,))[0]
     return spread(k.xp, share, input_shape, dims, keepdim)
 
 
-def _squares(k: Any, x: Array, dims: tuple[int, ...], result: str, correction: float) -> tuple[Array, Array]:
+def _squares(k: Launcher, x: Array, dims: tuple[int, ...], result: str, correction: float) -> tuple[Array, Array]:
     """The expression `result` over `total`, the sum of squared differences from the mean over `dims`; the mean in fp32.
 
     Rows that fit into registers take the row kernels, with an exact mean first; others take `Moments`.
@@ -167,7 +166,7 @@ def _measuring(op: Op, result: str) -> None:
     """Declares the kernel of an op that is the expression `result` of `_squares`."""
 
     @op.cuda("reduction", when=neighbours)
-    def _(k: Any, input: Array, dim: Dims, correction: float | None, keepdim: bool) -> tuple[Array, Array]:
+    def _(k: Launcher, input: Array, dim: Dims, correction: float | None, keepdim: bool) -> tuple[Array, Array]:
         dims = _dims(input, dim)
         found, mean = _squares(k, input, dims, result, _given(correction))
         return _shaped(found, dims, keepdim), mean
@@ -178,7 +177,7 @@ _measuring(std, f"sqrtf({_VARIANCE})")
 
 
 def _away_from_mean(
-    k: Any, factor: str, x: Array, mean: Array, dims: tuple[int, ...], correction: float, **more: Array
+    k: Launcher, factor: str, x: Array, mean: Array, dims: tuple[int, ...], correction: float, **more: Array
 ) -> Array:
     """`factor`, an expression over `more`, times the variance's derivative 2 (x - mean) / (count - correction)."""
     operands = {"input": x, "mean": mean, **more, "slope": _freedom(x.shape, dims, correction)}
@@ -186,7 +185,7 @@ def _away_from_mean(
 
 
 @var.cuda_vjp("reduction", "input", when=neighbours)
-def _(k: Any, g: Array, input: Array, mean: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
+def _(k: Launcher, g: Array, input: Array, mean: Array, dim: Dims, correction: float | None, keepdim: bool) -> Array:
     dims = _dims(input, dim)
     spread_g = spread(k.xp, g, input.shape, dims, keepdim)
     return _away_from_mean(k, "g", input, mean, dims, _given(correction), g=spread_g)
@@ -194,7 +193,7 @@ def _(k: Any, g: Array, input: Array, mean: Array, dim: Dims, correction: float 
 
 @std.cuda_vjp("reduction", "input", when=neighbours)
 def _(
-    k: Any, g: Array, input: Array, out: Array, mean: Array, dim: Dims, correction: float | None, keepdim: bool
+    k: Launcher, g: Array, input: Array, out: Array, mean: Array, dim: Dims, correction: float | None, keepdim: bool
 ) -> Array:
     dims = _dims(input, dim)
     g, out = (spread(k.xp, a, input.shape, dims, keepdim) for a in (g, out))
@@ -228,13 +227,13 @@ sum.errors(
 
 
 @primitive(torch="prod", accepts_integers=True)
-def prod(xp: Any, input: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+def prod(xp: Namespace, input: Array, dim: int | None = None, keepdim: bool = False) -> Array:
     """The product over dim, which is one dim or all; exact gradients where factors are zero"""
     return xp.prod(input, axis=axes(dim, input.ndim, "prod"), keepdims=keepdim)
 
 
 @prod.vjp("input")
-def _(xp: Any, g: Array, input: Array, dim: int | None, keepdim: bool) -> Array:
+def _(xp: Namespace, g: Array, input: Array, dim: int | None, keepdim: bool) -> Array:
     dims = axes(dim, input.ndim, "prod")
     if not input.size:
         return xp.zeros_like(input)
@@ -254,7 +253,7 @@ prod.samples(sample((2, 3)), sample((2, 3, 4), 1), sample((2, 3, 4), -1, keepdim
 
 
 @primitive(torch="norm")
-def norm(xp: Any, input: Array, p: float | str | None = "fro", dim: Dims = None, keepdim: bool = False) -> Array:
+def norm(xp: Namespace, input: Array, p: float | str | None = "fro", dim: Dims = None, keepdim: bool = False) -> Array:
     """(sum |input|^p)^(1/p) over dim; "fro" is p = 2, inf the largest, -inf the smallest, 0 how many are not zero"""
     p, dims, size = _order(p), axes(dim, input.ndim, "norm"), xp.abs(input)
     if p == 2.0:
@@ -277,7 +276,7 @@ def _order(p: float | str | None) -> float:
 
 
 @norm.vjp("input")
-def _(xp: Any, g: Array, input: Array, out: Array, p: float | str | None, dim: Dims, keepdim: bool) -> Array:
+def _(xp: Namespace, g: Array, input: Array, out: Array, p: float | str | None, dim: Dims, keepdim: bool) -> Array:
     p, dims, size = _order(p), axes(dim, input.ndim, "norm"), xp.abs(input)
     g, n = (spread(xp, a, input.shape, dims, keepdim) for a in (g, out))
     if p == 0.0:
@@ -305,7 +304,7 @@ def _norm_condition(input: Array, p: float | str | None, dim: Dims) -> str:
 
 
 @norm.cuda("reduction", when=_norm_condition)
-def _(k: Any, input: Array, p: float | str | None, dim: Dims, keepdim: bool) -> Array:
+def _(k: Launcher, input: Array, p: float | str | None, dim: Dims, keepdim: bool) -> Array:
     dims = _dims(input, dim)
     return _shaped(reduce(k, _NORMS[_order(p)], {"input": input}, dims, input.dtype), dims, keepdim)
 
@@ -316,7 +315,7 @@ def _norm_gradient_condition(input: Array, p: float | str | None, dim: Dims) -> 
 
 
 @norm.cuda_vjp("reduction", "input", when=_norm_gradient_condition)
-def _(k: Any, g: Array, input: Array, out: Array, p: float | str | None, dim: Dims, keepdim: bool) -> Array:
+def _(k: Launcher, g: Array, input: Array, out: Array, p: float | str | None, dim: Dims, keepdim: bool) -> Array:
     g, n = (spread(k.xp, a, input.shape, _dims(input, dim), keepdim) for a in (g, out))
     expression = "n == 0.f ? 0.f : g * (input / n)" if _order(p) == 2.0 else "g * sign(input)"
     return k.elementwise((expression,), {"input": input, "g": g, "n": n}, (input.dtype,), input.shape)[0]
@@ -343,21 +342,21 @@ norm.errors(
 
 
 @primitive(torch="cumsum", accepts_integers=True)
-def cumsum(xp: Any, input: Array, dim: int) -> Array:
+def cumsum(xp: Namespace, input: Array, dim: int) -> Array:
     """The sums of the first, the first two, the first three, ... along dim"""
     along = axis(dim, input.ndim, "cumsum")
     return _running(xp, xp.atleast_1d(input), along).reshape(input.shape)
 
 
-def _running(xp: Any, x: Array, dim: int) -> Array:
+def _running(xp: Namespace, x: Array, dim: int) -> Array:
     """Running sums along dim. For NumPy's, which add one by one, fp32 is summed in fp64, or errors would accumulate."""
-    if xp is np and x.dtype == float32:
+    if is_numpy(xp) and x.dtype == float32:
         return xp.cumsum(x, axis=dim, dtype=float64).astype(float32)
     return xp.cumsum(x, axis=dim)
 
 
 @cumsum.vjp("input")
-def _(xp: Any, g: Array, dim: int) -> Array:
+def _(xp: Namespace, g: Array, dim: int) -> Array:
     if not g.ndim:
         return g
     return xp.flip(_running(xp, xp.flip(g, dim), dim), dim)

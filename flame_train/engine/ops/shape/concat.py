@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from ....errors import ShapeError
-from ...dtype import Array, promote
+from ...backend.cuda.launcher import Launcher
+from ...dtype import Array, promote, promote_floats
 from ...grad_target import GradTargets
+from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...tensor import Tensor
 from ..common.conditions import floating
@@ -17,7 +18,7 @@ from ..common.dims import Shape, axis, size_along
 
 
 @primitive(torch="cat", data_movement=True)
-def cat(xp: Any, tensors: Sequence[Array], dim: int = 0) -> Array:
+def cat(xp: Namespace, tensors: Sequence[Array], dim: int = 0) -> Array:
     """The tensors one after another along dim"""
     check_alike(tensors, dim)
     return xp.concatenate(_of_one_dtype(tensors), axis=dim)
@@ -30,7 +31,7 @@ def _of_one_dtype(tensors: Sequence[Array]) -> Sequence[Array]:
 
 
 @cat.vjp("tensors")
-def _(xp: Any, g: Array, tensors_shape: list[Shape], dim: int) -> list[Array]:
+def _(xp: Namespace, g: Array, tensors_shape: list[Shape], dim: int) -> list[Array]:
     ends = np.cumsum([shape[dim] for shape in tensors_shape])[:-1].tolist()
     return list(xp.split(g, ends, axis=dim))
 
@@ -40,9 +41,9 @@ def _floats(tensors: Sequence[Array]) -> str:
 
 
 @cat.cuda("copies", when=_floats)
-def _(k: Any, tensors: Sequence[Array], dim: int) -> Array:
+def _(k: Launcher, tensors: Sequence[Array], dim: int) -> Array:
     check_alike(tensors, dim)
-    return k.concatenated(tensors, axis(dim, tensors[0].ndim, "cat"), promote([t.dtype for t in tensors]))
+    return k.concatenated(tensors, axis(dim, tensors[0].ndim, "cat"), promote_floats([t.dtype for t in tensors]))
 
 
 def check_alike(tensors: Sequence[Array], dim: int) -> None:
@@ -66,7 +67,7 @@ cat.errors(
 
 
 @primitive(torch="stack", data_movement=True)
-def stack(xp: Any, tensors: Sequence[Array], dim: int = 0) -> Array:
+def stack(xp: Namespace, tensors: Sequence[Array], dim: int = 0) -> Array:
     """The tensors side by side along a new dim"""
     if len({t.shape for t in tensors}) != 1:
         raise ShapeError(f"stack: expected equal shapes, got {[tuple(t.shape) for t in tensors]}")
@@ -82,7 +83,7 @@ stack.samples(sample([(2, 3), (2, 3)]), sample([(2, 3), (2, 3), (2, 3)], 1))
 
 
 @primitive(torch="split", views=True, multiple=True)
-def split(xp: Any, tensor: Array, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Array, ...]:
+def split(xp: Namespace, tensor: Array, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Array, ...]:
     """Pieces of the given size along dim, or of the given sizes; the last may be smaller"""
     n = size_along(tensor.shape, dim, "split")
     if isinstance(split_size_or_sections, int):
@@ -104,7 +105,7 @@ split.vjp("tensor")(lambda xp, g, dim: xp.concatenate(g, axis=dim))
 
 
 @split.cuda_vjp("copies", "tensor", when=lambda tensor: floating(tensor), accumulates=False)
-def _(k: Any, g: tuple[Array, ...], dim: int, targets: GradTargets) -> Array:
+def _(k: Launcher, g: tuple[Array, ...], dim: int, targets: GradTargets) -> Array:
     return k.concatenated(g, axis(dim, g[0].ndim, "split"), g[0].dtype, out=targets["tensor"].buffer)
 
 

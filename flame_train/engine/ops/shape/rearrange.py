@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from ....errors import ShapeError
 from ...dtype import Array, compute_dtype
+from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ...op_samples import booleans, integers
 from ..common.dims import Shape, at_least, axes
@@ -14,12 +14,12 @@ from ..indexing.embedding import added_at
 
 
 @primitive(torch="flip", data_movement=True)
-def flip(xp: Any, input: Array, dims: Sequence[int]) -> Array:
+def flip(xp: Namespace, input: Array, dims: Sequence[int]) -> Array:
     """input in reverse order along dims"""
     return _flipped(xp, input, dims).copy()
 
 
-def _flipped(xp: Any, x: Array, dims: Sequence[int]) -> Array:
+def _flipped(xp: Namespace, x: Array, dims: Sequence[int]) -> Array:
     return xp.flip(x, axes(dims, x.ndim, "flip")) if dims else x
 
 
@@ -32,7 +32,7 @@ flip.samples(sample((2, 3), (0,)), sample((2, 3, 2), (0, 2)), sample((), (-1,)),
 
 
 @primitive(torch="roll", data_movement=True)
-def roll(xp: Any, input: Array, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Array:
+def roll(xp: Namespace, input: Array, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Array:
     """input moved along dims by shifts, what falls off one end coming in at the other; without dims, flattened"""
     counts = [len(n) if isinstance(n, Sequence) else 1 for n in (shifts, dims)]
     if counts[0] != counts[1]:
@@ -41,7 +41,7 @@ def roll(xp: Any, input: Array, shifts: int | Sequence[int], dims: int | Sequenc
 
 
 @roll.vjp("input")
-def _(xp: Any, g: Array, shifts: int | Sequence[int], dims: int | Sequence[int] | None) -> Array:
+def _(xp: Namespace, g: Array, shifts: int | Sequence[int], dims: int | Sequence[int] | None) -> Array:
     return xp.roll(g, -shifts if isinstance(shifts, int) else tuple(-n for n in shifts), dims)
 
 
@@ -53,7 +53,7 @@ roll.samples(sample((2, 3), 2), sample((2, 5), -1, 1), sample((3, 4), (1, -2), (
 
 
 @primitive(torch="Tensor.repeat", data_movement=True)
-def repeat(xp: Any, input: Array, repeats: Sequence[int]) -> Array:
+def repeat(xp: Namespace, input: Array, repeats: Sequence[int]) -> Array:
     """input set side by side so many times along each dim; more repeats than dims add dims in front"""
     if len(repeats) < input.ndim:
         raise ShapeError(f"repeat: expected a number for each of {input.ndim} dims, got {tuple(repeats)}")
@@ -61,7 +61,7 @@ def repeat(xp: Any, input: Array, repeats: Sequence[int]) -> Array:
 
 
 @repeat.vjp("input")
-def _(xp: Any, g: Array, input_shape: Shape, repeats: Sequence[int]) -> Array:
+def _(xp: Namespace, g: Array, input_shape: Shape, repeats: Sequence[int]) -> Array:
     shape = (1,) * (len(repeats) - len(input_shape)) + input_shape
     apart = g.reshape([n for pair in zip(repeats, shape, strict=True) for n in pair])
     total = xp.sum(apart, axis=tuple(range(0, 2 * len(repeats), 2)), dtype=compute_dtype(g.dtype))
@@ -73,7 +73,7 @@ repeat.errors(ErrorSample(sample((2, 3), (2,)), ShapeError, "a number for each o
 
 
 @primitive(torch="nn.functional.pad", data_movement=True)
-def pad(xp: Any, input: Array, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Array:
+def pad(xp: Namespace, input: Array, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Array:
     """input with something around it; pad = (last dim before, after, next to last before, after, ...)
 
     The something is `value` (0 if not given) in mode "constant", and input itself mirrored, its border repeated or
@@ -97,7 +97,7 @@ def _widths(pad: Sequence[int], ndim: int) -> list[tuple[int, int]]:
     return [(0, 0)] * (ndim - len(pairs)) + pairs[::-1]
 
 
-def _sources(xp: Any, shape: Shape, widths: list[tuple[int, int]], mode: str) -> Iterator[tuple[int, Array]]:
+def _sources(xp: Namespace, shape: Shape, widths: list[tuple[int, int]], mode: str) -> Iterator[tuple[int, Array]]:
     """For each padded dim the index in the input that every entry of the result comes from."""
     if mode not in ("reflect", "replicate", "circular"):
         raise ValueError(f"pad: expected mode constant, reflect, replicate or circular, got {mode!r}")
@@ -116,7 +116,7 @@ def _sources(xp: Any, shape: Shape, widths: list[tuple[int, int]], mode: str) ->
 
 
 @pad.vjp("input")
-def _(xp: Any, g: Array, input_shape: Shape, pad: Sequence[int], mode: str) -> Array:
+def _(xp: Namespace, g: Array, input_shape: Shape, pad: Sequence[int], mode: str) -> Array:
     widths = _widths(pad, g.ndim)
     if mode != "constant":
         for dim, index in _sources(xp, input_shape, widths, mode):
@@ -146,18 +146,18 @@ pad.errors(
 
 
 @primitive(torch="triu", accepts_integers=True)
-def triu(xp: Any, input: Array, diagonal: int = 0) -> Array:
+def triu(xp: Namespace, input: Array, diagonal: int = 0) -> Array:
     """The entries on and above the diagonal of the last two dims, zeros below"""
     return xp.where(_above(xp, input.shape, diagonal), input, xp.zeros((), input.dtype))
 
 
 @primitive(torch="tril", accepts_integers=True)
-def tril(xp: Any, input: Array, diagonal: int = 0) -> Array:
+def tril(xp: Namespace, input: Array, diagonal: int = 0) -> Array:
     """The entries on and below the diagonal of the last two dims, zeros above"""
     return xp.where(_above(xp, input.shape, diagonal + 1), xp.zeros((), input.dtype), input)
 
 
-def _above(xp: Any, shape: Shape, diagonal: int) -> Array:
+def _above(xp: Namespace, shape: Shape, diagonal: int) -> Array:
     """True where column - row >= diagonal, (rows, columns)."""
     at_least(2, shape, "triu, tril")
     return xp.arange(shape[-1])[None, :] - xp.arange(shape[-2])[:, None] >= diagonal
@@ -175,7 +175,7 @@ for _op in (triu, tril):
 
 
 @primitive(torch="nn.functional.pixel_shuffle", data_movement=True)
-def pixel_shuffle(xp: Any, input: Array, upscale_factor: int, layout: str = "NCHW") -> Array:
+def pixel_shuffle(xp: Namespace, input: Array, upscale_factor: int, layout: str = "NCHW") -> Array:
     """Channels in groups of r * r spread over r x r pixels each, r = upscale_factor (arXiv 1609.05158)"""
     r = _factor("pixel_shuffle", input, upscale_factor)
     *lead, c, h, w = input.shape if layout == "NCHW" else _channels_third(input.shape)
@@ -189,7 +189,7 @@ def pixel_shuffle(xp: Any, input: Array, upscale_factor: int, layout: str = "NCH
     return _moved(xp, input, y, *lead, c // (r * r), h * r, w * r)
 
 
-def _moved(xp: Any, input: Array, y: Array, *shape: int) -> Array:
+def _moved(xp: Namespace, input: Array, y: Array, *shape: int) -> Array:
     """`y` in another shape, copied where it still shares memory with `input`: PyTorch's result never does."""
     found = y.reshape(shape)
     return found.copy() if xp.may_share_memory(found, input) else found
@@ -206,7 +206,7 @@ def _channels_third(shape: Shape) -> Shape:
 
 
 @primitive(torch="nn.functional.pixel_unshuffle", data_movement=True)
-def pixel_unshuffle(xp: Any, input: Array, downscale_factor: int, layout: str = "NCHW") -> Array:
+def pixel_unshuffle(xp: Namespace, input: Array, downscale_factor: int, layout: str = "NCHW") -> Array:
     """The r x r pixels of each block as channels, r = downscale_factor: pixel_shuffle undone"""
     r = _factor("pixel_unshuffle", input, downscale_factor)
     *lead, c, h, w = input.shape if layout == "NCHW" else _channels_third(input.shape)
@@ -224,7 +224,7 @@ pixel_shuffle.vjp("input")(lambda xp, g, upscale_factor, layout: pixel_unshuffle
 
 
 @pixel_unshuffle.vjp("input")
-def _(xp: Any, g: Array, downscale_factor: int, layout: str) -> Array:
+def _(xp: Namespace, g: Array, downscale_factor: int, layout: str) -> Array:
     return pixel_shuffle.fn(xp, g, downscale_factor, layout)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from ....errors import ShapeError
 from ...dtype import Array
+from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...op_samples import no_such_dim
 from ...tensor import Tensor
@@ -17,7 +17,7 @@ from ..common.dims import axes, axis
 
 
 @primitive(torch="reshape", views=True)
-def reshape(xp: Any, input: Array, shape: Sequence[int]) -> Array:
+def reshape(xp: Namespace, input: Array, shape: Sequence[int]) -> Array:
     """input's elements in row-major order under another shape; one size may be -1"""
     if sum(n == -1 for n in shape) > 1 or min(shape, default=0) < -1:
         raise ShapeError(f"reshape: expected sizes of 0 or more and at most one -1, got {tuple(shape)}")
@@ -66,7 +66,7 @@ flatten.errors(ErrorSample(sample((2, 3), 1, 0), ShapeError, "start_dim 1 comes 
 
 
 @primitive(torch="permute", views=True)
-def permute(xp: Any, input: Array, dims: Sequence[int]) -> Array:
+def permute(xp: Namespace, input: Array, dims: Sequence[int]) -> Array:
     """input's dims in the order given"""
     if sorted(axis(d, input.ndim, "permute") for d in dims) != list(range(input.ndim)):
         raise ShapeError(f"permute: {tuple(dims)} does not name each of {input.ndim} dims once")
@@ -79,12 +79,12 @@ permute.errors(ErrorSample(sample((2, 3), (0, 0)), ShapeError, "does not name ea
 
 
 @primitive(torch="transpose", views=True)
-def transpose(xp: Any, input: Array, dim0: int, dim1: int) -> Array:
+def transpose(xp: Namespace, input: Array, dim0: int, dim1: int) -> Array:
     """input with two dims exchanged"""
     return _exchanged(xp, input, dim0, dim1)
 
 
-def _exchanged(xp: Any, x: Array, dim0: int, dim1: int) -> Array:
+def _exchanged(xp: Namespace, x: Array, dim0: int, dim1: int) -> Array:
     first, second = axis(dim0, x.ndim, "transpose"), axis(dim1, x.ndim, "transpose")
     return xp.swapaxes(x, first, second) if x.ndim else x
 
@@ -95,12 +95,12 @@ transpose.errors(ErrorSample(sample((2, 3), 0, 2), ShapeError, "transpose: dim 2
 
 
 @primitive(torch="movedim", views=True)
-def movedim(xp: Any, input: Array, source: int | Sequence[int], destination: int | Sequence[int]) -> Array:
+def movedim(xp: Namespace, input: Array, source: int | Sequence[int], destination: int | Sequence[int]) -> Array:
     """input with the dims at source put at destination, the others in order around them"""
     return _moved(xp, input, source, destination)
 
 
-def _moved(xp: Any, x: Array, source: int | Sequence[int], destination: int | Sequence[int]) -> Array:
+def _moved(xp: Namespace, x: Array, source: int | Sequence[int], destination: int | Sequence[int]) -> Array:
     return xp.moveaxis(x, axes(source, x.ndim, "movedim"), axes(destination, x.ndim, "movedim"))
 
 
@@ -114,7 +114,7 @@ movedim.samples(sample((2, 3, 4), 0, 2), sample((2, 3, 4), (0, -1), (1, 0)), sam
 
 
 @primitive(torch="squeeze", views=True)
-def squeeze(xp: Any, input: Array, dim: int | Sequence[int] | None = None) -> Array:
+def squeeze(xp: Namespace, input: Array, dim: int | Sequence[int] | None = None) -> Array:
     """input without those of its dims (all, or the ones named) whose size is 1"""
     dims = axes(dim, input.ndim, "squeeze") if dim != () else ()
     return xp.squeeze(input, tuple(d for d in dims if input.shape[d] == 1))
@@ -126,7 +126,7 @@ squeeze.errors(ErrorSample(sample((2, 1), 2), ShapeError, "squeeze: dim 2 is out
 
 
 @primitive(torch="unsqueeze", views=True)
-def unsqueeze(xp: Any, input: Array, dim: int) -> Array:
+def unsqueeze(xp: Namespace, input: Array, dim: int) -> Array:
     """input with a dim of size 1 put in at dim"""
     return xp.expand_dims(input, axis(dim, input.ndim + 1, "unsqueeze"))
 
@@ -137,7 +137,7 @@ unsqueeze.samples(sample((2, 3), 1), sample((2, 3), -1))
 
 
 @primitive(torch="Tensor.expand", data_movement=True)
-def expand(xp: Any, input: Array, shape: Sequence[int]) -> Array:
+def expand(xp: Namespace, input: Array, shape: Sequence[int]) -> Array:
     """input repeated along its dims of size 1 to shape; -1 keeps a size"""
     lead = len(shape) - input.ndim
     possible = lead >= 0 and -1 not in tuple(shape)[:lead]
@@ -148,7 +148,7 @@ def expand(xp: Any, input: Array, shape: Sequence[int]) -> Array:
 
 
 @expand.vjp("input")
-def _(xp: Any, g: Array) -> Array:
+def _(xp: Namespace, g: Array) -> Array:
     return g  # summed down to the input's shape in graph.py, like every gradient
 
 

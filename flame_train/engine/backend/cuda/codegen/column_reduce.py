@@ -65,10 +65,19 @@ class Columns:
         made = self._xp.empty((e.outer,), dtype)
         numbers = [np.float32(v) for v in operands.numbers.values()]
         self._modules.generated(stretch_source(r, inputs, dtype, width), "stretches")(
-            (e.outer, count), (STRETCH_THREADS,),
-            (*rows.values(), *operands.columns.values(), *numbers, made, *self.shared(e.outer, count, 1),
-             np.int64(e.reduced), np.int64(stretch), np.float32(e.reduced)),
-        )  # fmt: skip
+            (e.outer, count),
+            (STRETCH_THREADS,),
+            (
+                *rows.values(),
+                *operands.columns.values(),
+                *numbers,
+                made,
+                *self.shared(e.outer, count, 1),
+                np.int64(e.reduced),
+                np.int64(stretch),
+                np.float32(e.reduced),
+            ),
+        )
         return made
 
     def shared(self, places: int, count: int, values: int) -> tuple[Array | np.intp, Array]:
@@ -88,9 +97,12 @@ class Columns:
         count = -(-e.reduced // stretch)
         made = self._xp.empty((len(rs), e.outer, e.inner), dtype)
         inputs = Inputs(
-            names_of(rows), names_of({n: t.array for n, t in single.items()}),
-            names_of({n: t.array for n, t in several.items()}), names_of(operands.columns), tuple(operands.numbers),
-        )  # fmt: skip
+            names_of(rows),
+            names_of({n: t.array for n, t in single.items()}),
+            names_of({n: t.array for n, t in several.items()}),
+            names_of(operands.columns),
+            tuple(operands.numbers),
+        )
         arguments: list[Any] = [*rows.values(), *(t.array for t in single.values())]
         for t in several.values():
             arguments += [t.array, *divisor(t.run), *divisor(t.count)]

@@ -58,9 +58,13 @@ class Elementwise:
         self._ready = lru_cache(maxsize=4096)(self._prepare)
 
     def __call__(
-        self, expressions: tuple[str, ...], operands: Mapping[str, Any], dtypes: tuple[DType, ...],
-        shape: Shape | None = None, out: tuple[Array, ...] = (),
-    ) -> tuple[Array, ...]:  # fmt: skip
+        self,
+        expressions: tuple[str, ...],
+        operands: Mapping[str, Any],
+        dtypes: tuple[DType, ...],
+        shape: Shape | None = None,
+        out: tuple[Array, ...] = (),
+    ) -> tuple[Array, ...]:
         """The expressions' values, in new arrays of `dtypes` and `shape` (the operands' own), or in `out`.
 
         Operands are arrays or numbers. Raises `ValueError` if shapes do not broadcast.
@@ -84,9 +88,15 @@ class Elementwise:
         return made.transpose([order.index(i) for i in range(len(shape))])
 
     def _prepare(
-        self, expressions: tuple[str, ...], names: tuple[str, ...], numbers: tuple[str, ...],
-        signatures: tuple[Signature, ...], dtypes: tuple[DType, ...], shape: Shape, given: int,
-    ) -> _Ready:  # fmt: skip
+        self,
+        expressions: tuple[str, ...],
+        names: tuple[str, ...],
+        numbers: tuple[str, ...],
+        signatures: tuple[Signature, ...],
+        dtypes: tuple[DType, ...],
+        shape: Shape,
+        given: int,
+    ) -> _Ready:
         seen = [Operand(s[1], tuple(b // s[0].itemsize for b in s[2]), s[0].itemsize, s[3]) for s in signatures]
         new = len(dtypes) if not given else 0
         widest = max((d.itemsize for d in dtypes), default=1)

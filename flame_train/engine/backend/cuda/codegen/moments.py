@@ -27,9 +27,7 @@ class Moments:
     def __init__(self, cupy: Any, modules: KernelModules, columns: Columns, multiprocessors: int) -> None:
         self._xp, self._modules, self._columns, self._multiprocessors = cupy, modules, columns, multiprocessors
 
-    def __call__(
-        self, x: Array, result: str, numbers: Mapping[str, float], dtype: DType
-    ) -> tuple[Array, Array]:  # fmt: skip
+    def __call__(self, x: Array, result: str, numbers: Mapping[str, float], dtype: DType) -> tuple[Array, Array]:
         """(outer, inner): the expression `result` over `total`, the sum of squares over the middle dim of x, and `n`.
 
         x is (outer, reduced, inner), `n` is reduced; `numbers` are further names of the expression. Also the means, in
@@ -50,10 +48,20 @@ class Moments:
         room = self._columns.shared(tiles * outer, count, 2 * (1 if together else cut.columns))
         text = _source(x.dtype, result, tuple(numbers), dtype, cut, together)
         self._modules.generated(text, "moments")(
-            (outer, count, tiles), (cut.threads,),
-            (x, *(np.float32(v) for v in numbers.values()), made, means, *room, np.int64(reduced), np.int64(stretch),
-             np.int32(inner), np.float32(x.shape[1])),
-        )  # fmt: skip
+            (outer, count, tiles),
+            (cut.threads,),
+            (
+                x,
+                *(np.float32(v) for v in numbers.values()),
+                made,
+                means,
+                *room,
+                np.int64(reduced),
+                np.int64(stretch),
+                np.int32(inner),
+                np.float32(x.shape[1]),
+            ),
+        )
         return made, means
 
 

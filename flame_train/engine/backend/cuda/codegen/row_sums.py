@@ -26,17 +26,21 @@ from .rows import Rows, demands
 class RowSums:
     """Compiles and launches such programs."""
 
-    def __init__(
-        self, cupy: Any, modules: KernelModules, rows: Rows, columns: Columns, multiprocessors: int
-    ) -> None:  # fmt: skip
+    def __init__(self, cupy: Any, modules: KernelModules, rows: Rows, columns: Columns, multiprocessors: int) -> None:
         self._xp, self._modules, self._rows, self._columns = cupy, modules, rows, columns
         self._multiprocessors = multiprocessors
         self._function = lru_cache(maxsize=1024)(self._compiled)
 
     def __call__(
-        self, program: Program, totals: Sequence[str], operands: Operands, dtypes: Sequence[DType],
-        out: Sequence[Array] = (), groups: int = 1, summed: DType = float32,
-    ) -> tuple[tuple[Array, ...], list[Array]]:  # fmt: skip
+        self,
+        program: Program,
+        totals: Sequence[str],
+        operands: Operands,
+        dtypes: Sequence[DType],
+        out: Sequence[Array] = (),
+        groups: int = 1,
+        summed: DType = float32,
+    ) -> tuple[tuple[Array, ...], list[Array]]:
         """The program's outputs, and for each expression of `totals` its sums (groups, C) over the rows.
 
         The rows are that many `groups` of equal length, one after another. Expressions of totals use what those of the

@@ -70,7 +70,7 @@ class Rows:
 
     def prepared(
         self, program: Program, operands: Operands, dtypes: Sequence[DType], out: Sequence[Array] = ()
-    ) -> Call:  # fmt: skip
+    ) -> Call:
         """What a kernel of the program is compiled for and given."""
         own = {n: self._aligned(a) for n, a in operands.rows.items()}
         first = next(iter(own.values()))
@@ -136,16 +136,24 @@ def _signature(
     single, several = by_count(operands.tables)
     first: dict[tuple[int, int], str] = {}
     return Signature(
-        names_of(rows), names_of({n: tables[n] for n in single}), names_of({n: tables[n] for n in several}),
-        tuple(first.setdefault((t.run, t.count), n) for n, t in several.items()), names_of(operands.columns),
-        tuple(operands.numbers), tuple(a.dtype for a in made), dims,
-    )  # fmt: skip
+        names_of(rows),
+        names_of({n: tables[n] for n in single}),
+        names_of({n: tables[n] for n in several}),
+        tuple(first.setdefault((t.run, t.count), n) for n, t in several.items()),
+        names_of(operands.columns),
+        tuple(operands.numbers),
+        tuple(a.dtype for a in made),
+        dims,
+    )
 
 
 def _arguments(
-    operands: Operands, rows: Mapping[str, Array], tables: Mapping[str, Array], made: Sequence[Array],
+    operands: Operands,
+    rows: Mapping[str, Array],
+    tables: Mapping[str, Array],
+    made: Sequence[Array],
     strides: Sequence[Strides],
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     single, several = by_count(operands.tables)
     found = [a for x, steps in zip(rows.values(), strides, strict=False) for a in (x, *map(np.int64, steps))]
     found += [tables[n] for n in (*single, *several)]
