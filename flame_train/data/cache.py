@@ -12,18 +12,23 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flame_train.errors import ModelFileError, OutputError
+from flame_train.errors import EnvironmentFault, ModelFileError, OutputError, of_environment
+from flame_train.io.dtypes import DTYPE_OF_TAG
 from flame_train.io.durable import sweep_path
-from flame_train.io.safetensors import SafetensorsFile, save_file, serialize
+from flame_train.io.header import TensorInfo, build_header
+from flame_train.io.safetensors import save_file, serialize
 
+_FIRST = 1 << 16  # bytes: a header, and all of a small entry
 _PART = re.compile(r"[0-9a-f]{2}")  # the folders that entries lie in
 FORMAT = 1  # raised when the meaning of entries changes: older ones are then simply not found
 
@@ -55,28 +60,41 @@ class DiskCache:
         """Where the entry of `key` lies, or would."""
         return self.folder / key[:2] / f"{key}.safetensors"
 
+    def has(self, key: str, shapes: Shapes | None = None) -> bool:
+        """Whether `get` would give the entry: it is read whole, but not copied."""
+        return self._looked_up(key, shapes) is not None
+
     def get(self, key: str, shapes: Shapes | None = None) -> Arrays | None:
         """The entry's arrays, copied into memory; None if there is none or it is damaged.
 
         `shapes` are those that its arrays must have, by name: any others count as damage.
-        Raises OutputError where a folder stands in its place.
+        Raises OutputError where a folder stands in its place, EnvironmentFault where the system refuses to read.
         """
+        found = self._looked_up(key, shapes)
+        if found is None:
+            return None
+        placed, data = found
+        return {info.name: _array(info, data) for info in placed}
+
+    def _looked_up(self, key: str, shapes: Shapes | None) -> _Entry | None:
         path = self.path(key)
-        if os.path.isdir(path):  # False where that cannot be told
+        try:
+            found = _read_verified(path, key, shapes)
+        except FileNotFoundError:
+            self.misses += 1
+            return None
+        except IsADirectoryError:
             raise OutputError(
                 f"{path}: is a folder where a cache entry belongs; remove it, or set data.cache to another folder"
-            )
-        try:
-            if not path.exists():
-                self.misses += 1
-                return None
-            arrays = _read_verified(path, key, shapes)
-        except (ModelFileError, OSError):
+            ) from None
+        except (ModelFileError, OSError) as error:
+            if of_environment(error):
+                raise EnvironmentFault(f"{of_environment(error)}; see to that and start again") from error
             self.misses += 1
             self.damaged += 1
             return None
         self.hits += 1
-        return arrays
+        return found
 
     def put(self, key: str, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Write an entry, replacing any there. Raises OutputError when the disk cannot take it."""
@@ -100,17 +118,57 @@ class DiskCache:
         return made
 
 
-def _read_verified(path: Path, key: str, shapes: Shapes | None) -> Arrays:
-    """Raises ModelFileError for anything but the whole entry of `key`."""
-    with SafetensorsFile(path) as file:
-        if shapes is not None and file.shapes != dict(shapes):
-            raise ModelFileError(f"{path}: holds other arrays than {', '.join(shapes)} of the expected shapes")
-        if file.metadata.get("cache_key") != key or file.metadata.get("cache_format") != str(FORMAT):
+_Entry = tuple[list[TensorInfo], memoryview]  # the arrays' places, and the bytes that they lie in
+
+
+def _read_verified(path: Path, key: str, shapes: Shapes | None) -> _Entry:
+    """Raises ModelFileError for anything but the whole entry of `key`, OSError where it cannot be read.
+
+    Its header must be the very bytes that `put` writes for what it says: nothing else needs to be looked for in it.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
+        status = os.fstat(file.fileno())
+        begin = file.read(_FIRST) if stat.S_ISREG(status.st_mode) else b""
+        placed, metadata, length = _header(path, begin)
+        total = length + sum(info.nbytes for info in placed)
+        if metadata.get("cache_key") != key or metadata.get("cache_format") != str(FORMAT) or total != status.st_size:
             raise ModelFileError(f"{path}: not the cache entry its name says")
-        arrays = {name: np.array(file.read(name)) for name in file.names}
-        if file.metadata.get("cache_sha256") != _checksum(arrays):
-            raise ModelFileError(f"{path}: its content does not match its checksum")
-    return arrays
+        if shapes is not None and {info.name: info.shape for info in placed} != dict(shapes):
+            raise ModelFileError(f"{path}: holds other arrays than {', '.join(shapes)} of the expected shapes")
+        whole = begin + file.read(total - len(begin)) if total > len(begin) else begin
+    data = memoryview(whole)[length:]
+    bare, _ = build_header(placed, {})
+    if metadata.get("cache_sha256") != hashlib.sha256(bare + data).hexdigest():
+        raise ModelFileError(f"{path}: its content does not match its checksum")
+    return placed, data
+
+
+def _header(path: Path, begin: bytes) -> tuple[list[TensorInfo], dict[str, str], int]:
+    """Places, metadata and length of the header that an entry begins with. Raises ModelFileError."""
+    length = 8 + int.from_bytes(begin[:8], "little")
+    try:
+        fields = json.loads(begin[8:length]) if length <= len(begin) else {}
+        metadata = fields.pop("__metadata__")
+        infos = [
+            TensorInfo(name, f["dtype"], tuple(f["shape"]), f["data_offsets"][1] - f["data_offsets"][0])
+            for name, f in fields.items()
+        ]
+        expected, placed = build_header(infos, metadata)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise ModelFileError(f"{path}: no header of a cache entry ({error})") from None
+    if expected != begin[:length] or any(_nbytes(info) != info.nbytes for info in placed):
+        raise ModelFileError(f"{path}: no header of a cache entry")
+    return placed, metadata, length
+
+
+def _nbytes(info: TensorInfo) -> int:
+    return math.prod(info.shape) * DTYPE_OF_TAG[info.dtype].itemsize
+
+
+def _array(info: TensorInfo, data: memoryview) -> np.ndarray[Any, Any]:
+    dtype = DTYPE_OF_TAG[info.dtype].newbyteorder("<")
+    flat = np.frombuffer(data[info.begin : info.begin + info.nbytes], dtype)
+    return flat.reshape(info.shape).astype(DTYPE_OF_TAG[info.dtype])
 
 
 def _checksum(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:

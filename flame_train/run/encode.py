@@ -264,7 +264,7 @@ def _missing(
     """Those of `entries`, by key, that the cache has not, or not whole."""
     missing = {}
     for key, entry in entries.items():
-        if cache.get(key, shapes_of(entry)) is None:
+        if not cache.has(key, shapes_of(entry)):
             missing[key] = entry
         stop.check("while reading the cache")
     return missing
