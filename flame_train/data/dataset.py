@@ -55,6 +55,7 @@ class Item:
     caption: str
     size: tuple[int, int]  # (height, width) in pixels, upright
     sha256: str  # of the file's bytes
+    plain: bool = False  # decoding it gave nothing to be told
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +82,22 @@ class Dataset:
         min_side: int = MIN_SIDE,
         max_ratio: float = MAX_RATIO,
         progress: Progress | None = None,
+        seen: Mapping[str, tuple[int, int]] | None = None,
     ) -> Self:
         """Read every picture and caption under `path`, subfolders included, decoding each picture fully.
 
         default_caption: for pictures without one; None makes a missing caption a problem. on_bad "skip"
         leaves out a picture that has a problem, with a notice. by_folder: pictures of a folder N_name come N
         times as often, as kohya's trainers read names. min_side (pixels) and max_ratio (longer side
-        to shorter) bound what can be trained on. Raises DatasetError with every problem found, or DataError
+        to shorter) bound what can be trained on. `seen` are the sizes, by SHA-256, of images that need not be
+        decoded again. Raises DatasetError with every problem found, or DataError
         if `path` is no folder.
         """
         if repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {repeats}")
         listing = list_files(path)
         scan = _Scan(path, listing, default_caption, tuple(caption_endings), min_side, max_ratio)
-        items = scan.read(animated, progress)
+        items = scan.read(animated, progress, seen)
         scan.look_at_folders(by_folder)
         fatal = [*listing.problems, *scan.problems, *([] if on_bad == "skip" else scan.bad)]
         if fatal:
@@ -140,27 +143,33 @@ class _Scan:
         self.notices: list[str] = []
         self.empty = self.defaulted = 0
 
-    def read(self, animated: Animated, progress: Progress | None) -> list[Item]:
+    def read(
+        self, animated: Animated, progress: Progress | None, seen: Mapping[str, tuple[int, int]] | None
+    ) -> list[Item]:
         pictures = [key for key in self.files if _ending(key) in PICTURE_ENDINGS]
         texts = self._caption_files()
         metadata = self._metadata(set(pictures))
         items = []
-        for key, info in self._probe_all(pictures, animated, progress):
+        for key, info in self._probe_all(pictures, animated, progress, seen):
             caption = self._caption(key, texts, metadata)
             if info is not None and caption is not None and self._fits(key, info):
-                items.append(Item(self.root / key, key, caption, info.size, info.sha256))
+                items.append(Item(self.root / key, key, caption, info.size, info.sha256, not info.notices))
                 self.notices.extend(info.notices)
         self._note_counts(pictures, texts)
         return items
 
     def _probe_all(
-        self, pictures: Sequence[str], animated: Animated, progress: Progress | None
+        self,
+        pictures: Sequence[str],
+        animated: Animated,
+        progress: Progress | None,
+        seen: Mapping[str, tuple[int, int]] | None,
     ) -> list[tuple[str, ImageInfo | None]]:
         """Decode every picture, a few at a time; the result's order is the input's."""
 
         def one(key: str) -> ImageInfo | str:
             try:
-                return probe(self.root / key, animated=animated, name=shown(key))
+                return probe(self.root / key, animated=animated, name=shown(key), seen=seen)
             except DataError as error:
                 return str(error)
 

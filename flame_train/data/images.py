@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from flame_train.data import sniff
+from flame_train.data.buckets import Size
 from flame_train.data.colour import WHITE, to_rgb
 from flame_train.data.files import read_bytes
 from flame_train.errors import DataError, shown
@@ -56,9 +57,19 @@ def read_image(
     return load_image(path, background=background, animated=animated, name=name)[0]
 
 
-def probe(path: Path, *, animated: Animated = "refuse", name: str | None = None) -> ImageInfo:
-    """Decodes the picture fully, as `read_image` would, and keeps only what is known of it."""
-    return load_image(path, animated=animated, name=name)[1]
+def probe(
+    path: Path, *, animated: Animated = "refuse", name: str | None = None, seen: Mapping[str, Size] | None = None
+) -> ImageInfo:
+    """Decodes the picture fully, as `load_image` would, and keeps only what is known of it.
+
+    `seen` are the sizes, by hash, of those that need not be decoded again; of such nothing else is known.
+    """
+    label = name if name is not None else shown(path)
+    data = read_bytes(path, limit=MAX_FILE_BYTES, name=label)
+    digest = hashlib.sha256(data).hexdigest()
+    if seen is not None and digest in seen:
+        return ImageInfo(*seen[digest], "", "", digest)
+    return _loaded(data, label, WHITE, animated)[1]
 
 
 def load_image(
@@ -76,7 +87,13 @@ def load_image(
     `name` (default: the path).
     """
     label = name if name is not None else shown(path)
-    data = read_bytes(path, limit=MAX_FILE_BYTES, name=label)
+    return _loaded(read_bytes(path, limit=MAX_FILE_BYTES, name=label), label, background, animated)
+
+
+def _loaded(
+    data: bytes, label: str, background: tuple[int, int, int], animated: Animated
+) -> tuple[np.ndarray[Any, Any], ImageInfo]:
+    """As `load_image`, of a file's bytes."""
     if not data:
         raise DataError(f"{label}: the file is empty (zero bytes): copy or download it again")
     found = sniff.sniff(data)

@@ -19,6 +19,7 @@ from flame_train.data.buckets import Placement, resize_and_crop
 from flame_train.data.cache import DiskCache, Shapes, cache_key
 from flame_train.data.images import load_image
 from flame_train.data.placed import Placed
+from flame_train.data.seen import remember
 from flame_train.engine import nn, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import is_float
@@ -236,6 +237,7 @@ def encode(
                 cache, "image", images, lambda i: shown(items[i].path), lambda i: vae.encode(_pixels(placed, i)), stop
             )
             get_backend(device).empty_cache()
+    remember(cache.folder, {item.sha256: item.size for item in placed.dataset.items if item.plain})
     return encoded
 
 

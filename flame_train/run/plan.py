@@ -13,6 +13,7 @@ from flame_train.data.buckets import BucketRule
 from flame_train.data.dataset import Dataset
 from flame_train.data.order import Order
 from flame_train.data.placed import Placed, place
+from flame_train.data.seen import seen_images
 from flame_train.errors import ConfigError
 from flame_train.text_encoders import too_long
 from flame_train.training.model import Model
@@ -89,6 +90,7 @@ def make_plan(checked: Checked, stop: StopRequest) -> Plan:
         caption_endings=(data.caption_extension,),
         on_bad=data.on_bad_image,
         progress=lambda done, total: stop.check("while reading the dataset"),
+        seen=seen_images(cache_folder(data)),
     )
     _check_epoch(dataset)
     placed = place(dataset, _rule(data), data.on_bad_image)

@@ -1,0 +1,53 @@
+"""Which images were decoded before, so that the next start need not decode them again to know that they are whole.
+
+What is kept is the size of an image by the hash of its bytes: other bytes are another image. Only those are kept that
+decoded without a word to say. The file lies beside the cached arrays; one that is damaged, or of other decoders, says
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import PIL
+
+from flame_train.data.buckets import Size
+from flame_train.errors import OutputError
+from flame_train.io.durable import write_durably
+
+_NAME: Final = "images.json"
+_DECODERS: Final = f"1 Pillow {PIL.__version__}"  # the number is raised where `data/images.py` judges otherwise
+_MOST: Final = 1_000_000  # images of all datasets that share a cache
+_LARGEST: Final = 200 << 20
+
+
+def seen_images(folder: Path) -> dict[str, Size]:
+    """(height, width) by SHA-256 in hex, of the images that `remember` was told of."""
+    try:
+        path = folder / _NAME
+        if not path.is_file() or path.stat().st_size > _LARGEST:
+            return {}
+        digest, _, body = path.read_bytes().partition(b"\n")
+        if digest != hashlib.sha256(body).hexdigest().encode():
+            return {}
+        content = json.loads(body)
+        return {name: (h, w) for name, (h, w) in content["images"].items()} if content["by"] == _DECODERS else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def remember(folder: Path, images: Mapping[str, Size]) -> None:
+    """Note the sizes of images that were decoded. A disk without room for that costs the next start its time."""
+    known = seen_images(folder)
+    if images.items() <= known.items() or not folder.is_dir():
+        return
+    kept = {**(known if len(known) + len(images) <= _MOST else {}), **images}
+    body = json.dumps({"by": _DECODERS, "images": dict(sorted(kept.items()))}, separators=(",", ":")).encode()
+    parts = [hashlib.sha256(body).hexdigest().encode(), b"\n", body]
+    with contextlib.suppress(OutputError):
+        write_durably(folder / _NAME, parts, sum(map(len, parts)))
