@@ -203,7 +203,7 @@ def init(
 
 @app.command()
 def sample(
-    checkpoint: Annotated[str, typer.Option("--checkpoint", "-m", help="Base model: file, folder or hub id.")],
+    checkpoint: Annotated[str, typer.Option("--checkpoint", "-m", help="Base model: file, folder or hf:owner/name.")],
     prompt: Annotated[list[str], typer.Option("--prompt", "-p", help="What to draw; repeatable.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="PNG to write.")] = Path("sample.png"),
     lora: Annotated[Path | None, typer.Option("--lora", help="LoRA file, kohya or diffusers.")] = None,

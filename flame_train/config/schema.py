@@ -26,7 +26,7 @@ class ModelSection(Section):
 
     checkpoint: str = field(
         "",
-        "the base model: .safetensors file, diffusers folder or hub id; required",
+        "the base model: .safetensors file, diffusers folder or hf:owner/name; required",
         place=True,
         aka=("pretrained_model_name_or_path", "base_model", "name_or_path"),
     )
