@@ -139,7 +139,7 @@ class GainAdapter:
         y = y * (self.gain.working.to(x.dtype) + 1.0)
         return y if residual is None else y + residual
 
-    def together(self, layers, x):
+    def apply_grouped(self, layers, x):
         return None
 
     def factors(self):

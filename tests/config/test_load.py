@@ -196,7 +196,7 @@ YAML_GOOD = "model: {checkpoint: base.safetensors}\ndata: {path: photos}\noutput
 BAD_YAML = [
     (
         'sample: {prompts: ["\\ud800"]}',
-        "4: sample.prompts: expected UTF-8 text, got a byte that is none, or half a surrogate pair",
+        "4: expected text, got an escape that stands for half a character",
     ),
     ("lora: {rank: no}", '4: lora.rank: expected an integer from 1 to 4096, got "no"'),
     ("lora:\n  rank: 4\n  rank: 8", "6: expected each key once, got rank again (first on line 5)"),
@@ -286,7 +286,7 @@ def test_all_problems_come_in_one_report_in_the_order_of_the_files() -> None:
     write("extends = 'base.toml'\n[lora]\nalpha = 0\n[schedule]\nwarmup_steps = 7\n[nope]\n")
     assert report("x.toml", ("optimizer.lr=fast",)).splitlines() == [
         "base.toml:2: lora.rank: expected an integer from 1 to 4096, got 0",
-        "x.toml: model.checkpoint: expected the base model: .safetensors file, diffusers folder or hub id, got nothing",
+        "x.toml: model.checkpoint: expected the base model: .safetensors file, diffusers folder or hf:owner/name, got nothing",
         "x.toml: data.path: expected the folder of images with captions or metadata.jsonl, got nothing",
         "x.toml: output.dir: expected the run folder, got nothing",
         "x.toml:3: lora.alpha: expected a number > 0 and <= 1000000, got 0",

@@ -179,7 +179,8 @@ def test_a_disk_that_has_no_locks_is_refused(tmp_path: Path, monkeypatch: pytest
         (ConfigError("x"), "failed", 2),
         (MemoryError(), "failed", 5),
         (OSError(errno.ENOSPC, "full"), "failed", 6),
-        (OSError(errno.EIO, "broken"), "failed", 1),
+        (OSError(errno.EIO, "broken"), "failed", 4),
+        (OSError(errno.EINVAL, "broken"), "failed", 1),
         (KeyError("x"), "failed", 1),
     ],
 )

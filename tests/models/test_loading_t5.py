@@ -69,8 +69,8 @@ def test_packed_weights_are_named(arrays, tmp_path):
 
 def test_no_fp8_array_reaches_the_device(arrays, tmp_path, monkeypatch):
     """CuPy has no such type."""
-    put, seen = CpuBackend.put, list[str]()
-    monkeypatch.setattr(CpuBackend, "put", lambda self, host: (seen.append(host.dtype.name), put(self, host))[1])
+    put, seen = CpuBackend.to_device, list[str]()
+    monkeypatch.setattr(CpuBackend, "to_device", lambda self, host: (seen.append(host.dtype.name), put(self, host))[1])
     path = tmp_path / "t5.safetensors"
     save_file(path, {name: array.astype(FP8) for name, array in arrays.items()})
     same(t5_part(path).load(device="cpu", dtype="bfloat16"), arrays, "bfloat16")
