@@ -61,9 +61,18 @@ def bench_step(
         raise typer.BadParameter("--plot is the image of a sweep; add --sweep batch, or leave it out")
     size = batch or 1
     trial = tool.Trial(
-        model, resolution, size, rank, precision, checkpointing, device, deterministic, quantize, arithmetic,
+        model,
+        resolution,
+        size,
+        rank,
+        precision,
+        checkpointing,
+        device,
+        deterministic,
+        quantize,
+        arithmetic,
         checkpoint_blocks or (),
-    )  # fmt: skip
+    )
     if sweep:
         found, failed = bench_sweep.run(trial, plot or Path("bench-step.png"))
         show(found, as_json)

@@ -96,9 +96,11 @@ def _collect(file: SafetensorsFile, table: Mapping[str, Place]) -> tuple[_Places
     beside = [key for key in file.names if key.startswith(_BESIDE)]
     if beside:
         _LOG.warning(
-            "%s: %d tensors of embeddings that lie beside the LoRA, such as %s, are left out", file.path, len(beside),
+            "%s: %d tensors of embeddings that lie beside the LoRA, such as %s, are left out",
+            file.path,
+            len(beside),
             beside[0],
-        )  # fmt: skip
+        )
     for key in file.names:
         if key.startswith(_BESIDE):
             continue
@@ -166,9 +168,7 @@ def _problems(places: _Places) -> list[str]:
     return [f"{component} {path or module} {fault}" for (component, module, path), fault in faults.items() if fault]
 
 
-def _factors(
-    path: str | Path, metadata: Mapping[str, str], places: _Places, family: LoraFamily
-) -> dict[_Key, Factors]:  # fmt: skip
+def _factors(path: str | Path, metadata: Mapping[str, str], places: _Places, family: LoraFamily) -> dict[_Key, Factors]:
     """Each place's factors, with alpha from the best source that the file offers.
 
     In order: an alpha tensor, the alphas folded by `to_diffusers`, PEFT's configuration; else alpha = rank. Raises
@@ -192,9 +192,7 @@ def _factors(
     return found
 
 
-def _joined(
-    path: str | Path, factors: Mapping[_Key, Factors], family: LoraFamily
-) -> dict[str, dict[str, Factors]]:  # fmt: skip
+def _joined(path: str | Path, factors: Mapping[_Key, Factors], family: LoraFamily) -> dict[str, dict[str, Factors]]:
     """Whole modules, from those parts of them that the file has. Raises ModelFileError for parts that do not fit."""
     names = {component.name: component.modules for component in family.components}
     parts: dict[tuple[str, str], dict[str, Factors]] = {}

@@ -39,9 +39,15 @@ def guided(denoise: Denoise, guidance: float) -> Denoise:
 
 
 def ddim(
-    denoise: Denoise, noise: Tensor, cond: Any, schedule: NoiseSchedule, steps: int,
-    *, prediction: Prediction = "epsilon", spacing: Spacing = "leading",
-) -> Tensor:  # fmt: skip
+    denoise: Denoise,
+    noise: Tensor,
+    cond: Any,
+    schedule: NoiseSchedule,
+    steps: int,
+    *,
+    prediction: Prediction = "epsilon",
+    spacing: Spacing = "leading",
+) -> Tensor:
     """DDIM without added noise (arXiv 2010.02502, eta = 0). `noise` is standard normal (B, H, W, C).
 
     The last step goes to abar_0, not to 1. Raises `ConfigError` if `steps` does not fit the schedule.
@@ -66,9 +72,15 @@ def _split(output: Tensor, x: Tensor, abar: float, prediction: Prediction) -> tu
 
 
 def euler(
-    denoise: Denoise, noise: Tensor, cond: Any, schedule: NoiseSchedule, steps: int,
-    *, prediction: Prediction = "epsilon", spacing: Spacing = "leading",
-) -> Tensor:  # fmt: skip
+    denoise: Denoise,
+    noise: Tensor,
+    cond: Any,
+    schedule: NoiseSchedule,
+    steps: int,
+    *,
+    prediction: Prediction = "epsilon",
+    spacing: Spacing = "leading",
+) -> Tensor:
     """Euler's method on dx / dsigma (arXiv 2206.00364, algorithm 2 without churn). `noise` is standard normal.
 
     x is signal plus sigma times noise; the model sees x / sqrt(sigma^2 + 1). Raises `ConfigError` if `steps`

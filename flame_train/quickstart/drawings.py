@@ -20,18 +20,32 @@ from flame_train.training.preview import write_png
 Array = Any
 
 COLOURS: Final = {
-    "red": (206, 42, 42), "orange": (240, 140, 40), "yellow": (246, 214, 66), "green": (52, 152, 72),
-    "blue": (44, 84, 196), "purple": (128, 60, 168), "pink": (244, 152, 190), "black": (24, 24, 28),
-    "gray": (140, 142, 146), "white": (244, 244, 240),
-}  # fmt: skip
+    "red": (206, 42, 42),
+    "orange": (240, 140, 40),
+    "yellow": (246, 214, 66),
+    "green": (52, 152, 72),
+    "blue": (44, 84, 196),
+    "purple": (128, 60, 168),
+    "pink": (244, 152, 190),
+    "black": (24, 24, 28),
+    "gray": (140, 142, 146),
+    "white": (244, 244, 240),
+}
 SHAPES: Final = ("circle", "square", "triangle", "diamond", "cross", "ring")
 TEXTURES: Final = ("plain", "dotted", "checkered")
 RADII: Final = {"small": (0.15, 0.19), "": (0.23, 0.27), "large": (0.32, 0.37)}  # radius, in shares of the shorter side
 PLACES: Final = {
-    "": (0, 0), "in the middle": (0, 0), "on the left": (-1, 0), "on the right": (1, 0), "at the top": (0, -1),
-    "at the bottom": (0, 1), "at the top left": (-1, -1), "at the top right": (1, -1), "at the bottom left": (-1, 1),
+    "": (0, 0),
+    "in the middle": (0, 0),
+    "on the left": (-1, 0),
+    "on the right": (1, 0),
+    "at the top": (0, -1),
+    "at the bottom": (0, 1),
+    "at the top left": (-1, -1),
+    "at the top right": (1, -1),
+    "at the bottom left": (-1, 1),
     "at the bottom right": (1, 1),
-}  # fmt: skip
+}
 
 SIZES: Final = ((96, 96), (64, 128), (128, 64))  # height, width: those that the small SDXL was trained on
 
@@ -65,9 +79,13 @@ Maker = Callable[[int, tuple[int, int], int], Sequence[Scene]]
 
 
 def scenes(
-    count: int, size: tuple[int, int], seed: int, kinds: Sequence[str] = SHAPES, textures: Sequence[str] = TEXTURES,
+    count: int,
+    size: tuple[int, int],
+    seed: int,
+    kinds: Sequence[str] = SHAPES,
+    textures: Sequence[str] = TEXTURES,
     alone: bool = False,
-) -> list[Scene]:  # fmt: skip
+) -> list[Scene]:
     """`count` scenes for pictures of `size` (height, width); the same ones each time. `alone`: one shape each."""
     rng = np.random.default_rng((seed, *size))
     return [_scene(rng, size, kinds, textures, alone) for _ in range(count)]

@@ -36,9 +36,14 @@ _LOG = logging.getLogger(__name__)
 
 
 def train_run(
-    plan: Plan, encoded: Encoded, folder: RunFolder, found: Found | None, sources: Sources, device: str,
+    plan: Plan,
+    encoded: Encoded,
+    folder: RunFolder,
+    found: Found | None,
+    sources: Sources,
+    device: str,
     stop: StopRequest,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Runs the steps that are left and returns the last step's figures; none if no step was left."""
     c = plan.config
     denoiser, attached, state = loaded(plan, device)
@@ -70,9 +75,13 @@ def loaded(plan: Plan, device: str) -> tuple[Denoiser, Attached, State]:
     c, model = plan.config, plan.model
     denoiser = load_denoiser(plan, device)
     attached = attach(
-        denoiser.network, plan.checked.targets, rank=c.lora.rank, alpha=c.lora.alpha, seed=c.train.seed,
+        denoiser.network,
+        plan.checked.targets,
+        rank=c.lora.rank,
+        alpha=c.lora.alpha,
+        seed=c.train.seed,
         kind=ADAPTERS.chosen(c.lora),
-    )  # fmt: skip
+    )
     objective = model.objective(c.model, c.loss, device)
     state = make_state(denoiser, attached, objective, c.train, c.optimizer, c.schedule, c.gradient, device)
     return denoiser, attached, state
@@ -92,9 +101,15 @@ def load_denoiser(plan: Plan, device: str) -> Denoiser:
 
 
 def make_state(
-    denoiser: Denoiser, attached: Attached, objective: Objective, train: TrainSection, optimizer: OptimizerSection,
-    schedule: ScheduleSection, gradient: GradientSection, device: str,
-) -> State:  # fmt: skip
+    denoiser: Denoiser,
+    attached: Attached,
+    objective: Objective,
+    train: TrainSection,
+    optimizer: OptimizerSection,
+    schedule: ScheduleSection,
+    gradient: GradientSection,
+    device: str,
+) -> State:
     """The device state of a fresh run."""
     backend = get_backend(device)
     return State(

@@ -140,7 +140,7 @@ def _checkpointed(network: BlockNetwork, trial: Trial) -> frozenset[str]:
 @out_of_memory(SMALLER)
 def step(
     trial: Trial, against: Literal["torch", "torch-compiled"] | None = None, by_kind: bool = False
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Times a whole training step with random weights, eager and, on a GPU, replayed as a captured graph.
 
     Returns milliseconds (medians), of those the host's, peak GiB (None where it cannot be told), on a GPU the
@@ -176,9 +176,15 @@ def torch_step(trial: Trial, compiled: bool) -> dict[str, Any]:
     get_backend(trial.device).empty_cache()
     _, model = find(trial.model)
     return bench_torch_step.run(
-        yardstick(model), trial.resolution, trial.batch, trial.rank, trial.precision,
-        whole_blocks(trial.checkpointing), trial.device, compiled,
-    )  # fmt: skip
+        yardstick(model),
+        trial.resolution,
+        trial.batch,
+        trial.rank,
+        trial.precision,
+        whole_blocks(trial.checkpointing),
+        trial.device,
+        compiled,
+    )
 
 
 def _step(trial: Trial, by_kind: bool) -> dict[str, Any]:

@@ -57,9 +57,13 @@ def census(step: Callable[[], None], backend: Backend) -> dict[str, tuple[int, i
 
 
 def breakdown(
-    step: Callable[[], None], backend: Backend, counted: Mapping[str, tuple[int, int]], flops: Mapping[str, float],
-    ceilings: tuple[float, float], milliseconds: Callable[[Callable[[], None]], float],
-) -> list[dict[str, Any]]:  # fmt: skip
+    step: Callable[[], None],
+    backend: Backend,
+    counted: Mapping[str, tuple[int, int]],
+    flops: Mapping[str, float],
+    ceilings: tuple[float, float],
+    milliseconds: Callable[[Callable[[], None]], float],
+) -> list[dict[str, Any]]:
     """A row a kind: launches, milliseconds, and the floor by the `ceilings`, FLOP/s and bytes/s, where there is one.
 
     `counted` is the step's census, `milliseconds` times a replay. What the step computes here means nothing.

@@ -167,9 +167,13 @@ def _backward(op: Op, bound: dict[str, Any], wanted: Sequence[str]) -> tuple[Cal
 
 
 def _row(
-    op: Op, phase: str, bound: dict[str, Any], times: tuple[float, float | None], done: tuple[float, int],
+    op: Op,
+    phase: str,
+    bound: dict[str, Any],
+    times: tuple[float, float | None],
+    done: tuple[float, int],
     limits: Ceilings,
-) -> Row:  # fmt: skip
+) -> Row:
     """`times` are ours and PyTorch's, `done` the arithmetic, 0 where it does not count, and the bytes."""
     choices = explain(op, **bound)
     chosen = next(i for i, why in choices if why == "chosen")
@@ -179,9 +183,18 @@ def _row(
     rate, unit, top = (work / ours, "TFLOP/s", limits.flops) if work else (moved / ours, "TB/s", limits.bandwidth)
     of_copy = None if work else round(rate / limits.copy(moved), 4)
     return Row(
-        op.name, phase, shapes, round(ours * 1e6, 2), round(rate / 1e12, 4), unit, round(rate / top, 4), of_copy,
-        chosen, declined, None if theirs is None else round(theirs * 1e6, 2),
-    )  # fmt: skip
+        op.name,
+        phase,
+        shapes,
+        round(ours * 1e6, 2),
+        round(rate / 1e12, 4),
+        unit,
+        round(rate / top, 4),
+        of_copy,
+        chosen,
+        declined,
+        None if theirs is None else round(theirs * 1e6, 2),
+    )
 
 
 def _bytes(op: Op, bound: Mapping[str, Any], result: Any) -> int:

@@ -69,10 +69,14 @@ def _measure(trial: Trial) -> tuple[list[dict[str, Any]], str, BaseException | N
                 return rows, f"out of memory at batch {batch}", None
             return rows, f"batch {batch}: {_reason(e)}", e
         ms = found.get("captured_ms", found["eager_ms"])
-        rows.append({
-            "batch": batch, "ms": ms, "images_per_s": round(1e3 * batch / ms, 3),
-            "peak_gib": found.get("captured_gib", found["peak_gib"]),
-        })  # fmt: skip
+        rows.append(
+            {
+                "batch": batch,
+                "ms": ms,
+                "images_per_s": round(1e3 * batch / ms, 3),
+                "peak_gib": found.get("captured_gib", found["peak_gib"]),
+            }
+        )
         batch *= 2
     return rows, f"batch {_LARGEST}", None
 

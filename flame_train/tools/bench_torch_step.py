@@ -37,9 +37,15 @@ def check_installed() -> None:
 
 
 def run(
-    model: Yardstick, resolution: int, batch: int, rank: int, precision: str, checkpointing: bool, device: str,
+    model: Yardstick,
+    resolution: int,
+    batch: int,
+    rank: int,
+    precision: str,
+    checkpointing: bool,
+    device: str,
     compiled: bool,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Milliseconds a step (median), peak GiB, seconds to the end of the first step.
 
     `compiled` compiles each block by itself; `left_eager` then counts the calls that PyTorch's compiler gave up on,

@@ -34,11 +34,28 @@ _LOG = logging.getLogger(__name__)
 @out_of_memory("try one --prompt at a time, a smaller --width and --height, or --quantize fp8")
 @fetching()
 def sample(
-    checkpoint: str, prompts: Sequence[str], output: Path, *, lora: Path | None, strength: float, negative: str,
-    steps: int, guidance_scale: float, sampler: Any, prediction: Any, precision: Any, seed: int, width: int,
-    height: int, device: str, force: bool = False, quantize: str = "off", arithmetic: str = "bf16", vae: str = "",
+    checkpoint: str,
+    prompts: Sequence[str],
+    output: Path,
+    *,
+    lora: Path | None,
+    strength: float,
+    negative: str,
+    steps: int,
+    guidance_scale: float,
+    sampler: Any,
+    prediction: Any,
+    precision: Any,
+    seed: int,
+    width: int,
+    height: int,
+    device: str,
+    force: bool = False,
+    quantize: str = "off",
+    arithmetic: str = "bf16",
+    vae: str = "",
     text_encoders: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Draws an image for each prompt and writes them as one PNG. Returns what was drawn, from what, and where.
 
     Image i starts from noise number seed + i, so an image with a LoRA stands beside one without it. The LoRA may
@@ -53,16 +70,25 @@ def sample(
         raise ConfigError(f"strength must be a finite number, got {strength}")
     config = from_options(
         model={
-            "checkpoint": checkpoint, "prediction": prediction, "quantize": quantize, "arithmetic": arithmetic,
+            "checkpoint": checkpoint,
+            "prediction": prediction,
+            "quantize": quantize,
+            "arithmetic": arithmetic,
             "vae": vae,
         },
         text_encoders=dict(text_encoders or {}),
         train={"precision": precision},
         sample={
-            "prompts": tuple(prompts), "negative": negative, "steps": steps, "guidance_scale": guidance_scale,
-            "sampler": sampler, "seed": seed, "width": width, "height": height,
+            "prompts": tuple(prompts),
+            "negative": negative,
+            "steps": steps,
+            "guidance_scale": guidance_scale,
+            "sampler": sampler,
+            "seed": seed,
+            "width": width,
+            "height": height,
         },
-    )  # fmt: skip
+    )
     get_backend(device)  # a missing GPU is told before anything is read
     fp8 = fp8_of(quantize, arithmetic)
     nn.check_fp8(fp8, device, precision)
@@ -92,11 +118,20 @@ def sample(
         images = draw(spec, denoiser.denoise, decoder.decode, wanted, examples[negative], stop)
     write_png(output, grid(images))
     return {
-        "image": str(output), "prompts": list(prompts), "checkpoint": checkpoint, "lora": str(lora) if lora else None,
-        "strength": strength if lora else None, "width": width, "height": height,
-        "steps": how.steps, "guidance_scale": how.guidance_scale, "seed": seed, "precision": precision,
-        "quantize": quantize, "arithmetic": arithmetic,
-    }  # fmt: skip
+        "image": str(output),
+        "prompts": list(prompts),
+        "checkpoint": checkpoint,
+        "lora": str(lora) if lora else None,
+        "strength": strength if lora else None,
+        "width": width,
+        "height": height,
+        "steps": how.steps,
+        "guidance_scale": how.guidance_scale,
+        "seed": seed,
+        "precision": precision,
+        "quantize": quantize,
+        "arithmetic": arithmetic,
+    }
 
 
 def _factors(lora: Path, model: Model) -> LoraState:
@@ -110,9 +145,14 @@ def _factors(lora: Path, model: Model) -> LoraState:
 
 
 def _conditioning(
-    encoding: Encoding, texts: Sequence[str], sizes: Example, device: str, factors: LoraState, strength: float,
+    encoding: Encoding,
+    texts: Sequence[str],
+    sizes: Example,
+    device: str,
+    factors: LoraState,
+    strength: float,
     stop: StopRequest,
-) -> dict[str, Example]:  # fmt: skip
+) -> dict[str, Example]:
     """The arrays of every prompt and of the negative one; the text encoders are gone again afterwards."""
     examples: dict[str, Example] = {}
     with no_grad():

@@ -31,10 +31,19 @@ class Loader:
     """
 
     def __init__(
-        self, order: Order, example: MakeExample, names: Sequence[str], *, first: int,
-        accumulation: int, caption_dropout: float, seed: int, encoder_dropout: Mapping[str, float] | None = None,
-        send: Callable[[HostBatch], HostBatch] | None = None, ranks: Ranks = ALONE,
-    ) -> None:  # fmt: skip
+        self,
+        order: Order,
+        example: MakeExample,
+        names: Sequence[str],
+        *,
+        first: int,
+        accumulation: int,
+        caption_dropout: float,
+        seed: int,
+        encoder_dropout: Mapping[str, float] | None = None,
+        send: Callable[[HostBatch], HostBatch] | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self._order, self._example, self._names = order, example, names
         self._accumulation, self._dropout, self._seed = accumulation, caption_dropout, seed
         self._encoders, self._send, self._ranks = encoder_dropout or {}, send, ranks

@@ -99,7 +99,7 @@ _SAID = {
 
 def checkpoint_files(
     optimizer: Optimizer, step: int, sources: Sources, write: Content
-) -> tuple[dict[str, Content], int]:  # fmt: skip
+) -> tuple[dict[str, Content], int]:
     """What a checkpoint consists of, and about how many bytes it takes.
 
     The LoRA as `write` writes it, exact values and moments, and the run's place.

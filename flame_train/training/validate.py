@@ -19,9 +19,15 @@ FIRST_STEP = 1 << 31
 
 
 def held_out_loss(
-    denoiser: Denoiser, objective: Objective, examples: Iterable[Example], *, device: str, dtype: DType, seed: int,
+    denoiser: Denoiser,
+    objective: Objective,
+    examples: Iterable[Example],
+    *,
+    device: str,
+    dtype: DType,
+    seed: int,
     draws: int = 4,
-) -> float:  # fmt: skip
+) -> float:
     """The mean loss over `draws` fixed noises and timesteps of each example. No graph is recorded.
 
     The examples' noise depends on their order and `seed`, and on nothing else. Raises ValueError for no examples.

@@ -286,7 +286,8 @@ def test_all_problems_come_in_one_report_in_the_order_of_the_files() -> None:
     write("extends = 'base.toml'\n[lora]\nalpha = 0\n[schedule]\nwarmup_steps = 7\n[nope]\n")
     assert report("x.toml", ("optimizer.lr=fast",)).splitlines() == [
         "base.toml:2: lora.rank: expected an integer from 1 to 4096, got 0",
-        "x.toml: model.checkpoint: expected the base model: .safetensors file, diffusers folder or hf:owner/name, got nothing",
+        "x.toml: model.checkpoint: expected the base model: .safetensors file, diffusers folder or hf:owner/name, "
+        "got nothing",
         "x.toml: data.path: expected the folder of images with captions or metadata.jsonl, got nothing",
         "x.toml: output.dir: expected the run folder, got nothing",
         "x.toml:3: lora.alpha: expected a number > 0 and <= 1000000, got 0",

@@ -69,8 +69,10 @@ class Lora(AdapterKind):
     def kohya(self, factors: LoraFactors) -> dict[str, HostArray]:
         """`lora_down`, `lora_up` and a scalar `alpha`."""
         return {
-            ".lora_down.weight": factors.down, ".lora_up.weight": factors.up, ".alpha": _alpha_tensor(factors),
-        }  # fmt: skip
+            ".lora_down.weight": factors.down,
+            ".lora_up.weight": factors.up,
+            ".alpha": _alpha_tensor(factors),
+        }
 
     def diffusers(self, factors: LoraFactors, paths: Paths) -> dict[str, tuple[dict[str, HostArray], LoraFactors]]:
         """`lora_A` and `lora_B` with alpha / rank folded into it, by path; no alpha, because several loaders refuse it.
@@ -156,9 +158,13 @@ class LoraAdapter:
         return outputs
 
     def _packed(
-        self, weights: Sequence[nn.Fp8Weight], loras: Sequence[LoraAdapter], x: Tensor, bias: Tensor | None = None,
+        self,
+        weights: Sequence[nn.Fp8Weight],
+        loras: Sequence[LoraAdapter],
+        x: Tensor,
+        bias: Tensor | None = None,
         residual: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
+    ) -> tuple[Tensor, ...]:
         """The outputs of layers stored in 8 bits, with their updates."""
         stored = [w.codes for w in weights], [w.scales for w in weights]
         downs, ups = zip(*[a.compute(x) for a in loras], strict=True)

@@ -52,9 +52,12 @@ class VaeArch:
     def tiny(cls, channels: int = 16, latent_channels: int = 4) -> Self:
         """The same structure, small enough for a CPU; of 16 latent channels without the convolutions around them."""
         return cls(
-            channels=channels, num_res_blocks=1, latent_channels=latent_channels, quant_convs=latent_channels == 4,
+            channels=channels,
+            num_res_blocks=1,
+            latent_channels=latent_channels,
+            quant_convs=latent_channels == 4,
             groups=_groups(channels),
-        )  # fmt: skip
+        )
 
     @classmethod
     def from_shapes(

@@ -58,9 +58,14 @@ class FluxArch:
     def tiny(cls, *, guidance: bool = True, context_dim: int = 32, pooled_dim: int = 32) -> Self:
         """The same structure, small enough to train on a CPU; fits `T5Arch.tiny` and `ClipArch.tiny`."""
         return cls(
-            width=64, depth=2, single_depth=2, head_dim=32, context_dim=context_dim, pooled_dim=pooled_dim,
+            width=64,
+            depth=2,
+            single_depth=2,
+            head_dim=32,
+            context_dim=context_dim,
+            pooled_dim=pooled_dim,
             guidance=guidance,
-        )  # fmt: skip
+        )
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> Self:
@@ -292,9 +297,13 @@ class Flux(BlockNetwork):
         self.final_layer = FinalLayer(arch)
 
     def forward(
-        self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor, pooled_BP: Tensor,
+        self,
+        x_BHWC: Tensor,
+        timesteps_B: Tensor,
+        context_BTC: Tensor,
+        pooled_BP: Tensor,
         guidance_B: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """The velocity (B, H, W, C) for latents of that shape, H and W even.
 
         timesteps are 1000 times the noise level; context is (B, T, context_dim) from T5, pooled (B, pooled_dim) from

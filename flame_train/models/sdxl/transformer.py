@@ -35,9 +35,15 @@ def linears_in(parts: Iterable[nn.Module], exact: frozenset[str] = frozenset()) 
 
 
 def attend(
-    q_BLC: Tensor, k_BTC: Tensor, v_BTC: Tensor, heads: int, is_causal: bool = False, *, mask: Tensor | None = None,
+    q_BLC: Tensor,
+    k_BTC: Tensor,
+    v_BTC: Tensor,
+    heads: int,
+    is_causal: bool = False,
+    *,
+    mask: Tensor | None = None,
     scale: float | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Multi-head attention on projected queries, keys and values; returns (B, L, C).
 
     `mask` (B or 1, H or 1, L, T) and `scale` are scaled_dot_product_attention's. What is found is made again where the

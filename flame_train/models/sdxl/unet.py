@@ -182,9 +182,7 @@ class ResBlock(Block):
         return F.linear_add(x_BHWC, weight[:, :own], bias, h_BHWC)
 
 
-def _opened(
-    norm: nn.GroupNorm, x_BHWC: Tensor, other: Tensor | None = None, shift: Tensor | None = None
-) -> Tensor:  # fmt: skip
+def _opened(norm: nn.GroupNorm, x_BHWC: Tensor, other: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
     """silu(norm([x, other] + shift)), which are not put together first."""
     made: Tensor = F.cat_group_norm_silu(
         x_BHWC,
@@ -339,9 +337,13 @@ class UNet(BlockNetwork):
         return last(F.silu(first(t_BE))) + label[2](F.silu(label[0](vector_BE)))
 
     def _run(
-        self, stage: nn.ModuleList, h_BHWC: Tensor, silu_emb_BE: Tensor, text: TextKeys,
+        self,
+        stage: nn.ModuleList,
+        h_BHWC: Tensor,
+        silu_emb_BE: Tensor,
+        text: TextKeys,
         skip_BHWC: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """One numbered block of the checkpoint: residual block, transformer, resampling, in its order.
 
         On the way up the residual block also takes what a block of the way down has left.
