@@ -149,7 +149,7 @@ MISTAKES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (checkpointed(another_librarys()), TypeError, r"checkpoint: .* got torch\.Tensor alone"),
     (lambda: optim.AdamW([another_librarys()]), TypeError, r"parameter '0': expected a Tensor, got torch\.Tensor"),
     (lambda: nn.param((3, 4)), TypeError, r"param: expected ints .* param\(3, 4\), got \(3, 4\)"),
-    (lambda: nn.param(3.0), TypeError, r"weight: expected ints .*, got 3\.0"),
+    (lambda: nn.param(3.0), TypeError, r"param: expected ints .*, got 3\.0"),
     (lambda: nn.param(3, -1), ValueError, "weight: expected sizes of at least 0, got -1"),
     (lambda: nn.param(3, init="xavier"), ValueError, "expected init to be one of fan_in, .*, got 'xavier'"),
     (lambda: nn.Linear(2, 3).init(0), TypeError, "init: expected a generator, .*, got int"),
