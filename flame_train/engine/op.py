@@ -37,6 +37,7 @@ from ..errors import ShapeError, Unsupported
 
 Kind = Literal["tensor", "list", "attr"]
 When = Callable[..., "bool | str"]
+Whens = When | tuple[When, ...] | None
 
 _KINDS: dict[str, Kind] = {
     "Array": "tensor",
@@ -62,18 +63,22 @@ class Argument:
 
 
 class Guard:
-    """What a kernel demands of its inputs: a function of some of the op's arguments, and their names."""
+    """What a kernel demands of its inputs: functions of some of the op's arguments each, asked in turn."""
 
-    __slots__ = ("ask", "names")
+    __slots__ = ("_asks", "names")
 
-    def __init__(self, ask: When) -> None:
-        self.ask = ask
-        self.names = tuple(inspect.signature(ask).parameters)
+    def __init__(self, *asks: When) -> None:
+        self._asks = [(ask, tuple(inspect.signature(ask).parameters)) for ask in asks]
+        self.names = frozenset(n for _, names in self._asks for n in names)
 
     def rejection(self, arrays: Mapping[str, Any]) -> str:
         """Why the kernel cannot take `arrays`, the op's arguments by name; "" if it can."""
-        verdict = self.ask(*[arrays[n] for n in self.names])
-        return verdict if isinstance(verdict, str) else "" if verdict else "declined by its condition"
+        for ask, names in self._asks:
+            verdict = ask(*[arrays[n] for n in names])
+            reason = verdict if isinstance(verdict, str) else "" if verdict else "declined by its condition"
+            if reason:
+                return reason
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +197,7 @@ class Op:
         self.formulas: list[VJP] = []
         self.kernel_formulas: list[VJP] = []
         self.kernels: list[Kernel] = []
-        self._guards: dict[When, Guard] = {}
+        self._guards: dict[When | tuple[When, ...], Guard] = {}
         self.non_differentiable_names: set[str] = set()
         self.unsupported_grads: set[str] = set()
         self._samples: tuple[Sample, ...] = ()
@@ -252,11 +257,12 @@ class Op:
         """Declares inputs that must be refused, with the error and message they must raise."""
         self._errors = given
 
-    def cuda(self, impl: str, *, when: When | None = None) -> Callable[[Callable[..., Any]], None]:
+    def cuda(self, impl: str, *, when: Whens = None) -> Callable[[Callable[..., Any]], None]:
         """Declares a forward kernel `f(k, <inputs and attributes>)` returning what the reference returns.
 
         `k` is `backend.cuda.launcher.Launcher`. `when` says of some arguments, by their names, whether the kernel takes
-        them: True, or False or the reason why not. Kernels are tried in the order in which they are declared.
+        them: True, or False or the reason why not; of several functions all must agree. Kernels are tried in the order
+        in which they are declared.
         """
 
         def declare(fn: Callable[..., Any]) -> None:
@@ -268,7 +274,7 @@ class Op:
         return declare
 
     def cuda_vjp(
-        self, impl: str, *args: str, when: When | None = None, accumulates: bool = True
+        self, impl: str, *args: str, when: Whens = None, accumulates: bool = True
     ) -> Callable[[Callable[..., Any]], None]:
         """Declares a gradient kernel `f(k, g, <names>)` for `args`; `when` as in `cuda`, `accumulates` as in `vjp`."""
 
@@ -277,9 +283,7 @@ class Op:
 
         return declare
 
-    def _formula(
-        self, args: tuple[str, ...], fn: Callable[..., Any], impl: str, when: When | None, accumulates: bool
-    ) -> VJP:
+    def _formula(self, args: tuple[str, ...], fn: Callable[..., Any], impl: str, when: Whens, accumulates: bool) -> VJP:
         self._check_names("vjp", args)
         names = list(inspect.signature(fn).parameters)[2:]
         takes = frozenset(names) & VJP_EXTRAS
@@ -299,9 +303,11 @@ class Op:
             accumulates=accumulates and "targets" in takes,
         )
 
-    def _guard(self, when: When | None) -> Guard | None:
+    def _guard(self, when: Whens) -> Guard | None:
         """`when` as a guard: the same object for the same function, so that dispatch asks each only once."""
-        return None if when is None else self._guards.setdefault(when, Guard(when))
+        if when is None:
+            return None
+        return self._guards.setdefault(when, Guard(*when) if isinstance(when, tuple) else Guard(when))
 
     def _check_names(self, what: str, args: Sequence[str]) -> None:
         for a in args:

@@ -10,7 +10,7 @@ reference, whose products cuBLASLt makes, is faster.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -291,26 +291,8 @@ def _flash(query: Array, key: Array, value: Array, attn_mask: Array | None, drop
     return "" if int(query.device.compute_capability) >= 80 else "cuDNN's attention needs compute capability 8.0"
 
 
-def _and(worth: Callable[[Array, Array, bool, float | None], str]) -> Callable[..., str]:
-    """The condition of a kernel that replaces cuDNN's: it can do what cuDNN can if `worth` has nothing against it."""
-
-    def reason(
-        query: Array,
-        key: Array,
-        value: Array,
-        attn_mask: Array | None,
-        dropout_p: float,
-        is_causal: bool,
-        scale: float | None,
-        enable_gqa: bool,
-    ) -> str:
-        return _flash(query, key, value, attn_mask, dropout_p, enable_gqa) or worth(query, key, is_causal, scale)
-
-    return reason
-
-
-_short_kv = _and(short_kv.why_not)
-_warpgroups, _warpgroups_back = _and(wgmma.why_not_forward), _and(wgmma.why_not_gradients)
+_short_kv = (_flash, short_kv.why_not)
+_wgmma, _wgmma_back = (_flash, wgmma.why_not_forward), (_flash, wgmma.why_not_gradients)
 
 
 @scaled_dot_product_attention.cuda("short_kv", when=_short_kv)
@@ -323,7 +305,7 @@ def _(
     return out, lse
 
 
-@scaled_dot_product_attention.cuda("wgmma", when=_warpgroups)
+@scaled_dot_product_attention.cuda("wgmma", when=_wgmma)
 def _(
     k: Launcher, query: Array, key: Array, value: Array, scale: float | None, enable_gqa: bool
 ) -> tuple[Array, Array]:
@@ -354,7 +336,7 @@ def _(
     return dq, dk, dv
 
 
-@scaled_dot_product_attention.cuda_vjp("wgmma", "query", "key", "value", when=_warpgroups_back, accumulates=False)
+@scaled_dot_product_attention.cuda_vjp("wgmma", "query", "key", "value", when=_wgmma_back, accumulates=False)
 def _(
     k: Launcher,
     g: Array,

@@ -41,24 +41,15 @@ def elementwise_kernel(
     or added to another.
     """
     defaults = dict(missing or {})
-    condition = _condition(op, when)
+    condition = (_floating(op), *([when] if when else []))
     op.cuda("generated", when=condition)(_forward(op, forward, result, defaults))
     for arg, expression in gradients.items():
         op.cuda_vjp("generated", arg, when=condition)(_gradient(op, arg, expression, defaults))
 
 
-def _condition(op: Op, when: Callable[..., bool | str] | None) -> Callable[..., bool | str]:
-    """`floating` of the op's tensors, and `when`, as one function with the parameter names of both."""
-    names = list(op.tensor_names)
-    count = len(names)
-    names += [n for n in inspect.signature(when).parameters if n not in names] if when else []
-    asked = [names.index(n) for n in inspect.signature(when).parameters] if when else []
-
-    def ask(*values: Any) -> bool | str:
-        reason = floating(*values[:count])
-        return reason if reason or when is None else when(*[values[i] for i in asked])
-
-    return named(ask, names)
+def _floating(op: Op) -> Callable[..., str]:
+    """`floating` of the op's tensors."""
+    return named(lambda *values: floating(*values), op.tensor_names)
 
 
 def named(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:

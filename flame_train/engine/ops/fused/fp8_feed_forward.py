@@ -73,35 +73,15 @@ def _misfit(
     return conditions.same(conditions.LOW, input, bias1, bias2)
 
 
-def _by_storage(
-    input: Array,
-    codes1: Array,
-    scales1: Array,
-    bias1: Array | None,
-    codes2: Array,
-    scales2: Array,
-    bias2: Array | None,
-    dynamic: bool,
-) -> str:
-    misfit = _misfit(input, codes1, scales1, bias1, codes2, scales2, bias2)
-    return misfit or storage(input, codes1, dynamic) or feed_forward.too_few(input, codes1)
+def _storage(input: Array, codes1: Array, dynamic: bool) -> str:
+    return storage(input, codes1, dynamic) or feed_forward.too_few(input, codes1)
 
 
-def _by_products(
-    input: Array,
-    codes1: Array,
-    scales1: Array,
-    bias1: Array | None,
-    codes2: Array,
-    scales2: Array,
-    bias2: Array | None,
-    dynamic: bool,
-) -> str:
-    misfit = _misfit(input, codes1, scales1, bias1, codes2, scales2, bias2)
-    return misfit or products(input, codes1, dynamic) or products(input, codes2, dynamic)
+def _products(input: Array, codes1: Array, codes2: Array, dynamic: bool) -> str:
+    return products(input, codes1, dynamic) or products(input, codes2, dynamic)
 
 
-@fp8_feed_forward.cuda("cublaslt", when=_by_storage)
+@fp8_feed_forward.cuda("cublaslt", when=(_misfit, _storage))
 def _(
     k: Launcher,
     input: Array,
@@ -116,7 +96,7 @@ def _(
     return feed_forward.forward(k, input, first, bias1, second, bias2)
 
 
-@fp8_feed_forward.cuda_vjp("cublaslt", "input", when=_by_storage)
+@fp8_feed_forward.cuda_vjp("cublaslt", "input", when=(_misfit, _storage))
 def _(
     k: Launcher,
     g: Array,
@@ -131,7 +111,7 @@ def _(
     return feed_forward.backward(k, g, first, second, hidden, targets)
 
 
-@fp8_feed_forward.cuda("fp8", when=_by_products)
+@fp8_feed_forward.cuda("fp8", when=(_misfit, _products))
 def _(
     k: Launcher,
     input: Array,
@@ -150,7 +130,7 @@ def _(
     return out, hidden
 
 
-@fp8_feed_forward.cuda_vjp("fp8", "input", when=_by_products)
+@fp8_feed_forward.cuda_vjp("fp8", "input", when=(_misfit, _products))
 def _(
     k: Launcher,
     g: Array,

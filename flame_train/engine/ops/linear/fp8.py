@@ -7,7 +7,7 @@ the rows of activations and gradients are rounded to e4m3 as well, each with a f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -238,41 +238,37 @@ def fits(input: Array, codes: Array, scales: Array, residual: Array | None = Non
     return stored and residual_fits(input, codes, residual)
 
 
-def _by(way: Callable[..., str]) -> Callable[..., str]:
-    """The condition of `fp8_linear`'s kernels that `way`, which is `storage` or `products`, decides."""
-
-    def condition(
-        input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None, dynamic: bool
-    ) -> str:
-        if not fits(input, codes, scales, residual):
-            return "arguments that are refused"
-        return way(input, codes, dynamic, bias, residual)
-
-    return condition
+def _refused(input: Array, codes: Array, scales: Array, residual: Array | None) -> str:
+    return "" if fits(input, codes, scales, residual) else "arguments that are refused"
 
 
-_by_storage, _by_products = _by(storage), _by(products)
+def _storage(input: Array, codes: Array, bias: Array | None, residual: Array | None, dynamic: bool) -> str:
+    return storage(input, codes, dynamic, bias, residual)
 
 
-@fp8_linear.cuda("cublaslt", when=_by_storage)
+def _products(input: Array, codes: Array, bias: Array | None, residual: Array | None, dynamic: bool) -> str:
+    return products(input, codes, dynamic, bias, residual)
+
+
+@fp8_linear.cuda("cublaslt", when=(_refused, _storage))
 def _(k: Launcher, input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None) -> Array:
     return k.matmul(input, decode(k, codes, scales, input.dtype).T, bias=bias, plus=residual)
 
 
-@fp8_linear.cuda_vjp("cublaslt", "input", when=_by_storage)
+@fp8_linear.cuda_vjp("cublaslt", "input", when=(_refused, _storage))
 def _(k: Launcher, g: Array, codes: Array, scales: Array, targets: GradTargets) -> Array:
     weight = decode(k, codes, scales, g.dtype)
     return product_to(k, targets["input"], g, weight)
 
 
-@fp8_linear.cuda("fp8", when=_by_products)
+@fp8_linear.cuda("fp8", when=(_refused, _products))
 def _(k: Launcher, input: Array, codes: Array, scales: Array, bias: Array | None, residual: Array | None) -> Array:
     out = k.empty((*input.shape[:-1], len(codes)), input.dtype)
     k.scaled_product(*encode(k, input), k.contiguous(codes), scales, out=out, bias=bias, plus=residual)
     return out
 
 
-@fp8_linear.cuda_vjp("fp8", "input", when=_by_products)
+@fp8_linear.cuda_vjp("fp8", "input", when=(_refused, _products))
 def _(k: Launcher, g: Array, codes: Array, scales: Array, targets: GradTargets) -> Array:
     return fp8_product_to(k, g, codes, scales, targets["input"])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -157,25 +157,12 @@ def _alike(
     return conditions.same(conditions.AT_MOST_FP32, input, *downs, *ups, bias, residual)
 
 
-def _by(way: Callable[..., str]) -> Callable[..., str]:
-    """The condition of the kernels that `way`, which is `fp8.storage` or `fp8.products`, decides."""
-
-    def condition(
-        input: Array,
-        codes: Sequence[Array],
-        scales: Sequence[Array],
-        downs: Sequence[Array],
-        ups: Sequence[Array],
-        bias: Array | None,
-        residual: Array | None,
-        dynamic: bool,
-    ) -> str:
-        return _alike(input, codes, scales, downs, ups, bias, residual) or way(input, codes[0], dynamic)
-
-    return condition
+def _storage(input: Array, codes: Sequence[Array], dynamic: bool) -> str:
+    return storage(input, codes[0], dynamic)
 
 
-_by_storage, _by_products = _by(storage), _by(products)
+def _products(input: Array, codes: Sequence[Array], dynamic: bool) -> str:
+    return products(input, codes[0], dynamic)
 
 
 def _decoded(k: Launcher, codes: Sequence[Array], scales: Sequence[Array], like: Array) -> Array:
@@ -183,7 +170,7 @@ def _decoded(k: Launcher, codes: Sequence[Array], scales: Sequence[Array], like:
     return decode(k, k.stacked(codes), k.stacked(scales), like.dtype)
 
 
-@fp8_lora_linears.cuda("cublaslt", when=_by_storage)
+@fp8_lora_linears.cuda("cublaslt", when=(_alike, _storage))
 def _(
     k: Launcher,
     input: Array,
@@ -199,7 +186,7 @@ def _(
     return stacked_products(k, input, weight, downs, ups, scale, bias, residual)
 
 
-@fp8_lora_linears.cuda_vjp("cublaslt", "input", "downs", "ups", when=_by_storage)
+@fp8_lora_linears.cuda_vjp("cublaslt", "input", "downs", "ups", when=(_alike, _storage))
 def _(
     k: Launcher,
     g: Sequence[Array],
@@ -218,7 +205,7 @@ def _(
     return stacked_gradients(k, g, input, weight, downs, ups, low, scale, targets)
 
 
-@fp8_lora_linears.cuda("fp8", when=_by_products)
+@fp8_lora_linears.cuda("fp8", when=(_alike, _products))
 def _(
     k: Launcher,
     input: Array,
@@ -243,7 +230,7 @@ def _(
     return [y[:, i * out : (i + 1) * out].reshape(shape) for i in range(n)], low
 
 
-@fp8_lora_linears.cuda_vjp("fp8", "input", "downs", "ups", when=_by_products)
+@fp8_lora_linears.cuda_vjp("fp8", "input", "downs", "ups", when=(_alike, _products))
 def _(
     k: Launcher,
     g: Sequence[Array],
