@@ -41,6 +41,6 @@ __all__ = [
 ]
 
 # NaN and infinity are values like any other here, as in PyTorch: what makes one need not say so each time. Ops and
-# backward passes run under an errstate, because NumPy's sums warn in the name of a module of NumPy's. What is cast or
-# written elsewhere warns in the name of one of ours.
+# backward passes run under an errstate, because NumPy's sums warn in the name of a module of NumPy's. A cast or a write
+# elsewhere warns in the name of one of ours.
 warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"flame_train\.engine\.")

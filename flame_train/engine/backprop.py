@@ -97,7 +97,7 @@ class BackwardPass:
             self._sink.add(leaf, leaf._hooks.run(g) if leaf._hooks else g)
 
     def _complete(self, node: Node) -> list[Array | None]:
-        """A node's complete gradients as its tensors' hooks leave them, which the listeners are then told."""
+        """A node's complete gradients as its tensors' hooks leave them. The listeners receive them too."""
         grads = self._pending.pop(node).values
         for index, hooks in node.hooks.items():
             if hooks and grads[index] is not None:
@@ -302,7 +302,7 @@ class _AccumulateGrad:
         if id(leaf) in self._seen:  # a second contribution is added to the first, which must be there
             leaf.backend.wait_side_stream()
         self._seen.add(id(leaf))
-        same_dtype = leaf.grad.dtype == leaf.dtype  # else what is sent is read, to be converted
+        same_dtype = leaf.grad.dtype == leaf.dtype  # else the sent gradient is read, to be converted
         return GradTarget(leaf.grad.data, leaf.grad.data, deferrable=same_dtype and not mode().hooks)
 
     def set(self, leaf: GraphTensor, total: Array) -> None:

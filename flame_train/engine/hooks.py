@@ -8,7 +8,7 @@ from collections.abc import Callable
 from .dtype import Array
 
 ArrayHook = Callable[[Array], Array]
-"""A hook as the backward pass calls it: of the gradient's array, returning what is passed on."""
+"""A hook as the backward pass calls it: of the gradient's array, returning the array to pass on."""
 
 
 class Hooks(dict[object, ArrayHook]):

@@ -41,7 +41,7 @@ class Row:
 class MemoryReport:
     """Bytes of the arrays that ops make inside `memory_report`: those alive now, and the peak.
 
-    What is freed after the block is still subtracted from `live`.
+    Arrays freed after the block are still subtracted from `live`.
     """
 
     live: int = 0

@@ -88,7 +88,7 @@ def enable_grad() -> Iterator[None]:
 
 @contextmanager
 def device(name: str) -> Iterator[None]:
-    """New tensors are made on `name` ("cpu" or "cuda") unless told otherwise."""
+    """New tensors are made on `name` ("cpu" or "cuda") unless a device is given."""
     with _changed(replace(mode(), device=name)):
         yield
 

@@ -129,7 +129,7 @@ class Rng:
 
 
 def check_rng(rng: Any, needed: str) -> Rng:
-    """`rng`. Raises ValueError, saying what is `needed`, for None, TypeError for another thing than an Rng."""
+    """`rng`. Raises ValueError, saying what `needed` an Rng, for None, TypeError for another thing than an Rng."""
     if rng is None:
         raise ValueError(f"{needed} needs rng=engine.random.Rng(...), which says what to drop")
     if not isinstance(rng, Rng):
@@ -243,7 +243,7 @@ def _horner(coefficients: Sequence[float], x: Array) -> Array:
 
 
 _ATANH = tuple(1.0 / (2 * k + 1) for k in reversed(range(12)))
-"""atanh(s) / s as a polynomial in s^2; for s^2 < 0.0295 what is left out is below 1e-18."""
+"""atanh(s) / s as a polynomial in s^2; for s^2 < 0.0295 the remainder is below 1e-18."""
 
 
 def exact_log(xp: Namespace, x: Array) -> Array:

@@ -269,7 +269,7 @@ def named_parameters(parameters: Named) -> list[tuple[str, Tensor]]:
 
 
 def listed(parameters: Iterable[Any]) -> list[Any]:
-    """What is to be optimised, as a list. Raises TypeError for a Tensor, whose rows would be taken for parameters."""
+    """The parameters as a list. Raises TypeError for a Tensor, whose rows would be taken for parameters."""
     if isinstance(parameters, Tensor):
         raise TypeError("optimizer: expected parameters in a list, got a single Tensor")
     return list(parameters)

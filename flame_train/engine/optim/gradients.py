@@ -1,7 +1,7 @@
 """Tools on the `.grad` of tensors, for loops written by hand. All stay on the device until something is read.
 
 A tensor whose gradient is None is skipped. Norms are taken over all given gradients together. Arithmetic is in a
-gradient's own dtype, or fp32 if that is narrower; what is returned has the widest of these dtypes.
+gradient's own dtype, or fp32 if that is narrower; results have the widest of these dtypes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The last transform of a chain: from a gradient to what is multiplied by the learning rate and then subtracted."""
+"""The last transform of a chain: from a gradient to the update, which the learning rate multiplies."""
 
 from __future__ import annotations
 

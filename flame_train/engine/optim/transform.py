@@ -23,7 +23,7 @@ State = dict[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a transform is told: the arena, and `count`, the number of updates done so far (0-d int64).
+    """What a transform reads: the arena, and `count`, the number of updates done so far (0-d int64).
 
     `norm` is that of the gradient it is given, if known: for the first transform of a chain; else None. `numbers` are
     the rule's, where they were computed already.
@@ -55,7 +55,7 @@ class Transform(Protocol):
 
 
 class Rule(Transform, Protocol):
-    """The last link of a chain: from the gradient to what is multiplied by the learning rate and then subtracted.
+    """The last transform of a chain: from the gradient to the update, which the learning rate multiplies.
 
     With `elementwise`, `update` is written over single elements: each entry of the result depends on the same entry of
     the gradient, the values and the flat fp32 arrays of the state, and no 0-d entry changes. A GPU then runs it, and

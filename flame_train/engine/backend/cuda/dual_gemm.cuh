@@ -219,7 +219,7 @@ __device__ __forceinline__ void produce(
   }
 }
 
-// A warpgroup's rows of a tile: both products, then what leaves. A stage's places are told to be free, by the first two
+// A warpgroup's rows of a tile: both products, then the stores. A stage's buffers are released, by the first two
 // threads to a block of the cluster each, when the products that read them are over.
 __device__ __forceinline__ void consume(
     const TensorMap& out, const Added& added, const Sizes& s, const Room& room, Tile tile, int group, Place<STAGES>& at

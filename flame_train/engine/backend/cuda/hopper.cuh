@@ -83,7 +83,7 @@ __device__ __forceinline__ void fetch_bytes(u32 to, const void* from, u32 bytes,
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
       "r"(bytes), "r"(barrier) : "memory");
 }
-// To the same place of both blocks of a cluster, and told to the barrier of each.
+// To the same place of both blocks of a cluster, and counted by the barrier of each.
 __device__ __forceinline__ void fetch_for_both(u32 to, const TensorMap& map, u32 barrier, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "

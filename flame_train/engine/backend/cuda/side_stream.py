@@ -38,7 +38,7 @@ class SideStream:
         self._held = arrays
 
     def join(self) -> None:
-        """Orders what is queued on `stream` from now on after all that ran here."""
+        """Orders work queued on `stream` from now on after all work of the side stream."""
         if self._held is not None:
             self._done.record(self._side)
             self._main.wait_event(self._done)

@@ -40,7 +40,7 @@ __device__ __forceinline__ int nth(int n) {
 }
 
 // Shared memory: `owns` places for owned rows, `stages` places for passing tiles, and the rest behind them. Each place has
-// two barriers: one is told when its bytes have come (`came`, `full`), one when all warps have read them (`left`, `empty`).
+// two barriers: one completes when its bytes have arrived (`came`, `full`), one when all warps have read them (`left`, `empty`).
 struct Memory {
   u32 own, places, rest, came, left, full, empty;
   __device__ Memory(void* memory, u64* barriers, int owns, u32 own_bytes, int stages, u32 stage_bytes)

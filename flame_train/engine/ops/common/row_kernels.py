@@ -174,7 +174,7 @@ def reduce(
 ) -> Array:
     """`reduction` over `dims` of operands of one shape; those dims are kept with size 1.
 
-    `each` are operands of the result's shape: every element is shared by what is reduced to one output.
+    `each` are operands of the result's shape: one output's inputs share an element.
     """
     shape = next(iter(operands.values())).shape
     e = extent(shape, dims)

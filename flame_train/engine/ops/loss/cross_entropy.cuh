@@ -11,7 +11,7 @@
 constexpr int BLOCK = 256;
 constexpr int AHEAD = 4;  // classes a thread of entropy_columns asks for at once
 
-// What is known of a place's classes so far: their maximum, the sum of e^(x - peak), and that of the factors, alone and
+// The statistics of a place's classes so far: their maximum, the sum of e^(x - peak), and that of the factors, alone and
 // times x - pivot, the pivot being the place's first element where it is a number, so that little is lost where all are
 // large.
 struct Classes {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void finish(
   float loss = SPREAD ? (all.peak - pivot_of(x[0]) + rest) * mass - all.product : 0.f;
   if (!CHANCES) {
     long long t = target[place];
-    long long wrapped = (t % classes + classes) % classes;  // where CuPy looks for what is out of range
+    long long wrapped = (t % classes + classes) % classes;  // where CuPy looks for an index out of range
     weigh = t == ignored ? 0.f : weight ? to_float(weight[wrapped]) : 1.f;
     if (t == ignored) loss = mass = 0.f;
     if (t != ignored && t == wrapped) {
@@ -168,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(256) chosen(
   const long long t = counts ? target[place] : 0, wrapped = (t % classes + classes) % classes;
   const float w = counts ? weight ? to_float(weight[wrapped]) : 1.f : 0.f;
   const float x_t = to_float(x[((long long)(place / inner) * classes + wrapped) * inner + place % inner]);
-  loss[place] = counts ? -w * x_t : 0.f;  // what is ignored may be infinite
+  loss[place] = counts ? -w * x_t : 0.f;  // an ignored logit may be infinite
   weigh[place] = w;
 }
 

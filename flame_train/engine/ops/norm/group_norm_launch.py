@@ -56,7 +56,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What is normalised: input (..., C1), and other (..., C2) behind its channels, plus shift (B, C1 + C2)."""
+    """A group norm's operands: input (..., C1), and other (..., C2) behind its channels, plus shift (B, C1 + C2)."""
 
     input: Array
     other: Array | None = None

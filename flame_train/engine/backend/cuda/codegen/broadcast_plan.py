@@ -122,7 +122,7 @@ def _fits(width: int, sizes: Shape, strides: Sequence[Strides], operands: Sequen
 def _fits_across(width: int, sizes: Shape, strides: Sequence[Strides], operands: Sequence[Operand]) -> bool:
     """Whether packets of `width` may go on from row to row: operands are dense and aligned, or small and broadcast.
 
-    So what is written is dense, for nothing written is broadcast.
+    So outputs are dense, for no output is broadcast.
     """
     if width == 1:
         return True

@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__({t}, {cut.resident}) columns({", ".
 
 
 def stretch_source(r: Reduction, inputs: Inputs, dtype: DType, width: int) -> str:
-    """The kernel along rows. Grid (rows, stretches): a block has a stretch of a row, and at last what is no packet."""
+    """The kernel along rows. Grid (rows, stretches): a block has a stretch of a row, and its last, odd elements."""
     how, t = r.how.capitalize(), STRETCH_THREADS
     reads, each, lone = "", "", ""
     for n, d in inputs.rows:

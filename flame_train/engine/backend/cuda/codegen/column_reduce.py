@@ -1,6 +1,6 @@
 """Sums, maxima and minima over the middle dim of (outer, reduced, inner): one pass over memory, in one launch.
 
-One expression over the operands says what is reduced, a second one what becomes of the total. Contract of the generated
+One expression over the operands is reduced, a second one is applied to the total. Contract of the generated
 kernels: operands are dense, rows fewer than 2^31; arithmetic is fp32, in an order that the sizes alone decide; outputs
 are assigned, never accumulated. Where several blocks share a reduction, each leaves its totals in memory, and the last
 one to finish combines them: a second kernel would cost as much time as reading 10 MB.

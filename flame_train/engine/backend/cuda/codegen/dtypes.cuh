@@ -88,7 +88,7 @@ __device__ __forceinline__ float mish_gate(float x) {
 }
 __device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.f) + log1pf(e_to(-fabsf(x))); }
 __device__ __forceinline__ float sign(float x) { return x > 0.f ? 1.f : x < 0.f ? -1.f : x; }
-// As NumPy and PyTorch, and unlike fmaxf: what is not a number stays so.
+// As NumPy and PyTorch, and unlike fmaxf: NaN stays NaN.
 __device__ __forceinline__ float larger(float a, float b) {
 #if __CUDA_ARCH__ >= 800
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(a) : "f"(a), "f"(b));

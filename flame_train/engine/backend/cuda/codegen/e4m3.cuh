@@ -1,6 +1,6 @@
 // Numbers of 8 bits, e4m3: up to 448, a power of two a row beside them; see e4m3.py.
 //
-// Contract: what is converted is at most 448 and rounds to nearest, ties to even. What is no number becomes anything: its
+// Contract: inputs are at most 448 and rounds to nearest, ties to even. NaN becomes anything: its
 // row's factor says so.
 #pragma once
 

@@ -10,7 +10,7 @@ from ....dtype import Array
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is done along a row, see `rows.py`: steps, and expressions for outputs.
+    """A program along a row, see `rows.py`: steps, and expressions for outputs.
 
     `rows` are the outputs with a value for each element, `numbers` those with a value for each row.
     """

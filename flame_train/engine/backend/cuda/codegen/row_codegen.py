@@ -1,4 +1,4 @@
-"""The text of a row program's kernel: how operands are found and loaded, what is computed, where results go."""
+"""The text of a row program's kernel: how it loads operands, computes, and stores results."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class RowText:
         own = "".join(f"  const float {name} = live ? to_float(p_{name}[row]) : 0.f;\n" for name, _ in columns)
         return held + self._packets(reads) + own
 
-    # ---- what is done --------------------------------------------------------------------------------
+    # ---- computing -----------------------------------------------------------------------------------
 
     def _packets(self, body: str) -> str:
         """`body` for every packet of the row that this thread has."""

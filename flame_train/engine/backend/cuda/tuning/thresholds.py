@@ -1,4 +1,4 @@
-"""What is tuned for an architecture."""
+"""The thresholds that are tuned for an architecture."""
 
 from __future__ import annotations
 
