@@ -52,7 +52,7 @@ class ConfigError(FlameError):
 
 
 class DataError(FlameError):
-    """A picture, caption or dataset folder that cannot be used."""
+    """An image, caption or dataset folder that cannot be used."""
 
     exit_code = 3
 

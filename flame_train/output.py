@@ -96,7 +96,7 @@ def _lines(table: Mapping[str, Any], indent: str) -> list[str]:
 
 
 def without_files(plan: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A result for a reader: the line for each picture is in the JSON and in the run folder only."""
+    """A result for a reader: the line for each image is in the JSON and in the run folder only."""
     return {name: value for name, value in plan.items() if name != "files"}
 
 

@@ -1,4 +1,4 @@
-"""The loss of a LoRA run here and in PyTorch, step by step: same weights, pictures, noise, timesteps and factors.
+"""The loss of a LoRA run here and in PyTorch, step by step: same weights, images, noise, timesteps and factors.
 
     python scripts/loss_curve.py [--device cuda] [--precision bf16] [--fp8 weights] [--steps 200] [--plot curve.png]
 
@@ -39,28 +39,28 @@ from flame_train.tools.bench_torch_models import unet_arguments
 from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.step import POSTERIOR, State, micro, update
 
-BATCH, SIDE, PICTURES, RATE, RANK, SEED = 4, 16, 12, 1e-3, 8, 7
+BATCH, SIDE, IMAGES, RATE, RANK, SEED = 4, 16, 12, 1e-3, 8, 7
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 Host = np.ndarray[Any, Any]
 
 
-def pictures(unet: UNet) -> dict[str, Host]:
-    """Latent moments and conditioning of a few made-up pictures: smooth, so that there is something to learn."""
+def images(unet: UNet) -> dict[str, Host]:
+    """Latent moments and conditioning of a few made-up images: smooth, so that there is something to learn."""
     rng, arch = np.random.default_rng(0), unet.arch
-    coarse = rng.standard_normal((PICTURES, 2, 2, arch.in_channels)).astype(np.float32)
+    coarse = rng.standard_normal((IMAGES, 2, 2, arch.in_channels)).astype(np.float32)
     pooled = arch.adm_in_channels - 6 * 256
     return {
         "mean": 6.0 * coarse.repeat(SIDE // 2, axis=1).repeat(SIDE // 2, axis=2),
-        "logvar": np.full((PICTURES, SIDE, SIDE, arch.in_channels), -8.0, np.float32),
-        "context": rng.standard_normal((PICTURES, 77, arch.context_dim)).astype(np.float32),
-        "pooled": rng.standard_normal((PICTURES, pooled)).astype(np.float32),
-        "time_ids": np.tile(np.array([128, 128, 0, 0, 128, 128], np.int32), (PICTURES, 1)),
+        "logvar": np.full((IMAGES, SIDE, SIDE, arch.in_channels), -8.0, np.float32),
+        "context": rng.standard_normal((IMAGES, 77, arch.context_dim)).astype(np.float32),
+        "pooled": rng.standard_normal((IMAGES, pooled)).astype(np.float32),
+        "time_ids": np.tile(np.array([128, 128, 0, 0, 128, 128], np.int32), (IMAGES, 1)),
     }
 
 
 def batch(data: dict[str, Host], step: int) -> HostBatch:
-    chosen = (np.arange(BATCH) + step * BATCH) % PICTURES
+    chosen = (np.arange(BATCH) + step * BATCH) % IMAGES
     return HostBatch({n: a[chosen] for n, a in data.items()}, step, np.arange(BATCH), tuple(map(str, chosen)))
 
 
@@ -208,7 +208,7 @@ def main() -> None:
     )
     objective = FAMILIES["sdxl"].objective(config, args.device)
     twin, trained = twin_of(SDXL_FILES.load(SMALL_SDXL, "unet", **on), attached, args.device)
-    data, host_objective = pictures(unet), FAMILIES["sdxl"].objective(config, "cpu")
+    data, host_objective = images(unet), FAMILIES["sdxl"].objective(config, "cpu")
     state = make_state(as_denoiser(unet), attached, objective, config, args.device)
     mine = ours(state, data, args.steps, args.device)
     other = theirs(

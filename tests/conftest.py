@@ -1,4 +1,4 @@
-"""What several folders of tests share: the small base model of quickstart, drawn pictures, and a config for both."""
+"""What several folders of tests share: the small base model of quickstart, drawn images, and a config for both."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def drawn(tmp_path: Path) -> Path:
     """A folder of its own with twelve drawings and their captions, half of them square."""
     from flame_train.quickstart.drawings import write_images
 
-    write_images(tmp_path / "pictures", 12, 1)
-    return tmp_path / "pictures"
+    write_images(tmp_path / "images", 12, 1)
+    return tmp_path / "images"
 
 
 @pytest.fixture

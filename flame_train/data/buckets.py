@@ -1,8 +1,8 @@
-"""Aspect-ratio buckets: which shape a picture is trained at, and what is scaled and cropped for that.
+"""Aspect-ratio buckets: which shape an image is trained at, and what is scaled and cropped for that.
 
-A bucket's sides are multiples of `step` and its area is at most resolution squared. A picture goes to the
+A bucket's sides are multiples of `step` and its area is at most resolution squared. An image goes to the
 bucket whose aspect ratio is nearest in log space, is scaled to cover it and cropped at the centre. Without
-`upscale`, a picture that would have to grow gets a smaller bucket of its own: its sides rounded down.
+`upscale`, an image that would have to grow gets a smaller bucket of its own: its sides rounded down.
 All sizes are (height, width) in pixels.
 """
 
@@ -22,12 +22,12 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How one picture meets its bucket."""
+    """How one image meets its bucket."""
 
     original: Size
     bucket: Size
     resized: Size  # covers the bucket; both sides at least as long
-    crop_top: int  # in the resized picture
+    crop_top: int  # in the resized image
     crop_left: int
 
     @property
@@ -43,7 +43,7 @@ class Placement:
 
     @property
     def kept(self) -> float:
-        """Share of the picture's area that is left after cropping, 0..1."""
+        """Share of the image's area that is left after cropping, 0..1."""
         return (self.bucket[0] * self.bucket[1]) / (self.resized[0] * self.resized[1])
 
 
@@ -95,20 +95,20 @@ class BucketRule:
         return tuple(sorted(found))
 
     def assign(self, size: Size) -> Placement:
-        """The picture's bucket, scale and crop; a pure function of its size.
+        """The image's bucket, scale and crop; a pure function of its size.
 
-        Raises DataError (without a file's name) if the picture is smaller than the smallest bucket.
+        Raises DataError (without a file's name) if the image is smaller than the smallest bucket.
         """
         height, width = size
         if height < 1 or width < 1:
-            raise ValueError(f"a picture's sides must be positive, got {size}")
+            raise ValueError(f"an image's sides must be positive, got {size}")
         bucket = min(self.buckets, key=lambda b: (_misfit(size, b), -b[0] * b[1], b))
         if not self.upscale and (bucket[0] > height or bucket[1] > width):
             bucket = self._rounded_down(size)
         return _cover(size, bucket)
 
     def _rounded_down(self, size: Size) -> Size:
-        """The bucket of a picture that is too small for a regular one: no side of it has to grow."""
+        """The bucket of an image that is too small for a regular one: no side of it has to grow."""
         height, width = size
         area = self.resolution**2  # the floor of side * resolution / sqrt(height * width), in whole numbers:
         within = (
@@ -131,7 +131,7 @@ def _misfit(size: Size, bucket: Size) -> float:
 
 
 def _cover(size: Size, bucket: Size) -> Placement:
-    """Scale with the ratio kept so that the picture just covers the bucket; crop the overhang at the centre.
+    """Scale with the ratio kept so that the image just covers the bucket; crop the overhang at the centre.
 
     Whole numbers throughout: the same on every machine. The free side is rounded to nearest.
     """
@@ -148,7 +148,7 @@ def resize_and_crop(pixels: np.ndarray[Any, Any], placement: Placement) -> np.nd
     from PIL import Image
 
     if pixels.shape[:2] != placement.original:
-        raise ValueError(f"expected a picture of {placement.original}, got {pixels.shape[:2]}")
+        raise ValueError(f"expected an image of {placement.original}, got {pixels.shape[:2]}")
     height, width = placement.resized
     resized = Image.fromarray(pixels)
     if placement.resized != placement.original:

@@ -1,4 +1,4 @@
-"""Captions: text files beside the pictures, or one metadata.jsonl for a whole folder.
+"""Captions: text files beside the images, or one metadata.jsonl for a whole folder.
 
 Text is UTF-8, or UTF-8, UTF-16 or UTF-32 with a byte order mark. Anything else is refused with its line, not
 guessed: a wrong guess would train on garbage unseen.
@@ -33,7 +33,7 @@ _MARKS = (  # the 32-bit marks first: the 16-bit one begins them
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One picture's line in metadata.jsonl."""
+    """One image's line in metadata.jsonl."""
 
     caption: str
     line: int  # from 1
@@ -114,7 +114,7 @@ def _parse_line(line: str) -> tuple[str, str]:
         raise DataError(f"expected an object, got {type(record).__name__}: write one object a line")
     name = record.get("file_name")
     if not isinstance(name, str) or not name:
-        raise DataError(f'expected "file_name" with a relative path, got {name!r}: name the picture')
+        raise DataError(f'expected "file_name" with a relative path, got {name!r}: name the image')
     return _relative_key(name), _caption_of(record)
 
 

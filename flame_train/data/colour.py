@@ -22,7 +22,7 @@ _PROFILE_SPACE = {"RGB": "RGB ", "RGBA": "RGB ", "L": "GRAY", "CMYK": "CMYK"}
 def to_rgb(
     image: Image.Image, label: str, background: tuple[int, int, int], notices: list[str]
 ) -> np.ndarray[Any, Any]:
-    """uint8 (H, W, 3) sRGB of a decoded picture. Raises DataError for a mode without defined colours."""
+    """uint8 (H, W, 3) sRGB of a decoded image. Raises DataError for a mode without defined colours."""
     mode = image.mode
     if mode.startswith("I;16"):
         return _grey16(image, background)
@@ -87,7 +87,7 @@ def _to_srgb(image: Image.Image, label: str, notices: list[str]) -> Image.Image:
             return image
         output = "RGBA" if image.mode == "RGBA" else "RGB"
         converted = ImageCms.profileToProfile(image, profile, ImageCms.createProfile("sRGB"), outputMode=output)
-    except Exception as error:  # profiles are untrusted binary; the picture without one is still a picture
+    except Exception as error:  # profiles are untrusted binary; the image without one is still an image
         notices.append(f"{label}: its colour profile is damaged ({error}): ignored")
         return image
     return image if converted is None else converted

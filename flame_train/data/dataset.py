@@ -1,7 +1,7 @@
-"""A folder of pictures and captions, checked once and whole: an ordered list, or every problem at once.
+"""A folder of images and captions, checked once and whole: an ordered list, or every problem at once.
 
 The order is that of the relative paths' bytes, so it is the same on every machine. Nothing is kept of a
-picture but its size and the hash of its bytes.
+image but its size and the hash of its bytes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Literal, Self
 
 from flame_train.data.captions import METADATA_NAME, Metadata, read_caption, read_metadata
 from flame_train.data.images import Animated, ImageInfo, probe, quiet_decoders
-from flame_train.data.sniff import PICTURES
+from flame_train.data.sniff import IMAGES
 from flame_train.data.walk import Listing, list_files
 from flame_train.errors import DataError, shown
 
-PICTURE_ENDINGS = frozenset(
+IMAGE_ENDINGS = frozenset(
     {".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".tif", ".tiff", ".gif"}
     | {".heic", ".heif", ".jxl"}  # not readable, so named in the report rather than passed over
 )
@@ -31,7 +31,7 @@ MAX_REPEATS = 1000  # that a folder's name may ask for: more is a year or a date
 _LISTED = 100  # lines of one report; the rest is counted
 
 OnBad = Literal["error", "skip"]
-Progress = Callable[[int, int], None]  # (pictures read, pictures in all)
+Progress = Callable[[int, int], None]  # (images read, images in all)
 
 
 class DatasetError(DataError):
@@ -48,7 +48,7 @@ class DatasetError(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One picture with its caption."""
+    """One image with its caption."""
 
     path: Path
     key: str  # relative posix path; bytes that are not UTF-8 as surrogate escapes
@@ -60,7 +60,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """The pictures of one folder in their fixed order."""
+    """The images of one folder in their fixed order."""
 
     root: Path
     items: tuple[Item, ...]
@@ -84,10 +84,10 @@ class Dataset:
         progress: Progress | None = None,
         seen: Mapping[str, tuple[int, int]] | None = None,
     ) -> Self:
-        """Read every picture and caption under `path`, subfolders included, decoding each picture fully.
+        """Read every image and caption under `path`, subfolders included, decoding each image fully.
 
-        default_caption: for pictures without one; None makes a missing caption a problem. on_bad "skip"
-        leaves out a picture that has a problem, with a notice. by_folder: pictures of a folder N_name come N
+        default_caption: for images without one; None makes a missing caption a problem. on_bad "skip"
+        leaves out an image that has a problem, with a notice. by_folder: images of a folder N_name come N
         times as often, as kohya's trainers read names. min_side (pixels) and max_ratio (longer side
         to shorter) bound what can be trained on. `seen` are the sizes, by SHA-256, of images that need not be
         decoded again. Raises DatasetError with every problem found, or DataError
@@ -103,13 +103,13 @@ class Dataset:
         if fatal:
             raise DatasetError(path, fatal)
         if not items:
-            raise DatasetError(path, [*scan.bad, _no_picture(listing.files)])
+            raise DatasetError(path, [*scan.bad, _no_image(listing.files)])
         skipped = [f"left out: {problem}" for problem in scan.bad]
         return cls(path, tuple(items), repeats, by_folder, (*listing.notices, *scan.notices, *skipped))
 
     @property
     def comings(self) -> tuple[int, ...]:
-        """How often each picture comes in one epoch."""
+        """How often each image comes in one epoch."""
         named = [_named_repeats(item.key) if self.by_folder else None for item in self.items]
         return tuple(self.repeats * (1 if n is None else n) for n in named)
 
@@ -124,7 +124,7 @@ class Dataset:
 
 
 class _Scan:
-    """One pass over a listing. `problems` spoil the dataset, `bad` only the picture they name."""
+    """One pass over a listing. `problems` spoil the dataset, `bad` only the image they name."""
 
     def __init__(
         self,
@@ -146,26 +146,26 @@ class _Scan:
     def read(
         self, animated: Animated, progress: Progress | None, seen: Mapping[str, tuple[int, int]] | None
     ) -> list[Item]:
-        pictures = [key for key in self.files if _ending(key) in PICTURE_ENDINGS]
+        images = [key for key in self.files if _ending(key) in IMAGE_ENDINGS]
         texts = self._caption_files()
-        metadata = self._metadata(set(pictures))
+        metadata = self._metadata(set(images))
         items = []
-        for key, info in self._probe_all(pictures, animated, progress, seen):
+        for key, info in self._probe_all(images, animated, progress, seen):
             caption = self._caption(key, texts, metadata)
             if info is not None and caption is not None and self._fits(key, info):
                 items.append(Item(self.root / key, key, caption, info.size, info.sha256, not info.notices))
                 self.notices.extend(info.notices)
-        self._note_counts(pictures, texts)
+        self._note_counts(images, texts)
         return items
 
     def _probe_all(
         self,
-        pictures: Sequence[str],
+        images: Sequence[str],
         animated: Animated,
         progress: Progress | None,
         seen: Mapping[str, tuple[int, int]] | None,
     ) -> list[tuple[str, ImageInfo | None]]:
-        """Decode every picture, a few at a time; the result's order is the input's."""
+        """Decode every image, a few at a time; the result's order is the input's."""
 
         def one(key: str) -> ImageInfo | str:
             try:
@@ -177,12 +177,12 @@ class _Scan:
         pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
         try:
             with quiet_decoders():
-                for done, (key, result) in enumerate(zip(pictures, pool.map(one, pictures), strict=True), 1):
+                for done, (key, result) in enumerate(zip(images, pool.map(one, images), strict=True), 1):
                     if isinstance(result, str):
                         self.bad.append(result)
                     found.append((key, None if isinstance(result, str) else result))
                     if progress is not None:
-                        progress(done, len(pictures))
+                        progress(done, len(images))
         finally:
             pool.shutdown(cancel_futures=True)
         return found
@@ -196,21 +196,21 @@ class _Scan:
                     texts.setdefault(key[: -len(ending)], []).append(key)
         return texts
 
-    def _metadata(self, pictures: set[str]) -> Metadata:
+    def _metadata(self, images: set[str]) -> Metadata:
         if METADATA_NAME not in self.files:
             return Metadata({}, ())
         metadata = read_metadata(self.root / METADATA_NAME, METADATA_NAME)
         self.problems.extend(metadata.problems)
         for key, entry in metadata.entries.items():
-            if key not in pictures:
+            if key not in images:
                 self.problems.append(
-                    f"{METADATA_NAME}:{entry.line}: there is no picture {shown(key)}: "
+                    f"{METADATA_NAME}:{entry.line}: there is no image {shown(key)}: "
                     f"correct file_name (with / between folders) or remove the line"
                 )
         return metadata
 
     def _caption(self, key: str, texts: Mapping[str, list[str]], metadata: Metadata) -> str | None:
-        """The picture's caption; None if it has a problem, which is then noted."""
+        """The image's caption; None if it has a problem, which is then noted."""
         stem = os.path.splitext(key)[0]
         given: dict[str, str] = {}
         try:
@@ -263,28 +263,28 @@ class _Scan:
             if by_folder and not 1 <= n <= MAX_REPEATS
         ]
 
-    def _note_counts(self, pictures: Sequence[str], texts: Mapping[str, list[str]]) -> None:
+    def _note_counts(self, images: Sequence[str], texts: Mapping[str, list[str]]) -> None:
         if self.empty:
             self.notices.append(f"{self.empty} caption(s) are empty")
         if self.defaulted:
-            self.notices.append(f"{self.defaulted} picture(s) have no caption and take the default one")
-        stems = {os.path.splitext(key)[0] for key in pictures}
+            self.notices.append(f"{self.defaulted} image(s) have no caption and take the default one")
+        stems = {os.path.splitext(key)[0] for key in images}
         orphans = [key for stem, keys in texts.items() if stem not in stems for key in keys]
         if orphans:
-            self.notices.append(f"{len(orphans)} caption file(s) belong to no picture, e.g. {shown(orphans[0])}")
-        known = {METADATA_NAME, *pictures, *(key for keys in texts.values() for key in keys)}
+            self.notices.append(f"{len(orphans)} caption file(s) belong to no image, e.g. {shown(orphans[0])}")
+        known = {METADATA_NAME, *images, *(key for keys in texts.values() for key in keys)}
         others = [key for key in self.files if key not in known]
         if others:
             self.notices.append(f"{len(others)} other file(s) are passed over, e.g. {shown(others[0])}")
 
 
-def _no_picture(files: Sequence[str]) -> str:
+def _no_image(files: Sequence[str]) -> str:
     among = f" among {len(files)} file(s), e.g. {shown(files[0])}" if files else ""
-    return f"no usable picture{among}: put images with captions into the folder ({', '.join(sorted(PICTURES))})"
+    return f"no usable image{among}: put images with captions into the folder ({', '.join(sorted(IMAGES))})"
 
 
 def _named_repeats(key: str) -> int | None:
-    """What the name of a picture's outermost folder, N_name, says; None if it says nothing."""
+    """What the name of an image's outermost folder, N_name, says; None if it says nothing."""
     folder, below, _ = key.partition("/")
     number, named, _ = folder.partition("_")
     return int(number) if below and named and number.isascii() and number.isdigit() else None

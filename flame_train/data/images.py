@@ -31,7 +31,7 @@ Animated = Literal["refuse", "first"]
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """What is known of a picture once it was decoded. `height` and `width` are those of the upright one."""
+    """What is known of an image once it was decoded. `height` and `width` are those of the upright one."""
 
     height: int
     width: int
@@ -53,14 +53,14 @@ def read_image(
     animated: Animated = "refuse",
     name: str | None = None,
 ) -> np.ndarray[Any, Any]:
-    """The picture as uint8 (H, W, 3), sRGB, upright; see `load_image`."""
+    """The image as uint8 (H, W, 3), sRGB, upright; see `load_image`."""
     return load_image(path, background=background, animated=animated, name=name)[0]
 
 
 def probe(
     path: Path, *, animated: Animated = "refuse", name: str | None = None, seen: Mapping[str, Size] | None = None
 ) -> ImageInfo:
-    """Decodes the picture fully, as `load_image` would, and keeps only what is known of it.
+    """Decodes the image fully, as `load_image` would, and keeps only what is known of it.
 
     `seen` are the sizes, by hash, of those that need not be decoded again; of such nothing else is known.
     """
@@ -79,7 +79,7 @@ def load_image(
     animated: Animated = "refuse",
     name: str | None = None,
 ) -> tuple[np.ndarray[Any, Any], ImageInfo]:
-    """Read, check and decode one picture: (uint8 pixels (H, W, 3), what is known of it).
+    """Read, check and decode one image: (uint8 pixels (H, W, 3), what is known of it).
 
     EXIF orientation is applied, an embedded colour profile is converted to sRGB, transparency is laid over
     `background` (0..255 sRGB), 16-bit values are scaled by 1/257. A file with several frames is refused, or
@@ -97,7 +97,7 @@ def _loaded(
     if not data:
         raise DataError(f"{label}: the file is empty (zero bytes): copy or download it again")
     found = sniff.sniff(data)
-    if found not in sniff.PICTURES:
+    if found not in sniff.IMAGES:
         raise DataError(f"{label}: {sniff.refusal(found)}")
     if found == "PNG":
         sniff.check_png(data, label)
@@ -150,7 +150,7 @@ def _decode(
         if found != "JPEG" and getattr(image, "is_animated", False):
             if animated == "refuse":
                 raise DataError(
-                    f"{label}: a {found} with several frames or pages; expected one picture: extract the frame you want"
+                    f"{label}: a {found} with several frames or pages; expected one image: extract the frame you want"
                 )
             notices.append(f"{label}: only the first of several frames or pages is used")
         image.load()
@@ -160,7 +160,7 @@ def _decode(
 
 
 def _upright(image: Image.Image, label: str, notices: list[str]) -> Image.Image:
-    """Apply EXIF orientation 1 to 8. Unreadable EXIF leaves the picture as stored, with a notice."""
+    """Apply EXIF orientation 1 to 8. Unreadable EXIF leaves the image as stored, with a notice."""
     try:
         return ImageOps.exif_transpose(image)
     except Exception as error:  # the EXIF block is untrusted binary of its own

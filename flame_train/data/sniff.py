@@ -10,7 +10,7 @@ import zlib
 
 from flame_train.errors import DataError
 
-PICTURES = frozenset({"PNG", "JPEG", "WEBP", "AVIF", "BMP", "TIFF", "GIF"})
+IMAGES = frozenset({"PNG", "JPEG", "WEBP", "AVIF", "BMP", "TIFF", "GIF"})
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _MAGIC = (
@@ -36,12 +36,12 @@ _REMEDY = {
     "HEIC": "convert it to JPEG or PNG (the package pillow-heif can)",
     "JPEG XL": "convert it to JPEG or PNG (the package pillow-jxl-plugin can)",
     "Git LFS pointer": "fetch the real file with `git lfs pull`",
-    "HTML": "this is a web page saved in place of the picture: download it again",
+    "HTML": "this is a web page saved in place of the image: download it again",
 }
 
 
 def sniff(data: bytes) -> str:
-    """The format's name, from the first bytes: one of PICTURES, another known format, 'text' or 'unknown'."""
+    """The format's name, from the first bytes: one of IMAGES, another known format, 'text' or 'unknown'."""
     for magic, name in _MAGIC:
         if data.startswith(magic):
             return name
@@ -60,8 +60,8 @@ def sniff(data: bytes) -> str:
 def refusal(found: str) -> str:
     """Why a file of format `found` cannot be used, and what to do."""
     remedy = _REMEDY.get(found, "convert it to PNG, JPEG, WebP or AVIF, or remove it")
-    what = "its content is of no known picture format" if found == "unknown" else f"its content is {found}"
-    return f"expected a picture, but {what}: {remedy}"
+    what = "its content is of no known image format" if found == "unknown" else f"its content is {found}"
+    return f"expected an image, but {what}: {remedy}"
 
 
 def declared_pixels(data: bytes, found: str) -> int:
@@ -80,7 +80,7 @@ def declared_pixels(data: bytes, found: str) -> int:
 def check_png(data: bytes, name: str) -> None:
     """Walk every chunk to IEND and check its CRC (PNG specification, section 5); DataError where one fails.
 
-    Pillow stops reading when the picture is complete: a file cut after that would pass unseen.
+    Pillow stops reading when the image is complete: a file cut after that would pass unseen.
     """
     at, kinds = len(_PNG), set[bytes]()
     while b"IEND" not in kinds:
@@ -99,7 +99,7 @@ def check_png(data: bytes, name: str) -> None:
         kinds.add(kind)
         at = end
     if b"IDAT" not in kinds:
-        raise DataError(f"{name}: the PNG holds no picture data: copy or download it again")
+        raise DataError(f"{name}: the PNG holds no image data: copy or download it again")
 
 
 def _iso_media(data: bytes) -> str:

@@ -59,7 +59,7 @@ def _walk_one(
         reason = error.strerror or type(error).__name__
         if not folder:
             raise DataError(
-                f"{label}: expected a folder of pictures ({reason}): check data.path and its permissions"
+                f"{label}: expected a folder of images ({reason}): check data.path and its permissions"
             ) from error
         listing.problems.append(f"{label}: cannot be read ({reason}): check the folder's permissions")
         return

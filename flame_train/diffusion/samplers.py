@@ -58,8 +58,8 @@ def ddim(
         x = noise.float()
         for t in times:
             before = abar[max(int(t) - stride, 0)]
-            picture, eps = _split(denoise(x, _times(x, t), cond).float(), x, float(abar[t]), prediction)
-            x = picture * math.sqrt(before) + eps * math.sqrt(1.0 - before)
+            image, eps = _split(denoise(x, _times(x, t), cond).float(), x, float(abar[t]), prediction)
+            x = image * math.sqrt(before) + eps * math.sqrt(1.0 - before)
     return x
 
 

@@ -1,4 +1,4 @@
-"""Noise schedules: how much of the picture is left at each of the timesteps a model was trained on.
+"""Noise schedules: how much of the image is left at each of the timesteps a model was trained on.
 
 x_t = sqrt(abar_t) x_0 + sqrt(1 - abar_t) noise (DDPM, arXiv 2006.11239). All tables are small and on the host.
 """

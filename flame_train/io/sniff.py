@@ -24,8 +24,8 @@ _SIGNATURES: Final[tuple[tuple[bytes, str], ...]] = (
     (b"Rar!", "It is a RAR archive; unpack it first"),
     (b"\x89HDF", "It is an HDF5 file, which is not supported; get the safetensors version of the model"),
     (b"\x93NUMPY", "It is a NumPy array file, not a model"),
-    (b"\x89PNG", "It is a PNG picture, not a model"),
-    (b"\xff\xd8\xff", "It is a JPEG picture, not a model"),
+    (b"\x89PNG", "It is a PNG image, not a model"),
+    (b"\xff\xd8\xff", "It is a JPEG image, not a model"),
 )
 
 

@@ -14,7 +14,7 @@ _GAP: Final = 12
 
 
 def write_before_after(samples: Path, path: Path, steps: int) -> Path | None:
-    """Writes the picture to `path`; None, and nothing written, if the run has fewer than two grids."""
+    """Writes the image to `path`; None, and nothing written, if the run has fewer than two grids."""
     from PIL import Image, ImageDraw
 
     grids = sorted(samples.glob("step-*.png"))

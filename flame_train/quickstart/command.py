@@ -83,13 +83,13 @@ def _images(lesson: Lesson) -> list[_Images]:
 _ABOUT: Final = """\
 This folder was made by `flame-train quickstart --family {family}`.
 
-  pictures/           the dataset, drawings with captions; folders' names say how often each comes in an epoch
-{pictures}
+  images/             the dataset, drawings with captions; folders' names say how often each comes in an epoch
+{images}
   base.safetensors    the base model: {base}
   config.toml         what was trained and how; change it, or copy it for a run of your own
   run/                the run: lora.safetensors, log.jsonl, checkpoints/, samples/
   before-after.png    the same prompts from the same noise, before and after training
-  held-out/           pictures that were never trained on: more tiles, and what the base knew already
+  held-out/           images that were never trained on: more tiles, and what the base knew already
 """
 
 
@@ -97,7 +97,7 @@ def run(directory: Path, device: str | None, name: str = "sdxl") -> dict[str, An
     """The whole of `quickstart` in `directory`: what is not there is made, what is not done is done.
 
     `device` None takes the GPU if one is usable, else the CPU, and says which. Returns where everything is, and the
-    loss on held-out pictures before and after: of the new style, and of what the base knew already. Raises
+    loss on held-out images before and after: of the new style, and of what the base knew already. Raises
     OutputError if the folder holds anything but a quickstart of this family, or was copied, EnvironmentFault if the
     device that was asked for cannot be used.
     """
@@ -110,13 +110,13 @@ def run(directory: Path, device: str | None, name: str = "sdxl") -> dict[str, An
         plan = make_plan(check(config, family), stop)
         result = train_plan(plan, chosen, stop)
         losses = _held_out(plan, source.with_name("held-out"), Path(result["lora"]), chosen, stop)
-    picture = write_before_after(
+    image = write_before_after(
         Path(result["lora"]).with_name("samples"), source.with_name("before-after.png"), result["steps"]
     )
     return {
         "lora": result["lora"],
         "log": result["log"],
-        "picture": str(picture) if picture else None,
+        "image": str(image) if image else None,
         "config": str(source),
         "device": chosen,
         "steps": result["steps"],
@@ -149,7 +149,7 @@ def _lay(folder: Path, device: str, family: Family) -> Path:
             f"{shown(folder)}: expected a name in UTF-8, for config.toml holds no other; name another folder"
         )
     listed = "\n".join(f"    {p.folder + '/':<18}{p.number} {p.what}" for p in _images(lesson))
-    text = _ABOUT.format(family=family.name, base=lesson.base, pictures=listed)
+    text = _ABOUT.format(family=family.name, base=lesson.base, images=listed)
     with disk_errors(folder):
         if folder.is_dir() and any(folder.iterdir()) and not _is(about, text):
             raise OutputError(
@@ -160,7 +160,7 @@ def _lay(folder: Path, device: str, family: Family) -> Path:
     if source.exists():
         return source
     _write_text(about, text)
-    made = sum(write_images(folder / "pictures" / p.folder, p.number, p.seed, p.make) for p in _images(lesson))
+    made = sum(write_images(folder / "images" / p.folder, p.number, p.seed, p.make) for p in _images(lesson))
     family.write_small_base(folder, _SEED)
     _LOG.info("made %d images and put a small base model beside them in %s", made, folder)
     title = "A small LoRA from nothing, as quickstart trained it"
@@ -187,7 +187,7 @@ def _config(folder: Path, device: str, lesson: Lesson) -> Config:
     return Config(
         model=ModelSection(checkpoint=str(folder / "base.safetensors")),
         data=DataSection(
-            path=str(folder / "pictures"),
+            path=str(folder / "images"),
             resolution=lesson.resolution,
             bucket_step=lesson.bucket_step,
             batch_size=lesson.batch_size,

@@ -66,7 +66,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One picture: its background, one or two shapes, and the sentence about it."""
+    """One image: its background, one or two shapes, and the sentence about it."""
 
     ground: str
     texture: str
@@ -75,7 +75,7 @@ class Scene:
 
 
 Maker = Callable[[int, tuple[int, int], int], Sequence[Scene]]
-"""Makes up so many scenes for pictures of a size (height, width), by seed."""
+"""Makes up so many scenes for images of a size (height, width), by seed."""
 
 
 def scenes(
@@ -86,7 +86,7 @@ def scenes(
     textures: Sequence[str] = TEXTURES,
     alone: bool = False,
 ) -> list[Scene]:
-    """`count` scenes for pictures of `size` (height, width); the same ones each time. `alone`: one shape each."""
+    """`count` scenes for images of `size` (height, width); the same ones each time. `alone`: one shape each."""
     rng = np.random.default_rng((seed, *size))
     return [_scene(rng, size, kinds, textures, alone) for _ in range(count)]
 
@@ -156,7 +156,7 @@ def _pair(
 
 
 def write_images(folder: Path, count: int, seed: int, make: Maker = scenes) -> int:
-    """Writes `count` pictures, half of them square, as PNGs with captions beside them. Raises OutputError.
+    """Writes `count` images, half of them square, as PNGs with captions beside them. Raises OutputError.
 
     `make(count, size, seed)` says what is drawn: `scenes` or `tiles`. The same bytes every time; another `seed` gives
     others. Returns `count`.
@@ -171,9 +171,9 @@ def write_images(folder: Path, count: int, seed: int, make: Maker = scenes) -> i
 
 
 def render(xp: Any, what: Sequence[Scene], size: tuple[int, int]) -> Array:
-    """uint8 RGB pictures (N, H, W, 3) of scenes, on the device of `xp` (NumPy or CuPy)."""
+    """uint8 RGB images (N, H, W, 3) of scenes, on the device of `xp` (NumPy or CuPy)."""
     y, x = (xp.asarray(axis, np.float32) for axis in np.mgrid[: size[0], : size[1]] + 0.5)
-    picture = _grounds(xp, what, x, y)
+    image = _grounds(xp, what, x, y)
     for i in range(2):
         rows = [j for j, scene in enumerate(what) if len(scene.shapes) > i]
         if rows:
@@ -181,8 +181,8 @@ def render(xp: Any, what: Sequence[Scene], size: tuple[int, int]) -> Array:
             cover = xp.clip(0.5 - _distances(xp, shapes, x, y), 0.0, 1.0)[..., None]
             colour = _columns(xp, [COLOURS[s.colour] for s in shapes])
             at = xp.asarray(rows)
-            picture[at] = picture[at] * (1.0 - cover) + colour * cover
-    return xp.rint(picture).astype(np.uint8)
+            image[at] = image[at] * (1.0 - cover) + colour * cover
+    return xp.rint(image).astype(np.uint8)
 
 
 def _columns(xp: Any, values: Any) -> Array:

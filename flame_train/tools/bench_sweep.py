@@ -1,4 +1,4 @@
-"""`bench step --sweep batch`: throughput and memory against batch size, as a table and as a picture."""
+"""`bench step --sweep batch`: throughput and memory against batch size, as a table and as an image."""
 
 from __future__ import annotations
 

@@ -201,6 +201,6 @@ class _Merging:
         if not np.isfinite(merged).all():
             raise NonFiniteError(
                 f"{name}: the merged weights are too large for {self.weights.info(name).dtype}; try a smaller "
-                "--strength, or look at what the LoRA does to pictures. Nothing was written"
+                "--strength, or look at what the LoRA does to images. Nothing was written"
             )
         return merged

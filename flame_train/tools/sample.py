@@ -1,4 +1,4 @@
-"""`flame-train sample`: pictures from a base model, with or without a LoRA."""
+"""`flame-train sample`: images from a base model, with or without a LoRA."""
 
 from __future__ import annotations
 

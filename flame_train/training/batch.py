@@ -16,7 +16,7 @@ HostArray = np.ndarray[Any, Any]
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
 
 LATENTS = ("mean", "logvar")
-"""The arrays of an example that are the picture; every other one is conditioning."""
+"""The arrays of an example that are the image; every other one is conditioning."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ from flame_train.engine import functional as F
 from flame_train.engine import nn, optim
 from flame_train.errors import FlameError
 
-Data = tuple[np.ndarray, np.ndarray]  # pictures (N, H, W, 1) fp32 in 0..1, digits (N,) int64
+Data = tuple[np.ndarray, np.ndarray]  # images (N, H, W, 1) fp32 in 0..1, digits (N,) int64
 
 
 class CNN(nn.Module):
-    """Two convolutions, each halving the picture, then two linear layers. Pictures are channels-last: (B, H, W, C)."""
+    """Two convolutions, each halving the image, then two linear layers. Images are channels-last: (B, H, W, C)."""
 
     def __init__(self, side: int) -> None:
         self.conv1 = nn.Conv2d(1, 32, 3, padding=1)
@@ -68,7 +68,7 @@ def mnist(folder: Path) -> tuple[Data, Data]:
     def part(name: str) -> Data:
         x, y = read(f"{name}-images-idx3-ubyte", 3), read(f"{name}-labels-idx1-ubyte", 1)
         if len(x) != len(y):
-            raise SystemExit(f"{folder}: {name}: {len(x)} pictures and {len(y)} digits; get another copy")
+            raise SystemExit(f"{folder}: {name}: {len(x)} images and {len(y)} digits; get another copy")
         return x[..., None].astype(np.float32) / 255, y.astype(np.int64)
 
     return part("train"), part("t10k")

@@ -13,7 +13,7 @@ from flame_train.engine import functional as F
 from flame_train.engine import nn, optim
 from flame_train.errors import FlameError
 
-Data = tuple[np.ndarray, np.ndarray]  # pictures (N, 32, 32, 3) uint8, classes (N,) int64
+Data = tuple[np.ndarray, np.ndarray]  # images (N, 32, 32, 3) uint8, classes (N,) int64
 MEAN, STD = np.float32([0.4914, 0.4822, 0.4465]), np.float32([0.2470, 0.2435, 0.2616])
 
 
@@ -65,7 +65,7 @@ def cifar10(folder: Path) -> tuple[Data, Data]:
         if missing := [n for n in names if not (folder / n).exists()]:
             raise SystemExit(f"{folder}: expected CIFAR-10's binary files; not there: {', '.join(missing)}")
         if bad := [n for n in names if (folder / n).stat().st_size % 3073]:
-            raise SystemExit(f"{folder}: {', '.join(bad)}: damaged, no whole number of pictures; get another copy")
+            raise SystemExit(f"{folder}: {', '.join(bad)}: damaged, no whole number of images; get another copy")
         rows = np.concatenate([np.fromfile(folder / n, np.uint8).reshape(-1, 3073) for n in names])
         return rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0].astype(np.int64)
 
@@ -73,7 +73,7 @@ def cifar10(folder: Path) -> tuple[Data, Data]:
 
 
 def batch_of(data: Data, rows: np.ndarray, device: str, rng: np.random.Generator | None = None) -> list[flame.Tensor]:
-    """Normalised pictures and classes; with `rng` all are shifted by up to 4 pixels and half of them mirrored."""
+    """Normalised images and classes; with `rng` all are shifted by up to 4 pixels and half of them mirrored."""
     x = (data[0][rows] / np.float32(255) - MEAN) / STD
     if rng is not None:
         x[::2] = x[::2, :, ::-1]
@@ -92,7 +92,7 @@ def accuracy(model: ResNet, data: Data, device: str) -> float:
 
 
 def train(seen: Data, unseen: Data, model: ResNet, epochs: int, device: str, batch: int = 128) -> float:
-    """SGD with momentum; the rate falls along a cosine. Returns the accuracy on unseen pictures."""
+    """SGD with momentum; the rate falls along a cosine. Returns the accuracy on unseen images."""
     model.init(np.random.default_rng(0), device=device)
     steps, rng = len(seen[1]) // batch, np.random.default_rng(0)
     schedule = optim.Schedule("cosine", total=epochs * steps, warmup=min(100, steps))
@@ -106,7 +106,7 @@ def train(seen: Data, unseen: Data, model: ResNet, epochs: int, device: str, bat
             optimizer.zero_grad()
             F.cross_entropy(model(x, training=True), y).backward()
             optimizer.step()
-        print(f"epoch {epoch + 1}: {accuracy(model, unseen, device):.2%} of the unseen pictures right")
+        print(f"epoch {epoch + 1}: {accuracy(model, unseen, device):.2%} of the unseen images right")
     return accuracy(model, unseen, device)
 
 

@@ -1,8 +1,8 @@
-"""Does a LoRA teach the small SDXL something new without making it forget? Ten pictures: Delft tiles, stars or stripes.
+"""Does a LoRA teach the small SDXL something new without making it forget? Ten images: Delft tiles, stars or stripes.
 
     python scripts/small_sdxl/concept.py flame_train/recipes/assets/small_sdxl.safetensors --out concept
 
-Trains through the ordinary pipeline and prints the loss on held-out pictures, each with the same noise before and
+Trains through the ordinary pipeline and prints the loss on held-out images, each with the same noise before and
 after: of the new thing, and of the old ones that the model was made with. `--known N` trains N old ones beside the ten,
 which then come `--repeats` times an epoch, so that what is known stays.
 """
@@ -61,11 +61,11 @@ def main() -> None:
     args = _arguments()
     backend = get_backend(args.device)
     family = FAMILIES["sdxl"]
-    folders = {name: args.out / name for name in ("pictures", "new", "old")}
-    _write_trained(args, folders["pictures"])
+    folders = {name: args.out / name for name in ("images", "new", "old")}
+    _write_trained(args, folders["images"])
     write_images(folders["new"], 24, args.seed + 1, NEW[args.concept])
     write_images(folders["old"], 48, args.seed + 1)
-    config = _config(args, folders["pictures"])
+    config = _config(args, folders["images"])
     with StopRequest() as stop:
         begin = time.monotonic()
         result = train_plan(make_plan(family, config, stop), args.device, stop)
@@ -75,7 +75,7 @@ def main() -> None:
         sets = {
             name: _examples(_config(args, path), args.device, stop)
             for name, path in folders.items()
-            if name != "pictures"
+            if name != "images"
         }
         denoiser = family.denoiser(config, args.device)
         objective = Objective(noise_schedule(config), device=args.device)
@@ -98,17 +98,17 @@ def main() -> None:
 
 
 def _write_trained(args: argparse.Namespace, folder: Path) -> None:
-    """The ten pictures, as often as they are to come in an epoch, and known ones that are not among the held-out."""
+    """The ten images, as often as they are to come in an epoch, and known ones that are not among the held-out."""
     for i in range(args.repeats):
         write_images(folder / f"new-{i}", 10, args.seed, NEW[args.concept])
     if args.known:
         write_images(folder / "known", args.known, args.seed + 2)
 
 
-def _config(args: argparse.Namespace, pictures: Path) -> Config:
+def _config(args: argparse.Namespace, images: Path) -> Config:
     return Config(
         model=ModelSection(checkpoint=str(args.file.resolve())),
-        data=DataSection(path=str(pictures), resolution=96, bucket_step=32, batch_size=args.batch),
+        data=DataSection(path=str(images), resolution=96, bucket_step=32, batch_size=args.batch),
         lora=LoraSection(rank=args.rank, alpha=float(args.rank), targets=tuple(args.targets)),
         optimizer=OptimizerSection(lr=args.lr),
         loss=LossSection(snr_gamma=args.snr_gamma),
@@ -140,9 +140,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--snr-gamma", type=float, default=0.0)
     parser.add_argument("--targets", nargs="+", default=["full"])
-    parser.add_argument("--known", type=int, default=0, help="old pictures trained beside the new ones")
-    parser.add_argument("--repeats", type=int, default=1, help="of each new picture in an epoch")
-    parser.add_argument("--seed", type=int, default=2307, help="of the pictures")
+    parser.add_argument("--known", type=int, default=0, help="old images trained beside the new ones")
+    parser.add_argument("--repeats", type=int, default=1, help="of each new image in an epoch")
+    parser.add_argument("--seed", type=int, default=2307, help="of the images")
     return parser.parse_args()
 
 

@@ -129,7 +129,7 @@ def test_diffusers_files_have_pefts_keys_and_shapes(model, targets):
 
 
 def test_every_layer_has_a_place(model):
-    """What cuts the picture into tokens, a convolution, included."""
+    """What cuts the image into tokens, a convolution, included."""
     names = lora_family(MODELS[model].depth, MODELS[model].dual).components[0].modules
     layers = {n for n, m in Mmdit(MODELS[model]).named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
     assert set(names) == layers

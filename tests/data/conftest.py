@@ -1,4 +1,4 @@
-"""Builders of picture files, made on the spot: no picture is kept in the repository."""
+"""Builders of image files, made on the spot: no image is kept in the repository."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def png() -> PngMaker:
 def encode() -> Callable[..., bytes]:
     """encode(array or Pillow image, format, **options) -> file bytes."""
 
-    def encode(picture: Any, fmt: str, **options: Any) -> bytes:
-        image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
+    def encode(image: Any, fmt: str, **options: Any) -> bytes:
+        image = image if isinstance(image, Image.Image) else Image.fromarray(image)
         buffer = io.BytesIO()
         image.save(buffer, fmt, **options)
         return buffer.getvalue()
@@ -54,21 +54,21 @@ def encode() -> Callable[..., bytes]:
 
 
 @pytest.fixture
-def picture() -> Callable[..., np.ndarray[Any, Any]]:
-    """picture(height, width, seed): smooth colours and edges, so that codecs and resizing have work to do."""
+def image() -> Callable[..., np.ndarray[Any, Any]]:
+    """image(height, width, seed): smooth colours and edges, so that codecs and resizing have work to do."""
 
-    def picture(height: int, width: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    def image(height: int, width: int, seed: int = 0) -> np.ndarray[Any, Any]:
         rng = np.random.default_rng(seed)
         y, x = np.mgrid[0:height, 0:width]
         phase = rng.uniform(0, 6.28, 3)
         waves = [np.sin(x / (5 + i) + y / (9 - i) + phase[i]) for i in range(3)]
         return np.rint(127.5 + 127.5 * np.stack(waves, -1)).astype(np.uint8)
 
-    return picture
+    return image
 
 
 @pytest.fixture
-def folder(tmp_path: Path, picture: Callable[..., Any], encode: Callable[..., bytes]) -> Callable[..., Path]:
+def folder(tmp_path: Path, image: Callable[..., Any], encode: Callable[..., bytes]) -> Callable[..., Path]:
     """folder({name: (height, width)}): a dataset of PNGs, each with a caption of its own."""
 
     def folder(sizes: dict[str, tuple[int, int]]) -> Path:
@@ -76,7 +76,7 @@ def folder(tmp_path: Path, picture: Callable[..., Any], encode: Callable[..., by
         for seed, (name, (height, width)) in enumerate(sizes.items()):
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(encode(picture(height, width, seed), "PNG"))
+            path.write_bytes(encode(image(height, width, seed), "PNG"))
             path.with_suffix(".txt").write_text(f"caption of {seed}", encoding="utf-8")
         return root
 

@@ -71,7 +71,7 @@ def test_placement_covers_its_bucket_and_never_enlarges(rule: BucketRule, size: 
 
 
 def assert_too_small(rule: BucketRule, size: tuple[int, int]) -> None:
-    """A refused picture has a side that is shorter than the shortest, once its area is within bounds."""
+    """A refused image has a side that is shorter than the shortest, once its area is within bounds."""
     height, width = size
     shrink = min(1.0, rule.resolution / math.sqrt(height * width))
     assert min(height, width) * shrink < rule.shortest + 1e-6
@@ -86,7 +86,7 @@ def test_nearest_aspect_ratio_wins(size: tuple[int, int]) -> None:
 
 
 @given(SIZES)
-def test_turned_picture_is_placed_turned(size: tuple[int, int]) -> None:
+def test_turned_image_is_placed_turned(size: tuple[int, int]) -> None:
     rule = BucketRule(512, 64)
     assume(size[0] != size[1])
     try:
@@ -169,8 +169,8 @@ def test_impossible_bounds(bad: dict[str, int]) -> None:
         BucketRule(**bad)
 
 
-def test_resize_and_crop_takes_the_centre(picture: Callable[..., np.ndarray[Any, Any]]) -> None:
-    array = picture(90, 200)
+def test_resize_and_crop_takes_the_centre(image: Callable[..., np.ndarray[Any, Any]]) -> None:
+    array = image(90, 200)
     p = BucketRule(64, 8).assign((90, 200))
     cut = resize_and_crop(array, p)
     assert cut.shape == (*p.bucket, 3)
@@ -179,8 +179,8 @@ def test_resize_and_crop_takes_the_centre(picture: Callable[..., np.ndarray[Any,
     assert np.array_equal(cut, whole[p.crop_top : bottom, p.crop_left : right])
 
 
-def test_exact_size_is_left_untouched(picture: Callable[..., np.ndarray[Any, Any]]) -> None:
-    array = picture(64, 64)
+def test_exact_size_is_left_untouched(image: Callable[..., np.ndarray[Any, Any]]) -> None:
+    array = image(64, 64)
     assert np.array_equal(resize_and_crop(array, BucketRule(64, 64).assign((64, 64))), array)
-    with pytest.raises(ValueError, match="expected a picture"):
+    with pytest.raises(ValueError, match="expected an image"):
         resize_and_crop(array, BucketRule(64, 64).assign((64, 65)))

@@ -52,8 +52,8 @@ def test_order_does_not_depend_on_the_disk(folder: Folder, tmp_path: Path) -> No
     [b"new\nline", "🦊".encode(), b"two  spaces ", b"not-utf8-\xff\xfe", b"-rf", b"x" * 251, b"a.b.c",
      b"\x1b[2J"],
 )  # fmt: skip
-def test_odd_names(tmp_path: Path, picture: Callable[..., object], encode: Callable[..., bytes], stem: bytes) -> None:
-    (tmp_path / os.fsdecode(stem + b".png")).write_bytes(encode(picture(16, 16), "PNG"))
+def test_odd_names(tmp_path: Path, image: Callable[..., object], encode: Callable[..., bytes], stem: bytes) -> None:
+    (tmp_path / os.fsdecode(stem + b".png")).write_bytes(encode(image(16, 16), "PNG"))
     (tmp_path / os.fsdecode(stem + b".txt")).write_text("a caption")
     (item,) = Dataset.scan(tmp_path).items
     assert os.fsencode(item.key) == stem + b".png"
@@ -65,7 +65,7 @@ def test_all_problems_in_one_report(folder: Folder) -> None:
     root = folder({f"{i}.png": (16, 16) for i in range(9)} | {"tiny.png": (1, 1), "long.png": (10, 8000)})
     (root / "0.png").write_bytes(b"")
     (root / "1.png").write_bytes((root / "1.png").read_bytes()[:-20])
-    (root / "2.png").write_text("not a picture")
+    (root / "2.png").write_text("not an image")
     (root / "3.txt").unlink()
     (root / "4.txt").write_bytes(b"ok\nbad \xff")
     (root / "5.caption").write_text("something else")
@@ -77,11 +77,11 @@ def test_all_problems_in_one_report(folder: Folder) -> None:
     expected = {
         "0.png: the file is empty",
         "1.png: the PNG is cut short",
-        "2.png: expected a picture, but its content is text",
+        "2.png: expected an image, but its content is text",
         "3.png: has no caption: write 3.txt beside it",
         "4.txt:2: not valid UTF-8",
         "5.png: 5.caption, 5.txt differ",
-        "6.heic: expected a picture, but its content is HEIC",
+        "6.heic: expected an image, but its content is HEIC",
         "tiny.png: 1x1 pixels: its shorter side must be at least 8",
         "long.png: 8000x10 pixels: longer than 16 times",
         "gone.png: leads nowhere",
@@ -94,24 +94,24 @@ def test_all_problems_in_one_report(folder: Folder) -> None:
     assert caught.value.exit_code == 3
 
 
-def test_bad_pictures_can_be_left_out(folder: Folder) -> None:
+def test_bad_images_can_be_left_out(folder: Folder) -> None:
     root = folder({"a.png": (16, 16), "b.png": (16, 16)})
     (root / "a.png").write_bytes(b"")
     dataset = Dataset.scan(root, on_bad="skip")
     assert [item.key for item in dataset.items] == ["b.png"]
     assert any(notice.startswith("left out: a.png: the file is empty") for notice in dataset.notices)
     (root / "b.png").write_bytes(b"")
-    with pytest.raises(DatasetError, match="no usable picture") as caught:
+    with pytest.raises(DatasetError, match="no usable image") as caught:
         Dataset.scan(root, on_bad="skip")
     assert len(caught.value.problems) == 3
 
 
-def test_no_pictures(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="no usable picture: put"):
+def test_no_images(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="no usable image: put"):
         Dataset.scan(tmp_path)
     for name in ("scan.jp2", "scan.txt"):
         (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(DatasetError, match=r"no usable picture among 2 file\(s\), e\.g\. scan\.jp2: put.*\(AVIF, BMP"):
+    with pytest.raises(DatasetError, match=r"no usable image among 2 file\(s\), e\.g\. scan\.jp2: put.*\(AVIF, BMP"):
         Dataset.scan(tmp_path)
     with pytest.raises(DataError, match=r"expected a folder.*No such file"):
         Dataset.scan(tmp_path / "missing")
@@ -137,7 +137,7 @@ def test_default_and_empty_captions(folder: Folder) -> None:
     assert [item.caption for item in dataset.items] == ["a photo of sks dog", ""]
     assert dataset.notices == (
         "1 caption(s) are empty",
-        "1 picture(s) have no caption and take the default one",
+        "1 image(s) have no caption and take the default one",
     )
 
 
@@ -163,7 +163,7 @@ def test_metadata_problems(folder: Folder) -> None:
         Dataset.scan(root, on_bad="skip")
     starts = [problem[:40] for problem in caught.value.problems]
     assert starts[0].startswith("metadata.jsonl:3: ")
-    assert starts[1].startswith("metadata.jsonl:2: there is no picture mi")
+    assert starts[1].startswith("metadata.jsonl:2: there is no image mi")
     with pytest.raises(DatasetError, match=r"a\.png: a\.txt, metadata\.jsonl differ(.|\n)*b\.png: has no caption"):
         Dataset.scan(root)
 
@@ -195,7 +195,7 @@ def test_strays_are_noted_and_hidden_files_ignored(folder: Folder) -> None:
     (root / ".cache").mkdir()
     (root / ".cache" / "x.png").write_bytes(b"rubbish")
     assert Dataset.scan(root).notices == (
-        "1 caption file(s) belong to no picture, e.g. b.txt",
+        "1 caption file(s) belong to no image, e.g. b.txt",
         "1 other file(s) are passed over, e.g. notes.md",
     )
 
@@ -232,14 +232,14 @@ def test_many_links_to_each_other_end_soon(folder: Folder) -> None:
 
 
 def test_content_decides_not_the_clock(
-    folder: Folder, encode: Callable[..., bytes], picture: Callable[..., object]
+    folder: Folder, encode: Callable[..., bytes], image: Callable[..., object]
 ) -> None:
     root = folder({"a.png": (16, 16)})
     path = root / "a.png"
     before, status = Dataset.scan(root), path.stat()
     os.utime(path, ns=(1, 1))
     assert Dataset.scan(root).items == before.items
-    path.write_bytes(encode(picture(16, 16, seed=9), "PNG"))
+    path.write_bytes(encode(image(16, 16, seed=9), "PNG"))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     after = Dataset.scan(root)
     assert after.items[0].sha256 != before.items[0].sha256

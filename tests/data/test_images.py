@@ -1,4 +1,4 @@
-"""Pictures of every kind, upright and in the right colours."""
+"""MakeImages of every kind, upright and in the right colours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flame_train.data.images import load_image, probe, quiet_decoders, read_imag
 from flame_train.errors import DataError
 
 Encode = Callable[..., bytes]
-Picture = Callable[..., np.ndarray[Any, Any]]
+MakeImage = Callable[..., np.ndarray[Any, Any]]
 
 RED, GREEN, BLUE, YELLOW = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)
 
@@ -32,8 +32,8 @@ def near(actual: Any, expected: Any, tolerance: int) -> bool:
 
 
 @pytest.mark.parametrize("fmt", ["PNG", "WEBP", "BMP", "TIFF", "JPEG", "AVIF"])
-def test_formats(tmp_path: Path, encode: Encode, picture: Picture, fmt: str) -> None:
-    array = np.kron(picture(6, 9), np.ones((8, 8, 1), np.uint8))
+def test_formats(tmp_path: Path, encode: Encode, image: MakeImage, fmt: str) -> None:
+    array = np.kron(image(6, 9), np.ones((8, 8, 1), np.uint8))
     options = {"WEBP": {"lossless": True}, "JPEG": {"quality": 95, "subsampling": 0}, "AVIF": {"quality": 95}}
     data = encode(array, fmt, **options.get(fmt, {}))
     pixels, info = load_image(write(tmp_path, data, "x.bin"))
@@ -230,13 +230,13 @@ def test_extension_may_lie(tmp_path: Path, encode: Encode) -> None:
     assert probe(write(tmp_path, encode(CORNERS, "JPEG"), "A.PNG")).format == "JPEG"
 
 
-def test_webp_sizes_are_read_as_they_are(tmp_path: Path, encode: Encode, picture: Picture) -> None:
+def test_webp_sizes_are_read_as_they_are(tmp_path: Path, encode: Encode, image: MakeImage) -> None:
     """The bomb check before decoding must not refuse honest files, whatever their kind."""
     for options in ({}, {"lossless": True}, {"exif": b"Exif\0\0"}):
-        assert probe(write(tmp_path, encode(picture(33, 57), "WEBP", **options))).size == (33, 57)
+        assert probe(write(tmp_path, encode(image(33, 57), "WEBP", **options))).size == (33, 57)
 
 
-def test_phone_photo_with_a_second_picture_is_a_photo(tmp_path: Path, encode: Encode) -> None:
+def test_phone_photo_with_a_second_image_is_a_photo(tmp_path: Path, encode: Encode) -> None:
     data = encode(CORNERS, "MPO", save_all=True, append_images=[Image.new("RGB", (4, 4))], quality=100)
     pixels, info = load_image(write(tmp_path, data))
     assert info.format == "JPEG"

@@ -1,4 +1,4 @@
-"""Hostile and broken pictures are refused by name, unread where they are too large; nothing hangs or crashes."""
+"""Hostile and broken images are refused by name, unread where they are too large; nothing hangs or crashes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from PIL import Image
 
 from flame_train.data.images import MAX_PIXELS, load_image, quiet_decoders, read_image
 from flame_train.errors import DataError
-from tests.data.test_images import CORNERS, Encode, Picture, write
+from tests.data.test_images import CORNERS, Encode, MakeImage, write
 
 
 def refused(path: Path, match: str, **options: Any) -> None:
@@ -32,7 +32,7 @@ def refused(path: Path, match: str, **options: Any) -> None:
     ("data", "match"),
     [
         (b"", "zero bytes"),
-        (b"a caption, not a picture", "content is text"),
+        (b"a caption, not an image", "content is text"),
         (b"<!DOCTYPE html><html>", "HTML: .*download it again"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git lfs pull"),
         (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC: .*pillow-heif"),
@@ -41,7 +41,7 @@ def refused(path: Path, match: str, **options: Any) -> None:
         (b"\x00\x00\x01\x00\x01\x00" + bytes(30), "ICO"),
         (b"<svg xmlns='x'>", "SVG"),
         (b"%PDF-1.7", "PDF"),
-        (bytes(range(128, 256)), "no known picture format"),
+        (bytes(range(128, 256)), "no known image format"),
         (b"\x89PNG\r\n\x1a\n", "cut short"),
         (b"\xff\xd8\xff\xe0", "damaged"),
         (b"GIF89a", "damaged"),
@@ -50,20 +50,20 @@ def refused(path: Path, match: str, **options: Any) -> None:
         (b"II*\0", "damaged"),
     ],
 )
-def test_not_a_picture(tmp_path: Path, data: bytes, match: str) -> None:
+def test_not_a_image(tmp_path: Path, data: bytes, match: str) -> None:
     with quiet_decoders():
         refused(write(tmp_path, data), match)
 
 
 @pytest.mark.parametrize("fmt", ["PNG", "JPEG", "WEBP", "AVIF", "BMP", "TIFF", "GIF"])
-def test_half_a_file(tmp_path: Path, encode: Encode, picture: Picture, fmt: str) -> None:
-    data = encode(picture(40, 40), fmt)
+def test_half_a_file(tmp_path: Path, encode: Encode, image: MakeImage, fmt: str) -> None:
+    data = encode(image(40, 40), fmt)
     with quiet_decoders():
         refused(write(tmp_path, data[: len(data) // 2]), "cut short|damaged")
 
 
-def test_png_with_its_tail_cut(tmp_path: Path, encode: Encode, picture: Picture) -> None:
-    data = encode(picture(40, 40), "PNG")
+def test_png_with_its_tail_cut(tmp_path: Path, encode: Encode, image: MakeImage) -> None:
+    data = encode(image(40, 40), "PNG")
     for cut in (1, 4, 12, 20, 30):
         refused(write(tmp_path, data[:-cut]), "cut short")
 
@@ -81,7 +81,7 @@ def test_png_with_any_byte_changed(tmp_path: Path, data: st.DataObject) -> None:
         read_image(write(tmp_path, bytes(whole)))
 
 
-def test_png_picture_data_ends_early_under_right_checksums(tmp_path: Path, encode: Encode) -> None:
+def test_png_image_data_ends_early_under_right_checksums(tmp_path: Path, encode: Encode) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
     whole = encode(noise, "PNG")
     at = whole.index(b"IDAT") - 4

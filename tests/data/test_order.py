@@ -79,7 +79,7 @@ def test_seeds_epochs_and_buckets_differ() -> None:
 
 
 def test_one_bucket_does_not_disturb_another() -> None:
-    """More pictures of another shape change when a bucket's batches come, not what they hold."""
+    """More images of another shape change when a bucket's batches come, not what they hold."""
     few = epoch_batches([(64, 64)] * 9, 2, 4, 5, 3)
     more = epoch_batches([(64, 64)] * 9 + [(128, 64)] * 7, 2, 4, 5, 3)
 

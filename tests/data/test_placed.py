@@ -1,4 +1,4 @@
-"""Which picture went to which bucket, told in full."""
+"""Which image went to which bucket, told in full."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def test_report(folder: Folder) -> None:
         "kept": 0.9412,
     }
     assert [(item.key, p.original) for item, p in placed] == list(SIZES.items())
-    buckets, pictures = text(placed.bucket_table()), text(placed.image_table())
+    buckets, images = text(placed.bucket_table()), text(placed.image_table())
     assert "64x64" in buckets
     assert "0.50 to 1.00" in buckets
     for name in SIZES:
-        assert name in pictures
-    assert "left 1, right 2" in pictures
-    assert "top 2, bottom 3" in pictures  # 60x90 at 80 wide is 53 high, its bucket 48
+        assert name in images
+    assert "left 1, right 2" in images
+    assert "top 2, bottom 3" in images  # 60x90 at 80 wide is 53 high, its bucket 48
 
 
-def test_too_small_pictures_are_listed_together_or_left_out(folder: Folder) -> None:
+def test_too_small_images_are_listed_together_or_left_out(folder: Folder) -> None:
     dataset = Dataset.scan(folder({"a.png": (64, 64), "s.png": (9, 9), "t.png": (12, 40)}))
     with pytest.raises(DatasetError) as caught:
         place(dataset, BucketRule(64, 16))
@@ -67,7 +67,7 @@ def test_heavy_crops_are_noted(folder: Folder) -> None:
     assert placed.placements[1].bucket == (16, 64)
     (notice,) = placed.dataset.notices
     assert notice.startswith("1 image(s) lose over 20% to the crop, e.g. wide.png")
-    assert "dataset.json" in notice  # which the run folder has, with a line for each picture
+    assert "dataset.json" in notice  # which the run folder has, with a line for each image
 
 
 def test_none_left_is_refused(folder: Folder) -> None:

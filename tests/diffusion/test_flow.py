@@ -120,7 +120,7 @@ def test_a_wrong_prediction_costs_more_the_more_wrong_it_is() -> None:
 
 
 @pytest.mark.parametrize("sigmas", [static_sigmas(7, 3.0), dynamic_sigmas(4, 2.0)])
-def test_the_way_back_along_the_true_velocity_ends_at_the_picture(sigmas: np.ndarray) -> None:
+def test_the_way_back_along_the_true_velocity_ends_at_the_image(sigmas: np.ndarray) -> None:
     x0, noise = (tensor(np.random.default_rng(i).standard_normal((2, *SHAPE)).astype(np.float32)) for i in range(2))
     seen = []
 

@@ -64,7 +64,7 @@ def test_noised_keeps_unit_variance_and_the_dtype() -> None:
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "v"])
-def test_the_target_and_the_noised_latents_give_the_picture_back(prediction: str) -> None:
+def test_the_target_and_the_noised_latents_give_the_image_back(prediction: str) -> None:
     o = Objective(SDXL, prediction)
     x, t = latents(), tensor(np.array([3, 400, 990]))
     noise = o.noise(rng(range(3)), (4, 6, 2))

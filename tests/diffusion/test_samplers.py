@@ -21,7 +21,7 @@ def noise() -> Tensor:
 
 
 def oracle(prediction: str) -> Any:
-    """The perfect denoiser of a world that holds one picture, `cond`."""
+    """The perfect denoiser of a world that holds one image, `cond`."""
 
     def denoise(x: Tensor, t: Tensor, cond: float) -> Tensor:
         abar = float(SDXL.alphas_cumprod[t.numpy()[0]])
@@ -35,7 +35,7 @@ def oracle(prediction: str) -> Any:
 @pytest.mark.parametrize("prediction", ["epsilon", "v"])
 @pytest.mark.parametrize("spacing", ["leading", "trailing"])
 @pytest.mark.parametrize("sampler", [ddim, euler])
-def test_the_perfect_denoiser_leads_to_its_picture(sampler: Any, spacing: str, prediction: str) -> None:
+def test_the_perfect_denoiser_leads_to_its_image(sampler: Any, spacing: str, prediction: str) -> None:
     out = sampler(oracle(prediction), noise(), 0.7, SDXL, 8, prediction=prediction, spacing=spacing)
     left = 1e-4 if sampler is euler else 4 * math.sqrt(1 - SDXL.alphas_cumprod[0])
     np.testing.assert_allclose(out.numpy(), 0.7, atol=left)

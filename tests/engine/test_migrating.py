@@ -40,12 +40,12 @@ def run(name: str, **given: Any) -> dict[str, Any]:
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
-    """Pictures whose class is their brightest colour and where it is."""
+    """Images whose class is their brightest colour and where it is."""
     rng = np.random.default_rng(0)
     classes = rng.integers(0, 10, 64)
-    pictures = rng.normal(0, 0.3, (64, 8, 8, 3)).astype(np.float32)
-    pictures[np.arange(64), :, :, classes % 3] += (classes // 3)[:, None, None].astype(np.float32)
-    return pictures, classes
+    images = rng.normal(0, 0.3, (64, 8, 8, 3)).astype(np.float32)
+    images[np.arange(64), :, :, classes % 3] += (classes // 3)[:, None, None].astype(np.float32)
+    return images, classes
 
 
 def test_the_names_on_our_side_exist() -> None:

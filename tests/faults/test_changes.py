@@ -159,7 +159,7 @@ def test_a_checkpoint_that_does_not_know_its_base_is_continued_where_that_lies(j
 
 
 def test_a_project_that_was_moved_is_continued(own, whole):
-    """Pictures and weights are told by what is in them."""
+    """Images and weights are told by what is in them."""
     own.train(failpoint="train.after_step:3")
     moved = own.folder / "moved"
     moved.mkdir()

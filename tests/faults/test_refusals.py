@@ -139,7 +139,7 @@ def png(width: int, height: int, body: bytes) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(body)) + chunk(b"IEND", b"")
 
 
-PICTURES = {
+IMAGES = {
     "empty": lambda whole: b"",
     "text": lambda whole: b"not an image",
     "half": lambda whole: whole[: len(whole) // 2],
@@ -160,7 +160,7 @@ def own(job, world):
 def test_every_bad_image_is_named_at_once_before_anything_is_trained(own):
     folder = own.folder / "drawings"
     whole = (folder / "0.png").read_bytes()
-    for name, spoil in PICTURES.items():
+    for name, spoil in IMAGES.items():
         (folder / f"{name}.png").write_bytes(spoil(whole))
         (folder / f"{name}.txt").write_text("a caption")
     (folder / "unreadable.png").write_bytes(whole)
@@ -169,7 +169,7 @@ def test_every_bad_image_is_named_at_once_before_anything_is_trained(own):
     ended = own.train()
     assert ended.code == 3
     assert "8 problem(s)" in ended.complaint
-    for name in (*PICTURES, "unreadable", "lonely"):
+    for name in (*IMAGES, "unreadable", "lonely"):
         assert f"{name}." in ended.complaint
     assert not own.out.exists()
 

@@ -23,7 +23,7 @@ def weight(*shape: int) -> np.ndarray:
     return np.random.default_rng(1).standard_normal(shape) / 8
 
 
-def pictures(x: Any) -> Any:
+def images(x: Any) -> Any:
     """As a batch of one: rows are pixels."""
     return x.reshape(1, x.shape[0], 1, x.shape[1])
 
@@ -55,7 +55,7 @@ BY_ROWS: dict[str, Callable[[Any], Any]] = {
     "flipped": lambda x: x.flip(1),
     "gathered": lambda x: F.index_select(x, 1, flame.tensor(np.arange(7, WIDTH, 9), device=x.device)),
     "filled": lambda x: F.masked_fill(x, x > 0, 0.25),
-    "pooled": lambda x: F.max_pool2d(pictures(x), (1, 1), layout="NHWC").reshape(*x.shape),
+    "pooled": lambda x: F.max_pool2d(images(x), (1, 1), layout="NHWC").reshape(*x.shape),
 }
 
 

@@ -76,7 +76,7 @@ def test_foreign_names_are_refused_with_the_name_looked_for(read, missing):
 
 
 @pytest.mark.parametrize("channels", [8, 9])
-def test_relatives_that_see_a_second_picture_are_refused(channels):
+def test_relatives_that_see_a_second_image_are_refused(channels):
     shapes = UNet(UNetArch.sdxl()).shapes() | {"input_blocks.0.0.weight": (320, channels, 3, 3)}
     with pytest.raises(ModelFileError, match=f"found {channels} and 4: this is an inpainting or edit model"):
         UNetArch.from_shapes(shapes)

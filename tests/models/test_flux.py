@@ -42,7 +42,7 @@ def test_foreign_names_are_refused_with_the_name_looked_for():
 
 
 @pytest.mark.parametrize("features", [128, 384])
-def test_relatives_that_see_a_second_picture_are_refused(published, features):
+def test_relatives_that_see_a_second_image_are_refused(published, features):
     shapes = published("flux_dev_single_file") | {"img_in.weight": (3072, features)}
     with pytest.raises(ModelFileError, match=f"found {features} and 64: this is a Fill, Canny or Depth model"):
         FluxArch.from_shapes(shapes)

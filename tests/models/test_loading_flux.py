@@ -118,8 +118,8 @@ def test_an_autoencoder_and_a_text_encoder_alone(arrays, tmp_path):
 
 def test_a_whole_clip_is_read_for_its_text_half(arrays, tmp_path):
     """As openai/clip-vit-large-patch14 and what is derived from it are published."""
-    of_pictures = ("vision_model.embeddings.class_embedding", "vision_model.encoder.layers.0.mlp.fc1.weight")
-    others = (*of_pictures, "visual_projection.weight", "text_projection.weight", "logit_scale")
+    of_images = ("vision_model.embeddings.class_embedding", "vision_model.encoder.layers.0.mlp.fc1.weight")
+    others = (*of_images, "visual_projection.weight", "text_projection.weight", "logit_scale")
     save_file(
         tmp_path / "model.safetensors", arrays["text_encoder"] | {name: np.zeros((3, 3), np.float16) for name in others}
     )

@@ -73,7 +73,7 @@ def test_what_is_cheaply_made_again_is_not_kept(unet, predict, monkeypatch, targ
     more, expected = kept()
     for name, g in expected.items():
         np.testing.assert_array_equal(bits[name], g, err_msg=name)
-    image = {32: 2 * 4 * 4 * 32, 64: 2 * 2 * 2 * 64}  # pictures, pixels, channels
+    image = {32: 2 * 4 * 4 * 32, 64: 2 * 2 * 2 * 64}  # images, pixels, channels
     blocks = {32: 5 * 1, 64: 6 * 2}
     spared_numbers = sum(image[width] * blocks[width] * times for width, times in spared.items())
     assert more - less == 4 * (spared_numbers - image[32])  # nothing before the first adapter keeps the first's input

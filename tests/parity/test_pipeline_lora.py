@@ -204,18 +204,18 @@ def test_the_trained_file_predicts_the_same_there_merged_and_here(
 
 @pytest.mark.parametrize("lora", TRAINED[:1], indirect=True)
 def test_the_whole_pipeline_draws_with_it(pipeline, lora, loaded):
-    """From a prompt to a picture, captions read by diffusers: it runs, and the LoRA is seen in it."""
+    """From a prompt to an image, captions read by diffusers: it runs, and the LoRA is seen in it."""
 
-    def picture():
+    def image():
         noise = torch.Generator().manual_seed(1)
         return pipeline(
             "a blue circle", num_inference_steps=3, height=64, width=64, output_type="np", generator=noise
         ).images[0]
 
     pipeline.set_progress_bar_config(disable=True)
-    before = picture()
+    before = image()
     loaded(pipeline, lora, "unet", "CLIPTextModel")
-    after = picture()
+    after = image()
     assert after.shape == (64, 64, 3)
     assert np.isfinite(after).all()
     assert np.abs(after - before).max() > 1e-3

@@ -48,13 +48,13 @@ def test_it_ends_well_and_says_where_everything_is(done):
     assert ended.returncode == 0, ended.stderr
     said = json.loads(ended.stdout)
     for name, path in {
-        "lora": "run/lora.safetensors", "log": "run/log.jsonl", "picture": "before-after.png", "config": "config.toml",
+        "lora": "run/lora.safetensors", "log": "run/log.jsonl", "image": "before-after.png", "config": "config.toml",
     }.items():  # fmt: skip
         assert said[name] == str(folder / path)
         assert (folder / path).is_file()
     counts = {"3_tiles": 10, "1_known": 160}
     for ending in ("png", "txt"):
-        assert {name: len(list((folder / "pictures" / name).glob(f"*.{ending}"))) for name in counts} == counts
+        assert {name: len(list((folder / "images" / name).glob(f"*.{ending}"))) for name in counts} == counts
     assert shlex.split(said["next"])[3] == str(folder / "config.toml")
     assert json.loads((folder / "run" / "status.json").read_text())["state"] == "done"
 

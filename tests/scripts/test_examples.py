@@ -62,8 +62,8 @@ def test_cnn_reads_idx_files(tmp_path: Path) -> None:
         wanted[name] = rng.integers(0, 256, (count, 28, 28), np.uint8), rng.integers(0, 10, count).astype(np.uint8)
         write_idx(tmp_path / f"{name}-images-idx3-ubyte", wanted[name][0], packed)
         write_idx(tmp_path / f"{name}-labels-idx1-ubyte", wanted[name][1], packed)
-    for found, (pictures, digits) in zip(cnn.mnist(tmp_path), wanted.values(), strict=True):
-        np.testing.assert_array_equal(np.rint(found[0][..., 0] * 255), pictures)
+    for found, (images, digits) in zip(cnn.mnist(tmp_path), wanted.values(), strict=True):
+        np.testing.assert_array_equal(np.rint(found[0][..., 0] * 255), images)
         np.testing.assert_array_equal(found[1], digits)
     with pytest.raises(SystemExit, match="it is not there"):
         cnn.mnist(tmp_path / "nowhere")
@@ -88,11 +88,11 @@ def test_cnn_names_a_damaged_file(damage: Callable[[bytes], bytes], packed: bool
         example("digits_cnn").mnist(tmp_path)
 
 
-def test_cnn_refuses_more_digits_than_pictures(tmp_path: Path) -> None:
+def test_cnn_refuses_more_digits_than_images(tmp_path: Path) -> None:
     for name in ("train", "t10k"):
         write_idx(tmp_path / f"{name}-images-idx3-ubyte", np.ones((3, 28, 28), np.uint8), False)
         write_idx(tmp_path / f"{name}-labels-idx1-ubyte", np.ones(4, np.uint8), False)
-    with pytest.raises(SystemExit, match="3 pictures and 4 digits"):
+    with pytest.raises(SystemExit, match="3 images and 4 digits"):
         example("digits_cnn").mnist(tmp_path)
 
 
@@ -119,7 +119,7 @@ def test_cnn_reads_mnist() -> None:
 
 
 def write_cifar(folder: Path, count: int) -> None:
-    """Files of the right form with pictures that are easy to tell apart: each class has a colour."""
+    """Files of the right form with images that are easy to tell apart: each class has a colour."""
     rng = np.random.default_rng(0)
     colours = (
         np.array([[n % 2, n // 2 % 2, n // 4] for n in range(8)] + [[0.5, 1, 0.5], [0.5, 0, 0]])[..., None, None] * 255
@@ -136,7 +136,7 @@ def test_resnet_learns_from_files_of_cifars_form(tmp_path: Path, capsys: pytest.
     seen, unseen = resnet.cifar10(tmp_path)
     assert seen[0].shape == (160, 32, 32, 3)
     assert resnet.train(seen, unseen, resnet.ResNet(n=1, w=1), 4, "cpu", batch=32) > 0.5  # 0.1 by chance
-    assert "of the unseen pictures right" in capsys.readouterr().out
+    assert "of the unseen images right" in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"data_batch_1\.bin"):
         resnet.cifar10(tmp_path / "nowhere")
     with (tmp_path / "test_batch.bin").open("ab") as file:

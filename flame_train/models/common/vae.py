@@ -146,7 +146,7 @@ class Middle(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Half the resolution; the zeros are put to the right of and below the picture only."""
+    """Half the resolution; the zeros are put to the right of and below the image only."""
 
     def __init__(self, channels: int) -> None:
         self.conv = nn.Conv2d(channels, channels, 3, stride=2)

@@ -1,9 +1,9 @@
-"""Flux.1's denoiser: blocks with a stream each for picture and text, then blocks with both in one stream.
+"""Flux.1's denoiser: blocks with a stream each for image and text, then blocks with both in one stream.
 
 Attribute names are those of the published single file. The architecture was published as code only; the parts are
 those of arXiv 2403.03206 (two streams, joint attention), 2302.05442 (attention and MLP side by side) and 2104.09864
 (rotary positions). Activations are channels-last. Shape letters: B batch, H height and W width in latent pixels, C
-latent channels, L picture tokens, T text tokens, S = T + L, D model width, N heads, E width of a head.
+latent channels, L image tokens, T text tokens, S = T + L, D model width, N heads, E width of a head.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class FluxArch:
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> Self:
         """The architecture of a file's transformer, from its native names and shapes.
 
-        Raises ModelFileError naming the tensor it looked for in vain, and for the relatives that see a second picture.
+        Raises ModelFileError naming the tensor it looked for in vain, and for the relatives that see a second image.
         """
         width, features = _shape(shapes, "img_in.weight")
         made = _shape(shapes, "final_layer.linear.weight")[0]
         if features != made:
             raise ModelFileError(
                 f"Flux: expected as many features into a token as out of it, found {features} and {made}: this is a "
-                "Fill, Canny or Depth model, which needs a second picture; use Flux.1 dev or schnell"
+                "Fill, Canny or Depth model, which needs a second image; use Flux.1 dev or schnell"
             )
         return cls(
             width=width,
@@ -93,7 +93,7 @@ class FluxArch:
 
     @property
     def axes(self) -> tuple[int, int, int]:
-        """How many numbers of a head tell the picture (always 0 here), the row and the column of a token."""
+        """How many numbers of a head tell the image (always 0 here), the row and the column of a token."""
         each = self.head_dim * 7 // 16 // 2 * 2  # 56 of 128
         return self.head_dim - 2 * each, each, each
 
@@ -132,7 +132,7 @@ class Embedder(nn.Module):
 
 
 class Modulation(nn.Module):
-    """(shift, scale, gate) for each part of a block, (B, 1, D) each, from what the picture is conditioned on."""
+    """(shift, scale, gate) for each part of a block, (B, 1, D) each, from what the image is conditioned on."""
 
     def __init__(self, width: int, parts: int) -> None:
         self.rows = 3 * parts
@@ -215,7 +215,7 @@ def _beside(found_BSD: Tensor, hidden_BSF: Tensor) -> Tensor:
 
 
 class DoubleBlock(Block):
-    """Picture and text, each with weights of its own, through one attention."""
+    """Image and text, each with weights of its own, through one attention."""
 
     def __init__(self, arch: FluxArch) -> None:
         self.img_mod = Modulation(arch.width, 2)
@@ -246,7 +246,7 @@ class DoubleBlock(Block):
 
 
 class SingleBlock(Block):
-    """Text and picture as one sequence; attention and MLP side by side, each a part of two wide layers."""
+    """Text and image as one sequence; attention and MLP side by side, each a part of two wide layers."""
 
     has_feed_forward = False  # its MLP begins in one layer with the attention: there is nothing to gain by it alone
 
@@ -329,7 +329,7 @@ class Flux(BlockNetwork):
         return linears_in([*self.double_blocks, *self.single_blocks], frozenset(("img_mod", "txt_mod", "modulation")))
 
     def _vector(self, timesteps_B: Tensor, pooled_BP: Tensor, guidance_B: Tensor | None) -> Tensor:
-        """What the whole picture is conditioned on, (B, D). The sinusoids are computed in fp32."""
+        """What the whole image is conditioned on, (B, D). The sinusoids are computed in fp32."""
         if (guidance_B is not None) != self.arch.guidance:
             wanted, came = ("a", "none") if self.arch.guidance else ("no", "one")
             raise ValueError(f"Flux: expected {wanted} guidance for this model, got {came}")

@@ -74,7 +74,7 @@ def resolve(names: Iterable[str], only: str | None = None) -> Resolved:
 def lora_family(depth: int = 38, dual: Sequence[int] | None = None) -> LoraFamily:
     """How LoRA files of SD3 and SD3.5 name their modules, for a transformer of `depth` blocks: 24 or 38.
 
-    `dual` are the blocks whose picture attends to itself as well; None if that is not known, the names then hold for
+    `dual` are the blocks whose image attends to itself as well; None if that is not known, the names then hold for
     every model of that depth. The depth counts, because in the last block the diffusers name of the text's modulation
     means other rows than in the blocks before.
     """

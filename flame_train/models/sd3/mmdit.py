@@ -1,4 +1,4 @@
-"""SD3's denoiser: two streams, picture and text, that attend to each other in every block (MMDiT, arXiv 2403.03206).
+"""SD3's denoiser: two streams, image and text, that attend to each other in every block (MMDiT, arXiv 2403.03206).
 
 Attribute names are those of the published single file below `model.diffusion_model.`. Activations are channels-last.
 Shape letters: B batch, H height and W width in latent pixels, C latent channels, L image tokens, T text tokens,
@@ -37,7 +37,7 @@ class MmditArch:
     pooled_dim: int = 2048
     positions: int = 192  # along each side of the table of positions
     qk_norm: bool = False
-    dual: tuple[int, ...] = ()  # blocks in which the picture attends to itself as well
+    dual: tuple[int, ...] = ()  # blocks in which the image attends to itself as well
 
     @classmethod
     def sd3_medium(cls) -> Self:
@@ -277,7 +277,7 @@ class Mmdit(BlockNetwork):
         side, D = self.arch.positions, self.arch.width
         if h > side or w > side:
             raise ModelFileError(
-                f"MMDiT: a picture of {h} x {w} tokens is larger than the model's {side} x {side} positions; "
+                f"MMDiT: an image of {h} x {w} tokens is larger than the model's {side} x {side} positions; "
                 "lower data.resolution"
             )
         top, left = (side - h) // 2, (side - w) // 2

@@ -28,7 +28,7 @@ remultiplied = partial(rematerialize, min_bytes=LARGE)
 def linears_in(parts: Iterable[nn.Module], exact: frozenset[str] = frozenset()) -> dict[nn.Linear, bool]:
     """For `Module.quantizable`: all linear layers below the parts; False for those below one named in `exact`.
 
-    What modulates a whole stream comes from a row a picture: to round it would cost much and gain nothing.
+    What modulates a whole stream comes from a row an image: to round it would cost much and gain nothing.
     """
     named = [(set(name.split(".")), m) for part in parts for name, m in part.named_modules()]
     return {m: not names & exact for names, m in named if isinstance(m, nn.Linear)}

@@ -59,13 +59,13 @@ class UNetArch:
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> Self:
         """The architecture of a file's UNet, from its native names and shapes.
 
-        Raises ModelFileError naming the tensor it looked for in vain, and for the relatives that see a second picture.
+        Raises ModelFileError naming the tensor it looked for in vain, and for the relatives that see a second image.
         """
         seen, made = _shape(shapes, "input_blocks.0.0.weight")[1], _shape(shapes, "out.2.weight")[0]
         if seen != made:
             raise ModelFileError(
                 f"UNet: expected as many channels in as out, found {seen} and {made}: this is an inpainting or edit "
-                "model, which needs a second picture; use the base model"
+                "model, which needs a second image; use the base model"
             )
         ends = sorted(int(m[1]) for m in _matches(r"input_blocks\.(\d+)\.0\.op\.weight", shapes))
         per_level = ends[0] if ends else max(_numbers(r"input_blocks\.(\d+)\.", shapes), default=0) + 1
