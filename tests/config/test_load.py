@@ -196,7 +196,7 @@ YAML_GOOD = "model: {checkpoint: base.safetensors}\ndata: {path: photos}\noutput
 BAD_YAML = [
     (
         'sample: {prompts: ["\\ud800"]}',
-        "4: expected text, got an escape that stands for half a character",
+        "4: sample.prompts: expected UTF-8 text, got a byte that is none, or half a surrogate pair",
     ),
     ("lora: {rank: no}", '4: lora.rank: expected an integer from 1 to 4096, got "no"'),
     ("lora:\n  rank: 4\n  rank: 8", "6: expected each key once, got rank again (first on line 5)"),
