@@ -83,8 +83,6 @@ class _Builder:
             return self._mapping(path)
         if kind == "SequenceStartEvent":
             return self._sequence(path)
-        if not _is_text(event.value):
-            raise self._refuse(event, "text, got an escape that stands for half a character")
         return _scalar(event.value) if event.implicit[0] else event.value
 
     def _mapping(self, path: Path) -> dict[str, Any]:

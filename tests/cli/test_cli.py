@@ -94,6 +94,7 @@ CUDARuntimeError = type("CUDARuntimeError", (RuntimeError,), {"__module__": "cup
         (CUDARuntimeError("cudaErrorMemoryAllocation: the reason"), 5),
         (OutputError("the reason"), 6),
         (OSError(errno.ENOSPC, "full", "the reason"), 6),
+        (OSError(errno.EIO, "broken", "the reason"), 4),
         (NonFiniteError("the reason"), 7),
         (Interrupted(signal.SIGINT, "the reason"), 130),
         (Interrupted(signal.SIGTERM, "the reason"), 143),
