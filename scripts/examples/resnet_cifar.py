@@ -97,9 +97,8 @@ def train(seen: Data, unseen: Data, model: ResNet, epochs: int, device: str, bat
     steps, rng = len(seen[1]) // batch, np.random.default_rng(0)
     schedule = optim.Schedule("cosine", total=epochs * steps, warmup=min(100, steps))
     rule = optim.SGDRule(momentum=0.9, weight_decay=5e-4, nesterov=True)
-    optimizer = optim.Optimizer(
-        optim.FlatParameters(model.requires_grad_().parameters()), [rule], lr=0.1, schedule=schedule
-    )
+    trained = optim.FlatParameters(model.requires_grad_().parameters())
+    optimizer = optim.Optimizer(trained, [rule], lr=0.1, schedule=schedule)
     for epoch in range(epochs):
         for rows in rng.permutation(len(seen[1]))[: steps * batch].reshape(steps, batch):
             x, y = batch_of(seen, rows, device, rng)
