@@ -96,8 +96,7 @@ def train(seen: Data, unseen: Data, model: ResNet, epochs: int, device: str, bat
     model.init(np.random.default_rng(0), device=device)
     steps, rng = len(seen[1]) // batch, np.random.default_rng(0)
     schedule = optim.Schedule("cosine", total=epochs * steps, warmup=min(100, steps))
-    rule = optim.SGDRule(momentum=0.9, weight_decay=5e-4, nesterov=True)
-    trained = optim.FlatParameters(model.requires_grad_().parameters())
+    trained, rule = optim.FlatParameters(model.requires_grad_().parameters()), optim.SGDRule(0.9, 0.0, 5e-4, True)
     optimizer = optim.Optimizer(trained, [rule], lr=0.1, schedule=schedule)
     for epoch in range(epochs):
         for rows in rng.permutation(len(seen[1]))[: steps * batch].reshape(steps, batch):
