@@ -40,7 +40,7 @@ def differences(old: str, new: Config, *, moved: bool = False) -> str | None:
 
 def _same(key: Key, was: Any, value: Any, moved: bool) -> bool:
     if key.place and isinstance(was, str) and was and value:
-        return moved or Path(was).resolve() == Path(value).resolve()
+        return moved or ("\0" not in was and Path(was).resolve() == Path(value).resolve())
     return bool(was == value)
 
 

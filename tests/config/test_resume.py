@@ -94,3 +94,12 @@ def test_a_key_that_the_older_run_did_not_know_had_its_default() -> None:
 
 def test_a_config_that_cannot_be_read_is_another_run() -> None:
     assert differences("[[", Config()) is not None
+
+
+@pytest.mark.parametrize("was", [r"a\u0000b", "a" * 5000, r"\u001b[2J"])
+def test_a_path_that_no_disk_has_differs(was: str) -> None:
+    """The config of a run folder may be damaged, or a stranger's."""
+    old = resolved(config(data={"path": "images"})).replace('"images"', f'"{was}"')
+    table = differences(old, config(data={"path": "images"}))
+    assert table is not None
+    assert "data.path" in table
