@@ -2,7 +2,7 @@
 
     python scripts/full_run.py FOLDER [--model flux-dev] [--steps 12] [--set KEY=VALUE ...]
 
-Writes a checkpoint (`random_checkpoint.py`) and twelve drawn pictures into FOLDER, trains on them with a preview at the
+Writes a checkpoint (`random_checkpoint.py`) and twelve drawn images into FOLDER, trains on them with a preview at the
 beginning, half way and at the end, and prints what `--dry-run` predicted beside what the run took. With random weights
 the previews show nothing.
 """
@@ -23,7 +23,7 @@ COMMANDS = {"sdxl": "sdxl-lora", "sd35-medium": "sd3-lora", "sd35-large": "sd3-l
 
 
 def draw(folder: Path, count: int) -> None:
-    """Pictures of 1024 x 1024 with a disc each, and their captions."""
+    """Images of 1024 x 1024 with a disc each, and their captions."""
     folder.mkdir(exist_ok=True)
     rows, columns = np.mgrid[:1024, :1024]
     rng = np.random.default_rng(0)
@@ -33,15 +33,15 @@ def draw(folder: Path, count: int) -> None:
             0, 255, 3
         )
         Image.fromarray(pixels).save(folder / f"{i:02}.png")
-        (folder / f"{i:02}.txt").write_text(f"a disc, picture {i}")
+        (folder / f"{i:02}.txt").write_text(f"a disc, image {i}")
 
 
-def config(base: Path, pictures: Path, out: Path, steps: int) -> str:
+def config(base: Path, images: Path, out: Path, steps: int) -> str:
     return f"""
 [model]
 checkpoint = "{base}"
 [data]
-path = "{pictures}"
+path = "{images}"
 [lora]
 targets = ["attention"]
 [train]
@@ -79,9 +79,9 @@ def main() -> None:
         subprocess.run(
             [sys.executable, str(maker), str(folder), "--model", args.model, "--device", args.device], check=True
         )
-    draw(folder / "pictures", 12)
+    draw(folder / "images", 12)
     file = folder / "run.toml"
-    file.write_text(config(folder / "base.safetensors", folder / "pictures", folder / "run", args.steps))
+    file.write_text(config(folder / "base.safetensors", folder / "images", folder / "run", args.steps))
     command = [
         COMMANDS[args.model],
         "--config",

@@ -1,4 +1,4 @@
-"""Training the autoencoder, end to end, on squares cut from drawn pictures.
+"""Training the autoencoder, end to end, on squares cut from drawn images.
 
 It sees every shape and texture, also those that the denoiser never does, as published autoencoders have seen more
 than any one LoRA is about. Its latents are drawn towards the mean colours of 8 x 8 blocks: smooth latents, which a
@@ -30,7 +30,7 @@ _COLOUR_SPREAD = 0.55  # of colours in [-1, 1]
 _AT_ONCE = 256
 
 
-def pictures(backend: Backend, size: tuple[int, int], count: int, seed: int) -> Array:
+def images(backend: Backend, size: tuple[int, int], count: int, seed: int) -> Array:
     """uint8 (count, H, W, 3): scenes with every shape and texture there is."""
     made = scenes(count, size, seed, (*SHAPES, "star"), (*TEXTURES, "striped"))
     xp = backend.xp

@@ -30,7 +30,7 @@ _AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class Latents:
-    """Pictures of one size as the denoiser is trained on them, all on the device. Row 0 of the ids says nothing."""
+    """Images of one size as the denoiser is trained on them, all on the device. Row 0 of the ids says nothing."""
 
     mean: Array  # (N, h, w, Z) fp32, unscaled
     logvar: Array
@@ -56,7 +56,7 @@ def encoded(nets: Networks, scenes: Sequence[Scene], size: tuple[int, int], back
 
 
 def _time_ids(count: int, size: tuple[int, int], seed: int) -> np.ndarray[Any, Any]:
-    """(count, 6) int32: original height and width (up to three times the picture's), crop, target."""
+    """(count, 6) int32: original height and width (up to three times the image's), crop, target."""
     rng = np.random.default_rng(seed)
     scale = np.where(rng.random(count) < 0.3, 1.0, rng.uniform(0.8, 3.0, count))
     original = np.rint(np.outer(scale, size))
@@ -120,7 +120,7 @@ def train_denoiser(
 def weights_of(schedule: NoiseSchedule) -> np.ndarray[Any, Any]:
     """A weight for each timestep (T,): what a prediction of v would have (1 / abar), so that layout is learned too.
 
-    Where there is nearly nothing but noise, what is predicted says little of the picture, and the picture, when it
+    Where there is nearly nothing but noise, what is predicted says little of the image, and the image, when it
     is drawn, is decided there.
     """
     heavy = np.minimum(1.0 / schedule.alphas_cumprod, _HEAVIEST)
@@ -134,7 +134,7 @@ def _idle(nets: Networks) -> tuple[str, ...]:
 
 
 def _held_out(nets: Networks, data: Sequence[Latents], objective: Objective, backend: Backend) -> float:
-    """The mean loss over pictures that are never trained on, each with 4 fixed noises."""
+    """The mean loss over images that are never trained on, each with 4 fixed noises."""
     losses = []
     with no_grad():
         for latents in data:

@@ -1,4 +1,4 @@
-"""Draws a sheet of pictures from captions with the small SDXL, to look at.
+"""Draws a sheet of images from captions with the small SDXL, to look at.
 
 python scripts/small_sdxl/look.py flame_train/recipes/assets/small_sdxl.safetensors --out sheet.png
 """
@@ -43,7 +43,7 @@ def sheet(
     nets: Networks, captions: Sequence[str], size: tuple[int, int], device: str, *, steps: int = 25,
     guidance: float = 3.0, seed: int = 0,
 ) -> np.ndarray[Any, Any]:  # fmt: skip
-    """One picture for each caption, all sampled at once, side by side (uint8)."""
+    """One image for each caption, all sampled at once, side by side (uint8)."""
     backend = get_backend(device)
     xp, count = backend.xp, len(captions)
 

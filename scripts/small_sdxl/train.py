@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from autoencoder import pictures, reconstructed, train_autoencoder
+from autoencoder import images, reconstructed, train_autoencoder
 from denoiser import encoded, train_denoiser
 from look import CAPTIONS, sheet
 from model import Networks, build, quiet_unused_words, token_ids, write
@@ -46,15 +46,15 @@ def main() -> None:
 def _vae(args: argparse.Namespace, report: Any) -> None:
     backend, size = get_backend(args.device), args.sizes[0]
     vae = build(SEED, args.device).vae
-    data = pictures(backend, size, args.pictures, SEED)
+    data = images(backend, size, args.images, SEED)
     report(f"drawn: {data.shape}")
     train_autoencoder(
         vae, data, args.device, args.precision, args.end - time.monotonic(), args.batch, args.lr, args.side, report
     )
-    fresh = pictures(backend, size, 16, SEED + 1)
+    fresh = images(backend, size, 16, SEED + 1)
     there, back = backend.to_host(fresh), reconstructed(vae, fresh)
     error = float(np.abs(back.astype(np.float32) - there.astype(np.float32)).mean())
-    report(f"pictures never seen: mean error {error:.2f} of 255")
+    report(f"images never seen: mean error {error:.2f} of 255")
     rows = [np.concatenate(list(p), 1) for p in (there[:8], back[:8], there[8:], back[8:])]
     write_png(args.out / "vae.png", np.concatenate(rows))
     write(args.out / "vae.safetensors", {"vae": _weights(vae)}, TITLE)
@@ -66,7 +66,7 @@ def _base(args: argparse.Namespace, report: Any) -> None:
     nets = replace(begun, vae=SDXL_FILES.load(args.vae, "vae", device=args.device, dtype="float32"))
     data, held_out, captions = [], [], []
     for i, size in enumerate(args.sizes):
-        made = scenes(args.pictures // (1 if i == 0 else 3), size, SEED)
+        made = scenes(args.images // (1 if i == 0 else 3), size, SEED)
         data.append(encoded(nets, made, size, backend, SEED))
         held_out.append(encoded(nets, scenes(64, size, SEED + 1), size, backend, SEED + 1))
         captions += [s.caption for s in made]
@@ -98,16 +98,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1.0, help="for all but the export at the end")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--lr", type=float)
-    parser.add_argument("--pictures", type=int, help="square ones; the others are fewer")
+    parser.add_argument("--images", type=int, help="square ones; the others are fewer")
     parser.add_argument("--side", type=int, default=64, help="train on squares of this side cut from them (for vae)")
     parser.add_argument("--sizes", default="96x96,64x128,128x64", help="height x width, the square one first")
-    parser.add_argument("--sheet", action="store_true", help="draw a sheet of pictures at the end (for base)")
+    parser.add_argument("--sheet", action="store_true", help="draw a sheet of images at the end (for base)")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.sizes = [tuple(int(n) for n in size.split("x")) for size in args.sizes.split(",")]
     args.batch = args.batch or (32 if args.part == "vae" else 128)
     args.lr = args.lr or (2e-3 if args.part == "vae" else 1.5e-3)
-    args.pictures = args.pictures or (4096 if args.part == "vae" else 12288)
+    args.images = args.images or (4096 if args.part == "vae" else 12288)
     return args
 
 
