@@ -1,6 +1,6 @@
 """The loss of a LoRA run here and in PyTorch, step by step: same weights, images, noise, timesteps and factors.
 
-    python scripts/loss_curve.py [--device cuda] [--precision bf16] [--fp8 weights] [--steps 200] [--plot curve.png]
+    python scripts/loss_curve.py [--device cuda] [--precision bf16] [--quantize fp8] [--steps 200] [--plot curve.png]
 
 The network is the small SDXL of the package; PyTorch's is diffusers' UNet with PEFT, as its training scripts use them:
 frozen weights in low precision, fp32 factors under autocast. Prints the mean of both losses, and how far they are apart
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,15 @@ from flame_train.engine import capture
 from flame_train.engine.backend import get_backend
 from flame_train.engine.random import Rng
 from flame_train.models.common.vae import VaeArch
-from flame_train.models.sdxl.files import SDXL_FILES
 from flame_train.models.sdxl.keys_unet import UNetLevels, unet_from_diffusers
 from flame_train.models.sdxl.unet import UNet
-from flame_train.recipes import FAMILIES
-from flame_train.recipes.sdxl import as_denoiser
+from flame_train.recipes import FAMILIES, NOTHING_NAMED
 from flame_train.recipes.small import SMALL_SDXL
-from flame_train.run.command import make_state
+from flame_train.run.check import fp8_of
+from flame_train.run.train import make_state
 from flame_train.tools.bench_torch_models import unet_arguments
 from flame_train.training.batch import Batch, HostBatch
+from flame_train.training.model import Model
 from flame_train.training.step import POSTERIOR, State, micro, update
 
 BATCH, SIDE, IMAGES, RATE, RANK, SEED = 4, 16, 12, 1e-3, 8, 7
@@ -45,16 +46,15 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Host = np.ndarray[Any, Any]
 
 
-def images(unet: UNet) -> dict[str, Host]:
+def images(model: Model) -> dict[str, Host]:
     """Latent moments and conditioning of a few made-up images: smooth, so that there is something to learn."""
-    rng, arch = np.random.default_rng(0), unet.arch
-    coarse = rng.standard_normal((IMAGES, 2, 2, arch.in_channels)).astype(np.float32)
-    pooled = arch.adm_in_channels - 6 * 256
+    rng, channels = np.random.default_rng(0), model.vae.network.arch.latent_channels
+    coarse = rng.standard_normal((IMAGES, 2, 2, channels)).astype(np.float32)
+    captions = {name: rng.standard_normal((IMAGES, *shape)) for name, shape in model.caption_shapes().items()}
     return {
         "mean": 6.0 * coarse.repeat(SIDE // 2, axis=1).repeat(SIDE // 2, axis=2),
-        "logvar": np.full((IMAGES, SIDE, SIDE, arch.in_channels), -8.0, np.float32),
-        "context": rng.standard_normal((IMAGES, 77, arch.context_dim)).astype(np.float32),
-        "pooled": rng.standard_normal((IMAGES, pooled)).astype(np.float32),
+        "logvar": np.full((IMAGES, SIDE, SIDE, channels), -8.0, np.float32),
+        **{name: array.astype(np.float32) for name, array in captions.items()},
         "time_ids": np.tile(np.array([128, 128, 0, 0, 128, 128], np.int32), (IMAGES, 1)),
     }
 
@@ -150,7 +150,7 @@ def theirs(
             "text_embeds": torch.from_numpy(host["pooled"]).to(device, dtype),
             "time_ids": torch.from_numpy(host["time_ids"]).to(device),
         }
-        context = torch.from_numpy(host["context"]).to(device, dtype)
+        context = torch.from_numpy(np.concatenate([host["clip_l"], host["clip_g"]], -1)).to(device, dtype)
         with torch.autocast(device, dtype, enabled=dtype != torch.float32):
             out = twin(image(noised, dtype), torch.from_numpy(t).to(device), context, added_cond_kwargs=extra).sample
         loss = torch.nn.functional.mse_loss(out.float(), image(noise, torch.float32))
@@ -196,20 +196,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--precision", default="bf16", choices=[*DTYPES])
-    parser.add_argument("--fp8", default="off", choices=["off", "weights", "dynamic"], help="as model.fp8; ours alone")
+    parser.add_argument("--quantize", default="off", choices=["off", "fp8"], help="as model.quantize; ours alone")
+    parser.add_argument("--arithmetic", default="bf16", choices=["bf16", "fp8"], help="as model.arithmetic; ours alone")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     config = settings(args.precision, args.steps)
+    model = FAMILIES["sdxl"].open(replace(NOTHING_NAMED, base=SMALL_SDXL))
     on = {"device": args.device, "dtype": args.precision}
-    unet = SDXL_FILES.load(SMALL_SDXL, "unet", **on, fp8=args.fp8)
-    attached = attach(
-        unet, resolve(unet, ("attention",), FAMILIES["sdxl"].presets), rank=RANK, alpha=float(RANK), seed=SEED
+    denoiser = model.load_denoiser(**on, fp8=fp8_of(args.quantize, args.arithmetic))
+    unet = denoiser.network
+    attached = attach(unet, resolve(unet, ("attention",), model.presets), rank=RANK, alpha=float(RANK), seed=SEED)
+    objective, host_objective = (model.objective(config.model, config.loss, on) for on in (args.device, "cpu"))
+    twin, trained = twin_of(model.load_denoiser(**on).network, attached, args.device)
+    data = images(model)
+    state = make_state(
+        denoiser, attached, objective, config.train, config.optimizer, config.schedule, config.gradient, args.device
     )
-    objective = FAMILIES["sdxl"].objective(config, args.device)
-    twin, trained = twin_of(SDXL_FILES.load(SMALL_SDXL, "unet", **on), attached, args.device)
-    data, host_objective = images(unet), FAMILIES["sdxl"].objective(config, "cpu")
-    state = make_state(as_denoiser(unet), attached, objective, config, args.device)
     mine = ours(state, data, args.steps, args.device)
     other = theirs(
         twin, trained, data, lambda step: drawn(data, step, host_objective), args.steps, args.precision, args.device

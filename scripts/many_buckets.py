@@ -18,14 +18,14 @@ import numpy as np
 from flame_train.data.buckets import BucketRule
 from flame_train.engine import capture
 from flame_train.tools import bench
-from flame_train.tools.bench_models import SUBJECTS
+from flame_train.tools.bench_models import names
 from flame_train.training.batch import Batch
 from flame_train.training.step import micro, update
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="sdxl", choices=[*SUBJECTS])
+    parser.add_argument("--model", default="sdxl", choices=names())
     parser.add_argument("--resolution", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--buckets", type=int, default=20)
@@ -37,7 +37,7 @@ def main() -> None:
     steps: list[Callable[[], None]] = []
     memory = p.backend.memory
     for height, width in sides(args.resolution)[: args.buckets]:
-        here = bench.random_batch(p.subject, p.network, trial, (height, width))
+        here = bench.random_batch(p.model, trial, (height, width))
         batch = Batch(here, p.backend, p.state.dtype)
         batch.fill(here)
         steps.append(capture(lambda batch=batch: micro(p.state, batch), "cuda"))

@@ -1,6 +1,6 @@
 """Where a captured step's time goes: GPU time by kind of kernel, and the longest kernels.
 
-    python scripts/profile_step.py [--model NAME] [--batch N] [--recompute WHAT] [--fp8 HOW] [--top K]
+    python scripts/profile_step.py [--model NAME] [--batch N] [--checkpointing WHAT] [--quantize fp8] [--top K]
 
 Needs a GPU and the parity extra: PyTorch's profiler reads the card's activity records, which include our kernels.
 """
@@ -16,20 +16,24 @@ from torch.profiler import ProfilerActivity, profile
 from flame_train.engine.mode import deterministic
 from flame_train.tools import bench
 from flame_train.tools.bench_kernels import kind_of
-from flame_train.tools.bench_models import SUBJECTS
+from flame_train.tools.bench_models import names
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="sdxl", choices=[*SUBJECTS])
+    parser.add_argument("--model", default="sdxl", choices=names())
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--recompute", default="nothing", choices=["nothing", "feed_forward", "blocks"])
-    parser.add_argument("--fp8", default="off", choices=["off", "weights", "dynamic"])
+    parser.add_argument("--checkpointing", default="off", choices=["off", "mlp", "full", "offload"])
+    parser.add_argument("--quantize", default="off", choices=["off", "fp8"])
+    parser.add_argument("--arithmetic", default="bf16", choices=["bf16", "fp8"])
     parser.add_argument("--not-deterministic", action="store_true")
     parser.add_argument("--top", type=int, default=25)
     args = parser.parse_args()
     with deterministic(not args.not_deterministic):
-        trial = bench.Trial(args.model, batch=args.batch, recompute=args.recompute, fp8=args.fp8)
+        trial = bench.Trial(
+            args.model, batch=args.batch, checkpointing=args.checkpointing, quantize=args.quantize,
+            arithmetic=args.arithmetic,
+        )  # fmt: skip
         step = bench.prepare(trial).captured()
     for _ in range(4):
         step()

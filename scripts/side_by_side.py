@@ -12,7 +12,7 @@ import argparse
 from typing import Any
 
 from flame_train.tools import bench, bench_torch_step
-from flame_train.tools.bench_models import SUBJECTS
+from flame_train.tools.bench_models import names
 
 HEAD = "| batch | eager, ms / GiB | compiled, ms / GiB | ours, ms / GiB | ours / theirs | share of the floor |"
 
@@ -39,7 +39,7 @@ def _flaw(compiled: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="sdxl", choices=[*SUBJECTS])
+    parser.add_argument("--model", default="sdxl", choices=names())
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--deterministic", action="store_true", help="ours as it trains by default")
     args = parser.parse_args()

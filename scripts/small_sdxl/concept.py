@@ -31,16 +31,15 @@ from flame_train.config.schema import (
     ScheduleSection,
     TrainSection,
 )
-from flame_train.diffusion.objectives import Objective
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.quickstart.before_after import write_before_after
 from flame_train.quickstart.drawings import Maker, scenes, tiles, write_images
-from flame_train.recipes import FAMILIES
-from flame_train.recipes.sdxl import noise_schedule
+from flame_train.run.check import check
 from flame_train.run.command import train_plan
-from flame_train.run.encode import encode, keys_of
+from flame_train.run.encode import encode
 from flame_train.run.plan import make_plan
+from flame_train.run.train import load_denoiser
 from flame_train.training.stop import StopRequest
 from flame_train.training.validate import held_out_loss
 
@@ -60,7 +59,6 @@ OLD = ("a large red circle on a blue background", "a yellow square on the left o
 def main() -> None:
     args = _arguments()
     backend = get_backend(args.device)
-    family = FAMILIES["sdxl"]
     folders = {name: args.out / name for name in ("images", "new", "old")}
     _write_trained(args, folders["images"])
     write_images(folders["new"], 24, args.seed + 1, NEW[args.concept])
@@ -68,7 +66,8 @@ def main() -> None:
     config = _config(args, folders["images"])
     with StopRequest() as stop:
         begin = time.monotonic()
-        result = train_plan(make_plan(family, config, stop), args.device, stop)
+        plan = make_plan(check(config), stop)
+        result = train_plan(plan, args.device, stop)
         seconds = time.monotonic() - begin
         write_before_after(Path(result["lora"]).with_name("samples"), args.out / "before-after.png", args.steps)
 
@@ -77,8 +76,8 @@ def main() -> None:
             for name, path in folders.items()
             if name != "images"
         }
-        denoiser = family.denoiser(config, args.device)
-        objective = Objective(noise_schedule(config), device=args.device)
+        denoiser = load_denoiser(plan, args.device)
+        objective = plan.model.objective(config.model, LossSection(), args.device)
 
         def measured() -> dict[str, float]:
             return {
@@ -89,8 +88,8 @@ def main() -> None:
             }
 
         before = measured()
-        trained = from_file(Path(result["lora"]), family.lora_names(config)).state
-        attach_factors(denoiser.model, trained[denoiser.component])
+        trained = from_file(Path(result["lora"]), plan.model.lora_names).state
+        attach_factors(denoiser.network, trained[denoiser.component])
         after = measured()
     change = {name: round(after[name] / before[name] - 1.0, 4) for name in before}
     print(json.dumps({"before": before, "after": after, "change": change, "seconds": round(seconds, 1)}, indent=1))
@@ -111,20 +110,22 @@ def _config(args: argparse.Namespace, images: Path) -> Config:
         data=DataSection(path=str(images), resolution=96, bucket_step=32, batch_size=args.batch),
         lora=LoraSection(rank=args.rank, alpha=float(args.rank), targets=tuple(args.targets)),
         optimizer=OptimizerSection(lr=args.lr),
-        loss=LossSection(snr_gamma=args.snr_gamma),
+        loss=LossSection.model_validate(
+            {"weighting": "min_snr", "snr_gamma": args.snr_gamma} if args.snr_gamma else {}
+        ),
         schedule=ScheduleSection(name="cosine", warmup_steps=5),
         train=TrainSection(steps=args.steps, precision=args.precision),
         checkpoint=CheckpointSection(every=args.steps, keep=1),
-        sample=SampleSection(every=args.steps, prompts=(*PROMPTS[args.concept], *OLD), steps=20, guidance=3.0),
+        sample=SampleSection(every=args.steps, prompts=(*PROMPTS[args.concept], *OLD), steps=20, guidance_scale=3.0),
         output=OutputSection(dir=str(args.out / "run")),
     )
 
 
 def _examples(config: Config, device: str, stop: StopRequest) -> list[Any]:
-    family = FAMILIES["sdxl"]
-    placed = make_plan(family, config, stop).placed
-    encoded = encode(placed, keys_of(placed, config, family, ()), config, family, device, stop)
-    return [encoded.example(i, False) for i in range(len(placed.placements))]
+    plan = make_plan(check(config), stop)
+    keys = plan.encoding.keys(plan.placed, ())
+    encoded = encode(plan.encoding, plan.placed, keys, plan.model.size_conditioning, device, stop)
+    return [encoded.example(i, False) for i in range(len(plan.placed.placements))]
 
 
 def _arguments() -> argparse.Namespace:

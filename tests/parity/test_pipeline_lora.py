@@ -19,7 +19,7 @@ from flame_train.models.sdxl.files import SDXL_FILES
 from flame_train.models.sdxl.keys import lora_family
 from flame_train.models.sdxl.keys_unet import SDXL_LEVELS, unet_from_diffusers
 from flame_train.models.sdxl.unet import vector_conditioning
-from flame_train.recipes import FAMILIES
+from flame_train.run.check import check
 from flame_train.run.command import train_plan
 from flame_train.run.plan import make_plan
 from flame_train.tools.bench_torch_models import unet_arguments
@@ -141,7 +141,7 @@ def lora(request, small_config, base, drawn):
         optimizer={"lr": rate}, train={"steps": 2}, output={"format": form}, sample={"every": 0},
     )  # fmt: skip
     stop = StopRequest()
-    done = train_plan(make_plan(FAMILIES["sdxl"], config, stop), "cpu", stop)
+    done = train_plan(make_plan(check(config), stop), "cpu", stop)
     return done["lora"]
 
 

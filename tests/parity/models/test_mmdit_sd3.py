@@ -143,23 +143,23 @@ def test_checkpointing_changes_no_bit(pair, batch, with_lora):
     model, _ = pair
     attached = with_lora(model)
     found = {}
-    for recompute in ("nothing", "feed_forward", "blocks", "blocks_offloaded"):
-        model.recompute = recompute
+    for checkpointing in ("off", "mlp", "full", "offload"):
+        model.checkpointing = checkpointing
         for p in attached.parameters():
             p.grad = None
         (ours(model, batch) * tensor(batch["weight"])).sum().backward()
-        found[recompute] = {p.name: p.grad.numpy() for p in attached.parameters()}
-    for name, g in found["nothing"].items():
-        np.testing.assert_array_equal(found["feed_forward"][name], g, err_msg=name)
-        np.testing.assert_array_equal(found["blocks"][name], g, err_msg=name)
-        np.testing.assert_array_equal(found["blocks_offloaded"][name], g, err_msg=name)
+        found[checkpointing] = {p.name: p.grad.numpy() for p in attached.parameters()}
+    for name, g in found["off"].items():
+        np.testing.assert_array_equal(found["mlp"][name], g, err_msg=name)
+        np.testing.assert_array_equal(found["full"][name], g, err_msg=name)
+        np.testing.assert_array_equal(found["offload"][name], g, err_msg=name)
 
 
 def test_what_is_recomputed_is_not_kept(pair, batch, with_lora):
     model, _ = pair
     with_lora(model)
     kept = {}
-    for recompute in ("nothing", "feed_forward", "blocks", "blocks_offloaded"):
-        model.recompute = recompute
-        kept[recompute] = sum(saved_by_op(ours(model, batch).sum()).values())
-    assert kept["blocks_offloaded"] < kept["blocks"] < kept["feed_forward"] < kept["nothing"]
+    for checkpointing in ("off", "mlp", "full", "offload"):
+        model.checkpointing = checkpointing
+        kept[checkpointing] = sum(saved_by_op(ours(model, batch).sum()).values())
+    assert kept["offload"] < kept["full"] < kept["mlp"] < kept["off"]
