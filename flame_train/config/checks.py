@@ -44,6 +44,11 @@ def _warmup(config: Config) -> str | None:
     return f"expected less than train.steps ({steps}), got {warmup}" if warmup >= steps else None
 
 
+def _warmup_twice(config: Config) -> str | None:
+    steps, share = config.schedule.warmup_steps, config.schedule.warmup
+    return f"expected this or schedule.warmup_steps ({steps}), got both; remove one" if steps and share else None
+
+
 def _min_lr(config: Config) -> str | None:
     low, peak = config.schedule.min_lr, config.optimizer.lr
     return f"expected at most optimizer.lr ({peak}), got {low}" if low > peak else None
@@ -76,7 +81,7 @@ def _own_problem(config: Config, path: str) -> str | None:
 
 def _decay(config: Config) -> str | None:
     chosen = SCHEDULES.chosen(config.schedule)
-    if config.schedule.min_lr == 0.0 or not chosen.same_prefix:
+    if config.schedule.min_lr == 0.0 or chosen.decays:
         return None
     return f'expected a schedule.name that decays with it, got "{type(chosen).name}"'
 
@@ -166,6 +171,7 @@ def checks() -> Iterator[Check]:
         if key.only:
             yield Check((path, *key.only), partial(_inapplicable, path=path))
     yield Check(("schedule.warmup_steps", "train.steps"), _warmup)
+    yield Check(("schedule.warmup", "schedule.warmup_steps"), _warmup_twice)
     yield Check(("schedule.min_lr", "optimizer.lr"), _min_lr)
     yield Check(("schedule.min_lr", "schedule.name"), _decay)
     yield Check(("gradient.noise_decay", "gradient.noise_std"), _noise_decay)

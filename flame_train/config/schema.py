@@ -158,7 +158,14 @@ class ScheduleSection(Section):
     """How the learning rate moves over the run."""
 
     warmup_steps: int = field(0, "linear rise from 0", unit="steps", ge=0, aka=("lr_warmup_steps",))
+    warmup: float = field(
+        0.0, "the same rise as a share of the run; 0: schedule.warmup_steps", ge=0, lt=1, aka=("warmup_ratio",)
+    )
     min_lr: float = field(0.0, "learning rate at the end of the decay", ge=0, le=10)
+
+    def warmup_of(self, steps: int) -> int:
+        """The number of warm-up steps in a run of `steps`; a share's is rounded, and leaves one step at least."""
+        return min(round(self.warmup * steps), steps - 1) if self.warmup else self.warmup_steps
 
 
 class GradientSection(Section):

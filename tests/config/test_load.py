@@ -91,11 +91,21 @@ BAD_LINES = [
     ("[optimizer]\nweight_decay = 2", "8: optimizer.weight_decay: expected a number from 0 to 1, got 2"),
     (
         "[schedule]\nname = 'step'",
-        '8: schedule.name: expected one of "cosine", "constant", "cosine_restarts", "linear", "polynomial", got "step"',
+        '8: schedule.name: expected one of "cosine", "constant", "cosine_restarts", "inverse_sqrt", '
+        '"linear", "polynomial", "rex", "warmup_stable_decay", got "step"',
     ),
     (
         "[schedule]\nwarmup_steps = 2000",
         "8: schedule.warmup_steps: expected less than train.steps (2000), got 2000",
+    ),
+    ("[schedule]\nwarmup = 1.0", "8: schedule.warmup: expected a number >= 0 and < 1, got 1.0"),
+    (
+        "[schedule]\nwarmup_steps = 3\nwarmup = 0.1",
+        "9: schedule.warmup: expected this or schedule.warmup_steps (3), got both; remove one",
+    ),
+    (
+        "[schedule]\nname = 'warmup_stable_decay'\nwarmup = 0.5\ndecay = 0.75",
+        "10: schedule.decay: expected at most the 1000 steps that the warm-up leaves, got 0.75 of 2000 steps",
     ),
     ("[schedule]\nmin_lr = 0.1", "8: schedule.min_lr: expected at most optimizer.lr (0.0001), got 0.1"),
     (
@@ -365,7 +375,7 @@ def test_a_rate_cannot_restart_more_often_than_it_has_steps(cycles: int, good: b
     if good:
         assert load(write(GOOD + schedule)).schedule.cycles == cycles
     else:
-        message = "x.toml:10: schedule.cycles: expected at most train.steps - schedule.warmup_steps (7), got 8"
+        message = "x.toml:10: schedule.cycles: expected at most the 7 steps that the warm-up leaves, got 8"
         assert report(write(GOOD + schedule)) == message
 
 
