@@ -8,6 +8,7 @@ from functools import partial
 
 from flame_train.config.keys import keys
 from flame_train.config.schema import Config
+from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.schedules import SCHEDULES
 from flame_train.settings import section_tables
 
@@ -111,6 +112,16 @@ def _zero_terminal_snr(config: Config) -> str | None:
     return 'expected model.prediction = "v" with it: pure noise teaches an epsilon model nothing'
 
 
+def _timestep_span(config: Config) -> str | None:
+    low, high = config.loss.min_timestep, config.loss.max_timestep
+    if low >= high:
+        return f"expected less than loss.max_timestep ({high}), got {low}"
+    sampling = TIMESTEP_SAMPLINGS.chosen(config.loss)
+    if (low, high) == (0, 1000) or not sampling.exact:
+        return None
+    return f'means nothing with loss.timestep_sampling = "{sampling.name}"; remove it, or change that'
+
+
 def _bucket_step(config: Config, name: str) -> str | None:
     side, step = getattr(config.data, name), config.data.bucket_step
     return f"expected a multiple of data.bucket_step ({step}), got {side}" if side % step else None
@@ -179,3 +190,4 @@ def checks() -> Iterator[Check]:
     yield Check(("model.arithmetic", "model.quantize"), _arithmetic)
     yield Check(("sample.guidance_scale",), _guidance)
     yield Check(("loss.zero_terminal_snr", "model.prediction"), _zero_terminal_snr)
+    yield Check(("loss.min_timestep", "loss.max_timestep", "loss.timestep_sampling"), _timestep_span)

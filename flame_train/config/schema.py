@@ -232,6 +232,8 @@ class LossSection(Section):
     guidance_scale: float = field(
         1.0, "guidance that the model is told in training (Flux dev)", ge=0, le=1000, aka=("guidance",)
     )
+    min_timestep: int = field(0, "least timestep that is trained, of 1000; 0 is the image", ge=0, le=999)
+    max_timestep: int = field(1000, "the timesteps below this are trained; 1000 is pure noise", ge=1, le=1000)
     zero_terminal_snr: bool = field(
         False,
         "last timestep is pure noise (arXiv 2305.08891); needs prediction v",

@@ -39,7 +39,7 @@ BAD_LINES = [
     ("[lora]\nalpha = 0", "8: lora.alpha: expected a number > 0 and <= 1000000, got 0"),
     ("[lora]\nalpha = nan", "8: lora.alpha: expected a number > 0 and <= 1000000, got nan"),
     ("[lora]\nalpha = inf", "8: lora.alpha: expected a number > 0 and <= 1000000, got inf"),
-    ("[lora]\nkind = 'loha'", "8: lora.kind: unknown key; `flame-train init FAMILY` writes all there are"),
+    ("[lora]\nkind = 'loha'", "8: lora.kind: unknown key; did you mean loss.kind?"),
     ("[lora]\ntargets = 'attention'", '8: lora.targets: expected a list of strings, got "attention"'),
     ("[lora]\ntargets = [1]", "8: lora.targets: expected a list of strings, got [1]"),
     ("[lora]\ntargets = []", "8: lora.targets: expected presets or globs, got []"),
@@ -77,7 +77,8 @@ BAD_LINES = [
     ),
     (
         "[loss]\nsnr_gamma = 5.0",
-        '8: loss.snr_gamma: expected loss.weighting = "min_snr" with it, got "none"; ' + INSTEAD,
+        '8: loss.snr_gamma: expected loss.weighting = "min_snr" or loss.weighting = "soft_min_snr" with it, got "none"; '
+        + INSTEAD,
     ),
     (
         '[loss]\ntimestep_sampling = "mode"\nmode_scale = 8.0',
@@ -156,6 +157,24 @@ BAD_LINES = [
     ("[gradient]\nnoise_decay = 1", "8: gradient.noise_decay: expected gradient.noise_std above 0 with it"),
     ("[gradient]\nnoise_std = 1e300", "8: gradient.noise_std: expected a number from 0 to 1000, got 1e+300"),
     ("[loss]\nshift = 1e300", "8: loss.shift: expected a number from 0 to 100, got 1e+300"),
+    (
+        "[loss]\nmin_timestep = 500\nmax_timestep = 500",
+        "8: loss.min_timestep: expected less than loss.max_timestep (500), got 500",
+    ),
+    ("[loss]\nmax_timestep = 1001", "8: loss.max_timestep: expected an integer from 1 to 1000, got 1001"),
+    (
+        "[loss]\ntimestep_sampling = 'list'\ntimestep_list = [3, 1000]",
+        "9: loss.timestep_list: expected timesteps from 0 to 999, got 1000",
+    ),
+    ("[loss]\ntimestep_sampling = 'list'", "7: loss.timestep_list: expected at least one timestep, got none"),
+    (
+        "[loss]\ntimestep_sampling = 'list'\ntimestep_list = [3]\nmax_timestep = 10",
+        '10: loss.min_timestep: means nothing with loss.timestep_sampling = "list"; remove it, or change that',
+    ),
+    (
+        "[loss]\nhuber_c = 0.2",
+        '8: loss.huber_c: expected loss.kind = "huber" or loss.kind = "smooth_l1" with it, got "mse"; ' + INSTEAD,
+    ),
     ("[loss]\nlogit_mean = -11", "8: loss.logit_mean: expected a number from -10 to 10, got -11"),
     ("[loss]\nlogit_std = 11", "8: loss.logit_std: expected a number > 0 and <= 10, got 11"),
     ("[sample]\nguidance_scale = 1001", "8: sample.guidance_scale: expected a number from 0 to 1000, got 1001"),
