@@ -8,6 +8,7 @@ from functools import partial
 
 from flame_train.config.keys import keys
 from flame_train.config.schema import Config
+from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.schedules import SCHEDULES
 from flame_train.settings import section_tables
 
@@ -44,6 +45,11 @@ def _warmup(config: Config) -> str | None:
     return f"expected less than train.steps ({steps}), got {warmup}" if warmup >= steps else None
 
 
+def _warmup_twice(config: Config) -> str | None:
+    steps, share = config.schedule.warmup_steps, config.schedule.warmup
+    return f"expected this or schedule.warmup_steps ({steps}), got both; remove one" if steps and share else None
+
+
 def _min_lr(config: Config) -> str | None:
     low, peak = config.schedule.min_lr, config.optimizer.lr
     return f"expected at most optimizer.lr ({peak}), got {low}" if low > peak else None
@@ -76,7 +82,7 @@ def _own_problem(config: Config, path: str) -> str | None:
 
 def _decay(config: Config) -> str | None:
     chosen = SCHEDULES.chosen(config.schedule)
-    if config.schedule.min_lr == 0.0 or not chosen.same_prefix:
+    if config.schedule.min_lr == 0.0 or chosen.decays:
         return None
     return f'expected a schedule.name that decays with it, got "{type(chosen).name}"'
 
@@ -104,6 +110,16 @@ def _zero_terminal_snr(config: Config) -> str | None:
     if not config.loss.zero_terminal_snr or config.model.prediction == "v":
         return None
     return 'expected model.prediction = "v" with it: pure noise teaches an epsilon model nothing'
+
+
+def _timestep_span(config: Config) -> str | None:
+    low, high = config.loss.min_timestep, config.loss.max_timestep
+    if low >= high:
+        return f"expected less than loss.max_timestep ({high}), got {low}"
+    sampling = TIMESTEP_SAMPLINGS.chosen(config.loss)
+    if (low, high) == (0, 1000) or not sampling.exact:
+        return None
+    return f'means nothing with loss.timestep_sampling = "{sampling.name}"; remove it, or change that'
 
 
 def _bucket_step(config: Config, name: str) -> str | None:
@@ -166,6 +182,7 @@ def checks() -> Iterator[Check]:
         if key.only:
             yield Check((path, *key.only), partial(_inapplicable, path=path))
     yield Check(("schedule.warmup_steps", "train.steps"), _warmup)
+    yield Check(("schedule.warmup", "schedule.warmup_steps"), _warmup_twice)
     yield Check(("schedule.min_lr", "optimizer.lr"), _min_lr)
     yield Check(("schedule.min_lr", "schedule.name"), _decay)
     yield Check(("gradient.noise_decay", "gradient.noise_std"), _noise_decay)
@@ -173,3 +190,4 @@ def checks() -> Iterator[Check]:
     yield Check(("model.arithmetic", "model.quantize"), _arithmetic)
     yield Check(("sample.guidance_scale",), _guidance)
     yield Check(("loss.zero_terminal_snr", "model.prediction"), _zero_terminal_snr)
+    yield Check(("loss.min_timestep", "loss.max_timestep", "loss.timestep_sampling"), _timestep_span)

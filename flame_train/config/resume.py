@@ -16,7 +16,8 @@ def differences(old: str, new: Config, *, moved: bool = False) -> str | None:
     """A table of the settings that differ between `old`, a resolved config as text, and `new`, and that the
     trained weights depend on; None where there is none and the run may go on.
 
-    `train.steps` may change under a schedule that does not depend on it: the steps already taken are then the same.
+    `train.steps` may change under a schedule that does not depend on it, nor its warm-up: the steps already taken are
+    then the same.
     Files and folders may be written in another way. They may lie elsewhere if `moved` says that they are compared by
     what is in them.
     """
@@ -24,7 +25,7 @@ def differences(old: str, new: Config, *, moved: bool = False) -> str | None:
     if before is None:
         return "  its config.toml cannot be read"
     same_shape = before.get("schedule.name") == now["schedule.name"]
-    constant = same_shape and SCHEDULES.chosen(new.schedule).same_prefix
+    constant = same_shape and SCHEDULES.chosen(new.schedule).same_prefix and not new.schedule.warmup
     rows = [
         (path, toml_value(before.get(path, keys()[path].default)), toml_value(value))
         for path, value in now.items()

@@ -158,7 +158,14 @@ class ScheduleSection(Section):
     """How the learning rate moves over the run."""
 
     warmup_steps: int = field(0, "linear rise from 0", unit="steps", ge=0, aka=("lr_warmup_steps",))
+    warmup: float = field(
+        0.0, "the same rise as a share of the run; 0: schedule.warmup_steps", ge=0, lt=1, aka=("warmup_ratio",)
+    )
     min_lr: float = field(0.0, "learning rate at the end of the decay", ge=0, le=10)
+
+    def warmup_of(self, steps: int) -> int:
+        """The number of warm-up steps in a run of `steps`; a share's is rounded, and leaves one step at least."""
+        return min(round(self.warmup * steps), steps - 1) if self.warmup else self.warmup_steps
 
 
 class GradientSection(Section):
@@ -225,6 +232,8 @@ class LossSection(Section):
     guidance_scale: float = field(
         1.0, "guidance that the model is told in training (Flux dev)", ge=0, le=1000, aka=("guidance",)
     )
+    min_timestep: int = field(0, "least timestep that is trained, of 1000; 0 is the image", ge=0, le=999)
+    max_timestep: int = field(1000, "the timesteps below this are trained; 1000 is pure noise", ge=1, le=1000)
     zero_terminal_snr: bool = field(
         False,
         "last timestep is pure noise (arXiv 2305.08891); needs prediction v",

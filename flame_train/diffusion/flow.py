@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from ..engine import Tensor, no_grad
+from ..engine.dtype import Array
 from ..engine.random import Rng
 from ..errors import ConfigError
-from .losses import LossKind
+from .losses import LossKind, NoiseLevel
 from .losses.mse import Mse
-from .objectives import drawn_noise, mean_errors
+from .objectives import WHOLE, Span, drawn_noise, mean_errors
 from .timestep_sampling import TimestepSampling
 from .timestep_sampling.logit_normal import LogitNormal
 from .weightings import Weighting
@@ -53,9 +54,9 @@ def shifted(sigma: Any, shift: float) -> Any:
 class FlowObjective:
     """The error of the velocity.
 
-    `sampling` draws s before the shift. `kind` is the distance to the target. `weighting` multiplies each sample's
-    loss. `offset_noise` adds that much of a normal number to each channel's noise. `patch` is the side of a token in
-    latent pixels.
+    `sampling` draws s before the shift; what comes of it is spread over `span`, in thousandths. `kind` is the distance
+    to the target. `weighting` multiplies each sample's loss. `offset_noise` adds that much of a normal number to each
+    channel's noise. `patch` is the side of a token in latent pixels.
     """
 
     sampling: TimestepSampling = field(default_factory=LogitNormal)
@@ -64,11 +65,23 @@ class FlowObjective:
     weighting: Weighting = field(default_factory=NoWeighting)
     offset_noise: float = 0.0
     patch: int = 2
+    span: Span = WHOLE
+    device: str = "cpu"
+    _draw: Callable[[Rng], Array] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_draw", self.sampling.on(self.device))
 
     def timesteps(self, rng: Rng, shape: Sequence[int]) -> Tensor:
         """(B,) fp32 in (0, 1) for latents of `shape` (H, W, C)."""
-        tokens = shape[0] * shape[1] // self.patch**2
-        return Tensor(shifted(self.sampling.levels(rng), self.shift(tokens)).astype(np.float32))
+        levels = self._draw(rng)
+        if self.sampling.exact:
+            return Tensor(levels)
+        levels = shifted(levels, self.shift(shape[0] * shape[1] // self.patch**2)).astype(np.float32)
+        if self.span == WHOLE:
+            return Tensor(levels)
+        low, high = (np.float32(end / 1000) for end in self.span)
+        return Tensor(low + (high - low) * levels)
 
     def noise(self, rng: Rng, shape: Sequence[int]) -> Tensor:
         """(B, H, W, C) fp32 for `shape` (H, W, C): standard normal, plus the offset if there is one."""
@@ -86,7 +99,9 @@ class FlowObjective:
 
     def losses(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """(B,) fp32: each sample's mean error, times its weight."""
-        each = mean_errors(self.kind, prediction, self.target(latents, noise, t))
+        each = mean_errors(
+            self.kind, prediction, self.target(latents, noise, t), NoiseLevel(lambda: t, lambda: t / (1.0 - t))
+        )
         return each if self.weighting.uniform else each * Tensor(self.weighting.of_flow(t.data))
 
     def loss(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:

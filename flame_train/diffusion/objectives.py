@@ -15,14 +15,20 @@ from ..engine import Tensor
 from ..engine import functional as F
 from ..engine.backend import get_backend
 from ..engine.random import Rng
-from .losses import LossKind
+from .losses import LossKind, NoiseLevel
 from .losses.mse import Mse
 from .schedules import NoiseSchedule
-from .timestep_sampling import Stream
+from .timestep_sampling import Stream, TimestepSampling
+from .timestep_sampling.uniform import Uniform
 from .weightings import Weighting
 from .weightings.none import NoWeighting
 
 Prediction = Literal["epsilon", "v"]
+
+Span = tuple[int, int]
+"""The least timestep, and the one after the greatest, of 0 to 1000."""
+
+WHOLE: Span = (0, 1000)
 
 
 def drawn_noise(rng: Rng, shape: Sequence[int], offset: float) -> Tensor:
@@ -33,9 +39,9 @@ def drawn_noise(rng: Rng, shape: Sequence[int], offset: float) -> Tensor:
     return Tensor(noise)
 
 
-def mean_errors(kind: LossKind, prediction: Tensor, target: Tensor) -> Tensor:
+def mean_errors(kind: LossKind, prediction: Tensor, target: Tensor, level: NoiseLevel) -> Tensor:
     """(B,) fp32: each sample's mean error, for an fp32 target (B, H, W, C)."""
-    errors = kind.errors(prediction.float(), target)
+    errors = kind.errors(prediction.float(), target, level)
     return errors.mean(tuple(range(1, errors.ndim)))
 
 
@@ -43,7 +49,7 @@ class Objective:
     """Predicts the noise ("epsilon") or v = sqrt(abar) noise - sqrt(1 - abar) x_0 (arXiv 2202.00512).
 
     `kind` is the distance to the target. `weighting` weighs each sample by its timestep's signal-to-noise ratio.
-    `offset_noise` adds that much of a normal number to each channel's noise.
+    `sampling` draws timesteps within `span`. `offset_noise` adds that much of a normal number to each channel's noise.
 
     Raises `ValueError` for epsilon on a schedule with zero terminal SNR: there the noise says nothing of the
     image.
@@ -56,6 +62,8 @@ class Objective:
         *,
         kind: LossKind | None = None,
         weighting: Weighting | None = None,
+        sampling: TimestepSampling | None = None,
+        span: Span = WHOLE,
         offset_noise: float = 0.0,
         device: str = "cpu",
     ) -> None:
@@ -65,12 +73,23 @@ class Objective:
         self._signal = _table(np.sqrt(schedule.alphas_cumprod), device)
         self._noise = _table(np.sqrt(1.0 - schedule.alphas_cumprod), device)
         self._kind, weighting = kind or Mse(), weighting or NoWeighting()
+        self._sampling, self._span = sampling or Uniform(), span
+        self._draw = self._sampling.on(device)
+        self._sigma = _table(schedule.sigmas, device)
         weights = None if weighting.uniform else weighting.of_snr(schedule.snr, prediction)
         self._weight = None if weights is None else _table(weights, device)
 
     def timesteps(self, rng: Rng, shape: Sequence[int] = ()) -> Tensor:
-        """(B,) int64, uniform in 0 .. T - 1, whatever the latents' shape."""
-        return Tensor(rng.randint(Stream.TIMESTEPS, self.schedule.steps))
+        """(B,) int64, whatever the latents' shape: a level drawn in (0, 1) is a place in the span."""
+        first, end = (edge * self.schedule.steps // 1000 for edge in self._span)
+        count = end - first
+        if self._sampling.even:
+            drawn = rng.randint(Stream.TIMESTEPS, count)
+        elif self._sampling.exact:
+            return Tensor(rng.xp.rint(self._draw(rng) * np.float32(self.schedule.steps)).astype(np.int64))
+        else:
+            drawn = (self._draw(rng) * np.float32(count)).astype(np.int64).clip(0, count - 1)
+        return Tensor(drawn + first if first else drawn)
 
     def noise(self, rng: Rng, shape: Sequence[int]) -> Tensor:
         """(B, H, W, C) fp32 for `shape` (H, W, C): standard normal, plus the offset if there is one."""
@@ -89,7 +108,8 @@ class Objective:
 
     def losses(self, prediction: Tensor, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """(B,) fp32: each sample's mean error, times its weight."""
-        each = mean_errors(self._kind, prediction, self.target(latents, noise, t))
+        level = NoiseLevel(lambda: t.float() * (1.0 / self.schedule.steps), lambda: F.embedding(t, self._sigma))
+        each = mean_errors(self._kind, prediction, self.target(latents, noise, t), level)
         if self._weight is not None:
             each = each * F.embedding(t, self._weight)
         return each

@@ -53,6 +53,8 @@ class FlowModel(Model):
             WEIGHTINGS.chosen(loss),
             loss.offset_noise,
             PATCH,
+            (loss.min_timestep, loss.max_timestep),
+            device,
         )
 
     def sampler(self, model: ModelSection, loss: LossSection, steps: int, sampler: str, size: Size) -> Sampler:

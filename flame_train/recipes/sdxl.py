@@ -18,6 +18,7 @@ from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.objectives import Objective
 from flame_train.diffusion.samplers import ddim, euler
 from flame_train.diffusion.schedules import NoiseSchedule
+from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.engine import Tensor, nn
 from flame_train.engine import functional as F
@@ -68,6 +69,8 @@ class SdxlModel(Model):
             model.prediction,
             kind=LOSSES.chosen(loss),
             weighting=WEIGHTINGS.chosen(loss),
+            sampling=TIMESTEP_SAMPLINGS.chosen(loss),
+            span=(loss.min_timestep, loss.max_timestep),
             offset_noise=loss.offset_noise,
             device=device,
         )
@@ -108,9 +111,7 @@ class SdxlFamily(Family):
     name = "sdxl"
     files = SDXL_FILES
     encoders = MappingProxyType({"clip_l": "text_encoder", "clip_g": "text_encoder_2"})
-    unsupported = (
-        *(f"loss.{key}" for key in ("timestep_sampling", "logit_mean", "logit_std", "shift", "guidance_scale")),
-    )
+    unsupported = ("loss.shift", "loss.guidance_scale")
     published = MappingProxyType(
         {
             "sdxl": lambda: _networks(UNetArch.sdxl(), ClipArch.clip_l(), ClipArch.bigg(), VaeArch.sdxl()),

@@ -10,6 +10,7 @@ from .kind import ScheduleKind
 class Constant(ScheduleKind):
     name = "constant"
     same_prefix = True
+    decays = False
 
     def build(self, total: int, warmup: int, min_lr: float) -> Schedule:
         return Schedule("constant", total, warmup)

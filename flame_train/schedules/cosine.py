@@ -26,10 +26,10 @@ class CosineRestarts(ScheduleKind):
     )
 
     def problems(self, config: Any) -> Mapping[str, str]:
-        steps = config.train.steps - config.schedule.warmup_steps
+        steps = config.train.steps - config.schedule.warmup_of(config.train.steps)
         if self.cycles <= max(steps, 1):
             return {}
-        return {"cycles": f"expected at most train.steps - schedule.warmup_steps ({steps}), got {self.cycles}"}
+        return {"cycles": f"expected at most the {steps} steps that the warm-up leaves, got {self.cycles}"}
 
     def build(self, total: int, warmup: int, min_lr: float) -> Schedule:
         return Schedule("cosine_restarts", total, warmup, self.cycles, min_lr=min_lr)

@@ -14,6 +14,9 @@ class ScheduleKind(Entry):
     same_prefix: ClassVar[bool] = False
     """Whether the rate of a step does not depend on the number of steps, so that a run may be prolonged."""
 
+    decays: ClassVar[bool] = True
+    """Whether the rate falls, so that `schedule.min_lr` means something."""
+
     def build(self, total: int, warmup: int, min_lr: float) -> Schedule:
         """The schedule of `total` updates, `warmup` of them a linear rise from 0, with a decay to `min_lr`."""
         raise NotImplementedError

@@ -176,8 +176,12 @@ class Model(ABC):
         wrong = {}
         if not weighting.serves(self.flow):
             wrong["loss.weighting"] = f'"{weighting.name}" has no formula for {self.title}; remove it'
-        if not sampling.serves(self.flow):
-            wrong["loss.timestep_sampling"] = f'"{sampling.name}" means nothing for {self.title}; remove it'
+        wrong |= {
+            f"loss.{key}": f'means nothing with "auto", which is uniform for {self.title}; '
+            'set loss.timestep_sampling = "logit_normal" with it'
+            for key, usual in (("logit_mean", 0.0), ("logit_std", 1.0))
+            if not self.flow and sampling.name == "auto" and getattr(loss, key) != usual
+        }
         if loss.guidance_scale != 1.0 and not self.guidance_distilled:
             wrong["loss.guidance_scale"] = f"this model is told none, got {loss.guidance_scale}; remove it"
         return wrong

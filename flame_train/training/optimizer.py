@@ -39,7 +39,7 @@ def build_optimizer(
         FlatParameters(parameters, backend, compute_dtype=as_dtype(train.precision)),
         chain,
         lr=optimizer.lr,
-        schedule=SCHEDULES.chosen(schedule).build(train.steps, schedule.warmup_steps, schedule.min_lr),
+        schedule=SCHEDULES.chosen(schedule).build(train.steps, schedule.warmup_of(train.steps), schedule.min_lr),
         accumulation=gradient.accumulation,
         scaler=LossScaler() if train.precision == "fp16" else None,
         average=EMA(train.ema_decay) if train.ema_decay else None,

@@ -39,7 +39,7 @@ BAD_LINES = [
     ("[lora]\nalpha = 0", "8: lora.alpha: expected a number > 0 and <= 1000000, got 0"),
     ("[lora]\nalpha = nan", "8: lora.alpha: expected a number > 0 and <= 1000000, got nan"),
     ("[lora]\nalpha = inf", "8: lora.alpha: expected a number > 0 and <= 1000000, got inf"),
-    ("[lora]\nkind = 'loha'", "8: lora.kind: unknown key; `flame-train init FAMILY` writes all there are"),
+    ("[lora]\nkind = 'loha'", "8: lora.kind: unknown key; did you mean loss.kind?"),
     ("[lora]\ntargets = 'attention'", '8: lora.targets: expected a list of strings, got "attention"'),
     ("[lora]\ntargets = [1]", "8: lora.targets: expected a list of strings, got [1]"),
     ("[lora]\ntargets = []", "8: lora.targets: expected presets or globs, got []"),
@@ -77,7 +77,8 @@ BAD_LINES = [
     ),
     (
         "[loss]\nsnr_gamma = 5.0",
-        '8: loss.snr_gamma: expected loss.weighting = "min_snr" with it, got "none"; ' + INSTEAD,
+        '8: loss.snr_gamma: expected loss.weighting = "min_snr" or loss.weighting = "soft_min_snr" with it, got "none"; '
+        + INSTEAD,
     ),
     (
         '[loss]\ntimestep_sampling = "mode"\nmode_scale = 8.0',
@@ -91,11 +92,21 @@ BAD_LINES = [
     ("[optimizer]\nweight_decay = 2", "8: optimizer.weight_decay: expected a number from 0 to 1, got 2"),
     (
         "[schedule]\nname = 'step'",
-        '8: schedule.name: expected one of "cosine", "constant", "cosine_restarts", "linear", "polynomial", got "step"',
+        '8: schedule.name: expected one of "cosine", "constant", "cosine_restarts", "inverse_sqrt", '
+        '"linear", "polynomial", "rex", "warmup_stable_decay", got "step"',
     ),
     (
         "[schedule]\nwarmup_steps = 2000",
         "8: schedule.warmup_steps: expected less than train.steps (2000), got 2000",
+    ),
+    ("[schedule]\nwarmup = 1.0", "8: schedule.warmup: expected a number >= 0 and < 1, got 1.0"),
+    (
+        "[schedule]\nwarmup_steps = 3\nwarmup = 0.1",
+        "9: schedule.warmup: expected this or schedule.warmup_steps (3), got both; remove one",
+    ),
+    (
+        "[schedule]\nname = 'warmup_stable_decay'\nwarmup = 0.5\ndecay = 0.75",
+        "10: schedule.decay: expected at most the 1000 steps that the warm-up leaves, got 0.75 of 2000 steps",
     ),
     ("[schedule]\nmin_lr = 0.1", "8: schedule.min_lr: expected at most optimizer.lr (0.0001), got 0.1"),
     (
@@ -146,6 +157,24 @@ BAD_LINES = [
     ("[gradient]\nnoise_decay = 1", "8: gradient.noise_decay: expected gradient.noise_std above 0 with it"),
     ("[gradient]\nnoise_std = 1e300", "8: gradient.noise_std: expected a number from 0 to 1000, got 1e+300"),
     ("[loss]\nshift = 1e300", "8: loss.shift: expected a number from 0 to 100, got 1e+300"),
+    (
+        "[loss]\nmin_timestep = 500\nmax_timestep = 500",
+        "8: loss.min_timestep: expected less than loss.max_timestep (500), got 500",
+    ),
+    ("[loss]\nmax_timestep = 1001", "8: loss.max_timestep: expected an integer from 1 to 1000, got 1001"),
+    (
+        "[loss]\ntimestep_sampling = 'list'\ntimestep_list = [3, 1000]",
+        "9: loss.timestep_list: expected timesteps from 0 to 999, got 1000",
+    ),
+    ("[loss]\ntimestep_sampling = 'list'", "7: loss.timestep_list: expected at least one timestep, got none"),
+    (
+        "[loss]\ntimestep_sampling = 'list'\ntimestep_list = [3]\nmax_timestep = 10",
+        '10: loss.min_timestep: means nothing with loss.timestep_sampling = "list"; remove it, or change that',
+    ),
+    (
+        "[loss]\nhuber_c = 0.2",
+        '8: loss.huber_c: expected loss.kind = "huber" or loss.kind = "smooth_l1" with it, got "mse"; ' + INSTEAD,
+    ),
     ("[loss]\nlogit_mean = -11", "8: loss.logit_mean: expected a number from -10 to 10, got -11"),
     ("[loss]\nlogit_std = 11", "8: loss.logit_std: expected a number > 0 and <= 10, got 11"),
     ("[sample]\nguidance_scale = 1001", "8: sample.guidance_scale: expected a number from 0 to 1000, got 1001"),
@@ -365,7 +394,7 @@ def test_a_rate_cannot_restart_more_often_than_it_has_steps(cycles: int, good: b
     if good:
         assert load(write(GOOD + schedule)).schedule.cycles == cycles
     else:
-        message = "x.toml:10: schedule.cycles: expected at most train.steps - schedule.warmup_steps (7), got 8"
+        message = "x.toml:10: schedule.cycles: expected at most the 7 steps that the warm-up leaves, got 8"
         assert report(write(GOOD + schedule)) == message
 
 

@@ -84,6 +84,15 @@ def test_steps_may_change_when_no_rate_depends_on_them() -> None:
     assert differences(resolved(Config()), new) is not None
 
 
+def test_a_warm_up_that_is_a_share_of_the_run_depends_on_its_steps() -> None:
+    for name in ("constant", "inverse_sqrt"):
+        old = config(schedule={"name": name, "warmup": 0.1})
+        assert differences(resolved(old), config(schedule={"name": name, "warmup": 0.1}, train={"steps": 9}))
+        old = config(schedule={"name": name, "warmup_steps": 3})
+        new = config(schedule={"name": name, "warmup_steps": 3}, train={"steps": 9})
+        assert differences(resolved(old), new) is None
+
+
 def test_a_key_that_the_older_run_did_not_know_had_its_default() -> None:
     old = "\n".join(line for line in resolved(Config()).splitlines() if not line.startswith("offset_noise"))
     assert differences(old, Config()) is None

@@ -7,6 +7,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
+from scipy import special
 
 from flame_train.diffusion.flow import (
     FlowObjective,
@@ -34,8 +35,9 @@ def rng(samples: object, step: int = 0) -> Rng:
 
 
 def chosen(name: str) -> TimestepSampling:
-    normal = {"logit_mean": 0.3, "logit_std": 1.2} if name in ("logit_normal", "sigmoid") else {}
-    return TIMESTEP_SAMPLINGS[name](**normal)
+    normal = {"logit_mean": 0.3, "logit_std": 1.2}
+    keys = {"logit_normal": normal, "sigmoid": normal, "beta": {"beta_a": 0.6, "beta_b": 1.5}}
+    return TIMESTEP_SAMPLINGS[name](**keys.get(name, {}))
 
 
 def below(sampling: str, s: float) -> float:
@@ -44,6 +46,8 @@ def below(sampling: str, s: float) -> float:
         return s
     if sampling in ("logit_normal", "sigmoid"):
         return NormalDist(0.3, 1.2).cdf(math.log(s / (1.0 - s)))
+    if sampling == "beta":
+        return float(special.betainc(0.6, 1.5, s))
     if sampling == "cosmap":  # its density is 2 / (pi (1 - 2 s + 2 s^2))
         grid = np.linspace(0.0, s, 20_001)
         return float(np.trapezoid(2.0 / (math.pi * (1.0 - 2.0 * grid + 2.0 * grid**2)), grid))
@@ -51,7 +55,7 @@ def below(sampling: str, s: float) -> float:
     return float(np.mean(1.0 - u - 1.29 * (np.cos(np.pi / 2 * u) ** 2 - 1.0 + u) < s))
 
 
-@pytest.mark.parametrize("sampling", ["uniform", "logit_normal", "sigmoid", "mode", "cosmap"])
+@pytest.mark.parametrize("sampling", ["uniform", "logit_normal", "sigmoid", "mode", "cosmap", "beta"])
 @pytest.mark.parametrize("shift", [1.0, 3.0])
 def test_noise_levels_are_distributed_as_the_paper_says(sampling: str, shift: float) -> None:
     o = FlowObjective(chosen(sampling), constant_shift(shift))
@@ -141,3 +145,20 @@ def test_steps_that_make_no_sense_are_refused() -> None:
             static_sigmas(steps, 3.0)
         with pytest.raises(ConfigError, match="expected 1 to 1000"):
             dynamic_sigmas(steps, 1.0)
+
+
+@pytest.mark.parametrize("sampling", ["logit_normal", "beta"])
+def test_the_span_holds_all_levels_after_the_shift(sampling: str) -> None:
+    whole, part = (
+        FlowObjective(chosen(sampling), constant_shift(3.0), span=span).timesteps(rng(range(2000)), SHAPE).numpy()
+        for span in ((0, 1000), (200, 700))
+    )
+    np.testing.assert_allclose(part, 0.2 + 0.5 * whole, rtol=1e-6)
+
+
+def test_listed_timesteps_are_told_as_they_are() -> None:
+    sampling = TIMESTEP_SAMPLINGS["list"](timestep_list=(999, 3, 3, 290))
+    found = FlowObjective(sampling, constant_shift(3.0)).timesteps(rng(range(8000)), SHAPE).numpy()
+    levels, counts = np.unique(found, return_counts=True)
+    np.testing.assert_array_equal(levels, np.array([3, 290, 999], np.float32) / np.float32(1000))
+    np.testing.assert_allclose(counts / 8000, [0.5, 0.25, 0.25], atol=0.03)

@@ -7,8 +7,13 @@ import math
 import numpy as np
 import pytest
 
+from flame_train.diffusion.flow import FlowObjective
 from flame_train.diffusion.objectives import Objective
 from flame_train.diffusion.schedules import NoiseSchedule
+from flame_train.diffusion.timestep_sampling.beta import Beta
+from flame_train.diffusion.timestep_sampling.listed import Listed
+from flame_train.diffusion.timestep_sampling.logit_normal import LogitNormal
+from flame_train.diffusion.timestep_sampling.mode_cosmap import CosmapSampling
 from flame_train.diffusion.weightings.min_snr import MinSnr
 from flame_train.diffusion.weightings.none import NoWeighting
 from flame_train.engine import Tensor, tensor
@@ -31,6 +36,23 @@ def test_timesteps_are_uniform_over_the_schedule() -> None:
     assert (t.min(), t.max()) == (0, 999)
     counts = np.bincount(t // 100, minlength=10)
     assert float(((counts - 5000.0) ** 2 / 5000.0).sum()) < 27.9  # chi-square, 9 degrees, one in a thousand
+
+
+def test_levels_of_any_sampling_become_timesteps_of_the_span() -> None:
+    span = (200, 700)
+    for sampling in (LogitNormal(logit_mean=0.5), Beta(), CosmapSampling()):
+        t = Objective(SDXL, sampling=sampling, span=span).timesteps(rng(range(20_000))).numpy()
+        levels = FlowObjective(sampling).timesteps(rng(range(20_000)), (8, 8, 4)).numpy()
+        np.testing.assert_array_equal(t, 200 + np.minimum(np.floor(levels * np.float32(500)), 499))
+    t = Objective(SDXL, span=span).timesteps(rng(range(50_000))).numpy()
+    assert (t.min(), t.max()) == (200, 699)
+    counts = np.bincount((t - 200) // 50, minlength=10)
+    assert float(((counts - 5000.0) ** 2 / 5000.0).sum()) < 27.9
+
+
+def test_every_listed_timestep_is_that_timestep() -> None:
+    for t in range(1000):
+        assert Objective(SDXL, sampling=Listed(timestep_list=(t,))).timesteps(rng([0])).item() == t
 
 
 @pytest.mark.parametrize("offset", [0.0, 0.3])

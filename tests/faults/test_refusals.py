@@ -255,12 +255,12 @@ def test_all_that_does_not_fit_the_model_is_told_at_once_with_its_line(job):
     }  # fmt: skip
     job.settings.update(wrong)
     line = job.arguments("sdxl-lora")
-    ended = job.program(*line, "--set", "loss.timestep_sampling=uniform")
+    ended = job.program(*line, "--set", "loss.weighting=cosmap")
     assert ended.code == 2
     number = {key: i for i, key in enumerate(job.settings, 1)}
     told = [text for text in ended.complaint.removeprefix("error: ").splitlines() if not text.startswith(("  ", "Use"))]
     expected = {f"{line[2]}:{number[key]}: {key}" for key in wrong if key not in ("sample.every", "sample.prompts")}
-    assert {": ".join(text.split(": ")[:2]) for text in told} == expected | {"--set: loss.timestep_sampling"}
+    assert {": ".join(text.split(": ")[:2]) for text in told} == expected | {"--set: loss.weighting"}
 
 
 def test_layers_that_lora_files_have_no_name_for_are_refused_before_training(job, world):

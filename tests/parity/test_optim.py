@@ -25,6 +25,9 @@ from flame_train.engine.optim import (
     clip_grad_norm_,
     clip_grad_value_,
 )
+from flame_train.schedules.inverse_sqrt import InverseSqrt
+from flame_train.schedules.rex import Rex
+from flame_train.schedules.warmup_stable_decay import WarmupStableDecay
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
@@ -118,6 +121,28 @@ def schedule_cases() -> list[Any]:
             id="polynomial",
         ),
         pytest.param(
+            InverseSqrt().build(n, w, 0.0), lambda o: t.get_inverse_sqrt_schedule(o, w), id="inverse square root"
+        ),
+        pytest.param(
+            InverseSqrt().build(n, 0, 0.0), lambda o: t.get_inverse_sqrt_schedule(o, 0), id="without a warm-up"
+        ),
+        pytest.param(
+            InverseSqrt(timescale=20).build(n, w, 0.0),
+            lambda o: t.get_inverse_sqrt_schedule(o, w, 20),
+            id="timescale",
+        ),
+        *(
+            pytest.param(
+                WarmupStableDecay(decay=0.3, decay_shape=shape).build(n, warmup, low * 1e-3),
+                lambda o, shape=shape, warmup=warmup, low=low: t.get_wsd_schedule(
+                    o, warmup, 18, n, decay_type=shape, min_lr_ratio=low
+                ),
+                id=f"warmup-stable-decay, {shape}, {warmup}",
+            )
+            for shape in ("cosine", "linear", "1-sqrt")
+            for warmup, low in ((w, 0.0), (0, 0.2))  # there a warm-up begins at the least rate, here at 0
+        ),
+        pytest.param(
             Schedule("cosine", n, min_lr=1e-4),
             lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, n, eta_min=1e-4),
             id="annealing",
@@ -142,6 +167,17 @@ def test_schedules() -> None:
             assert mine == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9, abs=1e-15), (case.id, k)
             optimizer.step()
             scheduler.step()
+
+
+def test_rex() -> None:
+    """As pytorch-optimizer, which has the paper's d of 1/2 and does its first step when it is made."""
+    schedulers = pytest.importorskip("pytorch_optimizer.lr_scheduler")
+    theirs = schedulers.REXScheduler(torch.optim.SGD([torch.zeros(1)], lr=1e-3), 60, max_lr=1e-3, min_lr=1e-5)
+    schedule = Rex().build(60, 0, 1e-5)
+    for k in range(63):
+        mine = float(schedule.rate(np, np.asarray(k), np.asarray(1e-3)))
+        assert mine == pytest.approx(theirs.get_lr(), rel=1e-9), k
+        theirs.step()
 
 
 @pytest.mark.parametrize("planted", [{3}, {0, 1, 2, 9}, {5, 11, 12}, set()])

@@ -58,9 +58,7 @@ def test_a_choice_of_blocks_that_are_not_there_is_refused(small_config):
         check(config, FAMILIES["sdxl"])
 
 
-@pytest.mark.parametrize(
-    "loss", [{"timestep_sampling": "logit_normal"}, {"timestep_sampling": "mode"}, {"guidance_scale": 3.0}]
-)
+@pytest.mark.parametrize("loss", [{"logit_mean": 0.5}, {"weighting": "sigma_sqrt"}, {"guidance_scale": 3.0}])
 def test_what_no_sdxl_is_trained_with_is_refused_once(small_config, loss):
     (key,) = loss
     with pytest.raises(ConfigError) as refused:

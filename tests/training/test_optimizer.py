@@ -78,6 +78,13 @@ def test_the_schedule_spans_the_runs_steps():
     np.testing.assert_allclose(rates, [0.0, 0.5, 1.0, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8], rtol=1e-6)
 
 
+def test_a_warm_up_may_be_a_share_of_the_run():
+    rates = -moves([[1.0]] * 10, schedule={"warmup": 0.3})[:, 0]
+    np.testing.assert_allclose(rates, [0.0, 1 / 3, 2 / 3, *[1.0] * 7], rtol=1e-6)
+    nearly = -moves([[1.0]] * 10, schedule={"warmup": 0.99})[:, 0]
+    np.testing.assert_allclose(nearly, np.arange(10) / 9, rtol=1e-6, err_msg="one step is left")
+
+
 def test_only_fp16_scales_its_loss():
     parameter = Parameter(np.zeros(2, np.float32), "w")
     scales = {

@@ -6,10 +6,10 @@ import sys
 
 from flame_train.settings import Table, entries_in
 
-from .kind import LossKind
+from .kind import LossKind, NoiseLevel
 
 LOSSES: Table[LossKind] = Table(
     "kind", "loss function", entries_in(sys.modules[__name__], LossKind), "mse", aka=("loss_type",)
 )
 
-__all__ = ["LOSSES", "LossKind"]
+__all__ = ["LOSSES", "LossKind", "NoiseLevel"]

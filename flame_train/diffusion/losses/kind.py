@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from flame_train.engine import Tensor
 from flame_train.settings import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseLevel:
+    """How noisy each sample is, for losses that depend on it. Each is computed when it is asked for.
+
+    Attributes:
+        time: the place between image (0) and pure noise (1), (B,) fp32.
+        sigma: noise over signal, (B,) fp32; infinite where no signal is left.
+    """
+
+    time: Callable[[], Tensor]
+    sigma: Callable[[], Tensor]
 
 
 class LossKind(Entry):
     """One distance between prediction and target: its fields are keys of `[loss]`."""
 
-    def errors(self, prediction: Tensor, target: Tensor) -> Tensor:
+    def errors(self, prediction: Tensor, target: Tensor, level: NoiseLevel) -> Tensor:
         """Each element's error, fp32 (B, H, W, C), for fp32 tensors of this shape."""
         raise NotImplementedError

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
+from typing import Any, ClassVar
 
+import numpy as np
+
+from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import Array
 from flame_train.engine.random import Rng
 from flame_train.settings import Entry
@@ -20,11 +25,21 @@ class Stream(IntEnum):
 class TimestepSampling(Entry):
     """One distribution of noise levels: its fields are keys of `[loss]`."""
 
+    exact: ClassVar[bool] = False
+    """Whether its levels are what the network is told, so that neither shift nor least and greatest apply."""
+
+    even: ClassVar[bool] = False
+    """Whether it draws every timestep of a noise schedule alike."""
+
     def levels(self, rng: Rng) -> Array:
         """(B,) in (0, 1): noise levels of a flow before the shift, 1 being pure noise."""
         raise NotImplementedError
 
-    @classmethod
-    def serves(cls, flow: bool) -> bool:
-        """Whether models that predict a velocity (`flow`), or the others, can be trained with it."""
-        return flow
+    def on(self, device: str) -> Callable[[Rng], Array]:
+        """What draws levels on a device. It may hold tables there, which a captured step could not bring."""
+        return self.levels
+
+
+def table_on(device: str, values: np.ndarray[Any, Any]) -> Array:
+    """fp32 numbers on a device, for `TimestepSampling.on`."""
+    return get_backend(device).to_device(values.astype(np.float32))

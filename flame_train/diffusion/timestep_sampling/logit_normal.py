@@ -39,7 +39,4 @@ class Auto(LogitNormal):
     """Each family's published choice: logit-normal for SD3 and Flux, uniform for SDXL."""
 
     name = "auto"
-
-    @classmethod
-    def serves(cls, flow: bool) -> bool:
-        return True
+    even = True

@@ -10,10 +10,7 @@ from .kind import Stream, TimestepSampling
 
 class Uniform(TimestepSampling):
     name = "uniform"
+    even = True
 
     def levels(self, rng: Rng) -> Array:
         return rng.uniform(Stream.TIMESTEPS)
-
-    @classmethod
-    def serves(cls, flow: bool) -> bool:
-        return True

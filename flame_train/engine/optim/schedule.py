@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -13,7 +13,10 @@ from ..dtype import Array
 from ..namespace import Namespace
 from .validation import check
 
-Name = Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial"]
+Name = Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial", "inverse_sqrt"]
+
+_ENDLESS = ("constant", "inverse_sqrt")
+"""The schedules whose rate does not depend on `total`."""
 
 Decay = Callable[[Any, Array], Array]
 """(namespace, progress of the decay from 0 to 1, 0-d fp64) -> the share of the peak above `min_lr`, 0-d fp64."""
@@ -24,8 +27,9 @@ class Schedule:
     """A linear rise from 0 over `warmup` updates, then a decay to `min_lr` at update `total`, then `min_lr`.
 
     The formulas are those of transformers' get_constant_with_warmup, get_linear, get_cosine (half a cosine),
-    get_cosine_with_hard_restarts and get_polynomial_decay schedules; update number 0 of a warm-up has rate 0,
-    as there. `min_lr` lifts every decay as get_cosine_with_min_lr does: min_lr + (peak - min_lr) * factor.
+    get_cosine_with_hard_restarts, get_polynomial_decay and get_inverse_sqrt schedules; update number 0 of a warm-up has
+    rate 0, as there. `min_lr` lifts every decay as get_cosine_with_min_lr does: min_lr + (peak - min_lr) * factor.
+    The inverse square root comes near `min_lr` without end; `timescale` updates after the warm-up it is at 1 / sqrt 2.
     """
 
     name: Name | Decay = "constant"
@@ -34,19 +38,14 @@ class Schedule:
     cycles: int = 1
     power: float = 1.0
     min_lr: float = 0.0
+    timescale: int = 10_000
 
     def __post_init__(self) -> None:
-        if not callable(self.name) and self.name not in (
-            "constant",
-            "linear",
-            "cosine",
-            "cosine_restarts",
-            "polynomial",
-        ):
+        if not callable(self.name) and self.name not in get_args(Name):
             raise ValueError(f"schedule: no schedule named {self.name!r}")
         check("schedule", warmup=self.warmup, min_lr=self.min_lr, power=self.power)
-        check("schedule", least=1, cycles=self.cycles)
-        if self.name != "constant" and self.total <= 0:
+        check("schedule", least=1, cycles=self.cycles, timescale=self.timescale)
+        if self.name not in _ENDLESS and self.total <= 0:
             raise ValueError(f"schedule {self.name!r}: expected the number of updates as total, got {self.total}")
 
     def rate(self, xp: Namespace, count: Array, peak: Array) -> Array:
@@ -54,12 +53,14 @@ class Schedule:
         done = count.astype(np.float64)
         floor = peak if self.name == "constant" else self.min_lr
         left = max(1, self.total - self.warmup)
-        progress = xp.clip((done - self.warmup) / left, 0.0, 1.0)
-        decayed = floor + (peak - floor) * self._factor(xp, progress)
+        decayed = floor + (peak - floor) * self._factor(xp, done - self.warmup, left)
         return xp.where(done < self.warmup, peak * done / max(1, self.warmup), decayed)
 
-    def _factor(self, xp: Namespace, progress: Array) -> Array:
-        """1 at the start of the decay, 0 at its end."""
+    def _factor(self, xp: Namespace, since: Array, left: int) -> Array:
+        """1 at the start of the decay, 0 at its end, `left` updates after; `since` were done after the warm-up."""
+        if self.name == "inverse_sqrt":
+            return xp.sqrt(self.timescale / (self.timescale + xp.maximum(since, 0.0)))
+        progress = xp.clip(since / left, 0.0, 1.0)
         if callable(self.name):
             return self.name(xp, progress)
         if self.name == "cosine":

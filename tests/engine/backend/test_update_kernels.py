@@ -28,6 +28,8 @@ from flame_train.engine.optim import (
     update,
 )
 from flame_train.engine.optim.update import FusedUpdate, ReferenceUpdate
+from flame_train.schedules.rex import Rex
+from flame_train.schedules.warmup_stable_decay import WarmupStableDecay
 from flame_train.training.optimizer import build_optimizer
 
 SHAPES = {"a": (300, 7), "b": (65,), "c": (1,), "d": (128,)}
@@ -42,6 +44,9 @@ SETTINGS: list[dict[str, Any]] = [
     {"schedule": Schedule("cosine_restarts", 7, cycles=3), "average": EMA(0.3)},
     {"schedule": Schedule("polynomial", 9, 1, power=1.7), "scaler": LossScaler(init=2.0, interval=4)},
     {"average": EMA(0.9), "scaler": LossScaler(init=1.0), "accumulation": 3},
+    {"schedule": Schedule("inverse_sqrt", warmup=2, timescale=3, min_lr=1e-3)},
+    {"schedule": Rex(rex_d=0.9).build(9, 1, 1e-4), "accumulation": 2},
+    {"schedule": WarmupStableDecay(decay=0.5, decay_shape="1-sqrt").build(8, 1, 0.0)},
 ]
 WORKING = [float32, bfloat16, bfloat16]
 CASES = [

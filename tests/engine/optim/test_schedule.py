@@ -34,6 +34,13 @@ def test_half_way_values() -> None:
     assert rate(Schedule("cosine_restarts", total=100, cycles=4), 25) == pytest.approx(2.0)
     assert rate(Schedule("constant", warmup=4), 3) == pytest.approx(1.5)
     assert rate(Schedule("constant", warmup=4), 10**9) == 2.0
+    assert rate(Schedule("inverse_sqrt", warmup=4, timescale=9), 13) == pytest.approx(math.sqrt(2))
+
+
+@pytest.mark.parametrize("name", ["constant", "inverse_sqrt"])
+def test_a_longer_run_begins_with_the_same_bits(name: str) -> None:
+    short, long = (Schedule(name, total=total, warmup=3, timescale=7) for total in (10, 1000))
+    assert [rate(short, k) for k in range(20)] == [rate(long, k) for k in range(20)]
 
 
 def test_bad_schedules_are_refused() -> None:

@@ -1,0 +1,26 @@
+"""REX, reflected exponential decay: a rate that falls late (arXiv 2107.04197)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flame_train.engine.dtype import Array
+from flame_train.engine.optim import Schedule
+from flame_train.settings import field
+
+from .kind import ScheduleKind
+
+
+class Rex(ScheduleKind):
+    """(1 - z) / (1 - d + d (1 - z)) at progress z. The paper's d is 1/2; OneTrainer's is 0.9, which falls later."""
+
+    name = "rex"
+
+    rex_d: float = field(0.5, "how late REX falls; 0: linear", ge=0, lt=1)
+
+    def build(self, total: int, warmup: int, min_lr: float) -> Schedule:
+        def factor(xp: Any, progress: Array) -> Array:
+            left = 1.0 - progress
+            return left / ((1.0 - self.rex_d) + self.rex_d * left)
+
+        return Schedule(factor, total, warmup, min_lr=min_lr)
