@@ -77,8 +77,8 @@ BAD_LINES = [
     ),
     (
         "[loss]\nsnr_gamma = 5.0",
-        '8: loss.snr_gamma: expected loss.weighting = "min_snr" or loss.weighting = "soft_min_snr" with it, got "none"; '
-        + INSTEAD,
+        '8: loss.snr_gamma: expected loss.weighting = "min_snr" or loss.weighting = "soft_min_snr" with it, '
+        'got "none"; ' + INSTEAD,
     ),
     (
         '[loss]\ntimestep_sampling = "mode"\nmode_scale = 8.0',
