@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from flame_train.adapters.kinds import ADAPTERS
 from flame_train.config.keys import keys
 from flame_train.config.schema import Config
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
+from flame_train.optimizers import OPTIMIZERS
 from flame_train.schedules import SCHEDULES
-from flame_train.settings import section_tables
+from flame_train.settings import entries_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,25 @@ def _warmup_twice(config: Config) -> str | None:
     return f"expected this or schedule.warmup_steps ({steps}), got both; remove one" if steps and share else None
 
 
+def _averaging(config: Config) -> str | None:
+    """A schedule-free optimizer averages, which is what a decay and a moving average are for."""
+    if not OPTIMIZERS.chosen(config.optimizer).averages:
+        return None
+    name = OPTIMIZERS.chosen(config.optimizer).name
+    schedule = SCHEDULES.chosen(config.schedule)
+    if schedule.decays:
+        return f'expected schedule.name = "constant" with "{name}", which needs no decay, got "{schedule.name}"'
+    if config.train.ema_decay:
+        return f'expected train.ema_decay = 0 with "{name}", which averages by itself, got {config.train.ema_decay}'
+    return None
+
+
+def _lora_plus(config: Config) -> str | None:
+    if config.optimizer.lora_plus_ratio == 1.0 or ADAPTERS.chosen(config.lora).faster:
+        return None
+    return "expected 1: this kind of adapter has no up matrix"
+
+
 def _min_lr(config: Config) -> str | None:
     low, peak = config.schedule.min_lr, config.optimizer.lr
     return f"expected at most optimizer.lr ({peak}), got {low}" if low > peak else None
@@ -70,11 +91,9 @@ def _inapplicable(config: Config, path: str) -> str | None:
 
 
 def _own_problem(config: Config, path: str) -> str | None:
-    """What a chosen entry says of its keys."""
+    """What an entry that is chosen, or always there, says of its keys."""
     section, name = path.split(".")
-    values = getattr(config, section)
-    for table in section_tables(values):
-        entry = table.chosen(values)
+    for entry in entries_of(getattr(config, section)):
         if name in type(entry).model_fields:
             return entry.problems(config).get(name)
     return None
@@ -177,12 +196,13 @@ def checks() -> Iterator[Check]:
     yield Check(("data.max_bucket", "data.resolution"), _max_bucket)
     yield Check(("lora.targets",), _targets)
     for path, key in keys().items():
-        if key.from_table:
-            yield Check((path,), partial(_own_problem, path=path))
+        yield Check((path,), partial(_own_problem, path=path))
         if key.only:
             yield Check((path, *key.only), partial(_inapplicable, path=path))
     yield Check(("schedule.warmup_steps", "train.steps"), _warmup)
     yield Check(("schedule.warmup", "schedule.warmup_steps"), _warmup_twice)
+    yield Check(("optimizer.name", "schedule.name", "train.ema_decay"), _averaging)
+    yield Check(("optimizer.lora_plus_ratio",), _lora_plus)
     yield Check(("schedule.min_lr", "optimizer.lr"), _min_lr)
     yield Check(("schedule.min_lr", "schedule.name"), _decay)
     yield Check(("gradient.noise_decay", "gradient.noise_std"), _noise_decay)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from flame_train.engine import Tensor
 from flame_train.engine.dtype import Array, DType
-from flame_train.engine.optim import METRICS, Optimizer
+from flame_train.engine.optim import Optimizer
 from flame_train.engine.random import Rng
 
 from .batch import Batch
@@ -34,8 +34,11 @@ class Objective(Protocol):
     def timesteps(self, rng: Rng, shape: Sequence[int]) -> Tensor:
         """(B,) places in the schedule, for latents of `shape` (H, W, Z); as the denoiser is told of them."""
 
-    def noise(self, rng: Rng, shape: Sequence[int]) -> Tensor:
-        """(B, H, W, Z) fp32."""
+    def noise(self, rng: Rng, latents: Tensor) -> Tensor:
+        """(B, H, W, Z) fp32, for latents of this shape: what the answer is judged by."""
+
+    def mixed(self, rng: Rng, noise: Tensor) -> Tensor:
+        """What is mixed into the latents instead of the noise."""
 
     def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """What the denoiser sees."""
@@ -44,13 +47,12 @@ class Objective(Protocol):
         """0-d fp32."""
 
 
-FIGURES = ("loss", *METRICS)
-"""What `State.figures` holds after `update`, in order."""
-
-
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything a step works on. `loss` sums the micro-batches' losses; `figures` is what the log reads."""
+    """Everything a step works on. `loss` sums the micro-batches' losses; `figures` is what the log reads.
+
+    `figures` is fp64, as many as `figure_names`.
+    """
 
     denoiser: Denoiser
     objective: Objective
@@ -60,6 +62,11 @@ class State:
     loss: Tensor
     figures: Array
     ranks: Ranks = ALONE
+
+    @property
+    def figure_names(self) -> tuple[str, ...]:
+        """What `figures` holds after `update`, in order."""
+        return ("loss", *self.optimizer.metric_names)
 
 
 def micro(s: State, batch: Batch) -> None:
@@ -75,8 +82,8 @@ def batch_loss(denoiser: Denoiser, objective: Objective, dtype: DType, seed: int
     xp, shape = moments[0].backend.xp, moments[0].shape[1:]
     rng = Rng(xp, seed, batch.step, batch.samples)
     latents = denoiser.sample_latents(moments, Tensor(rng.normal(POSTERIOR, shape)))
-    noise, t = objective.noise(rng, shape), objective.timesteps(rng, shape)
-    noised = objective.noised(latents, noise, t)
+    noise, t = objective.noise(rng, latents), objective.timesteps(rng, shape)
+    noised = objective.noised(latents, objective.mixed(rng, noise), t)
     prediction = denoiser.denoise(noised.to(dtype), t, batch.conditioning())
     return objective.loss(prediction, latents, noise, t)
 
