@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
@@ -157,12 +157,14 @@ def choices(*tables: Table[Any]) -> Callable[[type[S]], type[S]]:
     return add
 
 
-def section_tables(section: Section) -> tuple[Table[Any], ...]:
-    """The tables that a section chooses from."""
-    return getattr(section, "tables", ())
+def entries_of(section: Section) -> list[Entry]:
+    """What a section chooses, and what it always has, each with the values of its keys."""
+    tables: tuple[Table[Any], ...] = getattr(section, "tables", ())
+    always: tuple[type[Entry], ...] = getattr(section, "entries", ())
+    return [*(table.chosen(section) for table in tables), *(entry.of(section) for entry in always)]
 
 
-def keys_of(entries: Iterable[type[Entry]]) -> Callable[[type[S]], type[S]]:
+def keys_of(entries: Sequence[type[Entry]]) -> Callable[[type[S]], type[S]]:
     """A class decorator: the section gets the keys of all `entries`, none of which is chosen: all are there."""
 
     def add(section: type[S]) -> type[S]:
@@ -171,6 +173,7 @@ def keys_of(entries: Iterable[type[Entry]]) -> Callable[[type[S]], type[S]]:
         }
         whole: type[S] = create_model(section.__name__, __base__=section, __module__=section.__module__, **fields)
         whole.__doc__ = section.__doc__
+        whole.entries = tuple(entries)  # type: ignore[attr-defined]
         return whole
 
     return add

@@ -25,7 +25,7 @@ from PIL import Image, ImageDraw
 from flame_train.adapters.attach import Attached, attach
 from flame_train.adapters.targets import resolve
 from flame_train.config.schema import Config, DataSection, LoraSection, OptimizerSection, ScheduleSection, TrainSection
-from flame_train.engine import capture
+from flame_train.engine import Tensor, capture
 from flame_train.engine.backend import get_backend
 from flame_train.engine.random import Rng
 from flame_train.models.common.vae import VaeArch
@@ -120,7 +120,7 @@ def drawn(data: dict[str, Host], step: int, objective: Any) -> tuple[Any, Any, A
     shape = host.arrays["mean"].shape[1:]
     spread = np.exp(0.5 * host.arrays["logvar"]) * rng.normal(POSTERIOR, shape)
     latents = (host.arrays["mean"] + spread) * np.float32(VaeArch.sdxl().scaling_factor)
-    noise, t = objective.noise(rng, shape).numpy(), objective.timesteps(rng).numpy()
+    noise, t = objective.noise(rng, Tensor(latents)).numpy(), objective.timesteps(rng).numpy()
     abar = objective.schedule.alphas_cumprod[t].astype(np.float32)[:, None, None, None]
     return latents, noise, t, np.sqrt(abar) * latents + np.sqrt(1 - abar) * noise
 

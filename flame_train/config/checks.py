@@ -10,7 +10,7 @@ from flame_train.config.keys import keys
 from flame_train.config.schema import Config
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.schedules import SCHEDULES
-from flame_train.settings import section_tables
+from flame_train.settings import entries_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,9 @@ def _inapplicable(config: Config, path: str) -> str | None:
 
 
 def _own_problem(config: Config, path: str) -> str | None:
-    """What a chosen entry says of its keys."""
+    """What an entry that is chosen, or always there, says of its keys."""
     section, name = path.split(".")
-    values = getattr(config, section)
-    for table in section_tables(values):
-        entry = table.chosen(values)
+    for entry in entries_of(getattr(config, section)):
         if name in type(entry).model_fields:
             return entry.problems(config).get(name)
     return None
@@ -177,8 +175,7 @@ def checks() -> Iterator[Check]:
     yield Check(("data.max_bucket", "data.resolution"), _max_bucket)
     yield Check(("lora.targets",), _targets)
     for path, key in keys().items():
-        if key.from_table:
-            yield Check((path,), partial(_own_problem, path=path))
+        yield Check((path,), partial(_own_problem, path=path))
         if key.only:
             yield Check((path, *key.only), partial(_inapplicable, path=path))
     yield Check(("schedule.warmup_steps", "train.steps"), _warmup)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.diffusion.losses import LOSSES
+from flame_train.diffusion.noise import NOISE_KINDS
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.optimizers import OPTIMIZERS
@@ -216,12 +217,10 @@ class TrainSection(Section):
 
 
 @choices(LOSSES, WEIGHTINGS, TIMESTEP_SAMPLINGS)
+@keys_of(NOISE_KINDS)
 class LossSection(Section):
     """What is minimised."""
 
-    offset_noise: float = field(
-        0.0, "strength of a constant added to each channel's noise; 0: off", ge=0, le=1, aka=("noise_offset",)
-    )
     shift: float = field(
         0.0,
         "shift of noise levels towards more noise (SD3, Flux); 1: none; 0: the family's own",

@@ -19,7 +19,8 @@ from ..engine.random import Rng
 from ..errors import ConfigError
 from .losses import LossKind, NoiseLevel
 from .losses.mse import Mse
-from .objectives import WHOLE, Span, drawn_noise, mean_errors
+from .noise import Noise
+from .objectives import WHOLE, Span, mean_errors
 from .timestep_sampling import TimestepSampling
 from .timestep_sampling.logit_normal import LogitNormal
 from .weightings import Weighting
@@ -55,15 +56,15 @@ class FlowObjective:
     """The error of the velocity.
 
     `sampling` draws s before the shift; what comes of it is spread over `span`, in thousandths. `kind` is the distance
-    to the target. `weighting` multiplies each sample's loss. `offset_noise` adds that much of a normal number to each
-    channel's noise. `patch` is the side of a token in latent pixels.
+    to the target. `weighting` multiplies each sample's loss. `kinds` says which noise is
+    drawn. `patch` is the side of a token in latent pixels.
     """
 
     sampling: TimestepSampling = field(default_factory=LogitNormal)
     shift: Shift = NO_SHIFT
     kind: LossKind = field(default_factory=Mse)
     weighting: Weighting = field(default_factory=NoWeighting)
-    offset_noise: float = 0.0
+    kinds: Noise = field(default_factory=Noise)
     patch: int = 2
     span: Span = WHOLE
     device: str = "cpu"
@@ -83,9 +84,13 @@ class FlowObjective:
         low, high = (np.float32(end / 1000) for end in self.span)
         return Tensor(low + (high - low) * levels)
 
-    def noise(self, rng: Rng, shape: Sequence[int]) -> Tensor:
-        """(B, H, W, C) fp32 for `shape` (H, W, C): standard normal, plus the offset if there is one."""
-        return drawn_noise(rng, shape, self.offset_noise)
+    def noise(self, rng: Rng, latents: Tensor) -> Tensor:
+        """(B, H, W, C) fp32, which is what a prediction is compared with."""
+        return self.kinds.drawn(rng, latents)
+
+    def mixed(self, rng: Rng, noise: Tensor) -> Tensor:
+        """What is mixed into the latents: the noise, unless inputs are perturbed."""
+        return self.kinds.mixed(rng, noise)
 
     def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """x_s, computed in fp32 and given in the latents' dtype."""

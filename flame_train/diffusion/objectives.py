@@ -17,8 +17,10 @@ from ..engine.backend import get_backend
 from ..engine.random import Rng
 from .losses import LossKind, NoiseLevel
 from .losses.mse import Mse
+from .noise import Noise
 from .schedules import NoiseSchedule
-from .timestep_sampling import Stream, TimestepSampling
+from .streams import Stream
+from .timestep_sampling import TimestepSampling
 from .timestep_sampling.uniform import Uniform
 from .weightings import Weighting
 from .weightings.none import NoWeighting
@@ -31,14 +33,6 @@ Span = tuple[int, int]
 WHOLE: Span = (0, 1000)
 
 
-def drawn_noise(rng: Rng, shape: Sequence[int], offset: float) -> Tensor:
-    """(B, H, W, C) fp32 for `shape` (H, W, C): standard normal, plus `offset` times a normal number a channel."""
-    noise = rng.normal(Stream.NOISE, shape)
-    if offset > 0:
-        noise = noise + np.float32(offset) * rng.normal(Stream.OFFSET, (1, 1, shape[-1]))
-    return Tensor(noise)
-
-
 def mean_errors(kind: LossKind, prediction: Tensor, target: Tensor, level: NoiseLevel) -> Tensor:
     """(B,) fp32: each sample's mean error, for an fp32 target (B, H, W, C)."""
     errors = kind.errors(prediction.float(), target, level)
@@ -49,7 +43,7 @@ class Objective:
     """Predicts the noise ("epsilon") or v = sqrt(abar) noise - sqrt(1 - abar) x_0 (arXiv 2202.00512).
 
     `kind` is the distance to the target. `weighting` weighs each sample by its timestep's signal-to-noise ratio.
-    `sampling` draws timesteps within `span`. `offset_noise` adds that much of a normal number to each channel's noise.
+    `sampling` draws timesteps within `span`. `noise` says which noise is drawn.
 
     Raises `ValueError` for epsilon on a schedule with zero terminal SNR: there the noise says nothing of the
     image.
@@ -64,12 +58,12 @@ class Objective:
         weighting: Weighting | None = None,
         sampling: TimestepSampling | None = None,
         span: Span = WHOLE,
-        offset_noise: float = 0.0,
+        noise: Noise | None = None,
         device: str = "cpu",
     ) -> None:
         if prediction == "epsilon" and schedule.alphas_cumprod[-1] == 0.0:
             raise ValueError("objective: zero terminal SNR needs prediction 'v', got 'epsilon'")
-        self.schedule, self.prediction, self.offset_noise = schedule, prediction, offset_noise
+        self.schedule, self.prediction, self._drawn = schedule, prediction, noise or Noise()
         self._signal = _table(np.sqrt(schedule.alphas_cumprod), device)
         self._noise = _table(np.sqrt(1.0 - schedule.alphas_cumprod), device)
         self._kind, weighting = kind or Mse(), weighting or NoWeighting()
@@ -91,9 +85,13 @@ class Objective:
             drawn = (self._draw(rng) * np.float32(count)).astype(np.int64).clip(0, count - 1)
         return Tensor(drawn + first if first else drawn)
 
-    def noise(self, rng: Rng, shape: Sequence[int]) -> Tensor:
-        """(B, H, W, C) fp32 for `shape` (H, W, C): standard normal, plus the offset if there is one."""
-        return drawn_noise(rng, shape, self.offset_noise)
+    def noise(self, rng: Rng, latents: Tensor) -> Tensor:
+        """(B, H, W, C) fp32, which is what a prediction is compared with."""
+        return self._drawn.drawn(rng, latents)
+
+    def mixed(self, rng: Rng, noise: Tensor) -> Tensor:
+        """What is mixed into the latents: the noise, unless inputs are perturbed."""
+        return self._drawn.mixed(rng, noise)
 
     def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """x_t, computed in fp32 and given in the latents' dtype."""

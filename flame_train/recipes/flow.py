@@ -14,6 +14,7 @@ from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Size
 from flame_train.diffusion.flow import FlowObjective, Shift, constant_shift, flow_euler
 from flame_train.diffusion.losses import LOSSES
+from flame_train.diffusion.noise import Noise
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
 from flame_train.models.common.part import Part
@@ -51,7 +52,7 @@ class FlowModel(Model):
             constant_shift(loss.shift) if loss.shift else self.shift,
             LOSSES.chosen(loss),
             WEIGHTINGS.chosen(loss),
-            loss.offset_noise,
+            Noise.of(loss),
             PATCH,
             (loss.min_timestep, loss.max_timestep),
             device,

@@ -15,6 +15,7 @@ from flame_train.config.schema import LossSection, ModelSection
 from flame_train.data.buckets import Placement, Size
 from flame_train.data.tokenizers.clip import CHUNK
 from flame_train.diffusion.losses import LOSSES
+from flame_train.diffusion.noise import Noise
 from flame_train.diffusion.objectives import Objective
 from flame_train.diffusion.samplers import ddim, euler
 from flame_train.diffusion.schedules import NoiseSchedule
@@ -71,7 +72,7 @@ class SdxlModel(Model):
             weighting=WEIGHTINGS.chosen(loss),
             sampling=TIMESTEP_SAMPLINGS.chosen(loss),
             span=(loss.min_timestep, loss.max_timestep),
-            offset_noise=loss.offset_noise,
+            noise=Noise.of(loss),
             device=device,
         )
 

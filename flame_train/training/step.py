@@ -34,8 +34,11 @@ class Objective(Protocol):
     def timesteps(self, rng: Rng, shape: Sequence[int]) -> Tensor:
         """(B,) places in the schedule, for latents of `shape` (H, W, Z); as the denoiser is told of them."""
 
-    def noise(self, rng: Rng, shape: Sequence[int]) -> Tensor:
-        """(B, H, W, Z) fp32."""
+    def noise(self, rng: Rng, latents: Tensor) -> Tensor:
+        """(B, H, W, Z) fp32, for latents of this shape: what the answer is judged by."""
+
+    def mixed(self, rng: Rng, noise: Tensor) -> Tensor:
+        """What is mixed into the latents instead of the noise."""
 
     def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """What the denoiser sees."""
@@ -75,8 +78,8 @@ def batch_loss(denoiser: Denoiser, objective: Objective, dtype: DType, seed: int
     xp, shape = moments[0].backend.xp, moments[0].shape[1:]
     rng = Rng(xp, seed, batch.step, batch.samples)
     latents = denoiser.sample_latents(moments, Tensor(rng.normal(POSTERIOR, shape)))
-    noise, t = objective.noise(rng, shape), objective.timesteps(rng, shape)
-    noised = objective.noised(latents, noise, t)
+    noise, t = objective.noise(rng, latents), objective.timesteps(rng, shape)
+    noised = objective.noised(latents, objective.mixed(rng, noise), t)
     prediction = denoiser.denoise(noised.to(dtype), t, batch.conditioning())
     return objective.loss(prediction, latents, noise, t)
 

@@ -80,7 +80,8 @@ def losses_of(
     shape = data.mean.shape[1:]
     scale = np.float32(nets.vae.arch.scaling_factor)
     latents = (data.mean[rows] + xp.exp(0.5 * data.logvar[rows]) * rng.normal(_POSTERIOR, shape)) * scale
-    x, noise, t = Tensor(latents), objective.noise(rng, shape), objective.timesteps(rng)
+    x, t = Tensor(latents), objective.timesteps(rng)
+    noise = objective.noise(rng, x)
     dtype = nn.compute_copy(nets.unet.out[2].weight).dtype
     context, pooled = conditioning(nets, [i[words] for i in data.ids], [e[words] for e in data.ends])
     vector = vector_conditioning(pooled, Tensor(data.time_ids[rows]))

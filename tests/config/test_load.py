@@ -175,6 +175,19 @@ BAD_LINES = [
         "[loss]\nhuber_c = 0.2",
         '8: loss.huber_c: expected loss.kind = "huber" or loss.kind = "smooth_l1" with it, got "mse"; ' + INSTEAD,
     ),
+    ("[loss]\noffset_noise_random = true", "8: loss.offset_noise_random: expected loss.offset_noise above 0 with it"),
+    (
+        "[loss]\npyramid_noise_discount = 0.5",
+        "8: loss.pyramid_noise_discount: expected loss.pyramid_noise above 0 with it",
+    ),
+    (
+        "[loss]\ninput_perturbation_random = true",
+        "8: loss.input_perturbation_random: expected loss.input_perturbation above 0 with it",
+    ),
+    (
+        "[loss]\nimmiscible_noise = true",
+        "8: loss.immiscible_noise: expected data.batch_size from 2 to 64 with it, got 1",
+    ),
     ("[loss]\nlogit_mean = -11", "8: loss.logit_mean: expected a number from -10 to 10, got -11"),
     ("[loss]\nlogit_std = 11", "8: loss.logit_std: expected a number > 0 and <= 10, got 11"),
     ("[sample]\nguidance_scale = 1001", "8: sample.guidance_scale: expected a number from 0 to 1000, got 1001"),

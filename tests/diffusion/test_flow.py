@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import special
 
+from flame_train.config.schema import LossSection
 from flame_train.diffusion.flow import (
     FlowObjective,
     constant_shift,
@@ -18,6 +19,7 @@ from flame_train.diffusion.flow import (
     shifted,
     static_sigmas,
 )
+from flame_train.diffusion.noise import Noise
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS, TimestepSampling
 from flame_train.diffusion.timestep_sampling.logit_normal import LogitNormal
 from flame_train.diffusion.timestep_sampling.uniform import Uniform
@@ -32,6 +34,10 @@ SHAPE = (8, 6, 16)
 
 def rng(samples: object, step: int = 0) -> Rng:
     return Rng(np, 42, step, np.asarray(samples))
+
+
+def blank(batch: int) -> Tensor:
+    return tensor(np.zeros((batch, *SHAPE), np.float32))
 
 
 def chosen(name: str) -> TimestepSampling:
@@ -78,11 +84,14 @@ def test_fluxs_shift_follows_the_resolution() -> None:
 
 
 def test_a_sample_gets_the_same_draws_in_any_batch() -> None:
-    o = FlowObjective(offset_noise=0.1)
-    whole_t, whole = o.timesteps(rng(range(4)), SHAPE).numpy(), o.noise(rng(range(4)), SHAPE).numpy()
+    o = FlowObjective(kinds=Noise.of(LossSection(offset_noise=0.1)))
+    whole_t, whole = (
+        o.timesteps(rng(range(4)), SHAPE).numpy(),
+        o.noise(rng(range(4)), blank(4)).numpy(),
+    )
     for i in range(4):
         assert o.timesteps(rng([i]), SHAPE).numpy() == whole_t[i]
-        np.testing.assert_array_equal(o.noise(rng([i]), SHAPE).numpy()[0], whole[i])
+        np.testing.assert_array_equal(o.noise(rng([i]), blank(1)).numpy()[0], whole[i])
     assert not np.array_equal(o.timesteps(rng(range(4), 1), SHAPE).numpy(), whole_t)
 
 
@@ -104,7 +113,7 @@ def test_a_mean_above_zero_is_more_noise(mean: float) -> None:
 def test_velocity_is_the_slope_of_what_the_denoiser_sees(weighting: str) -> None:
     o = FlowObjective(weighting=WEIGHTINGS[weighting]())
     x0 = tensor(np.random.default_rng(0).standard_normal((3, *SHAPE)))
-    noise, t = o.noise(rng(range(3)), SHAPE), tensor(np.array([0.2, 0.5, 0.7]))
+    noise, t = o.noise(rng(range(3)), x0), tensor(np.array([0.2, 0.5, 0.7]))
     h = 1e-3
     slope = (o.noised(x0, noise, t + h) - o.noised(x0, noise, t - h)) * (0.5 / h)
     np.testing.assert_allclose(slope.numpy(), o.target(x0, noise, t).numpy(), atol=1e-4)

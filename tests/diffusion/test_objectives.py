@@ -7,7 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from flame_train.config.schema import LossSection
 from flame_train.diffusion.flow import FlowObjective
+from flame_train.diffusion.noise import Noise
 from flame_train.diffusion.objectives import Objective
 from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.diffusion.timestep_sampling.beta import Beta
@@ -24,6 +26,14 @@ SDXL = NoiseSchedule.scaled_linear()
 
 def rng(samples: object, step: int = 0, seed: int = 42) -> Rng:
     return Rng(np, seed, step, np.asarray(samples))
+
+
+def blank(*shape: int) -> Tensor:
+    return tensor(np.zeros(shape, np.float32))
+
+
+def offset_noise(strength: float) -> Noise:
+    return Noise.of(LossSection(offset_noise=strength))
 
 
 def latents(batch: int = 3) -> Tensor:
@@ -57,17 +67,17 @@ def test_every_listed_timestep_is_that_timestep() -> None:
 
 @pytest.mark.parametrize("offset", [0.0, 0.3])
 def test_a_sample_gets_the_same_draws_in_any_batch_but_others_at_another_step(offset: float) -> None:
-    o = Objective(SDXL, offset_noise=offset)
-    whole_t, whole = o.timesteps(rng(range(4))).numpy(), o.noise(rng(range(4)), (3, 5, 2)).numpy()
+    o = Objective(SDXL, noise=offset_noise(offset))
+    whole_t, whole = o.timesteps(rng(range(4))).numpy(), o.noise(rng(range(4)), blank(4, 3, 5, 2)).numpy()
     for i in range(4):
         assert o.timesteps(rng([i])).numpy() == whole_t[i]
-        np.testing.assert_array_equal(o.noise(rng([i]), (3, 5, 2)).numpy()[0], whole[i])
-    assert not (o.noise(rng(range(4), step=1), (3, 5, 2)).numpy() == whole).any()
+        np.testing.assert_array_equal(o.noise(rng([i]), blank(1, 3, 5, 2)).numpy()[0], whole[i])
+    assert not (o.noise(rng(range(4), step=1), blank(4, 3, 5, 2)).numpy() == whole).any()
 
 
 def test_offset_noise_adds_one_number_to_each_channel_of_each_sample() -> None:
-    plain = Objective(SDXL).noise(rng(range(500)), (2, 3, 4)).numpy()
-    offset = Objective(SDXL, offset_noise=0.1).noise(rng(range(500)), (2, 3, 4)).numpy() - plain
+    plain = Objective(SDXL).noise(rng(range(500)), blank(500, 2, 3, 4)).numpy()
+    offset = Objective(SDXL, noise=offset_noise(0.1)).noise(rng(range(500)), blank(500, 2, 3, 4)).numpy() - plain
     assert np.ptp(offset, axis=(1, 2)).max() < 1e-6
     each = offset[:, 0, 0, :]
     assert each.std() == pytest.approx(0.1, rel=4 / math.sqrt(2 * 2000))
@@ -77,7 +87,7 @@ def test_offset_noise_adds_one_number_to_each_channel_of_each_sample() -> None:
 def test_noised_keeps_unit_variance_and_the_dtype() -> None:
     o = Objective(SDXL)
     x, t = latents(), tensor(np.array([0, 500, 999]))
-    noise = o.noise(rng(range(3)), (4, 6, 2))
+    noise = o.noise(rng(range(3)), x)
     abar = SDXL.alphas_cumprod[[0, 500, 999]].reshape(3, 1, 1, 1)
     expected = np.sqrt(abar) * x.numpy() + np.sqrt(1 - abar) * noise.numpy()
     np.testing.assert_allclose(o.noised(x, noise, t).numpy(), expected, rtol=1e-5, atol=1e-6)
@@ -89,7 +99,7 @@ def test_noised_keeps_unit_variance_and_the_dtype() -> None:
 def test_the_target_and_the_noised_latents_give_the_image_back(prediction: str) -> None:
     o = Objective(SDXL, prediction)
     x, t = latents(), tensor(np.array([3, 400, 990]))
-    noise = o.noise(rng(range(3)), (4, 6, 2))
+    noise = o.noise(rng(range(3)), x)
     seen, target = o.noised(x, noise, t).numpy(), o.target(x, noise, t).numpy()
     abar = SDXL.alphas_cumprod[[3, 400, 990]].reshape(3, 1, 1, 1)
     if prediction == "v":
@@ -104,7 +114,7 @@ def test_the_target_and_the_noised_latents_give_the_image_back(prediction: str) 
 def test_loss_is_the_weighted_mean_and_its_gradient_is_exact(prediction: str, gamma: float) -> None:
     o = Objective(SDXL, prediction, weighting=MinSnr(snr_gamma=gamma) if gamma else NoWeighting())
     x, t = latents(), np.array([3, 400, 990])
-    noise = o.noise(rng(range(3)), (4, 6, 2))
+    noise = o.noise(rng(range(3)), x)
     guess = tensor(np.random.default_rng(5).standard_normal(x.shape).astype(np.float32), requires_grad=True)
     loss = o.loss(guess, x, noise, tensor(t))
     loss.backward()
@@ -124,7 +134,7 @@ def test_loss_is_the_weighted_mean_and_its_gradient_is_exact(prediction: str, ga
 def test_half_precision_predictions_are_judged_in_fp32() -> None:
     o = Objective(SDXL)
     x, t = latents(1), tensor(np.array([5]))
-    noise = o.noise(rng([0]), (4, 6, 2))
+    noise = o.noise(rng([0]), x)
     guess = (x * 300.0).to("float16")
     loss = o.loss(guess, x, noise, t)
     assert loss.dtype.name == "float32"

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flame_train.config.schema import LossSection
+from flame_train.diffusion.noise import Noise
 from flame_train.diffusion.objectives import Objective
 from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.diffusion.weightings.min_snr import MinSnr
@@ -96,8 +98,12 @@ def test_a_captured_training_step_equals_the_eager_one_bit_for_bit(rule: str, wa
         o = optimizer("cuda", rule, way=way)
         assert isinstance(o._update, way)
         xp = o.arena.backend.xp
+        noise = Noise.of(LossSection(
+            offset_noise=0.1, offset_noise_random=True, offset_noise_adaptive=0.1, pyramid_noise=3,
+            immiscible_noise=True, input_perturbation=0.1,
+        ))  # fmt: skip
         objective = Objective(
-            NoiseSchedule.scaled_linear(), "v", weighting=MinSnr(snr_gamma=5.0), offset_noise=0.1, device="cuda"
+            NoiseSchedule.scaled_linear(), "v", weighting=MinSnr(snr_gamma=5.0), noise=noise, device="cuda"
         )
         latents = tensor(np.random.default_rng(2).standard_normal((4, 5, 3, 7)).astype(np.float32), device="cuda")
         samples, bad = xp.arange(4), tensor(np.ones((), np.float32), device="cuda")
@@ -109,8 +115,8 @@ def test_a_captured_training_step_equals_the_eager_one_bit_for_bit(rule: str, wa
         ) -> None:  # fmt: skip
             o.zero_grad()
             rng = Rng(xp, 9, o.count, samples)
-            noise, t = objective.noise(rng, (5, 3, 7)), objective.timesteps(rng)
-            h = F.linear(objective.noised(latents, noise, t), a, None).sum(-1, keepdim=True)
+            noise, t = objective.noise(rng, latents), objective.timesteps(rng)
+            h = F.linear(objective.noised(latents, objective.mixed(rng, noise), t), a, None).sum(-1, keepdim=True)
             loss = objective.loss(h * latents + b.square().mean(), latents, noise, t)
             (loss * bad * o.loss_scale).backward()
             o.step(loss)

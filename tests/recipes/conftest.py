@@ -78,3 +78,22 @@ dir = "{tmp_path / "run" / "it"}"
 @pytest.fixture
 def train(config_file: Path, family: str) -> Callable[..., int]:
     return lambda *settings: cli.run([f"{family}-lora", "--config", str(config_file), "--device", "cpu", *settings])
+
+
+@pytest.fixture
+def train_small(drawn: Path, tmp_path: Path) -> Callable[..., int]:
+    """Trains a small model of any family on drawn images, as the settings say."""
+
+    def train(family: str, *settings: str) -> int:
+        base = tmp_path / family
+        if not base.exists():
+            base.mkdir()
+            FAMILIES[family].write_small_base(base, 3)
+            (base / "config.toml").write_text(
+                f'[model]\ncheckpoint = "{base / "base.safetensors"}"\n[data]\npath = "{drawn}"\nresolution = 64\n'
+                "bucket_step = 32\nbatch_size = 2\n[lora]\nrank = 2\nalpha = 2.0\n[train]\nsteps = 3\n"
+                'precision = "fp32"\n'
+            )
+        return cli.run([f"{family}-lora", "--config", str(base / "config.toml"), "--device", "cpu", *settings])
+
+    return train

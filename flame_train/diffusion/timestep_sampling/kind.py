@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
 from typing import Any, ClassVar
 
 import numpy as np
 
+from flame_train.diffusion.streams import Stream as Stream
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import Array
 from flame_train.engine.random import Rng
 from flame_train.settings import Entry
-
-
-class Stream(IntEnum):
-    """The random streams of a training step."""
-
-    NOISE = 16
-    TIMESTEPS = 17
-    OFFSET = 18
 
 
 class TimestepSampling(Entry):

@@ -1,0 +1,46 @@
+"""What the noise of training is: normal, and what each kind in a file of this folder makes of it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from flame_train.diffusion.streams import Stream
+from flame_train.engine import Tensor
+from flame_train.engine.random import Rng
+from flame_train.settings import Section, entries_in
+
+from .kind import NoiseKind
+
+NOISE_KINDS: tuple[type[NoiseKind], ...] = tuple(
+    sorted(entries_in(sys.modules[__name__], NoiseKind), key=lambda kind: kind.order)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Standard normal noise, changed by each of `kinds` in their order."""
+
+    kinds: tuple[NoiseKind, ...] = ()
+
+    @classmethod
+    def of(cls, section: Section) -> Noise:
+        """The noise that `[loss]` asks for."""
+        made = (kind.of(section) for kind in NOISE_KINDS)
+        return cls(tuple(kind for kind in made if kind.on))
+
+    def drawn(self, rng: Rng, latents: Tensor) -> Tensor:
+        """The noise (B, H, W, C) fp32 for latents of this shape, which is what a prediction is compared with."""
+        noise = Tensor(rng.normal(Stream.NOISE, latents.shape[1:]))
+        for kind in self.kinds:
+            noise = kind.changed(noise, latents, rng)
+        return noise
+
+    def mixed(self, rng: Rng, noise: Tensor) -> Tensor:
+        """What is mixed into the latents instead of the noise."""
+        for kind in self.kinds:
+            noise = kind.mixed(noise, rng)
+        return noise
+
+
+__all__ = ["NOISE_KINDS", "Noise", "NoiseKind"]

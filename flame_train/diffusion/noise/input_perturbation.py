@@ -1,0 +1,48 @@
+"""Input perturbation (arXiv 2301.11706): the denoiser sees a little more noise than it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from flame_train.diffusion.streams import Stream
+from flame_train.engine import Tensor
+from flame_train.engine.random import Rng
+from flame_train.settings import field
+
+from .kind import NoiseKind
+
+
+class InputPerturbation(NoiseKind):
+    """noise + gamma * n is mixed into the latents; the noise stays what is asked for. sd-scripts' `ip_noise_gamma`."""
+
+    name = "input_perturbation"
+    order = 3
+
+    input_perturbation: float = field(
+        0.0,
+        "strength of noise that is mixed in, not asked for; 0: off, 0.1 is usual",
+        ge=0,
+        le=1,
+        aka=("ip_noise_gamma",),
+    )
+    input_perturbation_random: bool = field(
+        False, "the strength is drawn between 0 and input_perturbation", aka=("ip_noise_gamma_random_strength",)
+    )
+
+    @property
+    def on(self) -> bool:
+        return self.input_perturbation > 0
+
+    def problems(self, config: Any) -> Mapping[str, str]:
+        if self.on or not self.input_perturbation_random:
+            return {}
+        return {"input_perturbation_random": "expected loss.input_perturbation above 0 with it"}
+
+    def mixed(self, noise: Tensor, rng: Rng) -> Tensor:
+        strength: Any = np.float32(self.input_perturbation)
+        if self.input_perturbation_random:
+            strength = strength * rng.uniform(Stream.PERTURBATION_STRENGTH, (1, 1, 1))
+        return Tensor(noise.data + strength * rng.normal(Stream.PERTURBATION, noise.shape[1:]))

@@ -1,0 +1,32 @@
+"""What a kind of noise is to an objective: a change of the standard normal noise."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from flame_train.engine import Tensor
+from flame_train.engine.random import Rng
+from flame_train.settings import Entry
+
+
+class NoiseKind(Entry):
+    """One change of the noise: its fields are keys of `[loss]`, which say how strong it is. Several go together.
+
+    All runs on the device within the captured step. Tensors are (B, H, W, C) fp32.
+    """
+
+    order: ClassVar[int]
+    """Kinds of smaller numbers come first."""
+
+    @property
+    def on(self) -> bool:
+        """Whether its keys ask for any change."""
+        raise NotImplementedError
+
+    def changed(self, noise: Tensor, latents: Tensor, rng: Rng) -> Tensor:
+        """The noise that is mixed into the latents and that a prediction is compared with."""
+        return noise
+
+    def mixed(self, noise: Tensor, rng: Rng) -> Tensor:
+        """What is mixed into the latents, where that is not the noise that a prediction is compared with."""
+        return noise

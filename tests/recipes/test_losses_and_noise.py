@@ -1,0 +1,53 @@
+"""Every family trains with every kind of noise, and with losses and timesteps beside the usual ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flame_train.io.safetensors import SafetensorsFile
+
+NOISES = {
+    "loss.offset_noise": "0.1", "loss.offset_noise_random": "true", "loss.offset_noise_adaptive": "0.05",
+    "loss.pyramid_noise": "4", "loss.immiscible_noise": "true", "loss.input_perturbation": "0.1",
+}  # fmt: skip
+OTHERS = {
+    "loss.kind": "huber", "loss.huber_schedule": "exponential", "loss.timestep_sampling": "beta",
+    "loss.min_timestep": "100", "loss.max_timestep": "900",
+}  # fmt: skip
+
+
+def settings(keys: dict[str, str]) -> list[str]:
+    return [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+
+
+def lora(folder: Path) -> dict[str, bytes]:
+    with SafetensorsFile(folder / "lora.safetensors") as file:
+        return {name: np.asarray(file.read(name)).tobytes() for name in file.names}
+
+
+@pytest.mark.parametrize("family", ["sdxl", "sd3", "flux"])
+def test_a_run_with_all_of_them_continues_to_the_bit(
+    family: str, train_small: Callable[..., int], tmp_path: Path
+) -> None:
+    keys = NOISES | OTHERS | {"schedule.name": "constant"}
+
+    def run(name: str, steps: int, **more: str) -> Path:
+        place = {"output.dir": str(tmp_path / name), "train.steps": str(steps)}
+        assert train_small(family, *settings(keys | place | more)) == 0
+        return tmp_path / name
+
+    whole = run("whole", 3)
+    run("parts", 2)
+    parts = run("parts", 3)
+    assert lora(parts) == lora(whole)
+    losses = [json.loads(line)["loss"] for line in (whole / "log.jsonl").read_text().splitlines()]
+    assert len(losses) == 3
+    assert np.isfinite(losses).all()
+    plain = {"output.dir": str(tmp_path / "plain"), "train.steps": "3", "schedule.name": "constant"}
+    assert train_small(family, *settings(plain)) == 0
+    assert lora(tmp_path / "plain") != lora(whole)
