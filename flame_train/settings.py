@@ -62,6 +62,9 @@ class Entry(Section):
 
     name: ClassVar[str]
 
+    aka: ClassVar[tuple[str, ...]] = ()
+    """Names of it, or of its relatives that are not here, in other trainers; in lower case."""
+
     @classmethod
     def of(cls, section: Section) -> Self:
         """The entry with the values that its keys have in a section."""
@@ -106,6 +109,7 @@ class Table(Mapping[str, type[E]], Generic[E]):
         if len(self) > 1:
             key = field(self.default, self.doc, aka=self.aka)
             key.json_schema_extra["leads"] = True
+            key.json_schema_extra["known"] = {other: entry.name for entry in self.values() for other in entry.aka}
             found[self.key] = (Literal[tuple(self)], key)
         for name in dict.fromkeys(name for entry in self.values() for name in entry.model_fields):
             found[name] = self._shared(name)

@@ -24,6 +24,8 @@ class Attached:
 
     model: nn.Module
     adapters: Mapping[str, Adapter]
+    faster: str = ""
+    """How the names of parameters end that LoRA+ trains at a higher rate."""
 
     def parameters(self) -> list[Parameter]:
         """Every trained matrix, LoRA's down before up; those of layers that share an input next to each other.
@@ -91,7 +93,7 @@ def attach(
     for name in names:
         made = kind.create(layers[name], name, rank, alpha, seed, make_parameter or _own_parameter)
         adapters[name] = layers[name].adapter = made
-    return Attached(model, MappingProxyType(adapters))
+    return Attached(model, MappingProxyType(adapters), kind.faster)
 
 
 def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: float = 1.0) -> Attached:

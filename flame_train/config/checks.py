@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from flame_train.adapters.kinds import ADAPTERS
 from flame_train.config.keys import keys
 from flame_train.config.schema import Config
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
+from flame_train.optimizers import OPTIMIZERS
 from flame_train.schedules import SCHEDULES
 from flame_train.settings import entries_of
 
@@ -48,6 +50,25 @@ def _warmup(config: Config) -> str | None:
 def _warmup_twice(config: Config) -> str | None:
     steps, share = config.schedule.warmup_steps, config.schedule.warmup
     return f"expected this or schedule.warmup_steps ({steps}), got both; remove one" if steps and share else None
+
+
+def _averaging(config: Config) -> str | None:
+    """A schedule-free optimizer averages, which is what a decay and a moving average are for."""
+    if not OPTIMIZERS.chosen(config.optimizer).averages:
+        return None
+    name = OPTIMIZERS.chosen(config.optimizer).name
+    schedule = SCHEDULES.chosen(config.schedule)
+    if schedule.decays:
+        return f'expected schedule.name = "constant" with "{name}", which needs no decay, got "{schedule.name}"'
+    if config.train.ema_decay:
+        return f'expected train.ema_decay = 0 with "{name}", which averages by itself, got {config.train.ema_decay}'
+    return None
+
+
+def _lora_plus(config: Config) -> str | None:
+    if config.optimizer.lora_plus_ratio == 1.0 or ADAPTERS.chosen(config.lora).faster:
+        return None
+    return "expected 1: this kind of adapter has no up matrix"
 
 
 def _min_lr(config: Config) -> str | None:
@@ -180,6 +201,8 @@ def checks() -> Iterator[Check]:
             yield Check((path, *key.only), partial(_inapplicable, path=path))
     yield Check(("schedule.warmup_steps", "train.steps"), _warmup)
     yield Check(("schedule.warmup", "schedule.warmup_steps"), _warmup_twice)
+    yield Check(("optimizer.name", "schedule.name", "train.ema_decay"), _averaging)
+    yield Check(("optimizer.lora_plus_ratio",), _lora_plus)
     yield Check(("schedule.min_lr", "optimizer.lr"), _min_lr)
     yield Check(("schedule.min_lr", "schedule.name"), _decay)
     yield Check(("gradient.noise_decay", "gradient.noise_std"), _noise_decay)

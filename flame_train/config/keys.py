@@ -37,6 +37,10 @@ class Key:
     """Whether it is a key of something that the config chooses."""
     limits: str
     choices: tuple[str | int, ...]
+    any_case: bool
+    """Whether a choice may be written in any case, as other trainers write their optimizers."""
+    known: Mapping[str, str]
+    """Names of a choice elsewhere, in lower case, and the choice that has their meaning."""
     expected: str
 
     @property
@@ -99,6 +103,8 @@ def _key(section: str, name: str, info: FieldInfo) -> Key:
         from_table="default" in facts,
         limits=_limits(info),
         choices=_choices(info),
+        any_case=facts["leads"],
+        known=facts.get("known", {}),
         expected=_expected(info),
     )
 

@@ -211,6 +211,8 @@ def _known_part(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _as_key(value: Any, key: Key) -> Any:
     if isinstance(value, list) and key.is_list:
         return tuple(value)
+    if isinstance(value, str) and key.any_case:
+        return next((choice for choice in key.choices if str(choice).lower() == value.lower()), value)
     return os.path.expanduser(value) if isinstance(value, str) and key.place else value
 
 
@@ -240,7 +242,9 @@ def _wrong_keys(error: ValidationError) -> Iterator[tuple[str, str]]:
 def _wrong_value(key: Key, value: Any) -> str:
     message = f"expected {key.expected}, got {_shown(value)}"
     if isinstance(value, str) and key.choices:
-        near = difflib.get_close_matches(value.lower(), [str(choice) for choice in key.choices], n=1)
+        names = [str(choice) for choice in key.choices]
+        known = key.known.get(value.lower())
+        near = [known] if known else difflib.get_close_matches(value.lower(), names, n=1)
         return message + did_you_mean([f'"{choice}"' for choice in near])
     return message
 

@@ -152,6 +152,13 @@ class OptimizerSection(Section):
     """How gradients become updates."""
 
     lr: float = field(1e-4, "peak learning rate", gt=0, le=10, aka=("learning_rate", "unet_lr", "max_lr"))
+    lora_plus_ratio: float = field(
+        1.0,
+        "factor on the up matrices' rate (LoRA+, arXiv 2402.12354); 1: off, 16 is the paper's",
+        gt=0,
+        le=1000,
+        aka=("loraplus_lr_ratio", "loraplus_unet_lr_ratio"),
+    )
 
 
 @choices(SCHEDULES)

@@ -8,6 +8,7 @@ from typing import Any
 from flame_train.engine.optim import AdamWRule
 from flame_train.settings import field
 
+from .betas import betas_problem
 from .kind import OptimizerKind
 
 
@@ -21,9 +22,7 @@ class AdamW(OptimizerKind):
     )
 
     def problems(self, config: Any) -> Mapping[str, str]:
-        if all(0 <= beta < 1 for beta in self.betas):
-            return {}
-        return {"betas": f"expected each >= 0 and < 1, got {list(self.betas)}"}
+        return betas_problem(self.betas)
 
     def rule(self) -> AdamWRule:
         return AdamWRule(self.betas, self.eps, self.weight_decay)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from flame_train.engine.optim import Rule
 from flame_train.settings import Entry
 
 
 class OptimizerKind(Entry):
     """One optimizer: its fields are keys of `[optimizer]` beside `lr`."""
+
+    finds_rate: ClassVar[bool] = False
+    """Whether it finds the learning rate by itself, and `optimizer.lr` is a factor, 1 as a rule."""
+
+    averages: ClassVar[bool] = False
+    """Whether it averages the values itself, which takes the place of a decaying schedule and of a moving average."""
 
     def rule(self) -> Rule:
         """The last transform of the chain, which makes the update from the gradient."""

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.adapters.targets import layer_shapes
-from flame_train.config.schema import Config, DataSection
+from flame_train.config.schema import Config, DataSection, OptimizerSection
 from flame_train.data.buckets import BucketRule
 from flame_train.data.dataset import Dataset
 from flame_train.data.order import Order
 from flame_train.data.placed import Placed, place
 from flame_train.data.seen import seen_images
 from flame_train.errors import ConfigError
+from flame_train.optimizers import OPTIMIZERS
 from flame_train.text_encoders import too_long
 from flame_train.training.model import Model
 from flame_train.training.stop import StopRequest
@@ -97,6 +98,7 @@ def make_plan(checked: Checked, stop: StopRequest) -> Plan:
     _check_sides(placed, model.longest_side)
     for notice in placed.dataset.notices:
         _LOG.warning("%s", notice)
+    _notice_rate(checked.config.optimizer)
     plan = Plan(checked, placed)
     _notice_long_texts(model, "caption", [item.caption for item in placed.dataset.items])
     _notice_long_texts(model, "prompt", list(checked.config.sample.prompts) if checked.config.sample.every else [])
@@ -105,6 +107,16 @@ def make_plan(checked: Checked, stop: StopRequest) -> Plan:
 
 def _rule(data: DataSection) -> BucketRule:
     return BucketRule(data.resolution, data.bucket_step, data.min_bucket, data.max_bucket, data.upscale)
+
+
+def _notice_rate(optimizer: OptimizerSection) -> None:
+    """A rate of 1 is a factor to Prodigy and its kin, and far too much for all others."""
+    chosen = OPTIMIZERS.chosen(optimizer)
+    name, finds = chosen.name, chosen.finds_rate
+    if optimizer.lr >= 1 and not finds:
+        _LOG.warning('optimizer.lr: %s is usual for "prodigy" alone; "%s" wants 1e-5 to 1e-3', optimizer.lr, name)
+    if optimizer.lr < 0.1 and finds:
+        _LOG.warning('optimizer.lr: "%s" finds its rate, of which %s is a factor; 1 is usual', name, optimizer.lr)
 
 
 def _notice_long_texts(model: Model, what: str, texts: list[str]) -> None:

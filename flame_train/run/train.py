@@ -23,7 +23,7 @@ from flame_train.training.model import Denoiser, Example
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.preview import Pixels, png
 from flame_train.training.result import Sources, restore
-from flame_train.training.step import FIGURES, Objective, State
+from flame_train.training.step import Objective, State
 from flame_train.training.stop import StopRequest
 
 from .check import fp8_of
@@ -112,14 +112,15 @@ def make_state(
 ) -> State:
     """The device state of a fresh run."""
     backend = get_backend(device)
+    made = build_optimizer(attached.parameters(), train, optimizer, schedule, gradient, backend, attached.faster)
     return State(
         denoiser=denoiser,
         objective=objective,
-        optimizer=build_optimizer(attached.parameters(), train, optimizer, schedule, gradient, backend),
+        optimizer=made,
         dtype=as_dtype(train.precision),
         seed=train.seed,
         loss=Tensor(backend.xp.zeros((), np.float32)),
-        figures=backend.xp.zeros(len(FIGURES), np.float64),
+        figures=backend.xp.zeros(1 + len(made.metric_names), np.float64),
     )
 
 

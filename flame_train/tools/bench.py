@@ -27,7 +27,7 @@ from flame_train.run.checkpointing import blocks_named
 from flame_train.run.train import make_state
 from flame_train.training.batch import Batch, HostBatch
 from flame_train.training.model import Denoiser, Model
-from flame_train.training.step import FIGURES, State, micro, update
+from flame_train.training.step import State, micro, update
 
 from . import bench_torch_step
 from .bench_ceilings import ceilings
@@ -240,7 +240,7 @@ def _gib(size: int) -> float:
 
 def _figures(p: Prepared) -> dict[str, float]:
     """What the last step left."""
-    return dict(zip(FIGURES, p.backend.to_host(p.state.figures).tolist(), strict=True))
+    return dict(zip(p.state.figure_names, p.backend.to_host(p.state.figures).tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

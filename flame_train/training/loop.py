@@ -20,6 +20,7 @@ from flame_train.config.schema import (
 )
 from flame_train.engine import capture
 from flame_train.engine.backend import get_backend
+from flame_train.engine.optim import METRICS
 from flame_train.errors import Interrupted, NonFiniteError, is_device_failure
 from flame_train.io.durable import remove
 from flame_train.io.failpoint import hit, spoil
@@ -30,7 +31,7 @@ from .batch import Batch, HostBatch, Signature
 from .loader import Loader
 from .log import Console, TensorBoard
 from .result import LoraWriter, Sources, checkpoint_files, formats
-from .step import FIGURES, State, micro, update
+from .step import State, micro, update
 from .stop import StopRequest
 
 _LOG = logging.getLogger(__name__)
@@ -154,7 +155,7 @@ class _Figures:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        figures = dict(zip(FIGURES, pending.figures().tolist(), strict=True))
+        figures = dict(zip(self._run.state.figure_names, pending.figures().tolist(), strict=True))
         before, self._ended = self._ended, time.monotonic() if pending.end is None else pending.end
         if not figures["healthy"]:
             raise NonFiniteError(_diagnosis(self._run, pending, figures))
@@ -208,6 +209,7 @@ def _record(run: Run, p: _Pending, figures: dict[str, float], seconds: float) ->
         "epoch": round(run.loader.epoch(p.step * run.gradient.accumulation), 4),
         "loss": figures["loss"],
         "lr": figures["lr"],
+        **{name: figures[name] for name in run.state.optimizer.metric_names[len(METRICS) :]},
         "grad_norm": figures["grad_norm"],
         "loss_scale": figures["loss_scale"],
         "skipped": int(figures["skipped"]),

@@ -24,9 +24,12 @@ from flame_train.schedules import SCHEDULES
 
 def build_optimizer(
     parameters: Iterable[Parameter], train: TrainSection, optimizer: OptimizerSection, schedule: ScheduleSection,
-    gradient: GradientSection, backend: Backend,
+    gradient: GradientSection, backend: Backend, faster_end: str = "",
 ) -> Optimizer:  # fmt: skip
-    """Clip by value, clip by norm, noise, rule: in that order, each only if asked for. fp16 scales its loss."""
+    """Clip by value, clip by norm, noise, rule: in that order, each only if asked for. fp16 scales its loss.
+
+    Parameters whose names end with `faster_end` are trained at `lora_plus_ratio` times the rate.
+    """
     chain: list[Transform] = []
     if gradient.clip_value > 0:
         chain.append(ClipValue(gradient.clip_value))
@@ -35,8 +38,10 @@ def build_optimizer(
     if gradient.noise_std > 0:
         chain.append(GradientNoise(gradient.noise_std, train.seed, gradient.noise_decay))
     chain.append(OPTIMIZERS.chosen(optimizer).rule())
+    trained = list(parameters)
+    faster = {p.name: optimizer.lora_plus_ratio for p in trained if faster_end and p.name.endswith(faster_end)}
     return Optimizer(
-        FlatParameters(parameters, backend, compute_dtype=as_dtype(train.precision)),
+        FlatParameters(trained, backend, compute_dtype=as_dtype(train.precision), lr_scale=faster),
         chain,
         lr=optimizer.lr,
         schedule=SCHEDULES.chosen(schedule).build(train.steps, schedule.warmup_of(train.steps), schedule.min_lr),

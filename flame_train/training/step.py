@@ -8,7 +8,7 @@ from typing import Protocol
 
 from flame_train.engine import Tensor
 from flame_train.engine.dtype import Array, DType
-from flame_train.engine.optim import METRICS, Optimizer
+from flame_train.engine.optim import Optimizer
 from flame_train.engine.random import Rng
 
 from .batch import Batch
@@ -47,13 +47,12 @@ class Objective(Protocol):
         """0-d fp32."""
 
 
-FIGURES = ("loss", *METRICS)
-"""What `State.figures` holds after `update`, in order."""
-
-
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything a step works on. `loss` sums the micro-batches' losses; `figures` is what the log reads."""
+    """Everything a step works on. `loss` sums the micro-batches' losses; `figures` is what the log reads.
+
+    `figures` is fp64, as many as `figure_names`.
+    """
 
     denoiser: Denoiser
     objective: Objective
@@ -63,6 +62,11 @@ class State:
     loss: Tensor
     figures: Array
     ranks: Ranks = ALONE
+
+    @property
+    def figure_names(self) -> tuple[str, ...]:
+        """What `figures` holds after `update`, in order."""
+        return ("loss", *self.optimizer.metric_names)
 
 
 def micro(s: State, batch: Batch) -> None:

@@ -13,17 +13,29 @@ from flame_train.config.load import load
 from flame_train.config.render import flat
 from flame_train.config.schema import Config
 from flame_train.errors import ConfigError
+from flame_train.optimizers import OPTIMIZERS
 
 GOOD = '[model]\ncheckpoint = "base.safetensors"\n[data]\npath = "photos"\n[output]\ndir = "run"\n'
 
 # One line each, put below GOOD's seven lines or as written; the report must be exactly the message.
 INSTEAD = "remove this key or change that one"
 
+OPTIMIZER_NAMES = "one of " + ", ".join(f'"{name}"' for name in OPTIMIZERS)
+
+
+def with_key(key: str) -> str:
+    """The optimizers that have a key, as a message lists them."""
+    return " or ".join(f'optimizer.name = "{name}"' for name, kind in OPTIMIZERS.items() if key in kind.model_fields)
+
+
 BAD_LINES = [
     ("[lora]\nrnak = 4", "8: lora.rnak: unknown key; did you mean lora.rank?"),
     ("[lora]\nlr = 1e-4", "8: lora.lr: unknown key; did you mean optimizer.lr?"),
     ("[lora]\nnetwork_dim = 8", "8: lora.network_dim: unknown key; did you mean lora.rank?"),
-    ("[optimizer]\nlearning_rate = 1", "8: optimizer.learning_rate: unknown key; did you mean optimizer.lr?"),
+    (
+        "[optimizer]\nlearning_rate = 1",
+        "8: optimizer.learning_rate: unknown key; did you mean optimizer.lr or optimizer.growth_rate?",
+    ),
     ("[train]\nmax_train_steps = 1", "8: train.max_train_steps: unknown key; did you mean train.steps?"),
     ("[trian]\nsteps = 1", "7: trian: unknown section; did you mean train?"),
     ("[zzz]\nq = 1", "7: zzz: unknown section; `flame-train init FAMILY` writes all there are"),
@@ -50,11 +62,7 @@ BAD_LINES = [
         "[optimizer]\nlr = 2024-01-01",
         "8: optimizer.lr: expected a number > 0 and <= 10, got the date 2024-01-01",
     ),
-    (
-        "[optimizer]\nname = 'AdamW'",
-        '8: optimizer.name: expected one of "adamw", "sgd", got "AdamW"; did you mean "adamw"?',
-    ),
-    ("[optimizer]\nname = 'lion'", '8: optimizer.name: expected one of "adamw", "sgd", got "lion"'),
+    ("[optimizer]\nname = 'zzz'", f'8: optimizer.name: expected {OPTIMIZER_NAMES}, got "zzz"'),
     ("[optimizer]\nbetas = [0.9]", "8: optimizer.betas: expected a list of 2 numbers, got [0.9]"),
     ("[optimizer]\nbetas = [0.9, 1.0]", "8: optimizer.betas: expected each >= 0 and < 1, got [0.9, 1.0]"),
     (
@@ -98,6 +106,32 @@ BAD_LINES = [
     (
         "[schedule]\nwarmup_steps = 2000",
         "8: schedule.warmup_steps: expected less than train.steps (2000), got 2000",
+    ),
+    (
+        "[optimizer]\nname = 'AdamWScheduleFree'\n[schedule]\nname = 'constant'",
+        "8: optimizer.name: expected " + OPTIMIZER_NAMES + ', got "AdamWScheduleFree"; did you mean '
+        '"schedule_free_adamw"?',
+    ),
+    (
+        "[optimizer]\nname = 'prodgy'",
+        "8: optimizer.name: expected " + OPTIMIZER_NAMES + ', got "prodgy"; did you mean "prodigy"?',
+    ),
+    (
+        "[optimizer]\nname = 'schedule_free_adamw'",
+        '8: optimizer.name: expected schedule.name = "constant" with "schedule_free_adamw", which needs no decay, '
+        'got "cosine"',
+    ),
+    (
+        "[optimizer]\nname = 'schedule_free_adamw'\n[schedule]\nname = 'constant'\n[train]\nema_decay = 0.9",
+        '8: optimizer.name: expected train.ema_decay = 0 with "schedule_free_adamw", which averages by itself, got 0.9',
+    ),
+    (
+        "[optimizer]\nname = 'sgd'\nnesterov = true",
+        "9: optimizer.nesterov: expected optimizer.momentum above 0 with it",
+    ),
+    (
+        "[optimizer]\nname = 'prodigy'\ngrowth_rate = 0.5",
+        "9: optimizer.growth_rate: expected 0, which is any, or a number above 1, got 0.5",
     ),
     ("[schedule]\nwarmup = 1.0", "8: schedule.warmup: expected a number >= 0 and < 1, got 1.0"),
     (
@@ -144,11 +178,11 @@ BAD_LINES = [
     ('[sample]\nprompts = ["a\\u0000"]', "8: sample.prompts: expected text, got a NUL character in it"),
     (
         "[optimizer]\nname = 'sgd'\nbetas = [0.5, 0.5]",
-        '9: optimizer.betas: expected optimizer.name = "adamw" with it, got "sgd"; ' + INSTEAD,
+        "9: optimizer.betas: expected " + with_key("betas") + ' with it, got "sgd"; ' + INSTEAD,
     ),
     (
         "[optimizer]\nname = 'sgd'\neps = 1e-6",
-        '9: optimizer.eps: expected optimizer.name = "adamw" with it, got "sgd"; ' + INSTEAD,
+        "9: optimizer.eps: expected " + with_key("eps") + ' with it, got "sgd"; ' + INSTEAD,
     ),
     (
         "[schedule]\nname = 'constant'\nmin_lr = 1e-5",
@@ -450,6 +484,12 @@ def test_overrides_are_typed_by_the_schema() -> None:
     assert (config.sample.prompts, config.optimizer.betas) == (("one", "two"), (0.5, 0.75))
     assert (config.gradient.accumulation, config.data.upscale) == (2, True)
     assert config.train.steps == 8
+
+
+@pytest.mark.parametrize("name", ["AdamW", "adamw", "ADAMW", "Lion", "Prodigy"])
+def test_a_choice_is_read_in_any_case(name: str) -> None:
+    assert load(write(GOOD + f"[optimizer]\nname = '{name}'\n")).optimizer.name == name.lower()
+    assert load(write(GOOD), [f"optimizer.name={name}"]).optimizer.name == name.lower()
 
 
 def test_standard_input_is_toml(monkeypatch: pytest.MonkeyPatch) -> None:

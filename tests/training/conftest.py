@@ -18,7 +18,7 @@ from flame_train.io.runfolder import RunFolder
 from flame_train.training import loop
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.result import LoraWriter, Sources, restore
-from flame_train.training.step import FIGURES, State
+from flame_train.training.step import State
 from flame_train.training.stop import StopRequest
 from tests.training.toy import NAMES, Feed, Toy, ToyDenoiser, log_of, sections
 
@@ -41,7 +41,7 @@ def trained(tmp_path):
         )
         state = State(
             ToyDenoiser(model), Objective(NoiseSchedule.scaled_linear()), optimizer, as_dtype("fp32"), 5,
-            Tensor(np.zeros((), np.float32)), np.zeros(len(FIGURES)),
+            Tensor(np.zeros((), np.float32)), np.zeros(1 + len(optimizer.metric_names)),
         )  # fmt: skip
         with RunFolder(tmp_path / name, "", lambda old, found: None) as folder:
             found = folder.resume()

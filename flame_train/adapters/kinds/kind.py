@@ -69,6 +69,9 @@ class AdapterKind(Entry):
     ends: ClassVar[Mapping[str, str]]
     """How its tensors' names end in files, in every dialect, and which array of `Factors` each is."""
 
+    faster: ClassVar[str] = ""
+    """How the names of the parameters end that LoRA+ trains at a higher rate; empty: none."""
+
     def create(self, layer: Layer, name: str, rank: int, alpha: float, seed: int, make: Make) -> Adapter:
         """A fresh adapter of the layer called `name`, which leaves the layer's output as it is."""
         raise NotImplementedError

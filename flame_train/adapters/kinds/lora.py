@@ -52,6 +52,7 @@ class Lora(AdapterKind):
 
     name = "lora"
     ends = _ENDS
+    faster = ".lora_up.weight"
 
     def create(self, layer: Layer, name: str, rank: int, alpha: float, seed: int, make: Make) -> LoraAdapter:
         down, up = initial(layer.weight.shape, rank, seed, name)

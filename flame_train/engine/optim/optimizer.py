@@ -20,7 +20,7 @@ from .flat_parameters import FlatParameters
 from .scaler import LossScaler
 from .schedule import Schedule
 from .step_control import METRICS, StepControl
-from .transform import State, Transform
+from .transform import EvaluatedRule, State, Transform, shown_by
 from .update import UpdateBuffers, make_update
 from .validation import check
 
@@ -71,7 +71,7 @@ class Optimizer:
         self._own = control.state(xp, lr)
         self._mean: State = average.init(arena) if average else {}
         self._transforms: list[State] = [t.init(arena) for t in self.transforms]
-        self._metrics: Array = xp.zeros(len(METRICS), np.float64)
+        self._metrics: Array = xp.zeros(len(self.metric_names), np.float64)
         self._buffers = UpdateBuffers(
             arena, self.transforms, self._transforms, control, self._mean, self._own, self._metrics
         )
@@ -83,12 +83,17 @@ class Optimizer:
         return Tensor(self._own["scale"])
 
     @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The names of `metrics`: `METRICS`, and what the rule shows of its state."""
+        return (*METRICS, *shown_by(self.transforms[-1]))
+
+    @property
     def count(self) -> Array:
         """The number of updates done: 0-d int64, always the same buffer."""
         return self._own["count"]
 
     def metrics(self) -> Array:
-        """The last step's figures in the order of `METRICS`: fp64, on the device, always the same buffer.
+        """The last step's figures in the order of `metric_names`: fp64, on the device, always the same buffer.
 
         `count` and `skipped` are as after the step, `lr` and `loss_scale` as used in it, `grad_norm` is the
         unscaled norm before any clipping, `finite` and `healthy` are 0 or 1.
@@ -119,13 +124,19 @@ class Optimizer:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Inside, the values are the moving average, for sampling or saving; if there is none they are unchanged."""
-        if self.average is None:
+        """Inside, the values are those for sampling or saving: the moving average, or what the rule says of them.
+
+        Where there is neither they are unchanged.
+        """
+        arena, rule = self.arena, self.transforms[-1]
+        if self.average is None and not isinstance(rule, EvaluatedRule):
             yield
             return
-        arena = self.arena
         trained = arena.values.copy()
-        arena.values[...] = self._mean["values"]
+        if isinstance(rule, EvaluatedRule):
+            arena.values[...] = rule.evaluated(trained, self._transforms[-1])
+        else:
+            arena.values[...] = self._mean["values"]
         arena.sync_copies()
         try:
             yield

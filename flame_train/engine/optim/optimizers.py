@@ -42,7 +42,7 @@ class AdamWRule:
         m = b1 * state["exp_avg"] + (1.0 - b1) * g
         v = b2 * state["exp_avg_sq"] + (1.0 - b2) * (g * g)
         direction = m / (first * (xp.sqrt(v) / second + self.eps))
-        return _decayed(direction, self.weight_decay, step.arena), {"exp_avg": m, "exp_avg_sq": v}
+        return decayed(direction, self.weight_decay, step.arena), {"exp_avg": m, "exp_avg_sq": v}
 
     def numbers(self, state: State, step: Step) -> State:
         """The bias corrections: the divisors of the `first` moment and of the root of the `second`, 0-d fp32."""
@@ -73,7 +73,7 @@ class SGDRule:
         return {"momentum": arena.backend.xp.zeros(arena.size, float32)}
 
     def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
-        g = _decayed(g, self.weight_decay, step.arena)
+        g = decayed(g, self.weight_decay, step.arena)
         if self.momentum == 0.0:
             return g, {}
         fresh = step.numbers_of(self, state)["fresh"]
@@ -85,7 +85,7 @@ class SGDRule:
         return {"fresh": step.xp.where(step.count == 0, np.float32(1.0), np.float32(1.0 - self.dampening))}
 
 
-def _decayed(g: Array, weight_decay: float, arena: FlatParameters) -> Array:
+def decayed(g: Array, weight_decay: float, arena: FlatParameters) -> Array:
     """g + weight_decay * values, with the arena's `decay_scale`."""
     if weight_decay == 0.0:
         return g

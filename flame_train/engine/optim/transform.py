@@ -8,7 +8,7 @@ itself is the arena's buffer, or made by an earlier transform, and may be edited
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -26,7 +26,8 @@ class Step:
     """What a transform reads: the arena, and `count`, the number of updates done so far (0-d int64).
 
     `norm` is that of the gradient it is given, if known: for the first transform of a chain; else None. `numbers` are
-    the rule's, where they were computed already.
+    the rule's, where they were computed already. `rate` is the learning rate (0-d fp32), for rules that are no
+    `elementwise` ones.
     """
 
     xp: Namespace
@@ -34,6 +35,13 @@ class Step:
     count: Array
     norm: Array | None = None
     numbers: State | None = None
+    rate: Array | None = None
+
+    @property
+    def rates(self) -> Array:
+        """The learning rate, of each value where the arena's `lr_scale` says so."""
+        assert self.rate is not None
+        return self.rate if self.arena.lr_scale is None else self.rate * self.arena.lr_scale
 
     def numbers_of(self, rule: Rule, state: State) -> State:
         """The rule's single numbers in this step."""
@@ -60,6 +68,10 @@ class Rule(Transform, Protocol):
     With `elementwise`, `update` is written over single elements: each entry of the result depends on the same entry of
     the gradient, the values and the flat fp32 arrays of the state, and no 0-d entry changes. A GPU then runs it, and
     all links before it, as one pass (`fused`), traced from the very same Python.
+
+    Other rules may have, besides: `moves = True`, when `update` returns the very change of the values, with the
+    learning rate in it; `shown`, the names of single numbers of the state that belong in the log; and `evaluated`,
+    see `EvaluatedRule`.
     """
 
     @property
@@ -68,6 +80,20 @@ class Rule(Transform, Protocol):
 
     def numbers(self, state: State, step: Step) -> State:
         """What `update` needs of single numbers, such as bias corrections: 0-d fp32, a function of the count."""
+
+
+@runtime_checkable
+class EvaluatedRule(Protocol):
+    """A rule that trains one set of values and is judged by another, such as a schedule-free one."""
+
+    def evaluated(self, values: Array, state: State) -> Array:
+        """The values to sample with and to save, for the trained ones; a new array."""
+
+
+def shown_by(rule: Transform) -> tuple[str, ...]:
+    """The names of the single numbers of a rule's state that belong in the log."""
+    shown: tuple[str, ...] = getattr(rule, "shown", ())
+    return shown
 
 
 def global_norm(xp: Namespace, g: Array) -> Array:

@@ -14,7 +14,7 @@ from ..random import GRADIENT_NOISE, signed, tables
 from .flat_parameters import FlatParameters
 from .fused import flat_states, fuses, kernel_text
 from .step_control import METRICS, StepControl
-from .transform import ClipNorm, ClipValue, GradientNoise, Rule, State, Step, Transform, global_norm
+from .transform import ClipNorm, ClipValue, GradientNoise, Rule, State, Step, Transform, global_norm, shown_by
 
 _BLOCKS, _THREADS = 1024, 256
 
@@ -82,18 +82,20 @@ class ReferenceUpdate:
     def _apply(self, take: Array, rate: Array, norm: Array) -> None:
         """Updates values, compute copies and the transforms' states if `take` (0-d bool) is true."""
         w, arena, xp = self._buffers, self._buffers.arena, self._buffers.arena.backend.xp
-        g, step = arena.grads, Step(xp, arena, w.own["count"], norm)
+        g, step = arena.grads, Step(xp, arena, w.own["count"], norm, rate=rate)
         changes: list[tuple[State, State]] = []
         for transform, state in zip(w.transforms, w.states, strict=True):
             g, changed = transform.update(g, state, step)
             changes.append((state, changed))
             step = replace(step, norm=None)
-        scaled = rate if arena.lr_scale is None else rate * arena.lr_scale
-        _select(xp, take, arena.values, arena.values - scaled * g)
+        change = g if getattr(w.transforms[-1], "moves", False) else step.rates * g
+        _select(xp, take, arena.values, arena.values - change)
         arena.sync_copies()
         for state, changed in changes:
             for name, new in changed.items():
                 _select(xp, take, state[name], new)
+        for i, name in enumerate(shown_by(w.transforms[-1])):
+            w.metrics[len(METRICS) + i] = w.states[-1][name]
 
 
 class FusedUpdate:

@@ -1,0 +1,89 @@
+"""Schedule-free AdamW (arXiv 2405.15682), as schedulefree's `AdamWScheduleFree`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from flame_train.engine.dtype import Array, float32
+from flame_train.engine.optim import FlatParameters, State, Step
+from flame_train.settings import field
+
+from .betas import betas_problem
+from .kind import OptimizerKind
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleFreeAdamWRule:
+    """Gradients are taken at y, between a fast sequence z and its average x; the values of the arena are y.
+
+    The average is weighted by the square of the largest rate so far, so that a warm-up counts little.
+    """
+
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    name: str = "schedule_free_adamw"
+    elementwise: ClassVar[bool] = False
+    moves: ClassVar[bool] = True
+
+    def init(self, arena: FlatParameters) -> State:
+        xp = arena.backend.xp
+        return {
+            "z": arena.values.copy(),
+            "exp_avg_sq": xp.zeros(arena.size, float32),
+            "weight_sum": xp.zeros((), np.float64),
+            "lr_max": xp.zeros((), np.float64),
+        }
+
+    def numbers(self, state: State, step: Step) -> State:
+        return {}
+
+    def update(self, g: Array, state: State, step: Step) -> tuple[Array, State]:
+        assert step.rate is not None
+        xp, (b1, b2), y, z = step.xp, self.betas, step.arena.values, state["z"]
+        lr_max = xp.maximum(step.rate.astype(np.float64), state["lr_max"])
+        weight = lr_max * lr_max
+        total = state["weight_sum"] + weight
+        share = xp.where(total > 0, weight / xp.where(total > 0, total, 1.0), 0.0)
+        correction = (1.0 - b2 ** (step.count.astype(np.float64) + 1.0)).astype(float32)
+        v = b2 * state["exp_avg_sq"] + (1.0 - b2) * (g * g)
+        direction = g / (xp.sqrt(v / correction) + self.eps)
+        if self.weight_decay:
+            decay = step.arena.decay_scale
+            direction = direction + (self.weight_decay if decay is None else self.weight_decay * decay) * y
+        pulled = share.astype(float32) * (y - z) + (1.0 - b1 * (1.0 - share)).astype(float32) * step.rates * direction
+        return pulled, {
+            "z": z - step.rates * direction,
+            "exp_avg_sq": v,
+            "weight_sum": total,
+            "lr_max": lr_max,
+        }
+
+    def evaluated(self, values: Array, state: State) -> Array:
+        """The average x, of which y = (1 - b1) z + b1 x."""
+        share = np.float32(1.0 - 1.0 / self.betas[0])
+        return values + share * (state["z"] - values)
+
+
+class ScheduleFreeAdamW(OptimizerKind):
+    """What is saved and sampled is the average."""
+
+    name = "schedule_free_adamw"
+    averages = True
+    aka = ("adamwschedulefree", "schedulefree", "adamw_schedule_free", "schedule_free", "radamschedulefree")
+
+    betas: tuple[float, float] = field((0.9, 0.999), "decay of the two moments")
+    eps: float = field(1e-8, "added to the denominator", gt=0, le=1)
+    weight_decay: float = field(0.0, "weight decay, decoupled from the gradient", ge=0, le=1)
+
+    def problems(self, config: Any) -> Mapping[str, str]:
+        if self.betas[0] == 0:
+            return {"betas": "expected the first above 0, got 0: nothing would be averaged"}
+        return betas_problem(self.betas)
+
+    def rule(self) -> ScheduleFreeAdamWRule:
+        return ScheduleFreeAdamWRule(self.betas, self.eps, self.weight_decay)

@@ -1,0 +1,164 @@
+"""Every optimizer that a config can choose: twenty steps beside its published implementation, and continued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flame_train.config.schema import GradientSection, OptimizerSection, ScheduleSection, TrainSection
+from flame_train.engine import Parameter
+from flame_train.engine.backend import get_backend
+from flame_train.engine.optim import METRICS, Optimizer
+from flame_train.optimizers import OPTIMIZERS
+from flame_train.training.optimizer import build_optimizer
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
+
+SHAPES = [(4, 24), (40, 4), (4, 24), (17,), (64, 4)]
+STEPS = 20
+
+
+def published(module: str, name: str, **settings: Any) -> Callable[..., Any]:
+    def make(parameters: list[Any], lr: float) -> Any:
+        return getattr(pytest.importorskip(module), name)(parameters, lr=lr, **settings)
+
+    return make
+
+
+CASES: list[tuple[str, float, dict[str, Any], Callable[..., Any]]] = [
+    ("adamw", 0.01, {"weight_decay": 0.1}, published("torch.optim", "AdamW", weight_decay=0.1)),
+    ("sgd", 0.01, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+     published("torch.optim", "SGD", momentum=0.9, nesterov=True, weight_decay=0.01)),
+    ("lion", 0.01, {}, published("lion_pytorch", "Lion")),
+    ("lion", 0.01, {"betas": (0.95, 0.98), "weight_decay": 0.1},
+     published("lion_pytorch", "Lion", betas=(0.95, 0.98), weight_decay=0.1)),
+    ("prodigy", 1.0, {}, published("prodigyopt", "Prodigy")),
+    ("prodigy", 1.0, {"d0": 1e-4, "d_coef": 2.0, "growth_rate": 1.02, "weight_decay": 0.01, "use_bias_correction": True,
+                      "safeguard_warmup": True, "betas": (0.9, 0.99)},
+     published("prodigyopt", "Prodigy", d0=1e-4, d_coef=2.0, growth_rate=1.02, weight_decay=0.01,
+               use_bias_correction=True, safeguard_warmup=True, betas=(0.9, 0.99))),
+    ("schedule_free_adamw", 0.01, {}, published("schedulefree", "AdamWScheduleFree")),
+    ("schedule_free_adamw", 0.01, {"betas": (0.95, 0.99), "weight_decay": 0.1},
+     published("schedulefree", "AdamWScheduleFree", betas=(0.95, 0.99), weight_decay=0.1)),
+]  # fmt: skip
+IDS = [f"{name}-{i}" for i, (name, *_) in enumerate(CASES)]
+
+
+def start() -> list[np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES]
+
+
+def gradient(step: int, which: int, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Towards a place of its own, with noise: so that there is something to find, and signs change."""
+    rng = np.random.default_rng([step, which])
+    return (values - 3.0 + rng.standard_normal(values.shape)).astype(np.float32)
+
+
+def made(name: str, lr: float, keys: dict[str, Any], **schedule: Any) -> tuple[list[Parameter], Optimizer]:
+    parameters = [Parameter(w, f"p{i}") for i, w in enumerate(start())]
+    sections = TrainSection(steps=STEPS, precision="fp32"), OptimizerSection(name=name, lr=lr, **keys)
+    schedule = {"name": "constant", **schedule}
+    optimizer = build_optimizer(
+        parameters, *sections, ScheduleSection(**schedule), GradientSection(clip_norm=0.0), get_backend("cpu")
+    )
+    return parameters, optimizer
+
+
+def trained(parameters: list[Parameter], optimizer: Optimizer, steps: range) -> None:
+    for step in steps:
+        for i, p in enumerate(parameters):
+            p.grad.data[...] = gradient(step, i, p.numpy())
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("name", "lr", "keys", "reference"), CASES, ids=IDS)
+def test_twenty_steps(name: str, lr: float, keys: dict[str, Any], reference: Callable[..., Any]) -> None:
+    """Values, at every step, to a few units of what a step changes; and d where there is one."""
+    parameters, optimizer = made(name, lr, keys)
+    theirs = [torch.nn.Parameter(torch.tensor(w)) for w in start()]
+    other = reference(theirs, lr)
+    if hasattr(other, "train"):
+        other.train()
+    for step in range(STEPS):
+        trained(parameters, optimizer, range(step, step + 1))
+        for i, q in enumerate(theirs):
+            q.grad = torch.tensor(gradient(step, i, q.detach().numpy()))
+        other.step()
+        for p, q in zip(parameters, theirs, strict=True):
+            np.testing.assert_allclose(p.numpy(), q.detach().numpy(), rtol=2e-5, atol=2e-5, err_msg=f"step {step}")
+    if name == "prodigy":
+        d = optimizer.metrics()[optimizer.metric_names.index("d")]
+        assert d == pytest.approx(other.param_groups[0]["d"], rel=1e-4)
+        assert d > 2 * keys.get("d0", 1e-6) or "growth_rate" in keys, "it found a rate"
+    if hasattr(other, "eval"):
+        other.eval()
+        with optimizer.averaged():
+            for p, q in zip(parameters, theirs, strict=True):
+                np.testing.assert_allclose(p.numpy(), q.detach().numpy(), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_continues_to_the_bit(name: str) -> None:
+    """With a warm-up, whose first rate is 0."""
+    whole, optimizer = made(name, 0.01, {}, warmup_steps=3)
+    trained(whole, optimizer, range(12))
+    first, one = made(name, 0.01, {}, warmup_steps=3)
+    trained(first, one, range(7))
+    second, two = made(name, 0.01, {}, warmup_steps=3)
+    two.arena.load_state(one.arena.state())
+    two.load_state_dict(one.state_dict())
+    trained(second, two, range(7, 12))
+    for a, b in zip(whole, second, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+        assert np.isfinite(a.numpy()).all()
+    np.testing.assert_array_equal(optimizer.metrics(), two.metrics())
+    for start_, stop in optimizer.arena.padding:
+        assert not optimizer.arena.values[start_:stop].any()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_that_is_not_finite_changes_nothing(name: str) -> None:
+    parameters, optimizer = made(name, 0.01, {})
+    trained(parameters, optimizer, range(3))
+    values, state = optimizer.arena.state(), optimizer.state_dict()
+    parameters[0].grad.data[...] = np.inf
+    optimizer.step()
+    for before, after in ((values, optimizer.arena.state()), (state, optimizer.state_dict())):
+        for key in before.keys() - {"skipped"}:
+            np.testing.assert_array_equal(before[key], after[key], err_msg=key)
+    assert optimizer.metrics()[METRICS.index("skipped")] == 1
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_zero_gradients_are_no_trouble(name: str) -> None:
+    """As those of LoRA's down matrices in the first step, whose up matrices are zero."""
+    parameters, optimizer = made(name, 0.01, {})
+    for _ in range(3):
+        for p in parameters:
+            p.grad.data[...] = 0.0
+        optimizer.step()
+    assert all(np.isfinite(p.numpy()).all() for p in parameters)
+
+
+def test_lora_plus_is_a_higher_rate_for_the_up_matrices() -> None:
+    weights = start()[:2]
+    parameters = [Parameter(w, n) for w, n in zip(weights, ("a.lora_down.weight", "a.lora_up.weight"), strict=True)]
+    optimizer = build_optimizer(
+        parameters, TrainSection(precision="fp32"), OptimizerSection(lr=0.01, lora_plus_ratio=16.0),
+        ScheduleSection(name="constant"), GradientSection(clip_norm=0.0), get_backend("cpu"), ".lora_up.weight",
+    )  # fmt: skip
+    theirs = [torch.nn.Parameter(torch.tensor(w)) for w in weights]
+    groups = [{"params": theirs[:1]}, {"params": theirs[1:], "lr": 0.16}]
+    other = torch.optim.AdamW(groups, lr=0.01, weight_decay=0.01)
+    for step in range(STEPS):
+        trained(parameters, optimizer, range(step, step + 1))
+        for i, q in enumerate(theirs):
+            q.grad = torch.tensor(gradient(step, i, q.detach().numpy()))
+        other.step()
+    for p, q in zip(parameters, theirs, strict=True):
+        np.testing.assert_allclose(p.numpy(), q.detach().numpy(), rtol=2e-5, atol=2e-5)
