@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 
-def betas_problem(betas: Sequence[float]) -> Mapping[str, str]:
+def betas_problem(betas: Sequence[float], key: str = "betas") -> Mapping[str, str]:
     """What is wrong with decays: each must be at least 0 and less than 1."""
     if all(0 <= beta < 1 for beta in betas):
         return {}
-    return {"betas": f"expected each >= 0 and < 1, got {list(betas)}"}
+    return {key: f"expected each >= 0 and < 1, got {list(betas)}"}

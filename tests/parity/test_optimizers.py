@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from flame_train.config.schema import GradientSection, OptimizerSection, ScheduleSection, TrainSection
-from flame_train.engine import Parameter
+from flame_train.engine import Parameter, capture
 from flame_train.engine.backend import get_backend
 from flame_train.engine.optim import METRICS, Optimizer
+from flame_train.engine.shape_run import shape_run
 from flame_train.optimizers import OPTIMIZERS
 from flame_train.training.optimizer import build_optimizer
 
@@ -44,13 +45,24 @@ CASES: list[tuple[str, float, dict[str, Any], Callable[..., Any]]] = [
     ("schedule_free_adamw", 0.01, {}, published("schedulefree", "AdamWScheduleFree")),
     ("schedule_free_adamw", 0.01, {"betas": (0.95, 0.99), "weight_decay": 0.1},
      published("schedulefree", "AdamWScheduleFree", betas=(0.95, 0.99), weight_decay=0.1)),
+    ("adafactor", 0.01, {}, published("transformers", "Adafactor", scale_parameter=False, relative_step=False)),
+    ("adafactor", 0.1, {"beta1": 0.9, "weight_decay": 0.1, "scale_parameter": True, "clip_threshold": 0.5},
+     published("transformers", "Adafactor", relative_step=False, beta1=0.9, weight_decay=0.1, clip_threshold=0.5)),
+    ("came", 0.01, {}, published("pytorch_optimizer", "CAME")),
+    ("came", 0.01, {"came_betas": (0.8, 0.9, 0.99), "weight_decay": 0.1, "clip_threshold": 0.5},
+     published("pytorch_optimizer", "CAME", betas=(0.8, 0.9, 0.99), weight_decay=0.1, clip_threshold=0.5)),
+    ("muon", 0.01, {}, published("torch.optim", "Muon", weight_decay=0.1, adjust_lr_fn="match_rms_adamw")),
+    ("muon", 0.01, {"momentum": 0.8, "nesterov": False, "weight_decay": 0.0, "muon_scale": "original"},
+     published("torch.optim", "Muon", weight_decay=0.0, momentum=0.8, nesterov=False, adjust_lr_fn="original")),
 ]  # fmt: skip
 IDS = [f"{name}-{i}" for i, (name, *_) in enumerate(CASES)]
 
 
-def start() -> list[np.ndarray[Any, Any]]:
+def start(name: str = "") -> list[np.ndarray[Any, Any]]:
+    """The first values; torch's Muon takes no vectors."""
     rng = np.random.default_rng(0)
-    return [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES]
+    shapes = [shape for shape in SHAPES if name != "muon" or len(shape) > 1]
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
 
 
 def gradient(step: int, which: int, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -59,8 +71,10 @@ def gradient(step: int, which: int, values: np.ndarray[Any, Any]) -> np.ndarray[
     return (values - 3.0 + rng.standard_normal(values.shape)).astype(np.float32)
 
 
-def made(name: str, lr: float, keys: dict[str, Any], **schedule: Any) -> tuple[list[Parameter], Optimizer]:
-    parameters = [Parameter(w, f"p{i}") for i, w in enumerate(start())]
+def made(
+    name: str, lr: float, keys: dict[str, Any], values: list[Any] | None = None, **schedule: Any
+) -> tuple[list[Parameter], Optimizer]:
+    parameters = [Parameter(w, f"p{i}") for i, w in enumerate(values or start())]
     sections = TrainSection(steps=STEPS, precision="fp32"), OptimizerSection(name=name, lr=lr, **keys)
     schedule = {"name": "constant", **schedule}
     optimizer = build_optimizer(
@@ -77,10 +91,16 @@ def trained(parameters: list[Parameter], optimizer: Optimizer, steps: range) -> 
 
 
 @pytest.mark.parametrize(("name", "lr", "keys", "reference"), CASES, ids=IDS)
-def test_twenty_steps(name: str, lr: float, keys: dict[str, Any], reference: Callable[..., Any]) -> None:
-    """Values, at every step, to a few units of what a step changes; and d where there is one."""
-    parameters, optimizer = made(name, lr, keys)
-    theirs = [torch.nn.Parameter(torch.tensor(w)) for w in start()]
+def test_twenty_steps(
+    name: str, lr: float, keys: dict[str, Any], reference: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values, at every step, to a few units of what a step changes; and d where there is one.
+
+    Muon's products, which PyTorch does in bfloat16, are done in fp32 on both sides.
+    """
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda x: x.float().clone())
+    parameters, optimizer = made(name, lr, keys, start(name))
+    theirs = [torch.nn.Parameter(torch.tensor(w)) for w in start(name)]
     other = reference(theirs, lr)
     if hasattr(other, "train"):
         other.train()
@@ -162,3 +182,70 @@ def test_lora_plus_is_a_higher_rate_for_the_up_matrices() -> None:
         other.step()
     for p, q in zip(parameters, theirs, strict=True):
         np.testing.assert_allclose(p.numpy(), q.detach().numpy(), rtol=2e-5, atol=2e-5)
+
+
+def in_8_bits(moment: Any, levels: Any) -> Any:
+    """The nearest of bitsandbytes' levels, by trying all, in blocks of 256.
+
+    Its own quantizer does so on a GPU alone. The one for CPUs looks small values up in a coarse table.
+    """
+    filled = torch.nn.functional.pad(moment.reshape(-1), (0, -moment.numel() % 256)).reshape(-1, 256)
+    most = filled.abs().amax(1, keepdim=True)
+    places = ((filled / most.clamp(min=1e-38))[..., None] - levels).abs().argmin(-1)
+    return (levels[places] * most).reshape(-1)[: moment.numel()].reshape(moment.shape)
+
+
+class BlockwiseAdamW:
+    """bitsandbytes' AdamW8bit in its own words; its optimizer needs a GPU."""
+
+    def __init__(self, parameters: list[Any], lr: float, betas: tuple[float, float], eps: float, decay: float) -> None:
+        self.parameters, self.lr, self.betas, self.eps, self.decay = parameters, lr, betas, eps, decay
+        self.moments = [[torch.zeros_like(p), torch.zeros_like(p)] for p in parameters]
+        self.done = 0
+
+    def step(self) -> None:
+        functional = pytest.importorskip("bitsandbytes.functional")
+        maps = [functional.create_dynamic_map(signed=signed) for signed in (True, False)]
+        self.done += 1
+        (b1, b2), t = self.betas, self.done
+        for p, moments in zip(self.parameters, self.moments, strict=True):
+            m = b1 * moments[0] + (1 - b1) * p.grad
+            v = b2 * moments[1] + (1 - b2) * p.grad**2
+            root = (1 - b2**t) ** 0.5
+            with torch.no_grad():
+                p.mul_(1 - self.lr * self.decay)
+                p.add_(m / (v.sqrt() + self.eps * root), alpha=-self.lr * root / (1 - b1**t))
+            for k, moment in enumerate((m, v)):
+                moments[k] = in_8_bits(moment, maps[k])
+
+
+def test_moments_of_8_bits_are_those_of_bitsandbytes() -> None:
+    """A value half way between two levels may fall to either, and its parameter then moves apart by a little."""
+    values = [np.random.default_rng(i).standard_normal(shape).astype(np.float32) for i, shape in enumerate(SHAPES)]
+    parameters, optimizer = made("adamw8bit", 0.01, {"weight_decay": 0.1}, values)
+    theirs = [torch.nn.Parameter(torch.tensor(w)) for w in values]
+    other = BlockwiseAdamW(theirs, 0.01, (0.9, 0.999), 1e-8, 0.1)
+    for step in range(STEPS):
+        trained(parameters, optimizer, range(step, step + 1))
+        for i, q in enumerate(theirs):
+            q.grad = torch.tensor(gradient(step, i, q.detach().numpy()))
+        other.step()
+    far = np.concatenate([abs(p.numpy() - q.detach().numpy()).ravel() for p, q in zip(parameters, theirs, strict=True)])
+    assert np.mean(far > 2e-5) < 0.005
+    assert far.max() < 0.02
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_memory_is_predicted_for_every_optimizer(name: str) -> None:
+    """The step runs on shapes alone, as it is captured: nothing is read back, nothing is sent."""
+    with shape_run() as run:
+        before = run.live_bytes
+        parameters = [Parameter(w, f"p{i}") for i, w in enumerate(start())]
+        optimizer = build_optimizer(
+            parameters, TrainSection(precision="fp32"), OptimizerSection(name=name), ScheduleSection(name="constant"),
+            GradientSection(), run.backend,
+        )  # fmt: skip
+        step = capture(optimizer.step, "cuda")
+        for _ in range(3):
+            step()
+        assert run.live_bytes - before >= 2 * 4 * optimizer.arena.size

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, count
 from typing import Any
 from weakref import ref
@@ -21,6 +22,7 @@ from ..backend import Backend
 from ..dtype import Array, DType, as_dtype, float32
 from ..tensor import ComputeCopy, Frozen, Parameter, Tensor
 from ..versions import VERSIONS
+from .stacks import Stack, stacks_of
 
 _ALIGNMENT = 64
 """Segments start at multiples of this many elements, 256 bytes, as device allocations do."""
@@ -127,6 +129,11 @@ class FlatParameters:
         for start, stop in self.padding:
             result[start // _ALIGNMENT] -= stop - start
         return result
+
+    @cached_property
+    def stacks(self) -> tuple[Stack, ...]:
+        """Parameters of one shape together. A rule asks for them in its `init`: a captured step cannot make them."""
+        return stacks_of([(s.shape, s.start) for s in self.segments], self.backend)
 
     def sync_copies(self) -> None:
         """Copies the values to the compute copies. Whoever changes the values must call it."""

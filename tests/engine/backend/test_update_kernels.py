@@ -28,6 +28,7 @@ from flame_train.engine.optim import (
     update,
 )
 from flame_train.engine.optim.update import FusedUpdate, ReferenceUpdate
+from flame_train.optimizers.lion import LionRule
 from flame_train.schedules.rex import Rex
 from flame_train.schedules.warmup_stable_decay import WarmupStableDecay
 from flame_train.training.optimizer import build_optimizer
@@ -36,7 +37,7 @@ SHAPES = {"a": (300, 7), "b": (65,), "c": (1,), "d": (128,)}
 LINKS = [ClipValue(0.3), ClipNorm(5.0), GradientNoise(0.01, seed=2**63 + 5)]
 RULES = [
     AdamWRule(), SGDRule(), AdamWRule((0.8, 0.95), 1e-6, 0.1), SGDRule(0.9, weight_decay=0.1), SGDRule(0.5, 0.25),
-    SGDRule(0.9, nesterov=True, weight_decay=0.1),
+    SGDRule(0.9, nesterov=True, weight_decay=0.1), LionRule((0.9, 0.99), 0.1),
 ]  # fmt: skip
 SETTINGS: list[dict[str, Any]] = [
     {"schedule": Schedule("cosine", 6, 2, min_lr=1e-3), "accumulation": 2},
@@ -113,7 +114,7 @@ def test_one_pass_gives_the_bits_of_the_links(gpu: Any, compiled: Any, monkeypat
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("rule", [{}, {"name": "sgd"}, {"name": "sgd", "momentum": 0.9}], ids=str)
+@pytest.mark.parametrize("rule", [{}, {"name": "sgd"}, {"name": "sgd", "momentum": 0.9}, {"name": "lion"}], ids=str)
 def test_every_chain_that_a_config_may_ask_for_takes_three_launches(gpu: Any, rule: Any, precision: Any) -> None:
     kernel = rule.get("name", "adamw")
     for value, norm, noise, mean in itertools.product((0.0, 0.5), (0.0, 1.0), (0.0, 0.1), (0.0, 0.9)):
