@@ -136,7 +136,7 @@ class GainAdapter:
             y = layer(x)
         finally:
             layer.adapter = self
-        y = y * (self.gain.working.to(x.dtype) + 1.0)
+        y = y * (self.gain.compute_copy.to(x.dtype) + 1.0)
         return y if residual is None else y + residual
 
     def apply_grouped(self, layers, x):

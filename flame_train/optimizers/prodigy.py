@@ -92,7 +92,15 @@ class Prodigy(OptimizerKind):
 
     name = "prodigy"
     finds_rate = True
-    aka = ("prodigyopt", "dadaptation", "dadaptadam", "dadaptadampreprint", "dadaptlion", "prodigy8bit")
+    aka = (
+        "prodigyopt",
+        "dadaptation",
+        "dadaptadam",
+        "dadaptadampreprint",
+        "dadaptlion",
+        "prodigy8bit",
+        "prodigyplusschedulefree",
+    )
 
     betas: tuple[float, float] = field((0.9, 0.999), "decay of the two moments")
     eps: float = field(1e-8, "added to the denominator", gt=0, le=1)
