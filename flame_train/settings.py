@@ -123,6 +123,7 @@ class Table(Mapping[str, type[E]], Generic[E]):
         only: dict[str, Any] = {self.key: list(owners)} if len(owners) < len(self) else {}
         extra = {**first.json_schema_extra, "only": only, "default": first.default}
         defaults = {owner: info.default for owner, info in owners.items()}
+        extra |= {"defaults": defaults, "chosen_by": self.key}
 
         def default(data: dict[str, Any]) -> Any:
             return defaults.get(data.get(self.key, self.default), first.default)

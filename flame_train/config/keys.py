@@ -35,6 +35,9 @@ class Key:
     """Where the key means something for some choices alone: the choice's key and the names that have this one."""
     from_table: bool
     """Whether it is a key of something that the config chooses."""
+    defaults: Mapping[str, Any]
+    """The default with each choice that has this key, by the name of what is chosen by `chosen_by`."""
+    chosen_by: str
     limits: str
     choices: tuple[str | int, ...]
     any_case: bool
@@ -47,6 +50,10 @@ class Key:
     def path(self) -> str:
         """`section.name`, as messages and `--set` write it."""
         return f"{self.section}.{self.name}"
+
+    def default_among(self, values: Mapping[str, Any]) -> Any:
+        """The default in a config with these values by path, which say what is chosen."""
+        return self.defaults.get(values.get(self.chosen_by, ""), self.default)
 
     @property
     def is_list(self) -> bool:
@@ -101,6 +108,8 @@ def _key(section: str, name: str, info: FieldInfo) -> Key:
         aka=tuple(facts["aka"]),
         only={f"{section}.{key}": tuple(names) for key, names in facts["only"].items()},
         from_table="default" in facts,
+        defaults=facts.get("defaults", {}),
+        chosen_by=f"{section}.{facts.get('chosen_by', '')}",
         limits=_limits(info),
         choices=_choices(info),
         any_case=facts["leads"],

@@ -26,12 +26,14 @@ def differences(old: str, new: Config, *, moved: bool = False) -> str | None:
         return "  its config.toml cannot be read"
     same_shape = before.get("schedule.name") == now["schedule.name"]
     constant = same_shape and SCHEDULES.chosen(new.schedule).same_prefix and not new.schedule.warmup
-    rows = [
-        (path, toml_value(before.get(path, keys()[path].default)), toml_value(value))
-        for path, value in now.items()
-        if not _same(keys()[path], before.get(path, keys()[path].default), value, moved)
-        and not (constant and path == "train.steps")
-    ]
+    rows = []
+    for path, value in now.items():
+        key = keys()[path]
+        if path not in before and any(before.get(choice) != now[choice] for choice in key.only):
+            continue  # it came with a choice that is listed
+        was = before.get(path, key.default_among(now))
+        if not _same(key, was, value, moved) and not (constant and path == "train.steps"):
+            rows.append((path, toml_value(was), toml_value(value)))
     if not rows:
         return None
     rows.insert(0, ("setting", "that run", "this config"))

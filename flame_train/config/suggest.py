@@ -10,13 +10,15 @@ from flame_train.config.keys import keys, sections
 def nearest(path: str) -> list[str]:
     """Up to three valid keys that `path` (`section.name` or a bare name) may have meant, best first.
 
-    In order: what another trainer calls by that very name, that of the same section first; near names in the same
-    section; the same name elsewhere; then whatever path is spelled most alike.
+    What another trainer calls by that very name in the same section is the answer. Else, in order: what is called so
+    elsewhere; near names in the same section; the same name elsewhere; then whatever path is spelled most alike.
     """
     section, _, name = path.rpartition(".")
     every = sorted(keys().values(), key=lambda key: key.section != section)
     home = {key.name: key.path for key in every if key.section == section}
     found = [key.path for key in every if name in key.aka]
+    if found and section and keys()[found[0]].section == section:
+        return found[:1]
     found += [home[match] for match in difflib.get_close_matches(name, home, n=3, cutoff=0.5)]
     found += [key.path for key in every if name == key.name]
     if not found:

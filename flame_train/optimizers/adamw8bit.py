@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flame_train.engine.dtype import Array, float32
+from flame_train.engine.namespace import Namespace
 from flame_train.engine.optim import FlatParameters, State, Step
 from flame_train.engine.optim.optimizers import decayed
 
@@ -75,7 +76,7 @@ def dynamic_levels(signed: bool) -> np.ndarray[Any, Any]:
     return np.sort(np.array(levels, np.float32))
 
 
-def _in_blocks(xp: Any, values: Array) -> Array:
+def _in_blocks(xp: Namespace, values: Array) -> Array:
     """(n, *shape) as (n, blocks, 256), the last block filled up with zeros."""
     flat = values.reshape(len(values), -1)
     blocks = -(-flat.shape[1] // _BLOCK)
@@ -91,7 +92,7 @@ def _read(state: State, levels: str, codes: str, largest: str) -> Array:
     return table[(places + _ZERO[levels]) % _BLOCK] * state[largest]
 
 
-def _written(xp: Any, state: State, levels: str, values: Array, codes: str, largest: str) -> State:
+def _written(xp: Namespace, state: State, levels: str, values: Array, codes: str, largest: str) -> State:
     """The nearest levels of values (n, blocks, 256), and the largest magnitude of each block."""
     most = xp.abs(values).max(-1, keepdims=True)
     shares = values / xp.where(most > 0, most, np.float32(1.0))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from flame_train.engine.dtype import Array, float32
+from flame_train.engine.namespace import Namespace
 from flame_train.engine.optim import FlatParameters, State
 
 
@@ -23,7 +24,7 @@ def zeros(arena: FlatParameters, name: str) -> State:
     return state
 
 
-def inverse_root(xp: Any, squares: Array, state: State, name: str, i: int, decay: Any) -> tuple[Array, State]:
+def inverse_root(xp: Namespace, squares: Array, state: State, name: str, i: int, decay: Any) -> tuple[Array, State]:
     """1 / sqrt of the moment of `squares` (n, *shape), the moment moving by 1 - `decay`; and the changed state."""
     fresh = 1.0 - decay
     if squares.ndim < 3:
@@ -36,12 +37,12 @@ def inverse_root(xp: Any, squares: Array, state: State, name: str, i: int, decay
     return by_row[..., None] * by_col[..., None, :], {f"{name}_row.{i}": row, f"{name}_col.{i}": col}
 
 
-def rms(xp: Any, x: Array) -> Array:
+def rms(xp: Namespace, x: Array) -> Array:
     """The root of the mean square of each parameter of a stack, shaped to go with it; fp32."""
     axes = tuple(range(1, x.ndim))
     return xp.sqrt((x * x).mean(axes, dtype=np.float64, keepdims=True)).astype(float32)
 
 
-def clipped(xp: Any, update: Array, threshold: float) -> Array:
+def clipped(xp: Namespace, update: Array, threshold: float) -> Array:
     """Each parameter's update, scaled down to a root mean square of at most `threshold`."""
     return update / xp.maximum(rms(xp, update) / np.float32(threshold), np.float32(1.0))

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flame_train.engine.dtype import Array, float32
+from flame_train.engine.namespace import Namespace
 from flame_train.engine.optim import FlatParameters, State, Step
 from flame_train.settings import field
 
@@ -74,12 +75,12 @@ class ProdigyRule:
         kept |= {n: xp.where(live, new, state[n]) for n, new in {"exp_avg": m, "exp_avg_sq": v, "s": s}.items()}
         return xp.where(moved, (d * bias).astype(float32) * direction, np.float32(0.0)), kept
 
-    def _bias(self, xp: Any, k: Array) -> Any:
+    def _bias(self, xp: Namespace, k: Array) -> Any:
         if not self.use_bias_correction:
             return 1.0
         return xp.sqrt(1.0 - self.betas[1] ** (k + 1.0)) / (1.0 - self.betas[0] ** (k + 1.0))
 
-    def _estimate(self, xp: Any, state: State, d_hat: Array) -> tuple[Array, Array]:
+    def _estimate(self, xp: Namespace, state: State, d_hat: Array) -> tuple[Array, Array]:
         """The new d and the largest estimate; d grows by `growth_rate` at most, but for its first growth."""
         d = xp.where(state["d"] == self.d0, xp.maximum(state["d"], d_hat), state["d"])
         d_max = xp.maximum(state["d_max"], d_hat)
@@ -91,7 +92,15 @@ class Prodigy(OptimizerKind):
 
     name = "prodigy"
     finds_rate = True
-    aka = ("prodigyopt", "dadaptation", "dadaptadam", "dadaptadampreprint", "dadaptlion", "prodigy8bit")
+    aka = (
+        "prodigyopt",
+        "dadaptation",
+        "dadaptadam",
+        "dadaptadampreprint",
+        "dadaptlion",
+        "prodigy8bit",
+        "prodigyplusschedulefree",
+    )
 
     betas: tuple[float, float] = field((0.9, 0.999), "decay of the two moments")
     eps: float = field(1e-8, "added to the denominator", gt=0, le=1)

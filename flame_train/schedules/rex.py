@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flame_train.engine.dtype import Array
+from flame_train.engine.namespace import Namespace
 from flame_train.engine.optim import Schedule
 from flame_train.settings import field
 
@@ -19,7 +18,7 @@ class Rex(ScheduleKind):
     rex_d: float = field(0.5, "how late REX falls; 0: linear", ge=0, lt=1)
 
     def build(self, total: int, warmup: int, min_lr: float) -> Schedule:
-        def factor(xp: Any, progress: Array) -> Array:
+        def factor(xp: Namespace, progress: Array) -> Array:
             left = 1.0 - progress
             return left / ((1.0 - self.rex_d) + self.rex_d * left)
 

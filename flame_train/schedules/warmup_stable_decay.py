@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from flame_train.engine.dtype import Array
+from flame_train.engine.namespace import Namespace
 from flame_train.engine.optim import Schedule
 from flame_train.settings import field
 
@@ -37,7 +38,7 @@ class WarmupStableDecay(ScheduleKind):
     def build(self, total: int, warmup: int, min_lr: float) -> Schedule:
         left, falling = max(1, total - warmup), self._falling(total)
 
-        def factor(xp: Any, progress: Array) -> Array:
+        def factor(xp: Namespace, progress: Array) -> Array:
             since = xp.floor(progress * left + 0.5)  # a whole number: the root of a rounding error would be seen
             return self._fall(xp, xp.clip((since - (left - falling)) / falling, 0.0, 1.0))
 
@@ -47,7 +48,7 @@ class WarmupStableDecay(ScheduleKind):
         """The number of steps in which the rate falls."""
         return max(1, round(self.decay * total))
 
-    def _fall(self, xp: Any, progress: Array) -> Array:
+    def _fall(self, xp: Namespace, progress: Array) -> Array:
         if self.decay_shape == "cosine":
             return 0.5 * (1.0 + xp.cos(math.pi * progress))
         return 1.0 - (xp.sqrt(progress) if self.decay_shape == "1-sqrt" else progress)

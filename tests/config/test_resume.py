@@ -10,6 +10,7 @@ import pytest
 from flame_train.config.render import resolved
 from flame_train.config.resume import differences
 from flame_train.config.schema import Config
+from flame_train.optimizers import OPTIMIZERS
 
 
 def config(**changes: dict[str, Any]) -> Config:
@@ -66,6 +67,15 @@ def test_a_choice_is_listed_without_the_keys_that_came_with_the_other() -> None:
     table = differences(resolved(Config()), config(optimizer={"name": "sgd"}))
     assert table is not None
     assert [row.split()[0] for row in table.splitlines()] == ["setting", "optimizer.name"]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_key_that_is_new_had_the_default_of_its_choice(name: str) -> None:
+    """As `nesterov`, which is on for muon and off for sgd."""
+    now = config(optimizer={"name": name})
+    for key in OPTIMIZERS[name].model_fields:
+        older = "\n".join(line for line in resolved(now).splitlines() if not line.startswith(f"{key} ="))
+        assert differences(older, now) is None, key
 
 
 def test_the_table_is_aligned() -> None:

@@ -16,10 +16,12 @@ from flame_train.diffusion.timestep_sampling.beta import Beta
 from flame_train.diffusion.timestep_sampling.listed import Listed
 from flame_train.diffusion.timestep_sampling.logit_normal import LogitNormal
 from flame_train.diffusion.timestep_sampling.mode_cosmap import CosmapSampling
+from flame_train.diffusion.timestep_sampling.uniform import Uniform
 from flame_train.diffusion.weightings.min_snr import MinSnr
 from flame_train.diffusion.weightings.none import NoWeighting
-from flame_train.engine import Tensor, tensor
+from flame_train.engine import Tensor, capture, tensor
 from flame_train.engine.random import Rng
+from flame_train.engine.shape_run import shape_run
 
 SDXL = NoiseSchedule.scaled_linear()
 
@@ -149,3 +151,25 @@ def test_min_snr_on_zero_terminal_snr() -> None:
     assert Objective(fixed, "v", weighting=MinSnr(snr_gamma=5.0)).prediction == "v"
     with pytest.raises(ValueError, match="needs prediction 'v'"):
         Objective(fixed, "epsilon")
+
+
+def test_every_kind_of_noise_and_timestep_is_captured_without_a_read_or_a_copy() -> None:
+    """The step runs on shapes alone, where what is read back would be zeros and what is sent would be counted."""
+    loss = LossSection(
+        offset_noise=0.1, offset_noise_random=True, offset_noise_adaptive=0.1, pyramid_noise=6, immiscible_noise=True,
+        input_perturbation=0.1, input_perturbation_random=True,
+    )  # fmt: skip
+    with shape_run() as run:
+        xp = run.backend.xp
+        x, samples = Tensor(xp.zeros((8, 16, 12, 4), np.float32)), xp.zeros(8, np.int64)
+        for sampling in (Beta(), Listed(timestep_list=(3, 5)), Uniform()):
+            o = Objective(SDXL, sampling=sampling, noise=Noise.of(loss), device="cuda")
+
+            def step(o: Objective = o) -> None:
+                r = Rng(xp, 1, 0, samples)
+                noise, t = o.noise(r, x), o.timesteps(r)
+                o.noised(x, o.mixed(r, noise), t)
+
+            captured = capture(step, "cuda")
+            for _ in range(3):
+                captured()

@@ -9,6 +9,7 @@ import numpy as np
 
 from flame_train.engine import Tensor
 from flame_train.engine.dtype import Array
+from flame_train.engine.namespace import Namespace
 from flame_train.engine.random import Rng
 from flame_train.settings import field
 
@@ -48,7 +49,7 @@ class ImmiscibleNoise(NoiseKind):
         return Tensor(noise.data[nearest_first(rng.xp, distances.data)])
 
 
-def nearest_first(xp: Any, distances: Array) -> Array:
+def nearest_first(xp: Namespace, distances: Array) -> Array:
     """Of a matrix (B, B), the column (B,) int64 of each row: the least entry's first, then the least of what is left.
 
     Of equal entries the first in memory is taken.

@@ -10,6 +10,7 @@ import numpy as np
 from flame_train.diffusion.streams import Stream
 from flame_train.engine import Tensor
 from flame_train.engine.dtype import Array
+from flame_train.engine.namespace import Namespace
 from flame_train.engine.random import Rng
 from flame_train.settings import field
 
@@ -55,7 +56,7 @@ class PyramidNoise(NoiseKind):
             shrink = scales[:, i] ** i
             high, wide = (rng.xp.maximum(rng.xp.floor(np.float32(n) / shrink), np.float32(1.0)) for n in (h, w))
             level = enlarged(rng.xp, grid, (h, w), high, wide)
-            strength = rng.xp.full_like(shrink, self.pyramid_noise_discount**i)
+            strength = rng.xp.ones_like(shrink) * np.float32(self.pyramid_noise_discount**i)
             strength = strength if going is None else rng.xp.where(going, strength, np.float32(0.0))
             total = total + level * Tensor(strength.reshape(-1, 1, 1, 1))
             more = (high > 1) & (wide > 1)
@@ -63,7 +64,7 @@ class PyramidNoise(NoiseKind):
         return total / total.std((1, 2, 3), keepdim=True)
 
 
-def enlarged(xp: Any, grid: Tensor, size: tuple[int, int], high: Array, wide: Array) -> Tensor:
+def enlarged(xp: Namespace, grid: Tensor, size: tuple[int, int], high: Array, wide: Array) -> Tensor:
     """The first `high` (B,) rows and `wide` (B,) columns of (B, h, w, C), enlarged bilinearly to `size`.
 
     As torch.nn.Upsample does, without aligned corners.
@@ -75,7 +76,7 @@ def enlarged(xp: Any, grid: Tensor, size: tuple[int, int], high: Array, wide: Ar
     return result
 
 
-def _weights(xp: Any, size: int, most: int, count: Array) -> Tensor:
+def _weights(xp: Namespace, size: int, most: int, count: Array) -> Tensor:
     """(B, size, most): how much each of the first `count` (B,) entries counts in each of `size` places."""
     count = count.reshape(-1, 1, 1)
     places = (xp.arange(size, dtype=np.float32) + np.float32(0.5)).reshape(1, -1, 1) * (count / np.float32(size))

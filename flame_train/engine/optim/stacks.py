@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ..backend import Backend
 from ..dtype import Array
+from ..namespace import Namespace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,15 +20,15 @@ class Stack:
     shape: tuple[int, ...]
     places: Array
 
-    def take(self, xp: Any, flat: Array) -> Array:
+    def take(self, xp: Namespace, flat: Array) -> Array:
         """Their part of a flat buffer, (n, *shape); a copy."""
         return flat[self._elements(xp)].reshape(-1, *self.shape)
 
-    def put(self, xp: Any, flat: Array, values: Array) -> None:
+    def put(self, xp: Namespace, flat: Array, values: Array) -> None:
         """Writes (n, *shape) to their places in a flat buffer."""
         flat[self._elements(xp)] = values.reshape(values.shape[0], -1)
 
-    def _elements(self, xp: Any) -> Array:
+    def _elements(self, xp: Namespace) -> Array:
         return self.places + xp.arange(math.prod(self.shape), dtype=np.int64)
 
 
