@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import math
@@ -28,6 +27,9 @@ from flame_train.errors import (
     shown,
     without_memory,
 )
+from flame_train.io.system import optional_module
+
+_ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR  # the bits that say for what a file was opened
 
 
 def open_streams() -> None:
@@ -47,8 +49,11 @@ def open_streams() -> None:
 
 def could_show() -> None:
     """Raises EnvironmentFault where standard output is open for reading only: a result would be lost at the end."""
+    fcntl = optional_module("fcntl")
+    if fcntl is None:
+        return  # Windows says of no stream how it was opened
     with contextlib.suppress(OSError, ValueError, AttributeError):  # not a descriptor's
-        mode = fcntl.fcntl(sys.stdout.fileno(), fcntl.F_GETFL) & os.O_ACCMODE
+        mode = fcntl.fcntl(sys.stdout.fileno(), fcntl.F_GETFL) & _ACCESS
         if mode == os.O_RDONLY:
             raise EnvironmentFault("standard output is open for reading only; start again with one that can be written")
 

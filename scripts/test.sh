@@ -10,6 +10,7 @@ cd "$(dirname "$0")/.."
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
+.venv/bin/mypy --platform win32 --cache-dir .mypy_cache/win32
 .venv/bin/lint-imports --no-logo
 # The same drawn examples each time: whether a commit passes depends on the commit. `pytest` by itself draws others.
 .venv/bin/pytest -n 2 --hypothesis-profile=ci "$@"

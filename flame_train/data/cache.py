@@ -27,6 +27,7 @@ from flame_train.io.dtypes import DTYPE_OF_TAG
 from flame_train.io.durable import sweep_path
 from flame_train.io.header import TensorInfo, build_header
 from flame_train.io.safetensors import save_file, serialize
+from flame_train.io.system import BINARY, NONBLOCK
 
 _FIRST = 1 << 16  # bytes: a header, and all of a small entry
 _PART = re.compile(r"[0-9a-f]{2}")  # the folders that entries lie in
@@ -126,7 +127,7 @@ def _read_verified(path: Path, key: str, shapes: Shapes | None) -> _Entry:
 
     Its header must be the very bytes that `put` writes for what it says: nothing else needs to be looked for in it.
     """
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
+    with os.fdopen(os.open(path, os.O_RDONLY | NONBLOCK | BINARY), "rb", buffering=0) as file:
         status = os.fstat(file.fileno())
         begin = file.read(_FIRST) if stat.S_ISREG(status.st_mode) else b""
         placed, metadata, length = _header(path, begin)

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 from flame_train.errors import DataError, shown
+from flame_train.io.system import BINARY, NONBLOCK
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -35,8 +36,8 @@ def read_bytes(path: Path, *, limit: int, name: str | None = None) -> bytes:
         kind = special_kind(os.stat(path).st_mode)
         if kind is not None:
             raise DataError(f"{label}: expected a file, found {kind}: take it out of the dataset")
-        # The file may be swapped between the two calls: O_NONBLOCK keeps a pipe from blocking even then.
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        # The file may be swapped between the two calls: NONBLOCK keeps a pipe from blocking even then.
+        handle = os.open(path, os.O_RDONLY | NONBLOCK | BINARY)
         with os.fdopen(handle, "rb") as file:
             size = os.fstat(handle).st_size
             data = file.read(size + 1) if size <= limit else None  # room for all that is asked for is taken at once

@@ -29,6 +29,7 @@ from flame_train.errors import OutputError
 from flame_train.io.failpoint import hit
 from flame_train.io.files import disk_errors, free_bytes, reading
 from flame_train.io.held import Held, Place, Spot, open_folder, path_of
+from flame_train.io.system import NONBLOCK, READ_AND_SYNC
 
 _LOG = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ def _put(root: Held, step: int, files: Mapping[str, Content], there: bool) -> No
     """Writes the checkpoint beside its place, and puts it there; a damaged one that is `there` goes."""
     temporary = f".tmp-{step}-{secrets.token_hex(8)}"
     try:
-        os.mkdir(temporary, dir_fd=root.descriptor)
+        root.make_folder(temporary)
         with root.folder(temporary) as folder:
             _write(folder, step, files)
         if there:
@@ -128,7 +129,8 @@ def _write_bytes(folder: Held, name: str, content: bytes) -> None:
 
 def _fingerprint(folder: Held, name: str, *, sync: bool = False) -> dict[str, Any]:
     """Size and hash of a file, which is waited for to be on the disk if asked. Raises OSError."""
-    with os.fdopen(folder.file(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+    flags = READ_AND_SYNC if sync else os.O_RDONLY
+    with os.fdopen(folder.file(name, flags | NONBLOCK), "rb") as file:
         if sync:
             os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -277,7 +279,12 @@ def _file_flaw(folder: Held, name: str, entry: Any) -> str | None:
 
 def _is_name(name: str) -> bool:
     """Whether a file can have that name: no way to elsewhere, and nothing that no disk takes."""
-    return name not in ("", ".", "..") and "/" not in name and name.isprintable() and len(os.fsencode(name)) < 256
+    return (
+        name not in ("", ".", "..")
+        and os.path.basename(name) == name
+        and name.isprintable()
+        and len(os.fsencode(name)) < 256
+    )
 
 
 def _not_plain(folder: Held, name: str) -> str | None:

@@ -3,22 +3,28 @@
 Order: temporary sibling, flush, fsync, rename over the target, fsync of the folder. Until the rename the
 old file is untouched; after any failure the temporary one is removed. Its name has a random part and it is made
 exclusively, so that nothing planted in its place is followed. Its writer has a lock on it, the kernel's: what nobody
-has a lock on, a dead process left, and the next write in that folder removes it.
+has a lock on, a dead process left, and the next write in that folder removes it. Windows renames no file that is open,
+so there a writer lets go of its lock just before the rename, and a sweep leaves what is younger than a minute.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
+import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO, Final
 
 from flame_train.io.failpoint import hit
 from flame_train.io.files import disk_errors, free_bytes, is_temporary, refuse_folder, temporary_name
 from flame_train.io.held import Held, Place, Spot, path_of, spot
+from flame_train.io.locks import lock
+from flame_train.io.system import NONBLOCK
+
+_YOUNG: Final = 60.0  # seconds: a file this young may be one that its writer has closed to rename it
 
 
 def write_durably(place: Place, chunks: Iterable[bytes | memoryview], total: int) -> None:
@@ -55,13 +61,21 @@ def _write(target: Spot, chunks: Iterable[bytes | memoryview], total: int) -> No
             os.fsync(descriptor)
             hit("file.before_rename")
             folder.check()
+            if folder.closes_first:
+                stream.close()
             folder.rename(temporary, target.name)
             folder.sync()
     finally:
+        if folder.closes_first:
+            _close(stream)
         with contextlib.suppress(OSError):  # gone already after the rename; never hide the first error
             folder.remove(temporary, missing_ok=True)
-        with contextlib.suppress(OSError):  # it tries to write again what the disk has just refused
-            stream.close()
+        _close(stream)
+
+
+def _close(stream: IO[bytes]) -> None:
+    with contextlib.suppress(OSError):  # it tries to write again what the disk has just refused
+        stream.close()
 
 
 def create_temporary(folder: Held, name: str) -> tuple[str, int]:
@@ -77,7 +91,7 @@ def create_temporary(folder: Held, name: str) -> tuple[str, int]:
 def _locked(descriptor: int) -> bool:
     """Whether a file that was just made is its maker's: no sweep has a lock on it. Without locks there are none."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(descriptor)
     except BlockingIOError:
         return False
     except OSError:
@@ -94,13 +108,18 @@ def sweep(folder: Held) -> None:
 
 
 def _remove_if_dead(folder: Held, name: str) -> None:
-    descriptor = folder.file(name, os.O_RDWR | os.O_NONBLOCK)
+    descriptor = folder.file(name, os.O_RDWR | NONBLOCK)
     try:
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            return
+        lock(descriptor)
+        if not folder.closes_first:
             folder.remove(name)
     finally:
         os.close(descriptor)
+    if folder.closes_first and time.time() - found.st_mtime > _YOUNG:
+        folder.remove(name)
 
 
 def sweep_path(folder: Path) -> None:

@@ -13,12 +13,12 @@ import signal
 from dataclasses import dataclass
 from typing import Any, Final
 
+_POSIX: Final = {"hup": "SIGHUP", "usr1": "SIGUSR1"}
 _SIGNALS: Final = {
-    "kill": signal.SIGKILL,
+    "kill": getattr(signal, "SIGKILL", signal.SIGTERM),  # os.kill ends a process of Windows at once by either
     "term": signal.SIGTERM,
     "int": signal.SIGINT,
-    "hup": signal.SIGHUP,
-    "usr1": signal.SIGUSR1,
+    **{action: getattr(signal, name) for action, name in _POSIX.items() if hasattr(signal, name)},
 }
 
 

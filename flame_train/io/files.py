@@ -124,7 +124,7 @@ def could_make_folder(folder: Path, remedy: str = _ELSEWHERE) -> None:
     with disk_errors(folder):
         _refuse_obstacle(folder, remedy)
         nearest = _existing(folder)
-        if os.statvfs(nearest).f_flag & os.ST_RDONLY:
+        if hasattr(os, "statvfs") and os.statvfs(nearest).f_flag & getattr(os, "ST_RDONLY", 0):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         if not os.access(nearest, os.W_OK | os.X_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))

@@ -2,7 +2,7 @@
 
 A path is looked up anew at each use, so a folder that is renamed takes a run's lock along, and the run would go on in
 whatever is put in its place. A held folder can only be written to where it is now, and knows when its path leads
-elsewhere.
+elsewhere. Systems without descriptors of folders find names by path (`folder_handle.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,8 @@ from typing import Self
 
 from flame_train.errors import OutputError
 from flame_train.io.files import disk_errors, disk_message
+from flame_train.io.folder_handle import FolderHandle, open_handle
+from flame_train.io.system import NONBLOCK
 
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -32,14 +33,14 @@ class FolderLost(OutputError):
 class Held:
     """An open folder. `path` is what messages call it; a context manager that closes it."""
 
-    def __init__(self, path: Path, descriptor: int, parent: Held | None = None) -> None:
-        self.path, self.descriptor = path, descriptor
+    def __init__(self, path: Path, handle: FolderHandle, parent: Held | None = None) -> None:
+        self.path, self._handle = path, handle
         self._parent = parent
 
     @classmethod
     def open(cls, path: Path) -> Self:
         """The folder that `path` leads to, by links too. Raises OSError."""
-        return cls(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY))
+        return cls(path, open_handle(path))
 
     def __truediv__(self, name: str) -> Spot:
         return Spot(self, name)
@@ -48,46 +49,55 @@ class Held:
         """The folder `name` in this one, held. Raises OSError: also where it is a link."""
         if make:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(name, dir_fd=self.descriptor)
-        return Held(self.path / name, self.file(name, os.O_RDONLY | os.O_DIRECTORY), self)
+                self.make_folder(name)
+        return Held(self.path / name, self._handle.folder(name), self)
+
+    def make_folder(self, name: str) -> None:
+        """A new folder `name` in this one. Raises OSError: also where there is something of that name."""
+        self._handle.make_folder(name)
+
+    @property
+    def closes_first(self) -> bool:
+        """Whether a file in it must be closed before it is renamed or removed."""
+        return self._handle.closes_first
 
     def file(self, name: str, flags: int, mode: int = 0o666) -> int:
         """A descriptor of the file `name` in this folder. Raises OSError: also where it is a link."""
-        return os.open(name, flags | os.O_NOFOLLOW, mode, dir_fd=self.descriptor)
+        return self._handle.file(name, flags, mode)
 
     def names(self) -> list[str]:
         """What lies in this folder, sorted. Raises OSError."""
-        return sorted(os.listdir(self.descriptor))
+        return sorted(self._handle.names())
 
     def look(self, name: str) -> os.stat_result | None:
         """What `name` is, a link itself and not what it leads to; None if there is nothing. Raises OSError."""
         try:
-            return os.lstat(name, dir_fd=self.descriptor)
+            return self._handle.look(name)
         except FileNotFoundError:
             return None
 
     def read(self, name: str, limit: int) -> bytes:
         """At most `limit` bytes of a plain file. Raises OSError: also where there is none."""
-        with os.fdopen(self.file(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        with os.fdopen(self.file(name, os.O_RDONLY | NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise OSError(errno.EINVAL, "not a plain file")
             return file.read(limit)
 
     def rename(self, name: str, new: str) -> None:
         """`name` becomes `new`, both in this folder. Raises OSError."""
-        os.rename(name, new, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+        self._handle.rename(name, new)
 
     def remove(self, name: str, *, missing_ok: bool = False) -> None:
         """A file or a link goes, or a folder with all that is in it; of a link never what it leads to."""
         found = self.look(name)
         if found is not None and stat.S_ISDIR(found.st_mode):
-            shutil.rmtree(name, dir_fd=self.descriptor)
+            self._handle.remove_folder(name)
         elif found is not None or not missing_ok:
-            os.unlink(name, dir_fd=self.descriptor)
+            self._handle.remove_file(name)
 
     def sync(self) -> None:
         """Make the names in this folder durable. Raises OSError."""
-        os.fsync(self.descriptor)
+        self._handle.sync()
 
     def check(self) -> None:
         """Raises FolderLost unless this folder's path still leads to it."""
@@ -97,28 +107,25 @@ class Held:
             found = os.stat(self.path) if self._parent is None else self._parent.look(self.path.name)
         except OSError as error:
             if error.errno not in _GONE:
-                return  # nobody knows; what is written is written below the descriptor all the same
+                return  # nobody knows; what is written is written below the handle all the same
             found = None
-        if found is None or not os.path.samestat(found, os.fstat(self.descriptor)):
+        if found is None or not os.path.samestat(found, self._handle.status()):
             raise FolderLost(
                 f"{self.path}: was moved, removed or replaced while it was being written to; {self._whereabouts()}. "
                 "Nothing was written to what is there now"
             )
 
     def _whereabouts(self) -> str:
+        if self._handle.is_removed():
+            return "the folder and what was in it are gone"
         now = self.now()
         if now is None:
-            return "the folder and what was in it are gone"
+            return "this system cannot tell where the folder is now"
         return f"what was written is in {now}: to continue from there, set output.dir to it, or move it back"
 
     def now(self) -> Path | None:
         """Where the folder is now; None if it was removed, or nobody can tell."""
-        if os.fstat(self.descriptor).st_nlink == 0:
-            return None
-        try:
-            return Path(os.readlink(f"/proc/self/fd/{self.descriptor}"))
-        except OSError:
-            return None
+        return None if self._handle.is_removed() else self._handle.now()
 
     def follow(self) -> None:
         """From here on this folder is called by where it is now, if that can be told."""
@@ -135,7 +142,7 @@ class Held:
 
     def close(self) -> None:
         """Let go of the folder."""
-        os.close(self.descriptor)
+        self._handle.close()
 
     def __enter__(self) -> Self:
         return self

@@ -2,13 +2,12 @@
 
 Opening the folder either starts a run in it or continues the one it holds; nothing else may be in its place.
 The lock is the kernel's, so it is gone with the process that held it, however that ended. The folder is held open and
-all that is written goes below its descriptor: where its path leads elsewhere, another run may have that place.
+all that is written goes below its handle: where its path leads elsewhere, another run may have that place.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -25,6 +24,7 @@ from flame_train.io.durable import sweep, write_durably
 from flame_train.io.failpoint import hit
 from flame_train.io.files import could_make_folder, disk_errors, make_folder, reading
 from flame_train.io.held import FolderLost, Held, Spot
+from flame_train.io.locks import lock
 from flame_train.io.owned import is_sample, refuse_links
 from flame_train.io.runlog import LogFile, step_of
 from flame_train.io.runstatus import FORMAT, LOCK, STATUS, as_dead, ending, read_status, write_status
@@ -267,7 +267,7 @@ class RunFolder:
     def _acquire(self) -> None:
         with disk_errors(self.folder / LOCK):
             self._lock = self._held.file(LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        self._take(self._held, self._lock, fcntl.LOCK_EX)
+        self._take(self._held, self._lock)
 
     def _release(self) -> None:
         if self._lock is not None:
@@ -280,18 +280,18 @@ class RunFolder:
     def _refuse_locked(self, folder: Held) -> None:
         """As `_acquire` of a folder that another run has, but nothing is written."""
         try:
-            lock = folder.file(LOCK, os.O_RDONLY)
+            descriptor = folder.file(LOCK, os.O_RDONLY)
         except OSError:
             return  # none was there yet; or `_acquire` will tell what it meets
         try:
-            self._take(folder, lock, fcntl.LOCK_SH)
+            self._take(folder, descriptor, shared=True)
         finally:
-            os.close(lock)
+            os.close(descriptor)
 
-    def _take(self, folder: Held, lock: int, kind: int) -> None:
+    def _take(self, folder: Held, descriptor: int, *, shared: bool = False) -> None:
         """Raises OutputError if another run has the lock, or the disk has no locks."""
         try:
-            fcntl.flock(lock, kind | fcntl.LOCK_NB)
+            lock(descriptor, shared=shared)
         except BlockingIOError:
             holder = read_status(folder)
             raise OutputError(

@@ -6,7 +6,6 @@ A process that is killed cannot write how it ended, so "running" is true only wh
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from typing import Any, Final
 from flame_train.errors import Interrupted, OutputError, exit_status
 from flame_train.io.durable import write_durably
 from flame_train.io.held import Held
+from flame_train.io.locks import lock
 
 STATUS: Final = "status.json"
 LOCK: Final = ".lock"
@@ -75,17 +75,17 @@ def as_dead(status: Mapping[str, Any]) -> dict[str, Any]:
 def is_locked(folder: Held) -> bool:
     """Whether a run has the folder."""
     try:
-        lock = folder.file(LOCK, os.O_RDONLY)
+        descriptor = folder.file(LOCK, os.O_RDONLY)
     except OSError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        lock(descriptor, shared=True)
     except BlockingIOError:
         return True
     except OSError:
         return False
     finally:
-        os.close(lock)
+        os.close(descriptor)
     return False
 
 

@@ -83,7 +83,7 @@ class SafetensorsFile:
 
     def _let_go(self, mapped: mmap.mmap) -> None:
         """Give back the pages of the tensor read last; an array that still needs them finds them in the file again."""
-        if self._last is not None and hasattr(mmap, "MADV_DONTNEED"):
+        if self._last is not None and hasattr(mapped, "madvise") and hasattr(mmap, "MADV_DONTNEED"):
             begin, size = self._last
             page = begin - begin % mmap.PAGESIZE
             mapped.madvise(mmap.MADV_DONTNEED, page, begin + size - page)

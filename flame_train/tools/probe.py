@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from flame_train import __version__
 from flame_train.engine.backend.cuda.autotune_cache import default_folder
 
@@ -190,7 +192,9 @@ def _packed(number: int) -> str:
 
 def _memory() -> int | None:
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if hasattr(os, "sysconf"):
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return int(psutil.virtual_memory().total)
     except (ValueError, OSError, AttributeError):
         return None
 

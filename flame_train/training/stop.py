@@ -11,7 +11,8 @@ from typing import Any, Self
 
 from flame_train.errors import Interrupted
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # the last: a cluster's warning of the end
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")  # the last: a cluster's warning of the end
+_SIGNALS = tuple(signal.Signals[name] for name in _NAMES if hasattr(signal, name))  # Windows has the first two
 
 
 class StopRequest:

@@ -27,12 +27,11 @@ def _keep_freed_memory() -> None:
     takes most of the time of an elementwise operation. With these settings the process keeps freed blocks of up to
     64 MiB, as long as no more than 256 MiB are free.
     """
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # other C libraries have none
-        mallopt(_M_MMAP_THRESHOLD, _PLAIN)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT)
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:  # other C libraries have none
+            mallopt(_M_MMAP_THRESHOLD, _PLAIN)
+            mallopt(_M_TRIM_THRESHOLD, _KEPT)
 
 
 class _HostUpload:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 from pathlib import Path
 
@@ -30,10 +31,10 @@ def high_water() -> int | None:
 def _of_life() -> int | None:
     """The peak over the process's life, from a call that macOS has as well as Linux."""
     try:
-        import resource
+        resource = importlib.import_module("resource")  # by its name: mypy knows nothing in it on Windows
     except ImportError:  # Windows
         return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if psutil.MACOS else 1024)
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if psutil.MACOS else 1024)
 
 
 class Peak:
