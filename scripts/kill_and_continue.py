@@ -1,0 +1,126 @@
+"""Whether runs that are killed and continued give the bytes of runs that were not, for each way to train.
+
+    flame-train quickstart QUICKSTART --device cuda
+    python scripts/kill_and_continue.py QUICKSTART FOLDER [optimizer.name=lion "loss.kind=huber train.seed=1" ...]
+
+Each argument after FOLDER is one way to train; without one, every optimizer, schedule and loss that a config can name.
+A way is settings on top of QUICKSTART's config, which is read without the sections whose keys follow from a choice.
+Each way is trained twice: once without a stop, and once killed by SIGKILL after its first checkpoint and started again.
+The LoRAs' tensors must have the same bits. `--at-once` says how many ways share the machine. Exits with 1 where one
+differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from same_bits import CONFIG, VERSION, differences
+
+from flame_train.diffusion.losses import LOSSES
+from flame_train.optimizers import OPTIMIZERS
+from flame_train.schedules import SCHEDULES
+
+STEPS, EVERY = 60, 20
+"""Steps of a run, and the interval of its checkpoints."""
+
+LEFT_OUT = ("optimizer", "schedule", "loss", "sample")
+"""Sections of the quickstart's config that a way to train begins without."""
+
+IGNORED = VERSION | CONFIG | {"modelspec.title"}
+"""Metadata that differ: the title is the run folder's name."""
+
+
+def every_way() -> list[str]:
+    """A way for each entry of the tables that any family of quickstarts can choose from."""
+    tables = {"optimizer": OPTIMIZERS, "schedule": SCHEDULES, "loss": LOSSES}
+    return [f"{section}.{table.key}={name}" for section, table in tables.items() for name in table]
+
+
+def write_config(quickstart: Path, path: Path) -> Path:
+    """The quickstart's config without the sections that are left out."""
+    sections = re.split(r"(?m)^(?=\[)", (quickstart / "config.toml").read_text())
+    kept = [text for text in sections if not text.startswith(tuple(f"[{name}]" for name in LEFT_OUT))]
+    path.write_text("".join(kept))
+    return path
+
+
+class _Run:
+    """One run folder, and the command that starts or continues it."""
+
+    def __init__(self, config: Path, folder: Path, settings: list[str], device: str) -> None:
+        self.folder, self.log = folder, folder.with_suffix(".log")
+        mine = [f"output.dir={folder}", f"train.steps={STEPS}", f"checkpoint.every={EVERY}", "sample.every=0"]
+        self.command = [sys.executable, "-m", "flame_train", "train", "--config", str(config), "--device", device]
+        self.command += [part for setting in (*mine, *settings) for part in ("--set", setting)]
+
+    def start(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            return subprocess.Popen(self.command, stdout=log, stderr=log)
+
+    def steps(self) -> int:
+        """Steps in the log: the last line that is whole."""
+        try:
+            lines = (self.folder / "log.jsonl").read_bytes().split(b"\n")[:-1]
+        except FileNotFoundError:
+            return 0
+        return int(json.loads(lines[-1]).get("step", 0)) if lines else 0
+
+
+def killed_and_continued(run: _Run, at: int) -> tuple[int, bool]:
+    """Kill the run at step `at` or soon after it, and continue it: the exit code, and whether it was killed in time."""
+    process = run.start()
+    while process.poll() is None and run.steps() < at:
+        time.sleep(0.005)
+    in_time = process.poll() is None
+    process.kill()
+    process.wait()
+    return run.start().wait(), in_time
+
+
+def check(config: Path, folder: Path, index: int, settings: list[str], device: str) -> tuple[str, str]:
+    """One way to train: the way, and what came of it; "same" is what is wanted."""
+    name, way = f"{index:03d}", " ".join(settings) or "as it is"
+    whole, cut = (_Run(config, folder / f"{name}-{which}", settings, device) for which in ("whole", "cut"))
+    code = whole.start().wait()
+    if code:
+        return way, f"ended with {code}: {whole.log.read_text()[-600:]}"
+    code, in_time = killed_and_continued(cut, random.Random(index).randint(EVERY + 1, STEPS - 5))
+    if code:
+        return way, f"continued, it ended with {code}: {cut.log.read_text()[-600:]}"
+    files = [run.folder / "lora.safetensors" for run in (whole, cut)]
+    found = differences(files[0], files[1], IGNORED)
+    return way, f"{len(found)} differences: {found[0]}" if found else "same" if in_time else "not killed in time"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("quickstart", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("ways", nargs="*", help="settings of one way to train, with spaces between them")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--at-once", type=int, default=1)
+    args = parser.parse_args()
+    folder = args.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    config = write_config(args.quickstart, folder / "config.toml")
+    with ThreadPoolExecutor(args.at_once) as pool:
+        tries = [
+            pool.submit(check, config, folder, index, way.split(), args.device)
+            for index, way in enumerate(args.ways or every_way())
+        ]
+        results = [each.result() for each in tries]
+    for way, result in results:
+        print(f"{way}: {result}")
+    sys.exit(0 if all(result == "same" for _, result in results) else 1)
+
+
+if __name__ == "__main__":
+    main()
