@@ -40,8 +40,11 @@ IGNORED = VERSION | CONFIG | {"modelspec.title"}
 
 def every_way() -> list[str]:
     """A way for each entry of the tables that any family of quickstarts can choose from."""
-    tables = {"optimizer": OPTIMIZERS, "schedule": SCHEDULES, "loss": LOSSES}
-    return [f"{section}.{table.key}={name}" for section, table in tables.items() for name in table]
+    return [
+        *(f"optimizer.name={name} schedule.name=constant" for name in OPTIMIZERS),
+        *(f"schedule.name={name}" for name in SCHEDULES),
+        *(f"loss.kind={name}" for name in LOSSES),
+    ]
 
 
 def write_config(quickstart: Path, path: Path) -> Path:
@@ -107,7 +110,7 @@ def main() -> None:
     parser.add_argument("ways", nargs="*", help="settings of one way to train, with spaces between them")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--at-once", type=int, default=1)
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     config = write_config(args.quickstart, folder / "config.toml")
