@@ -1,3 +1,50 @@
 """flame-train: LoRA training for diffusion models without PyTorch."""
 
-__version__ = "0.1.0"
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flame_train.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from os import PathLike
+    from pathlib import Path
+
+__all__ = ["__version__", "train"]
+
+
+def train(
+    config: str | PathLike[str] | Mapping[str, Any],
+    *,
+    overrides: Sequence[str] = (),
+    device: str = "cuda",
+    on_step: Callable[[Mapping[str, Any]], object] | None = None,
+    on_checkpoint: Callable[[int, Path], object] | None = None,
+    on_sample: Callable[[int, Path], object] | None = None,
+) -> dict[str, Any]:
+    """Trains a LoRA, or continues its run, as `flame-train train` does, with the same bytes.
+
+        flame_train.train("my.toml", on_step=lambda record: print(record["step"], record["loss"]))
+
+    Args:
+        config: the config's file, or its sections as a mapping: `{"model": {"checkpoint": ...}, ...}`.
+        overrides: `section.key=value`, on top of it.
+        device: "cuda" or "cpu".
+        on_step: gets each line of the run's log, read-only, one step late.
+        on_checkpoint: gets a step and the folder of its checkpoint.
+        on_sample: gets a step and the file of its sample grid.
+
+    Returns:
+        What the command prints with `--json`: the run folder, the LoRA's file, the last step's figures.
+
+    Raises:
+        flame_train.errors.FlameError: whatever a user can meet; `exit_code` says which kind.
+    """
+    import os
+
+    from flame_train.run.command import train as run
+    from flame_train.training.callbacks import Callbacks
+
+    source = os.fspath(config) if isinstance(config, (str, os.PathLike)) else config
+    return run(source, overrides, device, False, callbacks=Callbacks(on_step, on_checkpoint, on_sample))

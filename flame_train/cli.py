@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flame_train import __version__
 from flame_train.arguments import (
     Arithmetic,
     AsJson,
@@ -36,6 +35,7 @@ from flame_train.bench_cli import bench_app
 from flame_train.errors import OutputError
 from flame_train.families import FAMILY_TITLES
 from flame_train.output import Printable, complain, complain_of, could_show, open_streams, show, without_files
+from flame_train.version import __version__
 
 app = typer.Typer(
     name="flame-train",

@@ -15,7 +15,6 @@ from typing import Any
 
 import typer
 
-from flame_train import __version__
 from flame_train.errors import (
     EnvironmentFault,
     FlameError,
@@ -28,6 +27,7 @@ from flame_train.errors import (
     without_memory,
 )
 from flame_train.io.system import optional_module
+from flame_train.version import __version__
 
 _ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR  # the bits that say for what a file was opened
 

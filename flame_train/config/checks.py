@@ -125,6 +125,21 @@ def _noise_decay(config: Config) -> str | None:
     return "expected gradient.noise_std above 0 with it"
 
 
+def _loss_scale(config: Config, name: str) -> str | None:
+    value, usual = getattr(config.train, name), keys()[f"train.{name}"].default
+    if value != usual and config.train.precision != "fp16":
+        return f'expected train.precision = "fp16" with it, which alone scales its loss, got "{config.train.precision}"'
+    if value != usual and name != "loss_scale" and config.train.loss_scale != "dynamic":
+        return f'expected train.loss_scale = "dynamic" with it, got {config.train.loss_scale}'
+    return None
+
+
+def _normalize(config: Config) -> str | None:
+    if config.gradient.normalize and not config.gradient.clip_norm:
+        return "expected gradient.clip_norm above 0 with it: the norm that gradients are scaled to"
+    return None
+
+
 def _zero_terminal_snr(config: Config) -> str | None:
     if not config.loss.zero_terminal_snr or config.model.prediction == "v":
         return None
@@ -206,6 +221,9 @@ def checks() -> Iterator[Check]:
     yield Check(("schedule.min_lr", "optimizer.lr"), _min_lr)
     yield Check(("schedule.min_lr", "schedule.name"), _decay)
     yield Check(("gradient.noise_decay", "gradient.noise_std"), _noise_decay)
+    yield Check(("gradient.normalize", "gradient.clip_norm"), _normalize)
+    for name in ("loss_scale", "loss_scale_init", "loss_scale_interval"):
+        yield Check((f"train.{name}", "train.precision", "train.loss_scale"), partial(_loss_scale, name=name))
     yield Check(("gradient.checkpoint_blocks", "gradient.checkpointing"), _checkpoint_blocks)
     yield Check(("model.arithmetic", "model.quantize"), _arithmetic)
     yield Check(("sample.guidance_scale",), _guidance)

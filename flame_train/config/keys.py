@@ -6,7 +6,7 @@ import functools
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -122,15 +122,22 @@ _WORDS = {str: "a string", int: "an integer", float: "a number", bool: "true or 
 _PLURALS = {str: "strings", int: "integers", float: "numbers"}
 
 
+def _parts(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of a union, such as a word or a number; else the annotation alone."""
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+
+
 def _choices(info: FieldInfo) -> tuple[str | int, ...]:
-    return get_args(info.annotation) if get_origin(info.annotation) is Literal else ()
+    return tuple(value for part in _parts(info.annotation) if get_origin(part) is Literal for value in get_args(part))
 
 
 def _expected(info: FieldInfo) -> str:
     annotation = info.annotation
     if choices := _choices(info):
         quoted = [f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices]
-        return quoted[0] if len(quoted) == 1 else "one of " + ", ".join(quoted)
+        words = quoted[0] if len(quoted) == 1 else "one of " + ", ".join(quoted)
+        numbers = [part for part in _parts(annotation) if get_origin(part) is Annotated]
+        return " or ".join([words, *(f"{_WORDS[get_args(part)[0]]} {_limits(info)}".rstrip() for part in numbers)])
     if get_origin(annotation) is tuple:
         arguments = get_args(annotation)
         count = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
@@ -140,9 +147,16 @@ def _expected(info: FieldInfo) -> str:
 
 
 def _limits(info: FieldInfo) -> str:
+    of_parts = [
+        constraint
+        for part in _parts(info.annotation)
+        if get_origin(part) is Annotated
+        for fact in get_args(part)[1:]
+        for constraint in fact.metadata
+    ]
     found = {
         name: getattr(constraint, name)
-        for constraint in info.metadata
+        for constraint in (*info.metadata, *of_parts)
         for name in ("ge", "gt", "le", "lt", "multiple_of")
         if hasattr(constraint, name)
     }

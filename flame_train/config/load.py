@@ -6,7 +6,7 @@ import datetime
 import difflib
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from flame_train.config.checks import checks
 from flame_train.config.keys import Key, keys, sections
-from flame_train.config.read import KeyPath, Layered, read_layers
+from flame_train.config.read import KeyPath, Layered, given_layer, read_layers
 from flame_train.config.schema import Config
 from flame_train.config.suggest import did_you_mean, nearest, nearest_section, or_where_to_look
 from flame_train.errors import ConfigError
@@ -79,13 +79,14 @@ def load(source: str, overrides: Sequence[str] = ()) -> Config:
     return load_located(source, overrides).config
 
 
-def load_located(source: str, overrides: Sequence[str] = ()) -> Located:
-    """The configuration in `source` (a path, or `-`) with each `section.key=value` of `overrides` on top.
+def load_located(source: str | Mapping[str, Any], overrides: Sequence[str] = ()) -> Located:
+    """The configuration in `source` with each `section.key=value` of `overrides` on top.
 
+    `source` is a path, `-` for standard input, or the sections as a mapping.
     A value of `overrides` is read as TOML where that fits the key, else as text. Raises ConfigError with
     every problem of the files and the overrides, one a line, in the order of the files.
     """
-    layered = read_layers(source)
+    layered = read_layers(source) if isinstance(source, str) else given_layer(source)
     problems = _apply(layered, overrides)
     problems += _unknown(layered)
     config, wrong = _validate(layered)

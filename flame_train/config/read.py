@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ KeyPath = tuple[str, ...]
 
 MAX_BYTES = 1 << 20
 _MAX_LAYERS = 16
+_GIVEN = "the given config"
 _TEMPLATE = "; `flame-train init` writes a template"
 _IN_SINGLE_QUOTES = "; between double quotes a backslash is special: use single quotes for paths with it, or / instead"
 
@@ -59,6 +61,21 @@ def read_layers(source: str) -> Layered:
         layered.places.update({path: f"{name}:{line}" for path, line in lines.items()})
         layered.files.append(name)
     return layered
+
+
+def given_layer(tree: Mapping[str, Any]) -> Layered:
+    """Sections that Python code gives, `{"train": {"steps": 10}}`; tuples are lists, paths are text."""
+    sections = {
+        name: {key: _plain(value) for key, value in keys.items()} if isinstance(keys, Mapping) else keys
+        for name, keys in tree.items()
+    }
+    return Layered(sections, files=[_GIVEN])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _name(source: str) -> str:

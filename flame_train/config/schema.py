@@ -6,7 +6,9 @@ of a choice, such as an optimizer's, are declared where that choice is. They joi
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from flame_train.adapters.kinds import ADAPTERS
 from flame_train.diffusion.losses import LOSSES
@@ -183,6 +185,7 @@ class GradientSection(Section):
         1, "micro-batches in one update", ge=1, aka=("gradient_accumulation_steps", "accumulation_steps")
     )
     clip_norm: float = field(1.0, "largest total norm; 0: off", ge=0, aka=("max_grad_norm", "clip_grad_norm"))
+    normalize: bool = field(False, "scale shorter gradients, too, to gradient.clip_norm: only the direction counts")
     clip_value: float = field(0.0, "largest absolute value of an entry; 0: off", ge=0)
     noise_std: float = field(0.0, "std of Gaussian noise added at step 0; 0: off", ge=0, le=1000)
     noise_decay: float = field(0.55, "its variance falls as 1 / (1 + step)^noise_decay (arXiv 1511.06807)", ge=0)
@@ -212,6 +215,14 @@ class TrainSection(Section):
         "bf16",
         "number format of the base model; adapters stay fp32",
         aka=("mixed_precision", "dtype"),
+    )
+    loss_scale: Literal["dynamic"] | Annotated[float, Field(ge=1, le=2**24)] = field(
+        "dynamic",
+        "factor on the loss in fp16, against gradients too small for it; dynamic: halved at an overflow, doubled later",
+    )
+    loss_scale_init: float = field(65536.0, "first value of a dynamic loss scale", ge=1, le=2**24)
+    loss_scale_interval: int = field(
+        2000, "steps without an overflow after which a dynamic loss scale doubles", unit="steps", ge=1
     )
     ema_decay: float = field(
         0.0,
@@ -264,6 +275,18 @@ class CheckpointSection(Section):
         ge=1,
         free=True,
         aka=("checkpoints_total_limit", "save_last_n_steps", "max_step_saves_to_keep"),
+    )
+
+
+class LogSection(Section):
+    """What is logged beside loss and speed."""
+
+    gradients_every: int = field(
+        0,
+        "interval at which the gradient norm of each block goes into log.jsonl; 0: never",
+        unit="steps",
+        ge=0,
+        free=True,
     )
 
 
@@ -327,5 +350,6 @@ class Config(Section):
     train: TrainSection = TrainSection()
     loss: LossSection = LossSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    log: LogSection = LogSection()
     sample: SampleSection = SampleSection()
     output: OutputSection = OutputSection()

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from flame_train import __version__
 from flame_train.errors import OutputError
 from flame_train.io import commit
 from flame_train.io.durable import sweep, write_durably
@@ -28,6 +27,7 @@ from flame_train.io.locks import lock
 from flame_train.io.owned import is_sample, refuse_links
 from flame_train.io.runlog import LogFile, step_of
 from flame_train.io.runstatus import FORMAT, LOCK, STATUS, as_dead, ending, read_status, write_status
+from flame_train.version import __version__
 
 _LOG = logging.getLogger(__name__)
 

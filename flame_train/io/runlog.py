@@ -33,7 +33,7 @@ class LogFile:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one line at once; NaN and infinity, which JSON has not, as null. No room for it costs one warning."""
-        self.waiting += json.dumps({name: _finite(value) for name, value in record.items()}).encode() + b"\n"
+        self.waiting += json.dumps(_finite(record)).encode() + b"\n"
         self.write()
 
     def write(self) -> None:
@@ -101,4 +101,7 @@ def step_of(line: bytes) -> float:
 
 
 def _finite(value: Any) -> Any:
+    """The value with None for each number that JSON has not; a mapping's values alike."""
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

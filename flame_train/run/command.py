@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from flame_train.io.hub import fetching
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.weights import sampled_digest
 from flame_train.recipes import FAMILIES
+from flame_train.training.callbacks import SILENT, Callbacks
 from flame_train.training.result import Sources, check_sources, knows_sources
 from flame_train.training.stop import StopRequest
 
@@ -40,10 +41,26 @@ from .train import train_run
 _LOG = logging.getLogger(__name__)
 
 
-def train(source: str, overrides: list[str], device: str, dry_run: bool, family: str | None = None) -> dict[str, Any]:
-    """Trains as a config file says, or continues; with `dry_run` only checks and plans. Returns what happened.
+def train(
+    source: str | Mapping[str, Any],
+    overrides: Sequence[str],
+    device: str,
+    dry_run: bool,
+    family: str | None = None,
+    callbacks: Callbacks = SILENT,
+) -> dict[str, Any]:
+    """Trains as a config says, or continues; with `dry_run` only checks and plans. Returns what happened.
 
-    `family` is the one whose command was given, None: whichever the checkpoint is of.
+    Args:
+        source: a config's file, `-` for standard input, or its sections as a mapping.
+        overrides: `section.key=value`, on top of it.
+        device: "cuda" or "cpu".
+        dry_run: whether nothing is trained or written.
+        family: the one whose command was given; None: whichever the checkpoint is of.
+        callbacks: who is told of steps, checkpoints and samples.
+
+    Raises:
+        FlameError: whatever a user can meet; see `errors`.
     """
     asked = load_located(source, overrides)
     with StopRequest() as stop, fetching(not dry_run):
@@ -55,7 +72,7 @@ def train(source: str, overrides: list[str], device: str, dry_run: bool, family:
         if dry_run:
             preflighted(plan, run_folder(plan))
             return describe(plan, predicted_memory(plan, gpu_of(device))) | {"files": plan.placed.to_json()}
-        return train_plan(plan, device, stop)
+        return train_plan(plan, device, stop, callbacks)
 
 
 def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) -> dict[str, Any]:
@@ -74,7 +91,7 @@ def fill_cache(source: str, overrides: list[str], device: str, dry_run: bool) ->
         return counts | {"encoded": cache.misses, "kept": cache.hits, "cache": str(cache.folder)}
 
 
-def train_plan(plan: Plan, device: str, stop: StopRequest) -> dict[str, Any]:
+def train_plan(plan: Plan, device: str, stop: StopRequest, callbacks: Callbacks = SILENT) -> dict[str, Any]:
     """Opens the run folder, encodes what is missing, trains or continues, and returns where everything is."""
     closed = run_folder(plan)
     found = preflighted(plan, closed)
@@ -92,7 +109,7 @@ def train_plan(plan: Plan, device: str, stop: StopRequest) -> dict[str, Any]:
             _notice_memory(memory.result, get_backend(device).memory().total)
         encoded = encode(plan.encoding, plan.placed, keys, plan.model.size_conditioning, device, stop)
         with deterministic(plan.config.train.deterministic):
-            last = train_run(plan, encoded, folder, found, sources, device, stop) or folder.last()
+            last = train_run(plan, encoded, folder, found, sources, device, stop, callbacks) or folder.last()
         return report(folder, plan.config.output.format, last)
 
 

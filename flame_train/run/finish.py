@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flame_train import __version__
 from flame_train.adapters.attach import Attached
 from flame_train.config.keys import keys
 from flame_train.config.render import decisive
@@ -15,6 +14,7 @@ from flame_train.config.schema import Config
 from flame_train.io.runfolder import RunFolder
 from flame_train.training.model import Model
 from flame_train.training.result import LoraWriter, formats
+from flame_train.version import __version__
 
 
 def lora_writer(config: Config, model: Model, attached: Attached) -> LoraWriter:

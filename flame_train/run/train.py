@@ -17,6 +17,7 @@ from flame_train.engine.dtype import as_dtype
 from flame_train.io.commit import Found
 from flame_train.io.runfolder import RunFolder
 from flame_train.training.batch import sender
+from flame_train.training.callbacks import Callbacks
 from flame_train.training.loader import Loader
 from flame_train.training.loop import Run, best_effort, train
 from flame_train.training.model import Denoiser, Example
@@ -43,6 +44,7 @@ def train_run(
     sources: Sources,
     device: str,
     stop: StopRequest,
+    callbacks: Callbacks,
 ) -> dict[str, Any]:
     """Runs the steps that are left and returns the last step's figures; none if no step was left."""
     c = plan.config
@@ -55,6 +57,7 @@ def train_run(
             train=c.train,
             gradient=c.gradient,
             checkpoint=c.checkpoint,
+            log=c.log,
             sample=c.sample,
             output=c.output,
             device=device,
@@ -66,6 +69,7 @@ def train_run(
             first=first,
             preview=best_effort(_preview(plan, encoded, denoiser, folder, device, stop)),
             stop=stop,
+            callbacks=callbacks,
         )
         return train(run)
 

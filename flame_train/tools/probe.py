@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
-from flame_train import __version__
 from flame_train.engine.backend.cuda.autotune_cache import default_folder
+from flame_train.version import __version__
 
 CUPY_DISTRIBUTIONS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 

@@ -136,7 +136,9 @@ class TensorBoard:
         from tensorboardX.proto.summary_pb2 import Summary
 
         curves = ("loss", "lr", "grad_norm", "loss_scale", "images_per_s")
-        points = [Summary.Value(tag=name, simple_value=float(record[name])) for name in curves]
+        values = {name: record[name] for name in curves}
+        values |= {f"gradients/{block}": norm for block, norm in record.get("gradients", {}).items()}
+        points = [Summary.Value(tag=name, simple_value=float(value)) for name, value in values.items()]
         event = Event(wall_time=time.time(), step=record["step"], summary=Summary(value=points))
         self._writer.write(event.SerializeToString())
         now = time.monotonic()

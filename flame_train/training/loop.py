@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from flame_train.adapters.formats import FORMATS
 from flame_train.config.schema import (
     CheckpointSection,
     GradientSection,
+    LogSection,
     OutputSection,
     SampleSection,
     TrainSection,
@@ -28,6 +29,8 @@ from flame_train.io.held import Place
 from flame_train.io.runfolder import RunFolder
 
 from .batch import Batch, HostBatch, Signature
+from .callbacks import SILENT, Callbacks
+from .gradient_norms import GradientNorms, block_names
 from .loader import Loader
 from .log import Console, TensorBoard
 from .result import LoraWriter, Sources, checkpoint_files, formats
@@ -44,6 +47,7 @@ class Run:
     train: TrainSection
     gradient: GradientSection
     checkpoint: CheckpointSection
+    log: LogSection
     sample: SampleSection
     output: OutputSection
     device: str
@@ -55,13 +59,15 @@ class Run:
     first: int
     preview: Callable[[int], None]
     stop: StopRequest
+    callbacks: Callbacks = SILENT
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
     """A step whose figures are on their way to the host.
 
-    `begin` is when it was launched; `end` when it was done, if the device does not work on by itself.
+    `begin` is when it was launched; `end` when it was done, if the device does not work on by itself. `gradients` are
+    norms by block, of the steps that log them.
     """
 
     step: int
@@ -71,6 +77,7 @@ class _Pending:
     wait_ms: float
     begin: float
     end: float | None
+    gradients: Mapping[str, float]
 
 
 def train(run: Run) -> dict[str, Any]:
@@ -164,6 +171,7 @@ class _Figures:
         self._run.folder.log(self.last)
         self._console.show(self.last, seconds)
         self._board.write(self.last)
+        self._run.callbacks.step(self.last)
 
 
 class _Stepper:
@@ -174,6 +182,7 @@ class _Stepper:
         self._micro: dict[Signature, tuple[Batch, Callable[[], None]]] = {}
         self._update = capture(lambda: update(run.state), run.device)
         self._backend = get_backend(run.device)
+        self._norms = GradientNorms(run.state.optimizer, block_names(run.state.denoiser.network))
 
     def __call__(self, step: int) -> _Pending:
         run, begin = self._run, time.monotonic()
@@ -190,9 +199,11 @@ class _Stepper:
             images += batch.size
         hit("train.before_update")
         spoil("train.gradient", run.state.optimizer.arena.grads)
+        gradients = self._norms.read() if _due(step, run.log.gradients_every) else {}
         self._update()
         end = None if self._backend.asynchronous else time.monotonic()
-        return _Pending(step, self._backend.get_async(run.state.figures), tuple(files), images, waited, begin, end)
+        figures = self._backend.get_async(run.state.figures)
+        return _Pending(step, figures, tuple(files), images, waited, begin, end, gradients)
 
     def _for(self, host: HostBatch) -> tuple[Batch, Callable[[], None]]:
         signature = host.signature
@@ -216,12 +227,16 @@ def _record(run: Run, p: _Pending, figures: dict[str, float], seconds: float) ->
         "images_per_s": round(p.images / max(seconds, 1e-9), 4),
         "data_wait_ms": round(p.wait_ms, 3),
         "memory": get_backend(run.device).memory().peak,
+        **({"gradients": p.gradients} if p.gradients else {}),
     }
 
 
 def _diagnosis(run: Run, p: _Pending, figures: dict[str, float]) -> str:
     where = "loss" if not np.isfinite(figures["loss"]) else "gradient"
-    scale = " at the smallest loss scale" if run.train.precision == "fp16" else ""
+    scale = ""
+    if run.train.precision == "fp16":
+        fixed = f" with train.loss_scale = {run.train.loss_scale}"
+        scale = " at the smallest loss scale" if run.train.loss_scale == "dynamic" else fixed
     return (
         f"the {where} of step {p.step} is not finite{scale} (loss {figures['loss']}, gradient norm "
         f"{figures['grad_norm']}); the update was not made and nothing newer than the last checkpoint is kept.\n"
@@ -235,6 +250,8 @@ def _advice(gradient: GradientSection, train: TrainSection) -> str:
     found = ["a lower optimizer.lr"]
     if not 0 < gradient.clip_norm <= 1:
         found.append("gradient.clip_norm=1")
+    if train.loss_scale != "dynamic":
+        found.append('train.loss_scale="dynamic"')
     if train.precision == "fp16":
         found.append("train.precision=bf16")
     return " or ".join(filter(None, (", ".join(found[:-1]), found[-1])))
@@ -247,6 +264,7 @@ def _save(run: Run, step: int) -> None:
         run.state.optimizer, step, run.sources, lambda path: _write_lora(run, path, step, form)
     )
     run.folder.checkpoint(step, files, run.checkpoint.keep, size)
+    run.callbacks.checkpoint(step, run.folder.checkpoints / f"step-{step:06d}")
     if step == run.train.steps:
         hit("train.before_result")
         _write_result(run, step)
@@ -270,6 +288,7 @@ def _write_result(run: Run, step: int) -> None:
 def _draw(run: Run, step: int) -> None:
     with run.state.optimizer.averaged():
         run.preview(step)
+    run.callbacks.sample(step, run.folder.sample(step))
 
 
 def _write_lora(run: Run, path: Place, step: int, form: str) -> None:

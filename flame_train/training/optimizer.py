@@ -34,7 +34,7 @@ def build_optimizer(
     if gradient.clip_value > 0:
         chain.append(ClipValue(gradient.clip_value))
     if gradient.clip_norm > 0:
-        chain.append(ClipNorm(gradient.clip_norm))
+        chain.append(ClipNorm(gradient.clip_norm, gradient.normalize))
     if gradient.noise_std > 0:
         chain.append(GradientNoise(gradient.noise_std, train.seed, gradient.noise_decay))
     chain.append(OPTIMIZERS.chosen(optimizer).rule())
@@ -46,7 +46,13 @@ def build_optimizer(
         lr=optimizer.lr,
         schedule=SCHEDULES.chosen(schedule).build(train.steps, schedule.warmup_of(train.steps), schedule.min_lr),
         accumulation=gradient.accumulation,
-        scaler=LossScaler() if train.precision == "fp16" else None,
+        scaler=_scaler(train) if train.precision == "fp16" else None,
         average=EMA(train.ema_decay) if train.ema_decay else None,
         halt=True,
     )
+
+
+def _scaler(train: TrainSection) -> LossScaler:
+    if train.loss_scale == "dynamic":
+        return LossScaler(train.loss_scale_init, interval=train.loss_scale_interval)
+    return LossScaler(train.loss_scale, dynamic=False)

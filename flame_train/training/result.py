@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from flame_train import __version__
 from flame_train.adapters.attach import Attached
 from flame_train.adapters.formats import FORMATS, to_diffusers, to_kohya
 from flame_train.adapters.kinds import Factors
@@ -22,6 +21,7 @@ from flame_train.io.held import Place
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.common.identify import STATE_PREFIXES
+from flame_train.version import __version__
 
 _VALUES, _OPTIMIZER = STATE_PREFIXES
 STATE_FORMAT = 1

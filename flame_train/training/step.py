@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from flame_train.engine import Tensor
+from flame_train.engine import Tensor, nn
 from flame_train.engine.dtype import Array, DType
 from flame_train.engine.optim import Optimizer
 from flame_train.engine.random import Rng
@@ -20,6 +20,10 @@ POSTERIOR = 32
 
 class Denoiser(Protocol):
     """What a step trains: see `model.Denoiser`."""
+
+    @property
+    def network(self) -> nn.Module:
+        """The network, whose adapters are trained."""
 
     def denoise(self, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], /) -> Tensor:
         """The prediction (B, H, W, Z) for noised latents (B, H, W, Z) in the model's dtype and timesteps (B,)."""

@@ -59,6 +59,23 @@ BAD_LINES = [
     ("[optimizer]\nlr = '1e-4'", '8: optimizer.lr: expected a number > 0 and <= 10, got "1e-4"'),
     ("[optimizer]\nlr = -1e-4", "8: optimizer.lr: expected a number > 0 and <= 10, got -0.0001"),
     (
+        "[train]\nloss_scale = 'dyn'",
+        '8: train.loss_scale: expected "dynamic" or a number from 1 to 16777216, got "dyn"; did you mean "dynamic"?',
+    ),
+    ("[train]\nloss_scale = 0", '8: train.loss_scale: expected "dynamic" or a number from 1 to 16777216, got 0'),
+    (
+        "[train]\nloss_scale = 128",
+        '8: train.loss_scale: expected train.precision = "fp16" with it, which alone scales its loss, got "bf16"',
+    ),
+    (
+        "[train]\nprecision = 'fp16'\nloss_scale = 128\nloss_scale_interval = 10",
+        '10: train.loss_scale_interval: expected train.loss_scale = "dynamic" with it, got 128.0',
+    ),
+    (
+        "[gradient]\nclip_norm = 0\nnormalize = true",
+        "9: gradient.normalize: expected gradient.clip_norm above 0 with it: the norm that gradients are scaled to",
+    ),
+    (
         "[optimizer]\nlr = 2024-01-01",
         "8: optimizer.lr: expected a number > 0 and <= 10, got the date 2024-01-01",
     ),

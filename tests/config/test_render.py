@@ -89,7 +89,14 @@ def test_a_template_leaves_out_what_means_nothing_to_the_family() -> None:
 
 def test_settings_that_cannot_change_the_weights_are_left_out_of_the_decisive() -> None:
     left_out = flat(Config()).keys() - decisive(Config()).keys()
-    assert {path.partition(".")[0] for path in left_out} == {"checkpoint", "sample", "output", "data", "gradient"}
+    assert {path.partition(".")[0] for path in left_out} == {
+        "checkpoint",
+        "sample",
+        "output",
+        "data",
+        "gradient",
+        "log",
+    }
     assert {path for path in left_out if path.startswith(("data.", "gradient."))} == {
         "data.cache",
         "gradient.checkpointing",

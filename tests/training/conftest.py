@@ -16,6 +16,7 @@ from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.io.runfolder import RunFolder
 from flame_train.training import loop
+from flame_train.training.callbacks import SILENT, Callbacks
 from flame_train.training.optimizer import build_optimizer
 from flame_train.training.result import LoraWriter, Sources, restore
 from flame_train.training.step import State
@@ -29,7 +30,8 @@ def trained(tmp_path):
 
     def train(
         feed: Feed, *, preview: Callable[[int], None] = lambda step: None, stop: StopRequest | None = None,
-        name: str = "run", before: Callable[[RunFolder], None] = lambda folder: None, **changes: dict[str, Any],
+        name: str = "run", callbacks: Callbacks = SILENT,
+        before: Callable[[RunFolder], None] = lambda folder: None, **changes: dict[str, Any],
     ) -> tuple[loop.Run, list[dict[str, Any]]]:  # fmt: skip
         config = sections(**changes)
         model = Toy()
@@ -49,9 +51,9 @@ def trained(tmp_path):
             feed.next = first * feed.accumulation
             before(folder)
             run = loop.Run(
-                config.train, config.gradient, config.checkpoint, config.sample, config.output, "cpu", folder, state,
-                feed, Sources("", "", "", "data"), LoraWriter(attached, "unet", NAMES, "toy", {}, {}), first, preview,
-                stop or StopRequest(),
+                config.train, config.gradient, config.checkpoint, config.log, config.sample, config.output, "cpu",
+                folder, state, feed, Sources("", "", "", "data"), LoraWriter(attached, "unet", NAMES, "toy", {}, {}),
+                first, preview, stop or StopRequest(), callbacks,
             )  # fmt: skip
             loop.train(run)
         return run, log_of(tmp_path / name)

@@ -12,6 +12,7 @@ from flame_train.errors import Interrupted, NonFiniteError
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.safetensors import SafetensorsFile
 from flame_train.training import loop
+from flame_train.training.callbacks import Callbacks
 from flame_train.training.stop import StopRequest
 from tests.training.toy import Feed, log_of, steps_of
 
@@ -179,3 +180,33 @@ def test_the_result_is_made_again_when_all_steps_are_done(trained, tmp_path):
     assert path.read_bytes() == whole
     assert len(log) == 8
     assert run.first == 8
+
+
+def test_the_log_has_the_gradient_norm_of_each_block_where_it_is_due(trained):
+    """The toy's one layer is one block, so its norm is the whole gradient's, which the optimizer measures itself."""
+    _, log = trained(Feed(2, 2), log={"gradients_every": 3}, gradient={"accumulation": 2})
+    assert [record["step"] for record in log if "gradients" in record] == [3, 6]
+    for record in log[2:6:3]:
+        assert record["gradients"] == {"proj": pytest.approx(record["grad_norm"], rel=1e-6)}
+
+
+def test_gradient_norms_and_callbacks_change_no_bit(trained):
+    told = []
+    callbacks = Callbacks(
+        lambda record: told.append(record["step"]),
+        lambda step, folder: told.append(f"saved {step} {(folder / 'MANIFEST.json').exists()}"),
+    )
+    watched, _ = trained(
+        Feed(4), name="watched", callbacks=callbacks, log={"gradients_every": 1}, checkpoint={"every": 4}
+    )
+    plain, _ = trained(Feed(4), name="plain", checkpoint={"every": 4})
+    assert watched.state.optimizer.arena.values.tobytes() == plain.state.optimizer.arena.values.tobytes()
+    assert told == [1, 2, 3, 4, "saved 4 True", 5, 6, 7, 8, "saved 8 True"]
+
+
+def test_a_callback_cannot_change_a_record_and_what_it_raises_ends_the_run(trained):
+    def meddle(record):
+        record["loss"] = 0.0
+
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        trained(Feed(4), callbacks=Callbacks(on_step=meddle))

@@ -46,6 +46,33 @@ def test_clipping_by_norm_keeps_the_direction():
     np.testing.assert_allclose(moves([[3.0, -4.0]], gradient={"clip_norm": 1.0}), [[-0.6, 0.8]], rtol=1e-5)
 
 
+def test_normalized_gradients_all_have_the_norm_that_others_are_clipped_to():
+    longer_and_shorter = moves([[3.0, -4.0], [0.003, -0.004]], gradient={"clip_norm": 2.0, "normalize": True})
+    np.testing.assert_allclose(longer_and_shorter, [[-1.2, 1.6]] * 2, rtol=1e-3)  # torch's 1e-6 beside 0.005
+
+
+def test_a_fixed_loss_scale_stays_and_an_overflow_under_it_fails():
+    fp16 = {"precision": "fp16", "loss_scale": 128.0}
+    np.testing.assert_allclose(moves([[1.0, 2.0]] * 3, train=fp16), [[-1.0, -2.0]] * 3, rtol=1e-6)
+    parameter = Parameter(np.zeros(2, np.float32), "w")
+    optimizer = built([parameter], train=fp16)
+    parameter.grad.data[...] = np.inf
+    optimizer.step()
+    figures = dict(zip(optimizer.metric_names, optimizer.metrics(), strict=True))
+    assert (figures["healthy"], figures["loss_scale"]) == (0, 128.0)
+    assert not parameter.numpy().any()
+
+
+def test_a_dynamic_loss_scale_begins_and_grows_as_the_config_says():
+    fp16 = {"precision": "fp16", "loss_scale_init": 8.0, "loss_scale_interval": 2}
+    optimizer = built([Parameter(np.zeros(2, np.float32), "w")], train=fp16)
+    seen = []
+    for _ in range(5):
+        seen.append(float(optimizer.loss_scale.numpy()))
+        optimizer.step()
+    assert seen == [8.0, 8.0, 16.0, 16.0, 32.0]
+
+
 def test_values_are_clipped_before_the_norm():
     """By value first: (3, -40) becomes (3, -4), whose norm is 5. The other way round it would be (0.075, -1)."""
     clipped = moves([[3.0, -40.0]], gradient={"clip_norm": 1.0, "clip_value": 4.0})

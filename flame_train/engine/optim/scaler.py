@@ -1,4 +1,4 @@
-"""Dynamic loss scaling for fp16, on the device."""
+"""Loss scaling for fp16, on the device."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class LossScaler:
 
     The scale doubles after `interval` clean steps in a row and halves at an overflow, whose step is skipped.
     An overflow at `minimum` is no longer a matter of scale: it exhausts the scaler, and an optimizer that halts, halts.
+    With `dynamic` false the scale stays `init`, and any overflow exhausts the scaler.
     """
 
     init: float = 65536.0
@@ -24,6 +25,7 @@ class LossScaler:
     backoff: float = 0.5
     interval: int = 2000
     minimum: float = 1.0
+    dynamic: bool = True
 
     def __post_init__(self) -> None:
         check("loss scaler", above=0.0, init=self.init, minimum=self.minimum)
@@ -38,6 +40,8 @@ class LossScaler:
     def update(self, xp: Namespace, state: dict[str, Array], finite: Array) -> tuple[dict[str, Array], Array]:
         """The state after a step that was `finite` (0-d bool) or not, and whether the scaler is exhausted."""
         scale, clean = state["scale"], state["clean"] + 1
+        if not self.dynamic:
+            return {"scale": scale, "clean": clean}, ~finite
         due = clean >= self.interval
         grown = scale * np.float32(self.growth)
         up = xp.where(due & xp.isfinite(grown), grown, scale)

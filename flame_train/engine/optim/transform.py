@@ -103,9 +103,13 @@ def global_norm(xp: Namespace, g: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class ClipNorm:
-    """Scales the gradient down to a total norm of at most `max_norm`, as torch.nn.utils.clip_grad_norm_."""
+    """Scales the gradient down to a total norm of at most `max_norm`, as torch.nn.utils.clip_grad_norm_.
+
+    With `normalize` a shorter gradient is scaled up to that norm as well, so that only its direction counts.
+    """
 
     max_norm: float
+    normalize: bool = False
     name: str = "clip_norm"
 
     def __post_init__(self) -> None:
@@ -122,7 +126,8 @@ class ClipNorm:
     def numbers(self, state: State, step: Step) -> State:
         """The factor for a gradient of the step's norm, as `clip`: 0-d fp32."""
         assert step.norm is not None
-        return {"clip": step.xp.minimum(state["max_norm"] / (step.norm + np.float32(1e-6)), np.float32(1.0))}
+        factor = state["max_norm"] / (step.norm + np.float32(1e-6))
+        return {"clip": factor if self.normalize else step.xp.minimum(factor, np.float32(1.0))}
 
 
 @dataclass(frozen=True, slots=True)

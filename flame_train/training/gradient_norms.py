@@ -1,0 +1,56 @@
+"""Gradient norms by block of the network: where a run learns, and where its gradients explode or vanish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from flame_train.engine import nn
+from flame_train.engine.optim import Optimizer
+
+
+class GradientNorms:
+    """The norm of each block's accumulated gradients, as the optimizer will divide them: by loss scale and batches.
+
+    A trained matrix belongs to the innermost block of the network that its layer lies in; where it lies in none, to
+    its layer's first part. Blocks come in the order of their names.
+    """
+
+    def __init__(self, optimizer: Optimizer, blocks: Iterable[str]) -> None:
+        self._optimizer = optimizer
+        names = sorted(blocks, key=len, reverse=True)
+        spans: dict[str, list[tuple[int, int]]] = {}
+        for segment in optimizer.arena.segments:
+            within = (name for name in names if segment.name.startswith(f"{name}."))
+            block = next(within, segment.name.split(".", 1)[0])
+            _extend(spans.setdefault(block, []), segment.start, segment.stop)
+        self._spans = dict(sorted(spans.items()))
+
+    def read(self) -> Mapping[str, float]:
+        """The norms by block, summed in fp64; infinite or NaN where a gradient is. Waits for the device."""
+        arena = self._optimizer.arena
+        xp = arena.backend.xp
+        with np.errstate(all="ignore"):
+            sums = [
+                sum(xp.sum(xp.square(arena.grads[start:stop].astype(np.float64))) for start, stop in spans)
+                for spans in self._spans.values()
+            ]
+            norms = xp.sqrt(xp.stack(sums)) / (self._optimizer.loss_scale.data * self._optimizer.accumulation)
+        values: np.ndarray[Any, Any] = arena.backend.to_host(norms)
+        return dict(zip(self._spans, values.tolist(), strict=True))
+
+
+def block_names(network: nn.Module) -> list[str]:
+    """The names of a network's blocks; none where it is not made of blocks."""
+    blocks = getattr(network, "blocks", None)
+    return [] if blocks is None else list(blocks())
+
+
+def _extend(spans: list[tuple[int, int]], start: int, stop: int) -> None:
+    """Adds a span; what lies at most a segment's padding behind the last one continues it: padding is 0."""
+    if spans and 0 <= start - spans[-1][1] < 64:
+        spans[-1] = (spans[-1][0], stop)
+    else:
+        spans.append((start, stop))

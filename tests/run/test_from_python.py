@@ -1,0 +1,55 @@
+"""`flame_train.train`: a run from Python code, beside the same run without a listener."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import flame_train
+from flame_train.config.render import flat
+from flame_train.errors import ConfigError
+from flame_train.io.safetensors import SafetensorsFile
+
+
+def sections(config, folder):
+    """A config as Python code gives it."""
+    given: dict[str, dict[str, object]] = {}
+    for path, value in flat(config).items():
+        section, key = path.split(".")
+        given.setdefault(section, {})[key] = value
+    given["output"]["dir"] = folder
+    return given
+
+
+def tensors(folder):
+    with SafetensorsFile(folder / "lora.safetensors") as file:
+        return {name: file.read(name).tobytes() for name in file.names}
+
+
+def test_a_run_tells_its_listeners_and_trains_the_same_bytes(small_config, tmp_path):
+    config = small_config(
+        train={"precision": "fp32", "steps": 2},
+        sample={"every": 2, "steps": 1, "prompts": ("a circle",)},
+        log={"gradients_every": 1},
+    )
+    told = []
+    result = flame_train.train(
+        sections(config, tmp_path / "told"),
+        overrides=["train.steps=3"],
+        device="cpu",
+        on_step=lambda record: told.append((record["step"], sorted(record["gradients"])[0])),
+        on_checkpoint=lambda step, folder: told.append((step, folder.name)),
+        on_sample=lambda step, file: told.append((step, file.name)),
+    )
+    assert Path(result["lora"]).exists()
+    assert [what for _, what in told if "." in what and "png" in what] == ["step-000000.png", "step-000002.png"]
+    assert [step for step, _ in told] == [0, 1, 2, 2, 3, 3]
+    assert told[-1] == (3, "step-000003")
+    flame_train.train(sections(config, tmp_path / "alone"), overrides=["train.steps=3"], device="cpu")
+    assert tensors(tmp_path / "told") == tensors(tmp_path / "alone")
+
+
+def test_what_is_wrong_is_told_without_a_file():
+    with pytest.raises(ConfigError, match=r"the given config: lora\.rnak: unknown key; did you mean lora\.rank\?"):
+        flame_train.train({"lora": {"rnak": 4}}, device="cpu")
