@@ -29,6 +29,7 @@ T = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(T)
 
 CARDS = {
+    "T4": Card("75", 40, 64 << 10),
     "A100": Card("80", 108, 163 << 10),
     "RTX 3090": RTX_3090,
     "RTX 4090": Card("89", 128, 99 << 10),
