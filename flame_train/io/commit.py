@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from flame_train.disk.failpoint import hit
+from flame_train.disk.files import disk_errors, free_bytes, reading
+from flame_train.disk.held import Held, Place, Spot, open_folder, path_of
+from flame_train.disk.system import NONBLOCK, READ_AND_SYNC
 from flame_train.errors import OutputError
-from flame_train.io.failpoint import hit
-from flame_train.io.files import disk_errors, free_bytes, reading
-from flame_train.io.held import Held, Place, Spot, open_folder, path_of
-from flame_train.io.system import NONBLOCK, READ_AND_SYNC
 
 _LOG = logging.getLogger(__name__)
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from flame_train.disk.durable import sweep, write_durably
+from flame_train.disk.failpoint import hit
+from flame_train.disk.files import could_make_folder, disk_errors, make_folder, reading
+from flame_train.disk.held import FolderLost, Held, Spot
+from flame_train.disk.locks import lock
 from flame_train.errors import OutputError
 from flame_train.io import commit
-from flame_train.io.durable import sweep, write_durably
-from flame_train.io.failpoint import hit
-from flame_train.io.files import could_make_folder, disk_errors, make_folder, reading
-from flame_train.io.held import FolderLost, Held, Spot
-from flame_train.io.locks import lock
 from flame_train.io.owned import is_sample, refuse_links
 from flame_train.io.runlog import LogFile, step_of
 from flame_train.io.runstatus import FORMAT, LOCK, STATUS, as_dead, ending, read_status, write_status

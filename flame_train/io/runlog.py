@@ -10,8 +10,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from flame_train.io.failpoint import hit
-from flame_train.io.held import Spot
+from flame_train.disk.failpoint import hit
+from flame_train.disk.held import Spot
 
 _LOG = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from flame_train.disk.durable import write_durably
+from flame_train.disk.held import Held
+from flame_train.disk.locks import lock
 from flame_train.errors import Interrupted, OutputError, exit_status
-from flame_train.io.durable import write_durably
-from flame_train.io.held import Held
-from flame_train.io.locks import lock
 
 STATUS: Final = "status.json"
 LOCK: Final = ".lock"

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 
+from flame_train.disk import failpoint
+from flame_train.disk.durable import write_durably
+from flame_train.disk.files import is_temporary, make_folder, temporary_name
+from flame_train.disk.held import Held
 from flame_train.errors import ConfigError, FlameError, Interrupted, NonFiniteError, OutputError
-from flame_train.io import failpoint
-from flame_train.io.durable import write_durably
-from flame_train.io.files import is_temporary, make_folder, temporary_name
-from flame_train.io.held import Held
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.runlog import LogFile
 from flame_train.io.runstatus import state_of
@@ -206,7 +206,7 @@ def test_the_status_says_how_a_run_ended(tmp_path: Path, error: BaseException | 
 def test_the_status_of_a_run_that_found_no_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill_the_disk() -> None:
         with folder(tmp_path / "run"):
-            monkeypatch.setattr("flame_train.io.durable.free_bytes", lambda path: 0)
+            monkeypatch.setattr("flame_train.disk.durable.free_bytes", lambda path: 0)
             raise OutputError("the disk is full")
 
     with pytest.raises(OutputError, match="the disk is full"):
@@ -457,7 +457,7 @@ def test_the_log_is_cut_where_a_line_is_none_of_ours(tmp_path: Path, line: str) 
 WRITER = """
 import sys
 from pathlib import Path
-from flame_train.io.durable import write_durably
+from flame_train.disk.durable import write_durably
 def chunks():
     yield b"half"
     print("writing", flush=True)
