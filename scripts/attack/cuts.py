@@ -29,7 +29,7 @@ from flame_train.io.runstatus import state_of
 MODES = ("ordered", "writeback", "journal")
 """How ext4 orders a file's data and the journal (`data=` of mount)."""
 
-CUTS = 24
+CUTS = 20
 """A mode."""
 
 _SIZE = 64 << 20  # bytes of the disk

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import flame_train.run.command  # noqa: F401 - what is forked has it
 from flame_train import cli
+from flame_train.errors import FlameError, exit_status
 
 LONGEST = 60.0  # seconds of one command; HANGS is its code then
 HANGS = -signal.SIGALRM
@@ -87,6 +88,9 @@ def _become(what: What, first: Callable[[], object] | None, said: int) -> NoRetu
             cli.main()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
+    except FlameError as error:
+        print(error)
+        code = exit_status(error)
     except BaseException:
         traceback.print_exc()
     finally:

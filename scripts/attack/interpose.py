@@ -1,4 +1,4 @@
-"""Stops at a chosen call by which a run touches its files: `interpose.c`, compiled and loaded before everything else."""
+"""Stops at a chosen call by which a run touches its files, with `interpose.c` loaded before libc."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from flame_train.io.commit import newest
 from flame_train.io.runstatus import state_of
 from flame_train.quickstart.drawings import write_images
 from flame_train.recipes.small import SMALL_SDXL
@@ -92,6 +93,7 @@ def left_behind(folder: Path) -> list[str]:
 
 def result(folder: Path) -> dict[str, str]:
     """Hashes of what must not depend on how a run came to its end."""
-    newest = max((folder / "run" / "checkpoints").iterdir())
-    files = [folder / "run" / "lora.safetensors", *sorted(newest.iterdir())]
+    found = newest(folder / "run" / "checkpoints")
+    assert found is not None, "a run that ended has a checkpoint"
+    files = [folder / "run" / "lora.safetensors", *sorted(found.path.iterdir())]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

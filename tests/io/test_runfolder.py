@@ -581,6 +581,42 @@ def test_a_status_that_makes_no_sense_stops_nobody(tmp_path: Path, text: str) ->
     assert state_of(tmp_path / "run")["state"] == "done"
 
 
+def test_a_log_without_an_end_is_cut_and_not_read_whole(tmp_path: Path) -> None:
+    with folder(tmp_path / "run") as run:
+        run.resume()
+        run.log({"step": 1})
+        run.checkpoint(1, {"state.json": b"{}"}, keep=1)
+    os.truncate(tmp_path / "run" / "log.jsonl", 1 << 40)
+    with folder(tmp_path / "run") as run:
+        run.resume()
+    assert lines_of(tmp_path / "run") == [1]
+
+
+def test_a_checkpoint_without_an_end_is_damaged_and_not_read_whole(tmp_path: Path) -> None:
+    with folder(tmp_path / "run") as run:
+        run.resume()
+        path = run.checkpoint(1, {"state.json": b"{}"}, keep=1)
+    os.truncate(path / "state.json", 1 << 40)
+    with pytest.raises(OutputError, match=f"state.json has {1 << 40} bytes, its manifest says 2"):
+        folder(tmp_path / "run").look()
+
+
+def test_a_pipe_in_place_of_the_lock_is_not_waited_for(tmp_path: Path) -> None:
+    with folder(tmp_path / "run") as run:
+        run.resume()
+    (tmp_path / "run" / ".lock").unlink()
+    os.mkfifo(tmp_path / "run" / ".lock")
+    assert state_of(tmp_path / "run")["state"] == "done"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
+def test_a_status_that_is_no_plain_file_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "status.json"
+    {"pipe": os.mkfifo, "folder": Path.mkdir, "link": lambda path: path.symlink_to("elsewhere")}[kind](path)
+    with pytest.raises(OutputError, match=r"status\.json"):
+        state_of(tmp_path)
+
+
 def test_a_status_that_cannot_be_read_just_now_does_not_start_a_run_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
