@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 import io
 import logging
+import mmap
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +48,7 @@ app = typer.Typer(
 )
 
 _INTERRUPTED = 130
+_LEAST = 128 << 20  # bytes of address space that libraries take as they load
 
 if TYPE_CHECKING:
     FamilyName = str
@@ -86,21 +89,33 @@ def run(arguments: list[str]) -> int:
         return OutputError.exit_code
     try:
         could_show()
+        mmap.mmap(-1, _LEAST).close()  # refused here with an error; OpenBLAS, as it loads, would end the process
         code = command()(arguments, prog_name="flame-train", standalone_mode=False)
         sys.stdout.flush()
         if code == _INTERRUPTED:  # the parser's answer to Ctrl-C, which a command that may be stopped has not heard
-            complain("interrupted")
+            return _interrupted(debug)
         return code if isinstance(code, int) else 0
     except (BrokenPipeError, SystemExit):  # the parser's answer to a closed pipe is to exit with 1
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not complain
         return 0
     except (KeyboardInterrupt, typer.Abort):
-        complain("interrupted")
-        return _INTERRUPTED
+        return _interrupted(debug)
     except Exception as error:
         if debug:
             traceback.print_exc()
         return complain_of(error, debug)
+
+
+def _interrupted(debug: bool) -> int:
+    """The exit code after SIGINT: the user's, or OpenBLAS's own, which raises it where it is refused a thread."""
+    thread = threading.Thread(target=int)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        return complain_of(error, debug)
+    thread.join()
+    complain("interrupted")
+    return _INTERRUPTED
 
 
 def _show_version(wanted: bool) -> None:

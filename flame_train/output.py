@@ -15,6 +15,7 @@ from typing import Any
 
 import typer
 
+from flame_train.disk.system import optional_module
 from flame_train.errors import (
     EnvironmentFault,
     FlameError,
@@ -26,7 +27,6 @@ from flame_train.errors import (
     shown,
     without_memory,
 )
-from flame_train.io.system import optional_module
 from flame_train.version import __version__
 
 _ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR  # the bits that say for what a file was opened

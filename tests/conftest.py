@@ -18,6 +18,15 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """No test fails for being slow: other work may take the processor. A test that hangs meets pytest's own limit."""
+    if config.pluginmanager.hasplugin("hypothesispytest"):  # the tests on a GPU do without it
+        from hypothesis import settings
+
+        settings.register_profile("without a deadline", deadline=None)
+        settings.load_profile("without a deadline")
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """`tests/parity` and `tests/gpu` are not even imported where `-m` leaves their mark out: PyTorch takes seconds."""
     left_out = f"not {collection_path.name}" in config.option.markexpr

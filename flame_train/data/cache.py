@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
+from flame_train.disk.durable import sweep_path
+from flame_train.disk.system import BINARY, NONBLOCK
 from flame_train.errors import EnvironmentFault, ModelFileError, OutputError, of_environment
 from flame_train.io.dtypes import DTYPE_OF_TAG
-from flame_train.io.durable import sweep_path
 from flame_train.io.header import TensorInfo, build_header
 from flame_train.io.safetensors import save_file, serialize
-from flame_train.io.system import BINARY, NONBLOCK
 
 _FIRST = 1 << 16  # bytes: a header, and all of a small entry
 _PART = re.compile(r"[0-9a-f]{2}")  # the folders that entries lie in

@@ -6,8 +6,8 @@ import os
 import stat
 from pathlib import Path
 
+from flame_train.disk.system import BINARY, NONBLOCK
 from flame_train.errors import DataError, shown
-from flame_train.io.system import BINARY, NONBLOCK
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),

@@ -17,8 +17,8 @@ from typing import Final
 import PIL
 
 from flame_train.data.buckets import Size
+from flame_train.disk.durable import write_durably
 from flame_train.errors import OutputError
-from flame_train.io.durable import write_durably
 
 _NAME: Final = "images.json"
 _DECODERS: Final = f"1 Pillow {PIL.__version__}"  # the number is raised where `data/images.py` judges otherwise

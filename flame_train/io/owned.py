@@ -8,9 +8,9 @@ import stat
 from collections.abc import Callable
 from typing import Final
 
+from flame_train.disk.held import Held
 from flame_train.errors import OutputError
 from flame_train.io.commit import is_checkpoint
-from flame_train.io.held import Held
 
 _FILES: Final = re.compile(r"\.lock|(config\.toml|status\.json|dataset\.json|log\.jsonl)|lora(\.\w+)?\.safetensors")
 _FOLDERS: Final = ("checkpoints", "samples", "tensorboard")

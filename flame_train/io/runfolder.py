@@ -17,13 +17,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from flame_train.disk.durable import sweep, write_durably
+from flame_train.disk.failpoint import hit
+from flame_train.disk.files import could_make_folder, disk_errors, make_folder, reading
+from flame_train.disk.held import FolderLost, Held, Spot
+from flame_train.disk.locks import lock
+from flame_train.disk.system import NONBLOCK
 from flame_train.errors import OutputError
 from flame_train.io import commit
-from flame_train.io.durable import sweep, write_durably
-from flame_train.io.failpoint import hit
-from flame_train.io.files import could_make_folder, disk_errors, make_folder, reading
-from flame_train.io.held import FolderLost, Held, Spot
-from flame_train.io.locks import lock
 from flame_train.io.owned import is_sample, refuse_links
 from flame_train.io.runlog import LogFile, step_of
 from flame_train.io.runstatus import FORMAT, LOCK, STATUS, as_dead, ending, read_status, write_status
@@ -280,7 +281,7 @@ class RunFolder:
     def _refuse_locked(self, folder: Held) -> None:
         """As `_acquire` of a folder that another run has, but nothing is written."""
         try:
-            descriptor = folder.file(LOCK, os.O_RDONLY)
+            descriptor = folder.file(LOCK, os.O_RDONLY | NONBLOCK)
         except OSError:
             return  # none was there yet; or `_acquire` will tell what it meets
         try:
@@ -341,15 +342,15 @@ class RunFolder:
         found, version = status.get("format"), status.get("version")
         if found != FORMAT and version is not None:
             raise OutputError(
-                f"{self.folder}: expected a run of format {FORMAT}, got one of format {found or 0}, which flame-train "
-                f"{version} wrote; finish it with that version, or set output.dir to another folder for a new run"
+                f"{self.folder / STATUS}: expected a run of format {FORMAT}, got one of format {found or 0}, which "
+                f"flame-train {version} wrote; finish it with that version, or set output.dir to another folder"
             )
 
     def _refuse_differences(self, folder: Held, found: commit.Found | None) -> None:
         table = self._differences(folder.read("config.toml", _LARGEST).decode(errors="replace"), found)
         if table is not None:
             raise OutputError(
-                f"{self.folder}: holds a run with other settings, which change its result:\n{table}\n"
+                f"{self.folder}: its config.toml is of a run with other settings, which change its result:\n{table}\n"
                 "set them back to continue that run, or set output.dir to another folder for a new one"
             )
 

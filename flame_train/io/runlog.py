@@ -10,10 +10,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from flame_train.io.failpoint import hit
-from flame_train.io.held import Spot
+from flame_train.disk.failpoint import hit
+from flame_train.disk.held import Spot
 
 _LOG = logging.getLogger(__name__)
+
+_LONGEST = 1 << 16  # bytes of a line; ours have some hundred
 
 
 class LogFile:
@@ -63,7 +65,7 @@ class LogFile:
         """
         self._whole, last = 0, 0
         with os.fdopen(self._place.folder.file(self._place.name, os.O_RDONLY), "rb") as file:
-            for line in file:
+            while line := file.readline(_LONGEST):  # a longer one is none of ours, and may be as long as the disk
                 if not line.endswith(b"\n") or step_of(line) > step:
                     break
                 self._whole, last = self._whole + len(line), int(step_of(line))
@@ -82,7 +84,8 @@ class LogFile:
     def last(self) -> bytes:
         """The last line; empty if there is none. Raises OSError."""
         with os.fdopen(self._place.folder.file(self._place.name, os.O_RDONLY), "rb") as file:
-            *_, line = [b"", *file.read().splitlines()]
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LONGEST))
+            *_, line = [b"", *file.read(_LONGEST).splitlines()]
         return line
 
     def close(self) -> None:

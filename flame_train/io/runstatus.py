@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from flame_train.disk.durable import write_durably
+from flame_train.disk.files import reading
+from flame_train.disk.held import Held
+from flame_train.disk.locks import lock
+from flame_train.disk.system import NONBLOCK
 from flame_train.errors import Interrupted, OutputError, exit_status
-from flame_train.io.durable import write_durably
-from flame_train.io.held import Held
-from flame_train.io.locks import lock
 
 STATUS: Final = "status.json"
 LOCK: Final = ".lock"
@@ -49,9 +51,10 @@ def _written_over(folder: Held, raw: bytes) -> bool:
 
 
 def read_status(folder: Held) -> dict[str, Any]:
-    """What the file says; nothing where it is not there or makes no sense. Raises OSError where it cannot be read."""
+    """What the file says; nothing where it is not there or makes no sense. OutputError where it cannot be read."""
     try:
-        status = json.loads(folder.read(STATUS, _LARGEST))
+        with reading(folder.path / STATUS, FileNotFoundError):
+            status = json.loads(folder.read(STATUS, _LARGEST))
     except (FileNotFoundError, ValueError, RecursionError):
         return {}
     return status if isinstance(status, dict) else {}
@@ -60,7 +63,7 @@ def read_status(folder: Held) -> dict[str, Any]:
 def state_of(path: Path) -> dict[str, Any]:
     """The status of the run in the folder `path`, without a "running" that is not so: that is "interrupted" then.
 
-    Nothing is written. Raises OSError where there is no such folder, or it cannot be read.
+    Nothing is written. Raises OSError where there is no such folder, OutputError where its status cannot be read.
     """
     with Held.open(path) as folder:
         status = read_status(folder)
@@ -75,7 +78,7 @@ def as_dead(status: Mapping[str, Any]) -> dict[str, Any]:
 def is_locked(folder: Held) -> bool:
     """Whether a run has the folder."""
     try:
-        descriptor = folder.file(LOCK, os.O_RDONLY)
+        descriptor = folder.file(LOCK, os.O_RDONLY | NONBLOCK)
     except OSError:
         return False
     try:

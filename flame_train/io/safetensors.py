@@ -13,9 +13,10 @@ from typing import Any, Final, Self
 
 import numpy as np
 
+from flame_train.disk.durable import write_durably
+from flame_train.disk.held import Place
 from flame_train.errors import EnvironmentFault, ModelFileError, OutputError, of_environment
 from flame_train.io.dtypes import DTYPE_OF_TAG, Array, tag_of
-from flame_train.io.durable import write_durably
 from flame_train.io.header import (
     MAX_HEADER_BYTES,
     MAX_RANK,
@@ -25,7 +26,6 @@ from flame_train.io.header import (
     build_header,
     parse_header,
 )
-from flame_train.io.held import Place
 from flame_train.io.sniff import describe_foreign, refused_by_suffix
 
 __all__ = ["SafetensorsFile", "TensorInfo", "describe", "save_file", "save_stream", "serialize"]

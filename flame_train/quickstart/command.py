@@ -31,11 +31,11 @@ from flame_train.config.schema import (
     ScheduleSection,
     TrainSection,
 )
+from flame_train.disk.durable import write_durably
+from flame_train.disk.files import disk_errors, make_folder
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import as_dtype
 from flame_train.errors import ConfigError, EnvironmentFault, OutputError, shown
-from flame_train.io.durable import write_durably
-from flame_train.io.files import disk_errors, make_folder
 from flame_train.recipes import FAMILIES, Family
 from flame_train.recipes.lesson import Lesson
 from flame_train.run.check import check

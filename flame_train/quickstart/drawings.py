@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from flame_train.io.durable import write_durably
+from flame_train.disk.durable import write_durably
 from flame_train.training.preview import write_png
 
 Array = Any

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from flame_train.disk.durable import write_durably
 from flame_train.engine import nn
-from flame_train.io.durable import write_durably
 from flame_train.io.safetensors import save_file
 
 SMALL_SDXL: Final = Path(__file__).with_name("assets") / "small_sdxl.safetensors"

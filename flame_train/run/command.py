@@ -14,14 +14,14 @@ from flame_train.config.load import load_located
 from flame_train.config.render import resolved
 from flame_train.config.resume import differences
 from flame_train.data.placed import Placed
+from flame_train.disk.durable import write_durably
+from flame_train.disk.files import preflight
 from flame_train.engine import nn
 from flame_train.engine.backend import get_backend
 from flame_train.engine.mode import deterministic
 from flame_train.engine.shape_run import gpu_of
 from flame_train.errors import OutputError
 from flame_train.io.commit import Found, count
-from flame_train.io.durable import write_durably
-from flame_train.io.files import preflight
 from flame_train.io.hub import fetching
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.weights import sampled_digest

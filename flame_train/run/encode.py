@@ -20,12 +20,12 @@ from flame_train.data.cache import DiskCache, Shapes, cache_key
 from flame_train.data.images import load_image
 from flame_train.data.placed import Placed
 from flame_train.data.seen import remember
+from flame_train.disk.failpoint import hit
+from flame_train.disk.files import could_make_folder, make_folder
 from flame_train.engine import nn, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import is_float
 from flame_train.errors import DataError, NonFiniteError, OutputError, shown
-from flame_train.io.failpoint import hit
-from flame_train.io.files import could_make_folder, make_folder
 from flame_train.text_encoders import TextEncoder
 from flame_train.training.model import Autoencoder, Example, encoder_outputs
 from flame_train.training.stop import StopRequest

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
+from flame_train.disk.files import make_folder, refuse_place
 from flame_train.errors import FlameError, OutputError, is_out_of_memory
-from flame_train.io.files import make_folder, refuse_place
 from flame_train.training.preview import write_png
 
 from .bench import Trial, step

@@ -11,8 +11,8 @@ from flame_train.adapters.folding import ALPHA_KEY
 from flame_train.adapters.formats import FORMATS, from_file, to_diffusers, to_kohya
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
 from flame_train.adapters.peft_config import METADATA_KEY
+from flame_train.disk.files import is_same_file, refuse_place
 from flame_train.errors import ConfigError
-from flame_train.io.files import is_same_file, refuse_place
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import save_file
 from flame_train.tools.families import lora_family, refuse_non_finite, require_lora, split_metadata

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from flame_train.io.files import size
+from flame_train.disk.files import size
 from flame_train.tools.probe import CUPY_DISTRIBUTIONS, Machine, look
 
 _OLDEST_CAPABILITY = (8, 0)  # cuDNN's attention starts here

@@ -8,9 +8,9 @@ from pathlib import Path
 from flame_train.config.render import commented
 from flame_train.config.schema import Config
 from flame_train.config.suggest import did_you_mean
+from flame_train.disk.durable import write_durably
+from flame_train.disk.files import refuse_place
 from flame_train.errors import ConfigError
-from flame_train.io.durable import write_durably
-from flame_train.io.files import refuse_place
 
 
 def template(family: str) -> str:

@@ -13,9 +13,9 @@ import numpy as np
 
 from flame_train.adapters.factors import LoraFactors, LoraState
 from flame_train.adapters.formats import from_file
+from flame_train.disk.files import is_same_file, refuse_place
 from flame_train.errors import ConfigError, ModelFileError, NonFiniteError
 from flame_train.io.dtypes import FLOAT_TAGS, Array
-from flame_train.io.files import is_same_file, refuse_place
 from flame_train.io.keymap import Op, Shape, Source
 from flame_train.io.resolve import Resolved
 from flame_train.io.safetensors import save_stream

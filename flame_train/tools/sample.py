@@ -12,10 +12,10 @@ from flame_train.adapters.attach import attach_factors
 from flame_train.adapters.factors import LoraState
 from flame_train.adapters.formats import from_file
 from flame_train.config.load import from_options, told_by_option
+from flame_train.disk.files import refuse_place
 from flame_train.engine import nn, no_grad
 from flame_train.engine.backend import get_backend
 from flame_train.errors import ConfigError, ModelFileError, out_of_memory
-from flame_train.io.files import refuse_place
 from flame_train.io.hub import fetching, resolve_checkpoint
 from flame_train.models.common.identify import could_be
 from flame_train.recipes import Opening, family_of

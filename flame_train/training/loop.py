@@ -19,13 +19,13 @@ from flame_train.config.schema import (
     SampleSection,
     TrainSection,
 )
+from flame_train.disk.durable import remove
+from flame_train.disk.failpoint import hit, spoil
+from flame_train.disk.held import Place
 from flame_train.engine import capture
 from flame_train.engine.backend import get_backend
 from flame_train.engine.optim import METRICS
 from flame_train.errors import Interrupted, NonFiniteError, is_device_failure
-from flame_train.io.durable import remove
-from flame_train.io.failpoint import hit, spoil
-from flame_train.io.held import Place
 from flame_train.io.runfolder import RunFolder
 
 from .batch import Batch, HostBatch, Signature

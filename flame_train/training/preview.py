@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from flame_train.diffusion.samplers import guided
+from flame_train.disk.durable import write_durably
+from flame_train.disk.failpoint import hit
 from flame_train.engine import Tensor, no_grad, tensor
 from flame_train.engine.backend import get_backend
 from flame_train.engine.dtype import DType, is_float
 from flame_train.engine.random import Rng
 from flame_train.errors import NonFiniteError
-from flame_train.io.durable import write_durably
-from flame_train.io.failpoint import hit
 
 from .model import Example, Sampler
 from .stop import StopRequest

@@ -13,11 +13,11 @@ from flame_train.adapters.attach import Attached
 from flame_train.adapters.formats import FORMATS, to_diffusers, to_kohya
 from flame_train.adapters.kinds import Factors
 from flame_train.adapters.metadata import model_spec, network_metadata, with_hashes
+from flame_train.disk.files import reading
+from flame_train.disk.held import Place
 from flame_train.engine.optim import Optimizer
 from flame_train.errors import EnvironmentFault, ModelFileError, NonFiniteError, OutputError
 from flame_train.io.commit import Content, Found
-from flame_train.io.files import reading
-from flame_train.io.held import Place
 from flame_train.io.lora_names import LoraFamily
 from flame_train.io.safetensors import SafetensorsFile, save_file
 from flame_train.models.common.identify import STATE_PREFIXES

@@ -1,8 +1,11 @@
 """Some minutes of attack on flame-train: damaged files, and kills of a run. Exits with 1 if anything did not hold.
 
-    python scripts/attack [--minutes 5] [--seed 0] [--only kills headers configs images loras vocabularies]
+    python scripts/attack [--minutes 5] [--seed 0] [--only kills headers configs images loras vocabularies names]
+    python scripts/attack --only folders calls cuts soak
 
-What is tried is drawn from the seed, so a failure can be had again; how much is tried depends on the machine.
+What is tried is drawn from the seed, so a failure can be had again; how much is tried depends on the machine. The four
+of the second line try a fixed number, however long that takes: hostile run folders, a kill at each call that touches a
+file, power cuts (as root), and a run of thousands of steps. `calls` and `cuts` need Linux and a C compiler.
 `docs/reliability.md` says what must hold, and what longer campaigns tried.
 """
 
@@ -16,10 +19,19 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import calls
+import cuts
 import files
+import folders
+import interpose
 import kills
+import names
+import soak
 
-ATTACKS = {"kills": kills.attack} | {name: files.attack_of(name) for name in files.KINDS}
+TIMED = {"kills": kills.attack, "names": names.attack} | {name: files.attack_of(name) for name in files.KINDS}
+WHOLE = {"folders": folders.attack, "calls": calls.attack, "cuts": cuts.attack, "soak": soak.attack}
+ATTACKS = TIMED | WHOLE
+INTERPOSED = ("calls", "cuts")
 _SHOWN = 5
 
 
@@ -28,8 +40,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", choices=ATTACKS, default=list(ATTACKS))
+    parser.add_argument("--only", nargs="+", choices=ATTACKS, default=list(TIMED))
     asked = parser.parse_args()
+    if set(asked.only) & set(INTERPOSED):
+        interpose.load()
+        interpose.unload()
     share = 60 * asked.minutes / (len(asked.only) + ("kills" in asked.only))  # kills get two: each takes seconds
     failed = 0
     for name in asked.only:

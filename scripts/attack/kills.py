@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from flame_train.io.commit import newest
 from flame_train.io.runstatus import state_of
 from flame_train.quickstart.drawings import write_images
 from flame_train.recipes.small import SMALL_SDXL
@@ -56,8 +57,7 @@ def attack(folder: Path, rng: random.Random, end: float) -> tuple[Counter[str], 
         outcomes["ended"] += 1
         if result(killed) != expected:
             failures.append("a run that was killed ended in other bytes")
-        left = [path for path in killed.rglob(".*") if path.is_file() and path.name != ".lock"]
-        failures += [f"{path.name} was left behind" for path in left]
+        failures += [f"{name} was left behind" for name in left_behind(killed)]
     return outcomes, failures
 
 
@@ -67,9 +67,14 @@ def prepare(folder: Path) -> None:
     (folder / "config.toml").write_text(CONFIG.format(base=SMALL_SDXL, folder=folder))
 
 
+def train(folder: Path, *more: str) -> list[str]:
+    """The command that starts or continues the run."""
+    return ["train", "--config", str(folder / "config.toml"), "--device", "cpu", *more]
+
+
 def run(folder: Path, kill_after: float | None) -> int:
     """The exit code; negative if it was killed."""
-    line = [sys.executable, "-m", "flame_train", "train", "--config", str(folder / "config.toml"), "--device", "cpu"]
+    line = [sys.executable, "-m", "flame_train", *train(folder)]
     quiet = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=quiet) as process:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -81,8 +86,14 @@ def run(folder: Path, kill_after: float | None) -> int:
     return process.returncode
 
 
+def left_behind(folder: Path) -> list[str]:
+    """Names of what a killed process left half-written."""
+    return [path.name for path in folder.rglob(".*") if path.is_file() and path.name != ".lock"]
+
+
 def result(folder: Path) -> dict[str, str]:
     """Hashes of what must not depend on how a run came to its end."""
-    newest = max((folder / "run" / "checkpoints").iterdir())
-    files = [folder / "run" / "lora.safetensors", *sorted(newest.iterdir())]
+    found = newest(folder / "run" / "checkpoints")
+    assert found is not None, "a run that ended has a checkpoint"
+    files = [folder / "run" / "lora.safetensors", *sorted(found.path.iterdir())]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

@@ -311,7 +311,7 @@ class TestConversion:
         assert tensors["unet.conv_in.lora_B.weight"].dtype == np.float32
         assert same_state(self.there_and_back(tmp_path, state), state)
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(
         st.lists(st.floats(width=32, min_value=-1e4, max_value=1e4), min_size=4, max_size=4),
         st.floats(0.01, 200),

@@ -62,7 +62,7 @@ def test_parts_trained_apart_are_stacked_and_come_back(present, alpha):
     assert same(split(whole, LINEAR1), parts)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.sampled_from(["zero", "minus zero", "random", "block"]), min_size=4, max_size=4), st.integers(1, 6),
     st.floats(0.01, 100), st.sampled_from(DTYPES), st.booleans(),

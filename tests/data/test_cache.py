@@ -125,7 +125,7 @@ def test_damaged_entry_is_made_again(tmp_path: Path, damage: str) -> None:
 
 
 @given(at=st.integers(0), change=st.integers(1, 255))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_changed_byte_changes_what_is_read(tmp_path: Path, at: int, change: int) -> None:
     cache, key = DiskCache(tmp_path), cache_key("latents", "i", "m", SETTINGS)
     cache.put(key, arrays())

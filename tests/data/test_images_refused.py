@@ -69,7 +69,7 @@ def test_png_with_its_tail_cut(tmp_path: Path, encode: Encode, image: MakeImage)
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_png_with_any_byte_changed(tmp_path: Path, data: st.DataObject) -> None:
     """CRCs find every single changed byte; in the signature the format is gone."""
     image = io.BytesIO()
@@ -159,7 +159,7 @@ def test_names_are_escaped_in_messages(tmp_path: Path) -> None:
 
 
 @given(noise=st.binary(max_size=300), magic=st.sampled_from([b"\xff\xd8\xff", b"GIF89a", b"II*\0", b"BM"]))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_noise_is_refused_or_decoded_never_a_crash(tmp_path: Path, noise: bytes, magic: bytes) -> None:
     with quiet_decoders(), contextlib.suppress(DataError):
         assert read_image(write(tmp_path, magic + noise)).ndim == 3

@@ -48,7 +48,7 @@ def test_known_answers(counter: tuple[int, ...], key: tuple[int, int], expected:
     assert tuple(int(w) for w in got) == expected
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**64 - 1), stream=word, step=word, sample=word, count=st.integers(1, 11))
 def test_words_are_philox_of_their_place(seed: int, stream: int, step: int, sample: int, count: int) -> None:
     got = bits(np, seed, stream, step, np.array([sample]), count)

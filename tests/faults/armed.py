@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from flame_train import cli
-from flame_train.io import failpoint
+from flame_train.disk import failpoint
 
 if __name__ == "__main__":
     failpoint.arm(sys.argv.pop(1))

@@ -109,7 +109,7 @@ def test_a_sample_grid_without_room_is_there_after_the_next_start(job, another, 
 @pytest.fixture
 def pipeline_on_a_small_disk(monkeypatch):
     """small(free): a disk with so many bytes free."""
-    return lambda free: monkeypatch.setattr("flame_train.io.files.free_bytes", lambda path: free)
+    return lambda free: monkeypatch.setattr("flame_train.disk.files.free_bytes", lambda path: free)
 
 
 def test_a_run_that_goes_on_needs_room_only_for_what_it_will_add(job, pipeline_on_a_small_disk):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 
 import pytest
 
 from flame_train import cli
 from flame_train.config.load import load
+from flame_train.families import FAMILY_TITLES
 
 
 def test_standard_output_that_can_only_be_read_is_told_before_anything_is_done(job):
@@ -22,14 +24,6 @@ def test_standard_output_that_can_only_be_read_is_told_before_anything_is_done(j
     assert process.returncode == 4
     assert "standard output is open for reading only" in errors
     assert not job.out.exists()
-
-
-def test_a_python_without_docstrings_writes_a_config_that_says_the_same(program, tmp_path):
-    for name, env in (("bare", {"PYTHONOPTIMIZE": "2"}), ("usual", {})):
-        ended = program.cold("init", "sdxl", "-o", str(tmp_path / f"{name}.toml"), env=env)
-        assert ended.code == 0, ended.stderr
-    bare, usual = ((tmp_path / f"{name}.toml").read_text().splitlines() for name in ("bare", "usual"))
-    assert [line for line in bare if line[:1] != "#"] == [line for line in usual if line[:1] != "#"]
 
 
 def test_a_whole_run_in_a_python_without_docstrings_and_assertions(job, whole):
@@ -47,7 +41,36 @@ def test_no_thread_to_be_had(job, monkeypatch, capsys):
     assert "the system refused another thread" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("mebibytes", [150, 250, 400, 600])
+NO_THREAD = """
+import ctypes, os, resource, sys
+if os.getuid() == 0:  # no limit binds that user, nor whoever may administer the system
+    for capability in (21, 24):  # CAP_SYS_ADMIN, CAP_SYS_RESOURCE
+        assert ctypes.CDLL(None).prctl(24, capability, 0, 0, 0) == 0  # PR_CAPBSET_DROP
+    os.setresuid(65534, 0, 0)  # processes are counted by the real user, files opened by the effective one
+resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another system counts threads otherwise")
+@pytest.mark.parametrize("blas_threads", ["1", "4"])
+@pytest.mark.parametrize("command", ["train", "--dry-run", "doctor"])
+def test_the_kernel_refuses_every_thread(job, command, blas_threads):
+    """With several threads OpenBLAS is refused first, and raises SIGINT."""
+    arguments = ["doctor"] if command == "doctor" else job.arguments("sdxl-lora")
+    arguments += ["--dry-run"] if command == "--dry-run" else []
+    env = {"OPENBLAS_NUM_THREADS": blas_threads}
+    process = job.program.start_python("-c", NO_THREAD, "-m", "flame_train", *arguments, env=env)
+    _, errors = process.communicate()
+    if command == "doctor" and blas_threads == "1":  # starts none
+        assert process.returncode in (0, 4), errors
+        return
+    assert process.returncode == 4, errors
+    assert "the system refused another thread" in errors
+    assert not (job.out / "lora.safetensors").exists()
+
+
+@pytest.mark.parametrize("mebibytes", [80, 100, 150, 200, 250, 300, 400, 500, 600, 800])
 def test_very_little_memory(job, mebibytes):
     """In a new interpreter, whose libraries want more than there is, or whose run does."""
     script = (
@@ -83,3 +106,40 @@ def test_an_optimised_python_reads_the_config_that_it_wrote(program, tmp_path):
     text = path.read_text().replace('checkpoint = ""', 'checkpoint = "b"').replace('path = ""', 'path = "p"')
     path.write_text(text.replace('dir = ""', 'dir = "o"'))
     assert load(str(path)).output.dir == "o"
+
+
+COMMANDS = [each.name or each.callback.__name__.replace("_", "-") for each in cli.app.registered_commands]
+
+
+def test_every_command_explains_itself_in_a_python_without_docstrings(program):
+    """In one process: that of `init` and `quickstart` below is another."""
+    script = (
+        "import sys\n"
+        "from flame_train import cli\n"
+        "assert not __debug__ or sys.exit('PYTHONOPTIMIZE is not on')\n"
+        "for name in sys.argv[1:]:\n"
+        "    code = cli.run([*name.split(), '--help'])\n"
+        "    if code: sys.exit(f'{name} --help ended with {code}')\n"
+    )
+    names = ["", *COMMANDS, "bench step", "bench ops", "bench memory"]
+    process = program.start_python("-c", script, *names, env={"PYTHONOPTIMIZE": "2"})
+    said, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert errors == ""
+    assert said.count("Usage: flame-train") == len(names)
+
+
+@pytest.mark.parametrize("family", list(FAMILY_TITLES))
+def test_a_python_without_docstrings_writes_every_family_s_config(program, tmp_path, family):
+    for name, env in (("bare", {"PYTHONOPTIMIZE": "2"}), ("usual", {})):
+        ended = program.cold("init", family, "-o", str(tmp_path / f"{name}.toml"), env=env)
+        assert ended.code == 0, ended.stderr
+    bare, usual = ((tmp_path / f"{name}.toml").read_text().splitlines() for name in ("bare", "usual"))
+    assert [line for line in bare if line[:1] != "#"] == [line for line in usual if line[:1] != "#"]
+
+
+@pytest.mark.slow
+def test_the_whole_quickstart_in_a_python_without_docstrings_and_assertions(program, tmp_path):
+    ended = program.cold("quickstart", str(tmp_path / "q"), "--device", "cpu", env={"PYTHONOPTIMIZE": "2"})
+    assert ended.code == 0, ended.stderr
+    assert (tmp_path / "q" / "run" / "lora.safetensors").is_file()

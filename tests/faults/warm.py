@@ -22,7 +22,7 @@ import psutil  # noqa: F401
 import flame_train.cli
 import flame_train.run.command
 from flame_train.data.tokenizers.clip import ClipTokenizer
-from flame_train.io import failpoint
+from flame_train.disk import failpoint
 
 
 def serve() -> None:

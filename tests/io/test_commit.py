@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from flame_train.disk import failpoint
+from flame_train.disk.durable import write_durably
+from flame_train.disk.held import Spot
 from flame_train.errors import OutputError
 from flame_train.io import commit as commit_module
-from flame_train.io import failpoint
 from flame_train.io.commit import commit, newest, sweep
-from flame_train.io.durable import write_durably
-from flame_train.io.held import Spot
 
 FILES = {"lora.safetensors": b"lora" * 1000, "state.json": b"{}"}
 

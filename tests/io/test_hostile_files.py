@@ -196,7 +196,7 @@ def valid_bytes(tmp_path_factory):
     return path.read_bytes()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(data=st.data())
 def test_any_mutation_is_refused_cleanly_or_agrees_with_the_package(tmp_path_factory, valid_bytes, data):
     path = tmp_path_factory.getbasetemp() / "mutated.safetensors"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from flame_train.disk.durable import write_durably
+from flame_train.disk.held import FolderLost, Spot
 from flame_train.errors import OutputError
-from flame_train.io.durable import write_durably
-from flame_train.io.held import FolderLost, Spot
 from flame_train.io.runfolder import RunFolder
 
 FILES = {"lora.safetensors": b"lora", "state.json": b"{}"}

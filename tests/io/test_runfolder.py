@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 
+from flame_train.disk import failpoint
+from flame_train.disk.durable import write_durably
+from flame_train.disk.files import is_temporary, make_folder, temporary_name
+from flame_train.disk.held import Held
 from flame_train.errors import ConfigError, FlameError, Interrupted, NonFiniteError, OutputError
-from flame_train.io import failpoint
-from flame_train.io.durable import write_durably
-from flame_train.io.files import is_temporary, make_folder, temporary_name
-from flame_train.io.held import Held
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.runlog import LogFile
 from flame_train.io.runstatus import state_of
@@ -206,7 +206,7 @@ def test_the_status_says_how_a_run_ended(tmp_path: Path, error: BaseException | 
 def test_the_status_of_a_run_that_found_no_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill_the_disk() -> None:
         with folder(tmp_path / "run"):
-            monkeypatch.setattr("flame_train.io.durable.free_bytes", lambda path: 0)
+            monkeypatch.setattr("flame_train.disk.durable.free_bytes", lambda path: 0)
             raise OutputError("the disk is full")
 
     with pytest.raises(OutputError, match="the disk is full"):
@@ -457,7 +457,7 @@ def test_the_log_is_cut_where_a_line_is_none_of_ours(tmp_path: Path, line: str) 
 WRITER = """
 import sys
 from pathlib import Path
-from flame_train.io.durable import write_durably
+from flame_train.disk.durable import write_durably
 def chunks():
     yield b"half"
     print("writing", flush=True)
@@ -579,6 +579,42 @@ def test_a_status_that_makes_no_sense_stops_nobody(tmp_path: Path, text: str) ->
     with folder(tmp_path / "run") as run:
         assert run.resume() is not None
     assert state_of(tmp_path / "run")["state"] == "done"
+
+
+def test_a_log_without_an_end_is_cut_and_not_read_whole(tmp_path: Path) -> None:
+    with folder(tmp_path / "run") as run:
+        run.resume()
+        run.log({"step": 1})
+        run.checkpoint(1, {"state.json": b"{}"}, keep=1)
+    os.truncate(tmp_path / "run" / "log.jsonl", 1 << 40)
+    with folder(tmp_path / "run") as run:
+        run.resume()
+    assert lines_of(tmp_path / "run") == [1]
+
+
+def test_a_checkpoint_without_an_end_is_damaged_and_not_read_whole(tmp_path: Path) -> None:
+    with folder(tmp_path / "run") as run:
+        run.resume()
+        path = run.checkpoint(1, {"state.json": b"{}"}, keep=1)
+    os.truncate(path / "state.json", 1 << 40)
+    with pytest.raises(OutputError, match=f"state.json has {1 << 40} bytes, its manifest says 2"):
+        folder(tmp_path / "run").look()
+
+
+def test_a_pipe_in_place_of_the_lock_is_not_waited_for(tmp_path: Path) -> None:
+    with folder(tmp_path / "run") as run:
+        run.resume()
+    (tmp_path / "run" / ".lock").unlink()
+    os.mkfifo(tmp_path / "run" / ".lock")
+    assert state_of(tmp_path / "run")["state"] == "done"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
+def test_a_status_that_is_no_plain_file_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "status.json"
+    {"pipe": os.mkfifo, "folder": Path.mkdir, "link": lambda path: path.symlink_to("elsewhere")}[kind](path)
+    with pytest.raises(OutputError, match=r"status\.json"):
+        state_of(tmp_path)
 
 
 def test_a_status_that_cannot_be_read_just_now_does_not_start_a_run_anew(

@@ -20,8 +20,8 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flame_train.disk.durable import write_durably
 from flame_train.errors import ModelFileError, OutputError
-from flame_train.io.durable import write_durably
 from flame_train.io.safetensors import SafetensorsFile, hash_data, save_file, serialize
 
 NUMPY_TYPES = [
@@ -117,7 +117,7 @@ def strided_arrays(draw):
     return array
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(strided_arrays(), max_size=4))
 def test_strides_and_byte_order_keep_their_values(tmp_path_factory, arrays):
     path = tmp_path_factory.mktemp("strides") / "x.safetensors"
@@ -222,7 +222,7 @@ class TestDisk:
             "import resource, sys\n"
             "from pathlib import Path\n"
             "from flame_train.errors import OutputError\n"
-            "from flame_train.io.durable import write_durably\n"
+            "from flame_train.disk.durable import write_durably\n"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n"
             "try:\n    write_durably(Path(sys.argv[1]), [b'x' * 100] * 1000, 100_000)\n"
             "except OutputError as error:\n    assert 'a file of 97.7 KiB is larger' in str(error), error\n"

@@ -10,8 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-from flame_train.io import failpoint
-from flame_train.io.durable import write_durably
+from flame_train.disk import failpoint
+from flame_train.disk.durable import write_durably
 from flame_train.io.runfolder import RunFolder
 
 STEPS = 10

@@ -9,7 +9,7 @@ import pytest
 
 from flame_train import cli
 from flame_train.adapters import formats, peft_config
-from flame_train.io.header import MAX_NAME
+from flame_train.io.header import MAX_NAME, MAX_TENSORS
 from flame_train.io.safetensors import save_file
 
 MODULE = "lora_unet_output_blocks_8_0_skip_connection"
@@ -137,6 +137,29 @@ def test_a_name_of_enormous_length_is_refused(lora, told, capsys, name):
         said = capsys.readouterr().err
         assert f"has a name of {len(name)} characters; at most {MAX_NAME} are read" in said
         assert len(said) < 1000
+
+
+@pytest.mark.parametrize("count", [100, 1000])
+def test_names_are_matched_once_each(lora, told, monkeypatch, count):
+    """The work that a name takes is looked up, not searched for among others: it grows as the count of names."""
+    split, usual = [], formats.split_key
+    monkeypatch.setattr(formats, "split_key", lambda key: (split.append(key), usual(key))[1])
+    names = [f"{MODULE}{i}.lora_down.weight" for i in range(count)]
+    code, said = told(lora(dict.fromkeys(names, np.ones(1, np.float32))))
+    assert code == 3
+    assert f"{count} of its tensors belong to no module" in said
+    assert len(split) <= count + 10
+
+
+def test_more_names_than_any_model_has_are_refused_before_any_is_matched(lora, told, monkeypatch, capsys):
+    def never(*_):
+        raise AssertionError("matched")
+
+    monkeypatch.setattr(formats, "split_key", never)
+    path = lora({f"a{i}": np.ones(1, np.float32) for i in range(MAX_TENSORS + 1)})
+    for line in (["inspect", path], ["convert", path, "out.safetensors", "--to", "kohya"]):
+        assert cli.run(line) == 3
+        assert f"l.safetensors: the header lists more than {MAX_TENSORS} tensors" in capsys.readouterr().err
 
 
 def test_patterns_are_looked_up_or_few():

@@ -148,7 +148,7 @@ def test_windows_without_text_fill_a_batch(tokenizer: ClipTokenizer) -> None:
 
 
 @given(text=st.text(max_size=400))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_any_text_keeps_every_token_or_counts_it(tokenizer: ClipTokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     chunks = tokenizer.chunks(text, max_chunks=2)

@@ -178,7 +178,7 @@ def test_a_damaged_normalisation_is_refused(tmp_path: Path) -> None:
 
 
 @given(units=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=16), rest=st.binary(max_size=20), text=st.text())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_normalisation_works_or_is_damage(
     tmp_path_factory: pytest.TempPathFactory, units: list[int], rest: bytes, text: str
 ) -> None:
@@ -212,7 +212,7 @@ def test_a_score_beyond_any_number_is_refused(tmp_path: Path) -> None:
 
 
 @given(data=st.binary(max_size=60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     with contextlib.suppress(ValueError):
         assert parse_spiece(data).pieces

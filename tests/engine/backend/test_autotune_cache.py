@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -75,6 +79,38 @@ def test_writers_at_once_lose_nothing_and_mix_nothing(tmp_path: Path) -> None:
     assert cache.get("shared") in whole
     assert all(cache.get(f"{who} {n}") == f"{who} {n}".encode() for who in range(4) for n in range(40))
     assert len(list(tmp_path.iterdir())) == 4 * 40 + 1, "nothing half-written is left over"
+
+
+def test_a_link_in_place_of_a_file_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("theirs")
+    cache = AutotuneCache(tmp_path / "choices", "a card")
+    cache.folder.mkdir()
+    path = cache.path("which?")
+    for name in (path.name, f".{path.name}.{os.getpid()}.{threading.get_ident()}"):  # the latter was guessed once
+        (cache.folder / name).symlink_to(tmp_path / "theirs")
+    cache.put("which?", b"this")
+    assert (tmp_path / "theirs").read_text() == "theirs"
+    assert not path.is_symlink()
+    assert cache.get("which?") == b"this"
+
+
+_KILLED = """
+import sys
+from pathlib import Path
+from flame_train.disk import failpoint
+from flame_train.engine.backend.cuda.autotune_cache import AutotuneCache
+failpoint.arm("file.before_rename")
+AutotuneCache(Path(sys.argv[1]), "a card").put("which?", b"this")
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills a process")
+def test_what_a_killed_writer_left_goes_with_the_next_write(tmp_path: Path) -> None:
+    assert subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], check=False).returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    cache = AutotuneCache(tmp_path, "a card")
+    cache.put("where?", b"there")
+    assert list(tmp_path.iterdir()) == [cache.path("where?")]
 
 
 def test_where_nothing_can_be_kept_it_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

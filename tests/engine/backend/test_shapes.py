@@ -86,7 +86,7 @@ def alike(real: np.ndarray[Any, Any], first: np.ndarray[Any, Any], shaped: Any, 
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=6)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data(), SHAPES)
 def test_views_of_views_lie_as_numpys(data: st.DataObject, shape: tuple[int, ...]) -> None:
     first, begin = both(shape)
@@ -184,7 +184,6 @@ def test_only_whole_allocations_go_back_to_the_device() -> None:
     assert pool.total_bytes() == 0
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 20_000)), max_size=80))
 def test_nothing_is_given_out_twice(asked: list[tuple[bool, int]]) -> None:
     pool, held = Pool(), dict[Any, int]()

@@ -2,18 +2,20 @@
 
 Each value has a file of its own, named by a hash of its key, so writers never wait for each other: the last rename
 wins, with a value that is as good. A file holds its key and a checksum before the value. A file that is damaged, or of
-another key, is reported, and its value is found again.
+another key, is reported, and its value is found again. Files are written as all others are (`disk/durable.py`): what
+another user of the folder plants there is not followed, and what a killed process left half-written is swept.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
-import threading
 from pathlib import Path
+
+from flame_train.disk.durable import write_durably
+from flame_train.errors import OutputError
 
 _LOG = logging.getLogger(__name__)
 _FORMAT = 1  # raised when the meaning of values changes: older files are then simply not found
@@ -70,24 +72,15 @@ class AutotuneCache:
         if path is None:
             self._give_up("~/.cache", "this user has no home folder; set XDG_CACHE_HOME")
             return
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+        content = self._head(key, value) + b"\n" + value
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(self._head(key, value) + b"\n" + value)
-            self._replace(temporary, path)
-        except OSError as error:
-            self._give_up(f"{path.parent}", f"{error}")
-        finally:
-            with contextlib.suppress(OSError):  # gone already after the rename
-                temporary.unlink(missing_ok=True)
-
-    def _replace(self, temporary: Path, path: Path) -> None:
-        """Renames. A failure concerns this entry alone, such as a folder of that name, so others are still written."""
-        try:
-            os.replace(temporary, path)
-        except OSError as error:
-            self._blocked.add(path)
-            _LOG.warning("%s: cannot be replaced (%s); each run measures its value again", path, error)
+            write_durably(path, [content], len(content))
+        except OutputError as error:
+            if path.is_dir():  # concerns this entry alone, so others are still written
+                self._blocked.add(path)
+                _LOG.warning("%s: cannot be replaced (%s); each run measures its value again", path, error)
+            else:
+                self._give_up(f"{path.parent}", f"{error}")
 
     def _give_up(self, where: str, why: str) -> None:
         self._writable = False

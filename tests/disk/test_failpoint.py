@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import flame_train
-from flame_train.io import failpoint
+from flame_train.disk import failpoint
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def test_nothing_in_the_package_arms_a_place_or_reads_a_variable_for_it() -> Non
     package = Path(flame_train.__file__).parent
     sources = {path: path.read_text() for path in package.rglob("*.py") if path.name != "failpoint.py"}
     assert not [path for path, text in sources.items() if "failpoint.arm" in text or "import arm" in text]
-    assert "environ" not in (package / "io" / "failpoint.py").read_text().replace("environment", "")
+    assert "environ" not in (package / "disk" / "failpoint.py").read_text().replace("environment", "")
 
 
 @pytest.mark.parametrize("value", ["here", "here:1:boom", "\u00b2:\u00b2"])

@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import Final, Protocol
 
-from flame_train.io.system import BINARY, FOLDER, NO_LINK
+from flame_train.disk.system import BINARY, FOLDER, NO_LINK
 
 
 class FolderHandle(Protocol):

@@ -18,10 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from flame_train.disk.files import disk_errors, disk_message
+from flame_train.disk.folder_handle import FolderHandle, open_handle
+from flame_train.disk.system import NONBLOCK
 from flame_train.errors import OutputError
-from flame_train.io.files import disk_errors, disk_message
-from flame_train.io.folder_handle import FolderHandle, open_handle
-from flame_train.io.system import NONBLOCK
 
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 

@@ -18,11 +18,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Final
 
-from flame_train.io.failpoint import hit
-from flame_train.io.files import disk_errors, free_bytes, is_temporary, refuse_folder, temporary_name
-from flame_train.io.held import Held, Place, Spot, path_of, spot
-from flame_train.io.locks import lock
-from flame_train.io.system import NONBLOCK
+from flame_train.disk.failpoint import hit
+from flame_train.disk.files import disk_errors, free_bytes, is_temporary, refuse_folder, temporary_name
+from flame_train.disk.held import Held, Place, Spot, path_of, spot
+from flame_train.disk.locks import lock
+from flame_train.disk.system import NONBLOCK
 
 _YOUNG: Final = 60.0  # seconds: a file this young may be one that its writer has closed to rename it
 

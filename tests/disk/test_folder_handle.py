@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from flame_train.disk import held
+from flame_train.disk.durable import create_temporary, sweep, write_durably
+from flame_train.disk.folder_handle import FolderHandle, PathHandle, open_handle
+from flame_train.disk.held import FolderLost, Held
 from flame_train.errors import OutputError
-from flame_train.io import held
-from flame_train.io.durable import create_temporary, sweep, write_durably
-from flame_train.io.folder_handle import FolderHandle, PathHandle, open_handle
-from flame_train.io.held import FolderLost, Held
 from flame_train.io.runfolder import RunFolder
 from flame_train.io.runstatus import state_of
 

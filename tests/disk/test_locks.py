@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flame_train.io import locks
-from flame_train.io.locks import lock
+from flame_train.disk import locks
+from flame_train.disk.locks import lock
 
 Open = Callable[..., int]
 

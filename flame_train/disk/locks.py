@@ -12,7 +12,7 @@ import os
 import secrets
 from typing import Final
 
-from flame_train.io.system import optional_module
+from flame_train.disk.system import optional_module
 
 _FCNTL, _MSVCRT = optional_module("fcntl"), optional_module("msvcrt")
 

@@ -41,10 +41,12 @@ def disk_errors(path: Path, *, needed: int | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turn an OSError in the body, which only reads, into an OutputError about `path`."""
+def reading(path: Path, *passed: type[OSError]) -> Iterator[None]:
+    """Turn an OSError in the body, which only reads, into an OutputError about `path`; not one that is `passed`."""
     try:
         yield
+    except passed:
+        raise
     except OSError as error:
         reason = error.strerror or error
         raise OutputError(
