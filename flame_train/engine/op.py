@@ -6,7 +6,7 @@ products, VJPs), samples, and, where it pays, kernels. Its signature is its decl
 PyTorch's order; keyword-only parameters are PyTorch's. A list that comes last may be given spread out: `f(a, b)` for
 `f([a, b])`.
 
-Seven rules hold everywhere, so that no op has to implement them:
+Eight rules hold everywhere, so that no op has to implement them:
 
 - A formula's parameter names say what is saved for it: inputs, attributes, `aux` values, `out`, and
   `<input>_shape` where the shape alone will do. A formula that is not needed saves nothing.
@@ -22,6 +22,7 @@ Seven rules hold everywhere, so that no op has to implement them:
 - An op whose outputs are views that hold each element of its input exactly once (`views=True`, such as `split`) lends
   parts of one buffer, the input's gradient, to whoever computes its outputs' gradients. Its own formula's target is
   that buffer if all the lent parts were written, and then it has nothing to copy.
+- Formulas, kernels and guards may take values that travel together as one dataclass (`arguments.Arguments`).
 - A kernel is only ever an override of a reference. The choice looks at shapes, dtypes, strides and
   attributes, never at values.
 """
@@ -34,6 +35,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from ..errors import ShapeError, Unsupported
+from .arguments import spread
 
 Kind = Literal["tensor", "list", "attr"]
 When = Callable[..., "bool | str"]
@@ -68,7 +70,7 @@ class Guard:
     __slots__ = ("_asks", "names")
 
     def __init__(self, *asks: When) -> None:
-        self._asks = [(ask, tuple(inspect.signature(ask).parameters)) for ask in asks]
+        self._asks = [(ask, tuple(inspect.signature(ask).parameters)) for ask in map(spread, asks)]
         self.names = frozenset(n for _, names in self._asks for n in names)
 
     def rejection(self, arrays: Mapping[str, Any]) -> str:
@@ -266,6 +268,7 @@ class Op:
         """
 
         def declare(fn: Callable[..., Any]) -> None:
+            fn = spread(fn)
             names = tuple(inspect.signature(fn).parameters)[1:]
             if unknown := set(names).difference(self.names):
                 raise TypeError(f"{self.name}.cuda: no arguments named {', '.join(sorted(unknown))}")
@@ -285,6 +288,7 @@ class Op:
 
     def _formula(self, args: tuple[str, ...], fn: Callable[..., Any], impl: str, when: Whens, accumulates: bool) -> VJP:
         self._check_names("vjp", args)
+        fn = spread(fn)
         names = list(inspect.signature(fn).parameters)[2:]
         takes = frozenset(names) & VJP_EXTRAS
         names = [n for n in names if n not in VJP_EXTRAS]

@@ -6,11 +6,11 @@ for the dtypes and memory layouts that occur. Precision is that of references: f
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from ...arguments import named
 from ...backend.cuda.codegen.kernel_ir import Reduction
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, float32, result_type
@@ -50,13 +50,6 @@ def elementwise_kernel(
 def _floating(op: Op) -> Callable[..., str]:
     """`floating` of the op's tensors."""
     return named(lambda *values: floating(*values), op.tensor_names)
-
-
-def named(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """`fn` with a signature of `names`, from which the registry reads what to pass it."""
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    vars(fn)["__signature__"] = inspect.Signature([inspect.Parameter(n, kind) for n in names])
-    return fn
 
 
 def _used(expression: str, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ....errors import ShapeError
+from ...arguments import Arguments
 from ...dtype import Array
 from ...namespace import Namespace
 from ..common.dims import Shape
 from .conv import Pair, pair, taps
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling(Arguments):
+    """The arguments of a pooling op that say where its windows lie."""
+
+    kernel_size: Pair
+    stride: Pair | None
+    padding: Pair
+    ceil_mode: bool
+    layout: str
+
+
+def image_size(shape: Shape, layout: str) -> tuple[int, int]:
+    """Height and width of images of `shape`."""
+    return (shape[2], shape[3]) if layout == "NCHW" else (shape[1], shape[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,27 +41,18 @@ class Window:
     ceil: bool
 
     @classmethod
-    def over(
-        cls,
-        op: str,
-        shape: Shape,
-        kernel: Pair,
-        stride: Pair | None,
-        padding: Pair,
-        dilation: Pair,
-        ceil: bool,
-        layout: str,
-    ) -> Window:
+    def over(cls, op: str, shape: Shape, given: Pooling, dilation: Pair = 1) -> Window:
         """The window over an input of `shape`; raises ShapeError for one that does not fit."""
         if len(shape) != 4:
-            raise ShapeError(f"{op}: expected a 4-D input in {layout}, got {tuple(shape)}")
-        size = (shape[2], shape[3]) if layout == "NCHW" else (shape[1], shape[2])
-        k, p, s = pair(kernel), pair(padding), pair(kernel if stride in (None, (), []) else stride)
-        if min(*k, *s, *pair(dilation)) < 1:
+            raise ShapeError(f"{op}: expected a 4-D input in {given.layout}, got {tuple(shape)}")
+        size = image_size(shape, given.layout)
+        k, p, d = pair(given.kernel_size), pair(given.padding), pair(dilation)
+        s = k if given.stride in (None, (), []) else pair(given.stride)
+        if min(*k, *s, *d) < 1:
             raise ShapeError(f"{op}: expected kernel, stride and dilation of at least 1, got {k}, {s}, {dilation}")
         if any(not 0 <= 2 * p[i] <= k[i] for i in (0, 1)):
             raise ShapeError(f"{op}: padding {p} must be at least 0 and at most half of the kernel {k}")
-        window = cls(size, k, s, p, pair(dilation), ceil)
+        window = cls(size, k, s, p, d, given.ceil_mode)
         if min(window.out) < 1:
             raise ShapeError(f"{op}: a kernel of {k} does not fit into {size} pixels padded by {p}")
         return window
@@ -87,7 +95,13 @@ class Window:
         down, across = (rows >= 0) & (rows < self.size[0]), (columns >= 0) & (columns < self.size[1])
         return (rows[:, None] * self.size[1] + columns)[..., None], (down[:, None] & across)[..., None]
 
-    def inner(self, padded: Array) -> Array:
-        """The image without its padding."""
+    def scattered(self, xp: Namespace, g: Array, part: Callable[[int, int], Array]) -> Array:
+        """The gradient of images (B, H, W, C): `part` of each kernel element (i, j), added to the pixels that it meets.
+
+        `part` has the shape and dtype of `g`, (B, oh, ow, C).
+        """
         (h, w), (p, q) = self.size, self.padding
-        return padded[:, p : p + h, q : q + w]
+        dx = xp.zeros((g.shape[0], h + p + self.behind(0), w + q + self.behind(1), g.shape[3]), g.dtype)
+        for i, j, rows, columns in self.taps():
+            dx[:, rows, columns] += part(i, j)
+        return dx[:, p : p + h, q : q + w]

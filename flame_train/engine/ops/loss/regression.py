@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....errors import ShapeError
+from ...arguments import named
 from ...backend.cuda.codegen.kernel_ir import Reduction
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, promote
@@ -14,7 +15,6 @@ from ...op_samples import Values
 from ...tensor import Tensor
 from ..common.conditions import floating
 from ..common.dims import axis
-from ..common.elementwise_codegen import named
 from ..common.row_kernels import reduce, why_not_reduction
 
 
