@@ -19,8 +19,8 @@ from ...tensor import Tensor
 from ..common.conditions import AT_MOST_FP32, same
 from ..common.dims import Shape
 from ..common.row_kernels import reduce
-from .conv import Pair, from_nhwc, to_nhwc
-from .pool_window import Pooling, Window, image_size
+from .conv import Pair, from_nhwc, image_size, to_nhwc
+from .pool_window import Pooling, Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from ....errors import ShapeError
 from ...arguments import Arguments
+from ...backend.cuda.cudnn import Size
 from ...dtype import Array
 from ...namespace import Namespace
 from ..common.dims import Shape
-from .conv import Pair, pair, taps
+from .conv import Pair, image_size, pair, taps
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +25,15 @@ class Pooling(Arguments):
     layout: str
 
 
-def image_size(shape: Shape, layout: str) -> tuple[int, int]:
-    """Height and width of images of `shape`."""
-    return (shape[2], shape[3]) if layout == "NCHW" else (shape[1], shape[2])
-
-
 @dataclass(frozen=True, slots=True)
 class Window:
     """A sliding window over an image of `size` pixels: what it covers and how often."""
 
-    size: tuple[int, int]
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
+    size: Size
+    kernel: Size
+    stride: Size
+    padding: Size
+    dilation: Size
     ceil: bool
 
     @classmethod
@@ -58,7 +54,7 @@ class Window:
         return window
 
     @property
-    def out(self) -> tuple[int, int]:
+    def out(self) -> Size:
         """The size of the result."""
         return self._out(0), self._out(1)
 
