@@ -44,7 +44,7 @@ class Linear(Module):
         w, b = compute_copy(self.weight), compute_copy(self.bias)
         if isinstance(w, Fp8Weight):
             alike = residual if residual is not None and residual.dtype == x.dtype else None
-            y: Tensor = F.fp8_linear(x, w.codes, w.scales, b, alike, dynamic=w.dynamic)
+            y: Tensor = F.fp8_linear(x, w.data, w.scales, b, alike, dynamic=w.dynamic)
             return y if residual is alike else y + residual
         if residual is not None:
             return F.linear_add(x, w, b, residual)

@@ -24,16 +24,16 @@ _SIDE = np.dtype([("c", "u8"), ("c_step", "i8"), ("width", "i4"), ("count", "i4"
 
 @dataclass(frozen=True, slots=True)
 class SkinnyOperands:
-    """The operands of the factors' gradients for n layers of one input: `inner`^T x for down, `rows`^T low for up.
+    """The operands of the factors' gradients for n layers of one input.
 
-    x (M, K) is the input, rows (M, n, N) the outputs' gradients, inner (M, n rank) the gradients of the low-rank
-    activations, low (M, n rank) these activations.
+    They are `grad_hidden`^T x for down and `rows`^T lora_hidden for up. x (M, K) is the input, rows (M, n, N) the
+    outputs' gradients, lora_hidden (M, n rank) the low-rank activations, grad_hidden (M, n rank) their gradients.
     """
 
     x: Array
     rows: Array
-    inner: Array
-    low: Array
+    grad_hidden: Array
+    lora_hidden: Array
     rank: int
 
     def shape(self, name: str) -> tuple[int, int, int]:
@@ -45,7 +45,7 @@ class SkinnyOperands:
 def fit(k: Launcher, t: SkinnyOperands) -> bool:
     """Whether the kernel makes both products in one launch: with thin factors, launching costs more than computing."""
     m, (n, out) = len(t.x), t.rows.shape[1:]
-    arrays = (t.x, t.rows, t.inner, t.low)
+    arrays = (t.x, t.rows, t.grad_hidden, t.lora_hidden)
     return (
         k.compute_capability == 90
         and not conditions.same(conditions.LOW, *arrays)
@@ -68,9 +68,9 @@ def both(k: Launcher, t: SkinnyOperands, targets: Mapping[str, Any], final: bool
     stages = _ROOM[wide - 1] // stage_bytes
     span = -(-m // (share * _DEPTH)) * _DEPTH
     maps = (
-        tensor_map(t.inner, (_DEPTH, _BAND)),
+        tensor_map(t.grad_hidden, (_DEPTH, _BAND)),
         tensor_map(t.x[None], (_DEPTH, _BLOCK)),
-        tensor_map(t.low, (_DEPTH, _BAND)),
+        tensor_map(t.lora_hidden, (_DEPTH, _BAND)),
         tensor_map(t.rows.transpose(1, 0, 2), (_DEPTH, _BLOCK)),
     )
     sides = (
@@ -89,7 +89,7 @@ def both(k: Launcher, t: SkinnyOperands, targets: Mapping[str, Any], final: bool
         _ALIGNMENT + stages * stage_bytes,
     )
     if final:
-        k.side_stream.run(launch, t.x, t.rows, t.inner, t.low, *made.values())
+        k.side_stream.run(launch, t.x, t.rows, t.grad_hidden, t.lora_hidden, *made.values())
     else:
         launch()
     return {name: list(block) for name, block in made.items()}
