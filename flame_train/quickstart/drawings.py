@@ -56,21 +56,25 @@ _NAMES: Final = tuple(COLOURS)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One thing: its kind, colour, radius in pixels and middle (x, y) in pixels."""
+    """One thing that is drawn."""
 
     kind: str
     colour: str
     radius: float
+    """In pixels."""
     centre: tuple[float, float]
+    """(x, y) in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One image: its background, one or two shapes, and the sentence about it."""
+    """One image."""
 
     ground: str
+    """The background's colour."""
     texture: str
     shapes: tuple[Shape, ...]
+    """One or two."""
     caption: str
 
 

@@ -29,16 +29,19 @@ MERGED_KEY: Final = "flame_train.merged"
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """What was merged. `modules`: component -> count; `skipped`: those of components that the base lacks."""
+    """What was merged."""
 
     base: Path
     lora: Path
     out: Path
     strength: float
     modules: dict[str, int]
+    """Component -> count of merged modules."""
     skipped: dict[str, int]
+    """The same of components that the base lacks."""
     changed_tensors: int
     dropped_metadata: tuple[str, ...]
+    """Keys of the base's metadata that no longer hold."""
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""

@@ -69,14 +69,27 @@ def grouped_linear(layers: Sequence[Linear], x: Tensor) -> tuple[Tensor, ...]:
     return joined if joined is not None else tuple(layer(x) for layer in layers)
 
 
-class Conv2d(Module):
-    """2-D convolution over channels-last activations (B, H, W, C).
-
-    weight is (out, in / groups, kh, kw) as in checkpoints. Raises ShapeError for channels that groups do not divide.
-    """
+class _Convolution(Module):
+    """The weight and the bias of a convolution. Raises ShapeError for channels that groups do not divide."""
 
     weight: Tensor
     bias: Tensor | None
+
+    def __init__(
+        self, channels: tuple[int, int], kernel_size: Pair, groups: int, bias: bool, transposed: bool = False
+    ) -> None:
+        self.kernel_size = _kernel(self, *channels, kernel_size, groups)
+        (self.in_channels, self.out_channels), self.groups = channels, groups
+        outer, inner = channels if transposed else channels[::-1]
+        self.weight = param(outer, inner // groups, *self.kernel_size)
+        self.bias = param(self.out_channels, init="zeros") if bias else None
+
+
+class Conv2d(_Convolution):
+    """2-D convolution over channels-last activations (B, H, W, C).
+
+    weight is (out, in / groups, kh, kw) as in checkpoints.
+    """
 
     def __init__(
         self,
@@ -90,11 +103,8 @@ class Conv2d(Module):
         *,
         bias: bool = True,
     ) -> None:
-        self.kernel_size = _kernel(self, in_channels, out_channels, kernel_size, groups)
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        self.weight = param(out_channels, in_channels // groups, *self.kernel_size)
-        self.bias = param(out_channels, init="zeros") if bias else None
+        super().__init__((in_channels, out_channels), kernel_size, groups, bias)
+        self.stride, self.padding, self.dilation = stride, padding, dilation
         self.adapter: LayerAdapter | None = None
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
@@ -104,14 +114,11 @@ class Conv2d(Module):
         return self.adapter(self, x_BHWC)
 
 
-class ConvTranspose2d(Module):
+class ConvTranspose2d(_Convolution):
     """Transposed 2-D convolution over channels-last activations (B, H, W, C).
 
-    weight is (in, out / groups, kh, kw) as in checkpoints. Raises ShapeError for channels that groups do not divide.
+    weight is (in, out / groups, kh, kw) as in checkpoints.
     """
-
-    weight: Tensor
-    bias: Tensor | None
 
     def __init__(
         self,
@@ -126,12 +133,9 @@ class ConvTranspose2d(Module):
         bias: bool = True,
         dilation: Pair = 1,
     ) -> None:
-        self.kernel_size = _kernel(self, in_channels, out_channels, kernel_size, groups)
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.stride, self.padding, self.output_padding = stride, padding, output_padding
-        self.dilation, self.groups = dilation, groups
-        self.weight = param(in_channels, out_channels // groups, *self.kernel_size)
-        self.bias = param(out_channels, init="zeros") if bias else None
+        super().__init__((in_channels, out_channels), kernel_size, groups, bias, transposed=True)
+        self.stride, self.padding, self.dilation = stride, padding, dilation
+        self.output_padding = output_padding
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         w, b = compute_copy(self.weight), compute_copy(self.bias)

@@ -10,16 +10,16 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Op, Rule, table
+from flame_train.io.keymap import KeyMap, Line, Op, Rule, lines, table
 
-_RESNET: Final = (
-    ("norm1.{p}", "in_layers.0.{p}", Op.COPY),
-    ("conv1.{p}", "in_layers.2.{p}", Op.COPY),
-    ("time_emb_proj.{p}", "emb_layers.1.{p}", Op.COPY),
-    ("norm2.{p}", "out_layers.0.{p}", Op.COPY),
-    ("conv2.{p}", "out_layers.3.{p}", Op.COPY),
-    ("conv_shortcut.{p}", "skip_connection.{p}", Op.COPY),
-)
+_RESNET: Final = lines("""
+    norm1.{p} -> in_layers.0.{p}
+    conv1.{p} -> in_layers.2.{p}
+    time_emb_proj.{p} -> emb_layers.1.{p}
+    norm2.{p} -> out_layers.0.{p}
+    conv2.{p} -> out_layers.3.{p}
+    conv_shortcut.{p} -> skip_connection.{p}
+""")
 _BLOCK: Final = (
     *(f"norm{n}.{{p}}" for n in (1, 2, 3)),
     *(f"attn{n}.to_{part}.weight" for n in (1, 2) for part in "qkv"),
@@ -29,22 +29,17 @@ _BLOCK: Final = (
 )
 _ATTENTION: Final = tuple(
     (name, name, Op.COPY)
-    for name in (
-        "norm.{p}",
-        "proj_in.{p}",
-        "proj_out.{p}",
-        *(f"transformer_blocks.{{k}}.{n}" for n in _BLOCK),
-    )
+    for name in ("norm.{p}", "proj_in.{p}", "proj_out.{p}", *(f"transformer_blocks.{{k}}.{n}" for n in _BLOCK))
 )
-_ENDS: Final = (
-    ("time_embedding.linear_1.{p}", "time_embed.0.{p}", Op.COPY),
-    ("time_embedding.linear_2.{p}", "time_embed.2.{p}", Op.COPY),
-    ("add_embedding.linear_1.{p}", "label_emb.0.0.{p}", Op.COPY),
-    ("add_embedding.linear_2.{p}", "label_emb.0.2.{p}", Op.COPY),
-    ("conv_in.{p}", "input_blocks.0.0.{p}", Op.COPY),
-    ("conv_norm_out.{p}", "out.0.{p}", Op.COPY),
-    ("conv_out.{p}", "out.2.{p}", Op.COPY),
-)
+_ENDS: Final = lines("""
+    time_embedding.linear_1.{p} -> time_embed.0.{p}
+    time_embedding.linear_2.{p} -> time_embed.2.{p}
+    add_embedding.linear_1.{p} -> label_emb.0.0.{p}
+    add_embedding.linear_2.{p} -> label_emb.0.2.{p}
+    conv_in.{p} -> input_blocks.0.0.{p}
+    conv_norm_out.{p} -> out.0.{p}
+    conv_out.{p} -> out.2.{p}
+""")
 _MIDDLE: Final = (
     ("mid_block.resnets.0.", "middle_block.0.", "resnet"),
     ("mid_block.attentions.0.", "middle_block.1.", "attention"),
@@ -83,7 +78,7 @@ def unet_from_diffusers(levels: UNetLevels = SDXL_LEVELS) -> KeyMap:
     return KeyMap(rules)
 
 
-_Direct = list[tuple[str, str, Op]]
+_Direct = list[Line]
 _Prefixes = list[tuple[str, str, str]]
 
 
