@@ -8,9 +8,8 @@ too: `tiles` in a style of their own, a star, stripes. The model has seen neithe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -54,8 +53,7 @@ _GROUNDS: Final = (*TEXTURES, "striped")
 _NAMES: Final = tuple(COLOURS)
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """One thing that is drawn."""
 
     kind: str
@@ -66,8 +64,7 @@ class Shape:
     """(x, y) in pixels."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
+class Scene(NamedTuple):
     """One image."""
 
     ground: str

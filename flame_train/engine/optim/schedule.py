@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -37,6 +37,7 @@ class Schedule:
     """Updates until the decay ends."""
     warmup: int = 0
     """Updates of the rise."""
+    _: KW_ONLY
     cycles: int = 1
     """How often cosine_restarts starts."""
     power: float = 1.0

@@ -82,21 +82,26 @@ _Direct = list[Line]
 _Prefixes = list[tuple[str, str, str]]
 
 
+def _blocks(there: str, here: str, resnets: int, first: int, attention: bool) -> _Prefixes:
+    """A level's blocks: diffusers' below `there` are the single file's `here` from number `first` on."""
+    found = []
+    for number in range(resnets):
+        found.append((f"{there}.resnets.{number}.", f"{here}.{first + number}.0.", "resnet"))
+        if attention:
+            found.append((f"{there}.attentions.{number}.", f"{here}.{first + number}.1.", "attention"))
+    return found
+
+
 def _down(levels: UNetLevels) -> tuple[_Direct, _Prefixes]:
     direct: _Direct = []
     prefixes: _Prefixes = []
     block = 1
     for level, attention in enumerate(levels.attention):
-        for number in range(levels.resnets):
-            prefixes.append((f"down_blocks.{level}.resnets.{number}.", f"input_blocks.{block}.0.", "resnet"))
-            if attention:
-                there = f"down_blocks.{level}.attentions.{number}."
-                prefixes.append((there, f"input_blocks.{block}.1.", "attention"))
-            block += 1
+        prefixes += _blocks(f"down_blocks.{level}", "input_blocks", levels.resnets, block, attention)
+        block += levels.resnets + 1  # the last is the downsampler
         if level + 1 < len(levels.attention):
             there = f"down_blocks.{level}.downsamplers.0.conv.{{p}}"
-            direct.append((there, f"input_blocks.{block}.0.op.{{p}}", Op.COPY))
-            block += 1
+            direct.append((there, f"input_blocks.{block - 1}.0.op.{{p}}", Op.COPY))
     return direct, prefixes
 
 
@@ -106,12 +111,8 @@ def _up(levels: UNetLevels) -> tuple[_Direct, _Prefixes]:
     prefixes: _Prefixes = []
     block = 0
     for level, attention in enumerate(reversed(levels.attention)):
-        for number in range(levels.resnets + 1):
-            prefixes.append((f"up_blocks.{level}.resnets.{number}.", f"output_blocks.{block}.0.", "resnet"))
-            if attention:
-                there = f"up_blocks.{level}.attentions.{number}."
-                prefixes.append((there, f"output_blocks.{block}.1.", "attention"))
-            block += 1
+        prefixes += _blocks(f"up_blocks.{level}", "output_blocks", levels.resnets + 1, block, attention)
+        block += levels.resnets + 1
         if level + 1 < len(levels.attention):
             here = f"output_blocks.{block - 1}.{1 + attention}.conv.{{p}}"
             direct.append((f"up_blocks.{level}.upsamplers.0.conv.{{p}}", here, Op.COPY))

@@ -71,6 +71,10 @@ class _Operand(NamedTuple):
     transposed: bool
 
 
+_Strides = tuple[int, int]
+"""The distance between rows and that between matrices, in elements."""
+
+
 class _Problem(NamedTuple):
     """Everything the choice of an algorithm depends on. A tuple, because one is made and looked up at every product."""
 
@@ -78,10 +82,8 @@ class _Problem(NamedTuple):
     out_dtype: DType
     a: _Operand
     b: _Operand
-    out: tuple[int, int]
-    """The distance between rows and that between matrices, in elements."""
-    added: tuple[int, int]
-    """The same of what is added."""
+    out: _Strides
+    added: _Strides
     batch: int
     epilogue: int
     hidden_row: int
@@ -376,7 +378,7 @@ def _lying(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> _Oper
     return _Operand(rows, cols, max(across, rows), batch_stride, True)
 
 
-def _rows(x: Array) -> tuple[int, int]:
+def _rows(x: Array) -> _Strides:
     """The distances between rows and between matrices of a result, in elements."""
     return x.strides[-2] // x.itemsize, x.strides[0] // x.itemsize if x.ndim == 3 else 0
 

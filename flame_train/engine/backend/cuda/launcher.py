@@ -33,6 +33,9 @@ from .workspace import Workspace
 _COPIED = 8  # arrays that one launch copies
 _WIDEST = 1 << 16  # the most columns of an 8-bit product whose columns have no factors
 
+Fp8Rows = tuple[Array, Array]
+"""Rows (R, C) in e4m3, and the factor of each (R,)."""
+
 
 class Launcher:
     """Everything that kernel launchers use of the GPU.
@@ -277,24 +280,17 @@ class Launcher:
         return out
 
     def scaled_product(
-        self,
-        a: Array,
-        a_scales: Array,
-        b: Array,
-        b_scales: Array,
-        *,
-        out: Array,
-        bias: Array | None = None,
-        plus: Array | None = None,
+        self, a: Fp8Rows, b: Fp8Rows, *, out: Array, bias: Array | None = None, plus: Array | None = None
     ) -> None:
-        """out (..., N) = a @ b^T (+ bias) (+ plus), for a (M, K) and b (N, K) in e4m3, with a factor for each row.
+        """out (..., N) = a @ b^T (+ bias) (+ plus), for a (M, K) and b (N, K).
 
-        See ops/fp8.py. M is the number of rows of `out`, which is dense; `plus` may be `out`.
+        See ops/linear/fp8.py. M is the number of rows of `out`, which is dense; `plus` may be `out`.
         """
-        flat = out.reshape(-1, len(b))
-        added = flat if plus is out else None if plus is None else self.contiguous(plus).reshape(-1, len(b))
-        product = partial(self.cublaslt.product, a, b.T, flat, plus=added, scales=(a_scales, b_scales))
-        shape = *a.shape, len(b)
+        (rows, row_scales), (columns, column_scales) = a, b
+        flat = out.reshape(-1, len(columns))
+        added = flat if plus is out else None if plus is None else self.contiguous(plus).reshape(flat.shape)
+        product = partial(self.cublaslt.product, rows, columns.T, flat, plus=added, scales=(row_scales, column_scales))
+        shape = *rows.shape, len(columns)
         if bias is not None and shape not in self._biased_apart:
             try:
                 return product(bias=bias)

@@ -43,13 +43,7 @@ def _dense_rows(x: Array, dims: int) -> bool:
 
 
 def row_program(
-    k: Launcher,
-    program: Program,
-    operands: Operands,
-    dtype: DType,
-    shape: Shape,
-    dims: int = 1,
-    out: Array | None = None,
+    k: Launcher, program: Program, operands: Operands, dtype: DType, shape: Shape, dims: int, out: Array | None = None
 ) -> Array:
     """The result of a program with one output, in `shape`, whose last `dims` dims are a row.
 

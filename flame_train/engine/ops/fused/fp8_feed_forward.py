@@ -103,10 +103,10 @@ def _(k: Launcher, g: Array, weights: Fp8Weights, hidden: Array, targets: GradTa
 @fp8_feed_forward.cuda("fp8", when=(_misfit, _products))
 def _(k: Launcher, input: Array, weights: Fp8Weights, bias1: Array | None, bias2: Array | None) -> tuple[Array, Array]:
     hidden = k.empty((*input.shape[:-1], len(weights.data1)), input.dtype)
-    k.scaled_product(*encode(k, input), k.contiguous(weights.data1), weights.scales1, out=hidden, bias=bias1)
+    k.scaled_product(encode(k, input), (k.contiguous(weights.data1), weights.scales1), out=hidden, bias=bias1)
     out = k.empty((*input.shape[:-1], len(weights.data2)), input.dtype)
     rounded = encode(k, hidden, value="gelu_tanh(x)")
-    k.scaled_product(*rounded, k.contiguous(weights.data2), weights.scales2, out=out, bias=bias2)
+    k.scaled_product(rounded, (k.contiguous(weights.data2), weights.scales2), out=out, bias=bias2)
     return out, hidden
 
 

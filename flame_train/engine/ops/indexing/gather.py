@@ -121,16 +121,12 @@ def _(xp: Namespace, g: Array, input_shape: Shape, dim: int, index: Array) -> Ar
     return added_at(xp, input_shape, _places(xp, index, dim, input_shape), g)
 
 
-def _no_elements(input: Array, dim: int, index: Array) -> str:
-    return no_elements_by_index(input, dim, index)
-
-
-@gather.cuda("flame", when=_no_elements)
+@gather.cuda("flame", when=no_elements_by_index)
 def _(k: Launcher, input: Array, dim: int, index: Array) -> Array:
     return elements(k, input, dim, index)
 
 
-@gather.cuda_vjp("flame", "input", when=_no_elements)
+@gather.cuda_vjp("flame", "input", when=no_elements_by_index)
 def _(k: Launcher, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
     return element_sums(k, g, dim, index, input_shape)
 

@@ -15,17 +15,17 @@ _HEADER, _THREADS = "ops/indexing/index_elements.cuh", 256
 _STEPS = 1 << 31  # of all elements' searches; beyond them the reference adds, in no fixed order
 
 
-def no_elements_by_index(x: Array, dim: int, index: Array) -> str:
-    """Why the kernels cannot take elements of `x` at `index` along `dim`; "" if they can."""
-    if index.dtype not in (int32, int64) or not x.ndim or x.ndim != index.ndim or not -x.ndim <= dim < x.ndim:
+def no_elements_by_index(input: Array, dim: int, index: Array) -> str:
+    """Why the kernels cannot take elements of `input` at `index` along `dim`; "" if they can."""
+    if index.dtype not in (int32, int64) or input.ndim != index.ndim or not -input.ndim <= dim < input.ndim:
         return "arguments that are refused, or other indices than int32 and int64"
-    d = dim % x.ndim
-    if x.shape[:d] != index.shape[:d] or x.shape[d + 1 :] != index.shape[d + 1 :]:
+    d = dim % input.ndim
+    if input.shape[:d] != index.shape[:d] or input.shape[d + 1 :] != index.shape[d + 1 :]:
         return "index has another shape beside dim"
-    steps = index.size * min(x.shape[d], index.shape[d])
-    if 0 in (x.size, index.size) or max(steps, x.size, index.size) > _STEPS - _THREADS:
+    steps = index.size * min(input.shape[d], index.shape[d])
+    if 0 in (input.size, index.size) or max(steps, input.size, index.size) > _STEPS - _THREADS:
         return "nothing to take, or too much"
-    return same(AT_MOST_FP32, x)
+    return same(AT_MOST_FP32, input)
 
 
 def elements(k: Launcher, x: Array, dim: int, index: Array) -> Array:

@@ -264,7 +264,7 @@ def _(k: Launcher, g: Array, data: Array, scales: Array, targets: GradTargets) -
 @fp8_linear.cuda("fp8", when=(_refused, _products))
 def _(k: Launcher, input: Array, data: Array, scales: Array, bias: Array | None, residual: Array | None) -> Array:
     out = k.empty((*input.shape[:-1], len(data)), input.dtype)
-    k.scaled_product(*encode(k, input), k.contiguous(data), scales, out=out, bias=bias, plus=residual)
+    k.scaled_product(encode(k, input), (k.contiguous(data), scales), out=out, bias=bias, plus=residual)
     return out
 
 
@@ -292,5 +292,5 @@ def fp8_product_to(
     buffer = target.buffer
     made = buffer if buffer is not None and buffer.flags.c_contiguous else k.empty(shape, g.dtype)
     columns, ones = transposed(k, k.contiguous(data)), k.ones[: data.shape[1]]
-    k.scaled_product(*encode(k, g, scales, value, other), columns, ones, out=made, plus=target.addend)
+    k.scaled_product(encode(k, g, scales, value, other), (columns, ones), out=made, plus=target.addend)
     return made

@@ -17,7 +17,15 @@ from ...op import ErrorSample, primitive, sample
 from ..common import conditions
 from .e4m3 import rounded
 from .fp8 import broadcast_grad, check_layer, decode, encode, fp8_product_to, products, storage, stored, weight_of
-from .lora import Gradients, LowRanks, check_factors, lora_hidden_grad, stacked_gradients, stacked_products
+from .lora import (
+    AppliedLowRanks,
+    Gradients,
+    LowRanks,
+    check_factors,
+    lora_hidden_grad,
+    stacked_gradients,
+    stacked_products,
+)
 from .lora_gradients import factor_gradients, listed, side_by_side
 from .matmul import rows_product
 from .skinny_gemm import SkinnyOperands
@@ -86,8 +94,7 @@ def _(
     g: Sequence[Array],
     input: Array,
     weights: Fp8Weights,
-    lora: LowRanks,
-    lora_hidden: Array,
+    lora: AppliedLowRanks,
     dynamic: bool,
     needs: frozenset[str],
 ) -> Gradients:
@@ -101,7 +108,7 @@ def _(
         dx = (broadcast_grad(xp, *whole, dynamic) + updates).reshape(input.shape)
     d_downs = [xp.matmul(h.T, x) for h in grad_hidden] if "downs" in needs else None
     ends = np.cumsum([len(d) for d in lora.downs])[:-1]
-    hiddens = xp.split(lora_hidden, ends.tolist(), axis=-1)
+    hiddens = xp.split(lora.lora_hidden, ends.tolist(), axis=-1)
     return dx, d_downs, [xp.matmul(r.T, h) for r, h in zip(rows, hiddens, strict=True)] if "ups" in needs else None
 
 
@@ -171,16 +178,10 @@ def _(
 
 @fp8_lora_linears.cuda_vjp("cublaslt", "input", "downs", "ups", when=(_alike, _storage))
 def _(
-    k: Launcher,
-    g: Sequence[Array],
-    input: Array,
-    weights: Fp8Weights,
-    lora: LowRanks,
-    lora_hidden: Array,
-    targets: GradTargets,
+    k: Launcher, g: Sequence[Array], input: Array, weights: Fp8Weights, lora: AppliedLowRanks, targets: GradTargets
 ) -> Gradients:
     weight = weights.decoded(k, input.dtype) if "input" in targets else k.stacked(weights.data)
-    return stacked_gradients(k, g, input, weight, lora, lora_hidden, targets)
+    return stacked_gradients(k, g, input, weight, lora, targets)
 
 
 @fp8_lora_linears.cuda("fp8", when=(_alike, _products))
@@ -197,20 +198,14 @@ def _(
     added = None if residual is None else residual.reshape(1, -1, out)
     k.matmul(hidden_parts, up.transpose(0, 2, 1), out=y_parts, plus=added)
     weight = stack.reshape(-1, width), factors.reshape(-1)
-    k.scaled_product(*encode(k, x), *weight, out=y, bias=bias, plus=y)
+    k.scaled_product(encode(k, x), weight, out=y, bias=bias, plus=y)
     shape = (*input.shape[:-1], out)
     return [y[:, i * out : (i + 1) * out].reshape(shape) for i in range(n)], lora_hidden
 
 
 @fp8_lora_linears.cuda_vjp("fp8", "input", "downs", "ups", when=(_alike, _products))
 def _(
-    k: Launcher,
-    g: Sequence[Array],
-    input: Array,
-    weights: Fp8Weights,
-    lora: LowRanks,
-    lora_hidden: Array,
-    targets: GradTargets,
+    k: Launcher, g: Sequence[Array], input: Array, weights: Fp8Weights, lora: AppliedLowRanks, targets: GradTargets
 ) -> Gradients:
     stack, factors, down, up = (k.stacked(what) for what in (weights.data, weights.scales, lora.downs, lora.ups))
     (n, out, width), rank = stack.shape, down.shape[1]
@@ -221,5 +216,5 @@ def _(
         weight = stack.reshape(-1, width), factors.reshape(-1)
         dx = fp8_product_to(k, flat, *weight, targets["input"])
         k.matmul(grad_hidden, down.reshape(-1, width), out=dx.reshape(-1, width), plus=dx.reshape(-1, width))
-    made = factor_gradients(k, SkinnyOperands(x, rows, grad_hidden, lora_hidden, rank), listed(targets, n))
+    made = factor_gradients(k, SkinnyOperands(x, rows, grad_hidden, lora.lora_hidden, rank), listed(targets, n))
     return dx, made.get("down"), made.get("up")

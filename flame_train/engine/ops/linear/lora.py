@@ -41,6 +41,13 @@ class LowRanks(Arguments):
     scale: float
 
 
+@dataclass(frozen=True, slots=True)
+class AppliedLowRanks(LowRanks):
+    """The updates, and the low-rank activations (rows, n rank) that they made of the input."""
+
+    lora_hidden: Array
+
+
 @primitive(aux=("lora_hidden",))
 def lora_linear(
     xp: Namespace,
@@ -229,25 +236,13 @@ Gradients = tuple[Array | None, list[Array] | None, list[Array] | None]
 
 @lora_linears.cuda_vjp("cublaslt", "input", "downs", "ups", when=_stack_condition)
 def _(
-    k: Launcher,
-    g: Sequence[Array],
-    input: Array,
-    weights: Sequence[Array],
-    lora: LowRanks,
-    lora_hidden: Array,
-    targets: GradTargets,
+    k: Launcher, g: Sequence[Array], input: Array, weights: Sequence[Array], lora: AppliedLowRanks, targets: GradTargets
 ) -> Gradients:
-    return stacked_gradients(k, g, input, k.stacked(weights), lora, lora_hidden, targets)
+    return stacked_gradients(k, g, input, k.stacked(weights), lora, targets)
 
 
 def stacked_gradients(
-    k: Launcher,
-    g: Sequence[Array],
-    input: Array,
-    weight: Array,
-    lora: LowRanks,
-    lora_hidden: Array,
-    targets: GradTargets,
+    k: Launcher, g: Sequence[Array], input: Array, weight: Array, lora: AppliedLowRanks, targets: GradTargets
 ) -> Gradients:
     """The gradients of input, downs and ups of `stacked_products`.
 
@@ -256,8 +251,7 @@ def stacked_gradients(
         g: the outputs' gradients, n of (..., out).
         input: the layers' input, (..., in).
         weight: their weights (n, out, in); only its shape is read if the input's gradient is not wanted.
-        lora: their updates.
-        lora_hidden: the low-rank activations (rows, n rank), as `stacked_products` returned them.
+        lora: their updates, with the activations as `stacked_products` returned them.
         targets: where the wanted gradients go.
     """
     down, up = k.stacked(lora.downs), k.stacked(lora.ups)
@@ -269,7 +263,7 @@ def stacked_gradients(
         dx, grad_hidden = k.lora_gemm(flat, *matrices, lora.scale, splits=n, **product_target(targets["input"]))
     else:
         dx, grad_hidden = None, lora_hidden_grad(k, rows, up, lora.scale)
-    made = factor_gradients(k, SkinnyOperands(x, rows, grad_hidden, lora_hidden, rank), listed(targets, n))
+    made = factor_gradients(k, SkinnyOperands(x, rows, grad_hidden, lora.lora_hidden, rank), listed(targets, n))
     return dx, made.get("down"), made.get("up")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -177,41 +177,33 @@ class _Reduced(Arguments):
         return g / self.total if self.reduction == "mean" else g if self.reduction == "sum" else xp.expand_dims(g, dim)
 
 
+@dataclass(frozen=True, slots=True)
+class _Smoothed(_Reduced):
+    """The same, of losses with smoothed labels."""
+
+    label_smoothing: float
+
+
 cross_entropy.grad_unsupported("weight")
 
 
 @cross_entropy.vjp("input")
 def _(
-    xp: Namespace,
-    g: Array,
-    input: Array,
-    classes: Classes,
-    softmax: Softmax,
-    weight_sum: Array,
-    by: _Reduced,
-    label_smoothing: float,
+    xp: Namespace, g: Array, input: Array, classes: Classes, softmax: Softmax, weight_sum: Array, by: _Smoothed
 ) -> Array:
-    factors, _ = _factors(xp, input, classes, label_smoothing)
+    factors, _ = _factors(xp, input, classes, by.label_smoothing)
     derivative = xp.exp(input - softmax.max_logit - softmax.log_sum) * weight_sum - factors
     if not is_float(classes.target.dtype):
-        by = _Reduced(_divisor(xp, by.total, classes), by.reduction)
+        by = replace(by, total=_divisor(xp, by.total, classes))
     return by.spread(xp, g, class_dim(input.shape)) * derivative
 
 
 @cross_entropy.vjp("target")
-def _(
-    xp: Namespace,
-    g: Array,
-    input: Array,
-    weight: Array | None,
-    softmax: Softmax,
-    by: _Reduced,
-    label_smoothing: float,
-) -> Array:
+def _(xp: Namespace, g: Array, input: Array, weight: Array | None, softmax: Softmax, by: _Smoothed) -> Array:
     dim = class_dim(input.shape)
     by_class = 1.0 if weight is None else weight.reshape(_along(input, dim))
     log_prob = input - softmax.max_logit - softmax.log_sum
-    return -by.spread(xp, g, dim) * (1.0 - label_smoothing) * by_class * log_prob
+    return -by.spread(xp, g, dim) * (1.0 - by.label_smoothing) * by_class * log_prob
 
 
 cross_entropy.samples(
@@ -296,19 +288,12 @@ def _(
 
 @cross_entropy.cuda_vjp("flame", "input", when=_no_entropy)
 def _(
-    k: Launcher,
-    g: Array,
-    input: Array,
-    classes: Classes,
-    softmax: Softmax,
-    weight_sum: Array,
-    by: _Reduced,
-    label_smoothing: float,
+    k: Launcher, g: Array, input: Array, classes: Classes, softmax: Softmax, weight_sum: Array, by: _Smoothed
 ) -> Array:
     x = Logits.of(k, input)
     operands = grad_operands(k, x, g, classes, by.total, by.reduction) | softmax.operands(x)
-    operands |= {"weight_sum": x.spread(weight_sum), "share": 1.0 - label_smoothing}
-    operands |= {"even": label_smoothing / x.x.shape[1]}
+    operands |= {"weight_sum": x.spread(weight_sum), "share": 1.0 - by.label_smoothing}
+    operands |= {"even": by.label_smoothing / x.x.shape[1]}
     by_index = not is_float(classes.target.dtype)
     part = "(target == index ? share : 0.f)" if by_index else "target * share"
     counts = "target != ignored" if by_index else "true"
@@ -318,11 +303,9 @@ def _(
 
 
 @cross_entropy.cuda_vjp("flame", "target", when=_no_entropy)
-def _(
-    k: Launcher, g: Array, input: Array, classes: Classes, softmax: Softmax, by: _Reduced, label_smoothing: float
-) -> Array:
+def _(k: Launcher, g: Array, input: Array, classes: Classes, softmax: Softmax, by: _Smoothed) -> Array:
     x = Logits.of(k, input)
     operands = grad_operands(k, x, g, classes, by.total, by.reduction) | softmax.operands(x)
-    operands |= {"share": 1.0 - label_smoothing}
+    operands |= {"share": 1.0 - by.label_smoothing}
     value = "-share * weight * (input - max_logit - log_sum) * (g / total)"
     return k.elementwise((value,), operands, (classes.target.dtype,), x.x.shape)[0].reshape(x.shape)

@@ -10,7 +10,7 @@ from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Table
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32, promote_floats
-from ...grad_target import FRESH, GradTarget, GradTargets
+from ...grad_target import FRESH, GradTargets
 from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...tensor import Tensor
@@ -91,22 +91,6 @@ def norm_rows(
     return y, rstd
 
 
-def norm_gradient_rows(
-    k: Launcher,
-    g: Array,
-    input: Array,
-    weight: Array | None,
-    rstd: Array,
-    angles: Angles,
-    dims: int = 1,
-    target: GradTarget = FRESH,
-) -> Array:
-    """The gradient to what `norm_rows` was given, in its shape, at `target`."""
-    made, _ = norm_gradients(k, g, input, weight, rstd, angles, {"input": target}, dims)
-    assert made is not None
-    return made
-
-
 def norm_gradients(
     k: Launcher,
     g: Array,
@@ -117,17 +101,24 @@ def norm_gradients(
     targets: GradTargets,
     dims: int = 1,
 ) -> tuple[Array | None, Array | None]:
-    """That gradient if "input" is among the targets, and the weight's if "weight" is."""
+    """The gradients to what `norm_rows` was given: the input's, in its shape, and the weight's.
+
+    Args:
+        k: launches kernels.
+        g: the gradient of the result, in input's shape.
+        input, weight, angles, dims: as `norm_rows` was given.
+        rstd: as it was returned, one a row.
+        targets: where "input" and "weight" go; what is not among them is None.
+    """
     tables, by = _weighted(k, weight)
     more, added, out = target_rows(k, targets.get("input", FRESH), dims)
-    within, beside = (
-        ("", by) if "weight" in targets or not angles else (by, "")
-    )  # kept once weighted where that will do
+    # `d` already has the weight where only the input's gradient reads it
+    within, outside = ("", by) if "weight" in targets or not angles else (by, "")
     steps = ["row t = g * sine", f"row d = (g * cosine - rotate_half(t)){within}"] if angles else []
     d, outputs = "d" if angles else "g", []
     if "input" in targets:
-        steps += [f"sum s = {d}{beside} * input", "let q = s * rstd * rstd / n"]
-        outputs += [f"rstd * ({d}{beside} - input * q){added}"]
+        steps += [f"sum s = {d}{outside} * input", "let q = s * rstd * rstd / n"]
+        outputs += [f"rstd * ({d}{outside} - input * q){added}"]
     rows = {"g": rows_at(k, g, dims), "input": rows_at(k, input, dims), **more}
     operands = Operands(rows, tables | angles, {"rstd": rstd.reshape(-1)})
     sums = {n: f"{d} * input * rstd" for n in ("weight",) if n in targets}
@@ -221,7 +212,7 @@ def _(k: Launcher, input: Array, cos: Array, sin: Array) -> Array:
 def _(k: Launcher, g: Array, input: Array, cos: Array, sin: Array, targets: GradTargets) -> Array:
     program = Program(("row t = g * sine",), ("g * cosine - rotate_half(t)",))
     operands = Operands({"g": rows_at(k, g)}, angle_rows(k, cos, sin, g.shape))
-    return row_program(k, program, operands, input.dtype, g.shape, out=targets["input"].buffer)
+    return row_program(k, program, operands, input.dtype, g.shape, 1, targets["input"].buffer)
 
 
 @rope.cuda_vjp("rows", "cos", when=_pairs)
@@ -232,7 +223,7 @@ def _(k: Launcher, g: Array, input: Array, cos_shape: Shape) -> Array:
 @rope.cuda_vjp("rows", "sin", when=_pairs)
 def _(k: Launcher, g: Array, input: Array, sin_shape: Shape) -> Array:
     program = Program(("row x = input",), ("g * rotate_half(x)",))
-    each = row_program(k, program, Operands({"g": rows_at(k, g), "input": rows_at(k, input)}), float32, g.shape)
+    each = row_program(k, program, Operands({"g": rows_at(k, g), "input": rows_at(k, input)}), float32, g.shape, 1)
     return broadcast_grad(k, "g", {"g": each}, sin_shape)
 
 

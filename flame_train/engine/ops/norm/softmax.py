@@ -71,11 +71,11 @@ _LOG_SOFTMAX_GRADIENT = Program(("sum d = g",), ("g - e_to(out) * d",))
 def _along_rows(op: Op, value: Program, slope: Program) -> None:
     @op.cuda("rows", when=_last)
     def _(k: Launcher, input: Array) -> Array:
-        return row_program(k, value, Operands({"input": rows_at(k, input)}), input.dtype, input.shape)
+        return row_program(k, value, Operands({"input": rows_at(k, input)}), input.dtype, input.shape, 1)
 
     @op.cuda_vjp("rows", "input", when=_last)
     def _(k: Launcher, g: Array, out: Array) -> Array:
-        return row_program(k, slope, Operands({"g": rows_at(k, g), "out": rows_at(k, out)}), g.dtype, g.shape)
+        return row_program(k, slope, Operands({"g": rows_at(k, g), "out": rows_at(k, out)}), g.dtype, g.shape, 1)
 
     op.perf_samples(sample((3, 4096), -1), sample((5, 7, 640), -1), sample((200, 77), -1))
 

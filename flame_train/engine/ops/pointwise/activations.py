@@ -8,7 +8,7 @@ from ....errors import ShapeError
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ...namespace import Namespace
-from ...op import ErrorSample, primitive, sample
+from ...op import ErrorSample, Op, primitive, sample
 from ...op_samples import Values, apart, of_one
 from ..common import special
 from ..common.conditions import floating
@@ -261,36 +261,29 @@ def _(xp: Namespace, g: Array, input: Array) -> Array:
     return xp.concatenate([g * gate * s, g * value * s * (1.0 + gate * (1.0 - s))], axis=-1)
 
 
-def gated(k: Launcher, input: Array, expression: str) -> Array:
-    """A gated unit's value, from an expression over `value` and `gate`."""
-    value, gate = halves(input, "gated unit")
-    return k.elementwise((expression,), {"value": value, "gate": gate}, (input.dtype,))[0]
+def gated_kernels(op: Op, activation: str) -> None:
+    """Declares the kernels of a gated unit, for an activation of `dtypes.cuh` that has a derivative there."""
+
+    def halved(input: Array) -> str:
+        return floating(input) if input.ndim and not input.shape[-1] % 2 else "arguments that are refused"
+
+    def forward(k: Launcher, input: Array) -> Array:
+        value, gate = halves(input, op.name)
+        return k.elementwise((f"value * {activation}(gate)",), {"value": value, "gate": gate}, (input.dtype,))[0]
+
+    def backward(k: Launcher, g: Array, input: Array) -> Array:
+        value, gate = halves(input, op.name)
+        expressions = f"g * {activation}(gate)", f"g * value * {activation}_derivative(gate)"
+        dinput = k.empty(input.shape, input.dtype)
+        operands = {"g": g, "value": value, "gate": gate}
+        k.elementwise(expressions, operands, (input.dtype,) * 2, out=halves(dinput, op.name))
+        return dinput
+
+    op.cuda("generated", when=halved)(forward)
+    op.cuda_vjp("generated", "input", when=halved)(backward)
 
 
-def gated_gradient(k: Launcher, g: Array, input: Array, of_value: str, of_gate: str) -> Array:
-    """A gated unit's gradient with respect to both halves, from expressions over `g`, `value` and `gate`."""
-    value, gate = halves(input, "gated unit")
-    dinput = k.empty(input.shape, input.dtype)
-    operands = {"g": g, "value": value, "gate": gate}
-    k.elementwise((of_value, of_gate), operands, (input.dtype,) * 2, out=halves(dinput, "gated unit"))
-    return dinput
-
-
-def halved(input: Array) -> str:
-    """Why the kernels cannot take a gated unit's input; "" if they can."""
-    return floating(input) if input.ndim and not input.shape[-1] % 2 else "arguments that are refused"
-
-
-@swiglu.cuda("generated", when=halved)
-def _(k: Launcher, input: Array) -> Array:
-    return gated(k, input, "value * silu(gate)")
-
-
-@swiglu.cuda_vjp("generated", "input", when=halved)
-def _(k: Launcher, g: Array, input: Array) -> Array:
-    return gated_gradient(k, g, input, "g * silu(gate)", "g * value * silu_derivative(gate)")
-
-
+gated_kernels(swiglu, "silu")
 swiglu.samples(sample((2, 3, 8)), sample((5, 2)), sample((0, 4)))
 swiglu.errors(
     ErrorSample(sample((2, 3)), ShapeError, "swiglu: expected an even last dim"),
