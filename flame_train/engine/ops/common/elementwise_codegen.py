@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...arguments import named
+from ...backend.cuda.codegen.expressions import expression
 from ...backend.cuda.codegen.kernel_ir import Reduction
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, float32, result_type
@@ -24,7 +25,7 @@ from .row_kernels import extent, reduce
 
 def elementwise_kernel(
     op: Op,
-    forward: str,
+    forward: str = "",
     *,
     when: Callable[..., bool | str] | None = None,
     result: DType | None = None,
@@ -32,6 +33,8 @@ def elementwise_kernel(
     **gradients: str,
 ) -> None:
     """Declares a generated kernel for `op`, by the expression `forward`, and for the gradients named.
+
+    Without an expression they are those that the reference and the formulas compute.
 
     - `when`: a further condition, a function of any of the op's arguments.
     - `result`: the output's dtype; by default that of the operands.
@@ -41,10 +44,13 @@ def elementwise_kernel(
     or added to another.
     """
     defaults = dict(missing or {})
+    if not forward:
+        forward = expression(op.fn, op.names)
+        gradients = {f.args[0]: expression(f.fn, ("g", *f.names)) for f in op.formulas}
     condition = (_floating(op), *([when] if when else []))
     op.cuda("generated", when=condition)(_forward(op, forward, result, defaults))
-    for arg, expression in gradients.items():
-        op.cuda_vjp("generated", arg, when=condition)(_gradient(op, arg, expression, defaults))
+    for arg, text in gradients.items():
+        op.cuda_vjp("generated", arg, when=condition)(_gradient(op, arg, text, defaults))
 
 
 def _floating(op: Op) -> Callable[..., str]:
