@@ -12,7 +12,7 @@ Eight rules hold everywhere, so that no op has to implement them:
   `<input>_shape` where the shape alone will do. A formula that is not needed saves nothing.
 - References see fp32 or fp64: narrower floats are raised before and rounded once after. Ops that only move
   data (`data_movement=True`) opt out.
-- Integers and booleans are raised to the dtype of the floats beside them, or to fp32, unless the op or the argument is
+- Integers and booleans are raised to the dtype of the other floats, or to fp32, unless the op or the argument is
   declared to take them as they are (`accepts_integers`), or the argument has no gradient by nature
   (`non_differentiable`).
 - Gradients are summed down to a broadcast input's shape, and cast to its dtype, in the backward pass.
@@ -65,18 +65,18 @@ class Argument:
 
 
 class Guard:
-    """What a kernel demands of its inputs: functions of some of the op's arguments each, asked in turn."""
+    """What a kernel demands of its inputs: conditions over some of the op's arguments each, checked in turn."""
 
-    __slots__ = ("_asks", "names")
+    __slots__ = ("_conditions", "names")
 
     def __init__(self, *asks: When) -> None:
-        self._asks = [(ask, tuple(inspect.signature(ask).parameters)) for ask in map(spread, asks)]
-        self.names = frozenset(n for _, names in self._asks for n in names)
+        self._conditions = [(ask, tuple(inspect.signature(ask).parameters)) for ask in map(spread, asks)]
+        self.names = frozenset(n for _, names in self._conditions for n in names)
 
     def rejection(self, arrays: Mapping[str, Any]) -> str:
         """Why the kernel cannot take `arrays`, the op's arguments by name; "" if it can."""
-        for ask, names in self._asks:
-            verdict = ask(*[arrays[n] for n in names])
+        for condition, names in self._conditions:
+            verdict = condition(*[arrays[n] for n in names])
             reason = verdict if isinstance(verdict, str) else "" if verdict else "declined by its condition"
             if reason:
                 return reason

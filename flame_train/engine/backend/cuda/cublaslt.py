@@ -297,9 +297,9 @@ class CublasLt:
         """The heuristic's choices, best first, at most `most`. Raises NoAlgorithm if there are none."""
         preference = self._new(self._lib.cublasLtMatmulPreferenceCreate)
         setter = self._lib.cublasLtMatmulPreferenceSetAttribute
-        room, reductions = ctypes.c_uint64(_WORKSPACE_BYTES), ctypes.c_uint32(_IN_FULL)
+        limit, reductions = ctypes.c_uint64(_WORKSPACE_BYTES), ctypes.c_uint32(_IN_FULL)
         alignment = ctypes.c_uint32(plan.problem.alignment)
-        self._check(setter(preference, _MAX_WORKSPACE, ctypes.byref(room), 8), "workspace")
+        self._check(setter(preference, _MAX_WORKSPACE, ctypes.byref(limit), 8), "workspace")
         self._check(setter(preference, _REDUCTIONS, ctypes.byref(reductions), 4), "reductions")
         for attribute in _MIN_ALIGNMENT:
             self._check(setter(preference, attribute, ctypes.byref(alignment), 4), "alignment")

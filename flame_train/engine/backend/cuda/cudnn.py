@@ -265,8 +265,8 @@ class CuDnn:
         if not usable:
             raise RuntimeError("none of the heuristic's can be built")
         needed = max(graph.get_workspace_size_plan_at_index(i) for i in usable)
-        room, pointers = self._cupy.empty(max(1, needed), "uint8"), plan.pointers(arrays)
-        run = partial(graph.execute_plan_at_index, pointers, room.data.ptr, handle=self._handle)
+        workspace, pointers = self._cupy.empty(max(1, needed), "uint8"), plan.pointers(arrays)
+        run = partial(graph.execute_plan_at_index, pointers, workspace.data.ptr, handle=self._handle)
         return usable[self._autotuner.fastest([partial(run, index=i) for i in usable])]
 
     def _restored(self, key: tuple[Any, ...], kept: bytes | None) -> _Plan | None:

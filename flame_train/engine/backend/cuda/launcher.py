@@ -344,12 +344,12 @@ class Launcher:
         """
         a = self.mergeable_rows(a)
         rows = a.reshape(-1, a.shape[-1])
-        low = self.empty((len(rows), thin.shape[1] * splits), a.dtype)
+        hidden = self.empty((len(rows), thin.shape[1] * splits), a.dtype)
         out, flat, added = self._target(a, b.shape[1], plus, out)
-        x = Operands(rows, b, low, b2, flat, parts, bias, added, thin, scale, splits)
+        x = Operands(rows, b, hidden, b2, flat, parts, bias, added, thin, scale, splits)
         if not self.dual_gemms.made(x, self._thin_first):
             self._thin_first(x)
-        return out, low
+        return out, hidden
 
     def _target(self, a: Array, n: int, plus: Array | None, out: Array | None) -> tuple[Array, Array, Array | None]:
         """The result (..., n) of a product with rows of `a`, new unless given; it and `plus` as matrices."""
@@ -365,8 +365,8 @@ class Launcher:
         if x.splits == 1:
             self.matmul(x.a, x.thin, out=x.a2, alpha=x.scale)
         else:
-            a, low = (y.reshape(len(y), x.splits, -1).transpose(1, 0, 2) for y in (x.a, x.a2))
-            self.matmul(a, x.thin.reshape(x.splits, -1, x.thin.shape[1]), out=low, alpha=x.scale)
+            a, hidden = (y.reshape(len(y), x.splits, -1).transpose(1, 0, 2) for y in (x.a, x.a2))
+            self.matmul(a, x.thin.reshape(x.splits, -1, x.thin.shape[1]), out=hidden, alpha=x.scale)
         self.dual_gemm(x.a, x.b, x.a2, x.b2, parts=x.parts, bias=x.bias, plus=x.plus, out=x.out)
 
     def _separately(self, x: Operands) -> None:

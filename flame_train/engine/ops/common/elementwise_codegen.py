@@ -1,4 +1,4 @@
-"""Elementwise kernels from expressions: one line beside an op declares a kernel for it and for each of its gradients.
+"""Elementwise kernels from expressions: one line below an op declares a kernel for it and for each of its gradients.
 
 An expression is C over the names of the op's arguments, `g`, `out` and the functions of `dtypes.cuh`. It is compiled
 for the dtypes and memory layouts that occur. Precision is that of references: fp32 inside, rounded once.

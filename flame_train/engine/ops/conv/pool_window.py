@@ -60,8 +60,8 @@ class Window:
 
     def _out(self, i: int) -> int:
         n, p, s = self.size[i], self.padding[i], self.stride[i]
-        room = n + 2 * p - self.dilation[i] * (self.kernel[i] - 1) - 1
-        count = (-(-room // s) if self.ceil else room // s) + 1
+        span = n + 2 * p - self.dilation[i] * (self.kernel[i] - 1) - 1
+        count = (-(-span // s) if self.ceil else span // s) + 1
         beyond = (count - 1) * s >= n + p  # the last window would start in the padding at the end
         return count - 1 if self.ceil and beyond else count
 

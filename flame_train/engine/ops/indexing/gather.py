@@ -59,8 +59,8 @@ def take_along_dim(xp: Namespace, input: Array, indices: Array, dim: int | None 
         return input.reshape(-1)[indices.reshape(-1)]
     _check_index("take_along_dim", input, indices)
     along = axis(dim, input.ndim, "take_along_dim")
-    beside = [(*s[:along], 1, *s[along + 1 :]) for s in (indices.shape, input.shape)]
-    np.broadcast_shapes(*beside)  # a ValueError, where NumPy's indexing would raise an IndexError
+    others = [(*s[:along], 1, *s[along + 1 :]) for s in (indices.shape, input.shape)]
+    np.broadcast_shapes(*others)  # a ValueError, where NumPy's indexing would raise an IndexError
     size = input.shape[along] if input.ndim else 1
     check_within(xp, "take_along_dim", indices, size, -size)
     return xp.take_along_axis(input, indices, axis=along)

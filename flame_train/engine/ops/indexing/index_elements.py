@@ -21,7 +21,7 @@ def no_elements_by_index(input: Array, dim: int, index: Array) -> str:
         return "arguments that are refused, or other indices than int32 and int64"
     d = dim % input.ndim
     if input.shape[:d] != index.shape[:d] or input.shape[d + 1 :] != index.shape[d + 1 :]:
-        return "index has another shape beside dim"
+        return "index has another shape in a dim other than"
     steps = index.size * min(input.shape[d], index.shape[d])
     if 0 in (input.size, index.size) or max(steps, input.size, index.size) > _STEPS - _THREADS:
         return "nothing to take, or too much"

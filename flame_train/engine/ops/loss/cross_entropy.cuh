@@ -25,7 +25,7 @@ struct Classes {
     max_logit = fmaxf(max_logit, to);
     if (any) sum *= e_to(before - base());
   }
-  template <int N> __device__ __forceinline__ void take(const float (&x)[N], const float (&factor)[N], float pivot) {
+  template <int N> __device__ __forceinline__ void accumulate(const float (&x)[N], const float (&factor)[N], float pivot) {
     float largest = x[0];
 #pragma unroll
     for (int i = 1; i < N; i++) largest = fmaxf(largest, x[i]);
@@ -36,7 +36,7 @@ struct Classes {
       if (SPREAD && factor[i] != 0.f) weight_sum += factor[i], product += factor[i] * (x[i] - pivot);
     }
   }
-  __device__ __forceinline__ void join(Classes other) {
+  __device__ __forceinline__ void merge(Classes other) {
     raise(other.max_logit);
     other.raise(max_logit);
     sum += other.sum, weight_sum += other.weight_sum, product += other.product;
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) entropy_rows(
   const bool live = row < rows;
   const long long begin = (long long)(live ? row : 0) * classes;
   const float pivot = pivot_of(x[begin]), share = 1.f - smoothing, even = smoothing / classes;
-  Classes own = Classes::none();
+  Classes partial = Classes::none();
   if (live)
 #pragma unroll 4
     for (int c = lane * WIDTH; c < classes; c += THREADS * WIDTH) {
@@ -97,16 +97,16 @@ extern "C" __global__ void __launch_bounds__(BLOCK) entropy_rows(
         v[i] = to_float(q.e[i]);
         if (SPREAD) factor[i] = factor_of(probs, weight, begin + c + i, c + i, share, even);
       }
-      own.take(v, factor, pivot);
+      partial.accumulate(v, factor, pivot);
     }
   __shared__ float shared[4][32];
   Classes all = Classes::none();
-  all.max_logit = of_all<Max, THREADS>(own.max_logit, shared[0]);
-  own.raise(all.max_logit);
-  all.sum = of_all<Sum, THREADS>(own.sum, shared[1]);
+  all.max_logit = of_all<Max, THREADS>(partial.max_logit, shared[0]);
+  partial.raise(all.max_logit);
+  all.sum = of_all<Sum, THREADS>(partial.sum, shared[1]);
   if (SPREAD) {
-    all.weight_sum = of_all<Sum, THREADS>(own.weight_sum, shared[2]);
-    all.product = of_all<Sum, THREADS>(own.product, shared[3]);
+    all.weight_sum = of_all<Sum, THREADS>(partial.weight_sum, shared[2]);
+    all.product = of_all<Sum, THREADS>(partial.product, shared[3]);
   }
   const Out out = {max_logit, log_sum, weight_sum, loss, loss_weight};
   if (live && lane == 0) finish(all, x + begin, target, weight, out, row, classes, 1, share, ignored);
@@ -122,10 +122,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK) entropy_columns(
   const bool live = mine < inner;
   const long long begin = (long long)outer * classes * inner + (live ? mine : 0);
   const float share = 1.f - smoothing, even = smoothing / classes;
-  Classes own[WIDTH];
+  Classes partial[WIDTH];
   float pivot[WIDTH];
 #pragma unroll
-  for (int i = 0; i < WIDTH; i++) own[i] = Classes::none(), pivot[i] = pivot_of(x[begin + i]);
+  for (int i = 0; i < WIDTH; i++) partial[i] = Classes::none(), pivot[i] = pivot_of(x[begin + i]);
   if (live)
     for (int c = y; c < classes; c += LANES * UNROLL) {
       Packet<T, WIDTH> q[UNROLL];
@@ -143,17 +143,17 @@ extern "C" __global__ void __launch_bounds__(BLOCK) entropy_columns(
           if (SPREAD && at < classes)
             factor[j] = factor_of(probs, weight, begin + (long long)at * inner + i, at, share, even);
         }
-        own[i].take(v, factor, pivot[i]);
+        partial[i].accumulate(v, factor, pivot[i]);
       }
     }
   __shared__ Classes shared[LANES][TILE];
 #pragma unroll
-  for (int i = 0; i < WIDTH; i++) shared[y][threadIdx.x % THREADS * WIDTH + i] = own[i];
+  for (int i = 0; i < WIDTH; i++) shared[y][threadIdx.x % THREADS * WIDTH + i] = partial[i];
   __syncthreads();
   const Out out = {max_logit, log_sum, weight_sum, loss, loss_weight};
   for (int t = threadIdx.x; t < TILE && tile + t < inner; t += BLOCK) {
     Classes all = shared[0][t];
-    for (int k = 1; k < LANES; k++) all.join(shared[k][t]);
+    for (int k = 1; k < LANES; k++) all.merge(shared[k][t]);
     const T* first = x + (long long)outer * classes * inner + tile + t;
     finish(all, first, target, weight, out, (long long)outer * inner + tile + t, classes, inner, share, ignored);
   }

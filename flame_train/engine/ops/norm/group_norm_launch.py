@@ -38,10 +38,10 @@ class Plan:
         wanted = max(1, min(k.multiprocessors // images, _PARTS // groups, pixels // (_LEAST * rows)))
         each = -(-pixels // (wanted * rows))  # pixels to a thread
         self.threads, self.grid = vec * rows, (-(-pixels // (each * rows)), images)
-        beside, packets = _SUMS + _TURNS * adds, 8 * itemsize * arrays
-        most = min(each, (k.shared_bytes // self.threads - beside) // packets)
-        self.shared = self.threads * (beside + most * packets)
-        self.room = (k.empty((batch, self.grid[0], groups, 2), float32), k.barriers)
+        fixed, packets = _SUMS + _TURNS * adds, 8 * itemsize * arrays
+        most = min(each, (k.shared_bytes // self.threads - fixed) // packets)
+        self.shared = self.threads * (fixed + most * packets)
+        self.workspace = (k.empty((batch, self.grid[0], groups, 2), float32), k.barriers)
         self.sizes = tuple(np.int32(n) for n in (batch, pixels, channels))
         self.cut = tuple(np.int32(n) for n in (groups, each * rows, most))
 
@@ -49,7 +49,7 @@ class Plan:
         self, k: Launcher, kernel: str, dtype: DType, args: Sequence[Any], split: int, *numbers: np.generic
     ) -> None:
         sizes = (*self.sizes, np.int32(split), *self.cut)
-        args = (*args, *self.room, *sizes, *numbers)
+        args = (*args, *self.workspace, *sizes, *numbers)
         resident = self.grid[0] > 1
         k.launch(_FILE, kernel, dtype, self.grid, self.threads, args, self.shared, cooperative=resident)
 
@@ -65,8 +65,8 @@ class Given:
     @property
     def shape(self) -> Shape:
         """The shape (..., C1 + C2) of input and other side by side."""
-        beside = 0 if self.other is None else self.other.shape[-1]
-        return *self.input.shape[:-1], self.input.shape[-1] + beside
+        added = 0 if self.other is None else self.other.shape[-1]
+        return *self.input.shape[:-1], self.input.shape[-1] + added
 
     def arrays(self, k: Launcher) -> tuple[Any, ...]:
         """All three as the kernels take them: dense, or null pointers."""

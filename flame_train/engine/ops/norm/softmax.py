@@ -92,9 +92,9 @@ def logsumexp(xp: Namespace, input: Array, dim: Dims, keepdim: bool = False) -> 
     """log(sum(exp(input))) over dim, computed from input - max(input)"""
     dims = axes(dim, input.ndim, "logsumexp")
     kept = [1 if i in dims else n for i, n in enumerate(input.shape)]
-    top = xp.max(input, axis=dims, keepdims=True) if input.size else xp.zeros(kept, input.dtype)
-    top = xp.where(xp.isfinite(top), top, 0.0)
-    total = xp.log(accurate_sum(xp.sum, xp.exp(input - top), dims, True)) + top
+    row_max = xp.max(input, axis=dims, keepdims=True) if input.size else xp.zeros(kept, input.dtype)
+    row_max = xp.where(xp.isfinite(row_max), row_max, 0.0)
+    total = xp.log(accurate_sum(xp.sum, xp.exp(input - row_max), dims, True)) + row_max
     return total if keepdim else xp.squeeze(total, dims)
 
 
@@ -118,7 +118,7 @@ def _last_dims(input: Array, dim: Dims) -> str:
 def _(k: Launcher, input: Array, dim: Dims, keepdim: bool) -> Array:
     dims = axes(dim, input.ndim, "logsumexp")
     program = Program(
-        ("max top = input", "let m = fabsf(top) < INFINITE ? top : 0.f", "sum s = e_to(input - m)"),
+        ("max row_max = input", "let m = fabsf(row_max) < INFINITE ? row_max : 0.f", "sum s = e_to(input - m)"),
         (),
         ("logf(s) + m",),
     )

@@ -9,7 +9,10 @@ from ..tuning import SM_90, Tuning
 _WARP = 32
 _SHORT = 128  # threads to a block whose rows take a warp or less each
 _BLOCK = 256  # threads to a block that goes through many rows
-_OTHERS, _PACKET = 32, 12  # registers of a thread beside totals, and for 16 bytes that it loads: as loaded, and in fp32
+_OTHERS, _PACKET = (
+    32,
+    12,
+)  # registers of a thread that hold no totals, and those of 16 bytes that it loads: as loaded, and in fp32
 _REGISTERS, _MOST, _SHARED = 1 << 16, 2048, 40 << 10  # registers and threads of a multiprocessor, bytes of a block
 _STAGED_ROWS = 8  # to a block: of two bytes an element and more, they are whole packets of 16 bytes at any length
 _STAGED_PACKETS = 16  # of one operand to a thread
