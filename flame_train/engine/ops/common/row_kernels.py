@@ -48,6 +48,18 @@ def row_program(
     """The result of a program with one output, in `shape`, whose last `dims` dims are a row.
 
     It is written to `out` if that is given and its rows are dense.
+
+    Args:
+        k: launches kernels.
+        program: with one output.
+        operands: what it reads.
+        dtype: the dtype of the result.
+        shape: the shape of the result.
+        dims: the number of last dims that make a row.
+        out: an array for the result, or None.
+
+    Returns:
+        The result.
     """
     if out is not None and _dense_rows(out, dims):
         k.rows(program, operands, (dtype,), (_as_rows(out, dims),))
@@ -70,6 +82,20 @@ def row_program_with_sums(
 
     The result is None if the program has no output. Groups are of equal length and follow one another. Sums are of the
     dtype `summed`, or in fp32.
+
+    Args:
+        k: launches kernels.
+        program: with one output, or none.
+        sums: expressions to sum.
+        operands: what both read.
+        like: has the result's shape and dtype.
+        dims: the number of last dims that make a row.
+        out: an array for the result, or None.
+        groups: how many groups of rows have sums of their own.
+        summed: the sums' dtype.
+
+    Returns:
+        The result, and the sums.
     """
     if not sums:
         return row_program(k, program, operands, like.dtype, like.shape, dims, out), []

@@ -35,6 +35,17 @@ def steps(weight_shape: Shape, stride: Pair, padding: Padding, dilation: Pair, o
 
     Raises ShapeError for a stride or dilation below 1 or a padding below 0, and for "same" padding that would have to
     be uneven.
+
+    Args:
+        weight_shape: (out, in / groups, kh, kw).
+        stride, padding, dilation: pixels, one number or (h, w); padding may be "same" or "valid".
+        op: the name in messages.
+
+    Returns:
+        (h, w) of each.
+
+    Raises:
+        ShapeError: a stride or dilation below 1, a padding below 0, or "same" padding that would be uneven.
     """
     s, d = pair(stride), pair(dilation)
     if min(*s, *d) < 1:
@@ -91,7 +102,15 @@ def from_nhwc(xp: Namespace, y: Array, layout: str) -> Array:
 
 
 def out_size(n: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """The length of a convolution's output along one axis."""
+    """The length of a convolution's output along one axis.
+
+    Args:
+        n, kernel: pixels of image and kernel along the axis.
+        stride, padding, dilation: as in `Steps`, along the axis.
+
+    Returns:
+        Pixels of the output.
+    """
     return (n + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
@@ -104,21 +123,51 @@ def _framed(xp: Namespace, x: Array, p: Size) -> Array:
 
 
 def _row_blocks(batch: int, oh: int, ow: int, width: int, itemsize: int) -> Iterator[tuple[int, int]]:
-    """Ranges of output rows whose patches fit the block size."""
+    """Ranges of output rows whose patches fit the block size.
+
+    Args:
+        batch, oh, ow: the output's sizes.
+        width: elements of a patch.
+        itemsize: bytes of an element.
+
+    Returns:
+        [start, stop) of output rows.
+    """
     row = max(1, batch * ow * width * itemsize)
     step = max(1, _PATCH_BYTES // row)
     return ((r, min(r + step, oh)) for r in range(0, oh, step))
 
 
 def _patches(xp: Namespace, padded: Array, r0: int, r1: int, ow: int, kernel: Size, by: Steps) -> Array:
-    """The patches under output rows [r0, r1) as (B, rows, ow, kh, kw, C), copied."""
+    """The patches under output rows [r0, r1) as (B, rows, ow, kh, kw, C), copied.
+
+    Args:
+        xp: the array namespace.
+        padded: the padded image (B, H, W, C).
+        r0, r1: the output rows.
+        ow: the output's width.
+        kernel: (kh, kw).
+        by: the kernel's steps.
+
+    Returns:
+        (B, r1 - r0, ow, kh, kw, C).
+    """
     rows = [_under(r0, r1, i, by.stride[0], by.dilation[0]) for i in range(kernel[0])]
     columns = [_under(0, ow, j, by.stride[1], by.dilation[1]) for j in range(kernel[1])]
     return xp.stack([padded[:, r, c] for r in rows for c in columns], axis=3)
 
 
 def _under(first: int, stop: int, tap: int, stride: int, dilation: int) -> slice:
-    """The padded input's rows, or columns, that a tap of the kernel reads for outputs [first, stop)."""
+    """The padded input's rows, or columns, that a tap of the kernel reads for outputs [first, stop).
+
+    Args:
+        first, stop: the outputs.
+        tap: the index in the kernel.
+        stride, dilation: in pixels.
+
+    Returns:
+        The slice of the padded input.
+    """
     return slice(first * stride + tap * dilation, (stop - 1) * stride + tap * dilation + 1, stride)
 
 
@@ -147,7 +196,20 @@ def conv2d(
     groups: int = 1,
     layout: str = "NCHW",
 ) -> Array:
-    """Cross-correlation of input with weight (out, in / groups, kh, kw), plus bias"""
+    """Cross-correlation of input with weight (out, in / groups, kh, kw), plus bias
+
+    Args:
+        xp: the array namespace.
+        input: (B, in, H, W), or (B, H, W, in) in NHWC.
+        weight: (out, in / groups, kh, kw).
+        bias: (out,), or None.
+        stride, padding, dilation: pixels, one number or (h, w); padding may be "same" or "valid".
+        groups: groups of channels that do not mix.
+        layout: "NCHW" or "NHWC".
+
+    Returns:
+        (B, out, oh, ow), or (B, oh, ow, out).
+    """
     check_conv2d(input, weight, groups, layout)
     check_bias("conv2d", bias, weight.shape[0])
     x = to_nhwc(input, layout)
@@ -205,7 +267,18 @@ def check_bias(op: str, bias: Array | None, channels: int) -> None:
 
 
 def input_gradient(xp: Namespace, g: Array, input_shape: Shape, weight: Array, conv: Conv) -> Array:
-    """The gradient of conv2d with respect to its input; also what conv_transpose2d computes."""
+    """The gradient of conv2d with respect to its input; also what conv_transpose2d computes.
+
+    Args:
+        xp: the array namespace.
+        g: (B, out, oh, ow), or (B, oh, ow, out) in NHWC.
+        input_shape: the input's shape.
+        weight: (out, in / groups, kh, kw).
+        conv: the convolution's other arguments.
+
+    Returns:
+        An array of `input_shape`.
+    """
     g = to_nhwc(g, conv.layout)
     by = s, p, d = conv.steps(weight.shape)
     out_ch, in_ch, kh, kw = weight.shape
@@ -227,7 +300,18 @@ def input_gradient(xp: Namespace, g: Array, input_shape: Shape, weight: Array, c
 
 
 def weight_gradient(xp: Namespace, g: Array, input: Array, weight_shape: Shape, conv: Conv) -> Array:
-    """The gradient of conv2d with respect to its weight."""
+    """The gradient of conv2d with respect to its weight.
+
+    Args:
+        xp: the array namespace.
+        g: (B, out, oh, ow), or (B, oh, ow, out) in NHWC.
+        input: (B, in, H, W), or (B, H, W, in).
+        weight_shape: (out, in / groups, kh, kw).
+        conv: the convolution's other arguments.
+
+    Returns:
+        An array of `weight_shape`.
+    """
     g, x = to_nhwc(g, conv.layout), to_nhwc(input, conv.layout)
     by = conv.steps(weight_shape)
     out_ch, in_ch, kh, kw = weight_shape

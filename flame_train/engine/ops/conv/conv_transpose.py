@@ -24,7 +24,21 @@ def conv_transpose2d(
     dilation: Pair = 1,
     layout: str = "NCHW",
 ) -> Array:
-    """conv2d's gradient with respect to its input, as an op; weight is (in, out / groups, kh, kw)"""
+    """conv2d's gradient with respect to its input, as an op; weight is (in, out / groups, kh, kw)
+
+    Args:
+        xp: the array namespace.
+        input: (B, in, H, W), or (B, H, W, in) in NHWC.
+        weight: (in, out / groups, kh, kw).
+        bias: (out,), or None.
+        stride, padding, dilation: of the convolution whose gradient this is; one number or (h, w).
+        output_padding: pixels added to the output at its ends.
+        groups: groups of channels that do not mix.
+        layout: "NCHW" or "NHWC".
+
+    Returns:
+        (B, out, oh, ow), or (B, oh, ow, out).
+    """
     conv = Conv(stride, padding, dilation, groups, layout)
     shape = _out_shape(input, weight, output_padding, conv)
     check_bias("conv_transpose2d", bias, weight.shape[1] * groups)
@@ -100,7 +114,21 @@ def conv1d(
     dilation: int | tuple[int] = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Cross-correlation of input (B, in, L) with weight (out, in / groups, k), plus bias"""
+    """Cross-correlation of input (B, in, L) with weight (out, in / groups, k), plus bias
+
+    Args:
+        input: (B, in, L).
+        weight: (out, in / groups, k).
+        bias: (out,), or None.
+        stride, padding, dilation: elements; padding may be "same" or "valid".
+        groups: groups of channels that do not mix.
+
+    Returns:
+        (B, out, length).
+
+    Raises:
+        ShapeError: an input or a weight that is not 3-D, or numbers out of range.
+    """
     if input.ndim != 3 or weight.ndim != 3:
         raise ShapeError(
             f"conv1d: expected input (B, in, L) and weight (out, in, k), got {input.shape}, {weight.shape}"

@@ -73,7 +73,21 @@ def max_pool2d_with_indices(
     ceil_mode: bool = False,
     layout: str = "NCHW",
 ) -> tuple[tuple[Array, Array], Array]:
-    """The largest value in each window, and its place in the image counted along rows"""
+    """The largest value in each window, and its place in the image counted along rows
+
+    Args:
+        xp: the array namespace.
+        input: (B, C, H, W), or (B, H, W, C) in NHWC.
+        kernel_size: the window's height and width, or one number for both.
+        stride: pixels between windows; None: the window's size.
+        padding: pixels around the image.
+        dilation: pixels between the kernel's elements.
+        ceil_mode: whether a window that begins inside and ends outside counts.
+        layout: "NCHW" or "NHWC".
+
+    Returns:
+        The values and the indices, int64, (B, C, oh, ow) or (B, oh, ow, C); and the indices again.
+    """
     window = MaxPool(kernel_size, stride, padding, ceil_mode, layout, dilation).window(input.shape)
     padded = window.padded(xp, to_nhwc(input, layout), -math.inf)
     shape = (padded.shape[0], *window.out, padded.shape[3])
@@ -122,7 +136,21 @@ def max_pool2d(
     return_indices: bool = False,
     layout: str = "NCHW",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The largest value in each window; with return_indices also its place in the image counted along rows"""
+    """The largest value in each window; with return_indices also its place in the image counted along rows
+
+    Args:
+        input: (B, C, H, W), or (B, H, W, C) in NHWC.
+        kernel_size: the window's height and width, or one number for both.
+        stride: pixels between windows; None: the window's size.
+        padding: pixels around the image.
+        dilation: pixels between the kernel's elements.
+        ceil_mode: whether a window that begins inside and ends outside counts.
+        return_indices: whether to return the indices, too.
+        layout: "NCHW" or "NHWC".
+
+    Returns:
+        The values (B, C, oh, ow) or (B, oh, ow, C), or these and their indices, int64.
+    """
     both = max_pool2d_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode, layout)
     return both if return_indices else both[0]
 
@@ -143,7 +171,22 @@ def avg_pool2d(
     divisor_override: int | None = None,
     layout: str = "NCHW",
 ) -> Array:
-    """The mean of each window; the zeros of the padding count unless count_include_pad is False"""
+    """The mean of each window; the zeros of the padding count unless count_include_pad is False
+
+    Args:
+        xp: the array namespace.
+        input: (B, C, H, W), or (B, H, W, C) in NHWC.
+        kernel_size: the window's height and width, or one number for both.
+        stride: pixels between windows; None: the window's size.
+        padding: pixels around the image.
+        ceil_mode: whether a window that begins inside and ends outside counts.
+        count_include_pad: whether padding counts.
+        divisor_override: what sums are divided by in place of their count.
+        layout: "NCHW" or "NHWC".
+
+    Returns:
+        (B, C, oh, ow), or (B, oh, ow, C).
+    """
     pool = AvgPool(kernel_size, stride, padding, ceil_mode, layout, count_include_pad, divisor_override)
     window = pool.window(input.shape)
     padded = window.padded(xp, to_nhwc(input, layout), 0.0)

@@ -45,6 +45,19 @@ def timestep_embedding(
 
     Computed in fp32 from fp32 frequencies, as the reference implementations do, and returned as `dtype`. The
     frequencies are rounded from fp64, so that every device has the same: at t = 999 their last bit shows.
+
+    Args:
+        xp: the array namespace.
+        timesteps: (B,).
+        dim: the width of the embedding, even.
+        max_period: the longest wavelength, in timesteps over 2 pi.
+        dtype: the dtype of the result.
+
+    Returns:
+        (B, dim).
+
+    Raises:
+        ShapeError: an odd dim.
     """
     if dim % 2:
         raise ShapeError(f"timestep_embedding: expected an even dim, for as many cosines as sines, got {dim}")

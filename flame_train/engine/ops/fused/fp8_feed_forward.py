@@ -46,6 +46,19 @@ def fp8_feed_forward(
     """fp8_linear(gelu(fp8_linear(input, data1, scales1, bias1), approximate="tanh"), data2, scales2, bias2)
 
     With `dynamic` both take rounded rows, see `fp8_linear`.
+
+    Args:
+        input: (..., in).
+        data1: e4m3, uint8 (hidden, in).
+        scales1: uint32 (hidden,).
+        bias1: (hidden,), or None.
+        data2: e4m3, uint8 (out, hidden).
+        scales2: uint32 (out,).
+        bias2: (out,), or None.
+        dynamic: whether rows are rounded to e4m3 too.
+
+    Returns:
+        (..., out).
     """
     hidden = fp8_linear(input, data1, scales1, bias1, dynamic=dynamic)
     return fp8_linear(gelu(hidden, approximate="tanh"), data2, scales2, bias2, dynamic=dynamic)

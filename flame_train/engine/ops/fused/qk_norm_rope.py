@@ -34,6 +34,20 @@ def cat_rms_norm(
 
     Each is normalised over its last dim with the weight of its stream; without cos and sin nothing is rotated. Their
     dtype may be wider than that of tensors and weights, which is the result's.
+
+    Args:
+        tensors: n of (..., L, ..., C).
+        weights: n of (C,).
+        cos, sin: angles that broadcast to the result, or None.
+        dim: the dim along which they are joined.
+        eps: is added to a variance, or to a mean square.
+
+    Returns:
+        The joined tensor.
+
+    Raises:
+        ShapeError: lengths or shapes do not fit.
+        ValueError: one of cos and sin alone.
     """
     if len(tensors) != len(weights):
         raise ShapeError(f"cat_rms_norm: {len(tensors)} tensors and {len(weights)} weights do not pair up")

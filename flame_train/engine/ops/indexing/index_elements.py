@@ -43,6 +43,17 @@ def element_sums(k: Launcher, values: Array, dim: int, index: Array, shape: Shap
 
     For each line along `dim` either its elements search for the indices that name them, or its indices for equal ones,
     whichever are fewer.
+
+    Args:
+        k: launches kernels.
+        values: in index's shape.
+        dim: the dim that is indexed.
+        index: int32 or int64.
+        shape: the shape of the result.
+        base: what sums are added to, or None.
+
+    Returns:
+        An array of `shape`.
     """
     d, values = dim % len(shape), k.contiguous(values)
     rows, count, inner = shape[d], index.shape[d], math.prod(shape[d + 1 :])

@@ -88,7 +88,20 @@ def fp8_linear(
     residual: Array | None = None,
     dynamic: bool = False,
 ) -> Array:
-    """linear(input, fp8_dequantize(data, scales), bias) + residual; with dynamic of input's rows rounded to e4m3"""
+    """linear(input, fp8_dequantize(data, scales), bias) + residual; with dynamic of input's rows rounded to e4m3
+
+    Args:
+        xp: the array namespace.
+        input: (..., in).
+        data: e4m3, uint8 (out, in).
+        scales: the bits of fp32 factors, uint32 (out,).
+        bias: (out,), or None.
+        residual: (..., out), or None.
+        dynamic: whether input's rows are rounded to e4m3.
+
+    Returns:
+        (..., out).
+    """
     check_layer(input, data, scales, residual, "fp8_linear")
     y = rows_product(xp, rounded(xp, input) if dynamic else input, weight_of(xp, data, scales, input.dtype).T)
     for term in (bias, residual):
@@ -100,7 +113,19 @@ fp8_linear.non_differentiable("data", "scales")
 
 
 def check_layer(input: Array, data: Array, scales: Array, residual: Array | None, op: str) -> None:
-    """Raises ShapeError or TypeError unless data, scales and residual are a layer's and fit the input."""
+    """Raises ShapeError or TypeError unless data, scales and residual are a layer's and fit the input.
+
+    Args:
+        input: (..., in).
+        data: e4m3, uint8 (out, in).
+        scales: uint32 (out,).
+        residual: (..., out), or None.
+        op: the name in messages.
+
+    Raises:
+        ShapeError: sizes do not fit.
+        TypeError: data or scales have another dtype.
+    """
     _check_stored(data, scales, op)
     check_linear(input, data)
     check_residual(op, input, data, residual)
@@ -115,6 +140,16 @@ def broadcast_grad(xp: Namespace, g: Array, data: Array, scales: Array, dynamic:
     """g @ weight, the gradient of a layer's input; with `dynamic` its rows are rounded.
 
     Each row of the weight meets one column of g, so its factor is multiplied into that column before the rounding.
+
+    Args:
+        xp: the array namespace.
+        g: (..., out).
+        data: e4m3, uint8 (out, in).
+        scales: uint32 (out,).
+        dynamic: whether g's rows are rounded to e4m3.
+
+    Returns:
+        (..., in).
     """
     if not dynamic:
         return rows_product(xp, g, weight_of(xp, data, scales, g.dtype))
@@ -172,6 +207,16 @@ def encode(
     """e4m3 data (M, C) and scales (M,) of the expression `value` over the elements of x (..., C) and of `other`.
 
     With `by` (C,), stored factors, each column is first multiplied by its own.
+
+    Args:
+        k: launches kernels.
+        x: (..., C).
+        by: stored factors of the columns, uint32 (C,), or None.
+        value: the expression in C, over `x` and `other`.
+        other: an array in the shape of x, or None.
+
+    Returns:
+        Data, uint8 (M, C), and scales, uint32 (M,).
     """
     rows = {"x": x} if other is None else {"x": x, "other": other}
     tables = {} if by is None else {"by": Table(by.view(float32))}
@@ -285,6 +330,17 @@ def fp8_product_to(
     """g @ weight by a product of 8 bits, as the gradient at `target`.
 
     `value` and `other`, as in `encode`, replace g by an expression over it.
+
+    Args:
+        k: launches kernels.
+        g: (..., out).
+        data: e4m3, uint8 (out, in).
+        scales: uint32 (out,).
+        target: where the gradient goes.
+        value, other: as in `encode`.
+
+    Returns:
+        (..., in).
     """
     if target.addend is not None and target.addend.dtype != g.dtype:
         return target.addend + fp8_product_to(k, g, data, scales, FRESH, value, other)

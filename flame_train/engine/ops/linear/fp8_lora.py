@@ -59,6 +59,21 @@ def fp8_lora_linears(
     """fp8_linear(input, data[i], scales[i], bias, residual) + (scale * input @ downs[i]^T) @ ups[i]^T for each i
 
     bias and residual are for one layer alone. With `dynamic` the update still sees the input as it is.
+
+    Args:
+        xp: the array namespace.
+        input: (..., in).
+        data: n of e4m3, uint8 (out, in).
+        scales: n of uint32 (out,).
+        downs: n of (rank, in).
+        ups: n of (out, rank).
+        scale: the factor of the updates.
+        bias: (out,), or None.
+        residual: (..., out), or None.
+        dynamic: whether the products with the stored weights are of 8 bits.
+
+    Returns:
+        n outputs (..., out), and the low-rank activations (rows, n rank).
     """
     _check(input, Fp8Weights(data, scales), LowRanks(downs, ups, scale), bias, residual)
     x = rounded(xp, input) if dynamic else input
@@ -76,7 +91,18 @@ fp8_lora_linears.non_differentiable("data", "scales")
 
 
 def _check(input: Array, weights: Fp8Weights, lora: LowRanks, bias: Array | None, residual: Array | None) -> None:
-    """Raises ShapeError or TypeError unless all these go together."""
+    """Raises ShapeError or TypeError unless all these go together.
+
+    Args:
+        input: (..., in).
+        weights, lora: n layers each.
+        bias: (out,), or None.
+        residual: (..., out), or None.
+
+    Raises:
+        ShapeError: numbers of layers or sizes do not fit, or several layers have a bias or a residual.
+        TypeError: data or scales have another dtype.
+    """
     counts = [len(what) for what in (weights.data, weights.scales, lora.downs, lora.ups)]
     if len(set(counts)) > 1 or not counts[0]:
         words = "{} weights, {} scales, {} downs and {} ups".format(*counts)

@@ -59,7 +59,21 @@ def lora_linear(
     scale: float,
     residual: Array | None = None,
 ) -> tuple[Array, Array]:
-    """linear(input, weight, bias) + (scale * input @ down^T) @ up^T, and the residual, of the same shape, if given"""
+    """linear(input, weight, bias) + (scale * input @ down^T) @ up^T, and the residual, of the same shape, if given
+
+    Args:
+        xp: the array namespace.
+        input: (..., in).
+        weight: (out, in).
+        bias: (out,), or None.
+        down: (rank, in).
+        up: (out, rank).
+        scale: the factor of the update.
+        residual: (..., out), or None.
+
+    Returns:
+        (..., out), and the low-rank activations (..., rank).
+    """
     check_linear(input, weight)
     check_factors("lora_linear", weight, down, up)
     check_residual("lora_linear", input, weight, residual)
@@ -175,7 +189,21 @@ def _(k: Launcher, g: Array) -> Array:
 def lora_linears(
     input: Tensor, weights: Sequence[Tensor], downs: Sequence[Tensor], ups: Sequence[Tensor], scale: float
 ) -> tuple[Tensor, ...]:
-    """lora_linear(input, weights[i], None, downs[i], ups[i], scale) for each i: queries, keys and values at once"""
+    """lora_linear(input, weights[i], None, downs[i], ups[i], scale) for each i: queries, keys and values at once
+
+    Args:
+        input: (..., in).
+        weights: n of (out, in).
+        downs: n of (rank, in).
+        ups: n of (out, rank).
+        scale: the factor of the updates.
+
+    Returns:
+        n of (..., out).
+
+    Raises:
+        ShapeError: the lists are of several lengths.
+    """
     if not len(weights) == len(downs) == len(ups):
         raise ShapeError(f"lora_linears: {len(weights)} weights, {len(downs)} downs and {len(ups)} ups do not pair up")
     parts = zip(weights, downs, ups, strict=True)
@@ -219,6 +247,17 @@ def stacked_products(
     """The outputs of n layers of one input, weight (n, out, in), in one product, and the low-rank activations.
 
     `bias` and `plus`, which is added to the output, are for a single layer.
+
+    Args:
+        k: launches kernels.
+        input: (..., in).
+        weight: (n, out, in).
+        lora: the updates.
+        bias: (out,), or None.
+        plus: (..., out), or None.
+
+    Returns:
+        n outputs (..., out), and the activations (rows, n rank).
     """
     down, up = k.stacked(lora.downs), k.stacked(lora.ups)
     n, out, width = weight.shape
@@ -253,6 +292,9 @@ def stacked_gradients(
         weight: their weights (n, out, in); only its shape is read if the input's gradient is not wanted.
         lora: their updates, with the activations as `stacked_products` returned them.
         targets: where the wanted gradients go.
+
+    Returns:
+        The gradients; None for each that is not wanted.
     """
     down, up = k.stacked(lora.downs), k.stacked(lora.ups)
     (n, out, width), rank = weight.shape, down.shape[1]
@@ -298,7 +340,22 @@ def lora_conv2d(
     padding: Pair = 0,
     layout: str = "NCHW",
 ) -> Tensor:
-    """conv2d(input, weight, bias) + conv1x1(scale * conv2d(input, down), up): down keeps the kernel, up is 1x1"""
+    """conv2d(input, weight, bias) + conv1x1(scale * conv2d(input, down), up): down keeps the kernel, up is 1x1
+
+    Args:
+        input: (B, in, H, W), or (B, H, W, in) in NHWC.
+        weight: (out, in, kh, kw).
+        bias: (out,), or None.
+        down: (rank, in, kh, kw).
+        up: (out, rank, 1, 1).
+        scale: the factor of the update.
+        stride: pixels from one position of the kernel to the next.
+        padding: pixels around the image.
+        layout: "NCHW" or "NHWC".
+
+    Returns:
+        (B, out, oh, ow), or (B, oh, ow, out).
+    """
     lora_hidden = conv2d(input, down, None, stride, padding, layout=layout) * scale
     update = conv2d(lora_hidden, up, layout=layout)
     return conv2d(input, weight, bias, stride, padding, layout=layout) + update

@@ -34,6 +34,17 @@ def nll_loss(
     """-weight[target] * input[target] along the class dim; the mean is over the weights, ignore_index counts nothing
 
     input holds log-probabilities, (C,) or (B, C, ...); target the classes, () or (B, ...).
+
+    Args:
+        xp: the array namespace.
+        input: log-probabilities (C,) or (B, C, ...).
+        target: classes, () or (B, ...).
+        weight: a factor for each class (C,), or None.
+        ignore_index: the class that does not count.
+        reduction: "mean", "sum" or "none".
+
+    Returns:
+        The loss, and the sum of the weights.
     """
     w = _class_weights(xp, input, Classes(target, weight, ignore_index))
     dim = class_dim(input.shape)
@@ -127,6 +138,22 @@ def cross_entropy(
 
     target holds classes, (B, ...), or probabilities in input's shape. label_smoothing mixes in the uniform
     distribution (arXiv 1512.00567). With classes the mean is over their weights, with probabilities over B and space.
+
+    Args:
+        xp: the array namespace.
+        input: logits (C,) or (B, C, ...).
+        target: classes, () or (B, ...), or probabilities in input's shape.
+        weight: a factor for each class (C,), or None.
+        ignore_index: the class that does not count.
+        reduction: "mean", "sum" or "none".
+        label_smoothing: the share of the uniform distribution, in [0, 1].
+
+    Returns:
+        The loss; each place's largest logit, logarithm of the sum, and sum of factors; what a mean divides by.
+
+    Raises:
+        ShapeError: shapes do not fit, or there is no class.
+        ValueError: a smoothing or a reduction that is unknown.
     """
     dim = class_dim(input.shape)
     if not size_along(input.shape, dim, "cross_entropy"):

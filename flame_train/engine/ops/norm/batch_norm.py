@@ -30,7 +30,18 @@ def batch_norm_train(
     eps: float = 1e-5,
     layout: str = "NCHW",
 ) -> tuple[Array, Array, Array]:
-    """(input - mean) / sqrt(var + eps) * weight + bias per channel, over everything else (arXiv 1502.03167)"""
+    """(input - mean) / sqrt(var + eps) * weight + bias per channel, over everything else (arXiv 1502.03167)
+
+    Args:
+        xp: the array namespace.
+        input: (B, C, ...) in NCHW, (B, ..., C) in NHWC.
+        weight, bias: (C,), or None.
+        eps: is added to a variance, or to a mean square.
+        layout: "NCHW" or "NHWC".
+
+    Returns:
+        The result, and the mean and the reciprocal deviation of each channel.
+    """
     axes = _others(input.shape, layout)
     mean = accurate_sum(xp.mean, input, axes, True)
     centred = input - mean
@@ -75,7 +86,19 @@ def batch_norm_inference(
     eps: float = 1e-5,
     layout: str = "NCHW",
 ) -> Array:
-    """(input - running_mean) / sqrt(running_var + eps) * weight + bias per channel"""
+    """(input - running_mean) / sqrt(running_var + eps) * weight + bias per channel
+
+    Args:
+        xp: the array namespace.
+        input: (B, C, ...) in NCHW, (B, ..., C) in NHWC.
+        running_mean, running_var: (C,).
+        weight, bias: (C,), or None.
+        eps: is added to a variance, or to a mean square.
+        layout: "NCHW" or "NHWC".
+
+    Returns:
+        In input's shape.
+    """
     mean, var = _running(running_mean, running_var, input.shape, layout)
     return _scaled((input - mean) / xp.sqrt(var + eps), weight, bias, layout)
 
@@ -136,6 +159,18 @@ def batch_norm(
 
     With training, the running statistics move towards the batch's in place, by `momentum`, the variance by its
     unbiased estimate; not while a checkpoint recomputes, which would count a batch twice.
+
+    Args:
+        input: (B, C, ...) in NCHW, (B, ..., C) in NHWC.
+        running_mean, running_var: (C,), or None; written in training.
+        weight, bias: (C,), or None.
+        training: whether the batch's own statistics are used.
+        momentum: the new statistics' share in the running ones.
+        eps: is added to a variance, or to a mean square.
+        layout: "NCHW" or "NHWC".
+
+    Returns:
+        In input's shape.
     """
     if not training:
         return batch_norm_inference(input, *_given("batch_norm", running_mean, running_var), weight, bias, eps, layout)
@@ -220,6 +255,18 @@ def instance_norm(
     """Each channel of each image normalised over itself: group_norm with a group a channel (arXiv 1607.08022)
 
     Running statistics, where given, move as in batch_norm towards the mean of the images' own.
+
+    Args:
+        input: (B, C, ...) in NCHW, (B, ..., C) in NHWC.
+        running_mean, running_var: (C,), or None; written in training.
+        weight, bias: (C,), or None.
+        use_input_stats: whether the samples' own statistics are used.
+        momentum: the new statistics' share in the running ones.
+        eps: is added to a variance, or to a mean square.
+        layout: "NCHW" or "NHWC".
+
+    Returns:
+        In input's shape.
     """
     if not use_input_stats:
         given = _given("instance_norm", running_mean, running_var)

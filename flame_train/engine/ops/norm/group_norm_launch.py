@@ -26,8 +26,15 @@ _PARTS = 1 << 14  # partial sums of an image, one for each group and block; ever
 class Plan:
     """How group_norm.cu divides an array (B, ..., C): a block to a multiprocessor, each with some pixels of an image.
 
-    A block keeps as much of the `arrays` arrays that it reads as fits into its shared memory. `adds` says whether a
-    gradient is added to another.
+    A block keeps as much of the arrays that it reads as fits into its shared memory.
+
+    Args:
+        k: launches kernels.
+        shape: the array's shape.
+        itemsize: bytes of an element.
+        groups: groups of channels.
+        arrays: how many arrays of that shape a block reads.
+        adds: whether a gradient is added to another.
     """
 
     def __init__(self, k: Launcher, shape: Shape, itemsize: int, groups: int, arrays: int, adds: bool = False) -> None:
@@ -48,6 +55,16 @@ class Plan:
     def launch(
         self, k: Launcher, kernel: str, dtype: DType, args: Sequence[Any], split: int, *numbers: np.generic
     ) -> None:
+        """Launches a kernel of group_norm.cu.
+
+        Args:
+            k: launches kernels.
+            kernel: its name.
+            dtype: the activations'.
+            args: its first arguments, up to the workspace.
+            split: channels of the first of two inputs.
+            numbers: its last arguments.
+        """
         sizes = (*self.sizes, np.int32(split), *self.cut)
         args = (*args, *self.workspace, *sizes, *numbers)
         resident = self.grid[0] > 1

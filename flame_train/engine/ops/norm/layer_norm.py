@@ -26,7 +26,18 @@ def layer_norm(
     bias: Array | None = None,
     eps: float = 1e-5,
 ) -> tuple[Array, Array, Array]:
-    """(input - mean) / sqrt(var + eps) * weight + bias over the last dims (arXiv 1607.06450)"""
+    """(input - mean) / sqrt(var + eps) * weight + bias over the last dims (arXiv 1607.06450)
+
+    Args:
+        xp: the array namespace.
+        input: the input.
+        normalized_shape: the input's last dims.
+        weight, bias: in that shape, or None.
+        eps: is added to a variance, or to a mean square.
+
+    Returns:
+        In input's shape; and each row's mean and reciprocal deviation, (..., 1).
+    """
     check_normalized("layer_norm", input, normalized_shape, weight, bias)
     axes = tuple(range(-len(normalized_shape), 0))
     mean = xp.mean(input, axis=axes, keepdims=True)
@@ -113,7 +124,19 @@ def _(
 def normalized_rows(
     k: Launcher, value: str, input: Array, tables: Mapping[str, Table], eps: float, dims: int = 1
 ) -> tuple[Array, Array, Array]:
-    """`value` over each normalised row, c * rstd, and `tables`; and the rows' mean and rstd, (..., 1)."""
+    """`value` over each normalised row, c * rstd, and `tables`; and the rows' mean and rstd, (..., 1).
+
+    Args:
+        k: launches kernels.
+        value: the expression in C.
+        input: the input.
+        tables: rows that others share, by name.
+        eps: is added to a variance, or to a mean square.
+        dims: the number of last dims that make a row.
+
+    Returns:
+        The result in input's shape; each row's mean and reciprocal deviation, fp32 (..., 1).
+    """
     operands = Operands({"input": rows_at(k, input, dims)}, tables, {}, {"eps": eps})
     dtype = promote_floats([input.dtype, *(t.array.dtype for t in tables.values())])
     y, mean, rstd = k.rows(Program(_CENTRED, (value,), ("mean", "rstd")), operands, (dtype, float32, float32))

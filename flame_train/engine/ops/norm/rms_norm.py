@@ -37,6 +37,16 @@ def rms_norm(
     """input / sqrt(mean(input^2) + eps) * weight over the last dims (arXiv 1910.07467)
 
     eps is the working precision's machine epsilon if not given: fp32's for all narrower floats.
+
+    Args:
+        xp: the array namespace.
+        input: the input.
+        normalized_shape: the input's last dims.
+        weight: in that shape, or None.
+        eps: is added to the mean square; None: the dtype's epsilon.
+
+    Returns:
+        In input's shape; and each row's reciprocal root mean square, (..., 1).
     """
     check_normalized("rms_norm", input, normalized_shape, weight)
     axes = tuple(range(-len(normalized_shape), 0))
@@ -80,7 +90,20 @@ def norm_rows(
     dims: int = 1,
     out: Sequence[Array] = (),
 ) -> tuple[Array, Array]:
-    """Rows (..., C) of the last `dims` dims, normalised and then rotated, and their rstd (R,); or `out` with both."""
+    """Rows (..., C) of the last `dims` dims, normalised and then rotated, and their rstd (R,); or `out` with both.
+
+    Args:
+        k: launches kernels.
+        input: (..., C).
+        weight: (C,), or None.
+        eps: is added to a variance, or to a mean square.
+        angles: cosines and sines, or none.
+        dims: the number of last dims that make a row.
+        out: arrays for both results.
+
+    Returns:
+        The rows, and `rstd` (R,), fp32.
+    """
     tables, by = _weighted(k, weight)
     turned = (f"row x = input * rstd{by}",) if angles else ()
     value = "x * cosine + rotate_half(x) * sine" if angles else f"input * rstd{by}"
@@ -109,6 +132,9 @@ def norm_gradients(
         input, weight, angles, dims: as `norm_rows` was given.
         rstd: as it was returned, one a row.
         targets: where "input" and "weight" go; what is not among them is None.
+
+    Returns:
+        Both gradients.
     """
     tables, by = _weighted(k, weight)
     more, added, out = target_rows(k, targets.get("input", FRESH), dims)
@@ -164,6 +190,15 @@ def rope(xp: Namespace, input: Array, cos: Array, sin: Array, interleaved: bool 
 
     A pair is two neighbours (Flux), or with interleaved=False two elements half the dim apart (LLaMA). cos and sin
     have an entry for each element, in an order of the same kind, and broadcast over the other dims.
+
+    Args:
+        xp: the array namespace.
+        input: (..., C), C even.
+        cos, sin: (..., C), broadcast.
+        interleaved: whether pairs are neighbours.
+
+    Returns:
+        In input's shape.
     """
     return input * cos + _rotate_half(xp, _even(input), interleaved) * sin
 
@@ -239,6 +274,16 @@ def rms_norm_rope(
     """rope(rms_norm(input) over the last dim): queries and keys of a transformer that normalises them
 
     cos and sin may be wider than the result, which has the dtype of input and weight.
+
+    Args:
+        input: (..., C), C even.
+        weight: (C,), or None.
+        cos, sin: (..., C), broadcast.
+        eps: is added to a variance, or to a mean square.
+        interleaved: whether pairs are neighbours.
+
+    Returns:
+        In input's shape.
     """
     normed: Tensor = rms_norm(input, (size_along(input.shape, -1, "rms_norm_rope"),), weight, eps)
     return rope(normed, cos, sin, interleaved).to(normed.dtype)

@@ -34,6 +34,9 @@ def unary(
         torch: see `name`.
         integers: whether it takes integers and booleans as they are.
         make: what makes a sample's values, as `of_one` takes it.
+
+    Returns:
+        The op.
     """
 
     def reference(xp: Namespace, input: Array) -> Array:

@@ -47,7 +47,18 @@ def _count(shape: Shape, dims: tuple[int, ...]) -> int:
 def var(
     xp: Namespace, input: Array, dim: Dims = None, *, correction: float | None = 1, keepdim: bool = False
 ) -> tuple[Array, Array]:
-    """sum((input - mean)^2) / (count - correction) over dim"""
+    """sum((input - mean)^2) / (count - correction) over dim
+
+    Args:
+        xp: the array namespace.
+        input: the input.
+        dim: the dim or dims; None: all.
+        correction: what is taken off the count that is divided by.
+        keepdim: keeps reduced dims, with size 1.
+
+    Returns:
+        The variance, and the mean with the reduced dims kept as size 1.
+    """
     return _variance(xp, input, axes(dim, input.ndim, "var"), _given(correction), keepdim)
 
 
@@ -83,7 +94,18 @@ def _(xp: Namespace, g: Array, input: Array, mean: Array, dim: Dims, correction:
 def std(
     xp: Namespace, input: Array, dim: Dims = None, *, correction: float | None = 1, keepdim: bool = False
 ) -> tuple[Array, Array]:
-    """sqrt(sum((input - mean)^2) / (count - correction)) over dim; the gradient at zero is zero"""
+    """sqrt(sum((input - mean)^2) / (count - correction)) over dim; the gradient at zero is zero
+
+    Args:
+        xp: the array namespace.
+        input: the input.
+        dim: the dim or dims; None: all.
+        correction: what is taken off the count that is divided by.
+        keepdim: keeps reduced dims, with size 1.
+
+    Returns:
+        The deviation, and the mean with the reduced dims kept as size 1.
+    """
     variance, mean = _variance(xp, input, axes(dim, input.ndim, "std"), _given(correction), keepdim)
     return xp.sqrt(variance), mean
 
@@ -254,7 +276,22 @@ prod.samples(sample((2, 3)), sample((2, 3, 4), 1), sample((2, 3, 4), -1, keepdim
 
 @primitive(torch="norm")
 def norm(xp: Namespace, input: Array, p: float | str | None = "fro", dim: Dims = None, keepdim: bool = False) -> Array:
-    """(sum |input|^p)^(1/p) over dim; "fro" is p = 2, inf the largest, -inf the smallest, 0 how many are not zero"""
+    """(sum |input|^p)^(1/p) over dim; "fro" is p = 2, inf the largest, -inf the smallest, 0 how many are not zero
+
+    Args:
+        xp: the array namespace.
+        input: the input.
+        p: the order.
+        dim: the dim or dims; None: all.
+        keepdim: keeps reduced dims, with size 1.
+
+    Returns:
+        The norm.
+
+    Raises:
+        ShapeError: no values for an infinite p.
+        ValueError: a p that is no order.
+    """
     p, dims, size = _order(p), axes(dim, input.ndim, "norm"), xp.abs(input)
     if p == 2.0:
         return xp.sqrt(accurate_sum(xp.sum, input * input, dims, keepdim))
