@@ -1,12 +1,23 @@
-"""Functions that name what they read: a formula's, kernel's or guard's parameters are an op's values."""
+"""What functions of an op are given, by the names of their parameters: references, formulas, kernels and guards."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
+
+Kind = Literal["tensor", "list", "attr"]
+When = Callable[..., "bool | str"]
+
+_KINDS: dict[str, Kind] = {
+    "Array": "tensor",
+    "Array | None": "tensor",
+    "Array | float": "tensor",
+    "Array | float | None": "tensor",
+    "Sequence[Array]": "list",
+}
 
 
 class Arguments:
@@ -46,3 +57,62 @@ def _bundle(fn: Callable[..., Any], annotation: Any) -> Any:
     """The subclass of `Arguments` that an annotation, as its module spells it, stands for, if it does for one."""
     found = getattr(fn, "__globals__", {}).get(annotation)
     return found if isinstance(found, type) and issubclass(found, Arguments) else None
+
+
+class Guard:
+    """What a kernel demands of its inputs: conditions over some of the op's arguments each, checked in turn."""
+
+    __slots__ = ("_conditions", "names")
+
+    def __init__(self, *asks: When) -> None:
+        self._conditions = [(ask, tuple(inspect.signature(ask).parameters)) for ask in map(spread, asks)]
+        self.names = frozenset(n for _, names in self._conditions for n in names)
+
+    def rejection(self, arrays: Mapping[str, Any]) -> str:
+        """Why the kernel cannot take `arrays`, the op's arguments by name; "" if it can."""
+        for condition, names in self._conditions:
+            verdict = condition(*[arrays[n] for n in names])
+            reason = verdict if isinstance(verdict, str) else "" if verdict else "declined by its condition"
+            if reason:
+                return reason
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One parameter of an op's reference.
+
+    `named` ones are keyword-only. `also` holds the alternatives of the annotation, such as "float" and "None".
+    """
+
+    name: str
+    kind: Kind
+    default: Any
+    named: bool
+    also: frozenset[str]
+
+
+def parameters_of(fn: Callable[..., Any], skip_first: bool) -> tuple[Argument, ...]:
+    """The parameters of a reference or a body, without the first if `skip_first`."""
+    found = list(inspect.signature(fn).parameters.values())[1 if skip_first else 0 :]
+    return tuple(
+        Argument(
+            p.name,
+            _kind(str(p.annotation)),
+            p.default,
+            p.kind is inspect.Parameter.KEYWORD_ONLY,
+            frozenset(str(p.annotation).split(" | ")),
+        )
+        for p in found
+    )
+
+
+def _kind(annotation: str) -> Kind:
+    normal = annotation.replace("Tensor", "Array")
+    return _KINDS.get(normal, "attr")
+
+
+def public_signature(fn: Callable[..., Any], skip_first: bool) -> inspect.Signature:
+    """The signature that users see, without the first parameter if `skip_first`."""
+    signature = inspect.signature(fn)
+    return signature.replace(parameters=list(signature.parameters.values())[1 if skip_first else 0 :])

@@ -32,55 +32,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from ..errors import ShapeError, Unsupported
-from .arguments import spread
+from .arguments import Guard, When, parameters_of, public_signature, spread
 
-Kind = Literal["tensor", "list", "attr"]
-When = Callable[..., "bool | str"]
 Whens = When | tuple[When, ...] | None
-
-_KINDS: dict[str, Kind] = {
-    "Array": "tensor",
-    "Array | None": "tensor",
-    "Array | float": "tensor",
-    "Array | float | None": "tensor",
-    "Sequence[Array]": "list",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """One parameter of an op's reference.
-
-    `named` ones are keyword-only. `also` holds the alternatives of the annotation, such as "float" and "None".
-    """
-
-    name: str
-    kind: Kind
-    default: Any
-    named: bool
-    also: frozenset[str]
-
-
-class Guard:
-    """What a kernel demands of its inputs: conditions over some of the op's arguments each, checked in turn."""
-
-    __slots__ = ("_conditions", "names")
-
-    def __init__(self, *asks: When) -> None:
-        self._conditions = [(ask, tuple(inspect.signature(ask).parameters)) for ask in map(spread, asks)]
-        self.names = frozenset(n for _, names in self._conditions for n in names)
-
-    def rejection(self, arrays: Mapping[str, Any]) -> str:
-        """Why the kernel cannot take `arrays`, the op's arguments by name; "" if it can."""
-        for condition, names in self._conditions:
-            verdict = condition(*[arrays[n] for n in names])
-            reason = verdict if isinstance(verdict, str) else "" if verdict else "declined by its condition"
-            if reason:
-                return reason
-        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +138,7 @@ class Op:
         self.multiple = multiple
         self.mutates = mutates
         self.rounds_scalars = rounds_scalars
-        self.params = _parameters(fn, skip_first=not composite)
+        self.params = parameters_of(fn, skip_first=not composite)
         self.names = tuple(p.name for p in self.params)
         self.positional = tuple(p.name for p in self.params if not p.named)
         self.tensor_names = tuple(p.name for p in self.params if p.kind != "attr")
@@ -207,7 +164,7 @@ class Op:
         self._errors: tuple[ErrorSample, ...] = ()
         self.__doc__ = fn.__doc__
         self.__name__ = self.name
-        self.__signature__ = _public_signature(fn, skip_first=not composite)
+        self.__signature__ = public_signature(fn, skip_first=not composite)
         if self.name in REGISTRY:
             raise ValueError(f"op {self.name}: declared twice")
         REGISTRY[self.name] = self
@@ -431,27 +388,3 @@ def composite(
     return lambda fn: Op(
         fn, composite=True, torch=torch, aux=aux, data_movement=False, multiple=multiple, mutates=mutates
     )
-
-
-def _parameters(fn: Callable[..., Any], skip_first: bool) -> tuple[Argument, ...]:
-    found = list(inspect.signature(fn).parameters.values())[1 if skip_first else 0 :]
-    return tuple(
-        Argument(
-            p.name,
-            _kind(str(p.annotation)),
-            p.default,
-            p.kind is inspect.Parameter.KEYWORD_ONLY,
-            frozenset(str(p.annotation).split(" | ")),
-        )
-        for p in found
-    )
-
-
-def _kind(annotation: str) -> Kind:
-    normal = annotation.replace("Tensor", "Array")
-    return _KINDS.get(normal, "attr")
-
-
-def _public_signature(fn: Callable[..., Any], skip_first: bool) -> inspect.Signature:
-    signature = inspect.signature(fn)
-    return signature.replace(parameters=list(signature.parameters.values())[1 if skip_first else 0 :])

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ...errors import ShapeError
 from .. import functional as F
-from ..ops.conv.conv import Padding, Pair
+from ..ops.conv.geometry import Padding, Pair
 from ..tensor import Parameter, Tensor
 from .fp8 import Fp8Weight
 from .module import Module, compute_copy, param

@@ -8,7 +8,8 @@ from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...tensor import Tensor
 from ..common.dims import Shape, sum_to_channels
-from .conv import Conv, Pair, check_bias, conv2d, image_size, input_gradient, pair, steps, weight_gradient
+from .conv import check_bias, conv2d, input_gradient, weight_gradient
+from .geometry import Conv, Pair, image_size, pair, steps
 
 
 @primitive(torch="nn.functional.conv_transpose2d")

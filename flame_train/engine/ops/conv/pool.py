@@ -19,7 +19,7 @@ from ...tensor import Tensor
 from ..common.conditions import AT_MOST_FP32, same
 from ..common.dims import Shape
 from ..common.row_kernels import reduce
-from .conv import Pair, from_nhwc, image_size, to_nhwc
+from .geometry import Pair, from_nhwc, image_size, to_nhwc
 from .pool_window import Pooling, Window
 
 

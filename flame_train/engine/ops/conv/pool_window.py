@@ -11,7 +11,7 @@ from ...backend.cuda.cudnn import Size
 from ...dtype import Array
 from ...namespace import Namespace
 from ..common.dims import Shape
-from .conv import Pair, image_size, pair, taps
+from .geometry import Pair, image_size, pair, taps
 
 
 @dataclass(frozen=True, slots=True)

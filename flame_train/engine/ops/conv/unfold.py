@@ -7,7 +7,7 @@ from ...dtype import Array
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common.dims import Shape
-from .conv import Pair, out_size, pair, taps
+from .geometry import Pair, out_size, pair, taps
 
 Window = tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]
 """Kernel size, dilation, padding and stride, (h, w) each."""
