@@ -67,7 +67,8 @@ from .ops.pointwise.unary import (
 from .ops.pointwise.where_clamp import clamp, maximum, minimum, where
 from .ops.reduction.cumsum import cumsum
 from .ops.reduction.min_max import amax, amin, argmax, argmin, max, max_dim, min, min_dim
-from .ops.reduction.reduce import mean, norm, prod, std, sum, var
+from .ops.reduction.prod import prod
+from .ops.reduction.reduce import mean, norm, std, sum, var
 from .ops.shape.concat import cat, chunk, split, stack
 from .ops.shape.rearrange import flip, pad, pixel_shuffle, pixel_unshuffle, repeat, roll, tril, triu
 from .ops.shape.reshape import expand, flatten, movedim, permute, reshape, squeeze, transpose, unsqueeze, view

@@ -70,7 +70,15 @@ def grouped_linear(layers: Sequence[Linear], x: Tensor) -> tuple[Tensor, ...]:
 
 
 class _Convolution(Module):
-    """The weight and the bias of a convolution. Raises ShapeError for channels that groups do not divide."""
+    """The weight and the bias of a convolution. Raises ShapeError for channels that groups do not divide.
+
+    Args:
+        channels: of input and output.
+        kernel_size: pixels, one number or (h, w).
+        groups: groups of channels that do not mix.
+        bias: whether there is one.
+        transposed: whether it is a transposed convolution.
+    """
 
     weight: Tensor
     bias: Tensor | None
@@ -89,6 +97,12 @@ class Conv2d(_Convolution):
     """2-D convolution over channels-last activations (B, H, W, C).
 
     weight is (out, in / groups, kh, kw) as in checkpoints.
+
+    Args:
+        in_channels, out_channels: channels of input and output.
+        kernel_size, stride, padding, dilation: pixels, one number or (h, w).
+        groups: groups of channels that do not mix.
+        bias: whether there is one.
     """
 
     def __init__(
@@ -118,6 +132,13 @@ class ConvTranspose2d(_Convolution):
     """Transposed 2-D convolution over channels-last activations (B, H, W, C).
 
     weight is (in, out / groups, kh, kw) as in checkpoints.
+
+    Args:
+        in_channels, out_channels: channels of input and output.
+        kernel_size, stride, padding, dilation: pixels, one number or (h, w).
+        output_padding: pixels added to the output at its ends.
+        groups: groups of channels that do not mix.
+        bias: whether there is one.
     """
 
     def __init__(
@@ -208,7 +229,21 @@ class Embedding(Module):
 
 
 def _kernel(layer: Module, in_channels: int, out_channels: int, kernel_size: Pair, groups: int) -> tuple[int, int]:
-    """A convolution's kernel as height and width, if all its sizes are sizes and fit each other."""
+    """A convolution's kernel as height and width, if all its sizes are sizes and fit each other.
+
+    Args:
+        layer: is named in messages.
+        in_channels, out_channels: channels of input and output.
+        kernel_size: one number or (h, w).
+        groups: groups of channels that do not mix.
+
+    Returns:
+        (h, w).
+
+    Raises:
+        TypeError: a size that is no integer.
+        ShapeError: channels that groups do not divide.
+    """
     kernel = kernel_size if isinstance(kernel_size, tuple) else (kernel_size, kernel_size)
     if len(kernel) != 2:
         raise TypeError(f"{type(layer).__name__}: expected an int kernel_size, or two, got {kernel_size!r}")

@@ -158,6 +158,16 @@ class CublasLt:
 
         Raises NoAlgorithm for problems that cuBLASLt has none for, EnvironmentFault if it is too old for `scales`,
         DeviceFault if it fails.
+
+        Args:
+            a: (M, K) or (batch, M, K).
+            b: (K, N) or (batch, K, N).
+            out: (M, N) or (batch, M, N).
+            bias: (N,), or None.
+            alpha: the factor of the product.
+            plus: an addend of the result's shape, or None.
+            gelu: an epilogue, or None.
+            scales: factors of rows and columns, fp32 (M,) and (N,), or None.
         """
         batch = out.shape[0] if out.ndim == 3 else 1
         added = out if plus is None else plus

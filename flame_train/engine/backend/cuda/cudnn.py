@@ -53,6 +53,16 @@ class CuDnn:
     """One handle on the backend's stream and the plans made so far. `cache` keeps plans between runs.
 
     Raises EnvironmentFault if cuDNN cannot be loaded, and at each call DeviceFault if it has no plan.
+
+    Args:
+        cupy: the module.
+        stream: the backend's stream.
+        cache: keeps choices between runs.
+        launch_hooks: what is told of every launch.
+        workspace: memory for plans that need some.
+
+    Raises:
+        EnvironmentFault: cuDNN cannot be loaded.
     """
 
     def __init__(
@@ -85,7 +95,15 @@ class CuDnn:
     # ---- convolution ---------------------------------------------------------------------------------
 
     def conv_forward(self, x: Array, w: Array, bias: Array | None, out: Array, steps: Steps) -> None:
-        """out = conv(x, w) + bias for NHWC x and out, and a weight of any strides."""
+        """out = conv(x, w) + bias for NHWC x and out, and a weight of any strides.
+
+        Args:
+            x: (B, H, W, C).
+            w: (out, C, kh, kw).
+            bias: (out,), or None.
+            out: (B, oh, ow, out).
+            steps: how the kernel moves.
+        """
         lx, lw, lo = nhwc(x), strided(w), nhwc(out)
         key = ("fprop", x.dtype, *_flat(lx, lw, lo), *steps, bias is not None)
 
@@ -125,7 +143,15 @@ class CuDnn:
     def attention_forward(
         self, q: Array, k: Array, v: Array, out: Array, stats: Array, scale: float, causal: bool
     ) -> None:
-        """out and the rows' log-sum-exp for (B, H, L, D) operands of any strides with unit stride along D."""
+        """out and the rows' log-sum-exp for (B, H, L, D) operands of any strides with unit stride along D.
+
+        Args:
+            q, out: (B, H, L, D).
+            k, v: (B, H, S, D).
+            stats: fp32 (B, H, L, 1), the log-sum-exp.
+            scale: the factor of the scores.
+            causal: whether a query attends to no later keys.
+        """
         layouts = [strided(a) for a in (q, k, v, out, stats)]
         key = ("sdpa", q.dtype, *_flat(*layouts), scale, causal)
 
@@ -160,6 +186,13 @@ class CuDnn:
         """The gradients of attention; bit-equal between runs where the mode asks for determinism.
 
         `stats` must lie in row-major memory. Others may have any strides, with unit stride along D.
+
+        Args:
+            q, out, g_out, dq: (B, H, L, D).
+            k, v, dk, dv: (B, H, S, D).
+            stats: fp32 (B, H, L, 1), as the forward pass wrote it.
+            scale: the factor of the scores.
+            causal: whether a query attends to no later keys.
         """
         inputs = {"q": q, "k": k, "v": v, "o": out, "g": g_out}
         results = {"dq": dq, "dk": dk, "dv": dv}

@@ -182,7 +182,17 @@ class Operands:
 
 
 class DualGemm:
-    """The kernel, compiled for each tile, and the choice of a tile for each problem."""
+    """The kernel, compiled for each tile, and the choice of a tile for each problem.
+
+    Args:
+        cupy: the module.
+        stream: the backend's stream.
+        cache: keeps choices between runs.
+        launch_hooks: what is told of every launch.
+        cubins: compiled kernels.
+        multiprocessors: the GPU's multiprocessors.
+        compute_capability: the GPU's, such as 90.
+    """
 
     def __init__(
         self,
@@ -298,7 +308,16 @@ def candidate_tiles(tiles: Sequence[Tile], m: int, n: int, multiprocessors: int)
 
 
 def by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int) -> Tile | None:
-    """The most efficient tile, if saving a pass over the result gains more than its inefficiency costs; else None."""
+    """The most efficient tile, if saving a pass over the result gains more than its inefficiency costs; else None.
+
+    Args:
+        tiles: what there is to choose from.
+        m, n, k: the product's sizes.
+        multiprocessors: the GPU's multiprocessors.
+
+    Returns:
+        The tile.
+    """
     best = max(tiles, key=lambda t: t.used(m, n, multiprocessors), default=None)
     if best is None or SM_90.dual_gemm_time / best.used(m, n, multiprocessors) > 1 + SM_90.second_product_time / k:
         return None
@@ -306,7 +325,16 @@ def by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int)
 
 
 def making_by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int) -> Tile | None:
-    """The most efficient tile, if computing a2 in it costs less than a separate launch and pass over a; else None."""
+    """The most efficient tile, if computing a2 in it costs less than a separate launch and pass over a; else None.
+
+    Args:
+        tiles: what there is to choose from.
+        m, n, k: the product's sizes.
+        multiprocessors: the GPU's multiprocessors.
+
+    Returns:
+        The tile.
+    """
     best = max(tiles, key=lambda t: t.used(m, n, multiprocessors), default=None)
     if best is None:
         return None
@@ -319,7 +347,18 @@ def making_by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessor
 
 @lru_cache(maxsize=64)  # at every launch
 def source(tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1) -> str:
-    """The kernel's source for a tile."""
+    """The kernel's source for a tile.
+
+    Args:
+        tile: the tile.
+        across: whether b is read across its rows.
+        rank: columns of a2 for a part.
+        dtype: the dtype of the elements.
+        splits: equal parts of the columns of a.
+
+    Returns:
+        The source.
+    """
     numbers = {
         "CONSUMERS": tile.consumers,
         "HIGH": tile.high,

@@ -195,6 +195,18 @@ def reduce(
     """`reduction` over `dims` of operands of one shape; those dims are kept with size 1.
 
     `each` are operands of the result's shape: one output's inputs share an element.
+
+    Args:
+        k: launches kernels.
+        reduction: what is computed.
+        operands: arrays of one shape, by name.
+        dims: the dims that are reduced.
+        dtype: the result's dtype.
+        each: arrays of the result's shape, by name.
+        numbers: numbers by name.
+
+    Returns:
+        The result.
     """
     shape = next(iter(operands.values())).shape
     e = extent(shape, dims)

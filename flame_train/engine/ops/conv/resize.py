@@ -167,7 +167,19 @@ def _plan(
     recompute: bool | None,
     layout: str,
 ) -> list[_Axis]:
-    """How each spatial axis is resized. Raises ValueError or ShapeError for arguments that do not fit together."""
+    """How each spatial axis is resized. Raises ValueError or ShapeError for arguments that do not fit together.
+
+    Args:
+        shape: the input's shape.
+        size, factor, mode, align, recompute, layout: as in `interpolate`.
+
+    Returns:
+        One for each spatial axis.
+
+    Raises:
+        ShapeError: sizes that do not fit.
+        ValueError: arguments that exclude each other.
+    """
     if mode not in ("nearest", "nearest-exact", *_LINEAR) or _LINEAR.get(mode, len(shape)) != len(shape):
         raise ValueError(f"interpolate: mode {mode!r} is not known for an input of {len(shape)} dims")
     if (size is None) == (factor is None):

@@ -205,7 +205,17 @@ def cosine_similarity(xp: Namespace, x1: Array, x2: Array, dim: int = 1, eps: fl
 
 
 def _unit(xp: Namespace, x1: Array, x2: Array, dim: int, eps: float) -> tuple[Array, Array, Array, Array]:
-    """Both tensors divided by their norms along dim, and these norms, which are at least eps."""
+    """Both tensors divided by their norms along dim, and these norms, which are at least eps.
+
+    Args:
+        xp: the array namespace.
+        x1, x2: the tensors.
+        dim: the dim along which it works.
+        eps: the least norm.
+
+    Returns:
+        Both units, and both norms.
+    """
     x1, x2 = xp.broadcast_arrays(x1, x2)
     dim = axis(dim, x1.ndim, "cosine_similarity")
     n1, n2 = (xp.maximum(xp.sqrt(xp.sum(x * x, axis=dim, keepdims=True)), eps) for x in (x1, x2))

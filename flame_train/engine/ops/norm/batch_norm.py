@@ -199,6 +199,17 @@ def track_statistics(
     """Moves running statistics towards those of input over `axes`; where images remain, to the mean of these.
 
     Raises ShapeError for a single value per channel, which has no unbiased variance.
+
+    Args:
+        op: the name in messages.
+        input: the activations.
+        axes: the axes that are averaged over.
+        layout: "NCHW" or "NHWC".
+        mean, var: running statistics (C,), or None.
+        momentum: the new statistics' share.
+
+    Raises:
+        ShapeError: a single value per channel.
     """
     count = math.prod(input.shape[a] for a in axes)
     if count < 2:

@@ -42,7 +42,20 @@ def dropout(
 
 
 def _scale(xp: Namespace, shape: Shape, p: float, training: bool, rng: Rng | None, stream: int) -> Array | None:
-    """The factor of each element: 0 or 1 / (1 - p)."""
+    """The factor of each element: 0 or 1 / (1 - p).
+
+    Args:
+        xp: the array namespace.
+        shape: the input's shape.
+        p, training, rng: as in `dropout`.
+        stream: the random numbers' stream.
+
+    Returns:
+        fp32 in that shape; None where nothing is dropped.
+
+    Raises:
+        ShapeError: random numbers for another number of samples.
+    """
     if not training or p == 0.0:
         return None
     rng = check_rng(rng, "dropout: training")

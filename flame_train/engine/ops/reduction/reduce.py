@@ -68,7 +68,18 @@ def _given(correction: float | None) -> float:
 
 
 def _variance(xp: Namespace, x: Array, dims: tuple[int, ...], correction: float, keepdim: bool) -> tuple[Array, Array]:
-    """The variance, and the mean with the reduced dims kept as size 1."""
+    """The variance, and the mean with the reduced dims kept as size 1.
+
+    Args:
+        xp: the array namespace.
+        x: the input.
+        dims: the dims that are reduced.
+        correction: what is taken off the count.
+        keepdim: keeps reduced dims, with size 1.
+
+    Returns:
+        Variance and mean.
+    """
     mean = accurate_sum(xp.mean, x, dims, True)
     centred = x - mean
     return accurate_sum(xp.sum, centred * centred, dims, keepdim) / max(_count(x.shape, dims) - correction, 0), mean
@@ -201,7 +212,19 @@ _measuring(std, f"sqrtf({_VARIANCE})")
 def _away_from_mean(
     k: Launcher, factor: str, x: Array, mean: Array, dims: tuple[int, ...], correction: float, **more: Array
 ) -> Array:
-    """`factor`, an expression over `more`, times the variance's derivative 2 (x - mean) / (count - correction)."""
+    """`factor`, an expression over `more`, times the variance's derivative 2 (x - mean) / (count - correction).
+
+    Args:
+        k: launches kernels.
+        factor: the expression in C.
+        x: the input.
+        mean: over `dims`, which it has with size 1.
+        dims: the dims that are reduced.
+        correction: what is taken off the count.
+
+    Returns:
+        An array of x's shape.
+    """
     operands = {"input": x, "mean": mean, **more, "slope": _freedom(x.shape, dims, correction)}
     return k.elementwise((f"{factor} * (input - mean) * slope",), operands, (x.dtype,))[0]
 
@@ -246,32 +269,6 @@ sum.errors(
     ErrorSample(sample((2, 3), 2), ShapeError, "sum: dim 2 is outside a tensor of 2 dims"),
     ErrorSample(sample((2, 3), (0, -2)), ShapeError, r"a dim appears twice in \(0, -2\)"),
 )
-
-
-@primitive(torch="prod", accepts_integers=True)
-def prod(xp: Namespace, input: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    """The product over dim, which is one dim or all; exact gradients where factors are zero"""
-    return xp.prod(input, axis=axes(dim, input.ndim, "prod"), keepdims=keepdim)
-
-
-@prod.vjp("input")
-def _(xp: Namespace, g: Array, input: Array, dim: int | None, keepdim: bool) -> Array:
-    dims = axes(dim, input.ndim, "prod")
-    if not input.size:
-        return xp.zeros_like(input)
-    rows = input.reshape(1, -1) if dim is None else xp.moveaxis(input, dim, -1) if input.ndim else input.reshape(1, 1)
-    one = xp.ones((*rows.shape[:-1], 1), rows.dtype)
-    before = xp.cumprod(xp.concatenate([one, rows[..., :-1]], axis=-1), axis=-1)
-    after = xp.flip(xp.cumprod(xp.concatenate([one, xp.flip(rows, -1)[..., :-1]], axis=-1), axis=-1), -1)
-    others = before * after
-    others = others.reshape(input.shape) if dim is None or not input.ndim else xp.moveaxis(others, -1, dim)
-    return spread(xp, g, input.shape, dims, keepdim) * others
-
-
-prod.errors(no_such_dim())
-
-
-prod.samples(sample((2, 3)), sample((2, 3, 4), 1), sample((2, 3, 4), -1, keepdim=True), sample((), 0))
 
 
 @primitive(torch="norm")

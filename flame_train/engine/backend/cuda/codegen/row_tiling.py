@@ -90,6 +90,17 @@ def totals_cut(
 
     For each packet of a row a thread loads `loads` packets of 16 bytes and keeps `vectors` further numbers of each
     element. Few threads with many packets are best: their sums take fewer steps, and the kernel waits for those.
+
+    Args:
+        columns: elements of a row.
+        width: elements of a packet.
+        loads: packets of 16 bytes that are loaded for each of a row.
+        totals: sums of each column.
+        vectors: numbers that are kept of each element.
+        tuning: the architecture's thresholds.
+
+    Returns:
+        The tiling.
     """
     packets = columns // width
     most = max(1, tuning.elements_per_total * totals // (width * (1 + vectors)))
