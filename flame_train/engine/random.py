@@ -84,11 +84,7 @@ def blocks_of_bits(
     """uint32 (B, 4 n): words 4 b to 4 b + 3 of what `bits` draws, for each b of `block` (n,), uint64 below 2^32.
 
     Args:
-        xp: the array namespace.
-        seed: 64 bits.
-        stream: 32 bits: what the numbers are for.
-        step: 32 bits.
-        sample_index: whole numbers (B,).
+        xp, seed, stream, step, sample_index: as in `bits`.
         block: (n,), uint64.
 
     Returns:

@@ -134,11 +134,8 @@ class ConvTranspose2d(_Convolution):
     weight is (in, out / groups, kh, kw) as in checkpoints.
 
     Args:
-        in_channels, out_channels: channels of input and output.
-        kernel_size, stride, padding, dilation: pixels, one number or (h, w).
+        in_channels, out_channels, kernel_size, stride, padding, groups, bias, dilation: as in `Conv2d`.
         output_padding: pixels added to the output at its ends.
-        groups: groups of channels that do not mix.
-        bias: whether there is one.
     """
 
     def __init__(

@@ -328,9 +328,7 @@ def making_by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessor
     """The most efficient tile, if computing a2 in it costs less than a separate launch and pass over a; else None.
 
     Args:
-        tiles: what there is to choose from.
-        m, n, k: the product's sizes.
-        multiprocessors: the GPU's multiprocessors.
+        tiles, m, n, k, multiprocessors: as in `by_rule`.
 
     Returns:
         The tile.

@@ -161,12 +161,9 @@ class Launcher(Products):
         T must be among them: the type that most is stored as. `before` and `after` are text put around the header.
 
         Args:
+            kernel, grid, block, args: as in `launch`.
             header: the path of the header.
-            kernel: the kernel's name.
             names: types and constants by name.
-            grid: blocks along each dim.
-            block: threads of a block.
-            args: the kernel's arguments.
             before, after: text around the header.
         """
         known = [
@@ -190,13 +187,8 @@ class Launcher(Products):
         """Runs the only `kernel` of `text`, written for compute capability 9.0 alone, for elements of `dtype`.
 
         Args:
+            kernel, dtype, grid, block, args, shared_bytes: as in `launch`.
             text: the source.
-            kernel: the kernel's name.
-            dtype: the dtype of the elements.
-            grid: blocks along each dim.
-            block: threads of a block.
-            args: the kernel's arguments.
-            shared_bytes: dynamic shared memory of a block.
         """
         if self.launch_hooks.should_launch(kernel, args):
             function = self._cubins.get(text, kernel, dtype, shared_bytes)

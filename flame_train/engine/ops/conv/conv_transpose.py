@@ -28,14 +28,9 @@ def conv_transpose2d(
     """conv2d's gradient with respect to its input, as an op; weight is (in, out / groups, kh, kw)
 
     Args:
-        xp: the array namespace.
-        input: (B, in, H, W), or (B, H, W, in) in NHWC.
+        xp, input, bias, stride, padding, groups, dilation, layout: as in `conv2d`.
         weight: (in, out / groups, kh, kw).
-        bias: (out,), or None.
-        stride, padding, dilation: of the convolution whose gradient this is; one number or (h, w).
         output_padding: pixels added to the output at its ends.
-        groups: groups of channels that do not mix.
-        layout: "NCHW" or "NHWC".
 
     Returns:
         (B, out, oh, ow), or (B, oh, ow, out).

@@ -139,14 +139,8 @@ def max_pool2d(
     """The largest value in each window; with return_indices also its place in the image counted along rows
 
     Args:
-        input: (B, C, H, W), or (B, H, W, C) in NHWC.
-        kernel_size: the window's height and width, or one number for both.
-        stride: pixels between windows; None: the window's size.
-        padding: pixels around the image.
-        dilation: pixels between the kernel's elements.
-        ceil_mode: whether a window that begins inside and ends outside counts.
+        input, kernel_size, stride, padding, dilation, ceil_mode, layout: as in `max_pool2d_with_indices`.
         return_indices: whether to return the indices, too.
-        layout: "NCHW" or "NHWC".
 
     Returns:
         The values (B, C, oh, ow) or (B, oh, ow, C), or these and their indices, int64.
@@ -174,15 +168,9 @@ def avg_pool2d(
     """The mean of each window; the zeros of the padding count unless count_include_pad is False
 
     Args:
-        xp: the array namespace.
-        input: (B, C, H, W), or (B, H, W, C) in NHWC.
-        kernel_size: the window's height and width, or one number for both.
-        stride: pixels between windows; None: the window's size.
-        padding: pixels around the image.
-        ceil_mode: whether a window that begins inside and ends outside counts.
+        xp, input, kernel_size, stride, padding, ceil_mode, layout: as in `max_pool2d_with_indices`.
         count_include_pad: whether padding counts.
         divisor_override: what sums are divided by in place of their count.
-        layout: "NCHW" or "NHWC".
 
     Returns:
         (B, C, oh, ow), or (B, oh, ow, C).

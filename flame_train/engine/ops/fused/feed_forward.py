@@ -72,12 +72,8 @@ def forward(
     """The result, and the hidden values before the GELU, (rows, hidden).
 
     Args:
+        input, weight1, bias1, weight2, bias2: as in `feed_forward`.
         k: launches kernels.
-        input: (..., in).
-        weight1: (hidden, in).
-        bias1: (hidden,), or None.
-        weight2: (out, hidden).
-        bias2: (out,), or None.
 
     Returns:
         (..., out) and (rows, hidden).
@@ -99,10 +95,9 @@ def backward(k: Launcher, g: Array, weight1: Array, weight2: Array, hidden: Arra
     """The input's gradient; `hidden` as `forward` returned it.
 
     Args:
+        weight1, weight2: as in `feed_forward`.
         k: launches kernels.
         g: (..., out).
-        weight1: (hidden, in).
-        weight2: (out, hidden).
         hidden: (rows, hidden).
         targets: where the wanted gradients go.
 

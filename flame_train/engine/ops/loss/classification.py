@@ -92,11 +92,8 @@ def binary_cross_entropy_with_logits(
     """-weight * (pos_weight * target * log(sigmoid(input)) + (1 - target) * log(1 - sigmoid(input))), stably
 
     Args:
-        xp: the array namespace.
         input: logits.
-        target: probabilities, in input's shape.
-        weight: a factor that broadcasts to input, or None.
-        reduction: "mean", "sum" or "none".
+        xp, target, weight, reduction: as in `binary_cross_entropy`.
         pos_weight: a factor of the positive part, or None.
 
     Returns:

@@ -33,11 +33,7 @@ def batch_norm_train(
     """(input - mean) / sqrt(var + eps) * weight + bias per channel, over everything else (arXiv 1502.03167)
 
     Args:
-        xp: the array namespace.
-        input: (B, C, ...) in NCHW, (B, ..., C) in NHWC.
-        weight, bias: (C,), or None.
-        eps: is added to a variance, or to a mean square.
-        layout: "NCHW" or "NHWC".
+        xp, input, weight, bias, eps, layout: as in `batch_norm`.
 
     Returns:
         The result, and the mean and the reciprocal deviation of each channel.
@@ -89,12 +85,7 @@ def batch_norm_inference(
     """(input - running_mean) / sqrt(running_var + eps) * weight + bias per channel
 
     Args:
-        xp: the array namespace.
-        input: (B, C, ...) in NCHW, (B, ..., C) in NHWC.
-        running_mean, running_var: (C,).
-        weight, bias: (C,), or None.
-        eps: is added to a variance, or to a mean square.
-        layout: "NCHW" or "NHWC".
+        xp, input, running_mean, running_var, weight, bias, eps, layout: as in `batch_norm`.
 
     Returns:
         In input's shape.

@@ -132,11 +132,7 @@ def group_norm_silu(
     """silu(group_norm(input)): the opening of every residual block of a diffusion UNet
 
     Args:
-        input: (B, C, ...) in NCHW, (B, ..., C) in NHWC.
-        num_groups: groups of channels.
-        weight, bias: (C,), or None.
-        eps: is added to a variance, or to a mean square.
-        layout: "NCHW" or "NHWC".
+        input, num_groups, weight, bias, eps, layout: as in `group_norm`.
 
     Returns:
         In input's shape.

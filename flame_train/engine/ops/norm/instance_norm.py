@@ -27,13 +27,8 @@ def instance_norm(
     Running statistics, where given, move as in batch_norm towards the mean of the images' own.
 
     Args:
-        input: (B, C, ...) in NCHW, (B, ..., C) in NHWC.
-        running_mean, running_var: (C,), or None; written in training.
-        weight, bias: (C,), or None.
+        input, running_mean, running_var, weight, bias, momentum, eps, layout: as in `batch_norm`.
         use_input_stats: whether the samples' own statistics are used.
-        momentum: the new statistics' share in the running ones.
-        eps: is added to a variance, or to a mean square.
-        layout: "NCHW" or "NHWC".
 
     Returns:
         In input's shape.

@@ -78,26 +78,19 @@ erf = unary(
     lambda xp, g, input: g * (2.0 / math.sqrt(math.pi)) * xp.exp(-input * input),
     kernel=("erff(input)", "g * 1.1283791670955126f * e_to(-input * input)"),
 )
-floor = unary(
-    "floor",
-    "The largest whole number not above input; the gradient is zero",
-    lambda xp, input: xp.floor(input),
-    lambda xp, g: xp.zeros_like(g),
-    integers=True,
-)
-ceil = unary(
-    "ceil",
-    "The smallest whole number not below input; the gradient is zero",
-    lambda xp, input: xp.ceil(input),
-    lambda xp, g: xp.zeros_like(g),
-    integers=True,
-)
-trunc = unary(
-    "trunc",
-    "input without its fraction; the gradient is zero",
-    lambda xp, input: xp.trunc(input),
-    lambda xp, g: xp.zeros_like(g),
-    integers=True,
+
+
+def _zero(xp: Namespace, g: Array) -> Array:
+    return xp.zeros_like(g)
+
+
+floor, ceil, trunc = (
+    unary(name, f"{doc}; the gradient is zero", lambda xp, x, name=name: getattr(xp, name)(x), _zero, integers=True)
+    for name, doc in (
+        ("floor", "The largest whole number not above input"),
+        ("ceil", "The smallest whole number not below input"),
+        ("trunc", "input without its fraction"),
+    )
 )
 
 
@@ -110,6 +103,6 @@ def round(xp: Namespace, input: Array, *, decimals: int = 0) -> Array:
     return xp.rint(input / scale) * scale if decimals < 0 else xp.rint(input * scale) / scale
 
 
-round.vjp("input")(lambda xp, g: xp.zeros_like(g))
+round.vjp("input")(_zero)
 elementwise_kernel(round, "rintf(input)", input="0.f", when=lambda decimals: decimals == 0 or "only whole numbers")
 round.samples(sample((3, 5)), sample((7,), decimals=2), sample((7,), decimals=-1))

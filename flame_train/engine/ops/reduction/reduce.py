@@ -108,11 +108,7 @@ def std(
     """sqrt(sum((input - mean)^2) / (count - correction)) over dim; the gradient at zero is zero
 
     Args:
-        xp: the array namespace.
-        input: the input.
-        dim: the dim or dims; None: all.
-        correction: what is taken off the count that is divided by.
-        keepdim: keeps reduced dims, with size 1.
+        xp, input, dim, correction, keepdim: as in `var`.
 
     Returns:
         The deviation, and the mean with the reduced dims kept as size 1.
