@@ -133,32 +133,13 @@ def _root(
     pass
 
 
-@app.command()
-def train(
-    config: ConfigPath,
-    device: Device = "cuda",
-    overrides: Overrides = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Train a LoRA for whichever family the checkpoint is of; run it again to continue a stopped run."""
-    _train(None, config, device, overrides, dry_run, as_json)
+def _over_config(run: Callable[[str, list[str], str, bool], Any], brief: Callable[[Any], Any]) -> Callable[..., None]:
+    """The command that calls `run` with a config, overrides, a device and --dry-run.
 
+    It shows the result, `brief` unless --json is given.
+    """
 
-def _train(
-    family: str | None, config: str, device: str, overrides: list[str] | None, dry_run: bool, as_json: bool
-) -> None:
-    from flame_train.run.command import train as run
-
-    result = run(config, overrides or [], device, dry_run, family)
-    show(result if as_json else without_files(result), as_json)
-
-
-def _trainer(family: str) -> Callable[..., None]:
-    """The command that trains a LoRA for a family, and for no other."""
-
-    def train_family(
+    def command(
         config: ConfigPath,
         device: Device = "cuda",
         overrides: Overrides = None,
@@ -166,14 +147,23 @@ def _trainer(family: str) -> Callable[..., None]:
         as_json: AsJson = False,
         debug: Debug = False,
     ) -> None:
-        _train(family, config, device, overrides, dry_run, as_json)
+        result = run(config, overrides or [], device, dry_run)
+        show(result if as_json else brief(result), as_json)
 
-    return train_family
+    return command
 
 
+def _train(family: str | None, config: str, overrides: list[str], device: str, dry_run: bool) -> Any:
+    from flame_train.run.command import train
+
+    return train(config, overrides, device, dry_run, family)
+
+
+_HELP = "Train a LoRA for whichever family the checkpoint is of; run it again to continue a stopped run."
+app.command("train", help=_HELP)(_over_config(functools.partial(_train, None), without_files))
 for _family, _title in FAMILY_TITLES.items():
     _help = f"Train a LoRA for {_title}, as `train`; refuses a checkpoint of another family."
-    app.command(f"{_family}-lora", help=_help)(_trainer(_family))
+    app.command(f"{_family}-lora", help=_help)(_over_config(functools.partial(_train, _family), without_files))
 
 
 @app.command()
@@ -291,19 +281,15 @@ def sample(
     show(result, as_json)
 
 
-@app.command()
-def cache(
-    config: ConfigPath,
-    device: Device = "cuda",
-    overrides: Overrides = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Encode the images and captions of a config ahead of training."""
+def _cache(config: str, overrides: list[str], device: str, dry_run: bool) -> Any:
     from flame_train.run.command import fill_cache
 
-    show(fill_cache(config, overrides or [], device, dry_run), as_json)
+    return fill_cache(config, overrides, device, dry_run)
+
+
+app.command("cache", help="Encode the images and captions of a config ahead of training.")(
+    _over_config(_cache, lambda result: result)
+)
 
 
 @app.command("inspect")

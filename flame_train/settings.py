@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import ModuleType
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -132,14 +132,14 @@ class Table(Mapping[str, type[E]], Generic[E]):
         return Annotated[first.annotation, "shared", *first.metadata], info
 
 
-def entries_in(package: ModuleType, kind: type[E]) -> list[type[E]]:
-    """Every subclass of `kind` with a `name`, from all modules of the package, in the order of modules and lines.
+def entries_in(package: str, kind: type[E]) -> list[type[E]]:
+    """Every subclass of `kind` with a `name`, from all modules of `package`, in the order of modules and lines.
 
     So the file of an entry is all there is to write: nothing lists it.
     """
-    for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda module: module.name):
-        importlib.import_module(f"{package.__name__}.{module.name}")
-    return [entry for entry in _below(kind) if entry.__module__.startswith(f"{package.__name__}.")]
+    for module in sorted(pkgutil.iter_modules(sys.modules[package].__path__), key=lambda module: module.name):
+        importlib.import_module(f"{package}.{module.name}")
+    return [entry for entry in _below(kind) if entry.__module__.startswith(f"{package}.")]
 
 
 def _below(kind: type[E]) -> Iterator[type[E]]:

@@ -6,6 +6,7 @@ of a choice, such as an optimizer's, are declared where that choice is. They joi
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -258,15 +259,16 @@ class LossSection(Section):
     )
 
 
+_interval = partial(field, unit="steps", ge=0, free=True)
+"""A key that says after how many steps something is done again."""
+
+
 class CheckpointSection(Section):
     """What a stopped run continues from."""
 
-    every: int = field(
+    every: int = _interval(
         500,
         "interval between checkpoints; 0: only at the end and when stopped",
-        unit="steps",
-        ge=0,
-        free=True,
         aka=("save_every_n_steps", "save_every_n_epochs", "checkpointing_steps", "save_every"),
     )
     keep: int = field(
@@ -293,13 +295,8 @@ class LogSection(Section):
 class SampleSection(Section):
     """Images made during the run."""
 
-    every: int = field(
-        250,
-        "interval between grids; 0: none",
-        unit="steps",
-        ge=0,
-        free=True,
-        aka=("sample_every_n_steps", "sample_every", "validation_epochs"),
+    every: int = _interval(
+        250, "interval between grids; 0: none", aka=("sample_every_n_steps", "sample_every", "validation_epochs")
     )
     prompts: tuple[str, ...] = field(
         (), "one image each; empty: no grids", free=True, aka=("sample_prompts", "validation_prompt")

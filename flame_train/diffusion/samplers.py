@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,24 @@ import numpy as np
 from ..engine import Tensor, no_grad
 from ..engine import functional as F
 from .objectives import Prediction
-from .schedules import NoiseSchedule, Spacing
+from .schedules import NoiseSchedule, Spacing, Table
 
 Denoise = Callable[[Tensor, Tensor, Any], Tensor]
 Sampler = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerConfig:
+    """What a sampler follows: the model's schedule, so many steps of it, what the model predicts, and the spacing."""
+
+    schedule: NoiseSchedule
+    steps: int
+    prediction: Prediction = "epsilon"
+    spacing: Spacing = "leading"
+
+    def timesteps(self) -> Table:
+        """The timesteps, from noise to image. Raises `ConfigError` if `steps` does not fit the schedule."""
+        return self.schedule.timesteps(self.steps, self.spacing)
 
 
 def guided(denoise: Denoise, guidance: float) -> Denoise:
@@ -38,27 +53,18 @@ def guided(denoise: Denoise, guidance: float) -> Denoise:
     return both
 
 
-def ddim(
-    denoise: Denoise,
-    noise: Tensor,
-    cond: Any,
-    schedule: NoiseSchedule,
-    steps: int,
-    *,
-    prediction: Prediction = "epsilon",
-    spacing: Spacing = "leading",
-) -> Tensor:
+def ddim(denoise: Denoise, noise: Tensor, cond: Any, config: SamplerConfig) -> Tensor:
     """DDIM without added noise (arXiv 2010.02502, eta = 0). `noise` is standard normal (B, H, W, C).
 
     The last step goes to abar_0, not to 1. Raises `ConfigError` if `steps` does not fit the schedule.
     """
-    times = schedule.timesteps(steps, spacing)
-    abar, stride = schedule.alphas_cumprod, schedule.steps // steps
+    times, schedule = config.timesteps(), config.schedule
+    abar, stride = schedule.alphas_cumprod, schedule.steps // config.steps
     with no_grad():
         x = noise.float()
         for t in times:
             before = abar[max(int(t) - stride, 0)]
-            image, eps = _split(denoise(x, _times(x, t), cond).float(), x, float(abar[t]), prediction)
+            image, eps = _split(denoise(x, _times(x, t), cond).float(), x, float(abar[t]), config.prediction)
             x = image * math.sqrt(before) + eps * math.sqrt(1.0 - before)
     return x
 
@@ -71,30 +77,21 @@ def _split(output: Tensor, x: Tensor, abar: float, prediction: Prediction) -> tu
     return x * signal - output * noise, output * signal + x * noise
 
 
-def euler(
-    denoise: Denoise,
-    noise: Tensor,
-    cond: Any,
-    schedule: NoiseSchedule,
-    steps: int,
-    *,
-    prediction: Prediction = "epsilon",
-    spacing: Spacing = "leading",
-) -> Tensor:
+def euler(denoise: Denoise, noise: Tensor, cond: Any, config: SamplerConfig) -> Tensor:
     """Euler's method on dx / dsigma (arXiv 2206.00364, algorithm 2 without churn). `noise` is standard normal.
 
     x is signal plus sigma times noise; the model sees x / sqrt(sigma^2 + 1). Raises `ConfigError` if `steps`
     does not fit the schedule.
     """
-    times = schedule.timesteps(steps, spacing)
-    sigmas = [*euler_sigmas(schedule)[times].tolist(), 0.0]
+    times = config.timesteps()
+    sigmas = [*euler_sigmas(config.schedule)[times].tolist(), 0.0]
     first = sigmas[0]
     with no_grad():
-        x = noise.float() * (math.sqrt(first**2 + 1.0) if spacing == "leading" else first)
+        x = noise.float() * (math.sqrt(first**2 + 1.0) if config.spacing == "leading" else first)
         for i, t in enumerate(times):
             sigma = sigmas[i]
             seen = x * (1.0 / math.sqrt(sigma**2 + 1.0))
-            slope = _slope(denoise(seen, _times(x, t), cond).float(), x, sigma, prediction)
+            slope = _slope(denoise(seen, _times(x, t), cond).float(), x, sigma, config.prediction)
             x = x + slope * (sigmas[i + 1] - sigma)
     return x
 

@@ -27,6 +27,21 @@ def grad(
 
     As torch.autograd.grad; an unused input gives None with `allow_unused`, else RuntimeError. Raises `Unsupported` for
     `create_graph`, since the engine is first order only, and what `backward` raises.
+
+    Args:
+        outputs: tensors to differentiate.
+        inputs: tensors to differentiate with respect to.
+        grad_outputs: the gradient of each output; None: ones for a single value.
+        retain_graph: whether the graph may be used again.
+        create_graph: must be False.
+        allow_unused: whether an input may have no part in the outputs.
+
+    Returns:
+        A gradient for each input.
+
+    Raises:
+        RuntimeError: an unused input without `allow_unused`.
+        Unsupported: `create_graph`.
     """
     if create_graph:
         raise Unsupported("grad: create_graph=True asks for second-order gradients; the engine is first order only")

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.exceptions import AxisError
 
 from ..errors import ShapeError, kind_of
+from .arguments import Guard
 from .backend import Backend, get_backend
 from .dtype import (
     FLOATS,
@@ -28,7 +29,7 @@ from .dtype import (
 from .graph import Edge, Node, Remat, arrays_in
 from .mode import Mode, mode
 from .namespace import Namespace
-from .op import VJP, Guard, Kernel, Op
+from .op import VJP, Kernel, Op
 from .tensor import Tensor
 
 _FROM_INTEGERS = {float64: float32, np.dtype(np.uint64): int64}

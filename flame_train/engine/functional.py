@@ -25,8 +25,9 @@ from .ops.linear.matmul import bmm, linear, linear_add, matmul, outer
 from .ops.loss.classification import binary_cross_entropy, binary_cross_entropy_with_logits, kl_div
 from .ops.loss.cross_entropy import cross_entropy, nll_loss
 from .ops.loss.regression import cosine_similarity, huber_loss, l1_loss, mse_loss, smooth_l1_loss
-from .ops.norm.batch_norm import batch_norm, batch_norm_inference, batch_norm_train, instance_norm
+from .ops.norm.batch_norm import batch_norm, batch_norm_inference, batch_norm_train
 from .ops.norm.group_norm import cat_group_norm_silu, group_norm, group_norm_silu
+from .ops.norm.instance_norm import instance_norm
 from .ops.norm.layer_norm import layer_norm
 from .ops.norm.rms_norm import rms_norm, rms_norm_rope, rope
 from .ops.norm.softmax import log_softmax, logsumexp, softmax, softmin
@@ -64,8 +65,10 @@ from .ops.pointwise.unary import (
     trunc,
 )
 from .ops.pointwise.where_clamp import clamp, maximum, minimum, where
+from .ops.reduction.cumsum import cumsum
 from .ops.reduction.min_max import amax, amin, argmax, argmin, max, max_dim, min, min_dim
-from .ops.reduction.reduce import cumsum, mean, norm, prod, std, sum, var
+from .ops.reduction.prod import prod
+from .ops.reduction.reduce import mean, norm, std, sum, var
 from .ops.shape.concat import cat, chunk, split, stack
 from .ops.shape.rearrange import flip, pad, pixel_shuffle, pixel_unshuffle, repeat, roll, tril, triu
 from .ops.shape.reshape import expand, flatten, movedim, permute, reshape, squeeze, transpose, unsqueeze, view

@@ -6,13 +6,13 @@ products, VJPs), samples, and, where it pays, kernels. Its signature is its decl
 PyTorch's order; keyword-only parameters are PyTorch's. A list that comes last may be given spread out: `f(a, b)` for
 `f([a, b])`.
 
-Seven rules hold everywhere, so that no op has to implement them:
+Eight rules hold everywhere, so that no op has to implement them:
 
 - A formula's parameter names say what is saved for it: inputs, attributes, `aux` values, `out`, and
   `<input>_shape` where the shape alone will do. A formula that is not needed saves nothing.
 - References see fp32 or fp64: narrower floats are raised before and rounded once after. Ops that only move
   data (`data_movement=True`) opt out.
-- Integers and booleans are raised to the dtype of the floats beside them, or to fp32, unless the op or the argument is
+- Integers and booleans are raised to the dtype of the other floats, or to fp32, unless the op or the argument is
   declared to take them as they are (`accepts_integers`), or the argument has no gradient by nature
   (`non_differentiable`).
 - Gradients are summed down to a broadcast input's shape, and cast to its dtype, in the backward pass.
@@ -22,6 +22,7 @@ Seven rules hold everywhere, so that no op has to implement them:
 - An op whose outputs are views that hold each element of its input exactly once (`views=True`, such as `split`) lends
   parts of one buffer, the input's gradient, to whoever computes its outputs' gradients. Its own formula's target is
   that buffer if all the lent parts were written, and then it has nothing to copy.
+- Formulas, kernels and guards may take values that travel together as one dataclass (`arguments.Arguments`).
 - A kernel is only ever an override of a reference. The choice looks at shapes, dtypes, strides and
   attributes, never at values.
 """
@@ -31,54 +32,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from ..errors import ShapeError, Unsupported
+from .arguments import Guard, When, parameters_of, public_signature, spread
 
-Kind = Literal["tensor", "list", "attr"]
-When = Callable[..., "bool | str"]
 Whens = When | tuple[When, ...] | None
-
-_KINDS: dict[str, Kind] = {
-    "Array": "tensor",
-    "Array | None": "tensor",
-    "Array | float": "tensor",
-    "Array | float | None": "tensor",
-    "Sequence[Array]": "list",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """One parameter of an op's reference.
-
-    `named` ones are keyword-only. `also` holds the alternatives of the annotation, such as "float" and "None".
-    """
-
-    name: str
-    kind: Kind
-    default: Any
-    named: bool
-    also: frozenset[str]
-
-
-class Guard:
-    """What a kernel demands of its inputs: functions of some of the op's arguments each, asked in turn."""
-
-    __slots__ = ("_asks", "names")
-
-    def __init__(self, *asks: When) -> None:
-        self._asks = [(ask, tuple(inspect.signature(ask).parameters)) for ask in asks]
-        self.names = frozenset(n for _, names in self._asks for n in names)
-
-    def rejection(self, arrays: Mapping[str, Any]) -> str:
-        """Why the kernel cannot take `arrays`, the op's arguments by name; "" if it can."""
-        for ask, names in self._asks:
-            verdict = ask(*[arrays[n] for n in names])
-            reason = verdict if isinstance(verdict, str) else "" if verdict else "declined by its condition"
-            if reason:
-                return reason
-        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +138,7 @@ class Op:
         self.multiple = multiple
         self.mutates = mutates
         self.rounds_scalars = rounds_scalars
-        self.params = _parameters(fn, skip_first=not composite)
+        self.params = parameters_of(fn, skip_first=not composite)
         self.names = tuple(p.name for p in self.params)
         self.positional = tuple(p.name for p in self.params if not p.named)
         self.tensor_names = tuple(p.name for p in self.params if p.kind != "attr")
@@ -205,7 +164,7 @@ class Op:
         self._errors: tuple[ErrorSample, ...] = ()
         self.__doc__ = fn.__doc__
         self.__name__ = self.name
-        self.__signature__ = _public_signature(fn, skip_first=not composite)
+        self.__signature__ = public_signature(fn, skip_first=not composite)
         if self.name in REGISTRY:
             raise ValueError(f"op {self.name}: declared twice")
         REGISTRY[self.name] = self
@@ -266,6 +225,7 @@ class Op:
         """
 
         def declare(fn: Callable[..., Any]) -> None:
+            fn = spread(fn)
             names = tuple(inspect.signature(fn).parameters)[1:]
             if unknown := set(names).difference(self.names):
                 raise TypeError(f"{self.name}.cuda: no arguments named {', '.join(sorted(unknown))}")
@@ -285,6 +245,7 @@ class Op:
 
     def _formula(self, args: tuple[str, ...], fn: Callable[..., Any], impl: str, when: Whens, accumulates: bool) -> VJP:
         self._check_names("vjp", args)
+        fn = spread(fn)
         names = list(inspect.signature(fn).parameters)[2:]
         takes = frozenset(names) & VJP_EXTRAS
         names = [n for n in names if n not in VJP_EXTRAS]
@@ -427,27 +388,3 @@ def composite(
     return lambda fn: Op(
         fn, composite=True, torch=torch, aux=aux, data_movement=False, multiple=multiple, mutates=mutates
     )
-
-
-def _parameters(fn: Callable[..., Any], skip_first: bool) -> tuple[Argument, ...]:
-    found = list(inspect.signature(fn).parameters.values())[1 if skip_first else 0 :]
-    return tuple(
-        Argument(
-            p.name,
-            _kind(str(p.annotation)),
-            p.default,
-            p.kind is inspect.Parameter.KEYWORD_ONLY,
-            frozenset(str(p.annotation).split(" | ")),
-        )
-        for p in found
-    )
-
-
-def _kind(annotation: str) -> Kind:
-    normal = annotation.replace("Tensor", "Array")
-    return _KINDS.get(normal, "attr")
-
-
-def _public_signature(fn: Callable[..., Any], skip_first: bool) -> inspect.Signature:
-    signature = inspect.signature(fn)
-    return signature.replace(parameters=list(signature.parameters.values())[1 if skip_first else 0 :])

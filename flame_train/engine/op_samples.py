@@ -76,7 +76,18 @@ def no_such_dim(*rest: Any) -> ErrorSample:
 def materialise(
     op: Op, s: Sample, rng: np.random.Generator, dtype: DType = float64, device: str = "cpu"
 ) -> dict[str, Any]:
-    """The sample's arguments by name with Tensors drawn for the tensor ones; floats get `dtype`."""
+    """The sample's arguments by name with Tensors drawn for the tensor ones; floats get `dtype`.
+
+    Args:
+        op: the op.
+        s: the sample.
+        rng: draws the values.
+        dtype: the dtype of floats.
+        device: the device of the tensors.
+
+    Returns:
+        The arguments by name.
+    """
     bound = op.bind(s.args, s.kwargs)
     for name in op.tensor_names:
         value = bound[name]

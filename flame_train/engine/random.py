@@ -62,6 +62,17 @@ def bits(xp: Namespace, seed: int, stream: int, step: Array | int, sample_index:
 
     `seed` has 64 bits, `stream`, `step` and the indices 32. A sample's words do not depend on the other
     samples, and fewer of them are a prefix of more.
+
+    Args:
+        xp: the array namespace.
+        seed: 64 bits.
+        stream: 32 bits: what the numbers are for.
+        step: 32 bits.
+        sample_index: whole numbers (B,).
+        count: words of a sample.
+
+    Returns:
+        uint32 (B, count).
     """
     block = xp.arange(-(-count // 4), dtype=np.uint64)
     return blocks_of_bits(xp, seed, stream, step, sample_index, block)[:, :count]
@@ -70,7 +81,15 @@ def bits(xp: Namespace, seed: int, stream: int, step: Array | int, sample_index:
 def blocks_of_bits(
     xp: Namespace, seed: int, stream: int, step: Array | int, sample_index: Array, block: Array
 ) -> Array:
-    """uint32 (B, 4 n): words 4 b to 4 b + 3 of what `bits` draws, for each b of `block` (n,), uint64 below 2^32."""
+    """uint32 (B, 4 n): words 4 b to 4 b + 3 of what `bits` draws, for each b of `block` (n,), uint64 below 2^32.
+
+    Args:
+        xp, seed, stream, step, sample_index: as in `bits`.
+        block: (n,), uint64.
+
+    Returns:
+        uint32 (B, 4 n).
+    """
     kernels = backend_of(sample_index).kernels
     if kernels is not None:
         return _words_on_gpu(kernels, seed, stream, step, sample_index, block)

@@ -48,13 +48,13 @@ def call(node: Node, formula: VJP, g: Any, extras: dict[str, Any]) -> Any:
     """What a formula returns for gradients `g` of the outputs; computed in fp32 or fp64 if it asks for that."""
     assert node.saved is not None
     values = [_materialized(node.saved[n]) for n in formula.names]
-    asked = {n: extras[n] for n in formula.takes}
+    given = {n: extras[n] for n in formula.takes}
     if formula.impl != "reference":
         k = node.backend.kernels
-        return formula.fn(k, k.aligned(g), *values, **asked)
+        return formula.fn(k, k.aligned(g), *values, **given)
     if formula.promotes:
         g, *values = (_promoted(v) for v in (g, *values))
-    return formula.fn(node.backend.references, g, *values, **asked)
+    return formula.fn(node.backend.references, g, *values, **given)
 
 
 def along_edge(found: Any, item: int | None) -> Array | None:

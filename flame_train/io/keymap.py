@@ -233,10 +233,26 @@ class Pulled:
     unknown: tuple[str, ...] = ()
 
 
+Line = tuple[str, str | tuple[str, ...], Op]
+"""A line of a table: a name, the name or names that it becomes, and how."""
+
+
+def lines(text: str) -> tuple[Line, ...]:
+    """A table's lines as text: a name, an arrow, what it becomes, and in brackets the op unless that is COPY."""
+    found = []
+    for line in text.strip().splitlines():
+        source, targets = line.split("->")
+        *names, last = targets.split()
+        op = Op[last[1:-1].upper()] if last.startswith("[") else Op.COPY
+        names += [] if last.startswith("[") else [last]
+        found.append((source.strip(), tuple(names), op))
+    return tuple(found)
+
+
 def table(
-    direct: Iterable[tuple[str, str | tuple[str, ...], Op]] = (),
+    direct: Iterable[Line] = (),
     prefixes: Iterable[tuple[str, str, str]] = (),
-    suffixes: Mapping[str, Iterable[tuple[str, str | tuple[str, ...], Op]]] | None = None,
+    suffixes: Mapping[str, Iterable[Line]] | None = None,
 ) -> tuple[Rule, ...]:
     """Rules from whole names, and from prefixes each combined with the suffixes of the kind it names."""
     lines = list(direct)

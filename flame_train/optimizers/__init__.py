@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 from flame_train.settings import Table, entries_in
 
 from .kind import OptimizerKind
 
 OPTIMIZERS: Table[OptimizerKind] = Table(
-    "name", "optimizer", entries_in(sys.modules[__name__], OptimizerKind), "adamw", aka=("optimizer_type",)
+    "name", "optimizer", entries_in(__name__, OptimizerKind), "adamw", aka=("optimizer_type",)
 )
 
 __all__ = ["OPTIMIZERS", "OptimizerKind"]

@@ -8,9 +8,8 @@ too: `tiles` in a style of their own, a star, stripes. The model has seen neithe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -54,23 +53,25 @@ _GROUNDS: Final = (*TEXTURES, "striped")
 _NAMES: Final = tuple(COLOURS)
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """One thing: its kind, colour, radius in pixels and middle (x, y) in pixels."""
+class Shape(NamedTuple):
+    """One thing that is drawn."""
 
     kind: str
     colour: str
     radius: float
+    """In pixels."""
     centre: tuple[float, float]
+    """(x, y) in pixels."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """One image: its background, one or two shapes, and the sentence about it."""
+class Scene(NamedTuple):
+    """One image."""
 
     ground: str
+    """The background's colour."""
     texture: str
     shapes: tuple[Shape, ...]
+    """One or two."""
     caption: str
 
 

@@ -17,7 +17,7 @@ from flame_train.data.tokenizers.clip import CHUNK
 from flame_train.diffusion.losses import LOSSES
 from flame_train.diffusion.noise import Noise
 from flame_train.diffusion.objectives import Objective
-from flame_train.diffusion.samplers import ddim, euler
+from flame_train.diffusion.samplers import SamplerConfig, ddim, euler
 from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.diffusion.timestep_sampling import TIMESTEP_SAMPLINGS
 from flame_train.diffusion.weightings import WEIGHTINGS
@@ -80,7 +80,7 @@ class SdxlModel(Model):
         schedule = noise_schedule(loss)
         schedule.timesteps(steps)
         draw = {"euler": euler, "ddim": ddim}[sampler]
-        return partial(draw, schedule=schedule, steps=steps, prediction=model.prediction)
+        return partial(draw, config=SamplerConfig(schedule, steps, model.prediction))
 
     def size_conditioning(self, placement: Placement) -> Example:
         return {"time_ids": np.asarray(placement.time_ids, np.int32)}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from flame_train.settings import Table, entries_in
 
 from .kind import ScheduleKind
@@ -11,7 +9,7 @@ from .kind import ScheduleKind
 SCHEDULES: Table[ScheduleKind] = Table(
     "name",
     "shape after the warm-up",
-    entries_in(sys.modules[__name__], ScheduleKind),
+    entries_in(__name__, ScheduleKind),
     "cosine",
     aka=("lr_scheduler", "lr_scheduler_type"),
 )

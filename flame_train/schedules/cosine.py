@@ -32,4 +32,4 @@ class CosineRestarts(ScheduleKind):
         return {"cycles": f"expected at most the {steps} steps that the warm-up leaves, got {self.cycles}"}
 
     def build(self, total: int, warmup: int, min_lr: float) -> Schedule:
-        return Schedule("cosine_restarts", total, warmup, self.cycles, min_lr=min_lr)
+        return Schedule("cosine_restarts", total, warmup, cycles=self.cycles, min_lr=min_lr)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 from flame_train.settings import entries_in
 
 from .encoder import EncoderKeys, Ids, TextEncoder, too_long
 
-ENCODER_KEYS: tuple[type[EncoderKeys], ...] = tuple(entries_in(sys.modules[__name__], EncoderKeys))
+ENCODER_KEYS: tuple[type[EncoderKeys], ...] = tuple(entries_in(__name__, EncoderKeys))
 
 __all__ = ["ENCODER_KEYS", "EncoderKeys", "Ids", "TextEncoder", "too_long"]

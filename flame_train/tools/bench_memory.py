@@ -24,7 +24,7 @@ def run(trial: Trial) -> dict[str, Any]:
     p = prepare(trial)
     s, arena = p.state, p.state.optimizer.arena
     loss = batch_loss(s.denoiser, s.objective, s.dtype, s.seed, p.batch)
-    frozen = [part for _, w in p.network.weights() for part in ([w] if isinstance(w, Tensor) else [w.codes, w.scales])]
+    frozen = [part for _, w in p.network.weights() for part in ([w] if isinstance(w, Tensor) else [w.data, w.scales])]
     kept = saved_by_op(loss, besides=[*frozen, arena.compute_values])
     del loss
     with memory_report() as report:

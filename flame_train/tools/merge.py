@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -26,23 +26,27 @@ from flame_train.training.stop import StopRequest
 
 MERGED_KEY: Final = "flame_train.merged"
 
+Counts = dict[str, int]
+"""Component -> number of modules."""
 
-@dataclass(frozen=True, slots=True)
-class MergeReport:
-    """What was merged. `modules`: component -> count; `skipped`: those of components that the base lacks."""
+
+class MergeReport(NamedTuple):
+    """What was merged."""
 
     base: Path
     lora: Path
     out: Path
     strength: float
-    modules: dict[str, int]
-    skipped: dict[str, int]
+    modules: Counts
+    skipped: Counts
+    """Those of components that the base lacks."""
     changed_tensors: int
     dropped_metadata: tuple[str, ...]
+    """Keys of the base's metadata that no longer hold."""
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
-        return asdict(self) | {"base": str(self.base), "lora": str(self.lora), "out": str(self.out)}
+        return self._asdict() | {"base": str(self.base), "lora": str(self.lora), "out": str(self.out)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flame_train.diffusion.samplers import ddim, euler, guided
+from flame_train.diffusion.samplers import SamplerConfig, ddim, euler, guided
 from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.engine import Tensor, tensor
 from flame_train.errors import ConfigError
@@ -36,7 +36,7 @@ def oracle(prediction: str) -> Any:
 @pytest.mark.parametrize("spacing", ["leading", "trailing"])
 @pytest.mark.parametrize("sampler", [ddim, euler])
 def test_the_perfect_denoiser_leads_to_its_image(sampler: Any, spacing: str, prediction: str) -> None:
-    out = sampler(oracle(prediction), noise(), 0.7, SDXL, 8, prediction=prediction, spacing=spacing)
+    out = sampler(oracle(prediction), noise(), 0.7, SamplerConfig(SDXL, 8, prediction, spacing))
     left = 1e-4 if sampler is euler else 4 * math.sqrt(1 - SDXL.alphas_cumprod[0])
     np.testing.assert_allclose(out.numpy(), 0.7, atol=left)
 
@@ -51,7 +51,7 @@ def test_samplers_are_pure_and_record_nothing(sampler: Any) -> None:
         assert t.shape == (2,)
         return x * weight * 0.5
 
-    first, second = (sampler(denoise, start, None, SDXL, 5) for _ in range(2))
+    first, second = (sampler(denoise, start, None, SamplerConfig(SDXL, 5)) for _ in range(2))
     np.testing.assert_array_equal(first.numpy(), second.numpy())
     np.testing.assert_array_equal(start.numpy(), before)
     assert not first.requires_grad
@@ -79,4 +79,4 @@ def test_guidance_extrapolates_in_one_batch_and_a_guidance_of_one_asks_for_the_w
 @pytest.mark.parametrize("sampler", [ddim, euler])
 def test_steps_that_do_not_fit_are_refused(sampler: Any, steps: int) -> None:
     with pytest.raises(ConfigError, match=r"sample\.steps"):
-        sampler(oracle("epsilon"), noise(), 0.0, SDXL, steps)
+        sampler(oracle("epsilon"), noise(), 0.0, SamplerConfig(SDXL, steps))

@@ -51,7 +51,7 @@ def test_unet_arch_is_read_back(arch):
 
 @pytest.mark.parametrize("arch", [VaeArch.sdxl(), VaeArch.tiny(), replace(VaeArch.sdxl(), latent_channels=16)])
 def test_vae_arch_is_read_back(arch):
-    assert VaeArch.from_shapes(Vae(arch).shapes(), arch.scaling_factor) == arch
+    assert VaeArch.from_shapes(Vae(arch).shapes(), arch) == arch
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_what_is_stored_in_two_ways_is_not_joined() -> None:
     unet = loaded("sdxl", "weights", dtype=float32)
     q, k, v = next(group for group in unet.fusable_groups() if len(group) == 3)
     k.weight = Frozen(k.weight.dequantize(float32).data)
-    v.weight = nn.Fp8Weight(v.weight.codes, v.weight.scales, dynamic=True)
+    v.weight = nn.Fp8Weight(v.weight.data, v.weight.scales, dynamic=True)
     unet.pack_contiguous()
     names = [n for n, m in unet.named_modules() if m in (q, k, v)]
     attach(unet, names, rank=2, alpha=2.0, seed=0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flame_train.diffusion.objectives import Objective
-from flame_train.diffusion.samplers import ddim, euler, guided
+from flame_train.diffusion.samplers import SamplerConfig, ddim, euler, guided
 from flame_train.diffusion.schedules import NoiseSchedule
 from flame_train.diffusion.weightings.min_snr import MinSnr
 from flame_train.engine import Tensor, tensor
@@ -97,8 +97,8 @@ def test_trajectories(sampler: Any, kind: str, steps: int, spacing: str, predict
 
     both = np.repeat(np.array([0.2, -0.1], np.float32), 2).reshape(4, 1, 1, 1)
     result = sampler(
-        guided(watched, 3.0), tensor(start()), tensor(both), NoiseSchedule.scaled_linear(), steps,
-        prediction=prediction, spacing=spacing,
+        guided(watched, 3.0), tensor(start()), tensor(both),
+        SamplerConfig(NoiseSchedule.scaled_linear(), steps, prediction, spacing),
     )  # fmt: skip
     assert len(way) == steps
     for mine, expected in [*zip(way, expected_way, strict=True), (result.numpy(), x.numpy())]:
@@ -113,7 +113,7 @@ def test_euler_on_zero_terminal_snr() -> None:
         seen = reference.scale_model_input(x, t)
         x = reference.step(toy(seen, torch.full((2,), float(t)), 0.2), t, x).prev_sample
     schedule = NoiseSchedule.scaled_linear().zero_terminal_snr()
-    result = euler(toy_flame, tensor(start()), 0.2, schedule, 10, prediction="v", spacing="trailing")
+    result = euler(toy_flame, tensor(start()), 0.2, SamplerConfig(schedule, 10, "v", "trailing"))
     np.testing.assert_allclose(result.numpy(), x.numpy(), rtol=1e-4, atol=1e-4)
 
 

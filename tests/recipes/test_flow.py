@@ -196,8 +196,8 @@ def test_the_blocks_that_a_config_chooses_are_checkpointed(
 @pytest.mark.parametrize(
     ("family", "transformer", "steps", "guidance", "classifier_free"),
     [
-        ("sd3", lambda: Mmdit(MmditArch(width=64, depth=2, head_dim=32, positions=12)), 28, 7.0, 7.0),
-        ("sd3", lambda: Mmdit(MmditArch(width=64, depth=2, head_dim=32, positions=12, qk_norm=True)), 28, 3.5, 3.5),
+        ("sd3", lambda: Mmdit(MmditArch.tiny(qk_norm=False, dual=())), 28, 7.0, 7.0),
+        ("sd3", lambda: Mmdit(MmditArch.tiny(dual=())), 28, 3.5, 3.5),
         ("sd3", lambda: Mmdit(MmditArch.tiny()), 28, 4.5, 4.5),
         ("flux", lambda: Flux(FluxArch.tiny()), 28, 3.5, 1.0),
         ("flux", lambda: Flux(FluxArch.tiny(guidance=False)), 4, 1.0, 1.0),

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 from flame_train.settings import Table, entries_in
 
 from .kind import Adapter, AdapterKind, Factors, Layer, Make
 
 ADAPTERS: Table[AdapterKind] = Table(
-    "kind",
-    "kind of adapter",
-    entries_in(sys.modules[__name__], AdapterKind),
-    "lora",
-    aka=("network_module", "network_type"),
+    "kind", "kind of adapter", entries_in(__name__, AdapterKind), "lora", aka=("network_module", "network_type")
 )
 
 __all__ = ["ADAPTERS", "Adapter", "AdapterKind", "Factors", "Layer", "Make"]

@@ -167,7 +167,7 @@ class LoraAdapter:
         residual: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """The outputs of layers stored in 8 bits, with their updates."""
-        stored = [w.codes for w in weights], [w.scales for w in weights]
+        stored = [w.data for w in weights], [w.scales for w in weights]
         downs, ups = zip(*[a.compute(x) for a in loras], strict=True)
         outputs: tuple[Tensor, ...] = F.fp8_lora_linears(
             x, *stored, downs, ups, self.scale, bias, residual, dynamic=weights[0].dynamic

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 from flame_train.settings import Table, entries_in
 
 from .kind import LossKind, NoiseLevel
 
-LOSSES: Table[LossKind] = Table(
-    "kind", "loss function", entries_in(sys.modules[__name__], LossKind), "mse", aka=("loss_type",)
-)
+LOSSES: Table[LossKind] = Table("kind", "loss function", entries_in(__name__, LossKind), "mse", aka=("loss_type",))
 
 __all__ = ["LOSSES", "LossKind", "NoiseLevel"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 from flame_train.diffusion.streams import Stream
@@ -12,9 +11,7 @@ from flame_train.settings import Section, entries_in
 
 from .kind import NoiseKind
 
-NOISE_KINDS: tuple[type[NoiseKind], ...] = tuple(
-    sorted(entries_in(sys.modules[__name__], NoiseKind), key=lambda kind: kind.order)
-)
+NOISE_KINDS: tuple[type[NoiseKind], ...] = tuple(sorted(entries_in(__name__, NoiseKind), key=lambda kind: kind.order))
 
 
 @dataclass(frozen=True, slots=True)

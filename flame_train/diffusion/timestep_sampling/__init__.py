@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from flame_train.settings import Table, entries_in
 
 from .kind import Stream, TimestepSampling
@@ -11,7 +9,7 @@ from .kind import Stream, TimestepSampling
 TIMESTEP_SAMPLINGS: Table[TimestepSampling] = Table(
     "timestep_sampling",
     "how noise levels are drawn; auto: the family's own",
-    entries_in(sys.modules[__name__], TimestepSampling),
+    entries_in(__name__, TimestepSampling),
     "auto",
     aka=("timesteps", "timestep_type", "weighting_scheme"),
 )

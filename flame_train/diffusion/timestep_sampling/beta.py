@@ -24,18 +24,10 @@ class Beta(TimestepSampling):
     name = "beta"
 
     beta_a: float = field(
-        2.0,
-        "first number of the beta distribution; larger: more noise",
-        ge=0.5,
-        le=100,
-        aka=("flow_beta_schedule_alpha",),
+        2.0, "first number of the distribution; larger: more noise", ge=0.5, le=100, aka=("flow_beta_schedule_alpha",)
     )
     beta_b: float = field(
-        2.0,
-        "second number of the beta distribution; larger: less noise",
-        ge=0.5,
-        le=100,
-        aka=("flow_beta_schedule_beta",),
+        2.0, "second number of the distribution; larger: less noise", ge=0.5, le=100, aka=("flow_beta_schedule_beta",)
     )
 
     def on(self, device: str) -> Callable[[Rng], Array]:

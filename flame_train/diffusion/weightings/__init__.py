@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 from flame_train.settings import Table, entries_in
 
 from .kind import Weighting
 
 WEIGHTINGS: Table[Weighting] = Table(
-    "weighting", "weight of a noise level in the loss", entries_in(sys.modules[__name__], Weighting), "none"
+    "weighting", "weight of a noise level in the loss", entries_in(__name__, Weighting), "none"
 )
 
 __all__ = ["WEIGHTINGS", "Weighting"]

@@ -18,6 +18,18 @@ class MultiheadAttention(Module):
 
     Weights are named as in PyTorch: `in_proj_weight` (3 E, E) for query, key and value together, or `q_proj_weight`,
     `k_proj_weight`, `v_proj_weight` where key or value have a width of their own; `in_proj_bias`; `out_proj`.
+
+    Args:
+        embed_dim: the width E of queries and of the result.
+        num_heads: heads, which divide E.
+        dropout: the probability with which a weight is dropped.
+        bias: whether the projections have biases.
+        kdim, vdim: widths of keys and values; None: E.
+        batch_first: whether the batch is the first dim.
+
+    Raises:
+        ShapeError: heads that do not divide the width.
+        ValueError: a dropout outside of [0, 1].
     """
 
     in_proj_weight: Tensor
@@ -83,6 +95,21 @@ class MultiheadAttention(Module):
         probability `dropout`: `rng`, of as many samples as the batch, and `stream` say which, as in `dropout`.
 
         Raises ShapeError for inputs and masks of other shapes, TypeError for a mask neither bool nor floating.
+
+        Args:
+            query: (L, B, E).
+            key: (S, B, kdim).
+            value: (S, B, vdim).
+            key_padding_mask: (B, S), or None.
+            need_weights: whether the weights are wanted.
+            attn_mask: (L, S) or (B * heads, L, S), or None.
+            average_attn_weights: whether they are averaged over heads.
+            is_causal: whether a query attends to no later keys.
+            training: whether weights are dropped.
+            rng, stream: say which, as in `dropout`.
+
+        Returns:
+            The values in the shape of query; and the weights (B, L, S) or (B, heads, L, S), or None.
         """
         p = self.dropout if training else 0.0
         single = query.ndim == 2
@@ -109,7 +136,16 @@ class MultiheadAttention(Module):
     def _check(
         self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, attn_mask: Tensor | None
     ) -> None:
-        """Raises for what does not fit, before a reshape makes it fit."""
+        """Raises for what does not fit, before a reshape makes it fit.
+
+        Args:
+            query, key, value: as in `forward`.
+            padding, attn_mask: its masks.
+
+        Raises:
+            ShapeError: shapes do not fit.
+            TypeError: a mask neither bool nor floating.
+        """
         shapes = [t.shape for t in (query, key, value)]
         if {len(s) for s in shapes} not in ({2}, {3}):
             raise ShapeError(

@@ -36,41 +36,41 @@ def check_fp8(fp8: Fp8, device: str, dtype: DType | str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Weight:
-    """A weight (out, in) as `fp8_quantize` stores it: `codes` (out, in) and `scales` (out,). See `ops/fp8.py`.
+    """A weight (out, in) as `fp8_quantize` stores it: `data` (out, in) and `scales` (out,). See `ops/linear/fp8.py`.
 
-    It is no Tensor, so that no op mistakes the codes for numbers. With `dynamic` the layer's inputs and gradients are
+    It is no Tensor, so that no op takes the data for numbers. With `dynamic` the layer's inputs and gradients are
     rounded to 8 bits for its products, too.
     """
 
-    codes: Tensor
+    data: Tensor
     scales: Tensor
     dynamic: bool
 
     @classmethod
     def of(cls, weight: Tensor, dynamic: bool) -> Self:
         """`weight`, rounded to 8 bits."""
-        codes, scales = F.fp8_quantize(weight)
-        return cls(Frozen(codes.data), Frozen(scales.data), dynamic)
+        data, scales = F.fp8_quantize(weight)
+        return cls(Frozen(data.data), Frozen(scales.data), dynamic)
 
     @classmethod
     def joined(cls, weights: Sequence[Fp8Weight]) -> list[Self]:
         """Weights of one shape, moved next to each other in memory, so that one product can read them all."""
-        blocks = [F.stack([getattr(w, part) for w in weights]).data for part in ("codes", "scales")]
+        blocks = [F.stack([getattr(w, part) for w in weights]).data for part in ("data", "scales")]
         return [cls(Frozen(c), Frozen(s), w.dynamic) for c, s, w in zip(*blocks, weights, strict=True)]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.codes.shape
+        return self.data.shape
 
     @property
     def device(self) -> str:
-        return self.codes.device
+        return self.data.device
 
     @property
     def nbytes(self) -> int:
-        return int(self.codes.data.nbytes + self.scales.data.nbytes)
+        return int(self.data.data.nbytes + self.scales.data.nbytes)
 
     def dequantize(self, dtype: DType) -> Tensor:
         """The decoded weight (out, in), in `dtype`."""
-        made: Tensor = F.fp8_dequantize(self.codes, self.scales, dtype)
+        made: Tensor = F.fp8_dequantize(self.data, self.scales, dtype)
         return made

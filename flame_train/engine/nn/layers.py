@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ...errors import ShapeError
 from .. import functional as F
-from ..ops.conv.conv import Padding, Pair
+from ..ops.conv.geometry import Padding, Pair
 from ..tensor import Parameter, Tensor
 from .fp8 import Fp8Weight
 from .module import Module, compute_copy, param
@@ -44,7 +44,7 @@ class Linear(Module):
         w, b = compute_copy(self.weight), compute_copy(self.bias)
         if isinstance(w, Fp8Weight):
             alike = residual if residual is not None and residual.dtype == x.dtype else None
-            y: Tensor = F.fp8_linear(x, w.codes, w.scales, b, alike, dynamic=w.dynamic)
+            y: Tensor = F.fp8_linear(x, w.data, w.scales, b, alike, dynamic=w.dynamic)
             return y if residual is alike else y + residual
         if residual is not None:
             return F.linear_add(x, w, b, residual)
@@ -69,14 +69,41 @@ def grouped_linear(layers: Sequence[Linear], x: Tensor) -> tuple[Tensor, ...]:
     return joined if joined is not None else tuple(layer(x) for layer in layers)
 
 
-class Conv2d(Module):
-    """2-D convolution over channels-last activations (B, H, W, C).
+class _Convolution(Module):
+    """The weight and the bias of a convolution. Raises ShapeError for channels that groups do not divide.
 
-    weight is (out, in / groups, kh, kw) as in checkpoints. Raises ShapeError for channels that groups do not divide.
+    Args:
+        channels: of input and output.
+        kernel_size: pixels, one number or (h, w).
+        groups: groups of channels that do not mix.
+        bias: whether there is one.
+        transposed: whether it is a transposed convolution.
     """
 
     weight: Tensor
     bias: Tensor | None
+
+    def __init__(
+        self, channels: tuple[int, int], kernel_size: Pair, groups: int, bias: bool, transposed: bool = False
+    ) -> None:
+        self.kernel_size = _kernel(self, *channels, kernel_size, groups)
+        (self.in_channels, self.out_channels), self.groups = channels, groups
+        outer, inner = channels if transposed else channels[::-1]
+        self.weight = param(outer, inner // groups, *self.kernel_size)
+        self.bias = param(self.out_channels, init="zeros") if bias else None
+
+
+class Conv2d(_Convolution):
+    """2-D convolution over channels-last activations (B, H, W, C).
+
+    weight is (out, in / groups, kh, kw) as in checkpoints.
+
+    Args:
+        in_channels, out_channels: channels of input and output.
+        kernel_size, stride, padding, dilation: pixels, one number or (h, w).
+        groups: groups of channels that do not mix.
+        bias: whether there is one.
+    """
 
     def __init__(
         self,
@@ -90,11 +117,8 @@ class Conv2d(Module):
         *,
         bias: bool = True,
     ) -> None:
-        self.kernel_size = _kernel(self, in_channels, out_channels, kernel_size, groups)
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        self.weight = param(out_channels, in_channels // groups, *self.kernel_size)
-        self.bias = param(out_channels, init="zeros") if bias else None
+        super().__init__((in_channels, out_channels), kernel_size, groups, bias)
+        self.stride, self.padding, self.dilation = stride, padding, dilation
         self.adapter: LayerAdapter | None = None
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
@@ -104,14 +128,15 @@ class Conv2d(Module):
         return self.adapter(self, x_BHWC)
 
 
-class ConvTranspose2d(Module):
+class ConvTranspose2d(_Convolution):
     """Transposed 2-D convolution over channels-last activations (B, H, W, C).
 
-    weight is (in, out / groups, kh, kw) as in checkpoints. Raises ShapeError for channels that groups do not divide.
-    """
+    weight is (in, out / groups, kh, kw) as in checkpoints.
 
-    weight: Tensor
-    bias: Tensor | None
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, groups, bias, dilation: as in `Conv2d`.
+        output_padding: pixels added to the output at its ends.
+    """
 
     def __init__(
         self,
@@ -126,12 +151,9 @@ class ConvTranspose2d(Module):
         bias: bool = True,
         dilation: Pair = 1,
     ) -> None:
-        self.kernel_size = _kernel(self, in_channels, out_channels, kernel_size, groups)
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.stride, self.padding, self.output_padding = stride, padding, output_padding
-        self.dilation, self.groups = dilation, groups
-        self.weight = param(in_channels, out_channels // groups, *self.kernel_size)
-        self.bias = param(out_channels, init="zeros") if bias else None
+        super().__init__((in_channels, out_channels), kernel_size, groups, bias, transposed=True)
+        self.stride, self.padding, self.dilation = stride, padding, dilation
+        self.output_padding = output_padding
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         w, b = compute_copy(self.weight), compute_copy(self.bias)
@@ -204,7 +226,21 @@ class Embedding(Module):
 
 
 def _kernel(layer: Module, in_channels: int, out_channels: int, kernel_size: Pair, groups: int) -> tuple[int, int]:
-    """A convolution's kernel as height and width, if all its sizes are sizes and fit each other."""
+    """A convolution's kernel as height and width, if all its sizes are sizes and fit each other.
+
+    Args:
+        layer: is named in messages.
+        in_channels, out_channels: channels of input and output.
+        kernel_size: one number or (h, w).
+        groups: groups of channels that do not mix.
+
+    Returns:
+        (h, w).
+
+    Raises:
+        TypeError: a size that is no integer.
+        ShapeError: channels that groups do not divide.
+    """
     kernel = kernel_size if isinstance(kernel_size, tuple) else (kernel_size, kernel_size)
     if len(kernel) != 2:
         raise TypeError(f"{type(layer).__name__}: expected an int kernel_size, or two, got {kernel_size!r}")

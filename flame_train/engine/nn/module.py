@@ -244,6 +244,19 @@ def load(
     Raises `ModelFileError` listing every missing, unexpected and mis-shaped tensor of the component `what` before
     anything is read, for one that holds whole numbers, and afterwards, with `check_finite`, naming those that hold NaN
     or infinity, in `dtype`. Raises what `check_fp8` does, and TypeError for a source that is none.
+
+    Args:
+        module: the declared weights.
+        source: where they are read.
+        dtype: the dtype they get.
+        device: the device they go to.
+        what: the component's name in messages.
+        check_finite: whether NaN and infinity are refused.
+        fp8: how quantizable layers are stored.
+
+    Raises:
+        ModelFileError: tensors are missing, unexpected, of another shape, or not finite.
+        TypeError: a source that is none.
     """
     if not hasattr(source, "shapes"):
         raise TypeError(f"load: expected what has shapes and read(), such as a SafetensorsFile, got {kind_of(source)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -29,16 +29,22 @@ class Schedule:
     The formulas are those of transformers' get_constant_with_warmup, get_linear, get_cosine (half a cosine),
     get_cosine_with_hard_restarts, get_polynomial_decay and get_inverse_sqrt schedules; update number 0 of a warm-up has
     rate 0, as there. `min_lr` lifts every decay as get_cosine_with_min_lr does: min_lr + (peak - min_lr) * factor.
-    The inverse square root comes near `min_lr` without end; `timescale` updates after the warm-up it is at 1 / sqrt 2.
+    The inverse square root comes near `min_lr` without end.
     """
 
     name: Name | Decay = "constant"
     total: int = 0
+    """Updates until the decay ends."""
     warmup: int = 0
+    """Updates of the rise."""
+    _: KW_ONLY
     cycles: int = 1
+    """How often cosine_restarts starts."""
     power: float = 1.0
+    """The exponent of polynomial."""
     min_lr: float = 0.0
     timescale: int = 10_000
+    """Updates after which inverse_sqrt has fallen to 1 / sqrt 2."""
 
     def __post_init__(self) -> None:
         if not callable(self.name) and self.name not in get_args(Name):

@@ -8,26 +8,25 @@ from __future__ import annotations
 
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Op, Rule, table
+from flame_train.io.keymap import KeyMap, Op, Rule, lines, table
 
-_QKV: Final = ("q_proj", "k_proj", "v_proj")
-_LAYER: Final[tuple[tuple[str, str | tuple[str, ...], Op], ...]] = (
-    ("ln_1.{p}", "layer_norm1.{p}", Op.COPY),
-    ("ln_2.{p}", "layer_norm2.{p}", Op.COPY),
-    ("attn.in_proj_weight", tuple(f"self_attn.{part}.weight" for part in _QKV), Op.ROWS),
-    ("attn.in_proj_bias", tuple(f"self_attn.{part}.bias" for part in _QKV), Op.ROWS),
-    ("attn.out_proj.{p}", "self_attn.out_proj.{p}", Op.COPY),
-    ("mlp.c_fc.{p}", "mlp.fc1.{p}", Op.COPY),
-    ("mlp.c_proj.{p}", "mlp.fc2.{p}", Op.COPY),
-)
-_ENDS: Final = (
-    ("token_embedding.weight", "text_model.embeddings.token_embedding.weight", Op.COPY),
-    ("positional_embedding", "text_model.embeddings.position_embedding.weight", Op.COPY),
-    ("ln_final.{p}", "text_model.final_layer_norm.{p}", Op.COPY),
-    ("text_projection", "text_projection.weight", Op.TRANSPOSE),
-)
+_LAYER: Final = lines("""
+    ln_1.{p} -> layer_norm1.{p}
+    ln_2.{p} -> layer_norm2.{p}
+    attn.in_proj_weight -> self_attn.q_proj.weight self_attn.k_proj.weight self_attn.v_proj.weight [rows]
+    attn.in_proj_bias -> self_attn.q_proj.bias self_attn.k_proj.bias self_attn.v_proj.bias [rows]
+    attn.out_proj.{p} -> self_attn.out_proj.{p}
+    mlp.c_fc.{p} -> mlp.fc1.{p}
+    mlp.c_proj.{p} -> mlp.fc2.{p}
+""")
+_ENDS: Final = lines("""
+    token_embedding.weight -> text_model.embeddings.token_embedding.weight
+    positional_embedding -> text_model.embeddings.position_embedding.weight
+    ln_final.{p} -> text_model.final_layer_norm.{p}
+    text_projection -> text_projection.weight [transpose]
+""")
 _NATIVE_PARTS: Final = (
-    *(f"encoder.layers.{{i}}.self_attn.{part}.{{p}}" for part in (*_QKV, "out_proj")),
+    *(f"encoder.layers.{{i}}.self_attn.{part}.{{p}}" for part in ("q_proj", "k_proj", "v_proj", "out_proj")),
     *(f"encoder.layers.{{i}}.{part}.{{p}}" for part in ("layer_norm1", "layer_norm2", "mlp.fc1", "mlp.fc2")),
     "embeddings.token_embedding.weight",
     "embeddings.position_embedding.weight",

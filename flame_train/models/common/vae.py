@@ -60,14 +60,13 @@ class VaeArch:
         )
 
     @classmethod
-    def from_shapes(
-        cls, shapes: Mapping[str, tuple[int, ...]], scaling_factor: float = 0.13025, shift_factor: float = 0.0
-    ) -> Self:
+    def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], published: VaeArch | None = None) -> Self:
         """The architecture of a file's autoencoder, from its native names and shapes.
 
-        Scale and shift are in no file: they belong to the family. Raises ModelFileError naming the tensor it looked
-        for in vain.
+        Scale and shift are in no file: they are those of `published`, the family's own, by default SDXL's. Raises
+        ModelFileError naming the tensor it looked for in vain.
         """
+        known = published or cls()
         blocks = [m for n in shapes if (m := re.match(r"encoder\.down\.(\d+)\.block\.(\d+)\.", n))]
         levels = sorted({int(m[1]) for m in blocks})
         channels = _shape(shapes, "encoder.conv_in.weight")[0]
@@ -77,8 +76,8 @@ class VaeArch:
             channel_mult=tuple(w // channels for w in widths),
             num_res_blocks=max((int(m[2]) for m in blocks), default=-1) + 1,
             latent_channels=_shape(shapes, "decoder.conv_in.weight")[1],
-            scaling_factor=scaling_factor,
-            shift_factor=shift_factor,
+            scaling_factor=known.scaling_factor,
+            shift_factor=known.shift_factor,
             quant_convs="quant_conv.weight" in shapes,
             groups=_groups(channels),
         )

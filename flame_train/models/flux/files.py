@@ -19,8 +19,7 @@ def _build(component: str, native: Mapping[str, Shape]) -> nn.Module:
     if component == "transformer":
         return Flux(FluxArch.from_shapes(native))
     if component == "vae":
-        published = VaeArch.flux()
-        return Vae(VaeArch.from_shapes(native, published.scaling_factor, published.shift_factor))
+        return Vae(VaeArch.from_shapes(native, VaeArch.flux()))
     if component == "text_encoder":
         return ClipTextEncoder(ClipArch.from_shapes(native, "quick_gelu"))
     return T5Encoder(T5Arch.from_shapes(native))

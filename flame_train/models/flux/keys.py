@@ -13,49 +13,51 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Op, Rule, beside_factors, table
+from flame_train.io.keymap import KeyMap, Op, Rule, beside_factors, lines, table
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
-from flame_train.io.resolve import Component, Layout, Resolved
+from flame_train.io.resolve import Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.common import keys_t5 as t5
+from flame_train.models.common.keys_transformer import transformer_component
 from flame_train.models.sdxl import keys as sdxl
 from flame_train.models.sdxl.keys_modules import clip_modules
 
 MLP_RATIO: Final = 4  # of the width, in every model of the family
 
-_ENDS: Final = (
-    ("img_in.{p}", "x_embedder.{p}", Op.COPY),
-    ("txt_in.{p}", "context_embedder.{p}", Op.COPY),
-    *(
-        (f"{here}_in.{first}_layer.{{p}}", f"time_text_embed.{there}_embedder.linear_{n}.{{p}}", Op.COPY)
-        for here, there in (("time", "timestep"), ("vector", "text"), ("guidance", "guidance"))
-        for n, first in ((1, "in"), (2, "out"))
-    ),
-    ("final_layer.linear.{p}", "proj_out.{p}", Op.COPY),
-    ("final_layer.adaLN_modulation.1.{p}", "norm_out.linear.{p}", Op.SWAP),
-)
-_DOUBLE: Final = (
-    ("img_mod.lin.{p}", "norm1.linear.{p}", Op.COPY),
-    ("img_attn.qkv.{p}", ("attn.to_q.{p}", "attn.to_k.{p}", "attn.to_v.{p}"), Op.ROWS),
-    ("img_attn.norm.query_norm.scale", "attn.norm_q.weight", Op.COPY),
-    ("img_attn.norm.key_norm.scale", "attn.norm_k.weight", Op.COPY),
-    ("img_attn.proj.{p}", "attn.to_out.0.{p}", Op.COPY),
-    ("img_mlp.0.{p}", "ff.net.0.proj.{p}", Op.COPY),
-    ("img_mlp.2.{p}", "ff.net.2.{p}", Op.COPY),
-    ("txt_mod.lin.{p}", "norm1_context.linear.{p}", Op.COPY),
-    ("txt_attn.qkv.{p}", ("attn.add_q_proj.{p}", "attn.add_k_proj.{p}", "attn.add_v_proj.{p}"), Op.ROWS),
-    ("txt_attn.norm.query_norm.scale", "attn.norm_added_q.weight", Op.COPY),
-    ("txt_attn.norm.key_norm.scale", "attn.norm_added_k.weight", Op.COPY),
-    ("txt_attn.proj.{p}", "attn.to_add_out.{p}", Op.COPY),
-    ("txt_mlp.0.{p}", "ff_context.net.0.proj.{p}", Op.COPY),
-    ("txt_mlp.2.{p}", "ff_context.net.2.{p}", Op.COPY),
-)
-_SINGLE: Final = (
-    ("modulation.lin.{p}", "norm.linear.{p}", Op.COPY),
-    ("linear2.{p}", "proj_out.{p}", Op.COPY),
-    ("norm.query_norm.scale", "attn.norm_q.weight", Op.COPY),
-    ("norm.key_norm.scale", "attn.norm_k.weight", Op.COPY),
-)
+_ENDS: Final = lines("""
+    img_in.{p} -> x_embedder.{p}
+    txt_in.{p} -> context_embedder.{p}
+    time_in.in_layer.{p} -> time_text_embed.timestep_embedder.linear_1.{p}
+    time_in.out_layer.{p} -> time_text_embed.timestep_embedder.linear_2.{p}
+    vector_in.in_layer.{p} -> time_text_embed.text_embedder.linear_1.{p}
+    vector_in.out_layer.{p} -> time_text_embed.text_embedder.linear_2.{p}
+    guidance_in.in_layer.{p} -> time_text_embed.guidance_embedder.linear_1.{p}
+    guidance_in.out_layer.{p} -> time_text_embed.guidance_embedder.linear_2.{p}
+    final_layer.linear.{p} -> proj_out.{p}
+    final_layer.adaLN_modulation.1.{p} -> norm_out.linear.{p} [swap]
+""")
+_DOUBLE: Final = lines("""
+    img_mod.lin.{p} -> norm1.linear.{p}
+    img_attn.qkv.{p} -> attn.to_q.{p} attn.to_k.{p} attn.to_v.{p} [rows]
+    img_attn.norm.query_norm.scale -> attn.norm_q.weight
+    img_attn.norm.key_norm.scale -> attn.norm_k.weight
+    img_attn.proj.{p} -> attn.to_out.0.{p}
+    img_mlp.0.{p} -> ff.net.0.proj.{p}
+    img_mlp.2.{p} -> ff.net.2.{p}
+    txt_mod.lin.{p} -> norm1_context.linear.{p}
+    txt_attn.qkv.{p} -> attn.add_q_proj.{p} attn.add_k_proj.{p} attn.add_v_proj.{p} [rows]
+    txt_attn.norm.query_norm.scale -> attn.norm_added_q.weight
+    txt_attn.norm.key_norm.scale -> attn.norm_added_k.weight
+    txt_attn.proj.{p} -> attn.to_add_out.{p}
+    txt_mlp.0.{p} -> ff_context.net.0.proj.{p}
+    txt_mlp.2.{p} -> ff_context.net.2.{p}
+""")
+_SINGLE: Final = lines("""
+    modulation.lin.{p} -> norm.linear.{p}
+    linear2.{p} -> proj_out.{p}
+    norm.query_norm.scale -> attn.norm_q.weight
+    norm.key_norm.scale -> attn.norm_k.weight
+""")
 _FUSED: Final = ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")
 
 
@@ -89,14 +91,9 @@ def _from_diffusers(_: Collection[str]) -> KeyMap:
 _SDXL: Final = {component.name: component for component in sdxl.COMPONENTS}
 _ELSEWHERE: Final = re.compile(r"text_encoders\.\w+\.(logit_scale|transformer\.text_projection\.weight)|model_ema\..*")
 COMPONENTS: Final = (
-    Component(
-        "transformer",
-        ("model.diffusion_model.", "transformer/", "diffusion_model."),
-        (
-            Layout("single-file", "double_blocks.", _native),
-            Layout("diffusers", "single_transformer_blocks.", _from_diffusers),
-        ),
-        re.compile(r"scaled_fp8|.*\.scale_input"),
+    transformer_component(
+        Layout("single-file", "double_blocks.", _native),
+        Layout("diffusers", "single_transformer_blocks.", _from_diffusers),
     ),
     _SDXL["vae"],
     replace(_SDXL["text_encoder"], prefixes=("text_encoders.clip_l.transformer.", "text_encoder/")),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -20,6 +20,7 @@ from flame_train.engine import functional as F
 from flame_train.engine.dtype import DType, compute_dtype, float16
 from flame_train.engine.nn import param
 from flame_train.errors import ModelFileError
+from flame_train.models.common.arch import TransformerArch
 from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.sdxl.transformer import feed_forward, linears_in
 
@@ -31,28 +32,23 @@ _EPS: Final = 1e-6
 _MOST: Final = 65504.0  # of fp16
 
 
-@dataclass(frozen=True, slots=True)
-class FluxArch:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FluxArch(TransformerArch):
     """Everything that decides the network's shapes. schnell differs from dev in that it is not told a guidance."""
 
-    width: int = 3072
-    depth: int = 19
-    single_depth: int = 38
-    head_dim: int = 128
-    channels: int = 16
-    context_dim: int = 4096
-    pooled_dim: int = 768
+    single_depth: int
+    """Blocks with one stream for image and text."""
     guidance: bool = True
 
     @classmethod
     def dev(cls) -> Self:
         """Flux.1 dev, and Krea dev."""
-        return cls()
+        return cls(width=3072, depth=19, single_depth=38, head_dim=128, pooled_dim=768)
 
     @classmethod
     def schnell(cls) -> Self:
         """Flux.1 schnell."""
-        return cls(guidance=False)
+        return replace(cls.dev(), guidance=False)
 
     @classmethod
     def tiny(cls, *, guidance: bool = True, context_dim: int = 32, pooled_dim: int = 32) -> Self:

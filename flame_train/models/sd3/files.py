@@ -19,8 +19,7 @@ def _build(component: str, native: Mapping[str, Shape]) -> nn.Module:
     if component == "transformer":
         return Mmdit(MmditArch.from_shapes(native))
     if component == "vae":
-        published = VaeArch.sd3()
-        return Vae(VaeArch.from_shapes(native, published.scaling_factor, published.shift_factor))
+        return Vae(VaeArch.from_shapes(native, VaeArch.sd3()))
     if component == "text_encoder_3":
         return T5Encoder(T5Arch.from_shapes(native))
     return ClipTextEncoder(ClipArch.from_shapes(native, "quick_gelu" if component == "text_encoder" else "gelu"))

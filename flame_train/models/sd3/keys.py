@@ -13,9 +13,10 @@ from typing import Final
 
 from flame_train.io.keymap import KeyMap, Rule, Shape, beside_factors
 from flame_train.io.lora_names import LoraComponent, LoraFamily, modules_as_they_are, modules_by_table
-from flame_train.io.resolve import Component, Layout, Resolved
+from flame_train.io.resolve import Layout, Resolved
 from flame_train.io.resolve import resolve as resolve_components
 from flame_train.models.common import keys_t5 as t5
+from flame_train.models.common.keys_transformer import transformer_component
 from flame_train.models.sd3.keys_mmdit import depth_of, mmdit_to_diffusers
 from flame_train.models.sdxl import keys as sdxl
 from flame_train.models.sdxl.keys_modules import base_modules
@@ -44,11 +45,8 @@ def _from_diffusers(names: Collection[str]) -> KeyMap:
 _SDXL: Final = {component.name: component for component in sdxl.COMPONENTS}
 _ELSEWHERE: Final = re.compile(r"text_encoders\.clip_[lg]\.(logit_scale|transformer\.logit_scale)|model_ema\..*")
 COMPONENTS: Final = (
-    Component(
-        "transformer",
-        ("model.diffusion_model.", "transformer/", "diffusion_model."),
-        (Layout("single-file", "joint_blocks.", _native), Layout("diffusers", "transformer_blocks.", _from_diffusers)),
-        re.compile(r"scaled_fp8|.*\.scale_input"),
+    transformer_component(
+        Layout("single-file", "joint_blocks.", _native), Layout("diffusers", "transformer_blocks.", _from_diffusers)
     ),
     _SDXL["vae"],
     replace(_SDXL["text_encoder"], prefixes=("text_encoders.clip_l.transformer.", "text_encoder/")),

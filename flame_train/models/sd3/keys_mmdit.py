@@ -6,51 +6,46 @@ import re
 from collections.abc import Collection
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Op, table
+from flame_train.io.keymap import KeyMap, lines, table
 
-_Line = tuple[str, str | tuple[str, ...], Op]
-
-_ENDS: Final[tuple[_Line, ...]] = (
-    ("pos_embed.pos_embed", "pos_embed", Op.COPY),
-    ("pos_embed.proj.{p}", "x_embedder.proj.{p}", Op.COPY),
-    ("time_text_embed.timestep_embedder.linear_1.{p}", "t_embedder.mlp.0.{p}", Op.COPY),
-    ("time_text_embed.timestep_embedder.linear_2.{p}", "t_embedder.mlp.2.{p}", Op.COPY),
-    ("time_text_embed.text_embedder.linear_1.{p}", "y_embedder.mlp.0.{p}", Op.COPY),
-    ("time_text_embed.text_embedder.linear_2.{p}", "y_embedder.mlp.2.{p}", Op.COPY),
-    ("context_embedder.{p}", "context_embedder.{p}", Op.COPY),
-    ("proj_out.{p}", "final_layer.linear.{p}", Op.COPY),
-    ("norm_out.linear.{p}", "final_layer.adaLN_modulation.1.{p}", Op.SWAP),
-)
-_IMAGE: Final[tuple[_Line, ...]] = (
-    ("norm1.linear.{p}", "x_block.adaLN_modulation.1.{p}", Op.COPY),
-    ("ff.net.0.proj.{p}", "x_block.mlp.fc1.{p}", Op.COPY),
-    ("ff.net.2.{p}", "x_block.mlp.fc2.{p}", Op.COPY),
-    *(
-        (there, here, Op.COPY)
-        for attn in ("attn", "attn2")
-        for there, here in (
-            (f"{attn}.norm_q.weight", f"x_block.{attn}.ln_q.weight"),
-            (f"{attn}.norm_k.weight", f"x_block.{attn}.ln_k.weight"),
-            (f"{attn}.to_out.0.{{p}}", f"x_block.{attn}.proj.{{p}}"),
-        )
-    ),
-)
-_TEXT: Final[tuple[_Line, ...]] = (
-    ("attn.norm_added_q.weight", "context_block.attn.ln_q.weight", Op.COPY),
-    ("attn.norm_added_k.weight", "context_block.attn.ln_k.weight", Op.COPY),
-)
-_TEXT_GOES_ON: Final[tuple[_Line, ...]] = (
-    ("norm1_context.linear.{p}", "context_block.adaLN_modulation.1.{p}", Op.COPY),
-    ("attn.to_add_out.{p}", "context_block.attn.proj.{p}", Op.COPY),
-    ("ff_context.net.0.proj.{p}", "context_block.mlp.fc1.{p}", Op.COPY),
-    ("ff_context.net.2.{p}", "context_block.mlp.fc2.{p}", Op.COPY),
-)
-_TEXT_ENDS: Final[tuple[_Line, ...]] = (("norm1_context.linear.{p}", "context_block.adaLN_modulation.1.{p}", Op.SWAP),)
-_SPLIT: Final = (
-    ("x_block.attn.qkv.{p}", ("attn.to_q.{p}", "attn.to_k.{p}", "attn.to_v.{p}"), Op.ROWS),
-    ("x_block.attn2.qkv.{p}", ("attn2.to_q.{p}", "attn2.to_k.{p}", "attn2.to_v.{p}"), Op.ROWS),
-    ("context_block.attn.qkv.{p}", ("attn.add_q_proj.{p}", "attn.add_k_proj.{p}", "attn.add_v_proj.{p}"), Op.ROWS),
-)
+_ENDS: Final = lines("""
+    pos_embed.pos_embed -> pos_embed
+    pos_embed.proj.{p} -> x_embedder.proj.{p}
+    time_text_embed.timestep_embedder.linear_1.{p} -> t_embedder.mlp.0.{p}
+    time_text_embed.timestep_embedder.linear_2.{p} -> t_embedder.mlp.2.{p}
+    time_text_embed.text_embedder.linear_1.{p} -> y_embedder.mlp.0.{p}
+    time_text_embed.text_embedder.linear_2.{p} -> y_embedder.mlp.2.{p}
+    context_embedder.{p} -> context_embedder.{p}
+    proj_out.{p} -> final_layer.linear.{p}
+    norm_out.linear.{p} -> final_layer.adaLN_modulation.1.{p} [swap]
+""")
+_IMAGE: Final = lines("""
+    norm1.linear.{p} -> x_block.adaLN_modulation.1.{p}
+    ff.net.0.proj.{p} -> x_block.mlp.fc1.{p}
+    ff.net.2.{p} -> x_block.mlp.fc2.{p}
+    attn.norm_q.weight -> x_block.attn.ln_q.weight
+    attn.norm_k.weight -> x_block.attn.ln_k.weight
+    attn.to_out.0.{p} -> x_block.attn.proj.{p}
+    attn2.norm_q.weight -> x_block.attn2.ln_q.weight
+    attn2.norm_k.weight -> x_block.attn2.ln_k.weight
+    attn2.to_out.0.{p} -> x_block.attn2.proj.{p}
+""")
+_TEXT: Final = lines("""
+    attn.norm_added_q.weight -> context_block.attn.ln_q.weight
+    attn.norm_added_k.weight -> context_block.attn.ln_k.weight
+""")
+_TEXT_GOES_ON: Final = lines("""
+    norm1_context.linear.{p} -> context_block.adaLN_modulation.1.{p}
+    attn.to_add_out.{p} -> context_block.attn.proj.{p}
+    ff_context.net.0.proj.{p} -> context_block.mlp.fc1.{p}
+    ff_context.net.2.{p} -> context_block.mlp.fc2.{p}
+""")
+_TEXT_ENDS: Final = lines("norm1_context.linear.{p} -> context_block.adaLN_modulation.1.{p} [swap]")
+_SPLIT: Final = lines("""
+    x_block.attn.qkv.{p} -> attn.to_q.{p} attn.to_k.{p} attn.to_v.{p} [rows]
+    x_block.attn2.qkv.{p} -> attn2.to_q.{p} attn2.to_k.{p} attn2.to_v.{p} [rows]
+    context_block.attn.qkv.{p} -> attn.add_q_proj.{p} attn.add_k_proj.{p} attn.add_v_proj.{p} [rows]
+""")
 
 
 def depth_of(names: Collection[str]) -> int:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from flame_train.engine import Tensor, checkpoint, nn, rematerialize
 from flame_train.engine import functional as F
 from flame_train.engine.nn import param
 from flame_train.errors import ModelFileError
+from flame_train.models.common.arch import TransformerArch
 from flame_train.models.common.blocks import Block, BlockNetwork
 from flame_train.models.sdxl.transformer import feed_forward, linears_in
 
@@ -25,34 +26,30 @@ _FREQUENCIES = 256  # the width of the timestep's sinusoid
 _EPS = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class MmditArch:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MmditArch(TransformerArch):
     """Everything that decides the network's shapes, and the width of a head, which SD3 medium's do not tell."""
 
-    width: int = 1536
-    depth: int = 24
-    head_dim: int = 64
-    channels: int = 16
-    context_dim: int = 4096
-    pooled_dim: int = 2048
-    positions: int = 192  # along each side of the table of positions
+    positions: int = 192
+    """Along each side of the table of positions."""
     qk_norm: bool = False
-    dual: tuple[int, ...] = ()  # blocks in which the image attends to itself as well
+    dual: tuple[int, ...] = ()
+    """Blocks in which the image attends to itself as well."""
 
     @classmethod
     def sd3_medium(cls) -> Self:
         """SD3 medium."""
-        return cls()
+        return cls(width=1536, depth=24, pooled_dim=2048)
 
     @classmethod
     def sd35_medium(cls) -> Self:
         """SD3.5 medium: normed queries and keys, thirteen dual blocks, a larger table of positions."""
-        return cls(positions=384, qk_norm=True, dual=tuple(range(13)))
+        return replace(cls.sd3_medium(), positions=384, qk_norm=True, dual=tuple(range(13)))
 
     @classmethod
     def sd35_large(cls) -> Self:
         """SD3.5 large, and large turbo."""
-        return cls(width=2432, depth=38, qk_norm=True)
+        return replace(cls.sd3_medium(), width=2432, depth=38, qk_norm=True)
 
     @classmethod
     def tiny(cls, qk_norm: bool = True, dual: tuple[int, ...] = (0,)) -> Self:

@@ -10,16 +10,16 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from flame_train.io.keymap import KeyMap, Op, Rule, table
+from flame_train.io.keymap import KeyMap, Line, Op, Rule, lines, table
 
-_RESNET: Final = (
-    ("norm1.{p}", "in_layers.0.{p}", Op.COPY),
-    ("conv1.{p}", "in_layers.2.{p}", Op.COPY),
-    ("time_emb_proj.{p}", "emb_layers.1.{p}", Op.COPY),
-    ("norm2.{p}", "out_layers.0.{p}", Op.COPY),
-    ("conv2.{p}", "out_layers.3.{p}", Op.COPY),
-    ("conv_shortcut.{p}", "skip_connection.{p}", Op.COPY),
-)
+_RESNET: Final = lines("""
+    norm1.{p} -> in_layers.0.{p}
+    conv1.{p} -> in_layers.2.{p}
+    time_emb_proj.{p} -> emb_layers.1.{p}
+    norm2.{p} -> out_layers.0.{p}
+    conv2.{p} -> out_layers.3.{p}
+    conv_shortcut.{p} -> skip_connection.{p}
+""")
 _BLOCK: Final = (
     *(f"norm{n}.{{p}}" for n in (1, 2, 3)),
     *(f"attn{n}.to_{part}.weight" for n in (1, 2) for part in "qkv"),
@@ -29,22 +29,17 @@ _BLOCK: Final = (
 )
 _ATTENTION: Final = tuple(
     (name, name, Op.COPY)
-    for name in (
-        "norm.{p}",
-        "proj_in.{p}",
-        "proj_out.{p}",
-        *(f"transformer_blocks.{{k}}.{n}" for n in _BLOCK),
-    )
+    for name in ("norm.{p}", "proj_in.{p}", "proj_out.{p}", *(f"transformer_blocks.{{k}}.{n}" for n in _BLOCK))
 )
-_ENDS: Final = (
-    ("time_embedding.linear_1.{p}", "time_embed.0.{p}", Op.COPY),
-    ("time_embedding.linear_2.{p}", "time_embed.2.{p}", Op.COPY),
-    ("add_embedding.linear_1.{p}", "label_emb.0.0.{p}", Op.COPY),
-    ("add_embedding.linear_2.{p}", "label_emb.0.2.{p}", Op.COPY),
-    ("conv_in.{p}", "input_blocks.0.0.{p}", Op.COPY),
-    ("conv_norm_out.{p}", "out.0.{p}", Op.COPY),
-    ("conv_out.{p}", "out.2.{p}", Op.COPY),
-)
+_ENDS: Final = lines("""
+    time_embedding.linear_1.{p} -> time_embed.0.{p}
+    time_embedding.linear_2.{p} -> time_embed.2.{p}
+    add_embedding.linear_1.{p} -> label_emb.0.0.{p}
+    add_embedding.linear_2.{p} -> label_emb.0.2.{p}
+    conv_in.{p} -> input_blocks.0.0.{p}
+    conv_norm_out.{p} -> out.0.{p}
+    conv_out.{p} -> out.2.{p}
+""")
 _MIDDLE: Final = (
     ("mid_block.resnets.0.", "middle_block.0.", "resnet"),
     ("mid_block.attentions.0.", "middle_block.1.", "attention"),
@@ -83,8 +78,18 @@ def unet_from_diffusers(levels: UNetLevels = SDXL_LEVELS) -> KeyMap:
     return KeyMap(rules)
 
 
-_Direct = list[tuple[str, str, Op]]
+_Direct = list[Line]
 _Prefixes = list[tuple[str, str, str]]
+
+
+def _blocks(there: str, here: str, resnets: int, first: int, attention: bool) -> _Prefixes:
+    """A level's blocks: diffusers' below `there` are the single file's `here` from number `first` on."""
+    found = []
+    for number in range(resnets):
+        found.append((f"{there}.resnets.{number}.", f"{here}.{first + number}.0.", "resnet"))
+        if attention:
+            found.append((f"{there}.attentions.{number}.", f"{here}.{first + number}.1.", "attention"))
+    return found
 
 
 def _down(levels: UNetLevels) -> tuple[_Direct, _Prefixes]:
@@ -92,16 +97,11 @@ def _down(levels: UNetLevels) -> tuple[_Direct, _Prefixes]:
     prefixes: _Prefixes = []
     block = 1
     for level, attention in enumerate(levels.attention):
-        for number in range(levels.resnets):
-            prefixes.append((f"down_blocks.{level}.resnets.{number}.", f"input_blocks.{block}.0.", "resnet"))
-            if attention:
-                there = f"down_blocks.{level}.attentions.{number}."
-                prefixes.append((there, f"input_blocks.{block}.1.", "attention"))
-            block += 1
+        prefixes += _blocks(f"down_blocks.{level}", "input_blocks", levels.resnets, block, attention)
+        block += levels.resnets + 1  # the last is the downsampler
         if level + 1 < len(levels.attention):
             there = f"down_blocks.{level}.downsamplers.0.conv.{{p}}"
-            direct.append((there, f"input_blocks.{block}.0.op.{{p}}", Op.COPY))
-            block += 1
+            direct.append((there, f"input_blocks.{block - 1}.0.op.{{p}}", Op.COPY))
     return direct, prefixes
 
 
@@ -111,12 +111,8 @@ def _up(levels: UNetLevels) -> tuple[_Direct, _Prefixes]:
     prefixes: _Prefixes = []
     block = 0
     for level, attention in enumerate(reversed(levels.attention)):
-        for number in range(levels.resnets + 1):
-            prefixes.append((f"up_blocks.{level}.resnets.{number}.", f"output_blocks.{block}.0.", "resnet"))
-            if attention:
-                there = f"up_blocks.{level}.attentions.{number}."
-                prefixes.append((there, f"output_blocks.{block}.1.", "attention"))
-            block += 1
+        prefixes += _blocks(f"up_blocks.{level}", "output_blocks", levels.resnets + 1, block, attention)
+        block += levels.resnets + 1
         if level + 1 < len(levels.attention):
             here = f"output_blocks.{block - 1}.{1 + attention}.conv.{{p}}"
             direct.append((f"up_blocks.{level}.upsamplers.0.conv.{{p}}", here, Op.COPY))

@@ -73,7 +73,7 @@ def feed_forward(first: nn.Linear, second: nn.Linear, x: Tensor) -> Tensor:
     if plain and isinstance(a, Tensor) and isinstance(b, Tensor):
         return F.feed_forward(x, a, a_bias, b, b_bias)
     if plain and isinstance(a, nn.Fp8Weight) and isinstance(b, nn.Fp8Weight) and a.dynamic == b.dynamic:
-        layers = a.codes, a.scales, a_bias, b.codes, b.scales, b_bias
+        layers = a.data, a.scales, a_bias, b.data, b.scales, b_bias
         return F.fp8_feed_forward(x, *layers, dynamic=a.dynamic)
     return second(rematerialize(_gelu, first(x)))
 

@@ -83,7 +83,7 @@ def test_a_plan_made_keeps_no_array_alive(library: cudnn.CuDnn, gpu: Any, collec
 
     def once() -> weakref.ref[Any]:
         x, w, out = (gpu.empty((1, 4, 4, 8), np.dtype(np.float32)) for _ in range(3))
-        library.conv_forward(x, w, None, out, (1, 1), (0, 0), (1, 1))
+        library.conv_forward(x, w, None, out, cudnn.Steps((1, 1), (0, 0), (1, 1)))
         return weakref.ref(x)
 
     assert once()() is None

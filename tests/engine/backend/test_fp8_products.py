@@ -24,9 +24,9 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 
 def operands(rows: int = 6) -> list[flame.Tensor]:
     rng = np.random.default_rng(0)
-    codes, scales = F.fp8_quantize(flame.tensor(rng.standard_normal((32, 48), np.float32)))
+    data, scales = F.fp8_quantize(flame.tensor(rng.standard_normal((32, 48), np.float32)))
     x, bias = (flame.tensor(rng.standard_normal(s), BF16, "cuda") for s in ((rows, 48), (32,)))
-    return [x, flame.tensor(codes.numpy(), device="cuda"), flame.tensor(scales.numpy(), device="cuda"), bias]
+    return [x, flame.tensor(data.numpy(), device="cuda"), flame.tensor(scales.numpy(), device="cuda"), bias]
 
 
 @pytest.fixture
@@ -105,9 +105,9 @@ def test_joined_weights_of_8_bits_are_read_where_they_lie(gpu: Any, monkeypatch:
         layer.quantize(dynamic=False)
     weights = nn.Fp8Weight.joined([layer.weight for layer in layers])
     for layer, joined in zip(layers, weights, strict=True):
-        np.testing.assert_array_equal(joined.codes.numpy(), layer.weight.codes.numpy())
+        np.testing.assert_array_equal(joined.data.numpy(), layer.weight.data.numpy())
         np.testing.assert_array_equal(joined.scales.numpy(), layer.weight.scales.numpy())
-    for part in ("codes", "scales"):
+    for part in ("data", "scales"):
         assert gpu.kernels.as_stacked_view([getattr(w, part).data for w in weights]) is not None
 
 
@@ -141,9 +141,9 @@ def test_a_feed_forward_network_is_two_products_each_way(
 
 @pytest.mark.parametrize(("shape", "chosen"), [((16, 1 << 16), "fp8"), ((16, (1 << 16) + 16), "reference")])
 def test_rows_longer_than_what_lies_ready_for_them_are_left(gpu: Any, shape: tuple[int, int], chosen: str) -> None:
-    codes, scales = gpu.empty(shape, np.dtype(np.uint8)), gpu.empty(shape[:1], np.dtype(np.uint32))
+    data, scales = gpu.empty(shape, np.dtype(np.uint8)), gpu.empty(shape[:1], np.dtype(np.uint32))
     x = flame.tensor(np.zeros((2, shape[1])), BF16, "cuda")
-    found = explain(REGISTRY["fp8_linear"], x, flame.Tensor(codes), flame.Tensor(scales), dynamic=True)
+    found = explain(REGISTRY["fp8_linear"], x, flame.Tensor(data), flame.Tensor(scales), dynamic=True)
     assert [impl for impl, why in found if why == "chosen"] == [chosen]
     assert len(gpu.kernels.ones) >= 1 << 16
     encoder = [impl for impl, why in explain(REGISTRY["fp8_quantize"], x) if why == "chosen"]

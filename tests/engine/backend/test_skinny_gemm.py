@@ -24,7 +24,7 @@ def thin(
 def test_what_the_kernel_is_told(gpu: Any, launched: Any) -> None:
     t = thin(gpu)
     held = gpu.kernels.empty(t.shape("up"), float32)
-    made = both(gpu.kernels, t, {"down": None, "up": held}, final=False)
+    made = both(gpu.kernels, t, {"down": None, "up": held}, deferrable=False)
     assert [x.shape for x in (*made["down"], *made["up"])] == [(16, 640)] * 3 + [(1280, 16)] * 3
     grid, threads, args, shared = launched.by_name["lora_gradients"]
     assert (grid, threads) == ((10 + 60, 4), 160)

@@ -101,7 +101,7 @@ def test_gradients_of_lora_factors(
     before = {n: rounded(t.shape(n), 7, float32) if held else np.zeros(t.shape(n)) for n in ("down", "up")}
     targets = {n: flame.tensor(b, float32, "cuda").data if held else None for n, b in before.items()}
     assert skinny_gemm.fit(k, t)
-    made = skinny_gemm.both(k, t, targets, final=False)
+    made = skinny_gemm.both(k, t, targets, deferrable=False)
     x, g, inner, low = (a.astype(np.float64) for a in (x, g, inner, low))
     for i in range(layers):
         own = slice(i * rank, (i + 1) * rank)

@@ -28,8 +28,8 @@ def by_ml_dtypes(x: np.ndarray) -> np.ndarray:
     return (x / scale).astype(np.float32).astype(E4M3).astype(np.float64) * scale
 
 
-def dequantize(codes: flame.Tensor, scales: flame.Tensor) -> np.ndarray:
-    numbers = codes.numpy().view(E4M3).astype(np.float64)
+def dequantize(data: flame.Tensor, scales: flame.Tensor) -> np.ndarray:
+    numbers = data.numpy().view(E4M3).astype(np.float64)
     return numbers * scales.numpy().view(np.float32)[..., None]
 
 
@@ -85,14 +85,14 @@ def layer(device: str, dynamic: bool, dtype: Any) -> tuple[list[np.ndarray], lis
     downs = [normal(n, 32, dtype=dtype).astype(np.float64)[:4] for n in (4, 5)]
     ups = [normal(48, n, dtype=dtype).astype(np.float64)[:, :4] for n in (4, 5)]
     on = {"device": device}
-    codes, scales = zip(*[F.fp8_quantize(flame.tensor(w, **on)) for w in weights], strict=True)
+    data, scales = zip(*[F.fp8_quantize(flame.tensor(w, **on)) for w in weights], strict=True)
     leaf = {
         n: flame.tensor(v, dtype, device, requires_grad=True) for n, v in {"x": x, "b": bias, "r": residual}.items()
     }
     factors = [[flame.tensor(m, dtype, device, requires_grad=True) for m in each] for each in (downs, ups)]
     cotangents = [flame.tensor(v, dtype, device) for v in (g, h)]
-    plain = F.fp8_linear(leaf["x"], codes[0], scales[0], leaf["b"], leaf["r"], dynamic=dynamic)
-    pair = F.fp8_lora_linears(leaf["x"], codes, scales, *factors, 0.5, dynamic=dynamic)
+    plain = F.fp8_linear(leaf["x"], data[0], scales[0], leaf["b"], leaf["r"], dynamic=dynamic)
+    pair = F.fp8_lora_linears(leaf["x"], data, scales, *factors, 0.5, dynamic=dynamic)
     got = [plain, *pair, *flame.grad(plain, [leaf["x"], leaf["b"]], [cotangents[0]])]
     got += flame.grad(pair, [leaf["x"], *factors[0], *factors[1]], cotangents)
 

@@ -52,4 +52,4 @@ def test_what_the_kernels_rely_on(
     beside = plan.shared - plan.threads * most * packet * arrays
     assert beside >= 2 * rows * channels * 4 + adds * plan.threads * ahead * packet
     assert beside >= 4 * (2 * groups if groups > plan.threads // 2 else 2 * groups + 2 * plan.threads)
-    assert plan.room[0] == (batch, blocks, groups, 2)
+    assert plan.workspace[0] == (batch, blocks, groups, 2)

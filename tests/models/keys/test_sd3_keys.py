@@ -36,7 +36,7 @@ def test_the_published_file_is_the_networks(published, model):
     arch = MODELS[model]
     assert MmditArch.from_shapes(parts["transformer"]) == arch
     assert parts["transformer"] == Mmdit(arch).shapes()
-    vae = VaeArch.from_shapes(parts["vae"], 1.5305, 0.0609)
+    vae = VaeArch.from_shapes(parts["vae"], VaeArch.sd3())
     assert vae == VaeArch.sd3()
     fitted = fit(found.sources["vae"], shapes, Vae(vae).shapes())
     assert {n: s.shape or parts["vae"][n] for n, s in fitted.sources.items()} == Vae(vae).shapes()

@@ -65,7 +65,7 @@ def test_moments(pair, rng, dtype, bound, off, size):
 
 
 def test_architecture_is_read_from_shapes(arch):
-    assert VaeArch.from_shapes(Vae(arch).shapes(), arch.scaling_factor, arch.shift_factor) == arch
+    assert VaeArch.from_shapes(Vae(arch).shapes(), arch) == arch
 
 
 def test_sampled_latents(pair, rng, dtype, bound, off, arch):

@@ -47,7 +47,7 @@ class Cubins:
         return found.result()[0]
 
     def ahead(self, wanted: Iterable[tuple[str, str, DType, int]]) -> None:
-        """Starts compiling what `get` will be asked for, by its arguments, on as many threads as there are cores."""
+        """Starts compiling what `get` will be called for, by its arguments, on as many threads as there are cores."""
         pool = ThreadPoolExecutor(os.cpu_count())
         for each in wanted:
             pool.submit(self.get, *each)
@@ -67,19 +67,19 @@ class Cubins:
         return function, module
 
     def _compiled(self, text: str, dtype: DType) -> bytes:
-        asked = (*options(dtype), "-arch=sm_90a")
-        question = f"cubin, NVRTC {self.version}, {asked}: {hashlib.sha256(text.encode()).hexdigest()}"
+        flags = (*options(dtype), "-arch=sm_90a")
+        question = f"cubin, NVRTC {self.version}, {flags}: {hashlib.sha256(text.encode()).hexdigest()}"
         kept = self._cache.get(question)
         if kept is None:
-            kept = self._compile(text, asked)
+            kept = self._compile(text, flags)
             self._cache.put(question, kept)
         return kept
 
-    def _compile(self, text: str, asked: tuple[str, ...]) -> bytes:
+    def _compile(self, text: str, flags: tuple[str, ...]) -> bytes:
         nvrtc = self._cupy.cuda.nvrtc
         program = nvrtc.createProgram(text, "kernel.cu", (), ())
         try:
-            nvrtc.compileProgram(program, asked)
+            nvrtc.compileProgram(program, flags)
             return bytes(nvrtc.getCUBIN(program))
         except nvrtc.NVRTCError as e:
             raise DeviceFault(f"a kernel does not compile for sm_90a ({e}): {nvrtc.getProgramLog(program)}") from e

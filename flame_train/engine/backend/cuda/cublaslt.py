@@ -26,10 +26,10 @@ from .libraries import load
 from .tuning import tuning_for
 
 _LOG = logging.getLogger(__name__)
-_TYPE = {float32: 0, float64: 1, float16: 2, bfloat16: 14, uint8: 28}  # cudaDataType_t; uint8 holds codes of e4m3
+_TYPE = {float32: 0, float64: 1, float16: 2, bfloat16: 14, uint8: 28}  # cudaDataType_t; uint8 holds e4m3
 _COMPUTE_32F, _COMPUTE_64F = 68, 70  # full-precision accumulation: no TF32
 _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER, _BIAS_TYPE = 3, 4, 7, 8, 26  # cublasLtMatmulDescAttributes_t
-_BESIDE_POINTER, _BESIDE_ROW = 11, 12  # of the same: the array an epilogue reads or writes beside the result
+_AUX_POINTER, _AUX_ROW = 11, 12  # of the same: the auxiliary array that an epilogue reads or writes
 _A_SCALES, _B_SCALES, _QUICK_SUMS, _A_SCALED, _B_SCALED = 17, 18, 25, 31, 32  # of the same: for 8-bit operands
 _A_FACTOR_A_ROW = 3  # cublasLtMatmulMatrixScale_t
 _SCALED_SINCE = 120900  # the first version of cuBLASLt with a scale for each row
@@ -71,24 +71,26 @@ class _Operand(NamedTuple):
     transposed: bool
 
 
-class _Problem(NamedTuple):
-    """Everything the choice of an algorithm depends on. A tuple, because one is made and looked up at every product.
+_Strides = tuple[int, int]
+"""The distance between rows and that between matrices, in elements."""
 
-    `out` and `added` are the distances between rows and between matrices, `beside_row` that of `Gelu.hidden`, all in
-    elements; `alignment` is that of all pointers, in bytes.
-    """
+
+class _Problem(NamedTuple):
+    """Everything the choice of an algorithm depends on. A tuple, because one is made and looked up at every product."""
 
     dtype: DType
     out_dtype: DType
     a: _Operand
     b: _Operand
-    out: tuple[int, int]
-    added: tuple[int, int]
+    out: _Strides
+    added: _Strides
     batch: int
     epilogue: int
-    beside_row: int
+    hidden_row: int
+    """The distance between rows of `Gelu.hidden`, in elements."""
     accumulate: bool
     alignment: int
+    """That of all pointers, in bytes."""
     measured: bool
 
 
@@ -151,11 +153,21 @@ class CublasLt:
         `a` (M, K) and `b` (K, N), or (batch, M, K) and (batch, K, N); each with one of its last two strides equal to
         the item size. The rows of `out` and `plus` are dense. `plus` has out's dtype, and may be `out` itself.
 
-        With `scales`, fp32 (M,) and (N,), `a` and `b` are codes of e4m3 in uint8, both dense along K, a multiple of
+        With `scales`, fp32 (M,) and (N,), `a` and `b` are e4m3 numbers in uint8, both dense along K, a multiple of
         16, and each element of the product is scaled by its row's and its column's factor.
 
         Raises NoAlgorithm for problems that cuBLASLt has none for, EnvironmentFault if it is too old for `scales`,
         DeviceFault if it fails.
+
+        Args:
+            a: (M, K) or (batch, M, K).
+            b: (K, N) or (batch, K, N).
+            out: (M, N) or (batch, M, N).
+            bias: (N,), or None.
+            alpha: the factor of the product.
+            plus: an addend of the result's shape, or None.
+            gelu: an epilogue, or None.
+            scales: factors of rows and columns, fp32 (M,) and (N,), or None.
         """
         batch = out.shape[0] if out.ndim == 3 else 1
         added = out if plus is None else plus
@@ -192,7 +204,7 @@ class CublasLt:
             self._set(description, _B_SCALES, ctypes.c_void_p(scales[0].data.ptr))
             self._set(description, _A_SCALES, ctypes.c_void_p(scales[1].data.ptr))
         if gelu is not None:
-            self._set(description, _BESIDE_POINTER, ctypes.c_void_p(gelu.hidden.data.ptr))
+            self._set(description, _AUX_POINTER, ctypes.c_void_p(gelu.hidden.data.ptr))
 
     def _launch(self, plan: _Plan, algorithm: Any, pointers: tuple[int, ...], scale: ctypes.Array[Any]) -> None:
         a, b, out, added = pointers
@@ -237,8 +249,8 @@ class CublasLt:
             self._set(description, _BIAS_TYPE, ctypes.c_int32(_TYPE[p.out_dtype]))
         if p.dtype == uint8:
             self._scaled(description, p.out_dtype)
-        if p.beside_row:
-            self._set(description, _BESIDE_ROW, ctypes.c_int64(p.beside_row))
+        if p.hidden_row:
+            self._set(description, _AUX_ROW, ctypes.c_int64(p.hidden_row))
         a = self._layout(p.dtype, p.a.rows, p.a.cols, p.a.ld, p.batch, p.a.batch_stride)
         b = self._layout(p.dtype, p.b.rows, p.b.cols, p.b.ld, p.batch, p.b.batch_stride)
         rows, cols = out_shape[-2:]
@@ -295,9 +307,9 @@ class CublasLt:
         """The heuristic's choices, best first, at most `most`. Raises NoAlgorithm if there are none."""
         preference = self._new(self._lib.cublasLtMatmulPreferenceCreate)
         setter = self._lib.cublasLtMatmulPreferenceSetAttribute
-        room, reductions = ctypes.c_uint64(_WORKSPACE_BYTES), ctypes.c_uint32(_IN_FULL)
+        limit, reductions = ctypes.c_uint64(_WORKSPACE_BYTES), ctypes.c_uint32(_IN_FULL)
         alignment = ctypes.c_uint32(plan.problem.alignment)
-        self._check(setter(preference, _MAX_WORKSPACE, ctypes.byref(room), 8), "workspace")
+        self._check(setter(preference, _MAX_WORKSPACE, ctypes.byref(limit), 8), "workspace")
         self._check(setter(preference, _REDUCTIONS, ctypes.byref(reductions), 4), "reductions")
         for attribute in _MIN_ALIGNMENT:
             self._check(setter(preference, attribute, ctypes.byref(alignment), 4), "alignment")
@@ -376,7 +388,7 @@ def _lying(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> _Oper
     return _Operand(rows, cols, max(across, rows), batch_stride, True)
 
 
-def _rows(x: Array) -> tuple[int, int]:
+def _rows(x: Array) -> _Strides:
     """The distances between rows and between matrices of a result, in elements."""
     return x.strides[-2] // x.itemsize, x.strides[0] // x.itemsize if x.ndim == 3 else 0
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ....errors import DeviceFault, EnvironmentFault
 from ...dtype import Array, DType, bfloat16, float16, float32
@@ -33,11 +33,36 @@ _WORKSPACE_BYTES = 1 << 28  # plans that need more are not timed
 Layout = tuple[list[int], list[int]]
 """An array's dims and strides, in elements."""
 
+Size = tuple[int, int]
+"""Height and width."""
+
+
+class Steps(NamedTuple):
+    """How a convolution's kernel moves over an image, in pixels down and across."""
+
+    stride: Size
+    padding: Size
+    dilation: Size
+
+    def lists(self) -> dict[str, list[int]]:
+        """The same as cuDNN's graph takes it."""
+        return {name: list(size) for name, size in self._asdict().items()}
+
 
 class CuDnn:
     """One handle on the backend's stream and the plans made so far. `cache` keeps plans between runs.
 
     Raises EnvironmentFault if cuDNN cannot be loaded, and at each call DeviceFault if it has no plan.
+
+    Args:
+        cupy: the module.
+        stream: the backend's stream.
+        cache: keeps choices between runs.
+        launch_hooks: what is told of every launch.
+        workspace: memory for plans that need some.
+
+    Raises:
+        EnvironmentFault: cuDNN cannot be loaded.
     """
 
     def __init__(
@@ -69,22 +94,21 @@ class CuDnn:
 
     # ---- convolution ---------------------------------------------------------------------------------
 
-    def conv_forward(
-        self,
-        x: Array,
-        w: Array,
-        bias: Array | None,
-        out: Array,
-        stride: tuple[int, int],
-        padding: tuple[int, int],
-        dilation: tuple[int, int],
-    ) -> None:
-        """out = conv(x, w) + bias for NHWC x and out, and a weight of any strides."""
+    def conv_forward(self, x: Array, w: Array, bias: Array | None, out: Array, steps: Steps) -> None:
+        """out = conv(x, w) + bias for NHWC x and out, and a weight of any strides.
+
+        Args:
+            x: (B, H, W, C).
+            w: (out, C, kh, kw).
+            bias: (out,), or None.
+            out: (B, oh, ow, out).
+            steps: how the kernel moves.
+        """
         lx, lw, lo = nhwc(x), strided(w), nhwc(out)
-        key = ("fprop", x.dtype, *_flat(lx, lw, lo), stride, padding, dilation, bias is not None)
+        key = ("fprop", x.dtype, *_flat(lx, lw, lo), *steps, bias is not None)
 
         def build(g: Any, t: Callable[..., Any]) -> None:
-            y = g.conv_fprop(image=t("x", lx), weight=t("w", lw), **_geometry(stride, padding, dilation))
+            y = g.conv_fprop(image=t("x", lx), weight=t("w", lw), **steps.lists())
             if bias is not None:
                 k = w.shape[0]
                 y.set_data_type(self._types[float32])
@@ -94,39 +118,23 @@ class CuDnn:
         arrays = {"x": x, "w": w, "y": out} | ({"b": bias} if bias is not None else {})
         self._run(key, x.dtype, build, arrays)
 
-    def conv_input_gradient(
-        self,
-        g_out: Array,
-        w: Array,
-        dx: Array,
-        stride: tuple[int, int],
-        padding: tuple[int, int],
-        dilation: tuple[int, int],
-    ) -> None:
+    def conv_input_gradient(self, g_out: Array, w: Array, dx: Array, steps: Steps) -> None:
         """dx of a convolution, from the gradient of its output (both NHWC)."""
         lg, lw, lx = nhwc(g_out), strided(w), nhwc(dx)
-        key = ("dgrad", dx.dtype, *_flat(lg, lw, lx), stride, padding, dilation)
+        key = ("dgrad", dx.dtype, *_flat(lg, lw, lx), *steps)
 
         def build(g: Any, t: Callable[..., Any]) -> None:
-            t("dx", lx, output=g.conv_dgrad(loss=t("g", lg), filter=t("w", lw), **_geometry(stride, padding, dilation)))
+            t("dx", lx, output=g.conv_dgrad(loss=t("g", lg), filter=t("w", lw), **steps.lists()))
 
         self._run(key, dx.dtype, build, {"g": g_out, "w": w, "dx": dx})
 
-    def conv_weight_gradient(
-        self,
-        x: Array,
-        g_out: Array,
-        dw: Array,
-        stride: tuple[int, int],
-        padding: tuple[int, int],
-        dilation: tuple[int, int],
-    ) -> None:
+    def conv_weight_gradient(self, x: Array, g_out: Array, dw: Array, steps: Steps) -> None:
         """dw of a convolution, from its NHWC input and the gradient of its output."""
         lx, lg, lw = nhwc(x), nhwc(g_out), strided(dw)
-        key = ("wgrad", x.dtype, *_flat(lx, lg, lw), stride, padding, dilation)
+        key = ("wgrad", x.dtype, *_flat(lx, lg, lw), *steps)
 
         def build(g: Any, t: Callable[..., Any]) -> None:
-            t("dw", lw, output=g.conv_wgrad(image=t("x", lx), loss=t("g", lg), **_geometry(stride, padding, dilation)))
+            t("dw", lw, output=g.conv_wgrad(image=t("x", lx), loss=t("g", lg), **steps.lists()))
 
         self._run(key, x.dtype, build, {"x": x, "g": g_out, "dw": dw})
 
@@ -135,7 +143,15 @@ class CuDnn:
     def attention_forward(
         self, q: Array, k: Array, v: Array, out: Array, stats: Array, scale: float, causal: bool
     ) -> None:
-        """out and the rows' log-sum-exp for (B, H, L, D) operands of any strides with unit stride along D."""
+        """out and the rows' log-sum-exp for (B, H, L, D) operands of any strides with unit stride along D.
+
+        Args:
+            q, out: (B, H, L, D).
+            k, v: (B, H, S, D).
+            stats: fp32 (B, H, L, 1), the log-sum-exp.
+            scale: the factor of the scores.
+            causal: whether a query attends to no later keys.
+        """
         layouts = [strided(a) for a in (q, k, v, out, stats)]
         key = ("sdpa", q.dtype, *_flat(*layouts), scale, causal)
 
@@ -170,6 +186,13 @@ class CuDnn:
         """The gradients of attention; bit-equal between runs where the mode asks for determinism.
 
         `stats` must lie in row-major memory. Others may have any strides, with unit stride along D.
+
+        Args:
+            q, out, g_out, dq: (B, H, L, D).
+            k, v, dk, dv: (B, H, S, D).
+            stats: fp32 (B, H, L, 1), as the forward pass wrote it.
+            scale: the factor of the scores.
+            causal: whether a query attends to no later keys.
         """
         inputs = {"q": q, "k": k, "v": v, "o": out, "g": g_out}
         results = {"dq": dq, "dk": dk, "dv": dv}
@@ -275,8 +298,8 @@ class CuDnn:
         if not usable:
             raise RuntimeError("none of the heuristic's can be built")
         needed = max(graph.get_workspace_size_plan_at_index(i) for i in usable)
-        room, pointers = self._cupy.empty(max(1, needed), "uint8"), plan.pointers(arrays)
-        run = partial(graph.execute_plan_at_index, pointers, room.data.ptr, handle=self._handle)
+        workspace, pointers = self._cupy.empty(max(1, needed), "uint8"), plan.pointers(arrays)
+        run = partial(graph.execute_plan_at_index, pointers, workspace.data.ptr, handle=self._handle)
         return usable[self._autotuner.fastest([partial(run, index=i) for i in usable])]
 
     def _restored(self, key: tuple[Any, ...], kept: bytes | None) -> _Plan | None:
@@ -359,7 +382,3 @@ def strided(x: Array) -> Layout:
 
 def _flat(*layouts: Layout) -> tuple[int, ...]:
     return tuple(n for dims, strides in layouts for n in (*dims, *strides))
-
-
-def _geometry(stride: tuple[int, int], padding: tuple[int, int], dilation: tuple[int, int]) -> dict[str, list[int]]:
-    return {"padding": list(padding), "stride": list(stride), "dilation": list(dilation)}

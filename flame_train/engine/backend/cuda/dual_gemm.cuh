@@ -22,7 +22,7 @@ constexpr u32 A_BYTES = ROWS * DEPTH * 2, B_BYTES = COLUMNS * DEPTH * 2, THIN_BY
 constexpr u32 STAGE_BYTES = A_BYTES + B_BYTES + THIN_BYTES, BLOCK_BYTES = 64 * 64 * 2;
 
 struct Sizes { int m, n, k, part; };
-struct Added { const T *plus, *bias; long long plus_row; T* low; long long low_row; float scale; };
+struct Added { const T *plus, *bias; long long plus_row; T* hidden; long long hidden_row; float scale; };
 struct Tile { int row, column; };
 
 struct Tiles {
@@ -68,11 +68,11 @@ __device__ __forceinline__ void fetch_thin(u32 to, const TensorMap& thin, u32 ba
 #endif
 }
 
-typedef float Low[HIGH][SPLITS][THIN / 2];
+typedef float Hidden[HIGH][SPLITS][THIN / 2];
 
-// As `multiply`, and low's part likewise with a tile of thin.
+// As `multiply`, and hidden's part likewise with a tile of thin.
 __device__ __forceinline__ void multiply_both(
-    float (&sums)[HIGH][COLUMNS / 2], Low& low, int split, u32 a, u32 b, u32 thin, int begun, int low_begun
+    float (&sums)[HIGH][COLUMNS / 2], Hidden& hidden, int split, u32 a, u32 b, u32 thin, int begun, int hidden_begun
 ) {
   begin_products();
 #pragma unroll
@@ -83,34 +83,34 @@ __device__ __forceinline__ void multiply_both(
     for (int i = 0; i < HIGH; i++) {
       u64 left = operand(a + i * BLOCK_BYTES + k * 32);
       product(sums[i], left, right, k > 0 ? 1 : begun);
-      thin_product(low[i][split], left, narrow, k > 0 ? 1 : low_begun);
+      thin_product(hidden[i][split], left, narrow, k > 0 ? 1 : hidden_begun);
     }
   }
   end_products();
 }
 
-// sums += scale low b2. Products leave low where they read a left operand from, but for its precision. It is stored where
+// sums += scale hidden b2. Products leave hidden where they read a left operand from, but for its precision. It is stored where
 // `first`, the column of it that RANK of them begin at, is not negative.
-__device__ __forceinline__ void multiply_low(
-    float (&sums)[HIGH][COLUMNS / 2], const Low& low, u32 b, const Added& added, int m, int row, int first
+__device__ __forceinline__ void multiply_hidden(
+    float (&sums)[HIGH][COLUMNS / 2], const Hidden& hidden, u32 b, const Added& added, int m, int row, int first
 ) {
   u32 left[HIGH][RANK / 4];
 #pragma unroll
   for (int i = 0; i < HIGH; i++)
 #pragma unroll
     for (int j = 0; j < RANK / 4; j++) {
-      const float* made = low[i][j / (THIN / 4)] + j % (THIN / 4) * 2;
+      const float* made = hidden[i][j / (THIN / 4)] + j % (THIN / 4) * 2;
       left[i][j] = packed(made[0] * added.scale, made[1] * added.scale);
       int own = row + i * 64 + threadIdx.x % 128 / 32 * 16 + j % 2 * 8 + threadIdx.x % 32 / 4;
       if (first >= 0 && own < m)
-        *reinterpret_cast<u32*>(added.low + own * added.low_row + first + j / 2 * 8 + threadIdx.x % 4 * 2) = left[i][j];
+        *reinterpret_cast<u32*>(added.hidden + own * added.hidden_row + first + j / 2 * 8 + threadIdx.x % 4 * 2) = left[i][j];
     }
   begin_products();
 #pragma unroll
   for (int k = 0; k < RANK / 16; k++) {
     u64 right = ACROSS ? operand(b + k * 16 * 128, BLOCK_BYTES) : operand(b + k * 32);
 #pragma unroll
-    for (int i = 0; i < HIGH; i++) low_product(sums[i], left[i] + 4 * k, right);
+    for (int i = 0; i < HIGH; i++) hidden_product(sums[i], left[i] + 4 * k, right);
   }
   end_products();
 }
@@ -188,23 +188,23 @@ __device__ __forceinline__ void finish(
 }
 
 // Where a block has what in shared memory, and its barriers: places for what comes, then the warpgroups' buffers.
-struct Room {
+struct Smem {
   u32 base, full, empty;
-  __device__ Room(const void* memory, const u64* barriers)
+  __device__ Smem(const void* memory, const u64* barriers)
       : base((shared_at(memory) + 1023) & ~1023u), full(shared_at(barriers)), empty(full + 8 * STAGES) {}
   __device__ u32 buffers(int group) const { return base + STAGES * STAGE_BYTES + group * BUFFERS * BLOCK_BYTES; }
 };
 
 // Fetches what a tile is made of: both products' operands, one after another.
 __device__ __forceinline__ void produce(
-    const TensorMap& a, const TensorMap& b, const TensorMap& thin, const TensorMap& b2, const Sizes& s, const Room& room,
+    const TensorMap& a, const TensorMap& b, const TensorMap& thin, const TensorMap& b2, const Sizes& s, const Smem& smem,
     Tile tile, u32 block, Place<STAGES>& at
 ) {
   int steps = (s.k + DEPTH - 1) / DEPTH, part = tile.column / s.part * RANK;
   for (int step = 0; step <= steps; step++, at.next()) {
-    u32 to = room.base + at.stage * STAGE_BYTES, barrier = room.full + 8 * at.stage;
+    u32 to = smem.base + at.stage * STAGE_BYTES, barrier = smem.full + 8 * at.stage;
     bool second = step == steps;
-    wait(room.empty + 8 * at.stage, at.phase ^ 1);
+    wait(smem.empty + 8 * at.stage, at.phase ^ 1);
 #if MADE
     expect(barrier, second ? B_BYTES : STAGE_BYTES);
     if (!second) {
@@ -222,45 +222,45 @@ __device__ __forceinline__ void produce(
 // A warpgroup's rows of a tile: both products, then the stores. A stage's buffers are released, by the first two
 // threads to a block of the cluster each, when the products that read them are over.
 __device__ __forceinline__ void consume(
-    const TensorMap& out, const Added& added, const Sizes& s, const Room& room, Tile tile, int group, Place<STAGES>& at
+    const TensorMap& out, const Added& added, const Sizes& s, const Smem& smem, Tile tile, int group, Place<STAGES>& at
 ) {
-  u32 told = threadIdx.x % 128, before = 0, own = room.base + group * HIGH * BLOCK_BYTES;
+  u32 thread = threadIdx.x % 128, before = 0, own = smem.base + group * HIGH * BLOCK_BYTES;
   int steps = (s.k + DEPTH - 1) / DEPTH;
   float sums[HIGH][COLUMNS / 2];
 #if MADE
-  Low low;
+  Hidden hidden;
 #endif
 #pragma unroll
   for (int split = 0; split < SPLITS; split++)
     for (int step = 0; step < steps / SPLITS; step++, at.next()) {
-      wait(room.full + 8 * at.stage, at.phase);
-      u32 left = own + at.stage * STAGE_BYTES, right = room.base + at.stage * STAGE_BYTES + A_BYTES;
+      wait(smem.full + 8 * at.stage, at.phase);
+      u32 left = own + at.stage * STAGE_BYTES, right = smem.base + at.stage * STAGE_BYTES + A_BYTES;
       bool begun = split > 0 || step > 0;
 #if MADE
-      multiply_both(sums, low, split, left, right, right + B_BYTES, begun, step > 0);
+      multiply_both(sums, hidden, split, left, right, right + B_BYTES, begun, step > 0);
 #else
       multiply<DEPTH / 16>(sums, left, right, begun);
 #endif
       products_done<1>();
-      if (told < 2 && begun) arrive_at(room.empty + 8 * before, told);
+      if (thread < 2 && begun) arrive_at(smem.empty + 8 * before, thread);
       before = at.stage;
     }
   Block more = {};
   if (added.plus) more = plus_at(added, s, tile.row, tile.column);
-  wait(room.full + 8 * at.stage, at.phase);
+  wait(smem.full + 8 * at.stage, at.phase);
 #if MADE
   products_done<0>();
   bool stores = tile.column % s.part == 0;
-  multiply_low(
-      sums, low, room.base + at.stage * STAGE_BYTES + A_BYTES, added, s.m, tile.row,
+  multiply_hidden(
+      sums, hidden, smem.base + at.stage * STAGE_BYTES + A_BYTES, added, s.m, tile.row,
       stores ? tile.column / s.part * RANK : -1);
 #else
-  multiply<RANK / 16>(sums, own + at.stage * STAGE_BYTES, room.base + at.stage * STAGE_BYTES + A_BYTES, 1);
+  multiply<RANK / 16>(sums, own + at.stage * STAGE_BYTES, smem.base + at.stage * STAGE_BYTES + A_BYTES, 1);
 #endif
   products_done<0>();
-  if (told < 2) arrive_at(room.empty + 8 * before, told), arrive_at(room.empty + 8 * at.stage, told);
+  if (thread < 2) arrive_at(smem.empty + 8 * before, thread), arrive_at(smem.empty + 8 * at.stage, thread);
   at.next();
-  u32 buffers = room.buffers(group);
+  u32 buffers = smem.buffers(group);
   if (added.bias)
     if (added.plus) finish<true, true>(sums, out, added, s, tile, buffers, group, more);
     else finish<true, false>(sums, out, added, s, tile, buffers, group, more);
@@ -274,13 +274,13 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 
 ) {
   extern __shared__ unsigned char memory[];
   __shared__ u64 barriers[2 * STAGES];
-  Room room(memory, barriers);
+  Smem smem(memory, barriers);
   Tiles tiles(s);
   Place<STAGES> at;
   u32 block = blockIdx.x % 2;
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++)
-      begin_barrier(room.full + 8 * i, 1), begin_barrier(room.empty + 8 * i, 2 * CONSUMERS);
+      begin_barrier(smem.full + 8 * i, 1), begin_barrier(smem.empty + 8 * i, 2 * CONSUMERS);
     show_barriers();
   }
   cluster_sync();
@@ -288,14 +288,14 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(CONSUMERS < 3 ? 40 : 32));
     if (threadIdx.x == 0)
       for (int i = blockIdx.x / 2; i < tiles.count(); i += gridDim.x / 2)
-        produce(a, b, thin, b2, s, room, tiles.at(i, block), block, at);
+        produce(a, b, thin, b2, s, smem, tiles.at(i, block), block, at);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMERS < 3 ? 232 : 160));
     int group = threadIdx.x / 128 - 1;
     for (int i = blockIdx.x / 2; i < tiles.count(); i += gridDim.x / 2) {
       Tile tile = tiles.at(i, block);
       tile.row += group * 64 * HIGH;
-      consume(out, added, s, room, tile, group, at);
+      consume(out, added, s, smem, tile, group, at);
     }
     sent<0>();
   }

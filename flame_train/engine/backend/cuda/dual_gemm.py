@@ -35,7 +35,8 @@ _SHARED_BYTES, _ALIGNMENT = 226 << 10, 1024
 _LEAST = 1 << 20  # elements of the smallest result that the kernel is considered for
 _RANKS = (16, 32, 48, 64)
 _ADDED = np.dtype(
-    [("plus", "u8"), ("bias", "u8"), ("plus_row", "i8"), ("low", "u8"), ("low_row", "i8"), ("scale", "f4")], align=True
+    [("plus", "u8"), ("bias", "u8"), ("plus_row", "i8"), ("hidden", "u8"), ("hidden_row", "i8"), ("scale", "f4")],
+    align=True,
 )
 _SIZES = np.dtype([("m", "i4"), ("n", "i4"), ("k", "i4"), ("part", "i4")])
 
@@ -181,7 +182,17 @@ class Operands:
 
 
 class DualGemm:
-    """The kernel, compiled for each tile, and the choice of a tile for each problem."""
+    """The kernel, compiled for each tile, and the choice of a tile for each problem.
+
+    Args:
+        cupy: the module.
+        stream: the backend's stream.
+        cache: keeps choices between runs.
+        launch_hooks: what is told of every launch.
+        cubins: compiled kernels.
+        multiprocessors: the GPU's multiprocessors.
+        compute_capability: the GPU's, such as 90.
+    """
 
     def __init__(
         self,
@@ -230,8 +241,8 @@ class DualGemm:
             tensor_map(out, (_BLOCK, _BLOCK)),
         ]
         plus = (0, 0) if x.plus is None else (x.plus.data.ptr, x.plus.strides[0] // x.plus.itemsize)
-        bias, low = 0 if x.bias is None else x.bias.data.ptr, (a2.data.ptr, a2.strides[0] // a2.itemsize)
-        added = np.array([(plus[0], bias, plus[1], *low, x.scale)], _ADDED)
+        bias, hidden = 0 if x.bias is None else x.bias.data.ptr, (a2.data.ptr, a2.strides[0] // a2.itemsize)
+        added = np.array([(plus[0], bias, plus[1], *hidden, x.scale)], _ADDED)
         (m, k), n = x.a.shape, x.out.shape[1]
         sizes = np.array([(m, n, k, n // x.parts)], _SIZES)
         pairs = min(self._multiprocessors // 2, -(-m // (2 * tile.rows)) * -(-n // tile.columns))
@@ -239,7 +250,7 @@ class DualGemm:
         function((2 * pairs,), (threads,), (*maps, added, sizes), shared_mem=tile.shared_bytes)
 
     def _function(self, tile: Tile, x: Operands) -> Any:
-        return self._cubins.get(*_asked(tile, x.across, x.b2.shape[0], x.out.dtype, x.splits))
+        return self._cubins.get(*_source_key(tile, x.across, x.b2.shape[0], x.out.dtype, x.splits))
 
     def _compile_ahead(self, problem: _Problem) -> None:
         """Compiles all tiles in parallel: the layers of one network need most of them, and each takes a second."""
@@ -250,7 +261,7 @@ class DualGemm:
         ways = (False, True) if splits == 1 else (True,)
         made = [replace(t, thin=rank // splits) for t in _MAKING]
         self._cubins.ahead(
-            _asked(tile, across, rank, dtype, splits if tile.thin else 1)
+            _source_key(tile, across, rank, dtype, splits if tile.thin else 1)
             for across in ways
             for tile in (*made, *_TILES)
         )
@@ -297,7 +308,16 @@ def candidate_tiles(tiles: Sequence[Tile], m: int, n: int, multiprocessors: int)
 
 
 def by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int) -> Tile | None:
-    """The most efficient tile, if saving a pass over the result gains more than its inefficiency costs; else None."""
+    """The most efficient tile, if saving a pass over the result gains more than its inefficiency costs; else None.
+
+    Args:
+        tiles: what there is to choose from.
+        m, n, k: the product's sizes.
+        multiprocessors: the GPU's multiprocessors.
+
+    Returns:
+        The tile.
+    """
     best = max(tiles, key=lambda t: t.used(m, n, multiprocessors), default=None)
     if best is None or SM_90.dual_gemm_time / best.used(m, n, multiprocessors) > 1 + SM_90.second_product_time / k:
         return None
@@ -305,7 +325,14 @@ def by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int)
 
 
 def making_by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessors: int) -> Tile | None:
-    """The most efficient tile, if computing a2 in it costs less than a separate launch and pass over a; else None."""
+    """The most efficient tile, if computing a2 in it costs less than a separate launch and pass over a; else None.
+
+    Args:
+        tiles, m, n, k, multiprocessors: as in `by_rule`.
+
+    Returns:
+        The tile.
+    """
     best = max(tiles, key=lambda t: t.used(m, n, multiprocessors), default=None)
     if best is None:
         return None
@@ -316,9 +343,20 @@ def making_by_rule(tiles: Sequence[Tile], m: int, n: int, k: int, multiprocessor
     return best if alone * t.dual_gemm_time * t.lora_hidden_time / used < apart else None
 
 
-@lru_cache(maxsize=64)  # asked at every launch
+@lru_cache(maxsize=64)  # at every launch
 def source(tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1) -> str:
-    """The kernel's source for a tile."""
+    """The kernel's source for a tile.
+
+    Args:
+        tile: the tile.
+        across: whether b is read across its rows.
+        rank: columns of a2 for a part.
+        dtype: the dtype of the elements.
+        splits: equal parts of the columns of a.
+
+    Returns:
+        The source.
+    """
     numbers = {
         "CONSUMERS": tile.consumers,
         "HIGH": tile.high,
@@ -334,9 +372,9 @@ def source(tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1) -
     parts += [warpgroup_product("product", tile.columns, across, dtype)]
     if tile.thin:
         parts += [warpgroup_product("thin_product", tile.thin, across, dtype)]
-        parts += [warpgroup_product("low_product", tile.columns, across, dtype, held=True)]
+        parts += [warpgroup_product("hidden_product", tile.columns, across, dtype, held=True)]
     return "".join([*parts, included('#include "backend/cuda/dual_gemm.cuh"\n')])
 
 
-def _asked(tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1) -> tuple[str, str, DType, int]:
+def _source_key(tile: Tile, across: bool, rank: int, dtype: DType, splits: int = 1) -> tuple[str, str, DType, int]:
     return source(tile, across, rank, dtype, splits), "paired_product", dtype, tile.shared_bytes

@@ -15,7 +15,7 @@ from ...mode import mode
 
 
 class SideStream:
-    """One branch beside `stream`. Outside a capture everything runs on `stream` itself."""
+    """A second stream, forked from `stream` and joined to it. Outside a capture everything runs on `stream` itself."""
 
     def __init__(self, cupy: Any, stream: Any) -> None:
         self._main, self._side = stream, cupy.cuda.Stream(non_blocking=True)

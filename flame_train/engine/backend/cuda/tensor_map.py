@@ -37,9 +37,9 @@ def tensor_map(x: Array, tile: tuple[int, int]) -> np.ndarray[Any, Any]:
 def _encoded(
     pointer: int, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...], tile: tuple[int, int]
 ) -> np.ndarray[Any, Any]:
-    room = np.zeros(_BYTES // 8 + _ALIGNMENT // 8, np.uint64)
-    first = -room.ctypes.data % _ALIGNMENT // 8
-    made = room[first : first + _BYTES // 8]
+    buffer = np.zeros(_BYTES // 8 + _ALIGNMENT // 8, np.uint64)
+    first = -buffer.ctypes.data % _ALIGNMENT // 8
+    made = buffer[first : first + _BYTES // 8]
     rank, box = len(shape), (*(1,) * (len(shape) - 2), *tile)
     numbers, small = ctypes.c_uint64 * rank, ctypes.c_uint32 * rank
     status = _encode()(

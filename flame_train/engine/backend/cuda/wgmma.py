@@ -16,6 +16,18 @@ def warpgroup_product(
     a lies in shared memory as it is or, `turned`, as its transpose, unless it is `held` in registers; b lies there as
     its transpose or, `across`, as it is. The function's argument `more` says whether to add to the sums; a `fresh` one
     has none and always overwrites them.
+
+    Args:
+        name: the function's.
+        columns: of b, a multiple of 8.
+        across: whether b lies as it is, not transposed.
+        dtype: bf16 or fp16.
+        held: whether a is in registers.
+        fresh: whether sums are always overwritten.
+        turned: whether a lies transposed.
+
+    Returns:
+        The text.
     """
     n, given, kind = columns // 2, 4 if held else 1, KIND[dtype]
     registers = ", ".join(f"%{i}" for i in range(n))

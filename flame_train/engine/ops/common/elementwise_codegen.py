@@ -1,4 +1,4 @@
-"""Elementwise kernels from expressions: one line beside an op declares a kernel for it and for each of its gradients.
+"""Elementwise kernels from expressions: one line below an op declares a kernel for it and for each of its gradients.
 
 An expression is C over the names of the op's arguments, `g`, `out` and the functions of `dtypes.cuh`. It is compiled
 for the dtypes and memory layouts that occur. Precision is that of references: fp32 inside, rounded once.
@@ -6,11 +6,12 @@ for the dtypes and memory layouts that occur. Precision is that of references: f
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from ...arguments import named
+from ...backend.cuda.codegen.expressions import expression
 from ...backend.cuda.codegen.kernel_ir import Reduction
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, float32, result_type
@@ -24,7 +25,7 @@ from .row_kernels import extent, reduce
 
 def elementwise_kernel(
     op: Op,
-    forward: str,
+    forward: str = "",
     *,
     when: Callable[..., bool | str] | None = None,
     result: DType | None = None,
@@ -32,6 +33,8 @@ def elementwise_kernel(
     **gradients: str,
 ) -> None:
     """Declares a generated kernel for `op`, by the expression `forward`, and for the gradients named.
+
+    Without an expression they are those that the reference and the formulas compute.
 
     - `when`: a further condition, a function of any of the op's arguments.
     - `result`: the output's dtype; by default that of the operands.
@@ -41,22 +44,18 @@ def elementwise_kernel(
     or added to another.
     """
     defaults = dict(missing or {})
+    if not forward:
+        forward = expression(op.fn, op.names)
+        gradients = {f.args[0]: expression(f.fn, ("g", *f.names)) for f in op.formulas}
     condition = (_floating(op), *([when] if when else []))
     op.cuda("generated", when=condition)(_forward(op, forward, result, defaults))
-    for arg, expression in gradients.items():
-        op.cuda_vjp("generated", arg, when=condition)(_gradient(op, arg, expression, defaults))
+    for arg, text in gradients.items():
+        op.cuda_vjp("generated", arg, when=condition)(_gradient(op, arg, text, defaults))
 
 
 def _floating(op: Op) -> Callable[..., str]:
     """`floating` of the op's tensors."""
     return named(lambda *values: floating(*values), op.tensor_names)
-
-
-def named(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """`fn` with a signature of `names`, from which the registry reads what to pass it."""
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    vars(fn)["__signature__"] = inspect.Signature([inspect.Parameter(n, kind) for n in names])
-    return fn
 
 
 def _used(expression: str, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -94,6 +93,16 @@ def broadcast_grad(
     """The gradient of an argument of `shape`: `expression` over `g` and other operands, summed down to that shape.
 
     What has arrived at `target` is added. The target's buffer is used if nothing has arrived and nothing is summed.
+
+    Args:
+        k: launches kernels.
+        expression: in C, over the operands.
+        operands: arrays and numbers by name; `g` has the result's shape.
+        shape: the argument's shape.
+        target: where the gradient goes.
+
+    Returns:
+        An array of `shape`.
     """
     g = operands["g"]
     if shape != g.shape:

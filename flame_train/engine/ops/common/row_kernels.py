@@ -43,17 +43,23 @@ def _dense_rows(x: Array, dims: int) -> bool:
 
 
 def row_program(
-    k: Launcher,
-    program: Program,
-    operands: Operands,
-    dtype: DType,
-    shape: Shape,
-    dims: int = 1,
-    out: Array | None = None,
+    k: Launcher, program: Program, operands: Operands, dtype: DType, shape: Shape, dims: int, out: Array | None = None
 ) -> Array:
     """The result of a program with one output, in `shape`, whose last `dims` dims are a row.
 
     It is written to `out` if that is given and its rows are dense.
+
+    Args:
+        k: launches kernels.
+        program: with one output.
+        operands: what it reads.
+        dtype: the dtype of the result.
+        shape: the shape of the result.
+        dims: the number of last dims that make a row.
+        out: an array for the result, or None.
+
+    Returns:
+        The result.
     """
     if out is not None and _dense_rows(out, dims):
         k.rows(program, operands, (dtype,), (_as_rows(out, dims),))
@@ -76,6 +82,20 @@ def row_program_with_sums(
 
     The result is None if the program has no output. Groups are of equal length and follow one another. Sums are of the
     dtype `summed`, or in fp32.
+
+    Args:
+        k: launches kernels.
+        program: with one output, or none.
+        sums: expressions to sum.
+        operands: what both read.
+        like: has the result's shape and dtype.
+        dims: the number of last dims that make a row.
+        out: an array for the result, or None.
+        groups: how many groups of rows have sums of their own.
+        summed: the sums' dtype.
+
+    Returns:
+        The result, and the sums.
     """
     if not sums:
         return row_program(k, program, operands, like.dtype, like.shape, dims, out), []
@@ -175,6 +195,18 @@ def reduce(
     """`reduction` over `dims` of operands of one shape; those dims are kept with size 1.
 
     `each` are operands of the result's shape: one output's inputs share an element.
+
+    Args:
+        k: launches kernels.
+        reduction: what is computed.
+        operands: arrays of one shape, by name.
+        dims: the dims that are reduced.
+        dtype: the result's dtype.
+        each: arrays of the result's shape, by name.
+        numbers: numbers by name.
+
+    Returns:
+        The result.
     """
     shape = next(iter(operands.values())).shape
     e = extent(shape, dims)

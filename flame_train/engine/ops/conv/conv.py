@@ -4,77 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from ....errors import ShapeError
+from ...backend.cuda.cudnn import Size, Steps
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common import conditions
 from ..common.dims import Shape, sum_to_channels
+from .geometry import Conv, Padding, Pair, from_nhwc, nhwc_shape, out_size, steps, to_nhwc, under
 
-Pair = int | tuple[int, ...]
-Padding = int | tuple[int, ...] | str
 _PATCH_BYTES = 1 << 26  # the unfolded patches of one block of rows stay below this
 
 
-def pair(value: Pair) -> tuple[int, int]:
-    """(h, w) from one number or two; a tuple of one counts as one. Raises ShapeError for anything else."""
-    given = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    if len(given) not in (1, 2) or not all(isinstance(n, (int, np.integer)) for n in given):
-        raise ShapeError(f"expected a whole number, or two for height and width, got {value!r}")
-    return int(given[0]), int(given[-1])
-
-
-def steps(
-    weight_shape: Shape, stride: Pair, padding: Padding, dilation: Pair, op: str = "conv2d"
-) -> tuple[tuple[int, int], ...]:
-    """Stride, padding and dilation, (h, w) each. "same" padding keeps the size, "valid" is none.
-
-    Raises ShapeError for a stride or dilation below 1 or a padding below 0, and for "same" padding that would have to
-    be uneven.
-    """
-    s, d = pair(stride), pair(dilation)
-    if min(*s, *d) < 1:
-        raise ShapeError(f"{op}: expected stride and dilation of at least 1, got {stride} and {dilation}")
-    if not isinstance(padding, str):
-        if min(pair(padding)) < 0:
-            raise ShapeError(
-                f"{op}: expected padding of at least 0, got {padding}; a slice leaves out what lies outside"
-            )
-        return s, pair(padding), d
-    if padding == "valid":
-        return s, (0, 0), d
-    around = [n * (k - 1) for n, k in zip(d, weight_shape[2:], strict=True)]
-    if padding != "same" or s != (1, 1) or any(n % 2 for n in around):
-        raise ShapeError(
-            f"{op}: padding {padding!r} with stride {s} and a kernel of {weight_shape[2:]}: expected numbers, "
-            "'valid', or 'same' with stride 1 and a kernel that has a middle; pad() gives uneven padding"
-        )
-    return s, (around[0] // 2, around[1] // 2), d
-
-
-def to_nhwc(x: Array, layout: str) -> Array:
-    """x as (B, H, W, C), a view."""
-    return x.transpose(0, 2, 3, 1) if layout == "NCHW" else x
-
-
-def _nhwc_shape(shape: Shape, layout: str) -> Shape:
-    return (shape[0], shape[2], shape[3], shape[1]) if layout == "NCHW" else shape
-
-
-def from_nhwc(xp: Namespace, y: Array, layout: str) -> Array:
-    """y (B, H, W, C) in `layout`, dense."""
-    return xp.ascontiguousarray(y.transpose(0, 3, 1, 2)) if layout == "NCHW" else y
-
-
-def out_size(n: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """The length of a convolution's output along one axis."""
-    return (n + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-
-
-def _framed(xp: Namespace, x: Array, p: tuple[int, int]) -> Array:
+def _framed(xp: Namespace, x: Array, p: Size) -> Array:
     """x (B, H, W, C) with rows and columns of zeros around it. NumPy's own pad takes as long as a small convolution."""
     b, h, w, channels = x.shape
     made = xp.zeros((b, h + 2 * p[0], w + 2 * p[1], channels), x.dtype)
@@ -83,46 +26,43 @@ def _framed(xp: Namespace, x: Array, p: tuple[int, int]) -> Array:
 
 
 def _row_blocks(batch: int, oh: int, ow: int, width: int, itemsize: int) -> Iterator[tuple[int, int]]:
-    """Ranges of output rows whose patches fit the block size."""
+    """Ranges of output rows whose patches fit the block size.
+
+    Args:
+        batch, oh, ow: the output's sizes.
+        width: elements of a patch.
+        itemsize: bytes of an element.
+
+    Returns:
+        [start, stop) of output rows.
+    """
     row = max(1, batch * ow * width * itemsize)
     step = max(1, _PATCH_BYTES // row)
     return ((r, min(r + step, oh)) for r in range(0, oh, step))
 
 
-def _patches(
-    xp: Namespace,
-    padded: Array,
-    r0: int,
-    r1: int,
-    ow: int,
-    kernel: tuple[int, int],
-    s: tuple[int, int],
-    d: tuple[int, int],
-) -> Array:
-    """The patches under output rows [r0, r1) as (B, rows, ow, kh, kw, C), copied."""
-    rows = [_under(r0, r1, i, s[0], d[0]) for i in range(kernel[0])]
-    columns = [_under(0, ow, j, s[1], d[1]) for j in range(kernel[1])]
+def _patches(xp: Namespace, padded: Array, r0: int, r1: int, ow: int, kernel: Size, by: Steps) -> Array:
+    """The patches under output rows [r0, r1) as (B, rows, ow, kh, kw, C), copied.
+
+    Args:
+        xp: the array namespace.
+        padded: the padded image (B, H, W, C).
+        r0, r1: the output rows.
+        ow: the output's width.
+        kernel: (kh, kw).
+        by: the kernel's steps.
+
+    Returns:
+        (B, r1 - r0, ow, kh, kw, C).
+    """
+    rows = [under(r0, r1, i, by.stride[0], by.dilation[0]) for i in range(kernel[0])]
+    columns = [under(0, ow, j, by.stride[1], by.dilation[1]) for j in range(kernel[1])]
     return xp.stack([padded[:, r, c] for r in rows for c in columns], axis=3)
 
 
-def _under(first: int, stop: int, tap: int, stride: int, dilation: int) -> slice:
-    """The padded input's rows, or columns, that a tap of the kernel reads for outputs [first, stop)."""
-    return slice(first * stride + tap * dilation, (stop - 1) * stride + tap * dilation + 1, stride)
-
-
-def taps(
-    kernel: tuple[int, int], out: tuple[int, int], s: tuple[int, int], d: tuple[int, int]
-) -> Iterator[tuple[int, int, slice, slice]]:
-    """Each kernel element (i, j) with the padded input's rows and columns that it reads for all outputs (oh, ow)."""
-    for i in range(kernel[0]):
-        rows = _under(0, out[0], i, s[0], d[0])
-        for j in range(kernel[1]):
-            yield i, j, rows, _under(0, out[1], j, s[1], d[1])
-
-
-def _plain(weight_shape: Shape, stride: tuple[int, int], padding: tuple[int, int], groups: int) -> bool:
+def _plain(weight_shape: Shape, by: Steps, groups: int) -> bool:
     """True if the convolution is a product of each pixel with one matrix."""
-    return weight_shape[2:] == (1, 1) and stride == (1, 1) and padding == (0, 0) and groups == 1
+    return weight_shape[2:] == (1, 1) and by.stride == (1, 1) and by.padding == (0, 0) and groups == 1
 
 
 @primitive(torch="nn.functional.conv2d")
@@ -137,20 +77,33 @@ def conv2d(
     groups: int = 1,
     layout: str = "NCHW",
 ) -> Array:
-    """Cross-correlation of input with weight (out, in / groups, kh, kw), plus bias"""
+    """Cross-correlation of input with weight (out, in / groups, kh, kw), plus bias
+
+    Args:
+        xp: the array namespace.
+        input: (B, in, H, W), or (B, H, W, in) in NHWC.
+        weight: (out, in / groups, kh, kw).
+        bias: (out,), or None.
+        stride, padding, dilation: pixels, one number or (h, w); padding may be "same" or "valid".
+        groups: groups of channels that do not mix.
+        layout: "NCHW" or "NHWC".
+
+    Returns:
+        (B, out, oh, ow), or (B, oh, ow, out).
+    """
     check_conv2d(input, weight, groups, layout)
     check_bias("conv2d", bias, weight.shape[0])
     x = to_nhwc(input, layout)
-    s, p, d = steps(weight.shape, stride, padding, dilation)
+    by = steps(weight.shape, stride, padding, dilation)
     out_ch, in_ch, kh, kw = weight.shape
-    b, oh, ow = x.shape[0], *_out_sizes(x.shape, (kh, kw), s, p, d)
-    if _plain(weight.shape, s, p, groups):
+    b, oh, ow = x.shape[0], *_out_sizes(x.shape, (kh, kw), by)
+    if _plain(weight.shape, by, groups):
         y = xp.matmul(x.reshape(-1, in_ch), weight.reshape(out_ch, in_ch).T).reshape(b, oh, ow, out_ch)
         return from_nhwc(xp, y if bias is None else y + bias, layout)
-    padded = _framed(xp, x, p) if any(p) else x
+    padded = _framed(xp, x, by.padding) if any(by.padding) else x
     y = xp.empty((b, oh, ow, out_ch), x.dtype)
     for r0, r1 in _row_blocks(b, oh, ow, kh * kw * x.shape[3], x.itemsize):
-        cols = _patches(xp, padded, r0, r1, ow, (kh, kw), s, d).reshape(-1, kh * kw, x.shape[3])
+        cols = _patches(xp, padded, r0, r1, ow, (kh, kw), by).reshape(-1, kh * kw, x.shape[3])
         for ci, co in _groups(in_ch, out_ch, groups):
             flat = cols[:, :, ci].reshape(-1, kh * kw * in_ch)
             kernel = weight[co].transpose(2, 3, 1, 0).reshape(kh * kw * in_ch, out_ch // groups)
@@ -158,10 +111,9 @@ def conv2d(
     return from_nhwc(xp, y if bias is None else y + bias, layout)
 
 
-def _out_sizes(
-    nhwc: Shape, kernel: tuple[int, int], s: tuple[int, int], p: tuple[int, int], d: tuple[int, int]
-) -> tuple[int, int]:
+def _out_sizes(nhwc: Shape, kernel: Size, by: Steps) -> Size:
     """The output's rows and columns. Raises ShapeError where there would be none."""
+    s, p, d = by
     oh, ow = (out_size(nhwc[1 + i], kernel[i], s[i], p[i], d[i]) for i in (0, 1))
     if min(oh, ow) < 1:
         (kh, kw), (h, w) = kernel, nhwc[1:3]
@@ -195,60 +147,62 @@ def check_bias(op: str, bias: Array | None, channels: int) -> None:
         raise ShapeError(f"{op}: expected a bias of shape ({channels},), got {tuple(bias.shape)}")
 
 
-def input_gradient(
-    xp: Namespace,
-    g: Array,
-    input_shape: Shape,
-    weight: Array,
-    stride: Pair,
-    padding: Padding,
-    dilation: Pair,
-    groups: int,
-    layout: str,
-) -> Array:
-    """The gradient of conv2d with respect to its input; also what conv_transpose2d computes."""
-    g = to_nhwc(g, layout)
-    s, p, d = steps(weight.shape, stride, padding, dilation)
+def input_gradient(xp: Namespace, g: Array, input_shape: Shape, weight: Array, conv: Conv) -> Array:
+    """The gradient of conv2d with respect to its input; also what conv_transpose2d computes.
+
+    Args:
+        xp: the array namespace.
+        g: (B, out, oh, ow), or (B, oh, ow, out) in NHWC.
+        input_shape: the input's shape.
+        weight: (out, in / groups, kh, kw).
+        conv: the convolution's other arguments.
+
+    Returns:
+        An array of `input_shape`.
+    """
+    g = to_nhwc(g, conv.layout)
+    by = s, p, d = conv.steps(weight.shape)
     out_ch, in_ch, kh, kw = weight.shape
-    b, h, w, channels = _nhwc_shape(input_shape, layout)
+    b, h, w, channels = nhwc_shape(input_shape, conv.layout)
     oh, ow = g.shape[1:3]
-    if _plain(weight.shape, s, p, groups) and (oh, ow) == (h, w):
+    if _plain(weight.shape, by, conv.groups) and (oh, ow) == (h, w):
         dx = xp.matmul(g.reshape(-1, out_ch), weight.reshape(out_ch, in_ch))
-        return from_nhwc(xp, dx.reshape(b, h, w, channels), layout)
+        return from_nhwc(xp, dx.reshape(b, h, w, channels), conv.layout)
     dx = xp.zeros((b, h + 2 * p[0], w + 2 * p[1], channels), g.dtype)
     for r0, r1 in _row_blocks(b, oh, ow, kh * kw * channels, g.itemsize):
         flat = g[:, r0:r1].reshape(-1, out_ch)
-        for ci, co in _groups(in_ch, out_ch, groups):
+        for ci, co in _groups(in_ch, out_ch, conv.groups):
             kernel = weight[co].transpose(0, 2, 3, 1).reshape(-1, kh * kw * in_ch)
             taps = xp.matmul(flat[:, co], kernel).reshape(b, r1 - r0, ow, kh, kw, in_ch)
             for i, j in ((i, j) for i in range(kh) for j in range(kw)):
-                rows, columns = _under(r0, r1, i, s[0], d[0]), _under(0, ow, j, s[1], d[1])
+                rows, columns = under(r0, r1, i, s[0], d[0]), under(0, ow, j, s[1], d[1])
                 dx[:, rows, columns, ci] += taps[:, :, :, i, j]
-    return from_nhwc(xp, dx[:, p[0] : p[0] + h, p[1] : p[1] + w], layout)
+    return from_nhwc(xp, dx[:, p[0] : p[0] + h, p[1] : p[1] + w], conv.layout)
 
 
-def weight_gradient(
-    xp: Namespace,
-    g: Array,
-    input: Array,
-    weight_shape: Shape,
-    stride: Pair,
-    padding: Padding,
-    dilation: Pair,
-    groups: int,
-    layout: str,
-) -> Array:
-    """The gradient of conv2d with respect to its weight."""
-    g, x = to_nhwc(g, layout), to_nhwc(input, layout)
-    s, p, d = steps(weight_shape, stride, padding, dilation)
+def weight_gradient(xp: Namespace, g: Array, input: Array, weight_shape: Shape, conv: Conv) -> Array:
+    """The gradient of conv2d with respect to its weight.
+
+    Args:
+        xp: the array namespace.
+        g: (B, out, oh, ow), or (B, oh, ow, out) in NHWC.
+        input: (B, in, H, W), or (B, H, W, in).
+        weight_shape: (out, in / groups, kh, kw).
+        conv: the convolution's other arguments.
+
+    Returns:
+        An array of `weight_shape`.
+    """
+    g, x = to_nhwc(g, conv.layout), to_nhwc(input, conv.layout)
+    by = conv.steps(weight_shape)
     out_ch, in_ch, kh, kw = weight_shape
     b, oh, ow = g.shape[:3]
-    padded = _framed(xp, x, p)
+    padded = _framed(xp, x, by.padding)
     dw = xp.zeros((out_ch, kh * kw, in_ch), g.dtype)
     for r0, r1 in _row_blocks(b, oh, ow, kh * kw * x.shape[3], x.itemsize):
-        cols = _patches(xp, padded, r0, r1, ow, (kh, kw), s, d).reshape(-1, kh * kw, x.shape[3])
+        cols = _patches(xp, padded, r0, r1, ow, (kh, kw), by).reshape(-1, kh * kw, x.shape[3])
         rows = g[:, r0:r1].reshape(-1, out_ch)
-        for ci, co in _groups(in_ch, out_ch, groups):
+        for ci, co in _groups(in_ch, out_ch, conv.groups):
             dw[co] += xp.matmul(rows[:, co].T, cols[:, :, ci].reshape(-1, kh * kw * in_ch)).reshape(-1, kh * kw, in_ch)
     return dw.reshape(out_ch, kh, kw, in_ch).transpose(0, 3, 1, 2)
 
@@ -305,26 +259,16 @@ def _kernel_memory(k: Launcher, w: Array) -> Array:
 
 
 @conv2d.cuda("cudnn", when=_cudnn)
-def _(
-    k: Launcher,
-    input: Array,
-    weight: Array,
-    bias: Array | None,
-    stride: Pair,
-    padding: Padding,
-    dilation: Pair,
-    groups: int,
-    layout: str,
-) -> Array:
-    check_conv2d(input, weight, groups, layout)
+def _(k: Launcher, input: Array, weight: Array, bias: Array | None, conv: Conv) -> Array:
+    check_conv2d(input, weight, conv.groups, conv.layout)
     check_bias("conv2d", bias, weight.shape[0])
-    s, p, d = steps(weight.shape, stride, padding, dilation)
-    x = _padded(k, k.contiguous(to_nhwc(input, layout)), 3)
+    by = conv.steps(weight.shape)
+    x = _padded(k, k.contiguous(to_nhwc(input, conv.layout)), 3)
     w = _kernel_memory(k, _padded(k, weight, 0, 1))
-    out = k.empty((len(x), *_out_sizes(x.shape, w.shape[2:], s, p, d), w.shape[0]), x.dtype)
+    out = k.empty((len(x), *_out_sizes(x.shape, w.shape[2:], by), w.shape[0]), x.dtype)
     shift = None if bias is None else _padded(k, bias.astype(x.dtype, copy=False), 0)
-    k.cudnn.conv_forward(x, w, shift, out, s, p, d)
-    return from_nhwc(k.xp, k.contiguous(out[..., : weight.shape[0]]), layout)
+    k.cudnn.conv_forward(x, w, shift, out, by)
+    return from_nhwc(k.xp, k.contiguous(out[..., : weight.shape[0]]), conv.layout)
 
 
 def _cudnn_low(input: Array, weight: Array, groups: int) -> str:
@@ -333,41 +277,21 @@ def _cudnn_low(input: Array, weight: Array, groups: int) -> str:
 
 
 @conv2d.cuda_vjp("cudnn", "input", when=_cudnn_low)
-def _(
-    k: Launcher,
-    g: Array,
-    input_shape: Shape,
-    weight: Array,
-    stride: Pair,
-    padding: Padding,
-    dilation: Pair,
-    layout: str,
-) -> Array:
-    s, p, d = steps(weight.shape, stride, padding, dilation)
-    g = _padded(k, k.contiguous(to_nhwc(g, layout)), 3)
+def _(k: Launcher, g: Array, input_shape: Shape, weight: Array, conv: Conv) -> Array:
+    g = _padded(k, k.contiguous(to_nhwc(g, conv.layout)), 3)
     w = _kernel_memory(k, _padded(k, weight, 0, 1))
-    dx = k.empty((*_nhwc_shape(input_shape, layout)[:3], w.shape[1]), g.dtype)
-    k.cudnn.conv_input_gradient(g, w, dx, s, p, d)
-    return from_nhwc(k.xp, k.contiguous(dx[..., : weight.shape[1]]), layout)
+    dx = k.empty((*nhwc_shape(input_shape, conv.layout)[:3], w.shape[1]), g.dtype)
+    k.cudnn.conv_input_gradient(g, w, dx, conv.steps(weight.shape))
+    return from_nhwc(k.xp, k.contiguous(dx[..., : weight.shape[1]]), conv.layout)
 
 
 @conv2d.cuda_vjp("cudnn", "weight", when=_cudnn)
-def _(
-    k: Launcher,
-    g: Array,
-    input: Array,
-    weight_shape: Shape,
-    stride: Pair,
-    padding: Padding,
-    dilation: Pair,
-    layout: str,
-) -> Array:
-    s, p, d = steps(weight_shape, stride, padding, dilation)
+def _(k: Launcher, g: Array, input: Array, weight_shape: Shape, conv: Conv) -> Array:
     out_ch, in_ch, kh, kw = weight_shape
-    g = _padded(k, k.contiguous(to_nhwc(g, layout)), 3)
-    x = _padded(k, k.contiguous(to_nhwc(input, layout)), 3)
+    g = _padded(k, k.contiguous(to_nhwc(g, conv.layout)), 3)
+    x = _padded(k, k.contiguous(to_nhwc(input, conv.layout)), 3)
     dw = k.empty((g.shape[3], kh, kw, x.shape[3]), g.dtype).transpose(0, 3, 1, 2)
-    k.cudnn.conv_weight_gradient(x, g, dw, s, p, d)
+    k.cudnn.conv_weight_gradient(x, g, dw, conv.steps(weight_shape))
     return dw[:out_ch, :in_ch]
 
 

@@ -7,8 +7,9 @@ from ...dtype import Array
 from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...tensor import Tensor
-from ..common.dims import sum_to_channels
-from .conv import Pair, check_bias, conv2d, input_gradient, pair, steps, weight_gradient
+from ..common.dims import Shape, sum_to_channels
+from .conv import check_bias, conv2d, input_gradient, weight_gradient
+from .geometry import Conv, Pair, image_size, pair, steps
 
 
 @primitive(torch="nn.functional.conv_transpose2d")
@@ -24,32 +25,35 @@ def conv_transpose2d(
     dilation: Pair = 1,
     layout: str = "NCHW",
 ) -> Array:
-    """conv2d's gradient with respect to its input, as an op; weight is (in, out / groups, kh, kw)"""
-    shape = _out_shape(input, weight, stride, padding, output_padding, groups, dilation, layout)
+    """conv2d's gradient with respect to its input, as an op; weight is (in, out / groups, kh, kw)
+
+    Args:
+        xp, input, bias, stride, padding, groups, dilation, layout: as in `conv2d`.
+        weight: (in, out / groups, kh, kw).
+        output_padding: pixels added to the output at its ends.
+
+    Returns:
+        (B, out, oh, ow), or (B, oh, ow, out).
+    """
+    conv = Conv(stride, padding, dilation, groups, layout)
+    shape = _out_shape(input, weight, output_padding, conv)
     check_bias("conv_transpose2d", bias, weight.shape[1] * groups)
-    y = input_gradient(xp, input, shape, weight, stride, padding, dilation, groups, layout)
+    y = input_gradient(xp, input, shape, weight, conv)
     if bias is None:
         return y
     return y + (bias if layout == "NHWC" else bias.reshape(-1, 1, 1))
 
 
-def _out_shape(
-    input: Array, weight: Array, stride: Pair, padding: Pair, extra: Pair, groups: int, dilation: Pair, layout: str
-) -> tuple[int, ...]:
-    channel = 1 if layout == "NCHW" else 3
-    if (
-        input.ndim != 4
-        or weight.ndim != 4
-        or input.shape[channel] != weight.shape[0]
-        or groups < 1
-        or (weight.shape[0] % groups)
-    ):
+def _out_shape(input: Array, weight: Array, extra: Pair, conv: Conv) -> tuple[int, ...]:
+    channel, groups = 1 if conv.layout == "NCHW" else 3, conv.groups
+    fits = input.ndim == weight.ndim == 4 and input.shape[channel] == weight.shape[0]
+    if not fits or groups < 1 or weight.shape[0] % groups:
         raise ShapeError(
-            f"conv_transpose2d: input {tuple(input.shape)} ({layout}) does not fit weight {tuple(weight.shape)} "
+            f"conv_transpose2d: input {tuple(input.shape)} ({conv.layout}) does not fit weight {tuple(weight.shape)} "
             f"(in, out / groups, kh, kw) with groups={groups}"
         )
-    h, w = input.shape[2:] if layout == "NCHW" else input.shape[1:3]
-    s2, p2, d2 = steps(weight.shape, stride, pair(padding), dilation, "conv_transpose2d")
+    h, w = image_size(input.shape, conv.layout)
+    s2, p2, d2 = steps(weight.shape, conv.stride, pair(conv.padding), conv.dilation, "conv_transpose2d")
     sizes = [
         (n - 1) * s - 2 * p + d * (k - 1) + e + 1
         for n, k, s, p, e, d in zip((h, w), weight.shape[2:], s2, p2, pair(extra), d2, strict=True)
@@ -57,40 +61,20 @@ def _out_shape(
     if min(sizes) < 1:
         raise ShapeError(f"conv_transpose2d: {h} x {w} pixels would become {sizes}; expected less padding")
     if any(e >= max(s, d) for e, s, d in zip(pair(extra), s2, d2, strict=True)):
-        raise ShapeError(f"conv_transpose2d: output_padding {extra} must be below stride {stride} or dilation")
+        raise ShapeError(f"conv_transpose2d: output_padding {extra} must be below stride {conv.stride} or dilation")
     out = weight.shape[1] * groups
-    return (input.shape[0], out, *sizes) if layout == "NCHW" else (input.shape[0], *sizes, out)
+    return (input.shape[0], out, *sizes) if conv.layout == "NCHW" else (input.shape[0], *sizes, out)
 
 
 @conv_transpose2d.vjp("input")
-def _(
-    xp: Namespace,
-    g: Array,
-    input_shape: tuple[int, ...],
-    weight: Array,
-    stride: Pair,
-    padding: Pair,
-    groups: int,
-    dilation: Pair,
-    layout: str,
-) -> Array:
-    dx = conv2d.fn(xp, g, weight, None, stride, padding, dilation, groups, layout)
+def _(xp: Namespace, g: Array, input_shape: Shape, weight: Array, conv: Conv) -> Array:
+    dx = conv2d.fn(xp, g, weight, None, conv.stride, conv.padding, conv.dilation, conv.groups, conv.layout)
     return dx[tuple(slice(n) for n in input_shape)]  # a large output_padding leaves room for further kernels
 
 
 @conv_transpose2d.vjp("weight")
-def _(
-    xp: Namespace,
-    g: Array,
-    input: Array,
-    weight_shape: tuple[int, ...],
-    stride: Pair,
-    padding: Pair,
-    groups: int,
-    dilation: Pair,
-    layout: str,
-) -> Array:
-    return weight_gradient(xp, input, g, weight_shape, stride, padding, dilation, groups, layout)
+def _(xp: Namespace, g: Array, input: Array, weight_shape: Shape, conv: Conv) -> Array:
+    return weight_gradient(xp, input, g, weight_shape, conv)
 
 
 conv_transpose2d.vjp("bias")(sum_to_channels)
@@ -126,7 +110,21 @@ def conv1d(
     dilation: int | tuple[int] = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Cross-correlation of input (B, in, L) with weight (out, in / groups, k), plus bias"""
+    """Cross-correlation of input (B, in, L) with weight (out, in / groups, k), plus bias
+
+    Args:
+        input: (B, in, L).
+        weight: (out, in / groups, k).
+        bias: (out,), or None.
+        stride, padding, dilation: elements; padding may be "same" or "valid".
+        groups: groups of channels that do not mix.
+
+    Returns:
+        (B, out, length).
+
+    Raises:
+        ShapeError: an input or a weight that is not 3-D, or numbers out of range.
+    """
     if input.ndim != 3 or weight.ndim != 3:
         raise ShapeError(
             f"conv1d: expected input (B, in, L) and weight (out, in, k), got {input.shape}, {weight.shape}"

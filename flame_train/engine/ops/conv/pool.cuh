@@ -45,105 +45,118 @@ typedef Axis<W_KERNEL, W_STRIDE, W_PADDING, W_DILATION, W_REACH> Across;
 typedef Packet<T, WIDTH> Elements;
 typedef Packet<long long, WIDTH> Places;
 
-// Where a packet lies in an image of `height` by `width` pixels, and where others of its plane and channels do.
+// The images (planes, h, w, inner) and the results (planes, oh, ow, inner) of a pooling, and its windows.
+struct Images {
+  int h, w, oh, ow, inner;
+  Down down;
+  Across across;
+  __device__ __forceinline__ Images(int h, int w, int oh, int ow, int inner)
+      : h(h), w(w), oh(oh), ow(ow), inner(inner), down{h, oh}, across{w, ow} {}
+  // The number of windows' elements that a mean counts.
+  __device__ __forceinline__ float count(int y, int x) const { return (float)(down.count(y) * across.count(x)); }
+};
+
+// Where this thread's packet lies in an image of `height` by `width` pixels, and where others of its plane and channels
+// do. One that is not `live` has none.
 struct Spot {
-  int plane, y, x, c;
-  __device__ __forceinline__ Spot(unsigned packet, int height, int width, int inner) {
+  unsigned packet;
+  int plane, y, x, c, inner;
+  bool live;
+  __device__ __forceinline__ Spot(int packets, int height, int width, int inner)
+      : packet(blockIdx.x * BLOCK + threadIdx.x), inner(inner), live(packet < packets) {
     const unsigned along = inner / WIDTH;
-    c = packet % along * WIDTH, packet /= along;
-    x = packet % width, packet /= width;
-    y = packet % height, plane = packet / height;
+    unsigned rest = packet / along;
+    c = packet % along * WIDTH;
+    x = rest % width, rest /= width;
+    y = rest % height, plane = rest / height;
   }
-  __device__ __forceinline__ long long at(int y, int x, int height, int width, int inner) const {
+  __device__ __forceinline__ long long at(int y, int x, int height, int width) const {
     return (((long long)plane * height + y) * width + x) * inner + c;
+  }
+  __device__ __forceinline__ void assign(T* result, const float (&values)[WIDTH]) const {
+    store<T, WIDTH>(result + (long long)packet * WIDTH, values);
   }
 };
 
 extern "C" __global__ void __launch_bounds__(BLOCK) max_pool(
     const T* x, T* y, long long* index, const int packets, const int h, const int w, const int oh, const int ow,
     const int inner) {
-  const int packet = blockIdx.x * BLOCK + threadIdx.x;
-  if (packet >= packets) return;
-  const Spot s(packet, oh, ow, inner);
-  const Down down = {h, oh};
-  const Across across = {w, ow};
+  const Images of(h, w, oh, ow, inner);
+  const Spot s(packets, oh, ow, inner);
+  if (!s.live) return;
   float best[WIDTH];
   Places at;
 #pragma unroll
   for (int i = 0; i < WIDTH; i++) best[i] = -INFINITE, at.e[i] = -1;
   for (int ky = 0; ky < H_KERNEL; ky++)
     for (int kx = 0; kx < W_KERNEL; kx++) {
-      const int py = down.start(s.y) + ky * H_DILATION, px = across.start(s.x) + kx * W_DILATION;
+      const int py = of.down.start(s.y) + ky * H_DILATION, px = of.across.start(s.x) + kx * W_DILATION;
       if (py < 0 || py >= h || px < 0 || px >= w) continue;
-      const Elements q = *reinterpret_cast<const Elements*>(x + s.at(py, px, h, w, inner));
+      const Elements q = *reinterpret_cast<const Elements*>(x + s.at(py, px, h, w));
 #pragma unroll
       for (int i = 0; i < WIDTH; i++) {
         const float v = to_float(q.e[i]);
         if (v > best[i] || at.e[i] < 0 || v != v) best[i] = v, at.e[i] = (long long)py * w + px;
       }
     }
-  store<T, WIDTH>(y + (long long)packet * WIDTH, best);
-  *reinterpret_cast<Places*>(index + (long long)packet * WIDTH) = at;
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK) max_pool_gradient(
-    const T* g, const long long* index, T* dx, const int packets, const int h, const int w, const int oh, const int ow,
-    const int inner) {
-  const int packet = blockIdx.x * BLOCK + threadIdx.x;
-  if (packet >= packets) return;
-  const Spot s(packet, h, w, inner);
-  const Down down = {h, oh};
-  const Across across = {w, ow};
-  float sum[WIDTH] = {};
-  for (int y = down.first(s.y); y < down.last(s.y); y++)
-    for (int x = across.first(s.x); x < across.last(s.x); x++) {
-      const long long window = s.at(y, x, oh, ow, inner);
-      const Elements q = *reinterpret_cast<const Elements*>(g + window);
-      const Places at = *reinterpret_cast<const Places*>(index + window);
-#pragma unroll
-      for (int i = 0; i < WIDTH; i++)
-        if (at.e[i] == (long long)s.y * w + s.x) sum[i] += to_float(q.e[i]);
-    }
-  store<T, WIDTH>(dx + (long long)packet * WIDTH, sum);
+  s.assign(y, best);
+  *reinterpret_cast<Places*>(index + (long long)s.packet * WIDTH) = at;
 }
 
 // The mean's divisor is `divisor` unless that is 0.
 extern "C" __global__ void __launch_bounds__(BLOCK) avg_pool(
     const T* x, T* y, const int packets, const int h, const int w, const int oh, const int ow, const int inner,
     const float divisor) {
-  const int packet = blockIdx.x * BLOCK + threadIdx.x;
-  if (packet >= packets) return;
-  const Spot s(packet, oh, ow, inner);
-  const Down down = {h, oh};
-  const Across across = {w, ow};
+  const Images of(h, w, oh, ow, inner);
+  const Spot s(packets, oh, ow, inner);
+  if (!s.live) return;
   float sum[WIDTH] = {};
-  for (int py = down.from(s.y); py < down.to(s.y); py++)
-    for (int px = across.from(s.x); px < across.to(s.x); px++) {
-      const Elements q = *reinterpret_cast<const Elements*>(x + s.at(py, px, h, w, inner));
+  for (int py = of.down.from(s.y); py < of.down.to(s.y); py++)
+    for (int px = of.across.from(s.x); px < of.across.to(s.x); px++) {
+      const Elements q = *reinterpret_cast<const Elements*>(x + s.at(py, px, h, w));
 #pragma unroll
       for (int i = 0; i < WIDTH; i++) sum[i] += to_float(q.e[i]);
     }
-  const float by = divisor != 0.f ? divisor : (float)(down.count(s.y) * across.count(s.x));
+  const float by = divisor != 0.f ? divisor : of.count(s.y, s.x);
 #pragma unroll
   for (int i = 0; i < WIDTH; i++) sum[i] /= by;
-  store<T, WIDTH>(y + (long long)packet * WIDTH, sum);
+  s.assign(y, sum);
+}
+
+// Assigns the gradient of pixel `s`: the sums of what `add(sum, q, y, x, at)` adds for the windows (y, x) over it, whose
+// packet q of gradients lies at `at`.
+template <class Add>
+__device__ __forceinline__ void gather(const Images& of, const Spot& s, const T* g, T* dx, const Add& add) {
+  if (!s.live) return;
+  float sum[WIDTH] = {};
+  for (int y = of.down.first(s.y); y < of.down.last(s.y); y++)
+    for (int x = of.across.first(s.x); x < of.across.last(s.x); x++) {
+      const long long at = s.at(y, x, of.oh, of.ow);
+      add(sum, *reinterpret_cast<const Elements*>(g + at), y, x, at);
+    }
+  s.assign(dx, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK) max_pool_gradient(
+    const T* g, const long long* index, T* dx, const int packets, const int h, const int w, const int oh, const int ow,
+    const int inner) {
+  const Spot s(packets, h, w, inner);
+  gather({h, w, oh, ow, inner}, s, g, dx, [&](float (&sum)[WIDTH], const Elements& q, int, int, long long window) {
+    const Places at = *reinterpret_cast<const Places*>(index + window);
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++)
+      if (at.e[i] == (long long)s.y * w + s.x) sum[i] += to_float(q.e[i]);
+  });
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK) avg_pool_gradient(
     const T* g, T* dx, const int packets, const int h, const int w, const int oh, const int ow, const int inner,
     const float divisor) {
-  const int packet = blockIdx.x * BLOCK + threadIdx.x;
-  if (packet >= packets) return;
-  const Spot s(packet, h, w, inner);
-  const Down down = {h, oh};
-  const Across across = {w, ow};
-  float sum[WIDTH] = {};
-  for (int y = down.first(s.y); y < down.last(s.y); y++)
-    for (int x = across.first(s.x); x < across.last(s.x); x++) {
-      const Elements q = *reinterpret_cast<const Elements*>(g + s.at(y, x, oh, ow, inner));
-      const float part = 1.f / (divisor != 0.f ? divisor : (float)(down.count(y) * across.count(x)));
+  const Images of(h, w, oh, ow, inner);
+  const Spot s(packets, h, w, inner);
+  gather(of, s, g, dx, [&](float (&sum)[WIDTH], const Elements& q, int y, int x, long long) {
+    const float part = 1.f / (divisor != 0.f ? divisor : of.count(y, x));
 #pragma unroll
-      for (int i = 0; i < WIDTH; i++) sum[i] += to_float(q.e[i]) * part;
-    }
-  store<T, WIDTH>(dx + (long long)packet * WIDTH, sum);
+    for (int i = 0; i < WIDTH; i++) sum[i] += to_float(q.e[i]) * part;
+  });
 }

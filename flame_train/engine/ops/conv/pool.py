@@ -12,15 +12,54 @@ import numpy as np
 from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Reduction
 from ...backend.cuda.launcher import Launcher
-from ...dtype import Array, int64
+from ...dtype import Array, DType, int64
 from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...tensor import Tensor
 from ..common.conditions import AT_MOST_FP32, same
 from ..common.dims import Shape
 from ..common.row_kernels import reduce
-from .conv import Pair, from_nhwc, to_nhwc
-from .pool_window import Window
+from .geometry import Pair, from_nhwc, image_size, to_nhwc
+from .pool_window import Pooling, Window
+
+
+@dataclass(frozen=True, slots=True)
+class MaxPool(Pooling):
+    """The arguments of max_pool2d but for its input."""
+
+    dilation: Pair
+
+    def window(self, shape: Shape) -> Window:
+        return Window.over("max_pool2d", shape, self, self.dilation)
+
+
+@dataclass(frozen=True, slots=True)
+class AvgPool(Pooling):
+    """The arguments of avg_pool2d but for its input."""
+
+    count_include_pad: bool
+    divisor_override: int | None
+
+    def window(self, shape: Shape) -> Window:
+        if self.divisor_override == 0:
+            raise ShapeError("avg_pool2d: expected a divisor_override other than 0")
+        return Window.over("avg_pool2d", shape, self)
+
+    def divisor(self, xp: Namespace, window: Window, dtype: DType) -> Array:
+        """What each window's sum is divided by, (oh, ow, 1)."""
+        if self.divisor_override is not None:
+            return xp.full((1, 1, 1), self.divisor_override, dtype)
+        counts = []
+        for i in (0, 1):
+            start = xp.arange(window.out[i]) * window.stride[i] - window.padding[i]
+            reach = window.padding[i] if self.count_include_pad else 0
+            stop = xp.minimum(start + window.kernel[i], window.size[i] + reach)
+            counts.append(stop - xp.maximum(start, -reach))
+        return (counts[0][:, None] * counts[1])[..., None].astype(dtype)
+
+
+Sizes = int | tuple[int | None, int | None]
+"""An adaptive pooling's output: one size for both dims, or one each; None keeps the image's."""
 
 
 @primitive(torch="nn.functional.max_pool2d_with_indices", multiple=True, aux=("index",))
@@ -34,8 +73,22 @@ def max_pool2d_with_indices(
     ceil_mode: bool = False,
     layout: str = "NCHW",
 ) -> tuple[tuple[Array, Array], Array]:
-    """The largest value in each window, and its place in the image counted along rows"""
-    window = Window.over("max_pool2d", input.shape, kernel_size, stride, padding, dilation, ceil_mode, layout)
+    """The largest value in each window, and its place in the image counted along rows
+
+    Args:
+        xp: the array namespace.
+        input: (B, C, H, W), or (B, H, W, C) in NHWC.
+        kernel_size: the window's height and width, or one number for both.
+        stride: pixels between windows; None: the window's size.
+        padding: pixels around the image.
+        dilation: pixels between the kernel's elements.
+        ceil_mode: whether a window that begins inside and ends outside counts.
+        layout: "NCHW" or "NHWC".
+
+    Returns:
+        The values and the indices, int64, (B, C, oh, ow) or (B, oh, ow, C); and the indices again.
+    """
+    window = MaxPool(kernel_size, stride, padding, ceil_mode, layout, dilation).window(input.shape)
     padded = window.padded(xp, to_nhwc(input, layout), -math.inf)
     shape = (padded.shape[0], *window.out, padded.shape[3])
     best, at = xp.full(shape, -math.inf, padded.dtype), xp.full(shape, -1, "int64")
@@ -48,26 +101,15 @@ def max_pool2d_with_indices(
 
 
 @max_pool2d_with_indices.vjp("input")
-def _(
-    xp: Namespace,
-    g: tuple[Array, Array],
-    input_shape: Shape,
-    index: Array,
-    kernel_size: Pair,
-    stride: Pair | None,
-    padding: Pair,
-    dilation: Pair,
-    ceil_mode: bool,
-    layout: str,
-) -> Array:
-    window = Window.over("max_pool2d", input_shape, kernel_size, stride, padding, dilation, ceil_mode, layout)
-    grad, at = to_nhwc(g[0], layout), to_nhwc(index, layout)
-    (h, w), (p, q) = window.size, window.padding
-    dx = xp.zeros((grad.shape[0], h + p + window.behind(0), w + q + window.behind(1), grad.shape[3]), grad.dtype)
-    for i, j, rows, columns in window.taps():
+def _(xp: Namespace, g: tuple[Array, Array], input_shape: Shape, index: Array, pool: MaxPool) -> Array:
+    window = pool.window(input_shape)
+    grad, at = to_nhwc(g[0], pool.layout), to_nhwc(index, pool.layout)
+
+    def part(i: int, j: int) -> Array:
         pixel, inside = window.pixel(xp, i, j)
-        dx[:, rows, columns] += xp.where(inside & (at == pixel), grad, 0.0)
-    return from_nhwc(xp, window.inner(dx), layout)
+        return xp.where(inside & (at == pixel), grad, 0.0)
+
+    return from_nhwc(xp, window.scattered(xp, grad, part), pool.layout)
 
 
 max_pool2d_with_indices.samples(
@@ -94,7 +136,15 @@ def max_pool2d(
     return_indices: bool = False,
     layout: str = "NCHW",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The largest value in each window; with return_indices also its place in the image counted along rows"""
+    """The largest value in each window; with return_indices also its place in the image counted along rows
+
+    Args:
+        input, kernel_size, stride, padding, dilation, ceil_mode, layout: as in `max_pool2d_with_indices`.
+        return_indices: whether to return the indices, too.
+
+    Returns:
+        The values (B, C, oh, ow) or (B, oh, ow, C), or these and their indices, int64.
+    """
     both = max_pool2d_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode, layout)
     return both if return_indices else both[0]
 
@@ -115,54 +165,30 @@ def avg_pool2d(
     divisor_override: int | None = None,
     layout: str = "NCHW",
 ) -> Array:
-    """The mean of each window; the zeros of the padding count unless count_include_pad is False"""
-    _check_override(divisor_override)
-    window = Window.over("avg_pool2d", input.shape, kernel_size, stride, padding, 1, ceil_mode, layout)
+    """The mean of each window; the zeros of the padding count unless count_include_pad is False
+
+    Args:
+        xp, input, kernel_size, stride, padding, ceil_mode, layout: as in `max_pool2d_with_indices`.
+        count_include_pad: whether padding counts.
+        divisor_override: what sums are divided by in place of their count.
+
+    Returns:
+        (B, C, oh, ow), or (B, oh, ow, C).
+    """
+    pool = AvgPool(kernel_size, stride, padding, ceil_mode, layout, count_include_pad, divisor_override)
+    window = pool.window(input.shape)
     padded = window.padded(xp, to_nhwc(input, layout), 0.0)
     total = 0.0
     for _, _, rows, columns in window.taps():
         total = total + padded[:, rows, columns]
-    return from_nhwc(xp, total / _divisor(xp, window, count_include_pad, divisor_override, input.dtype), layout)
-
-
-def _check_override(divisor: int | None) -> None:
-    if divisor == 0:
-        raise ShapeError("avg_pool2d: expected a divisor_override other than 0")
-
-
-def _divisor(xp: Namespace, window: Window, with_padding: bool, override: int | None, dtype: Any) -> Array:
-    """What each window's sum is divided by, (oh, ow, 1)."""
-    if override is not None:
-        return xp.full((1, 1, 1), override, dtype)
-    counts = []
-    for i in (0, 1):
-        start = xp.arange(window.out[i]) * window.stride[i] - window.padding[i]
-        reach = window.padding[i] if with_padding else 0
-        stop = xp.minimum(start + window.kernel[i], window.size[i] + reach)
-        counts.append(stop - xp.maximum(start, -reach))
-    return (counts[0][:, None] * counts[1])[..., None].astype(dtype)
+    return from_nhwc(xp, total / pool.divisor(xp, window, input.dtype), layout)
 
 
 @avg_pool2d.vjp("input")
-def _(
-    xp: Namespace,
-    g: Array,
-    input_shape: Shape,
-    kernel_size: Pair,
-    stride: Pair | None,
-    padding: Pair,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-    layout: str,
-) -> Array:
-    window = Window.over("avg_pool2d", input_shape, kernel_size, stride, padding, 1, ceil_mode, layout)
-    share = to_nhwc(g, layout) / _divisor(xp, window, count_include_pad, divisor_override, g.dtype)
-    (h, w), (p, q) = window.size, window.padding
-    dx = xp.zeros((share.shape[0], h + p + window.behind(0), w + q + window.behind(1), share.shape[3]), g.dtype)
-    for _, _, rows, columns in window.taps():
-        dx[:, rows, columns] += share
-    return from_nhwc(xp, window.inner(dx), layout)
+def _(xp: Namespace, g: Array, input_shape: Shape, pool: AvgPool) -> Array:
+    window = pool.window(input_shape)
+    share = to_nhwc(g, pool.layout) / pool.divisor(xp, window, g.dtype)
+    return from_nhwc(xp, window.scattered(xp, share, lambda i, j: share), pool.layout)
 
 
 avg_pool2d.samples(
@@ -182,9 +208,7 @@ avg_pool2d.errors(
 
 
 @primitive(torch="nn.functional.adaptive_avg_pool2d")
-def adaptive_avg_pool2d(
-    xp: Namespace, input: Array, output_size: int | tuple[int | None, int | None], layout: str = "NCHW"
-) -> Array:
+def adaptive_avg_pool2d(xp: Namespace, input: Array, output_size: Sizes, layout: str = "NCHW") -> Array:
     """The means of output_size windows that cover the image evenly; None keeps a size"""
     x = to_nhwc(_four(input), layout)
     for axis, bins in zip((1, 2), _bins(x.shape[1:3], output_size), strict=True):
@@ -199,9 +223,7 @@ def _four(x: Array) -> Array:
     return x
 
 
-def _bins(
-    size: tuple[int, ...], output_size: int | tuple[int | None, int | None]
-) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+def _bins(size: tuple[int, ...], output_size: Sizes) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """The pixels [start, stop) of each output row, and of each column."""
     wanted = (output_size, output_size) if isinstance(output_size, int) else output_size
     if (
@@ -216,11 +238,9 @@ def _bins(
 
 
 @adaptive_avg_pool2d.vjp("input")
-def _(
-    xp: Namespace, g: Array, input_shape: Shape, output_size: int | tuple[int | None, int | None], layout: str
-) -> Array:
+def _(xp: Namespace, g: Array, input_shape: Shape, output_size: Sizes, layout: str) -> Array:
     g = to_nhwc(g, layout)
-    size = input_shape[2:] if layout == "NCHW" else input_shape[1:3]
+    size = image_size(input_shape, layout)
     for axis, bins in zip((1, 2), _bins(size, output_size), strict=True):
         before = (slice(None),) * axis
         dx = xp.zeros((*g.shape[:axis], size[axis - 1], *g.shape[axis + 1 :]), g.dtype)
@@ -258,7 +278,7 @@ def _no_kernel(input: Array) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pooling:
+class _Kernels:
     """Windows over images of `shape`, as the kernels take them: constants to compile with, and sizes as arguments."""
 
     shape: Shape
@@ -267,16 +287,17 @@ class _Pooling:
     windows: dict[str, int]
 
     @classmethod
-    def sliding(cls, window: Window, shape: Shape, layout: str, with_padding: bool = False) -> _Pooling:
+    def sliding(cls, pool: MaxPool | AvgPool, shape: Shape) -> _Kernels:
+        window = pool.window(shape)
         parts = {"KERNEL": window.kernel, "STRIDE": window.stride, "PADDING": window.padding}
-        reach = window.padding if with_padding else (0, 0)
-        return cls(shape, layout, window.out, _named(parts | {"DILATION": window.dilation, "REACH": reach}))
+        reach = window.padding if isinstance(pool, AvgPool) and pool.count_include_pad else (0, 0)
+        return cls(shape, pool.layout, window.out, _by_axis(parts | {"DILATION": window.dilation, "REACH": reach}))
 
     @classmethod
-    def even(cls, output_size: int | tuple[int | None, int | None], shape: Shape, layout: str) -> _Pooling:
-        rows, columns = _bins(_size(shape, layout), output_size)
+    def even(cls, output_size: Sizes, shape: Shape, layout: str) -> _Kernels:
+        rows, columns = _bins(image_size(shape, layout), output_size)
         parts = {"KERNEL": (0, 0), "STRIDE": (1, 1), "PADDING": (0, 0), "DILATION": (1, 1), "REACH": (0, 0)}
-        return cls(shape, layout, (len(rows), len(columns)), _named(parts))
+        return cls(shape, layout, (len(rows), len(columns)), _by_axis(parts))
 
     @property
     def pooled(self) -> Shape:
@@ -290,121 +311,70 @@ class _Pooling:
         dense = [k.contiguous(a) for a in arrays]
         width = 1 if any(a.data.ptr % 16 for a in dense) else math.gcd(inner, 16 // made[0].itemsize)
         packets = made[0].size // width
-        numbers = (packets, *_size(self.shape, self.layout), *self.out, inner)
+        numbers = (packets, *image_size(self.shape, self.layout), *self.out, inner)
         names = {"T": made[0].dtype, "WIDTH": width, **self.windows}
         args = (*dense, *made, *map(np.int32, numbers), *more)
         k.launch_header("ops/conv/pool.cuh", kernel, names, (-(-packets // _THREADS),), _THREADS, args)
 
 
-def _named(parts: dict[str, tuple[int, int]]) -> dict[str, int]:
+def _by_axis(parts: dict[str, tuple[int, int]]) -> dict[str, int]:
     return {f"{axis}_{name}": pair[i] for name, pair in parts.items() for i, axis in enumerate("HW")}
 
 
-def _size(shape: Shape, layout: str) -> tuple[int, int]:
-    return (shape[2], shape[3]) if layout == "NCHW" else (shape[1], shape[2])
-
-
 @max_pool2d_with_indices.cuda("flame", when=_no_kernel)
-def _(
-    k: Launcher,
-    input: Array,
-    kernel_size: Pair,
-    stride: Pair | None,
-    padding: Pair,
-    dilation: Pair,
-    ceil_mode: bool,
-    layout: str,
-) -> tuple[tuple[Array, Array], Array]:
-    window = Window.over("max_pool2d", input.shape, kernel_size, stride, padding, dilation, ceil_mode, layout)
-    pooling = _Pooling.sliding(window, input.shape, layout)
-    made = k.empty(pooling.pooled, input.dtype), k.empty(pooling.pooled, int64)
-    pooling.launch(k, "max_pool", (input,), made)
+def _(k: Launcher, input: Array, pool: MaxPool) -> tuple[tuple[Array, Array], Array]:
+    kernels = _Kernels.sliding(pool, input.shape)
+    made = k.empty(kernels.pooled, input.dtype), k.empty(kernels.pooled, int64)
+    kernels.launch(k, "max_pool", (input,), made)
     return made, made[1]
 
 
 @max_pool2d_with_indices.cuda_vjp("flame", "input", when=_no_kernel)
-def _(
-    k: Launcher,
-    g: tuple[Array, Array],
-    input_shape: Shape,
-    index: Array,
-    kernel_size: Pair,
-    stride: Pair | None,
-    padding: Pair,
-    dilation: Pair,
-    ceil_mode: bool,
-    layout: str,
-) -> Array:
-    window = Window.over("max_pool2d", input_shape, kernel_size, stride, padding, dilation, ceil_mode, layout)
+def _(k: Launcher, g: tuple[Array, Array], input_shape: Shape, index: Array, pool: MaxPool) -> Array:
     dx = k.empty(input_shape, g[0].dtype)
-    _Pooling.sliding(window, input_shape, layout).launch(k, "max_pool_gradient", (g[0], index), (dx,))
+    _Kernels.sliding(pool, input_shape).launch(k, "max_pool_gradient", (g[0], index), (dx,))
     return dx
 
 
 @avg_pool2d.cuda("flame", when=_no_kernel)
-def _(
-    k: Launcher,
-    input: Array,
-    kernel_size: Pair,
-    stride: Pair | None,
-    padding: Pair,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-    layout: str,
-) -> Array:
-    _check_override(divisor_override)
-    window = Window.over("avg_pool2d", input.shape, kernel_size, stride, padding, 1, ceil_mode, layout)
-    pooling = _Pooling.sliding(window, input.shape, layout, count_include_pad)
-    y = k.empty(pooling.pooled, input.dtype)
-    pooling.launch(k, "avg_pool", (input,), (y,), np.float32(divisor_override or 0))
+def _(k: Launcher, input: Array, pool: AvgPool) -> Array:
+    kernels = _Kernels.sliding(pool, input.shape)
+    y = k.empty(kernels.pooled, input.dtype)
+    kernels.launch(k, "avg_pool", (input,), (y,), np.float32(pool.divisor_override or 0))
     return y
 
 
 @avg_pool2d.cuda_vjp("flame", "input", when=_no_kernel)
-def _(
-    k: Launcher,
-    g: Array,
-    input_shape: Shape,
-    kernel_size: Pair,
-    stride: Pair | None,
-    padding: Pair,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-    layout: str,
-) -> Array:
-    window = Window.over("avg_pool2d", input_shape, kernel_size, stride, padding, 1, ceil_mode, layout)
-    pooling, dx = _Pooling.sliding(window, input_shape, layout, count_include_pad), k.empty(input_shape, g.dtype)
-    pooling.launch(k, "avg_pool_gradient", (g,), (dx,), np.float32(divisor_override or 0))
+def _(k: Launcher, g: Array, input_shape: Shape, pool: AvgPool) -> Array:
+    dx = k.empty(input_shape, g.dtype)
+    divisor = np.float32(pool.divisor_override or 0)
+    _Kernels.sliding(pool, input_shape).launch(k, "avg_pool_gradient", (g,), (dx,), divisor)
     return dx
 
 
-def _no_bins(input: Array, output_size: int | tuple[int | None, int | None]) -> str:
+def _no_bins(input: Array, output_size: Sizes) -> str:
     wanted = output_size if isinstance(output_size, (tuple, list)) else (output_size,)
     return "an empty result" if 0 in wanted else _no_kernel(input)
 
 
 @adaptive_avg_pool2d.cuda("flame", when=_no_bins)
-def _(k: Launcher, input: Array, output_size: int | tuple[int | None, int | None], layout: str) -> Array:
-    pooling = _Pooling.even(output_size, _four(input).shape, layout)
-    if pooling.out == (1, 1):
+def _(k: Launcher, input: Array, output_size: Sizes, layout: str) -> Array:
+    kernels = _Kernels.even(output_size, _four(input).shape, layout)
+    if kernels.out == (1, 1):
         whole = (2, 3) if layout == "NCHW" else (1, 2)
         return reduce(k, Reduction("sum", "input", "total / n"), {"input": input}, whole, input.dtype)
-    y = k.empty(pooling.pooled, input.dtype)
-    pooling.launch(k, "avg_pool", (input,), (y,), np.float32(0))
+    y = k.empty(kernels.pooled, input.dtype)
+    kernels.launch(k, "avg_pool", (input,), (y,), np.float32(0))
     return y
 
 
 @adaptive_avg_pool2d.cuda_vjp("flame", "input", when=_no_bins)
-def _(
-    k: Launcher, g: Array, input_shape: Shape, output_size: int | tuple[int | None, int | None], layout: str
-) -> Array:
-    dx, pooling = k.empty(input_shape, g.dtype), _Pooling.even(output_size, input_shape, layout)
-    if pooling.out == (1, 1):
+def _(k: Launcher, g: Array, input_shape: Shape, output_size: Sizes, layout: str) -> Array:
+    dx, kernels = k.empty(input_shape, g.dtype), _Kernels.even(output_size, input_shape, layout)
+    if kernels.out == (1, 1):
         k.elementwise(("g / count",), {"g": g, "count": dx.size // g.size}, (g.dtype,), input_shape, (dx,))
         return dx
-    pooling.launch(k, "avg_pool_gradient", (g,), (dx,), np.float32(0))
+    kernels.launch(k, "avg_pool_gradient", (g,), (dx,), np.float32(0))
     return dx
 
 

@@ -2,62 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ....errors import ShapeError
+from ...arguments import Arguments
+from ...backend.cuda.cudnn import Size
 from ...dtype import Array
 from ...namespace import Namespace
 from ..common.dims import Shape
-from .conv import Pair, pair, taps
+from .geometry import Pair, image_size, pair, taps
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling(Arguments):
+    """The arguments of a pooling op that say where its windows lie."""
+
+    kernel_size: Pair
+    stride: Pair | None
+    padding: Pair
+    ceil_mode: bool
+    layout: str
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """A sliding window over an image of `size` pixels: what it covers and how often."""
 
-    size: tuple[int, int]
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
+    size: Size
+    kernel: Size
+    stride: Size
+    padding: Size
+    dilation: Size
     ceil: bool
 
     @classmethod
-    def over(
-        cls,
-        op: str,
-        shape: Shape,
-        kernel: Pair,
-        stride: Pair | None,
-        padding: Pair,
-        dilation: Pair,
-        ceil: bool,
-        layout: str,
-    ) -> Window:
+    def over(cls, op: str, shape: Shape, given: Pooling, dilation: Pair = 1) -> Window:
         """The window over an input of `shape`; raises ShapeError for one that does not fit."""
         if len(shape) != 4:
-            raise ShapeError(f"{op}: expected a 4-D input in {layout}, got {tuple(shape)}")
-        size = (shape[2], shape[3]) if layout == "NCHW" else (shape[1], shape[2])
-        k, p, s = pair(kernel), pair(padding), pair(kernel if stride in (None, (), []) else stride)
-        if min(*k, *s, *pair(dilation)) < 1:
+            raise ShapeError(f"{op}: expected a 4-D input in {given.layout}, got {tuple(shape)}")
+        size = image_size(shape, given.layout)
+        k, p, d = pair(given.kernel_size), pair(given.padding), pair(dilation)
+        s = k if given.stride in (None, (), []) else pair(given.stride)
+        if min(*k, *s, *d) < 1:
             raise ShapeError(f"{op}: expected kernel, stride and dilation of at least 1, got {k}, {s}, {dilation}")
         if any(not 0 <= 2 * p[i] <= k[i] for i in (0, 1)):
             raise ShapeError(f"{op}: padding {p} must be at least 0 and at most half of the kernel {k}")
-        window = cls(size, k, s, p, pair(dilation), ceil)
+        window = cls(size, k, s, p, d, given.ceil_mode)
         if min(window.out) < 1:
             raise ShapeError(f"{op}: a kernel of {k} does not fit into {size} pixels padded by {p}")
         return window
 
     @property
-    def out(self) -> tuple[int, int]:
+    def out(self) -> Size:
         """The size of the result."""
         return self._out(0), self._out(1)
 
     def _out(self, i: int) -> int:
         n, p, s = self.size[i], self.padding[i], self.stride[i]
-        room = n + 2 * p - self.dilation[i] * (self.kernel[i] - 1) - 1
-        count = (-(-room // s) if self.ceil else room // s) + 1
+        span = n + 2 * p - self.dilation[i] * (self.kernel[i] - 1) - 1
+        count = (-(-span // s) if self.ceil else span // s) + 1
         beyond = (count - 1) * s >= n + p  # the last window would start in the padding at the end
         return count - 1 if self.ceil and beyond else count
 
@@ -87,7 +91,13 @@ class Window:
         down, across = (rows >= 0) & (rows < self.size[0]), (columns >= 0) & (columns < self.size[1])
         return (rows[:, None] * self.size[1] + columns)[..., None], (down[:, None] & across)[..., None]
 
-    def inner(self, padded: Array) -> Array:
-        """The image without its padding."""
+    def scattered(self, xp: Namespace, g: Array, part: Callable[[int, int], Array]) -> Array:
+        """The gradient of images (B, H, W, C): `part` of each kernel element (i, j), added to the pixels that it meets.
+
+        `part` has the shape and dtype of `g`, (B, oh, ow, C).
+        """
         (h, w), (p, q) = self.size, self.padding
-        return padded[:, p : p + h, q : q + w]
+        dx = xp.zeros((g.shape[0], h + p + self.behind(0), w + q + self.behind(1), g.shape[3]), g.dtype)
+        for i, j, rows, columns in self.taps():
+            dx[:, rows, columns] += part(i, j)
+        return dx[:, p : p + h, q : q + w]

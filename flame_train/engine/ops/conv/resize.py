@@ -83,6 +83,19 @@ def interpolate(
 
     mode is "nearest", "nearest-exact", "linear" (B, C, L), "bilinear" or "trilinear". With align_corners the corner
     pixels' centres stay in the corners; without, the outer edges of the images meet. Coordinates are PyTorch's.
+
+    Args:
+        xp: the array namespace.
+        input: (B, C, ...), or (B, ..., C) in NHWC.
+        size: the result's sizes, or one number for all dims.
+        scale_factor: the same as factors of the input; one of the two is given.
+        mode: the interpolation.
+        align_corners: whether the corner pixels keep their places.
+        recompute_scale_factor: whether the factor is that of the rounded sizes.
+        layout: "NCHW" or "NHWC".
+
+    Returns:
+        (B, C, *sizes), or (B, *sizes, C).
     """
     for axis in _plan(input.shape, size, scale_factor, mode, align_corners, recompute_scale_factor, layout):
         low, high, part = axis.sources(xp)
@@ -154,7 +167,19 @@ def _plan(
     recompute: bool | None,
     layout: str,
 ) -> list[_Axis]:
-    """How each spatial axis is resized. Raises ValueError or ShapeError for arguments that do not fit together."""
+    """How each spatial axis is resized. Raises ValueError or ShapeError for arguments that do not fit together.
+
+    Args:
+        shape: the input's shape.
+        size, factor, mode, align, recompute, layout: as in `interpolate`.
+
+    Returns:
+        One for each spatial axis.
+
+    Raises:
+        ShapeError: sizes that do not fit.
+        ValueError: arguments that exclude each other.
+    """
     if mode not in ("nearest", "nearest-exact", *_LINEAR) or _LINEAR.get(mode, len(shape)) != len(shape):
         raise ValueError(f"interpolate: mode {mode!r} is not known for an input of {len(shape)} dims")
     if (size is None) == (factor is None):

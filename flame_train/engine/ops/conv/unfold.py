@@ -7,7 +7,7 @@ from ...dtype import Array
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ..common.dims import Shape
-from .conv import Pair, out_size, pair, taps
+from .geometry import Pair, out_size, pair, taps
 
 Window = tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]
 """Kernel size, dilation, padding and stride, (h, w) each."""
@@ -17,7 +17,19 @@ Window = tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int
 def unfold(
     xp: Namespace, input: Array, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1
 ) -> Array:
-    """The patches under a sliding kernel: (B, C, H, W) to (B, C * kh * kw, positions)"""
+    """The patches under a sliding kernel: (B, C, H, W) to (B, C * kh * kw, positions)
+
+    Args:
+        xp: the array namespace.
+        input: (B, C, H, W).
+        kernel_size: the window's height and width, or one number for both.
+        dilation: pixels between the kernel's elements.
+        padding: pixels around the image.
+        stride: pixels from one position of the kernel to the next.
+
+    Returns:
+        (B, C * kh * kw, positions).
+    """
     return _columns(xp, input, _window(kernel_size, dilation, padding, stride))
 
 
@@ -31,7 +43,20 @@ def fold(
     padding: Pair = 0,
     stride: Pair = 1,
 ) -> Array:
-    """Patches added up where they overlap: (B, C * kh * kw, positions) to (B, C, *output_size)"""
+    """Patches added up where they overlap: (B, C * kh * kw, positions) to (B, C, *output_size)
+
+    Args:
+        xp: the array namespace.
+        input: (B, C * kh * kw, positions).
+        output_size: the image's height and width.
+        kernel_size: the window's height and width, or one number for both.
+        dilation: pixels between the kernel's elements.
+        padding: pixels around the image.
+        stride: pixels from one position of the kernel to the next.
+
+    Returns:
+        (B, C, *output_size).
+    """
     return _image(xp, input, pair(output_size), _window(kernel_size, dilation, padding, stride))
 
 

@@ -7,13 +7,12 @@ import math
 import numpy as np
 
 from ....errors import ShapeError
-from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, DType, as_dtype
 from ...namespace import Namespace
 from ...op import ErrorSample, primitive, sample
 from ...op_samples import Values
 from ..common.elementwise_codegen import elementwise_kernel
-from ..pointwise.activations import gated, gated_gradient, gelu_value, gelu_value_and_derivative, halved, halves
+from ..pointwise.activations import gated_kernels, gelu_value, gelu_value_and_derivative, halves
 
 
 @primitive(torch=None)
@@ -34,16 +33,7 @@ geglu.samples(sample((2, 3, 8)), sample((5, 2)), sample((0, 4)))
 geglu.errors(ErrorSample(sample((2, 3)), ShapeError, "expected an even last dim"))
 
 
-@geglu.cuda("generated", when=halved)
-def _(k: Launcher, input: Array) -> Array:
-    return gated(k, input, "value * gelu(gate)")
-
-
-@geglu.cuda_vjp("generated", "input", when=halved)
-def _(k: Launcher, g: Array, input: Array) -> Array:
-    return gated_gradient(k, g, input, "g * gelu(gate)", "g * value * gelu_derivative(gate)")
-
-
+gated_kernels(geglu, "gelu")
 geglu.perf_samples(sample((3, 77, 2560)), sample((5, 16)))
 
 
@@ -55,6 +45,19 @@ def timestep_embedding(
 
     Computed in fp32 from fp32 frequencies, as the reference implementations do, and returned as `dtype`. The
     frequencies are rounded from fp64, so that every device has the same: at t = 999 their last bit shows.
+
+    Args:
+        xp: the array namespace.
+        timesteps: (B,).
+        dim: the width of the embedding, even.
+        max_period: the longest wavelength, in timesteps over 2 pi.
+        dtype: the dtype of the result.
+
+    Returns:
+        (B, dim).
+
+    Raises:
+        ShapeError: an odd dim.
     """
     if dim % 2:
         raise ShapeError(f"timestep_embedding: expected an even dim, for as many cosines as sines, got {dim}")

@@ -22,6 +22,16 @@ def feed_forward(
     """linear(gelu(linear(input, weight1, bias1), approximate="tanh"), weight2, bias2), as in DiTs (arXiv 2212.09748)
 
     Its kernels are for frozen weights; where these require grad, the ops it consists of run one by one.
+
+    Args:
+        input: (..., in).
+        weight1: (hidden, in).
+        bias1: (hidden,), or None.
+        weight2: (out, hidden).
+        bias2: (out,), or None.
+
+    Returns:
+        (..., out).
     """
     return linear(gelu(linear(input, weight1, bias1), approximate="tanh"), weight2, bias2)
 
@@ -59,7 +69,15 @@ def _(
 def forward(
     k: Launcher, input: Array, weight1: Array, bias1: Array | None, weight2: Array, bias2: Array | None
 ) -> tuple[Array, Array]:
-    """The result, and the hidden values before the GELU, (rows, hidden)."""
+    """The result, and the hidden values before the GELU, (rows, hidden).
+
+    Args:
+        input, weight1, bias1, weight2, bias2: as in `feed_forward`.
+        k: launches kernels.
+
+    Returns:
+        (..., out) and (rows, hidden).
+    """
     check_linear(input, weight1)
     rows = k.mergeable_rows(input).reshape(-1, input.shape[-1])
     hidden = k.empty((len(rows), len(weight1)), input.dtype)
@@ -74,7 +92,18 @@ def _(k: Launcher, g: Array, weight1: Array, weight2: Array, hidden: Array, targ
 
 
 def backward(k: Launcher, g: Array, weight1: Array, weight2: Array, hidden: Array, targets: GradTargets) -> Array:
-    """The input's gradient; `hidden` as `forward` returned it."""
+    """The input's gradient; `hidden` as `forward` returned it.
+
+    Args:
+        weight1, weight2: as in `feed_forward`.
+        k: launches kernels.
+        g: (..., out).
+        hidden: (rows, hidden).
+        targets: where the wanted gradients go.
+
+    Returns:
+        (..., in).
+    """
     carried = k.matmul(g, weight2, gelu=Gelu(hidden, derivative=True))
     return product_to(k, targets["input"], carried, weight1)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ....errors import ShapeError
+from ...arguments import Arguments
 from ...backend.cuda.launcher import Launcher
-from ...dtype import Array
+from ...dtype import Array, DType
 from ...grad_target import FRESH, GradTargets
 from ...op import ErrorSample, composite, sample
 from ...tensor import Tensor
@@ -16,26 +18,53 @@ from ..pointwise.activations import gelu
 from . import feed_forward
 
 
+@dataclass(frozen=True, slots=True)
+class Fp8Weights(Arguments):
+    """Both layers' weights as `fp8_quantize` stores them: e4m3 data (out, in) and scales (out,)."""
+
+    data1: Array
+    scales1: Array
+    data2: Array
+    scales2: Array
+
+    def decoded(self, k: Launcher, dtype: DType) -> tuple[Array, Array]:
+        """Both weights in `dtype`."""
+        return decode(k, self.data1, self.scales1, dtype), decode(k, self.data2, self.scales2, dtype)
+
+
 @composite(aux=("hidden",))
 def fp8_feed_forward(
     input: Tensor,
-    codes1: Tensor,
+    data1: Tensor,
     scales1: Tensor,
     bias1: Tensor | None,
-    codes2: Tensor,
+    data2: Tensor,
     scales2: Tensor,
     bias2: Tensor | None = None,
     dynamic: bool = False,
 ) -> Tensor:
-    """fp8_linear(gelu(fp8_linear(input, codes1, scales1, bias1), approximate="tanh"), codes2, scales2, bias2)
+    """fp8_linear(gelu(fp8_linear(input, data1, scales1, bias1), approximate="tanh"), data2, scales2, bias2)
 
     With `dynamic` both take rounded rows, see `fp8_linear`.
+
+    Args:
+        input: (..., in).
+        data1: e4m3, uint8 (hidden, in).
+        scales1: uint32 (hidden,).
+        bias1: (hidden,), or None.
+        data2: e4m3, uint8 (out, hidden).
+        scales2: uint32 (out,).
+        bias2: (out,), or None.
+        dynamic: whether rows are rounded to e4m3 too.
+
+    Returns:
+        (..., out).
     """
-    hidden = fp8_linear(input, codes1, scales1, bias1, dynamic=dynamic)
-    return fp8_linear(gelu(hidden, approximate="tanh"), codes2, scales2, bias2, dynamic=dynamic)
+    hidden = fp8_linear(input, data1, scales1, bias1, dynamic=dynamic)
+    return fp8_linear(gelu(hidden, approximate="tanh"), data2, scales2, bias2, dynamic=dynamic)
 
 
-fp8_feed_forward.non_differentiable("codes1", "scales1", "codes2", "scales2")
+fp8_feed_forward.non_differentiable("data1", "scales1", "data2", "scales2")
 
 
 fp8_feed_forward.samples(
@@ -59,88 +88,43 @@ fp8_feed_forward.perf_samples(
 )
 
 
-def _misfit(
-    input: Array,
-    codes1: Array,
-    scales1: Array,
-    bias1: Array | None,
-    codes2: Array,
-    scales2: Array,
-    bias2: Array | None,
-) -> str:
-    if not fits(input, codes1, scales1) or not fits(codes1.T, codes2, scales2):
+def _misfit(input: Array, weights: Fp8Weights, bias1: Array | None, bias2: Array | None) -> str:
+    if not fits(input, weights.data1, weights.scales1) or not fits(weights.data1.T, weights.data2, weights.scales2):
         return "arguments that are refused"
     return conditions.same(conditions.LOW, input, bias1, bias2)
 
 
-def _storage(input: Array, codes1: Array, dynamic: bool) -> str:
-    return storage(input, codes1, dynamic) or feed_forward.too_few(input, codes1)
+def _storage(input: Array, data1: Array, dynamic: bool) -> str:
+    return storage(input, data1, dynamic) or feed_forward.too_few(input, data1)
 
 
-def _products(input: Array, codes1: Array, codes2: Array, dynamic: bool) -> str:
-    return products(input, codes1, dynamic) or products(input, codes2, dynamic)
+def _products(input: Array, data1: Array, data2: Array, dynamic: bool) -> str:
+    return products(input, data1, dynamic) or products(input, data2, dynamic)
 
 
 @fp8_feed_forward.cuda("cublaslt", when=(_misfit, _storage))
-def _(
-    k: Launcher,
-    input: Array,
-    codes1: Array,
-    scales1: Array,
-    bias1: Array | None,
-    codes2: Array,
-    scales2: Array,
-    bias2: Array | None,
-) -> tuple[Array, Array]:
-    first, second = decode(k, codes1, scales1, input.dtype), decode(k, codes2, scales2, input.dtype)
+def _(k: Launcher, input: Array, weights: Fp8Weights, bias1: Array | None, bias2: Array | None) -> tuple[Array, Array]:
+    first, second = weights.decoded(k, input.dtype)
     return feed_forward.forward(k, input, first, bias1, second, bias2)
 
 
 @fp8_feed_forward.cuda_vjp("cublaslt", "input", when=(_misfit, _storage))
-def _(
-    k: Launcher,
-    g: Array,
-    codes1: Array,
-    scales1: Array,
-    codes2: Array,
-    scales2: Array,
-    hidden: Array,
-    targets: GradTargets,
-) -> Array:
-    first, second = decode(k, codes1, scales1, g.dtype), decode(k, codes2, scales2, g.dtype)
-    return feed_forward.backward(k, g, first, second, hidden, targets)
+def _(k: Launcher, g: Array, weights: Fp8Weights, hidden: Array, targets: GradTargets) -> Array:
+    return feed_forward.backward(k, g, *weights.decoded(k, g.dtype), hidden, targets)
 
 
 @fp8_feed_forward.cuda("fp8", when=(_misfit, _products))
-def _(
-    k: Launcher,
-    input: Array,
-    codes1: Array,
-    scales1: Array,
-    bias1: Array | None,
-    codes2: Array,
-    scales2: Array,
-    bias2: Array | None,
-) -> tuple[Array, Array]:
-    hidden = k.empty((*input.shape[:-1], len(codes1)), input.dtype)
-    k.scaled_product(*encode(k, input), k.contiguous(codes1), scales1, out=hidden, bias=bias1)
-    out = k.empty((*input.shape[:-1], len(codes2)), input.dtype)
+def _(k: Launcher, input: Array, weights: Fp8Weights, bias1: Array | None, bias2: Array | None) -> tuple[Array, Array]:
+    hidden = k.empty((*input.shape[:-1], len(weights.data1)), input.dtype)
+    k.scaled_product(encode(k, input), (k.contiguous(weights.data1), weights.scales1), out=hidden, bias=bias1)
+    out = k.empty((*input.shape[:-1], len(weights.data2)), input.dtype)
     rounded = encode(k, hidden, value="gelu_tanh(x)")
-    k.scaled_product(*rounded, k.contiguous(codes2), scales2, out=out, bias=bias2)
+    k.scaled_product(rounded, (k.contiguous(weights.data2), weights.scales2), out=out, bias=bias2)
     return out, hidden
 
 
 @fp8_feed_forward.cuda_vjp("fp8", "input", when=(_misfit, _products))
-def _(
-    k: Launcher,
-    g: Array,
-    codes1: Array,
-    scales1: Array,
-    codes2: Array,
-    scales2: Array,
-    hidden: Array,
-    targets: GradTargets,
-) -> Array:
-    carried = fp8_product_to(k, g, codes2, scales2, FRESH)
-    value = "x * gelu_tanh_derivative(beside)"
-    return fp8_product_to(k, carried, codes1, scales1, targets["input"], value=value, beside=hidden)
+def _(k: Launcher, g: Array, weights: Fp8Weights, hidden: Array, targets: GradTargets) -> Array:
+    grad = fp8_product_to(k, g, weights.data2, weights.scales2, FRESH)
+    value = "x * gelu_tanh_derivative(other)"
+    return fp8_product_to(k, grad, weights.data1, weights.scales1, targets["input"], value=value, other=hidden)

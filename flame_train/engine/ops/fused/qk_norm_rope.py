@@ -15,7 +15,7 @@ from ...op import ErrorSample, composite, sample
 from ...tensor import Tensor
 from ..common.dims import Shape, size_along
 from ..common.row_kernels import shared, why_not_rows
-from ..norm.rms_norm import Angles, angle_rows, norm_gradient_rows, norm_rows, rms_norm, rope
+from ..norm.rms_norm import Angles, angle_rows, norm_gradients, norm_rows, rms_norm, rope
 from ..shape.concat import cat
 
 Maybe = Array | None
@@ -34,6 +34,20 @@ def cat_rms_norm(
 
     Each is normalised over its last dim with the weight of its stream; without cos and sin nothing is rotated. Their
     dtype may be wider than that of tensors and weights, which is the result's.
+
+    Args:
+        tensors: n of (..., L, ..., C).
+        weights: n of (C,).
+        cos, sin: angles that broadcast to the result, or None.
+        dim: the dim along which they are joined.
+        eps: is added to a variance, or to a mean square.
+
+    Returns:
+        The joined tensor.
+
+    Raises:
+        ShapeError: lengths or shapes do not fit.
+        ValueError: one of cos and sin alone.
     """
     if len(tensors) != len(weights):
         raise ShapeError(f"cat_rms_norm: {len(tensors)} tensors and {len(weights)} weights do not pair up")
@@ -143,10 +157,11 @@ def _(
     rstd: Array,
     dim: int,
     targets: GradTargets,
-) -> list[Array]:
+) -> list[Array | None]:
     found = []
     parts = zip(tensors, weights, _parts(tensors, dim), _numbers(rstd, tensors), strict=True)
     for i, (x, w, part, numbers) in enumerate(parts):
         angles = _angles(k, cos, sin, part, g.shape[dim], x.shape)
-        found.append(norm_gradient_rows(k, g[part], x, w, numbers, angles, 1, targets["tensors"].get(i, FRESH)))
+        target = targets["tensors"].get(i, FRESH)
+        found.append(norm_gradients(k, g[part], x, w, numbers, angles, {"input": target})[0])
     return found

@@ -9,7 +9,7 @@ from typing import Any
 from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Extent, Operands, Program, Reduction
 from ...backend.cuda.launcher import Launcher
-from ...dtype import Array, float32, promote_floats
+from ...dtype import Array, float32
 from ...grad_target import FRESH, GradTargets
 from ...op import ErrorSample, composite, sample
 from ...tensor import Tensor
@@ -27,7 +27,7 @@ from ..common.row_kernels import (
     why_not_rows,
 )
 from ..linear.matmul import linear
-from ..norm.layer_norm import CENTRED, SUMS, gradient_program, layer_norm
+from ..norm.layer_norm import SUMS, Moments, gradient_program, layer_norm, normalized_rows
 from ..pointwise.activations import gelu, quick_gelu, relu, silu
 from ..pointwise.unary import sigmoid, tanh
 from ..shape.concat import cat
@@ -127,29 +127,17 @@ def _modulated(input: Array, scale: Array, shift: Array) -> str:
 
 @layer_norm_modulate.cuda("rows", when=_modulated)
 def _(k: Launcher, input: Array, scale: Array, shift: Array, eps: float) -> tuple[Array, Array, Array]:
-    program = Program(CENTRED, ("c * rstd * (1.f + scale) + shift",), ("mean", "rstd"))
     tables = {"scale": table(k, scale, input.shape), "shift": table(k, shift, input.shape)}
-    dtype = promote_floats([a.dtype for a in (input, scale, shift)])
-    operands = Operands({"input": rows_at(k, input)}, tables, {}, {"eps": eps})
-    y, mean, rstd = k.rows(program, operands, (dtype, float32, float32))
-    kept = (*input.shape[:-1], 1)
-    return y.reshape(input.shape), mean.reshape(kept), rstd.reshape(kept)
+    return normalized_rows(k, "c * rstd * (1.f + scale) + shift", input, tables, eps)
 
 
 @layer_norm_modulate.cuda_vjp("rows", "input", "scale", "shift", when=_modulated)
 def _(
-    k: Launcher,
-    g: Array,
-    input: Array,
-    scale: Array,
-    shift: Array,
-    mean: Array,
-    rstd: Array,
-    targets: GradTargets,
+    k: Launcher, g: Array, input: Array, scale: Array, shift: Array, moments: Moments, targets: GradTargets
 ) -> tuple[Array | None, ...]:
     addend, added, out = target_rows(k, targets.get("input", FRESH), 1)
     rows = {"g": rows_at(k, g), "input": rows_at(k, input), **addend}
-    numbers = {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)}
+    numbers = moments.numbers()
     operands = Operands(rows, {"scale": table(k, scale, input.shape)}, numbers)
     program = gradient_program("g * (1.f + scale)", added) if "input" in targets else Program(())
     wanted = {n: x for n, x in (("scale", scale), ("shift", shift)) if n in targets}
@@ -160,7 +148,7 @@ def _(
             k, program, sums, operands, input, out=out, groups=groups.pop(), summed=scale.dtype
         )
     else:
-        made = row_program(k, program, operands, input.dtype, input.shape, out=out) if program.rows else None
+        made = row_program(k, program, operands, input.dtype, input.shape, 1, out) if program.rows else None
         dense = Operands({"g": rows_of(k, g), "input": rows_of(k, input)}, {}, numbers)
         totals = [_to_shared(k, _SUMS[n], dense, x, input.shape) for n, x in wanted.items()]
     found = {
@@ -174,7 +162,18 @@ _SUMS = {"scale": SUMS["weight"], "shift": SUMS["bias"]}
 
 
 def _to_shared(k: Launcher, each: str, operands: Operands, x: Array, shape: Shape) -> Array:
-    """The gradient of rows shared like those of `x`, in fp32: sums of `each` over the rows that share one."""
+    """The gradient of rows shared like those of `x`, in fp32: sums of `each` over the rows that share one.
+
+    Args:
+        k: launches kernels.
+        each: the expression that is summed.
+        operands: what it reads.
+        x: the shared rows.
+        shape: the input's shape.
+
+    Returns:
+        fp32, one row for each of x.
+    """
     found = shared(x, shape)
     assert found is not None
     run, count = found

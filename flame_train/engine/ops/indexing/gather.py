@@ -39,7 +39,20 @@ def _check_index(op: str, input: Array, index: Array, src: Array | None = None) 
 
 
 def _check_places(xp: Namespace, op: str, input: Array, dim: int, index: Array, src: Array | None = None) -> None:
-    """Raises ShapeError unless index fits input and src, IndexError for a position outside of input."""
+    """Raises ShapeError unless index fits input and src, IndexError for a position outside of input.
+
+    Args:
+        xp: the array namespace.
+        op: the name in messages.
+        input: (..., n, ...).
+        dim: the dim along which it works.
+        index: whole numbers, with as many dims.
+        src: what is put there, or None.
+
+    Raises:
+        ShapeError: shapes do not fit.
+        IndexError: a place outside of input.
+    """
     _check_index(op, input, index, src)
     along, sizes = axis(dim, index.ndim, op), zip(index.shape, input.shape, strict=True)
     wide = any(n > m and d != along for d, (n, m) in enumerate(sizes))
@@ -59,8 +72,8 @@ def take_along_dim(xp: Namespace, input: Array, indices: Array, dim: int | None 
         return input.reshape(-1)[indices.reshape(-1)]
     _check_index("take_along_dim", input, indices)
     along = axis(dim, input.ndim, "take_along_dim")
-    beside = [(*s[:along], 1, *s[along + 1 :]) for s in (indices.shape, input.shape)]
-    np.broadcast_shapes(*beside)  # a ValueError, where NumPy's indexing would raise an IndexError
+    others = [(*s[:along], 1, *s[along + 1 :]) for s in (indices.shape, input.shape)]
+    np.broadcast_shapes(*others)  # a ValueError, where NumPy's indexing would raise an IndexError
     size = input.shape[along] if input.ndim else 1
     check_within(xp, "take_along_dim", indices, size, -size)
     return xp.take_along_axis(input, indices, axis=along)
@@ -121,16 +134,12 @@ def _(xp: Namespace, g: Array, input_shape: Shape, dim: int, index: Array) -> Ar
     return added_at(xp, input_shape, _places(xp, index, dim, input_shape), g)
 
 
-def _no_elements(input: Array, dim: int, index: Array) -> str:
-    return no_elements_by_index(input, dim, index)
-
-
-@gather.cuda("flame", when=_no_elements)
+@gather.cuda("flame", when=no_elements_by_index)
 def _(k: Launcher, input: Array, dim: int, index: Array) -> Array:
     return elements(k, input, dim, index)
 
 
-@gather.cuda_vjp("flame", "input", when=_no_elements)
+@gather.cuda_vjp("flame", "input", when=no_elements_by_index)
 def _(k: Launcher, g: Array, input_shape: Shape, dim: int, index: Array) -> Array:
     return element_sums(k, g, dim, index, input_shape)
 
@@ -152,7 +161,18 @@ gather.samples(
 
 @primitive(torch="scatter", data_movement=True)
 def scatter(xp: Namespace, input: Array, dim: int, index: Array, src: Array | float) -> Array:
-    """input with src put at index along dim: the place gather would read; of several at one place, any"""
+    """input with src put at index along dim: the place gather would read; of several at one place, any
+
+    Args:
+        xp: the array namespace.
+        input: (..., n, ...).
+        dim: the dim along which it works.
+        index: whole numbers, with as many dims.
+        src: the values, no smaller than index, or one number.
+
+    Returns:
+        An array of input's shape.
+    """
     _check_places(xp, "scatter", input, dim, index, None if isinstance(src, (int, float)) else src)
     out = input.copy()
     out[_places(xp, index, dim, input.shape)] = src if isinstance(src, (int, float)) else src[_corner(index.shape)]
@@ -167,7 +187,18 @@ def _corner(shape: Shape) -> tuple[slice, ...]:
 
 
 def _taken(xp: Namespace, g: Array, src_shape: Shape, index: Array, dim: int) -> Array:
-    """The gradient of src: that of the positions it was put at or added to, zeros for entries that were not used."""
+    """The gradient of src: that of the positions it was put at or added to, zeros for entries that were not used.
+
+    Args:
+        xp: the array namespace.
+        g: the gradient of the result.
+        src_shape: src's shape.
+        index: where it was put.
+        dim: the dim along which it works.
+
+    Returns:
+        An array of `src_shape`.
+    """
     out = xp.zeros(src_shape, g.dtype)
     out[_corner(index.shape)] = g[_places(xp, index, dim, g.shape)]
     return out
@@ -191,7 +222,18 @@ scatter.samples(sample((3, 5), 1, _ONCE, (3, 2)), sample((4, 5), -1, _ONCE, (4, 
 
 @primitive(torch="scatter_add", data_movement=True)
 def scatter_add(xp: Namespace, input: Array, dim: int, index: Array, src: Array) -> Array:
-    """input with src added at index along dim, repeated places added up"""
+    """input with src added at index along dim, repeated places added up
+
+    Args:
+        xp: the array namespace.
+        input: (..., n, ...).
+        dim: the dim along which it works.
+        index: whole numbers, with as many dims.
+        src: the addends, no smaller than index.
+
+    Returns:
+        An array of input's shape.
+    """
     _check_places(xp, "scatter_add", input, dim, index, src)
     work = compute_dtype(input.dtype)
     places = _places(xp, index, dim, input.shape)

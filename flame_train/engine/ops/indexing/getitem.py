@@ -71,7 +71,18 @@ getitem.errors(*_getitem_errors())
 
 @primitive(torch="narrow", data_movement=True)
 def narrow(xp: Namespace, input: Array, dim: int, start: int, length: int) -> Array:
-    """length entries of dim, from start"""
+    """length entries of dim, from start
+
+    Args:
+        xp: the array namespace.
+        input: the input.
+        dim: the dim along which it works.
+        start: the first index along dim.
+        length: the number of them.
+
+    Returns:
+        A view of the input.
+    """
     return input[_window(input.shape, dim, start, length)]
 
 

@@ -15,17 +15,17 @@ _HEADER, _THREADS = "ops/indexing/index_elements.cuh", 256
 _STEPS = 1 << 31  # of all elements' searches; beyond them the reference adds, in no fixed order
 
 
-def no_elements_by_index(x: Array, dim: int, index: Array) -> str:
-    """Why the kernels cannot take elements of `x` at `index` along `dim`; "" if they can."""
-    if index.dtype not in (int32, int64) or not x.ndim or x.ndim != index.ndim or not -x.ndim <= dim < x.ndim:
+def no_elements_by_index(input: Array, dim: int, index: Array) -> str:
+    """Why the kernels cannot take elements of `input` at `index` along `dim`; "" if they can."""
+    if index.dtype not in (int32, int64) or input.ndim != index.ndim or not -input.ndim <= dim < input.ndim:
         return "arguments that are refused, or other indices than int32 and int64"
-    d = dim % x.ndim
-    if x.shape[:d] != index.shape[:d] or x.shape[d + 1 :] != index.shape[d + 1 :]:
-        return "index has another shape beside dim"
-    steps = index.size * min(x.shape[d], index.shape[d])
-    if 0 in (x.size, index.size) or max(steps, x.size, index.size) > _STEPS - _THREADS:
+    d = dim % input.ndim
+    if input.shape[:d] != index.shape[:d] or input.shape[d + 1 :] != index.shape[d + 1 :]:
+        return "index has another shape in a dim other than"
+    steps = index.size * min(input.shape[d], index.shape[d])
+    if 0 in (input.size, index.size) or max(steps, input.size, index.size) > _STEPS - _THREADS:
         return "nothing to take, or too much"
-    return same(AT_MOST_FP32, x)
+    return same(AT_MOST_FP32, input)
 
 
 def elements(k: Launcher, x: Array, dim: int, index: Array) -> Array:
@@ -43,6 +43,17 @@ def element_sums(k: Launcher, values: Array, dim: int, index: Array, shape: Shap
 
     For each line along `dim` either its elements search for the indices that name them, or its indices for equal ones,
     whichever are fewer.
+
+    Args:
+        k: launches kernels.
+        values: in index's shape.
+        dim: the dim that is indexed.
+        index: int32 or int64.
+        shape: the shape of the result.
+        base: what sums are added to, or None.
+
+    Returns:
+        An array of `shape`.
     """
     d, values = dim % len(shape), k.contiguous(values)
     rows, count, inner = shape[d], index.shape[d], math.prod(shape[d + 1 :])

@@ -1,7 +1,7 @@
 """Rows of 8-bit numbers in e4m3 (arXiv 2209.05433), with a power of two as a factor for each row.
 
 A row's factor is the smallest power of two by which its numbers, divided, are at most 448, e4m3's largest. Powers of
-two scale exactly, so weights read from an fp8 file are kept bit for bit, and all devices round alike. Codes are uint8,
+two scale exactly, so weights read from an fp8 file are kept bit for bit, and all devices round alike. Data are uint8,
 because CuPy has no 8-bit float. Factors are stored as uint32, the bits of a float32, so that they have no say in the
 dtype of a result.
 """
@@ -16,15 +16,15 @@ import numpy as np
 from ...dtype import Array, DType, float32, uint8, uint32
 from ...namespace import Namespace
 
-_MOST: Final = 126  # the code of 448; 127 is NaN
+_MOST: Final = 126  # 448 in e4m3; 127 is NaN
 _LIMIT: Final = 100  # factors lie between 2^-100 and 2^100
 
 _VALUES: Final = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 
 
-def decoded(xp: Namespace, codes: Array, dtype: DType) -> Array:
-    """The numbers that codes stand for, not yet multiplied by their rows' factors."""
-    return xp.asarray(_VALUES.astype(dtype))[codes]
+def decoded(xp: Namespace, data: Array, dtype: DType) -> Array:
+    """The numbers that e4m3 data hold, not yet multiplied by their rows' factors."""
+    return xp.asarray(_VALUES.astype(dtype))[data]
 
 
 def factors(scales: Array, dtype: DType) -> Array:
@@ -33,7 +33,7 @@ def factors(scales: Array, dtype: DType) -> Array:
 
 
 def encoded(xp: Namespace, x: Array) -> tuple[Array, Array]:
-    """x (..., C), fp32 or fp64, as codes (..., C), rounded to nearest, ties to even, and factors (...).
+    """x (..., C), fp32 or fp64, as e4m3 data (..., C), rounded to nearest, ties to even, and factors (...).
 
     The factor of a row that holds NaN or infinity is NaN.
     """
@@ -41,9 +41,9 @@ def encoded(xp: Namespace, x: Array) -> tuple[Array, Array]:
     y = xp.where(finite[..., None], x, 0) * xp.ldexp(xp.ones_like(x[..., :1]), -exponents[..., None])
     binade = xp.maximum(xp.where(y == 0, -6, xp.frexp(xp.abs(y))[1] - 1), -6)
     steps = xp.rint(xp.ldexp(xp.abs(y), 3 - binade)).astype(np.int32)
-    codes = xp.minimum((binade + 6) * 8 + steps, _MOST) + 128 * xp.signbit(y)
+    data = xp.minimum((binade + 6) * 8 + steps, _MOST) + 128 * xp.signbit(y)
     scales = xp.where(finite, xp.ldexp(xp.ones_like(exponents, float32), exponents), float32.type(np.nan))
-    return codes.astype(uint8), scales.astype(float32).view(uint32)
+    return data.astype(uint8), scales.astype(float32).view(uint32)
 
 
 def _exponents(xp: Namespace, x: Array) -> tuple[Array, Array]:
@@ -57,5 +57,5 @@ def _exponents(xp: Namespace, x: Array) -> tuple[Array, Array]:
 
 def rounded(xp: Namespace, x: Array) -> Array:
     """x rounded to e4m3 with a factor for each row, in its own dtype."""
-    codes, scales = encoded(xp, x)
-    return decoded(xp, codes, x.dtype) * factors(scales, x.dtype)[..., None]
+    data, scales = encoded(xp, x)
+    return decoded(xp, data, x.dtype) * factors(scales, x.dtype)[..., None]

@@ -6,8 +6,10 @@ The factors have the activations' dtype. Their gradients are fp32 where they are
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ....errors import ShapeError
+from ...arguments import Arguments
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ...grad_target import GradTargets
@@ -15,13 +17,39 @@ from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...tensor import Tensor
 from ..common import conditions
-from ..conv.conv import Pair, conv2d
+from ..conv.conv import conv2d
+from ..conv.geometry import Pair
 from .lora_gradients import factor_gradients, listed, side_by_side
 from .matmul import check_linear, check_residual, linear_condition, product_target, rows_product
 from .skinny_gemm import SkinnyOperands
 
 
-@primitive(aux=("low",))
+@dataclass(frozen=True, slots=True)
+class LowRank(Arguments):
+    """A layer's update: down (rank, in), up (out, rank) and the scale of their product."""
+
+    down: Array
+    up: Array
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class LowRanks(Arguments):
+    """The updates of n layers, of one scale."""
+
+    downs: Sequence[Array]
+    ups: Sequence[Array]
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedLowRanks(LowRanks):
+    """The updates, and the low-rank activations (rows, n rank) that they made of the input."""
+
+    lora_hidden: Array
+
+
+@primitive(aux=("lora_hidden",))
 def lora_linear(
     xp: Namespace,
     input: Array,
@@ -32,15 +60,29 @@ def lora_linear(
     scale: float,
     residual: Array | None = None,
 ) -> tuple[Array, Array]:
-    """linear(input, weight, bias) + (scale * input @ down^T) @ up^T, and the residual, of the same shape, if given"""
+    """linear(input, weight, bias) + (scale * input @ down^T) @ up^T, and the residual, of the same shape, if given
+
+    Args:
+        xp: the array namespace.
+        input: (..., in).
+        weight: (out, in).
+        bias: (out,), or None.
+        down: (rank, in).
+        up: (out, rank).
+        scale: the factor of the update.
+        residual: (..., out), or None.
+
+    Returns:
+        (..., out), and the low-rank activations (..., rank).
+    """
     check_linear(input, weight)
     check_factors("lora_linear", weight, down, up)
     check_residual("lora_linear", input, weight, residual)
-    low = rows_product(xp, input, down.T) * scale
+    lora_hidden = rows_product(xp, input, down.T) * scale
     y = rows_product(xp, input, weight.T)
     for term in (bias, residual):
         y = y if term is None else y + term
-    return y + rows_product(xp, low, up.T), low
+    return y + rows_product(xp, lora_hidden, up.T), lora_hidden
 
 
 def check_factors(op: str, weight: Array, down: Array, up: Array) -> None:
@@ -64,21 +106,16 @@ def factors_fit(weight: Array, down: Array, up: Array) -> bool:
 
 @lora_linear.vjp("input", "down", "up")
 def _(
-    xp: Namespace,
-    g: Array,
-    input: Array,
-    weight: Array,
-    down: Array,
-    up: Array,
-    low: Array,
-    scale: float,
-    needs: frozenset[str],
+    xp: Namespace, g: Array, input: Array, weight: Array, lora: LowRank, lora_hidden: Array, needs: frozenset[str]
 ) -> tuple[Array | None, Array | None, Array | None]:
     rows, x = g.reshape(-1, g.shape[-1]), input.reshape(-1, input.shape[-1])
-    inner = xp.matmul(rows, up) * scale
-    dx = (xp.matmul(rows, weight) + xp.matmul(inner, down)).reshape(input.shape) if "input" in needs else None
-    d_down = xp.matmul(inner.T, x) if "down" in needs else None
-    return dx, d_down, xp.matmul(rows.T, low.reshape(-1, low.shape[-1])) if "up" in needs else None
+    grad_hidden = xp.matmul(rows, lora.up) * lora.scale
+    dx = None
+    if "input" in needs:
+        dx = (xp.matmul(rows, weight) + xp.matmul(grad_hidden, lora.down)).reshape(input.shape)
+    d_down = xp.matmul(grad_hidden.T, x) if "down" in needs else None
+    d_up = xp.matmul(rows.T, lora_hidden.reshape(-1, lora_hidden.shape[-1])) if "up" in needs else None
+    return dx, d_down, d_up
 
 
 @lora_linear.vjp("weight")
@@ -117,41 +154,27 @@ def _lora_condition(
 
 @lora_linear.cuda("cublaslt", when=_lora_condition)
 def _(
-    k: Launcher,
-    input: Array,
-    weight: Array,
-    bias: Array | None,
-    down: Array,
-    up: Array,
-    scale: float,
-    residual: Array | None,
+    k: Launcher, input: Array, weight: Array, bias: Array | None, lora: LowRank, residual: Array | None
 ) -> tuple[Array, Array]:
     check_linear(input, weight)
-    check_factors("lora_linear", weight, down, up)
+    check_factors("lora_linear", weight, lora.down, lora.up)
     check_residual("lora_linear", input, weight, residual)
-    return k.lora_gemm(input, weight.T, down.T, up.T, scale, bias=bias, plus=residual)
+    return k.lora_gemm(input, weight.T, lora.down.T, lora.up.T, lora.scale, bias=bias, plus=residual)
 
 
 @lora_linear.cuda_vjp("cublaslt", "input", "down", "up", when=_lora_condition)
 def _(
-    k: Launcher,
-    g: Array,
-    input: Array,
-    weight: Array,
-    down: Array,
-    up: Array,
-    low: Array,
-    scale: float,
-    targets: GradTargets,
+    k: Launcher, g: Array, input: Array, weight: Array, lora: LowRank, lora_hidden: Array, targets: GradTargets
 ) -> tuple[Array | None, Array | None, Array | None]:
     g, input = k.mergeable_rows(g), k.mergeable_rows(input)
     rows, x = (a.reshape(-1, a.shape[-1]) for a in (g, input))
     if "input" in targets:
-        dx, inner = k.lora_gemm(g, weight, up, down, scale, **product_target(targets["input"]))
+        dx, grad_hidden = k.lora_gemm(g, weight, lora.up, lora.down, lora.scale, **product_target(targets["input"]))
     else:
-        dx, inner = None, k.matmul(rows, up, alpha=scale)
+        dx, grad_hidden = None, k.matmul(rows, lora.up, alpha=lora.scale)
     wanted = {n: [targets[n]] for n in ("down", "up") if n in targets}
-    made = factor_gradients(k, SkinnyOperands(x, rows[:, None], inner, low.reshape(len(x), -1), len(down)), wanted)
+    operands = SkinnyOperands(x, rows[:, None], grad_hidden, lora_hidden.reshape(len(x), -1), len(lora.down))
+    made = factor_gradients(k, operands, wanted)
     return dx, made["down"][0] if "down" in made else None, made["up"][0] if "up" in made else None
 
 
@@ -163,11 +186,25 @@ def _(k: Launcher, g: Array) -> Array:
 # ---- several layers of one input ---------------------------------------------------------------------------
 
 
-@composite(aux=("low",), multiple=True)
+@composite(aux=("lora_hidden",), multiple=True)
 def lora_linears(
     input: Tensor, weights: Sequence[Tensor], downs: Sequence[Tensor], ups: Sequence[Tensor], scale: float
 ) -> tuple[Tensor, ...]:
-    """lora_linear(input, weights[i], None, downs[i], ups[i], scale) for each i: queries, keys and values at once"""
+    """lora_linear(input, weights[i], None, downs[i], ups[i], scale) for each i: queries, keys and values at once
+
+    Args:
+        input: (..., in).
+        weights: n of (out, in).
+        downs: n of (rank, in).
+        ups: n of (out, rank).
+        scale: the factor of the updates.
+
+    Returns:
+        n of (..., out).
+
+    Raises:
+        ShapeError: the lists are of several lengths.
+    """
     if not len(weights) == len(downs) == len(ups):
         raise ShapeError(f"lora_linears: {len(weights)} weights, {len(downs)} downs and {len(ups)} ups do not pair up")
     parts = zip(weights, downs, ups, strict=True)
@@ -201,82 +238,84 @@ def _stack_condition(input: Array, weights: Sequence[Array], downs: Sequence[Arr
 
 
 @lora_linears.cuda("cublaslt", when=_stack_condition)
-def _(
-    k: Launcher, input: Array, weights: Sequence[Array], downs: Sequence[Array], ups: Sequence[Array], scale: float
-) -> tuple[list[Array], Array]:
-    return stacked_products(k, input, k.stacked(weights), downs, ups, scale)
+def _(k: Launcher, input: Array, weights: Sequence[Array], lora: LowRanks) -> tuple[list[Array], Array]:
+    return stacked_products(k, input, k.stacked(weights), lora)
 
 
 def stacked_products(
-    k: Launcher,
-    input: Array,
-    weight: Array,
-    downs: Sequence[Array],
-    ups: Sequence[Array],
-    scale: float,
-    bias: Array | None = None,
-    plus: Array | None = None,
+    k: Launcher, input: Array, weight: Array, lora: LowRanks, bias: Array | None = None, plus: Array | None = None
 ) -> tuple[list[Array], Array]:
     """The outputs of n layers of one input, weight (n, out, in), in one product, and the low-rank activations.
 
     `bias` and `plus`, which is added to the output, are for a single layer.
+
+    Args:
+        k: launches kernels.
+        input: (..., in).
+        weight: (n, out, in).
+        lora: the updates.
+        bias: (out,), or None.
+        plus: (..., out), or None.
+
+    Returns:
+        n outputs (..., out), and the activations (rows, n rank).
     """
-    down, up = k.stacked(downs), k.stacked(ups)
+    down, up = k.stacked(lora.downs), k.stacked(lora.ups)
     n, out, width = weight.shape
     x = k.contiguous(input).reshape(-1, width)
     matrices = weight.reshape(-1, width).T, down.reshape(-1, width).T, up.reshape(n * out, -1).T
     added = None if plus is None else plus.reshape(-1, out)
-    y, low = k.lora_gemm(x, *matrices, scale, parts=n, bias=bias, plus=added)
+    y, lora_hidden = k.lora_gemm(x, *matrices, lora.scale, parts=n, bias=bias, plus=added)
     y, shape = y.reshape(-1, n, out), (*input.shape[:-1], out)
-    return [y[:, i].reshape(shape) for i in range(n)], low
+    return [y[:, i].reshape(shape) for i in range(n)], lora_hidden
+
+
+Gradients = tuple[Array | None, list[Array] | None, list[Array] | None]
+"""Those of n layers' input, downs and ups, as far as they are wanted."""
 
 
 @lora_linears.cuda_vjp("cublaslt", "input", "downs", "ups", when=_stack_condition)
 def _(
-    k: Launcher,
-    g: Sequence[Array],
-    input: Array,
-    weights: Sequence[Array],
-    downs: Sequence[Array],
-    ups: Sequence[Array],
-    low: Array,
-    scale: float,
-    targets: GradTargets,
-) -> tuple[Array | None, list[Array] | None, list[Array] | None]:
-    return stacked_gradients(k, g, input, k.stacked(weights), downs, ups, low, scale, targets)
+    k: Launcher, g: Sequence[Array], input: Array, weights: Sequence[Array], lora: AppliedLowRanks, targets: GradTargets
+) -> Gradients:
+    return stacked_gradients(k, g, input, k.stacked(weights), lora, targets)
 
 
 def stacked_gradients(
-    k: Launcher,
-    g: Sequence[Array],
-    input: Array,
-    weight: Array,
-    downs: Sequence[Array],
-    ups: Sequence[Array],
-    low: Array,
-    scale: float,
-    targets: GradTargets,
-) -> tuple[Array | None, list[Array] | None, list[Array] | None]:
-    """The gradients of input, downs and ups of `stacked_products`."""
-    down, up = k.stacked(downs), k.stacked(ups)
+    k: Launcher, g: Sequence[Array], input: Array, weight: Array, lora: AppliedLowRanks, targets: GradTargets
+) -> Gradients:
+    """The gradients of input, downs and ups of `stacked_products`.
+
+    Args:
+        k: launches kernels.
+        g: the outputs' gradients, n of (..., out).
+        input: the layers' input, (..., in).
+        weight: their weights (n, out, in); only its shape is read if the input's gradient is not wanted.
+        lora: their updates, with the activations as `stacked_products` returned them.
+        targets: where the wanted gradients go.
+
+    Returns:
+        The gradients; None for each that is not wanted.
+    """
+    down, up = k.stacked(lora.downs), k.stacked(lora.ups)
     (n, out, width), rank = weight.shape, down.shape[1]
     x, rows = k.contiguous(input).reshape(-1, width), side_by_side(k, g)
     if "input" in targets:
         flat = k.contiguous(rows).reshape(*input.shape[:-1], n * out)
         matrices = weight.reshape(-1, width), up.reshape(-1, rank), down.reshape(-1, width)
-        dx, inner = k.lora_gemm(flat, *matrices, scale, splits=n, **product_target(targets["input"]))
+        dx, grad_hidden = k.lora_gemm(flat, *matrices, lora.scale, splits=n, **product_target(targets["input"]))
     else:
-        dx, inner = None, lora_hidden_grad(k, rows, up, scale)
-    made = factor_gradients(k, SkinnyOperands(x, rows, inner, low, rank), listed(targets, n))
+        dx, grad_hidden = None, lora_hidden_grad(k, rows, up, lora.scale)
+    made = factor_gradients(k, SkinnyOperands(x, rows, grad_hidden, lora.lora_hidden, rank), listed(targets, n))
     return dx, made.get("down"), made.get("up")
 
 
 def lora_hidden_grad(k: Launcher, rows: Array, up: Array, scale: float) -> Array:
     """(M, n rank): the gradients of the low-rank activations, scale * rows (M, n, out) @ up (n, out, rank)."""
     n, _, rank = up.shape
-    inner = k.empty((len(rows), n * rank), rows.dtype)
-    k.matmul(rows.transpose(1, 0, 2), up, out=inner.reshape(-1, n, rank).transpose(1, 0, 2), alpha=scale)
-    return inner
+    grad_hidden = k.empty((len(rows), n * rank), rows.dtype)
+    k.matmul(rows.transpose(1, 0, 2), up, out=grad_hidden.reshape(-1, n, rank).transpose(1, 0, 2), alpha=scale)
+    return grad_hidden
 
 
 lora_linears.perf_samples(
@@ -302,9 +341,24 @@ def lora_conv2d(
     padding: Pair = 0,
     layout: str = "NCHW",
 ) -> Tensor:
-    """conv2d(input, weight, bias) + conv1x1(scale * conv2d(input, down), up): down keeps the kernel, up is 1x1"""
-    low = conv2d(input, down, None, stride, padding, layout=layout) * scale
-    update = conv2d(low, up, layout=layout)
+    """conv2d(input, weight, bias) + conv1x1(scale * conv2d(input, down), up): down keeps the kernel, up is 1x1
+
+    Args:
+        input: (B, in, H, W), or (B, H, W, in) in NHWC.
+        weight: (out, in, kh, kw).
+        bias: (out,), or None.
+        down: (rank, in, kh, kw).
+        up: (out, rank, 1, 1).
+        scale: the factor of the update.
+        stride: pixels from one position of the kernel to the next.
+        padding: pixels around the image.
+        layout: "NCHW" or "NHWC".
+
+    Returns:
+        (B, out, oh, ow), or (B, oh, ow, out).
+    """
+    lora_hidden = conv2d(input, down, None, stride, padding, layout=layout) * scale
+    update = conv2d(lora_hidden, up, layout=layout)
     return conv2d(input, weight, bias, stride, padding, layout=layout) + update
 
 

@@ -40,8 +40,8 @@ def factor_gradients(k: Launcher, t: SkinnyOperands, wanted: Wanted) -> dict[str
         return {n: made[n] if blocks[n] is None else [each.addend for each in wanted[n]] for n in wanted}
     n, rank = t.rows.shape[1], t.rank
     products = {
-        "down": (t.inner.T, t.x),
-        "up": (t.rows.transpose(1, 2, 0), t.low.reshape(-1, n, rank).transpose(1, 0, 2)),
+        "down": (t.grad_hidden.T, t.x),
+        "up": (t.rows.transpose(1, 2, 0), t.lora_hidden.reshape(-1, n, rank).transpose(1, 0, 2)),
     }
     found = {}
     for name, targets in wanted.items():

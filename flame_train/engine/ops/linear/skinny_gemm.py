@@ -1,4 +1,4 @@
-"""When skinny_gemm.cuh is asked, and how: the gradients of thin factors, two products of activations at once."""
+"""When and how skinny_gemm.cuh is launched: the gradients of thin factors, two products of activations at once."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ..common import conditions
 
 _DEPTH, _BLOCK, _BAND, _THREADS = 64, 64, 16, 160  # as there
 _ALIGNMENT = 1024
-_ROOM = (62 << 10, 75 << 10)  # bytes of shared memory for a block, by how many times _BLOCK columns it makes
+_SHARED_BYTES = (62 << 10, 75 << 10)  # bytes of shared memory for a block, by how many times _BLOCK columns it makes
 _SIDE = np.dtype([("c", "u8"), ("c_step", "i8"), ("width", "i4"), ("count", "i4"), ("adds", "i4")], align=True)
 
 
 @dataclass(frozen=True, slots=True)
 class SkinnyOperands:
-    """The operands of the factors' gradients for n layers of one input: `inner`^T x for down, `rows`^T low for up.
+    """The operands of the factors' gradients for n layers of one input.
 
-    x (M, K) is the input, rows (M, n, N) the outputs' gradients, inner (M, n rank) the gradients of the low-rank
-    activations, low (M, n rank) these activations.
+    They are `grad_hidden`^T x for down and `rows`^T lora_hidden for up. x (M, K) is the input, rows (M, n, N) the
+    outputs' gradients, lora_hidden (M, n rank) the low-rank activations, grad_hidden (M, n rank) their gradients.
     """
 
     x: Array
     rows: Array
-    inner: Array
-    low: Array
+    grad_hidden: Array
+    lora_hidden: Array
     rank: int
 
     def shape(self, name: str) -> tuple[int, int, int]:
@@ -45,7 +45,7 @@ class SkinnyOperands:
 def fit(k: Launcher, t: SkinnyOperands) -> bool:
     """Whether the kernel makes both products in one launch: with thin factors, launching costs more than computing."""
     m, (n, out) = len(t.x), t.rows.shape[1:]
-    arrays = (t.x, t.rows, t.inner, t.low)
+    arrays = (t.x, t.rows, t.grad_hidden, t.lora_hidden)
     return (
         k.compute_capability == 90
         and not conditions.same(conditions.LOW, *arrays)
@@ -58,19 +58,19 @@ def fit(k: Launcher, t: SkinnyOperands) -> bool:
     )
 
 
-def both(k: Launcher, t: SkinnyOperands, targets: Mapping[str, Any], final: bool) -> dict[str, list[Array]]:
-    """Both gradients in one launch, added to the targets where there are some, beside other work if all are `final`."""
+def both(k: Launcher, t: SkinnyOperands, targets: Mapping[str, Any], deferrable: bool) -> dict[str, list[Array]]:
+    """Both gradients in one launch, added to the targets if there are any; on a side stream if all are `deferrable`."""
     made = {n: k.empty(t.shape(n), float32) if target is None else target for n, target in targets.items()}
     (n, out), (m, width), rank = t.rows.shape[1:], t.x.shape, t.rank
     wide, share = cut(n, out, width, k.multiprocessors)
     bands = n * rank // _BAND, rank // _BAND
     stage_bytes = 2 * _DEPTH * (wide * _BLOCK + _BAND * max(bands))
-    stages = _ROOM[wide - 1] // stage_bytes
+    stages = _SHARED_BYTES[wide - 1] // stage_bytes
     span = -(-m // (share * _DEPTH)) * _DEPTH
     maps = (
-        tensor_map(t.inner, (_DEPTH, _BAND)),
+        tensor_map(t.grad_hidden, (_DEPTH, _BAND)),
         tensor_map(t.x[None], (_DEPTH, _BLOCK)),
-        tensor_map(t.low, (_DEPTH, _BAND)),
+        tensor_map(t.lora_hidden, (_DEPTH, _BAND)),
         tensor_map(t.rows.transpose(1, 0, 2), (_DEPTH, _BLOCK)),
     )
     sides = (
@@ -88,8 +88,8 @@ def both(k: Launcher, t: SkinnyOperands, targets: Mapping[str, Any], final: bool
         (*maps, *(np.array([side], _SIDE) for side in sides), np.int32(m), np.int32(span)),
         _ALIGNMENT + stages * stage_bytes,
     )
-    if final:
-        k.side_stream.run(launch, t.x, t.rows, t.inner, t.low, *made.values())
+    if deferrable:
+        k.side_stream.run(launch, t.x, t.rows, t.grad_hidden, t.lora_hidden, *made.values())
     else:
         launch()
     return {name: list(block) for name, block in made.items()}

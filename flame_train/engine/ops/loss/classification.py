@@ -20,7 +20,21 @@ from .regression import check_pair, reduced, share
 def binary_cross_entropy(
     xp: Namespace, input: Array, target: Array, weight: Array | None = None, *, reduction: str = "mean"
 ) -> Array:
-    """-weight * (target * log(input) + (1 - target) * log(1 - input)), the logarithms not below -100"""
+    """-weight * (target * log(input) + (1 - target) * log(1 - input)), the logarithms not below -100
+
+    Args:
+        xp: the array namespace.
+        input: probabilities.
+        target: probabilities, in input's shape.
+        weight: a factor that broadcasts to input, or None.
+        reduction: "mean", "sum" or "none".
+
+    Returns:
+        A number, or input's shape.
+
+    Raises:
+        ValueError: an input outside of [0, 1], where arrays are on the CPU.
+    """
     check_pair("binary_cross_entropy", input, target)
     if is_numpy(xp) and not np.all((input >= 0) & (input <= 1)):
         raise ValueError("binary_cross_entropy: expected probabilities, in [0, 1]; logits have a loss of their own")
@@ -75,7 +89,16 @@ def binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: Array | None = None,
 ) -> Array:
-    """-weight * (pos_weight * target * log(sigmoid(input)) + (1 - target) * log(1 - sigmoid(input))), stably"""
+    """-weight * (pos_weight * target * log(sigmoid(input)) + (1 - target) * log(1 - sigmoid(input))), stably
+
+    Args:
+        input: logits.
+        xp, target, weight, reduction: as in `binary_cross_entropy`.
+        pos_weight: a factor of the positive part, or None.
+
+    Returns:
+        A number, or input's shape.
+    """
     check_pair("binary_cross_entropy_with_logits", input, target)
     loss = (1.0 - target) * input + _positive_part(target, pos_weight) * softplus_value(xp, -input)
     return reduced(xp, loss if weight is None else loss * weight, reduction)
@@ -116,6 +139,16 @@ def kl_div(xp: Namespace, input: Array, target: Array, *, reduction: str = "mean
     """target * (log(target) - input), for log-probabilities input; log_target says that target holds logarithms too
 
     reduction "batchmean" divides the sum by the size of dim 0, which is what the name promises; "mean" by all.
+
+    Args:
+        xp: the array namespace.
+        input: log-probabilities.
+        target: probabilities, in input's shape.
+        reduction: "mean", "sum", "none" or "batchmean".
+        log_target: whether target holds logarithms.
+
+    Returns:
+        A number, or input's shape.
     """
     check_pair("kl_div", input, target)
     if log_target:

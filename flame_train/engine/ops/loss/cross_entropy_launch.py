@@ -8,13 +8,35 @@ from typing import Any
 
 import numpy as np
 
+from ...arguments import Arguments
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32, int64, is_float
 from ..common.dims import Shape, class_dim
 
 _HEADER, _THREADS = "ops/loss/cross_entropy.cuh", 256  # its BLOCK
-_PLAIN = {"WIDTH": 1, "THREADS": 32, "SPREAD": 0, "CHANCES": 0}
+_PLAIN = {"WIDTH": 1, "THREADS": 32, "SPREAD": 0, "PROBS": 0}
 """The header's constants for kernels that do not use them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Classes(Arguments):
+    """What predictions are compared with: classes, or probabilities in their shape, and what each class weighs."""
+
+    target: Array
+    weight: Array | None
+    ignore_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax(Arguments):
+    """The softmax of each place's logits: x - max_logit - log_sum is the logarithm of a class's probability."""
+
+    max_logit: Array
+    log_sum: Array
+
+    def operands(self, x: Logits) -> dict[str, Array]:
+        """The operands of expressions over these logarithms."""
+        return {"input": x.x, "max_logit": x.spread(self.max_logit), "log_sum": x.spread(self.log_sum)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +59,7 @@ class Logits:
     def places(self) -> int:
         return self.x.size // self.x.shape[1]
 
-    def kept(self) -> Shape:
+    def reduced_shape(self) -> Shape:
         """The input's shape with the class dim reduced to 1."""
         dim = class_dim(self.shape)
         return (*self.shape[:dim], 1, *self.shape[dim + 1 :])
@@ -69,70 +91,49 @@ def _cut(k: Launcher, x: Logits) -> tuple[str, dict[str, int], tuple[int, ...]]:
     return "entropy_columns", {"WIDTH": width, "THREADS": threads}, (outer * -(-inner // (threads * width)),)
 
 
-def chosen(k: Launcher, x: Logits, target: Array, weight: Array | None, ignore_index: int) -> tuple[Array, Array]:
-    """Each place's loss and weight, fp32 (places,), for log-probabilities `x` and classes `target`."""
-    loss, weigh = (k.empty((x.places,), float32) for _ in range(2))
-    k.launch_header(
-        _HEADER,
-        "chosen",
-        {"T": x.x.dtype, "G": target.dtype, **_PLAIN},
-        (-(-x.places // _THREADS),),
-        _THREADS,
-        (
-            x.x,
-            k.xp.ascontiguousarray(target),
-            _dense(k, weight),
-            loss,
-            weigh,
-            np.int32(x.places),
-            np.int32(x.x.shape[1]),
-            np.int32(x.x.shape[2]),
-            np.int64(ignore_index),
-        ),
-    )
-    return loss, weigh
+def picked(k: Launcher, x: Logits, classes: Classes) -> tuple[Array, Array]:
+    """Each place's loss and weight, fp32 (places,), for log-probabilities `x`."""
+    loss, loss_weight = (k.empty((x.places,), float32) for _ in range(2))
+    types, grid = {"T": x.x.dtype, "G": classes.target.dtype, **_PLAIN}, (-(-x.places // _THREADS),)
+    arrays = x.x, k.xp.ascontiguousarray(classes.target), _dense(k, classes.weight), loss, loss_weight
+    sizes = np.int32(x.places), np.int32(x.x.shape[1]), np.int32(x.x.shape[2]), np.int64(classes.ignore_index)
+    k.launch_header(_HEADER, "picked", types, grid, _THREADS, (*arrays, *sizes))
+    return loss, loss_weight
 
 
-def entropy(
-    k: Launcher, x: Logits, target: Array, weight: Array | None, ignore_index: int, label_smoothing: float
-) -> list[Array]:
-    """Each place's peak, rest, mass (see `cross_entropy`), loss and weight, fp32 (places,)."""
-    chances, nothing = is_float(target.dtype), np.int64(0)
+def entropy(k: Launcher, x: Logits, classes: Classes, label_smoothing: float) -> list[Array]:
+    """Each place's max_logit, log_sum, weight_sum (see `cross_entropy`), loss and weight, fp32 (places,)."""
+    probabilities, nothing = is_float(classes.target.dtype), np.int64(0)
     kernel, cut, grid = _cut(k, x)
-    types = {"T": x.x.dtype, "G": int64 if chances else target.dtype}
-    spread = {"SPREAD": int(chances or label_smoothing > 0), "CHANCES": int(chances)}
+    types = {"T": x.x.dtype, "G": int64 if probabilities else classes.target.dtype}
+    spread = {"SPREAD": int(probabilities or label_smoothing > 0), "PROBS": int(probabilities)}
     made = [k.empty((x.places,), float32) for _ in range(5)]
-    outer, classes, inner = x.x.shape
-    target = k.xp.ascontiguousarray(target)
-    k.launch_header(
-        _HEADER,
-        kernel,
-        types | cut | spread,
-        grid,
-        _THREADS,
-        (
-            x.x,
-            nothing if chances else target,
-            target if chances else nothing,
-            _dense(k, weight),
-            *made,
-            np.int32(outer if inner == 1 else inner),
-            np.int32(classes),
-            np.float32(label_smoothing),
-            np.int64(ignore_index),
-        ),
-    )
+    outer, count, inner = x.x.shape
+    target = k.xp.ascontiguousarray(classes.target)
+    targets = (nothing, target) if probabilities else (target, nothing)
+    numbers = np.int32(outer if inner == 1 else inner), np.int32(count), np.float32(label_smoothing)
+    args = (x.x, *targets, _dense(k, classes.weight), *made, *numbers, np.int64(classes.ignore_index))
+    k.launch_header(_HEADER, kernel, types | cut | spread, grid, _THREADS, args)
     return made
 
 
-def totals(k: Launcher, x: Logits, loss: Array, weigh: Array, reduction: str) -> tuple[Array, Array]:
+def totals(k: Launcher, x: Logits, loss: Array, loss_weight: Array, reduction: str) -> tuple[Array, Array]:
     """The losses reduced as `reduction` says, in the logits' dtype, and the sum of their weights.
 
     Blocks sum up stretches, and further launches the blocks' sums, until one is left.
+
+    Args:
+        k: launches kernels.
+        x: the logits.
+        loss, loss_weight: fp32 (places,).
+        reduction: "mean", "sum" or "none".
+
+    Returns:
+        The reduced loss, or that of each place; and the sum of the weights, or these.
     """
     if reduction == "none":
         shape = [n for i, n in enumerate(x.shape) if i != class_dim(x.shape)]
-        return k.elementwise(("loss",), {"loss": loss}, (x.x.dtype,))[0].reshape(shape), weigh
+        return k.elementwise(("loss",), {"loss": loss}, (x.x.dtype,))[0].reshape(shape), loss_weight
     result = k.empty((), x.x.dtype)
     mean = np.int32(reduction == "mean")
     while True:
@@ -145,26 +146,33 @@ def totals(k: Launcher, x: Logits, loss: Array, weigh: Array, reduction: str) ->
             {"T": x.x.dtype, "G": int64, **_PLAIN},
             (blocks,),
             512,
-            (loss, weigh, a, b, result, np.int32(loss.size), np.int32(span), mean),
+            (loss, loss_weight, a, b, result, np.int32(loss.size), np.int32(span), mean),
         )
         if blocks == 1:
             return result, b.reshape(())
-        loss, weigh = a, b
+        loss, loss_weight = a, b
 
 
-def slope_operands(
-    k: Launcher, x: Logits, g: Array, target: Array, weight: Array | None, total: Array, ignored: int, reduction: str
-) -> dict[str, Any]:
+def grad_operands(k: Launcher, x: Logits, g: Array, classes: Classes, total: Array, reduction: str) -> dict[str, Any]:
     """The operands of the gradients' expressions.
 
-    `at` is each element's class, and `g / total` the gradient of a place's loss.
+    Args:
+        k: makes arrays.
+        x: the logits, or log-probabilities.
+        g: the gradient of the reduced loss, or of each place's.
+        classes: what they are compared with.
+        total: what a mean divides by.
+        reduction: as in `loss`.
+
+    Returns:
+        The operands by name. `index` is each element's class, `g / total` the gradient of a place's loss.
     """
-    chances = is_float(target.dtype)
+    target, probabilities = classes.target, is_float(classes.target.dtype)
     return {
-        "target": target.reshape(x.x.shape) if chances else x.spread(target),
-        "at": 0.0 if chances else k.xp.arange(x.x.shape[1], dtype=float32).reshape(1, -1, 1),
-        "weight": x.by_class(weight),
+        "target": target.reshape(x.x.shape) if probabilities else x.spread(target),
+        "index": 0.0 if probabilities else k.xp.arange(x.x.shape[1], dtype=float32).reshape(1, -1, 1),
+        "weight": x.by_class(classes.weight),
         "g": x.spread(g),
-        "ignored": float(ignored),
+        "ignored": float(classes.ignore_index),
         "total": x.spread(total) if reduction == "mean" else 1.0,
     }

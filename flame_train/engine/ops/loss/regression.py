@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....errors import ShapeError
+from ...arguments import named
 from ...backend.cuda.codegen.kernel_ir import Reduction
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, promote
@@ -14,7 +15,6 @@ from ...op_samples import Values
 from ...tensor import Tensor
 from ..common.conditions import floating
 from ..common.dims import axis
-from ..common.elementwise_codegen import named
 from ..common.row_kernels import reduce, why_not_reduction
 
 
@@ -80,7 +80,21 @@ for _op in (mse_loss, l1_loss):
 
 @primitive(torch="nn.functional.huber_loss")
 def huber_loss(xp: Namespace, input: Array, target: Array, reduction: str = "mean", delta: float = 1.0) -> Array:
-    """d^2 / 2 where |d| < delta, else delta * (|d| - delta / 2), for d = input - target"""
+    """d^2 / 2 where |d| < delta, else delta * (|d| - delta / 2), for d = input - target
+
+    Args:
+        xp: the array namespace.
+        input: the input.
+        target: in input's shape.
+        reduction: "mean", "sum" or "none".
+        delta: where the square becomes a line, above 0.
+
+    Returns:
+        A number, or input's shape.
+
+    Raises:
+        ValueError: delta of 0 or less.
+    """
     check_pair("huber_loss", input, target)
     if delta <= 0:
         raise ValueError(f"huber_loss: expected delta above 0, got {delta}")
@@ -175,13 +189,33 @@ smooth_l1_loss.samples(
 
 @primitive(torch="nn.functional.cosine_similarity")
 def cosine_similarity(xp: Namespace, x1: Array, x2: Array, dim: int = 1, eps: float = 1e-8) -> Array:
-    """x1 . x2 / (max(|x1|, eps) * max(|x2|, eps)) along dim"""
+    """x1 . x2 / (max(|x1|, eps) * max(|x2|, eps)) along dim
+
+    Args:
+        xp: the array namespace.
+        x1, x2: vectors along dim; they broadcast.
+        dim: the dim along which it works.
+        eps: the least norm that is divided by.
+
+    Returns:
+        The broadcast shape without dim.
+    """
     a, b, _, _ = _unit(xp, x1, x2, dim, eps)
     return xp.sum(a * b, axis=dim)
 
 
 def _unit(xp: Namespace, x1: Array, x2: Array, dim: int, eps: float) -> tuple[Array, Array, Array, Array]:
-    """Both tensors divided by their norms along dim, and these norms, which are at least eps."""
+    """Both tensors divided by their norms along dim, and these norms, which are at least eps.
+
+    Args:
+        xp: the array namespace.
+        x1, x2: the tensors.
+        dim: the dim along which it works.
+        eps: the least norm.
+
+    Returns:
+        Both units, and both norms.
+    """
     x1, x2 = xp.broadcast_arrays(x1, x2)
     dim = axis(dim, x1.ndim, "cosine_similarity")
     n1, n2 = (xp.maximum(xp.sqrt(xp.sum(x * x, axis=dim, keepdims=True)), eps) for x in (x1, x2))

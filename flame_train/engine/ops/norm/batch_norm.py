@@ -1,4 +1,4 @@
-"""Normalisation of each channel over the batch, or of each channel of each image, with running statistics."""
+"""Normalisation of each channel over the batch, with running statistics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...versions import VERSIONS
 from ..common.channel_stats import folded, no_planes, slopes, statistics
 from ..common.conditions import floating
 from ..common.dims import Shape, at_least
-from .group_norm import group_norm, per_channel
+from .group_norm import per_channel
 
 
 @primitive(aux=("mean", "rstd"))
@@ -30,15 +30,22 @@ def batch_norm_train(
     eps: float = 1e-5,
     layout: str = "NCHW",
 ) -> tuple[Array, Array, Array]:
-    """(input - mean) / sqrt(var + eps) * weight + bias per channel, over everything else (arXiv 1502.03167)"""
-    axes = _others(input.shape, layout)
+    """(input - mean) / sqrt(var + eps) * weight + bias per channel, over everything else (arXiv 1502.03167)
+
+    Args:
+        xp, input, weight, bias, eps, layout: as in `batch_norm`.
+
+    Returns:
+        The result, and the mean and the reciprocal deviation of each channel.
+    """
+    axes = other_dims(input.shape, layout)
     mean = accurate_sum(xp.mean, input, axes, True)
     centred = input - mean
     rstd = 1.0 / xp.sqrt(accurate_sum(xp.mean, centred * centred, axes, True) + eps)
     return _scaled(centred * rstd, weight, bias, layout), mean, rstd
 
 
-def _others(shape: Shape, layout: str) -> tuple[int, ...]:
+def other_dims(shape: Shape, layout: str) -> tuple[int, ...]:
     """All dims but that of the channels. Raises ShapeError if there are fewer than two."""
     at_least(2, shape, "batch_norm")
     channel = len(shape) - 1 if layout == "NHWC" else 1
@@ -53,7 +60,7 @@ def _scaled(x: Array, weight: Array | None, bias: Array | None, layout: str) -> 
 
 @batch_norm_train.vjp("input")
 def _(xp: Namespace, g: Array, input: Array, weight: Array | None, mean: Array, rstd: Array, layout: str) -> Array:
-    axes = _others(input.shape, layout)
+    axes = other_dims(input.shape, layout)
     gw, xhat = _scaled(g, weight, None, layout), (input - mean) * rstd
     slope = accurate_sum(xp.mean, gw * xhat, axes, True)
     return rstd * (gw - accurate_sum(xp.mean, gw, axes, True) - xhat * slope)
@@ -61,7 +68,7 @@ def _(xp: Namespace, g: Array, input: Array, weight: Array | None, mean: Array, 
 
 @batch_norm_train.vjp("weight")
 def _(xp: Namespace, g: Array, input: Array, mean: Array, rstd: Array, layout: str) -> Array:
-    return accurate_sum(xp.sum, g * (input - mean) * rstd, _others(input.shape, layout))
+    return accurate_sum(xp.sum, g * (input - mean) * rstd, other_dims(input.shape, layout))
 
 
 @primitive()
@@ -75,7 +82,14 @@ def batch_norm_inference(
     eps: float = 1e-5,
     layout: str = "NCHW",
 ) -> Array:
-    """(input - running_mean) / sqrt(running_var + eps) * weight + bias per channel"""
+    """(input - running_mean) / sqrt(running_var + eps) * weight + bias per channel
+
+    Args:
+        xp, input, running_mean, running_var, weight, bias, eps, layout: as in `batch_norm`.
+
+    Returns:
+        In input's shape.
+    """
     mean, var = _running(running_mean, running_var, input.shape, layout)
     return _scaled((input - mean) / xp.sqrt(var + eps), weight, bias, layout)
 
@@ -100,11 +114,11 @@ def _(xp: Namespace, g: Array, running_var: Array, weight: Array | None, eps: fl
 @batch_norm_inference.vjp("weight")
 def _(xp: Namespace, g: Array, input: Array, running_mean: Array, running_var: Array, eps: float, layout: str) -> Array:
     mean, var = _running(running_mean, running_var, input.shape, layout)
-    return accurate_sum(xp.sum, g * (input - mean) / xp.sqrt(var + eps), _others(input.shape, layout))
+    return accurate_sum(xp.sum, g * (input - mean) / xp.sqrt(var + eps), other_dims(input.shape, layout))
 
 
 for _op in (batch_norm_train, batch_norm_inference):
-    _op.vjp("bias")(lambda xp, g, layout: accurate_sum(xp.sum, g, _others(g.shape, layout)))
+    _op.vjp("bias")(lambda xp, g, layout: accurate_sum(xp.sum, g, other_dims(g.shape, layout)))
 batch_norm_train.samples(
     sample((3, 2, 2, 3), (2,), (2,)), sample((4, 3)), sample((2, 3, 2, 4), (4,), (4,), 1e-3, "NHWC")
 )
@@ -136,21 +150,35 @@ def batch_norm(
 
     With training, the running statistics move towards the batch's in place, by `momentum`, the variance by its
     unbiased estimate; not while a checkpoint recomputes, which would count a batch twice.
+
+    Args:
+        input: (B, C, ...) in NCHW, (B, ..., C) in NHWC.
+        running_mean, running_var: (C,), or None; written in training.
+        weight, bias: (C,), or None.
+        training: whether the batch's own statistics are used.
+        momentum: the new statistics' share in the running ones.
+        eps: is added to a variance, or to a mean square.
+        layout: "NCHW" or "NHWC".
+
+    Returns:
+        In input's shape.
     """
     if not training:
-        return batch_norm_inference(input, *_given("batch_norm", running_mean, running_var), weight, bias, eps, layout)
-    _track("batch_norm", input, _others(input.shape, layout), layout, running_mean, running_var, momentum)
+        return batch_norm_inference(
+            input, *running_statistics("batch_norm", running_mean, running_var), weight, bias, eps, layout
+        )
+    track_statistics("batch_norm", input, other_dims(input.shape, layout), layout, running_mean, running_var, momentum)
     return batch_norm_train(input, weight, bias, eps, layout)
 
 
-def _given(op: str, mean: Tensor | None, var: Tensor | None) -> tuple[Tensor, Tensor]:
+def running_statistics(op: str, mean: Tensor | None, var: Tensor | None) -> tuple[Tensor, Tensor]:
     """The running statistics. Raises ValueError if one is missing."""
     if mean is None or var is None:
         raise ValueError(f"{op}: expected running_mean and running_var where the input's statistics are not used")
     return mean, var
 
 
-def _track(
+def track_statistics(
     op: str,
     input: Tensor,
     axes: tuple[int, ...],
@@ -162,6 +190,17 @@ def _track(
     """Moves running statistics towards those of input over `axes`; where images remain, to the mean of these.
 
     Raises ShapeError for a single value per channel, which has no unbiased variance.
+
+    Args:
+        op: the name in messages.
+        input: the activations.
+        axes: the axes that are averaged over.
+        layout: "NCHW" or "NHWC".
+        mean, var: running statistics (C,), or None.
+        momentum: the new statistics' share.
+
+    Raises:
+        ShapeError: a single value per channel.
     """
     count = math.prod(input.shape[a] for a in axes)
     if count < 2:
@@ -205,46 +244,6 @@ batch_norm.errors(
 )
 
 
-@composite(torch="nn.functional.instance_norm", mutates=("running_mean", "running_var"))
-def instance_norm(
-    input: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    layout: str = "NCHW",
-) -> Tensor:
-    """Each channel of each image normalised over itself: group_norm with a group a channel (arXiv 1607.08022)
-
-    Running statistics, where given, move as in batch_norm towards the mean of the images' own.
-    """
-    if not use_input_stats:
-        given = _given("instance_norm", running_mean, running_var)
-        return batch_norm_inference(input, *given, weight, bias, eps, layout)
-    axes = tuple(a for a in _others(input.shape, layout) if a != 0)
-    _track("instance_norm", input, axes, layout, running_mean, running_var, momentum)
-    channels = input.shape[-1 if layout == "NHWC" else 1]
-    return group_norm(input, channels, weight, bias, eps, layout)
-
-
-instance_norm.non_differentiable("running_mean", "running_var")
-
-
-instance_norm.samples(
-    sample((2, 3, 2, 3), None, None, (3,), (3,)),
-    sample((2, 3, 4), (3,), positive(3), momentum=0.3),
-    sample((2, 3, 4), (3,), positive(3), (3,), None, False),
-    sample((2, 3, 2, 4), layout="NHWC"),
-)
-instance_norm.errors(
-    ErrorSample(sample((2, 3, 1)), ShapeError, "instance_norm: expected more than one value per channel"),
-    ErrorSample(sample((2, 3, 2), use_input_stats=False), ValueError, "expected running_mean and running_var"),
-)
-
-
 # ---- kernels ------------------------------------------------------------------------------------------------------
 
 
@@ -254,7 +253,7 @@ def _no_channels(input: Array, weight: Array | None, bias: Array | None, layout:
         return reason
     if input.ndim < 2 or input.size == 0:
         return "nothing to compute with"
-    shape = folded(input.shape, _others(input.shape, layout))
+    shape = folded(input.shape, other_dims(input.shape, layout))
     assert shape is not None
     if any(w is not None and w.shape != shape[1:2] for w in (weight, bias)):
         return "weights that are refused"
@@ -270,7 +269,7 @@ def _no_running(
 
 def _seen(k: Launcher, x: Array, layout: str) -> Array:
     """`x` as (outer, channels, inner)."""
-    return k.contiguous(x).reshape(folded(x.shape, _others(x.shape, layout)))
+    return k.contiguous(x).reshape(folded(x.shape, other_dims(x.shape, layout)))
 
 
 def _meeting(a: Array | None, missing: float = 1.0) -> Any:
@@ -298,7 +297,7 @@ def _(
     mean, var = statistics(k, x)
     rstd, scale = _scale(k, var, weight, eps)
     dtype = promote([a.dtype for a in (input, weight, bias) if a is not None])
-    others = _others(input.shape, layout)
+    others = other_dims(input.shape, layout)
     kept = tuple(1 if i in others else n for i, n in enumerate(input.shape))
     return _applied(k, x, mean, scale, bias, dtype, input.shape), mean.reshape(kept), rstd.reshape(kept)
 

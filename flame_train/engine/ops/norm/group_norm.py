@@ -28,7 +28,19 @@ def group_norm(
     eps: float = 1e-5,
     layout: str = "NCHW",
 ) -> tuple[Array, Array, Array]:
-    """Each group of channels normalised over itself and space, then scaled per channel (arXiv 1803.08494)"""
+    """Each group of channels normalised over itself and space, then scaled per channel (arXiv 1803.08494)
+
+    Args:
+        xp: the array namespace.
+        input: (B, C, ...) in NCHW, (B, ..., C) in NHWC.
+        num_groups: groups of channels.
+        weight, bias: (C,), or None.
+        eps: is added to a variance, or to a mean square.
+        layout: "NCHW" or "NHWC".
+
+    Returns:
+        In input's shape, and the groups' means and reciprocal deviations.
+    """
     grouped, axes = _grouped(input, num_groups, layout)
     mean = xp.mean(grouped, axis=axes, keepdims=True)
     centred = grouped - mean
@@ -117,7 +129,14 @@ def group_norm_silu(
     eps: float = 1e-5,
     layout: str = "NCHW",
 ) -> Tensor:
-    """silu(group_norm(input)): the opening of every residual block of a diffusion UNet"""
+    """silu(group_norm(input)): the opening of every residual block of a diffusion UNet
+
+    Args:
+        input, num_groups, weight, bias, eps, layout: as in `group_norm`.
+
+    Returns:
+        In input's shape.
+    """
     return silu(group_norm(input, num_groups, weight, bias, eps, layout))
 
 
@@ -139,6 +158,20 @@ def cat_group_norm_silu(
 
     other (..., C2) stands behind the channels of input (..., C1): what comes past lower resolutions. shift
     (B, C1 + C2) is added to all pixels of an image: a time embedding.
+
+    Args:
+        input: (B, ..., C1).
+        other: (B, ..., C2), or None.
+        num_groups: groups of the C1 + C2 channels.
+        weight, bias: (C1 + C2,).
+        shift: (B, C1 + C2), or None.
+        eps: is added to a variance, or to a mean square.
+
+    Returns:
+        (B, ..., C1 + C2).
+
+    Raises:
+        ShapeError: shapes do not fit.
     """
     x = input if other is None else cat([input, other], -1)
     at_least(2, x.shape, "cat_group_norm_silu")

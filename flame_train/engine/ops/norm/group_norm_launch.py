@@ -26,8 +26,15 @@ _PARTS = 1 << 14  # partial sums of an image, one for each group and block; ever
 class Plan:
     """How group_norm.cu divides an array (B, ..., C): a block to a multiprocessor, each with some pixels of an image.
 
-    A block keeps as much of the `arrays` arrays that it reads as fits into its shared memory. `adds` says whether a
-    gradient is added to another.
+    A block keeps as much of the arrays that it reads as fits into its shared memory.
+
+    Args:
+        k: launches kernels.
+        shape: the array's shape.
+        itemsize: bytes of an element.
+        groups: groups of channels.
+        arrays: how many arrays of that shape a block reads.
+        adds: whether a gradient is added to another.
     """
 
     def __init__(self, k: Launcher, shape: Shape, itemsize: int, groups: int, arrays: int, adds: bool = False) -> None:
@@ -38,18 +45,28 @@ class Plan:
         wanted = max(1, min(k.multiprocessors // images, _PARTS // groups, pixels // (_LEAST * rows)))
         each = -(-pixels // (wanted * rows))  # pixels to a thread
         self.threads, self.grid = vec * rows, (-(-pixels // (each * rows)), images)
-        beside, packets = _SUMS + _TURNS * adds, 8 * itemsize * arrays
-        most = min(each, (k.shared_bytes // self.threads - beside) // packets)
-        self.shared = self.threads * (beside + most * packets)
-        self.room = (k.empty((batch, self.grid[0], groups, 2), float32), k.barriers)
+        fixed, packets = _SUMS + _TURNS * adds, 8 * itemsize * arrays
+        most = min(each, (k.shared_bytes // self.threads - fixed) // packets)
+        self.shared = self.threads * (fixed + most * packets)
+        self.workspace = (k.empty((batch, self.grid[0], groups, 2), float32), k.barriers)
         self.sizes = tuple(np.int32(n) for n in (batch, pixels, channels))
         self.cut = tuple(np.int32(n) for n in (groups, each * rows, most))
 
     def launch(
         self, k: Launcher, kernel: str, dtype: DType, args: Sequence[Any], split: int, *numbers: np.generic
     ) -> None:
+        """Launches a kernel of group_norm.cu.
+
+        Args:
+            k: launches kernels.
+            kernel: its name.
+            dtype: the activations'.
+            args: its first arguments, up to the workspace.
+            split: channels of the first of two inputs.
+            numbers: its last arguments.
+        """
         sizes = (*self.sizes, np.int32(split), *self.cut)
-        args = (*args, *self.room, *sizes, *numbers)
+        args = (*args, *self.workspace, *sizes, *numbers)
         resident = self.grid[0] > 1
         k.launch(_FILE, kernel, dtype, self.grid, self.threads, args, self.shared, cooperative=resident)
 
@@ -65,8 +82,8 @@ class Given:
     @property
     def shape(self) -> Shape:
         """The shape (..., C1 + C2) of input and other side by side."""
-        beside = 0 if self.other is None else self.other.shape[-1]
-        return *self.input.shape[:-1], self.input.shape[-1] + beside
+        added = 0 if self.other is None else self.other.shape[-1]
+        return *self.input.shape[:-1], self.input.shape[-1] + added
 
     def arrays(self, k: Launcher) -> tuple[Any, ...]:
         """All three as the kernels take them: dense, or null pointers."""
@@ -79,7 +96,19 @@ _NONE = np.intp(0)  # a null pointer
 def forward(
     k: Launcher, given: Given, groups: int, weight: Array, bias: Array, eps: float, silu: bool
 ) -> tuple[Array, Array, Array]:
-    """The normalised array (B, ..., C), through SiLU if `silu`; its groups' mean and rstd, fp32 (B, 1, groups, 1)."""
+    """The normalised array (B, ..., C), through SiLU if `silu`; its groups' mean and rstd, fp32 (B, 1, groups, 1).
+
+    Args:
+        k: launches kernels.
+        given: the operands.
+        groups: groups of channels.
+        weight, bias: (C,).
+        eps: is added to the variance.
+        silu: whether SiLU follows.
+
+    Returns:
+        The result, and the groups' means and reciprocal deviations.
+    """
     shape, dtype = given.shape, given.input.dtype
     mean, rstd = (k.empty((shape[0], 1, groups, 1), float32) for _ in range(2))
     y = k.empty(shape, dtype)

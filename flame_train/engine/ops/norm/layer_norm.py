@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ....errors import ShapeError
-from ...backend.cuda.codegen.kernel_ir import Operands, Program
+from ...arguments import Arguments
+from ...backend.cuda.codegen.kernel_ir import Operands, Program, Table
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32, promote_floats
 from ...grad_target import FRESH, GradTargets
@@ -24,7 +26,18 @@ def layer_norm(
     bias: Array | None = None,
     eps: float = 1e-5,
 ) -> tuple[Array, Array, Array]:
-    """(input - mean) / sqrt(var + eps) * weight + bias over the last dims (arXiv 1607.06450)"""
+    """(input - mean) / sqrt(var + eps) * weight + bias over the last dims (arXiv 1607.06450)
+
+    Args:
+        xp: the array namespace.
+        input: the input.
+        normalized_shape: the input's last dims.
+        weight, bias: in that shape, or None.
+        eps: is added to a variance, or to a mean square.
+
+    Returns:
+        In input's shape; and each row's mean and reciprocal deviation, (..., 1).
+    """
     check_normalized("layer_norm", input, normalized_shape, weight, bias)
     axes = tuple(range(-len(normalized_shape), 0))
     mean = xp.mean(input, axis=axes, keepdims=True)
@@ -89,7 +102,7 @@ def why_not(input: Array, normalized_shape: Sequence[int], *weights: Array | Non
     return "" if fits else "shapes do not fit"
 
 
-CENTRED = (
+_CENTRED = (
     "sum s = input",
     "let mean = s / n",
     "row c = input - mean",
@@ -103,13 +116,44 @@ CENTRED = (
 def _(
     k: Launcher, input: Array, normalized_shape: Sequence[int], weight: Array | None, bias: Array | None, eps: float
 ) -> tuple[Array, Array, Array]:
-    tables, dims = one_row(k, weight=weight, bias=bias), len(normalized_shape)
+    tables = one_row(k, weight=weight, bias=bias)
     value = f"c * rstd{' * weight' if 'weight' in tables else ''}{' + bias' if 'bias' in tables else ''}"
+    return normalized_rows(k, value, input, tables, eps, len(normalized_shape))
+
+
+def normalized_rows(
+    k: Launcher, value: str, input: Array, tables: Mapping[str, Table], eps: float, dims: int = 1
+) -> tuple[Array, Array, Array]:
+    """`value` over each normalised row, c * rstd, and `tables`; and the rows' mean and rstd, (..., 1).
+
+    Args:
+        k: launches kernels.
+        value: the expression in C.
+        input: the input.
+        tables: rows that others share, by name.
+        eps: is added to a variance, or to a mean square.
+        dims: the number of last dims that make a row.
+
+    Returns:
+        The result in input's shape; each row's mean and reciprocal deviation, fp32 (..., 1).
+    """
     operands = Operands({"input": rows_at(k, input, dims)}, tables, {}, {"eps": eps})
-    dtype = promote_floats([a.dtype for a in (input, weight, bias) if a is not None])
-    y, mean, rstd = k.rows(Program(CENTRED, (value,), ("mean", "rstd")), operands, (dtype, float32, float32))
-    kept = (*input.shape[: input.ndim - dims], *[1] * dims)
-    return y.reshape(input.shape), mean.reshape(kept), rstd.reshape(kept)
+    dtype = promote_floats([input.dtype, *(t.array.dtype for t in tables.values())])
+    y, mean, rstd = k.rows(Program(_CENTRED, (value,), ("mean", "rstd")), operands, (dtype, float32, float32))
+    shape = (*input.shape[: input.ndim - dims], *[1] * dims)
+    return y.reshape(input.shape), mean.reshape(shape), rstd.reshape(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Moments(Arguments):
+    """Each row's mean and the reciprocal of its standard deviation."""
+
+    mean: Array
+    rstd: Array
+
+    def numbers(self) -> dict[str, Array]:
+        """The same as row kernels take them."""
+        return {"mean": self.mean.reshape(-1), "rstd": self.rstd.reshape(-1)}
 
 
 @layer_norm.cuda_vjp("rows", "input", "weight", "bias", when=_layer_condition)
@@ -119,14 +163,13 @@ def _(
     input: Array,
     normalized_shape: Sequence[int],
     weight: Array | None,
-    mean: Array,
-    rstd: Array,
+    moments: Moments,
     targets: GradTargets,
 ) -> tuple[Array | None, ...]:
     dims = len(normalized_shape)
     addend, added, out = target_rows(k, targets.get("input", FRESH), dims)
     rows = {"g": rows_at(k, g, dims), "input": rows_at(k, input, dims), **addend}
-    operands = Operands(rows, one_row(k, weight=weight), {"mean": mean.reshape(-1), "rstd": rstd.reshape(-1)})
+    operands = Operands(rows, one_row(k, weight=weight), moments.numbers())
     program = gradient_program("g" if weight is None else "g * weight", added) if "input" in targets else Program(())
     sums = {n: text for n, text in SUMS.items() if n in targets}
     kind = float32 if weight is None else weight.dtype

@@ -10,7 +10,7 @@ from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Table
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, float32, promote_floats
-from ...grad_target import FRESH, GradTarget, GradTargets
+from ...grad_target import FRESH, GradTargets
 from ...namespace import Namespace
 from ...op import ErrorSample, composite, primitive, sample
 from ...tensor import Tensor
@@ -37,6 +37,16 @@ def rms_norm(
     """input / sqrt(mean(input^2) + eps) * weight over the last dims (arXiv 1910.07467)
 
     eps is the working precision's machine epsilon if not given: fp32's for all narrower floats.
+
+    Args:
+        xp: the array namespace.
+        input: the input.
+        normalized_shape: the input's last dims.
+        weight: in that shape, or None.
+        eps: is added to the mean square; None: the dtype's epsilon.
+
+    Returns:
+        In input's shape; and each row's reciprocal root mean square, (..., 1).
     """
     check_normalized("rms_norm", input, normalized_shape, weight)
     axes = tuple(range(-len(normalized_shape), 0))
@@ -80,7 +90,20 @@ def norm_rows(
     dims: int = 1,
     out: Sequence[Array] = (),
 ) -> tuple[Array, Array]:
-    """Rows (..., C) of the last `dims` dims, normalised and then rotated, and their rstd (R,); or `out` with both."""
+    """Rows (..., C) of the last `dims` dims, normalised and then rotated, and their rstd (R,); or `out` with both.
+
+    Args:
+        k: launches kernels.
+        input: (..., C).
+        weight: (C,), or None.
+        eps: is added to a variance, or to a mean square.
+        angles: cosines and sines, or none.
+        dims: the number of last dims that make a row.
+        out: arrays for both results.
+
+    Returns:
+        The rows, and `rstd` (R,), fp32.
+    """
     tables, by = _weighted(k, weight)
     turned = (f"row x = input * rstd{by}",) if angles else ()
     value = "x * cosine + rotate_half(x) * sine" if angles else f"input * rstd{by}"
@@ -89,22 +112,6 @@ def norm_rows(
     operands = Operands({"input": rows_at(k, input, dims)}, tables | angles, {}, {"eps": eps})
     y, rstd = k.rows(Program(steps, (value,), ("rstd",)), operands, (dtype, float32), out)
     return y, rstd
-
-
-def norm_gradient_rows(
-    k: Launcher,
-    g: Array,
-    input: Array,
-    weight: Array | None,
-    rstd: Array,
-    angles: Angles,
-    dims: int = 1,
-    target: GradTarget = FRESH,
-) -> Array:
-    """The gradient to what `norm_rows` was given, in its shape, at `target`."""
-    made, _ = norm_gradients(k, g, input, weight, rstd, angles, {"input": target}, dims)
-    assert made is not None
-    return made
 
 
 def norm_gradients(
@@ -117,17 +124,27 @@ def norm_gradients(
     targets: GradTargets,
     dims: int = 1,
 ) -> tuple[Array | None, Array | None]:
-    """That gradient if "input" is among the targets, and the weight's if "weight" is."""
+    """The gradients to what `norm_rows` was given: the input's, in its shape, and the weight's.
+
+    Args:
+        k: launches kernels.
+        g: the gradient of the result, in input's shape.
+        input, weight, angles, dims: as `norm_rows` was given.
+        rstd: as it was returned, one a row.
+        targets: where "input" and "weight" go; what is not among them is None.
+
+    Returns:
+        Both gradients.
+    """
     tables, by = _weighted(k, weight)
     more, added, out = target_rows(k, targets.get("input", FRESH), dims)
-    within, beside = (
-        ("", by) if "weight" in targets or not angles else (by, "")
-    )  # kept once weighted where that will do
+    # `d` already has the weight where only the input's gradient reads it
+    within, outside = ("", by) if "weight" in targets or not angles else (by, "")
     steps = ["row t = g * sine", f"row d = (g * cosine - rotate_half(t)){within}"] if angles else []
     d, outputs = "d" if angles else "g", []
     if "input" in targets:
-        steps += [f"sum s = {d}{beside} * input", "let q = s * rstd * rstd / n"]
-        outputs += [f"rstd * ({d}{beside} - input * q){added}"]
+        steps += [f"sum s = {d}{outside} * input", "let q = s * rstd * rstd / n"]
+        outputs += [f"rstd * ({d}{outside} - input * q){added}"]
     rows = {"g": rows_at(k, g, dims), "input": rows_at(k, input, dims), **more}
     operands = Operands(rows, tables | angles, {"rstd": rstd.reshape(-1)})
     sums = {n: f"{d} * input * rstd" for n in ("weight",) if n in targets}
@@ -173,6 +190,15 @@ def rope(xp: Namespace, input: Array, cos: Array, sin: Array, interleaved: bool 
 
     A pair is two neighbours (Flux), or with interleaved=False two elements half the dim apart (LLaMA). cos and sin
     have an entry for each element, in an order of the same kind, and broadcast over the other dims.
+
+    Args:
+        xp: the array namespace.
+        input: (..., C), C even.
+        cos, sin: (..., C), broadcast.
+        interleaved: whether pairs are neighbours.
+
+    Returns:
+        In input's shape.
     """
     return input * cos + _rotate_half(xp, _even(input), interleaved) * sin
 
@@ -221,7 +247,7 @@ def _(k: Launcher, input: Array, cos: Array, sin: Array) -> Array:
 def _(k: Launcher, g: Array, input: Array, cos: Array, sin: Array, targets: GradTargets) -> Array:
     program = Program(("row t = g * sine",), ("g * cosine - rotate_half(t)",))
     operands = Operands({"g": rows_at(k, g)}, angle_rows(k, cos, sin, g.shape))
-    return row_program(k, program, operands, input.dtype, g.shape, out=targets["input"].buffer)
+    return row_program(k, program, operands, input.dtype, g.shape, 1, targets["input"].buffer)
 
 
 @rope.cuda_vjp("rows", "cos", when=_pairs)
@@ -232,7 +258,7 @@ def _(k: Launcher, g: Array, input: Array, cos_shape: Shape) -> Array:
 @rope.cuda_vjp("rows", "sin", when=_pairs)
 def _(k: Launcher, g: Array, input: Array, sin_shape: Shape) -> Array:
     program = Program(("row x = input",), ("g * rotate_half(x)",))
-    each = row_program(k, program, Operands({"g": rows_at(k, g), "input": rows_at(k, input)}), float32, g.shape)
+    each = row_program(k, program, Operands({"g": rows_at(k, g), "input": rows_at(k, input)}), float32, g.shape, 1)
     return broadcast_grad(k, "g", {"g": each}, sin_shape)
 
 
@@ -248,6 +274,16 @@ def rms_norm_rope(
     """rope(rms_norm(input) over the last dim): queries and keys of a transformer that normalises them
 
     cos and sin may be wider than the result, which has the dtype of input and weight.
+
+    Args:
+        input: (..., C), C even.
+        weight: (C,), or None.
+        cos, sin: (..., C), broadcast.
+        eps: is added to a variance, or to a mean square.
+        interleaved: whether pairs are neighbours.
+
+    Returns:
+        In input's shape.
     """
     normed: Tensor = rms_norm(input, (size_along(input.shape, -1, "rms_norm_rope"),), weight, eps)
     return rope(normed, cos, sin, interleaved).to(normed.dtype)

@@ -71,11 +71,11 @@ _LOG_SOFTMAX_GRADIENT = Program(("sum d = g",), ("g - e_to(out) * d",))
 def _along_rows(op: Op, value: Program, slope: Program) -> None:
     @op.cuda("rows", when=_last)
     def _(k: Launcher, input: Array) -> Array:
-        return row_program(k, value, Operands({"input": rows_at(k, input)}), input.dtype, input.shape)
+        return row_program(k, value, Operands({"input": rows_at(k, input)}), input.dtype, input.shape, 1)
 
     @op.cuda_vjp("rows", "input", when=_last)
     def _(k: Launcher, g: Array, out: Array) -> Array:
-        return row_program(k, slope, Operands({"g": rows_at(k, g), "out": rows_at(k, out)}), g.dtype, g.shape)
+        return row_program(k, slope, Operands({"g": rows_at(k, g), "out": rows_at(k, out)}), g.dtype, g.shape, 1)
 
     op.perf_samples(sample((3, 4096), -1), sample((5, 7, 640), -1), sample((200, 77), -1))
 
@@ -92,9 +92,9 @@ def logsumexp(xp: Namespace, input: Array, dim: Dims, keepdim: bool = False) -> 
     """log(sum(exp(input))) over dim, computed from input - max(input)"""
     dims = axes(dim, input.ndim, "logsumexp")
     kept = [1 if i in dims else n for i, n in enumerate(input.shape)]
-    top = xp.max(input, axis=dims, keepdims=True) if input.size else xp.zeros(kept, input.dtype)
-    top = xp.where(xp.isfinite(top), top, 0.0)
-    total = xp.log(accurate_sum(xp.sum, xp.exp(input - top), dims, True)) + top
+    row_max = xp.max(input, axis=dims, keepdims=True) if input.size else xp.zeros(kept, input.dtype)
+    row_max = xp.where(xp.isfinite(row_max), row_max, 0.0)
+    total = xp.log(accurate_sum(xp.sum, xp.exp(input - row_max), dims, True)) + row_max
     return total if keepdim else xp.squeeze(total, dims)
 
 
@@ -118,7 +118,7 @@ def _last_dims(input: Array, dim: Dims) -> str:
 def _(k: Launcher, input: Array, dim: Dims, keepdim: bool) -> Array:
     dims = axes(dim, input.ndim, "logsumexp")
     program = Program(
-        ("max top = input", "let m = fabsf(top) < INFINITE ? top : 0.f", "sum s = e_to(input - m)"),
+        ("max row_max = input", "let m = fabsf(row_max) < INFINITE ? row_max : 0.f", "sum s = e_to(input - m)"),
         (),
         ("logf(s) + m",),
     )

@@ -8,60 +8,57 @@ from ....errors import ShapeError
 from ...backend.cuda.launcher import Launcher
 from ...dtype import Array
 from ...namespace import Namespace
-from ...op import ErrorSample, primitive, sample
-from ...op_samples import Values, apart, of_one
+from ...op import ErrorSample, Op, primitive, sample
+from ...op_samples import Values, apart
 from ..common import special
 from ..common.conditions import floating
 from ..common.dims import size_along
 from ..common.elementwise_codegen import elementwise_kernel
+from .declare import unary
 from .unary import sigmoid_value
 
-
-@primitive(torch="nn.functional.relu", accepts_integers=True)
-def relu(xp: Namespace, input: Array) -> Array:
-    """max(input, 0); the gradient at zero is zero"""
-    return xp.maximum(input, 0)
-
-
-@relu.vjp("input")
-def _(xp: Namespace, g: Array, out: Array) -> Array:
-    return xp.where(out <= 0, 0.0, g)  # so that the gradient at NaN is not hidden
-
-
-elementwise_kernel(relu, "larger(input, 0.f)", input="out <= 0.f ? 0.f : g")
+relu = unary(
+    "relu",
+    "max(input, 0); the gradient at zero is zero",
+    lambda xp, input: xp.maximum(input, 0),
+    lambda xp, g, out: xp.where(out <= 0, 0.0, g),  # so that the gradient at NaN is not hidden
+    torch="nn.functional.relu",
+    integers=True,
+    make=apart,
+)
 
 
-@primitive(torch="nn.functional.silu")
-def silu(xp: Namespace, input: Array) -> Array:
-    """input * sigmoid(input)"""
-    return input * sigmoid_value(xp, input)
-
-
-@silu.vjp("input")
-def _(xp: Namespace, g: Array, input: Array) -> Array:
+def _silu_gradient(xp: Namespace, g: Array, input: Array) -> Array:
     s = sigmoid_value(xp, input)
     return g * s * (1.0 + input * (1.0 - s))
 
 
-elementwise_kernel(silu, "silu(input)", input="g * silu_derivative(input)")
+silu = unary(
+    "silu",
+    "input * sigmoid(input)",
+    lambda xp, input: input * sigmoid_value(xp, input),
+    _silu_gradient,
+    kernel=("silu(input)", "g * silu_derivative(input)"),
+    torch="nn.functional.silu",
+)
+silu.perf_samples(sample((4097, 1283)))
 
 
-@primitive(torch=None)
-def quick_gelu(xp: Namespace, input: Array) -> Array:
-    """input * sigmoid(1.702 * input), the activation of OpenAI's CLIP (its `QuickGELU`)"""
-    return input * sigmoid_value(xp, 1.702 * input)
-
-
-@quick_gelu.vjp("input")
-def _(xp: Namespace, g: Array, input: Array) -> Array:
+def _quick_gelu_gradient(xp: Namespace, g: Array, input: Array) -> Array:
     s = sigmoid_value(xp, 1.702 * input)
     return g * s * (1.0 + 1.702 * input * (1.0 - s))
 
 
-elementwise_kernel(
-    quick_gelu,
-    "input * sigmoid(1.702f * input)",
-    input="Logistic l(1.702f * input); g * (l.s + 1.702f * input * l.s * l.rest)",
+quick_gelu = unary(
+    "quick_gelu",
+    "input * sigmoid(1.702 * input), the activation of OpenAI's CLIP (its `QuickGELU`)",
+    lambda xp, input: input * sigmoid_value(xp, 1.702 * input),
+    _quick_gelu_gradient,
+    kernel=(
+        "input * sigmoid(1.702f * input)",
+        "Logistic l(1.702f * input); g * (l.s + 1.702f * input * l.s * l.rest)",
+    ),
+    torch=None,
 )
 
 
@@ -136,13 +133,7 @@ def leaky_relu(xp: Namespace, input: Array, negative_slope: float = 0.01) -> Arr
 
 
 leaky_relu.vjp("input")(lambda xp, g, input, negative_slope: xp.where(input > 0, g, negative_slope * g))
-
-
-elementwise_kernel(
-    leaky_relu, "input > 0.f ? input : negative_slope * input", input="input > 0.f ? g : negative_slope * g"
-)
-
-
+elementwise_kernel(leaky_relu)
 leaky_relu.samples(sample(apart(3, 5)), sample(apart(4), 0.2), sample((0, 2)))
 
 
@@ -191,52 +182,30 @@ elementwise_kernel(
 softplus.samples(sample((3, 5)), sample((6,), 2.0, 1.0), sample((0, 2)))
 
 
-@primitive(torch="nn.functional.mish")
-def mish(xp: Namespace, input: Array) -> Array:
-    """input * tanh(softplus(input)) (arXiv 1908.08681)"""
-    return input * xp.tanh(softplus_value(xp, input))
-
-
-@mish.vjp("input")
-def _(xp: Namespace, g: Array, input: Array) -> Array:
+def _mish_gradient(xp: Namespace, g: Array, input: Array) -> Array:
     t = xp.tanh(softplus_value(xp, input))
     return g * (t + input * (1.0 - t * t) * sigmoid_value(xp, input))
 
 
-elementwise_kernel(
-    mish,
-    "input * mish_gate(input)",
-    input="float t = mish_gate(input); g * (t + input * (1.f - t * t) * sigmoid(input))",
+mish = unary(
+    "mish",
+    "input * tanh(softplus(input)) (arXiv 1908.08681)",
+    lambda xp, input: input * xp.tanh(softplus_value(xp, input)),
+    _mish_gradient,
+    kernel=(
+        "input * mish_gate(input)",
+        "float t = mish_gate(input); g * (t + input * (1.f - t * t) * sigmoid(input))",
+    ),
+    torch="nn.functional.mish",
 )
-
-
-@primitive(torch="nn.functional.hardswish")
-def hardswish(xp: Namespace, input: Array) -> Array:
-    """input * min(max(input + 3, 0), 6) / 6 (arXiv 1905.02244)"""
-    return input * xp.clip(input + 3.0, 0.0, 6.0) / 6.0
-
-
-@hardswish.vjp("input")
-def _(xp: Namespace, g: Array, input: Array) -> Array:
-    return xp.where(input <= -3.0, 0.0, xp.where(input >= 3.0, g, g * (input / 3.0 + 0.5)))
-
-
-elementwise_kernel(
-    hardswish,
-    "input * fminf(fmaxf(input + 3.f, 0.f), 6.f) / 6.f",
-    input="input <= -3.f ? 0.f : input >= 3.f ? g : g * (input / 3.f + 0.5f)",
+hardswish = unary(
+    "hardswish",
+    "input * min(max(input + 3, 0), 6) / 6 (arXiv 1905.02244)",
+    lambda xp, input: input * xp.clip(input + 3.0, 0.0, 6.0) / 6.0,
+    lambda xp, g, input: xp.where(input <= -3.0, 0.0, xp.where(input >= 3.0, g, g * (input / 3.0 + 0.5))),
+    torch="nn.functional.hardswish",
+    make=lambda *shape: Values(shape, -5.0, 5.0),
 )
-
-
-silu.perf_samples(sample((4097, 1283)))
-
-
-for _op in (silu, quick_gelu, mish):
-    _op.samples(*of_one())
-relu.samples(*of_one(apart))
-
-
-hardswish.samples(sample(Values((4, 5), -5.0, 5.0)), sample((0, 2)))
 
 
 @primitive(torch=None)
@@ -261,36 +230,29 @@ def _(xp: Namespace, g: Array, input: Array) -> Array:
     return xp.concatenate([g * gate * s, g * value * s * (1.0 + gate * (1.0 - s))], axis=-1)
 
 
-def gated(k: Launcher, input: Array, expression: str) -> Array:
-    """A gated unit's value, from an expression over `value` and `gate`."""
-    value, gate = halves(input, "gated unit")
-    return k.elementwise((expression,), {"value": value, "gate": gate}, (input.dtype,))[0]
+def gated_kernels(op: Op, activation: str) -> None:
+    """Declares the kernels of a gated unit, for an activation of `dtypes.cuh` that has a derivative there."""
+
+    def halved(input: Array) -> str:
+        return floating(input) if input.ndim and not input.shape[-1] % 2 else "arguments that are refused"
+
+    def forward(k: Launcher, input: Array) -> Array:
+        value, gate = halves(input, op.name)
+        return k.elementwise((f"value * {activation}(gate)",), {"value": value, "gate": gate}, (input.dtype,))[0]
+
+    def backward(k: Launcher, g: Array, input: Array) -> Array:
+        value, gate = halves(input, op.name)
+        expressions = f"g * {activation}(gate)", f"g * value * {activation}_derivative(gate)"
+        dinput = k.empty(input.shape, input.dtype)
+        operands = {"g": g, "value": value, "gate": gate}
+        k.elementwise(expressions, operands, (input.dtype,) * 2, out=halves(dinput, op.name))
+        return dinput
+
+    op.cuda("generated", when=halved)(forward)
+    op.cuda_vjp("generated", "input", when=halved)(backward)
 
 
-def gated_gradient(k: Launcher, g: Array, input: Array, of_value: str, of_gate: str) -> Array:
-    """A gated unit's gradient with respect to both halves, from expressions over `g`, `value` and `gate`."""
-    value, gate = halves(input, "gated unit")
-    dinput = k.empty(input.shape, input.dtype)
-    operands = {"g": g, "value": value, "gate": gate}
-    k.elementwise((of_value, of_gate), operands, (input.dtype,) * 2, out=halves(dinput, "gated unit"))
-    return dinput
-
-
-def halved(input: Array) -> str:
-    """Why the kernels cannot take a gated unit's input; "" if they can."""
-    return floating(input) if input.ndim and not input.shape[-1] % 2 else "arguments that are refused"
-
-
-@swiglu.cuda("generated", when=halved)
-def _(k: Launcher, input: Array) -> Array:
-    return gated(k, input, "value * silu(gate)")
-
-
-@swiglu.cuda_vjp("generated", "input", when=halved)
-def _(k: Launcher, g: Array, input: Array) -> Array:
-    return gated_gradient(k, g, input, "g * silu(gate)", "g * value * silu_derivative(gate)")
-
-
+gated_kernels(swiglu, "silu")
 swiglu.samples(sample((2, 3, 8)), sample((5, 2)), sample((0, 4)))
 swiglu.errors(
     ErrorSample(sample((2, 3)), ShapeError, "swiglu: expected an even last dim"),

@@ -12,10 +12,11 @@ from ...backend.cuda.launcher import Launcher
 from ...dtype import Array, is_float
 from ...namespace import Namespace, is_numpy
 from ...op import ErrorSample, primitive, sample
-from ...op_samples import NOT_BROADCAST, OF_TWO, Values, apart, integers, of_one, positive
+from ...op_samples import NOT_BROADCAST, OF_TWO, Values, apart, integers, positive
 from ..common.conditions import floating
 from ..common.dims import Shape
 from ..common.elementwise_codegen import broadcast_grad, elementwise_kernel
+from .declare import unary
 
 
 @primitive(torch="add", accepts_integers=True)
@@ -63,9 +64,7 @@ def mul(xp: Namespace, input: Array, other: Array | float) -> Array:
 
 mul.vjp("input")(lambda xp, g, other: g * other)
 mul.vjp("other")(lambda xp, g, input: g * input)
-
-
-elementwise_kernel(mul, "input * other", input="g * other", other="g * input")
+elementwise_kernel(mul)
 
 
 @primitive(torch="div", accepts_integers=True)
@@ -175,52 +174,33 @@ pow.samples(
 )
 
 
-@primitive(torch="neg", accepts_integers=True)
-def neg(xp: Namespace, input: Array) -> Array:
-    """-input"""
-    return -input
-
-
-neg.vjp("input")(lambda xp, g: -g)
-
-
-elementwise_kernel(neg, "-input", input="-g")
-
-
-@primitive(torch="abs", accepts_integers=True)
-def abs(xp: Namespace, input: Array) -> Array:
-    """|input|; the gradient at zero is zero"""
-    return xp.abs(input)
-
-
-abs.vjp("input")(lambda xp, g, input: g * xp.sign(input))
-
-
-elementwise_kernel(abs, "fabsf(input)", input="g * sign(input)")
-
-
-@primitive(torch="square", accepts_integers=True)
-def square(xp: Namespace, input: Array) -> Array:
-    """input * input"""
-    return _whole(input) * _whole(input)
-
-
-square.vjp("input")(lambda xp, g, input: 2.0 * g * input)
-
-
-elementwise_kernel(square, "input * input", input="2.f * g * input")
-
-
-@primitive(torch="sign", accepts_integers=True)
-def sign(xp: Namespace, input: Array) -> Array:
-    """-1, 0 or 1; the gradient is zero"""
-    return input.copy() if input.dtype == bool else xp.sign(input)
-
-
-sign.vjp("input")(lambda xp, g: xp.zeros_like(g))
-
-
-elementwise_kernel(sign, "sign(input)", input="0.f")
+neg = unary("neg", "-input", lambda xp, input: -input, lambda xp, g: -g, integers=True)
+abs = unary(
+    "abs",
+    "|input|; the gradient at zero is zero",
+    lambda xp, input: xp.abs(input),
+    lambda xp, g, input: g * xp.sign(input),
+    integers=True,
+    make=apart,
+)
+square = unary(
+    "square",
+    "input * input",
+    lambda xp, input: _whole(input) * _whole(input),
+    lambda xp, g, input: 2.0 * g * input,
+    integers=True,
+)
+sign = unary(
+    "sign",
+    "-1, 0 or 1; the gradient is zero",
+    lambda xp, input: input.copy() if input.dtype == bool else xp.sign(input),
+    lambda xp, g: xp.zeros_like(g),
+    integers=True,
+    make=apart,
+)
+reciprocal = unary(
+    "reciprocal", "1 / input", lambda xp, input: 1.0 / input, lambda xp, g, out: -g * out * out, make=apart
+)
 
 
 @primitive(torch="lerp")
@@ -263,23 +243,9 @@ lerp.samples(
 )
 
 
-@primitive(torch="reciprocal")
-def reciprocal(xp: Namespace, input: Array) -> Array:
-    """1 / input"""
-    return 1.0 / input
-
-
-reciprocal.vjp("input")(lambda xp, g, out: -g * out * out)
 add.perf_samples(
     sample((4097, 1283), (4097, 1283)),
     sample((3, 70, 640), (640,), alpha=0.5),
     sample((70, 640), (70, 1)),
     sample((61, 33, 77), (61, 1, 77)),
 )
-
-
-elementwise_kernel(reciprocal, "1.f / input", input="-g * out * out")
-for _op in (neg, square):
-    _op.samples(*of_one())
-for _op in (abs, reciprocal, sign):
-    _op.samples(*of_one(apart))

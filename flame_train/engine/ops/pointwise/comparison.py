@@ -5,8 +5,9 @@ from __future__ import annotations
 from ...dtype import Array, bool_
 from ...namespace import Namespace
 from ...op import primitive, sample
-from ...op_samples import NOT_BROADCAST, OF_TWO, booleans, of_one
+from ...op_samples import NOT_BROADCAST, OF_TWO, booleans
 from ..common.elementwise_codegen import elementwise_kernel
+from .declare import unary
 
 
 @primitive(torch="lt", rounds_scalars=True)
@@ -49,10 +50,7 @@ for _op in (lt, le, gt, ge, eq, ne):
     _op.non_differentiable("input", "other")
     _op.samples(*OF_TWO)
     _op.errors(NOT_BROADCAST)
-
-
-for _op, _sign in ((lt, "<"), (le, "<="), (gt, ">"), (ge, ">="), (eq, "=="), (ne, "!=")):
-    elementwise_kernel(_op, f"input {_sign} other", result=bool_)
+    elementwise_kernel(_op, result=bool_)
 
 
 @primitive(torch="logical_and")
@@ -80,20 +78,5 @@ for _op in (logical_and, logical_or, logical_xor):
     _op.samples(sample(booleans(3, 4), booleans(3, 4)), sample(booleans(3, 4), (4,)))
 
 
-@primitive(torch="logical_not")
-def logical_not(xp: Namespace, input: Array) -> Array:
-    """True where input is false or zero"""
-    return xp.logical_not(input)
-
-
-@primitive(torch="isfinite")
-def isfinite(xp: Namespace, input: Array) -> Array:
-    """True where input is neither infinite nor NaN"""
-    return xp.isfinite(input)
-
-
-elementwise_kernel(logical_not, "input == 0.f", result=bool_)
-elementwise_kernel(isfinite, "fabsf(input) < INFINITE", result=bool_)
-for _op in (logical_not, isfinite):
-    _op.non_differentiable("input")
-    _op.samples(*of_one())
+logical_not = unary("logical_not", "True where input is false or zero", lambda xp, input: xp.logical_not(input))
+isfinite = unary("isfinite", "True where input is neither infinite nor NaN", lambda xp, input: xp.isfinite(input))

@@ -20,6 +20,20 @@ def dropout(
 
     Which ones is said by `rng`, whose samples are input's first dim, and `stream`; give every place of a network a
     stream of its own. Without training, or with p = 0, input itself.
+
+    Args:
+        xp: the array namespace.
+        input: the input.
+        p: the probability of a zero, in [0, 1].
+        training: whether anything is dropped.
+        rng: the random numbers of a step.
+        stream: the random numbers' stream.
+
+    Returns:
+        In input's shape.
+
+    Raises:
+        ValueError: a probability outside.
     """
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout: expected a probability p in [0, 1], got {p}")
@@ -28,7 +42,20 @@ def dropout(
 
 
 def _scale(xp: Namespace, shape: Shape, p: float, training: bool, rng: Rng | None, stream: int) -> Array | None:
-    """The factor of each element: 0 or 1 / (1 - p)."""
+    """The factor of each element: 0 or 1 / (1 - p).
+
+    Args:
+        xp: the array namespace.
+        shape: the input's shape.
+        p, training, rng: as in `dropout`.
+        stream: the random numbers' stream.
+
+    Returns:
+        fp32 in that shape; None where nothing is dropped.
+
+    Raises:
+        ShapeError: random numbers for another number of samples.
+    """
     if not training or p == 0.0:
         return None
     rng = check_rng(rng, "dropout: training")

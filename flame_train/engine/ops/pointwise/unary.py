@@ -7,117 +7,56 @@ import math
 from ...dtype import Array, is_float
 from ...namespace import Namespace
 from ...op import primitive, sample
-from ...op_samples import of_one, positive
+from ...op_samples import positive
 from ..common import special
 from ..common.elementwise_codegen import elementwise_kernel
+from .declare import unary
 
-
-@primitive(torch="exp")
-def exp(xp: Namespace, input: Array) -> Array:
-    """e ** input"""
-    return xp.exp(input)
-
-
-exp.vjp("input")(lambda xp, g, out: g * out)
-
-
-elementwise_kernel(exp, "e_to(input)", input="g * out")
-
-
-@primitive(torch="expm1")
-def expm1(xp: Namespace, input: Array) -> Array:
-    """e ** input - 1, exact near zero"""
-    return xp.expm1(input)
-
-
-expm1.vjp("input")(lambda xp, g, out: g * (out + 1.0))
-
-
-elementwise_kernel(expm1, "expm1f(input)", input="g * (out + 1.f)")
-
-
-@primitive(torch="log")
-def log(xp: Namespace, input: Array) -> Array:
-    """The natural logarithm of input"""
-    return xp.log(input)
-
-
-log.vjp("input")(lambda xp, g, input: g / input)
-
-
-elementwise_kernel(log, "logf(input)", input="g / input")
-
-
-@primitive(torch="log1p")
-def log1p(xp: Namespace, input: Array) -> Array:
-    """The natural logarithm of 1 + input, exact near zero"""
-    return xp.log1p(input)
-
-
-log1p.vjp("input")(lambda xp, g, input: g / (input + 1.0))
-
-
-elementwise_kernel(log1p, "log1pf(input)", input="g / (input + 1.f)")
-
-
-@primitive(torch="sqrt")
-def sqrt(xp: Namespace, input: Array) -> Array:
-    """The square root of input"""
-    return xp.sqrt(input)
-
-
-sqrt.vjp("input")(lambda xp, g, out: g / (2.0 * out))
-
-
-elementwise_kernel(sqrt, "sqrtf(input)", input="g / (2.f * out)")
-
-
-@primitive(torch="rsqrt")
-def rsqrt(xp: Namespace, input: Array) -> Array:
-    """1 / sqrt(input)"""
-    return 1.0 / xp.sqrt(input)
-
-
-rsqrt.vjp("input")(lambda xp, g, out: -0.5 * g * out * out * out)
-
-
-elementwise_kernel(rsqrt, "rsqrtf(input)", input="-0.5f * g * out * out * out")
-
-
-@primitive(torch="sin")
-def sin(xp: Namespace, input: Array) -> Array:
-    """The sine of input, in radians"""
-    return xp.sin(input)
-
-
-sin.vjp("input")(lambda xp, g, input: g * xp.cos(input))
-
-
-elementwise_kernel(sin, "sinf(input)", input="g * cosf(input)")
-
-
-@primitive(torch="cos")
-def cos(xp: Namespace, input: Array) -> Array:
-    """The cosine of input, in radians"""
-    return xp.cos(input)
-
-
-cos.vjp("input")(lambda xp, g, input: -g * xp.sin(input))
-
-
-elementwise_kernel(cos, "cosf(input)", input="-g * sinf(input)")
-
-
-@primitive(torch="tanh")
-def tanh(xp: Namespace, input: Array) -> Array:
-    """The hyperbolic tangent of input"""
-    return xp.tanh(input)
-
-
-tanh.vjp("input")(lambda xp, g, out: g * (1.0 - out * out))
-
-
-elementwise_kernel(tanh, "tanhf(input)", input="g * (1.f - out * out)")
+exp = unary("exp", "e ** input", lambda xp, input: xp.exp(input), lambda xp, g, out: g * out)
+expm1 = unary(
+    "expm1", "e ** input - 1, exact near zero", lambda xp, input: xp.expm1(input), lambda xp, g, out: g * (out + 1.0)
+)
+log = unary(
+    "log",
+    "The natural logarithm of input",
+    lambda xp, input: xp.log(input),
+    lambda xp, g, input: g / input,
+    make=positive,
+)
+log1p = unary(
+    "log1p",
+    "The natural logarithm of 1 + input, exact near zero",
+    lambda xp, input: xp.log1p(input),
+    lambda xp, g, input: g / (input + 1.0),
+    make=positive,
+)
+sqrt = unary(
+    "sqrt",
+    "The square root of input",
+    lambda xp, input: xp.sqrt(input),
+    lambda xp, g, out: g / (2.0 * out),
+    make=positive,
+)
+rsqrt = unary(
+    "rsqrt",
+    "1 / sqrt(input)",
+    lambda xp, input: 1.0 / xp.sqrt(input),
+    lambda xp, g, out: -0.5 * g * out * out * out,
+    kernel=("rsqrtf(input)", "-0.5f * g * out * out * out"),
+    make=positive,
+)
+sin = unary(
+    "sin", "The sine of input, in radians", lambda xp, input: xp.sin(input), lambda xp, g, input: g * xp.cos(input)
+)
+cos = unary(
+    "cos", "The cosine of input, in radians", lambda xp, input: xp.cos(input), lambda xp, g, input: -g * xp.sin(input)
+)
+tanh = unary(
+    "tanh",
+    "The hyperbolic tangent of input",
+    lambda xp, input: xp.tanh(input),
+    lambda xp, g, out: g * (1.0 - out * out),
+)
 
 
 def sigmoid_value(xp: Namespace, x: Array) -> Array:
@@ -125,46 +64,34 @@ def sigmoid_value(xp: Namespace, x: Array) -> Array:
     return 1.0 / (1.0 + xp.exp(-x))
 
 
-@primitive(torch="sigmoid")
-def sigmoid(xp: Namespace, input: Array) -> Array:
-    """1 / (1 + exp(-input))"""
-    return sigmoid_value(xp, input)
+sigmoid = unary(
+    "sigmoid",
+    "1 / (1 + exp(-input))",
+    sigmoid_value,
+    lambda xp, g, out: g * out * (1.0 - out),
+    kernel=("sigmoid(input)", "g * out * (1.f - out)"),
+)
+erf = unary(
+    "erf",
+    "2 / sqrt(pi) * integral of exp(-t^2) from 0 to input",
+    special.erf,
+    lambda xp, g, input: g * (2.0 / math.sqrt(math.pi)) * xp.exp(-input * input),
+    kernel=("erff(input)", "g * 1.1283791670955126f * e_to(-input * input)"),
+)
 
 
-sigmoid.vjp("input")(lambda xp, g, out: g * out * (1.0 - out))
+def _zero(xp: Namespace, g: Array) -> Array:
+    return xp.zeros_like(g)
 
 
-elementwise_kernel(sigmoid, "sigmoid(input)", input="g * out * (1.f - out)")
-
-
-@primitive(torch="erf")
-def erf(xp: Namespace, input: Array) -> Array:
-    """2 / sqrt(pi) * integral of exp(-t^2) from 0 to input"""
-    return special.erf(xp, input)
-
-
-erf.vjp("input")(lambda xp, g, input: g * (2.0 / math.sqrt(math.pi)) * xp.exp(-input * input))
-
-
-elementwise_kernel(erf, "erff(input)", input="g * 1.1283791670955126f * e_to(-input * input)")
-
-
-@primitive(torch="floor", accepts_integers=True)
-def floor(xp: Namespace, input: Array) -> Array:
-    """The largest whole number not above input; the gradient is zero"""
-    return xp.floor(input)
-
-
-@primitive(torch="ceil", accepts_integers=True)
-def ceil(xp: Namespace, input: Array) -> Array:
-    """The smallest whole number not below input; the gradient is zero"""
-    return xp.ceil(input)
-
-
-@primitive(torch="trunc", accepts_integers=True)
-def trunc(xp: Namespace, input: Array) -> Array:
-    """input without its fraction; the gradient is zero"""
-    return xp.trunc(input)
+floor, ceil, trunc = (
+    unary(name, f"{doc}; the gradient is zero", lambda xp, x, name=name: getattr(xp, name)(x), _zero, integers=True)
+    for name, doc in (
+        ("floor", "The largest whole number not above input"),
+        ("ceil", "The smallest whole number not below input"),
+        ("trunc", "input without its fraction"),
+    )
+)
 
 
 @primitive(torch="round", accepts_integers=True)
@@ -176,18 +103,6 @@ def round(xp: Namespace, input: Array, *, decimals: int = 0) -> Array:
     return xp.rint(input / scale) * scale if decimals < 0 else xp.rint(input * scale) / scale
 
 
-for _op in (floor, ceil, trunc, round):
-    _op.vjp("input")(lambda xp, g: xp.zeros_like(g))
-
-
-elementwise_kernel(floor, "floorf(input)", input="0.f")
-elementwise_kernel(ceil, "ceilf(input)", input="0.f")
-elementwise_kernel(trunc, "truncf(input)", input="0.f")
+round.vjp("input")(_zero)
 elementwise_kernel(round, "rintf(input)", input="0.f", when=lambda decimals: decimals == 0 or "only whole numbers")
-for _op in (exp, expm1, sin, cos, tanh, sigmoid, erf, floor, ceil, trunc):
-    _op.samples(*of_one())
-for _op in (log, log1p, sqrt, rsqrt):
-    _op.samples(*of_one(positive))
-
-
 round.samples(sample((3, 5)), sample((7,), decimals=2), sample((7,), decimals=-1))

@@ -93,21 +93,9 @@ minimum.vjp("input")(lambda xp, g, input, other: _won(xp, g, input == other, inp
 minimum.vjp("other")(lambda xp, g, input, other: _won(xp, g, input == other, other > input))
 
 
-elementwise_kernel(
-    maximum,
-    "larger(input, other)",
-    input="input == other ? 0.5f * g : input < other ? 0.f : g",
-    other="input == other ? 0.5f * g : other < input ? 0.f : g",
-)
-elementwise_kernel(
-    minimum,
-    "smaller(input, other)",
-    input="input == other ? 0.5f * g : input > other ? 0.f : g",
-    other="input == other ? 0.5f * g : other > input ? 0.f : g",
-)
 for _op in (maximum, minimum):
+    elementwise_kernel(_op)
     _op.errors(NOT_BROADCAST)
-
     _op.samples(sample((3, 4), (3, 4)), sample((2, 1, 4), (3, 1)))
 
 

@@ -78,7 +78,7 @@ for _op in (amax, amin):
             operands = Operands(
                 {"input": rows}, {}, {"g": k.contiguous(g).reshape(-1), "out": k.contiguous(out).reshape(-1)}
             )
-            return row_program(k, program, operands, input.dtype, input.shape)
+            return row_program(k, program, operands, input.dtype, input.shape, 1)
         kept = [1 if i in dims else n for i, n in enumerate(input.shape)]
         g, out = g.reshape(kept), out.reshape(kept)
         ties = reduce(k, Reduction("sum", here), {"input": input}, dims, float32, each={"out": out})

@@ -7,12 +7,12 @@ import math
 from ....errors import ShapeError
 from ...backend.cuda.codegen.kernel_ir import Operands, Program, Reduction
 from ...backend.cuda.launcher import Launcher
-from ...dtype import Array, float32, float64
-from ...namespace import Namespace, is_numpy
+from ...dtype import Array, float32
+from ...namespace import Namespace
 from ...op import ErrorSample, Op, primitive, sample
 from ...op_samples import apart, no_such_dim
 from ...sums import accurate_sum
-from ..common.dims import Dims, Shape, axes, axis, spread
+from ..common.dims import Dims, Shape, axes, spread
 from ..common.row_kernels import extent, reduce, reduced_rows, why_not_reduction
 
 
@@ -47,7 +47,18 @@ def _count(shape: Shape, dims: tuple[int, ...]) -> int:
 def var(
     xp: Namespace, input: Array, dim: Dims = None, *, correction: float | None = 1, keepdim: bool = False
 ) -> tuple[Array, Array]:
-    """sum((input - mean)^2) / (count - correction) over dim"""
+    """sum((input - mean)^2) / (count - correction) over dim
+
+    Args:
+        xp: the array namespace.
+        input: the input.
+        dim: the dim or dims; None: all.
+        correction: what is taken off the count that is divided by.
+        keepdim: keeps reduced dims, with size 1.
+
+    Returns:
+        The variance, and the mean with the reduced dims kept as size 1.
+    """
     return _variance(xp, input, axes(dim, input.ndim, "var"), _given(correction), keepdim)
 
 
@@ -57,7 +68,18 @@ def _given(correction: float | None) -> float:
 
 
 def _variance(xp: Namespace, x: Array, dims: tuple[int, ...], correction: float, keepdim: bool) -> tuple[Array, Array]:
-    """The variance, and the mean with the reduced dims kept as size 1."""
+    """The variance, and the mean with the reduced dims kept as size 1.
+
+    Args:
+        xp: the array namespace.
+        x: the input.
+        dims: the dims that are reduced.
+        correction: what is taken off the count.
+        keepdim: keeps reduced dims, with size 1.
+
+    Returns:
+        Variance and mean.
+    """
     mean = accurate_sum(xp.mean, x, dims, True)
     centred = x - mean
     return accurate_sum(xp.sum, centred * centred, dims, keepdim) / max(_count(x.shape, dims) - correction, 0), mean
@@ -83,7 +105,14 @@ def _(xp: Namespace, g: Array, input: Array, mean: Array, dim: Dims, correction:
 def std(
     xp: Namespace, input: Array, dim: Dims = None, *, correction: float | None = 1, keepdim: bool = False
 ) -> tuple[Array, Array]:
-    """sqrt(sum((input - mean)^2) / (count - correction)) over dim; the gradient at zero is zero"""
+    """sqrt(sum((input - mean)^2) / (count - correction)) over dim; the gradient at zero is zero
+
+    Args:
+        xp, input, dim, correction, keepdim: as in `var`.
+
+    Returns:
+        The deviation, and the mean with the reduced dims kept as size 1.
+    """
     variance, mean = _variance(xp, input, axes(dim, input.ndim, "std"), _given(correction), keepdim)
     return xp.sqrt(variance), mean
 
@@ -179,7 +208,19 @@ _measuring(std, f"sqrtf({_VARIANCE})")
 def _away_from_mean(
     k: Launcher, factor: str, x: Array, mean: Array, dims: tuple[int, ...], correction: float, **more: Array
 ) -> Array:
-    """`factor`, an expression over `more`, times the variance's derivative 2 (x - mean) / (count - correction)."""
+    """`factor`, an expression over `more`, times the variance's derivative 2 (x - mean) / (count - correction).
+
+    Args:
+        k: launches kernels.
+        factor: the expression in C.
+        x: the input.
+        mean: over `dims`, which it has with size 1.
+        dims: the dims that are reduced.
+        correction: what is taken off the count.
+
+    Returns:
+        An array of x's shape.
+    """
     operands = {"input": x, "mean": mean, **more, "slope": _freedom(x.shape, dims, correction)}
     return k.elementwise((f"{factor} * (input - mean) * slope",), operands, (x.dtype,))[0]
 
@@ -226,35 +267,24 @@ sum.errors(
 )
 
 
-@primitive(torch="prod", accepts_integers=True)
-def prod(xp: Namespace, input: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    """The product over dim, which is one dim or all; exact gradients where factors are zero"""
-    return xp.prod(input, axis=axes(dim, input.ndim, "prod"), keepdims=keepdim)
-
-
-@prod.vjp("input")
-def _(xp: Namespace, g: Array, input: Array, dim: int | None, keepdim: bool) -> Array:
-    dims = axes(dim, input.ndim, "prod")
-    if not input.size:
-        return xp.zeros_like(input)
-    rows = input.reshape(1, -1) if dim is None else xp.moveaxis(input, dim, -1) if input.ndim else input.reshape(1, 1)
-    one = xp.ones((*rows.shape[:-1], 1), rows.dtype)
-    before = xp.cumprod(xp.concatenate([one, rows[..., :-1]], axis=-1), axis=-1)
-    after = xp.flip(xp.cumprod(xp.concatenate([one, xp.flip(rows, -1)[..., :-1]], axis=-1), axis=-1), -1)
-    others = before * after
-    others = others.reshape(input.shape) if dim is None or not input.ndim else xp.moveaxis(others, -1, dim)
-    return spread(xp, g, input.shape, dims, keepdim) * others
-
-
-prod.errors(no_such_dim())
-
-
-prod.samples(sample((2, 3)), sample((2, 3, 4), 1), sample((2, 3, 4), -1, keepdim=True), sample((), 0))
-
-
 @primitive(torch="norm")
 def norm(xp: Namespace, input: Array, p: float | str | None = "fro", dim: Dims = None, keepdim: bool = False) -> Array:
-    """(sum |input|^p)^(1/p) over dim; "fro" is p = 2, inf the largest, -inf the smallest, 0 how many are not zero"""
+    """(sum |input|^p)^(1/p) over dim; "fro" is p = 2, inf the largest, -inf the smallest, 0 how many are not zero
+
+    Args:
+        xp: the array namespace.
+        input: the input.
+        p: the order.
+        dim: the dim or dims; None: all.
+        keepdim: keeps reduced dims, with size 1.
+
+    Returns:
+        The norm.
+
+    Raises:
+        ShapeError: no values for an infinite p.
+        ValueError: a p that is no order.
+    """
     p, dims, size = _order(p), axes(dim, input.ndim, "norm"), xp.abs(input)
     if p == 2.0:
         return xp.sqrt(accurate_sum(xp.sum, input * input, dims, keepdim))
@@ -339,30 +369,3 @@ norm.errors(
     ErrorSample(sample((2, 3), "nuc"), ValueError, "a number or 'fro', got 'nuc'"),
     ErrorSample(sample((2, 0), math.inf, 1), ShapeError, "at least one value over dims"),
 )
-
-
-@primitive(torch="cumsum", accepts_integers=True)
-def cumsum(xp: Namespace, input: Array, dim: int) -> Array:
-    """The sums of the first, the first two, the first three, ... along dim"""
-    along = axis(dim, input.ndim, "cumsum")
-    return _running(xp, xp.atleast_1d(input), along).reshape(input.shape)
-
-
-def _running(xp: Namespace, x: Array, dim: int) -> Array:
-    """Running sums along dim. For NumPy's, which add one by one, fp32 is summed in fp64, or errors would accumulate."""
-    if is_numpy(xp) and x.dtype == float32:
-        return xp.cumsum(x, axis=dim, dtype=float64).astype(float32)
-    return xp.cumsum(x, axis=dim)
-
-
-@cumsum.vjp("input")
-def _(xp: Namespace, g: Array, dim: int) -> Array:
-    if not g.ndim:
-        return g
-    return xp.flip(_running(xp, xp.flip(g, dim), dim), dim)
-
-
-cumsum.errors(no_such_dim())
-
-
-cumsum.samples(sample((3, 4), 0), sample((2, 3, 4), -2), sample((0, 3), 1), sample((), 0))

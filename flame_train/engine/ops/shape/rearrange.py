@@ -78,6 +78,20 @@ def pad(xp: Namespace, input: Array, pad: Sequence[int], mode: str = "constant",
 
     The something is `value` (0 if not given) in mode "constant", and input itself mirrored, its border repeated or
     its other end in modes "reflect", "replicate" and "circular". Negative numbers cut off.
+
+    Args:
+        xp: the array namespace.
+        input: the input.
+        pad: (left, right) of the last dim, then of the one before, and so on; negative numbers cut.
+        mode: "constant", "reflect", "replicate" or "circular".
+        value: what a constant padding holds.
+
+    Returns:
+        The padded tensor.
+
+    Raises:
+        ShapeError: numbers that do not fit.
+        ValueError: an unknown mode.
     """
     widths = _widths(pad, input.ndim)
     if mode == "constant":

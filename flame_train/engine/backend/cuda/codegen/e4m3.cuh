@@ -1,4 +1,4 @@
-// Numbers of 8 bits, e4m3: up to 448, a power of two a row beside them; see e4m3.py.
+// Numbers of 8 bits, e4m3: up to 448, with a power of two for each row; see e4m3.py.
 //
 // Contract: inputs are at most 448 and rounds to nearest, ties to even. NaN becomes anything: its
 // row's factor says so.

@@ -68,6 +68,16 @@ class Elementwise:
         """The expressions' values, in new arrays of `dtypes` and `shape` (the operands' own), or in `out`.
 
         Operands are arrays or numbers. Raises `ValueError` if shapes do not broadcast.
+
+        Args:
+            expressions: C, one for each result.
+            operands: arrays and numbers by name.
+            dtypes: the results' dtypes.
+            shape: the results' shape; None: that which the operands broadcast to.
+            out: arrays for the results, or none.
+
+        Returns:
+            The results.
         """
         arrays = {n: v for n, v in operands.items() if hasattr(v, "dtype")}
         numbers = {n: v for n, v in operands.items() if n not in arrays}
@@ -138,7 +148,19 @@ def _steps(strides: tuple[int, ...]) -> tuple[int, ...]:
 def _source(
     expressions: Sequence[str], places: Sequence[_Place], inputs: int, numbers: Sequence[str], width: int, wide: bool
 ) -> str:
-    """The kernel: one packet a thread, and the elements after the last whole packet by threads of the last block."""
+    """The kernel: one packet a thread, and the elements after the last whole packet by threads of the last block.
+
+    Args:
+        expressions: C, one for each result.
+        places: the operands and then the results, as they lie in memory.
+        inputs: how many of these are operands.
+        numbers: names of the operands that are numbers.
+        width: elements of a packet.
+        wide: whether indices need 64 bits.
+
+    Returns:
+        The source.
+    """
     ins, outs = places[:inputs], places[inputs:]
     dims = len(places[0].steps)
     arguments = [

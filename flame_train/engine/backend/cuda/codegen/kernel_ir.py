@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ....dtype import Array
 
@@ -32,8 +33,7 @@ class Reduction:
     result: str = "total"
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """The sizes of a reduction of (outer, reduced, inner) to (outer, inner)."""
 
     outer: int

@@ -45,7 +45,7 @@ class Moments:
         tiles = cut.tiles(inner)
         stretch = cut.stretch(reduced, tiles * outer, self._multiprocessors)
         count = -(-reduced // stretch)
-        room = self._columns.shared(tiles * outer, count, 2 * (1 if together else cut.columns))
+        shared = self._columns.shared(tiles * outer, count, 2 * (1 if together else cut.columns))
         text = _source(x.dtype, result, tuple(numbers), dtype, cut, together)
         self._modules.generated(text, "moments")(
             (outer, count, tiles),
@@ -55,7 +55,7 @@ class Moments:
                 *(np.float32(v) for v in numbers.values()),
                 made,
                 means,
-                *room,
+                *shared,
                 np.int64(reduced),
                 np.int64(stretch),
                 np.int32(inner),

@@ -186,9 +186,9 @@ class RowText:
         own = [f"own{place}[{j}]" for j in range(len(steps))]
         body = " ".join(f"{o} = {how}::of({o}, {self._expression(s[2])});" for o, s in zip(own, steps, strict=True))
         found = ", ".join(f"{s[1]} = {o}" for o, s in zip(own, steps, strict=True))
-        beside = f", {self.cut.rows}" if self.cut.threads > 32 and self.cut.rows > 1 else ""
+        rows = f", {self.cut.rows}" if self.cut.threads > 32 and self.cut.rows > 1 else ""
         return f"""  float own{place}[{len(steps)}] = {{{", ".join([f"{how}::none()"] * len(steps))}}};
-{self._each(body)}  of_all<{how}, {self.cut.threads}{beside}>(own{place}, shared + {place});
+{self._each(body)}  of_all<{how}, {self.cut.threads}{rows}>(own{place}, shared + {place});
   const float {found};
 """
 

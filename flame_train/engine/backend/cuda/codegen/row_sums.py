@@ -45,6 +45,18 @@ class RowSums:
 
         The rows are that many `groups` of equal length, one after another. Expressions of totals use what those of the
         program's outputs may. Sums are of the dtype `summed`, or in fp32 where one block makes them.
+
+        Args:
+            program: what is computed of each row.
+            totals: expressions to sum.
+            operands: what both read.
+            dtypes: the outputs' dtypes.
+            out: arrays for the outputs, or none.
+            groups: how many groups of rows have sums of their own.
+            summed: the sums' dtype.
+
+        Returns:
+            The outputs, and the sums.
         """
         call = self._rows.prepared(program, operands, dtypes, out)
         run = call.count // groups

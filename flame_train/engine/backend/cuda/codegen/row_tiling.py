@@ -9,7 +9,10 @@ from ..tuning import SM_90, Tuning
 _WARP = 32
 _SHORT = 128  # threads to a block whose rows take a warp or less each
 _BLOCK = 256  # threads to a block that goes through many rows
-_OTHERS, _PACKET = 32, 12  # registers of a thread beside totals, and for 16 bytes that it loads: as loaded, and in fp32
+_OTHERS, _PACKET = (
+    32,
+    12,
+)  # registers of a thread that hold no totals, and those of 16 bytes that it loads: as loaded, and in fp32
 _REGISTERS, _MOST, _SHARED = 1 << 16, 2048, 40 << 10  # registers and threads of a multiprocessor, bytes of a block
 _STAGED_ROWS = 8  # to a block: of two bytes an element and more, they are whole packets of 16 bytes at any length
 _STAGED_PACKETS = 16  # of one operand to a thread
@@ -87,6 +90,17 @@ def totals_cut(
 
     For each packet of a row a thread loads `loads` packets of 16 bytes and keeps `vectors` further numbers of each
     element. Few threads with many packets are best: their sums take fewer steps, and the kernel waits for those.
+
+    Args:
+        columns: elements of a row.
+        width: elements of a packet.
+        loads: packets of 16 bytes that are loaded for each of a row.
+        totals: sums of each column.
+        vectors: numbers that are kept of each element.
+        tuning: the architecture's thresholds.
+
+    Returns:
+        The tiling.
     """
     packets = columns // width
     most = max(1, tuning.elements_per_total * totals // (width * (1 + vectors)))

@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -78,6 +79,15 @@ class Traced:
     def __rpow__(self, other: Any) -> Traced:
         return self.trace.made("pow({0}, {1})", other, self)
 
+    def __neg__(self) -> Traced:
+        return self.trace.made("-{0}", self)
+
+    def __gt__(self, other: Any) -> Traced:
+        return self.trace.made("{0} > {1}", self, other, dtype=bool_)
+
+    def __ne__(self, other: object) -> Traced:  # type: ignore[override]  # elementwise, like an array's
+        return self.trace.made("{0} != {1}", self, other, dtype=bool_)
+
     def __lt__(self, other: Any) -> Traced:
         return self.trace.made("{0} < {1}", self, other, dtype=bool_)
 
@@ -107,6 +117,16 @@ class Traced:
 class Trace:
     """The namespace of a traced formula: records each operation as a line of C."""
 
+    functions: ClassVar[Mapping[str, str]] = {
+        "abs": "fabs({0})",
+        "cos": "cos({0})",
+        "floor": "floor({0})",
+        "maximum": "{0} > {1} || {0} != {0} ? {0} : {1}",
+        "minimum": "{0} < {1} || {0} != {0} ? {0} : {1}",
+        "sign": "({0} > 0) - ({0} < 0)",
+    }
+    """Functions of the namespace whose result has their operands' common type, in C."""
+
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -116,29 +136,16 @@ class Trace:
         dtype = _common(a, b)
         return self.noted(dtype, f"{condition.text} ? {self.cast(a, dtype)} : {self.cast(b, dtype)}", condition)
 
-    def minimum(self, a: Any, b: Any) -> Traced:
-        return self.made("{0} < {1} || {0} != {0} ? {0} : {1}", a, b)
-
-    def maximum(self, a: Any, b: Any) -> Traced:
-        return self.made("{0} > {1} || {0} != {0} ? {0} : {1}", a, b)
+    def __getattr__(self, name: str) -> Callable[..., Traced]:
+        if name not in self.functions:
+            raise AttributeError(f"a traced formula: no function {name}")
+        return partial(self.made, self.functions[name])
 
     def clip(self, x: Any, low: Any, high: Any) -> Traced:
         return self.minimum(self.maximum(x, low), high)
 
     def isfinite(self, x: Traced) -> Traced:
         return self.made("isfinite({0})", x, dtype=bool_)
-
-    def floor(self, x: Traced) -> Traced:
-        return self.made("floor({0})", x)
-
-    def abs(self, x: Traced) -> Traced:
-        return self.made("fabs({0})", x)
-
-    def sign(self, x: Traced) -> Traced:
-        return self.made("({0} > 0) - ({0} < 0)", x)
-
-    def cos(self, x: Traced) -> Traced:
-        return self.made("cos({0})", x)
 
     def sqrt(self, x: Traced) -> Traced:
         return self.noted(x.dtype, f"{_PREFIX[x.dtype]}sqrt_rn({x.text})", x)

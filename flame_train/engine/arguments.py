@@ -1,0 +1,118 @@
+"""What functions of an op are given, by the names of their parameters: references, formulas, kernels and guards."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from itertools import chain
+from typing import Any, Literal
+
+Kind = Literal["tensor", "list", "attr"]
+When = Callable[..., "bool | str"]
+
+_KINDS: dict[str, Kind] = {
+    "Array": "tensor",
+    "Array | None": "tensor",
+    "Array | float": "tensor",
+    "Array | float | None": "tensor",
+    "Sequence[Array]": "list",
+}
+
+
+class Arguments:
+    """Base of dataclasses whose fields are values of an op that travel together.
+
+    A function with a parameter of such a class reads the values that its fields name.
+    """
+
+    __slots__ = ()
+
+
+def named(fn: Callable[..., Any], names: Iterable[str]) -> Callable[..., Any]:
+    """`fn` with a signature of `names`, from which the registry reads what to pass it."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    vars(fn)["__signature__"] = inspect.Signature([inspect.Parameter(n, kind) for n in names])
+    return fn
+
+
+def spread(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` with the fields of its `Arguments` as parameters of their own; `fn` itself if it takes none."""
+    parameters = inspect.signature(fn).parameters
+    bundles = {n: cls for n, p in parameters.items() if (cls := _bundle(fn, p.annotation))}
+    if not bundles:
+        return fn
+    reads = {n: tuple(f.name for f in fields(bundles[n])) if n in bundles else (n,) for n in parameters}
+    names = tuple(dict.fromkeys(chain(*reads.values())))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        values = dict(zip(names, args, strict=False)) | kwargs
+        given = ((bundles.get(n), [values[name] for name in read]) for n, read in reads.items())
+        return fn(*[items[0] if cls is None else cls(*items) for cls, items in given])
+
+    return named(call, names)
+
+
+def _bundle(fn: Callable[..., Any], annotation: Any) -> Any:
+    """The subclass of `Arguments` that an annotation, as its module spells it, stands for, if it does for one."""
+    found = getattr(fn, "__globals__", {}).get(annotation)
+    return found if isinstance(found, type) and issubclass(found, Arguments) else None
+
+
+class Guard:
+    """What a kernel demands of its inputs: conditions over some of the op's arguments each, checked in turn."""
+
+    __slots__ = ("_conditions", "names")
+
+    def __init__(self, *asks: When) -> None:
+        self._conditions = [(ask, tuple(inspect.signature(ask).parameters)) for ask in map(spread, asks)]
+        self.names = frozenset(n for _, names in self._conditions for n in names)
+
+    def rejection(self, arrays: Mapping[str, Any]) -> str:
+        """Why the kernel cannot take `arrays`, the op's arguments by name; "" if it can."""
+        for condition, names in self._conditions:
+            verdict = condition(*[arrays[n] for n in names])
+            reason = verdict if isinstance(verdict, str) else "" if verdict else "declined by its condition"
+            if reason:
+                return reason
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One parameter of an op's reference.
+
+    `named` ones are keyword-only. `also` holds the alternatives of the annotation, such as "float" and "None".
+    """
+
+    name: str
+    kind: Kind
+    default: Any
+    named: bool
+    also: frozenset[str]
+
+
+def parameters_of(fn: Callable[..., Any], skip_first: bool) -> tuple[Argument, ...]:
+    """The parameters of a reference or a body, without the first if `skip_first`."""
+    found = list(inspect.signature(fn).parameters.values())[1 if skip_first else 0 :]
+    return tuple(
+        Argument(
+            p.name,
+            _kind(str(p.annotation)),
+            p.default,
+            p.kind is inspect.Parameter.KEYWORD_ONLY,
+            frozenset(str(p.annotation).split(" | ")),
+        )
+        for p in found
+    )
+
+
+def _kind(annotation: str) -> Kind:
+    normal = annotation.replace("Tensor", "Array")
+    return _KINDS.get(normal, "attr")
+
+
+def public_signature(fn: Callable[..., Any], skip_first: bool) -> inspect.Signature:
+    """The signature that users see, without the first parameter if `skip_first`."""
+    signature = inspect.signature(fn)
+    return signature.replace(parameters=list(signature.parameters.values())[1 if skip_first else 0 :])

@@ -1,0 +1,91 @@
+"""Arrays in the memory layouts that kernels take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...dtype import Array, DType
+from .codegen.elementwise import Elementwise
+from .cublaslt import is_plain
+from .nvrtc import ELEMENT_TYPES
+
+_COPIED = 8  # arrays that one launch copies
+
+
+class Arrays:
+    """Makes arrays, and others of the same values in another layout where theirs does not do."""
+
+    xp: Any
+    elementwise: Elementwise
+
+    def empty(self, shape: Sequence[int], dtype: DType) -> Array:
+        """Uninitialised memory."""
+        return self.xp.empty(tuple(shape), dtype)
+
+    def contiguous(self, x: Array) -> Array:
+        """`x` in row-major memory, itself if it is already."""
+        if x.flags.c_contiguous:
+            return x
+        made = self.empty(x.shape, x.dtype)
+        self.copy([made], [x])
+        return made
+
+    def aligned(self, value: Any) -> Any:
+        """An argument in the form that every kernel can read: 16-byte aligned, without negative strides, vectors dense.
+
+        A view that lies otherwise is copied. Arrays in lists and tuples are treated alike; other values are returned.
+        """
+        if isinstance(value, (list, tuple)):
+            return type(value)([self.aligned(v) for v in value])
+        if not isinstance(value, self.xp.ndarray):
+            return value
+        odd = value.data.ptr & 15 or min(value.strides, default=0) < 0
+        return value.copy() if odd or (value.ndim == 1 and not value.flags.c_contiguous) else value
+
+    def mergeable_rows(self, x: Array) -> Array:
+        """`x` with equal distances between its rows, so that it reshapes to a matrix: itself, or a dense copy."""
+        return x if _evenly(x) else self.contiguous(x)
+
+    def as_stacked_view(self, arrays: Sequence[Array]) -> Array | None:
+        """A view of the arrays along a new first dim; None unless they lie at equal distances in memory."""
+        first = arrays[0]
+        step = arrays[1].data.ptr - first.data.ptr if len(arrays) > 1 else first.nbytes
+        for i, a in enumerate(arrays):
+            if a.data.ptr != first.data.ptr + i * step or step <= 0:
+                return None
+            if (a.shape, a.strides, a.dtype) != (first.shape, first.strides, first.dtype):
+                return None
+        shape, strides = (len(arrays), *first.shape), (step, *first.strides)
+        return self.xp.lib.stride_tricks.as_strided(first, shape, strides)
+
+    def _plain(self, x: Array) -> Array:
+        return x if is_plain(x) else self.contiguous(x)
+
+    def copy(self, targets: Sequence[Array], sources: Sequence[Array]) -> None:
+        """Copies each source into its target. All targets have one shape and dtype, to which the sources broadcast.
+
+        Our own kernel moves packets where CuPy's moves elements, and copies several arrays in one launch.
+        """
+        first = targets[0]
+        if first.dtype not in ELEMENT_TYPES:
+            for target, source in zip(targets, sources, strict=True):
+                target[...] = source
+            return
+        for i in range(0, len(targets), _COPIED):
+            given = {f"x{n}": x for n, x in enumerate(sources[i : i + _COPIED])}
+            some = tuple(targets[i : i + _COPIED])
+            self.elementwise(tuple(given), given, (first.dtype,) * len(some), first.shape, some)
+
+    def stacked(self, arrays: Sequence[Array]) -> Array:
+        """The arrays along a new first dim: a view if they lie at equal distances in memory, else a copy."""
+        found = self.as_stacked_view(arrays)
+        if found is None:  # CuPy's own stack reads addresses from the host, which no graph can
+            found = self.empty((len(arrays), *arrays[0].shape), arrays[0].dtype)
+            self.copy(list(found), arrays)
+        return found
+
+
+def _evenly(x: Array) -> bool:
+    """True if all dims but the last can be merged into one without a copy."""
+    return all(x.shape[i] == 1 or x.strides[i] == x.shape[i + 1] * x.strides[i + 1] for i in range(x.ndim - 2))

@@ -1,0 +1,260 @@
+"""Matrix products as kernel launchers call them."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property, partial
+from typing import Any
+
+from ...dtype import Array, DType, float64
+from .arrays import Arrays
+from .autotune_cache import AutotuneCache, default_folder
+from .cubin import Cubins
+from .cublaslt import CublasLt, Gelu, NoAlgorithm
+from .dual_gemm import DualGemm, Operands
+from .launch_hooks import LaunchHooks
+from .libraries import driver_version
+
+Fp8Rows = tuple[Array, Array]
+"""Rows (R, C) in e4m3, and the factor of each (R,)."""
+
+
+class Products(Arrays):
+    """Products by cuBLASLt and by the kernels of dual_gemm.cuh, whichever is faster."""
+
+    _stream: Any
+    launch_hooks: LaunchHooks
+    multiprocessors: int
+    compute_capability: int
+    _biased_apart: set[tuple[int, ...]]
+    """Shapes of 8-bit products without an algorithm for a bias."""
+
+    @cached_property
+    def _cache(self) -> AutotuneCache:
+        return AutotuneCache(default_folder(), _place(self.xp))
+
+    @cached_property
+    def _cubins(self) -> Cubins:
+        return Cubins(self.xp, self._cache)
+
+    @cached_property
+    def cublaslt(self) -> CublasLt:
+        """Loaded on first use."""
+        return CublasLt(self.xp, self._stream, self._cache, self.launch_hooks)
+
+    @cached_property
+    def dual_gemms(self) -> DualGemm:
+        """Made on first use."""
+        return DualGemm(
+            self.xp,
+            self._stream,
+            self._cache,
+            self.launch_hooks,
+            self._cubins,
+            self.multiprocessors,
+            self.compute_capability,
+        )
+
+    def matmul(
+        self,
+        a: Array,
+        b: Array,
+        *,
+        bias: Array | None = None,
+        out: Array | None = None,
+        alpha: float = 1.0,
+        plus: Array | None = None,
+        out_dtype: DType | None = None,
+        gelu: Gelu | None = None,
+    ) -> Array:
+        """alpha * a @ b (+ bias) (+ plus), for a (..., M, K) and b (K, N) or (..., K, N); `plus` may be `out`.
+
+        With `gelu`, for b (K, N) and with its `hidden` (rows, N), what that makes of the product.
+
+        Args:
+            a: (..., M, K).
+            b: (K, N) or (..., K, N).
+            bias: (N,), or None.
+            out: an array for the result, or None.
+            alpha: the factor of the product.
+            plus: an addend of the result's shape, or None.
+            out_dtype: the result's dtype; None: a's.
+            gelu: an epilogue, or None.
+
+        Returns:
+            (..., M, N).
+        """
+        a, b = self._plain(a), self._plain(b)
+        if b.ndim == 2 and a.ndim > 2:
+            a2 = self.mergeable_rows(a).reshape(-1, a.shape[-1])
+            flat_out, flat_plus = (None if x is None else x.reshape(a2.shape[0], b.shape[1]) for x in (out, plus))
+            flat = self.matmul(
+                a2, b, bias=bias, out=flat_out, alpha=alpha, plus=flat_plus, out_dtype=out_dtype, gelu=gelu
+            )
+            return flat.reshape(*a.shape[:-1], b.shape[1])
+        lead = self.xp.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim > 2 or b.ndim > 2 else ()
+        if out is None:
+            out = self.empty((*lead, a.shape[-2], b.shape[-1]), out_dtype or a.dtype)
+        if bias is not None and a.dtype == float64:
+            # cuBLASLt has no fp64 product with a bias.
+            self.matmul(a, b, out=out, alpha=alpha, plus=plus)
+            out += bias
+            return out
+        if 0 in (*out.shape, a.shape[-1]):
+            out[...] = 0 if plus is None else plus
+            return out
+        a3, b3, o3 = (_three(self.xp, x, lead) for x in (a, b, out))
+        p3 = o3 if plus is out else None if plus is None else _three(self.xp, self.contiguous(plus), lead)
+        self.cublaslt.product(a3, b3, o3, bias=bias, alpha=alpha, plus=p3, gelu=gelu)
+        return out
+
+    def scaled_product(
+        self, a: Fp8Rows, b: Fp8Rows, *, out: Array, bias: Array | None = None, plus: Array | None = None
+    ) -> None:
+        """out (..., N) = a @ b^T (+ bias) (+ plus), for a (M, K) and b (N, K).
+
+        See ops/linear/fp8.py. M is the number of rows of `out`, which is dense; `plus` may be `out`.
+
+        Args:
+            a: (M, K).
+            b: (N, K).
+            out: (..., N), with M rows.
+            bias: (N,), or None.
+            plus: an addend of the result's shape, or None.
+        """
+        (rows, row_scales), (columns, column_scales) = a, b
+        flat = out.reshape(-1, len(columns))
+        added = flat if plus is out else None if plus is None else self.contiguous(plus).reshape(flat.shape)
+        product = partial(self.cublaslt.product, rows, columns.T, flat, plus=added, scales=(row_scales, column_scales))
+        shape = *rows.shape, len(columns)
+        if bias is not None and shape not in self._biased_apart:
+            try:
+                return product(bias=bias)
+            except NoAlgorithm:  # such as long sums of few rows, which are split
+                self._biased_apart.add(shape)
+        product()
+        if bias is not None:
+            self.elementwise(("x + bias",), {"x": flat, "bias": bias}, (flat.dtype,), out=(flat,))
+
+    def dual_gemm(
+        self,
+        a: Array,
+        b: Array,
+        a2: Array,
+        b2: Array,
+        *,
+        parts: int = 1,
+        bias: Array | None = None,
+        plus: Array | None = None,
+        out: Array | None = None,
+    ) -> Array:
+        """a @ b + a2 @ b2 (+ bias) (+ plus), for a (..., K), b (K, N), a2 (M, parts R), b2 (R, N); `plus` may be `out`.
+
+        M is the number of rows of a. The N columns are `parts` equal parts; the i-th uses columns i R to (i + 1) R of
+        a2.
+
+        Args:
+            a: (..., K).
+            b: (K, N).
+            a2: (M, parts R).
+            b2: (R, N).
+            parts: equal parts of the columns.
+            bias: (N,), or None.
+            plus: an addend of the result's shape, or None.
+            out: an array for the result, or None.
+
+        Returns:
+            (..., N).
+        """
+        out, flat, added = self._target(a, b.shape[1], plus, out)
+        x = Operands(self.mergeable_rows(a).reshape(-1, a.shape[-1]), b, a2, b2, flat, parts, bias, added)
+        if not self.dual_gemms.made(x, self._separately):
+            self._separately(x)
+        return out
+
+    def lora_gemm(
+        self,
+        a: Array,
+        b: Array,
+        thin: Array,
+        b2: Array,
+        scale: float,
+        *,
+        parts: int = 1,
+        splits: int = 1,
+        bias: Array | None = None,
+        plus: Array | None = None,
+        out: Array | None = None,
+    ) -> tuple[Array, Array]:
+        """`dual_gemm` with a2 = scale * a @ thin, for thin (K, parts R); returns the result and a2 (M, parts R).
+
+        With `splits` the columns of a, and the rows of thin (K, R), are that many equal parts. The product of the i-th
+        ones is columns i R to (i + 1) R of a2 (M, splits R), and b2 is (splits R, N).
+
+        Args:
+            a: (..., K).
+            b: (K, N).
+            thin: (K, parts R), or (K, R) with `splits`.
+            b2: (R, N), or (splits R, N).
+            scale: the factor of a2.
+            parts: equal parts of the columns of the result.
+            splits: equal parts of a's columns.
+            bias: (N,), or None.
+            plus: an addend of the result's shape, or None.
+            out: an array for the result, or None.
+
+        Returns:
+            (..., N), and a2.
+        """
+        a = self.mergeable_rows(a)
+        rows = a.reshape(-1, a.shape[-1])
+        hidden = self.empty((len(rows), thin.shape[1] * splits), a.dtype)
+        out, flat, added = self._target(a, b.shape[1], plus, out)
+        x = Operands(rows, b, hidden, b2, flat, parts, bias, added, thin, scale, splits)
+        if not self.dual_gemms.made(x, self._thin_first):
+            self._thin_first(x)
+        return out, hidden
+
+    def _target(self, a: Array, n: int, plus: Array | None, out: Array | None) -> tuple[Array, Array, Array | None]:
+        """The result (..., n) of a product with rows of `a`, new unless given; it and `plus` as matrices."""
+        if out is None:
+            out = self.empty((*a.shape[:-1], n), a.dtype if plus is None else plus.dtype)
+        flat = out.reshape(-1, n)
+        added = flat if plus is out else None if plus is None else self.mergeable_rows(plus).reshape(-1, n)
+        return out, flat, added
+
+    def _thin_first(self, x: Operands) -> None:
+        """`lora_gemm` by cuBLASLt for the thin product, and `dual_gemm` for the rest."""
+        assert x.thin is not None
+        if x.splits == 1:
+            self.matmul(x.a, x.thin, out=x.a2, alpha=x.scale)
+        else:
+            a, hidden = (y.reshape(len(y), x.splits, -1).transpose(1, 0, 2) for y in (x.a, x.a2))
+            self.matmul(a, x.thin.reshape(x.splits, -1, x.thin.shape[1]), out=hidden, alpha=x.scale)
+        self.dual_gemm(x.a, x.b, x.a2, x.b2, parts=x.parts, bias=x.bias, plus=x.plus, out=x.out)
+
+    def _separately(self, x: Operands) -> None:
+        """`dual_gemm` by two products of cuBLASLt."""
+        self.matmul(x.a, x.b, bias=x.bias, out=x.out, plus=x.plus)
+        left, right, out = (
+            y.reshape(len(y), x.parts, -1).transpose(1, 0, 2) if x.parts > 1 else y for y in (x.a2, x.b2, x.out)
+        )
+        self.matmul(left, right, out=out, plus=out)
+
+
+def _place(cupy: Any) -> str:
+    """The card and its driver, on which kept measurements depend."""
+    runtime = cupy.cuda.runtime
+    found = runtime.getDeviceProperties(cupy.cuda.Device().id)
+    return f"{found['name'].decode()}, {found['multiProcessorCount']} multiprocessors, driver {driver_version()}"
+
+
+def _three(xp: Any, x: Array, lead: tuple[int, ...]) -> Array:
+    """`x` with its leading dims as one batch; a view unless its strides forbid it."""
+    if not lead or (x.ndim == 3 and x.shape[:1] == lead):
+        return x
+    full = xp.broadcast_to(x, (*lead, *x.shape[-2:]))
+    if math.prod(x.shape[:-2]) == 1:
+        base = x.reshape(1, *x.shape[-2:])
+        return xp.broadcast_to(base, (math.prod(lead), *x.shape[-2:]))
+    return full.reshape(-1, *x.shape[-2:])

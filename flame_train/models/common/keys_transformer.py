@@ -1,0 +1,16 @@
+"""A diffusion transformer as a part of a model's files."""
+
+from __future__ import annotations
+
+import re
+
+from flame_train.io.resolve import Component, Layout
+
+
+def transformer_component(*layouts: Layout) -> Component:
+    """The transformer in these layouts, below the prefixes of single files, diffusers folders and ComfyUI's files.
+
+    What marks a scaled fp8 file, or serves products in fp8, plays no part.
+    """
+    prefixes = ("model.diffusion_model.", "transformer/", "diffusion_model.")
+    return Component("transformer", prefixes, layouts, re.compile(r"scaled_fp8|.*\.scale_input"))
