@@ -32,7 +32,9 @@ def test_every_command_of_the_readme_exists_and_the_reverse() -> None:
 
 
 def test_the_page_of_figures_is_of_the_measurements() -> None:
-    done = subprocess.run([sys.executable, "scripts/step_table.py"], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "scripts/step_table.py"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     page = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
     assert page == done.stdout, "run scripts/step_table.py --write"
     measured = json.loads((ROOT / "docs" / "step_times.json").read_text(encoding="utf-8"))
