@@ -49,7 +49,7 @@ def page(measured: list[dict[str, Any]]) -> str:
     """The page in Markdown: a row for each measurement, then the numbered commands."""
     commands = list(dict.fromkeys(row["command"] for row in measured))
     lines = [
-        "| model | batch | settings | program | ms a step | images/s | peak GiB | of the floor | same bytes | measured |",
+        "| model | batch | settings | program | ms a step | images/s | peak GiB | floor | same bytes | measured |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [_row(row, commands.index(row["command"]) + 1) for row in measured]

@@ -17,12 +17,30 @@ DOCUMENTS = sorted(
 FOLDERS = ("flame_train", "tests", "scripts", "docs", "configs")
 ENDINGS = ("py", "cu", "cuh", "cpp", "md", "toml", "sh", "json", "jsonl", "txt", "png", "safetensors")
 ELSEWHERE = frozenset(
-    """
-    my.toml cat.png cat.txt images.png bench-step.png metadata.jsonl images.json
-    base.safetensors lora.safetensors lora.diffusers.safetensors merged.safetensors net.safetensors
-    config.toml dataset.json status.json log.jsonl samples/ checkpoints/
-    sd3_train_network.py utils.py configs/FAMILY.toml op_errors.jsonl
-    """.split()
+    [
+        "my.toml",
+        "cat.png",
+        "cat.txt",
+        "images.png",
+        "bench-step.png",
+        "metadata.jsonl",
+        "images.json",
+        "base.safetensors",
+        "lora.safetensors",
+        "lora.diffusers.safetensors",
+        "merged.safetensors",
+        "net.safetensors",
+        "config.toml",
+        "dataset.json",
+        "status.json",
+        "log.jsonl",
+        "samples/",
+        "checkpoints/",
+        "sd3_train_network.py",
+        "utils.py",
+        "configs/FAMILY.toml",
+        "op_errors.jsonl",
+    ]
 )
 """Files of a user or of another project, a name that the design refuses, and a name with a part to fill in."""
 
