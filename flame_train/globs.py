@@ -12,10 +12,20 @@ from flame_train.errors import ConfigError
 def choose(
     names: Sequence[str], patterns: Sequence[str], presets: Mapping[str, Sequence[str]], wrong: str, advice: str
 ) -> list[str]:
-    """Those of `names` that the patterns mean, each once, in the order of the names.
+    """Chooses names by presets and globs.
 
-    A pattern is the name of a preset or a glob over the names; `*` crosses dots. Raises ConfigError with `wrong`, every
-    pattern that means no name beside what comes near, and `advice`.
+    Args:
+        names: the names to choose from.
+        patterns: names of presets, or globs in which `*` also matches dots.
+        presets: the globs of each preset.
+        wrong: first line of the error message.
+        advice: last line of the error message.
+
+    Returns:
+        The matching names, each once, in the order of `names`.
+
+    Raises:
+        ConfigError: a pattern matches no name; the message lists each with the nearest names.
     """
     chosen: set[str] = set()
     idle = []

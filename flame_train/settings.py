@@ -43,7 +43,10 @@ def field(
         ge, gt, le, lt, multiple_of: bounds of a number, inclusive (ge, le) or exclusive (gt, lt).
         free: whether a run may be continued with another value: the trained weights do not depend on it.
         place: whether the value is a file or folder.
-        aka: names of the same setting elsewhere: in other trainers, or here before it was renamed.
+        aka: names of the same setting in other trainers, and its former names in this one.
+
+    Returns:
+        The pydantic field.
     """
     extra: dict[str, Any] = {"unit": unit, "free": free, "place": place, "aka": list(aka), "only": {}, "leads": False}
     bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt, "multiple_of": multiple_of}

@@ -73,15 +73,18 @@ def attach(
     kind: AdapterKind | None = None,
     make_parameter: Make | None = None,
 ) -> Attached:
-    """Puts a fresh adapter into each named layer of a loaded `model`, whose output stays.
+    """Puts a fresh adapter into each named layer of a loaded `model`; the model's output does not change.
 
     Args:
         model: the network.
         names: names of its linear layers and convolutions.
-        rank, alpha: the inner width, and what scales the update.
-        seed: of the first values, which also depend on the layer's name.
+        rank, alpha: the inner width, and the numerator of the update's scale alpha / rank.
+        seed: seed of the first values, which also depend on the layer's name.
         kind: the adapter kind; None: LoRA.
         make_parameter: makes a parameter, called `<layer>.lora_down.weight` and so on.
+
+    Returns:
+        The adapters by layer.
 
     Raises:
         KeyError: a name is no layer.

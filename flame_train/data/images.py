@@ -143,7 +143,22 @@ def _decode(
     animated: Animated,
     notices: list[str],
 ) -> tuple[np.ndarray[Any, Any], str]:
-    """(uint8 (H, W, 3), stored mode). Only the sniffed format's decoder is ever tried."""
+    """Decodes an image, with the decoder of the sniffed format only.
+
+    Args:
+        data: the file's bytes.
+        found: the sniffed format, such as "PNG".
+        label: the name of the file in messages.
+        background: the RGB colour behind transparent pixels.
+        animated: whether the first frame of an animation is an image.
+        notices: gets a line for each thing that was left out.
+
+    Returns:
+        The pixels, uint8 (H, W, 3), and the mode in which the file stores them.
+
+    Raises:
+        DataError: an animation is refused, or the image is too large.
+    """
     with Image.open(io.BytesIO(data), formats=[found]) as image:
         _refuse_bomb(image.width * image.height, label)
         # A JPEG that holds more is a phone's photo with a depth map or preview: the first is the photo.

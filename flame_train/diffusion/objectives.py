@@ -40,14 +40,7 @@ def mean_errors(kind: LossKind, prediction: Tensor, target: Tensor, level: Noise
 
 
 class Objective:
-    """Predicts the noise ("epsilon") or v = sqrt(abar) noise - sqrt(1 - abar) x_0 (arXiv 2202.00512).
-
-    `kind` is the distance to the target. `weighting` weighs each sample by its timestep's signal-to-noise ratio.
-    `sampling` draws timesteps within `span`. `noise` says which noise is drawn.
-
-    Raises `ValueError` for epsilon on a schedule with zero terminal SNR: there the noise says nothing of the
-    image.
-    """
+    """Diffusion loss on the noise ("epsilon") or on v = sqrt(abar) noise - sqrt(1 - abar) x_0 (arXiv 2202.00512)."""
 
     def __init__(
         self,
@@ -61,6 +54,21 @@ class Objective:
         noise: Noise | None = None,
         device: str = "cpu",
     ) -> None:
+        """Puts the tables of the schedule onto the device.
+
+        Args:
+            schedule: the noise schedule.
+            prediction: the target: "epsilon" or "v".
+            kind: the loss function; None: the mean squared error.
+            weighting: the weight of a noise level; None: 1.
+            sampling: the distribution of timesteps; None: uniform.
+            span: the range of timesteps that is trained.
+            noise: the kinds of noise that are mixed; None: standard normal noise.
+            device: "cuda" or "cpu".
+
+        Raises:
+            ValueError: zero terminal SNR with prediction "epsilon": the last timestep has no signal to recover.
+        """
         if prediction == "epsilon" and schedule.alphas_cumprod[-1] == 0.0:
             raise ValueError("objective: zero terminal SNR needs prediction 'v', got 'epsilon'")
         self.schedule, self.prediction, self._drawn = schedule, prediction, noise or Noise()

@@ -48,9 +48,22 @@ def ddim(
     prediction: Prediction = "epsilon",
     spacing: Spacing = "leading",
 ) -> Tensor:
-    """DDIM without added noise (arXiv 2010.02502, eta = 0). `noise` is standard normal (B, H, W, C).
+    """DDIM without added noise (arXiv 2010.02502, eta = 0). The last step goes to abar_0, not to 1.
 
-    The last step goes to abar_0, not to 1. Raises `ConfigError` if `steps` does not fit the schedule.
+    Args:
+        denoise: gives the model's prediction for (x, t, cond).
+        noise: standard normal (B, H, W, C).
+        cond: the conditioning, passed to `denoise`.
+        schedule: the noise schedule of training.
+        steps: number of steps.
+        prediction: whether the model predicts "epsilon" or "v".
+        spacing: which of the schedule's timesteps are visited.
+
+    Returns:
+        Latents (B, H, W, C), fp32.
+
+    Raises:
+        ConfigError: `steps` does not fit the schedule.
     """
     times = schedule.timesteps(steps, spacing)
     abar, stride = schedule.alphas_cumprod, schedule.steps // steps
@@ -81,10 +94,24 @@ def euler(
     prediction: Prediction = "epsilon",
     spacing: Spacing = "leading",
 ) -> Tensor:
-    """Euler's method on dx / dsigma (arXiv 2206.00364, algorithm 2 without churn). `noise` is standard normal.
+    """Euler's method on dx / dsigma (arXiv 2206.00364, algorithm 2 without churn).
 
-    x is signal plus sigma times noise; the model sees x / sqrt(sigma^2 + 1). Raises `ConfigError` if `steps`
-    does not fit the schedule.
+    x is the signal plus sigma times noise; the model gets x / sqrt(sigma^2 + 1).
+
+    Args:
+        denoise: gives the model's prediction for (x, t, cond).
+        noise: standard normal (B, H, W, C).
+        cond: the conditioning, passed to `denoise`.
+        schedule: the noise schedule of training.
+        steps: number of steps.
+        prediction: whether the model predicts "epsilon" or "v".
+        spacing: which of the schedule's timesteps are visited.
+
+    Returns:
+        Latents (B, H, W, C), fp32.
+
+    Raises:
+        ConfigError: `steps` does not fit the schedule.
     """
     times = schedule.timesteps(steps, spacing)
     sigmas = [*euler_sigmas(schedule)[times].tolist(), 0.0]

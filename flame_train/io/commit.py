@@ -53,11 +53,22 @@ class Found:
 
 
 def commit(root: Place, step: int, files: Mapping[str, Content], keep: int, size: int | None = None) -> Path:
-    """Write the checkpoint of `step` under `root` and prune to the `keep` newest. Returns its folder.
+    """Writes the checkpoint of `step` under `root` and removes all but the newest.
 
-    Each content is the file's bytes, or a function that writes the file at the place it is given; `size` is about
-    what they take together, if known. If `step` is already there and whole it is left as it is. Raises OutputError
-    when the disk refuses; what was there before stays, and nothing half-written is left behind.
+    A whole checkpoint of that step stays as it is. If the disk refuses, nothing half-written is left.
+
+    Args:
+        root: the folder of checkpoints.
+        step: the number of steps done.
+        files: name -> the file's bytes, or a function that writes the file at a given path.
+        keep: how many of the newest checkpoints stay.
+        size: bytes of all files together, roughly; None: unknown.
+
+    Returns:
+        The folder of the checkpoint.
+
+    Raises:
+        OutputError: the disk refuses; older checkpoints stay.
     """
     final = path_of(root) / _name(step)
     known = sum(len(content) for content in files.values() if isinstance(content, bytes))

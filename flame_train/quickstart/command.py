@@ -209,7 +209,18 @@ def _precision(device: str) -> Literal["fp32", "bf16"]:
 
 
 def _held_out(plan: Plan, folder: Path, lora: Path, device: str, stop: StopRequest) -> dict[str, dict[str, float]]:
-    """The loss on images never trained on, without and with the LoRA as its file has it: new ones and known ones."""
+    """The loss on images that were not trained on, without and with the LoRA of the file.
+
+    Args:
+        plan: the plan of the run.
+        folder: the folder for these images.
+        lora: the file of the LoRA.
+        device: "cuda" or "cpu".
+        stop: raises Interrupted after a signal.
+
+    Returns:
+        For "new" and "known" images the loss "before" and "after".
+    """
     config, model = plan.config, plan.model
     sets = {
         name: _examples(plan, folder / name, make, _HELD_OUT[name], device, stop)
@@ -233,7 +244,19 @@ def _held_out(plan: Plan, folder: Path, lora: Path, device: str, stop: StopReque
 
 
 def _examples(plan: Plan, folder: Path, make: Maker, count: int, device: str, stop: StopRequest) -> list[Example]:
-    """Images of another seed than the trained ones', drawn, encoded and ready for the denoiser."""
+    """Makes images with another seed than that of training, and encodes them.
+
+    Args:
+        plan: the plan of the run.
+        folder: the folder for the images.
+        make: makes an image and its caption.
+        count: number of images.
+        device: "cuda" or "cpu".
+        stop: raises Interrupted after a signal.
+
+    Returns:
+        The denoiser's arrays of each image.
+    """
     write_images(folder, count, _SEED + 1, make)
     data = plan.config.data.model_copy(update={"path": str(folder), "cache": ""})
     other = make_plan(replace(plan.checked, config=plan.config.model_copy(update={"data": data})), stop)

@@ -86,7 +86,19 @@ def scenes(
     textures: Sequence[str] = TEXTURES,
     alone: bool = False,
 ) -> list[Scene]:
-    """`count` scenes for images of `size` (height, width); the same ones each time. `alone`: one shape each."""
+    """Scenes at random; equal arguments give equal scenes.
+
+    Args:
+        count: number of scenes.
+        size: (height, width) of an image, in pixels.
+        seed: seed of the random numbers.
+        kinds: the shapes to choose from.
+        textures: the textures of backgrounds to choose from.
+        alone: whether each scene has one shape only.
+
+    Returns:
+        `count` scenes.
+    """
     rng = np.random.default_rng((seed, *size))
     return [_scene(rng, size, kinds, textures, alone) for _ in range(count)]
 
@@ -123,7 +135,18 @@ def _a(words: str) -> str:
 def _one(
     rng: np.random.Generator, size: tuple[int, int], kinds: Sequence[str], colour: str, named: str
 ) -> tuple[tuple[Shape, ...], str]:
-    """One shape, with `named` as the caption's word for its colour."""
+    """Makes one shape at random.
+
+    Args:
+        rng: gives the random numbers.
+        size: (height, width) of the image, in pixels.
+        kinds: the shapes to choose from.
+        colour: the colour of the shape.
+        named: the caption's word for that colour.
+
+    Returns:
+        The shape, and the words of the caption about it.
+    """
     kind, how, place = _any(rng, kinds), _any(rng, tuple(RADII)), _any(rng, tuple(PLACES))
     if rng.random() < 0.3:
         place = ""
@@ -234,7 +257,18 @@ def _box(xp: Any, dx: Array, dy: Array, radius: Array, ratio: float) -> Array:
 
 
 def _star(xp: Any, dx: Array, dy: Array, far: Array, radius: Array, points: int = 5, inner: float = 0.42) -> Array:
-    """A star with one point up: the plane is folded into half a point, whose edge is one line."""
+    """A star with one point up: the plane is folded into half a point, whose edge is one line.
+
+    Args:
+        xp: the array namespace.
+        dx, dy, far: offsets of each pixel from the centre, and their length.
+        radius: from the centre to the tips, in the same unit.
+        points: number of points.
+        inner: radius of the notches as a share of `radius`.
+
+    Returns:
+        The distance from the edge, below 0 inside.
+    """
     half = np.pi / points
     angle = xp.abs((xp.arctan2(dx, -dy) + half) % (2 * half) - half)
     u, v = far * xp.cos(angle), far * xp.sin(angle)

@@ -49,7 +49,7 @@ def train(
     family: str | None = None,
     callbacks: Callbacks = SILENT,
 ) -> dict[str, Any]:
-    """Trains as a config says, or continues; with `dry_run` only checks and plans. Returns what happened.
+    """Trains as a config says, or continues a run; with `dry_run` it only checks and plans.
 
     Args:
         source: a config's file, `-` for standard input, or its sections as a mapping.
@@ -57,10 +57,13 @@ def train(
         device: "cuda" or "cpu".
         dry_run: whether nothing is trained or written.
         family: the one whose command was given; None: whichever the checkpoint is of.
-        callbacks: who is told of steps, checkpoints and samples.
+        callbacks: hears of steps, checkpoints and samples.
+
+    Returns:
+        The result, or the plan of a dry run, for the report.
 
     Raises:
-        FlameError: whatever a user can meet; see `errors`.
+        FlameError: any error that a user can correct; see `errors`.
     """
     asked = load_located(source, overrides)
     with StopRequest() as stop, fetching(not dry_run):

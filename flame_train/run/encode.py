@@ -196,10 +196,23 @@ def encode(
     device: str,
     stop: StopRequest,
 ) -> Encoded:
-    """Fills the cache. Networks are loaded only if something is missing, and unloaded again.
+    """Fills the cache. Networks are loaded only if an entry is missing, and unloaded afterwards.
 
-    Raises `DataError` for an image that was changed since it was read for the plan, `OutputError` where the cache
-    cannot be written, and `Interrupted` after a signal, with everything that was encoded in the cache.
+    Args:
+        encoding: the text encoders, the autoencoder and the cache's folder.
+        placed: the dataset with each image's bucket.
+        keys: the keys of the cache entries.
+        size_conditioning: the arrays that describe an image's size and crop.
+        device: "cuda" or "cpu".
+        stop: raises Interrupted after a signal.
+
+    Returns:
+        The encoded dataset, which reads from the cache.
+
+    Raises:
+        DataError: an image was changed since it was read for the plan.
+        OutputError: the cache cannot be written.
+        Interrupted: a signal came; the cache has everything that was encoded before.
     """
     cache = DiskCache(encoding.folder)
     cache.sweep()
@@ -249,7 +262,16 @@ def _fill(
     make: Callable[[_T], Example],
     stop: StopRequest,
 ) -> None:
-    """Makes and keeps each missing entry, by key; `what` says of which kind they are."""
+    """Encodes each missing entry and writes it into the cache.
+
+    Args:
+        cache: the cache.
+        what: the kind of the entries in messages, such as "image".
+        missing: entries by key.
+        name_of: an entry's name in messages.
+        make: encodes an entry.
+        stop: raises Interrupted after a signal.
+    """
     for done, (key, entry) in enumerate(missing.items(), 1):
         example = make(entry)
         if done % 50 == 0 or done == len(missing):

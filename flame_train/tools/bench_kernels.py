@@ -64,9 +64,20 @@ def breakdown(
     ceilings: tuple[float, float],
     milliseconds: Callable[[Callable[[], None]], float],
 ) -> list[dict[str, Any]]:
-    """A row a kind: launches, milliseconds, and the floor by the `ceilings`, FLOP/s and bytes/s, where there is one.
+    """The time of a captured step by kind of kernel.
 
-    `counted` is the step's census, `milliseconds` times a replay. What the step computes here means nothing.
+    The step runs once more for each kind, with the kernels of that kind only. Its numbers mean nothing here.
+
+    Args:
+        step: runs one training step.
+        backend: the CUDA backend.
+        counted: (launches, bytes) by kind, as `census` returns them.
+        flops: FLOP by kind, where they are counted.
+        ceilings: the best FLOP/s and bytes/s of this machine.
+        milliseconds: times a replay.
+
+    Returns:
+        A row for each kind: launches, milliseconds, and the roofline's milliseconds if there is one.
     """
 
     def time_of(kinds: Collection[str]) -> float:

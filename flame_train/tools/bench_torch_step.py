@@ -46,10 +46,24 @@ def run(
     device: str,
     compiled: bool,
 ) -> dict[str, Any]:
-    """Milliseconds a step (median), peak GiB, seconds to the end of the first step.
+    """Times a training step of PyTorch, diffusers and PEFT.
 
-    `compiled` compiles each block by itself; `left_eager` then counts the calls that PyTorch's compiler gave up on,
-    which is logged as well. Raises `EnvironmentFault` naming what is not installed.
+    Args:
+        model: the model to train.
+        resolution: side of the square image, in pixels.
+        batch: images in a step.
+        rank: rank of the LoRA.
+        precision: "fp32", "bf16" or "fp16".
+        checkpointing: whether activations are recomputed.
+        device: "cuda" or "cpu".
+        compiled: whether each block is compiled by itself.
+
+    Returns:
+        The median milliseconds of a step, peak GiB, and the seconds until the first step ended. `left_eager` counts the
+        calls that PyTorch's compiler gave up on; each is logged too.
+
+    Raises:
+        EnvironmentFault: a library is not installed; the message names it.
     """
     check_installed()
     torch = importlib.import_module("torch")
@@ -145,7 +159,19 @@ def _on_cpu(step: Callable[[], None]) -> float:
 def build(
     torch: Any, model: Yardstick, rank: int, precision: str, checkpointing: bool, device: str
 ) -> tuple[Any, list[Any]]:
-    """The network with random weights on the device, adapted, and the parameters that are trained."""
+    """Builds the network with random weights and adds the LoRA.
+
+    Args:
+        torch: the module.
+        model: the model to train.
+        rank: rank of the LoRA.
+        precision: "fp32", "bf16" or "fp16".
+        checkpointing: whether activations are recomputed.
+        device: "cuda" or "cpu".
+
+    Returns:
+        The network, and its trainable parameters.
+    """
     peft = importlib.import_module("peft")
     before = torch.get_default_dtype()
     torch.set_default_dtype(_dtype(torch, precision))

@@ -54,13 +54,25 @@ class _Patch:
 
 
 def merge(base: Path, lora: Path, out: Path, strength: float = 1.0, force: bool = False) -> MergeReport:
-    """Write `base` with W + strength * (alpha / rank) * up @ down for every module of `lora` to `out`.
+    """Writes `base` with W + strength * (alpha / rank) * up @ down for every module of `lora`.
 
-    `base` is a single file or one component's folder; the result is a single file in the base's own layout,
-    names and dtypes. Sums are in fp32, rounded once. One tensor at a time is in memory. Raises ModelFileError
-    when the two files do not belong together or the base holds NaN, NonFiniteError when the LoRA does or a sum
-    overflows the stored dtype, OutputError when `out` exists and `force` does not say to overwrite it, Interrupted
-    after a signal.
+    The sums are in fp32 and rounded once. One tensor at a time is in memory.
+
+    Args:
+        base: a single file, or the folder of one component.
+        lora: the LoRA's file.
+        out: the file to write, in the base's own layout, names and dtypes.
+        strength: factor of the update.
+        force: whether an existing `out` is overwritten.
+
+    Returns:
+        What was merged, for the report.
+
+    Raises:
+        ModelFileError: the two files do not belong together, or the base holds NaN.
+        NonFiniteError: the LoRA holds NaN, or a sum overflows the stored dtype.
+        OutputError: `out` exists and `force` is false.
+        Interrupted: a signal came.
     """
     base, lora, out = Path(base), Path(lora), Path(out)
     _check_call(base, lora, out, strength, force)
@@ -111,7 +123,20 @@ def _matching(lora: Path, base: Path, base_identity: Identity) -> Identity:
 
 
 def _patches(lora: Path, base: Path, state: LoraState, resolved: Resolved, weights: Weights) -> dict[str, list[_Patch]]:
-    """Stored tensor name -> the updates it gets. Raises ModelFileError listing every module without a place."""
+    """Finds the stored tensor of each module of a LoRA.
+
+    Args:
+        lora, base: the two files, for messages.
+        state: the factors by component and module.
+        resolved: the components' names of the base's tensors.
+        weights: the base, open.
+
+    Returns:
+        The updates of each stored tensor, by its name.
+
+    Raises:
+        ModelFileError: every module without a tensor.
+    """
     shapes = weights.shapes
     found: dict[str, list[_Patch]] = {}
     faults: list[str] = []

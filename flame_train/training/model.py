@@ -141,14 +141,17 @@ class Model(ABC):
 
     @abstractmethod
     def predict(self, network: nn.Module, x: Tensor, t: Tensor, cond: Mapping[str, Tensor], guidance: Tensor) -> Tensor:
-        """The denoiser's prediction (B, h, w, Z).
+        """The denoiser's prediction.
 
         Args:
             network: the loaded denoiser.
             x: noised latents (B, h, w, Z) in the network's dtype.
             t: timesteps or noise levels (B,), as the objective gives them.
             cond: the arrays of the text encoders and of `size_conditioning`, batched.
-            guidance: (1,) fp32, what a guidance-distilled network is told.
+            guidance: (1,) fp32, the guidance scale that a guidance-distilled network gets.
+
+        Returns:
+            The prediction (B, h, w, Z).
         """
 
     @abstractmethod
@@ -157,7 +160,21 @@ class Model(ABC):
 
     @abstractmethod
     def sampler(self, model: ModelSection, loss: LossSection, steps: int, sampler: str, size: Size) -> Sampler:
-        """The sampler for images (H, W). Raises ConfigError for steps that cannot be taken."""
+        """The sampler for images of a size.
+
+        Args:
+            model: the `[model]` section.
+            loss: the `[loss]` section.
+            steps: number of steps.
+            sampler: its name.
+            size: (height, width) of an image, in pixels.
+
+        Returns:
+            A function from noise to latents.
+
+        Raises:
+            ConfigError: `steps` does not fit the schedule.
+        """
 
     def size_conditioning(self, placement: Placement) -> Example:
         """Conditioning that follows from an image's size and crop alone."""

@@ -81,7 +81,18 @@ def micro(s: State, batch: Batch) -> None:
 
 
 def batch_loss(denoiser: Denoiser, objective: Objective, dtype: DType, seed: int, batch: Batch) -> Tensor:
-    """The loss of a batch, fp32 scalar; latents, noise and timesteps are drawn by (seed, the batch's place)."""
+    """The loss of a batch.
+
+    Args:
+        denoiser: the network.
+        objective: gives noise, timesteps and the loss.
+        dtype: dtype of the network's input.
+        seed: the run's seed; with the batch's step and samples it determines latents, noise and timesteps.
+        batch: the batch on the device.
+
+    Returns:
+        fp32 scalar.
+    """
     moments = batch.latents()
     xp, shape = moments[0].backend.xp, moments[0].shape[1:]
     rng = Rng(xp, seed, batch.step, batch.samples)

@@ -73,11 +73,39 @@ class AdapterKind(Entry):
     """How the names of the parameters end that LoRA+ trains at a higher rate; empty: none."""
 
     def create(self, layer: Layer, name: str, rank: int, alpha: float, seed: int, make: Make) -> Adapter:
-        """A fresh adapter of the layer called `name`, which leaves the layer's output as it is."""
+        """Makes a fresh adapter that does not change the layer's output.
+
+        Args:
+            layer: the layer that gets the adapter.
+            name: its name in the network.
+            rank, alpha: the inner width, and the numerator of the update's scale alpha / rank.
+            seed: seed of the first values, which also depend on `name`.
+            make: makes a parameter from its name and values.
+
+        Returns:
+            The adapter, which the layer's `forward` calls.
+
+        Raises:
+            NotImplementedError: the kind does not define it.
+        """
         raise NotImplementedError
 
     def from_factors(self, layer: Layer, name: str, factors: Any, strength: float, make: Make) -> Adapter:
-        """The adapter of a finished file, `strength` times as strong as it was trained."""
+        """Makes the adapter of a finished file.
+
+        Args:
+            layer: the layer that gets the adapter.
+            name: its name in the network.
+            factors: the arrays of this layer in the file.
+            strength: factor of the update; 1 is as trained.
+            make: makes a parameter from its name and values.
+
+        Returns:
+            The adapter, which the layer's `forward` calls.
+
+        Raises:
+            NotImplementedError: the kind does not define it.
+        """
         raise NotImplementedError
 
     def kohya(self, factors: Any) -> Mapping[str, HostArray]:

@@ -166,7 +166,17 @@ class LoraAdapter:
         bias: Tensor | None = None,
         residual: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """The outputs of layers stored in 8 bits, with their updates."""
+        """The outputs of layers stored in 8 bits, updates included.
+
+        Args:
+            weights: the base weights (N_i, K), one for each layer.
+            loras: their adapters.
+            x: the common input (..., K).
+            bias, residual: added to the output, (N) and (..., N); for one layer only.
+
+        Returns:
+            One output (..., N_i) for each layer.
+        """
         stored = [w.codes for w in weights], [w.scales for w in weights]
         downs, ups = zip(*[a.compute(x) for a in loras], strict=True)
         outputs: tuple[Tensor, ...] = F.fp8_lora_linears(

@@ -72,7 +72,22 @@ class FamilyFiles:
         check_finite: bool = True,
         fp8: nn.Fp8 = "off",
     ) -> Any:
-        """One network with its weights; see `Part.load`. Raises ModelFileError as `parts` does."""
+        """Loads one network with its weights.
+
+        Args:
+            path: the checkpoint's file or folder.
+            component: the name of the network, such as "vae".
+            device: "cuda" or "cpu".
+            dtype: dtype of the weights.
+            check_finite: whether NaN and infinity are refused.
+            fp8: whether, and how, linear layers are stored in 8 bits.
+
+        Returns:
+            The network, of the class that `build` makes.
+
+        Raises:
+            ModelFileError: as `parts` and `Part.load`.
+        """
         part = self.parts(path, [component])[component]
         return part.load(device=device, dtype=dtype, check_finite=check_finite, fp8=fp8)
 

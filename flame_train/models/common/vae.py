@@ -171,6 +171,15 @@ class Level(nn.Module):
     def __init__(
         self, in_channels: int, channels: int, blocks: int, groups: int, down: bool = False, up: bool = False
     ) -> None:
+        """Declares the layers.
+
+        Args:
+            in_channels: channels of the input.
+            channels: channels of the output.
+            blocks: number of residual blocks.
+            groups: groups of the group norms.
+            down, up: whether the stage ends by halving or doubling height and width.
+        """
         self.block = nn.ModuleList(
             [ResnetBlock(in_channels if i == 0 else channels, channels, groups) for i in range(blocks)]
         )

@@ -228,6 +228,17 @@ class DoubleBlock(Block):
     def forward(
         self, img_BLD: Tensor, txt_BTD: Tensor, silu_vec_BD: Tensor, cos_S1E: Tensor, sin_S1E: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """Attends over text and image together, then applies each stream's own MLP.
+
+        Args:
+            img_BLD: the image's tokens (B, L, D).
+            txt_BTD: the text's tokens (B, T, D).
+            silu_vec_BD: SiLU of the embedding of timestep, pooled text and guidance, (B, D).
+            cos_S1E, sin_S1E: rotary angles of all S = T + L positions, (S, 1, E).
+
+        Returns:
+            The image's and the text's tokens, with the shapes of the inputs.
+        """
         T = txt_BTD.shape[1]
         shift_i, scale_i, gate_i, *feed_i = self.img_mod(silu_vec_BD)
         shift_t, scale_t, gate_t, *feed_t = self.txt_mod(silu_vec_BD)
@@ -304,11 +315,22 @@ class Flux(BlockNetwork):
         pooled_BP: Tensor,
         guidance_B: Tensor | None = None,
     ) -> Tensor:
-        """The velocity (B, H, W, C) for latents of that shape, H and W even.
+        """The velocity for noised latents.
 
-        timesteps are 1000 times the noise level; context is (B, T, context_dim) from T5, pooled (B, pooled_dim) from
-        CLIP-L; guidance is as users give it, 3.5 say, and only for a model that knows one (ValueError otherwise). All
-        but timesteps and guidance are in the dtype of the weights.
+        Args:
+            x_BHWC: latents (B, H, W, C), H and W even.
+            timesteps_B: 1000 times the noise level, (B,), fp32.
+            context_BTC: T5's output (B, T, context_dim).
+            pooled_BP: CLIP-L's pooled output (B, pooled_dim).
+            guidance_B: the guidance scale (B,), such as 3.5; None for a model that is not guidance-distilled.
+
+        All but timesteps and guidance have the dtype of the weights.
+
+        Returns:
+            The velocity (B, H, W, C).
+
+        Raises:
+            ValueError: guidance for a model without that input, or none for a model with it.
         """
         silu_vec_BD = F.silu(self._vector(timesteps_B, pooled_BP, guidance_B))
         B, H, W, C = x_BHWC.shape

@@ -44,10 +44,21 @@ def attend(
     mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Multi-head attention on projected queries, keys and values; returns (B, L, C).
+    """Multi-head attention on projected queries, keys and values.
 
-    `mask` (B or 1, H or 1, L, T) and `scale` are scaled_dot_product_attention's. What is found is made again where the
-    attention's own gradients do not need it, which is where keys are few: then it costs about what a norm does.
+    The result is rematerialized where the gradients of attention do not need it. That is so for few keys, where
+    rematerialization costs about as much as a norm.
+
+    Args:
+        q_BLC: queries (B, L, C).
+        k_BTC, v_BTC: keys and values (B, T, C).
+        heads: number of heads, a divisor of C.
+        is_causal: whether a query attends to earlier keys only.
+        mask: (B or 1, H or 1, L, T), as for scaled_dot_product_attention.
+        scale: factor of the scores; None: 1 / sqrt(C / heads).
+
+    Returns:
+        (B, L, C).
     """
 
     def split(x: Tensor) -> Tensor:
@@ -156,6 +167,15 @@ class SpatialTransformer(nn.Module):
     """A feature map as a sequence of positions, through transformer blocks, around a residual."""
 
     def __init__(self, channels: int, depth: int, context_dim: int, head_dim: int, groups: int) -> None:
+        """Declares the layers.
+
+        Args:
+            channels: channels of the image.
+            depth: number of transformer blocks.
+            context_dim: width of the text's tokens.
+            head_dim: width of an attention head.
+            groups: groups of the group norm.
+        """
         self.norm = nn.GroupNorm(groups, channels, eps=1e-6)
         self.proj_in = nn.Linear(channels, channels)
         self.transformer_blocks = nn.ModuleList(

@@ -344,9 +344,17 @@ class UNet(BlockNetwork):
         text: TextKeys,
         skip_BHWC: Tensor | None = None,
     ) -> Tensor:
-        """One numbered block of the checkpoint: residual block, transformer, resampling, in its order.
+        """Runs one numbered block of the checkpoint: residual block, transformer and resampling, in its order.
 
-        On the way up the residual block also takes what a block of the way down has left.
+        Args:
+            stage: the parts of the block.
+            h_BHWC: the activations (B, H, W, C).
+            silu_emb_BE: SiLU of the embedding of timestep and sizes, (B, E).
+            text: keys and values of the text.
+            skip_BHWC: the activations of a block of the way down, concatenated by the residual blocks of the way up.
+
+        Returns:
+            The activations, with the channels and the size that the block gives them.
         """
         for part in stage:
             if isinstance(part, ResBlock):
