@@ -1,4 +1,4 @@
-"""Names that a config chooses by patterns: presets and globs, refused where they mean nothing."""
+"""Names that a config chooses by presets and globs; a pattern without a match is refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def choose(
 
 
 def _hint(pattern: str, names: Iterable[str], presets: Mapping[str, Sequence[str]]) -> str:
-    """What was perhaps meant: a preset, a whole name, or a glob over how names begin or end."""
+    """A suggestion: a preset, a whole name, or a glob over the beginning or end of names."""
     endings = {"*." + ".".join(name.split(".")[-n:]) for name in names for n in (1, 2, 3)}
     beginnings = {name.partition(".")[0] + ".*" for name in names}
     near = get_close_matches(pattern, [*presets, *sorted(beginnings | endings), *names], n=3, cutoff=0.6)

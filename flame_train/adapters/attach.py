@@ -47,7 +47,7 @@ class Attached:
             yield from (p for found in matrices for p in found.values())
 
     def detach(self) -> None:
-        """Empties the slots; the model computes what it did before `attach`."""
+        """Removes the adapters; the model computes as before `attach`."""
         for name, layer in _layers(self.model).items():
             if name in self.adapters and layer.adapter is self.adapters[name]:
                 layer.adapter = None
@@ -102,8 +102,8 @@ def attach(
 def attach_factors(model: nn.Module, factors: Mapping[str, Factors], strength: float = 1.0) -> Attached:
     """Puts finished adapters into a loaded `model`, `strength` times as strong as they were trained; held in fp32.
 
-    Raises ModelFileError listing the modules that the model does not have or whose shapes differ from its own,
-    ValueError for a layer that already has an adapter or is a convolution in groups or dilated.
+    Raises ModelFileError with the modules that the model lacks or whose shapes differ. Raises ValueError for a layer
+    that has an adapter already, or is a convolution in groups or dilated.
     """
     layers = _layers(model)
     strangers = [name for name in factors if name not in layers]

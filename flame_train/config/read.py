@@ -143,7 +143,7 @@ def _read_text(source: str, wanted_by: str) -> str:
 
 
 def _read_bytes(source: str, wanted_by: str) -> bytes:
-    """What the file holds. `wanted_by` is where another file names it, for messages."""
+    """The tree of a file. `wanted_by` is where another file names it, for messages."""
     if source == "-":
         return sys.stdin.buffer.read(MAX_BYTES + 1)
     path = Path(source)

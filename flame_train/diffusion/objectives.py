@@ -1,7 +1,7 @@
-"""What a denoiser is trained on: timestep, noise, noised latents, target and loss.
+"""The training objective of a denoiser: timestep, noise, noised latents, target and loss.
 
-Latents are (B, H, W, C). Random numbers come from `engine.random` by (seed, stream, step, global sample index),
-tables live on the device: nothing here reads a value back, so a step made of it can be captured.
+Latents are (B, H, W, C). Random numbers come from `engine.random` by (seed, stream, step, global sample index), and
+tables live on the device. No function here reads a value back, so a step can be captured.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Objective:
         self._weight = None if weights is None else _table(weights, device)
 
     def timesteps(self, rng: Rng, shape: Sequence[int] = ()) -> Tensor:
-        """(B,) int64, whatever the latents' shape: a level drawn in (0, 1) is a place in the span."""
+        """(B,) int64, whatever the latents' shape: a level in (0, 1) is a position in the span."""
         first, end = (edge * self.schedule.steps // 1000 for edge in self._span)
         count = end - first
         if self._sampling.even:
@@ -94,11 +94,11 @@ class Objective:
         return Tensor(drawn + first if first else drawn)
 
     def noise(self, rng: Rng, latents: Tensor) -> Tensor:
-        """(B, H, W, C) fp32, which is what a prediction is compared with."""
+        """(B, H, W, C) fp32, the noise of the target."""
         return self._drawn.drawn(rng, latents)
 
     def mixed(self, rng: Rng, noise: Tensor) -> Tensor:
-        """What is mixed into the latents: the noise, unless inputs are perturbed."""
+        """The noise that is mixed into the latents; with input perturbation it differs from the target's."""
         return self._drawn.mixed(rng, noise)
 
     def noised(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class Objective:
         return x.to(latents.dtype)
 
     def target(self, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """What the prediction is compared with, fp32."""
+        """The target of the prediction, fp32."""
         if self.prediction == "epsilon":
             return noise.float()
         return _at(self._signal, t, latents) * noise - _at(self._noise, t, latents) * latents

@@ -1,8 +1,8 @@
 """Samplers: from noise to latents with a trained denoiser, as pure functions.
 
-`denoise(x, t, cond)` takes (B, H, W, C) fp32, timesteps (B,) int64 and whatever the model is conditioned on, and
-returns the model's prediction, epsilon or v. Results are those of diffusers' schedulers of the same names with
-SDXL's published configuration.
+`denoise(x, t, cond)` takes (B, H, W, C) fp32, timesteps (B,) int64 and the conditioning. It returns the model's
+prediction, epsilon or v. Results are those of diffusers' schedulers of the same names with SDXL's published
+configuration.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Sampler = Callable[..., Tensor]
 def guided(denoise: Denoise, guidance: float) -> Denoise:
     """Classifier-free guidance (arXiv 2207.12598): a denoiser whose `cond` is of twice as many samples as x has.
 
-    The first half is what is wanted, the second what is not; both go through `denoise` as one batch. With a guidance
-    of 1 there is no second half.
+    The first half is the prompt, the second the negative prompt; both go through `denoise` as one batch. With a
+    guidance of 1 there is no second half.
     """
     if guidance == 1.0:
         return denoise

@@ -1,4 +1,4 @@
-"""What Adafactor and its kin share: the second moment of a matrix as one row and one column of means."""
+"""Factored second moments for Adafactor and CAME: a row and a column of means for each matrix."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def check_sampling(sample: SampleSection, size: Size, base: ModelSection, loss: 
 
 
 def uncropped(model: Model, size: Size) -> Example:
-    """What the denoiser is told of the size of a sampled image: whole, neither scaled nor cropped."""
+    """The size conditioning of a sampled image: neither scaled nor cropped."""
     return model.size_conditioning(Placement(size, size, size, 0, 0))
 
 

@@ -1,4 +1,4 @@
-"""What an adapter kind is to a training run, and to the files that hold its results."""
+"""The interface of an adapter kind, for training and for files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Make(Protocol):
 
 
 class AdapterKind(Entry):
-    """One kind of adapter: its fields are keys of `[lora]` beside `rank`, `alpha` and `targets`."""
+    """One kind of adapter: its fields are further keys of `[lora]`."""
 
     ends: ClassVar[Mapping[str, str]]
     """How its tensors' names end in files, in every dialect, and which array of `Factors` each is."""
@@ -117,7 +117,7 @@ class AdapterKind(Entry):
         raise NotImplementedError
 
     def fault(self, slots: Mapping[str, HostArray]) -> str:
-        """What is wrong with the arrays of a module, by the names of `ends`; nothing if they fit together."""
+        """The problems of a module's arrays, by the names of `ends`; empty if they fit together."""
         raise NotImplementedError
 
     def read(self, slots: Mapping[str, HostArray], folded: float | None, scale: float) -> Factors:

@@ -47,7 +47,7 @@ _ENDS: Final = MappingProxyType(
 class Lora(AdapterKind):
     """down is uniform in +-1 / sqrt(fan in) (Kaiming with a = sqrt 5, as in the reference implementation), up is zero.
 
-    down is drawn for each layer from (seed, the layer's name): which other layers take part does not matter.
+    down is random, by (seed, the layer's name), and does not depend on the other layers.
     """
 
     name = "lora"

@@ -20,9 +20,9 @@ from .kind import NoiseKind
 class PyramidNoise(NoiseKind):
     """noise + sum over i of discount^i times noise of 1 / r^i of the size, enlarged bilinearly; then of deviation 1.
 
-    The r of each level is drawn evenly in [2, 4) for each sample; sd-scripts draws one for the batch, and divides by
-    the batch's deviation. Levels end with one that is a single row or column. Sizes differ by sample, while a captured
-    step has fixed shapes: a level is drawn at its largest size, and weights read the part that counts.
+    The r of each level is uniform in [2, 4) for each sample. sd-scripts has one r for the batch, and divides by the
+    batch's deviation. Levels end with one that is a single row or column. Sizes differ by sample, while a captured
+    step has fixed shapes. So each level has its largest size, and weights select the part that counts.
     """
 
     name = "pyramid"

@@ -10,7 +10,7 @@ from .kind import Stream, TimestepSampling
 
 TIMESTEP_SAMPLINGS: Table[TimestepSampling] = Table(
     "timestep_sampling",
-    "how noise levels are drawn; auto: the family's own",
+    "distribution of noise levels; auto: the family's own",
     entries_in(sys.modules[__name__], TimestepSampling),
     "auto",
     aka=("timesteps", "timestep_type", "weighting_scheme"),

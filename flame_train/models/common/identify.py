@@ -1,4 +1,4 @@
-"""What a weights file is, told from its header alone: kind, family, layout.
+"""Identifies a weights file by its header alone: kind, family, layout.
 
 The signs are the names and a few shapes that differ between published models; the first that fits wins.
 """
@@ -52,7 +52,7 @@ FAMILY_NAMES: Final[Mapping[str, str]] = {
     "clip-h": "OpenCLIP ViT-H",
     "t5-xxl": "T5-XXL",
 }
-"""Every model and text encoder that is told apart -> what a person calls it."""
+"""Each identifiable model and text encoder -> its usual name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Identity:
 
 
 def identify(shapes: Shapes, metadata: Mapping[str, str] | None = None) -> Identity:
-    """What a file with these tensors is. `shapes`: name -> shape, as `open_weights(path).shapes`."""
+    """Identifies a file by its tensors. `shapes`: name -> shape, as `open_weights(path).shapes`."""
     return _identified(tuple(shapes.items()), tuple((metadata or {}).items()))
 
 
@@ -80,9 +80,7 @@ def identify(shapes: Shapes, metadata: Mapping[str, str] | None = None) -> Ident
 def _identified(tensors: tuple[tuple[str, Shape], ...], notes: tuple[tuple[str, str], ...]) -> Identity:
     shapes, metadata = dict(tensors), dict(notes)
     if shapes and all(name.startswith(STATE_PREFIXES) for name in shapes):
-        words = (
-            "what a flame-train run is continued from: exact values and the optimizer's state; the LoRA lies beside it"
-        )
+        words = "a checkpoint of a flame-train run: exact values and optimizer state; the LoRA lies in the same folder"
         return Identity("state", "unknown", "", words)
     if is_adapter(shapes):
         return _adapter(shapes, metadata)
@@ -107,7 +105,7 @@ def _identified(tensors: tuple[tuple[str, Shape], ...], notes: tuple[tuple[str, 
 
 
 def could_be(family: str, wanted: str) -> bool:
-    """Whether what was found does not contradict `wanted`: the same, or a name for several that includes it."""
+    """Whether the identified family agrees with `wanted`: the same, or a name for several that includes it."""
     groups = {"unknown": tuple(FAMILY_NAMES)}
     for signs in SIGNS:
         groups |= signs.groups

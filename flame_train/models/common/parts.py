@@ -1,7 +1,7 @@
 """A model's networks from an open file: each component's empty network, and where each of its weights is read.
 
-Everything is checked against names and shapes first, for all components together; then each tensor goes from the
-file to the device on its own, so the host never holds a whole network.
+Names and shapes of all components are checked first. Then each tensor goes from the file to the device by itself, so
+the host never holds a whole network.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def parts(
 
 
 def _built(weights: Weights, component: Component, native: Mapping[str, Shape], build: Build) -> nn.Module:
-    """What `build` makes of the shapes, its refusals with the file's name before them."""
+    """The network that `build` makes from the shapes; errors begin with the file's name."""
     try:
         return build(component.name, native)
     except ModelFileError as fault:

@@ -22,7 +22,7 @@ _EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class VaeArch:
-    """What decides the autoencoder's shapes, and what is done to its latents."""
+    """The autoencoder's shapes, and the scale and shift of its latents."""
 
     channels: int = 128
     channel_mult: tuple[int, ...] = (1, 2, 4, 4)
@@ -65,8 +65,7 @@ class VaeArch:
     ) -> Self:
         """The architecture of a file's autoencoder, from its native names and shapes.
 
-        Scale and shift are in no file: they belong to the family. Raises ModelFileError naming the tensor it looked
-        for in vain.
+        Scale and shift are in no file: they belong to the family. Raises ModelFileError naming a missing tensor.
         """
         blocks = [m for n in shapes if (m := re.match(r"encoder\.down\.(\d+)\.block\.(\d+)\.", n))]
         levels = sorted({int(m[1]) for m in blocks})
@@ -90,7 +89,7 @@ class VaeArch:
 
 
 def _groups(channels: int) -> int:
-    """The family's 32 groups, less in networks too narrow for them; shapes do not tell."""
+    """The family's 32 groups, less in narrower networks; shapes do not determine it."""
     return min(32, channels // 4)
 
 
@@ -255,7 +254,7 @@ class Vae(nn.Module):
 
     @property
     def dtype(self) -> DType:
-        """What the pixels and latents given to it must be in."""
+        """The dtype of its pixels and latents."""
         return nn.compute_copy(self.decoder.conv_in.weight).dtype
 
     def encode_moments(self, pixels_BHWC: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,9 @@
 """Flux.1's denoiser: blocks with a stream each for image and text, then blocks with both in one stream.
 
-Attribute names are those of the published single file. The architecture was published as code only; the parts are
-those of arXiv 2403.03206 (two streams, joint attention), 2302.05442 (attention and MLP side by side) and 2104.09864
-(rotary positions). Activations are channels-last. Shape letters: B batch, H height and W width in latent pixels, C
-latent channels, L image tokens, T text tokens, S = T + L, D model width, N heads, E width of a head.
+Attribute names are those of the published single file. The architecture was published as code only. Its parts come
+from arXiv 2403.03206 (two streams, joint attention), 2302.05442 (parallel attention and MLP) and 2104.09864 (rotary
+positions). Activations are channels-last. Shape letters: B batch, H height and W width in latent pixels, C latent
+channels, L image tokens, T text tokens, S = T + L, D model width, N heads, E width of a head.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST: Final = 65504.0  # of fp16
 
 @dataclass(frozen=True, slots=True)
 class FluxArch:
-    """Everything that decides the network's shapes. schnell differs from dev in that it is not told a guidance."""
+    """Everything that decides the network's shapes. schnell differs from dev in having no guidance input."""
 
     width: int = 3072
     depth: int = 19
@@ -71,7 +71,7 @@ class FluxArch:
     def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]]) -> Self:
         """The architecture of a file's transformer, from its native names and shapes.
 
-        Raises ModelFileError naming the tensor it looked for in vain, and for the relatives that see a second image.
+        Raises ModelFileError naming a missing tensor, or for inpainting and control variants (extra input channels).
         """
         width, features = _shape(shapes, "img_in.weight")
         made = _shape(shapes, "final_layer.linear.weight")[0]
@@ -93,7 +93,7 @@ class FluxArch:
 
     @property
     def axes(self) -> tuple[int, int, int]:
-        """How many numbers of a head tell the image (always 0 here), the row and the column of a token."""
+        """How many values of a head encode the image (always 0 here), the row and the column of a token."""
         each = self.head_dim * 7 // 16 // 2 * 2  # 56 of 128
         return self.head_dim - 2 * each, each, each
 
@@ -132,7 +132,7 @@ class Embedder(nn.Module):
 
 
 class Modulation(nn.Module):
-    """(shift, scale, gate) for each part of a block, (B, 1, D) each, from what the image is conditioned on."""
+    """(shift, scale, gate) for each part of a block, (B, 1, D) each, from the vector of the conditioning."""
 
     def __init__(self, width: int, parts: int) -> None:
         self.rows = 3 * parts
@@ -144,7 +144,7 @@ class Modulation(nn.Module):
 
 
 class RmsScale(nn.Module):
-    """What a head's numbers are multiplied by after they are divided by their root mean square."""
+    """The scale of a head's values after RMS normalization."""
 
     scale: Tensor
 
@@ -153,7 +153,7 @@ class RmsScale(nn.Module):
 
 
 class QueryKeyNorm(nn.Module):
-    """What queries and keys are normalised with, by head."""
+    """The scales that normalise queries and keys, by head."""
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
@@ -215,7 +215,7 @@ def _beside(found_BSD: Tensor, hidden_BSF: Tensor) -> Tensor:
 
 
 class DoubleBlock(Block):
-    """Image and text, each with weights of its own, through one attention."""
+    """Image and text, with separate weights, in one joint attention."""
 
     def __init__(self, arch: FluxArch) -> None:
         self.img_mod = Modulation(arch.width, 2)
@@ -351,7 +351,7 @@ class Flux(BlockNetwork):
         return linears_in([*self.double_blocks, *self.single_blocks], frozenset(("img_mod", "txt_mod", "modulation")))
 
     def _vector(self, timesteps_B: Tensor, pooled_BP: Tensor, guidance_B: Tensor | None) -> Tensor:
-        """What the whole image is conditioned on, (B, D). The sinusoids are computed in fp32."""
+        """The vector of timestep, pooled text and guidance, (B, D). The sinusoids are computed in fp32."""
         if (guidance_B is not None) != self.arch.guidance:
             wanted, came = ("a", "none") if self.arch.guidance else ("no", "one")
             raise ValueError(f"Flux: expected {wanted} guidance for this model, got {came}")

@@ -32,7 +32,7 @@ _MODULATION: Final = re.compile(
 
 
 def _native(names: Collection[str]) -> KeyMap:
-    """From a single file, whose fp8 weights may have a factor beside them."""
+    """From a single file, which may store a factor for each fp8 weight."""
     native = (rule.source for rule in mmdit_to_diffusers(depth_of(names)).rules)
     return KeyMap(beside_factors(names, (Rule(name, name) for name in native)))
 
@@ -102,7 +102,7 @@ def lora_family(depth: int = 38, dual: Sequence[int] | None = None) -> LoraFamil
 
 
 def lora_family_of(shapes: Mapping[str, Shape]) -> LoraFamily:
-    """The names of the model that a LoRA file with these tensors was made for, as far as the tensors tell.
+    """The names of the model that a LoRA file with these tensors was made for, as far as they identify it.
 
     The text's modulation has two rows to each of its inputs in the last block, six in the others: that gives the depth.
     Without it the depth is that of the smallest published model that has all the modules, and every name means the
@@ -137,7 +137,7 @@ def _modulations(found: Iterable[tuple[int, str, Shape]]) -> dict[int, float]:
 
 
 def _model(depth: int, dual: Collection[int] | None) -> str:
-    """The model as sd-scripts' metadata has it; nothing where it is not known."""
+    """The model's name in sd-scripts' metadata; empty for an unknown one."""
     if depth == _DEPTHS[1]:
         return "-5-large"
     if depth != _DEPTHS[0] or dual is None:

@@ -1,6 +1,6 @@
 """The transformer inside a UNet (Latent Diffusion, arXiv 2112.10752): self attention, cross attention, GEGLU.
 
-And what other transformers share with it: attention on projected tokens, a feed-forward, what is made again.
+Other transformers share its attention on projected tokens, its feed-forward and its rematerialization.
 
 Shape letters: B batch, L image positions, T text positions, C channels, H heads, D channels a head.
 """
@@ -28,7 +28,7 @@ remultiplied = partial(rematerialize, min_bytes=LARGE)
 def linears_in(parts: Iterable[nn.Module], exact: frozenset[str] = frozenset()) -> dict[nn.Linear, bool]:
     """For `Module.quantizable`: all linear layers below the parts; False for those below one named in `exact`.
 
-    What modulates a whole stream comes from a row an image: to round it would cost much and gain nothing.
+    A modulation has one row an image: rounding it would cost accuracy and save no time.
     """
     named = [(set(name.split(".")), m) for part in parts for name, m in part.named_modules()]
     return {m: not names & exact for names, m in named if isinstance(m, nn.Linear)}
@@ -77,7 +77,7 @@ def _merged(x_BHLD: Tensor) -> Tensor:
 def feed_forward(first: nn.Linear, second: nn.Linear, x: Tensor) -> Tensor:
     """second(gelu(first(x))), the tanh formula: one op where neither is adapted and both are stored alike.
 
-    Otherwise what the second is given, and then needs for a gradient, is made again out of what the first made.
+    Otherwise the input of the second, which its gradient needs, is rematerialized from the output of the first.
     """
     plain = first.adapter is second.adapter is None
     a, a_bias, b, b_bias = (nn.compute_copy(w) for w in (first.weight, first.bias, second.weight, second.bias))
@@ -104,7 +104,7 @@ class Attention(nn.Module):
         self.to_out = nn.ModuleList([nn.Linear(channels, channels)])
 
     def forward(self, x_BLC: Tensor, text_BTC: tuple[Tensor, Tensor] | None, residual_BLC: Tensor) -> Tensor:
-        """residual + what the positions of x find in themselves, or in the text's (keys, values)."""
+        """residual + attention of x to itself, or to the text's (keys, values)."""
         if text_BTC is None:
             q_BLC, k_BTC, v_BTC = nn.grouped_linear([self.to_q, self.to_k, self.to_v], x_BLC)
         else:
