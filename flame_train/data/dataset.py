@@ -308,7 +308,7 @@ def _no_image(files: Sequence[str]) -> str:
 
 
 def _named_repeats(key: str) -> int | None:
-    """What the name of an image's outermost folder, N_name, says; None if it says nothing."""
+    """The repeats in the name of an image's outermost folder, N_name; None without a number."""
     folder, below, _ = key.partition("/")
     number, named, _ = folder.partition("_")
     return int(number) if below and named and number.isascii() and number.isdigit() else None

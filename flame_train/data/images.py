@@ -31,7 +31,7 @@ Animated = Literal["refuse", "first"]
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """What is known of an image once it was decoded. `height` and `width` are those of the upright one."""
+    """The facts about a decoded image. `height` and `width` are those of the upright one."""
 
     height: int
     width: int
@@ -60,7 +60,7 @@ def read_image(
 def probe(
     path: Path, *, animated: Animated = "refuse", name: str | None = None, seen: Mapping[str, Size] | None = None
 ) -> ImageInfo:
-    """Decodes the image fully, as `load_image` would, and keeps only what is known of it.
+    """Decodes the image fully, as `load_image` does, and keeps only the facts about it.
 
     `seen` are the sizes, by hash, of those that need not be decoded again; of such nothing else is known.
     """
@@ -79,7 +79,7 @@ def load_image(
     animated: Animated = "refuse",
     name: str | None = None,
 ) -> tuple[np.ndarray[Any, Any], ImageInfo]:
-    """Read, check and decode one image: (uint8 pixels (H, W, 3), what is known of it).
+    """Read, check and decode one image: (uint8 pixels (H, W, 3), the facts about it).
 
     EXIF orientation is applied, an embedded colour profile is converted to sRGB, transparency is laid over
     `background` (0..255 sRGB), 16-bit values are scaled by 1/257. A file with several frames is refused, or

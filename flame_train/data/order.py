@@ -1,6 +1,6 @@
-"""Which samples come when: a pure function of (seed, epoch), so that nothing has to be saved to resume.
+"""The order of samples: a pure function of (seed, epoch), so that resuming needs no saved state.
 
-Random numbers are raw Philox words (Salmon et al. 2011) under a key hashed from what they are for. NumPy
+Random numbers are raw Philox words (Salmon et al. 2011) under a key hashed from their purpose. NumPy
 promises those words for ever, unlike its `shuffle` and `permutation`: a permutation here is a stable sort
 of them.
 """
@@ -86,7 +86,7 @@ class Order:
         return step // self.batches_per_epoch
 
     def batch_at(self, step: int) -> Batch:
-        """The batch of a step, counted from 0 over all epochs. Any step may be asked for at any time."""
+        """The batch of a step, counted from 0 over all epochs. Steps may come in any order."""
         if step < 0:
             raise ValueError(f"steps count from 0, got {step}")
         epoch, within = divmod(step, self.batches_per_epoch)

@@ -1,12 +1,12 @@
 """Checkpoints that are whole or absent, whatever kills the process.
 
-A checkpoint is written to `.tmp-<step>-<random>`, each file synced, `MANIFEST.json` with every size and SHA-256
-last; the folder is synced, renamed to `step-<step>`, and its parent synced. Only then older checkpoints are
-pruned, each first renamed to `.del-*` so that a half-deleted one never looks like one. Reading takes the
-newest folder whose manifest verifies. There is no pointer to the latest: it could name what is not there.
+A checkpoint is written to `.tmp-<step>-<random>` and each file synced, last `MANIFEST.json` with every size and
+SHA-256. Then the folder is synced and renamed to `step-<step>`, and its parent synced. Only then older checkpoints
+are pruned, each first renamed to `.del-*` so that a half-deleted one never looks like one. Reading takes the newest
+folder whose manifest verifies. There is no pointer to the latest, because it could name a missing one.
 
-Damage is what does not fit: a size, a hash, a manifest that says something else. That a file cannot be read just now
-says nothing about it, and an older checkpoint in its stead would have the newer one pruned: reading then ends.
+Damage is what does not fit: a size, a hash, a manifest that says something else. A transient read error is no damage.
+An older checkpoint in place of the newest would have the newest pruned, so reading ends.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def commit(root: Place, step: int, files: Mapping[str, Content], keep: int, size
 
 
 def _put(root: Held, step: int, files: Mapping[str, Content], there: bool) -> None:
-    """Writes the checkpoint beside its place, and puts it there; a damaged one that is `there` goes."""
+    """Writes the checkpoint under another name and renames it; removes a damaged one that is `there`."""
     temporary = f".tmp-{step}-{secrets.token_hex(8)}"
     try:
         root.make_folder(temporary)
@@ -151,8 +151,8 @@ def _fingerprint(folder: Held, name: str, *, sync: bool = False) -> dict[str, An
 def _prune(root: Held, step: int, keep: int) -> None:
     """Keep the checkpoint of `step`, just written, and the newest before it.
 
-    Later steps go as well: had one of them been whole, the run would have continued from it. What cannot be removed,
-    as a file that is in use on a network disk, costs its room and a warning: the new checkpoint is safe.
+    Later steps go as well: had one of them been whole, the run would have continued from it. A file that cannot be
+    removed, such as one in use on a network disk, stays with a warning. The new checkpoint is safe.
     """
     earlier = [found for found in _steps(root) if found < step]
     kept = {step, *earlier[: keep - 1]}
@@ -193,8 +193,8 @@ def sweep(root: Place) -> None:
 def newest(root: Place) -> Found | None:
     """The newest checkpoint under `root` that verifies, or None where there is none at all.
 
-    Raises OutputError when there are some and none verifies, with the reason for each, when one was written by a
-    newer version of the format, or cannot be read just now.
+    Raises OutputError if there are some and none verifies, with the reason for each. It also does if one has a newer
+    format, or cannot be read at the moment.
     """
     path, flaws = path_of(root), list[str]()
     with reading(path):
@@ -247,7 +247,7 @@ def _steps(root: Held) -> list[int]:
 
 
 def _flaw(root: Held, name: str) -> str | None:
-    """What is wrong with the checkpoint `name`, or None if it is whole. Raises OSError where that cannot be told."""
+    """The damage of the checkpoint `name`, or None if it is whole. Raises OSError if that cannot be determined."""
     status = root.look(name)
     if status is None or not stat.S_ISDIR(status.st_mode):
         return "is no folder"
@@ -289,7 +289,7 @@ def _file_flaw(folder: Held, name: str, entry: Any) -> str | None:
 
 
 def _is_name(name: str) -> bool:
-    """Whether a file can have that name: no way to elsewhere, and nothing that no disk takes."""
+    """Whether a file can have that name: no path to elsewhere, and no name that disks refuse."""
     return (
         name not in ("", ".", "..")
         and os.path.basename(name) == name
@@ -299,7 +299,7 @@ def _is_name(name: str) -> bool:
 
 
 def _not_plain(folder: Held, name: str) -> str | None:
-    """What is wrong with a file of a checkpoint before it is read: a pipe would be waited for."""
+    """The problem of a checkpoint's file before reading; reading a pipe would block."""
     found = folder.look(name)
     if found is None:
         return f"{name} is missing"

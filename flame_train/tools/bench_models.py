@@ -1,4 +1,4 @@
-"""What `bench step` and `bench memory` measure: models of published size, in no file, with all that a step needs."""
+"""The models of `bench step` and `bench memory`: published sizes, random weights, all parts of a step."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ _WRITTEN_OUT: Mapping[str, Callable[..., Any]] = {
     "group_norm_silu": _group_norm_silu,
     "lora_linear": _lora_linear,
 }
-"""What a PyTorch user would write for an op that PyTorch has not."""
+"""The code of a PyTorch user for an op that PyTorch lacks."""
 
 
 def torch_seconds(

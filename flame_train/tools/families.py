@@ -1,4 +1,4 @@
-"""From what a file was identified as to the family whose LoRA names apply to it."""
+"""From a file's identity to the family whose LoRA names apply to it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refuse_non_finite(lora: Path, state: LoraState) -> None:
 
 
 def identify_file(path: Path) -> Identity:
-    """What `path` is, from headers alone. Raises ModelFileError."""
+    """The identity of `path`, from headers alone. Raises ModelFileError."""
     with open_weights(path) as weights:
         return identify(weights.shapes, weights.metadata)
 
@@ -88,6 +88,6 @@ def _known() -> str:
 
 
 def split_metadata(metadata: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The metadata that may be written, and the keys of what is too long to be."""
+    """The metadata that may be written, and the keys of values that are too long."""
     short = {key: value for key, value in metadata.items() if len(value.encode()) <= MAX_METADATA_VALUE}
     return short, tuple(sorted(metadata.keys() - short.keys()))

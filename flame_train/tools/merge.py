@@ -163,7 +163,7 @@ def _patches(lora: Path, base: Path, state: LoraState, resolved: Resolved, weigh
 
 
 def _misfit(source: Source, factors: LoraFactors, weights: Weights, shapes: Mapping[str, Shape]) -> str:
-    """What a weight is that its update cannot be added to; "" if it can."""
+    """The reason why a weight cannot take its update; "" if it can."""
     if source.op is Op.SCALE:
         return "stored as scaled fp8, which cannot be merged into"
     quantised = {weights.info(name).dtype for name in source.names} - FLOAT_TAGS
@@ -192,9 +192,9 @@ def _history(metadata: Mapping[str, str], lora: Path, strength: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Merging:
-    """The base's tensors as they will be: read when asked for, updated on the way.
+    """The base's tensors after the merge: each is read on demand and updated.
 
-    `used` are those that networks are made of. Others pass as they are: tables of noise schedules may hold infinity.
+    `used` are the tensors of networks. Others pass as they are: tables of noise schedules may hold infinity.
     """
 
     base: Path
@@ -217,7 +217,7 @@ class _Merging:
         if patches is None:
             return stored
         total = stored.astype(np.promote_types(stored.dtype, np.float32), order="C")
-        with np.errstate(over="ignore", invalid="ignore"):  # told below, with the tensor's name
+        with np.errstate(over="ignore", invalid="ignore"):  # reported below, with the tensor's name
             for patch in patches:
                 for stored_as, rows, update in patch.source.spread(patch.factors.delta(self.strength), self.shapes):
                     if stored_as == name:
@@ -226,6 +226,6 @@ class _Merging:
         if not np.isfinite(merged).all():
             raise NonFiniteError(
                 f"{name}: the merged weights are too large for {self.weights.info(name).dtype}; try a smaller "
-                "--strength, or look at what the LoRA does to images. Nothing was written"
+                "--strength, or check the effect of the LoRA on images. Nothing was written"
             )
         return merged

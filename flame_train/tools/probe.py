@@ -1,4 +1,4 @@
-"""What is on this machine, asked in ways that work where there is nothing. `doctor` judges the answers.
+"""Detects drivers, libraries and GPUs; it works on machines without them. `doctor` judges the answers.
 
 Every probe returns None (or an error's text) instead of raising: a broken driver must not break the program
 that is there to say so.

@@ -112,7 +112,7 @@ def sample(
             "height": height,
         },
     )
-    get_backend(device)  # a missing GPU is told before anything is read
+    get_backend(device)  # a missing GPU is an error before any file is read
     fp8 = fp8_of(quantize, arithmetic)
     nn.check_fp8(fp8, device, precision)
     if not prompts:
@@ -158,7 +158,7 @@ def sample(
 
 
 def _factors(lora: Path, model: Model) -> LoraState:
-    """The LoRA's matrices by component. Raises ModelFileError for what is no LoRA of this family."""
+    """The LoRA's matrices by component. Raises ModelFileError for a file that is no LoRA of this family."""
     identity = require_lora(lora)
     if not could_be(identity.family, model.name):
         raise ModelFileError(f"{lora}: expected a LoRA for {model.title}, but this is: {identity.detail}")

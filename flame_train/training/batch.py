@@ -36,7 +36,7 @@ class HostBatch:
 
     @property
     def signature(self) -> Signature:
-        """What a captured step depends on: the names and shapes of the arrays."""
+        """The names and shapes of the arrays, on which a captured step depends."""
         return tuple(sorted((name, tuple(a.shape)) for name, a in self.arrays.items()))
 
 

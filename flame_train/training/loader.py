@@ -1,4 +1,4 @@
-"""Batches for the loop: which samples come next, read from the cache, one batch ahead on a thread of its own."""
+"""Batches for the loop, read from the cache one batch ahead, on a separate thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A base model whose files were opened: what the stages of a run hold, and what a family adds to it."""
+"""An opened base model, which the stages of a run hold, and the methods that a family adds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Example = dict[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """How images of a model are drawn where a config leaves it to the model: sampler steps and guidance."""
+    """The sampling defaults of a model: steps and guidance."""
 
     steps: int
     guidance_scale: float
@@ -132,11 +132,11 @@ class Model(ABC):
     @property
     @abstractmethod
     def sampling_defaults(self) -> SamplingDefaults:
-        """How images are drawn by default."""
+        """The sampling defaults."""
 
     @property
     def guidance_distilled(self) -> bool:
-        """Whether the network is told its guidance, and needs no classifier-free one."""
+        """Whether the network is guidance-distilled, and needs no classifier-free guidance."""
         return False
 
     @abstractmethod
@@ -156,7 +156,7 @@ class Model(ABC):
 
     @abstractmethod
     def objective(self, model: ModelSection, loss: LossSection, device: str) -> Objective:
-        """What training minimises."""
+        """The training objective."""
 
     @abstractmethod
     def sampler(self, model: ModelSection, loss: LossSection, steps: int, sampler: str, size: Size) -> Sampler:
@@ -189,7 +189,7 @@ class Model(ABC):
     def loss_problems(
         self, loss: LossSection, weighting: type[Weighting], sampling: type[TimestepSampling]
     ) -> Mapping[str, str]:
-        """What this model cannot be trained with, by key: a weighting, a timestep sampling, or a guidance."""
+        """The settings that do not fit this model, by key: a weighting, a timestep sampling or a guidance."""
         wrong = {}
         if not weighting.serves(self.flow):
             wrong["loss.weighting"] = f'"{weighting.name}" has no formula for {self.title}; remove it'
@@ -200,7 +200,7 @@ class Model(ABC):
             if not self.flow and sampling.name == "auto" and getattr(loss, key) != usual
         }
         if loss.guidance_scale != 1.0 and not self.guidance_distilled:
-            wrong["loss.guidance_scale"] = f"this model is told none, got {loss.guidance_scale}; remove it"
+            wrong["loss.guidance_scale"] = f"this model has no guidance input, got {loss.guidance_scale}; remove it"
         return wrong
 
     def classifier_free_guidance(self, guidance_scale: float) -> float:
@@ -210,7 +210,7 @@ class Model(ABC):
     def load_denoiser(
         self, *, device: str, dtype: DType | str, fp8: nn.Fp8 = "off", guidance_scale: float = 1.0
     ) -> Denoiser:
-        """The network to adapt, loaded. `guidance_scale` is what a guidance-distilled network is told."""
+        """The network to adapt, loaded. `guidance_scale` is the input of a guidance-distilled network."""
         network: BlockNetwork = self.denoiser.load(device=device, dtype=dtype, fp8=fp8)
         return Denoiser.of(self, network, device, guidance_scale)
 
@@ -229,7 +229,7 @@ class Denoiser:
 
     @classmethod
     def of(cls, model: Model, network: BlockNetwork, device: str, guidance_scale: float) -> Denoiser:
-        """The denoiser that is told this guidance."""
+        """The denoiser with this guidance as input."""
         return cls(model, network, tensor(np.full((1,), guidance_scale, np.float32), device=device))
 
     @property

@@ -31,7 +31,7 @@ Pixels = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """How images are drawn: everything but the prompts."""
+    """The settings of sampling: everything but the prompts."""
 
     sampler: Sampler
     guidance: float

@@ -67,7 +67,7 @@ def test_a_model_that_is_told_no_guidance_refuses_one(drawn: Path, tmp_path: Pat
         model=ModelSection(checkpoint=str(base)), loss=LossSection(guidance_scale=3.5),
         data=DataSection(path=str(drawn)), output=OutputSection(dir=str(tmp_path / "run")),
     )  # fmt: skip
-    with pytest.raises(ConfigError, match=r"loss.guidance_scale: this model is told none, got 3.5; remove it"):
+    with pytest.raises(ConfigError, match=r"loss.guidance_scale: this model has no guidance input, got 3.5; remove it"):
         check(config, FAMILIES["flux"])
 
 

@@ -86,7 +86,7 @@ class T5Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of vocabulary and normalisation: what a cached text embedding depends on besides its model."""
+        """SHA-256 of vocabulary and normalisation, on which a cached text embedding depends besides its model."""
         vocabulary = self.vocabulary
         digest = hashlib.sha256(json.dumps([vocabulary.pieces, vocabulary.whole]).encode())
         digest.update(vocabulary.charsmap)
@@ -115,7 +115,7 @@ class T5Tokenizer:
 
 @contextmanager
 def _damage_told(path: Path) -> Iterator[None]:
-    """What the library meets in a damaged vocabulary, as a ModelFileError.
+    """Raises the library's errors about a damaged vocabulary as ModelFileError.
 
     It has no class of its own for errors; and where it panics, as at a table that leads beyond its end, what comes is
     no `Exception`.
@@ -133,8 +133,8 @@ def _damage_told(path: Path) -> Iterator[None]:
 def find_vocabulary(places: Iterable[str | Path], option: str) -> Path:
     """The vocabulary file in or beside the first of `places` that has one: a checkpoint or a diffusers folder each.
 
-    Raises ModelFileError saying where it looked, which file is needed and where to put it; `option` is the name of
-    the setting that takes its path.
+    Raises ModelFileError with the searched places, the needed file and its place. `option` is the name of the setting
+    for its path.
     """
     folders: list[Path] = []
     for place in map(Path, places):
