@@ -18,8 +18,8 @@ from flame_train.config.schema import Config
 class Key:
     """One configuration key.
 
-    `annotation` is its Python type, `limits` its bounds in words ("from 1 to 4096"), `choices` the values of
-    a closed list; `expected` says all of that for a message.
+    `annotation` is its Python type, `limits` its bounds in words ("from 1 to 4096"), `choices` the values of a closed
+    list. `expected` combines them for a message.
     """
 
     section: str

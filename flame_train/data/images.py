@@ -81,10 +81,10 @@ def load_image(
 ) -> tuple[np.ndarray[Any, Any], ImageInfo]:
     """Read, check and decode one image: (uint8 pixels (H, W, 3), the facts about it).
 
-    EXIF orientation is applied, an embedded colour profile is converted to sRGB, transparency is laid over
-    `background` (0..255 sRGB), 16-bit values are scaled by 1/257. A file with several frames is refused, or
-    gives its first frame and a notice with `animated="first"`. Raises DataError, whose message begins with
-    `name` (default: the path).
+    It applies the EXIF orientation, converts an embedded colour profile to sRGB, and scales 16-bit values by 1/257.
+    Transparent pixels show `background` (0..255 sRGB). A file with several frames is refused, or gives its first
+    frame and a notice with `animated="first"`. Raises DataError, whose message begins with `name` (default: the
+    path).
     """
     label = name if name is not None else shown(path)
     return _loaded(read_bytes(path, limit=MAX_FILE_BYTES, name=label), label, background, animated)

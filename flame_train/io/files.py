@@ -95,7 +95,7 @@ def refuse_place(path: Path, ending: str, force: bool) -> None:
 
     Raises:
         ConfigError: `path` does not end in `ending`.
-        OutputError: it is a folder, out of reach or in a folder that cannot be written to, or it exists without `force`.
+        OutputError: it is a folder, out of reach or in a read-only folder, or it exists without `force`.
     """
     if path.suffix.lower() != ending:
         raise ConfigError(f"{path}: expected a name ending in {ending}, got {path.suffix or 'no ending'}")

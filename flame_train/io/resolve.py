@@ -1,6 +1,6 @@
 """Which tensor of a file is which part of a model: components, their layouts, and the fit to a model.
 
-Everything is collected, nothing raised at the first fault: a user sees all of what is wrong at once.
+All problems are collected before an error is raised, so that a user sees them at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`status.json` of a run: whether it runs, or how it ended.
 
-A process that is killed cannot write how it ended, so "running" is true only while the lock of the folder is held:
-`state_of` looks at both, and the next run in the folder writes down what it finds.
+A killed process cannot write how it ended. So "running" is true only while the lock of the folder is held. `state_of`
+checks both, and the next run in the folder records the result.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _written_over(folder: Held, raw: bytes) -> bool:
 
 
 def read_status(folder: Held) -> dict[str, Any]:
-    """What the file says; nothing where it is not there or makes no sense. Raises OSError where it cannot be read."""
+    """The content of the file; empty if it is missing or invalid. Raises OSError where it cannot be read."""
     try:
         status = json.loads(folder.read(STATUS, _LARGEST))
     except (FileNotFoundError, ValueError, RecursionError):

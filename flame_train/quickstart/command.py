@@ -1,9 +1,9 @@
-"""`flame-train quickstart`: the whole way from a dataset and a base model to a LoRA, from nothing, in about a minute.
+"""`flame-train quickstart`: makes a dataset and a base model, and trains a LoRA on them, in about a minute.
 
-SDXL's base model is the small one of the package (see `recipes.small`), which draws coloured shapes as a caption says.
-Ten drawn images teach it a style that it did not know, under a name that it did not know. Images of what it knows keep
-it from forgetting that. The other families' bases have the published structure and random weights: they show that
-everything works, and draw noise. The config is the commented one that `init` writes.
+SDXL's base model is the small one of the package (see `recipes.small`), which generates coloured shapes from captions.
+Ten images teach it a new style under a new name. Images of what it knows keep
+it from forgetting that. The other families' bases have the published structure and random weights. They show that
+training works; their images are noise. The config is the commented one that `init` writes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _PROMPTS: Final = (
 
 
 class _Images(NamedTuple):
-    """Some of what is trained on: where it goes, how much, how it is drawn, and what it is."""
+    """A part of the dataset: its folder, number of images, generator, seed and description."""
 
     folder: str
     number: int
@@ -97,9 +97,9 @@ def run(directory: Path, device: str | None, name: str = "sdxl") -> dict[str, An
     """The whole of `quickstart` in `directory`: what is not there is made, what is not done is done.
 
     `device` None takes the GPU if one is usable, else the CPU, and says which. Returns where everything is, and the
-    loss on held-out images before and after: of the new style, and of what the base knew already. Raises
-    OutputError if the folder holds anything but a quickstart of this family, or was copied, EnvironmentFault if the
-    device that was asked for cannot be used.
+    loss on held-out images before and after: of the new style, and of what the base knew already. Raises OutputError
+    if the folder holds anything but a quickstart of this family, or was copied. Raises EnvironmentFault if the wanted
+    device cannot be used.
     """
     chosen = _device(device)
     family = FAMILIES[name]
@@ -169,7 +169,7 @@ def _lay(folder: Path, device: str, family: Family) -> Path:
 
 
 def _refuse_copy(source: Path, config: Config) -> None:
-    """A folder that was copied or moved has a config that names the one it was made in: nothing must happen there."""
+    """The config of a copied or moved folder names the original folder, which must stay untouched."""
     folder = source.parent
     if not Path(config.output.dir).resolve().is_relative_to(folder):
         raise OutputError(

@@ -1,8 +1,8 @@
-"""A drawn world, which the small SDXL was trained on: coloured shapes on backgrounds, with captions that say so.
+"""The synthetic images of the small SDXL: coloured shapes on backgrounds, with captions.
 
-`scenes` makes up what is drawn (NumPy, by seed); `render` draws whole batches at once, on the CPU or a GPU, from
-signed distances, so that edges are smooth; `write_images` makes a dataset of them. What a LoRA can teach is there
-too: `tiles` in a style of their own, a star, stripes. The model has seen neither them nor their names.
+`scenes` chooses shapes at random (NumPy, by seed). `render` draws whole batches on the CPU or a GPU, from signed
+distances, so that edges are smooth. `write_images` makes a dataset of them. New things for a LoRA are here too:
+`tiles` in a separate style, a star, stripes. The model has seen neither them nor their names.
 """
 
 from __future__ import annotations
@@ -179,9 +179,9 @@ def _pair(
 
 
 def write_images(folder: Path, count: int, seed: int, make: Maker = scenes) -> int:
-    """Writes `count` images, half of them square, as PNGs with captions beside them. Raises OutputError.
+    """Writes `count` images, half of them square, as PNGs with caption files. Raises OutputError.
 
-    `make(count, size, seed)` says what is drawn: `scenes` or `tiles`. The same bytes every time; another `seed` gives
+    `make(count, size, seed)` is `scenes` or `tiles`. The same bytes every time; another `seed` gives
     others. Returns `count`.
     """
     for size, share in zip(SIZES, (count - 2 * (count // 4), count // 4, count // 4), strict=True):

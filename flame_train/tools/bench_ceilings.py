@@ -20,8 +20,8 @@ from .bench_clock import seconds, turns
 class Ceilings:
     """FLOP/s of a large matrix product, bytes/s of a large copy, and of a copy that reads and writes so many bytes.
 
-    On the CPU a large copy is slower than one that a cache holds, as its memory is asked of the system each time: there
-    it is the best copy of any size.
+    On the CPU a large copy is slower than a cached one, because the system allocates its memory each time. There it
+    is the best copy of any size.
     """
 
     flops: float

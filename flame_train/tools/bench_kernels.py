@@ -1,9 +1,9 @@
-"""Where a captured step's time goes: kernels by kind, and beside each the least time this machine could take.
+"""The time of a captured step by kind of kernel, compared with the least time on this machine.
 
-No profiler is asked: the step is captured once more for each kind, with the kernels of that kind alone, which find in
-memory what the last whole step left there. To leave a kind out instead would tell less: what others make of nothing
-costs the card less power, and where power is the limit all of them get faster. What makes numbers that others read as
-places (random draws, timesteps) is of no kind and always runs.
+It uses no profiler. It captures the step once more for each kind, with the kernels of that kind only; they run on the
+data of the last whole step. Skipping one kind instead would mislead: the others would run on zeros, draw less power
+and clock higher. What makes numbers that others read as places (random draws, timesteps) is of no kind and always
+runs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def kind_of(name: str) -> str:
 
 
 def census(step: Callable[[], None], backend: Backend) -> dict[str, tuple[int, int]]:
-    """(launches, bytes) of an eager step by kind. Bytes are those of our own kernels' arrays, each counted once."""
+    """(launches, bytes) of an eager step by kind. Bytes are those of our kernels' arrays, each counted once."""
     launches, moved = defaultdict[str, int](int), defaultdict[str, int](int)
 
     def watch(name: str, args: Sequence[Any]) -> bool:

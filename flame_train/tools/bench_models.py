@@ -12,7 +12,7 @@ from flame_train.recipes import FAMILIES, NOTHING_NAMED, Family
 from flame_train.training.model import Model
 
 SIZE_CONDITIONING: Final = 6 * 256
-"""Of the UNet's vector, the part that tells sizes and crops."""
+"""The part of the UNet's vector with sizes and crops."""
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

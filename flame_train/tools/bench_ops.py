@@ -1,7 +1,7 @@
 """`bench ops`: every op at the sizes that matter, against this machine's own measured ceilings.
 
-A row that arithmetic bounds has one share, of the FLOP/s of a large matrix product. One that memory bounds has two: of
-a large copy's bandwidth, and of what a copy of just as many bytes reaches, which is what is left to win: few bytes go
+A row that arithmetic bounds has one share, of the FLOP/s of a large matrix product. A memory-bound op has two: of the
+bandwidth of a large copy, and of a copy of as many bytes. The second shows the possible gain, because few bytes go
 slower than many.
 """
 

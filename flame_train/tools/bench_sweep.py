@@ -23,11 +23,11 @@ _INK, _GRID, _SPEED, _MEMORY = "#222222", "#dddddd", "#1f6fb4", "#c8501e"
 
 
 def run(trial: Trial, path: Path) -> tuple[dict[str, Any], BaseException | None]:
-    """Doubles the batch from 1 until memory runs out, or to 64; draws what was measured into `path`, a PNG.
+    """Doubles the batch from 1 until memory runs out, or to 64; plots the measurements into `path`, a PNG.
 
-    What else goes wrong on the way, Ctrl-C included, ends the sweep and comes back beside what was measured until
-    then, to be raised once that is shown. Raises what goes wrong before anything is measured: ConfigError for another
-    ending of `path`, OutputError where it cannot be written, what the first step raises.
+    Another error on the way, Ctrl-C included, ends the sweep. It is returned with the measurements so far, and raised
+    after they are shown. Raises what goes wrong before anything is measured: ConfigError for another ending of
+    `path`, OutputError where it cannot be written, what the first step raises.
     """
     refuse_place(path, ".png", force=True)
     make_folder(path.parent, "give another --plot")

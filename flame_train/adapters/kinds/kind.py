@@ -123,8 +123,8 @@ class AdapterKind(Entry):
     def read(self, slots: Mapping[str, HostArray], folded: float | None, scale: float) -> Factors:
         """The factors of arrays without fault.
 
-        `folded` is the alpha that the file's metadata says was multiplied in, `scale` the one that its configuration
-        says; an alpha among the arrays goes before both.
+        `folded` is the alpha that the file's metadata says was multiplied in, `scale` the one of its configuration.
+        An alpha among the arrays overrides both.
         """
         raise NotImplementedError
 

@@ -113,8 +113,8 @@ class Lora(AdapterKind):
 class LoraAdapter:
     """One layer's low-rank update, sitting in the layer's `adapter` slot.
 
-    For a linear layer `down` is (rank, in) and `up` (out, rank); for a convolution `down` is
-    (rank, in, kh, kw) with the layer's own stride and padding, and `up` (out, rank, 1, 1).
+    For a linear layer `down` is (rank, in) and `up` (out, rank). For a convolution `down` is (rank, in, kh, kw) with
+    the layer's stride and padding, and `up` (out, rank, 1, 1).
     """
 
     down: Parameter

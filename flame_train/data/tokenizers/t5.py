@@ -1,8 +1,8 @@
 """T5's unigram tokenizer (Kudo 2018), as the text encoders of SD3 and Flux use it.
 
-The vocabulary is not shipped: it comes from `spiece.model` or `tokenizer.json`, which diffusers folders hold. From
-either the same tokenizer is built, that of transformers: characters normalised as SentencePiece does, words split at
-white space and begun with "▁", each cut into the likeliest pieces.
+The vocabulary is not shipped: it comes from `spiece.model` or `tokenizer.json`, which diffusers folders hold. Both
+give the tokenizer of transformers. It normalises characters as SentencePiece does, splits words at white space and
+begins them with "▁". It cuts each into the likeliest pieces.
 """
 
 from __future__ import annotations
@@ -117,8 +117,7 @@ class T5Tokenizer:
 def _damage_told(path: Path) -> Iterator[None]:
     """Raises the library's errors about a damaged vocabulary as ModelFileError.
 
-    It has no class of its own for errors; and where it panics, as at a table that leads beyond its end, what comes is
-    no `Exception`.
+    The library has no error class. When it panics, as at a table that leads beyond its end, it raises no `Exception`.
     """
     try:
         yield

@@ -113,9 +113,11 @@ class Attention(nn.Module):
 
 
 NARROW: Final = 640
-"""Up to this width what geglu is given is made again instead of kept, from LARGE on. It is eight times as wide as the
-image, and the arithmetic for each byte of it grows with the width: at 640 it takes about the time of a norm, at 1280
-twice that."""
+"""Up to this width, and from LARGE on, GEGLU's input is rematerialized.
+
+It is eight times as wide as the image. Its arithmetic for each byte grows with the width: at 640 it takes about as long
+as a norm, at 1280 twice as long.
+"""
 
 
 class GegluProjection(nn.Module):

@@ -291,9 +291,9 @@ class UNet(BlockNetwork):
     def forward(self, x_BHWC: Tensor, timesteps_B: Tensor, context_BTC: Tensor, vector_BE: Tensor) -> Tensor:
         """The prediction (B, H, W, out_channels) for latents (B, H, W, in_channels).
 
-        H and W must be multiples of 4 for three levels (2 to the number of downsamplings). timesteps are in
-        0..999; context is (B, T, context_dim) from the text encoders, vector (B, adm_in_channels) from
-        `vector_conditioning`. Everything but the timesteps is in the dtype of the weights.
+        H and W must be multiples of 4 for three levels (2 to the number of downsamplings). Timesteps are in 0..999.
+        The text encoders give context (B, T, context_dim), `vector_conditioning` gives vector (B, adm_in_channels).
+        Everything but the timesteps is in the dtype of the weights.
         """
         silu_emb_BE = F.silu(self._embed(timesteps_B, vector_BE))  # every residual block's first step, done once
         text = self._text(context_BTC)
