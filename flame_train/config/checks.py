@@ -153,7 +153,7 @@ def _timestep_span(config: Config) -> str | None:
     sampling = TIMESTEP_SAMPLINGS.chosen(config.loss)
     if (low, high) == (0, 1000) or not sampling.exact:
         return None
-    return f'means nothing with loss.timestep_sampling = "{sampling.name}"; remove it, or change that'
+    return f'has no effect with loss.timestep_sampling = "{sampling.name}"; remove it, or change that'
 
 
 def _bucket_step(config: Config, name: str) -> str | None:

@@ -250,7 +250,7 @@ class _Scan:
             return None
         if not given and self.default is None:
             other = next((ending for ending in CAPTION_ENDINGS if stem + ending in self.names), None)
-            write = f"write {shown(os.path.basename(stem))}{self.endings[0]} beside it, or set data.caption"
+            write = f"write {shown(os.path.basename(stem))}{self.endings[0]} in the same folder, or set data.caption"
             self.bad.append(
                 f"{shown(key)}: has no caption: " + (f'set data.caption_extension = "{other}"' if other else write)
             )

@@ -112,16 +112,16 @@ class Held:
         if found is None or not os.path.samestat(found, self._handle.status()):
             raise FolderLost(
                 f"{self.path}: was moved, removed or replaced while it was being written to; {self._whereabouts()}. "
-                "Nothing was written to what is there now"
+                "The run wrote nothing into the present one"
             )
 
     def _whereabouts(self) -> str:
         if self._handle.is_removed():
-            return "the folder and what was in it are gone"
+            return "the folder and its files are gone"
         now = self.now()
         if now is None:
             return "this system cannot tell where the folder is now"
-        return f"what was written is in {now}: to continue from there, set output.dir to it, or move it back"
+        return f"its files are in {now}: to continue from there, set output.dir to it, or move it back"
 
     def now(self) -> Path | None:
         """Where the folder is now; None if it was removed or the system does not know."""

@@ -331,7 +331,7 @@ class RunFolder:
             )
         if found is None and _has_saved(folder):
             raise OutputError(
-                f"{self.folder}: its checkpoints are gone, and the run would start anew over what it left; put them "
+                f"{self.folder}: its checkpoints are gone, and the run would start again over its files; put them "
                 "back, set output.dir to another folder, or remove this one"
             )
         return found

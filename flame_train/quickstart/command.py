@@ -162,8 +162,8 @@ def _lay(folder: Path, device: str, family: Family) -> Path:
     _write_text(about, text)
     made = sum(write_images(folder / "images" / p.folder, p.number, p.seed, p.make) for p in _images(lesson))
     family.write_small_base(folder, _SEED)
-    _LOG.info("made %d images and put a small base model beside them in %s", made, folder)
-    title = "A small LoRA from nothing, as quickstart trained it"
+    _LOG.info("made %d images and a small base model in %s", made, folder)
+    title = "A small LoRA, as quickstart trained it"
     _write_text(source, commented(_config(folder, device, lesson), title, family.unsupported_keys()))
     return source
 

@@ -101,7 +101,7 @@ class Family(ABC):
             section, key = path.split(".")
             value = getattr(getattr(config, section), key)
             if value != keys()[path].default:
-                wrong.append(f"{path}: it means nothing for {self.title}, got {toml_value(value)}; remove it")
+                wrong.append(f"{path}: it has no effect on {self.title}, got {toml_value(value)}; remove it")
         if wrong:
             raise ConfigError("\n".join(wrong))
 

@@ -95,7 +95,7 @@ def draw(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     half = _SIZE[0] // 2
     for left, key, name, colour in ((0, "images_per_s", "images / s", _SPEED), (half, "peak_gib", "peak GiB", _MEMORY)):
         if any(r[key] is None for r in rows):
-            canvas.text((left + _MARGIN, 60), f"{name}: cannot be told here", _INK)
+            canvas.text((left + _MARGIN, 60), f"{name}: unknown on this machine", _INK)
             continue
         box = (left + _MARGIN, 60, left + half - 20, _SIZE[1] - 50)
         top = _round_up(max(r[key] for r in rows))

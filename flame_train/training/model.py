@@ -194,7 +194,7 @@ class Model(ABC):
         if not weighting.serves(self.flow):
             wrong["loss.weighting"] = f'"{weighting.name}" has no formula for {self.title}; remove it'
         wrong |= {
-            f"loss.{key}": f'means nothing with "auto", which is uniform for {self.title}; '
+            f"loss.{key}": f'has no effect with "auto", which is uniform for {self.title}; '
             'set loss.timestep_sampling = "logit_normal" with it'
             for key, usual in (("logit_mean", 0.0), ("logit_std", 1.0))
             if not self.flow and sampling.name == "auto" and getattr(loss, key) != usual

@@ -52,7 +52,7 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
-            _say("stopped at once: what was not saved before is lost")
+            _say("stopped at once: unsaved work is lost")
             os._exit(128 + number)
         self.signal_number = number
         name = signal.Signals(number).name  # it is said, for a step or a download may take minutes

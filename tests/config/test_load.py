@@ -220,7 +220,7 @@ BAD_LINES = [
     ("[loss]\ntimestep_sampling = 'list'", "7: loss.timestep_list: expected at least one timestep, got none"),
     (
         "[loss]\ntimestep_sampling = 'list'\ntimestep_list = [3]\nmax_timestep = 10",
-        '10: loss.min_timestep: means nothing with loss.timestep_sampling = "list"; remove it, or change that',
+        '10: loss.min_timestep: has no effect with loss.timestep_sampling = "list"; remove it, or change that',
     ),
     (
         "[loss]\nhuber_c = 0.2",

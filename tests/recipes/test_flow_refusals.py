@@ -142,7 +142,7 @@ def test_sdxl_refuses_what_is_of_the_flow_families(small_config: Callable[..., C
     with pytest.raises(ConfigError) as refused:
         check(asked, FAMILIES["sdxl"])
     for told in ("loss.shift", "text_encoders.t5", "text_encoders.t5_tokens"):
-        assert f"{told}: it means nothing for SDXL, got " in str(refused.value)
+        assert f"{told}: it has no effect on SDXL, got " in str(refused.value)
 
 
 def test_a_checkpoint_without_text_encoders_needs_their_files(

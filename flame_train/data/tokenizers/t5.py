@@ -146,7 +146,7 @@ def find_vocabulary(places: Iterable[str | Path], option: str) -> Path:
     raise ModelFileError(
         f"T5's vocabulary: expected a spiece.model, or a tokenizer.json of T5, found none in {looked}. The file is in "
         "tokenizer_3/ of SD3's and tokenizer_2/ of Flux's diffusers folder, and published with google/t5-v1_1-xxl; "
-        f"put it beside the checkpoint, or name its path in {option}"
+        f"put it into the checkpoint's folder, or name its path in {option}"
     )
 
 
