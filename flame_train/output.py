@@ -152,7 +152,7 @@ def complain_of(error: Exception, debug: bool) -> int:
 
 def complain(message: str) -> None:
     """One line about what went wrong."""
-    with contextlib.suppress(OSError):  # a terminal that was closed: the exit status still tells
+    with contextlib.suppress(OSError):  # the terminal was closed: the exit status still reports
         typer.echo(f"error: {lines_shown(message)}", err=True)
 
 

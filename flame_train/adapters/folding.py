@@ -2,9 +2,9 @@
 
 Folding is exact when the scaled values fit the matrix's dtype (a scale that is a power of two, short of
 underflow). Otherwise the folded matrix is stored in fp32. Then 16-bit matrices are restored exactly, and fp32 ones to
-within one unit in the last place. Folding them again gives the same file. More cannot be had: two neighbours may have
-one rounded product, and only what is multiplied in has the same strength in every program. The alphas that were
-folded are kept in the file's metadata.
+within one unit in the last place. Folding them again gives the same file. More is impossible: two neighbours may have
+one rounded product, and only a folded scale has the same effect in every program. The alphas that were folded are
+kept in the file's metadata.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Layered:
 
 
 def read_layers(source: str) -> Layered:
-    """Read `source` (a .toml, .yaml or .yml path, or `-` for TOML on standard input) over what it extends.
+    """Read `source` (a .toml, .yaml or .yml path, or `-` for TOML on standard input) over the configs that it extends.
 
     `extends = "other.toml"` is relative to the file that says so. Tables merge; anything else replaces.
     Raises ConfigError for a file that is missing, unreadable, too large, not UTF-8, or not TOML/YAML.

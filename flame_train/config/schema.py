@@ -279,7 +279,7 @@ class CheckpointSection(Section):
 
 
 class LogSection(Section):
-    """What is logged beside loss and speed."""
+    """Further values in the log."""
 
     gradients_every: int = field(
         0,

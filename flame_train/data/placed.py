@@ -70,7 +70,7 @@ class Placed:
         return table
 
     def image_table(self) -> Table:
-        """A line a image: its size, its bucket, its scale and what was cropped on which sides."""
+        """A line for each image: its size, bucket, scale and crop by side."""
         table = _table("image", "size", "bucket", "scale", "cropped")
         for item, p in self:
             row = shown(item.key), _size(p.original), _size(p.bucket), f"{p.scale:.2f}", _cropped(p)

@@ -139,7 +139,7 @@ def _write_bytes(folder: Held, name: str, content: bytes) -> None:
 
 
 def _fingerprint(folder: Held, name: str, *, sync: bool = False) -> dict[str, Any]:
-    """Size and hash of a file, which is waited for to be on the disk if asked. Raises OSError."""
+    """Size and hash of a file; it syncs the file on request. Raises OSError."""
     flags = READ_AND_SYNC if sync else os.O_RDONLY
     with os.fdopen(folder.file(name, flags | NONBLOCK), "rb") as file:
         if sync:

@@ -121,7 +121,7 @@ class Held:
         now = self.now()
         if now is None:
             return "this system cannot tell where the folder is now"
-        return f"its files are in {now}: to continue from there, set output.dir to it, or move it back"
+        return f"the run is in {now}: to continue from there, set output.dir to it, or move it back"
 
     def now(self) -> Path | None:
         """Where the folder is now; None if it was removed or the system does not know."""

@@ -41,7 +41,7 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Which tensor of the file makes which tensor of which component; and what is left over."""
+    """The file's tensors by component and native name, and the remaining ones."""
 
     sources: dict[str, dict[str, Source]]
     layouts: dict[str, str]

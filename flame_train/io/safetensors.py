@@ -100,7 +100,7 @@ class SafetensorsFile:
 
 
 def describe(name: str, array: Array) -> TensorInfo:
-    """The header entry that `array` will get. TypeError or ValueError for what the format cannot hold."""
+    """The header entry that `array` will get. Raises TypeError or ValueError for values that the format cannot hold."""
     if array.ndim > MAX_RANK:
         raise ValueError(f"{name}: {array.ndim} dimensions; at most {MAX_RANK} can be stored")
     return TensorInfo(name, tag_of(array.dtype), array.shape, array.nbytes)
@@ -109,8 +109,8 @@ def describe(name: str, array: Array) -> TensorInfo:
 def save_file(path: str | Place, tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> None:
     """Write `tensors` to `path`, whole or not at all; equal contents give equal bytes.
 
-    Any strides are allowed; values are stored in C order, little-endian. Raises OutputError when the disk
-    cannot take it (what was at `path` is then untouched) or when a metadata value is over 64 KiB.
+    Any strides are allowed; values are stored in C order, little-endian. Raises OutputError when the disk refuses
+    (the old file then stays) or when a metadata value exceeds 64 KiB.
     """
     infos = [describe(name, array) for name, array in tensors.items()]
     save_stream(path, infos, tensors.__getitem__, metadata)

@@ -110,7 +110,7 @@ def _open_file(path: Path) -> Weights:
 
 
 class Together:
-    """Several files read as one: which file each name lives in, and what it is called there."""
+    """Several files read as one: each name's file, and its name there."""
 
     def __init__(self, path: Path, parts: Sequence[Weights], home: Mapping[str, tuple[Weights, str]]) -> None:
         self.path = path

@@ -94,12 +94,12 @@ This folder was made by `flame-train quickstart --family {family}`.
 
 
 def run(directory: Path, device: str | None, name: str = "sdxl") -> dict[str, Any]:
-    """The whole of `quickstart` in `directory`: what is not there is made, what is not done is done.
+    """Runs `quickstart` in `directory`; it makes missing files and does unfinished work.
 
-    `device` None takes the GPU if one is usable, else the CPU, and says which. Returns where everything is, and the
-    loss on held-out images before and after: of the new style, and of what the base knew already. Raises OutputError
-    if the folder holds anything but a quickstart of this family, or was copied. Raises EnvironmentFault if the wanted
-    device cannot be used.
+    `device` None takes the GPU if one is usable, else the CPU, and says which. Returns all paths, and the loss on
+    held-out images before and after, of the new style and of known shapes. Raises OutputError if the folder holds
+    anything but a quickstart of this family, or was copied. Raises EnvironmentFault if the wanted device cannot be
+    used.
     """
     chosen = _device(device)
     family = FAMILIES[name]

@@ -87,7 +87,7 @@ class SdxlModel(Model):
 
 
 def noise_schedule(loss: LossSection) -> NoiseSchedule:
-    """The model's noise schedule, with zero terminal SNR if asked for."""
+    """The model's noise schedule, with zero terminal SNR if the config wants it."""
     schedule = NoiseSchedule.scaled_linear()
     return schedule.zero_terminal_snr() if loss.zero_terminal_snr else schedule
 

@@ -244,7 +244,7 @@ def _figures(p: Prepared) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """A captured step, run on shapes: the most bytes on the GPU, and what it multiplies, by kind of kernel.
+    """A captured step, run on shapes: its peak bytes on the GPU, and its FLOP by kind of kernel.
 
     Recomputed products are left out: the floor is that of a step that saves all activations.
     """

@@ -30,7 +30,7 @@ class Ceilings:
 
 
 def ceilings(backend: Backend, dtype: DType) -> Ceilings:
-    """Measured now, products in `dtype`; a copy of another size when it is asked for, once."""
+    """Measures now, with products in `dtype`; a copy of another size once, on demand."""
     n, sizes = (8192, (31,)) if backend.name == "cuda" else (1024, range(20, 28))
     copy = lru_cache(maxsize=None)(partial(_copy, backend))
     return Ceilings(_product(backend, n, dtype), max(copy(1 << size) for size in sizes), copy)

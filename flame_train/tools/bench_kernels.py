@@ -2,8 +2,7 @@
 
 It uses no profiler. It captures the step once more for each kind, with the kernels of that kind only; they run on the
 data of the last whole step. Skipping one kind instead would mislead: the others would run on zeros, draw less power
-and clock higher. What makes numbers that others read as places (random draws, timesteps) is of no kind and always
-runs.
+and clock higher. Kernels whose results others use as indices (random numbers, timesteps) have no kind and always run.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ ABOUT_THE_REST: Final = (
 
 
 def kind_of(name: str) -> str:
-    """The kind of what is launched under a name, "" if it is none of the listed."""
+    """The kind of a launch by its name, "" if it has none of the listed."""
     return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.IGNORECASE)), "")
 
 

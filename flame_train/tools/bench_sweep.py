@@ -26,8 +26,8 @@ def run(trial: Trial, path: Path) -> tuple[dict[str, Any], BaseException | None]
     """Doubles the batch from 1 until memory runs out, or to 64; plots the measurements into `path`, a PNG.
 
     Another error on the way, Ctrl-C included, ends the sweep. It is returned with the measurements so far, and raised
-    after they are shown. Raises what goes wrong before anything is measured: ConfigError for another ending of
-    `path`, OutputError where it cannot be written, what the first step raises.
+    after they are shown. Before it measures, it raises ConfigError for another ending of `path`, OutputError if it
+    cannot be written, and errors of the first step.
     """
     refuse_place(path, ".png", force=True)
     make_folder(path.parent, "give another --plot")

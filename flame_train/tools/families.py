@@ -38,7 +38,7 @@ def identify_file(path: Path) -> Identity:
 
 
 def require_lora(path: Path) -> Identity:
-    """The identity of a plain LoRA. Raises ModelFileError for anything else, saying what it is."""
+    """The identity of a plain LoRA. Raises ModelFileError for any other file, with its identity."""
     identity = identify_file(path)
     if identity.kind != "lora":
         raise ModelFileError(f"{path}: expected a LoRA, but this is: {identity.detail}")

@@ -29,7 +29,7 @@ MERGED_KEY: Final = "flame_train.merged"
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """What was merged. `modules`: component -> count; `skipped`: those of components that the base lacks."""
+    """The report of a merge. `modules`: component -> count; `skipped`: those of components that the base lacks."""
 
     base: Path
     lora: Path

@@ -80,7 +80,7 @@ def _finite(name: str, factors: Factors) -> Factors:
 class Sources:
     """Hashes of the inputs of a run's weights, settings excepted.
 
-    `image` and `caption` are the networks that encode those, `base` the base model, `dataset` what is trained on.
+    `image` and `caption` are the networks that encode those, `base` is the base model, `dataset` the dataset.
     """
 
     image: str

@@ -69,7 +69,7 @@ class ClipArch:
 
 
 def _heads(width: int) -> int:
-    """Heads are 64 wide, in an encoder narrower than 128 half its width; shapes do not tell."""
+    """Heads are 64 wide, or half the width of an encoder narrower than 128; shapes do not determine it."""
     return width // min(64, width // 2)
 
 

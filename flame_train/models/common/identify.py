@@ -18,14 +18,14 @@ from flame_train.models.common.identify_lora import is_adapter, lora_family_of
 from flame_train.models.common.signs import Network, Shape, Shapes, Signs
 
 STATE_PREFIXES: Final = ("values.", "optimizer.")
-"""How the names in a checkpoint's optimizer file begin: exact values, and what the optimizer knows of them."""
+"""Prefixes of names in a checkpoint's optimizer file: exact values, and the optimizer's state."""
 _QUANTISED: Final = (
     (".quant_state.", "bitsandbytes' 4 bits (NF4 or FP4)"),
     (".absmax", "bitsandbytes' 4 bits (NF4 or FP4)"),
     (".SCB", "bitsandbytes' 8 bits"),
     (".comfy_quant", "ComfyUI's quantised format"),
 )
-"""What in a tensor's name says that the weights beside it are packed, and how."""
+"""Parts of tensor names that indicate packed weights, with the packing's name."""
 _NETWORK_PREFIXES: Final = ("model.diffusion_model.", "diffusion_model.", "unet/", "transformer/")
 _VAE_PREFIXES: Final = ("first_stage_model.", "vae/", "vae.")
 
@@ -57,7 +57,7 @@ FAMILY_NAMES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a file is. `family` is a key of FAMILY_NAMES or "unknown"; `parts` are the components it holds.
+    """The identity of a file. `family` is a key of FAMILY_NAMES or "unknown"; `parts` are the components it holds.
 
     kind: checkpoint (several components), unet, transformer, vae, text_encoder, lora, adapter (LoHa, LoKr,
     DoRA, OFT: not a plain LoRA), quantised, state (what a run is continued from) or unknown. layout: single-file,
